@@ -100,7 +100,11 @@ impl Admin {
 
     fn metrics(&self) -> Response<Bytes> {
         self.metrics.ready(self.health.is_ready());
-        self.metrics.self_test(&self.health.self_test.results());
+        let results = self.health.self_test.results();
+        let passed = results
+            .iter()
+            .filter_map(|(test, verdict)| Some((test.as_str(), verdict.passed()?)));
+        self.metrics.self_test(passed);
         if let Ok(interop) = &self.health.interop {
             let cluster = interop.cluster.load();
             let registry = interop.registry.borrow().clone();

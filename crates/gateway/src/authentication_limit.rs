@@ -20,6 +20,7 @@ use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use skewbridge_api::status::Status;
 
 use crate::config::Limits;
+use crate::metrics::connections::Credential;
 use crate::source_network::SourceNetwork;
 
 /// Budgets that are remembered: 100 bytes each. A source that is forgotten begins with a
@@ -44,28 +45,6 @@ const FIRST_TRY_SHARE: f64 = 0.1;
 /// Clients that are refused together are told to come back within this time after the
 /// first that may, each at another time.
 const RETRY_SPREAD_SECONDS: u64 = 10;
-
-/// The kind of a credential. Each has a budget of its own, so that refused certificates do
-/// not slow down tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Credential {
-    Token,
-    Signature,
-    Certificate,
-}
-
-impl Credential {
-    pub(crate) const ALL: [Self; 3] = [Self::Token, Self::Signature, Self::Certificate];
-
-    /// As a metric label.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Token => "token",
-            Self::Signature => "signature",
-            Self::Certificate => "certificate",
-        }
-    }
-}
 
 /// Whether a client tries to authenticate for the first time, as far as is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,14 +18,24 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 use skewbridge_api::hygiene::has_hopped;
 use skewbridge_api::identity::{IdentityHeaders, PreparedIdentity, User};
 use skewbridge_api::version::Version;
+use skewbridge_signatures::http_signature::VerifyingKey;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::access_log::sanitized;
 use crate::connection_slots::{Class, is_component};
 use crate::log_budget::LogBudget;
-use crate::signatures::keys::SignedUser;
 use crate::tls::files::CaBundle;
 use crate::tls::timed_roots::{TimedClientVerifier, TimedRoots};
+
+/// A user who signs with a key.
+#[derive(Debug)]
+pub struct SignedUser {
+    /// The user's name.
+    pub name: String,
+    /// Name, groups and the rest as headers, made once.
+    pub(crate) headers: PreparedIdentity,
+    pub(crate) key: VerifyingKey,
+}
 
 /// Who sent a request.
 #[derive(Debug, Clone)]

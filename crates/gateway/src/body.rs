@@ -1,6 +1,5 @@
-//! Bodies on their way through: pieces as they come, never collected. Only the
-//! beginning of an answer is held back where another server could still be asked
-//! for it.
+//! Bodies of requests and responses: frames as they arrive, never collected. Only the beginning
+//! of a response is held back where another server could still be asked for it.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -12,10 +11,6 @@ use h2::RecvStream;
 use http::HeaderMap;
 use tokio::time::{Instant, timeout_at};
 
-use crate::serve::h1::WireBody;
-use crate::serve::h2::StreamBody;
-use crate::upstream::h1::H1Body;
-use crate::upstream::h2::H2Body;
 use crate::watch_drain::WatchEnd;
 
 /// A piece of a body.
@@ -65,17 +60,32 @@ pub(crate) fn poll_stream(
     }
 }
 
-/// What a client sends.
+/// A body that arrives on a connection, from a client or from upstream.
+pub trait BodySource: std::fmt::Debug + Send + Sync {
+    /// The next piece.
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame;
+
+    /// Bytes that this body holds: those that have arrived and have not been read, and those
+    /// of the request that upstream has not taken.
+    fn buffered(&mut self) -> usize;
+
+    /// Whether it is known that nothing more is to come.
+    fn is_done(&self) -> bool;
+
+    /// Moves the rest of the request on while the response is not read, where the same stream
+    /// carries both.
+    fn poll_request(&mut self, _cx: &mut Context<'_>) {}
+}
+
+/// The body of a request.
 #[derive(Debug)]
 pub enum RequestBody {
     /// Nothing.
     Empty,
-    /// The bridge's own words.
+    /// Bytes of the bridge.
     Full(Bytes),
-    /// Over HTTP/1.1.
-    H1(WireBody),
-    /// Over HTTP/2.
-    H2(StreamBody),
+    /// From a client.
+    Stream(Box<dyn BodySource>),
 }
 
 impl RequestBody {
@@ -89,18 +99,17 @@ impl RequestBody {
                 *self = Self::Empty;
                 Poll::Ready(Some(Ok(Frame::Data(bytes))))
             }
-            Self::H1(body) => body.poll_frame(cx),
-            Self::H2(body) => body.poll_frame(cx),
+            Self::Stream(body) => body.poll_frame(cx),
         }
     }
 
     /// Bytes that have arrived and have not been read. Those of HTTP/1.1 are counted with
     /// the connection.
-    pub(crate) fn buffered(&self) -> usize {
+    pub(crate) fn buffered(&mut self) -> usize {
         match self {
-            Self::Empty | Self::H1(_) => 0,
+            Self::Empty => 0,
             Self::Full(bytes) => bytes.len(),
-            Self::H2(body) => body.buffered(),
+            Self::Stream(body) => body.buffered(),
         }
     }
 
@@ -109,8 +118,7 @@ impl RequestBody {
         match self {
             Self::Empty => true,
             Self::Full(_) => false,
-            Self::H1(body) => body.is_done(),
-            Self::H2(body) => body.is_done(),
+            Self::Stream(body) => body.is_done(),
         }
     }
 }
@@ -134,8 +142,7 @@ enum Source {
     Empty,
     Full(Bytes),
     Made(Box<dyn Pieces>),
-    H1(Box<H1Body>),
-    H2(H2Body),
+    Stream(Box<dyn BodySource>),
     Held(Box<Held>),
 }
 
@@ -173,12 +180,9 @@ impl ResponseBody {
         Self::from(Source::Made(Box::new(pieces)))
     }
 
-    pub(crate) fn h1(body: H1Body) -> Self {
-        Self::from(Source::H1(Box::new(body)))
-    }
-
-    pub(crate) fn h2(body: H2Body) -> Self {
-        Self::from(Source::H2(body))
+    /// From a connection.
+    pub(crate) fn stream(body: impl BodySource + 'static) -> Self {
+        Self::from(Source::Stream(Box::new(body)))
     }
 
     pub(crate) fn end_with(&mut self, end: WatchEnd) {
@@ -258,7 +262,7 @@ impl ResponseBody {
     /// Moves the rest of the request on while the client does not take the answer, and
     /// drops it where upstream does not want it any more.
     pub(crate) fn poll_request(&mut self, cx: &mut Context<'_>) {
-        if let Source::H2(body) = &mut self.source {
+        if let Source::Stream(body) = &mut self.source {
             body.poll_request(cx);
         }
     }
@@ -274,8 +278,7 @@ impl ResponseBody {
         match &self.source {
             Source::Empty => true,
             Source::Full(_) | Source::Held(_) | Source::Made(_) => false,
-            Source::H1(body) => body.is_done(),
-            Source::H2(body) => body.is_done(),
+            Source::Stream(body) => body.is_done(),
         }
     }
 }
@@ -285,8 +288,7 @@ impl Source {
         match self {
             Self::Empty | Self::Made(_) => 0,
             Self::Full(bytes) => bytes.len(),
-            Self::H1(body) => body.buffered(),
-            Self::H2(body) => body.buffered(),
+            Self::Stream(body) => body.buffered(),
             Self::Held(held) => {
                 let frames = held.frames.iter().map(|frame| match frame {
                     Frame::Data(data) => data.len(),
@@ -308,8 +310,7 @@ impl Source {
             Self::Made(pieces) => pieces
                 .poll_piece(cx)
                 .map(|piece| piece.map(|data| Ok(Frame::Data(data)))),
-            Self::H1(body) => body.poll_frame(cx),
-            Self::H2(body) => body.poll_frame(cx),
+            Self::Stream(body) => body.poll_frame(cx),
             Self::Held(held) => {
                 let frame = held.frames.pop_front();
                 if held.frames.is_empty() {

@@ -8,15 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::client_connection::ClientConnection;
 use crate::config::Limits;
-use crate::metrics::Gauge;
+use crate::metrics::buffers::{BufferMetrics, Eviction};
 
 /// What a connection that has not authenticated may have buffered. Its flow-control
 /// window is 64 KiB; the rest is room for request bodies that are kept for a second try.
@@ -49,71 +45,6 @@ pub(crate) struct BufferBudget {
     unauthenticated_stall_timeout: Duration,
     stalled: Mutex<StalledStreams>,
     metrics: BufferMetrics,
-}
-
-/// What the bridge counts about its buffers.
-#[derive(Debug, Clone)]
-pub(crate) struct BufferMetrics {
-    /// Also the number that the budget is compared with.
-    held: Gauge,
-    evictions: Family<EvictionLabels, Counter>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EvictionLabels {
-    reason: &'static str,
-}
-
-/// Why a stream was reset, or its connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Eviction {
-    /// The client took, or sent, nothing for too long.
-    TimedOut,
-    /// The process holds more than its budget, or the connection more than its own.
-    OverBudget,
-}
-
-impl Eviction {
-    /// As a metric label.
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::TimedOut => "stalled",
-            Self::OverBudget => "over-budget",
-        }
-    }
-}
-
-impl BufferMetrics {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            held: Gauge::default(),
-            evictions: Family::default(),
-        };
-        for eviction in [Eviction::TimedOut, Eviction::OverBudget] {
-            let reason = eviction.as_str();
-            drop(metrics.evictions.get_or_create(&EvictionLabels { reason }));
-        }
-        let bridge = registry.sub_registry_with_prefix("skewbridge");
-        bridge.register(
-            "buffered_bytes",
-            "Bytes held for clients: stalled answers, request bodies that upstream has not \
-             taken, and request bodies kept for a second try",
-            metrics.held.clone(),
-        );
-        bridge.register(
-            "buffer_evictions",
-            "Stalled streams that were reset, by reason",
-            Family::clone(&metrics.evictions),
-        );
-        metrics
-    }
-
-    fn evicted(&self, eviction: Eviction) {
-        let reason = eviction.as_str();
-        self.evictions
-            .get_or_create(&EvictionLabels { reason })
-            .inc();
-    }
 }
 
 impl BufferBudget {
@@ -482,6 +413,8 @@ mod tests {
 
     use http::StatusCode;
     use skewbridge_testkit::PATIENCE;
+
+    use prometheus_client::registry::Registry;
 
     use super::*;
 

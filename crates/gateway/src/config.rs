@@ -15,7 +15,14 @@ use rustls_pki_types::ServerName;
 use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_peers::registry::Exchange;
 
-use crate::tls::files::KeyPairFiles;
+/// Where a certificate chain and its private key are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyPairFiles {
+    /// The chain in PEM, leaf first.
+    pub cert: PathBuf,
+    /// The key in PEM.
+    pub key: PathBuf,
+}
 
 /// Everything `skewbridge serve` was told.
 #[derive(Debug, Clone)]

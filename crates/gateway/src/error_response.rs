@@ -12,7 +12,6 @@ use skewbridge_h1::HeadError;
 
 use crate::authn::Caller;
 use crate::client_connection::ClientConnection;
-use crate::upstream::SendError;
 
 /// The user that kube-apiserver takes a request without a credential for.
 const ANONYMOUS: &str = "system:anonymous";
@@ -113,21 +112,6 @@ pub(crate) fn slow_body(format: Format) -> Response<Bytes> {
 /// Not now, but soon: nothing has been done.
 pub(crate) fn later(message: impl Into<String>) -> Status {
     Status::service_unavailable(message, RETRY_AFTER_SECONDS)
-}
-
-/// Upstream, which has this name, gave no answer.
-pub(crate) fn send_error(error: &SendError, name: &str) -> Status {
-    match error {
-        SendError::Connect(_)
-        | SendError::NotProcessed(_)
-        | SendError::GoneAway(_)
-        | SendError::Declined(_) => Status::service_unavailable(
-            format!("{name} cannot be reached: {error}"),
-            RETRY_AFTER_SECONDS,
-        ),
-        SendError::CutOff(_) | SendError::BadAnswer(_) => Status::bad_gateway(error.to_string()),
-        SendError::Client(cause) => Status::bad_request(cause.clone()),
-    }
 }
 
 #[cfg(test)]

@@ -7,13 +7,15 @@ use std::time::Duration;
 use http::{Request, Response, StatusCode};
 use tokio::time::sleep;
 
+use skewbridge_api::status::Status;
+
 use crate::access_log::AccessLogEntry;
 use crate::body::ResponseBody;
 use crate::cluster_state::{ResyncHint, ServedBy};
 use crate::error_response;
 use crate::forward_peer;
 use crate::header_bounds;
-use crate::header_metrics::HeaderLimit;
+use crate::metrics::headers::HeaderLimit;
 use crate::request_context::{ForwardError, RequestContext};
 use crate::upstream::{Pool, Replay, SendError, UpstreamResponse};
 
@@ -55,7 +57,7 @@ pub(crate) async fn forward(
         outcome => outcome.map_err(|error| {
             tracing::debug!(%error, "no answer from upstream");
             ForwardError {
-                status: error_response::send_error(&error, &context.bridge.upstream_name()),
+                status: send_error(&error, &context.bridge.upstream_name()),
                 untouched: error.is_safe_to_repeat(),
             }
         }),
@@ -136,5 +138,19 @@ fn not_here(context: &RequestContext<'_>) -> ForwardError {
             context.bridge.upstream_name()
         )),
         untouched: true,
+    }
+}
+
+/// Upstream, which has this name, gave no answer.
+fn send_error(error: &SendError, name: &str) -> Status {
+    match error {
+        SendError::Connect(_)
+        | SendError::NotProcessed(_)
+        | SendError::GoneAway(_)
+        | SendError::Declined(_) => {
+            error_response::later(format!("{name} cannot be reached: {error}"))
+        }
+        SendError::CutOff(_) | SendError::BadAnswer(_) => Status::bad_gateway(error.to_string()),
+        SendError::Client(cause) => Status::bad_request(cause.clone()),
     }
 }

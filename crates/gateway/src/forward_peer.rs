@@ -18,8 +18,8 @@ use crate::body::ResponseBody;
 use crate::cluster_state::ResyncHint;
 use crate::error_response;
 use crate::header_bounds;
-use crate::header_metrics::HeaderLimit;
-use crate::peer_metrics::PeerError;
+use crate::metrics::headers::HeaderLimit;
+use crate::metrics::peers::PeerError;
 use crate::request_context::{
     ForwardError, LIVENESS_CHECK_DELAY, RequestContext, is_not_processed,
 };
@@ -224,7 +224,7 @@ async fn refused_here(
         return Ok(None);
     }
     let bridge = context.bridge;
-    let pool = (context.pools).anonymous(&bridge.live, &bridge.metrics);
+    let pool = (context.pools).anonymous(&bridge.live.targets, &bridge.metrics);
     let mut question = Request::new(request.body().empty());
     *question.uri_mut() = request.uri().clone();
     *question.headers_mut() = request.headers().clone();
@@ -291,7 +291,7 @@ async fn send(
         .map_err(Failed::Status)?;
     request.body_mut().set_header_bytes(bytes);
     let leg = leg(context.caller, peer.record.is_bridge, context.is_unproven);
-    let Some(pool) = (context.pools).to(peer, leg, &bridge.live, &bridge.metrics) else {
+    let Some(pool) = (context.pools).to(peer, leg, &bridge.live.targets, &bridge.metrics) else {
         // Certificates went away between two looks at them.
         let message = format!("{FAILED}: there are no certificates for peers");
         return Err(Failed::Status(Status::unavailable(message)));
@@ -377,7 +377,7 @@ async fn send(
             if matches!(error, SendError::Connect(_) | SendError::CutOff(_)) {
                 peer.standing.record_timeout(began.elapsed());
             }
-            context.count_error(PeerError::of(&error));
+            context.count_error(peer_error(&error));
             doubt(context, peer);
             Err(Failed::Send(error))
         }
@@ -453,6 +453,17 @@ fn untouched(message: String) -> ForwardError {
     ForwardError {
         status: error_response::later(message),
         untouched: true,
+    }
+}
+
+/// A failure to send, as it is counted.
+fn peer_error(error: &SendError) -> PeerError {
+    match error {
+        SendError::Connect(_) => PeerError::Connect,
+        SendError::NotProcessed(_) | SendError::GoneAway(_) | SendError::Declined(_) => {
+            PeerError::Declined
+        }
+        SendError::CutOff(_) | SendError::BadAnswer(_) | SendError::Client(_) => PeerError::CutOff,
     }
 }
 

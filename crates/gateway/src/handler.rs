@@ -21,7 +21,7 @@ use skewbridge_peers::Peer;
 use skewbridge_signatures::http_signature::Refusal as SignatureRefusal;
 
 use crate::access_log::AccessLogEntry;
-use crate::authentication_limit::{Attempt, AuthenticationLimit, Credential, Outcome, TokenHash};
+use crate::authentication_limit::{Attempt, AuthenticationLimit, Outcome, TokenHash};
 use crate::authn::{AuthnResult, Caller, ClientCertState, TrustConfig};
 use crate::body::{RequestBody, ResponseBody};
 use crate::buffer_budget::{BufferBudget, ClientLimits};
@@ -34,18 +34,20 @@ use crate::drain::Drain;
 use crate::error_response::{self, Detail};
 use crate::forward_local;
 use crate::forward_peer;
-use crate::header_metrics::HeaderLimit;
 use crate::health;
+use crate::http_message::CloseConnection;
+use crate::live_config::LiveConfig;
 use crate::metrics::Metrics;
+use crate::metrics::connections::Credential;
+use crate::metrics::headers::HeaderLimit;
 use crate::request_context::{
     Deadline, RequestContext, Subject, by_bridge, not_processed, remove_between_bridges,
 };
 use crate::routing::{self, HopState, Refusal, Route};
 use crate::self_test::SelfTest;
-use crate::serve::{Answer, CloseConnection, Service};
+use crate::serve::{Answer, Service, UpgradeHandler};
 use crate::signatures::{self, Rejected, Signatures};
 use crate::streams::{self, StreamOutcome, StreamRequest, Streams, UpgradeRequest, UpgradedStream};
-use crate::tls::reload::LiveTls;
 use crate::upstream::{Pool, Pools, ProtocolPreference, Replay, RetryClass, UpstreamResponse};
 use crate::watch_drain::WatchEnd;
 
@@ -53,7 +55,7 @@ use crate::watch_drain::WatchEnd;
 #[derive(Debug)]
 pub struct GatewayState {
     /// Certificates, CAs and where upstream is, as they are now.
-    pub live: Arc<LiveTls>,
+    pub live: Arc<LiveConfig>,
     /// What is counted.
     pub metrics: Metrics,
     /// Whether the bridge is leaving.
@@ -213,7 +215,9 @@ impl Service for Connection {
                 record.status(response.status());
                 Answer {
                     response: response.map(|()| ResponseBody::empty()),
-                    switched: Some(switched),
+                    switched: Some(UpgradeHandler::new(|io, input, record| {
+                        switched.run(io, input, record)
+                    })),
                     record,
                 }
             }
@@ -236,7 +240,7 @@ impl Connection {
     /// Whether kube-apiserver ends HTTP/2 connections of callers without an identity.
     fn ends_anonymous(&self) -> bool {
         let bridge = &*self.0.bridge;
-        let pool = (self.0.pools).anonymous(&bridge.live, &bridge.metrics);
+        let pool = (self.0.pools).anonymous(&bridge.live.targets, &bridge.metrics);
         pool.ends_anonymous_connections()
     }
 
@@ -512,9 +516,9 @@ impl Connection {
             Route::Local(leg) => {
                 let pools = &self.0.pools;
                 let pool = if self.is_unproven(caller, head) {
-                    Some(pools.anonymous(&bridge.live, &bridge.metrics))
+                    Some(pools.anonymous(&bridge.live.targets, &bridge.metrics))
                 } else {
-                    pools.of(leg, &bridge.live, &bridge.metrics)
+                    pools.of(leg, &bridge.live.targets, &bridge.metrics)
                 };
                 Destination::Local(pool.ok_or(
                     // The certificate went away between two looks at it.

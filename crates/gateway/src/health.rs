@@ -13,9 +13,9 @@ use skewbridge_peers::{Peers, reachability};
 
 use crate::cluster_state::ClusterHandle;
 use crate::drain::Drain;
+use crate::live_config::LiveConfig;
 use crate::peer_config::PeeringDisabled;
 use crate::self_test::SelfTest;
-use crate::tls::reload::LiveTls;
 
 /// What is known of upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct Health {
     /// Whether upstream believes what the bridge asserts.
     pub self_test: Arc<SelfTest>,
     /// Certificates and CAs in use.
-    pub live: Arc<LiveTls>,
+    pub live: Arc<LiveConfig>,
 }
 
 /// Which question was asked.

@@ -204,22 +204,23 @@ impl InternalClient {
         ask: InternalRequest<'_>,
     ) -> Result<http::Response<ResponseBody>, String> {
         let bridge = &*self.bridge;
-        let (live, metrics) = (&bridge.live, &bridge.metrics);
+        let (targets, metrics) = (&bridge.live.targets, &bridge.metrics);
         if let InternalTarget::Peer(_) | InternalTarget::PeerAsBridgeUser(_) = party
-            && let Some(conflict) = live.conflicts.of_peering()
+            && let Some(conflict) = bridge.live.conflicts.of_peering()
         {
             return Err(format!("peering is switched off: {conflict}"));
         }
         let pool = match party {
             InternalTarget::UpstreamAsNobody => {
-                self.pools.of(UpstreamIdentity::Plain, live, metrics)
+                self.pools.of(UpstreamIdentity::Plain, targets, metrics)
             }
             InternalTarget::Upstream | InternalTarget::UpstreamAs(_) => {
-                self.pools.of(UpstreamIdentity::FrontProxy, live, metrics)
+                self.pools
+                    .of(UpstreamIdentity::FrontProxy, targets, metrics)
             }
             InternalTarget::Peer(peer) | InternalTarget::PeerAsBridgeUser(peer) => {
                 self.pools
-                    .to(peer, PeerConnectionIdentity::FrontProxy, live, metrics)
+                    .to(peer, PeerConnectionIdentity::FrontProxy, targets, metrics)
             }
         };
         let Some(pool) = pool else {

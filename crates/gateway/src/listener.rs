@@ -5,16 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
-use tokio::net::{TcpListener, TcpStream};
+use socket2::{Domain, Socket, Type};
+use tokio::net::TcpListener;
 
 use crate::connection_slots::ConnectionSlots;
 use crate::drain::Drain;
+use crate::tcp;
 use crate::worker::{Arrival, Worker};
-
-/// Go's default: a client that vanished without a word is noticed within two
-/// minutes, and its watches end.
-const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// Connections that the kernel holds for us: Linux's own limit.
 const BACKLOG: i32 = 4096;
@@ -47,7 +44,7 @@ pub(crate) async fn run(
             tokio::time::sleep(AFTER_FAILURE).await;
             continue;
         };
-        tune(&tcp);
+        tcp::tune(&tcp);
         if let Ok(tcp) = tcp.into_std()
             && let Some(worker) = workers.iter().min_by_key(|worker| worker.connections())
         {
@@ -64,14 +61,4 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into())
-}
-
-/// Small writes leave at once, and a dead peer is noticed.
-pub(crate) fn tune(tcp: &TcpStream) {
-    // A socket that refuses an option still works.
-    let _ = tcp.set_nodelay(true);
-    let keepalive = TcpKeepalive::new()
-        .with_time(KEEPALIVE)
-        .with_interval(KEEPALIVE);
-    let _ = SockRef::from(tcp).set_tcp_keepalive(&keepalive);
 }

@@ -13,7 +13,7 @@ use skewbridge_peers::registry::{
 use tokio::sync::watch;
 
 use crate::config::{ApiServerIdentity, Config, Feature, RegistryKind};
-use crate::tls::reload::LiveTls;
+use crate::live_config::LiveConfig;
 
 /// Who we are among the servers, and where the others are found.
 pub(crate) struct Membership {
@@ -70,7 +70,7 @@ impl Membership {
     /// As the config says; `listening` is the port that was bound.
     pub(crate) fn of(
         config: &Config,
-        live: &Arc<LiveTls>,
+        live: &Arc<LiveConfig>,
         listening: u16,
     ) -> Result<Self, PeeringDisabled> {
         if !(config.features).enabled(Feature::UnknownVersionInteroperabilityProxy) {
@@ -135,7 +135,7 @@ fn server(config: &Config) -> Option<SocketAddr> {
     is_reachable.then(|| SocketAddr::new(ip, config.upstream.port))
 }
 
-fn whereabouts(config: &Config, live: &Arc<LiveTls>) -> Result<PeerRegistry, PeeringDisabled> {
+fn whereabouts(config: &Config, live: &Arc<LiveConfig>) -> Result<PeerRegistry, PeeringDisabled> {
     let peers = &config.peers;
     let registry: Box<dyn Registry> = match &peers.registry {
         RegistryKind::Leases => return Ok(PeerRegistry::Leases),

@@ -19,8 +19,8 @@ use crate::body::ResponseBody;
 use crate::cluster_state::ServedBy;
 use crate::config::Limits;
 use crate::handler::GatewayState;
-use crate::header_metrics::HeaderLimit;
-use crate::peer_metrics::PeerError;
+use crate::metrics::headers::HeaderLimit;
+use crate::metrics::peers::PeerError;
 use crate::upstream::{Pools, ProtocolPreference, SendError};
 
 /// Said by a bridge to a peer that passed a request on: nothing has been done

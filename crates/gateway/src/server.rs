@@ -28,6 +28,7 @@ use crate::discovery_view::Complete;
 use crate::drain::{Drain, DrainTrigger, announcement};
 use crate::handler::GatewayState;
 use crate::health::{Health, UpstreamHealth};
+use crate::live_config::{Files, LiveConfig, LoadError};
 use crate::local_identity::LocalIdentity;
 use crate::metrics::Metrics;
 use crate::peer_config::{Membership, PeeringDisabled};
@@ -35,9 +36,8 @@ use crate::self_test::SelfTest;
 use crate::serve::h1::ClientTimeouts;
 use crate::signatures::Signatures;
 use crate::streams::Streams;
-use crate::tls::reload::{Files, LiveTls, LoadError};
 use crate::worker::Worker;
-use crate::{listener, peer_controller, process_metrics, self_test, upstream_probe};
+use crate::{listener, peer_controller, self_test, upstream_probe};
 
 /// Why a bridge does not run.
 #[derive(Debug, thiserror::Error)]
@@ -148,7 +148,7 @@ fn is_repeated_term(first: &str, after: Duration) -> bool {
 
 /// Starts a bridge in threads of its own.
 pub fn start(config: &Config) -> Result<Handle, Error> {
-    process_metrics::started_now();
+    crate::metrics::process::started_now();
     raise_open_files();
     let control = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -273,7 +273,7 @@ fn stored(config: &Config) -> Result<Option<peer_controller::Stored>, Error> {
 /// Reads files again when they change, in a thread of its own.
 fn watch_files(
     files: Files,
-    live: Arc<LiveTls>,
+    live: Arc<LiveConfig>,
     stopped: mpsc::Receiver<()>,
 ) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new()

@@ -13,11 +13,11 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::config::Limits;
-use crate::connection_metrics::ConnectionMetrics;
+use crate::metrics::connections::{ConnectionMetrics, EvictionReason};
 use crate::source_network::SourceNetwork;
 
 use self::table::{Admission, ConnectionId, Policy, SlotTable};
-pub(crate) use self::table::{Class, EvictionReason, is_component};
+pub(crate) use self::table::{Class, is_component};
 
 /// All slots of a bridge.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::config::Limits;
-use crate::connection_metrics::SlotCounts;
+use crate::metrics::connections::{EvictionReason, SlotCounts};
 use crate::source_network::SourceNetwork;
 
 /// The default of `--reserved-connections`: this part of `--max-connections`.
@@ -79,30 +79,6 @@ impl Policy {
 
 /// In the order of arrival.
 pub(super) type ConnectionId = u64;
-
-/// Why a connection was evicted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EvictionReason {
-    /// All slots were taken.
-    SlotsFull,
-    /// Its source had as many unauthenticated connections as it may.
-    SourceLimit,
-    /// It sent no request in time.
-    NoRequest,
-}
-
-impl EvictionReason {
-    pub(crate) const ALL: [Self; 3] = [Self::SlotsFull, Self::SourceLimit, Self::NoRequest];
-
-    /// As a metric label.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::SlotsFull => "slots-full",
-            Self::SourceLimit => "source-limit",
-            Self::NoRequest => "no-request",
-        }
-    }
-}
 
 /// The answer to a new connection.
 #[derive(Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use super::discovery_request::{is_for_all, is_for_local_alone};
 use super::{MergedResponse, ServerList};
 use crate::authn::Caller;
 use crate::body::ResponseBody;
-use crate::discovery_metrics::Fallback;
 use crate::handler::GatewayState;
+use crate::metrics::discovery::Fallback;
 
 /// What is answered in the stead of the local server's discovery.
 pub(crate) enum Intercept {

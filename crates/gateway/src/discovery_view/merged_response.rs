@@ -24,8 +24,8 @@ use super::{Complete, Credential, Question, View, Which};
 use crate::authn::Caller;
 use crate::body::ResponseBody;
 use crate::cluster_state::{ClusterHandle, ResyncHint};
-use crate::discovery_metrics::{DiscoveryMetrics, Fallback};
 use crate::gzip;
+use crate::metrics::discovery::{DiscoveryMetrics, Fallback};
 use crate::openapi::Published;
 
 /// A document of a cluster with very many custom resources has some 2 MiB.

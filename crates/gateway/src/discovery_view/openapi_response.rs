@@ -13,9 +13,9 @@ use super::merged_response::{MergedResponse, Replaced, is_longer, names, whole};
 use crate::body::ResponseBody;
 use crate::cluster_state::ClusterHandle;
 use crate::date;
-use crate::discovery_metrics::{DiscoveryMetrics, Fallback};
 use crate::error_response;
 use crate::gzip::WORTH_COMPRESSING;
+use crate::metrics::discovery::{DiscoveryMetrics, Fallback};
 use crate::openapi::{DocumentRequest, Format, Local, Page, Published};
 
 /// `/openapi/v2` of a cluster with very many custom resources has some 20 MiB.

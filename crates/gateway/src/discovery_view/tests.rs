@@ -19,8 +19,8 @@ use super::*;
 use crate::authn::Caller;
 use crate::body::ResponseBody;
 use crate::cluster_state::ClusterHandle;
-use crate::discovery_metrics::DiscoveryMetrics;
 use crate::local_identity::LocalIdentity;
+use crate::metrics::discovery::DiscoveryMetrics;
 
 /// `GROUP/VERSION:RESOURCE`, and nothing before the version for the core group.
 fn document(words: &[&str], core: bool) -> Arc<Document> {

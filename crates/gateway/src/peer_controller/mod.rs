@@ -42,9 +42,9 @@ use crate::discovery_view::View;
 use crate::handler::GatewayState;
 use crate::health::UpstreamHealth;
 use crate::internal_client::{InternalClient, InternalTarget};
+use crate::metrics::peers::SyncError;
 use crate::openapi;
 use crate::peer_config::{Membership, PeerRegistry};
-use crate::peer_metrics::SyncError;
 
 /// How often it is looked whether something is due.
 const TICK: Duration = Duration::from_millis(200);
@@ -680,7 +680,7 @@ impl PeerController {
         };
         if is_new {
             let metrics = self.own.bridge.metrics.discovery();
-            metrics.recomputed(view.as_deref(), began.elapsed());
+            metrics.recomputed(view.as_deref().map(View::sizes), began.elapsed());
         }
         self.view.clone_from(&view);
         interop.cluster.store(Arc::new(Cluster {

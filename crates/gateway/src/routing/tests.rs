@@ -10,8 +10,8 @@ use skewbridge_signatures::http_signature::VerifyingKey;
 
 use super::*;
 use crate::authn::CertificateUser;
+use crate::authn::SignedUser;
 use crate::connection_slots::Class;
-use crate::signatures::keys::SignedUser;
 
 const READY: RouteInput = RouteInput {
     leaving: false,

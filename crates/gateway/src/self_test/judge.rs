@@ -33,6 +33,17 @@ pub(crate) enum Verdict {
     Unknown(String),
 }
 
+impl Verdict {
+    /// Whether the test passed, if it has a result.
+    pub(crate) fn passed(&self) -> Option<bool> {
+        match self {
+            Self::Passed | Self::Warned(_) => Some(true),
+            Self::Failed(_) => Some(false),
+            Self::Unknown(_) => None,
+        }
+    }
+}
+
 /// As whom upstream sees a request that asserts [`USER`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SeenAs {

@@ -19,8 +19,8 @@ use self::judge::{GROUP, Published, SeenAs, USER};
 use crate::handler::GatewayState;
 use crate::health::UpstreamHealth;
 use crate::internal_client::{Answer, InternalClient, InternalRequest, InternalTarget};
+use crate::live_config::judge_published;
 use crate::tls::own_certificates::OwnCertificates;
-use crate::tls::reload::judge_published;
 
 /// How often the tests run while they pass. Files of the bridge that change, and an
 /// upstream that becomes ready, start them at once.

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Method, Request, StatusCode, Version};
 use skewbridge_api::media::{Format, negotiate_error_format};
 use skewbridge_h1::{
@@ -20,13 +20,14 @@ use skewbridge_stream_io::Buffered;
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::{Answer, ClientIo, CloseConnection, HeaderLimit, Service};
+use super::{Answer, ClientIo, HeaderLimit, Service, UpgradeHandler};
 use crate::access_log::AccessLogEntry;
-use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody};
-use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
+use crate::body::{BodyError, BodySource, Frame, PollFrame, RequestBody, ResponseBody};
+use crate::buffer_budget::{ClientLimits, Sample, StallGuard};
 use crate::drain::Drain;
 use crate::error_response;
-use crate::streams::UpgradedStream;
+use crate::http_message::{CloseConnection, expects_continue};
+use crate::metrics::buffers::Eviction;
 
 /// Requests are small: a head and perhaps an object.
 const READ_CHUNK: usize = 8 * 1024;
@@ -113,7 +114,7 @@ pub async fn serve<S: Service>(
             }
             After::Switch(switched, record) => {
                 if let Some((io, input)) = wire.into_parts() {
-                    Box::pin(switched.run(io, input, record)).await;
+                    switched.run(io, input, record).await;
                 }
                 return;
             }
@@ -164,7 +165,7 @@ impl Wire {
         let body = if head.framing == Framing::Empty {
             RequestBody::Empty
         } else {
-            RequestBody::H1(WireBody(self.clone()))
+            RequestBody::Stream(Box::new(WireBody(self.clone())))
         };
         let mut request = Request::new(body);
         *request.method_mut() = head.method;
@@ -180,13 +181,6 @@ impl Wire {
         let shared = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
         Some((shared.stream.io, shared.stream.input))
     }
-}
-
-/// Whether a client waits for `100 Continue`.
-pub(crate) fn expects_continue(headers: &http::HeaderMap) -> bool {
-    headers
-        .get(EXPECT)
-        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
 impl Shared {
@@ -252,12 +246,17 @@ impl Shared {
 #[derive(Debug)]
 pub struct WireBody(Wire);
 
-impl WireBody {
-    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
+impl BodySource for WireBody {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
         self.0.lock().poll_body(cx)
     }
 
-    pub(crate) fn is_done(&self) -> bool {
+    /// Counted with the connection.
+    fn buffered(&mut self) -> usize {
+        0
+    }
+
+    fn is_done(&self) -> bool {
         self.0.lock().body.is_done()
     }
 }
@@ -427,7 +426,7 @@ enum After {
     NextRequest,
     Close,
     Cut,
-    Switch(Box<UpgradedStream>, AccessLogEntry),
+    Switch(UpgradeHandler, AccessLogEntry),
 }
 
 async fn reply(
@@ -446,7 +445,7 @@ async fn reply(
     if let Some(switched) = switched {
         write_head(wire, Version::HTTP_11, &head);
         return match poll_fn(|cx| wire.lock().stream.poll_flush(cx)).await {
-            Ok(()) => After::Switch(Box::new(switched), record),
+            Ok(()) => After::Switch(switched, record),
             Err(_) => After::Cut,
         };
     }

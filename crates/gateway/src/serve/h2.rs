@@ -18,17 +18,21 @@ use skewbridge_api::status::Status;
 use skewbridge_h1::MAX_FIELDS;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::h1::{ClientTimeouts, expects_continue};
+use super::h1::ClientTimeouts;
 use super::header_counter::Received;
-use super::{Answer, ClientIo, CloseConnection, HeaderLimit, Service};
+use super::{Answer, ClientIo, HeaderLimit, Service};
 use crate::access_log::AccessLogEntry;
-use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody, poll_stream};
-use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
+use crate::body::{
+    BodyError, BodySource, Frame, PollFrame, RequestBody, ResponseBody, poll_stream,
+};
+use crate::buffer_budget::{ClientLimits, Sample, StallGuard};
 use crate::drain::Drain;
 use crate::error_response;
 use crate::header_bounds::{
     HeaderCredit, MAX_HEADER_LIST_BYTES, MAX_JOINED_COOKIE_BYTES, Pace, list_bytes,
 };
+use crate::http_message::{CloseConnection, expects_continue};
+use crate::metrics::buffers::Eviction;
 
 /// What a client may send on one stream before upstream has taken it: what
 /// kube-apiserver allows (its 99th percentile of object sizes).
@@ -353,7 +357,7 @@ async fn answer<S: Service>(
             continues: expects_continue(&head.headers).then(|| respond.clone()),
         };
         incoming = Some(Incoming::new(&body, limits, &head.headers));
-        RequestBody::H2(body)
+        RequestBody::Stream(Box::new(body))
     };
     // Boxed: what it takes to get an answer is not kept while the answer lasts.
     let mut call = Box::pin(service.call(Request::from_parts(head, body)));
@@ -704,8 +708,8 @@ impl std::fmt::Debug for StreamBody {
     }
 }
 
-impl StreamBody {
-    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
+impl BodySource for StreamBody {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
         if let Some(respond) = self.continues.take() {
             let mut respond = lock(&respond);
             // An interim answer behind the final one breaks the protocol.
@@ -718,11 +722,11 @@ impl StreamBody {
         self.stream.poll_frame(cx)
     }
 
-    pub(crate) fn buffered(&self) -> usize {
+    fn buffered(&mut self) -> usize {
         self.stream.buffered()
     }
 
-    pub(crate) fn is_done(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.stream.is_done()
     }
 }

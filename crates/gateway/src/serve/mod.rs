@@ -17,8 +17,7 @@ pub use io::ClientIo;
 use crate::access_log::AccessLogEntry;
 use crate::body::{RequestBody, ResponseBody};
 pub use crate::buffer_budget::ClientLimits;
-pub use crate::header_metrics::HeaderLimit;
-use crate::streams::UpgradedStream;
+pub use crate::metrics::headers::HeaderLimit;
 
 /// Answers requests.
 pub trait Service: Clone + Send + Sync + 'static {
@@ -37,44 +36,42 @@ pub trait Service: Clone + Send + Sync + 'static {
     }
 }
 
-/// An extension of an answer: the client's connection ends after it. kube-apiserver does so
-/// with callers that have no identity.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CloseConnection;
-
 /// What a request is answered with.
 pub struct Answer {
     /// Status, headers and, unless the protocol is switched, the body.
     pub response: Response<ResponseBody>,
-    /// How a connection goes on that switches protocols (101).
-    pub(crate) switched: Option<UpgradedStream>,
+    /// Relays the connection after a switch of protocols (101).
+    pub(crate) switched: Option<UpgradeHandler>,
     /// Counts and logs the request when it has ended.
     pub record: AccessLogEntry,
 }
 
-/// Carries a connection on after 101, with what has been read of it already.
-pub struct Takeover(Box<TakeoverFn>);
+/// Relays a connection after 101, with the bytes that have been read of it already.
+pub struct UpgradeHandler(Box<UpgradeFn>);
 
-type TakeoverFn = dyn FnOnce(ClientIo, BytesMut) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send;
+type UpgradeFn = dyn FnOnce(ClientIo, BytesMut, AccessLogEntry) -> Pin<Box<dyn Future<Output = ()> + Send>>
+    + Send;
 
-impl Takeover {
+impl UpgradeHandler {
     /// By a function.
     pub fn new<F, R>(run: F) -> Self
     where
-        F: FnOnce(ClientIo, BytesMut) -> R + Send + 'static,
+        F: FnOnce(ClientIo, BytesMut, AccessLogEntry) -> R + Send + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
-        Self(Box::new(|io, input| Box::pin(run(io, input))))
+        Self(Box::new(|io, input, record| {
+            Box::pin(run(io, input, record))
+        }))
     }
 
-    pub(crate) async fn run(self, io: ClientIo, input: BytesMut) {
-        (self.0)(io, input).await;
+    async fn run(self, io: ClientIo, input: BytesMut, record: AccessLogEntry) {
+        (self.0)(io, input, record).await;
     }
 }
 
-impl std::fmt::Debug for Takeover {
+impl std::fmt::Debug for UpgradeHandler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Takeover").finish_non_exhaustive()
+        f.debug_struct("UpgradeHandler").finish_non_exhaustive()
     }
 }
 
@@ -88,12 +85,12 @@ impl Answer {
         }
     }
 
-    /// A 101 of a server of its own, and who goes on from there. HTTP/2 has no such
-    /// answer.
-    pub fn switching(head: Response<()>, takeover: Takeover) -> Self {
+    /// A 101 of a server of its own, and the handler of the connection from then on. HTTP/2 has
+    /// no such answer.
+    pub fn switching(head: Response<()>, handler: UpgradeHandler) -> Self {
         Self {
             response: head.map(|()| ResponseBody::empty()),
-            switched: Some(UpgradedStream::TakenOver(takeover)),
+            switched: Some(handler),
             record: AccessLogEntry::none(),
         }
     }

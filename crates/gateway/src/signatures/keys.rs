@@ -8,10 +8,11 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
-use skewbridge_api::identity::{IdentityHeaders, PreparedIdentity, User};
+use skewbridge_api::identity::{IdentityHeaders, User};
 use skewbridge_signatures::http_signature::{Algorithm, VerifyingKey};
 use zeroize::{Zeroize as _, Zeroizing};
 
+use crate::authn::SignedUser;
 use crate::tls::files::{FileProblem, Fingerprint, Problem, read};
 
 /// Keys by their names.
@@ -19,16 +20,6 @@ use crate::tls::files::{FileProblem, Fingerprint, Problem, read};
 pub struct SignatureKeys {
     keys: HashMap<String, Arc<SignedUser>>,
     pub(crate) fingerprint: Fingerprint,
-}
-
-/// A user who signs with a key.
-#[derive(Debug)]
-pub struct SignedUser {
-    /// The user's name.
-    pub name: String,
-    /// Name, groups and the rest as headers, made once.
-    pub(crate) headers: PreparedIdentity,
-    pub(crate) key: VerifyingKey,
 }
 
 #[derive(Deserialize)]

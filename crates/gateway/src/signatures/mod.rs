@@ -6,7 +6,6 @@
 mod buffered_body;
 mod error;
 pub mod keys;
-mod metrics;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,11 +19,11 @@ use skewbridge_signatures::http_signature::{
 
 use self::buffered_body::Room;
 pub(crate) use self::error::Rejected;
-use self::keys::{SignatureKeys, SignedUser};
-pub(crate) use self::metrics::SignatureMetrics;
-use crate::authn::Caller;
+use self::keys::SignatureKeys;
+use crate::authn::{Caller, SignedUser};
 use crate::body::RequestBody;
 use crate::config;
+use crate::metrics::signatures::SignatureMetrics;
 
 /// Accepted signatures that are remembered: about 100 bytes each at worst. That is
 /// 3,000 requests a second, if signatures are good for five minutes and a half; of
@@ -45,7 +44,7 @@ impl Signatures {
     /// Where signatures are to be judged.
     pub(crate) fn of(config: &config::Config, metrics: &SignatureMetrics) -> Option<Self> {
         let told = config.callers.signatures.as_ref()?;
-        metrics.will_judge();
+        metrics.will_judge(Rejected::ALL.iter().map(|it| it.as_str()));
         let seconds = |it: Duration| u32::try_from(it.as_secs()).unwrap_or(u32::MAX);
         Some(Self {
             verifier: Verifier {
@@ -81,7 +80,7 @@ impl Signatures {
             Ok((user, body))
         };
         let judged = judged.await;
-        metrics.judged(judged.as_ref().err());
+        metrics.judged(judged.as_ref().err().map(|it: &Rejected| it.as_str()));
         remove_signatures(&mut head.headers);
         judged
     }

@@ -14,18 +14,17 @@ use skewbridge_remotecommand::{
 use skewbridge_stream_io::SpdyExecClient;
 use skewbridge_websocket::{Key, check_response};
 
-use super::metrics::StreamMetricsGuard;
 use super::port_forward::{SpdyToWsPortForward, WsToSpdyPortForward};
 use super::spdy_to_ws::SpdyToWsExec;
-use super::translation_plan::{
-    Kind, ToSpdy, ToWebSocket, Translation, TranslationPlan, WebSocketStream,
-};
+use super::translation_plan::{ToSpdy, ToWebSocket, Translation, TranslationPlan, WebSocketStream};
 use super::ws_to_spdy::WsToSpdyExec;
 use super::{StreamRequest, StreamTimeouts, UpgradedStream, access_review, upgrade_headers};
 use crate::access_log::AccessLogEntry;
 use crate::body::ResponseBody;
 use crate::drain::Drain;
 use crate::handler::OutboundRequest;
+use crate::metrics::streams::StreamMetricsGuard;
+use crate::stream_kind::StreamKind;
 use crate::upstream::UpstreamResponse;
 use crate::upstream::h1::Upgraded;
 
@@ -92,7 +91,7 @@ fn is_refused(reply: &UpstreamResponse) -> bool {
 
 /// A stream that is being requested.
 struct Handshake<'a> {
-    kind: Kind,
+    kind: StreamKind,
     client: &'static str,
     outbound: &'a OutboundRequest<'a>,
 }

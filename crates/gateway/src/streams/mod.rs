@@ -10,7 +10,6 @@ mod access_review;
 mod busy_poll;
 mod handshake;
 mod injected_pings;
-mod metrics;
 mod port_forward;
 mod port_forward_relay;
 mod refusal_cache;
@@ -18,6 +17,7 @@ mod spdy_to_ws;
 mod termination_status;
 mod timer;
 mod translation_plan;
+mod tunnel;
 mod upgrade_headers;
 mod ws_to_spdy;
 
@@ -33,19 +33,19 @@ use skewbridge_stream_io::{KeepaliveConfig, PingPolicy, WebSocketKeepalive};
 use tokio::time::Instant;
 
 pub(crate) use handshake::{StreamOutcome, handshake};
-pub(crate) use metrics::{StreamEnd, StreamMetrics, StreamMetricsGuard};
 pub(crate) use translation_plan::UpgradeRequest;
 
 use crate::access_log::AccessLogEntry;
 use crate::config::{Config, Feature};
-use crate::serve::{ClientIo, Takeover};
-use crate::tunnel;
+use crate::metrics::streams::StreamMetricsGuard;
+use crate::serve::ClientIo;
+use crate::stream_kind::StreamKind;
 use crate::upstream::h1::Upgraded;
 use busy_poll::BusyPollArbiter;
 use port_forward::{SpdyToWsPortForward, WsToSpdyPortForward};
 use refusal_cache::{RefusalCache, StreamProtocol};
 use spdy_to_ws::SpdyToWsExec;
-use translation_plan::{Kind, TranslationPlan, TranslationRules, UpstreamCaps};
+use translation_plan::{TranslationPlan, TranslationRules, UpstreamCaps};
 use ws_to_spdy::WsToSpdyExec;
 
 /// How many pings a client may leave unanswered. Clients are far away, on unreliable networks,
@@ -138,7 +138,7 @@ impl Streams {
         info: &RequestInfo<'_>,
         version: Option<Version>,
     ) -> Option<StreamRequest> {
-        let kind = Kind::of(info)?;
+        let kind = StreamKind::of(info)?;
         let caps = UpstreamCaps {
             version,
             refused: self.refusals.recent(Instant::now()),
@@ -159,7 +159,7 @@ impl Streams {
 /// A stream request, and how to handle it.
 #[derive(Debug)]
 pub(crate) struct StreamRequest {
-    kind: Kind,
+    kind: StreamKind,
     /// The protocol of the client, as a metric label.
     client: &'static str,
     plan: TranslationPlan,
@@ -178,8 +178,6 @@ pub(crate) enum UpgradedStream {
     SpdyToWsExec(Box<SpdyToWsExec>),
     /// A port-forward over SPDY to the client and over WebSocket upstream.
     SpdyToWsPortForward(Box<SpdyToWsPortForward>),
-    /// The connection is handed to a custom handler.
-    TakenOver(Takeover),
 }
 
 impl UpgradedStream {
@@ -197,7 +195,6 @@ impl UpgradedStream {
             Self::SpdyToWsPortForward(port_forward) => {
                 port_forward.run(client, input, record).await;
             }
-            Self::TakenOver(takeover) => takeover.run(client, input).await,
         }
     }
 }

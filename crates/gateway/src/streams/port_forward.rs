@@ -13,10 +13,10 @@ use tokio::time::{Instant, timeout};
 
 use super::StreamTimeouts;
 use super::injected_pings::{InjectedPings, PingRole};
-use super::metrics::{StreamEnd, StreamMetricsGuard};
 use super::port_forward_relay::{Direction, Relay, RelayEnd, close_for};
 use crate::access_log::AccessLogEntry;
 use crate::drain::Drain;
+use crate::metrics::streams::{StreamEnd, StreamMetricsGuard};
 use crate::serve::ClientIo;
 use crate::upstream::h1::Upgraded;
 

@@ -19,11 +19,11 @@ use skewbridge_stream_io::{
 use skewbridge_websocket::{CloseCode, Role};
 use tokio::time::{Instant, timeout};
 
-use super::metrics::{StreamEnd, StreamMetricsGuard};
 use super::timer::{StreamTimer, TimerEvent};
 use super::{StreamTimeouts, termination_status};
 use crate::access_log::AccessLogEntry;
 use crate::drain::Drain;
+use crate::metrics::streams::{StreamEnd, StreamMetricsGuard};
 use crate::serve::ClientIo;
 use crate::upstream::UpstreamIo;
 use crate::upstream::h1::Upgraded;

@@ -5,13 +5,13 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use http::header::UPGRADE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use skewbridge_api::request_info::{Kind as InfoKind, RequestInfo};
 use skewbridge_api::version::Version;
 use skewbridge_remotecommand::{NegotiatedProtocol, Protocol, ServerKind, negotiate, port_forward};
 use skewbridge_websocket as websocket;
 
 use super::refusal_cache::{RefusedProtocols, StreamProtocol};
 use crate::config::{TranslateStreams, UpstreamStreams};
+use crate::stream_kind::StreamKind;
 
 /// The header with the offered SPDY protocols, and with the accepted one.
 pub(crate) const STREAM_PROTOCOL_HEADER: HeaderName =
@@ -22,54 +22,6 @@ pub(crate) const SPDY_UPGRADE: &str = "SPDY/3.1";
 
 /// Browsers cannot set headers on a WebSocket: their token is a subprotocol offer.
 const TOKEN_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
-
-/// The kind of a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
-    Exec,
-    Attach,
-    PortForward,
-}
-
-impl Kind {
-    /// `None` for requests that are not for a stream.
-    pub(crate) fn of(info: &RequestInfo<'_>) -> Option<Self> {
-        if info.kind != InfoKind::Resource
-            || (info.group, info.version, info.resource) != ("", "v1", "pods")
-            || info.name.is_empty()
-        {
-            return None;
-        }
-        match info.subresource {
-            "exec" => Some(Self::Exec),
-            "attach" => Some(Self::Attach),
-            "portforward" => Some(Self::PortForward),
-            _ => None,
-        }
-    }
-
-    /// The subresource, also used as a metric label.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Exec => "exec",
-            Self::Attach => "attach",
-            Self::PortForward => "portforward",
-        }
-    }
-
-    /// The first kube-apiserver that translates it itself (KEP-4006: on by default).
-    fn native_since(self) -> Version {
-        let minor = match self {
-            Self::Exec | Self::Attach => 30,
-            Self::PortForward => 31,
-        };
-        Version {
-            major: 1,
-            minor,
-            patch: 0,
-        }
-    }
-}
 
 /// The protocol that a client wants to switch to.
 #[derive(Debug, Clone)]
@@ -221,14 +173,14 @@ pub(crate) enum ToWebSocket {
 
 /// Decides how a stream is relayed.
 pub(crate) fn plan(
-    kind: Kind,
+    kind: StreamKind,
     switch: UpgradeRequest,
     rules: TranslationRules,
     caps: UpstreamCaps,
 ) -> TranslationPlan {
     let allowed = match kind {
-        Kind::Exec | Kind::Attach => rules.commands,
-        Kind::PortForward => rules.port_forward,
+        StreamKind::Exec | StreamKind::Attach => rules.commands,
+        StreamKind::PortForward => rules.port_forward,
     };
     if !allowed {
         return TranslationPlan::Tunnel;
@@ -270,8 +222,8 @@ pub(crate) fn plan(
         }
         (UpgradeRequest::Spdy { offers }, UpstreamStreams::WebSocket) => {
             TranslationPlan::Translate(Translation::ToWebSocket(match kind {
-                Kind::Exec | Kind::Attach => ToWebSocket::Command { offers },
-                Kind::PortForward => ToWebSocket::PortForward { offers },
+                StreamKind::Exec | StreamKind::Attach => ToWebSocket::Command { offers },
+                StreamKind::PortForward => ToWebSocket::PortForward { offers },
             }))
         }
         (UpgradeRequest::WebSocket { .. }, UpstreamStreams::WebSocket)
@@ -280,16 +232,16 @@ pub(crate) fn plan(
 }
 
 /// The stream that these offers ask for; `None` if no offer is supported.
-fn websocket_stream(kind: Kind, offers: Vec<String>) -> Option<WebSocketStream> {
+fn websocket_stream(kind: StreamKind, offers: Vec<String>) -> Option<WebSocketStream> {
     let names = || offers.iter().map(String::as_str);
     match kind {
-        Kind::Exec | Kind::Attach => {
+        StreamKind::Exec | StreamKind::Attach => {
             // If version 5 is offered, kube-apiserver uses it.
             let newer = negotiate(ServerKind::Translator, names());
             let negotiated = newer.or_else(|| negotiate(ServerKind::Bridge, names()))?;
             Some(WebSocketStream::Command(negotiated))
         }
-        Kind::PortForward => {
+        StreamKind::PortForward => {
             port_forward::tunnel::tunnelled_protocols(names()).next()?;
             Some(WebSocketStream::PortForward { offers })
         }

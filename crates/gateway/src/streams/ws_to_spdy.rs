@@ -18,14 +18,14 @@ use skewbridge_websocket::{Close, CloseCode, Role};
 use tokio::time::{Instant, timeout};
 
 use super::busy_poll::{BusyPoll, BusyPollArbiter, Direction};
-use super::metrics::{StreamEnd, StreamMetricsGuard};
 use super::timer::{StreamTimer, TimerEvent};
-use super::translation_plan::Kind;
 use super::{StreamTimeouts, termination_status};
 use crate::access_log::AccessLogEntry;
 use crate::drain::Drain;
 use crate::metrics::Metrics;
+use crate::metrics::streams::{StreamEnd, StreamMetricsGuard};
 use crate::serve::ClientIo;
+use crate::stream_kind::StreamKind;
 use crate::upstream::{Slot, UpstreamIo};
 
 /// How long the input of a client may take to reach the node after the client has
@@ -35,7 +35,7 @@ const INPUT_FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// A command whose upstream connection is open.
 #[derive(Debug)]
 pub(crate) struct WsToSpdyExec {
-    pub(crate) kind: Kind,
+    pub(crate) kind: StreamKind,
     pub(crate) protocol: Protocol,
     pub(crate) options: Options,
     pub(crate) node: SpdyExecClient<UpstreamIo>,

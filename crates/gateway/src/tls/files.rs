@@ -19,18 +19,11 @@ use rustls_pki_types::pem::{self, PemObject, SectionKind};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+pub use crate::config::KeyPairFiles;
+
 /// The largest file that is read: the CA bundle of a whole operating system is
 /// a quarter of it, so a larger one is a wrong path (a device, a log).
 pub const MAX_FILE_SIZE: u64 = 1024 * 1024;
-
-/// Where a certificate chain and its private key are.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeyPairFiles {
-    /// The chain in PEM, leaf first.
-    pub cert: PathBuf,
-    /// The key in PEM.
-    pub key: PathBuf,
-}
 
 /// A certificate chain with the private key of its leaf.
 #[derive(Clone)]

@@ -158,7 +158,7 @@ mod tests {
     use rcgen::{CertificateParams, DnType, KeyPair as Key};
 
     use super::*;
-    use crate::tls::files::KeyPairFiles;
+    use crate::config::KeyPairFiles;
 
     const DAY: Duration = Duration::from_hours(24);
 

@@ -158,7 +158,7 @@ impl Proxy {
 
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let tcp = TcpStream::connect((host, port)).await?;
-    crate::listener::tune(&tcp);
+    crate::tcp::tune(&tcp);
     Ok(tcp)
 }
 

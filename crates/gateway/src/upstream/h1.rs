@@ -21,8 +21,8 @@ use tokio::time::{Duration, Sleep, sleep};
 
 use super::pool::{Pool, Slot};
 use super::{ProtocolPreference, Replay, RetryClass, SendError, UpstreamIo, UpstreamResponse};
-use crate::body::{BodyError, Frame, PollFrame, ResponseBody};
-use crate::serve::h1::expects_continue;
+use crate::body::{BodyError, BodySource, Frame, PollFrame, ResponseBody};
+use crate::http_message::expects_continue;
 
 /// Answers are larger than requests: two TLS records at once.
 const READ_CHUNK: usize = 32 * 1024;
@@ -198,7 +198,7 @@ impl Answered {
             body.settle();
             ResponseBody::empty()
         } else {
-            ResponseBody::h1(body)
+            ResponseBody::stream(body)
         };
         UpstreamResponse::Response(response.map(|()| body))
     }
@@ -416,8 +416,8 @@ pub struct H1Body {
     pool: Arc<Pool>,
 }
 
-impl H1Body {
-    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
+impl BodySource for H1Body {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
         let Some(connection) = &mut self.connection else {
             return Poll::Ready(None);
         };
@@ -466,16 +466,18 @@ impl H1Body {
         }
     }
 
-    pub(crate) fn is_done(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.connection.is_none()
     }
 
-    pub(crate) fn buffered(&self) -> usize {
+    fn buffered(&mut self) -> usize {
         let stream = self.connection.as_ref().map(|it| &it.stream);
         stream.map_or(0, |stream| stream.input.len() + stream.unsent())
-            + self.request.as_ref().map_or(0, Replay::buffered)
+            + self.request.as_mut().map_or(0, Replay::buffered)
     }
+}
 
+impl H1Body {
     /// The rest of the request is not sent. What follows on the connection would be taken
     /// for it, so the connection is not used again.
     fn drop_request(&mut self) {

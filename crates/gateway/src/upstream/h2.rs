@@ -20,9 +20,9 @@ use tokio::time::timeout;
 
 use super::pool::Slot;
 use super::{Replay, SendError, UpstreamIo, UpstreamResponse};
-use crate::body::{BodyError, Frame, PollFrame, ResponseBody, poll_stream};
+use crate::body::{BodyError, BodySource, Frame, PollFrame, ResponseBody, poll_stream};
+use crate::http_message::expects_continue;
 use crate::metrics::Gauge;
-use crate::serve::h1::expects_continue;
 
 /// Requests on one connection: what kube-apiserver allows.
 const MAX_STREAMS: usize = 100;
@@ -470,7 +470,7 @@ impl Answered {
                     && sending.hold_until.is_none()
                     && request.is_wanted_after(status);
                 let rest = wanted.then(|| Box::new((sending, request)));
-                ResponseBody::h2(H2Body {
+                ResponseBody::stream(H2Body {
                     stream,
                     rest,
                     _guard: guard,
@@ -490,8 +490,8 @@ pub struct H2Body {
     _guard: StreamGuard,
 }
 
-impl H2Body {
-    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
+impl BodySource for H2Body {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
         self.poll_request(cx);
         let polled = poll_stream(&mut self.stream, cx, BodyError::Upstream);
         if polled.is_ready() && self.stream.is_end_stream() {
@@ -503,7 +503,7 @@ impl H2Body {
 
     /// Moves the rest of the request on; upstream resets the stream when it does not want
     /// it any more.
-    pub(crate) fn poll_request(&mut self, cx: &mut Context<'_>) {
+    fn poll_request(&mut self, cx: &mut Context<'_>) {
         let Some((sending, request)) = self.rest.as_deref_mut() else {
             return;
         };
@@ -513,15 +513,15 @@ impl H2Body {
         }
     }
 
-    pub(crate) fn buffered(&mut self) -> usize {
-        let rest = self.rest.as_deref();
+    fn buffered(&mut self) -> usize {
+        let rest = self.rest.as_deref_mut();
         let rest = rest.map_or(0, |(sending, request)| {
             sending.waiting.as_ref().map_or(0, Bytes::len) + request.buffered()
         });
         self.stream.flow_control().used_capacity() + rest
     }
 
-    pub(crate) fn is_done(&self) -> bool {
+    fn is_done(&self) -> bool {
         self.stream.is_end_stream()
     }
 }

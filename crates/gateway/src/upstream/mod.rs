@@ -12,6 +12,7 @@ pub mod h2;
 mod pool;
 mod pool_set;
 mod replay;
+mod targets;
 mod transport;
 
 pub use connect::{ConnectError, Role, Target, UpstreamIo};
@@ -21,6 +22,7 @@ pub use pool::Pool;
 pub(crate) use pool::Slot;
 pub use pool_set::Pools;
 pub use replay::{Replay, RetryClass};
+pub use targets::{PeerTarget, UpstreamTargets};
 pub use transport::Wire;
 
 use http::{Response, StatusCode};

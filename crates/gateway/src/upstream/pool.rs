@@ -20,9 +20,9 @@ use super::{
     UpstreamResponse,
 };
 use crate::header_bounds;
-use crate::header_metrics::{HeaderLimit, HeaderMetrics};
+use crate::http_message::CloseConnection;
+use crate::metrics::headers::{HeaderLimit, HeaderMetrics};
 use crate::metrics::{Gauge, Metrics};
-use crate::serve::CloseConnection;
 
 /// An unused connection is closed well before upstream would do it
 /// (kube-apiserver: 90 s), so that the two do not meet on the wire.

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use arc_swap::ArcSwap;
 use skewbridge_peers::{Identity, KeyDigest, Peer};
 
-use super::{PeerConnectionIdentity, Pool, UpstreamIdentity};
+use super::{PeerConnectionIdentity, Pool, UpstreamIdentity, UpstreamTargets};
 use crate::metrics::Metrics;
-use crate::tls::reload::{LiveTls, UpstreamTargets};
 
 /// Made anew when the files of a target change: what is under way on the old
 /// ones ends in peace.
@@ -40,11 +40,11 @@ impl Pools {
     pub(crate) fn of(
         &self,
         leg: UpstreamIdentity,
-        live: &LiveTls,
+        targets: &ArcSwap<UpstreamTargets>,
         metrics: &Metrics,
     ) -> Option<Arc<Pool>> {
         let mut current = self.lock();
-        let current = refresh(&mut current, live, metrics);
+        let current = refresh(&mut current, targets, metrics);
         match leg {
             UpstreamIdentity::Plain => Some(current.plain.clone()),
             UpstreamIdentity::FrontProxy => current.front_proxy.clone(),
@@ -54,9 +54,13 @@ impl Pools {
     /// The pool of anonymous callers, and of tokens that kube-apiserver has not accepted
     /// yet, on the plain leg. kube-apiserver ends a connection after it has answered an
     /// anonymous request, or any with 401, so they share none with accepted tokens.
-    pub(crate) fn anonymous(&self, live: &LiveTls, metrics: &Metrics) -> Arc<Pool> {
+    pub(crate) fn anonymous(
+        &self,
+        targets: &ArcSwap<UpstreamTargets>,
+        metrics: &Metrics,
+    ) -> Arc<Pool> {
         let mut current = self.lock();
-        refresh(&mut current, live, metrics).anonymous.clone()
+        refresh(&mut current, targets, metrics).anonymous.clone()
     }
 
     /// The pool of a peer, where it has an address and we have certificates.
@@ -64,14 +68,14 @@ impl Pools {
         &self,
         peer: &Peer,
         leg: PeerConnectionIdentity,
-        live: &LiveTls,
+        targets: &ArcSwap<UpstreamTargets>,
         metrics: &Metrics,
     ) -> Option<Arc<Pool>> {
         let address = peer.address?;
         let key = (peer.identity.clone(), leg);
         let pins = &peer.record.serving_keys;
         let mut current = self.lock();
-        let current = refresh(&mut current, live, metrics);
+        let current = refresh(&mut current, targets, metrics);
         match current.peers.get(&key) {
             Some(known) if known.address == address && known.pins == *pins => {
                 Some(known.pool.clone())
@@ -114,10 +118,10 @@ impl Pools {
 
 fn refresh<'a>(
     current: &'a mut Option<Current>,
-    live: &LiveTls,
+    targets: &ArcSwap<UpstreamTargets>,
     metrics: &Metrics,
 ) -> &'a mut Current {
-    let targets = live.targets.load();
+    let targets = targets.load();
     let fresh = || Current {
         plain: Pool::new(
             targets.plain.clone(),

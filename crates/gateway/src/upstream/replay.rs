@@ -111,7 +111,7 @@ impl Replay {
     }
 
     /// Bytes that the client has sent and that have not been read.
-    pub(crate) fn buffered(&self) -> usize {
+    pub(crate) fn buffered(&mut self) -> usize {
         self.body.buffered()
     }
 

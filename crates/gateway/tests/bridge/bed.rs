@@ -8,12 +8,12 @@ use std::time::Duration;
 use rustls_pki_types::ServerName;
 use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::KeyPairFiles;
 use skewbridge_gateway::config::{
     Admin, ApiServerIdentity, BridgeUser, Callers, Config, Egress, Etcd, Features, Limits, Listen,
     LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
     TranslateStreams, Upstream, UpstreamStreams,
 };
-use skewbridge_gateway::tls::files::KeyPairFiles;
 use skewbridge_testkit::{Ca, Leaf, ScratchDir, TlsClient};
 
 /// Everybody's certificates, and the files that the bridge reads.

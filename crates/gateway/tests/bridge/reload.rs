@@ -4,7 +4,7 @@ use http::Request;
 use rustls_pki_types::CertificateDer;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Config;
-use skewbridge_gateway::tls::files::KeyPairFiles;
+use skewbridge_gateway::config::KeyPairFiles;
 use skewbridge_testkit::{
     ApiServer, BodySender, Ca, ClientAuth, H1Client, H2Client, H2Stream, Leaf, Options, PATIENCE,
     Reply, TlsClient, Validity, eventually,

@@ -97,7 +97,7 @@ pub(super) async fn stream(
         }
         StreamAnswer::Switch(head, takeover) => Ok(Answer::switching(
             head,
-            serve::Takeover::new(|io, input| {
+            serve::UpgradeHandler::new(|io, input, _| {
                 takeover.run(Switched {
                     io: Box::new(io),
                     input,

@@ -12,8 +12,8 @@ use skewbridge_gateway::config::{
     LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
     TranslateStreams, Upstream, UpstreamStreams,
 };
+use skewbridge_gateway::tls::ca_conflict::{self, CaConflict};
 use skewbridge_gateway::tls::files::{KeyPairFiles, load_ca};
-use skewbridge_gateway::tls::reload::{self, CaConflict};
 
 use super::egress;
 use super::features::features;
@@ -151,7 +151,7 @@ fn callers(flags: &AuthenticationFlags, findings: &mut Findings) -> Callers {
         headers,
     };
     if let (Some(users), Some(proxies)) = (users, proxies) {
-        let conflict = reload::request_header_conflict(&callers, &proxies, &users);
+        let conflict = ca_conflict::request_header_conflict(&callers, &proxies, &users);
         refuse(conflict, findings);
     }
     callers
@@ -166,7 +166,7 @@ fn front_proxy_is_no_user(config: &Config, findings: &mut Findings) {
     };
     // Files that cannot be read have been reported.
     if let (Ok(front_proxy), Ok(client_ca)) = (front_proxy.load(), load_ca(client_ca)) {
-        let conflict = reload::front_proxy_conflict(config, &front_proxy, &client_ca);
+        let conflict = ca_conflict::front_proxy_conflict(config, &front_proxy, &client_ca);
         refuse(conflict, findings);
     }
 }

@@ -1,5 +1,7 @@
 use skewbridge_api::request_info::DecodedPath;
 
+use skewbridge_api::request_info::RequestInfo;
+
 use super::*;
 
 const V5: &str = "v5.channel.k8s.io";
@@ -66,7 +68,7 @@ fn plan_name(plan: &TranslationPlan) -> &'static str {
 }
 
 fn planned(
-    kind: Kind,
+    kind: StreamKind,
     switch: &UpgradeRequest,
     rules: TranslationRules,
     known: UpstreamCaps,
@@ -76,8 +78,8 @@ fn planned(
 
 #[test]
 fn auto_translates_only_streams_that_the_server_does_not_translate() {
-    use Kind::{Attach, Exec, PortForward};
-    type Row<'a> = (Kind, &'a [&'a str], UpstreamCaps, &'a str);
+    use StreamKind::{Attach, Exec, PortForward};
+    type Row<'a> = (StreamKind, &'a [&'a str], UpstreamCaps, &'a str);
 
     let refused = |minor, protocol| UpstreamCaps {
         refused: RefusedProtocols::from_iter([protocol]),
@@ -140,9 +142,9 @@ fn always_and_never_apply_unless_a_gate_disables_translation() {
         ..RULES
     };
     for (kind, offer) in [
-        (Kind::Exec, V5),
-        (Kind::Attach, V4),
-        (Kind::PortForward, TUNNEL),
+        (StreamKind::Exec, V5),
+        (StreamKind::Attach, V4),
+        (StreamKind::PortForward, TUNNEL),
     ] {
         let switch = websocket(&[offer]);
         for known in [UpstreamCaps::default(), version(28), version(36)] {
@@ -158,9 +160,14 @@ fn always_and_never_apply_unless_a_gate_disables_translation() {
         port_forward: false,
         ..rules(Always, true)
     };
-    let exec = planned(Kind::Exec, &websocket(&[V5]), one, version(28));
+    let exec = planned(StreamKind::Exec, &websocket(&[V5]), one, version(28));
     assert_eq!(exec, "translated");
-    let forward = planned(Kind::PortForward, &websocket(&[TUNNEL]), one, version(28));
+    let forward = planned(
+        StreamKind::PortForward,
+        &websocket(&[TUNNEL]),
+        one,
+        version(28),
+    );
     assert_eq!(forward, "as it is");
 }
 
@@ -171,7 +178,11 @@ fn a_websocket_only_upstream_gets_only_websockets() {
         ..RULES
     };
     for known in [version(28), version(36), UpstreamCaps::default()] {
-        for kind in [Kind::Exec, Kind::Attach, Kind::PortForward] {
+        for kind in [
+            StreamKind::Exec,
+            StreamKind::Attach,
+            StreamKind::PortForward,
+        ] {
             assert_eq!(planned(kind, &spdy(), RULES, known), "as it is");
             assert_eq!(planned(kind, &spdy(), narrow, known), "translated");
             for offer in [V5, V4, TUNNEL] {
@@ -185,7 +196,7 @@ fn a_websocket_only_upstream_gets_only_websockets() {
 #[test]
 fn version_5_is_used_if_it_is_offered() {
     let plan = plan(
-        Kind::Exec,
+        StreamKind::Exec,
         websocket(&[V4, V5]),
         RULES,
         UpstreamCaps::default(),
@@ -200,11 +211,14 @@ fn version_5_is_used_if_it_is_offered() {
 #[test]
 fn streams_are_recognised_by_their_paths() {
     let rows = [
-        ("/api/v1/namespaces/n/pods/p/exec", Some(Kind::Exec)),
-        ("/api/v1/namespaces/n/pods/p/attach", Some(Kind::Attach)),
+        ("/api/v1/namespaces/n/pods/p/exec", Some(StreamKind::Exec)),
+        (
+            "/api/v1/namespaces/n/pods/p/attach",
+            Some(StreamKind::Attach),
+        ),
         (
             "/api/v1/namespaces/n/pods/p/portforward",
-            Some(Kind::PortForward),
+            Some(StreamKind::PortForward),
         ),
         ("/api/v1/namespaces/n/pods/p/log", None),
         ("/api/v1/namespaces/n/pods/p", None),
@@ -216,7 +230,7 @@ fn streams_are_recognised_by_their_paths() {
     for (path, expected) in rows {
         let path = DecodedPath::new(path).unwrap();
         let info = RequestInfo::parse(&Method::GET, &path, None);
-        assert_eq!(Kind::of(&info), expected, "{path:?}");
+        assert_eq!(StreamKind::of(&info), expected, "{path:?}");
     }
 }
 

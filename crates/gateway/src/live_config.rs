@@ -1,13 +1,12 @@
-//! Certificates, keys and CA bundles as they are now.
+//! The configuration that changes while the bridge runs: certificates, keys and CA bundles.
 //!
 //! Files are looked at once a second: it costs a handful of `stat` calls, and
 //! unlike notifications it sees every way in which files are replaced,
 //! Kubernetes' symlink swaps and network file systems included. A new file that
 //! is not good leaves the old one in use.
 
-use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -17,17 +16,18 @@ use rustls::{ClientConfig, ServerConfig};
 use rustls_pki_types::{CertificateDer, ServerName};
 use skewbridge_peers::KeyDigest;
 
-use super::files::{CaBundle, FileProblem, Fingerprint, KeyPair, KeyPairFiles, load_ca};
-use super::own_certificates::{CaFile, Flagged, FrontProxy, OwnCertificates, warnings};
-use super::serving_key::{key_digest, rotated};
-use super::{ca_overlap, client_config, server_config};
 use crate::authn::TrustConfig;
-use crate::config::{Callers, Config, Egress, Feature, ProxyTransport};
+use crate::config::{Config, Egress, KeyPairFiles, ProxyTransport};
 use crate::metrics::Metrics;
 use crate::signatures::keys::SignatureKeys;
-use crate::upstream::{
-    Dialer, PeerConnectionIdentity, Proxy, Role, Target, UpstreamIdentity, authority,
+use crate::tls::ca_conflict::{
+    CaConflict, Conflicts, front_proxy_conflict, request_header_conflict,
 };
+use crate::tls::files::{CaBundle, FileProblem, Fingerprint, KeyPair, load_ca};
+use crate::tls::own_certificates::{CaFile, Flagged, FrontProxy, OwnCertificates, warnings};
+use crate::tls::serving_key::{key_digest, rotated};
+use crate::tls::{ca_overlap, client_config, server_config};
+use crate::upstream::{Dialer, PeerTarget, Proxy, Role, Target, UpstreamTargets, authority};
 use crate::upstream_problem::UpstreamFlags;
 
 const SIGNATURE_KEYS: &str = "--http-signature-keys";
@@ -43,7 +43,7 @@ const WARN_EVERY: Duration = Duration::from_hours(24);
 
 /// What the running bridge uses. Each part is replaced as a whole.
 #[derive(Debug)]
-pub struct LiveTls {
+pub struct LiveConfig {
     /// For new connections; those that are open keep theirs.
     pub server: ArcSwap<ServerConfig>,
     /// For every request.
@@ -63,147 +63,9 @@ pub struct LiveTls {
     pub conflicts: Conflicts,
 }
 
-/// CA files that cannot be used together. The bridge starts with none; a file that is
-/// replaced while it runs can bring one about.
-#[derive(Debug, Default)]
-pub struct Conflicts {
-    /// Why no request is sent to peers, by the bridge's own files.
-    pub peering: ArcSwapOption<CaConflict>,
-    /// The same by the client CA that upstream publishes.
-    pub published: ArcSwapOption<CaConflict>,
-    /// Why client certificates are judged by the CAs that were read before.
-    pub callers: ArcSwapOption<CaConflict>,
-}
-
-impl Conflicts {
-    /// Why no request is sent to peers.
-    pub fn of_peering(&self) -> Option<Arc<CaConflict>> {
-        (self.peering.load_full()).or_else(|| self.published.load_full())
-    }
-}
-
-/// Two files that cannot be used together, and what to do about it.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{} {}: {}", self.flag(), self.file().display(), self.message())]
-pub enum CaConflict {
-    /// The front-proxy certificate is a user's certificate too. A peer would take a
-    /// request with a bearer token for a request of that user, whatever the token is.
-    FrontProxyIsUser {
-        /// `--proxy-client-cert-file`
-        front_proxy: PathBuf,
-        /// `--client-ca-file`
-        client_ca: PathBuf,
-    },
-    /// The same by the client CA of the kube-apiserver behind this bridge, as it publishes
-    /// it. Peers have the same one.
-    FrontProxyIsUpstreamUser {
-        /// `--proxy-client-cert-file`
-        front_proxy: PathBuf,
-    },
-    /// Every user is a front proxy. kube-apiserver refuses this too (1.36), where both
-    /// files have the same certificate.
-    UsersAreFrontProxies {
-        /// `--requestheader-client-ca-file`
-        request_header_ca: PathBuf,
-        /// `--client-ca-file`
-        client_ca: PathBuf,
-    },
-}
-
-impl CaConflict {
-    /// The flag of the file to replace.
-    pub fn flag(&self) -> &'static str {
-        match self {
-            Self::FrontProxyIsUser { .. } | Self::FrontProxyIsUpstreamUser { .. } => {
-                "--proxy-client-cert-file"
-            }
-            Self::UsersAreFrontProxies { .. } => "--requestheader-client-ca-file",
-        }
-    }
-
-    /// The file to replace.
-    pub fn file(&self) -> &Path {
-        match self {
-            Self::FrontProxyIsUser { front_proxy, .. }
-            | Self::FrontProxyIsUpstreamUser { front_proxy } => front_proxy,
-            Self::UsersAreFrontProxies {
-                request_header_ca, ..
-            } => request_header_ca,
-        }
-    }
-
-    /// What is wrong, with the other file, and the remedy.
-    pub fn message(&self) -> String {
-        match self {
-            Self::FrontProxyIsUser { client_ca, .. } => format!(
-                "this certificate also authenticates as a user under --client-ca-file {}: a \
-                 peer would take every request with a bearer token for a request of that \
-                 user; issue the front-proxy certificate from a CA of its own, or leave out \
-                 --peer-ca-file to run without peers",
-                client_ca.display()
-            ),
-            Self::FrontProxyIsUpstreamUser { .. } => format!(
-                "this certificate also authenticates as a user under the --client-ca-file of \
-                 the kube-apiserver, which is published as {PUBLISHED_CLIENT_CA}: a peer would \
-                 take every request with a bearer token for a request of that user; issue the \
-                 front-proxy certificate from a CA of its own, or leave out --peer-ca-file to \
-                 run without peers"
-            ),
-            Self::UsersAreFrontProxies { client_ca, .. } => format!(
-                "has a CA in common with --client-ca-file {} while \
-                 --requestheader-allowed-names is empty: every user with a client \
-                 certificate could act as any other user; give \
-                 --requestheader-allowed-names, or use a CA of its own for front proxies",
-                client_ca.display()
-            ),
-        }
-    }
-}
-
-/// Where kube-apiserver publishes its `--client-ca-file`: namespace, `ConfigMap` and key.
-const PUBLISHED_CLIENT_CA: &str =
-    "client-ca-file of the ConfigMap kube-system/extension-apiserver-authentication";
-
-/// The conflict between a front-proxy certificate and the CAs of users, for a bridge that
-/// sends requests to peers.
-pub fn front_proxy_conflict(
-    config: &Config,
-    front_proxy: &KeyPair,
-    client_ca: &CaBundle,
-) -> Option<CaConflict> {
-    let wants_peers = config.peers.ca.is_some()
-        && (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy);
-    let cas = &client_ca.certificates;
-    if !wants_peers || !ca_overlap::authenticates(cas, &front_proxy.certified.cert) {
-        return None;
-    }
-    Some(CaConflict::FrontProxyIsUser {
-        front_proxy: config.upstream.front_proxy.as_ref()?.cert.clone(),
-        client_ca: config.callers.client_ca.clone()?,
-    })
-}
-
-/// The conflict between the CAs of front proxies and those of users.
-pub fn request_header_conflict(
-    callers: &Callers,
-    request_header_ca: &CaBundle,
-    client_ca: &CaBundle,
-) -> Option<CaConflict> {
-    let request_header = callers.request_header.as_ref()?;
-    if !request_header.allowed_names.is_empty()
-        || !ca_overlap::overlap(request_header_ca, client_ca)
-    {
-        return None;
-    }
-    Some(CaConflict::UsersAreFrontProxies {
-        request_header_ca: request_header.ca.clone(),
-        client_ca: callers.client_ca.clone()?,
-    })
-}
-
 /// Judges the front-proxy certificate by the client CA that upstream publishes.
 pub(crate) fn judge_published(
-    live: &LiveTls,
+    live: &LiveConfig,
     front_proxy: &FrontProxy,
     client_ca: Option<&[CertificateDer<'static>]>,
     metrics: &Metrics,
@@ -229,81 +91,9 @@ fn log_peering(conflict: Option<&CaConflict>) {
     }
 }
 
-/// Upstream on both legs, and how to meet peers.
-#[derive(Debug)]
-pub struct UpstreamTargets {
-    /// Without a certificate.
-    pub plain: Target,
-    /// With the front-proxy certificate, where there is one.
-    pub front_proxy: Option<Target>,
-    /// Any peer. A bridge believes the hop header by the front-proxy certificate. Where
-    /// there are both it and `--peer-ca-file`.
-    pub peer: Option<PeerTarget>,
-}
-
-/// How to meet a peer, wherever it is.
-#[derive(Debug)]
-pub struct PeerTarget {
-    dialer: Dialer,
-    /// With the front-proxy certificate.
-    tls: Arc<ClientConfig>,
-    /// Without it. Its TLS sessions are its own: a session that is resumed brings the
-    /// certificate back with which it began.
-    token_tls: Arc<ClientConfig>,
-    ping: Duration,
-    ping_timeout: Duration,
-}
-
-/// Keepalive of HTTP/2 connections to peers that have requests in flight: a peer that is
-/// stopped, or behind a partition, is found within 7 s. Shorter than for upstream, since
-/// another peer may serve the request.
-const PEER_PING_INTERVAL: Duration = Duration::from_secs(2);
-const PEER_PING_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// How long a new serving key is announced to peers before it is used: they pin the keys
 /// that are published, and hear of a change within milliseconds where the registry works.
 const KEY_ANNOUNCEMENT: Duration = Duration::from_secs(3);
-
-/// What a peer's certificate has to be for (KEP-4020, Proxy transport between
-/// apiservers and authn).
-const PEER_NAME: &str = "kubernetes.default.svc";
-
-impl PeerTarget {
-    /// The peer at this address.
-    pub(crate) fn at(
-        &self,
-        address: SocketAddr,
-        pins: Vec<KeyDigest>,
-        leg: PeerConnectionIdentity,
-    ) -> Option<Target> {
-        Some(Target {
-            host: address.ip().to_string(),
-            port: address.port(),
-            dialer: self.dialer.clone(),
-            server_name: ServerName::try_from(PEER_NAME).ok()?,
-            tls: match leg {
-                PeerConnectionIdentity::FrontProxy => self.tls.clone(),
-                PeerConnectionIdentity::Token | PeerConnectionIdentity::UnprovenToken => {
-                    self.token_tls.clone()
-                }
-            },
-            ping: self.ping,
-            ping_timeout: self.ping_timeout,
-            pins,
-            role: Role::Peer,
-        })
-    }
-}
-
-impl UpstreamTargets {
-    /// The one of a leg.
-    pub fn of(&self, leg: UpstreamIdentity) -> Option<&Target> {
-        match leg {
-            UpstreamIdentity::Plain => Some(&self.plain),
-            UpstreamIdentity::FrontProxy => self.front_proxy.as_ref(),
-        }
-    }
-}
 
 /// Why files cannot be used together or alone.
 #[derive(Debug, thiserror::Error)]
@@ -397,7 +187,7 @@ impl Way {
 
 impl Files {
     /// Reads them all.
-    pub fn load(config: &Config, metrics: Metrics) -> Result<(Self, LiveTls), LoadError> {
+    pub fn load(config: &Config, metrics: Metrics) -> Result<(Self, LiveConfig), LoadError> {
         let ca = |flag, path: &PathBuf| {
             let path = path.clone();
             Watched::new(flag, vec![path.clone()], move || load_ca(&path))
@@ -480,7 +270,7 @@ impl Files {
         if let Some(conflict) = files.peering_conflict() {
             return Err(conflict.into());
         }
-        let live = LiveTls {
+        let live = LiveConfig {
             conflicts: Conflicts::default(),
             server: ArcSwap::from_pointee(files.server()?),
             trust: ArcSwap::from_pointee(files.trust()?),
@@ -547,13 +337,12 @@ impl Files {
             })
         };
         let peer = match (&self.front_proxy, &self.peer_ca) {
-            (Some(pair), Some(ca)) if self.peering_conflict().is_none() => Some(PeerTarget {
-                dialer: self.egress.dialer()?,
-                tls: Arc::new(client_config(&ca.value, Some(&pair.value))?),
-                token_tls: Arc::new(client_config(&ca.value, None)?),
-                ping: self.config.limits.upstream_ping.min(PEER_PING_INTERVAL),
-                ping_timeout: self.config.limits.upstream_ping.min(PEER_PING_TIMEOUT),
-            }),
+            (Some(pair), Some(ca)) if self.peering_conflict().is_none() => Some(PeerTarget::new(
+                self.egress.dialer()?,
+                client_config(&ca.value, Some(&pair.value))?,
+                client_config(&ca.value, None)?,
+                self.config.limits.upstream_ping,
+            )),
             _ => None,
         };
         Ok(UpstreamTargets {
@@ -579,13 +368,13 @@ impl Files {
     }
 
     /// Looks at the files until `stop` is dropped.
-    pub fn keep_fresh(mut self, live: &LiveTls, stop: &Receiver<()>) {
+    pub fn keep_fresh(mut self, live: &LiveConfig, stop: &Receiver<()>) {
         while stop.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
             self.refresh(live);
         }
     }
 
-    fn refresh(&mut self, live: &LiveTls) {
+    fn refresh(&mut self, live: &LiveConfig) {
         let metrics = &self.metrics;
         let serving = self.serving.refresh(metrics);
         let client_ca = refresh(&mut self.client_ca, metrics);
@@ -641,7 +430,7 @@ impl Files {
     }
 
     /// Tells peers of a new serving key. Whether they have to be given time to hear of it.
-    fn announce_key(&self, live: &LiveTls) -> bool {
+    fn announce_key(&self, live: &LiveConfig) -> bool {
         let Some(new) = self.serving_key() else {
             return false;
         };
@@ -655,7 +444,7 @@ impl Files {
 
     /// Switches peering off where the new files do not permit it, and on again where they
     /// do. Whether that has changed.
-    fn judge_peering(&self, live: &LiveTls) -> bool {
+    fn judge_peering(&self, live: &LiveConfig) -> bool {
         let conflict = self.peering_conflict();
         let before = live.conflicts.peering.load_full();
         if before.as_deref() == conflict.as_ref() {

@@ -1,13 +1,11 @@
-//! What is counted of signatures.
+//! Metrics of signed requests.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use super::error::Rejected;
-
-/// Counters of signatures.
+/// Counters of signed requests.
 #[derive(Debug)]
 pub(crate) struct SignatureMetrics {
     judged: Family<ResultLabels, Counter>,
@@ -34,15 +32,15 @@ impl SignatureMetrics {
 
     /// From now on there are series for all results, so that the first refusal is
     /// an increase.
-    pub(crate) fn will_judge(&self) {
-        let refused = Rejected::ALL.iter().map(|it| it.as_str());
-        for result in refused.chain([ACCEPTED]) {
+    pub(crate) fn will_judge(&self, rejections: impl Iterator<Item = &'static str>) {
+        for result in rejections.chain([ACCEPTED]) {
             drop(self.judged.get_or_create(&ResultLabels { result }));
         }
     }
 
-    pub(super) fn judged(&self, rejected: Option<&Rejected>) {
-        let result = rejected.map_or(ACCEPTED, |it| it.as_str());
+    /// Counts a signed request; a rejected one with its reason.
+    pub(crate) fn judged(&self, rejection: Option<&'static str>) {
+        let result = rejection.unwrap_or(ACCEPTED);
         self.judged.get_or_create(&ResultLabels { result }).inc();
     }
 }

@@ -5,9 +5,53 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use crate::authentication_limit::Credential;
-use crate::connection_slots::EvictionReason;
-use crate::metrics::Gauge;
+use super::Gauge;
+
+/// The kind of a credential. Each has a budget of its own in
+/// [`crate::authentication_limit`], so that refused certificates do not slow down tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Credential {
+    Token,
+    Signature,
+    Certificate,
+}
+
+impl Credential {
+    pub(crate) const ALL: [Self; 3] = [Self::Token, Self::Signature, Self::Certificate];
+
+    /// As a metric label.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Token => "token",
+            Self::Signature => "signature",
+            Self::Certificate => "certificate",
+        }
+    }
+}
+
+/// Why a connection was evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EvictionReason {
+    /// All slots were taken.
+    SlotsFull,
+    /// Its source had as many unauthenticated connections as it may.
+    SourceLimit,
+    /// It sent no request in time.
+    NoRequest,
+}
+
+impl EvictionReason {
+    pub(crate) const ALL: [Self; 3] = [Self::SlotsFull, Self::SourceLimit, Self::NoRequest];
+
+    /// As a metric label.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::SlotsFull => "slots-full",
+            Self::SourceLimit => "source-limit",
+            Self::NoRequest => "no-request",
+        }
+    }
+}
 
 /// Cheap to clone.
 #[derive(Debug, Clone)]

@@ -11,8 +11,6 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::discovery_view::View;
-
 /// Counters of discovery.
 #[derive(Debug)]
 pub(crate) struct DiscoveryMetrics {
@@ -147,15 +145,20 @@ impl DiscoveryMetrics {
         }
     }
 
-    /// It was made anew; without peers there is none.
-    pub(crate) fn recomputed(&self, view: Option<&View>, took: Duration) {
+    /// The merged document was rebuilt: the sizes of its encodings by path. Without peers there
+    /// is none.
+    pub(crate) fn recomputed(
+        &self,
+        sizes: Option<impl IntoIterator<Item = (&'static str, usize)>>,
+        took: Duration,
+    ) {
         self.bytes.clear();
-        let Some(view) = view else {
+        let Some(sizes) = sizes else {
             return;
         };
         self.misses.inc();
         self.recompute.observe(took.as_secs_f64());
-        for (path, bytes) in view.sizes() {
+        for (path, bytes) in sizes {
             let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
             self.bytes.get_or_create(&PathLabels { path }).set(bytes);
         }

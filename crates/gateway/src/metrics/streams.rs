@@ -8,8 +8,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::translation_plan::Kind;
-use crate::metrics::Metrics;
+use super::Metrics;
+use crate::stream_kind::StreamKind;
 
 /// Counters of streams.
 #[derive(Debug)]
@@ -84,10 +84,10 @@ impl StreamMetrics {
     }
 
     /// Counts a request that was translated to SPDY, by its status code.
-    pub(crate) fn translated(&self, kind: Kind, code: StatusCode) {
+    pub(crate) fn translated(&self, kind: StreamKind, code: StatusCode) {
         let family = match kind {
-            Kind::Exec | Kind::Attach => &self.translated,
-            Kind::PortForward => &self.tunnelled,
+            StreamKind::Exec | StreamKind::Attach => &self.translated,
+            StreamKind::PortForward => &self.tunnelled,
         };
         let code = code.as_u16();
         family.get_or_create(&CodeLabels { code }).inc();
@@ -151,7 +151,7 @@ impl StreamMetricsGuard {
     /// A stream has started.
     pub(crate) fn begin(
         metrics: &Metrics,
-        kind: Kind,
+        kind: StreamKind,
         client: &'static str,
         upstream: &'static str,
     ) -> Self {

@@ -19,8 +19,6 @@ use skewbridge_api::request_info::RequestInfo;
 use skewbridge_peers::registry::RegistryStatus;
 use skewbridge_peers::{Identity, Peer, Peers, reachability};
 
-use crate::upstream::SendError;
-
 /// Counters of peers.
 #[derive(Debug)]
 pub(crate) struct PeerMetrics {
@@ -153,16 +151,6 @@ pub(crate) enum PeerError {
 }
 
 impl PeerError {
-    pub(crate) fn of(error: &SendError) -> Self {
-        match error {
-            SendError::Connect(_) => Self::Connect,
-            SendError::NotProcessed(_) | SendError::GoneAway(_) | SendError::Declined(_) => {
-                Self::Declined
-            }
-            SendError::CutOff(_) | SendError::BadAnswer(_) | SendError::Client(_) => Self::CutOff,
-        }
-    }
-
     fn as_str(self) -> &'static str {
         match self {
             Self::NoAddress => "endpoint_resolution",

@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use crate::access_log::AccessLogEntry;
+use crate::metrics::streams::{StreamEnd, StreamMetricsGuard};
 use crate::serve::ClientIo;
-use crate::streams::{StreamEnd, StreamMetricsGuard};
 use crate::upstream::h1::Upgraded;
 
 /// As many TLS records as are read ahead: a system call for each of them is what bulk

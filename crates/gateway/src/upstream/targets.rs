@@ -1,0 +1,100 @@
+//! The servers that connections are made to: upstream with each identity, and peers.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use skewbridge_peers::KeyDigest;
+
+use super::{Dialer, PeerConnectionIdentity, Role, Target, UpstreamIdentity};
+
+/// Upstream on both legs, and how to meet peers.
+#[derive(Debug)]
+pub struct UpstreamTargets {
+    /// Without a certificate.
+    pub plain: Target,
+    /// With the front-proxy certificate, where there is one.
+    pub front_proxy: Option<Target>,
+    /// Any peer. A bridge believes the hop header by the front-proxy certificate. Where
+    /// there are both it and `--peer-ca-file`.
+    pub peer: Option<PeerTarget>,
+}
+
+/// How to meet a peer, wherever it is.
+#[derive(Debug)]
+pub struct PeerTarget {
+    dialer: Dialer,
+    /// With the front-proxy certificate.
+    tls: Arc<ClientConfig>,
+    /// Without it. Its TLS sessions are its own: a session that is resumed brings the
+    /// certificate back with which it began.
+    token_tls: Arc<ClientConfig>,
+    ping: Duration,
+    ping_timeout: Duration,
+}
+
+/// Keepalive of HTTP/2 connections to peers that have requests in flight: a peer that is
+/// stopped, or behind a partition, is found within 7 s. Shorter than for upstream, since
+/// another peer may serve the request.
+const PEER_PING_INTERVAL: Duration = Duration::from_secs(2);
+const PEER_PING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a peer's certificate has to be for (KEP-4020, Proxy transport between
+/// apiservers and authn).
+const PEER_NAME: &str = "kubernetes.default.svc";
+
+impl PeerTarget {
+    /// `tls` has the front-proxy certificate, `token_tls` has none. `ping` is the keepalive
+    /// interval of connections to upstream.
+    pub(crate) fn new(
+        dialer: Dialer,
+        tls: ClientConfig,
+        token_tls: ClientConfig,
+        ping: Duration,
+    ) -> Self {
+        Self {
+            dialer,
+            tls: Arc::new(tls),
+            token_tls: Arc::new(token_tls),
+            ping: ping.min(PEER_PING_INTERVAL),
+            ping_timeout: ping.min(PEER_PING_TIMEOUT),
+        }
+    }
+
+    /// The peer at this address.
+    pub(crate) fn at(
+        &self,
+        address: SocketAddr,
+        pins: Vec<KeyDigest>,
+        leg: PeerConnectionIdentity,
+    ) -> Option<Target> {
+        Some(Target {
+            host: address.ip().to_string(),
+            port: address.port(),
+            dialer: self.dialer.clone(),
+            server_name: ServerName::try_from(PEER_NAME).ok()?,
+            tls: match leg {
+                PeerConnectionIdentity::FrontProxy => self.tls.clone(),
+                PeerConnectionIdentity::Token | PeerConnectionIdentity::UnprovenToken => {
+                    self.token_tls.clone()
+                }
+            },
+            ping: self.ping,
+            ping_timeout: self.ping_timeout,
+            pins,
+            role: Role::Peer,
+        })
+    }
+}
+
+impl UpstreamTargets {
+    /// The one of a leg.
+    pub fn of(&self, leg: UpstreamIdentity) -> Option<&Target> {
+        match leg {
+            UpstreamIdentity::Plain => Some(&self.plain),
+            UpstreamIdentity::FrontProxy => self.front_proxy.as_ref(),
+        }
+    }
+}
