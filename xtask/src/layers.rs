@@ -25,7 +25,6 @@ pub(crate) type Edges = BTreeMap<String, BTreeMap<String, Place>>;
 const MODULES_IN_CYCLES: &[(&str, usize)] = &[
     ("client", 2),
     ("e2e", 3),
-    ("gateway", 12),
     ("h1", 2),
     ("harness", 6),
     ("peers", 4),

@@ -1,11 +1,12 @@
 //! The gateway beside one kube-apiserver.
 //!
-//! A request passes these modules in this order: [`listener`](crate::config::Listen) accepts
-//! the connection, [`tls`] and [`serve`] read the request, [`authn`] authenticates the caller,
+//! A request passes these modules in this order: `frontend` accepts the connection, [`tls`] and
+//! [`serve`] read the request, [`authn`] authenticates the caller,
 //! `skewbridge_api::request_info` parses the target, [`routing`] decides which server gets the
-//! request, `forward_local` or `forward_peer` sends it over connections of [`upstream`], and
-//! `error_response` turns failures into a `metav1.Status`. [`cluster_state`] holds what is known
-//! of the other servers; `peer_controller` maintains it.
+//! request, `proxy` sends it over connections of [`upstream`], and `error_response` turns failures
+//! into a `metav1.Status`. [`cluster_state`] holds what is known of the other servers; `control`
+//! maintains it. Modules depend on each other in one direction only: `cargo xtask layers` prints
+//! the layers.
 //!
 //! ```no_run
 //! # use skewbridge_gateway::{Error, config::Config};
@@ -21,48 +22,42 @@ mod admin;
 mod authentication_limit;
 pub mod authn;
 pub mod body;
+mod bridge_headers;
 mod buffer_budget;
 mod client_connection;
 pub mod cluster_state;
 pub mod config;
 mod connection_slots;
+mod control;
 mod date;
-mod debug_peers;
 pub mod discovery_view;
 pub mod drain;
 mod error_response;
-mod forward_local;
-mod forward_peer;
+mod frontend;
 mod gzip;
-pub mod handler;
 mod header_bounds;
 pub mod health;
 mod http_message;
-mod internal_client;
-mod listener;
 pub mod live_config;
 pub mod local_identity;
 mod log_budget;
 pub mod metrics;
 mod openapi;
 pub mod peer_config;
-mod peer_controller;
-mod plain_http;
-mod request_context;
+mod proxy;
 pub mod routing;
 pub mod self_test;
 pub mod serve;
 mod server;
 pub mod signatures;
 mod source_network;
+mod state;
 mod stream_kind;
 mod streams;
 mod tcp;
 pub mod tls;
 pub mod upstream;
-mod upstream_probe;
 mod upstream_problem;
 mod watch_drain;
-mod worker;
 
 pub use server::{Error, Handle, run, start};

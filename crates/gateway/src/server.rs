@@ -24,9 +24,11 @@ use crate::buffer_budget::BufferBudget;
 use crate::cluster_state::ClusterHandle;
 use crate::config::Config;
 use crate::connection_slots::ConnectionSlots;
+use crate::control::{peer_controller, self_test, upstream_probe};
 use crate::discovery_view::Complete;
 use crate::drain::{Drain, DrainTrigger, announcement};
-use crate::handler::GatewayState;
+use crate::frontend::listener;
+use crate::frontend::worker::Worker;
 use crate::health::{Health, UpstreamHealth};
 use crate::live_config::{Files, LiveConfig, LoadError};
 use crate::local_identity::LocalIdentity;
@@ -35,9 +37,8 @@ use crate::peer_config::{Membership, PeeringDisabled};
 use crate::self_test::SelfTest;
 use crate::serve::h1::ClientTimeouts;
 use crate::signatures::Signatures;
+use crate::state::GatewayState;
 use crate::streams::Streams;
-use crate::worker::Worker;
-use crate::{listener, peer_controller, self_test, upstream_probe};
 
 /// Why a bridge does not run.
 #[derive(Debug, thiserror::Error)]

@@ -5,7 +5,6 @@ use http::header::{ACCEPT, ACCEPT_ENCODING, IF_MODIFIED_SINCE, IF_NONE_MATCH, RA
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method};
 use skewbridge_api::media::{Format, negotiate};
-use skewbridge_api::request_info::DecodedPath;
 use skewbridge_discovery::accept::{self, LOCAL_AGGREGATED, LOCAL_DOCUMENT};
 use skewbridge_discovery::{DocumentEncoding, Layout, RequestedDiscovery};
 use skewbridge_openapi::GroupVersion;
@@ -54,8 +53,8 @@ pub(crate) enum Question {
 /// How a list is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Form {
-    pub(super) format: Format,
-    pub(super) layout: Layout,
+    pub(crate) format: Format,
+    pub(crate) layout: Layout,
 }
 
 /// What servers write lists in, the best first. CBOR only some, and only lists
@@ -69,12 +68,10 @@ const MAX_RANGES: usize = 8;
 impl Question {
     /// Whether a request asks for a part of the view that the local server would
     /// not show whole.
-    pub(crate) fn of(head: &Parts, view: &View, complete: Complete) -> Option<Self> {
+    pub(crate) fn of(head: &Parts, path: &str, view: &View, complete: Complete) -> Option<Self> {
         if !matches!(head.method, Method::GET | Method::HEAD) {
             return None;
         }
-        let path = DecodedPath::new(head.uri.path()).ok()?;
-        let path = path.as_str();
         let mut parts = path.strip_prefix('/')?.split('/');
         let parts = [parts.next(), parts.next(), parts.next(), parts.next()];
         match (parts, complete) {
@@ -198,8 +195,8 @@ fn local_document(headers: &HeaderMap) -> HeaderValue {
 }
 
 /// Whether a caller wants the local server's own document, as peers do.
-pub(crate) fn is_for_local_alone(head: &Parts) -> bool {
-    is_apis(head)
+pub(crate) fn is_for_local_alone(head: &Parts, path: &str) -> bool {
+    is_apis(head, path)
         && matches!(
             RequestedDiscovery::from_headers(&head.headers, |_| true),
             RequestedDiscovery::Local(_)
@@ -208,17 +205,16 @@ pub(crate) fn is_for_local_alone(head: &Parts) -> bool {
 
 /// Whether a caller would be given the document of the whole cluster, if there
 /// were one.
-pub(crate) fn is_for_all(head: &Parts) -> bool {
-    is_apis(head)
+pub(crate) fn is_for_all(head: &Parts, path: &str) -> bool {
+    is_apis(head, path)
         && matches!(
             RequestedDiscovery::from_headers(&head.headers, |_| true),
             RequestedDiscovery::Merged(_)
         )
 }
 
-pub(super) fn is_apis(head: &Parts) -> bool {
-    matches!(head.method, Method::GET | Method::HEAD)
-        && DecodedPath::new(head.uri.path()).is_ok_and(|path| path.as_str() == "/apis")
+pub(crate) fn is_apis(head: &Parts, path: &str) -> bool {
+    matches!(head.method, Method::GET | Method::HEAD) && path == "/apis"
 }
 
 /// A document that is asked for may be one that is not understood: then the lists

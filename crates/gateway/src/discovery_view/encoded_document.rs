@@ -14,10 +14,10 @@ use crate::gzip::{WORTH_COMPRESSING, gzip};
 
 /// A document, written.
 #[derive(Debug)]
-pub(super) struct Page {
-    pub(super) document: Document,
-    pub(super) etag: HeaderValue,
-    pub(super) json: Bytes,
+pub(crate) struct Page {
+    pub(crate) document: Document,
+    pub(crate) etag: HeaderValue,
+    pub(crate) json: Bytes,
     json_gzip: OnceLock<Bytes>,
     json_beta: OnceLock<Form>,
     protobuf: OnceLock<Form>,
@@ -33,13 +33,13 @@ struct Form {
 
 /// What is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Sent {
-    pub(super) bytes: Bytes,
-    pub(super) gzipped: bool,
+pub(crate) struct Sent {
+    pub(crate) bytes: Bytes,
+    pub(crate) gzipped: bool,
 }
 
 impl Page {
-    pub(super) fn of(document: Document) -> Self {
+    pub(crate) fn of(document: Document) -> Self {
         let json = document.write(Format::Json, Layout::Compact);
         Self {
             etag: etag(&document),
@@ -53,7 +53,7 @@ impl Page {
     }
 
     /// As a client wishes to have it.
-    pub(super) fn written(&self, wish: DocumentEncoding, may_gzip: bool) -> Sent {
+    pub(crate) fn written(&self, wish: DocumentEncoding, may_gzip: bool) -> Sent {
         let beta = || Document {
             schema: Schema::V2Beta1,
             items: self.document.items.clone(),
@@ -95,7 +95,7 @@ impl Form {
 
 impl Sent {
     /// What is written for this one answer.
-    pub(super) fn of(bytes: &Bytes, may_gzip: bool) -> Self {
+    pub(crate) fn of(bytes: &Bytes, may_gzip: bool) -> Self {
         choose(bytes, &OnceLock::new(), may_gzip)
     }
 }
@@ -119,7 +119,7 @@ fn etag(document: &Document) -> HeaderValue {
     quoted_sha512(&json)
 }
 
-pub(super) fn quoted_sha512(bytes: &[u8]) -> HeaderValue {
+pub(crate) fn quoted_sha512(bytes: &[u8]) -> HeaderValue {
     use std::fmt::Write as _;
     let mut etag = String::with_capacity(130);
     etag.push('"');

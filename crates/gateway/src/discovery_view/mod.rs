@@ -3,12 +3,8 @@
 //! something has changed, on the control thread, and requests read the last one.
 
 mod authz_cache;
-mod discovery_request;
-mod encoded_document;
-mod intercept;
-mod merged_response;
-mod openapi_response;
-mod server_list;
+pub(crate) mod discovery_request;
+pub(crate) mod encoded_document;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,9 +20,6 @@ use skewbridge_peers::{Excluded, Identity, Peers, Served};
 pub(crate) use authz_cache::{AuthzCache, Credential};
 pub(crate) use discovery_request::{Complete, Question};
 use encoded_document::Page;
-pub(crate) use intercept::Intercept;
-use merged_response::MergedResponse;
-use server_list::ServerList;
 
 /// What all servers serve, ready to be sent.
 #[derive(Debug)]
@@ -43,7 +36,7 @@ pub struct View {
     local_version: Option<KubeVersion>,
     /// Group-versions that the local server does not serve whole, and who adds to
     /// them.
-    incomplete: BTreeMap<(String, String), Vec<Identity>>,
+    pub(crate) incomplete: BTreeMap<(String, String), Vec<Identity>>,
 }
 
 /// What one server serves.
@@ -129,7 +122,12 @@ impl View {
     }
 
     /// The same with another document of the local server, which has just sent it.
-    fn renewed(&self, which: Which, document: Document, etag: Option<HeaderValue>) -> Self {
+    pub(crate) fn renewed(
+        &self,
+        which: Which,
+        document: Document,
+        etag: Option<HeaderValue>,
+    ) -> Self {
         let mut sources = self.sources.clone();
         if let Some(local) = sources.iter_mut().find(|it| it.identity == self.own) {
             local.documents[which as usize] = Arc::new(document);
@@ -150,7 +148,13 @@ impl View {
             && Arc::ptr_eq(&self.shared, shared)
     }
 
-    fn page(&self, which: Which) -> &Page {
+    /// How many servers it is made of.
+    #[cfg(test)]
+    pub(crate) fn source_count(&self) -> usize {
+        self.sources.len()
+    }
+
+    pub(crate) fn page(&self, which: Which) -> &Page {
         match which {
             Which::Api => &self.api,
             Which::Apis => &self.apis,
@@ -158,7 +162,7 @@ impl View {
     }
 
     /// What the local server calls its own document.
-    fn local_etag(&self, which: Which) -> Option<&HeaderValue> {
+    pub(crate) fn local_etag(&self, which: Which) -> Option<&HeaderValue> {
         self.local()?.etags[which as usize].as_ref()
     }
 
@@ -168,7 +172,7 @@ impl View {
     }
 
     /// A group, in the whole cluster and in the local server.
-    fn group(&self, name: &str) -> (Option<&Group>, Option<&Group>) {
+    pub(crate) fn group(&self, name: &str) -> (Option<&Group>, Option<&Group>) {
         let which = if name.is_empty() {
             Which::Api
         } else {
@@ -182,7 +186,11 @@ impl View {
     }
 
     /// A version of a group, in the whole cluster and in the local server.
-    fn version(&self, group: &str, version: &str) -> (Option<&Version>, Option<&Version>) {
+    pub(crate) fn version(
+        &self,
+        group: &str,
+        version: &str,
+    ) -> (Option<&Version>, Option<&Version>) {
         let (whole, local) = self.group(group);
         (
             whole.and_then(|group| group.version(version)),
@@ -194,14 +202,14 @@ impl View {
     /// server does although it is not known here yet. The lists of servers also
     /// have what other servers once registered and nobody serves any more; a client
     /// that asks for that is told 404, and takes all of discovery for broken.
-    fn may_list(&self, group: &str, version: &str) -> bool {
+    pub(crate) fn may_list(&self, group: &str, version: &str) -> bool {
         self.partial
             || self.version(group, version).0.is_some()
             || self.shared.contains(group, version, Instant::now())
     }
 
     /// Removes versions that all servers share and that the local one does not list.
-    fn leave_out_gone(&self, group: &mut ApiGroup, listed: Option<&ApiGroup>) {
+    pub(crate) fn leave_out_gone(&self, group: &mut ApiGroup, listed: Option<&ApiGroup>) {
         let now = Instant::now();
         let name = group.name.clone();
         group.versions.retain(|version| {
@@ -281,6 +289,3 @@ impl Source {
         one.identity == other.identity && same(0) && same(1)
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -22,15 +22,15 @@ pub(crate) struct Published {
     /// What the local server calls its part.
     pub(crate) local_etag: Option<HeaderValue>,
     /// What others have added.
-    pub(super) parts: Vec<Part>,
+    pub(crate) parts: Vec<Part>,
 }
 
 /// What a peer has added to a document.
 #[derive(Debug, Clone)]
-pub(super) struct Part {
-    pub(super) identity: Identity,
-    pub(super) etag: Option<HeaderValue>,
-    pub(super) bytes: Bytes,
+pub(crate) struct Part {
+    pub(crate) identity: Identity,
+    pub(crate) etag: Option<HeaderValue>,
+    pub(crate) bytes: Bytes,
 }
 
 impl Published {
@@ -59,7 +59,7 @@ impl OpenApiCache {
         Some(found)
     }
 
-    pub(super) fn put(&self, published: Arc<Published>) {
+    pub(crate) fn put(&self, published: Arc<Published>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|it| it.page != published.page || it.format != published.format);
         kept.push(published);

@@ -3,7 +3,6 @@
 //! and `kubectl explain` and validation then know half of the cluster.
 
 mod cache;
-mod merger;
 
 use std::time::Duration;
 
@@ -16,8 +15,7 @@ use skewbridge_peers::Identity;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-pub(crate) use cache::{OpenApiCache, Published};
-pub(crate) use merger::run;
+pub(crate) use cache::{OpenApiCache, Part, Published};
 
 /// A document.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -6,20 +6,18 @@
 //! [`port_forward`] relays the stream to its end. Streams that need no translation are plain
 //! tunnels.
 
-mod access_review;
 mod busy_poll;
-mod handshake;
 mod injected_pings;
-mod port_forward;
+pub(crate) mod port_forward;
 mod port_forward_relay;
 mod refusal_cache;
-mod spdy_to_ws;
+pub(crate) mod spdy_to_ws;
 mod termination_status;
 mod timer;
-mod translation_plan;
+pub(crate) mod translation_plan;
 mod tunnel;
-mod upgrade_headers;
-mod ws_to_spdy;
+pub(crate) mod upgrade_headers;
+pub(crate) mod ws_to_spdy;
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -32,7 +30,6 @@ use skewbridge_api::version::Version;
 use skewbridge_stream_io::{KeepaliveConfig, PingPolicy, WebSocketKeepalive};
 use tokio::time::Instant;
 
-pub(crate) use handshake::{StreamOutcome, handshake};
 pub(crate) use translation_plan::UpgradeRequest;
 
 use crate::access_log::AccessLogEntry;
@@ -56,9 +53,9 @@ const CLIENT_UNANSWERED_PINGS: u32 = 5;
 #[derive(Debug)]
 pub(crate) struct Streams {
     rules: TranslationRules,
-    timeouts: StreamTimeouts,
+    pub(crate) timeouts: StreamTimeouts,
     /// Shared by all translated commands.
-    arbiter: Arc<BusyPollArbiter>,
+    pub(crate) arbiter: Arc<BusyPollArbiter>,
     refusals: RefusalCache,
 }
 
@@ -83,7 +80,7 @@ pub(crate) struct StreamTimeouts {
 
 impl StreamTimeouts {
     /// Clients get a long timeout.
-    fn client_keepalive(self) -> KeepaliveConfig {
+    pub(crate) fn client_keepalive(self) -> KeepaliveConfig {
         KeepaliveConfig {
             interval: self.ping,
             timeout: self.ping * CLIENT_UNANSWERED_PINGS,
@@ -91,19 +88,23 @@ impl StreamTimeouts {
     }
 
     /// Upstream is near, and clients wait for it.
-    fn upstream_keepalive(self) -> KeepaliveConfig {
+    pub(crate) fn upstream_keepalive(self) -> KeepaliveConfig {
         KeepaliveConfig {
             interval: self.ping,
             timeout: self.ping / 2,
         }
     }
 
-    fn client_ws_keepalive(self, now: Instant) -> WebSocketKeepalive {
+    pub(crate) fn client_ws_keepalive(self, now: Instant) -> WebSocketKeepalive {
         let KeepaliveConfig { interval, timeout } = self.client_keepalive();
         WebSocketKeepalive::new(now, interval, timeout)
     }
 
-    fn upstream_ws_keepalive(self, policy: PingPolicy, now: Instant) -> WebSocketKeepalive {
+    pub(crate) fn upstream_ws_keepalive(
+        self,
+        policy: PingPolicy,
+        now: Instant,
+    ) -> WebSocketKeepalive {
         let KeepaliveConfig { interval, timeout } = self.upstream_keepalive();
         WebSocketKeepalive::new(now, interval, timeout).with_policy(policy)
     }
@@ -151,7 +152,7 @@ impl Streams {
     }
 
     /// Upstream refused a protocol over WebSocket and accepted it over SPDY.
-    fn remember_refusal(&self, protocol: StreamProtocol) {
+    pub(crate) fn remember_refusal(&self, protocol: StreamProtocol) {
         self.refusals.remember(protocol, Instant::now());
     }
 }
@@ -159,10 +160,10 @@ impl Streams {
 /// A stream request, and how to handle it.
 #[derive(Debug)]
 pub(crate) struct StreamRequest {
-    kind: StreamKind,
+    pub(crate) kind: StreamKind,
     /// The protocol of the client, as a metric label.
-    client: &'static str,
-    plan: TranslationPlan,
+    pub(crate) client: &'static str,
+    pub(crate) plan: TranslationPlan,
 }
 
 /// A connection after 101.

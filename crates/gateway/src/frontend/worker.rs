@@ -17,18 +17,19 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
+use super::plain_http;
 use crate::authn::ClientCertState;
 use crate::buffer_budget::ClientLimits;
 use crate::client_connection::ClientConnection;
 use crate::connection_slots::Slot;
 use crate::drain::InFlight;
-use crate::handler::{Connection, GatewayState, Inner};
 use crate::metrics::Gauge;
 use crate::metrics::connections::EvictionReason;
-use crate::plain_http;
+use crate::proxy::handler::{Connection, Inner};
 use crate::serve::h1::ClientTimeouts;
 use crate::serve::h2::H2Limits;
 use crate::serve::{ClientIo, h1, h2};
+use crate::state::GatewayState;
 use crate::upstream::Pools;
 use skewbridge_stream_io::ReadAhead;
 

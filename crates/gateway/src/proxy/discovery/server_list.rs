@@ -14,9 +14,9 @@ use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList};
 use skewbridge_peers::registry::RegistryStatus;
 use skewbridge_peers::{Identity, MicroTime, Peer, Served, reachability};
 
-use super::discovery_request::is_apis;
 use crate::body::ResponseBody;
 use crate::cluster_state::Cluster;
+use crate::discovery_view::discovery_request::is_apis;
 use crate::local_identity::LocalIdentity;
 
 /// The list, to be sent to whom the local server lets read discovery.
@@ -25,8 +25,8 @@ pub(crate) struct ServerList;
 
 impl ServerList {
     /// Whether a request asks for it.
-    pub(crate) fn is_asked_for(head: &Parts) -> bool {
-        is_apis(head) && head.method == Method::GET && servers::is_requested(&head.headers)
+    pub(crate) fn is_asked_for(head: &Parts, path: &str) -> bool {
+        is_apis(head, path) && head.method == Method::GET && servers::is_requested(&head.headers)
     }
 
     /// Makes the request one to the local server, which says who may read.

@@ -1,38 +1,33 @@
-//! What a request takes along on its way: who asks, for what, until when.
+//! What is known of a request while it is proxied, and its deadline.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
-use http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
-use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri};
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use skewbridge_api::identity::User;
-use skewbridge_api::request_info::{DecodedPath, Kind, RequestInfo, Verb};
+use skewbridge_api::media::Format;
+use skewbridge_api::request_info::{Kind, RequestInfo, Verb};
 use skewbridge_api::status::Status;
 use skewbridge_api::version::Version;
 use tokio::time::{self, sleep};
 
+use super::error::ProxyError;
+use crate::authentication_limit::Attempt;
 use crate::authn::{Caller, TrustConfig};
 use crate::body::ResponseBody;
+use crate::buffer_budget::ClientLimits;
+use crate::client_connection::{ClientConnection, TokenPlace};
 use crate::cluster_state::ServedBy;
 use crate::config::Limits;
-use crate::handler::GatewayState;
+use crate::error_response::Detail;
 use crate::metrics::headers::HeaderLimit;
 use crate::metrics::peers::PeerError;
-use crate::upstream::{Pools, ProtocolPreference, SendError};
-
-/// Said by a bridge to a peer that passed a request on: nothing has been done
-/// with it, so it may be given to another server, writes included.
-const NOT_PROCESSED: HeaderName = HeaderName::from_static("x-skewbridge-not-processed");
-
-/// Said by a bridge in its answers to peers: the token of a request is verified alone here,
-/// whatever certificate the peer presents beside it.
-const BY_BRIDGE: HeaderName = HeaderName::from_static("x-skewbridge-answered");
-
-/// The mark of kube-apiserver's priority and fairness.
-const LET_IN: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
+use crate::state::GatewayState;
+use crate::upstream::{Pools, SendError};
 
 /// What kube-apiserver says of a path that it does not know. A missing object is
 /// told with its name instead. The words are the same in JSON, protobuf and CBOR.
@@ -48,52 +43,40 @@ pub(crate) const LIVENESS_CHECK_DELAY: Duration = Duration::from_secs(2);
 /// How often the result of that check is read.
 const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Whom to answer for, and with what.
+/// What is known of a request, from its authentication to its response. Its target is parsed
+/// once.
 pub(crate) struct RequestContext<'a> {
     pub(crate) bridge: &'a GatewayState,
     pub(crate) pools: &'a Pools,
-    pub(crate) trust: &'a TrustConfig,
-    pub(crate) caller: &'a Caller,
-    pub(crate) prefer: ProtocolPreference,
-    pub(crate) subject: &'a Subject,
-    /// It has a token that kube-apiserver has not accepted before.
-    pub(crate) is_unproven: bool,
-}
-
-/// What a request is about, kept while its head is on the way. Nothing is
-/// copied: it is read again in the few cases that need it.
-#[derive(Debug, Clone)]
-pub(crate) struct Subject {
-    method: Method,
-    uri: Uri,
+    pub(crate) client: &'a ClientConnection,
+    pub(crate) limits: &'a ClientLimits,
+    pub(crate) trust: Arc<TrustConfig>,
+    pub(crate) info: RequestInfo<'a>,
+    pub(crate) caller: Caller,
+    /// It came over a connection with a front-proxy certificate.
+    pub(crate) from_peer: bool,
     /// A peer has passed it on already.
     pub(crate) hopped: bool,
+    pub(crate) token_place: Option<TokenPlace>,
+    /// It has a token that kube-apiserver has not accepted before.
+    pub(crate) has_unproven_token: bool,
+    /// Counts its authentication, where kube-apiserver verifies the credential.
+    pub(crate) attempt: Option<Attempt<'a>>,
+    /// The media type of errors.
+    pub(crate) format: Format,
+    pub(crate) detail: Detail,
 }
 
-impl Subject {
-    pub(crate) fn of(head: &Parts, hopped: bool) -> Self {
-        Self {
-            method: head.method.clone(),
-            uri: head.uri.clone(),
-            hopped,
-        }
+impl RequestContext<'_> {
+    /// Whether kube-apiserver may end the connection with its response: to an anonymous
+    /// request, or to a token that it has not accepted before.
+    pub(crate) fn is_unproven(&self) -> bool {
+        matches!(self.caller, Caller::Anonymous) || self.has_unproven_token
     }
 
-    /// What it asks for.
-    pub(crate) fn read<T>(&self, with: impl FnOnce(&RequestInfo<'_>) -> T) -> Option<T> {
-        // It was read before, or it would not be on its way.
-        let path = DecodedPath::new(self.uri.path()).ok()?;
-        Some(with(&RequestInfo::parse(
-            &self.method,
-            &path,
-            self.uri.query(),
-        )))
-    }
-
-    /// Whether this answer says that the server knows no such path. An object
-    /// that is not there is told by a Status; what a node or a workload says is its
-    /// own affair.
-    pub(crate) fn is_unknown(&self, status: StatusCode, headers: &HeaderMap) -> bool {
+    /// Whether this response says that the server knows no such path. For an object that does
+    /// not exist the response is a Status; responses of nodes and workloads are their own.
+    pub(crate) fn is_unknown_path(&self, status: StatusCode, headers: &HeaderMap) -> bool {
         let is_text = |value: &HeaderValue| value.as_bytes().starts_with(b"text/plain");
         status == StatusCode::NOT_FOUND
             && headers.get(CONTENT_TYPE).is_some_and(is_text)
@@ -101,85 +84,20 @@ impl Subject {
     }
 
     fn is_served_by_apiserver(&self) -> bool {
-        self.read(|info| {
-            let by_a_node = matches!(
-                info.subresource,
-                "attach" | "exec" | "log" | "portforward" | "proxy"
-            );
-            info.kind == Kind::Resource && info.verb != Verb::Proxy && !by_a_node
-        }) == Some(true)
+        let by_a_node = matches!(
+            self.info.subresource,
+            "attach" | "exec" | "log" | "portforward" | "proxy"
+        );
+        self.info.kind == Kind::Resource && self.info.verb != Verb::Proxy && !by_a_node
     }
-}
 
-/// Why there is no answer but ours.
-#[derive(Debug)]
-pub(crate) struct ForwardError {
-    pub(crate) status: Status,
-    /// It is certain that nothing has been done.
-    pub(crate) untouched: bool,
-}
-
-impl ForwardError {
-    pub(crate) fn perhaps_done(status: Status) -> Self {
-        Self {
-            status,
-            untouched: false,
-        }
-    }
-}
-
-/// Tells a peer that nothing has been done.
-pub(crate) fn not_processed(headers: &mut HeaderMap) {
-    headers.insert(NOT_PROCESSED, HeaderValue::from_static("true"));
-}
-
-/// Whether it is certain that a peer has done nothing with a request: a bridge says so,
-/// and a kube-apiserver that is about to end refuses before it has looked.
-pub(crate) fn is_not_processed(status: StatusCode, headers: &HeaderMap) -> bool {
-    (status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(NOT_PROCESSED))
-        || is_shutting_down(status, headers)
-}
-
-/// Whether these are the words of a kube-apiserver that is about to end: 503 with "apiserver
-/// is shutting down", or 429 with `--shutdown-send-retry-after`. Both are written outside of
-/// priority and fairness, whose mark every request bears that was let in, also one that was
-/// refused later or by a server behind this one.
-fn is_shutting_down(status: StatusCode, headers: &HeaderMap) -> bool {
-    let after = match status {
-        StatusCode::SERVICE_UNAVAILABLE => "1",
-        StatusCode::TOO_MANY_REQUESTS => "5",
-        _ => return false,
-    };
-    let is = |name: HeaderName, value: &str| headers.get(name).is_some_and(|it| it == value);
-    is(RETRY_AFTER, after) && is(X_CONTENT_TYPE_OPTIONS, "nosniff") && !headers.contains_key(LET_IN)
-}
-
-/// Tells a peer that a bridge has answered.
-pub(crate) fn by_bridge(headers: &mut HeaderMap) {
-    headers.insert(BY_BRIDGE, HeaderValue::from_static("true"));
-}
-
-/// Whether a bridge has answered, and not a kube-apiserver.
-pub(crate) fn is_by_bridge(headers: &HeaderMap) -> bool {
-    headers.contains_key(BY_BRIDGE)
-}
-
-/// Removes what bridges tell each other beside an answer.
-pub(crate) fn remove_between_bridges(headers: &mut HeaderMap) {
-    headers.remove(NOT_PROCESSED);
-    headers.remove(BY_BRIDGE);
-}
-
-impl RequestContext<'_> {
     /// Where else it is served, as far as is known.
     pub(crate) fn elsewhere(&self) -> ServedBy {
         let Some(interop) = &self.bridge.interop else {
             return ServedBy::Local;
         };
         let cluster = interop.cluster.load();
-        self.subject
-            .read(|info| cluster.elsewhere(info, Instant::now()))
-            .unwrap_or(ServedBy::Local)
+        cluster.elsewhere(&self.info, Instant::now())
     }
 
     /// The answer, unless it says in a Status that the server knows no such path:
@@ -189,7 +107,7 @@ impl RequestContext<'_> {
         &self,
         response: Response<ResponseBody>,
     ) -> Result<Response<ResponseBody>, SendError> {
-        if response.status() != StatusCode::NOT_FOUND || !self.subject.is_served_by_apiserver() {
+        if response.status() != StatusCode::NOT_FOUND || !self.is_served_by_apiserver() {
             return Ok(response);
         }
         let (head, body) = response.into_parts();
@@ -209,7 +127,7 @@ impl RequestContext<'_> {
     /// Counts why a peer did not take it.
     pub(crate) fn count_error(&self, cause: PeerError) {
         let metrics = self.bridge.metrics.peers();
-        self.subject.read(|info| metrics.error(cause, info));
+        metrics.error(cause, &self.info);
     }
 
     /// Says who asks to the kube-apiserver behind this bridge. Nothing of the
@@ -239,7 +157,7 @@ impl RequestContext<'_> {
     }
 
     fn introduce(&self, headers: &mut HeaderMap, version: Option<&Version>) -> Result<(), Status> {
-        match self.caller {
+        match &self.caller {
             Caller::Peer(user) => self.assert(headers, user)?,
             Caller::Certificate(user) => {
                 user.headers(version).apply(headers);
@@ -286,8 +204,8 @@ impl Deadline {
     /// rerouted request would cost more than the check.
     pub(crate) async fn enforce<T>(
         self,
-        sent: impl Future<Output = Result<T, ForwardError>>,
-    ) -> Result<T, ForwardError> {
+        sent: impl Future<Output = Result<T, ProxyError>>,
+    ) -> Result<T, ProxyError> {
         let Self::After(limit) = self else {
             return sent.await;
         };
@@ -302,10 +220,7 @@ impl Deadline {
                 ready!(timer.as_mut().poll(cx));
                 let now = time::Instant::now();
                 if now >= deadline {
-                    return Poll::Ready(Err(ForwardError::perhaps_done(Status::timeout(format!(
-                        "the kube-apiserver that serves this did not answer within {} s",
-                        limit.as_secs()
-                    )))));
+                    return Poll::Ready(Err(ProxyError::timeout(limit)));
                 }
                 let next = deadline.min(now + LIVENESS_CHECK_INTERVAL);
                 timer.as_mut().reset(next);

@@ -1,7 +1,6 @@
 //! From a stream request to its 101, or to another response: errors before the stream has
 //! started are HTTP responses, so that a client with a fallback can use it.
 
-use bytes::Bytes;
 use http::request::Parts;
 use http::{Response, StatusCode};
 use skewbridge_api::status::Status;
@@ -14,17 +13,21 @@ use skewbridge_remotecommand::{
 use skewbridge_stream_io::SpdyExecClient;
 use skewbridge_websocket::{Key, check_response};
 
-use super::port_forward::{SpdyToWsPortForward, WsToSpdyPortForward};
-use super::spdy_to_ws::SpdyToWsExec;
-use super::translation_plan::{ToSpdy, ToWebSocket, Translation, TranslationPlan, WebSocketStream};
-use super::ws_to_spdy::WsToSpdyExec;
-use super::{StreamRequest, StreamTimeouts, UpgradedStream, access_review, upgrade_headers};
+use super::access_review;
+use super::error::ProxyError;
+use super::outbound::OutboundRequest;
 use crate::access_log::AccessLogEntry;
 use crate::body::ResponseBody;
 use crate::drain::Drain;
-use crate::handler::OutboundRequest;
 use crate::metrics::streams::StreamMetricsGuard;
 use crate::stream_kind::StreamKind;
+use crate::streams::port_forward::{SpdyToWsPortForward, WsToSpdyPortForward};
+use crate::streams::spdy_to_ws::SpdyToWsExec;
+use crate::streams::translation_plan::{
+    ToSpdy, ToWebSocket, Translation, TranslationPlan, WebSocketStream,
+};
+use crate::streams::ws_to_spdy::WsToSpdyExec;
+use crate::streams::{StreamRequest, StreamTimeouts, UpgradedStream, upgrade_headers};
 use crate::upstream::UpstreamResponse;
 use crate::upstream::h1::Upgraded;
 
@@ -45,7 +48,7 @@ pub(crate) async fn handshake(
     head: Parts,
     outbound: &OutboundRequest<'_>,
     record: &mut AccessLogEntry,
-) -> Result<StreamOutcome, Response<Bytes>> {
+) -> Result<StreamOutcome, ProxyError> {
     let StreamRequest { kind, client, plan } = job;
     let handshake = Handshake {
         kind,
@@ -129,14 +132,14 @@ impl Handshake<'_> {
         translation: Translation,
         head: Parts,
         record: &mut AccessLogEntry,
-    ) -> Result<StreamOutcome, Response<Bytes>> {
+    ) -> Result<StreamOutcome, ProxyError> {
         record.route("stream");
         match translation {
             Translation::ToSpdy(asked) => {
                 let outcome = self.to_spdy(asked, head, record).await;
                 let code = match &outcome {
                     Ok(StreamOutcome::Response(response)) => Some(response.status()),
-                    Err(refused) => Some(refused.status()),
+                    Err(error) => Some(error.code(self.outbound.bridge())),
                     // Counted at the end of the stream, as kube-apiserver does.
                     Ok(StreamOutcome::Upgraded(_, UpgradedStream::WsToSpdyExec(_))) => None,
                     Ok(StreamOutcome::Upgraded(..)) => Some(StatusCode::SWITCHING_PROTOCOLS),
@@ -157,7 +160,7 @@ impl Handshake<'_> {
         asked: ToSpdy,
         mut head: Parts,
         record: &mut AccessLogEntry,
-    ) -> Result<StreamOutcome, Response<Bytes>> {
+    ) -> Result<StreamOutcome, ProxyError> {
         let token = asked.token.as_ref();
         match &asked.stream {
             WebSocketStream::Command(_) => {
@@ -173,8 +176,7 @@ impl Handshake<'_> {
             UpstreamResponse::Upgraded(response, upgraded) => (response, upgraded),
             UpstreamResponse::Response(response) => return Ok(StreamOutcome::Response(response)),
         };
-        let unexpected =
-            |error: upgrade_headers::UnexpectedUpgrade| self.bad_gateway(error.to_string());
+        let unexpected = |error: upgrade_headers::UnexpectedUpgrade| bad_gateway(error.to_string());
         match &asked.stream {
             WebSocketStream::Command(agreement) => {
                 let protocol =
@@ -188,7 +190,7 @@ impl Handshake<'_> {
                     self.timeouts().upstream_keepalive(),
                 );
                 let node = opened.map_err(|error| {
-                    self.bad_gateway(format!("upstream does not accept streams: {error}"))
+                    bad_gateway(format!("upstream does not accept streams: {error}"))
                 })?;
                 let command = WsToSpdyExec {
                     kind: self.kind,
@@ -230,17 +232,17 @@ impl Handshake<'_> {
         asked: &ToWebSocket,
         head: Parts,
         record: &mut AccessLogEntry,
-    ) -> Result<StreamOutcome, Response<Bytes>> {
+    ) -> Result<StreamOutcome, ProxyError> {
         // Checked before upstream is asked.
         match asked {
             ToWebSocket::Command { offers } => {
                 let protocol = negotiate_spdy(offers.iter().map(String::as_str));
                 let protocol = protocol.map_err(|error| match error {
                     // As kubelets answer.
-                    SpdyNegotiationError::NoOffer => self
-                        .outbound
-                        .refuse(&Status::bad_request(error.to_string())),
-                    SpdyNegotiationError::NoneSupported => self.forbidden(error.to_string()),
+                    SpdyNegotiationError::NoOffer => {
+                        ProxyError::rejected(Status::bad_request(error.to_string()))
+                    }
+                    SpdyNegotiationError::NoneSupported => forbidden(error.to_string()),
                 })?;
                 let options = Options::from_query(QueryDialect::Api, head.uri.query());
                 let offer = Protocol::V5.name();
@@ -261,7 +263,7 @@ impl Handshake<'_> {
                 let mut offers = offers.iter().flat_map(|offer| offer.split(','));
                 if !offers.any(|offer| offer.trim() == PORT_FORWARD) {
                     let why = format!("the only supported port-forward protocol is {PORT_FORWARD}");
-                    return Err(self.forbidden(why));
+                    return Err(forbidden(why));
                 }
                 self.request_websocket(head, TUNNELLED_PORT_FORWARD, record, |upstream| {
                     let switched =
@@ -285,7 +287,7 @@ impl Handshake<'_> {
         offer: &'static str,
         record: &mut AccessLogEntry,
         switch: impl FnOnce(Upgraded) -> (Response<()>, UpgradedStream),
-    ) -> Result<StreamOutcome, Response<Bytes>> {
+    ) -> Result<StreamOutcome, ProxyError> {
         if let Err(refused) = access_review::check_create(&head, self.outbound, record).await {
             return Ok(StreamOutcome::Response(refused));
         }
@@ -299,7 +301,7 @@ impl Handshake<'_> {
                 let code = response.status().as_u16();
                 let body = response.into_body().whole(MAX_QUOTED_BYTES).await;
                 let body = body.unwrap_or_default();
-                return Err(self.bad_gateway(format!(
+                return Err(bad_gateway(format!(
                     "upstream does not accept this stream over WebSocket ({code} {:?}), and \
                      --upstream-streams=websocket allows nothing else: kube-apiserver accepts it \
                      from 1.30 on (port-forward: 1.31)",
@@ -313,20 +315,20 @@ impl Handshake<'_> {
                 let (response, switched) = switch(upgraded);
                 Ok(StreamOutcome::Upgraded(response, switched))
             }
-            Ok(None) => {
-                Err(self.bad_gateway(format!("upstream did not accept the subprotocol {offer}")))
-            }
-            Err(rejection) => Err(self.bad_gateway(format!(
+            Ok(None) => Err(bad_gateway(format!(
+                "upstream did not accept the subprotocol {offer}"
+            ))),
+            Err(rejection) => Err(bad_gateway(format!(
                 "upstream did not upgrade to a WebSocket: {rejection}"
             ))),
         }
     }
+}
 
-    fn bad_gateway(&self, why: String) -> Response<Bytes> {
-        self.outbound.refuse(&Status::bad_gateway(why))
-    }
+fn bad_gateway(why: String) -> ProxyError {
+    ProxyError::rejected(Status::bad_gateway(why))
+}
 
-    fn forbidden(&self, why: String) -> Response<Bytes> {
-        self.outbound.refuse(&Status::forbidden(why))
-    }
+fn forbidden(why: String) -> ProxyError {
+    ProxyError::rejected(Status::forbidden(why))
 }

@@ -10,8 +10,8 @@ use tokio::net::TcpListener;
 
 use crate::connection_slots::ConnectionSlots;
 use crate::drain::Drain;
+use crate::frontend::worker::{Arrival, Worker};
 use crate::tcp;
-use crate::worker::{Arrival, Worker};
 
 /// Connections that the kernel holds for us: Linux's own limit.
 const BACKLOG: i32 = 4096;

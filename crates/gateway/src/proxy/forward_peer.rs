@@ -12,26 +12,22 @@ use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use skewbridge_api::status::Status;
 use skewbridge_peers::{Peer, order};
 
+use super::error::ProxyError;
+use super::request_context::{LIVENESS_CHECK_DELAY, RequestContext};
 use crate::access_log::{AccessLogEntry, CLIENT_LEFT};
 use crate::authn::Caller;
 use crate::body::ResponseBody;
+use crate::bridge_headers::is_not_processed;
 use crate::cluster_state::ResyncHint;
-use crate::error_response;
 use crate::header_bounds;
 use crate::metrics::headers::HeaderLimit;
 use crate::metrics::peers::PeerError;
-use crate::request_context::{
-    ForwardError, LIVENESS_CHECK_DELAY, RequestContext, is_not_processed,
-};
 use crate::upstream::{
     PeerConnectionIdentity, ProtocolPreference, Replay, RetryClass, SendError, UpstreamResponse,
 };
 
 /// As it is on the wire; KEP-4020 names another.
 const HOP: HeaderName = HeaderName::from_static("x-kubernetes-peer-proxied");
-
-/// KEP-4020, Aggregation Layer, 5.
-const FAILED: &str = "Error while proxying request to destination apiserver";
 
 /// How much of the answer to a read is held back until it is whole: most objects
 /// and most pages of lists.
@@ -42,11 +38,12 @@ const HELD: usize = 64 * 1024;
 pub(crate) async fn forward(
     context: &RequestContext<'_>,
     serving: Vec<Arc<Peer>>,
+    prefer: ProtocolPreference,
     request: &mut Request<Replay>,
     record: &mut AccessLogEntry,
-) -> Result<UpstreamResponse, ForwardError> {
+) -> Result<UpstreamResponse, ProxyError> {
     let mut attempt = Attempt::new(context);
-    let answered = try_each(context, serving, request, &mut attempt, record).await;
+    let answered = try_each(context, serving, prefer, request, &mut attempt, record).await;
     attempt.end(&answered);
     answered
 }
@@ -71,19 +68,17 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    fn end(&mut self, answered: &Result<UpstreamResponse, ForwardError>) {
+    fn end(&mut self, answered: &Result<UpstreamResponse, ProxyError>) {
         self.ended = true;
         if let Err(unanswered) = answered {
-            self.count(unanswered.status.code);
+            self.count(unanswered.status(self.context.bridge).code);
         }
     }
 
     fn count(&self, code: u16) {
         let metrics = self.context.bridge.metrics.peers();
         let peer = self.peer.as_deref();
-        self.context
-            .subject
-            .read(|info| metrics.not_rerouted(peer, info, code));
+        metrics.not_rerouted(peer, &self.context.info, code);
     }
 }
 
@@ -104,13 +99,14 @@ impl Drop for Attempt<'_> {
 async fn try_each(
     context: &RequestContext<'_>,
     serving: Vec<Arc<Peer>>,
+    prefer: ProtocolPreference,
     request: &mut Request<Replay>,
     attempt: &mut Attempt<'_>,
     record: &mut AccessLogEntry,
-) -> Result<UpstreamResponse, ForwardError> {
+) -> Result<UpstreamResponse, ProxyError> {
     if let Some(conflict) = context.bridge.live.conflicts.of_peering() {
-        return Err(untouched(format!(
-            "{FAILED}: peering is switched off: {conflict}"
+        return Err(ProxyError::no_peer(format!(
+            "peering is switched off: {conflict}"
         )));
     }
     if serving.iter().all(|peer| peer.address.is_none()) {
@@ -124,8 +120,8 @@ async fn try_each(
                 names.join(", ")
             ),
         };
-        return Err(untouched(format!(
-            "{FAILED}: {} servers serve this; {why}",
+        return Err(ProxyError::no_peer(format!(
+            "{} servers serve this; {why}",
             names.len()
         )));
     }
@@ -141,11 +137,11 @@ async fn try_each(
     if let (Some(silent), true) = (silent, order.is_empty()) {
         context.count_error(PeerError::Connect);
         let message = format!(
-            "{FAILED}: {} does not answer; requests go there again when it does",
+            "{} does not answer; requests go there again when it does",
             silent.name()
         );
         attempt.peer = Some(silent);
-        return Err(untouched(message));
+        return Err(ProxyError::no_peer(message));
     }
     if let Some(refusal) = refused_here(context, request).await? {
         return Ok(refusal);
@@ -157,19 +153,14 @@ async fn try_each(
     let last = order.len() - 1;
     for (turn, peer) in order.iter().enumerate() {
         attempt.peer = Some(peer.clone());
-        let error = match send(context, peer, request, turn == last, record).await {
+        let error = match send(context, peer, prefer, request, turn == last, record).await {
             Ok(reply) => return Ok(reply),
-            Err(Failed::Status(status)) => return Err(ForwardError::perhaps_done(status)),
-            Err(Failed::Untouched) => {
-                return Err(untouched(format!(
-                    "{FAILED}: {} does not serve this any more",
-                    peer.name()
-                )));
-            }
-            Err(Failed::Send(SendError::Client(cause))) => {
-                return Err(ForwardError::perhaps_done(Status::bad_request(cause)));
-            }
-            Err(Failed::Send(error)) => error,
+            Err(error) => match error.into_source()? {
+                SendError::Client(cause) => {
+                    return Err(ProxyError::rejected(Status::bad_request(cause)));
+                }
+                error => error,
+            },
         };
         tracing::warn!(peer = %peer.name(), address = peer.address.map(tracing::field::display), %error, "a peer did not take a request");
         let certain = error.is_safe_to_repeat();
@@ -178,14 +169,14 @@ async fn try_each(
         if !certain && !harmless {
             // It may have been done. Told to come again, a client would do it
             // twice: so it is not told.
-            let message = format!("{FAILED}: {}; it may have been done", failures.join("; "));
-            return Err(ForwardError::perhaps_done(Status::unavailable(message)));
+            let why = format!("{}; it may have been done", failures.join("; "));
+            return Err(ProxyError::peer_lost(why));
         }
         if !request.body_mut().rewind() {
             break;
         }
     }
-    Err(untouched(format!("{FAILED}: {}", failures.join("; "))))
+    Err(ProxyError::no_peer(failures.join("; ")))
 }
 
 /// What the local server's answer to an anonymous question permits.
@@ -219,7 +210,7 @@ fn anonymous_access(status: StatusCode) -> AnonymousAccess {
 async fn refused_here(
     context: &RequestContext<'_>,
     request: &Request<Replay>,
-) -> Result<Option<UpstreamResponse>, ForwardError> {
+) -> Result<Option<UpstreamResponse>, ProxyError> {
     if !matches!(context.caller, Caller::Anonymous) {
         return Ok(None);
     }
@@ -246,9 +237,9 @@ async fn refused_here(
     }
 }
 
-fn undecided(cause: &str) -> ForwardError {
-    untouched(format!(
-        "{FAILED}: the local kube-apiserver did not say whether it accepts anonymous requests: \
+fn undecided(cause: &str) -> ProxyError {
+    ProxyError::no_peer(format!(
+        "the local kube-apiserver did not say whether it accepts anonymous requests: \
          {cause}"
     ))
 }
@@ -268,35 +259,32 @@ fn leg(caller: &Caller, is_bridge: bool, is_unproven: bool) -> PeerConnectionIde
     }
 }
 
-enum Failed {
-    Send(SendError),
-    Status(Status),
-    /// Nothing has been done, and what was sent cannot be sent again.
-    Untouched,
-}
-
 async fn send(
     context: &RequestContext<'_>,
     peer: &Arc<Peer>,
+    prefer: ProtocolPreference,
     request: &mut Request<Replay>,
     last: bool,
     record: &mut AccessLogEntry,
-) -> Result<UpstreamResponse, Failed> {
+) -> Result<UpstreamResponse, ProxyError> {
     let bridge = context.bridge;
     let version = peer.served.as_ref().and_then(|it| it.version.as_ref());
     let introduced = context.set_identity_for_peer(request.headers_mut(), version);
-    introduced.map_err(Failed::Status)?;
+    introduced.map_err(ProxyError::rejected)?;
     let bytes = header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
         .inspect_err(|_| context.met_header_limit(HeaderLimit::OutgoingTooLarge))
-        .map_err(Failed::Status)?;
+        .map_err(ProxyError::rejected)?;
     request.body_mut().set_header_bytes(bytes);
-    let leg = leg(context.caller, peer.record.is_bridge, context.is_unproven);
+    let leg = leg(
+        &context.caller,
+        peer.record.is_bridge,
+        context.has_unproven_token,
+    );
     let Some(pool) = (context.pools).to(peer, leg, &bridge.live.targets, &bridge.metrics) else {
         // Certificates went away between two looks at them.
-        let message = format!("{FAILED}: there are no certificates for peers");
-        return Err(Failed::Status(Status::unavailable(message)));
+        return Err(ProxyError::peer_lost("there are no certificates for peers"));
     };
-    let prefer = match context.prefer {
+    let prefer = match prefer {
         ProtocolPreference::Upgrade => ProtocolPreference::Upgrade,
         ProtocolPreference::H1 | ProtocolPreference::H2 => ProtocolPreference::H2,
     };
@@ -305,7 +293,7 @@ async fn send(
     // it, or the client is told to come again. A read does no harm twice; a write
     // goes on only if the peer is certain.
     let declines = |status: StatusCode, headers: &_| {
-        context.subject.is_unknown(status, headers)
+        context.is_unknown_path(status, headers)
             || (status == StatusCode::BAD_GATEWAY && harmless)
             || (status == StatusCode::SERVICE_UNAVAILABLE && harmless && !last)
             || (is_not_processed(status, headers) && !last)
@@ -339,7 +327,11 @@ async fn send(
         }
         match again {
             Some(again) => *request = again,
-            None if outcome.is_err() => return Err(Failed::Untouched),
+            // Nothing has been done, and what was sent cannot be sent again.
+            None if outcome.is_err() => {
+                let why = format!("{} does not serve this any more", peer.name());
+                return Err(ProxyError::no_peer(why));
+            }
             None => {}
         }
     }
@@ -349,9 +341,7 @@ async fn send(
                 UpstreamResponse::Response(response) => {
                     // Its words are passed on, but it may be another than it was.
                     // A workload can say anything.
-                    let its_own = (context.subject)
-                        .read(|info| !info.reaches_workload())
-                        .unwrap_or_default();
+                    let its_own = !context.info.reaches_workload();
                     if its_own && is_not_processed(response.status(), response.headers()) {
                         doubt(context, peer);
                     }
@@ -361,14 +351,12 @@ async fn send(
             };
             peer.standing.forgive();
             record.peer(peer, burden);
-            context.subject.read(|info| {
-                let metrics = bridge.metrics.peers();
-                metrics.rerouted(peer, info, status, began.elapsed());
-            });
+            let metrics = bridge.metrics.peers();
+            metrics.rerouted(peer, &context.info, status, began.elapsed());
             Ok(reply)
         }
         // The client's own body broke off: no fault of the peer's.
-        Err(error @ SendError::Client(_)) => Err(Failed::Send(error)),
+        Err(error @ SendError::Client(_)) => Err(ProxyError::peer(error)),
         Err(error) => {
             // One that does not serve this any more may do well otherwise.
             if !matches!(error, SendError::Declined(StatusCode::NOT_FOUND)) {
@@ -379,7 +367,7 @@ async fn send(
             }
             context.count_error(peer_error(&error));
             doubt(context, peer);
-            Err(Failed::Send(error))
+            Err(ProxyError::peer(error))
         }
     }
 }
@@ -426,7 +414,7 @@ fn copy(context: &RequestContext<'_>, request: &Request<Replay>) -> Option<Reque
     let body = request.body();
     let is_short = body.repeat() == RetryClass::Idempotent
         && body.is_done()
-        && context.subject.read(|info| !info.is_long_running()) == Some(true);
+        && !context.info.is_long_running();
     is_short.then(|| copy_of(request))
 }
 
@@ -447,13 +435,6 @@ async fn whole(response: Response<ResponseBody>) -> Result<UpstreamResponse, Sen
     let body = body.held(HELD).await;
     let body = body.map_err(|error| SendError::CutOff(error.to_string()))?;
     Ok(UpstreamResponse::Response(Response::from_parts(head, body)))
-}
-
-fn untouched(message: String) -> ForwardError {
-    ForwardError {
-        status: error_response::later(message),
-        untouched: true,
-    }
 }
 
 /// A failure to send, as it is counted.

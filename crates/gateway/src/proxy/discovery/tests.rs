@@ -1,6 +1,7 @@
 mod lists;
 
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
 
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use http::request::Parts;
@@ -8,17 +9,21 @@ use http::{HeaderMap, Method, Request, Response, StatusCode};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use skewbridge_api::media::Format;
+use skewbridge_api::request_info::DecodedPath;
+use skewbridge_api::version::Version as KubeVersion;
 use skewbridge_discovery::accept::{
     LEGACY, LOCAL_AGGREGATED, LOCAL_DOCUMENT, V2, V2_BETA1, V2_NOPEER,
 };
-use skewbridge_discovery::{Index, Layout, Object as _};
+use skewbridge_discovery::document::{Group, Schema};
+use skewbridge_discovery::{Document, Index, Layout, Object as _};
 use skewbridge_peers::registry::Advertised;
-use skewbridge_peers::{Exclusions, Roster, Seen};
+use skewbridge_peers::{Exclusions, Identity, Roster, Seen, Served};
 
-use super::*;
+use super::merged_response::MergedResponse;
 use crate::authn::Caller;
 use crate::body::ResponseBody;
 use crate::cluster_state::ClusterHandle;
+use crate::discovery_view::{Complete, Question, View, Which};
 use crate::local_identity::LocalIdentity;
 use crate::metrics::discovery::DiscoveryMetrics;
 
@@ -171,7 +176,14 @@ impl Answered {
 async fn answer(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>) -> Answered {
     let (interop, _) = ClusterHandle::new(own());
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
-    let mut stead = MergedResponse::of(&head, &Caller::Anonymous, view, Complete::Yes).unwrap();
+    let mut stead = MergedResponse::of(
+        &head,
+        head.uri.path(),
+        &Caller::Anonymous,
+        view,
+        Complete::Yes,
+    )
+    .unwrap();
     stead.ask_local(&mut head, &interop);
     let answer = stead.take_place_of(local, &interop, &metrics).await;
     let (head, body) = answer.unwrap().into_parts();
@@ -192,7 +204,7 @@ fn not_modified() -> Response<ResponseBody> {
 fn every_server_makes_the_same_of_it() {
     for peer in ["a", "z"] {
         let view = view(36, peer, &["a.example.com/v1:x", "d.example.com/v1:things"]).unwrap();
-        let items = view.apis.document.items.iter();
+        let items = view.page(Which::Apis).document.items.iter();
         let groups: Vec<_> = items.map(Group::name).collect();
         let expected = ["a.example.com", "b.example.com", "d.example.com"];
         assert_eq!(groups, expected, "{peer}");
@@ -236,8 +248,8 @@ fn the_order_of_arrival_does_not_matter() {
         let local = Arc::new(served(&LOCAL, "\"ours\"", 36));
         let shared = Exclusions::new().snapshot();
         let view = View::of(&identity("m"), &local, &roster.snapshot(), &shared, None).unwrap();
-        assert_eq!(view.sources.len(), 4);
-        seen.insert(view.apis.json.clone());
+        assert_eq!(view.source_count(), 4);
+        seen.insert(view.page(Which::Apis).json.clone());
     }
     assert_eq!(seen.len(), 1);
 }
@@ -281,14 +293,19 @@ fn only_what_is_not_whole_here_is_answered_from_the_view() {
     ];
     for (path, accept, expected, is_kep) in rows {
         let head = get(path, accept);
+        let decoded = DecodedPath::new(head.uri.path()).unwrap();
         assert_eq!(
-            Question::of(&head, &view, Complete::Yes),
+            Question::of(&head, decoded.as_str(), &view, Complete::Yes),
             *expected,
             "{path}"
         );
         // With the gate off, no more than KEP-4020 has.
         let kep = expected.clone().filter(|_| *is_kep);
-        assert_eq!(Question::of(&head, &view, Complete::No), kep, "{path}");
+        assert_eq!(
+            Question::of(&head, decoded.as_str(), &view, Complete::No),
+            kep,
+            "{path}"
+        );
     }
     for path in [
         "/apis",
@@ -298,12 +315,15 @@ fn only_what_is_not_whole_here_is_answered_from_the_view() {
     ] {
         let head = get(path, LEGACY);
         assert!(
-            Question::of(&head, &view, Complete::Yes).is_some(),
+            Question::of(&head, head.uri.path(), &view, Complete::Yes).is_some(),
             "{path}"
         );
-        assert!(Question::of(&head, &view, Complete::No).is_none(), "{path}");
+        assert!(
+            Question::of(&head, head.uri.path(), &view, Complete::No).is_none(),
+            "{path}"
+        );
         let post = super::tests::head(&Method::POST, path, LEGACY);
-        assert!(Question::of(&post, &view, Complete::Yes).is_none());
+        assert!(Question::of(&post, post.uri.path(), &view, Complete::Yes).is_none());
     }
 }
 
@@ -318,7 +338,7 @@ fn a_client_gets_the_schemas_of_the_local_server() {
         (31, &beta_first, Some(Schema::V2Beta1)),
     ] {
         let view = view(minor, "a", &["a.example.com/v1:things"]).unwrap();
-        let question = Question::of(&get("/apis", accept), &view, Complete::No);
+        let question = Question::of(&get("/apis", accept), "/apis", &view, Complete::No);
         let schema = question.map(|question| match question {
             Question::Document(_, wish) => wish.schema,
             other => panic!("{other:?}"),
@@ -334,7 +354,7 @@ fn a_peer_is_always_told_of_the_local_server_alone() {
         let view = view(minor, "a", &["a.example.com/v1:things"]).unwrap();
         for path in ["/api", "/apis"] {
             let head = get(path, LOCAL_DOCUMENT);
-            let question = Question::of(&head, &view, Complete::No);
+            let question = Question::of(&head, head.uri.path(), &view, Complete::No);
             assert!(question.is_none(), "1.{minor}");
         }
     }
@@ -379,7 +399,14 @@ fn the_local_server_is_asked_on_a_condition() {
     head.headers
         .insert(ACCEPT_ENCODING, "gzip".parse().unwrap());
     let (interop, _) = ClusterHandle::new(own());
-    let mut stead = MergedResponse::of(&head, &Caller::Anonymous, &view, Complete::Yes).unwrap();
+    let mut stead = MergedResponse::of(
+        &head,
+        head.uri.path(),
+        &Caller::Anonymous,
+        &view,
+        Complete::Yes,
+    )
+    .unwrap();
     stead.ask_local(&mut head, &interop);
     assert_eq!(head.headers[IF_NONE_MATCH], "\"ours\"");
     // Also a server that merges by itself is asked for what it serves alone.
@@ -397,8 +424,14 @@ fn a_refusal_is_asked_for_in_the_form_that_the_caller_takes() {
         for more in &accept[1..] {
             head.headers.append(ACCEPT, more.parse().unwrap());
         }
-        let mut stead =
-            MergedResponse::of(&head, &Caller::Anonymous, &view, Complete::Yes).unwrap();
+        let mut stead = MergedResponse::of(
+            &head,
+            head.uri.path(),
+            &Caller::Anonymous,
+            &view,
+            Complete::Yes,
+        )
+        .unwrap();
         stead.ask_local(&mut head, &interop);
         let all = head.headers.get_all(ACCEPT).iter().collect::<Vec<_>>();
         assert_eq!(all.len(), 1);
@@ -416,7 +449,7 @@ fn a_refusal_is_asked_for_in_the_form_that_the_caller_takes() {
 #[tokio::test]
 async fn who_has_it_already_is_told_so() {
     let view = mixed();
-    let etag = view.apis.etag.to_str().unwrap().to_owned();
+    let etag = view.page(Which::Apis).etag.to_str().unwrap().to_owned();
     assert_eq!(etag.len(), 130);
     for (known, status) in [
         (etag.clone(), 304),
@@ -448,7 +481,7 @@ async fn what_the_local_server_has_just_begun_to_serve_is_there_at_once() {
     for group in ["a.example.com", "b.example.com", "new.example.com"] {
         assert!(text.contains(group), "{text}");
     }
-    assert_ne!(answer.headers[ETAG], view.apis.etag);
+    assert_ne!(answer.headers[ETAG], view.page(Which::Apis).etag);
 }
 
 #[tokio::test]
@@ -462,7 +495,10 @@ async fn a_document_comes_in_every_format_and_compressed_when_it_is_long() {
         let accept = V2.replace("application/json", media);
         let answer = answer(&view, get("/apis", &accept), not_modified()).await;
         assert_eq!(answer.content_type(), accept);
-        let expected = view.apis.document.write(format, Layout::Compact);
+        let expected = view
+            .page(Which::Apis)
+            .document
+            .write(format, Layout::Compact);
         assert_eq!(answer.body, expected, "{media}");
     }
 
@@ -483,7 +519,7 @@ async fn a_document_comes_in_every_format_and_compressed_when_it_is_long() {
             let mut text = Vec::new();
             let mut decoder = flate2::read::GzDecoder::new(&*answer.body);
             decoder.read_to_end(&mut text).unwrap();
-            assert_eq!(text, view.apis.json);
+            assert_eq!(text, view.page(Which::Apis).json);
             assert!(answer.body.len() < text.len() / 4);
         }
     }
@@ -495,7 +531,7 @@ async fn a_yes_of_the_local_server_is_remembered() {
     let (interop, _) = ClusterHandle::new(own());
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
     let stead = |path: &str, caller: &Caller| {
-        MergedResponse::of(&get(path, V2), caller, &view, Complete::Yes).unwrap()
+        MergedResponse::of(&get(path, V2), path, caller, &view, Complete::Yes).unwrap()
     };
     let anonymous = || stead("/apis", &Caller::Anonymous);
     assert!(!anonymous().is_permitted(&interop));
@@ -506,7 +542,7 @@ async fn a_yes_of_the_local_server_is_remembered() {
     let _ = allowed.await;
     assert!(anonymous().is_permitted(&interop));
     let answer = anonymous().recall(&interop).await.unwrap();
-    assert_eq!(answer.headers()[ETAG], view.apis.etag);
+    assert_eq!(answer.headers()[ETAG], view.page(Which::Apis).etag);
     assert!(answer.headers().contains_key("date"));
     // Not of somebody else, and not for something else.
     assert!(!stead("/api", &Caller::Anonymous).is_permitted(&interop));

@@ -8,11 +8,11 @@ use http::header::{
 };
 use http::{HeaderValue, Response, StatusCode};
 
-use super::encoded_document::{Sent, quoted_sha512};
 use super::merged_response::{MergedResponse, Replaced, is_longer, names, whole};
 use crate::body::ResponseBody;
 use crate::cluster_state::ClusterHandle;
 use crate::date;
+use crate::discovery_view::encoded_document::{Sent, quoted_sha512};
 use crate::error_response;
 use crate::gzip::WORTH_COMPRESSING;
 use crate::metrics::discovery::{DiscoveryMetrics, Fallback};

@@ -2,14 +2,16 @@
 
 use http::Response;
 use http::request::Parts;
+use skewbridge_api::request_info::Kind;
 use skewbridge_api::status::Status;
 
-use super::discovery_request::{is_for_all, is_for_local_alone};
-use super::{MergedResponse, ServerList};
-use crate::authn::Caller;
+use super::merged_response::MergedResponse;
+use super::server_list::ServerList;
 use crate::body::ResponseBody;
-use crate::handler::GatewayState;
+use crate::discovery_view::discovery_request::{is_for_all, is_for_local_alone};
 use crate::metrics::discovery::Fallback;
+use crate::proxy::request_context::RequestContext;
+use crate::state::GatewayState;
 
 /// What is answered in the stead of the local server's discovery.
 pub(crate) enum Intercept {
@@ -23,33 +25,39 @@ pub(crate) enum Intercept {
 
 impl Intercept {
     /// Whether a request is answered from what is known of the whole cluster.
-    pub(crate) fn of(head: &Parts, caller: &Caller, bridge: &GatewayState) -> Self {
+    pub(crate) fn of(head: &Parts, context: &RequestContext<'_>) -> Self {
+        let (bridge, path) = (context.bridge, context.info.path);
+        if context.info.kind == Kind::Resource {
+            return Self::Nothing;
+        }
         let metrics = bridge.metrics.discovery();
         let Some(interop) = &bridge.interop else {
-            if ServerList::is_asked_for(head) {
+            if ServerList::is_asked_for(head, path) {
                 return Self::ServerList;
             }
-            if bridge.alone && is_for_all(head) {
+            if bridge.alone && is_for_all(head, path) {
                 metrics.fallback(Fallback::NoPeering);
             }
-            if is_for_local_alone(head) {
+            if is_for_local_alone(head, path) {
                 metrics.local_request();
             }
             return Self::Nothing;
         };
         let cluster = interop.cluster.load();
-        if ServerList::is_asked_for(head) {
+        if ServerList::is_asked_for(head, path) {
             return Self::ServerList;
         }
-        if is_for_local_alone(head) {
+        if is_for_local_alone(head, path) {
             metrics.local_request();
             return Self::Nothing;
         }
-        if cluster.missing().is_some() && is_for_all(head) {
+        if cluster.missing().is_some() && is_for_all(head, path) {
             metrics.fallback(Fallback::NotSynced);
         }
         let view = cluster.view.as_ref();
-        match view.and_then(|view| MergedResponse::of(head, caller, view, bridge.complete)) {
+        match view
+            .and_then(|view| MergedResponse::of(head, path, &context.caller, view, bridge.complete))
+        {
             Some(stead) => Self::View(Box::new(stead)),
             None => Self::Nothing,
         }
@@ -57,9 +65,9 @@ impl Intercept {
 
     /// A request of a peer, which is for the local server alone. Its discovery polls
     /// are counted.
-    pub(crate) fn polled_by_peer(head: &Parts, bridge: &GatewayState) -> Self {
-        if is_for_local_alone(head) {
-            bridge.metrics.discovery().local_request();
+    pub(crate) fn polled_by_peer(head: &Parts, context: &RequestContext<'_>) -> Self {
+        if is_for_local_alone(head, context.info.path) {
+            context.bridge.metrics.discovery().local_request();
         }
         Self::Nothing
     }

@@ -38,13 +38,13 @@ use self::records::RecordKeeper;
 pub(crate) use self::records::Stored;
 pub(crate) use self::state_dir::StateDir;
 use crate::cluster_state::{Cluster, Requests, ResyncHint};
+use crate::control::internal_client::{InternalClient, InternalTarget};
+use crate::control::openapi_merger;
 use crate::discovery_view::View;
-use crate::handler::GatewayState;
 use crate::health::UpstreamHealth;
-use crate::internal_client::{InternalClient, InternalTarget};
 use crate::metrics::peers::SyncError;
-use crate::openapi;
 use crate::peer_config::{Membership, PeerRegistry};
+use crate::state::GatewayState;
 
 /// How often it is looked whether something is due.
 const TICK: Duration = Duration::from_millis(200);
@@ -141,7 +141,7 @@ pub(crate) async fn run(
     let (tell, mut events) = mpsc::channel(EVENTS);
     let mut tasks = JoinSet::new();
     spawn_informers(&mut tasks, &own, &tell);
-    tasks.spawn(openapi::run(own.clone(), requests.orders));
+    tasks.spawn(openapi_merger::run(own.clone(), requests.orders));
     let (mut hints, mut looks) = (requests.hints, requests.looks);
 
     let (publish, published) =

@@ -14,10 +14,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::timeout;
 
-use super::cache::Part;
-use super::{DocumentRequest, Local, MergeRequest, Page, PeerIds, Published};
+use super::internal_client::{InternalClient, InternalRequest, InternalTarget};
 use crate::gzip::gzip;
-use crate::internal_client::{InternalClient, InternalRequest, InternalTarget};
+use crate::openapi::{DocumentRequest, Local, MergeRequest, Page, Part, PeerIds, Published};
 
 /// How long a server may take to send a document.
 const PATIENCE: Duration = Duration::from_secs(5);

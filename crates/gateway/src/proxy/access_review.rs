@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use skewbridge_api::request_info::RequestInfo;
 use skewbridge_api::status::Status;
 
-use super::translation_plan::STREAM_PROTOCOL_HEADER;
+use super::outbound::OutboundRequest;
 use crate::access_log::AccessLogEntry;
-use crate::body::RequestBody;
-use crate::handler::OutboundRequest;
+use crate::body::{RequestBody, ResponseBody};
+use crate::streams::translation_plan::STREAM_PROTOCOL_HEADER;
 use crate::upstream::UpstreamResponse;
 
 const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
@@ -84,17 +84,13 @@ pub(crate) async fn check_create(
     head: &Parts,
     outbound: &OutboundRequest<'_>,
     record: &mut AccessLogEntry,
-) -> Result<(), Response<crate::body::ResponseBody>> {
+) -> Result<(), Response<ResponseBody>> {
     let error_response = |status: &Status| {
         let body = outbound.refuse(status);
-        body.map(crate::body::ResponseBody::full)
+        body.map(ResponseBody::full)
     };
-    let parsed = outbound.read(|info| (review_body(info), denied(info)));
-    let Some((review_body, denied)) = parsed else {
-        return Err(error_response(&Status::internal(
-            "the request names no stream",
-        )));
-    };
+    let info = &outbound.context.info;
+    let (review_body, denied) = (review_body(info), denied(info));
     let mut request = head.clone();
     request.method = Method::POST;
     request.uri = Uri::from_static(PATH);
@@ -110,21 +106,22 @@ pub(crate) async fn check_create(
     let sent = outbound
         .ask(request, RequestBody::Full(review_body), record)
         .await;
-    let response = match sent.map_err(|refused| refused.map(crate::body::ResponseBody::full))? {
-        UpstreamResponse::Response(response) if response.status() == StatusCode::CREATED => {
-            response
-        }
-        UpstreamResponse::Response(response) if response.status().is_success() => {
-            let why = "upstream sent no valid response to a SelfSubjectAccessReview";
-            return Err(error_response(&Status::bad_gateway(why)));
-        }
-        UpstreamResponse::Response(response) => return Err(response),
-        UpstreamResponse::Upgraded(..) => {
-            return Err(error_response(&Status::bad_gateway(
-                "upstream upgraded a request that asked for no upgrade",
-            )));
-        }
-    };
+    let response =
+        match sent.map_err(|error| error.respond(outbound.context).map(ResponseBody::full))? {
+            UpstreamResponse::Response(response) if response.status() == StatusCode::CREATED => {
+                response
+            }
+            UpstreamResponse::Response(response) if response.status().is_success() => {
+                let why = "upstream sent no valid response to a SelfSubjectAccessReview";
+                return Err(error_response(&Status::bad_gateway(why)));
+            }
+            UpstreamResponse::Response(response) => return Err(response),
+            UpstreamResponse::Upgraded(..) => {
+                return Err(error_response(&Status::bad_gateway(
+                    "upstream upgraded a request that asked for no upgrade",
+                )));
+            }
+        };
     let body = response.into_body().whole(MAX_RESPONSE_BYTES).await;
     let body = body.map_err(|error| error_response(&Status::bad_gateway(error.to_string())))?;
     match serde_json::from_slice::<ReviewResponse>(&body) {

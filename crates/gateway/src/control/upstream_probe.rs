@@ -9,9 +9,9 @@ use http::StatusCode;
 use skewbridge_api::version::Version;
 use tokio::time::{sleep, timeout};
 
-use crate::handler::GatewayState;
+use crate::control::internal_client::{Answer, InternalClient, InternalRequest, InternalTarget};
 use crate::health::UpstreamHealth;
-use crate::internal_client::{Answer, InternalClient, InternalRequest, InternalTarget};
+use crate::state::GatewayState;
 use crate::upstream_problem::explained;
 
 /// Between two questions: to an upstream that was ready, and to one that was

@@ -13,7 +13,7 @@ use skewbridge_peers::Peer;
 
 use crate::body::{Frame, RequestBody, ResponseBody};
 use crate::config::BridgeUser;
-use crate::handler::GatewayState;
+use crate::state::GatewayState;
 use crate::upstream::{
     PeerConnectionIdentity, Pools, ProtocolPreference, Replay, RetryClass, UpstreamIdentity,
     UpstreamResponse,

@@ -13,8 +13,8 @@ use skewbridge_discovery::{DiscoveryFormat, Document, Index, LegacyDiscovery, ac
 use skewbridge_peers::{Excluded, Served};
 use tokio::time::timeout;
 
-use crate::internal_client::{Answer, InternalClient, InternalRequest, InternalTarget};
-use crate::request_context::is_by_bridge;
+use crate::bridge_headers::is_by_bridge;
+use crate::control::internal_client::{Answer, InternalClient, InternalRequest, InternalTarget};
 
 /// A document of a cluster with very many custom resources has some 2 MiB.
 const MAX_DOCUMENT: usize = 32 * 1024 * 1024;

@@ -1,5 +1,7 @@
 //! The admin listener: metrics and health, on loopback.
 
+mod debug_peers;
+
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
@@ -10,11 +12,10 @@ use tokio::task::JoinSet;
 
 use crate::access_log::AccessLogEntry;
 use crate::body::{RequestBody, ResponseBody};
-use crate::debug_peers;
 use crate::drain::announcement;
 use crate::error_response;
+use crate::frontend::listener::AFTER_FAILURE;
 use crate::health::{self, Health, Question};
-use crate::listener::AFTER_FAILURE;
 use crate::metrics::Metrics;
 use crate::serve::h1::ClientTimeouts;
 use crate::serve::{Answer, ClientIo, Service, h1};

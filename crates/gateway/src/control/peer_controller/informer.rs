@@ -7,7 +7,7 @@ use skewbridge_peers::watch::{List, Object, WatchEvent};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::internal_client::{InternalClient, InternalRequest, InternalTarget};
+use crate::control::internal_client::{InternalClient, InternalRequest, InternalTarget};
 
 /// Between two tries: doubled each time, never longer than the second. The
 /// server is beside us and often just starting.

@@ -18,12 +18,12 @@ use skewbridge_discovery::lists::{ApiGroup, ApiGroupList, ApiResourceList};
 use skewbridge_discovery::{Document, DocumentEncoding, Object};
 use tokio::time::timeout;
 
-use super::discovery_request::Form;
-use super::encoded_document::Sent;
-use super::{Complete, Credential, Question, View, Which};
 use crate::authn::Caller;
 use crate::body::ResponseBody;
 use crate::cluster_state::{ClusterHandle, ResyncHint};
+use crate::discovery_view::discovery_request::Form;
+use crate::discovery_view::encoded_document::Sent;
+use crate::discovery_view::{Complete, Credential, Question, View, Which};
 use crate::gzip;
 use crate::metrics::discovery::{DiscoveryMetrics, Fallback};
 use crate::openapi::Published;
@@ -57,11 +57,12 @@ impl MergedResponse {
     /// Whether a request is to be answered from the view.
     pub(crate) fn of(
         head: &Parts,
+        path: &str,
         caller: &Caller,
         view: &Arc<View>,
         complete: Complete,
     ) -> Option<Self> {
-        let question = Question::of(head, view, complete)?;
+        let question = Question::of(head, path, view, complete)?;
         Some(Self {
             view: view.clone(),
             question,

@@ -17,9 +17,9 @@ use skewbridge_peers::{
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::handler::GatewayState;
-use crate::internal_client::{InternalClient, InternalRequest, InternalTarget};
+use crate::control::internal_client::{InternalClient, InternalRequest, InternalTarget};
 use crate::local_identity::KeptBy;
+use crate::state::GatewayState;
 
 /// How long a write may take.
 const PATIENCE: Duration = Duration::from_secs(5);

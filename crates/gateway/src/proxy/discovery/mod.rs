@@ -1,0 +1,11 @@
+//! Answers to requests for discovery and OpenAPI, where they are about the whole cluster.
+
+mod intercept;
+mod merged_response;
+mod openapi_response;
+mod server_list;
+
+pub(super) use intercept::Intercept;
+
+#[cfg(test)]
+mod tests;

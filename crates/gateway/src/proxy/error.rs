@@ -1,0 +1,214 @@
+//! Why a request has no response of a server, and the response that the client gets instead.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use skewbridge_api::status::Status;
+
+use super::request_context::RequestContext;
+use crate::bridge_headers::not_processed;
+use crate::error_response;
+use crate::health;
+use crate::routing::Refusal;
+use crate::state::GatewayState;
+use crate::upstream::SendError;
+
+/// Why a bridge that drains is not ready.
+const LEAVING: &str = "the bridge is shutting down";
+
+/// KEP-4020, Aggregation Layer, 5.
+const PEER_FAILED: &str = "Error while proxying request to destination apiserver";
+
+/// A request that no server has answered.
+#[derive(Debug)]
+pub(crate) struct ProxyError {
+    kind: ErrorKind,
+    retry: Retry,
+    source: Option<SendError>,
+}
+
+/// Whether the request may be given to another server, writes included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Retry {
+    /// It is certain that no server has processed it.
+    Safe,
+    /// A server may have processed it, or another one would refuse it as well.
+    Unsafe,
+}
+
+#[derive(Debug)]
+enum ErrorKind {
+    /// The request is refused as it is. The Status names no server.
+    Rejected(Box<Status>),
+    /// Routing has refused it.
+    Refused(Refusal),
+    /// The local kube-apiserver gave no response.
+    Local,
+    /// The local kube-apiserver has been replaced by one that does not serve this.
+    LocalReplaced,
+    /// No peer has taken the request.
+    NoPeer(String),
+    /// A peer may have processed the request. Told to repeat it, a client would have it
+    /// processed twice.
+    PeerLost(String),
+    /// The response of a server cannot be used.
+    Unusable(Box<Status>),
+    /// No response within this time.
+    Timeout(Duration),
+}
+
+impl ProxyError {
+    fn new(kind: ErrorKind, retry: Retry) -> Self {
+        Self {
+            kind,
+            retry,
+            source: None,
+        }
+    }
+
+    /// The request is refused as it is.
+    pub(crate) fn rejected(status: Status) -> Self {
+        Self::new(ErrorKind::Rejected(Box::new(status)), Retry::Unsafe)
+    }
+
+    /// Routing has refused the request.
+    pub(crate) fn refused(refusal: Refusal) -> Self {
+        use Refusal::{NotHere, PeerUnknown, TooEarly};
+        let retry = match refusal {
+            TooEarly(_) | NotHere | PeerUnknown(_) => Retry::Safe,
+            _ => Retry::Unsafe,
+        };
+        Self::new(ErrorKind::Refused(refusal), retry)
+    }
+
+    /// The local kube-apiserver gave no response.
+    pub(crate) fn local(error: SendError) -> Self {
+        let retry = if error.is_safe_to_repeat() {
+            Retry::Safe
+        } else {
+            Retry::Unsafe
+        };
+        Self {
+            source: Some(error),
+            ..Self::new(ErrorKind::Local, retry)
+        }
+    }
+
+    /// The local kube-apiserver has been replaced by one that does not serve this.
+    pub(crate) fn local_replaced() -> Self {
+        Self::new(ErrorKind::LocalReplaced, Retry::Safe)
+    }
+
+    /// No peer has taken the request.
+    pub(crate) fn no_peer(why: impl Into<String>) -> Self {
+        Self::new(ErrorKind::NoPeer(why.into()), Retry::Safe)
+    }
+
+    /// A peer may have processed the request.
+    pub(crate) fn peer_lost(why: impl Into<String>) -> Self {
+        Self::new(ErrorKind::PeerLost(why.into()), Retry::Unsafe)
+    }
+
+    /// A peer gave no response; another one may.
+    pub(crate) fn peer(error: SendError) -> Self {
+        let peer = Self::no_peer(error.to_string());
+        Self {
+            source: Some(error),
+            ..peer
+        }
+    }
+
+    /// The response of a server cannot be used.
+    pub(crate) fn unusable(status: Status) -> Self {
+        Self::new(ErrorKind::Unusable(Box::new(status)), Retry::Unsafe)
+    }
+
+    /// No response within this time.
+    pub(crate) fn timeout(limit: Duration) -> Self {
+        Self::new(ErrorKind::Timeout(limit), Retry::Unsafe)
+    }
+
+    /// The failure of the connection, or this error where there was none.
+    pub(crate) fn into_source(self) -> Result<SendError, Self> {
+        match self.source {
+            Some(source) => Ok(source),
+            None => Err(self),
+        }
+    }
+
+    /// The Status of this error, with names and addresses.
+    pub(crate) fn status(&self, bridge: &GatewayState) -> Status {
+        match &self.kind {
+            ErrorKind::Rejected(status) | ErrorKind::Unusable(status) => (**status).clone(),
+            ErrorKind::Refused(refusal) => refusal_status(refusal, bridge),
+            ErrorKind::Local => match &self.source {
+                Some(SendError::Client(cause)) => Status::bad_request(cause.clone()),
+                Some(error) if self.retry == Retry::Safe => error_response::later(format!(
+                    "{} cannot be reached: {error}",
+                    bridge.upstream_name()
+                )),
+                Some(error) => Status::bad_gateway(error.to_string()),
+                None => Status::bad_gateway("no response"),
+            },
+            ErrorKind::LocalReplaced => error_response::later(format!(
+                "{} does not serve this any more; which servers do is being found out",
+                bridge.upstream_name()
+            )),
+            ErrorKind::NoPeer(why) => error_response::later(format!("{PEER_FAILED}: {why}")),
+            ErrorKind::PeerLost(why) => Status::unavailable(format!("{PEER_FAILED}: {why}")),
+            ErrorKind::Timeout(limit) => Status::timeout(format!(
+                "the kube-apiserver that serves this did not answer within {} s",
+                limit.as_secs()
+            )),
+        }
+    }
+
+    /// The status code of the response to the client.
+    pub(crate) fn code(&self, bridge: &GatewayState) -> StatusCode {
+        let code = StatusCode::from_u16(self.status(bridge).code);
+        code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    /// The response to the client. A peer is told whether it may repeat the request elsewhere.
+    pub(crate) fn respond(&self, context: &RequestContext<'_>) -> Response<Bytes> {
+        if let ErrorKind::Refused(Refusal::NotReady) = &self.kind {
+            return health::not_ready(LEAVING);
+        }
+        let status = self.status(context.bridge);
+        let mut response = match &self.kind {
+            ErrorKind::Rejected(_) => error_response::status(&status, context.format),
+            _ => error_response::status(&context.detail.of_status(&status), context.format),
+        };
+        if context.from_peer && self.retry == Retry::Safe {
+            not_processed(response.headers_mut());
+        }
+        response
+    }
+}
+
+fn refusal_status(refusal: &Refusal, bridge: &GatewayState) -> Status {
+    match refusal {
+        Refusal::NotReady => Status::unavailable(LEAVING),
+        Refusal::Unauthorized => Status::unauthorized(),
+        Refusal::CannotAssert => Status::internal(
+            "this gateway has no --proxy-client-cert-file to assert an identity with",
+        ),
+        Refusal::Loop => Status::loop_detected(
+            "this request has passed this gateway before: --upstream leads back to it",
+        ),
+        Refusal::TooEarly(missing) => error_response::later(format!(
+            "the gateway of {} has just started and does not know yet {}",
+            bridge.upstream_name(),
+            missing.as_str()
+        )),
+        Refusal::NotHere => error_response::later(format!(
+            "a peer sent this request to {}, which does not serve it any more",
+            bridge.upstream_name()
+        )),
+        Refusal::PeerUnknown(identity) => error_response::later(match &bridge.interop {
+            Some(interop) => interop.unknown_peer(identity),
+            None => format!("not served here, nor known of {identity}"),
+        }),
+    }
+}

@@ -1,0 +1,533 @@
+//! One request from its head to its answer: caller, request, route, local or
+//! peer, respond, in this order.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, DATE, HOST, UPGRADE};
+use http::request::Parts;
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
+use skewbridge_api::hygiene::{self, Hops};
+use skewbridge_api::media::negotiate_error_format;
+use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
+use skewbridge_api::status::Status;
+use skewbridge_signatures::http_signature::Refusal as SignatureRefusal;
+
+use super::discovery::Intercept;
+use super::error::ProxyError;
+use super::outbound::{Destination, OutboundRequest};
+use super::request_context::{Deadline, RequestContext};
+use super::stream_handshake::{self, StreamOutcome};
+use crate::access_log::AccessLogEntry;
+use crate::authentication_limit::{Attempt, Outcome, TokenHash};
+use crate::authn::{AuthnResult, Caller, ClientCertState, TrustConfig};
+use crate::body::{RequestBody, ResponseBody};
+use crate::bridge_headers::{by_bridge, remove_between_bridges};
+use crate::buffer_budget::ClientLimits;
+use crate::client_connection::{ClientConnection, TokenPlace};
+use crate::cluster_state::ResyncHint;
+use crate::date;
+use crate::error_response::{self, Detail};
+use crate::health;
+use crate::http_message::CloseConnection;
+use crate::metrics::connections::Credential;
+use crate::metrics::headers::HeaderLimit;
+use crate::routing::{self, HopState, Refusal, Route};
+use crate::serve::{Answer, Service, UpgradeHandler};
+use crate::signatures::{self, Rejected, Signatures};
+use crate::state::GatewayState;
+use crate::streams::{UpgradeRequest, UpgradedStream};
+use crate::upstream::{Pools, ProtocolPreference, RetryClass, UpstreamResponse};
+use crate::watch_drain::WatchEnd;
+
+/// One connection from a client.
+#[derive(Debug, Clone)]
+pub(crate) struct Connection(pub(crate) Arc<Inner>);
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) bridge: Arc<GatewayState>,
+    pub(crate) pools: Arc<Pools>,
+    pub(crate) client: Arc<ClientConnection>,
+    pub(crate) limits: ClientLimits,
+    pub(crate) presented: ClientCertState,
+}
+
+impl Service for Connection {
+    fn limits(&self) -> &ClientLimits {
+        &self.0.limits
+    }
+
+    fn met_header_limit(&self, limit: HeaderLimit) {
+        self.0.bridge.metrics.headers().met(limit);
+    }
+
+    fn refused(&self, status: StatusCode) {
+        let mut record = AccessLogEntry::begin(&self.0.bridge.metrics);
+        record.route("refuse");
+        record.status(status);
+        record.complete();
+    }
+
+    async fn call(&self, request: Request<RequestBody>) -> Answer {
+        let bridge = &*self.0.bridge;
+        let mut record = AccessLogEntry::begin(&bridge.metrics);
+        self.0.client.note_request();
+        let (mut head, body) = request.into_parts();
+        let is_h2 = head.version == Version::HTTP_2;
+        if bridge.access_log {
+            record.log(&head, self.0.client.source());
+        }
+        let handled = match self.changed_by_connection(&head) {
+            None => self.handle(&mut head, body, &mut record).await,
+            Some(refused) => {
+                record.route("refuse");
+                Err(refused)
+            }
+        };
+        match handled {
+            Ok(StreamOutcome::Response(mut response)) => {
+                hygiene::remove_hop_by_hop(response.headers_mut());
+                // Whoever answered does not say for us what a peer may repeat.
+                remove_between_bridges(response.headers_mut());
+                if response.extensions_mut().remove::<ToPeer>().is_some() {
+                    by_bridge(response.headers_mut());
+                }
+                // RFC 9110, 6.6.1: an answer that is forwarded has a Date.
+                let headers = response.headers_mut();
+                headers.entry(DATE).or_insert_with(date::now);
+                record.audit_id(headers);
+                record.status(response.status());
+                Answer {
+                    response,
+                    switched: None,
+                    record,
+                }
+            }
+            Ok(StreamOutcome::Upgraded(response, switched)) => {
+                record.audit_id(response.headers());
+                record.status(response.status());
+                Answer {
+                    response: response.map(|()| ResponseBody::empty()),
+                    switched: Some(UpgradeHandler::new(|io, input, record| {
+                        switched.run(io, input, record)
+                    })),
+                    record,
+                }
+            }
+            Err(mut refused) => {
+                record.status(refused.status());
+                if is_h2 && refused.status() == StatusCode::UNAUTHORIZED && self.ends_anonymous() {
+                    refused.extensions_mut().insert(CloseConnection);
+                }
+                Answer {
+                    response: refused.map(ResponseBody::full),
+                    switched: None,
+                    record,
+                }
+            }
+        }
+    }
+}
+
+impl Connection {
+    /// Whether kube-apiserver ends HTTP/2 connections of callers without an identity.
+    fn ends_anonymous(&self) -> bool {
+        let bridge = &*self.0.bridge;
+        let pool = (self.0.pools).anonymous(&bridge.live.targets, &bridge.metrics);
+        pool.ends_anonymous_connections()
+    }
+
+    /// The answer to a request that would mean something else without what its
+    /// `Connection` header has removed.
+    fn changed_by_connection(&self, head: &Parts) -> Option<Response<Bytes>> {
+        if !head.headers.contains_key(CONNECTION) {
+            return None;
+        }
+        let trust = self.0.bridge.live.trust.load();
+        let name = hygiene::not_removable(&head.headers, trust.headers())?;
+        let message = format!("the Connection header must not list {name}");
+        let format = negotiate_error_format(&head.headers);
+        Some(error_response::status(
+            &Status::bad_request(message),
+            format,
+        ))
+    }
+
+    async fn handle(
+        &self,
+        head: &mut Parts,
+        body: RequestBody,
+        record: &mut AccessLogEntry,
+    ) -> Result<StreamOutcome, Response<Bytes>> {
+        let bridge = &*self.0.bridge;
+        let trust = bridge.live.trust.load_full();
+        let format = negotiate_error_format(&head.headers);
+        let switch = UpgradeRequest::parse(&head.method, &head.headers);
+        let upgrade = clean(head);
+        let authenticated = self.authenticate(&trust, head, body).await;
+        let Authenticated {
+            recognised,
+            body,
+            attempt,
+        } = authenticated.map_err(|status| {
+            record.route("refuse");
+            error_response::status(&status, format)
+        })?;
+        let AuthnResult { caller, from_peer } = recognised;
+        record.caller(caller.name());
+        self.0.client.note_caller(&caller);
+        let hopped = from_peer && hygiene::has_hopped(&head.headers);
+        trust.headers().remove(&mut head.headers);
+        if !from_peer {
+            hygiene::remove_peer_hop(&mut head.headers);
+        }
+
+        let detail = Detail::of(&caller, &self.0.client, from_peer);
+        let token_place = TokenPlace::of(&caller, head);
+        let token = self.unproven_token(&caller, head);
+        // The head is sent on; the context keeps what it was parsed from.
+        let (method, uri) = (head.method.clone(), head.uri.clone());
+        let path = decoded_path(&method, &uri)
+            .map_err(|status| error_response::status(&status, format))?;
+        let context = RequestContext {
+            bridge,
+            pools: &self.0.pools,
+            client: &self.0.client,
+            limits: &self.0.limits,
+            trust,
+            info: RequestInfo::parse(&method, &path, uri.query()),
+            caller,
+            from_peer,
+            hopped,
+            token_place,
+            has_unproven_token: token.is_some_and(|it| !bridge.authentication_limit.knows(it)),
+            attempt,
+            format,
+            detail,
+        };
+        let proxied = self
+            .proxy(&context, head, body, (upgrade, switch), record)
+            .await;
+        proxied.map_err(|error| error.respond(&context))
+    }
+
+    /// Routes a request, and gets a response to it.
+    async fn proxy(
+        &self,
+        context: &RequestContext<'_>,
+        head: &mut Parts,
+        body: RequestBody,
+        (upgrade, switch): (Option<HeaderValue>, Option<UpgradeRequest>),
+        record: &mut AccessLogEntry,
+    ) -> Result<StreamOutcome, ProxyError> {
+        let bridge = context.bridge;
+        let info = &context.info;
+        record.verb(info.verb.as_str());
+        let destination = route(context, head, record)?;
+        let mut instead = match &destination {
+            Destination::Local(_) if context.hopped => Intercept::polled_by_peer(head, context),
+            Destination::Local(_) => Intercept::of(head, context),
+            Destination::Peers(_) => Intercept::Nothing,
+        };
+        if let Some(recalled) = instead.begin(head, bridge).await {
+            record.route("discovery");
+            let proven = (context.client).note_answer(context.token_place, recalled.status());
+            if let (true, Some(attempt)) = (proven, &context.attempt) {
+                attempt.settle(Outcome::Accepted);
+            }
+            return Ok(StreamOutcome::Response(recalled));
+        }
+        self.mark(head);
+
+        let outbound = OutboundRequest {
+            context,
+            going: &destination,
+            prefer: match (&upgrade, head.version) {
+                (Some(_), _) => ProtocolPreference::Upgrade,
+                (None, Version::HTTP_2) => ProtocolPreference::H2,
+                (None, _) => ProtocolPreference::H1,
+            },
+            repeat: if info.is_harmless(&head.method) {
+                RetryClass::Idempotent
+            } else {
+                RetryClass::OnlyIfUnsent
+            },
+            deadline: Deadline::of(info.is_long_running(), &bridge.limits),
+        };
+        if let Some(upgrade) = upgrade {
+            head.headers.insert(UPGRADE, upgrade);
+            if let Some(switch) = switch
+                && body.is_done()
+                && let Some(job) = outbound.job(switch)
+            {
+                // Boxed: watches are many, and do not come here.
+                let handshake = stream_handshake::handshake(job, take(head), &outbound, record);
+                return Box::pin(handshake).await;
+            }
+        }
+        let mut reply = outbound.send_with(take(head), body, record).await?;
+        if !matches!(instead, Intercept::Nothing)
+            && let UpstreamResponse::Response(response) = reply
+        {
+            record.route("discovery");
+            // Boxed: watches are many, and do not come here.
+            let replaced = Box::pin(instead.end(response, bridge)).await;
+            reply = UpstreamResponse::Response(replaced.map_err(ProxyError::unusable)?);
+        }
+        Ok(finish(context, reply))
+    }
+
+    /// Who sent a request; and its body, which of a signed one is whole then.
+    async fn authenticate(
+        &self,
+        trust: &Arc<TrustConfig>,
+        head: &mut Parts,
+        body: RequestBody,
+    ) -> Result<Authenticated<'_>, Status> {
+        let recognised = self.0.presented.caller(trust, &head.headers);
+        let signatures = self.0.bridge.signatures.as_ref();
+        let signatures = signatures.filter(|_| signatures::concern(&recognised.caller, head));
+        let credential = match (&recognised.caller, signatures) {
+            (_, Some(_)) => Some(Credential::Signature),
+            (Caller::Bearer, None) => Some(Credential::Token),
+            (Caller::Unauthorized, None) => Some(Credential::Certificate),
+            _ => None,
+        };
+        let attempt = match credential {
+            Some(credential) => self.attempt(&recognised.caller, credential, head)?,
+            None => None,
+        };
+        let Some(signatures) = signatures else {
+            if credential == Some(Credential::Certificate) {
+                self.note_failure(Credential::Certificate, attempt.as_ref());
+            }
+            return Ok(Authenticated {
+                recognised,
+                body,
+                attempt,
+            });
+        };
+        // Boxed: most requests do not come here, and watches are many.
+        let judged = Box::pin(self.judge(signatures, recognised, head, body)).await;
+        match judged {
+            Ok((recognised, body)) => Ok(Authenticated {
+                recognised,
+                body,
+                // The signature is valid, and what kube-apiserver answers says no more of it.
+                attempt: None,
+            }),
+            Err(rejected) => {
+                let status = rejected.status();
+                if status.code == StatusCode::UNAUTHORIZED {
+                    self.note_failure(Credential::Signature, attempt.as_ref());
+                }
+                Err(status)
+            }
+        }
+    }
+
+    fn note_failure(&self, credential: Credential, attempt: Option<&Attempt<'_>>) {
+        let Inner { bridge, client, .. } = &*self.0;
+        bridge.note_authentication_failure(client, credential, attempt);
+    }
+
+    /// Refuses a credential of a source that had too many failures. Connections that have
+    /// authenticated are not limited.
+    fn attempt(
+        &self,
+        caller: &Caller,
+        credential: Credential,
+        head: &Parts,
+    ) -> Result<Option<Attempt<'_>>, Status> {
+        let Inner { bridge, client, .. } = &*self.0;
+        if client.is_authenticated() {
+            return Ok(None);
+        }
+        let (source, token) = (client.source().ip(), self.unproven_token(caller, head));
+        let (limit, failed) = (&bridge.authentication_limit, client.has_failed());
+        let begun = limit.begin(source, credential, token, failed, bridge.chance());
+        begun.map(Some).inspect_err(|_| {
+            let metrics = bridge.metrics.connections();
+            metrics.authentication_limited(credential);
+        })
+    }
+
+    /// The token of a request on a connection that has not authenticated.
+    fn unproven_token(&self, caller: &Caller, head: &Parts) -> Option<TokenHash> {
+        (matches!(caller, Caller::Bearer) && !self.0.client.is_authenticated())
+            .then(|| self.0.bridge.authentication_limit.token(&head.headers))
+    }
+
+    async fn judge(
+        &self,
+        signatures: &Signatures,
+        recognised: AuthnResult,
+        head: &mut Parts,
+        body: RequestBody,
+    ) -> Result<(AuthnResult, RequestBody), Rejected> {
+        let AuthnResult { caller, from_peer } = recognised;
+        let bridge = &*self.0.bridge;
+        // There are some wherever signatures are judged.
+        let keys = bridge.live.signature_keys.load_full();
+        let keys = keys.ok_or(SignatureRefusal::UnknownKey)?;
+        let metrics = bridge.metrics.signatures();
+        let judged = signatures.judge(&keys, &caller, head, body, metrics);
+        let (user, body) = judged.await?;
+        let recognised = AuthnResult {
+            caller: Caller::Signed(user),
+            from_peer,
+        };
+        Ok((recognised, body))
+    }
+
+    /// Who asked, by which way, and that it was here.
+    fn mark(&self, head: &mut Parts) {
+        if let Some(authority) = head.uri.authority() {
+            // Absolute-form: the target's authority counts (RFC 9112, 3.2.2).
+            if let Ok(host) = HeaderValue::from_str(authority.as_str()) {
+                head.headers.insert(HOST, host);
+            }
+        } else if !head.headers.contains_key(HOST) {
+            let host = self.0.bridge.default_host.clone();
+            head.headers.insert(HOST, host);
+        }
+        let source = self.0.client.source().ip().to_canonical();
+        if hygiene::forwarded(&mut head.headers, source) == Hops::Shortened {
+            self.met_header_limit(HeaderLimit::ForwardedForShortened);
+        }
+        self.0.bridge.via.add(&mut head.headers, head.version);
+    }
+}
+
+/// Decides which server gets a request.
+fn route(
+    context: &RequestContext<'_>,
+    head: &Parts,
+    record: &mut AccessLogEntry,
+) -> Result<Destination, ProxyError> {
+    let bridge = context.bridge;
+    let facts = routing::RouteInput {
+        leaving: bridge.drain.is_leaving(),
+        can_assert: bridge.live.targets.load().front_proxy.is_some(),
+        hop_state: match (bridge.via.seen(&head.headers), context.hopped) {
+            (true, _) => HopState::Loop,
+            (false, true) => HopState::FromPeer,
+            (false, false) => HopState::First,
+        },
+    };
+    let cluster = bridge.interop.as_ref().map(|it| it.cluster.load());
+    let cluster = cluster.as_deref().map(|it| (&**it, Instant::now()));
+    let route = routing::route(&context.info, &context.caller, facts, cluster);
+    record.route(route.as_str());
+    match route {
+        Route::Local(leg) => {
+            let (pools, targets) = (context.pools, &bridge.live.targets);
+            let pool = if context.is_unproven() {
+                Some(pools.anonymous(targets, &bridge.metrics))
+            } else {
+                pools.of(leg, targets, &bridge.metrics)
+            };
+            // The certificate went away between two looks at it.
+            let pool = pool.ok_or_else(|| ProxyError::refused(Refusal::CannotAssert))?;
+            Ok(Destination::Local(pool))
+        }
+        Route::Peer(peers) => Ok(Destination::Peers(peers)),
+        Route::Refuse(refusal) => {
+            if refusal == Refusal::NotHere
+                && let Some(interop) = &bridge.interop
+            {
+                // The peer that sent it has heard otherwise from us.
+                interop.hint(ResyncHint::LocalChanged);
+            }
+            Err(ProxyError::refused(refusal))
+        }
+    }
+}
+
+/// The reply as it goes to the client: `/readyz` is also about the bridge, and a watch ends
+/// at its share of the drain.
+fn finish(context: &RequestContext<'_>, mut reply: UpstreamResponse) -> StreamOutcome {
+    let bridge = context.bridge;
+    if let UpstreamResponse::Response(response) = &mut reply
+        && context.hopped
+    {
+        response.extensions_mut().insert(ToPeer);
+    }
+    if let UpstreamResponse::Response(response) = &mut reply
+        && response.status().is_success()
+    {
+        if context.info.is_readyz()
+            && let Some(problem) = bridge.unreadiness()
+        {
+            return StreamOutcome::Response(health::not_ready(&problem).map(ResponseBody::full));
+        }
+        if context.info.verb == Verb::Watch {
+            let share = bridge.next_share.fetch_add(97, Ordering::Relaxed);
+            let end = WatchEnd::new(&bridge.drain, share, response.headers());
+            response.body_mut().end_with(end);
+        }
+    }
+    match reply {
+        UpstreamResponse::Response(response) => StreamOutcome::Response(response),
+        UpstreamResponse::Upgraded(response, upgraded) => {
+            StreamOutcome::Upgraded(response, UpgradedStream::Tunnel(upgraded, None))
+        }
+    }
+}
+
+/// A request of which it is known who sent it.
+struct Authenticated<'a> {
+    recognised: AuthnResult,
+    body: RequestBody,
+    /// kube-apiserver is to verify its credential.
+    attempt: Option<Attempt<'a>>,
+}
+
+/// Marks an answer to a request that a peer has passed on.
+#[derive(Debug, Clone, Copy)]
+struct ToPeer;
+
+/// Removes what was meant for this hop only, and gives the protocol that the
+/// client wants to switch to, if there is one that can be passed on.
+fn clean(head: &mut Parts) -> Option<HeaderValue> {
+    let upgrade = (head.version == Version::HTTP_11)
+        .then(|| hygiene::wants_upgrade(&head.headers))
+        .flatten()
+        // HTTP/2 in a tunnel would carry requests past every check here.
+        .filter(|protocol| {
+            !protocol
+                .as_bytes()
+                .to_ascii_lowercase()
+                .windows(3)
+                .any(|it| it == b"h2c")
+        });
+    hygiene::remove_hop_by_hop(&mut head.headers);
+    head.headers.remove(CONNECTION);
+    upgrade
+}
+
+/// The path of a request. Its target has to be one that every server reads alike: a path,
+/// perhaps with an authority before it (RFC 9112, 3.2; RFC 9113, 8.3.1).
+fn decoded_path<'a>(method: &Method, uri: &'a Uri) -> Result<DecodedPath<'a>, Status> {
+    if method == Method::CONNECT {
+        return Err(Status::method_not_allowed("CONNECT is not served here"));
+    }
+    let path = uri.path_and_query().map_or("", PathAndQuery::as_str);
+    let is_path = path.starts_with('/') || (path == "*" && method == Method::OPTIONS);
+    if !is_path {
+        return Err(Status::bad_request("the request target is not a path"));
+    }
+    let names_user = |authority: &Authority| authority.as_str().contains('@');
+    if uri.authority().is_some_and(names_user) {
+        return Err(Status::bad_request("the request target names a user"));
+    }
+    DecodedPath::new(uri.path()).map_err(|error| Status::bad_request(error.to_string()))
+}
+
+fn take(head: &mut Parts) -> Parts {
+    std::mem::replace(head, Request::new(()).into_parts().0)
+}
