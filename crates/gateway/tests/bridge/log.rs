@@ -8,7 +8,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-const TARGET: &str = "skewbridge_gateway::openapi";
+const TARGET: &str = "skewbridge_gateway::control::openapi_merger";
 
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
