@@ -1,9 +1,6 @@
 //! An HTTP/1.1 connection that carries one request after the other, or becomes a raw stream
 //! after an upgrade.
 
-use std::io::{self, IoSlice};
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -12,8 +9,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use skewbridge_h1::{
     HeadEnd, Piece, ResponseHead, parse_response, write_headers, write_request_line,
 };
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use crate::byte_stream::Stream;
 use crate::error::{Error, ErrorResponse};
 use crate::exec::ConnectionCredential;
 
@@ -25,69 +23,6 @@ const READ_CHUNK_BYTES: usize = 16 * 1024;
 
 /// How many interim responses (such as 100 Continue) may precede the final one.
 const MAX_INTERIM_RESPONSES: usize = 16;
-
-/// The byte stream below HTTP: TCP or TLS, direct or through a proxy.
-pub type Stream = Box<dyn Io>;
-
-/// A bidirectional byte stream.
-pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
-
-/// A stream that keeps a guard alive which it depends on.
-pub(crate) struct StreamWithGuard<T> {
-    stream: Stream,
-    _guard: T,
-}
-
-impl<T> StreamWithGuard<T> {
-    pub(crate) fn new(stream: Stream, guard: T) -> Self {
-        Self {
-            stream,
-            _guard: guard,
-        }
-    }
-}
-
-impl<T: Unpin> AsyncRead for StreamWithGuard<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
-    }
-}
-
-impl<T: Unpin> AsyncWrite for StreamWithGuard<T> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
 
 /// A connection to a server. It carries one request at a time.
 pub struct Connection {

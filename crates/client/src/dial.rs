@@ -7,8 +7,8 @@ use rustls::{ClientConfig, SupportedProtocolVersion};
 use rustls_pki_types::ServerName;
 
 use crate::address::{Address, Scheme};
+use crate::byte_stream::Stream;
 use crate::ca_roots::CaRoots;
-use crate::connection::Stream;
 use crate::error::Error;
 use crate::proxy::Proxy;
 use crate::proxy_route::ProxyRoute;

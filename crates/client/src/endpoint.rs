@@ -10,8 +10,9 @@ use http::{HeaderMap, HeaderValue};
 use rustls_pki_types::ServerName;
 
 use crate::address::{Address, Scheme};
+use crate::byte_stream::{Stream, StreamWithGuard};
 use crate::ca_roots::CaRoots;
-use crate::connection::{Connection, Request, Response, Stream, StreamWithGuard};
+use crate::connection::{Connection, Request, Response};
 use crate::credential::{self, Certificate, Credential};
 use crate::error::{Entry, Error};
 use crate::exec::{

@@ -44,8 +44,9 @@
 //! ```
 
 mod address;
+pub mod byte_stream;
 mod ca_roots;
-pub mod connection;
+mod connection;
 pub mod copy;
 mod credential;
 mod dial;
@@ -62,8 +63,9 @@ pub mod streams;
 mod tcp;
 mod tls;
 
+pub use byte_stream::Stream;
 pub use ca_roots::CaRoots;
-pub use connection::{Connection, Request, Response, Stream};
+pub use connection::{Connection, Request, Response};
 pub use dial::Dialer;
 pub use endpoint::{Endpoint, Timeouts};
 pub use error::{Entry, Error, ErrorResponse};

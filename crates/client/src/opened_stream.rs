@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::connection::Stream;
+use crate::byte_stream::Stream;
 use crate::exec::ConnectionCredential;
 
 /// A stream to the cluster, or to the proxy of its credential plugin.

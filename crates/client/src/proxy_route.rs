@@ -9,7 +9,7 @@ use rustls_pki_types::ServerName;
 use skewbridge_stream_io::ReadAhead;
 
 use crate::address::Scheme;
-use crate::connection::Stream;
+use crate::byte_stream::Stream;
 use crate::proxy::Proxy;
 use crate::tcp;
 use crate::tls::{self, ServerTrust};

@@ -3,7 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::head::has_bare_lf;
+use crate::line::has_bare_lf;
 
 /// The longest line that gives a chunk's size, extensions included. Extensions
 /// are ignored, and nobody in this field sends one.

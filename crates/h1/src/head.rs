@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version}
 use httparse::{Header, ParserConfig};
 
 use crate::body::Framing;
+use crate::line::has_bare_lf;
 
 /// The largest head that is read: Go's `http.DefaultMaxHeaderBytes`, which is
 /// what kube-apiserver accepts.
@@ -315,17 +316,6 @@ impl Spans {
         }
         Ok(map)
     }
-}
-
-/// Whether a line ends in LF alone. Some readers take that for an end of line
-/// and some for a part of it (RFC 9112, 2.2).
-pub(crate) fn has_bare_lf(lines: &[u8]) -> bool {
-    let mut before = 0;
-    lines.iter().any(|byte| {
-        let bare = *byte == b'\n' && before != b'\r';
-        before = *byte;
-        bare
-    })
 }
 
 fn version_of(minor: u8) -> Version {

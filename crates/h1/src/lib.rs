@@ -22,6 +22,7 @@
 mod body;
 mod encode;
 mod head;
+mod line;
 
 pub use body::{BodyError, Decoder, Framing, Piece};
 pub use encode::{Encoder, write_headers, write_request_line, write_status_line};

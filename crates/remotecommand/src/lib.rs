@@ -32,7 +32,6 @@
 
 mod base64_text;
 mod channel;
-mod error_channel;
 mod negotiation;
 mod options;
 mod outcome;
@@ -40,17 +39,16 @@ pub mod port_forward;
 mod protocol;
 mod query;
 mod reader;
-mod status;
 mod terminal;
 mod writer;
 
 pub use channel::{Channel, ChannelId, Input, Output, STREAM_TYPE};
-pub use error_channel::{ErrorChannel, ErrorChannelEnd, MAX_ERROR_BYTES};
 pub use negotiation::{
     NegotiatedProtocol, ServerKind, SpdyNegotiationError, negotiate, negotiate_spdy, spdy_offers,
     spdy_protocol_from_response,
 };
 pub use options::{Options, QueryDialect};
+pub use outcome::error_channel::{ErrorChannel, ErrorChannelEnd, MAX_ERROR_BYTES};
 pub use outcome::{ExitCode, Failure, Outcome};
 pub use protocol::{Encoding, Protocol, SpdyProtocol, Version};
 pub use reader::{ChannelEvent, FromClient, FromServer, Reader, ReaderError};

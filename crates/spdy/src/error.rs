@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::frame::{GoAwayStatus, MalformedFrame, ResetStatus};
+use crate::frame::{FrameError, GoAwayStatus, MalformedFrame, ResetStatus};
 use crate::header_block::HeaderBlockError;
 
 /// Why a connection failed.
@@ -32,6 +32,15 @@ pub enum Error {
 impl From<MalformedFrame> for Error {
     fn from(MalformedFrame(what): MalformedFrame) -> Self {
         Self::Malformed(what)
+    }
+}
+
+impl From<FrameError> for Error {
+    fn from(error: FrameError) -> Self {
+        match error {
+            FrameError::Malformed(malformed) => malformed.into(),
+            FrameError::Headers(error) => error.into(),
+        }
     }
 }
 

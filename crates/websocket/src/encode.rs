@@ -93,7 +93,8 @@ impl Head {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::{Close, CloseCode, ControlPayload};
+    use crate::close_code::CloseCode;
+    use crate::control::{Close, ControlPayload};
     use crate::frame::MessageKind;
 
     #[test]

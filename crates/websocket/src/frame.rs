@@ -1,7 +1,7 @@
 //! The header of a frame (RFC 6455, 5.2).
 
-use crate::decode::Violation;
 use crate::mask::Mask;
+use crate::violation::Violation;
 
 /// Which end of a connection this is: clients mask what they send, servers do not (RFC 6455,
 /// 5.1).

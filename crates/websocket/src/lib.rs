@@ -22,6 +22,7 @@
 //! ```
 
 mod assembly;
+mod close_code;
 mod control;
 mod decode;
 mod encode;
@@ -30,10 +31,12 @@ mod handshake;
 mod key;
 mod mask;
 mod utf8;
+mod violation;
 
 pub use assembly::Assembly;
-pub use control::{Close, CloseCode, Control, ControlPayload};
-pub use decode::{Decoder, Event, Limits, MessageChunk, Violation};
+pub use close_code::CloseCode;
+pub use control::{Close, Control, ControlPayload};
+pub use decode::{Decoder, Event, Limits, MessageChunk};
 pub use encode::{Encoder, Head};
 pub use frame::{Frame, MessageKind, Role};
 pub use handshake::{
@@ -42,3 +45,4 @@ pub use handshake::{
 };
 pub use key::Key;
 pub use mask::Mask;
+pub use violation::Violation;

@@ -18,7 +18,7 @@ use skewbridge_stream_io::ReadAhead;
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::address::{Address, Scheme};
-use crate::connection::Stream;
+use crate::byte_stream::Stream;
 use crate::credential::Certificate;
 use crate::tls::{self, ServerTrust};
 

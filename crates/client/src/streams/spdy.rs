@@ -13,7 +13,7 @@ use super::disconnect_message;
 use super::process::ExitStatus;
 use super::stream_buffers::{OutputStream, StdinEvent, StreamBuffers};
 use super::timer::Timer;
-use crate::connection::Stream;
+use crate::byte_stream::Stream;
 
 /// How long the final flush may take.
 const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);

@@ -5,7 +5,8 @@ use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderMap, Method, StatusCode};
 use skewbridge_websocket::{Key, ResponseError, check_response, set_request_headers};
 
-use crate::connection::{Request, Stream};
+use crate::byte_stream::Stream;
+use crate::connection::Request;
 use crate::endpoint::Endpoint;
 use crate::error::{Error, ErrorResponse};
 

@@ -19,7 +19,7 @@ use super::process::ExitStatus;
 use super::stream_buffers::{OutputStream, StdinEvent, StreamBuffers};
 use super::timer::Timer;
 use super::upgrade::Upgraded;
-use crate::connection::Stream;
+use crate::byte_stream::Stream;
 
 /// How long the server may take to close the connection after it has sent the exit status.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::error_channel::{ErrorChannelEnd, MAX_ERROR_BYTES};
+use crate::outcome::error_channel::{ErrorChannelEnd, MAX_ERROR_BYTES};
 
 const ALL: [Version; 5] = [
     Version::V1,

@@ -39,6 +39,25 @@ const FLAG_UNIDIRECTIONAL: u8 = 0x02;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MalformedFrame(pub(crate) &'static str);
 
+/// Why a frame with headers cannot be parsed.
+#[derive(Debug)]
+pub(crate) enum FrameError {
+    Malformed(MalformedFrame),
+    Headers(HeaderBlockError),
+}
+
+impl From<MalformedFrame> for FrameError {
+    fn from(error: MalformedFrame) -> Self {
+        Self::Malformed(error)
+    }
+}
+
+impl From<HeaderBlockError> for FrameError {
+    fn from(error: HeaderBlockError) -> Self {
+        Self::Headers(error)
+    }
+}
+
 /// Whether a frame is the last one of its sender on a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fin {

@@ -3,10 +3,9 @@
 use bytes::{BufMut as _, BytesMut};
 
 use super::{
-    FLAG_UNIDIRECTIONAL, Fin, Kind, MalformedFrame, Priority, ResetStatus, StreamId,
+    FLAG_UNIDIRECTIONAL, Fin, FrameError, Kind, MalformedFrame, Priority, ResetStatus, StreamId,
     encode_control, encode_words, take_word,
 };
-use crate::error::Error;
 use crate::header_block::{Compressor, Decompressor, HeaderBlockError};
 use crate::headers::Headers;
 
@@ -35,7 +34,7 @@ impl SynStream {
         flags: u8,
         mut payload: &[u8],
         decompressor: &mut Decompressor,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, FrameError> {
         let missing = "a SYN_STREAM that is too short";
         let stream = StreamId::parse(take_word(&mut payload, missing)?)?;
         let associated = StreamId::new(take_word(&mut payload, missing)? & 0x7fff_ffff);
@@ -103,7 +102,7 @@ macro_rules! stream_and_headers {
                 flags: u8,
                 mut payload: &[u8],
                 decompressor: &mut Decompressor,
-            ) -> Result<Self, Error> {
+            ) -> Result<Self, FrameError> {
                 Ok(Self {
                     stream: StreamId::parse(take_word(&mut payload, $missing)?)?,
                     fin: Fin::from_flags(flags),

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::assembly::Assembly;
+use crate::close_code::CloseCode;
 use crate::control::{Close, ControlPayload};
 use crate::encode::Encoder;
 use crate::frame::Frame;

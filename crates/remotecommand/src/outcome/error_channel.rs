@@ -1,8 +1,7 @@
 //! The error channel, up to its end.
 
-use crate::outcome::{Failure, Outcome, from_text};
+use super::{Failure, Outcome, from_text, status};
 use crate::protocol::Version;
-use crate::status;
 
 /// The longest error that is kept; the rest is dropped.
 pub const MAX_ERROR_BYTES: usize = 64 << 10;

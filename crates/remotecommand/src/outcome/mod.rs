@@ -1,13 +1,15 @@
 //! The result of a remote command.
 
+pub(crate) mod error_channel;
+mod status;
+
 use std::fmt;
 use std::num::NonZeroU8;
 
 use bytes::Bytes;
 
-use crate::error_channel::ErrorChannel;
 use crate::protocol::Version;
-use crate::status;
+use error_channel::ErrorChannel;
 
 /// The result of a remote command, independent of the protocol version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,7 +100,7 @@ impl Outcome {
     pub fn decode(version: Version, bytes: &[u8]) -> Self {
         let mut channel = ErrorChannel::new(version);
         channel.push(bytes);
-        channel.end(crate::error_channel::ErrorChannelEnd::Clean)
+        channel.end(error_channel::ErrorChannelEnd::Clean)
     }
 }
 

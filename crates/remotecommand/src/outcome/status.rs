@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::outcome::{ExitCode, Failure, INTERNAL_PREFIX, Outcome, exit_message};
+use super::{ExitCode, Failure, INTERNAL_PREFIX, Outcome, exit_message};
 
 const SUCCESS: &str = "Success";
 const FAILURE: &str = "Failure";
