@@ -56,7 +56,7 @@ impl AccessLogEntry {
         Self {
             metrics: Some(metrics.clone()),
             started: Instant::now(),
-            route: "none",
+            route: "unrouted",
             verb: "unknown",
             code: CLIENT_LEFT,
             bytes: 0,
@@ -71,7 +71,7 @@ impl AccessLogEntry {
         Self {
             metrics: None,
             started: Instant::now(),
-            route: "none",
+            route: "unrouted",
             verb: "unknown",
             code: 0,
             bytes: 0,
@@ -176,6 +176,8 @@ impl Drop for AccessLogEntry {
                 verb = self.verb,
                 code = self.code,
                 bytes = self.bytes,
+                truncated = !self.complete,
+                // The name of the last release.
                 cut = !self.complete,
                 audit_id = line.audit_id.as_deref(),
                 duration_seconds = seconds(took),
@@ -316,7 +318,7 @@ mod tests {
         let metrics = Metrics::new();
         let total = |code: u16| {
             let sample = format!(
-                "skewbridge_requests_total{{route=\"none\",verb=\"unknown\",code=\"{code}\"}} 1"
+                "skewbridge_requests_total{{route=\"none\",destination=\"unrouted\",verb=\"unknown\",code=\"{code}\"}} 1"
             );
             metrics.text().contains(&sample)
         };

@@ -28,7 +28,7 @@ impl Route {
         match self {
             Self::Local(_) => "local",
             Self::Peer(_) => "peer",
-            Self::Refuse(_) => "refuse",
+            Self::Refuse(_) => "rejected",
         }
     }
 }

@@ -64,7 +64,9 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
     .await;
     let metrics = async |plane: &Plane| plane.admin(OLD, "/metrics").await;
     eventually("peering is switched off", FOUND, async || {
-        metrics(&plane).await.contains("skewbridge_peering 0")
+        metrics(&plane)
+            .await
+            .contains("skewbridge_peering_enabled 0")
     })
     .await;
 

@@ -190,15 +190,15 @@ async fn judge(plane: &mut Plane, speaks: Speaks) {
     })
     .await;
     let metrics = way.metrics().await;
-    let ended = |outcome: &str| {
-        let outcome = format!("outcome=\"{outcome}\"");
-        metrics.sum("skewbridge_streams_total", &[&outcome])
+    let ended = |result: &str| {
+        let result = format!("result=\"{result}\"");
+        metrics.sum("skewbridge_streams_total", &[&result])
     };
     let points = Point::BEGUN.len() as u64;
     assert_eq!(ended("client_left"), points, "{metrics:?}");
-    assert!(ended("cut_off") >= points, "{metrics:?}");
+    assert!(ended("disconnected") >= points, "{metrics:?}");
     if speaks == Speaks::WebSocket {
-        assert_eq!(ended("cut_off"), 2 * points, "{metrics:?}");
+        assert_eq!(ended("disconnected"), 2 * points, "{metrics:?}");
     }
 }
 

@@ -65,20 +65,26 @@ struct Inner {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
+    /// The label of the last release, with values that `destination` renames.
     route: &'static str,
+    destination: &'static str,
     verb: &'static str,
     code: u16,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ConnectionLabels {
+    /// The label of the last release, with a value that `identity` renames.
     leg: &'static str,
+    identity: &'static str,
     protocol: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct LegLabels {
+    /// As in [`ConnectionLabels`].
     leg: &'static str,
+    identity: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -100,6 +106,23 @@ struct FlagLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TestLabels {
     test: &'static str,
+}
+
+/// The value of the deprecated label `route`.
+fn deprecated_route(destination: &'static str) -> &'static str {
+    match destination {
+        "rejected" => "refuse",
+        "unrouted" => "none",
+        destination => destination,
+    }
+}
+
+/// The value of the deprecated label `leg`.
+fn deprecated_leg(identity: &'static str) -> &'static str {
+    match identity {
+        "anonymous-or-token" => "plain",
+        identity => identity,
+    }
 }
 
 /// From a cached read to a slow list; kube-apiserver's own edges are as wide.
@@ -144,7 +167,7 @@ impl Metrics {
         );
         bridge.register(
             "requests",
-            "Requests answered, by route, verb and code (499: the client left first)",
+            "Requests answered, by destination, verb and code (499: the client left first)",
             Family::clone(&requests),
         );
         bridge.register(
@@ -278,14 +301,19 @@ impl Metrics {
 
     pub(crate) fn request(
         &self,
-        route: &'static str,
+        destination: &'static str,
         verb: &'static str,
         code: u16,
         took: Duration,
         bytes: u64,
     ) {
         let inner = &*self.0;
-        let labels = RequestLabels { route, verb, code };
+        let labels = RequestLabels {
+            route: deprecated_route(destination),
+            destination,
+            verb,
+            code,
+        };
         inner.requests.get_or_create(&labels).inc();
         inner
             .duration
@@ -298,13 +326,22 @@ impl Metrics {
         self.0.client_connections.clone()
     }
 
-    pub(crate) fn upstream_connections(&self, leg: &'static str, protocol: &'static str) -> Gauge {
-        let labels = ConnectionLabels { leg, protocol };
+    pub(crate) fn upstream_connections(
+        &self,
+        identity: &'static str,
+        protocol: &'static str,
+    ) -> Gauge {
+        let labels = ConnectionLabels {
+            leg: deprecated_leg(identity),
+            identity,
+            protocol,
+        };
         self.0.upstream_connections.get_or_create_owned(&labels)
     }
 
-    pub(crate) fn upstream_streams(&self, leg: &'static str) -> Gauge {
-        let labels = LegLabels { leg };
+    pub(crate) fn upstream_streams(&self, identity: &'static str) -> Gauge {
+        let leg = deprecated_leg(identity);
+        let labels = LegLabels { leg, identity };
         self.0.upstream_streams.get_or_create_owned(&labels)
     }
 

@@ -276,8 +276,13 @@ impl PeerMetrics {
             metrics.registry_up.clone(),
         );
         bridge.register(
-            "peering",
+            "peering_enabled",
             "Whether peers are asked for what the local kube-apiserver does not serve",
+            metrics.taking_part.clone(),
+        );
+        bridge.register(
+            "peering",
+            "Deprecated: skewbridge_peering_enabled",
             metrics.taking_part.clone(),
         );
         bridge.register(

@@ -42,7 +42,9 @@ struct EndLabels {
     kind: &'static str,
     client: &'static str,
     upstream: &'static str,
+    /// The label of the last release, with a value that `result` renames.
     outcome: &'static str,
+    result: &'static str,
 }
 
 impl StreamMetrics {
@@ -67,7 +69,7 @@ impl StreamMetrics {
         let bridge = registry.sub_registry_with_prefix("skewbridge");
         bridge.register(
             "streams",
-            "Streams that have ended, by kind, protocol on either side and outcome",
+            "Streams that have ended, by kind, protocol on either side and result",
             metrics.ended.clone(),
         );
         bridge.register(
@@ -124,12 +126,20 @@ impl StreamEnd {
         }
     }
 
+    /// The value of the deprecated label `outcome`.
+    fn deprecated(self) -> &'static str {
+        match self {
+            Self::Disconnected => "cut_off",
+            end => end.as_str(),
+        }
+    }
+
     fn as_str(self) -> &'static str {
         match self {
             Self::Complete => "complete",
             Self::Exited => "exited",
             Self::Failed => "failed",
-            Self::Disconnected => "cut_off",
+            Self::Disconnected => "disconnected",
             Self::ClientLeft => "client_left",
             Self::ClientError => "client_error",
             Self::Idle => "idle",
@@ -167,7 +177,8 @@ impl StreamMetricsGuard {
                 kind,
                 client,
                 upstream,
-                outcome: StreamEnd::Aborted.as_str(),
+                outcome: StreamEnd::Aborted.deprecated(),
+                result: StreamEnd::Aborted.as_str(),
             },
             up: bytes("up"),
             down: bytes("down"),
@@ -187,7 +198,8 @@ impl StreamMetricsGuard {
 
     /// The stream has ended.
     pub(crate) fn end(mut self, end: StreamEnd) {
-        self.labels.outcome = end.as_str();
+        self.labels.outcome = end.deprecated();
+        self.labels.result = end.as_str();
     }
 }
 

@@ -67,7 +67,7 @@ impl Service for Connection {
 
     fn refused(&self, status: StatusCode) {
         let mut record = AccessLogEntry::begin(&self.0.bridge.metrics);
-        record.route("refuse");
+        record.route("rejected");
         record.status(status);
         record.complete();
     }
@@ -84,7 +84,7 @@ impl Service for Connection {
         let handled = match self.changed_by_connection(&head) {
             None => self.handle(&mut head, body, &mut record).await,
             Some(refused) => {
-                record.route("refuse");
+                record.route("rejected");
                 Err(refused)
             }
         };
@@ -174,7 +174,7 @@ impl Connection {
             body,
             attempt,
         } = authenticated.map_err(|status| {
-            record.route("refuse");
+            record.route("rejected");
             error_response::status(&status, format)
         })?;
         let AuthnResult { caller, from_peer } = recognised;

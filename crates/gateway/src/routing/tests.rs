@@ -104,32 +104,37 @@ fn every_request_of_every_caller_has_its_way() {
         ("/api/v1/pods", &peer, READY, "front-proxy"),
         ("/api/v1/pods", &certificate, READY, "front-proxy"),
         ("/api/v1/pods", &signed, READY, "front-proxy"),
-        ("/api/v1/pods", &Bearer, READY, "plain"),
-        ("/api/v1/pods", &Anonymous, READY, "plain"),
+        ("/api/v1/pods", &Bearer, READY, "anonymous-or-token"),
+        ("/api/v1/pods", &Anonymous, READY, "anonymous-or-token"),
         ("/api/v1/pods", &Unauthorized, READY, "Unauthorized"),
         ("/apis", &certificate, READY, "front-proxy"),
-        ("/healthz", &Anonymous, READY, "plain"),
+        ("/healthz", &Anonymous, READY, "anonymous-or-token"),
         ("/", &Unauthorized, READY, "Unauthorized"),
         // Without a front-proxy certificate nobody is made anonymous.
         ("/api/v1/pods", &peer, MUTE, "CannotAssert"),
         ("/api/v1/pods", &certificate, MUTE, "CannotAssert"),
         ("/api/v1/pods", &signed, MUTE, "CannotAssert"),
         ("/readyz", &certificate, MUTE, "CannotAssert"),
-        ("/api/v1/pods", &Bearer, MUTE, "plain"),
-        ("/api/v1/pods", &Anonymous, MUTE, "plain"),
+        ("/api/v1/pods", &Bearer, MUTE, "anonymous-or-token"),
+        ("/api/v1/pods", &Anonymous, MUTE, "anonymous-or-token"),
         ("/api/v1/pods", &Unauthorized, MUTE, "Unauthorized"),
         // Who asks whether it is ready is told; all others are served on.
-        ("/readyz", &Anonymous, READY, "plain"),
+        ("/readyz", &Anonymous, READY, "anonymous-or-token"),
         ("/readyz", &Anonymous, LEAVING, "NotReady"),
         ("/readyz", &certificate, LEAVING, "NotReady"),
         ("/readyz", &Unauthorized, LEAVING, "NotReady"),
         ("/readyz/", &Anonymous, LEAVING, "NotReady"),
         ("/readyz/etcd", &Bearer, LEAVING, "NotReady"),
-        ("/readyzs", &Anonymous, LEAVING, "plain"),
-        ("/livez", &Anonymous, LEAVING, "plain"),
-        ("/healthz", &Anonymous, LEAVING, "plain"),
+        ("/readyzs", &Anonymous, LEAVING, "anonymous-or-token"),
+        ("/livez", &Anonymous, LEAVING, "anonymous-or-token"),
+        ("/healthz", &Anonymous, LEAVING, "anonymous-or-token"),
         ("/api/v1/pods", &peer, LEAVING, "front-proxy"),
-        ("/api/v1/namespaces/readyz", &Bearer, LEAVING, "plain"),
+        (
+            "/api/v1/namespaces/readyz",
+            &Bearer,
+            LEAVING,
+            "anonymous-or-token",
+        ),
         // A loop ends, whoever runs in it.
         ("/api/v1/pods", &peer, LOOP, "Loop"),
         ("/api/v1/pods", &certificate, LOOP, "Loop"),
@@ -402,5 +407,5 @@ fn a_running_peer_that_has_not_told_yet_makes_no_404() {
 fn a_route_is_one_of_few_labels() {
     assert_eq!(Route::Local(UpstreamIdentity::Plain).as_str(), "local");
     assert_eq!(Route::Peer(Vec::new()).as_str(), "peer");
-    assert_eq!(Route::Refuse(Refusal::Loop).as_str(), "refuse");
+    assert_eq!(Route::Refuse(Refusal::Loop).as_str(), "rejected");
 }

@@ -44,7 +44,7 @@ impl UpstreamIdentity {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::FrontProxy => "front-proxy",
-            Self::Plain => "plain",
+            Self::Plain => "anonymous-or-token",
         }
     }
 }

@@ -189,7 +189,12 @@ async fn requests_are_counted_by_route_verb_and_code() {
     eventually_counted(&bridge, "get", "404", 1.0).await;
     eventually_counted(&bridge, "get", "200", 1.0).await;
     eventually_counted(&bridge, "other", "200", 2.0).await;
-    let refused = [("route", "refuse"), ("verb", "list"), ("code", "401")];
+    let refused = [
+        ("route", "refuse"),
+        ("destination", "rejected"),
+        ("verb", "list"),
+        ("code", "401"),
+    ];
     eventually("the stranger is counted", PATIENCE, async || {
         let scrape = scrape(bridge.admin_address()).await;
         scrape.value("skewbridge_requests_total", &refused) == Some(1.0)
@@ -200,9 +205,14 @@ async fn requests_are_counted_by_route_verb_and_code() {
     let verbs = scrape.labels("skewbridge_requests_total", "verb");
     assert_eq!(verbs, ["get", "list", "other"].into());
     let count = "skewbridge_request_duration_seconds_count";
-    let list = [("route", "local"), ("verb", "list"), ("code", "200")];
+    let list = [
+        ("route", "local"),
+        ("destination", "local"),
+        ("verb", "list"),
+        ("code", "200"),
+    ];
     assert_eq!(scrape.value(count, &list), Some(2.0));
-    let all = [list[0], list[1], list[2], ("le", "+Inf")];
+    let all = [list[0], list[1], list[2], list[3], ("le", "+Inf")];
     let bucket = "skewbridge_request_duration_seconds_bucket";
     assert_eq!(scrape.value(bucket, &all), Some(2.0));
 }
@@ -214,8 +224,12 @@ async fn a_watch_is_a_stream_while_it_runs_and_a_request_when_it_ends() {
     let bridge = bed.bridge(upstream.addr());
     becomes_ready(&bridge).await;
     // As a user: the probe uses the other leg.
-    let leg = [("leg", "front-proxy")];
-    let h2 = [("leg", "front-proxy"), ("protocol", "h2")];
+    let leg = [("leg", "front-proxy"), ("identity", "front-proxy")];
+    let h2 = [
+        ("leg", "front-proxy"),
+        ("identity", "front-proxy"),
+        ("protocol", "h2"),
+    ];
     let streams = async || {
         let scrape = scrape(bridge.admin_address()).await;
         (

@@ -209,7 +209,7 @@ async fn a_front_proxy_that_upstream_takes_for_a_user_has_no_peers() {
     let bridge = start(&config);
     let peering = async || {
         let metrics = plain::scrape(bridge.admin_address()).await;
-        metrics.value("skewbridge_peering", &[])
+        metrics.value("skewbridge_peering_enabled", &[])
     };
     eventually("peering is off", PATIENCE, async || {
         peering().await == Some(0.0)

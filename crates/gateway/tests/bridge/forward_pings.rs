@@ -159,7 +159,7 @@ async fn a_node_that_falls_silent_is_noticed_by_a_port_forward() {
     assert_eq!(close.code().number(), 1011);
     assert!(close.reason().contains("ping"), "{}", close.reason());
     drop((client, there));
-    let line = r#"skewbridge_streams_total{kind="portforward",client="websocket",upstream="spdy",outcome="cut_off"} 1"#;
+    let line = r#"skewbridge_streams_total{kind="portforward",client="websocket",upstream="spdy",outcome="cut_off",result="disconnected"} 1"#;
     eventually(line, PATIENCE, async || metric(&bridge, line).await).await;
 }
 
@@ -242,6 +242,6 @@ async fn a_client_by_spdy_is_pinged_too() {
     let (came, code) = timeout(PATIENCE, server).await.unwrap().unwrap();
     assert_eq!(came, data(2).repeat(4));
     assert_eq!(code, 1011);
-    let line = r#"skewbridge_streams_total{kind="portforward",client="spdy",upstream="websocket",outcome="client_left"} 1"#;
+    let line = r#"skewbridge_streams_total{kind="portforward",client="spdy",upstream="websocket",outcome="client_left",result="client_left"} 1"#;
     eventually(line, PATIENCE, async || metric(&bridge, line).await).await;
 }

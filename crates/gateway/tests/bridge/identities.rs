@@ -32,7 +32,7 @@ fn refused(config: &Config) -> String {
 
 async fn peering(bridge: &Handle) -> Option<f64> {
     let metrics = plain::scrape(bridge.admin_address()).await;
-    metrics.value("skewbridge_peering", &[])
+    metrics.value("skewbridge_peering_enabled", &[])
 }
 
 async fn readyz(bridge: &Handle) -> String {

@@ -396,7 +396,12 @@ async fn what_is_no_request_is_counted() {
     assert_eq!(response.status, 400);
     assert!(response.header("date").is_some());
     let scrape = plain::scrape(scene.bridge.admin_address()).await;
-    let labels = [("route", "refuse"), ("verb", "unknown"), ("code", "400")];
+    let labels = [
+        ("route", "refuse"),
+        ("destination", "rejected"),
+        ("verb", "unknown"),
+        ("code", "400"),
+    ];
     let refused = scrape.value("skewbridge_requests_total", &labels);
     assert_eq!(refused, Some(1.0));
 }

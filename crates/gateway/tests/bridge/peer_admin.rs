@@ -76,7 +76,7 @@ async fn without_the_gate_or_a_certificate_it_is_a_plain_gateway_that_says_so() 
             "{reason}"
         );
         let metrics = plain::scrape(bridge.admin_address()).await;
-        assert_eq!(metrics.value("skewbridge_peering", &[]), Some(0.0));
+        assert_eq!(metrics.value("skewbridge_peering_enabled", &[]), Some(0.0));
         assert!(b.standin.server.requests().is_empty());
     }
 }
@@ -133,6 +133,8 @@ async fn what_peers_did_is_told_by_metrics_and_by_debug_peers() {
     ];
     let rerouted = metrics.value("skewbridge_rerouted_requests_total", &rerouted);
     assert_eq!(rerouted, Some(1.0));
+    assert_eq!(metrics.value("skewbridge_peering_enabled", &[]), Some(1.0));
+    // The name of the last release.
     assert_eq!(metrics.value("skewbridge_peering", &[]), Some(1.0));
     eventually("the failure to learn is counted", PATIENCE, async || {
         let metrics = plain::scrape(bridge.admin_address()).await;

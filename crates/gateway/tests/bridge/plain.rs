@@ -110,7 +110,12 @@ impl Scrape {
 
     /// Answered requests, all of which went to upstream.
     pub(crate) fn requests(&self, verb: &str, code: &str) -> f64 {
-        let labels = [("route", "local"), ("verb", verb), ("code", code)];
+        let labels = [
+            ("route", "local"),
+            ("destination", "local"),
+            ("verb", verb),
+            ("code", code),
+        ];
         self.value("skewbridge_requests_total", &labels)
             .unwrap_or(0.0)
     }

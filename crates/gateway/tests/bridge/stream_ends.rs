@@ -217,7 +217,7 @@ async fn a_client_that_leaves_takes_its_command_with_it() {
         assert!(read.is_err(), "{read:?}");
     }
     eventually("metrics", PATIENCE, async || {
-        metric(&bridge, r#"skewbridge_streams_total{kind="exec",client="websocket",upstream="spdy",outcome="client_left"} 2"#).await
+        metric(&bridge, r#"skewbridge_streams_total{kind="exec",client="websocket",upstream="spdy",outcome="client_left",result="client_left"} 2"#).await
     })
     .await;
 }
@@ -349,10 +349,14 @@ async fn the_pings_inside_a_port_forward_do_not_keep_it() {
     ended(&bridge, "portforward", "idle").await;
 }
 
-/// Waits until the metrics know of one stream with this outcome.
-async fn ended(bridge: &skewbridge_gateway::Handle, kind: &str, outcome: &str) {
+/// Waits until the metrics have one stream with this result.
+async fn ended(bridge: &skewbridge_gateway::Handle, kind: &str, result: &str) {
+    let deprecated = match result {
+        "disconnected" => "cut_off",
+        result => result,
+    };
     let line = format!(
-        r#"skewbridge_streams_total{{kind="{kind}",client="websocket",upstream="spdy",outcome="{outcome}"}} 1"#
+        r#"skewbridge_streams_total{{kind="{kind}",client="websocket",upstream="spdy",outcome="{deprecated}",result="{result}"}} 1"#
     );
     eventually(&line, PATIENCE, async || metric(bridge, &line).await).await;
 }

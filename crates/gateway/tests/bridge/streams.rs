@@ -33,7 +33,7 @@ async fn who_attaches_is_told_from_who_executes() {
     assert_eq!(cluster.asked()[0].target, path);
     drop(client);
     eventually("metrics", PATIENCE, async || {
-        metric(&bridge, r#"skewbridge_streams_total{kind="attach",client="websocket",upstream="spdy",outcome="complete"} 1"#).await
+        metric(&bridge, r#"skewbridge_streams_total{kind="attach",client="websocket",upstream="spdy",outcome="complete",result="complete"} 1"#).await
     })
     .await;
 }
@@ -77,7 +77,7 @@ async fn a_command_runs_by_websocket_on_a_node_that_knows_only_spdy() {
     drop(client);
     eventually("metrics", PATIENCE, async || {
         metric(&bridge, r#"apiserver_stream_translator_requests_total{code="200"} 1"#).await
-            && metric(&bridge, r#"skewbridge_streams_total{kind="exec",client="websocket",upstream="spdy",outcome="complete"} 1"#).await
+            && metric(&bridge, r#"skewbridge_streams_total{kind="exec",client="websocket",upstream="spdy",outcome="complete",result="complete"} 1"#).await
             && metric(&bridge, r#"skewbridge_stream_bytes_total{kind="exec",direction="up"} 5"#).await
             && metric(&bridge, r#"skewbridge_stream_bytes_total{kind="exec",direction="down"} 6"#).await
             && metric(&bridge, r#"skewbridge_streams_open{kind="exec"} 0"#).await
