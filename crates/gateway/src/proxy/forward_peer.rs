@@ -2,7 +2,7 @@
 //! and the next one for as long as it is certain that nothing has been done.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
@@ -301,10 +301,12 @@ async fn send(
     let burden = peer.standing.burden();
     let began = Instant::now();
     let again = copy(context, request);
-    let sending = pool.send_unless(request, prefer, declines);
-    let mut outcome = match again {
-        Some(_) => unless_silent(context, peer, began, sending).await,
-        None => Some(sending.await),
+    let mut outcome = {
+        let sending = pin!(pool.send_unless(request, prefer, declines));
+        match again {
+            Some(_) => unless_silent(context, peer, began, sending).await,
+            None => Some(sending.await),
+        }
     }
     .unwrap_or_else(|| {
         let cause = "its server does not answer".to_owned();
@@ -380,9 +382,8 @@ async fn unless_silent<T>(
     context: &RequestContext<'_>,
     peer: &Peer,
     began: Instant,
-    answer: impl Future<Output = T>,
+    mut answer: Pin<&mut impl Future<Output = T>>,
 ) -> Option<T> {
-    let mut answer = pin!(answer);
     let mut asked = false;
     poll_fn(|cx| {
         if let Poll::Ready(answer) = answer.as_mut().poll(cx) {

@@ -1,5 +1,6 @@
 //! A request on its way to a server: sent, answered or failed.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -69,7 +70,7 @@ impl OutboundRequest<'_> {
                 .duplex(duplex);
         }
         let mut request = Request::from_parts(head, body);
-        let sent = async {
+        let sent = pin!(async {
             match self.going {
                 Destination::Local(pool) => {
                     forward_local::forward(self.context, pool, self.prefer, &mut request, record)
@@ -88,7 +89,7 @@ impl OutboundRequest<'_> {
                     .await
                 }
             }
-        };
+        });
         if let Some(attempt) = &self.context.attempt {
             attempt.sent();
         }

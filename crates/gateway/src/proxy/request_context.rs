@@ -1,7 +1,7 @@
 //! What is known of a request while it is proxied, and its deadline.
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
@@ -201,17 +201,17 @@ impl Deadline {
 
     /// Ends a request that is not answered in time. One timer also has a slow request look
     /// after [`LIVENESS_CHECK_DELAY`] whether its peer still answers: a second timer for each
-    /// rerouted request would cost more than the check.
+    /// rerouted request would cost more than the check. `sent` stays where it is: it is large, and
+    /// would be copied.
     pub(crate) async fn enforce<T>(
         self,
-        sent: impl Future<Output = Result<T, ProxyError>>,
+        mut sent: Pin<&mut impl Future<Output = Result<T, ProxyError>>>,
     ) -> Result<T, ProxyError> {
         let Self::After(limit) = self else {
             return sent.await;
         };
         let deadline = time::Instant::now() + limit;
         let mut timer = pin!(sleep(limit.min(LIVENESS_CHECK_DELAY)));
-        let mut sent = pin!(sent);
         poll_fn(|cx| {
             loop {
                 if let Poll::Ready(answered) = sent.as_mut().poll(cx) {
