@@ -10,6 +10,7 @@ mod cp;
 mod exec;
 mod logs;
 mod man;
+#[cfg(feature = "playground")]
 mod playground;
 mod plugin_completion;
 mod pods;
@@ -32,13 +33,13 @@ use skewbridge_pkcs11::{PIN_REFUSED, Selection};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let mut words = std::env::args_os().skip(1);
+    let arguments = std::env::args_os().skip(1);
     if program().is_some_and(|name| name == plugin_completion::PROGRAM) {
-        return plugin_completion::run(words, definition());
+        return plugin_completion::run(arguments, definition());
     }
-    if words.next().is_some_and(|word| word == playground::PROCESS) {
-        // Not for clap: what follows is somebody else's command line.
-        return playground::process(words);
+    #[cfg(feature = "playground")]
+    if let Some(code) = playground::run_pod_process(arguments) {
+        return code;
     }
     let parsed = definition()
         .try_get_matches()
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
             Command::Cp(flags) => cp::run(&flags),
             Command::Exec(flags) => exec::run(&flags),
             Command::Man(flags) => man::run(&flags, definition()),
+            #[cfg(feature = "playground")]
             Command::Playground(flags) => playground::run(&flags),
             Command::PortForward(flags) => port_forward::run(&flags),
             Command::Run(flags) => run::run(&flags),
@@ -94,6 +96,7 @@ enum Command {
     /// Print manual pages.
     Man(man::Flags),
     /// Show everything at work, in one process: three servers, bridges, a node, a tour.
+    #[cfg(feature = "playground")]
     Playground(playground::Flags),
     /// Have ports of this machine lead to those of a pod.
     PortForward(Box<port_forward::Flags>),

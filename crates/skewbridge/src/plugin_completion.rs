@@ -122,13 +122,20 @@ fn beginning_with(start: &str, all: impl Iterator<Item = (String, Option<String>
 mod tests {
     use super::*;
 
+    const STARTING_WITH_P: &[&str] = if cfg!(feature = "playground") {
+        &["playground", "port-forward"]
+    } else {
+        &["port-forward"]
+    };
+
     #[test]
     fn words_become_what_the_definitions_have() {
         let mut command = crate::definition();
         command.build();
-        let rows: [(&[&str], Option<&[&str]>); 12] = [
+        let rows: [(&[&str], Option<&[&str]>); 13] = [
             (&["ex"], Some(&["exec"])),
-            (&["p"], Some(&["playground", "port-forward"])),
+            (&["po"], Some(&["port-forward"])),
+            (&["p"], Some(STARTING_WITH_P)),
             (&["nothing"], Some(&[])),
             (&["exec", "--as-u"], Some(&["--as-uid", "--as-user-extra"])),
             (

@@ -41,8 +41,8 @@ use paint::Paint;
 use topology::Scene;
 use tour::{Guide, Voice};
 
-/// The word that leads a process of a pod to its beginning; no command for people.
-pub(crate) const PROCESS: &str = "playground-process";
+/// The first argument of a process of a pod. It is not a command for users.
+const PROCESS: &str = "playground-process";
 
 /// How long it may take until every bridge knows of every server.
 const GETTING_READY: Duration = Duration::from_secs(30);
@@ -56,9 +56,11 @@ const QUEUE: usize = 8;
 /// The control's port, counted from the first.
 const CONTROL_PORT: usize = 6;
 
-/// Runs as a process of a pod.
-pub(crate) fn process(words: impl Iterator<Item = OsString>) -> ExitCode {
-    skewbridge_playground::node::program::attend(words)
+/// Runs as a process of a pod, if the first argument says so. The arguments after it are the
+/// command line of a container, so clap does not parse them.
+pub(crate) fn run_pod_process(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+    let is_pod_process = arguments.next()? == PROCESS;
+    is_pod_process.then(|| skewbridge_playground::node::program::attend(arguments))
 }
 
 /// Flags to playground; returns when it has ended, and nothing of it is left.
