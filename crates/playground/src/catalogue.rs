@@ -12,7 +12,7 @@ use aws_lc_rs::digest::{SHA512, digest};
 use skewbridge_api::request_info::{Kind, RequestInfo};
 use skewbridge_discovery::document::{Document, Resource, Schema, Scope, Subresource, Version};
 use skewbridge_discovery::lists::{ApiGroup, ApiGroupList, ApiResourceList};
-use skewbridge_discovery::{Index, Layout, Object as _, ParseError};
+use skewbridge_discovery::{Layout, Object as _, ParseError};
 
 use skewbridge_api::media::Format;
 
@@ -33,7 +33,6 @@ pub struct Catalogue {
     release: Release,
     api: Document,
     apis: Document,
-    index: Index,
 }
 
 /// A resource or subresource, as a request finds it.
@@ -109,22 +108,12 @@ impl Catalogue {
         let (api, apis) = release.documents();
         let api = Document::parse(api.as_bytes())?;
         let apis = Document::parse(apis.as_bytes())?;
-        Ok(Self {
-            release,
-            index: Index::new(&[&api, &apis]),
-            api,
-            apis,
-        })
+        Ok(Self { release, api, apis })
     }
 
     /// Of which version it is.
     pub fn release(&self) -> Release {
         self.release
-    }
-
-    /// For routing.
-    pub fn index(&self) -> &Index {
-        &self.index
     }
 
     /// The document at `/api` or `/apis`, in a version that the server understands.
@@ -453,7 +442,6 @@ mod tests {
             assert_eq!(found_kind, expected, "{path:?}");
             if let Some(found) = found {
                 assert!(found.allows(request.verb.as_str()), "{path:?}");
-                assert!(catalogue.index().serves(&request));
             }
         }
         let pods = catalogue.resource("", "v1", "pods").unwrap();

@@ -11,48 +11,6 @@ use skewbridge_api::status::Status;
 
 use crate::status::{GroupResource, forbidden, quoted};
 
-/// What somebody may do. `*` stands for all.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rule {
-    /// `get`, `list`, ...
-    pub verbs: Vec<&'static str>,
-    /// Empty for the core group.
-    pub groups: Vec<&'static str>,
-    /// `pods`, `pods/log`, `*/scale`
-    pub resources: Vec<&'static str>,
-    /// `/healthz`, `/api/*`
-    pub paths: Vec<&'static str>,
-}
-
-/// Rules, and who has them where.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Grant {
-    /// Who has them.
-    pub subject: Subject,
-    /// Where they are good.
-    pub place: Place,
-    /// What may be done.
-    pub rules: Vec<Rule>,
-}
-
-/// Who is given rules.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
-    /// A user of this name.
-    User(String),
-    /// All users of this group.
-    Group(String),
-}
-
-/// Where rules are good.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
-    /// In all namespaces, and outside of them.
-    Cluster,
-    /// In this one.
-    Namespace(String),
-}
-
 /// What is asked for, as far as rights go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deed<'a> {
@@ -80,12 +38,6 @@ pub enum Deed<'a> {
     },
 }
 
-/// Says who may do what.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Authorizer {
-    grants: Vec<Grant>,
-}
-
 /// The user of the playground who may only look, and only here.
 pub const VISITOR: &str = "visitor";
 /// Where the visitor may look.
@@ -104,139 +56,12 @@ const DISCOVERY: [&str; 11] = [
     "/version",
     "/version/",
 ];
+const MASTERS: &str = "system:masters";
 const PUBLIC: [&str; 5] = ["/healthz", "/livez", "/readyz", "/version", "/version/"];
 
-impl Authorizer {
-    /// With these grants and no others.
-    pub fn new(grants: Vec<Grant>) -> Self {
-        Self { grants }
-    }
-
-    /// Only `system:masters`, who may do all whatever roles there are: what a server has
-    /// beside the objects of its store ([`stored`]).
-    pub fn masters() -> Self {
-        Self::new(vec![Grant {
-            subject: Subject::Group("system:masters".to_owned()),
-            place: Place::Cluster,
-            rules: vec![Rule {
-                verbs: vec!["*"],
-                groups: vec!["*"],
-                resources: vec!["*"],
-                paths: vec!["*"],
-            }],
-        }])
-    }
-
-    /// The playground's: `system:masters` may do all, the visitor look at a
-    /// namespace, everybody with a name read discovery and ask about themselves.
-    pub fn playground() -> Self {
-        let group = |name: &str| Subject::Group(name.to_owned());
-        let everything = Rule {
-            verbs: vec!["*"],
-            groups: vec!["*"],
-            resources: vec!["*"],
-            paths: vec!["*"],
-        };
-        let read = |paths: &[&'static str]| Rule {
-            verbs: vec!["get"],
-            paths: paths.to_vec(),
-            ..Rule::default()
-        };
-        let about_oneself = |group, resources: &[&'static str]| Rule {
-            verbs: vec!["create"],
-            groups: vec![group],
-            resources: resources.to_vec(),
-            ..Rule::default()
-        };
-        let look = |group, resources: &[&'static str]| Rule {
-            verbs: vec!["get", "list", "watch"],
-            groups: vec![group],
-            resources: resources.to_vec(),
-            ..Rule::default()
-        };
-        let visit = [
-            look(
-                "",
-                &[
-                    "configmaps",
-                    "events",
-                    "pods",
-                    "pods/log",
-                    "pods/status",
-                    "services",
-                ],
-            ),
-            look(
-                "apps",
-                &["deployments", "replicasets", "statefulsets", "daemonsets"],
-            ),
-        ];
-        let reviews = [
-            about_oneself(
-                "authorization.k8s.io",
-                &["selfsubjectaccessreviews", "selfsubjectrulesreviews"],
-            ),
-            about_oneself("authentication.k8s.io", &["selfsubjectreviews"]),
-            read(&DISCOVERY),
-        ];
-        let grant = |subject, place, rules| Grant {
-            subject,
-            place,
-            rules,
-        };
-        Self::new(vec![
-            grant(group("system:masters"), Place::Cluster, vec![everything]),
-            grant(
-                group("system:authenticated"),
-                Place::Cluster,
-                reviews.to_vec(),
-            ),
-            grant(
-                group("system:unauthenticated"),
-                Place::Cluster,
-                vec![read(&PUBLIC)],
-            ),
-            grant(
-                Subject::User(VISITOR.to_owned()),
-                Place::Namespace(VISITORS_NAMESPACE.to_owned()),
-                visit.to_vec(),
-            ),
-        ])
-    }
-
-    /// Whether somebody may do something.
-    pub fn allows(&self, user: &User, deed: Deed<'_>) -> bool {
-        self.rules(user, deed.namespace())
-            .any(|rule| rule.allows(deed))
-    }
-
-    /// What somebody may do in a namespace, or outside of them (an empty one).
-    pub fn rules<'a>(
-        &'a self,
-        user: &'a User,
-        namespace: &'a str,
-    ) -> impl Iterator<Item = &'a Rule> {
-        let grants = self.grants.iter().filter(move |grant| {
-            let is_meant = match &grant.subject {
-                Subject::User(name) => user.name == *name,
-                Subject::Group(name) => user.groups.contains(name),
-            };
-            let is_there = match &grant.place {
-                Place::Cluster => true,
-                Place::Namespace(name) => !namespace.is_empty() && name == namespace,
-            };
-            is_meant && is_there
-        });
-        grants.flat_map(|grant| &grant.rules)
-    }
-
-    /// 403 for those who may not, in kube-apiserver's words.
-    pub fn authorize(&self, user: &User, deed: Deed<'_>) -> Result<(), Status> {
-        if self.allows(user, deed) {
-            return Ok(());
-        }
-        Err(deed.refused(user))
-    }
+/// Whether a user may do everything, whatever roles there are in the store ([`stored`]).
+pub fn is_master(user: &User) -> bool {
+    user.groups.iter().any(|group| group == MASTERS)
 }
 
 impl Deed<'_> {
@@ -316,46 +141,14 @@ impl fmt::Display for Deed<'_> {
     }
 }
 
-impl Rule {
-    fn allows(&self, deed: Deed<'_>) -> bool {
-        let has = |list: &[&str], word: &str| list.iter().any(|it| *it == "*" || *it == word);
-        match deed {
-            Deed::Path { verb, path } => {
-                let matches = |pattern: &&str| match pattern.strip_suffix('*') {
-                    Some(prefix) => path.starts_with(prefix),
-                    None => path == *pattern,
-                };
-                has(&self.verbs, verb) && self.paths.iter().any(matches)
-            }
-            Deed::Resource {
-                verb,
-                group,
-                resource,
-                subresource,
-                ..
-            } => {
-                let matches = |pattern: &&str| match (pattern.split_once('/'), subresource) {
-                    (None, "") => *pattern == "*" || *pattern == resource,
-                    (None, _) => *pattern == "*",
-                    (Some(_), "") => false,
-                    (Some((of, pattern)), subresource) => {
-                        (of == "*" || of == resource) && pattern == subresource
-                    }
-                };
-                has(&self.verbs, verb)
-                    && has(&self.groups, group)
-                    && self.resources.iter().any(matches)
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use http::Method;
     use skewbridge_api::request_info::DecodedPath;
 
     use super::*;
+    use crate::sample::now;
+    use crate::store::Store;
 
     fn user(name: &str, groups: &[&str]) -> User {
         User {
@@ -365,14 +158,23 @@ mod tests {
         }
     }
 
+    /// With the roles and bindings that every playground begins with.
+    fn store() -> Store {
+        let mut store = Store::default();
+        now(|occasion| stored::create_initial(&mut store, occasion)).unwrap();
+        store
+    }
+
     fn asks(user: &User, method: &Method, path: &str) -> Result<(), String> {
         let path = DecodedPath::new(path).unwrap();
         let request = RequestInfo::parse(method, &path, None);
-        let answer = Authorizer::playground().authorize(user, Deed::of(&request));
-        answer.map_err(|status| {
-            assert_eq!((status.code, status.reason), (403, "Forbidden"));
-            status.message
-        })
+        let deed = Deed::of(&request);
+        if is_master(user) || stored::allows(&store(), user, deed) {
+            return Ok(());
+        }
+        let status = deed.refused(user);
+        assert_eq!((status.code, status.reason), (403, "Forbidden"));
+        Err(status.message)
     }
 
     #[test]
@@ -472,26 +274,5 @@ mod tests {
         for (user, method, path, expected) in rows {
             assert_eq!(asks(user, method, path), Err(expected.to_owned()));
         }
-    }
-
-    #[test]
-    fn subresources_are_given_by_themselves() {
-        let rule = Rule {
-            verbs: vec!["get"],
-            groups: vec![""],
-            resources: vec!["*/scale", "pods"],
-            paths: Vec::new(),
-        };
-        let may = |resource: &'static str, subresource: &'static str| {
-            rule.allows(Deed::Resource {
-                verb: "get",
-                group: "",
-                resource,
-                subresource,
-                namespace: "",
-                name: "",
-            })
-        };
-        assert!(may("pods", "") && may("x", "scale") && !may("x", "") && !may("pods", "log"));
     }
 }

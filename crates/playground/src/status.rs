@@ -228,15 +228,6 @@ pub fn no_space() -> Status {
     Status::new(500, "", "etcdserver: mvcc: database space exceeded")
 }
 
-/// 405: not with this resource.
-pub fn method_not_supported(resource: &GroupResource, action: &str) -> Status {
-    let message = format!(
-        "{action} is not supported on resources of kind {}",
-        quoted(&resource.to_string())
-    );
-    Status::method_not_allowed(message).about(resource.details(""))
-}
-
 /// 405: no such method on this path; what kube-apiserver's router says.
 pub fn method_not_allowed() -> Status {
     Status::method_not_allowed("the server does not allow this method on the requested resource")
@@ -373,12 +364,6 @@ mod tests {
                 403,
                 "Forbidden",
                 "forbidden: no",
-            ),
-            (
-                method_not_supported(&deployments, "proxy"),
-                405,
-                "MethodNotAllowed",
-                r#"proxy is not supported on resources of kind "deployments.apps""#,
             ),
             (
                 unsupported_media_type(&["application/json", "application/yaml"]),

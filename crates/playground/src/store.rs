@@ -14,7 +14,6 @@ use skewbridge_api::status::Status;
 use crate::conversion::kept_as;
 use crate::names::NameRule;
 use crate::object::{Object, make_up_uid};
-use crate::select::Selection;
 use crate::status::{self, FieldError, GroupResource};
 use crate::strategy::{Definition, Part, Scope};
 use crate::time::Moment;
@@ -306,28 +305,6 @@ impl Store {
         }
         self.commit(key, next, occasion.effect)
             .map(Deletion::Pending)
-    }
-
-    /// Deletes all objects of a resource in a namespace, or in all (an empty one),
-    /// that are selected.
-    pub fn delete_collection(
-        &mut self,
-        definition: &Definition,
-        namespace: &str,
-        selection: &Selection,
-        occasion: &mut Occasion<'_>,
-    ) -> Result<Vec<Deletion>, Status> {
-        let resource = kept_as(&definition.resource);
-        let all = self.current(&resource, namespace);
-        let selected: Vec<Key> = all
-            .filter(|(_, object)| selection.matches(object))
-            .map(|(key, _)| key.clone())
-            .collect();
-        let none = Preconditions::default();
-        let deleted = selected
-            .iter()
-            .map(|key| self.delete(definition, &key.namespace, &key.name, &none, occasion));
-        deleted.collect()
     }
 
     /// The objects of a resource as they are now, sorted.

@@ -28,9 +28,9 @@ use crate::rbac::VISITOR;
 use crate::server::shared::ShareError;
 use crate::server::{ApiServer, RunningServer, ServerConfig, SharedStore, StartError};
 use pki::Pki;
-pub use pki::{ADMIN, PkiError};
+pub use pki::PkiError;
 use port::Port;
-pub use samples::{POD, POD_PORT, POLICY, POLICY_PATH};
+pub use samples::{POD, POD_PORT, POLICY_PATH};
 
 /// How many servers there are: one of each release.
 const SERVERS: usize = Release::ALL.len();
@@ -57,9 +57,6 @@ pub enum Ports {
     /// From this one on: the servers, the bridges, the bridges' admin ports.
     From(u16),
 }
-
-/// How many ports a playground has from the first one on, the control's included.
-pub const PORTS: u16 = 10;
 
 /// A playground that runs. Dropped, all of it ends.
 pub struct Cluster {
@@ -238,11 +235,6 @@ impl Cluster {
     /// All bridges, in the order of their servers.
     pub fn bridges(&self) -> &[Bridge] {
         &self.bridges
-    }
-
-    /// All objects.
-    pub fn store(&self) -> &SharedStore {
-        &self.store
     }
 
     /// The place of a server by its name (`server-1.28`, or `1.28` for short).

@@ -23,7 +23,7 @@ const SERVING_NAMES: [&str; 4] = [
 pub(super) const FRONT_PROXY: &str = "front-proxy-client";
 
 /// The user who may do everything.
-pub const ADMIN: &str = "playground-admin";
+pub(super) const ADMIN: &str = "playground-admin";
 const ADMIN_GROUP: &str = "system:masters";
 
 /// Everybody's certificates, in files that only their owner reads.

@@ -13,7 +13,7 @@ pub const POD: &str = "web";
 pub const POD_PORT: u16 = 8080;
 
 /// An object of an API that only the newest server has.
-pub const POLICY: &str = "hello";
+const POLICY: &str = "hello";
 /// Where it is.
 pub const POLICY_PATH: &str =
     "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/hello";

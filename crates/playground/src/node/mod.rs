@@ -36,7 +36,6 @@ use tokio::sync::{Notify, oneshot};
 use crate::server::SharedStore;
 use crate::server::pod_streams::{PodStreams, StreamAnswer, StreamRequest};
 use keeper::{Keeper, Pods};
-pub use node_object::NODE_NAME;
 pub use process::Program;
 use process::{DYING, Launcher};
 

@@ -8,7 +8,7 @@ use crate::object::Object;
 use crate::time::Moment;
 
 /// Its name.
-pub const NODE_NAME: &str = "playground";
+pub(super) const NODE_NAME: &str = "playground";
 
 /// As many pods as a kubelet runs unless told otherwise; each is a process or more.
 pub(super) const MOST_PODS: usize = 110;

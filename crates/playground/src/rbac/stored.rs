@@ -289,6 +289,23 @@ mod tests {
     }
 
     #[test]
+    fn subresources_are_given_by_themselves() {
+        let rule = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["*/scale", "pods"]});
+        let may = |resource: &'static str, subresource: &'static str| {
+            let deed = Deed::Resource {
+                verb: "get",
+                group: "",
+                resource,
+                subresource,
+                namespace: "",
+                name: "",
+            };
+            rule_allows(&rule, deed)
+        };
+        assert!(may("pods", "") && may("x", "scale") && !may("x", "") && !may("pods", "log"));
+    }
+
+    #[test]
     fn bindings_give_what_roles_allow() {
         let store = store();
         let deed = |verb, resource, subresource, namespace, name| Deed::Resource {

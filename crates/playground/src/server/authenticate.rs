@@ -221,6 +221,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
+    use crate::rbac::is_master;
 
     fn user(name: &str, groups: &[&str]) -> User {
         User {
@@ -270,8 +271,13 @@ mod tests {
 
     #[test]
     fn only_those_who_may_act_for_others() {
-        let authorizer = crate::rbac::Authorizer::playground();
-        let may = |user: &User, deed: Deed<'_>| authorizer.authorize(user, deed);
+        let may = |user: &User, deed: Deed<'_>| {
+            if is_master(user) {
+                Ok(())
+            } else {
+                Err(deed.refused(user))
+            }
+        };
         let mut headers = HeaderMap::new();
         headers.insert("impersonate-user", HeaderValue::from_static("bob"));
         headers.insert("impersonate-group", HeaderValue::from_static("dev"));

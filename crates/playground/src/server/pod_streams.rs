@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, Response};
-use skewbridge_api::identity::User;
 use skewbridge_api::status::Status;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
@@ -34,26 +33,15 @@ pub struct StreamRequest {
     pub kind: StreamKind,
     /// `GET` by WebSocket and for logs, `POST` by SPDY.
     pub method: Method,
-    /// Without the query.
-    pub path: String,
     /// As it came, without `?`; empty where there is none.
     pub query: String,
     /// All of them, `Upgrade` and `X-Stream-Protocol-Version` included; without
     /// credentials.
     pub headers: HeaderMap,
     /// Of the pod.
-    pub namespace: String,
-    /// Of the pod.
     pub name: String,
     /// As it is stored now.
     pub pod: Arc<Object>,
-    /// Who asks.
-    pub user: User,
-    /// The version of the server that is asked.
-    pub release: Release,
-    /// What it speaks. Where that is [`Protocols::Spdy`], the only WebSocket that gets here is
-    /// a port-forward by channels.
-    pub protocols: Protocols,
 }
 
 /// What is wanted of a pod.
@@ -78,8 +66,6 @@ pub enum Protocols {
 /// What a client is told.
 #[derive(Debug)]
 pub enum StreamAnswer {
-    /// All at once.
-    Whole(Response<Bytes>),
     /// Piece by piece until the sender is dropped, as `log -f` does. Who sends learns by
     /// the channel that nobody listens any more.
     Pieces(Response<()>, mpsc::Receiver<Bytes>),
@@ -150,20 +136,5 @@ impl Protocols {
             Release::V1_28 => Self::Spdy,
             Release::V1_34 | Release::V1_36 => Self::SpdyAndWebSocket,
         }
-    }
-}
-
-/// For a cluster without a node: no pod runs.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoNode;
-
-impl PodStreams for NoNode {
-    fn answer(
-        &self,
-        request: StreamRequest,
-    ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>> {
-        let node = request.pod.text(&["spec", "nodeName"]);
-        let message = format!("the node {node} of pod {} does not answer", request.name);
-        Box::pin(async { StreamAnswer::Refused(Status::internal(message)) })
     }
 }

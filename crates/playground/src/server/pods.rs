@@ -76,18 +76,12 @@ pub(super) async fn stream(
     let request = StreamRequest {
         kind,
         method: ask.head.method.clone(),
-        path: ask.head.uri.path().to_owned(),
         query: ask.head.uri.query().unwrap_or_default().to_owned(),
         headers,
-        namespace: subject.namespace.to_owned(),
         name: subject.name.to_owned(),
         pod,
-        user: ask.user.clone(),
-        release,
-        protocols,
     };
     match ask.server.streams.answer(request).await {
-        StreamAnswer::Whole(response) => Ok(Answer::new(response.map(ResponseBody::full))),
         StreamAnswer::Pieces(head, pieces) => Ok(Answer::new(
             head.map(|()| ResponseBody::made(Channel(pieces))),
         )),

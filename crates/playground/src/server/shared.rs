@@ -213,11 +213,6 @@ impl SharedStore {
         })
     }
 
-    /// The latest version.
-    pub fn version(&self) -> u64 {
-        self.lock().version()
-    }
-
     /// Looks at the store while nobody writes.
     pub fn read<T>(&self, look: impl FnOnce(&Store) -> T) -> T {
         look(&self.lock())

@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::*;
 use crate::sample::{config_maps, definition, now, object, with};
-use crate::select::LabelSelector;
+use crate::select::Selection;
 
 fn create(store: &mut Store, name: &str) -> Arc<Object> {
     let object = object(name, json!({"data": {"x": "1"}}));
@@ -263,24 +263,6 @@ fn preconditions_guard_deletion() {
     };
     assert_eq!(gone.resource_version(), "3");
     assert_eq!(delete(None, None).unwrap_err().code, 404);
-}
-
-#[test]
-fn a_collection_is_deleted_as_far_as_it_is_selected() {
-    let mut store = Store::default();
-    for (name, app) in [("a", "x"), ("b", "y"), ("c", "x")] {
-        let asked = object(name, json!({"metadata": {"labels": {"app": app}}}));
-        now(|it| store.create(&config_maps(), "shop", asked, it)).unwrap();
-    }
-    let selection = Selection {
-        labels: LabelSelector::parse("app=x").unwrap(),
-        ..Selection::default()
-    };
-    let other = now(|it| store.delete_collection(&config_maps(), "other", &selection, it));
-    assert_eq!(other, Ok(Vec::new()));
-    let deleted = now(|it| store.delete_collection(&config_maps(), "shop", &selection, it));
-    assert_eq!(deleted.unwrap().len(), 2);
-    assert_eq!(all(&store).items.len(), 1);
 }
 
 #[test]

@@ -9,14 +9,12 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderMap, HeaderValue, Method};
 use serde_json::{Value, json};
-use skewbridge_api::identity::User;
 use skewbridge_api::status::Status;
-use skewbridge_playground::catalogue::Release;
 use skewbridge_playground::node::{Node, NodeConfig, Program};
 use skewbridge_playground::object::Object;
 use skewbridge_playground::server::SharedStore;
 use skewbridge_playground::server::pod_streams::{
-    PodStreams as _, Protocols, StreamAnswer, StreamKind, StreamRequest, Switched,
+    PodStreams as _, StreamAnswer, StreamKind, StreamRequest, Switched,
 };
 use skewbridge_playground::server::shared::StoreWatch;
 use skewbridge_playground::status::GroupResource;
@@ -145,15 +143,10 @@ impl Site {
         let request = StreamRequest {
             kind,
             method: if is_spdy { Method::POST } else { Method::GET },
-            path: String::new(),
             query: query.to_owned(),
             headers,
-            namespace: "default".to_owned(),
             name: pod.to_owned(),
             pod: self.pod(pod),
-            user: User::default(),
-            release: Release::V1_36,
-            protocols: Protocols::SpdyAndWebSocket,
         };
         self.node.answer(request).await
     }

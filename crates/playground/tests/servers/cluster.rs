@@ -2,15 +2,17 @@
 
 use std::collections::HashMap;
 use std::net::TcpListener;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{Method, Request};
 use serde_json::Value;
 use skewbridge_api::identity::User;
+use skewbridge_api::status::Status;
 use skewbridge_gateway::tls::files::{KeyPairFiles, load_ca};
 use skewbridge_playground::catalogue::Release;
-use skewbridge_playground::server::pod_streams::{NoNode, PodStreams};
+use skewbridge_playground::server::pod_streams::{PodStreams, StreamAnswer, StreamRequest};
 use skewbridge_playground::server::{ApiServer, RunningServer, ServerConfig, SharedStore};
 use skewbridge_testkit::{Ca, H2Client, H2Stream, Leaf, ScratchDir, TlsClient};
 
@@ -114,6 +116,20 @@ impl Cluster {
     /// An administrator on a connection to a server.
     pub(crate) async fn admin(&self, server: &RunningServer) -> Client {
         Client(self.pki.admin().http2(server.address()).await.unwrap())
+    }
+}
+
+/// For a cluster without a node: no pod runs.
+pub(crate) struct NoNode;
+
+impl PodStreams for NoNode {
+    fn answer(
+        &self,
+        request: StreamRequest,
+    ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>> {
+        let node = request.pod.text(&["spec", "nodeName"]);
+        let message = format!("the node {node} of pod {} does not answer", request.name);
+        Box::pin(async { StreamAnswer::Refused(Status::internal(message)) })
     }
 }
 

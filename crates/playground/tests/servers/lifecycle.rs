@@ -6,10 +6,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use skewbridge_peers::Identity;
 use skewbridge_playground::catalogue::Release;
-use skewbridge_playground::server::pod_streams::NoNode;
 use tokio::time::timeout;
 
-use crate::cluster::{Client, Cluster};
+use crate::cluster::{Client, Cluster, NoNode};
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";

@@ -3,11 +3,10 @@
 use serde_json::{Value, json};
 use skewbridge_playground::catalogue::Release;
 use skewbridge_playground::server::SharedStore;
-use skewbridge_playground::server::pod_streams::NoNode;
 use skewbridge_playground::store::{History, Store};
 use std::sync::Arc;
 
-use crate::cluster::{Client, Cluster, Pki};
+use crate::cluster::{Client, Cluster, NoNode, Pki};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
