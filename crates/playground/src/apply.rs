@@ -15,14 +15,14 @@ use skewbridge_api::status::{Cause, Details, Status};
 use crate::lists::{ListKind, list_kind};
 use crate::object::Object;
 use crate::status::{FieldError, invalid};
-use crate::time::Moment;
+use crate::time::Time;
 use compare::Comparison;
 use fields::{Element, FieldSet};
 use managers::{Manager, Managers};
 
 /// Who writes, and how.
 #[derive(Debug, Clone, Copy)]
-pub struct Writer<'a> {
+pub struct FieldManager<'a> {
     /// `fieldManager`
     pub manager: &'a str,
     /// In which version.
@@ -30,7 +30,7 @@ pub struct Writer<'a> {
     /// Empty for the object itself.
     pub subresource: &'a str,
     /// When.
-    pub now: Moment,
+    pub now: Time,
 }
 
 /// What happens to fields that others own.
@@ -47,7 +47,7 @@ pub enum Conflicts {
 pub fn apply(
     live: Option<&Object>,
     applied: &Object,
-    writer: &Writer<'_>,
+    writer: &FieldManager<'_>,
     conflicts: Conflicts,
 ) -> Result<Object, Status> {
     if writer.manager.is_empty() {
@@ -101,7 +101,7 @@ pub fn apply(
 
 /// Notes who owns what after a create, an update or a patch: whatever has changed is
 /// the writer's. `after` is the object as it will be stored.
-pub fn note_update(before: Option<&Object>, after: &mut Object, writer: &Writer<'_>) {
+pub fn note_update(before: Option<&Object>, after: &mut Object, writer: &FieldManager<'_>) {
     let nothing = Value::Object(Map::new());
     let changes = Comparison::of(before.map_or(&nothing, Object::value), after.value());
     // A client takes back all ownership by an empty list.

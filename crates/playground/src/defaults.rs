@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 
 use crate::conversion;
 use crate::object::Object;
-use crate::status::{Fault, FieldError, GroupResource};
+use crate::status::{FieldError, FieldErrorKind, GroupResource};
 
 /// Percent of what was asked for, if an autoscaler does not say.
-const USUAL_LOAD: u8 = 80;
+const DEFAULT_CPU_UTILIZATION: u8 = 80;
 
 /// Fills in what is missing.
 pub fn fill(resource: &GroupResource, object: &mut Object) {
@@ -79,13 +79,17 @@ fn autoscaler(value: &mut Value) {
     let spec = &mut value["spec"];
     or(spec, "minReplicas", json!(1));
     if is_v1 && !noted {
-        or(spec, "targetCPUUtilizationPercentage", json!(USUAL_LOAD));
+        or(
+            spec,
+            "targetCPUUtilizationPercentage",
+            json!(DEFAULT_CPU_UTILIZATION),
+        );
     } else if !is_v1 {
         // None are as good as nothing said.
         if spec["metrics"].as_array().is_some_and(Vec::is_empty) {
             spec["metrics"] = Value::Null;
         }
-        let target = json!({"type": "Utilization", "averageUtilization": USUAL_LOAD});
+        let target = json!({"type": "Utilization", "averageUtilization": DEFAULT_CPU_UTILIZATION});
         let resource = json!({"name": "cpu", "target": target});
         or(
             spec,
@@ -136,36 +140,36 @@ pub(crate) fn quality_of_service(spec: &Value) -> &'static str {
 }
 
 /// What is wrong with an object that is complete; of few kinds.
-pub fn faults(resource: &GroupResource, object: &Object) -> Vec<FieldError> {
+pub fn errors(resource: &GroupResource, object: &Object) -> Vec<FieldError> {
     let at: &[&str] = match (resource.group.as_str(), resource.resource.as_str()) {
         ("", "pods") => &["spec"],
-        ("", "services") => return service_faults(object),
+        ("", "services") => return service_errors(object),
         ("apps", "deployments" | "replicasets" | "statefulsets" | "daemonsets")
         | ("batch", "jobs") => &["spec", "template", "spec"],
         _ => return Vec::new(),
     };
     let place = at.join(".");
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     if resource.group == "apps" {
-        faults.extend(selector_faults(object));
+        errors.extend(selector_errors(object));
     }
     let containers = object.at(at).and_then(|spec| spec["containers"].as_array());
     let containers = containers.map_or(&[][..], Vec::as_slice);
     if containers.is_empty() {
-        faults.push(FieldError::required(format!("{place}.containers"), ""));
+        errors.push(FieldError::required(format!("{place}.containers"), ""));
     }
     for (index, container) in containers.iter().enumerate() {
         for field in ["name", "image"] {
             if container[field].as_str().unwrap_or_default().is_empty() {
                 let field = format!("{place}.containers[{index}].{field}");
-                faults.push(FieldError::required(field, ""));
+                errors.push(FieldError::required(field, ""));
             }
         }
     }
-    faults
+    errors
 }
 
-fn service_faults(object: &Object) -> Vec<FieldError> {
+fn service_errors(object: &Object) -> Vec<FieldError> {
     let ports = object.at(&["spec", "ports"]).and_then(Value::as_array);
     let needs_none = object.text(&["spec", "type"]) == "ExternalName"
         || object.text(&["spec", "clusterIP"]) == "None";
@@ -176,28 +180,28 @@ fn service_faults(object: &Object) -> Vec<FieldError> {
 }
 
 /// What a workload selects has to be what it makes.
-fn selector_faults(object: &Object) -> Vec<FieldError> {
+fn selector_errors(object: &Object) -> Vec<FieldError> {
     let wanted = object.at(&["spec", "selector", "matchLabels"]);
     let expressions = object.at(&["spec", "selector", "matchExpressions"]);
     let labels = object.at(&["spec", "template", "metadata", "labels"]);
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     if wanted.is_none() && expressions.is_none() {
-        faults.push(FieldError::required("spec.selector", ""));
+        errors.push(FieldError::required("spec.selector", ""));
     }
     let wanted = wanted.and_then(Value::as_object);
     let is_made =
         |(key, value): (&String, &Value)| labels.and_then(|it| it.get(key)) == Some(value);
     if !wanted.is_some_and(|it| it.iter().all(is_made)) && expressions.is_none() {
         let labels = labels.map_or_else(|| "null".to_owned(), Value::to_string);
-        faults.push(FieldError {
+        errors.push(FieldError {
             field: "spec.template.metadata.labels".to_owned(),
-            fault: Fault::InvalidJson(
+            fault: FieldErrorKind::InvalidJson(
                 labels,
                 "`selector` does not match template `labels`".to_owned(),
             ),
         });
     }
-    faults
+    errors
 }
 
 /// Puts a value where there is none; nothing is put into what is not there.
@@ -439,19 +443,19 @@ mod tests {
     #[test]
     fn containers_have_to_be_complete() {
         let pods = GroupResource::new("", "pods");
-        let faults = |value: Value| -> Vec<String> {
+        let errors = |value: Value| -> Vec<String> {
             let object = Object::new(value).unwrap();
-            faults(&pods, &object)
+            errors(&pods, &object)
                 .iter()
                 .map(ToString::to_string)
                 .collect()
         };
-        assert_eq!(faults(json!({})), ["spec.containers: Required value"]);
+        assert_eq!(errors(json!({})), ["spec.containers: Required value"]);
         assert_eq!(
-            faults(json!({"spec": {"containers": [{"name": "a"}]}})),
+            errors(json!({"spec": {"containers": [{"name": "a"}]}})),
             ["spec.containers[0].image: Required value"]
         );
         let good = json!({"spec": {"containers": [{"name": "a", "image": "i"}]}});
-        assert!(faults(good).is_empty());
+        assert!(errors(good).is_empty());
     }
 }

@@ -8,18 +8,18 @@
 //! use serde_json::json;
 //! use skewbridge_playground::catalogue::{Catalogue, Release};
 //! use skewbridge_playground::object::Object;
-//! use skewbridge_playground::store::{Effect, Occasion, Store};
+//! use skewbridge_playground::store::{DryRun, WriteContext, Store};
 //! use skewbridge_playground::strategy::Definition;
-//! use skewbridge_playground::time::Moment;
+//! use skewbridge_playground::time::Time;
 //!
 //! let catalogue = Catalogue::new(Release::V1_36)?;
 //! let config_maps = catalogue.resource("", "v1", "configmaps").unwrap();
 //! let mut store = Store::default();
 //! let object = Object::new(json!({"metadata": {"name": "web"}})).unwrap();
-//! let mut occasion = Occasion {
-//!     now: Moment::from_unix(1_794_776_399),
+//! let mut occasion = WriteContext {
+//!     now: Time::from_unix(1_794_776_399),
 //!     entropy: &mut || 7,
-//!     effect: Effect::Lasting,
+//!     effect: DryRun::Off,
 //! };
 //! let made = store.create(&Definition::of(&config_maps), "shop", object, &mut occasion);
 //! assert_eq!(made.unwrap().resource_version(), "2");
@@ -32,7 +32,7 @@ pub mod cluster;
 pub mod conversion;
 pub mod defaults;
 pub mod lists;
-pub mod names;
+pub mod name_validation;
 pub mod namespaces;
 pub mod node;
 pub mod object;
@@ -40,15 +40,15 @@ pub mod patch;
 pub mod pod_updates;
 pub mod protobuf;
 pub mod rbac;
-#[cfg(test)]
-mod sample;
-pub mod select;
+pub mod schema_validation;
+pub mod selectors;
 pub mod server;
-pub mod shape;
-mod span;
 pub mod status;
 pub mod store;
 pub mod strategy;
 pub mod table;
+#[cfg(test)]
+mod test_fixtures;
 pub mod time;
+mod version_range;
 pub mod watch;

@@ -6,14 +6,14 @@ use skewbridge_api::status::{Cause, Status};
 
 use crate::object::{Object, texts};
 use crate::status::{GroupResource, forbidden, not_found};
-use crate::store::{Occasion, Preconditions, Store};
+use crate::store::{Preconditions, Store, WriteContext};
 use crate::strategy::{Definition, Part, Scope, StatusPart};
 
 /// Those that every cluster has.
 pub const INITIAL: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
 
 /// Those that never end.
-const IMMORTAL: [&str; 3] = ["default", "kube-public", "kube-system"];
+const PROTECTED: [&str; 3] = ["default", "kube-public", "kube-system"];
 
 /// What the controller lets go of when a namespace is empty.
 const FINALIZER: &str = "kubernetes";
@@ -29,13 +29,13 @@ pub fn definition() -> Definition {
 }
 
 /// Makes those that every cluster has, where they are missing.
-pub fn create_initial(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+pub fn create_initial(store: &mut Store, context: &mut WriteContext<'_>) -> Result<(), Status> {
     for name in INITIAL {
         if store.get(&definition(), "", name).is_err() {
             let object = Object::new(json!({
                 "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name},
             }))?;
-            store.create(&definition(), "", object, occasion)?;
+            store.create(&definition(), "", object, context)?;
         }
     }
     Ok(())
@@ -72,7 +72,7 @@ pub fn admit_creation(
 
 /// Whether an object may be deleted: all but some namespaces.
 pub fn admit_deletion(of: &Definition, name: &str) -> Result<(), Status> {
-    if of.is_namespaces() && IMMORTAL.contains(&name) {
+    if of.is_namespaces() && PROTECTED.contains(&name) {
         return Err(forbidden(
             &of.resource,
             name,
@@ -84,17 +84,24 @@ pub fn admit_deletion(of: &Definition, name: &str) -> Result<(), Status> {
 
 /// Empties namespaces that are to end, and lets go of those that are empty. What goes wrong
 /// with one object keeps none of the others; the first of it is told.
-pub fn settle(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+pub fn finalize_terminating(
+    store: &mut Store,
+    context: &mut WriteContext<'_>,
+) -> Result<(), Status> {
     let mut settled = Ok(());
     for name in terminating(store) {
-        let emptied = empty(store, &name, occasion);
-        let let_go = let_go(store, &name, occasion);
-        settled = settled.and(emptied).and(let_go);
+        let emptied = delete_content(store, &name, context);
+        let finalize = finalize(store, &name, context);
+        settled = settled.and(emptied).and(finalize);
     }
     settled
 }
 
-fn empty(store: &mut Store, name: &str, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+fn delete_content(
+    store: &mut Store,
+    name: &str,
+    context: &mut WriteContext<'_>,
+) -> Result<(), Status> {
     let content = store.in_namespace(name);
     let content: Vec<_> = content.map(|(key, it)| (key.clone(), it.clone())).collect();
     let mut emptied = Ok(());
@@ -106,18 +113,18 @@ fn empty(store: &mut Store, name: &str, occasion: &mut Occasion<'_>) -> Result<(
             status: StatusPart::Separate,
         };
         let (grace, any) = (of.grace(&object, None), Preconditions::default());
-        let deleted = store.delete_within(&of, name, &key.name, grace, &any, occasion);
+        let deleted = store.delete_within(&of, name, &key.name, grace, &any, context);
         emptied = emptied.and(deleted.map(drop));
     }
     emptied
 }
 
 /// If it is empty; or says why it is not.
-fn let_go(store: &mut Store, name: &str, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+fn finalize(store: &mut Store, name: &str, context: &mut WriteContext<'_>) -> Result<(), Status> {
     let found = store.get(&definition(), "", name)?;
     let mut next = Object::clone(&found);
     let part = if store.in_namespace(name).next().is_some() {
-        let conditions = conditions(store, name, &found, &occasion.now.to_string());
+        let conditions = conditions(store, name, &found, &context.now.to_string());
         next.set(&["status", "conditions"], conditions);
         Part::Status
     } else {
@@ -126,7 +133,7 @@ fn let_go(store: &mut Store, name: &str, occasion: &mut Occasion<'_>) -> Result<
         next.set(&["spec", "finalizers"], json!(finalizers));
         Part::Finalize
     };
-    let updated = store.update(&definition(), "", name, next, part, occasion);
+    let updated = store.update(&definition(), "", name, next, part, context);
     updated.map(drop)
 }
 
@@ -141,7 +148,7 @@ fn terminating(store: &Store) -> Vec<String> {
 
 /// Why a namespace is still there, as `kubectl describe` shows it.
 fn conditions(store: &Store, name: &str, namespace: &Object, now: &str) -> Vec<Value> {
-    let (resources, finalizers) = remains(store, name);
+    let (resources, finalizers) = remaining(store, name);
     let rows = [
         (
             "NamespaceDeletionDiscoveryFailure",
@@ -193,7 +200,7 @@ fn conditions(store: &Store, name: &str, namespace: &Object, now: &str) -> Vec<V
 }
 
 /// How many objects of which resources are left, and who holds them.
-fn remains(store: &Store, name: &str) -> (String, String) {
+fn remaining(store: &Store, name: &str) -> (String, String) {
     let mut resources = std::collections::BTreeMap::<String, usize>::new();
     let mut finalizers = std::collections::BTreeMap::<String, usize>::new();
     for (key, object) in store.in_namespace(name) {
@@ -217,8 +224,8 @@ fn remains(store: &Store, name: &str) -> (String, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::{config_maps, now, object};
     use crate::store::Deletion;
+    use crate::test_fixtures::{config_maps, now, object};
 
     fn cluster() -> Store {
         let mut store = Store::default();
@@ -282,7 +289,7 @@ mod tests {
 
     #[test]
     fn some_namespaces_never_end() {
-        for name in IMMORTAL {
+        for name in PROTECTED {
             let expected =
                 format!("namespaces \"{name}\" is forbidden: this namespace may not be deleted");
             assert_eq!(
@@ -311,7 +318,7 @@ mod tests {
             panic!("gone at once");
         };
         assert_eq!(waiting.text(&["status", "phase"]), "Terminating");
-        now(|it| settle(&mut store, it)).unwrap();
+        now(|it| finalize_terminating(&mut store, it)).unwrap();
         let found = store.get(&definition(), "", "shop").unwrap();
         let conditions = found.at(&["status", "conditions"]).unwrap();
         assert_eq!(
@@ -324,12 +331,12 @@ mod tests {
         );
         // Nothing new, nothing written.
         let version = store.version();
-        now(|it| settle(&mut store, it)).unwrap();
+        now(|it| finalize_terminating(&mut store, it)).unwrap();
         assert_eq!(store.version(), version);
         let mut held = Object::clone(&store.get(&config_maps(), "shop", "held").unwrap());
         held.remove(&["metadata", "finalizers"]);
         now(|it| store.update(&config_maps(), "shop", "held", held, Part::Main, it)).unwrap();
-        now(|it| settle(&mut store, it)).unwrap();
+        now(|it| finalize_terminating(&mut store, it)).unwrap();
         assert_eq!(store.get(&definition(), "", "shop").unwrap_err().code, 404);
         assert!(store.get(&config_maps(), "default", "other").is_ok());
     }
@@ -337,7 +344,7 @@ mod tests {
     #[test]
     fn pods_of_a_namespace_that_ends_get_their_time() {
         let mut store = cluster();
-        let pods = crate::sample::definition("", "v1", "pods");
+        let pods = crate::test_fixtures::definition("", "v1", "pods");
         let shop = object("shop", json!({}));
         now(|it| store.create(&definition(), "", shop, it)).unwrap();
         for (name, node) in [("waits", ""), ("runs", "n")] {
@@ -347,7 +354,7 @@ mod tests {
         }
         delete(&mut store, "shop");
         for _ in 0..2 {
-            now(|it| settle(&mut store, it)).unwrap();
+            now(|it| finalize_terminating(&mut store, it)).unwrap();
             assert_eq!(store.get(&pods, "shop", "waits").unwrap_err().code, 404);
             let pod = store.get(&pods, "shop", "runs").unwrap();
             assert_eq!(pod.value()["metadata"]["deletionGracePeriodSeconds"], 7);
@@ -356,7 +363,7 @@ mod tests {
         // What its node says when it is over.
         let any = Preconditions::default();
         now(|it| store.delete(&pods, "shop", "runs", &any, it)).unwrap();
-        now(|it| settle(&mut store, it)).unwrap();
+        now(|it| finalize_terminating(&mut store, it)).unwrap();
         assert_eq!(store.get(&definition(), "", "shop").unwrap_err().code, 404);
     }
 

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use skewbridge_api::status::Status;
 
-use crate::time::Moment;
+use crate::time::Time;
 
 /// An object. Always a JSON object, with `metadata` in it.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,16 +22,16 @@ pub struct OwnerReference<'a> {
 
 /// How many bytes a value has as JSON.
 pub(crate) fn json_size(value: &Value) -> usize {
-    let mut counted = Count(0);
+    let mut counted = ByteCounter(0);
     // Neither counting nor a value with string keys fails.
     let _ = serde_json::to_writer(&mut counted, value);
     counted.0
 }
 
 /// Counts what is written to it.
-struct Count(usize);
+struct ByteCounter(usize);
 
-impl std::io::Write for Count {
+impl std::io::Write for ByteCounter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0 += bytes.len();
         Ok(bytes.len())
@@ -45,7 +45,7 @@ impl std::io::Write for Count {
 /// Letters of made-up names: no vowels, so no words, and nothing that looks alike.
 const SUFFIX_LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 const SUFFIX_LENGTH: usize = 5;
-const LONGEST_GENERATED: usize = 63;
+const MAX_GENERATED_BYTES: usize = 63;
 
 impl Object {
     /// Reads one from JSON.
@@ -194,13 +194,13 @@ impl Object {
     }
 
     /// When it was made.
-    pub fn creation_timestamp(&self) -> Option<Moment> {
-        Moment::parse(self.text(&["metadata", "creationTimestamp"]))
+    pub fn creation_timestamp(&self) -> Option<Time> {
+        Time::parse(self.text(&["metadata", "creationTimestamp"]))
     }
 
     /// Since when it is to end.
-    pub fn deletion_timestamp(&self) -> Option<Moment> {
-        Moment::parse(self.text(&["metadata", "deletionTimestamp"]))
+    pub fn deletion_timestamp(&self) -> Option<Time> {
+        Time::parse(self.text(&["metadata", "deletionTimestamp"]))
     }
 
     /// On whom it depends.
@@ -223,12 +223,12 @@ impl Object {
     }
 
     /// Makes up a name, if it has none and says how it is to begin.
-    pub fn make_up_name(&mut self, entropy: &mut dyn FnMut() -> u64) {
+    pub fn generate_missing_name(&mut self, entropy: &mut dyn FnMut() -> u64) {
         if !self.name().is_empty() || self.generate_name().is_empty() {
             return;
         }
         let mut name = self.generate_name().to_owned();
-        let mut longest = LONGEST_GENERATED - SUFFIX_LENGTH;
+        let mut longest = MAX_GENERATED_BYTES - SUFFIX_LENGTH;
         while !name.is_char_boundary(longest.min(name.len())) {
             longest -= 1;
         }
@@ -252,7 +252,7 @@ pub fn texts(list: Option<&Value>) -> Vec<&str> {
 }
 
 /// A uid: 122 bits of chance in the form of RFC 9562's version 4.
-pub fn make_up_uid(entropy: &mut dyn FnMut() -> u64) -> String {
+pub fn generate_uid(entropy: &mut dyn FnMut() -> u64) -> String {
     let (high, low) = (entropy(), entropy());
     let (high, low) = (high & !0xf000 | 0x4000, low & (u64::MAX >> 2) | 1 << 63);
     format!(
@@ -346,17 +346,17 @@ mod tests {
             prefix in "[a-z][a-zé-]{0,80}", entropy in any::<u64>(),
         ) {
             let mut object = Object::new(json!({"metadata": {"generateName": prefix}})).unwrap();
-            object.make_up_name(&mut || entropy);
+            object.generate_missing_name(&mut || entropy);
             let name = object.name();
             let kept = name.len() - SUFFIX_LENGTH;
-            prop_assert!(name.len() <= LONGEST_GENERATED && prefix.starts_with(&name[..kept]));
+            prop_assert!(name.len() <= MAX_GENERATED_BYTES && prefix.starts_with(&name[..kept]));
             prop_assert!(name[kept..].bytes().all(|it| SUFFIX_LETTERS.contains(&it)));
         }
 
         #[test]
         fn uids_have_their_form(high in any::<u64>(), low in any::<u64>()) {
             let mut words = [high, low].into_iter();
-            let uid = make_up_uid(&mut || words.next().unwrap());
+            let uid = generate_uid(&mut || words.next().unwrap());
             prop_assert_eq!(uid.len(), 36);
             prop_assert_eq!(uid.as_bytes()[14], b'4');
             prop_assert!(b"89ab".contains(&uid.as_bytes()[19]));

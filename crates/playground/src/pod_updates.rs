@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::defaults;
 use crate::object::Object;
-use crate::status::{Fault, FieldError, GroupResource};
+use crate::status::{FieldError, FieldErrorKind, GroupResource};
 
 /// In kube-apiserver's words; what it says behind them, a difference of Go structures, it
 /// says alone.
@@ -49,7 +49,7 @@ pub fn confine(subresource: &str, before: &Object, next: &mut Object) {
 }
 
 /// What is wrong with a change of a pod itself, whose defaults are filled in.
-pub fn faults(before: &Object, next: &Object) -> Vec<FieldError> {
+pub fn errors(before: &Object, next: &Object) -> Vec<FieldError> {
     // Who made it may not have filled in all of them.
     let mut filled = before.clone();
     defaults::fill(&GroupResource::new("", "pods"), &mut filled);
@@ -60,24 +60,24 @@ pub fn faults(before: &Object, next: &Object) -> Vec<FieldError> {
             return vec![FieldError::forbidden(format!("spec.{list}"), why)];
         }
     }
-    let mut faults = Vec::new();
-    faults.extend(deadline(old, new));
+    let mut errors = Vec::new();
+    errors.extend(deadline(old, new));
     if !tolerations(old).all(|one| tolerations(new).any(|other| is_as_tolerant(one, other))) {
         let why = "existing toleration can not be modified except its tolerationSeconds";
-        faults.push(FieldError::forbidden("spec.tolerations", why));
+        errors.push(FieldError::forbidden("spec.tolerations", why));
     }
     for (place, gate) in gates(new).enumerate() {
         if !gates(old).any(|it| it == gate) {
             let gate = gate.as_str().unwrap_or_default();
             let field = format!("spec.schedulingGates[{place}].name");
             let why = format!("only deletion is allowed, but found new scheduling gate '{gate}'");
-            faults.push(FieldError::forbidden(field, why));
+            errors.push(FieldError::forbidden(field, why));
         }
     }
     if allowed(old, new) != *old {
-        faults.push(FieldError::forbidden("spec", ONLY));
+        errors.push(FieldError::forbidden("spec", ONLY));
     }
-    faults
+    errors
 }
 
 fn count(list: &Value) -> usize {
@@ -124,7 +124,7 @@ fn deadline(old: &Value, new: &Value) -> Option<FieldError> {
     };
     Some(FieldError {
         field: "spec.activeDeadlineSeconds".to_owned(),
-        fault: Fault::InvalidJson(value, why.to_owned()),
+        fault: FieldErrorKind::InvalidJson(value, why.to_owned()),
     })
 }
 
@@ -195,8 +195,8 @@ mod tests {
     }
 
     fn said(before: &Object, next: &Object) -> String {
-        let faults = faults(before, next).into_iter();
-        faults
+        let errors = errors(before, next).into_iter();
+        errors
             .map(|it| it.to_string())
             .collect::<Vec<_>>()
             .join("; ")

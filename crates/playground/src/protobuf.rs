@@ -10,8 +10,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 use skewbridge_api::protobuf::{Field as Wire, Fields, Malformed};
 
-use crate::span::Span;
-use crate::time::Moment;
+use crate::time::Time;
+use crate::version_range::VersionRange;
 
 static TEXT: &str = include_str!("../data/protobuf.txt");
 
@@ -33,9 +33,9 @@ pub(crate) struct Field {
     pub(crate) shape: Shape,
     pub(crate) kind: &'static str,
     /// Which releases have it.
-    pub(crate) releases: Span,
+    pub(crate) releases: VersionRange,
     /// In which of them it has to be there.
-    pub(crate) required: Option<Span>,
+    pub(crate) required: Option<VersionRange>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(crate) enum Shape {
 
 /// Why an object cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unreadable {
+pub enum DecodeError {
     /// It is not what Kubernetes writes.
     #[error("the body is no object in protobuf")]
     Malformed,
@@ -66,15 +66,15 @@ pub enum Unreadable {
     Unknown(String),
 }
 
-impl From<Malformed> for Unreadable {
+impl From<Malformed> for DecodeError {
     fn from(_: Malformed) -> Self {
         Self::Malformed
     }
 }
 
 /// Reads an object.
-pub fn decode(bytes: &[u8]) -> Result<Value, Unreadable> {
-    let envelope = bytes.strip_prefix(MAGIC).ok_or(Unreadable::Malformed)?;
+pub fn decode(bytes: &[u8]) -> Result<Value, DecodeError> {
+    let envelope = bytes.strip_prefix(MAGIC).ok_or(DecodeError::Malformed)?;
     let (mut type_meta, mut raw): (&[u8], &[u8]) = (&[], &[]);
     for field in Fields::of(envelope) {
         match field? {
@@ -94,7 +94,7 @@ pub fn decode(bytes: &[u8]) -> Result<Value, Unreadable> {
     let name = message_name(&api_version, &kind);
     // Some messages are bare lists, which are no objects.
     let Value::Object(mut object) = message(&name, raw, 0)? else {
-        return Err(Unreadable::Malformed);
+        return Err(DecodeError::Malformed);
     };
     object.insert("apiVersion".to_owned(), api_version.into());
     object.insert("kind".to_owned(), kind.into());
@@ -131,12 +131,12 @@ pub(crate) fn message_name(api_version: &str, kind: &str) -> String {
     format!("{package}.{version}.{kind}")
 }
 
-fn message(name: &str, bytes: &[u8], depth: usize) -> Result<Value, Unreadable> {
+fn message(name: &str, bytes: &[u8], depth: usize) -> Result<Value, DecodeError> {
     if depth > MAX_DEPTH {
-        return Err(Unreadable::Malformed);
+        return Err(DecodeError::Malformed);
     }
     let Some((name, fields)) = MESSAGES.get_key_value(name) else {
-        return Err(Unreadable::Unknown(name.to_owned()));
+        return Err(DecodeError::Unknown(name.to_owned()));
     };
     let mut object = Map::new();
     for wire in Fields::of(bytes) {
@@ -196,7 +196,7 @@ impl Field {
         within: &str,
         wire: &Wire<'_>,
         depth: usize,
-    ) -> Result<Option<Value>, Unreadable> {
+    ) -> Result<Option<Value>, DecodeError> {
         let bytes = match wire {
             Wire::Bytes(_, bytes) => *bytes,
             Wire::Number(_, number) => {
@@ -206,7 +206,7 @@ impl Field {
                     _ => (*number).into(),
                 }));
             }
-            Wire::Other => return Err(Unreadable::Malformed),
+            Wire::Other => return Err(DecodeError::Malformed),
         };
         Ok(Some(match self.kind {
             "string" => text(bytes)?.into(),
@@ -214,7 +214,7 @@ impl Field {
             "quantity" => first_text(bytes)?.into(),
             "raw" | "rawfields" => {
                 let json = first_bytes(bytes)?;
-                serde_json::from_slice(json).map_err(|_| Unreadable::Malformed)?
+                serde_json::from_slice(json).map_err(|_| DecodeError::Malformed)?
             }
             "time" | "microtime" => return time(bytes, self.kind == "microtime"),
             "intstr" => int_or_string(bytes)?,
@@ -228,9 +228,9 @@ impl Field {
         within: &str,
         wire: &Wire<'_>,
         depth: usize,
-    ) -> Result<(String, Value), Unreadable> {
+    ) -> Result<(String, Value), DecodeError> {
         let Wire::Bytes(_, bytes) = wire else {
-            return Err(Unreadable::Malformed);
+            return Err(DecodeError::Malformed);
         };
         let (mut key, mut value) = (String::new(), None);
         for part in Fields::of(bytes) {
@@ -246,12 +246,12 @@ impl Field {
     }
 }
 
-fn text(bytes: &[u8]) -> Result<String, Unreadable> {
-    let text = std::str::from_utf8(bytes).map_err(|_| Unreadable::Malformed)?;
+fn text(bytes: &[u8]) -> Result<String, DecodeError> {
+    let text = std::str::from_utf8(bytes).map_err(|_| DecodeError::Malformed)?;
     Ok(text.to_owned())
 }
 
-fn first_bytes(message: &[u8]) -> Result<&[u8], Unreadable> {
+fn first_bytes(message: &[u8]) -> Result<&[u8], DecodeError> {
     for field in Fields::of(message) {
         if let Wire::Bytes(1, bytes) = field? {
             return Ok(bytes);
@@ -260,12 +260,12 @@ fn first_bytes(message: &[u8]) -> Result<&[u8], Unreadable> {
     Ok(b"null")
 }
 
-fn first_text(message: &[u8]) -> Result<String, Unreadable> {
+fn first_text(message: &[u8]) -> Result<String, DecodeError> {
     text(first_bytes(message)?)
 }
 
 /// Seconds and nanoseconds; nothing at all is no time.
-fn time(message: &[u8], micro: bool) -> Result<Option<Value>, Unreadable> {
+fn time(message: &[u8], micro: bool) -> Result<Option<Value>, DecodeError> {
     let (mut seconds, mut nanos) = (None, 0);
     for field in Fields::of(message) {
         match field? {
@@ -275,7 +275,7 @@ fn time(message: &[u8], micro: bool) -> Result<Option<Value>, Unreadable> {
         }
     }
     let written = seconds.map(|seconds| {
-        let moment = Moment::from_unix(seconds).to_string();
+        let moment = Time::from_unix(seconds).to_string();
         if !micro {
             return moment;
         }
@@ -285,7 +285,7 @@ fn time(message: &[u8], micro: bool) -> Result<Option<Value>, Unreadable> {
     Ok(written.map(Value::from))
 }
 
-fn int_or_string(message: &[u8]) -> Result<Value, Unreadable> {
+fn int_or_string(message: &[u8]) -> Result<Value, DecodeError> {
     let (mut is_text, mut number, mut name) = (false, 0, String::new());
     for field in Fields::of(message) {
         match field? {
@@ -326,11 +326,11 @@ fn read(text: &'static str) -> HashMap<&'static str, Vec<Field>> {
                     kind,
                     releases: marks
                         .iter()
-                        .find_map(|it| Span::parse(it))
+                        .find_map(|it| VersionRange::parse(it))
                         .unwrap_or_default(),
                     required: marks
                         .iter()
-                        .find_map(|it| Span::parse(it.strip_prefix('!')?)),
+                        .find_map(|it| VersionRange::parse(it.strip_prefix('!')?)),
                 });
             }
             [name] if !name.starts_with('#') => {
@@ -448,8 +448,8 @@ mod tests {
     fn what_is_not_known_is_named() {
         let gizmo = envelope("example.com/v1", "Gizmo", Writer::default());
         let refused = decode(&gizmo).unwrap_err();
-        assert_eq!(refused, Unreadable::Unknown("example.v1.Gizmo".to_owned()));
-        assert_eq!(decode(b"{}"), Err(Unreadable::Malformed));
+        assert_eq!(refused, DecodeError::Unknown("example.v1.Gizmo".to_owned()));
+        assert_eq!(decode(b"{}"), Err(DecodeError::Malformed));
     }
 
     #[test]
@@ -484,7 +484,7 @@ mod tests {
             "certificates.k8s.io/v1",
         ] {
             let list = envelope(api_version, "ExtraValue", Writer::default().text(1, "a"));
-            assert_eq!(decode(&list), Err(Unreadable::Malformed));
+            assert_eq!(decode(&list), Err(DecodeError::Malformed));
         }
     }
 

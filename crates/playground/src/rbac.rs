@@ -1,7 +1,7 @@
 //! Who may do what: rules, to whom they are given, and kube-apiserver's words for
 //! those who have none.
 
-pub mod stored;
+pub mod roles;
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::status::{GroupResource, forbidden, quoted};
 
 /// What is asked for, as far as rights go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Deed<'a> {
+pub enum Attributes<'a> {
     /// Something of the API.
     Resource {
         /// `get`, `list`, ...
@@ -64,29 +64,29 @@ pub fn is_master(user: &User) -> bool {
     user.groups.iter().any(|group| group == MASTERS)
 }
 
-impl Deed<'_> {
+impl Attributes<'_> {
     /// 403 for somebody who may not do it.
     pub fn refused(self, user: &User) -> Status {
-        let deed = self;
-        let why = format!("User {} cannot {deed}", quoted(&user.name));
+        let attributes = self;
+        let why = format!("User {} cannot {attributes}", quoted(&user.name));
         // It could be shown by a browser.
         let why = why
             .replace('&', "&amp;")
             .replace('<', "&lt;")
             .replace('>', "&gt;");
-        match deed {
-            Deed::Resource {
+        match attributes {
+            Attributes::Resource {
                 group,
                 resource,
                 name,
                 ..
             } => forbidden(&GroupResource::new(group, resource), name, why),
-            Deed::Path { .. } => forbidden(&GroupResource::default(), "", why),
+            Attributes::Path { .. } => forbidden(&GroupResource::default(), "", why),
         }
     }
 }
 
-impl<'a> Deed<'a> {
+impl<'a> Attributes<'a> {
     /// What a request asks for.
     pub fn of(request: &'a RequestInfo<'_>) -> Self {
         let verb = request.verb.as_str();
@@ -114,7 +114,7 @@ impl<'a> Deed<'a> {
     }
 }
 
-impl fmt::Display for Deed<'_> {
+impl fmt::Display for Attributes<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Path { verb, path } => write!(out, "{verb} path {}", quoted(path)),
@@ -147,8 +147,8 @@ mod tests {
     use skewbridge_api::request_info::DecodedPath;
 
     use super::*;
-    use crate::sample::now;
     use crate::store::Store;
+    use crate::test_fixtures::now;
 
     fn user(name: &str, groups: &[&str]) -> User {
         User {
@@ -161,18 +161,18 @@ mod tests {
     /// With the roles and bindings that every playground begins with.
     fn store() -> Store {
         let mut store = Store::default();
-        now(|occasion| stored::create_initial(&mut store, occasion)).unwrap();
+        now(|context| roles::create_initial(&mut store, context)).unwrap();
         store
     }
 
     fn asks(user: &User, method: &Method, path: &str) -> Result<(), String> {
         let path = DecodedPath::new(path).unwrap();
         let request = RequestInfo::parse(method, &path, None);
-        let deed = Deed::of(&request);
-        if is_master(user) || stored::allows(&store(), user, deed) {
+        let attributes = Attributes::of(&request);
+        if is_master(user) || roles::allows(&store(), user, attributes) {
             return Ok(());
         }
-        let status = deed.refused(user);
+        let status = attributes.refused(user);
         assert_eq!((status.code, status.reason), (403, "Forbidden"));
         Err(status.message)
     }

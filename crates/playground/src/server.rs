@@ -5,14 +5,13 @@
 //! kube-apiserver does with a request. It goes `service` (who asks, whether they may) →
 //! `objects` (what is asked for) → `read`, `write`, `delete`, `watching` and the like.
 
-mod answers;
-mod ask;
+mod api_request;
 mod authenticate;
 mod controllers;
 mod delete;
 mod discovery;
 mod health;
-mod keeper;
+mod lease_heartbeat;
 mod negotiate;
 mod objects;
 mod openapi;
@@ -20,12 +19,13 @@ pub mod pod_streams;
 mod pods;
 mod query;
 mod read;
+mod responses;
 mod reviews;
 mod scale;
 mod schemas;
 mod service;
 pub mod shared;
-mod watching;
+mod watch_stream;
 mod write;
 
 use std::collections::HashMap;
@@ -53,9 +53,9 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::catalogue::{Catalogue, Release};
-use crate::rbac::{Deed, is_master, stored};
+use crate::rbac::{Attributes, is_master, roles};
 use authenticate::Authenticator;
-use keeper::Keeper;
+use lease_heartbeat::LeaseHeartbeat;
 use openapi::Documents;
 use pod_streams::PodStreams;
 use service::Requests;
@@ -66,10 +66,10 @@ pub use shared::{SharedStore, StoreWatch};
 const MAX_CONNECTIONS: usize = 1024;
 
 /// What a connection has for its handshake.
-const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What clients are allowed: kube-apiserver's own times.
-const PATIENCE: ClientTimeouts = ClientTimeouts {
+const CLIENT_TIMEOUTS: ClientTimeouts = ClientTimeouts {
     head: Duration::from_secs(32),
     idle: Duration::from_secs(90),
     stall: Duration::from_mins(1),
@@ -79,10 +79,10 @@ const PATIENCE: ClientTimeouts = ClientTimeouts {
 const MAX_STREAMS: u32 = 250;
 
 /// How long a server that is told to end waits for its clients.
-const DRAIN_TIME: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// When accepting fails (no file descriptors are left), it fails at once, again and again.
-const AFTER_FAILURE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// What a server needs.
 pub struct ServerConfig {
@@ -151,16 +151,19 @@ struct Server {
 impl Server {
     /// Whether somebody may do something: those who may do all, and whoever is given it by
     /// an object of the store.
-    fn allows(&self, user: &User, deed: Deed<'_>) -> bool {
-        is_master(user) || self.store.read(|store| stored::allows(store, user, deed))
+    fn allows(&self, user: &User, attributes: Attributes<'_>) -> bool {
+        is_master(user)
+            || self
+                .store
+                .read(|store| roles::allows(store, user, attributes))
     }
 
     /// 403 for those who may not.
-    fn authorize(&self, user: &User, deed: Deed<'_>) -> Result<(), Status> {
-        if self.allows(user, deed) {
+    fn authorize(&self, user: &User, attributes: Attributes<'_>) -> Result<(), Status> {
+        if self.allows(user, attributes) {
             return Ok(());
         }
-        Err(deed.refused(user))
+        Err(attributes.refused(user))
     }
 }
 
@@ -173,14 +176,14 @@ pub struct ApiServer;
 pub struct RunningServer {
     release: Release,
     address: SocketAddr,
-    keeper: Keeper,
+    keeper: LeaseHeartbeat,
     leave: DrainTrigger,
     /// Cuts all connections.
     cut: oneshot::Sender<()>,
     /// Accepting, and all connections.
     serving: JoinSet<()>,
     /// The Lease and the controllers.
-    beside: JoinSet<()>,
+    background: JoinSet<()>,
 }
 
 impl ApiServer {
@@ -211,7 +214,7 @@ impl ApiServer {
             .map_err(|error| StartError::ClientCa(error.to_string()))?;
         let (leave, drain) = announcement();
         let catalogue = Catalogue::new(release)?;
-        let keeper = Keeper::new(store.clone(), release, &hostname);
+        let keeper = LeaseHeartbeat::new(store.clone(), release, &hostname);
         if let Err(status) = keeper.renew() {
             tracing::warn!(problem = %status.message, "the Lease of a server could not be made");
         }
@@ -229,9 +232,9 @@ impl ApiServer {
         let (cut, cutting) = oneshot::channel();
         let tls = TlsAcceptor::from(Arc::new(tls));
         serving.spawn(serve(listener, tls, server, cutting));
-        let mut beside = JoinSet::new();
-        beside.spawn(keeper.clone().run());
-        beside.spawn(controllers::run(store));
+        let mut background = JoinSet::new();
+        background.spawn(keeper.clone().run());
+        background.spawn(controllers::run(store));
         Ok(RunningServer {
             release,
             address,
@@ -239,7 +242,7 @@ impl ApiServer {
             leave,
             cut,
             serving,
-            beside,
+            background,
         })
     }
 }
@@ -265,10 +268,10 @@ impl RunningServer {
     /// is deleted. What still runs after ten seconds (an exec, say) is cut.
     pub async fn stop(mut self) {
         self.leave.leave();
-        self.beside.shutdown().await;
-        self.keeper.give_up();
-        self.leave.drain(DRAIN_TIME);
-        let _ = timeout(DRAIN_TIME, self.serving.join_next()).await;
+        self.background.shutdown().await;
+        self.keeper.release();
+        self.leave.drain(DRAIN_TIMEOUT);
+        let _ = timeout(DRAIN_TIMEOUT, self.serving.join_next()).await;
         self.end_connections().await;
     }
 
@@ -277,7 +280,7 @@ impl RunningServer {
     /// written may have been written. When this returns all connections are gone, and the
     /// port is free.
     pub async fn kill(mut self) {
-        self.beside.shutdown().await;
+        self.background.shutdown().await;
         self.end_connections().await;
     }
 
@@ -330,7 +333,7 @@ async fn accept(
         };
         while connections.try_join_next().is_some() {}
         let (Ok((tcp, _)), Ok(place)) = (accepted, place) else {
-            sleep(AFTER_FAILURE).await;
+            sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
         let (tls, server) = (tls.clone(), server.clone());
@@ -347,7 +350,7 @@ async fn accept(
 async fn connection(tcp: TcpStream, tls: TlsAcceptor, server: Arc<Server>) {
     // A socket that refuses an option still works.
     let _ = tcp.set_nodelay(true);
-    let accepted = timeout(HANDSHAKE_TIME, tls.accept(ReadAhead::new(tcp))).await;
+    let accepted = timeout(HANDSHAKE_TIMEOUT, tls.accept(ReadAhead::new(tcp))).await;
     let tls = match accepted {
         Ok(Ok(tls)) => tls,
         Ok(Err(error)) => {
@@ -370,10 +373,10 @@ async fn connection(tcp: TcpStream, tls: TlsAcceptor, server: Arc<Server>) {
     if is_h2 {
         let bounds = H2Limits {
             max_streams: MAX_STREAMS,
-            patience: PATIENCE,
+            patience: CLIENT_TIMEOUTS,
         };
         h2::serve(io, requests, bounds, drain).await;
     } else {
-        h1::serve(io, requests, PATIENCE, drain).await;
+        h1::serve(io, requests, CLIENT_TIMEOUTS, drain).await;
     }
 }

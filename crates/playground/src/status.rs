@@ -21,12 +21,12 @@ pub struct FieldError {
     /// `metadata.name`
     pub field: String,
     /// What is wrong with it.
-    pub fault: Fault,
+    pub fault: FieldErrorKind,
 }
 
 /// What is wrong with a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fault {
+pub enum FieldErrorKind {
     /// It must be there, because of this.
     Required(String),
     /// This value is not allowed, because of that.
@@ -69,7 +69,7 @@ impl fmt::Display for GroupResource {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for FieldErrorKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Required(why) if why.is_empty() => out.write_str("Required value"),
@@ -89,7 +89,7 @@ impl FieldError {
     pub fn required(field: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             field: field.into(),
-            fault: Fault::Required(why.into()),
+            fault: FieldErrorKind::Required(why.into()),
         }
     }
 
@@ -101,7 +101,7 @@ impl FieldError {
     ) -> Self {
         Self {
             field: field.into(),
-            fault: Fault::Invalid(value.into(), why.into()),
+            fault: FieldErrorKind::Invalid(value.into(), why.into()),
         }
     }
 
@@ -109,16 +109,16 @@ impl FieldError {
     pub fn forbidden(field: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             field: field.into(),
-            fault: Fault::Forbidden(why.into()),
+            fault: FieldErrorKind::Forbidden(why.into()),
         }
     }
 
     fn cause(&self) -> Cause {
         let reason = match self.fault {
-            Fault::Required(_) => "FieldValueRequired",
-            Fault::Invalid(..) | Fault::InvalidJson(..) => "FieldValueInvalid",
-            Fault::Forbidden(_) => "FieldValueForbidden",
-            Fault::Unsupported(..) => "FieldValueNotSupported",
+            FieldErrorKind::Required(_) => "FieldValueRequired",
+            FieldErrorKind::Invalid(..) | FieldErrorKind::InvalidJson(..) => "FieldValueInvalid",
+            FieldErrorKind::Forbidden(_) => "FieldValueForbidden",
+            FieldErrorKind::Unsupported(..) => "FieldValueNotSupported",
         };
         Cause {
             reason: reason.to_owned(),

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use serde_json::Value;
 use skewbridge_api::status::Status;
 
-use crate::conversion::kept_as;
-use crate::names::NameRule;
-use crate::object::{Object, make_up_uid};
+use crate::conversion::storage_resource;
+use crate::name_validation::NameRule;
+use crate::object::{Object, generate_uid};
 use crate::status::{self, FieldError, GroupResource};
 use crate::strategy::{Definition, Part, Scope};
-use crate::time::Moment;
+use crate::time::Time;
 
 pub use list::{ListOptions, Listed, VersionMatch};
 use log::Log;
@@ -24,7 +24,7 @@ pub use log::{Event, EventKind};
 
 /// How often a made-up name is made up again if there is one like it: as
 /// kube-apiserver.
-const NAME_TRIES: usize = 8;
+const MAX_NAME_ATTEMPTS: usize = 8;
 
 /// Events that are kept for watches and consistent lists, unless told otherwise: a
 /// playground writes a few a second, so this is more than ten minutes.
@@ -34,16 +34,16 @@ pub const DEFAULT_HISTORY: History = History {
 };
 
 /// The largest object, as JSON: what etcd takes in a request.
-const LARGEST_OBJECT: usize = 3 * 512 * 1024;
+const MAX_OBJECT_BYTES: usize = 3 * 512 * 1024;
 
 /// All objects together, as JSON; in memory they are several times as large. Enough for
 /// ten thousands of pods, and not for a client that goes astray.
-const LARGEST_STORE: usize = 64 * 1024 * 1024;
+const MAX_STORE_BYTES: usize = 64 * 1024 * 1024;
 
 /// The same for objects that are to end, or a full store could not be emptied: until those
 /// who hold them let go, they say since when they end, and namespaces why they are still
 /// there. All of that is far less than the objects are themselves.
-const LARGEST_WITH_ENDING: usize = 2 * LARGEST_STORE;
+const MAX_STORE_BYTES_WITH_TERMINATING: usize = 2 * MAX_STORE_BYTES;
 
 /// How much of what has happened is remembered, at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,22 +86,22 @@ pub struct Store {
 }
 
 /// When a write happens and with what luck: the store has no clock and no dice.
-pub struct Occasion<'a> {
+pub struct WriteContext<'a> {
     /// The time.
-    pub now: Moment,
+    pub now: Time,
     /// For uids and names that are made up.
     pub entropy: &'a mut dyn FnMut() -> u64,
     /// Whether it is to be done.
-    pub effect: Effect,
+    pub dry_run: DryRun,
 }
 
 /// Whether a write is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
+pub enum DryRun {
     /// It is.
-    Lasting,
+    Off,
     /// It is only asked what would come of it.
-    DryRun,
+    On,
 }
 
 /// What has to be true of an object for it to be deleted.
@@ -117,7 +117,7 @@ pub struct Preconditions {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Deletion {
     /// It is no more; this it was.
-    Gone(Arc<Object>),
+    Removed(Arc<Object>),
     /// It waits for those who have to let go of it.
     Pending(Arc<Object>),
 }
@@ -178,7 +178,7 @@ impl Store {
         definition: &Definition,
         namespace: &str,
         mut object: Object,
-        occasion: &mut Occasion<'_>,
+        context: &mut WriteContext<'_>,
     ) -> Result<Arc<Object>, Status> {
         settle_namespace(definition, namespace, &mut object)?;
         if !object.resource_version().is_empty() {
@@ -189,13 +189,13 @@ impl Store {
         for attempt in 1.. {
             if made_up {
                 object.remove(&["metadata", "name"]);
-                object.make_up_name(occasion.entropy);
+                object.generate_missing_name(context.entropy);
             }
             check_name(definition, &object)?;
             let Some(there) = self.objects.get(&key(definition, namespace, object.name())) else {
                 break;
             };
-            if made_up && attempt < NAME_TRIES {
+            if made_up && attempt < MAX_NAME_ATTEMPTS {
                 continue;
             }
             let mut refusal = if made_up {
@@ -209,10 +209,10 @@ impl Store {
             return Err(refusal);
         }
         definition.prepare_new(&mut object);
-        object.set(&["metadata", "uid"], make_up_uid(occasion.entropy));
-        object.set(&["metadata", "creationTimestamp"], occasion.now.to_string());
+        object.set(&["metadata", "uid"], generate_uid(context.entropy));
+        object.set(&["metadata", "creationTimestamp"], context.now.to_string());
         let key = key(definition, namespace, object.name());
-        self.commit(key, object, occasion.effect)
+        self.commit(key, object, context.dry_run)
     }
 
     /// Writes a part of an object that is there.
@@ -223,7 +223,7 @@ impl Store {
         name: &str,
         mut object: Object,
         part: Part,
-        occasion: &mut Occasion<'_>,
+        context: &mut WriteContext<'_>,
     ) -> Result<Arc<Object>, Status> {
         check_address(namespace, name, &object)?;
         settle_namespace(definition, namespace, &mut object)?;
@@ -250,10 +250,10 @@ impl Store {
         check_finalizers(definition, &before, &next)?;
         let key = key(definition, namespace, name);
         let is_over = next.deletion_timestamp().is_some() && grace_of(&next) == 0;
-        if is_over && definition.holders(&next).is_empty() {
-            return Ok(self.end(&key, next, occasion.effect));
+        if is_over && definition.pending_finalizers(&next).is_empty() {
+            return Ok(self.end(&key, next, context.dry_run));
         }
-        self.commit(key, next, occasion.effect)
+        self.commit(key, next, context.dry_run)
     }
 
     /// Ends an object, or has it wait for those who have to let go of it.
@@ -263,9 +263,9 @@ impl Store {
         namespace: &str,
         name: &str,
         preconditions: &Preconditions,
-        occasion: &mut Occasion<'_>,
+        context: &mut WriteContext<'_>,
     ) -> Result<Deletion, Status> {
-        self.delete_within(definition, namespace, name, 0, preconditions, occasion)
+        self.delete_within(definition, namespace, name, 0, preconditions, context)
     }
 
     /// The same, and leaves it this many seconds: it stays until somebody ends it without
@@ -277,14 +277,14 @@ impl Store {
         name: &str,
         grace: u32,
         preconditions: &Preconditions,
-        occasion: &mut Occasion<'_>,
+        context: &mut WriteContext<'_>,
     ) -> Result<Deletion, Status> {
         let before = self.get(definition, namespace, name)?;
         preconditions.check(definition, &before)?;
         let key = key(definition, namespace, name);
-        if grace == 0 && definition.holders(&before).is_empty() {
+        if grace == 0 && definition.pending_finalizers(&before).is_empty() {
             let object = Object::clone(&before);
-            return Ok(Deletion::Gone(self.end(&key, object, occasion.effect)));
+            return Ok(Deletion::Removed(self.end(&key, object, context.dry_run)));
         }
         let is_ending = before.deletion_timestamp().is_some();
         // It can be hurried, not given more time.
@@ -292,7 +292,7 @@ impl Store {
             return Ok(Deletion::Pending(before));
         }
         let mut next = Object::clone(&before);
-        let until = occasion.now.plus_seconds(i64::from(grace));
+        let until = context.now.plus_seconds(i64::from(grace));
         next.set(&["metadata", "deletionTimestamp"], until.to_string());
         next.set(&["metadata", "deletionGracePeriodSeconds"], grace);
         if let Some(generation) = before.generation()
@@ -303,7 +303,7 @@ impl Store {
         if definition.is_namespaces() {
             next.set(&["status", "phase"], "Terminating");
         }
-        self.commit(key, next, occasion.effect)
+        self.commit(key, next, context.dry_run)
             .map(Deletion::Pending)
     }
 
@@ -328,28 +328,28 @@ impl Store {
         &mut self,
         key: Key,
         mut object: Object,
-        effect: Effect,
+        dry_run: DryRun,
     ) -> Result<Arc<Object>, Status> {
         let version = self.log.next_version();
-        if effect == Effect::Lasting {
+        if dry_run == DryRun::Off {
             object.set(&["metadata", "resourceVersion"], version.to_string());
         }
         let size = object.size();
-        if size > LARGEST_OBJECT {
+        if size > MAX_OBJECT_BYTES {
             return Err(status::too_large());
         }
         let before = self.objects.get(&key).map_or(0, |it| it.size());
         let bytes = self.bytes.saturating_sub(before).saturating_add(size);
         let limit = if object.deletion_timestamp().is_some() {
-            LARGEST_WITH_ENDING
+            MAX_STORE_BYTES_WITH_TERMINATING
         } else {
-            LARGEST_STORE
+            MAX_STORE_BYTES
         };
         // What makes room is never refused.
         if bytes > limit && size > before {
             return Err(status::no_space());
         }
-        if effect == Effect::DryRun {
+        if dry_run == DryRun::On {
             return Ok(Arc::new(object));
         }
         self.bytes = bytes;
@@ -370,8 +370,8 @@ impl Store {
     }
 
     /// Lets an object go, as it last was.
-    fn end(&mut self, key: &Key, mut object: Object, effect: Effect) -> Arc<Object> {
-        if effect == Effect::DryRun {
+    fn end(&mut self, key: &Key, mut object: Object, dry_run: DryRun) -> Arc<Object> {
+        if dry_run == DryRun::On {
             return Arc::new(object);
         }
         let version = self.log.next_version();
@@ -434,7 +434,7 @@ fn grace_of(object: &Object) -> i64 {
 
 fn key(definition: &Definition, namespace: &str, name: &str) -> Key {
     Key {
-        resource: kept_as(&definition.resource),
+        resource: storage_resource(&definition.resource),
         namespace: match definition.scope {
             Scope::Namespaced => namespace.to_owned(),
             Scope::Cluster => String::new(),
@@ -492,8 +492,8 @@ fn check_name(definition: &Definition, object: &Object) -> Result<(), Status> {
         let why = "name or generateName is required";
         vec![FieldError::required("metadata.name", why)]
     } else {
-        let faults = NameRule::of(&resource.group, &resource.resource).faults(name);
-        let errors = faults.into_iter();
+        let errors = NameRule::of(&resource.group, &resource.resource).errors(name);
+        let errors = errors.into_iter();
         errors
             .map(|fault| FieldError::invalid("metadata.name", name, fault))
             .collect()

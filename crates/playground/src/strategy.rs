@@ -51,10 +51,10 @@ pub enum Part {
 }
 
 /// What pods are given if nobody says.
-const POD_GRACE: u32 = 30;
+const DEFAULT_POD_GRACE_SECONDS: u32 = 30;
 
 /// Metadata that only the server writes.
-const SYSTEM: [&str; 6] = [
+const SERVER_METADATA: [&str; 6] = [
     "uid",
     "creationTimestamp",
     "deletionTimestamp",
@@ -89,10 +89,10 @@ impl Definition {
 
     /// Gives a new object what it has from the beginning.
     pub(crate) fn prepare_new(&self, object: &mut Object) {
-        for field in SYSTEM {
+        for field in SERVER_METADATA {
             object.remove(&["metadata", field]);
         }
-        if self.counts_generations() {
+        if self.has_generation() {
             object.set(&["metadata", "generation"], 1);
         }
         let core = self.resource.group.is_empty();
@@ -185,12 +185,12 @@ impl Definition {
                 next
             }
         };
-        for field in SYSTEM {
+        for field in SERVER_METADATA {
             next.take_from(before, &["metadata", field]);
         }
         self.count_templates(Some(before), &mut next);
         if let Some(generation) = before.generation()
-            && self.wants_something_else(before, &next)
+            && self.desired_state_differs(before, &next)
         {
             next.set(&["metadata", "generation"], generation + 1);
         }
@@ -198,12 +198,12 @@ impl Definition {
     }
 
     /// Those who have to let go of an object before it ends.
-    pub(crate) fn holders<'a>(&self, object: &'a Object) -> Vec<&'a str> {
-        let mut holders = object.finalizers();
+    pub(crate) fn pending_finalizers<'a>(&self, object: &'a Object) -> Vec<&'a str> {
+        let mut pending_finalizers = object.finalizers();
         if self.is_namespaces() {
-            holders.extend(texts(object.at(&["spec", "finalizers"])));
+            pending_finalizers.extend(texts(object.at(&["spec", "finalizers"])));
         }
-        holders
+        pending_finalizers
     }
 
     /// How many seconds an object that is deleted is given, if that is not said: only pods
@@ -218,10 +218,10 @@ impl Definition {
         let own = own
             .and_then(Value::as_u64)
             .map(|it| u32::try_from(it).unwrap_or(u32::MAX));
-        said.or(own).unwrap_or(POD_GRACE)
+        said.or(own).unwrap_or(DEFAULT_POD_GRACE_SECONDS)
     }
 
-    fn wants_something_else(&self, before: &Object, next: &Object) -> bool {
+    fn desired_state_differs(&self, before: &Object, next: &Object) -> bool {
         if self.resource.group.is_empty() && self.resource.resource == "pods" {
             // That it has been given a node is no wish.
             let mut next = next.clone();
@@ -231,7 +231,7 @@ impl Definition {
         wishes(before) != wishes(next)
     }
 
-    fn counts_generations(&self) -> bool {
+    fn has_generation(&self) -> bool {
         match (
             self.resource.group.as_str(),
             self.resource.resource.as_str(),

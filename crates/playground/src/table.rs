@@ -3,16 +3,16 @@
 //! what it knows nothing of.
 
 mod cells;
-mod more;
 mod pod;
-mod rest;
+mod services_and_policies;
+mod workloads;
 
 use serde_json::{Value, json};
 
 use crate::catalogue::Release;
 use crate::object::Object;
 use crate::status::GroupResource;
-use crate::time::{Moment, human_duration};
+use crate::time::{Time, human_duration};
 
 /// A column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,12 +22,12 @@ pub struct Column {
     /// What its cells are.
     pub kind: &'static str,
     /// When it is shown.
-    pub shown: Shown,
+    pub shown: Visibility,
 }
 
 /// When a column is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
+pub enum Visibility {
     /// Always.
     Always,
     /// By `-o wide`.
@@ -64,7 +64,7 @@ pub fn table<'a>(
     objects: impl IntoIterator<Item = &'a Object>,
     meta: &ListMeta,
     include: Include,
-    now: Moment,
+    now: Time,
 ) -> Value {
     let columns = columns(resource);
     let shown = |column: &Column| has_column(release, resource, column.name);
@@ -154,8 +154,8 @@ pub fn columns(resource: &GroupResource) -> Vec<Column> {
         ),
         ("coordination.k8s.io", "leases") => (&["Name", "Holder", "Age"], &[]),
         ("" | "events.k8s.io", "events") => return event_columns(),
-        _ => more::columns(resource)
-            .or_else(|| rest::columns(resource))
+        _ => workloads::columns(resource)
+            .or_else(|| services_and_policies::columns(resource))
             .unwrap_or((&["Name", "Created At"], &[])),
     };
     let column = |shown| {
@@ -165,13 +165,15 @@ pub fn columns(resource: &GroupResource) -> Vec<Column> {
             shown,
         }
     };
-    let always = always.iter().map(column(Shown::Always));
-    always.chain(wide.iter().map(column(Shown::Wide))).collect()
+    let always = always.iter().map(column(Visibility::Always));
+    always
+        .chain(wide.iter().map(column(Visibility::Wide)))
+        .collect()
 }
 
 /// Those for `-o wide` stand among the others.
 fn event_columns() -> Vec<Column> {
-    use Shown::{Always, Wide};
+    use Visibility::{Always, Wide};
     let rows = [
         ("Last Seen", Always),
         ("Type", Always),
@@ -199,13 +201,13 @@ impl Column {
             "type": self.kind,
             "format": if self.name == "Name" { "name" } else { "" },
             "description": "",
-            "priority": i32::from(self.shown == Shown::Wide),
+            "priority": i32::from(self.shown == Visibility::Wide),
         })
     }
 }
 
 /// How long ago, or that it is not known.
-fn age(time: Option<Moment>, now: Moment) -> String {
+fn age(time: Option<Time>, now: Time) -> String {
     time.map_or_else(
         || "<unknown>".to_owned(),
         |time| human_duration(now.seconds_since(time)),

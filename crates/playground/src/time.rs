@@ -5,14 +5,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A second, in the years 0 to 9999. Whoever calls says what time it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Moment {
+pub struct Time {
     /// Since 1970.
     seconds: i64,
 }
 
-const DAY: i64 = 86_400;
+const SECONDS_PER_DAY: i64 = 86_400;
 
-impl Moment {
+impl Time {
     /// So many seconds after 1970 began.
     pub fn from_unix(seconds: i64) -> Self {
         Self {
@@ -47,7 +47,9 @@ impl Moment {
             _ => return None,
         };
         let days = days_of(year, month, day);
-        in_range.then(|| Self::from_unix(days * DAY + hour * 3600 + minute * 60 + second - offset))
+        in_range.then(|| {
+            Self::from_unix(days * SECONDS_PER_DAY + hour * 3600 + minute * 60 + second - offset)
+        })
     }
 
     /// So many seconds later.
@@ -62,7 +64,7 @@ impl Moment {
     }
 }
 
-impl From<SystemTime> for Moment {
+impl From<SystemTime> for Time {
     fn from(time: SystemTime) -> Self {
         let seconds = match time.duration_since(UNIX_EPOCH) {
             Ok(after) => i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
@@ -72,8 +74,8 @@ impl From<SystemTime> for Moment {
     }
 }
 
-impl From<Moment> for SystemTime {
-    fn from(moment: Moment) -> Self {
+impl From<Time> for SystemTime {
+    fn from(moment: Time) -> Self {
         match u64::try_from(moment.seconds) {
             Ok(after) => UNIX_EPOCH + Duration::from_secs(after),
             Err(_) => UNIX_EPOCH - Duration::from_secs(moment.seconds.unsigned_abs()),
@@ -81,10 +83,10 @@ impl From<Moment> for SystemTime {
     }
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for Time {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (year, month, day) = date_of(self.seconds.div_euclid(DAY));
-        let time = self.seconds.rem_euclid(DAY);
+        let (year, month, day) = date_of(self.seconds.div_euclid(SECONDS_PER_DAY));
+        let time = self.seconds.rem_euclid(SECONDS_PER_DAY);
         write!(
             out,
             "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
@@ -97,7 +99,7 @@ impl fmt::Display for Moment {
 
 /// How kubectl writes a span of time: coarser the longer it is.
 pub fn human_duration(seconds: i64) -> String {
-    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / DAY);
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / SECONDS_PER_DAY);
     let pair = |large: i64, unit: char, small: i64, subunit: char| match small {
         0 => format!("{large}{unit}"),
         small => format!("{large}{unit}{small}{subunit}"),
@@ -159,11 +161,11 @@ mod tests {
             (-1, "1969-12-31T23:59:59Z"),
         ];
         for (seconds, text) in rows {
-            assert_eq!(Moment::from_unix(seconds).to_string(), text);
-            assert_eq!(Moment::parse(text), Some(Moment::from_unix(seconds)));
+            assert_eq!(Time::from_unix(seconds).to_string(), text);
+            assert_eq!(Time::parse(text), Some(Time::from_unix(seconds)));
         }
-        let zoned = Moment::parse("2026-11-15T21:59:59.123456+01:00");
-        assert_eq!(zoned, Some(Moment::from_unix(1_794_776_399)));
+        let zoned = Time::parse("2026-11-15T21:59:59.123456+01:00");
+        assert_eq!(zoned, Some(Time::from_unix(1_794_776_399)));
         for text in [
             "",
             "2026",
@@ -172,13 +174,13 @@ mod tests {
             "2026-11-15 21:59:59Z",
             "é026-11-15T21:59:59Z",
         ] {
-            assert_eq!(Moment::parse(text), None, "{text}");
+            assert_eq!(Time::parse(text), None, "{text}");
         }
     }
 
     #[test]
     fn spans_are_written_as_kubectl_writes_them() {
-        let (minute, hour, day) = (60, 3600, DAY);
+        let (minute, hour, day) = (60, 3600, SECONDS_PER_DAY);
         let rows = [
             (-5, "<invalid>"),
             (-1, "0s"),
@@ -206,8 +208,8 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read_back(seconds in -62_167_219_200_i64..253_402_300_800) {
-            let moment = Moment::from_unix(seconds);
-            prop_assert_eq!(Moment::parse(&moment.to_string()), Some(moment));
+            let moment = Time::from_unix(seconds);
+            prop_assert_eq!(Time::parse(&moment.to_string()), Some(moment));
         }
     }
 }

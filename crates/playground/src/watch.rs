@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use skewbridge_api::status::Status;
 
-use crate::conversion::{self, kept_as};
+use crate::conversion::{self, storage_resource};
 use crate::object::Object;
-use crate::select::Selection;
+use crate::selectors::Selection;
 use crate::status::{self, GroupResource};
 use crate::store::{Event, EventKind, ListOptions, Store, parse_version};
 
@@ -46,15 +46,15 @@ pub enum InitialEvents {
     /// It is over: said once, to those who asked for it.
     End,
     /// Nothing.
-    Unmentioned,
+    None,
 }
 
 /// How a watch begins.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Beginning {
+pub enum WatchStart {
     /// With what there is, unless a version is given: for those who do not say.
     #[default]
-    Unsaid,
+    Default,
     /// With what there is, and a bookmark (`sendInitialEvents=true`).
     Initial,
     /// With what happens from now on (`sendInitialEvents=false`).
@@ -70,24 +70,24 @@ impl Watcher {
         namespace: &str,
         selection: Selection,
         resource_version: &str,
-        beginning: Beginning,
+        beginning: WatchStart,
     ) -> Result<(Self, Vec<Change>), Status> {
         let asked = parse_version(resource_version)?;
         let mut watcher = Self {
-            resource: kept_as(resource),
+            resource: storage_resource(resource),
             namespace: namespace.to_owned(),
             selection,
             seen: asked,
         };
         let from_now = match (beginning, asked) {
-            (Beginning::Initial, asked) if asked > store.version() => {
+            (WatchStart::Initial, asked) if asked > store.version() => {
                 return Err(status::too_large_version(asked, store.version()));
             }
-            (Beginning::Initial, _) | (Beginning::Unsaid, 0) => {
+            (WatchStart::Initial, _) | (WatchStart::Default, 0) => {
                 return watcher.with_initial_events(store, beginning);
             }
-            (Beginning::News, 0) => true,
-            (Beginning::News | Beginning::Unsaid, _) => false,
+            (WatchStart::News, 0) => true,
+            (WatchStart::News | WatchStart::Default, _) => false,
         };
         if from_now {
             watcher.seen = store.version();
@@ -100,13 +100,13 @@ impl Watcher {
     fn with_initial_events(
         mut self,
         store: &Store,
-        beginning: Beginning,
+        beginning: WatchStart,
     ) -> Result<(Self, Vec<Change>), Status> {
         let all = ListOptions::default();
         let listed = store.list(&self.resource, &self.namespace, &self.selection, &all)?;
         self.seen = listed.version;
         let mut changes: Vec<_> = listed.items.into_iter().map(Change::Added).collect();
-        if beginning == Beginning::Initial {
+        if beginning == WatchStart::Initial {
             changes.push(Change::Bookmark {
                 version: self.seen,
                 initial: InitialEvents::End,
@@ -129,7 +129,7 @@ impl Watcher {
     pub fn bookmark(&self) -> Change {
         Change::Bookmark {
             version: self.seen,
-            initial: InitialEvents::Unmentioned,
+            initial: InitialEvents::None,
         }
     }
 
@@ -160,7 +160,7 @@ impl Change {
     /// As it is sent: a `metav1.WatchEvent`, with an object of this version and kind.
     pub fn to_json(&self, api_version: &str, kind: &str) -> Value {
         let event = |word: &str, object: &Object| {
-            let object = conversion::shown(object, api_version, kind);
+            let object = conversion::from_storage(object, api_version, kind);
             json!({"type": word, "object": object.into_value()})
         };
         match self {

@@ -34,9 +34,9 @@ impl Comparison {
     pub fn of(before: &Value, after: &Value) -> Self {
         let all = compare(Some(before), Some(after), &mut Vec::new());
         Self {
-            added: all.added.without_nobodys(),
-            modified: all.modified.without_nobodys(),
-            removed: all.removed.without_nobodys(),
+            added: all.added.without_server_owned(),
+            modified: all.modified.without_server_owned(),
+            removed: all.removed.without_server_owned(),
         }
     }
 

@@ -27,7 +27,7 @@ pub struct FieldSet {
 }
 
 /// What only the server writes: nobody's.
-const NOBODYS: [&str; 9] = [
+const SERVER_OWNED: [&str; 9] = [
     "name",
     "namespace",
     "creationTimestamp",
@@ -45,7 +45,7 @@ impl FieldSet {
     pub fn of_object(object: &Value) -> Result<Self, String> {
         let mut set = Self::of(object, &mut Vec::new())?;
         set.here = false;
-        Ok(set.without_nobodys())
+        Ok(set.without_server_owned())
     }
 
     /// All fields of a value that stands under these names. An empty object is one; a
@@ -90,14 +90,14 @@ impl FieldSet {
         Ok(set)
     }
 
-    pub(super) fn without_nobodys(mut self) -> Self {
+    pub(super) fn without_server_owned(mut self) -> Self {
         for name in ["apiVersion", "kind"] {
             self.below.remove(&Element::Field(name.to_owned()));
         }
         let metadata = Element::Field("metadata".to_owned());
         if let Some(set) = self.below.get_mut(&metadata) {
             set.here = false;
-            for name in NOBODYS {
+            for name in SERVER_OWNED {
                 set.below.remove(&Element::Field(name.to_owned()));
             }
             if set.below.is_empty() {

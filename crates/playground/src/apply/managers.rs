@@ -4,12 +4,12 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::Writer;
+use super::FieldManager;
 use super::compare::Comparison;
 use super::fields::FieldSet;
 use crate::object::Object;
 use crate::status::quoted;
-use crate::time::Moment;
+use crate::time::Time;
 
 /// Somebody who owns fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Manager {
     operation: Operation,
     api_version: String,
     subresource: String,
-    time: Option<Moment>,
+    time: Option<Time>,
 }
 
 /// How somebody came to own fields.
@@ -35,14 +35,14 @@ pub struct Managers(Vec<(Manager, FieldSet)>);
 
 impl Manager {
     /// Who applies is the same in every version.
-    fn is(&self, writer: &Writer<'_>, operation: Operation) -> bool {
+    fn is(&self, writer: &FieldManager<'_>, operation: Operation) -> bool {
         self.name == writer.manager
             && self.operation == operation
             && self.subresource == writer.subresource
             && (operation == Operation::Apply || self.api_version == writer.api_version)
     }
 
-    fn of(writer: &Writer<'_>, operation: Operation) -> Self {
+    fn of(writer: &FieldManager<'_>, operation: Operation) -> Self {
         Self {
             name: writer.manager.to_owned(),
             operation,
@@ -84,7 +84,7 @@ impl Managers {
                 },
                 api_version: text("apiVersion"),
                 subresource: text("subresource"),
-                time: Moment::parse(&text("time")),
+                time: Time::parse(&text("time")),
             };
             Some((manager, FieldSet::parse(&entry["fieldsV1"])))
         });
@@ -126,7 +126,7 @@ impl Managers {
     /// What others own of what is to change.
     pub(super) fn disputed(
         &self,
-        writer: &Writer<'_>,
+        writer: &FieldManager<'_>,
         changed: &FieldSet,
     ) -> Vec<(Manager, FieldSet)> {
         let others = self
@@ -155,13 +155,13 @@ impl Managers {
         }
     }
 
-    pub(super) fn wanted_by(&self, writer: &Writer<'_>) -> FieldSet {
+    pub(super) fn wanted_by(&self, writer: &FieldManager<'_>) -> FieldSet {
         let mut all = self.0.iter();
         let found = all.find(|(it, _)| it.is(writer, Operation::Apply));
         found.map(|(_, fields)| fields.clone()).unwrap_or_default()
     }
 
-    pub(super) fn owned_by_others(&self, writer: &Writer<'_>) -> FieldSet {
+    pub(super) fn owned_by_others(&self, writer: &FieldManager<'_>) -> FieldSet {
         let others = self
             .0
             .iter()
@@ -170,7 +170,7 @@ impl Managers {
     }
 
     /// The time is that of the last change of mind.
-    pub(super) fn set_applied(&mut self, writer: &Writer<'_>, wanted: FieldSet) {
+    pub(super) fn set_applied(&mut self, writer: &FieldManager<'_>, wanted: FieldSet) {
         let there = self
             .0
             .iter_mut()
@@ -187,7 +187,7 @@ impl Managers {
     }
 
     /// What has changed is the writer's alone.
-    pub(super) fn note(&mut self, writer: &Writer<'_>, changes: &Comparison) {
+    pub(super) fn note(&mut self, writer: &FieldManager<'_>, changes: &Comparison) {
         let new = changes.changed();
         let lost = changes.modified.union(&changes.removed);
         for (manager, own) in &mut self.0 {

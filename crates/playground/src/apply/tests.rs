@@ -2,14 +2,14 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::sample::NOW;
+use crate::test_fixtures::NOW;
 
-fn writer(manager: &str) -> Writer<'_> {
-    Writer {
+fn writer(manager: &str) -> FieldManager<'_> {
+    FieldManager {
         manager,
         api_version: "v1",
         subresource: "",
-        now: Moment::from_unix(NOW),
+        now: Time::from_unix(NOW),
     }
 }
 

@@ -3,8 +3,8 @@
 
 use std::process::ExitCode;
 
-use skewbridge_playground::node::program::attend;
+use skewbridge_playground::node::program::run_in_pod;
 
 fn main() -> ExitCode {
-    attend(std::env::args_os().skip(1))
+    run_in_pod(std::env::args_os().skip(1))
 }

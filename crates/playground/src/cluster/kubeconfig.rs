@@ -11,7 +11,7 @@ use super::pki::{ADMIN, Credentials, Token};
 use crate::rbac::VISITOR;
 
 /// A server or a bridge, by its name.
-pub(super) struct Place<'a> {
+pub(super) struct ContextTarget<'a> {
     pub(super) name: &'a str,
     pub(super) address: SocketAddr,
 }
@@ -19,7 +19,7 @@ pub(super) struct Place<'a> {
 /// The file. The last place is the one of the context that is used unless another
 /// is asked for.
 pub(super) fn kubeconfig(
-    places: &[Place<'_>],
+    places: &[ContextTarget<'_>],
     current: &str,
     visitors_place: &str,
     ca: &str,
@@ -71,7 +71,7 @@ mod tests {
             key: "K".to_owned(),
         };
         let visitor = Token("1e1".to_owned());
-        let place = Place {
+        let place = ContextTarget {
             name: "bridge-1.28",
             address: "127.0.0.1:1".parse().unwrap(),
         };

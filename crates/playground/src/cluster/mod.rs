@@ -25,18 +25,18 @@ use tokio::time::timeout;
 use crate::catalogue::Release;
 use crate::node::{Node, NodeConfig, Program};
 use crate::rbac::VISITOR;
-use crate::server::shared::ShareError;
+use crate::server::shared::SharedStoreError;
 use crate::server::{ApiServer, RunningServer, ServerConfig, SharedStore, StartError};
 use pki::Pki;
 pub use pki::PkiError;
-use port::Port;
+use port::ReservedPort;
 pub use samples::{POD, POD_PORT, POLICY_PATH};
 
 /// How many servers there are: one of each release.
 const SERVERS: usize = Release::ALL.len();
 
 /// How long bridges may take to leave: what is running then is cut.
-const LEAVING: Duration = Duration::from_secs(2);
+const BRIDGE_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a playground needs.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ pub struct Cluster {
 pub struct Server {
     name: String,
     hostname: String,
-    port: Port,
+    port: ReservedPort,
     release: Release,
     running: Option<RunningServer>,
 }
@@ -105,7 +105,7 @@ pub enum ClusterError {
     File(#[from] FileProblem),
     /// The store.
     #[error(transparent)]
-    Store(#[from] ShareError),
+    Store(#[from] SharedStoreError),
     /// The objects in it.
     #[error("the samples cannot be made: {}", .0.message)]
     Samples(Status),
@@ -165,8 +165,8 @@ impl Cluster {
         };
         for (index, release) in Release::ALL.into_iter().enumerate() {
             let address = loopback(config.ports.number(index));
-            let port =
-                Port::take(address).map_err(|cause| ClusterError::Port { address, cause })?;
+            let port = ReservedPort::take(address)
+                .map_err(|cause| ClusterError::Port { address, cause })?;
             cluster.servers.push(Server {
                 name: format!("server-{release}"),
                 hostname: format!("playground-{release}"),
@@ -174,7 +174,7 @@ impl Cluster {
                 release,
                 running: None,
             });
-            cluster.resume(index).await?;
+            cluster.start_server(index).await?;
         }
         let exchange = Exchange::default();
         for (index, server) in cluster.servers.iter().enumerate() {
@@ -201,11 +201,11 @@ impl Cluster {
     }
 
     fn write_kubeconfig(&self, directory: &Path) -> Result<PathBuf, PkiError> {
-        let servers = self.servers.iter().map(|server| kubeconfig::Place {
+        let servers = self.servers.iter().map(|server| kubeconfig::ContextTarget {
             name: &server.name,
             address: server.address(),
         });
-        let bridges = self.bridges.iter().map(|bridge| kubeconfig::Place {
+        let bridges = self.bridges.iter().map(|bridge| kubeconfig::ContextTarget {
             name: &bridge.name,
             address: bridge.handle.address(),
         });
@@ -260,7 +260,7 @@ impl Cluster {
     }
 
     /// Starts a server that does not run.
-    pub async fn resume(&mut self, index: usize) -> Result<(), ClusterError> {
+    pub async fn start_server(&mut self, index: usize) -> Result<(), ClusterError> {
         let Some(server) = self.servers.get_mut(index) else {
             return Ok(());
         };
@@ -294,12 +294,16 @@ impl Cluster {
     }
 
     /// Makes a server one of another release: it is stopped and started at its place.
-    pub async fn change(&mut self, index: usize, release: Release) -> Result<(), ClusterError> {
+    pub async fn set_release(
+        &mut self,
+        index: usize,
+        release: Release,
+    ) -> Result<(), ClusterError> {
         self.stop(index).await;
         if let Some(server) = self.servers.get_mut(index) {
             server.release = release;
         }
-        self.resume(index).await
+        self.start_server(index).await
     }
 
     fn running(&mut self, index: usize) -> Option<RunningServer> {
@@ -314,7 +318,7 @@ impl Cluster {
         for mut bridge in bridges {
             leaving.spawn(async move { bridge.handle.finish().await });
         }
-        let _ = timeout(LEAVING, leaving.join_all()).await;
+        let _ = timeout(BRIDGE_SHUTDOWN_TIMEOUT, leaving.join_all()).await;
         for index in 0..self.servers.len() {
             self.kill(index).await;
         }

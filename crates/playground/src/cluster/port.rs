@@ -11,14 +11,14 @@ const BACKLOG: u32 = 1024;
 
 /// A port that nobody else can have.
 #[derive(Debug)]
-pub(super) struct Port {
+pub(super) struct ReservedPort {
     address: SocketAddr,
     /// Never listens. As it does not say `SO_REUSEADDR`, no other program's socket may
     /// be where it is; by `SO_REUSEPORT` those may that listen for us.
     _held: TcpSocket,
 }
 
-impl Port {
+impl ReservedPort {
     /// Takes one; any that is free if it is 0.
     pub(super) fn take(address: SocketAddr) -> io::Result<Self> {
         if address.port() != 0 {
@@ -60,11 +60,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_port_is_kept_while_nobody_listens() {
-        let port = Port::take((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let port = ReservedPort::take((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let others = || {
             let taken = [
                 TcpListener::bind(port.address()).err(),
-                Port::take(port.address()).err(),
+                ReservedPort::take(port.address()).err(),
             ];
             taken.map(|it| it.map(|error| error.kind()))
         };

@@ -19,17 +19,17 @@ const KINDS: [(&str, &str); 5] = [
 
 /// Whether what is wanted is told, or what is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Of {
-    Wish,
-    Measure,
+enum MetricSide {
+    Target,
+    Current,
 }
 
-impl Of {
+impl MetricSide {
     /// What `v2` calls it.
     fn field(self) -> &'static str {
         match self {
-            Self::Wish => "target",
-            Self::Measure => "current",
+            Self::Target => "target",
+            Self::Current => "current",
         }
     }
 }
@@ -38,10 +38,12 @@ impl Of {
 pub(super) fn to_v1(value: &mut Value) {
     let mut notes = Map::new();
     if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {
-        let metrics = taken(spec, "metrics");
-        let busy = metrics.iter().find_map(|it| cpu(it, Of::Wish));
-        let others = metrics.iter().filter(|it| cpu(it, Of::Wish).is_none());
-        let others: Vec<_> = others.map(|it| simple(it, Of::Wish)).collect();
+        let metrics = take_list(spec, "metrics");
+        let busy = metrics.iter().find_map(|it| cpu(it, MetricSide::Target));
+        let others = metrics
+            .iter()
+            .filter(|it| cpu(it, MetricSide::Target).is_none());
+        let others: Vec<_> = others.map(|it| simple(it, MetricSide::Target)).collect();
         if let Some(busy) = busy {
             spec.insert("targetCPUUtilizationPercentage".to_owned(), busy);
         }
@@ -51,13 +53,20 @@ pub(super) fn to_v1(value: &mut Value) {
         }
     }
     if let Some(status) = value.get_mut("status").and_then(Value::as_object_mut) {
-        let metrics = taken(status, "currentMetrics");
-        if let Some(busy) = metrics.iter().find_map(|it| cpu(it, Of::Measure)) {
+        let metrics = take_list(status, "currentMetrics");
+        if let Some(busy) = metrics.iter().find_map(|it| cpu(it, MetricSide::Current)) {
             status.insert("currentCPUUtilizationPercentage".to_owned(), busy);
         }
-        let all: Vec<_> = metrics.iter().map(|it| simple(it, Of::Measure)).collect();
+        let all: Vec<_> = metrics
+            .iter()
+            .map(|it| simple(it, MetricSide::Current))
+            .collect();
         note(&mut notes, CURRENT, &all.into());
-        note(&mut notes, CONDITIONS, &taken(status, "conditions").into());
+        note(
+            &mut notes,
+            CONDITIONS,
+            &take_list(status, "conditions").into(),
+        );
     }
     if notes.is_empty() {
         return;
@@ -73,8 +82,8 @@ pub(super) fn to_v1(value: &mut Value) {
 
 /// To `v2`.
 pub(super) fn from_v1(value: &mut Value) {
-    let mut notes = taken_notes(value);
-    let mut list = |name: &str| taken(&mut notes, name);
+    let mut notes = take_annotations(value);
+    let mut list = |name: &str| take_list(&mut notes, name);
     let (metrics, current, conditions) = (list(METRICS), list(CURRENT), list(CONDITIONS));
     if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {
         let busy = spec.remove("targetCPUUtilizationPercentage");
@@ -83,7 +92,7 @@ pub(super) fn from_v1(value: &mut Value) {
                 "name": "cpu", "target": {"type": "Utilization", "averageUtilization": percent},
             }})
         });
-        let others = metrics.iter().map(|it| modern(it, Of::Wish));
+        let others = metrics.iter().map(|it| modern(it, MetricSide::Target));
         put(spec, "metrics", others.chain(busy).collect());
         if let Some(behavior) = notes.remove(BEHAVIOR) {
             spec.insert("behavior".to_owned(), with_keys(behavior, small));
@@ -97,7 +106,7 @@ pub(super) fn from_v1(value: &mut Value) {
                 "name": "cpu", "current": {"averageUtilization": percent},
             }})
         });
-        let all = current.iter().map(|it| modern(it, Of::Measure));
+        let all = current.iter().map(|it| modern(it, MetricSide::Current));
         put(
             status,
             "currentMetrics",
@@ -108,7 +117,7 @@ pub(super) fn from_v1(value: &mut Value) {
 }
 
 /// What the annotations say that are not for others.
-fn taken_notes(value: &mut Value) -> Map<String, Value> {
+fn take_annotations(value: &mut Value) -> Map<String, Value> {
     let mut notes = Map::new();
     let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
     let Some(metadata) = metadata else {
@@ -132,7 +141,7 @@ fn taken_notes(value: &mut Value) -> Map<String, Value> {
     notes
 }
 
-fn taken(fields: &mut Map<String, Value>, name: &str) -> Vec<Value> {
+fn take_list(fields: &mut Map<String, Value>, name: &str) -> Vec<Value> {
     match fields.remove(name) {
         Some(Value::Array(items)) => items,
         _ => Vec::new(),
@@ -153,7 +162,7 @@ fn note(notes: &mut Map<String, Value>, name: &str, value: &Value) {
 }
 
 /// The one number that `v1` has a field for.
-fn cpu(metric: &Value, of: Of) -> Option<Value> {
+fn cpu(metric: &Value, of: MetricSide) -> Option<Value> {
     let resource = metric.get("resource")?;
     let is_cpu = metric["type"] == "Resource" && resource["name"] == "cpu";
     let percent = &resource[of.field()]["averageUtilization"];
@@ -161,25 +170,29 @@ fn cpu(metric: &Value, of: Of) -> Option<Value> {
 }
 
 /// What a value of `v2` is called within an annotation, by the kind of the metric.
-fn names(kind: &str, of: Of) -> &'static [(&'static str, &'static str)] {
+fn names(kind: &str, of: MetricSide) -> &'static [(&'static str, &'static str)] {
     match (kind, of) {
-        ("resource" | "containerResource", Of::Wish) => &[
+        ("resource" | "containerResource", MetricSide::Target) => &[
             ("averageUtilization", "targetAverageUtilization"),
             ("averageValue", "targetAverageValue"),
         ],
-        ("resource" | "containerResource", Of::Measure) => &[
+        ("resource" | "containerResource", MetricSide::Current) => &[
             ("averageUtilization", "currentAverageUtilization"),
             ("averageValue", "currentAverageValue"),
         ],
-        ("pods", Of::Wish) => &[("averageValue", "targetAverageValue")],
-        ("pods", Of::Measure) => &[("averageValue", "currentAverageValue")],
-        ("object", Of::Wish) => &[("value", "targetValue"), ("averageValue", "averageValue")],
-        ("object", Of::Measure) => &[("value", "currentValue"), ("averageValue", "averageValue")],
-        ("external", Of::Wish) => &[
+        ("pods", MetricSide::Target) => &[("averageValue", "targetAverageValue")],
+        ("pods", MetricSide::Current) => &[("averageValue", "currentAverageValue")],
+        ("object", MetricSide::Target) => {
+            &[("value", "targetValue"), ("averageValue", "averageValue")]
+        }
+        ("object", MetricSide::Current) => {
+            &[("value", "currentValue"), ("averageValue", "averageValue")]
+        }
+        ("external", MetricSide::Target) => &[
             ("value", "targetValue"),
             ("averageValue", "targetAverageValue"),
         ],
-        ("external", Of::Measure) => &[
+        ("external", MetricSide::Current) => &[
             ("value", "currentValue"),
             ("averageValue", "currentAverageValue"),
         ],
@@ -204,7 +217,7 @@ fn kind_of(metric: &Value) -> Option<(&'static str, &Value)> {
 }
 
 /// A metric of `v2` as it stands in an annotation.
-fn simple(metric: &Value, of: Of) -> Value {
+fn simple(metric: &Value, of: MetricSide) -> Value {
     let Some((kind, source)) = kind_of(metric) else {
         return json!({"type": metric["type"]});
     };
@@ -232,7 +245,7 @@ fn simple(metric: &Value, of: Of) -> Value {
 }
 
 /// A metric of an annotation as `v2` has it.
-fn modern(metric: &Value, of: Of) -> Value {
+fn modern(metric: &Value, of: MetricSide) -> Value {
     let Some((kind, source)) = kind_of(metric) else {
         return json!({"type": metric["type"]});
     };
@@ -253,7 +266,7 @@ fn modern(metric: &Value, of: Of) -> Value {
             out.insert(name.clone(), value.clone());
         }
     }
-    if of == Of::Wish {
+    if of == MetricSide::Target {
         let how = ["averageUtilization", "averageValue", "value"];
         let how = how.into_iter().find(|it| told.contains_key(*it));
         let how = match how {

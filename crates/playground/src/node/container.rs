@@ -10,30 +10,31 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::journal::{Cutter, Journal};
-use super::plan::{ContainerPlan, Place, RestartPolicy};
+use super::container_log::{ContainerLog, LineSplitter};
+use super::pod_plan::{ContainerPlan, PodPlacement, RestartPolicy};
 use super::process::{
-    Ended, Inlet, Input, Launch, LaunchError, Launcher, Life, Outlet, Process, Task, accompany,
+    ExitInfo, Input, InputWriter, Launch, LaunchError, Launcher, OutputReader, Process,
+    ProcessHandle, Task, wait_and_drain,
 };
-use super::remote::PIECE;
-use crate::time::Moment;
+use super::remote::READ_BUFFER_BYTES;
+use crate::time::Time;
 
 /// Pieces that wait for somebody who is attached and does not keep up; then some are
 /// missed.
-const BACKLOG: usize = 256;
+const MAX_ATTACH_BACKLOG: usize = 256;
 
 /// Pieces of input that wait for the process.
-const QUEUE: usize = 4;
+const QUEUE_LENGTH: usize = 4;
 
 /// How long the first restart waits; it doubles each time.
-const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 /// How long a restart waits at most: shorter than a kubelet's, for people who watch.
-const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// Whoever has run for so long begins anew.
-const STEADY: Duration = Duration::from_mins(1);
+const BACKOFF_RESET_AFTER: Duration = Duration::from_mins(1);
 
 /// As runtimes tell it if a process cannot be started.
-const START_ERROR: u8 = 128;
+const EXIT_START_ERROR: u8 = 128;
 
 /// A container of a pod that runs here.
 #[derive(Debug)]
@@ -48,8 +49,8 @@ pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) last: Option<Termination>,
     pub(super) restarts: u32,
-    journal: Option<Journal>,
-    previous: Option<Journal>,
+    container_log: Option<ContainerLog>,
+    previous: Option<ContainerLog>,
 }
 
 #[derive(Debug, Clone)]
@@ -59,7 +60,7 @@ pub(super) enum Phase {
         message: String,
     },
     Running {
-        since: Moment,
+        since: Time,
         run: Run,
     },
     Terminated(Termination),
@@ -71,8 +72,8 @@ pub(super) struct Termination {
     pub(super) code: u8,
     pub(super) reason: &'static str,
     pub(super) message: String,
-    pub(super) started: Moment,
-    pub(super) finished: Moment,
+    pub(super) started: Time,
+    pub(super) finished: Time,
 }
 
 /// A process of it, for those who attach.
@@ -80,14 +81,14 @@ pub(super) struct Termination {
 pub(super) struct Run {
     /// Its output from now on; over when it has ended.
     pub(super) output: broadcast::WeakSender<(Output, Bytes)>,
-    pub(super) stdin: Option<mpsc::Sender<Fed>>,
+    pub(super) stdin: Option<mpsc::Sender<AttachInput>>,
     pub(super) sizes: mpsc::Sender<TerminalSize>,
     ended: watch::Receiver<bool>,
 }
 
 /// What those who are attached say.
 #[derive(Debug)]
-pub(super) enum Fed {
+pub(super) enum AttachInput {
     Data(Bytes),
     /// The last of them has ended its input.
     End,
@@ -96,7 +97,7 @@ pub(super) enum Fed {
 impl Run {
     /// Waits for the end of the process.
     pub(super) async fn end(mut self) {
-        // Nobody is left who could tell: that is an end, too.
+        // None is left who could tell: that is an end, too.
         let _ = self.ended.wait_for(|ended| *ended).await;
     }
 }
@@ -112,7 +113,7 @@ impl Container {
                 },
                 last: None,
                 restarts: 0,
-                journal: None,
+                container_log: None,
                 previous: None,
             }),
         }
@@ -124,12 +125,12 @@ impl Container {
     }
 
     /// What it has written: this time, or the time before.
-    pub(super) fn journal(&self, previous: bool) -> Option<Journal> {
+    pub(super) fn container_log(&self, previous: bool) -> Option<ContainerLog> {
         let state = self.lock();
         if previous {
             state.previous.clone()
         } else {
-            state.journal.clone()
+            state.container_log.clone()
         }
     }
 
@@ -149,17 +150,17 @@ impl Container {
     pub(super) async fn keep(
         self: Arc<Self>,
         launcher: Launcher,
-        place: Place,
+        place: PodPlacement,
         policy: RestartPolicy,
         mut stop: watch::Receiver<Option<Duration>>,
         changed: impl Fn(),
     ) {
-        let mut backoff = FIRST_BACKOFF;
+        let mut backoff = INITIAL_BACKOFF;
         loop {
             let started = SystemTime::now();
             let termination = self.run_once(&launcher, &place, &mut stop, &changed).await;
-            if started.elapsed().is_ok_and(|it| it > STEADY) {
-                backoff = FIRST_BACKOFF;
+            if started.elapsed().is_ok_and(|it| it > BACKOFF_RESET_AFTER) {
+                backoff = INITIAL_BACKOFF;
             }
             let restarts = stop.borrow().is_none() && policy.restarts(termination.code);
             self.lock().phase = Phase::Terminated(termination.clone());
@@ -186,7 +187,7 @@ impl Container {
                     return;
                 }
             }
-            backoff = (backoff * 2).min(LONGEST_BACKOFF);
+            backoff = (backoff * 2).min(MAX_BACKOFF);
             let mut state = self.lock();
             state.last = Some(termination);
             state.restarts += 1;
@@ -197,22 +198,22 @@ impl Container {
     async fn run_once(
         &self,
         launcher: &Launcher,
-        place: &Place,
+        place: &PodPlacement,
         stop: &mut watch::Receiver<Option<Duration>>,
         changed: &impl Fn(),
     ) -> Termination {
         let started = now();
-        let journal = Journal::default();
+        let container_log = ContainerLog::default();
         {
             let mut state = self.lock();
-            state.previous = state.journal.replace(journal.clone());
+            state.previous = state.container_log.replace(container_log.clone());
         }
         let process = match self.launch(launcher, place) {
             Ok(process) => process,
             Err(error) => {
-                journal.close();
+                container_log.close();
                 return Termination {
-                    code: START_ERROR,
+                    code: EXIT_START_ERROR,
                     reason: "StartError",
                     message: error.to_string(),
                     started,
@@ -227,9 +228,9 @@ impl Container {
             stderr,
             window,
         } = process;
-        let (output, _) = broadcast::channel(BACKLOG);
-        let (say, said) = mpsc::channel(QUEUE);
-        let (resize, mut sizes) = mpsc::channel::<TerminalSize>(QUEUE);
+        let (output, _) = broadcast::channel(MAX_ATTACH_BACKLOG);
+        let (say, said) = mpsc::channel(QUEUE_LENGTH);
+        let (resize, mut sizes) = mpsc::channel::<TerminalSize>(QUEUE_LENGTH);
         self.lock().phase = Phase::Running {
             since: started,
             run: Run {
@@ -242,8 +243,8 @@ impl Container {
         changed();
         let outputs = async {
             tokio::join!(
-                write_down(stdout, Output::Stdout, &output, &journal),
-                write_down(stderr, Output::Stderr, &output, &journal),
+                record_output(stdout, Output::Stdout, &output, &container_log),
+                record_output(stderr, Output::Stderr, &output, &container_log),
             );
         };
         let inputs = async {
@@ -254,10 +255,10 @@ impl Container {
                     }
                 }
             };
-            tokio::join!(biased; measure, feed_in(said, stdin, self.plan.stdin_once));
+            tokio::join!(biased; measure, forward_input(said, stdin, self.plan.stdin_once));
         };
-        let ended = accompany(supervise(&mut life, stop), outputs, inputs).await;
-        journal.close();
+        let ended = wait_and_drain(supervise(&mut life, stop), outputs, inputs).await;
+        container_log.close();
         Termination {
             code: ended.code,
             reason: if ended.code == 0 {
@@ -271,7 +272,7 @@ impl Container {
         }
     }
 
-    fn launch(&self, launcher: &Launcher, place: &Place) -> Result<Process, LaunchError> {
+    fn launch(&self, launcher: &Launcher, place: &PodPlacement) -> Result<Process, LaunchError> {
         let launch = Launch {
             pod: &place.pod,
             task: match &self.plan.command {
@@ -291,12 +292,15 @@ impl Container {
 }
 
 /// Waits for the end of a process, which comes by itself or by being told.
-async fn supervise(life: &mut Life, stop: &mut watch::Receiver<Option<Duration>>) -> Ended {
+async fn supervise(
+    life: &mut ProcessHandle,
+    stop: &mut watch::Receiver<Option<Duration>>,
+) -> ExitInfo {
     let grace = tokio::select! {
         ended = life.wait() => return ended,
         told = stop.wait_for(Option::is_some) => match told {
             Ok(grace) => grace.unwrap_or_default(),
-            // Nobody is left who could tell.
+            // None is left who could tell.
             Err(_) => Duration::ZERO,
         },
     };
@@ -317,33 +321,33 @@ async fn supervise(life: &mut Life, stop: &mut watch::Receiver<Option<Duration>>
 }
 
 /// Puts output down, and shows it to those who are attached.
-async fn write_down(
-    from: Option<Outlet>,
+async fn record_output(
+    from: Option<OutputReader>,
     which: Output,
     to: &broadcast::Sender<(Output, Bytes)>,
-    journal: &Journal,
+    container_log: &ContainerLog,
 ) {
     let Some(mut from) = from else { return };
-    let mut cutter = Cutter::default();
+    let mut cutter = LineSplitter::default();
     let mut piece = BytesMut::new();
     loop {
-        piece.reserve(PIECE);
+        piece.reserve(READ_BUFFER_BYTES);
         if !from.read(&mut piece).await {
             break;
         }
-        cutter.push(&piece, journal);
-        // Nobody need be attached.
+        cutter.push(&piece, container_log);
+        // None need be attached.
         let _ = to.send((which, piece.split().freeze()));
     }
-    cutter.end(journal);
+    cutter.end(container_log);
 }
 
 /// Hands over what those who are attached say.
-async fn feed_in(mut from: mpsc::Receiver<Fed>, to: Option<Inlet>, once: bool) {
+async fn forward_input(mut from: mpsc::Receiver<AttachInput>, to: Option<InputWriter>, once: bool) {
     let mut to = to;
     while let Some(fed) = from.recv().await {
         match (fed, &mut to) {
-            (Fed::Data(data), Some(inlet)) => {
+            (AttachInput::Data(data), Some(inlet)) => {
                 let written = async {
                     inlet.write_all(&data).await?;
                     inlet.flush().await
@@ -352,8 +356,8 @@ async fn feed_in(mut from: mpsc::Receiver<Fed>, to: Option<Inlet>, once: bool) {
                     to = None;
                 }
             }
-            (Fed::End, _) if once => to = None,
-            (Fed::End | Fed::Data(_), _) => {}
+            (AttachInput::End, _) if once => to = None,
+            (AttachInput::End | AttachInput::Data(_), _) => {}
         }
     }
     // The process keeps its input open while nobody is attached.
@@ -361,6 +365,6 @@ async fn feed_in(mut from: mpsc::Receiver<Fed>, to: Option<Inlet>, once: bool) {
     drop(to);
 }
 
-fn now() -> Moment {
-    Moment::from(SystemTime::now())
+fn now() -> Time {
+    Time::from(SystemTime::now())
 }

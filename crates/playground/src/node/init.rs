@@ -19,32 +19,32 @@ use rustix::process::{
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::{Instant, timeout};
 
-use super::family::descendants;
-use super::program::{PARENT, complain, die_with_parent};
+use super::process_tree::descendants;
+use super::program::{PARENT, die_with_parent, report_failure};
 
 /// What tells it to end all there is, at once. Until it listens it ends by it, and has
 /// started nothing.
-pub(super) const END: Signal = Signal::USR1;
+pub(super) const END_SIGNAL: Signal = Signal::USR1;
 
 /// How long those who are killed may take to be gone: one that waits for a disk, or that
 /// belongs to somebody else, may stay.
-const DYING: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Between two looks whether they are: some have begun another one meanwhile.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// As shells tell it: killed.
-const KILLED: u8 = 128 + 9;
+const EXIT_KILLED: u8 = 128 + 9;
 
 /// Runs a command line to its end.
 pub(super) fn run(words: &[OsString]) -> ExitCode {
-    match tend(words) {
+    match supervise(words) {
         Ok(code) => ExitCode::from(code),
-        Err(error) => complain(error),
+        Err(error) => report_failure(error),
     }
 }
 
-fn tend(words: &[OsString]) -> io::Result<u8> {
+fn supervise(words: &[OsString]) -> io::Result<u8> {
     let (file, words) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -55,7 +55,7 @@ fn tend(words: &[OsString]) -> io::Result<u8> {
         let mut ask = signal(SignalKind::terminate())?;
         let mut buried = signal(SignalKind::child())?;
         adopt_orphans()?;
-        die_with_parent(END);
+        die_with_parent(END_SIGNAL);
         let mut command = Command::new(file);
         command
             .args(words)
@@ -64,7 +64,7 @@ fn tend(words: &[OsString]) -> io::Result<u8> {
         // What it reads and writes is not ours: it ends when all who have it have ended.
         let_go_of_streams()?;
         let leader = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let mut house = House {
+        let mut house = ProcessGroup {
             leader: leader.ok_or(io::ErrorKind::Other)?,
             code: None,
         };
@@ -72,16 +72,16 @@ fn tend(words: &[OsString]) -> io::Result<u8> {
             tokio::select! {
                 _ = end.recv() => break,
                 _ = ask.recv() => house.signal(Signal::TERM),
-                _ = buried.recv() => drop(house.bury()),
+                _ = buried.recv() => drop(house.reap()),
             }
         }
         house.end(&mut buried).await;
-        Ok(house.code.unwrap_or(KILLED))
+        Ok(house.code.unwrap_or(EXIT_KILLED))
     })
 }
 
 /// All that runs below.
-struct House {
+struct ProcessGroup {
     leader: Pid,
     /// How the leader has ended.
     code: Option<u8>,
@@ -89,12 +89,12 @@ struct House {
 
 /// Who is left.
 #[derive(PartialEq, Eq)]
-enum Left {
+enum Remaining {
     Some,
-    Nobody,
+    None,
 }
 
-impl House {
+impl ProcessGroup {
     /// To the command and its group.
     fn signal(&self, signal: Signal) {
         if self.code.is_none() {
@@ -106,7 +106,7 @@ impl House {
     }
 
     /// Waits for those who have ended already.
-    fn bury(&mut self) -> Left {
+    fn reap(&mut self) -> Remaining {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((id, status))) => {
@@ -114,25 +114,25 @@ impl House {
                         self.code = Some(code(status));
                     }
                 }
-                Ok(None) => return Left::Some,
-                // Nobody is left to wait for.
-                Err(_) => return Left::Nobody,
+                Ok(None) => return Remaining::Some,
+                // None is left to wait for.
+                Err(_) => return Remaining::None,
             }
         }
     }
 
     /// Kills everybody, until nobody is left.
     async fn end(&mut self, buried: &mut Signals) {
-        let deadline = Instant::now() + DYING;
+        let deadline = Instant::now() + KILL_TIMEOUT;
         loop {
             self.signal(Signal::KILL);
             for id in descendants([getpid()]) {
                 let _ = kill_process(id, Signal::KILL);
             }
-            if self.bury() == Left::Nobody || Instant::now() > deadline {
+            if self.reap() == Remaining::None || Instant::now() > deadline {
                 return;
             }
-            let _ = timeout(LOOK_AGAIN, buried.recv()).await;
+            let _ = timeout(POLL_INTERVAL, buried.recv()).await;
         }
     }
 }

@@ -3,23 +3,23 @@
 //! and logs to them. It listens on no port: it is reached through the API servers
 //! alone.
 
-mod answers;
 mod channel_forward;
 mod container;
+mod container_log;
 mod exec;
-mod family;
 mod init;
-mod journal;
-mod keeper;
 mod listeners;
 mod node_object;
-mod plan;
+mod pod_plan;
 mod pod_status;
+mod pod_sync;
 mod port_forward;
 mod process;
+mod process_tree;
 pub mod program;
 mod remote;
 mod spdy;
+mod stream_validation;
 mod terminal;
 mod websocket;
 
@@ -35,9 +35,9 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::server::SharedStore;
 use crate::server::pod_streams::{PodStreams, StreamAnswer, StreamRequest};
-use keeper::{Keeper, Pods};
+use pod_sync::{PodSync, Pods};
 pub use process::Program;
-use process::{DYING, Launcher};
+use process::{KILL_TIMEOUT, Launcher};
 
 /// What a node needs.
 #[derive(Debug)]
@@ -61,13 +61,13 @@ pub struct Node {
 impl Node {
     /// Starts one, on a thread of its own.
     pub fn start(config: NodeConfig) -> io::Result<Self> {
-        keeper::private_directory(&config.directory)?;
+        pod_sync::private_directory(&config.directory)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let pods = Pods::default();
         let launcher = Launcher::new(config.program);
-        let keeper = Keeper {
+        let pod_sync = PodSync {
             store: config.store,
             launcher: launcher.clone(),
             directory: config.directory,
@@ -80,7 +80,7 @@ impl Node {
         let thread = std::thread::Builder::new()
             .name("node".to_owned())
             .spawn(move || {
-                runtime.block_on(keeper.run(async {
+                runtime.block_on(pod_sync.run(async {
                     let _ = ended.await;
                 }));
             })?;
@@ -98,7 +98,7 @@ impl PodStreams for Node {
         &self,
         request: StreamRequest,
     ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>> {
-        Box::pin(async move { answers::answer(&self.pods, &self.launcher, &request) })
+        Box::pin(async move { stream_validation::answer(&self.pods, &self.launcher, &request) })
     }
 }
 
@@ -109,7 +109,7 @@ impl Drop for Node {
             let _ = thread.join();
         }
         // Commands beside containers are not the thread's.
-        self.launcher.end_all(DYING);
+        self.launcher.end_all(KILL_TIMEOUT);
     }
 }
 

@@ -3,18 +3,18 @@
 use serde_json::{Value, json};
 
 use super::container::{Phase, State, Termination};
-use super::plan::{ContainerPlan, Place, RestartPolicy};
+use super::pod_plan::{ContainerPlan, PodPlacement, RestartPolicy};
 use crate::object::Object;
-use crate::time::Moment;
+use crate::time::Time;
 
 /// The status of a pod, given its containers.
 pub(super) fn status(
     pod: &Object,
-    place: &Place,
+    place: &PodPlacement,
     policy: RestartPolicy,
     containers: &[(&ContainerPlan, State)],
-    started: Moment,
-    now: Moment,
+    started: Time,
+    now: Time,
 ) -> Value {
     let phase = phase(policy, containers);
     let is_ready = matches!(phase, "Running") && containers.iter().all(|(_, it)| it.is_running());
@@ -78,7 +78,7 @@ fn phase(policy: RestartPolicy, containers: &[(&ContainerPlan, State)]) -> &'sta
 }
 
 /// Its time is that of the last change.
-fn condition(pod: &Object, kind: &str, is_true: bool, why: &Value, now: Moment) -> Value {
+fn condition(pod: &Object, kind: &str, is_true: bool, why: &Value, now: Time) -> Value {
     let status = if is_true { "True" } else { "False" };
     let before = pod.at(&["status", "conditions"]).and_then(Value::as_array);
     let before = before

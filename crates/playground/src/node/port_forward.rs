@@ -17,31 +17,31 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::plan::Place;
+use super::pod_plan::PodPlacement;
 use super::process::Launcher;
 use super::program::PORTS_DIRECTORY;
-use super::remote::PIECE;
-use super::{family, listeners};
+use super::remote::READ_BUFFER_BYTES;
+use super::{listeners, process_tree};
 
 /// How long a process may take to accept a connection.
-const CONNECTING: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections at once, and halves of pairs that wait for the other.
-const MOST: usize = 128;
+const MAX_CONNECTIONS: usize = 128;
 
 /// How long half of a pair waits for the other: as kubelets.
-const PAIRING: Duration = Duration::from_secs(30);
+const PAIR_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where a pod can be reached.
 #[derive(Debug, Clone)]
-pub(super) struct Reach {
+pub(super) struct PodDialer {
     /// Its name.
     pub(super) pod: String,
-    pub(super) place: Place,
+    pub(super) place: PodPlacement,
     pub(super) launcher: Launcher,
 }
 
-impl Reach {
+impl PodDialer {
     /// Where the process listens that stands behind a port. A stranger who takes the port
     /// between this look and the connection would have to take it from the pod.
     fn address(&self, port: u16) -> Option<SocketAddr> {
@@ -51,13 +51,13 @@ impl Reach {
         let said = said.and_then(|text| text.trim().parse().ok());
         let address = self.place.address;
         if cfg!(not(target_os = "linux")) {
-            // Nobody tells whose sockets are: only the sample's word counts.
+            // None tells whose sockets are: only the sample's word counts.
             return said.map(|real| SocketAddr::new(address, real));
         }
         let started = self.launcher.running(&self.place.pod);
-        let mut family = family::descendants(started.iter().copied());
-        family.extend(started);
-        let own = listeners::sockets(&family);
+        let mut process_tree = process_tree::descendants(started.iter().copied());
+        process_tree.extend(started);
+        let own = listeners::sockets(&process_tree);
         listeners::reach(said.unwrap_or(port), address, &own, &listeners::listeners())
     }
 
@@ -74,7 +74,7 @@ impl Reach {
                 "failed to connect to localhost:{port} inside the pod: connection refused"
             ));
         };
-        match timeout(CONNECTING, TcpStream::connect(address)).await {
+        match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => Err(format!("dial tcp {address}: connect: {error}")),
             Err(_) => Err(format!("dial tcp {address}: i/o timeout")),
@@ -83,7 +83,7 @@ impl Reach {
 }
 
 /// Forwards until the client leaves.
-pub(super) async fn carry(io: impl AsyncRead + AsyncWrite + Unpin, reach: Reach) {
+pub(super) async fn carry(io: impl AsyncRead + AsyncWrite + Unpin, reach: PodDialer) {
     let reach = Arc::new(reach);
     let connect = move |port| {
         let reach = reach.clone();
@@ -115,14 +115,14 @@ where
             request = incoming.next() => request,
         };
         let Some(request) = request else { break };
-        if forwards.len() >= MOST {
+        if forwards.len() >= MAX_CONNECTIONS {
             // Refused by being dropped.
             continue;
         }
         let Some((headers, stream)) = accept(request) else {
             continue;
         };
-        waiting.retain(|_, half| half.came.elapsed() < PAIRING);
+        waiting.retain(|_, half| half.came.elapsed() < PAIR_TIMEOUT);
         match waiting.remove(&headers.request) {
             Some(half) if half.which != headers.stream => {
                 let (data, error) = match headers.stream {
@@ -134,7 +134,7 @@ where
                     forward(connecting.await, data, error).await;
                 });
             }
-            _ if waiting.len() < MOST => {
+            _ if waiting.len() < MAX_CONNECTIONS => {
                 let half = Half {
                     which: headers.stream,
                     stream,
@@ -168,8 +168,8 @@ async fn forward(connected: Result<TcpStream, String>, data: Stream, error: Stre
             let (mut from_pod, mut to_pod) = stream.into_split();
             // As long as the process has something to say to a client that listens.
             tokio::select! {
-                () = downwards(&mut from_pod, &mut to_client) => {}
-                () = upwards(from_client, &mut to_pod) => {}
+                () = pod_to_client(&mut from_pod, &mut to_client) => {}
+                () = client_to_pod(from_client, &mut to_pod) => {}
             }
         }
         Err(why) => drop(said.write(why.into()).await),
@@ -182,7 +182,7 @@ async fn forward(connected: Result<TcpStream, String>, data: Stream, error: Stre
 
 /// Ends when the client has broken off: one that has only ended what it says may still
 /// listen.
-async fn upwards(mut from: Receiver, to: &mut (impl AsyncWrite + Unpin)) {
+async fn client_to_pod(mut from: Receiver, to: &mut (impl AsyncWrite + Unpin)) {
     loop {
         match from.read().await {
             // A process that does not read may still talk.
@@ -197,9 +197,9 @@ async fn upwards(mut from: Receiver, to: &mut (impl AsyncWrite + Unpin)) {
 }
 
 /// Ends with what the process says, or when the client does not listen any more.
-async fn downwards(from: &mut (impl AsyncRead + Unpin), to: &mut Sender) {
+async fn pod_to_client(from: &mut (impl AsyncRead + Unpin), to: &mut Sender) {
     loop {
-        let mut piece = bytes::BytesMut::with_capacity(PIECE);
+        let mut piece = bytes::BytesMut::with_capacity(READ_BUFFER_BYTES);
         tokio::select! {
             read = from.read_buf(&mut piece) => if !matches!(read, Ok(1..)) {
                 return;

@@ -26,27 +26,27 @@ pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin
 
 /// How long is waited in all for output of a process that has ended: what it has left
 /// running may hold it open.
-const DRAIN: Duration = Duration::from_secs(2);
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How much is read of a process that has ended: the most that a pipe holds, unless root
 /// has said otherwise. What comes then is another's, who got away.
-const REST: usize = 1024 * 1024;
+const MAX_REMAINING_OUTPUT_BYTES: usize = 1024 * 1024;
 
 /// How long a process and all that it has started may take to be gone when it is killed:
 /// longer than its init waits for that.
-pub(super) const DYING: Duration = Duration::from_secs(15);
+pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Between two looks whether processes are gone.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The program that begins every process of a pod: what is to be run with
-/// [`attend`](super::program::attend), and the words that lead it there.
+/// [`run_in_pod`](super::program::run_in_pod), and its first arguments.
 #[derive(Debug, Clone)]
 pub struct Program {
     /// The file.
     pub file: PathBuf,
     /// What it is told before anything else.
-    pub words: Vec<OsString>,
+    pub arguments: Vec<OsString>,
 }
 
 /// Starts the processes of pods, and knows which of them are there: a clone is the same.
@@ -97,24 +97,24 @@ pub(super) enum Input {
 }
 
 /// A byte stream out of a process.
-pub(super) struct Outlet {
+pub(super) struct OutputReader {
     bytes: Pin<Box<dyn AsyncRead + Send>>,
     ended: watch::Receiver<bool>,
-    /// What is left of [`DRAIN`] and [`REST`]. How long readers take with what they have
+    /// What is left of [`OUTPUT_DRAIN_TIMEOUT`] and [`MAX_REMAINING_OUTPUT_BYTES`]. How long readers take with what they have
     /// read does not count.
     patience: Duration,
     rest: usize,
 }
 
 /// A byte stream into a process.
-pub(super) type Inlet = Pin<Box<dyn AsyncWrite + Send>>;
+pub(super) type InputWriter = Pin<Box<dyn AsyncWrite + Send>>;
 
 /// A process that runs, and the ends of what it reads and writes.
 pub(super) struct Process {
-    pub(super) life: Life,
-    pub(super) stdin: Option<Inlet>,
-    pub(super) stdout: Option<Outlet>,
-    pub(super) stderr: Option<Outlet>,
+    pub(super) life: ProcessHandle,
+    pub(super) stdin: Option<InputWriter>,
+    pub(super) stdout: Option<OutputReader>,
+    pub(super) stderr: Option<OutputReader>,
     pub(super) window: Option<Window>,
 }
 
@@ -160,10 +160,10 @@ impl Launcher {
                 return;
             }
             for (id, it) in running.iter() {
-                order_end(*id, it.end);
+                request_end(*id, it.end);
             }
             drop(running);
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -171,7 +171,7 @@ impl Launcher {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn spawn(&self, command: &mut Command, launch: &Launch<'_>) -> io::Result<Life> {
+    fn spawn(&self, command: &mut Command, launch: &Launch<'_>) -> io::Result<ProcessHandle> {
         // Held meanwhile: whoever asks for them then sees this one, too.
         let mut running = self.lock();
         running.retain(|id, _| is_running(*id));
@@ -179,14 +179,14 @@ impl Launcher {
         let id = child.id().and_then(|id| i32::try_from(id).ok());
         let id = id.and_then(Pid::from_raw);
         let end = match launch.task {
-            Task::Command(_) => super::init::END,
+            Task::Command(_) => super::init::END_SIGNAL,
             Task::Sample => Signal::KILL,
         };
         if let Some(id) = id {
             let pod = launch.pod.to_owned();
             running.insert(id, Running { pod, end });
         }
-        Ok(Life {
+        Ok(ProcessHandle {
             child,
             id,
             end,
@@ -196,13 +196,13 @@ impl Launcher {
 
     /// Runs something. Must be called within a runtime.
     pub(super) fn start(&self, launch: &Launch<'_>) -> Result<Process, LaunchError> {
-        let Program { file, words } = &self.program;
+        let Program { file, arguments } = &self.program;
         let mut command = Command::new(file);
-        command.args(words);
+        command.args(arguments);
         match launch.task {
             Task::Command(argv) => {
                 launch.find(argv)?;
-                command.arg(super::program::INIT).arg(file).args(words);
+                command.arg(super::program::INIT).arg(file).args(arguments);
                 command.arg(match launch.input {
                     Input::Terminal => super::program::TERMINAL,
                     Input::None | Input::Pipe => super::program::SESSION,
@@ -236,7 +236,7 @@ impl Launcher {
             drop(command);
             return Ok(Process {
                 stdin: Some(Box::pin(input)),
-                stdout: Some(life.outlet(output)),
+                stdout: Some(life.output_reader(output)),
                 stderr: None,
                 window: Some(window),
                 life,
@@ -252,9 +252,13 @@ impl Launcher {
         let mut life = self.spawn(&mut command, launch)?;
         let (stdout, stderr) = (life.child.stdout.take(), life.child.stderr.take());
         Ok(Process {
-            stdin: life.child.stdin.take().map(|it| Box::pin(it) as Inlet),
-            stdout: stdout.map(|it| life.outlet(it)),
-            stderr: stderr.map(|it| life.outlet(it)),
+            stdin: life
+                .child
+                .stdin
+                .take()
+                .map(|it| Box::pin(it) as InputWriter),
+            stdout: stdout.map(|it| life.output_reader(it)),
+            stderr: stderr.map(|it| life.output_reader(it)),
             window: None,
             life,
         })
@@ -268,7 +272,7 @@ fn is_running(id: Pid) -> bool {
 }
 
 /// Has a process end that may have been stopped.
-fn order_end(id: Pid, signal: Signal) {
+fn request_end(id: Pid, signal: Signal) {
     let _ = kill_process(id, signal);
     let _ = kill_process(id, Signal::CONT);
 }
@@ -303,14 +307,14 @@ fn find(word: &str, path: &str, directory: &Path) -> Result<(), LaunchError> {
     Err(LaunchError::NotFound(word.to_owned()))
 }
 
-impl Outlet {
+impl OutputReader {
     /// Reads something; `false` if nothing more comes.
     pub(super) async fn read(&mut self, into: &mut BytesMut) -> bool {
         if !*self.ended.borrow() {
             tokio::select! {
                 biased;
                 read = self.bytes.read_buf(into) => return matches!(read, Ok(1..)),
-                // Nobody is left who waits for it: that is an end, too.
+                // None is left who waits for it: that is an end, too.
                 _ = self.ended.wait_for(|ended| *ended) => {}
             }
         }
@@ -330,11 +334,11 @@ impl Outlet {
 
 /// Waits for the end of a process while it is fed and heard, and then until the rest of
 /// what it has written is heard: by whoever is slow, as late as that may be.
-pub(super) async fn accompany(
-    end: impl Future<Output = Ended>,
+pub(super) async fn wait_and_drain(
+    end: impl Future<Output = ExitInfo>,
     outputs: impl Future<Output = ()>,
     inputs: impl Future<Output = ()>,
-) -> Ended {
+) -> ExitInfo {
     let (mut end, mut outputs, mut inputs) = (pin!(end), pin!(outputs), pin!(inputs));
     let (mut heard, mut fed) = (false, false);
     let ended = loop {
@@ -356,7 +360,7 @@ pub(super) async fn accompany(
 
 /// A process and all that it has started. Dropped, it is killed.
 #[derive(Debug)]
-pub(super) struct Life {
+pub(super) struct ProcessHandle {
     child: Child,
     /// While it runs.
     id: Option<Pid>,
@@ -367,18 +371,18 @@ pub(super) struct Life {
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct ExitInfo {
     /// As shells tell it: 128 and the signal if there was one.
     pub(super) code: u8,
 }
 
-impl Life {
-    fn outlet(&self, bytes: impl AsyncRead + Send + 'static) -> Outlet {
-        Outlet {
+impl ProcessHandle {
+    fn output_reader(&self, bytes: impl AsyncRead + Send + 'static) -> OutputReader {
+        OutputReader {
             bytes: Box::pin(bytes),
             ended: self.ended.subscribe(),
-            patience: DRAIN,
-            rest: REST,
+            patience: OUTPUT_DRAIN_TIMEOUT,
+            rest: MAX_REMAINING_OUTPUT_BYTES,
         }
     }
 
@@ -389,12 +393,12 @@ impl Life {
 
     /// Waits for its end. What it has left running ends with it: a container of the
     /// playground is no more than its process.
-    pub(super) async fn wait(&mut self) -> Ended {
+    pub(super) async fn wait(&mut self) -> ExitInfo {
         let status = self.child.wait().await;
         self.id = None;
         self.ended.send_replace(true);
         // That a child cannot be waited for does not happen; if it does, it is gone.
-        status.map_or(Ended { code: 255 }, Ended::of)
+        status.map_or(ExitInfo { code: 255 }, ExitInfo::of)
     }
 
     /// Asks it to end.
@@ -403,9 +407,9 @@ impl Life {
     }
 
     /// Has it end, and waits for that.
-    pub(super) async fn kill(&mut self) -> Ended {
-        self.order_end();
-        if let Ok(ended) = timeout(DYING, self.wait()).await {
+    pub(super) async fn kill(&mut self) -> ExitInfo {
+        self.request_end();
+        if let Ok(ended) = timeout(KILL_TIMEOUT, self.wait()).await {
             return ended;
         }
         // Somebody has stopped the one who was to do it.
@@ -413,9 +417,9 @@ impl Life {
         self.wait().await
     }
 
-    fn order_end(&self) {
+    fn request_end(&self) {
         if let Some(id) = self.id {
-            order_end(id, self.end);
+            request_end(id, self.end);
         }
     }
 
@@ -426,14 +430,14 @@ impl Life {
     }
 }
 
-impl Drop for Life {
+impl Drop for ProcessHandle {
     fn drop(&mut self) {
         // It is waited for by tokio.
-        self.order_end();
+        self.request_end();
     }
 }
 
-impl Ended {
+impl ExitInfo {
     fn of(status: ExitStatus) -> Self {
         let code = status.code().or(status.signal().map(|signal| 128 + signal));
         Self {

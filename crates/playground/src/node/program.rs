@@ -41,35 +41,35 @@ pub(super) const NAME: &str = "POD_NAME";
 pub(super) const PORTS_DIRECTORY: &str = ".ports";
 
 /// As shells: the command cannot be run.
-const CANNOT_RUN: u8 = 126;
+const EXIT_CANNOT_RUN: u8 = 126;
 
 /// How often the sample says that it lives.
-const SAYS_EVERY: Duration = Duration::from_secs(5);
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Connections that the sample answers at once.
-const MOST_CONNECTIONS: usize = 32;
+const MAX_CONNECTIONS: usize = 32;
 
 /// How long a client of the sample may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest request that the sample reads before it answers.
-const LONGEST_REQUEST: u64 = 16 * 1024;
+const MAX_REQUEST_BYTES: u64 = 16 * 1024;
 
-/// Runs as the process of a pod. The words are those that follow
-/// [`Program::words`](super::Program).
-pub fn attend(words: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let mut words = words.into_iter();
-    let task = words.next().unwrap_or_default();
+/// Runs as the process of a pod. `arguments` are those that follow
+/// [`Program::arguments`](super::Program).
+pub fn run_in_pod(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let mut arguments = arguments.into_iter();
+    let task = arguments.next().unwrap_or_default();
     let task = task.to_str().unwrap_or_default();
     if task == INIT {
-        return super::init::run(&words.collect::<Vec<_>>());
+        return super::init::run(&arguments.collect::<Vec<_>>());
     }
     if task == SAMPLE {
         die_with_parent(Signal::KILL);
         return sample();
     }
     if ![SESSION, TERMINAL].contains(&task) {
-        return complain("this is a part of the playground, not a command");
+        return report_failure("this is a part of the playground, not a command");
     }
     die_with_parent(Signal::KILL);
     // Fails only for the leader of a group, which is its own already.
@@ -77,22 +77,25 @@ pub fn attend(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     if task == TERMINAL
         && let Err(error) = ioctl_tiocsctty(io::stdin())
     {
-        return complain(format_args!("no controlling terminal: {error}"));
+        return report_failure(format_args!("no controlling terminal: {error}"));
     }
-    let Some(file) = words.next() else {
-        return complain("no command");
+    let Some(file) = arguments.next() else {
+        return report_failure("no command");
     };
-    if let Err(error) = heed_signals() {
-        return complain(format_args!("signals: {error}"));
+    if let Err(error) = reset_ignored_signals() {
+        return report_failure(format_args!("signals: {error}"));
     }
-    let error = Command::new(&file).args(words).env_remove(PARENT).exec();
-    complain(format_args!("{}: {error}", Path::new(&file).display()))
+    let error = Command::new(&file)
+        .args(arguments)
+        .env_remove(PARENT)
+        .exec();
+    report_failure(format_args!("{}: {error}", Path::new(&file).display()))
 }
 
 /// A container begins with nothing ignored. What the playground was told to ignore, as
 /// shells tell what they run in the background, would stay so through exec; what is caught
 /// does not.
-fn heed_signals() -> io::Result<()> {
+fn reset_ignored_signals() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()?;
@@ -119,17 +122,17 @@ pub(super) fn die_with_parent(signal: Signal) {
         let parent = std::env::var(PARENT).ok().and_then(|id| id.parse().ok());
         // It may be gone already.
         if getppid() != parent.and_then(Pid::from_raw) {
-            std::process::exit(i32::from(CANNOT_RUN));
+            std::process::exit(i32::from(EXIT_CANNOT_RUN));
         }
     }
     #[cfg(not(target_os = "linux"))]
     let _ = signal;
 }
 
-pub(super) fn complain(what: impl std::fmt::Display) -> ExitCode {
+pub(super) fn report_failure(what: impl std::fmt::Display) -> ExitCode {
     // With nobody to read it, the exit code still tells.
     let _ = writeln!(io::stderr(), "{what}");
-    ExitCode::from(CANNOT_RUN)
+    ExitCode::from(EXIT_CANNOT_RUN)
 }
 
 /// What runs in pods that say nothing else: it logs, and answers on its ports.
@@ -137,7 +140,7 @@ fn sample() -> ExitCode {
     let variable = |name| std::env::var(name).unwrap_or_default();
     let name: Arc<str> = variable(NAME).into();
     let Ok(address) = variable(ADDRESS).parse::<IpAddr>() else {
-        return complain("POD_IP is not an address");
+        return report_failure("POD_IP is not an address");
     };
     let ports = variable(PORTS);
     let ports = ports.split(',').filter_map(|it| it.parse::<u16>().ok());
@@ -155,7 +158,7 @@ fn sample() -> ExitCode {
         if !say(format_args!("{name}: still here ({number})")) {
             break;
         }
-        thread::sleep(SAYS_EVERY);
+        thread::sleep(LOG_INTERVAL);
     }
     ExitCode::SUCCESS
 }
@@ -185,7 +188,7 @@ fn answer_all(listener: &TcpListener, name: &Arc<str>, port: u16) {
             thread::sleep(Duration::from_millis(100));
             continue;
         };
-        if busy.load(Ordering::Relaxed) >= MOST_CONNECTIONS {
+        if busy.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
             continue;
         }
         busy.fetch_add(1, Ordering::Relaxed);
@@ -199,9 +202,9 @@ fn answer_all(listener: &TcpListener, name: &Arc<str>, port: u16) {
 
 /// One request, one answer.
 fn answer(mut stream: &TcpStream, name: &str, port: u16) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut lines = BufReader::new(stream.take(LONGEST_REQUEST));
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+    let mut lines = BufReader::new(stream.take(MAX_REQUEST_BYTES));
     let mut first = String::new();
     lines.read_line(&mut first)?;
     let mut line = String::from("-");

@@ -7,14 +7,14 @@ use skewbridge_remotecommand::{Channel, Options, Output, ResizeDecoder, Terminal
 use tokio::sync::mpsc;
 
 /// Pieces that wait between the two ends: enough to keep both busy.
-pub(super) const QUEUE: usize = 4;
+pub(super) const QUEUE_LENGTH: usize = 4;
 
 /// What is read of a process at once.
-pub(super) const PIECE: usize = 16 * 1024;
+pub(super) const READ_BUFFER_BYTES: usize = 16 * 1024;
 
 /// What a process sees of its client.
 #[derive(Debug)]
-pub(super) struct Near {
+pub(super) struct ProcessEnd {
     pub(super) stdin: Option<mpsc::Receiver<Bytes>>,
     pub(super) sizes: mpsc::Receiver<TerminalSize>,
     pub(super) stdout: Option<mpsc::Sender<Bytes>>,
@@ -23,21 +23,21 @@ pub(super) struct Near {
 
 /// What a client sees of its process.
 #[derive(Debug)]
-pub(super) struct Far {
+pub(super) struct ClientEnd {
     pub(super) inputs: Inputs,
     pub(super) outputs: Outputs,
 }
 
-/// Towards the process.
+/// Direction the process.
 #[derive(Debug)]
 pub(super) struct Inputs {
     pub(super) stdin: Option<mpsc::Sender<Bytes>>,
-    pub(super) resizing: Resizing,
+    pub(super) resizing: ResizeSender,
 }
 
 /// The sizes of a terminal as they come.
 #[derive(Debug)]
-pub(super) struct Resizing {
+pub(super) struct ResizeSender {
     sender: Option<mpsc::Sender<TerminalSize>>,
     parser: ResizeDecoder,
 }
@@ -50,26 +50,26 @@ pub(super) struct Outputs {
 }
 
 /// Both ends of what a client asks for.
-pub(super) fn ends(options: Options) -> (Near, Far) {
+pub(super) fn ends(options: Options) -> (ProcessEnd, ClientEnd) {
     let queue = |channel| {
-        let (sender, receiver) = mpsc::channel(QUEUE);
+        let (sender, receiver) = mpsc::channel(QUEUE_LENGTH);
         let is_on = options.has(channel);
         (is_on.then_some(sender), is_on.then_some(receiver))
     };
     let (to_stdin, stdin) = queue(Channel::Stdin);
     let (stdout, from_stdout) = queue(Channel::Stdout);
     let (stderr, from_stderr) = queue(Channel::Stderr);
-    let (sender, sizes) = mpsc::channel(QUEUE);
-    let near = Near {
+    let (sender, sizes) = mpsc::channel(QUEUE_LENGTH);
+    let process_end = ProcessEnd {
         stdin,
         sizes,
         stdout,
         stderr,
     };
-    let far = Far {
+    let client_end = ClientEnd {
         inputs: Inputs {
             stdin: to_stdin,
-            resizing: Resizing {
+            resizing: ResizeSender {
                 sender: Some(sender),
                 parser: ResizeDecoder::default(),
             },
@@ -79,7 +79,7 @@ pub(super) fn ends(options: Options) -> (Near, Far) {
             stderr: from_stderr,
         },
     };
-    (near, far)
+    (process_end, client_end)
 }
 
 impl Inputs {
@@ -96,7 +96,7 @@ impl Inputs {
     }
 }
 
-impl Resizing {
+impl ResizeSender {
     /// Takes what came on the channel for sizes.
     pub(super) fn push(&mut self, data: &[u8]) {
         match self.parser.push(data) {

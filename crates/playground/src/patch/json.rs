@@ -7,14 +7,14 @@ use skewbridge_api::status::Status;
 use crate::object::json_size;
 
 /// As kube-apiserver: a patch may be short and its work long.
-const MOST_OPERATIONS: usize = 10_000;
+const MAX_OPERATIONS: usize = 10_000;
 
 /// What `copy` may copy in all, as JSON: as kube-apiserver. Copying what was copied, a few
 /// steps would fill any memory.
-const MOST_COPIED: usize = 3 * 1024 * 1024;
+const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
 
 /// How deep values may be after a patch: as deep as they are read.
-const DEEPEST: usize = 128;
+const MAX_DEPTH: usize = 128;
 
 /// A step.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -63,10 +63,10 @@ pub fn apply(target: &Value, operations: &[Operation]) -> Result<Value, String> 
     for operation in operations {
         operation.take(&mut value, &mut copied)?;
         deep = operation.deepened(deep);
-        if deep > DEEPEST {
+        if deep > MAX_DEPTH {
             deep = depth(&value);
-            if deep > DEEPEST {
-                return Err(format!("the value is more than {DEEPEST} levels deep"));
+            if deep > MAX_DEPTH {
+                return Err(format!("the value is more than {MAX_DEPTH} levels deep"));
             }
         }
     }
@@ -74,12 +74,12 @@ pub fn apply(target: &Value, operations: &[Operation]) -> Result<Value, String> 
 }
 
 pub(super) fn check_length(operations: usize) -> Result<(), Status> {
-    if operations <= MOST_OPERATIONS {
+    if operations <= MAX_OPERATIONS {
         return Ok(());
     }
     let message = format!(
         "Request entity too large: The allowed maximum operations in a JSON patch is \
-         {MOST_OPERATIONS}, got {operations}"
+         {MAX_OPERATIONS}, got {operations}"
     );
     Err(Status::new(413, "RequestEntityTooLarge", message))
 }
@@ -117,10 +117,10 @@ impl Operation {
             Self::Copy { from, path } => {
                 let value = find(target, from).ok_or_else(|| missing("copy", from))?;
                 *copied = copied.saturating_add(json_size(value));
-                if *copied > MOST_COPIED {
+                if *copied > MAX_COPIED_BYTES {
                     return Err(format!(
                         "unable to complete the copy, the accumulated size increase of copy is \
-                         {copied}, exceeding the limit {MOST_COPIED}"
+                         {copied}, exceeding the limit {MAX_COPIED_BYTES}"
                     ));
                 }
                 let value = value.clone();

@@ -78,7 +78,8 @@ fn merge_fields<'a>(
             names.push(field);
             if let Some(Value::Array(items)) = target.get_mut(field) {
                 let before = items.clone();
-                *items = in_order(std::mem::take(items), order, &before, key_of(names))?;
+                *items =
+                    sort_by_client_order(std::mem::take(items), order, &before, key_of(names))?;
             }
             names.pop();
         }
@@ -111,10 +112,10 @@ fn merge_items<'a>(
             // others were deleted. kubectl's users know no other order.
             let places = before.len().min(merged.len());
             let server = merged[..places].to_vec();
-            in_order(merged, order, &server, key_of(names))
+            sort_by_client_order(merged, order, &server, key_of(names))
         }
         // Who says nothing else wants the order of the patch.
-        None => in_order(merged, &Value::Array(patch.to_vec()), before, key_of(names)),
+        None => sort_by_client_order(merged, &Value::Array(patch.to_vec()), before, key_of(names)),
     }
 }
 
@@ -171,7 +172,7 @@ fn key_of(names: &[&str]) -> Option<&'static str> {
 
 /// Those that the client knows in its order; one that only the server knows stays
 /// before those that it stood before.
-fn in_order(
+fn sort_by_client_order(
     items: Vec<Value>,
     order: &Value,
     before: &[Value],

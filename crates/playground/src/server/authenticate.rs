@@ -13,7 +13,7 @@ use skewbridge_api::status::Status;
 use skewbridge_api::version::Version;
 use skewbridge_gateway::authn::{Caller, ClientCertState, TrustConfig};
 
-use crate::rbac::Deed;
+use crate::rbac::Attributes;
 
 /// The user whom nobody knows.
 const ANONYMOUS: &str = "system:anonymous";
@@ -76,14 +76,14 @@ impl Authenticator {
             // Only bridges have keys for signatures.
             Caller::Signed(_) | Caller::Unauthorized => return Err(Status::unauthorized()),
         };
-        join_the_known(&mut user);
+        add_authenticated_group(&mut user);
         Ok(user)
     }
 
     /// Whose token it is.
     pub(super) fn of_token(&self, token: &str) -> Option<User> {
         let mut user = self.tokens.0.get(&fingerprint(token)).cloned()?;
-        join_the_known(&mut user);
+        add_authenticated_group(&mut user);
         Some(user)
     }
 }
@@ -97,7 +97,7 @@ fn anonymous() -> User {
 }
 
 /// Everybody whose name is known is in one group.
-fn join_the_known(user: &mut User) {
+fn add_authenticated_group(user: &mut User) {
     let is_in = |group: &str| user.groups.iter().any(|it| it == group);
     if user.name != ANONYMOUS && !is_in(AUTHENTICATED) && !is_in(UNAUTHENTICATED) {
         user.groups.push(AUTHENTICATED.to_owned());
@@ -151,7 +151,7 @@ pub(super) fn remove_credentials(headers: &mut HeaderMap) {
 pub(super) fn impersonated(
     user: User,
     headers: &HeaderMap,
-    may: &dyn Fn(&User, Deed<'_>) -> Result<(), Status>,
+    may: &dyn Fn(&User, Attributes<'_>) -> Result<(), Status>,
 ) -> Result<User, Status> {
     let names = IdentityHeaders {
         username: vec![http::HeaderName::from_static("impersonate-user")],
@@ -171,7 +171,7 @@ pub(super) fn impersonated(
         return Ok(user);
     };
     let ask = |group: &str, resource: &str, subresource: &str, namespace: &str, name: &str| {
-        let deed = Deed::Resource {
+        let attributes = Attributes::Resource {
             verb: "impersonate",
             group,
             resource,
@@ -179,7 +179,7 @@ pub(super) fn impersonated(
             namespace,
             name,
         };
-        may(&user, deed)
+        may(&user, attributes)
     };
     let account = service_account(&wanted.name);
     match account {
@@ -207,7 +207,7 @@ pub(super) fn impersonated(
     if wanted.name == ANONYMOUS && wanted.groups.is_empty() {
         wanted.groups.push(UNAUTHENTICATED.to_owned());
     }
-    join_the_known(&mut wanted);
+    add_authenticated_group(&mut wanted);
     Ok(wanted)
 }
 
@@ -271,11 +271,11 @@ mod tests {
 
     #[test]
     fn only_those_who_may_act_for_others() {
-        let may = |user: &User, deed: Deed<'_>| {
+        let may = |user: &User, attributes: Attributes<'_>| {
             if is_master(user) {
                 Ok(())
             } else {
-                Err(deed.refused(user))
+                Err(attributes.refused(user))
             }
         };
         let mut headers = HeaderMap::new();
@@ -306,8 +306,8 @@ mod tests {
             ]
         );
         // Whoever may act for the account need not be allowed to act for its groups.
-        let only_accounts = |_: &User, deed: Deed<'_>| match deed {
-            Deed::Resource {
+        let only_accounts = |_: &User, attributes: Attributes<'_>| match attributes {
+            Attributes::Resource {
                 resource: "serviceaccounts",
                 namespace: "shop",
                 name: "web",
@@ -328,11 +328,11 @@ mod tests {
     #[test]
     fn whoever_has_a_name_is_among_the_known() {
         let mut someone = user("a", &[]);
-        join_the_known(&mut someone);
-        join_the_known(&mut someone);
+        add_authenticated_group(&mut someone);
+        add_authenticated_group(&mut someone);
         assert_eq!(someone.groups, [AUTHENTICATED]);
         let mut nobody = anonymous();
-        join_the_known(&mut nobody);
+        add_authenticated_group(&mut nobody);
         assert_eq!(nobody.groups, [UNAUTHENTICATED]);
     }
 }

@@ -14,25 +14,25 @@ use tokio::time::timeout;
 use super::shared::SharedStore;
 use crate::namespaces;
 use crate::object::Object;
-use crate::store::{Effect, Key, Occasion, Preconditions, Store};
+use crate::store::{DryRun, Key, Preconditions, Store, WriteContext};
 use crate::strategy::{Definition, Part, Scope, StatusPart};
 
 /// Looked at again although nobody has written: a finalizer may have been in the way.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Works whenever something was written, until it is dropped.
 pub(super) async fn run(store: SharedStore) {
     let _leading = store.lead().await;
-    let mut bell = store.bell();
+    let mut changed = store.changed();
     loop {
-        bell.mark_unchanged();
-        for work in [namespaces::settle, collect_garbage] {
-            if let Err(status) = store.write(Effect::Lasting, work) {
+        changed.mark_unchanged();
+        for work in [namespaces::finalize_terminating, collect_garbage] {
+            if let Err(status) = store.write(DryRun::Off, work) {
                 tracing::warn!(problem = %status.message, "a controller could not do its work");
             }
         }
         // Late is the same as a ring.
-        let _ = timeout(LOOK_AGAIN, bell.changed()).await;
+        let _ = timeout(RESYNC_INTERVAL, changed.changed()).await;
     }
 }
 
@@ -40,7 +40,7 @@ pub(super) async fn run(store: SharedStore) {
 pub(super) fn orphan(
     store: &mut Store,
     owner: &str,
-    occasion: &mut Occasion<'_>,
+    context: &mut WriteContext<'_>,
 ) -> Result<(), Status> {
     let dependents: Vec<(Key, Object)> = store
         .all()
@@ -56,14 +56,14 @@ pub(super) fn orphan(
             .collect();
         object.set(&["metadata", "ownerReferences"], others);
         let (of, namespace, name) = (definition(&key), &key.namespace, &key.name);
-        store.update(&of, namespace, name, object, Part::Main, occasion)?;
+        store.update(&of, namespace, name, object, Part::Main, context)?;
     }
     Ok(())
 }
 
 /// Ends what depends on nothing that is still there. What goes wrong with one object keeps
 /// none of the others; the first of it is told.
-fn collect_garbage(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+fn collect_garbage(store: &mut Store, context: &mut WriteContext<'_>) -> Result<(), Status> {
     let has_owners = |object: &Object| !object.owner_references().is_empty();
     if !store.all().any(|(_, object)| has_owners(object)) {
         return Ok(());
@@ -84,7 +84,7 @@ fn collect_garbage(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(),
     for (key, object) in garbage {
         let (of, any) = (definition(&key), Preconditions::default());
         let grace = of.grace(&object, None);
-        let deleted = store.delete_within(&of, &key.namespace, &key.name, grace, &any, occasion);
+        let deleted = store.delete_within(&of, &key.namespace, &key.name, grace, &any, context);
         collected = collected.and(deleted.map(drop));
     }
     collected
@@ -109,12 +109,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::sample::{config_maps, now, object};
+    use crate::test_fixtures::{config_maps, now, object};
 
     #[test]
     fn a_pod_that_has_lost_its_owner_gets_its_time() {
         let mut store = Store::default();
-        let pods = crate::sample::definition("", "v1", "pods");
+        let pods = crate::test_fixtures::definition("", "v1", "pods");
         let owner = object("owner", json!({}));
         let owner = now(|it| store.create(&config_maps(), "shop", owner, it)).unwrap();
         let references = json!([{"kind": "ConfigMap", "name": "owner", "uid": owner.uid()}]);

@@ -16,8 +16,8 @@ use serde_json::{Map, Value, json};
 use skewbridge_api::media::{Format, alternatives, negotiate};
 use skewbridge_api::protobuf::Writer;
 
-use super::answers::{self, Reply};
 use super::query::Query;
+use super::responses::{self, ApiResponse};
 use super::schemas::{Dialect, gvk, kind_name, schemas};
 use crate::catalogue::{Catalogue, Served};
 use crate::status::not_acceptable;
@@ -127,7 +127,7 @@ pub(super) fn answer(
     path: &str,
     query: &Query,
     headers: &HeaderMap,
-) -> Option<Reply> {
+) -> Option<ApiResponse> {
     match path.trim_end_matches('/') {
         "/openapi/v2" => Some(v2(documents, headers)),
         "/openapi/v3" => Some(index(documents)),
@@ -138,26 +138,26 @@ pub(super) fn answer(
     }
 }
 
-fn index(documents: &Documents) -> Reply {
+fn index(documents: &Documents) -> ApiResponse {
     let paths: Map<String, Value> = (documents.v3().iter())
         .map(|(path, document)| {
             let url = format!("/openapi/v3/{path}?hash={}", document.hash);
             (path.clone(), json!({"serverRelativeURL": url}))
         })
         .collect();
-    answers::json(StatusCode::OK, &json!({"paths": paths}))
+    responses::json(StatusCode::OK, &json!({"paths": paths}))
 }
 
-fn v3(document: &Document, query: &Query, headers: &HeaderMap) -> Reply {
+fn v3(document: &Document, query: &Query, headers: &HeaderMap) -> ApiResponse {
     if negotiate(headers, &[Format::Json]).is_none() {
-        return answers::failure(&not_acceptable(&[JSON]), headers);
+        return responses::failure(&not_acceptable(&[JSON]), headers);
     }
     let etag = format!("\"{}\"", document.hash);
     let known = headers.get(IF_NONE_MATCH);
     let mut reply = if known.is_some_and(|it| it.as_bytes() == etag.as_bytes()) {
-        answers::whole(StatusCode::NOT_MODIFIED, JSON, "")
+        responses::whole(StatusCode::NOT_MODIFIED, JSON, "")
     } else {
-        answers::whole(StatusCode::OK, JSON, document.bytes.clone())
+        responses::whole(StatusCode::OK, JSON, document.bytes.clone())
     };
     let fields = reply.headers_mut();
     if let Ok(etag) = HeaderValue::from_str(&etag) {
@@ -173,7 +173,7 @@ fn v3(document: &Document, query: &Query, headers: &HeaderMap) -> Reply {
     reply
 }
 
-fn v2(documents: &Documents, headers: &HeaderMap) -> Reply {
+fn v2(documents: &Documents, headers: &HeaderMap) -> ApiResponse {
     let ranges = alternatives(headers).unwrap_or_default();
     let is_protobuf = |subkind: &str| {
         subkind == V2_PROTOBUF || V2_PROTOBUF_TYPE.strip_prefix("application/") == Some(subkind)
@@ -185,10 +185,10 @@ fn v2(documents: &Documents, headers: &HeaderMap) -> Reply {
     });
     match wanted {
         Some(Format::Protobuf) => {
-            answers::whole(StatusCode::OK, V2_PROTOBUF_TYPE, documents.v2_protobuf())
+            responses::whole(StatusCode::OK, V2_PROTOBUF_TYPE, documents.v2_protobuf())
         }
-        None if !ranges.is_empty() => answers::failure(&not_acceptable(&[JSON]), headers),
-        _ => answers::whole(StatusCode::OK, JSON, documents.v2().clone()),
+        None if !ranges.is_empty() => responses::failure(&not_acceptable(&[JSON]), headers),
+        _ => responses::whole(StatusCode::OK, JSON, documents.v2().clone()),
     }
 }
 

@@ -15,12 +15,12 @@ use crate::catalogue::{Catalogue, Release};
 use crate::namespaces;
 use crate::object::Object;
 use crate::rbac;
-use crate::select::Selection;
+use crate::selectors::Selection;
 use crate::status::{GroupResource, unknown_resource};
-use crate::store::{Deletion, Effect, ListOptions, Listed, Occasion, Preconditions, Store};
+use crate::store::{Deletion, DryRun, ListOptions, Listed, Preconditions, Store, WriteContext};
 use crate::strategy::{Definition, Part};
-use crate::time::Moment;
-use crate::watch::{Beginning, Change, Watcher};
+use crate::time::Time;
+use crate::watch::{Change, WatchStart, Watcher};
 
 /// One store for all servers, and for whoever runs beside them: a clone is the same
 /// store.
@@ -42,7 +42,7 @@ struct Shared {
 
 /// Why there is no store.
 #[derive(Debug, thiserror::Error)]
-pub enum ShareError {
+pub enum SharedStoreError {
     /// The program's own data.
     #[error("the discovery documents of the playground cannot be read: {0}")]
     Catalogue(#[from] ParseError),
@@ -53,12 +53,12 @@ pub enum ShareError {
 
 impl SharedStore {
     /// With what every cluster has: its namespaces, its roles, and the service of the API.
-    pub fn new() -> Result<Self, ShareError> {
+    pub fn new() -> Result<Self, SharedStoreError> {
         Self::over(Store::default())
     }
 
     /// Over a store.
-    pub fn over(store: Store) -> Result<Self, ShareError> {
+    pub fn over(store: Store) -> Result<Self, SharedStoreError> {
         let mut definitions = BTreeMap::new();
         for release in Release::ALL {
             let catalogue = Catalogue::new(release)?;
@@ -72,13 +72,15 @@ impl SharedStore {
             definitions,
             leader: tokio::sync::Mutex::new(()),
         }));
-        shared.make_initial_objects().map_err(ShareError::Initial)?;
+        shared
+            .make_initial_objects()
+            .map_err(SharedStoreError::Initial)?;
         Ok(shared)
     }
 
     fn make_initial_objects(&self) -> Result<(), Status> {
-        self.write(Effect::Lasting, namespaces::create_initial)?;
-        self.write(Effect::Lasting, rbac::stored::create_initial)?;
+        self.write(DryRun::Off, namespaces::create_initial)?;
+        self.write(DryRun::Off, rbac::roles::create_initial)?;
         let service = Object::new(json!({
             "apiVersion": "v1",
             "kind": "Service",
@@ -135,9 +137,9 @@ impl SharedStore {
         object: Object,
     ) -> Result<Arc<Object>, Status> {
         let definition = self.definition(resource)?;
-        self.write(Effect::Lasting, |store, occasion| {
+        self.write(DryRun::Off, |store, context| {
             namespaces::admit_creation(store, definition, namespace, object.name())?;
-            store.create(definition, namespace, object, occasion)
+            store.create(definition, namespace, object, context)
         })
     }
 
@@ -152,10 +154,10 @@ impl SharedStore {
         change: impl FnOnce(&mut Object),
     ) -> Result<Arc<Object>, Status> {
         let definition = self.definition(resource)?;
-        self.write(Effect::Lasting, |store, occasion| {
+        self.write(DryRun::Off, |store, context| {
             let mut object = Object::clone(&*store.get(definition, namespace, name)?);
             change(&mut object);
-            store.update(definition, namespace, name, object, part, occasion)
+            store.update(definition, namespace, name, object, part, context)
         })
     }
 
@@ -172,8 +174,8 @@ impl SharedStore {
         preconditions: &Preconditions,
     ) -> Result<Deletion, Status> {
         let definition = self.definition(resource)?;
-        self.write(Effect::Lasting, |store, occasion| {
-            store.delete(definition, namespace, name, preconditions, occasion)
+        self.write(DryRun::Off, |store, context| {
+            store.delete(definition, namespace, name, preconditions, context)
         })
     }
 
@@ -181,7 +183,7 @@ impl SharedStore {
     /// is there.
     pub fn watch(&self, resource: &GroupResource, namespace: &str) -> Result<StoreWatch, Status> {
         let all = Selection::default();
-        self.watch_selected(resource, namespace, all, "", Beginning::Unsaid)
+        self.watch_selected(resource, namespace, all, "", WatchStart::Default)
     }
 
     /// Watches what is selected, from a version on as a client writes it.
@@ -191,10 +193,10 @@ impl SharedStore {
         namespace: &str,
         selection: Selection,
         resource_version: &str,
-        beginning: Beginning,
+        beginning: WatchStart,
     ) -> Result<StoreWatch, Status> {
         // First the bell, then the store: nothing can happen unheard in between.
-        let bell = self.0.version.subscribe();
+        let changed = self.0.version.subscribe();
         let (watcher, first) = self.read(|store| {
             Watcher::start(
                 store,
@@ -209,7 +211,7 @@ impl SharedStore {
             store: self.clone(),
             watcher,
             first,
-            bell,
+            changed,
         })
     }
 
@@ -221,16 +223,16 @@ impl SharedStore {
     /// Writes to the store, and tells everybody who waits.
     pub fn write<T>(
         &self,
-        effect: Effect,
-        write: impl FnOnce(&mut Store, &mut Occasion<'_>) -> Result<T, Status>,
+        dry_run: DryRun,
+        write: impl FnOnce(&mut Store, &mut WriteContext<'_>) -> Result<T, Status>,
     ) -> Result<T, Status> {
         let mut store = self.lock();
-        let mut occasion = Occasion {
+        let mut context = WriteContext {
             now: now(),
             entropy: &mut entropy,
-            effect,
+            dry_run,
         };
-        let written = write(&mut store, &mut occasion);
+        let written = write(&mut store, &mut context);
         // Rung while the store is held, or it could ring for an older version last.
         let version = store.version();
         self.0
@@ -240,7 +242,7 @@ impl SharedStore {
     }
 
     /// Rings with every write.
-    pub(super) fn bell(&self) -> watch::Receiver<u64> {
+    pub(super) fn changed(&self) -> watch::Receiver<u64> {
         self.0.version.subscribe()
     }
 
@@ -262,7 +264,7 @@ pub struct StoreWatch {
     store: SharedStore,
     watcher: Watcher,
     first: Vec<Change>,
-    bell: watch::Receiver<u64>,
+    changed: watch::Receiver<u64>,
 }
 
 impl StoreWatch {
@@ -273,12 +275,12 @@ impl StoreWatch {
             return Ok(self.take_first());
         }
         loop {
-            self.bell.mark_unchanged();
+            self.changed.mark_unchanged();
             let news = self.store.read(|store| self.watcher.news(store))?;
             if !news.is_empty() {
                 return Ok(news);
             }
-            if self.bell.changed().await.is_err() {
+            if self.changed.changed().await.is_err() {
                 // The bell is part of the store that is held here.
                 return std::future::pending().await;
             }
@@ -297,8 +299,8 @@ impl StoreWatch {
 }
 
 /// What time it is.
-pub(super) fn now() -> Moment {
-    Moment::from(SystemTime::now())
+pub(super) fn now() -> Time {
+    Time::from(SystemTime::now())
 }
 
 /// For uids and names, which have to be unique and not secret.

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use skewbridge_api::status::Status;
 
 use super::{Key, Store, parse_version};
-use crate::conversion::kept_as;
+use crate::conversion::storage_resource;
 use crate::object::Object;
-use crate::select::Selection;
+use crate::selectors::Selection;
 use crate::status::{self, GroupResource};
 
 /// How a list is asked for.
@@ -77,7 +77,7 @@ impl Store {
         selection: &Selection,
         options: &ListOptions,
     ) -> Result<Listed, Status> {
-        let resource = &kept_as(resource);
+        let resource = &storage_resource(resource);
         let asked = parse_version(&options.resource_version)?;
         let (version, behind) = if options.continue_token.is_empty() {
             match (asked, options.version_match) {

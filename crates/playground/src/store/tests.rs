@@ -2,8 +2,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::sample::{config_maps, definition, now, object, with};
-use crate::select::Selection;
+use crate::selectors::Selection;
+use crate::test_fixtures::{config_maps, definition, now, object, with};
 
 fn create(store: &mut Store, name: &str) -> Arc<Object> {
     let object = object(name, json!({"data": {"x": "1"}}));
@@ -100,12 +100,12 @@ fn a_name_is_made_up_until_one_is_free() {
                 luck[0]
             }
         };
-        let mut occasion = Occasion {
-            now: Moment::from_unix(0),
+        let mut context = WriteContext {
+            now: Time::from_unix(0),
             entropy: &mut entropy,
-            effect: Effect::Lasting,
+            dry_run: DryRun::Off,
         };
-        store.create(&config_maps(), "shop", asked(), &mut occasion)
+        store.create(&config_maps(), "shop", asked(), &mut context)
     };
     assert_eq!(create(vec![0, 7]).unwrap().name(), "web-bbbbb");
     assert_eq!(create(vec![0, 0, 1, 7]).unwrap().name(), "web-cbbbb");
@@ -258,7 +258,7 @@ fn preconditions_guard_deletion() {
          precondition (9) does not match the ResourceVersion in record (2). The object might have \
          been modified"
     );
-    let Ok(Deletion::Gone(gone)) = delete(Some(made.uid()), Some("2")) else {
+    let Ok(Deletion::Removed(gone)) = delete(Some(made.uid()), Some("2")) else {
         panic!("not gone");
     };
     assert_eq!(gone.resource_version(), "3");
@@ -270,7 +270,7 @@ fn a_dry_run_leaves_no_trace() {
     let mut store = Store::default();
     let made = create(&mut store, "web");
     let none = Preconditions::default();
-    with(Effect::DryRun, |it| {
+    with(DryRun::On, |it| {
         let asked = object("new", json!({}));
         let answer = store.create(&config_maps(), "shop", asked, it).unwrap();
         assert_eq!((answer.uid().len(), answer.resource_version()), (36, ""));
@@ -292,7 +292,7 @@ fn a_dry_run_leaves_no_trace() {
             ("2", "2")
         );
         let answer = store.delete(&config_maps(), "shop", "web", &none, it);
-        assert!(matches!(answer, Ok(Deletion::Gone(_))));
+        assert!(matches!(answer, Ok(Deletion::Removed(_))));
     });
     assert_eq!(store.get(&config_maps(), "shop", "web"), Ok(made));
     assert_eq!(store.version(), 2);
@@ -418,8 +418,8 @@ fn an_object_is_as_large_as_etcd_takes_it() {
         (500, "etcdserver: request is too large")
     );
     now(|it| store.create(&config_maps(), "shop", large(1_570_000), it)).unwrap();
-    let update = |store: &mut Store, bytes, effect| {
-        with(effect, |it| {
+    let update = |store: &mut Store, bytes, dry_run| {
+        with(dry_run, |it| {
             store.update(
                 &config_maps(),
                 "shop",
@@ -430,9 +430,12 @@ fn an_object_is_as_large_as_etcd_takes_it() {
             )
         })
     };
-    for effect in [Effect::Lasting, Effect::DryRun] {
-        assert_eq!(update(&mut store, 1_572_865, effect).unwrap_err().code, 500);
-        update(&mut store, 10, effect).unwrap();
+    for dry_run in [DryRun::Off, DryRun::On] {
+        assert_eq!(
+            update(&mut store, 1_572_865, dry_run).unwrap_err().code,
+            500
+        );
+        update(&mut store, 10, dry_run).unwrap();
     }
 }
 

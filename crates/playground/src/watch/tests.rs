@@ -3,9 +3,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::sample::{config_maps, now, object};
 use crate::store::{History, Preconditions};
 use crate::strategy::Part;
+use crate::test_fixtures::{config_maps, now, object};
 
 fn write(store: &mut Store, name: &str, app: &str) {
     let asked = || object(name, json!({"metadata": {"labels": {"app": app}}}));
@@ -23,7 +23,7 @@ fn watch(
     store: &Store,
     labels: &str,
     version: &str,
-    beginning: Beginning,
+    beginning: WatchStart,
 ) -> Result<(Watcher, Vec<Change>), Status> {
     let selection = Selection::parse(labels, "", "", "ConfigMap").unwrap();
     Watcher::start(
@@ -57,20 +57,20 @@ fn a_watch_begins_as_it_is_asked_to() {
             .map_err(|it| it.message)
     };
     let there = ["ADDED a", "ADDED b", "ADDED c"];
-    assert_eq!(begin("", Beginning::Unsaid).unwrap(), there);
-    assert_eq!(begin("0", Beginning::Unsaid).unwrap(), there);
-    assert_eq!(begin("3", Beginning::Unsaid).unwrap(), [""; 0]);
-    assert_eq!(begin("", Beginning::News).unwrap(), [""; 0]);
+    assert_eq!(begin("", WatchStart::Default).unwrap(), there);
+    assert_eq!(begin("0", WatchStart::Default).unwrap(), there);
+    assert_eq!(begin("3", WatchStart::Default).unwrap(), [""; 0]);
+    assert_eq!(begin("", WatchStart::News).unwrap(), [""; 0]);
     assert_eq!(
-        begin("", Beginning::Initial).unwrap(),
+        begin("", WatchStart::Initial).unwrap(),
         ["ADDED a", "ADDED b", "ADDED c", "BOOKMARK -"]
     );
     assert_eq!(
-        begin("1", Beginning::Unsaid).unwrap_err(),
+        begin("1", WatchStart::Default).unwrap_err(),
         "too old resource version: 1 (2)"
     );
     assert_eq!(
-        begin("9", Beginning::Initial).unwrap_err(),
+        begin("9", WatchStart::Initial).unwrap_err(),
         "Too large resource version: 9, current: 4"
     );
 }
@@ -78,7 +78,7 @@ fn a_watch_begins_as_it_is_asked_to() {
 #[test]
 fn an_object_comes_and_goes_as_it_is_selected() {
     let mut store = Store::default();
-    let (mut watcher, _) = watch(&store, "app=x", "", Beginning::Unsaid).unwrap();
+    let (mut watcher, _) = watch(&store, "app=x", "", WatchStart::Default).unwrap();
     write(&mut store, "a", "y");
     write(&mut store, "a", "x");
     write(&mut store, "b", "x");
@@ -105,7 +105,7 @@ fn an_object_comes_and_goes_as_it_is_selected() {
 #[test]
 fn who_is_too_slow_is_told_so() {
     let mut store = Store::new(History::of(2));
-    let (mut watcher, _) = watch(&store, "", "", Beginning::Unsaid).unwrap();
+    let (mut watcher, _) = watch(&store, "", "", WatchStart::Default).unwrap();
     for name in ["a", "b", "c"] {
         write(&mut store, name, "x");
     }
@@ -116,7 +116,7 @@ fn who_is_too_slow_is_told_so() {
 fn events_are_sent_in_the_version_that_is_watched() {
     let mut store = Store::default();
     write(&mut store, "a", "x");
-    let (_, begun) = watch(&store, "", "", Beginning::Initial).unwrap();
+    let (_, begun) = watch(&store, "", "", WatchStart::Initial).unwrap();
     let json = begun[0].to_json("v1", "ConfigMap");
     assert_eq!(
         (&json["object"]["apiVersion"], &json["object"]["kind"]),
@@ -141,7 +141,7 @@ enum Step {
     Write(String, String),
     Delete(String),
     Watch(bool),
-    Ask(usize),
+    ApiRequest(usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -149,7 +149,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => ("[a-e]", "[xy]").prop_map(|(name, app)| Step::Write(name, app)),
         2 => "[a-e]".prop_map(Step::Delete),
         1 => any::<bool>().prop_map(Step::Watch),
-        3 => (0_usize..8).prop_map(Step::Ask),
+        3 => (0_usize..8).prop_map(Step::ApiRequest),
     ]
 }
 
@@ -202,7 +202,7 @@ fn a_thousand_objects_are_seen_by_twenty_watchers_once_and_in_order() {
     let mut store = Store::default();
     let mut clients: Vec<Client> = Vec::new();
     for _ in 0..20 {
-        let (watcher, begun) = watch(&store, "", "", Beginning::Unsaid).unwrap();
+        let (watcher, begun) = watch(&store, "", "", WatchStart::Default).unwrap();
         assert_eq!(begun, []);
         clients.push(Client {
             watcher,
@@ -251,14 +251,14 @@ proptest! {
                 Step::Watch(selects) => {
                     let labels = if selects { "app=x" } else { "" };
                     let (watcher, begun) =
-                        watch(&store, labels, "", Beginning::Unsaid).unwrap();
+                        watch(&store, labels, "", WatchStart::Default).unwrap();
                     let mut client =
                         Client { watcher, selects, seen: Vec::new(), objects: BTreeMap::new() };
                     client.take(begun);
                     let initial = client.seen.len();
                     clients.push((client, store.version(), initial));
                 }
-                Step::Ask(which) => {
+                Step::ApiRequest(which) => {
                     if let Some((client, ..)) = clients.get_mut(which) {
                         client.ask(&store);
                     }

@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod commands;
-mod lives;
+mod lifecycle;
 mod logs;
+#[path = "../support/node_fixture.rs"]
+mod node_fixture;
 mod ports;
-mod site;

@@ -4,17 +4,22 @@ use http::Method;
 use serde_json::json;
 use skewbridge_testkit::TlsClient;
 
-use crate::cluster::{Client, Cluster, Said, VISITOR_TOKEN};
+use crate::cluster_fixture::{Client, Cluster, TestResponse, VISITOR_TOKEN};
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const WHO_AM_I: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-async fn ask(client: &TlsClient, cluster: &Cluster, path: &str, headers: &[(&str, &str)]) -> Said {
+async fn ask(
+    client: &TlsClient,
+    cluster: &Cluster,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> TestResponse {
     let client = Client(client.http2(cluster.new.address()).await.unwrap());
     client.ask(Method::GET, path, headers, "").await
 }
 
-async fn who(client: &TlsClient, cluster: &Cluster, headers: &[(&str, &str)]) -> Said {
+async fn who(client: &TlsClient, cluster: &Cluster, headers: &[(&str, &str)]) -> TestResponse {
     let client = Client(client.http2(cluster.new.address()).await.unwrap());
     client.ask(Method::POST, WHO_AM_I, headers, "{}").await
 }

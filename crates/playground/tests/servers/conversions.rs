@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::Cluster;
+use crate::cluster_fixture::Cluster;
 
 #[tokio::test]
 async fn one_autoscaler_is_read_in_all_versions() {
@@ -39,9 +39,9 @@ async fn one_autoscaler_is_read_in_all_versions() {
     assert_eq!(new.put(&one, &seen).await.code, 200);
     // Whoever only knows the older version changes what it knows, and loses nothing.
     let form = "application/merge-patch+json";
-    let change = json!({"spec": {"maxReplicas": 4, "targetCPUUtilizationPercentage": 80}});
+    let set_release = json!({"spec": {"maxReplicas": 4, "targetCPUUtilizationPercentage": 80}});
     let changed = old
-        .patch(&format!("{}/web", path("v1")), form, &change)
+        .patch(&format!("{}/web", path("v1")), form, &set_release)
         .await;
     assert_eq!(changed.code, 200, "{changed:?}");
     let seen = new.get(&one).await.body;
@@ -134,9 +134,9 @@ async fn one_event_is_read_in_both_groups() {
         (&json!("hello"), &Value::Null)
     );
     assert_eq!(seen["regarding"]["name"], "web");
-    let told = watch.next().await.unwrap();
-    assert_eq!(told["object"]["apiVersion"], "events.k8s.io/v1");
-    assert_eq!(told["object"]["note"], "hello");
+    let next_event_name = watch.next().await.unwrap();
+    assert_eq!(next_event_name["object"]["apiVersion"], "events.k8s.io/v1");
+    assert_eq!(next_event_name["object"]["note"], "hello");
     let again = client
         .post(later, &json!({"metadata": {"name": "e"}}))
         .await;

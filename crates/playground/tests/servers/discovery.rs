@@ -6,7 +6,7 @@ use skewbridge_discovery::Document;
 use skewbridge_discovery::accept::{V2, V2_BETA1};
 use skewbridge_playground::catalogue::Release;
 
-use crate::cluster::{Client, Cluster};
+use crate::cluster_fixture::{Client, Cluster};
 
 async fn whole(client: &Client, path: &str, accept: &str) -> (u16, String, Option<String>, String) {
     let request = http::Request::get(format!("https://localhost{path}"))

@@ -8,11 +8,11 @@ use skewbridge_peers::Identity;
 use skewbridge_playground::catalogue::Release;
 use tokio::time::timeout;
 
-use crate::cluster::{Client, Cluster, NoNode};
+use crate::cluster_fixture::{Client, Cluster, NoNode};
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn each_server_has_a_lease_under_its_name() {
@@ -58,7 +58,7 @@ async fn watches_end_cleanly_with_a_server_that_is_stopped() {
     client.post(MAPS, &json!({"metadata": {"name": "a"}})).await;
     let address = cluster.new.address();
     cluster.new.stop().await;
-    assert_eq!(watch.told().await.0, "ADDED");
+    assert_eq!(watch.next_event_name().await.0, "ADDED");
     assert_eq!(watch.next().await, None);
     assert!(cluster.pki.admin().http2(address).await.is_err());
 }
@@ -79,7 +79,7 @@ async fn a_killed_server_cuts_everybody_off_and_others_go_on() {
     let others = cluster.admin(&cluster.middle).await;
     cluster.old.kill().await;
     // Not the end of a body: an end without one.
-    let cut = timeout(PATIENCE, watcher.read_chunk()).await.unwrap();
+    let cut = timeout(TEST_TIMEOUT, watcher.read_chunk()).await.unwrap();
     assert!(cut.is_err(), "{cut:?}");
     assert!(cluster.pki.admin().http2(address).await.is_err());
     assert_eq!(others.get(MAPS).await.code, 200);
@@ -87,7 +87,7 @@ async fn a_killed_server_cuts_everybody_off_and_others_go_on() {
     let namespace = json!({"metadata": {"name": "shop"}});
     others.post("/api/v1/namespaces", &namespace).await;
     others.delete("/api/v1/namespaces/shop").await;
-    skewbridge_testkit::eventually("the namespace is gone", PATIENCE, async || {
+    skewbridge_testkit::eventually("the namespace is gone", TEST_TIMEOUT, async || {
         others.get("/api/v1/namespaces/shop").await.code == 404
     })
     .await;
@@ -129,14 +129,14 @@ async fn who_has_begun_to_ask_is_answered_by_a_server_that_is_stopped() {
     assert_eq!(client.read_head().await.unwrap().status, 100);
     client.send(first).await.unwrap();
     let stopping = tokio::spawn(new.stop());
-    skewbridge_testkit::eventually("nobody else is let in", PATIENCE, async || {
+    skewbridge_testkit::eventually("nobody else is let in", TEST_TIMEOUT, async || {
         cluster.pki.admin().http1(address).await.is_err()
     })
     .await;
     client.send(rest).await.unwrap();
-    let answered = timeout(PATIENCE, client.read_head()).await.unwrap();
+    let answered = timeout(TEST_TIMEOUT, client.read_head()).await.unwrap();
     assert_eq!(answered.unwrap().status, 201);
-    timeout(PATIENCE, stopping).await.unwrap().unwrap();
+    timeout(TEST_TIMEOUT, stopping).await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -153,7 +153,7 @@ async fn nobody_is_answered_by_a_server_that_is_killed() {
     let others = cluster.admin(&cluster.old).await;
     cluster.new.kill().await;
     let _ = client.send(r#"{"metadata": {"name": "killed"}}"#).await;
-    let cut = timeout(PATIENCE, client.read_head()).await.unwrap();
+    let cut = timeout(TEST_TIMEOUT, client.read_head()).await.unwrap();
     assert!(cut.is_err(), "{cut:?}");
     assert_eq!(others.get(&format!("{MAPS}/killed")).await.code, 404);
 }

@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use skewbridge_api::protobuf::{Writer, envelope};
 use skewbridge_testkit::eventually;
 
-use crate::cluster::Cluster;
+use crate::cluster_fixture::Cluster;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 fn config_map(name: &str, value: &str) -> Value {
     json!({
@@ -312,7 +312,7 @@ async fn a_namespace_ends_with_all_that_is_in_it() {
     assert_eq!(ending.body["status"]["phase"], "Terminating");
     let late = client.post(inside, &config_map("late", "1")).await;
     assert_eq!(late.code, 403);
-    eventually("what is not held is gone", PATIENCE, async || {
+    eventually("what is not held is gone", TEST_TIMEOUT, async || {
         client.get(&format!("{inside}/plain")).await.code == 404
     })
     .await;
@@ -323,7 +323,7 @@ async fn a_namespace_ends_with_all_that_is_in_it() {
         .patch(&path, "application/merge-patch+json", &freed)
         .await;
     assert_eq!(freed.code, 200);
-    eventually("the namespace is gone", PATIENCE, async || {
+    eventually("the namespace is gone", TEST_TIMEOUT, async || {
         client.get("/api/v1/namespaces/shop").await.code == 404
     })
     .await;
@@ -376,7 +376,7 @@ async fn what_depends_on_something_ends_with_it() {
             let child = client.get(&format!("{MAPS}/child")).await.body;
             assert_eq!(child["metadata"]["ownerReferences"], json!([]), "{child}");
         } else {
-            eventually("the dependent is gone", PATIENCE, async || {
+            eventually("the dependent is gone", TEST_TIMEOUT, async || {
                 client.get(&format!("{MAPS}/child")).await.code == 404
             })
             .await;
@@ -403,7 +403,7 @@ async fn little_of_a_pod_can_be_changed() {
     assert_eq!(refused.body["reason"], "Invalid");
     assert_eq!(
         refused.body["message"],
-        "Pod \"web\" is invalid: spec: Forbidden: pod updates may not change fields other than \
+        "Pod \"web\" is invalid: spec: Forbidden: pod updates may not set_release fields other than \
          `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
          `spec.tolerations` (only additions to existing tolerations),\
          `spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously \

@@ -17,9 +17,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::cluster::{Cluster, VISITOR_TOKEN};
+use crate::cluster_fixture::{Cluster, VISITOR_TOKEN};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Says back what it is told.
 struct Echo;
@@ -101,7 +101,7 @@ async fn a_connection_is_handed_over_with_what_was_read() {
         assert_eq!(client.read_head().await.unwrap().status, 101);
         let mut io = client.into_connection();
         let mut said = Vec::new();
-        timeout(PATIENCE, io.read_to_end(&mut said))
+        timeout(TEST_TIMEOUT, io.read_to_end(&mut said))
             .await
             .unwrap()
             .unwrap();

@@ -6,7 +6,7 @@ use skewbridge_playground::server::SharedStore;
 use skewbridge_playground::store::{History, Store};
 use std::sync::Arc;
 
-use crate::cluster::{Client, Cluster, NoNode, Pki};
+use crate::cluster_fixture::{Client, Cluster, NoNode, Pki};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
@@ -30,16 +30,16 @@ async fn what_happens_at_one_server_is_seen_at_all() {
     }
     let client = cluster.admin(&cluster.middle).await;
     client.post(MAPS, &config_map("a", "x")).await;
-    let change = json!({"data": {"k": "v"}});
+    let set_release = json!({"data": {"k": "v"}});
     let path = format!("{MAPS}/a");
     client
-        .patch(&path, "application/merge-patch+json", &change)
+        .patch(&path, "application/merge-patch+json", &set_release)
         .await;
     client.delete(&path).await;
     for (_, watch) in &mut watches {
-        assert_eq!(watch.told().await, pair("ADDED", "a"));
-        assert_eq!(watch.told().await, pair("MODIFIED", "a"));
-        assert_eq!(watch.told().await, pair("DELETED", "a"));
+        assert_eq!(watch.next_event_name().await, pair("ADDED", "a"));
+        assert_eq!(watch.next_event_name().await, pair("MODIFIED", "a"));
+        assert_eq!(watch.next_event_name().await, pair("DELETED", "a"));
     }
 }
 
@@ -53,15 +53,17 @@ async fn a_watch_goes_on_where_a_list_ended() {
     client.post(MAPS, &config_map("after", "x")).await;
     let path = format!("{MAPS}?watch=1&resourceVersion={version}&labelSelector=app%3Dx");
     let mut watch = client.watch(&path).await;
-    assert_eq!(watch.told().await, pair("ADDED", "after"));
+    assert_eq!(watch.next_event_name().await, pair("ADDED", "after"));
     // What is not selected any more is gone.
-    let change = json!({"metadata": {"labels": {"app": "y"}}});
+    let set_release = json!({"metadata": {"labels": {"app": "y"}}});
     let form = "application/merge-patch+json";
-    client.patch(&format!("{MAPS}/after"), form, &change).await;
-    assert_eq!(watch.told().await, pair("DELETED", "after"));
+    client
+        .patch(&format!("{MAPS}/after"), form, &set_release)
+        .await;
+    assert_eq!(watch.next_event_name().await, pair("DELETED", "after"));
     let named = format!("{MAPS}?watch=1&fieldSelector=metadata.name%3Dbefore");
     let mut named = client.watch(&named).await;
-    assert_eq!(named.told().await, pair("ADDED", "before"));
+    assert_eq!(named.next_event_name().await, pair("ADDED", "before"));
 }
 
 #[tokio::test]
@@ -71,7 +73,7 @@ async fn a_watch_ends_when_its_time_is_over_and_says_how_far_it_came() {
     client.post(MAPS, &config_map("a", "x")).await;
     let path = format!("{MAPS}?watch=1&timeoutSeconds=1&allowWatchBookmarks=true");
     let mut watch = client.watch(&path).await;
-    assert_eq!(watch.told().await, pair("ADDED", "a"));
+    assert_eq!(watch.next_event_name().await, pair("ADDED", "a"));
     let last = watch.next().await.unwrap();
     assert_eq!(last["type"], "BOOKMARK");
     assert_eq!(last["object"]["kind"], "ConfigMap");
@@ -88,12 +90,12 @@ async fn lists_are_streamed_where_the_release_can() {
     let new = cluster.admin(&cluster.new).await;
     new.post(MAPS, &config_map("a", "x")).await;
     let mut watch = new.watch(&path).await;
-    assert_eq!(watch.told().await, pair("ADDED", "a"));
+    assert_eq!(watch.next_event_name().await, pair("ADDED", "a"));
     let end = watch.next().await.unwrap();
     let annotations = &end["object"]["metadata"]["annotations"];
     assert_eq!(annotations["k8s.io/initial-events-end"], "true");
     new.post(MAPS, &config_map("b", "x")).await;
-    assert_eq!(watch.told().await, pair("ADDED", "b"));
+    assert_eq!(watch.next_event_name().await, pair("ADDED", "b"));
     let old = cluster.admin(&cluster.old).await;
     assert_eq!(old.get(&path).await.code, 422);
     let alone = new

@@ -60,7 +60,7 @@ const CONTROL_PORT: usize = 6;
 /// command line of a container, so clap does not parse them.
 pub(crate) fn run_pod_process(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let is_pod_process = arguments.next()? == PROCESS;
-    is_pod_process.then(|| skewbridge_playground::node::program::attend(arguments))
+    is_pod_process.then(|| skewbridge_playground::node::program::run_in_pod(arguments))
 }
 
 /// Flags to playground; returns when it has ended, and nothing of it is left.
@@ -127,7 +127,7 @@ async fn show(
         ports,
         program: Program {
             file: std::env::current_exe().context("cannot find this program")?,
-            words: vec![PROCESS.into()],
+            arguments: vec![PROCESS.into()],
         },
     });
     let cluster = playground.insert(started.await?);

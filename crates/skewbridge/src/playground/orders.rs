@@ -138,9 +138,9 @@ pub(super) async fn perform(
         Deed::Kill => cluster.kill(index).await,
         Deed::Stop => cluster.stop(index).await,
         Deed::Toggle if runs => cluster.stop(index).await,
-        Deed::Start | Deed::Toggle => cluster.resume(index).await?,
+        Deed::Start | Deed::Toggle => cluster.start_server(index).await?,
         Deed::Upgrade | Deed::Downgrade => {
-            cluster.change(index, deed.release(release)).await?;
+            cluster.set_release(index, deed.release(release)).await?;
         }
     }
     Ok(())

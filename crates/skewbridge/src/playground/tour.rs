@@ -236,7 +236,7 @@ impl<'a, W: Write> Guide<'a, W> {
     }
 
     async fn with_newest_again(&mut self, newest: usize) -> Result<()> {
-        self.cluster.resume(newest).await?;
+        self.cluster.start_server(newest).await?;
         self.note("server-1.36 comes back.");
         let (said, lied) = self
             .until("bridge-1.28", |said| said.status == StatusCode::OK)
@@ -278,7 +278,7 @@ impl<'a, W: Write> Guide<'a, W> {
     async fn upgrade(&mut self) -> Result<()> {
         self.begin("A server is upgraded while it is used");
         let newest = self.cluster.find("1.36")?;
-        self.cluster.change(newest, Release::V1_34).await?;
+        self.cluster.set_release(newest, Release::V1_34).await?;
         self.note("server-1.36 is rolled back to 1.34: nobody has the API now.");
         let (said, _) = self
             .until("bridge-1.28", |said| said.status == StatusCode::NOT_FOUND)
@@ -298,7 +298,7 @@ impl<'a, W: Write> Guide<'a, W> {
             "before the upgrade",
             before > 0,
         );
-        self.cluster.change(newest, Release::V1_36).await?;
+        self.cluster.set_release(newest, Release::V1_36).await?;
         self.note("server-1.36 is upgraded in place, from 1.34 to 1.36.");
         for release in Release::ALL {
             let context = format!("bridge-{release}");

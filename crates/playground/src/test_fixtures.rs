@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use crate::catalogue::{Catalogue, Release};
 use crate::object::Object;
-use crate::store::{Effect, Occasion};
+use crate::store::{DryRun, WriteContext};
 use crate::strategy::Definition;
-use crate::time::Moment;
+use crate::time::Time;
 
 /// A resource of 1.36.
 pub(crate) fn definition(group: &str, version: &str, resource: &str) -> Definition {
@@ -42,9 +42,9 @@ pub(crate) fn object(name: &str, fields: Value) -> Object {
 }
 
 /// Luck that is different every time, and the same in every test.
-pub(crate) struct Dice(u64);
+pub(crate) struct RandomNumbers(u64);
 
-impl Dice {
+impl RandomNumbers {
     pub(crate) fn new() -> Self {
         Self(1)
     }
@@ -61,19 +61,19 @@ impl Dice {
 pub(crate) const NOW: i64 = 1_794_776_399;
 
 /// Calls with an occasion.
-pub(crate) fn with<T>(effect: Effect, act: impl FnOnce(&mut Occasion<'_>) -> T) -> T {
+pub(crate) fn with<T>(dry_run: DryRun, act: impl FnOnce(&mut WriteContext<'_>) -> T) -> T {
     thread_local! {
-        static DICE: std::cell::RefCell<Dice> = std::cell::RefCell::new(Dice::new());
+        static DICE: std::cell::RefCell<RandomNumbers> = std::cell::RefCell::new(RandomNumbers::new());
     }
-    let mut entropy = || DICE.with_borrow_mut(Dice::roll);
-    act(&mut Occasion {
-        now: Moment::from_unix(NOW),
+    let mut entropy = || DICE.with_borrow_mut(RandomNumbers::roll);
+    act(&mut WriteContext {
+        now: Time::from_unix(NOW),
         entropy: &mut entropy,
-        effect,
+        dry_run,
     })
 }
 
 /// Calls with an occasion that lasts.
-pub(crate) fn now<T>(act: impl FnOnce(&mut Occasion<'_>) -> T) -> T {
-    with(Effect::Lasting, act)
+pub(crate) fn now<T>(act: impl FnOnce(&mut WriteContext<'_>) -> T) -> T {
+    with(DryRun::Off, act)
 }

@@ -10,16 +10,16 @@ use skewbridge_api::status::Status;
 
 use super::Server;
 use super::query::Query;
-use crate::apply::Writer;
+use crate::apply::FieldManager;
 use crate::catalogue::Served;
 use crate::object::Object;
-use crate::protobuf::{self, Unreadable};
-use crate::shape;
+use crate::protobuf::{self, DecodeError};
+use crate::schema_validation;
 use crate::status::{GroupResource, quoted, unsupported_media_type};
 use crate::strategy::Definition;
 
 /// A request for something of the API.
-pub(super) struct Ask<'a> {
+pub(super) struct ApiRequest<'a> {
     pub(super) server: &'a Server,
     pub(super) head: &'a Parts,
     pub(super) info: &'a RequestInfo<'a>,
@@ -28,8 +28,8 @@ pub(super) struct Ask<'a> {
     pub(super) body: Bytes,
 }
 
-/// What an [`Ask`] is about.
-pub(super) struct Subject<'a> {
+/// What an [`ApiRequest`] is about.
+pub(super) struct ApiTarget<'a> {
     pub(super) served: Served<'a>,
     pub(super) definition: Definition,
     /// Empty for what is in none, or in all.
@@ -46,9 +46,9 @@ pub(super) struct Typed {
 }
 
 /// Longer ones are cut: as kube-apiserver.
-const LONGEST_MANAGER: usize = 128;
+const MAX_MANAGER_BYTES: usize = 128;
 
-impl Ask<'_> {
+impl ApiRequest<'_> {
     fn header(&self, name: http::HeaderName) -> &str {
         let value = self.head.headers.get(name);
         value.and_then(|it| it.to_str().ok()).unwrap_or_default()
@@ -68,8 +68,8 @@ impl Ask<'_> {
             "application/yaml" => yaml(&self.body),
             "application/vnd.kubernetes.protobuf" => {
                 protobuf::decode(&self.body).map_err(|error| match error {
-                    Unreadable::Malformed => unreadable(&error),
-                    Unreadable::Unknown(_) => unread_media_type(),
+                    DecodeError::Malformed => unreadable(&error),
+                    DecodeError::Unknown(_) => unread_media_type(),
                 })
             }
             _ => Err(unread_media_type()),
@@ -77,25 +77,25 @@ impl Ask<'_> {
     }
 
     /// The body, as an object of what is asked for.
-    pub(super) fn object(&self, subject: &Subject<'_>) -> Result<Typed, Status> {
+    pub(super) fn object(&self, target: &ApiTarget<'_>) -> Result<Typed, Status> {
         let mut object = Object::new(self.value()?)?;
-        subject.expect(&mut object)?;
-        self.typed(subject, object)
+        target.expect(&mut object)?;
+        self.typed(target, object)
     }
 
     /// An object with the fields of its kind alone: what to think of others, the client
     /// says by `fieldValidation`.
-    pub(super) fn typed(&self, subject: &Subject<'_>, object: Object) -> Result<Typed, Status> {
-        let (kind, api_version) = (&subject.definition.kind, subject.served.api_version());
+    pub(super) fn typed(&self, target: &ApiTarget<'_>, object: Object) -> Result<Typed, Status> {
+        let (kind, api_version) = (&target.definition.kind, target.served.api_version());
         let refuse = |why: String| {
             Status::bad_request(format!(
                 "{kind} in version {} cannot be handled as a {kind}: {why}",
-                quoted(subject.served.version)
+                quoted(target.served.version)
             ))
         };
         let mut value = object.into_value();
-        let unknown =
-            shape::prune(&api_version, kind, &mut value).map_err(|wrong| refuse(wrong.0))?;
+        let unknown = schema_validation::prune(&api_version, kind, &mut value)
+            .map_err(|wrong| refuse(wrong.0))?;
         let unknown = unknown
             .iter()
             .map(|it| format!("unknown field {}", quoted(it)));
@@ -118,12 +118,12 @@ impl Ask<'_> {
     }
 
     /// Who writes: who says so, or the program by its name.
-    pub(super) fn writer<'b>(&'b self, api_version: &'b str) -> Writer<'b> {
+    pub(super) fn writer<'b>(&'b self, api_version: &'b str) -> FieldManager<'b> {
         let manager = match self.query.get("fieldManager") {
             "" => {
                 let agent = self.header(USER_AGENT);
                 let name = agent.split('/').next().unwrap_or_default();
-                let mut end = name.len().min(LONGEST_MANAGER);
+                let mut end = name.len().min(MAX_MANAGER_BYTES);
                 while !name.is_char_boundary(end) {
                     end -= 1;
                 }
@@ -135,7 +135,7 @@ impl Ask<'_> {
             }
             manager => manager,
         };
-        Writer {
+        FieldManager {
             manager,
             api_version,
             subresource: self.info.subresource,
@@ -144,7 +144,7 @@ impl Ask<'_> {
     }
 }
 
-impl Subject<'_> {
+impl ApiTarget<'_> {
     pub(super) fn resource(&self) -> &GroupResource {
         &self.definition.resource
     }

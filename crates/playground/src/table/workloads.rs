@@ -6,7 +6,7 @@ use super::age;
 use super::cells::{list, number, or, pairs};
 use crate::object::Object;
 use crate::status::GroupResource;
-use crate::time::{Moment, human_duration};
+use crate::time::{Time, human_duration};
 
 const NONE: &str = "<none>";
 
@@ -78,7 +78,7 @@ pub(super) fn columns(
 }
 
 /// The cells, one for each column.
-pub(super) fn cells(resource: &GroupResource, object: &Object, now: Moment) -> Vec<Value> {
+pub(super) fn cells(resource: &GroupResource, object: &Object, now: Time) -> Vec<Value> {
     let since: Value = age(object.creation_timestamp(), now).into();
     let name: Value = object.name().into();
     let status = |field: &str| json!(number(object, &["status", field]));
@@ -110,7 +110,7 @@ pub(super) fn cells(resource: &GroupResource, object: &Object, now: Moment) -> V
         ],
         ("batch", "jobs") => job(object, now),
         ("batch", "cronjobs") => {
-            let last = Moment::parse(object.text(&["status", "lastScheduleTime"]));
+            let last = Time::parse(object.text(&["status", "lastScheduleTime"]));
             let suspend = object.at(&["spec", "suspend"]) == Some(&json!(true));
             vec![
                 name,
@@ -180,7 +180,7 @@ fn containers(object: &Object, spec: &[&str]) -> Vec<Value> {
     ]
 }
 
-fn job(object: &Object, now: Moment) -> Vec<Value> {
+fn job(object: &Object, now: Time) -> Vec<Value> {
     let is = |kind: &str| {
         let mut conditions = list(object, &["status", "conditions"]);
         conditions.any(|it| it["type"] == kind && it["status"] == "True")
@@ -192,8 +192,8 @@ fn job(object: &Object, now: Moment) -> Vec<Value> {
         () if is("Suspended") => "Suspended",
         () => "Running",
     };
-    let start = Moment::parse(object.text(&["status", "startTime"]));
-    let end = Moment::parse(object.text(&["status", "completionTime"])).unwrap_or(now);
+    let start = Time::parse(object.text(&["status", "startTime"]));
+    let end = Time::parse(object.text(&["status", "completionTime"])).unwrap_or(now);
     let took = start.map(|start| human_duration(end.seconds_since(start)));
     let wanted = object.at(&["spec", "completions"]).and_then(Value::as_i64);
     let done = number(object, &["status", "succeeded"]);
@@ -269,7 +269,7 @@ mod tests {
         for (group, resource) in rows {
             let resource = GroupResource::new(group, resource);
             let (always, wide) = columns(&resource).unwrap();
-            let cells = cells(&resource, &object, Moment::from_unix(0));
+            let cells = cells(&resource, &object, Time::from_unix(0));
             assert_eq!(cells.len(), always.len() + wide.len(), "{resource}");
             assert_eq!(cells[0], "it");
         }
@@ -286,7 +286,7 @@ mod tests {
                 "conditions": [{"type": "Failed", "status": "True"}],
             },
         }));
-        let now = Moment::parse("2026-11-15T20:59:30Z").unwrap();
+        let now = Time::parse("2026-11-15T20:59:30Z").unwrap();
         let cells = job(&object.unwrap(), now);
         assert_eq!(cells[1..4], [json!("Failed"), json!("1/2"), json!("30s")]);
     }

@@ -7,21 +7,21 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::cluster::{Client, Cluster, Watch};
+use crate::cluster_fixture::{Client, Cluster, Watch};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const CLIENTS: usize = 20;
-const EACH: usize = 50;
+const OBJECTS_PER_CLIENT: usize = 50;
 /// A bound for a broken test, on a machine that does much else.
-const PATIENCE: Duration = Duration::from_mins(4);
+const TEST_TIMEOUT: Duration = Duration::from_mins(4);
 
 /// All of what a watcher was told: in order, and of each object once that it came and
 /// once that it went.
-async fn whole_story(watch: &mut Watch) -> BTreeMap<String, Vec<&'static str>> {
+async fn collect_events(watch: &mut Watch) -> BTreeMap<String, Vec<&'static str>> {
     let mut story: BTreeMap<String, Vec<&'static str>> = BTreeMap::new();
     let mut last = 0;
     let mut gone = 0;
-    while gone < CLIENTS * EACH {
+    while gone < CLIENTS * OBJECTS_PER_CLIENT {
         let event = watch.next().await.expect("the watch goes on");
         let metadata = &event["object"]["metadata"];
         let version: u64 = metadata["resourceVersion"]
@@ -46,14 +46,14 @@ async fn whole_story(watch: &mut Watch) -> BTreeMap<String, Vec<&'static str>> {
 }
 
 async fn make_and_delete(client: Client, number: usize) {
-    for object in 0..EACH {
+    for object in 0..OBJECTS_PER_CLIENT {
         let name = format!("c{number}-{object}");
         let made = client
             .post(MAPS, &json!({"metadata": {"name": name}}))
             .await;
         assert_eq!(made.code, 201, "{made:?}");
     }
-    for object in 0..EACH {
+    for object in 0..OBJECTS_PER_CLIENT {
         let said = client.delete(&format!("{MAPS}/c{number}-{object}")).await;
         assert_eq!(said.code, 200, "{said:?}");
     }
@@ -71,7 +71,7 @@ async fn every_watcher_sees_every_event_once_and_in_order() {
         let mut watch = watcher.watch(&format!("{MAPS}?watch=true")).await;
         assert_eq!(watch.code, 200);
         watchers.spawn(async move {
-            let story = whole_story(&mut watch).await;
+            let story = collect_events(&mut watch).await;
             drop(watcher);
             story
         });
@@ -87,13 +87,13 @@ async fn every_watcher_sees_every_event_once_and_in_order() {
         let mut stories = 0;
         while let Some(story) = watchers.join_next().await {
             let story = story.unwrap();
-            assert_eq!(story.len(), CLIENTS * EACH);
+            assert_eq!(story.len(), CLIENTS * OBJECTS_PER_CLIENT);
             assert!(story.values().all(|it| it == &["ADDED", "DELETED"]));
             stories += 1;
         }
         stories
     };
-    assert_eq!(timeout(PATIENCE, all).await.expect("in time"), CLIENTS);
+    assert_eq!(timeout(TEST_TIMEOUT, all).await.expect("in time"), CLIENTS);
     let left = cluster.admin(&cluster.new).await.get(MAPS).await.body;
     assert_eq!(left["items"], json!([]));
 }

@@ -16,22 +16,22 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::container::Container;
-use super::node_object::{self, MOST_PODS, NODE_NAME};
-use super::plan::{Place, PodPlan, grace};
+use super::node_object::{self, MAX_PODS, NODE_NAME};
+use super::pod_plan::{PodPlacement, PodPlan, grace};
 use super::pod_status;
-use super::process::{DYING, Launcher};
+use super::process::{KILL_TIMEOUT, Launcher};
 use crate::object::Object;
 use crate::server::{SharedStore, StoreWatch};
 use crate::status::GroupResource;
 use crate::store::Preconditions;
 use crate::strategy::Part;
-use crate::time::Moment;
+use crate::time::Time;
 
 /// How long all pods together may take to end with the playground.
-const LAST_GRACE: Duration = Duration::from_millis(500);
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
 
 /// Between two looks whether the processes of a pod that is gone are gone, too.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const CLEANUP_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Addresses of pods: 127.0.0.2 and on, all of them loopback.
 const ADDRESSES: std::ops::RangeInclusive<u8> = 2..=254;
@@ -44,9 +44,9 @@ pub(super) struct Pods(Arc<Mutex<BTreeMap<String, Arc<Pod>>>>);
 #[derive(Debug)]
 pub(super) struct Pod {
     pub(super) plan: PodPlan,
-    pub(super) place: Place,
+    pub(super) place: PodPlacement,
     pub(super) containers: Vec<Arc<Container>>,
-    started: Moment,
+    started: Time,
     begun: Instant,
     /// Tells its containers to end, and within what time.
     stop: watch::Sender<Option<Duration>>,
@@ -64,7 +64,7 @@ impl Pods {
 }
 
 /// The task.
-pub(super) struct Keeper {
+pub(super) struct PodSync {
     pub(super) store: SharedStore,
     pub(super) launcher: Launcher,
     pub(super) directory: PathBuf,
@@ -75,10 +75,10 @@ pub(super) struct Keeper {
     pub(super) running: HashMap<String, JoinSet<()>>,
     /// Of pods that are gone, whose directories are there while their processes are: no
     /// more than there are of these.
-    pub(super) remains: Vec<Place>,
+    pub(super) remains: Vec<PodPlacement>,
 }
 
-impl Keeper {
+impl PodSync {
     /// Works until it is told to end; then nothing runs any more.
     pub(super) async fn run(mut self, end: impl Future<Output = ()>) {
         if let Err(status) = self.register() {
@@ -112,7 +112,7 @@ impl Keeper {
     async fn work(&mut self) -> Result<(), Status> {
         let mut watch: StoreWatch = self.store.watch(&pods(), "")?;
         loop {
-            let due = self.look().await?;
+            let due = self.sync().await?;
             let changed = self.changed.clone();
             let due = async {
                 match due {
@@ -129,7 +129,7 @@ impl Keeper {
     }
 
     /// Makes what runs what is wanted; tells when the next pod has had its time.
-    async fn look(&mut self) -> Result<Option<Instant>, Status> {
+    async fn sync(&mut self) -> Result<Option<Instant>, Status> {
         let listed = self.store.list(&pods(), "")?;
         let mut wanted = BTreeMap::new();
         for pod in &listed.items {
@@ -145,31 +145,31 @@ impl Keeper {
                         Some(due) => next = next.into_iter().chain([due]).min(),
                         None => {}
                     }
-                    self.tell(object, &pod);
+                    self.update_status(object, &pod);
                 }
-                Some(object) => self.leave(object, &pod).await,
+                Some(object) => self.terminate(object, &pod).await,
                 // Somebody took it away without grace.
                 None => {
                     pod.end(Duration::ZERO);
-                    self.forget(&pod).await;
+                    self.remove_pod(&pod).await;
                 }
             }
         }
         for object in wanted.values() {
             if !self.pods.lock().contains_key(object.uid()) {
-                self.meet(object);
+                self.admit(object);
             }
         }
-        self.clear_away();
+        self.remove_unused_directories();
         if !self.remains.is_empty() {
-            let soon = Instant::now() + LOOK_AGAIN;
+            let soon = Instant::now() + CLEANUP_INTERVAL;
             next = next.into_iter().chain([soon]).min();
         }
         Ok(next)
     }
 
     /// A pod that is not run yet.
-    fn meet(&mut self, object: &Object) {
+    fn admit(&mut self, object: &Object) {
         let node = object.text(&["spec", "nodeName"]);
         let phase = object.text(&["status", "phase"]);
         if object.deletion_timestamp().is_some() {
@@ -189,7 +189,7 @@ impl Keeper {
             return;
         }
         if let Err(error) = self.start(object) {
-            self.complain(object, &error.to_string());
+            self.report_failure(object, &error.to_string());
         }
     }
 
@@ -206,7 +206,7 @@ impl Keeper {
         }
         let directory = directory.join(object.uid());
         private_directory(&directory)?;
-        let place = Place {
+        let place = PodPlacement {
             pod: object.uid().to_owned(),
             address,
             directory,
@@ -244,7 +244,7 @@ impl Keeper {
     /// An address that no other pod has, and where directories are.
     fn place(&self) -> std::io::Result<(IpAddr, PathBuf)> {
         let pods = self.pods.lock();
-        if pods.len() >= MOST_PODS {
+        if pods.len() >= MAX_PODS {
             return Err(std::io::Error::other("too many pods on this node"));
         }
         let taken = |address| pods.values().any(|pod| pod.place.address == address);
@@ -257,7 +257,7 @@ impl Keeper {
     }
 
     /// Says what has become of a pod.
-    fn tell(&self, object: &Object, pod: &Pod) {
+    fn update_status(&self, object: &Object, pod: &Pod) {
         let containers: Vec<_> = pod
             .containers
             .iter()
@@ -286,7 +286,7 @@ impl Keeper {
     }
 
     /// A pod that is to end: it gets its time, and is gone when its processes are.
-    async fn leave(&mut self, object: &Object, pod: &Arc<Pod>) {
+    async fn terminate(&mut self, object: &Object, pod: &Arc<Pod>) {
         pod.end(grace(object));
         let tasks = self.running.get_mut(object.uid());
         let over = tasks.is_none_or(|tasks| {
@@ -296,8 +296,8 @@ impl Keeper {
         if !over {
             return;
         }
-        self.tell(object, pod);
-        self.forget(pod).await;
+        self.update_status(object, pod);
+        self.remove_pod(pod).await;
         self.remove(object.namespace(), object.name(), object.uid());
     }
 
@@ -311,7 +311,7 @@ impl Keeper {
     }
 
     /// Ends what is left of a pod.
-    async fn forget(&mut self, pod: &Pod) {
+    async fn remove_pod(&mut self, pod: &Pod) {
         if let Some(mut tasks) = self.running.remove(&pod.plan.uid) {
             // Dropped processes are killed.
             tasks.shutdown().await;
@@ -321,7 +321,7 @@ impl Keeper {
     }
 
     /// Removes the directories of pods that are gone, once nobody is left to write there.
-    fn clear_away(&mut self) {
+    fn remove_unused_directories(&mut self) {
         let launcher = &self.launcher;
         self.remains.retain(|place| {
             let in_use = !launcher.running(&place.pod).is_empty();
@@ -332,7 +332,7 @@ impl Keeper {
         });
     }
 
-    fn complain(&self, object: &Object, why: &str) {
+    fn report_failure(&self, object: &Object, why: &str) {
         let message = Value::from(why);
         if object.at(&["status", "message"]) == Some(&message) {
             return;
@@ -362,19 +362,19 @@ impl Keeper {
     async fn end_all(&mut self) {
         let pods: Vec<_> = self.pods.lock().values().cloned().collect();
         for pod in &pods {
-            pod.end(LAST_GRACE);
+            pod.end(SHUTDOWN_GRACE);
         }
-        let deadline = Instant::now() + LAST_GRACE + DYING;
+        let deadline = Instant::now() + SHUTDOWN_GRACE + KILL_TIMEOUT;
         for tasks in self.running.values_mut() {
             let left = deadline.saturating_duration_since(Instant::now());
             let _ = timeout(left, async { while tasks.join_next().await.is_some() {} }).await;
         }
         for pod in pods {
-            self.forget(&pod).await;
+            self.remove_pod(&pod).await;
         }
-        // Commands beside containers as well. Nobody else is kept waiting here any more.
-        self.launcher.end_all(DYING);
-        self.clear_away();
+        // Commands beside containers as well. None else is kept waiting here any more.
+        self.launcher.end_all(KILL_TIMEOUT);
+        self.remove_unused_directories();
     }
 }
 
@@ -409,8 +409,8 @@ fn pods() -> GroupResource {
     GroupResource::new("", "pods")
 }
 
-fn now() -> Moment {
-    Moment::from(SystemTime::now())
+fn now() -> Time {
+    Time::from(SystemTime::now())
 }
 
 /// Only for who runs the playground.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::names::{label_key_faults, label_value_faults};
+use crate::name_validation::{label_key_errors, label_value_errors};
 use crate::status::FieldError;
 
 /// What has to be true of labels: all of it.
@@ -171,7 +171,7 @@ impl Parser {
                 return Err(format!("found '{}', expected: identifier", other.literal()));
             }
         };
-        check("<nil>", &key, &label_key_faults(&key))?;
+        check("<nil>", &key, &label_key_errors(&key))?;
         let ends = matches!(self.peek(), Token::Mark(END | ","));
         let test = match (negated, ends) {
             (true, _) => Test::Missing,
@@ -190,7 +190,7 @@ impl Parser {
         };
         for (place, value) in values.iter().enumerate() {
             let field = format!("values[{place}][{key}]");
-            check(&field, value, &label_value_faults(value))?;
+            check(&field, value, &label_value_errors(value))?;
         }
         Ok(match operator.literal() {
             ">" => Test::Above(number(&values)?),
@@ -268,11 +268,11 @@ fn number(values: &BTreeSet<String>) -> Result<i64, String> {
     number.ok_or_else(|| FieldError::invalid("values[0]", value, why).to_string())
 }
 
-fn check(field: &str, value: &str, faults: &[String]) -> Result<(), String> {
-    if faults.is_empty() {
+fn check(field: &str, value: &str, errors: &[String]) -> Result<(), String> {
+    if errors.is_empty() {
         return Ok(());
     }
-    Err(FieldError::invalid(field, value, faults.join("; ")).to_string())
+    Err(FieldError::invalid(field, value, errors.join("; ")).to_string())
 }
 
 #[cfg(test)]

@@ -21,45 +21,48 @@ use skewbridge_gateway::body::{Pieces, ResponseBody};
 use skewbridge_gateway::drain::Drain;
 use tokio::time::{Instant, sleep_until};
 
-use super::answers::Reply;
-use super::ask::{Ask, Subject};
+use super::api_request::{ApiRequest, ApiTarget};
 use super::negotiate::Form;
 use super::read::{as_released, include, partial, selection};
+use super::responses::ApiResponse;
 use super::shared::{StoreWatch, entropy, now};
 use crate::catalogue::Release;
 use crate::object::Object;
 use crate::status::{FieldError, GroupResource, invalid};
 use crate::table::{Include, ListMeta, table};
-use crate::watch::{Beginning, Change};
+use crate::watch::{Change, WatchStart};
 
 /// Events that are at hand go out together, up to about so much.
-const PIECE: usize = 32 * 1024;
+const MAX_CHUNK_BYTES: usize = 32 * 1024;
 
 /// How often a client hears how far it has come. Real servers take a minute; here
 /// servers come and go more often.
-const BOOKMARK_EVERY: Duration = Duration::from_secs(10);
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a watch lasts at least if nobody says: as kube-apiserver, which takes up to
 /// twice as long.
-const SHORTEST: Duration = Duration::from_mins(30);
+const MIN_WATCH_TIME: Duration = Duration::from_mins(30);
 
 /// How long a watch lasts at most.
-const LONGEST: Duration = Duration::from_hours(24);
+const MAX_WATCH_TIME: Duration = Duration::from_hours(24);
 
 /// Begins a watch.
-pub(super) fn watch(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
-    let form = Form::of(&ask.head.headers)?;
-    let beginning = beginning(ask)?;
-    let lasts = match ask.query.number("timeoutSeconds")? {
-        Some(seconds) if seconds > 0 => Duration::from_secs(seconds).min(LONGEST),
+pub(super) fn watch(
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
+) -> Result<ApiResponse, Status> {
+    let form = Form::of(&request.head.headers)?;
+    let beginning = beginning(request)?;
+    let lasts = match request.query.number("timeoutSeconds")? {
+        Some(seconds) if seconds > 0 => Duration::from_secs(seconds).min(MAX_WATCH_TIME),
         // Not all at the same time.
-        _ => SHORTEST + SHORTEST.mul_f64(f64::from(entropy().to_le_bytes()[0]) / 256.0),
+        _ => MIN_WATCH_TIME + MIN_WATCH_TIME.mul_f64(f64::from(entropy().to_le_bytes()[0]) / 256.0),
     };
-    let watch = ask.server.store.watch_selected(
-        subject.resource(),
-        subject.namespace,
-        selection(ask, subject)?,
-        ask.query.get("resourceVersion"),
+    let watch = request.server.store.watch_selected(
+        target.resource(),
+        target.namespace,
+        selection(request, target)?,
+        request.query.get("resourceVersion"),
         beginning,
     );
     let mut watch = match watch {
@@ -70,24 +73,24 @@ pub(super) fn watch(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Statu
         }
         Err(status) => return Err(status),
     };
-    let watching = Watching {
+    let watching = WatchStream {
         events: Events {
-            release: ask.server.release,
+            release: request.server.release,
             form,
-            include: include(ask),
-            api_version: subject.served.api_version(),
-            kind: subject.definition.kind.clone(),
-            resource: subject.resource().clone(),
+            include: include(request),
+            api_version: target.served.api_version(),
+            kind: target.definition.kind.clone(),
+            resource: target.resource().clone(),
             columns_told: false,
         },
         // A bookmark counts them as told.
         pending: watch.take_first().into(),
         watch,
-        bookmarks: (ask.query.flag("allowWatchBookmarks") == Some(true))
-            .then(|| Instant::now() + BOOKMARK_EVERY),
+        bookmarks: (request.query.flag("allowWatchBookmarks") == Some(true))
+            .then(|| Instant::now() + BOOKMARK_INTERVAL),
         told: 0,
         ends: Instant::now() + lasts,
-        drain: ask.server.drain.clone(),
+        drain: request.server.drain.clone(),
         over: false,
     };
     Ok(reply(ResponseBody::made(WatchBody {
@@ -95,7 +98,7 @@ pub(super) fn watch(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Statu
     })))
 }
 
-fn reply(body: ResponseBody) -> Reply {
+fn reply(body: ResponseBody) -> ApiResponse {
     let mut reply = Response::new(body);
     let headers = reply.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -104,20 +107,20 @@ fn reply(body: ResponseBody) -> Reply {
 }
 
 /// How a watch begins, by `sendInitialEvents`.
-fn beginning(ask: &Ask<'_>) -> Result<Beginning, Status> {
-    let wanted = ask.query.flag("sendInitialEvents");
-    let version_match = ask.query.get("resourceVersionMatch");
+fn beginning(request: &ApiRequest<'_>) -> Result<WatchStart, Status> {
+    let wanted = request.query.flag("sendInitialEvents");
+    let version_match = request.query.get("resourceVersionMatch");
     let refuse = |field: &str, why: &str| {
         let error = FieldError::forbidden(field, why);
         Err(invalid("meta.k8s.io", "ListOptions", "", &[error]))
     };
     match (wanted, version_match) {
-        (None, "") => Ok(Beginning::Unsaid),
+        (None, "") => Ok(WatchStart::Default),
         (None, _) => refuse(
             "resourceVersionMatch",
             "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
         ),
-        (Some(_), _) if ask.server.release == Release::V1_28 => refuse(
+        (Some(_), _) if request.server.release == Release::V1_28 => refuse(
             "sendInitialEvents",
             "sendInitialEvents is forbidden for watch unless the WatchList feature gate is \
              enabled",
@@ -126,13 +129,13 @@ fn beginning(ask: &Ask<'_>) -> Result<Beginning, Status> {
             "resourceVersionMatch",
             "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
         ),
-        (Some(true), _) => Ok(Beginning::Initial),
-        (Some(false), _) => Ok(Beginning::News),
+        (Some(true), _) => Ok(WatchStart::Initial),
+        (Some(false), _) => Ok(WatchStart::News),
     }
 }
 
 /// A watch that lasts.
-struct Watching {
+struct WatchStream {
     events: Events,
     watch: StoreWatch,
     pending: VecDeque<Change>,
@@ -145,7 +148,7 @@ struct Watching {
     over: bool,
 }
 
-impl Watching {
+impl WatchStream {
     /// The next piece, and the watch after it. Only waits where nothing is lost.
     async fn step(mut self) -> (Self, Option<Bytes>) {
         loop {
@@ -165,7 +168,7 @@ impl Watching {
             }
             if self.bookmarks.is_some_and(|due| due <= now) {
                 self.bookmark();
-                self.bookmarks = Some(now + BOOKMARK_EVERY);
+                self.bookmarks = Some(now + BOOKMARK_INTERVAL);
                 continue;
             }
             let due = self.bookmarks.map_or(self.ends, |it| it.min(self.ends));
@@ -196,7 +199,7 @@ impl Watching {
 
     fn piece(&mut self) -> Bytes {
         let mut bytes = Vec::new();
-        while bytes.len() < PIECE
+        while bytes.len() < MAX_CHUNK_BYTES
             && let Some(change) = self.pending.pop_front()
         {
             bytes.extend_from_slice(&line(&self.events.written(&change)));
@@ -271,7 +274,7 @@ fn line(event: &Value) -> Bytes {
 
 /// A watch as the body of an answer.
 struct WatchBody {
-    step: Pin<Box<dyn Future<Output = (Watching, Option<Bytes>)> + Send>>,
+    step: Pin<Box<dyn Future<Output = (WatchStream, Option<Bytes>)> + Send>>,
 }
 
 impl Pieces for WatchBody {
@@ -294,14 +297,14 @@ mod tests {
 
     use super::super::shared::SharedStore;
     use super::*;
-    use crate::sample::object;
+    use crate::test_fixtures::object;
 
     fn maps() -> GroupResource {
         GroupResource::new("", "configmaps")
     }
 
     /// A watch that has news at hand, and whoever ends it.
-    fn busy(bookmarks: Option<Instant>, ends: Instant) -> (Watching, DrainTrigger) {
+    fn busy(bookmarks: Option<Instant>, ends: Instant) -> (WatchStream, DrainTrigger) {
         let store = SharedStore::new().unwrap();
         let map = |name| {
             let made = store.create(&maps(), "default", object(name, json!({})));
@@ -311,7 +314,7 @@ mod tests {
         let mut watch = store.watch(&maps(), "").unwrap();
         map("news");
         let (leave, drain) = announcement();
-        let watching = Watching {
+        let watching = WatchStream {
             events: Events {
                 release: Release::V1_36,
                 form: Form::Objects,
@@ -333,7 +336,7 @@ mod tests {
     }
 
     /// What a watch tells, up to so many pieces.
-    async fn told(mut watching: Watching, pieces: usize) -> Vec<(String, String)> {
+    async fn told(mut watching: WatchStream, pieces: usize) -> Vec<(String, String)> {
         let mut told = Vec::new();
         for _ in 0..pieces {
             let (next, Some(piece)) = watching.step().await else {
@@ -361,7 +364,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_busy_watch_hears_of_its_end_and_has_bookmarks() {
-        let (now, later) = (Instant::now(), Instant::now() + LONGEST);
+        let (now, later) = (Instant::now(), Instant::now() + MAX_WATCH_TIME);
         let (first, news) = (("ADDED", "first"), ("ADDED", "news"));
         let (bookmark, end) = (("BOOKMARK", ""), ("", ""));
 

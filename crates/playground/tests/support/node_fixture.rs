@@ -18,7 +18,7 @@ use skewbridge_playground::server::pod_streams::{
 };
 use skewbridge_playground::server::shared::StoreWatch;
 use skewbridge_playground::status::GroupResource;
-use skewbridge_playground::store::{Effect, Preconditions};
+use skewbridge_playground::store::{DryRun, Preconditions};
 use skewbridge_playground::watch::Change;
 use skewbridge_remotecommand::{
     Channel, ChannelEvent, ErrorChannel, ErrorChannelEnd, FromServer, Input, Options, Outcome,
@@ -35,7 +35,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 /// Generous: the machine may be busy with something else.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-pub(crate) struct Site {
+pub(crate) struct NodeFixture {
     pub(crate) store: SharedStore,
     pub(crate) node: Node,
     pub(crate) scratch: ScratchDir,
@@ -45,7 +45,7 @@ pub(crate) fn pods() -> GroupResource {
     GroupResource::new("", "pods")
 }
 
-impl Site {
+impl NodeFixture {
     pub(crate) fn new() -> Self {
         let (store, scratch) = (SharedStore::new().unwrap(), ScratchDir::new());
         let node = Node::start(NodeConfig {
@@ -53,7 +53,7 @@ impl Site {
             directory: scratch.path().join("pods"),
             program: Program {
                 file: env!("CARGO_BIN_EXE_skewbridge-playground-process").into(),
-                words: Vec::new(),
+                arguments: Vec::new(),
             },
         });
         Self {
@@ -77,10 +77,10 @@ impl Site {
 
     /// As a client deletes a pod.
     pub(crate) fn delete_within(&self, name: &str, grace: u32) {
-        let deleted = self.store.write(Effect::Lasting, |store, occasion| {
+        let deleted = self.store.write(DryRun::Off, |store, context| {
             let definition = self.store.definition(&pods())?;
             let any = Preconditions::default();
-            store.delete_within(definition, "default", name, grace, &any, occasion)
+            store.delete_within(definition, "default", name, grace, &any, context)
         });
         deleted.unwrap();
     }
@@ -109,8 +109,8 @@ impl Site {
     ) -> Arc<Object> {
         let wait = async {
             loop {
-                for change in watch.next().await.unwrap() {
-                    if let Change::Added(pod) | Change::Modified(pod) = change
+                for set_release in watch.next().await.unwrap() {
+                    if let Change::Added(pod) | Change::Modified(pod) = set_release
                         && pod.name() == name
                         && wanted(&pod)
                     {
@@ -197,10 +197,10 @@ impl Site {
         kind: StreamKind,
         query: &str,
         protocol: Protocol,
-    ) -> Socket {
+    ) -> WebSocketClient {
         let headers = websocket_headers(protocol.name());
         let io = self.switched(kind, "web", query, headers).await;
-        Socket::new(io, protocol)
+        WebSocketClient::new(io, protocol)
     }
 }
 
@@ -221,14 +221,14 @@ pub(crate) fn websocket_headers(protocol: &str) -> HeaderMap {
 
 /// What a command has said, and how it ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Heard {
+pub(crate) struct CommandResult {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
     pub(crate) outcome: Outcome,
 }
 
-pub(crate) fn heard(stdout: &str, stderr: &str, outcome: Outcome) -> Heard {
-    Heard {
+pub(crate) fn command_result(stdout: &str, stderr: &str, outcome: Outcome) -> CommandResult {
+    CommandResult {
         stdout: stdout.to_owned(),
         stderr: stderr.to_owned(),
         outcome,
@@ -305,12 +305,12 @@ impl SpdyClient {
         self.stdout.as_mut().unwrap().read().await.unwrap().unwrap()
     }
 
-    pub(crate) fn abandon(self) {
+    pub(crate) fn disconnect(self) {
         self.driver.abort();
     }
 
     /// Ends the input, and hears all.
-    pub(crate) async fn finish(mut self) -> Heard {
+    pub(crate) async fn finish(mut self) -> CommandResult {
         if let Some(stdin) = &mut self.stdin {
             let _ = stdin.finish();
         }
@@ -334,7 +334,7 @@ impl SpdyClient {
         let mut told = ErrorChannel::new(self.protocol.version());
         told.push(&words);
         drop(self.halves);
-        Heard {
+        CommandResult {
             stdout: String::from_utf8(stdout).unwrap(),
             stderr: String::from_utf8(stderr).unwrap(),
             outcome: told.end(ErrorChannelEnd::Clean),
@@ -343,7 +343,7 @@ impl SpdyClient {
 }
 
 /// A client by WebSocket.
-pub(crate) struct Socket {
+pub(crate) struct WebSocketClient {
     io: DuplexStream,
     buffer: BytesMut,
     decoder: Decoder,
@@ -352,7 +352,7 @@ pub(crate) struct Socket {
     protocol: Protocol,
 }
 
-impl Socket {
+impl WebSocketClient {
     fn new(io: DuplexStream, protocol: Protocol) -> Self {
         let limits = Limits {
             frame: 1 << 20,
@@ -407,7 +407,7 @@ impl Socket {
         }
     }
 
-    pub(crate) async fn finish(mut self) -> Heard {
+    pub(crate) async fn finish(mut self) -> CommandResult {
         let mut told = ErrorChannel::new(self.protocol.version());
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         while let Some((output, data)) = self.next().await {
@@ -417,7 +417,7 @@ impl Socket {
                 Output::Error => told.push(&data),
             }
         }
-        Heard {
+        CommandResult {
             stdout: String::from_utf8(stdout).unwrap(),
             stderr: String::from_utf8(stderr).unwrap(),
             outcome: told.end(ErrorChannelEnd::Clean),

@@ -9,10 +9,10 @@ use skewbridge_api::status::Status;
 use skewbridge_gateway::body::ResponseBody;
 
 /// An answer with its body.
-pub(super) type Reply = Response<ResponseBody>;
+pub(super) type ApiResponse = Response<ResponseBody>;
 
 /// An object, as JSON with a newline, as kube-apiserver writes it.
-pub(super) fn json(code: StatusCode, value: &Value) -> Reply {
+pub(super) fn json(code: StatusCode, value: &Value) -> ApiResponse {
     // A value with string keys does not fail to serialise.
     let mut bytes = serde_json::to_vec(value).unwrap_or_default();
     bytes.push(b'\n');
@@ -23,7 +23,7 @@ pub(super) fn json(code: StatusCode, value: &Value) -> Reply {
 }
 
 /// Says something besides, which kubectl prints.
-pub(super) fn warn(reply: &mut Reply, warnings: &[String]) {
+pub(super) fn warn(reply: &mut ApiResponse, warnings: &[String]) {
     for warning in warnings {
         let text = format!("299 - {}", crate::status::quoted(warning));
         if let Ok(value) = HeaderValue::from_str(&text) {
@@ -33,12 +33,12 @@ pub(super) fn warn(reply: &mut Reply, warnings: &[String]) {
 }
 
 /// Words for people.
-pub(super) fn text(code: StatusCode, text: impl Into<String>) -> Reply {
+pub(super) fn text(code: StatusCode, text: impl Into<String>) -> ApiResponse {
     whole(code, "text/plain; charset=utf-8", text.into())
 }
 
 /// Bytes of a type.
-pub(super) fn whole(code: StatusCode, media: &'static str, body: impl Into<Bytes>) -> Reply {
+pub(super) fn whole(code: StatusCode, media: &'static str, body: impl Into<Bytes>) -> ApiResponse {
     let body = body.into();
     let mut reply = Response::new(());
     *reply.status_mut() = code;
@@ -49,7 +49,7 @@ pub(super) fn whole(code: StatusCode, media: &'static str, body: impl Into<Bytes
 }
 
 /// What Go's server says of a path that nobody serves.
-pub(super) fn nothing_here() -> Reply {
+pub(super) fn not_found_page() -> ApiResponse {
     let mut reply = text(StatusCode::NOT_FOUND, "404 page not found\n");
     let headers = reply.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
@@ -57,7 +57,7 @@ pub(super) fn nothing_here() -> Reply {
 }
 
 /// A failure, in a form that the caller reads.
-pub(super) fn failure(status: &Status, asked: &HeaderMap) -> Reply {
+pub(super) fn failure(status: &Status, asked: &HeaderMap) -> ApiResponse {
     let format = match status.code {
         // Nothing that the caller reads: it is written for people.
         406 => return not_acceptable(status),
@@ -80,7 +80,7 @@ pub(super) fn failure(status: &Status, asked: &HeaderMap) -> Reply {
 }
 
 /// In lines, as kube-apiserver writes it to those of whom it cannot know what they read.
-fn not_acceptable(status: &Status) -> Reply {
+fn not_acceptable(status: &Status) -> ApiResponse {
     let quoted = Value::from(status.message.as_str());
     let text = format!(
         "{{\n  \"kind\": \"Status\",\n  \"apiVersion\": \"v1\",\n  \"metadata\": {{}},\n  \

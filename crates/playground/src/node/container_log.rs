@@ -7,17 +7,17 @@ use std::time::{Duration, SystemTime};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use tokio::sync::watch;
 
-use crate::time::Moment;
+use crate::time::Time;
 
 /// What is kept of a container's output: the last of it, as a kubelet that rotates.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_LOG_BYTES: usize = 1 << 20;
 /// The same in lines, so that empty ones have a bound too.
-const MOST_LINES: usize = 20_000;
+const MAX_LOG_LINES: usize = 20_000;
 /// A longer line is kept as several, as container runtimes do.
-const LONGEST_LINE: usize = 16 * 1024;
+const MAX_LINE_BYTES: usize = 16 * 1024;
 
 /// What is handed over at once to one who reads.
-const MOST_AT_ONCE: usize = 64 * 1024;
+const MAX_READ_BYTES: usize = 64 * 1024;
 
 /// Which lines of a log are wanted: `PodLogOptions`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,17 +36,17 @@ pub(super) struct LogOptions {
 
 /// The output of one run of a container. Clones are the same one.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Journal(Arc<Shared>);
+pub(super) struct ContainerLog(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     lines: Mutex<Lines>,
-    news: watch::Sender<News>,
+    news: watch::Sender<LogEnd>,
 }
 
 /// Where the end is now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct News {
+struct LogEnd {
     end: u64,
     over: bool,
 }
@@ -70,42 +70,46 @@ impl Default for Shared {
     fn default() -> Self {
         Self {
             lines: Mutex::default(),
-            news: watch::Sender::new(News::default()),
+            news: watch::Sender::new(LogEnd::default()),
         }
     }
 }
 
 /// Cuts the output of one stream into lines.
 #[derive(Debug, Default)]
-pub(super) struct Cutter(BytesMut);
+pub(super) struct LineSplitter(BytesMut);
 
-impl Cutter {
+impl LineSplitter {
     /// Takes output, and puts down what is whole of it.
-    pub(super) fn push(&mut self, bytes: &[u8], journal: &Journal) {
+    pub(super) fn push(&mut self, bytes: &[u8], container_log: &ContainerLog) {
         self.0.extend_from_slice(bytes);
         let mut whole = Vec::new();
         loop {
-            let end = self.0.iter().take(LONGEST_LINE).position(|it| *it == b'\n');
+            let end = self
+                .0
+                .iter()
+                .take(MAX_LINE_BYTES)
+                .position(|it| *it == b'\n');
             let end = match end {
                 Some(at) => at + 1,
-                None if self.0.len() >= LONGEST_LINE => LONGEST_LINE,
+                None if self.0.len() >= MAX_LINE_BYTES => MAX_LINE_BYTES,
                 None => break,
             };
             // A copy, so that a line does not keep all of a buffer.
             whole.push(Bytes::copy_from_slice(&self.0.split_to(end)));
         }
-        journal.put(whole);
+        container_log.put(whole);
     }
 
     /// Puts down what is left.
-    pub(super) fn end(&mut self, journal: &Journal) {
+    pub(super) fn end(&mut self, container_log: &ContainerLog) {
         if !self.0.is_empty() {
-            journal.put(vec![Bytes::copy_from_slice(&self.0.split())]);
+            container_log.put(vec![Bytes::copy_from_slice(&self.0.split())]);
         }
     }
 }
 
-impl Journal {
+impl ContainerLog {
     fn put(&self, texts: Vec<Bytes>) {
         if texts.is_empty() {
             return;
@@ -116,7 +120,7 @@ impl Journal {
             lines.bytes += text.len();
             lines.kept.push_back(Line { at, text });
         }
-        while lines.bytes > MOST_BYTES || lines.kept.len() > MOST_LINES {
+        while lines.bytes > MAX_LOG_BYTES || lines.kept.len() > MAX_LOG_LINES {
             let Some(gone) = lines.kept.pop_front() else {
                 break;
             };
@@ -134,7 +138,7 @@ impl Journal {
     }
 
     /// Reads it from where the options say.
-    pub(super) fn read(&self, options: LogOptions) -> Reading {
+    pub(super) fn read(&self, options: LogOptions) -> LogReader {
         let lines = self.0.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let end = lines.first + lines.kept.len() as u64;
         let tail = options.tail_lines.map_or(lines.first, |tail| {
@@ -143,11 +147,11 @@ impl Journal {
         let since = options.since.map_or(0, |since| {
             lines.kept.partition_point(|line| line.at < since) as u64
         });
-        Reading {
+        LogReader {
             next: tail.max(lines.first + since),
             left: options.limit_bytes,
             news: self.0.news.subscribe(),
-            journal: self.clone(),
+            container_log: self.clone(),
             options,
         }
     }
@@ -155,15 +159,15 @@ impl Journal {
 
 /// Somebody who reads a journal.
 #[derive(Debug)]
-pub(super) struct Reading {
-    journal: Journal,
+pub(super) struct LogReader {
+    container_log: ContainerLog,
     options: LogOptions,
-    news: watch::Receiver<News>,
+    news: watch::Receiver<LogEnd>,
     next: u64,
     left: Option<usize>,
 }
 
-impl Reading {
+impl LogReader {
     /// The next lines; `None` when there will be no more.
     pub(super) async fn next(&mut self) -> Option<Bytes> {
         loop {
@@ -181,12 +185,12 @@ impl Reading {
 
     fn take(&mut self) -> Bytes {
         let mut out = BytesMut::new();
-        let lines = self.journal.0.lines.lock();
+        let lines = self.container_log.0.lines.lock();
         let lines = lines.unwrap_or_else(PoisonError::into_inner);
         self.next = self.next.max(lines.first);
         let skip = usize::try_from(self.next - lines.first).unwrap_or(usize::MAX);
         for line in lines.kept.iter().skip(skip) {
-            if out.len() >= MOST_AT_ONCE || self.left == Some(0) {
+            if out.len() >= MAX_READ_BYTES || self.left == Some(0) {
                 break;
             }
             self.next += 1;
@@ -212,7 +216,7 @@ fn stamp(at: SystemTime) -> String {
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or(Duration::ZERO)
         .subsec_nanos();
-    let second = Moment::from(at).to_string();
+    let second = Time::from(at).to_string();
     format!("{}.{nanos:09}Z", second.trim_end_matches('Z'))
 }
 
@@ -220,8 +224,8 @@ fn stamp(at: SystemTime) -> String {
 mod tests {
     use super::*;
 
-    async fn all(journal: &Journal, options: LogOptions) -> String {
-        let mut reading = journal.read(options);
+    async fn all(container_log: &ContainerLog, options: LogOptions) -> String {
+        let mut reading = container_log.read(options);
         let mut text = String::new();
         while let Some(piece) = reading.next().await {
             text.push_str(std::str::from_utf8(&piece).unwrap());
@@ -229,18 +233,18 @@ mod tests {
         text
     }
 
-    fn written(text: &str) -> Journal {
-        let (journal, mut cutter) = (Journal::default(), Cutter::default());
+    fn written(text: &str) -> ContainerLog {
+        let (container_log, mut cutter) = (ContainerLog::default(), LineSplitter::default());
         for byte in text.as_bytes() {
-            cutter.push(&[*byte], &journal);
+            cutter.push(&[*byte], &container_log);
         }
-        cutter.end(&journal);
-        journal
+        cutter.end(&container_log);
+        container_log
     }
 
     #[tokio::test]
     async fn lines_are_given_as_the_options_say() {
-        let journal = written("one\ntwo\nthree");
+        let container_log = written("one\ntwo\nthree");
         let none = LogOptions::default();
         let rows = [
             (none.clone(), "one\ntwo\nthree"),
@@ -274,10 +278,10 @@ mod tests {
             ),
         ];
         for (options, expected) in rows {
-            assert_eq!(all(&journal, options).await, expected);
+            assert_eq!(all(&container_log, options).await, expected);
         }
         let stamped = all(
-            &journal,
+            &container_log,
             LogOptions {
                 timestamps: true,
                 ..none
@@ -286,36 +290,36 @@ mod tests {
         for line in stamped.await.lines() {
             let (time, _) = line.split_once(' ').unwrap();
             assert_eq!(time.len(), "2026-11-15T20:59:59.000000000Z".len());
-            assert!(Moment::parse(time).is_some());
+            assert!(Time::parse(time).is_some());
         }
     }
 
     #[tokio::test]
     async fn who_follows_reads_on_until_the_end() {
-        let journal = written("one\n");
-        let mut reading = journal.read(LogOptions {
+        let container_log = written("one\n");
+        let mut reading = container_log.read(LogOptions {
             follow: true,
             ..LogOptions::default()
         });
         assert_eq!(reading.next().await.unwrap(), "one\n");
-        let mut cutter = Cutter::default();
-        cutter.push(b"two\n", &journal);
+        let mut cutter = LineSplitter::default();
+        cutter.push(b"two\n", &container_log);
         assert_eq!(reading.next().await.unwrap(), "two\n");
-        journal.close();
+        container_log.close();
         assert_eq!(reading.next().await, None);
     }
 
     #[tokio::test]
     async fn only_the_last_of_it_is_kept() {
-        let (journal, mut cutter) = (Journal::default(), Cutter::default());
-        let mut reading = journal.read(LogOptions::default());
-        for _ in 0..3 * MOST_BYTES / LONGEST_LINE {
-            cutter.push(&[b'x'; LONGEST_LINE], &journal);
+        let (container_log, mut cutter) = (ContainerLog::default(), LineSplitter::default());
+        let mut reading = container_log.read(LogOptions::default());
+        for _ in 0..3 * MAX_LOG_BYTES / MAX_LINE_BYTES {
+            cutter.push(&[b'x'; MAX_LINE_BYTES], &container_log);
         }
         let mut bytes = 0;
         while let Some(piece) = reading.next().await {
             bytes += piece.len();
         }
-        assert_eq!(bytes, MOST_BYTES);
+        assert_eq!(bytes, MAX_LOG_BYTES);
     }
 }

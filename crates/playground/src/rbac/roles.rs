@@ -5,19 +5,19 @@ use serde_json::{Value, json};
 use skewbridge_api::identity::User;
 use skewbridge_api::status::Status;
 
-use super::Deed;
+use super::Attributes;
 use crate::object::{Object, texts};
 use crate::status::GroupResource;
-use crate::store::{Effect, Occasion, Store};
+use crate::store::{DryRun, Store, WriteContext};
 use crate::strategy::{Definition, Scope, StatusPart};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
 /// Whether some binding gives somebody a role that lets them do something.
-pub fn allows(store: &Store, user: &User, deed: Deed<'_>) -> bool {
-    rules(store, user, deed.namespace())
+pub fn allows(store: &Store, user: &User, attributes: Attributes<'_>) -> bool {
+    rules(store, user, attributes.namespace())
         .iter()
-        .any(|rule| rule_allows(rule, deed))
+        .any(|rule| rule_allows(rule, attributes))
 }
 
 /// All rules that somebody has in a namespace, or outside of them (an empty one).
@@ -67,13 +67,13 @@ fn role_rules(store: &Store, binding: &Object, namespace: &str) -> Vec<Value> {
     rules.unwrap_or_default()
 }
 
-fn rule_allows(rule: &Value, deed: Deed<'_>) -> bool {
+fn rule_allows(rule: &Value, attributes: Attributes<'_>) -> bool {
     let has = |field: &str, word: &str| {
         let list = texts(rule.get(field));
         list.iter().any(|it| *it == "*" || *it == word)
     };
-    match deed {
-        Deed::Path { verb, path } => {
+    match attributes {
+        Attributes::Path { verb, path } => {
             let patterns = texts(rule.get("nonResourceURLs"));
             has("verbs", verb)
                 && patterns
@@ -83,7 +83,7 @@ fn rule_allows(rule: &Value, deed: Deed<'_>) -> bool {
                         None => path == *pattern,
                     })
         }
-        Deed::Resource {
+        Attributes::Resource {
             verb,
             group,
             resource,
@@ -108,7 +108,7 @@ fn rule_allows(rule: &Value, deed: Deed<'_>) -> bool {
 }
 
 /// Makes the roles and bindings that every cluster has, where they are missing.
-pub fn create_initial(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+pub fn create_initial(store: &mut Store, context: &mut WriteContext<'_>) -> Result<(), Status> {
     let rights = |verbs: &[&str], groups: &[&str], resources: &[&str]| json!({"verbs": verbs, "apiGroups": groups, "resources": resources});
     let paths = |paths: &[&str]| json!({"verbs": ["get"], "nonResourceURLs": paths});
     let everything = [
@@ -181,11 +181,11 @@ pub fn create_initial(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<
             "metadata": {"name": name, "labels": {"kubernetes.io/bootstrapping": "rbac-defaults"}},
             "rules": rules,
         });
-        create(store, "clusterroles", "", role, occasion)?;
+        create(store, "clusterroles", "", role, context)?;
         if !groups.is_empty() {
             let subjects: Vec<_> = groups.iter().map(|name| subject("Group", name)).collect();
             let binding = binding("ClusterRoleBinding", name, name, &subjects);
-            create(store, "clusterrolebindings", "", binding, occasion)?;
+            create(store, "clusterrolebindings", "", binding, context)?;
         }
     }
     let visitors = binding(
@@ -199,7 +199,7 @@ pub fn create_initial(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<
         "rolebindings",
         super::VISITORS_NAMESPACE,
         visitors,
-        occasion,
+        context,
     )
 }
 
@@ -221,16 +221,16 @@ fn create(
     resource: &str,
     namespace: &str,
     object: Value,
-    occasion: &mut Occasion<'_>,
+    context: &mut WriteContext<'_>,
 ) -> Result<(), Status> {
     let object = Object::new(object)?;
     let definition = definition(resource);
     if store.get(&definition, namespace, object.name()).is_ok() {
         return Ok(());
     }
-    debug_assert_eq!(occasion.effect, Effect::Lasting);
+    debug_assert_eq!(context.dry_run, DryRun::Off);
     store
-        .create(&definition, namespace, object, occasion)
+        .create(&definition, namespace, object, context)
         .map(drop)
 }
 
@@ -252,31 +252,31 @@ fn definition(resource: &str) -> Definition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::time::Moment;
+    use crate::time::Time;
 
     fn store() -> Store {
         let mut store = Store::default();
-        let mut occasion = Occasion {
-            now: Moment::from_unix(0),
+        let mut context = WriteContext {
+            now: Time::from_unix(0),
             entropy: &mut || 7,
-            effect: Effect::Lasting,
+            dry_run: DryRun::Off,
         };
-        create_initial(&mut store, &mut occasion).unwrap();
+        create_initial(&mut store, &mut context).unwrap();
         // A second time nothing is missing.
         let version = store.version();
-        create_initial(&mut store, &mut occasion).unwrap();
+        create_initial(&mut store, &mut context).unwrap();
         assert_eq!(store.version(), version);
         let role = json!({"metadata": {"name": "one"}, "rules": [
             {"verbs": ["get"], "apiGroups": [""], "resources": ["secrets"],
              "resourceNames": ["mine"]},
         ]});
-        create(&mut store, "roles", "shop", role, &mut occasion).unwrap();
+        create(&mut store, "roles", "shop", role, &mut context).unwrap();
         let bound = json!({
             "metadata": {"name": "one"},
             "roleRef": {"kind": "Role", "name": "one"},
             "subjects": [{"kind": "ServiceAccount", "name": "web"}],
         });
-        create(&mut store, "rolebindings", "shop", bound, &mut occasion).unwrap();
+        create(&mut store, "rolebindings", "shop", bound, &mut context).unwrap();
         store
     }
 
@@ -292,7 +292,7 @@ mod tests {
     fn subresources_are_given_by_themselves() {
         let rule = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["*/scale", "pods"]});
         let may = |resource: &'static str, subresource: &'static str| {
-            let deed = Deed::Resource {
+            let attributes = Attributes::Resource {
                 verb: "get",
                 group: "",
                 resource,
@@ -300,7 +300,7 @@ mod tests {
                 namespace: "",
                 name: "",
             };
-            rule_allows(&rule, deed)
+            rule_allows(&rule, attributes)
         };
         assert!(may("pods", "") && may("x", "scale") && !may("x", "") && !may("pods", "log"));
     }
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn bindings_give_what_roles_allow() {
         let store = store();
-        let deed = |verb, resource, subresource, namespace, name| Deed::Resource {
+        let attributes = |verb, resource, subresource, namespace, name| Attributes::Resource {
             verb,
             group: "",
             resource,
@@ -320,20 +320,45 @@ mod tests {
         let visitor = user(super::super::VISITOR, &["system:authenticated"]);
         let web = user("system:serviceaccount:shop:web", &[]);
         let rows = [
-            (&admin, deed("delete", "nodes", "", "", "n"), true),
-            (&visitor, deed("get", "pods", "log", "default", "p"), true),
-            (&visitor, deed("get", "pods", "exec", "default", "p"), false),
-            (&visitor, deed("get", "secrets", "", "default", "s"), false),
-            (&visitor, deed("list", "pods", "", "shop", ""), false),
-            (&visitor, deed("list", "pods", "", "", ""), false),
-            (&web, deed("get", "secrets", "", "shop", "mine"), true),
-            (&web, deed("get", "secrets", "", "shop", "other"), false),
-            (&web, deed("get", "secrets", "", "default", "mine"), false),
+            (&admin, attributes("delete", "nodes", "", "", "n"), true),
+            (
+                &visitor,
+                attributes("get", "pods", "log", "default", "p"),
+                true,
+            ),
+            (
+                &visitor,
+                attributes("get", "pods", "exec", "default", "p"),
+                false,
+            ),
+            (
+                &visitor,
+                attributes("get", "secrets", "", "default", "s"),
+                false,
+            ),
+            (&visitor, attributes("list", "pods", "", "shop", ""), false),
+            (&visitor, attributes("list", "pods", "", "", ""), false),
+            (&web, attributes("get", "secrets", "", "shop", "mine"), true),
+            (
+                &web,
+                attributes("get", "secrets", "", "shop", "other"),
+                false,
+            ),
+            (
+                &web,
+                attributes("get", "secrets", "", "default", "mine"),
+                false,
+            ),
         ];
-        for (who, deed, expected) in rows {
-            assert_eq!(allows(&store, who, deed), expected, "{} {deed}", who.name);
+        for (who, attributes, expected) in rows {
+            assert_eq!(
+                allows(&store, who, attributes),
+                expected,
+                "{} {attributes}",
+                who.name
+            );
         }
-        let path = |path| Deed::Path { verb: "get", path };
+        let path = |path| Attributes::Path { verb: "get", path };
         let nobody = user("system:anonymous", &["system:unauthenticated"]);
         assert!(allows(&store, &nobody, path("/version")));
         assert!(!allows(&store, &nobody, path("/apis/apps")));

@@ -9,19 +9,19 @@ use tokio::time::interval;
 
 use super::shared::{SharedStore, entropy};
 use crate::catalogue::Release;
-use crate::object::{Object, make_up_uid};
+use crate::object::{Object, generate_uid};
 use crate::status::GroupResource;
 use crate::store::Preconditions;
 use crate::strategy::Part;
 
 /// As kube-apiserver.
-const RENEW_EVERY: Duration = Duration::from_secs(10);
+const RENEW_INTERVAL: Duration = Duration::from_secs(10);
 
 const NAMESPACE: &str = "kube-system";
 
 /// Keeps the Lease of one server.
 #[derive(Debug, Clone)]
-pub(super) struct Keeper {
+pub(super) struct LeaseHeartbeat {
     store: SharedStore,
     release: Release,
     hostname: String,
@@ -29,10 +29,10 @@ pub(super) struct Keeper {
     holder: String,
 }
 
-impl Keeper {
+impl LeaseHeartbeat {
     pub(super) fn new(store: SharedStore, release: Release, hostname: &str) -> Self {
         let identity = Identity::of_hostname(hostname);
-        let holder = format!("{identity}_{}", make_up_uid(&mut entropy));
+        let holder = format!("{identity}_{}", generate_uid(&mut entropy));
         Self {
             store,
             release,
@@ -48,7 +48,7 @@ impl Keeper {
 
     /// Renews it until it is dropped.
     pub(super) async fn run(self) {
-        let mut ticks = interval(RENEW_EVERY);
+        let mut ticks = interval(RENEW_INTERVAL);
         loop {
             ticks.tick().await;
             if let Err(status) = self.renew() {
@@ -90,7 +90,7 @@ impl Keeper {
     }
 
     /// Gives it up, as servers from 1.35 on do when they are told to end.
-    pub(super) fn give_up(&self) {
+    pub(super) fn release(&self) {
         if self.release >= Release::V1_36 {
             let none = Preconditions::default();
             // Somebody else may have deleted it.

@@ -22,29 +22,29 @@ use skewbridge_websocket::{is_upgrade, parse_upgrade_request, set_response_heade
 use tokio::io::{AsyncRead, AsyncWrite, duplex};
 use tokio::sync::mpsc;
 
-use super::channel_forward::{self, Wanted};
+use super::channel_forward::{self, ForwardRequest};
 use super::container::Container;
+use super::container_log::LogOptions;
 use super::exec::{Exec, attach};
-use super::journal::LogOptions;
-use super::keeper::{Pod, Pods};
-use super::port_forward::{self, Reach};
+use super::pod_sync::{Pod, Pods};
+use super::port_forward::{self, PodDialer};
 use super::process::Launcher;
-use super::remote::Near;
+use super::remote::ProcessEnd;
 use super::{spdy, websocket};
 use crate::server::pod_streams::{StreamAnswer, StreamKind, StreamRequest, Switched, Takeover};
-use crate::time::Moment;
+use crate::time::Time;
 
 const SPDY: &str = "SPDY/3.1";
 const PROTOCOL_VERSION: &str = "x-stream-protocol-version";
 
 /// Bytes between SPDY and the WebSocket around it.
-const TUNNEL: usize = 64 * 1024;
+const TUNNEL_BUFFER_BYTES: usize = 64 * 1024;
 
 /// As shells tell it: killed.
-const KILLED: u8 = 128 + 9;
+const EXIT_KILLED: u8 = 128 + 9;
 
 /// Pieces of a log that wait for who reads it.
-const LOG_QUEUE: usize = 4;
+const LOG_QUEUE_LENGTH: usize = 4;
 
 /// Answers a request for something of a pod.
 pub(super) fn answer(pods: &Pods, launcher: &Launcher, request: &StreamRequest) -> StreamAnswer {
@@ -162,7 +162,7 @@ fn log(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Status> {
     let pod = pod(pods, request)?;
     let container = container(&pod, request)?;
     let previous = query.is_on("previous");
-    let Some(journal) = container.journal(previous) else {
+    let Some(container_log) = container.container_log(previous) else {
         let (name, pod) = (&container.plan.name, &request.name);
         return Err(Status::bad_request(if previous {
             format!("previous terminated container {name:?} in pod {pod:?} not found")
@@ -179,17 +179,17 @@ fn log(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Status> {
     }
     let since = match (query.number("sinceSeconds")?, query.first("sinceTime")) {
         (Some(seconds), _) => SystemTime::now().checked_sub(Duration::from_secs(seconds)),
-        (None, Some(time)) => Moment::parse(&time).map(SystemTime::from),
+        (None, Some(time)) => Time::parse(&time).map(SystemTime::from),
         (None, None) => None,
     };
-    let mut reading = journal.read(LogOptions {
+    let mut reading = container_log.read(LogOptions {
         follow: query.is_on("follow"),
         timestamps: query.is_on("timestamps"),
         tail_lines: query.number("tailLines")?.map(size),
         limit_bytes: limit_bytes.map(size),
         since,
     });
-    let (sender, receiver) = mpsc::channel(LOG_QUEUE);
+    let (sender, receiver) = mpsc::channel(LOG_QUEUE_LENGTH);
     // Ends with the log, or when nobody listens any more.
     tokio::spawn(async move {
         loop {
@@ -231,11 +231,11 @@ fn exec(pods: &Pods, launcher: &Launcher, request: &StreamRequest) -> Result<Str
         environment,
         tty,
     };
-    Ok(wants.switch(move |near| async move {
+    Ok(wants.switch(move |process_end| async move {
         tokio::select! {
-            outcome = task.run(near) => outcome,
+            outcome = task.run(process_end) => outcome,
             // Nothing outlives the container that it is in.
-            () = run.end() => ExitCode::new(KILLED).map_or(Outcome::Success, Outcome::Exited),
+            () = run.end() => ExitCode::new(EXIT_KILLED).map_or(Outcome::Success, Outcome::Exited),
         }
     }))
 }
@@ -250,7 +250,7 @@ struct OwnedExec {
 }
 
 impl OwnedExec {
-    async fn run(&self, near: Near) -> Outcome {
+    async fn run(&self, process_end: ProcessEnd) -> Outcome {
         let exec = Exec {
             launcher: &self.launcher,
             pod: &self.pod,
@@ -259,7 +259,7 @@ impl OwnedExec {
             environment: &self.environment,
             tty: self.tty,
         };
-        exec.run(near).await
+        exec.run(process_end).await
     }
 }
 
@@ -281,7 +281,7 @@ fn attached(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Status
             container.plan.name
         )));
     }
-    Ok(wants.switch(move |near| attach(run, near)))
+    Ok(wants.switch(move |process_end| attach(run, process_end)))
 }
 
 /// How a remote command is asked for.
@@ -341,7 +341,7 @@ impl Wants {
 
     fn switch<R, F>(self, run: R) -> StreamAnswer
     where
-        R: FnOnce(Near) -> F + Send + 'static,
+        R: FnOnce(ProcessEnd) -> F + Send + 'static,
         F: Future<Output = Outcome> + Send + 'static,
     {
         match self {
@@ -374,7 +374,7 @@ fn forwarded(
             request.pod.text(&["status", "phase"])
         )));
     }
-    let reach = Reach {
+    let reach = PodDialer {
         pod: request.name.clone(),
         place: pod.place.clone(),
         launcher: launcher.clone(),
@@ -385,7 +385,7 @@ fn forwarded(
         let asked = asked.map_err(|refusal| Status::bad_request(refusal.to_string()))?;
         let mut answer = HeaderMap::new();
         if !tunnelled_protocols(subprotocols(headers)).any(|offer| offer == PORT_FORWARD) {
-            let wanted = Wanted::of(subprotocols(headers), &request.query);
+            let wanted = ForwardRequest::of(subprotocols(headers), &request.query);
             let wanted = wanted.map_err(Status::bad_request)?;
             let protocol = wanted.agreed.header.map(HeaderValue::from_static);
             set_response_headers(&asked, protocol, &mut answer);
@@ -397,7 +397,7 @@ fn forwarded(
         let protocol = HeaderValue::from_static(TUNNELLED_PORT_FORWARD);
         set_response_headers(&asked, Some(protocol), &mut answer);
         let takeover = Takeover::new(move |switched| async move {
-            let (outside, inside) = duplex(TUNNEL);
+            let (outside, inside) = duplex(TUNNEL_BUFFER_BYTES);
             let forward = port_forward::carry(inside, reach);
             tokio::join!(websocket::tunnel(whole(switched), outside), forward);
         });

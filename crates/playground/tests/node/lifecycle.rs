@@ -10,7 +10,7 @@ use skewbridge_playground::strategy::Part;
 use skewbridge_remotecommand::{ExitCode, Outcome, SpdyProtocol};
 
 use crate::commands::lives;
-use crate::site::{Site, eventually, pods, query};
+use crate::node_fixture::{NodeFixture, eventually, pods, query};
 
 fn shell(script: &str, policy: &str) -> Value {
     json!({
@@ -28,16 +28,16 @@ fn state<'a>(pod: &'a skewbridge_playground::object::Object, path: &str) -> &'a 
 
 #[tokio::test]
 async fn a_node_registers_and_pods_are_told_as_they_are() {
-    let site = Site::new();
+    let fixture = NodeFixture::new();
     let container = json!({"name": "web", "image": "web", "ports": [{"containerPort": 8080}]});
-    let pod = site
+    let pod = fixture
         .running("web", &json!({"containers": [container]}))
         .await;
     assert_eq!(pod.text(&["spec", "nodeName"]), "playground");
     assert!(pod.text(&["status", "podIP"]).starts_with("127.0.0."));
     assert_eq!(state(&pod, "/0/ready"), true);
     assert_eq!(state(&pod, "/0/restartCount"), 0);
-    let node = site
+    let node = fixture
         .store
         .get(&GroupResource::new("", "nodes"), "", "playground");
     let node = node.unwrap();
@@ -48,28 +48,29 @@ async fn a_node_registers_and_pods_are_told_as_they_are() {
 
 #[tokio::test]
 async fn pods_end_as_their_processes_do() {
-    let site = Site::new();
-    site.create("good", &shell("exit 0", "Never"));
-    site.create("bad", &shell("exit 7", "Never"));
-    site.create(
+    let fixture = NodeFixture::new();
+    fixture.create("good", &shell("exit 0", "Never"));
+    fixture.create("bad", &shell("exit 7", "Never"));
+    fixture.create(
         "missing",
         &json!({
             "restartPolicy": "Never", "containers": [{"name": "web", "command": ["nope-1"]}],
         }),
     );
-    site.create("again", &shell("exit 1", "Always"));
-    site.until("good", |pod| pod.text(&["status", "phase"]) == "Succeeded")
+    fixture.create("again", &shell("exit 1", "Always"));
+    fixture
+        .until("good", |pod| pod.text(&["status", "phase"]) == "Succeeded")
         .await;
-    let bad = site
+    let bad = fixture
         .until("bad", |pod| pod.text(&["status", "phase"]) == "Failed")
         .await;
     assert_eq!(state(&bad, "/0/state/terminated/exitCode"), 7);
     assert_eq!(state(&bad, "/0/state/terminated/reason"), "Error");
-    let missing = site
+    let missing = fixture
         .until("missing", |pod| pod.text(&["status", "phase"]) == "Failed")
         .await;
     assert_eq!(state(&missing, "/0/state/terminated/exitCode"), 128);
-    let again = site
+    let again = fixture
         .until("again", |pod| {
             state(pod, "/0/restartCount").as_u64() >= Some(2)
                 && state(pod, "/0/state/waiting/reason") == "CrashLoopBackOff"
@@ -80,15 +81,15 @@ async fn pods_end_as_their_processes_do() {
 
 #[tokio::test]
 async fn a_deleted_pod_gets_its_grace_and_is_gone() {
-    let site = Site::new();
+    let fixture = NodeFixture::new();
     // It hears, and does not listen.
-    let asked = site.scratch.path().join("asked");
+    let asked = fixture.scratch.path().join("asked");
     let script = format!(
         "trap 'echo > {}' TERM; echo $$ > id; while :; do sleep 0.1; done",
         asked.display()
     );
-    let pod = site.running("web", &shell(&script, "Always")).await;
-    let directory = site.directory(&pod);
+    let pod = fixture.running("web", &shell(&script, "Always")).await;
+    let directory = fixture.directory(&pod);
     let id: i32 = eventually(
         || {
             std::fs::read_to_string(directory.join("id"))
@@ -101,19 +102,19 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
     )
     .await;
     assert!(lives(id));
-    let marked = site
+    let marked = fixture
         .store
         .modify(&pods(), "default", "web", Part::Main, |pod| {
             pod.set(&["metadata", "labels", "x"], "y");
         });
     marked.unwrap();
     let begun = Instant::now();
-    site.delete_within("web", 3600);
+    fixture.delete_within("web", 3600);
     eventually(|| asked.exists().then_some(()), "it is asked to end").await;
-    assert!(site.pod("web").deletion_timestamp().is_some());
+    assert!(fixture.pod("web").deletion_timestamp().is_some());
     assert!(lives(id));
     // Whoever is in a hurry does not wait for the time that another one has given.
-    site.delete_within("web", 1);
+    fixture.delete_within("web", 1);
     eventually(|| (!lives(id)).then_some(()), "its process is gone").await;
     assert!(begun.elapsed() < Duration::from_secs(30));
     eventually(
@@ -123,7 +124,7 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
     .await;
     eventually(
         || {
-            let found = site.store.get(&pods(), "default", "web");
+            let found = fixture.store.get(&pods(), "default", "web");
             (found.err()?.code == 404).then_some(())
         },
         "so is the pod",
@@ -133,16 +134,16 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
 
 #[tokio::test]
 async fn a_pod_that_is_taken_away_leaves_no_directory() {
-    let site = Site::new();
+    let fixture = NodeFixture::new();
     // They write there until they are gone.
     let write = "while :; do mkdir -p $n; echo > $n/$i; i=$((i+1)); rm -r $n; done";
     let script = format!("for n in a b c; do (i=0; {write}) & done; echo > begun; wait");
-    let pod = site.running("web", &shell(&script, "Always")).await;
-    let directory = site.directory(&pod);
+    let pod = fixture.running("web", &shell(&script, "Always")).await;
+    let directory = fixture.directory(&pod);
     let begun = directory.join("begun");
     eventually(|| begun.exists().then_some(()), "they write").await;
-    site.delete_within("web", 0);
-    assert!(site.store.get(&pods(), "default", "web").is_err());
+    fixture.delete_within("web", 0);
+    assert!(fixture.store.get(&pods(), "default", "web").is_err());
     eventually(
         || (!directory.exists()).then_some(()),
         "its directory is gone",
@@ -152,19 +153,19 @@ async fn a_pod_that_is_taken_away_leaves_no_directory() {
 
 #[tokio::test]
 async fn a_pod_that_has_had_its_time_fails() {
-    let site = Site::new();
+    let fixture = NodeFixture::new();
     let script = "echo $$ > id; exec sleep 1000";
-    let pod = site.running("web", &shell(script, "Always")).await;
-    let id = site.directory(&pod).join("id");
+    let pod = fixture.running("web", &shell(script, "Always")).await;
+    let id = fixture.directory(&pod).join("id");
     let read = || std::fs::read_to_string(&id).ok()?.trim().parse().ok();
     let id: i32 = eventually(read, "it runs").await;
-    let hurried = site
+    let hurried = fixture
         .store
         .modify(&pods(), "default", "web", Part::Main, |pod| {
             pod.set(&["spec", "activeDeadlineSeconds"], 1);
         });
     hurried.unwrap();
-    let pod = site
+    let pod = fixture
         .until("web", |pod| pod.text(&["status", "phase"]) == "Failed")
         .await;
     assert_eq!(pod.text(&["status", "reason"]), "DeadlineExceeded");
@@ -173,10 +174,10 @@ async fn a_pod_that_has_had_its_time_fails() {
 
 #[tokio::test]
 async fn a_node_that_ends_leaves_nothing_behind() {
-    let site = Site::new();
+    let fixture = NodeFixture::new();
     let script = "sleep 1000 & echo $$ $! > ids; wait";
-    let pod = site.running("web", &shell(script, "Always")).await;
-    let directory = site.scratch.path().join("pods").join(pod.uid());
+    let pod = fixture.running("web", &shell(script, "Always")).await;
+    let directory = fixture.scratch.path().join("pods").join(pod.uid());
     let ids: Vec<i32> = eventually(
         || {
             let text = std::fs::read_to_string(directory.join("ids")).ok()?;
@@ -186,7 +187,7 @@ async fn a_node_that_ends_leaves_nothing_behind() {
         "it runs",
     )
     .await;
-    drop(site.node);
+    drop(fixture.node);
     eventually(
         || ids.iter().all(|id| !lives(*id)).then_some(()),
         "all are gone",
@@ -197,14 +198,14 @@ async fn a_node_that_ends_leaves_nothing_behind() {
 
 /// Starts what leaves: one in a session of its own, one of a shell with job control, and
 /// one that has lost its parents and all that could be known of it. Each says who it is.
-const LEAVERS: &str = "\
+const ESCAPING_PROCESSES: &str = "\
     setsid sh -c 'echo $$ > session; exec sleep 1000' & \
     sh -c 'set -m; sh -c \"echo \\$\\$ > job; exec sleep 1000\" & :'; \
     env -i sh -c '(setsid sh -c \"echo \\$\\$ > orphan; exec sleep 1000\" &) &'; \
     until [ -s session ] && [ -s job ] && [ -s orphan ]; do sleep 0.05; done; ";
 
 /// Who they are.
-async fn leavers(directory: &Path) -> Vec<i32> {
+async fn read_escaped_pids(directory: &Path) -> Vec<i32> {
     let read = |name| {
         let text = std::fs::read_to_string(directory.join(name)).ok()?;
         text.trim().parse::<i32>().ok()
@@ -222,23 +223,23 @@ async fn gone(ids: &[i32]) {
 
 #[tokio::test]
 async fn nobody_who_leaves_outlives_the_pod() {
-    let site = Site::new();
-    let script = format!("{LEAVERS} exec sleep 1000");
-    let pod = site.running("web", &shell(&script, "Never")).await;
-    let ids = leavers(&site.directory(&pod)).await;
-    site.delete_within("web", 1);
+    let fixture = NodeFixture::new();
+    let script = format!("{ESCAPING_PROCESSES} exec sleep 1000");
+    let pod = fixture.running("web", &shell(&script, "Never")).await;
+    let ids = read_escaped_pids(&fixture.directory(&pod)).await;
+    fixture.delete_within("web", 1);
     gone(&ids).await;
 }
 
 #[tokio::test]
 async fn nobody_who_leaves_outlives_the_containers_own_process() {
-    let site = Site::new();
-    let script = format!("{LEAVERS} until [ -e over ]; do sleep 0.05; done; exit 7");
-    let pod = site.running("web", &shell(&script, "Never")).await;
-    let directory = site.directory(&pod);
-    let ids = leavers(&directory).await;
+    let fixture = NodeFixture::new();
+    let script = format!("{ESCAPING_PROCESSES} until [ -e over ]; do sleep 0.05; done; exit 7");
+    let pod = fixture.running("web", &shell(&script, "Never")).await;
+    let directory = fixture.directory(&pod);
+    let ids = read_escaped_pids(&directory).await;
     std::fs::write(directory.join("over"), "").unwrap();
-    let pod = site
+    let pod = fixture
         .until("web", |pod| pod.text(&["status", "phase"]) == "Failed")
         .await;
     assert_eq!(state(&pod, "/0/state/terminated/exitCode"), 7);
@@ -248,34 +249,34 @@ async fn nobody_who_leaves_outlives_the_containers_own_process() {
 
 #[tokio::test]
 async fn nobody_who_leaves_outlives_the_node() {
-    let site = Site::new();
-    let script = format!("{LEAVERS} exec sleep 1000");
-    let pod = site.running("web", &shell(&script, "Never")).await;
-    let directory = site.directory(&pod);
-    let mut ids = leavers(&directory).await;
+    let fixture = NodeFixture::new();
+    let script = format!("{ESCAPING_PROCESSES} exec sleep 1000");
+    let pod = fixture.running("web", &shell(&script, "Never")).await;
+    let directory = fixture.directory(&pod);
+    let mut ids = read_escaped_pids(&directory).await;
     for name in ["session", "job", "orphan"] {
         std::fs::remove_file(directory.join(name)).unwrap();
     }
     // Beside the container's own process as well.
     let query = query(&["/bin/sh", "-c", &script], "stdin=true&stdout=true");
-    let client = site.spdy(Exec, &query, SpdyProtocol::V4).await;
-    ids.extend(leavers(&directory).await);
-    client.abandon();
-    drop(site.node);
+    let client = fixture.spdy(Exec, &query, SpdyProtocol::V4).await;
+    ids.extend(read_escaped_pids(&directory).await);
+    client.disconnect();
+    drop(fixture.node);
     assert!(ids.iter().all(|id| !lives(*id)), "{ids:?}");
 }
 
 #[tokio::test]
 async fn a_command_ends_with_the_container_that_it_is_in() {
-    let site = Site::new();
-    let pod = site
+    let fixture = NodeFixture::new();
+    let pod = fixture
         .running("web", &shell("exec sleep 1000", "Never"))
         .await;
-    let script = format!("{LEAVERS} exec sleep 1000");
+    let script = format!("{ESCAPING_PROCESSES} exec sleep 1000");
     let query = query(&["/bin/sh", "-c", &script], "stdout=true");
-    let client = site.spdy(Exec, &query, SpdyProtocol::V4).await;
-    let ids = leavers(&site.directory(&pod)).await;
-    site.delete_within("web", 1);
+    let client = fixture.spdy(Exec, &query, SpdyProtocol::V4).await;
+    let ids = read_escaped_pids(&fixture.directory(&pod)).await;
+    fixture.delete_within("web", 1);
     let got = client.finish().await;
     assert_eq!(got.outcome, Outcome::Exited(ExitCode::new(137).unwrap()));
     gone(&ids).await;

@@ -138,34 +138,34 @@ pub(crate) struct Client(pub(crate) H2Client);
 
 /// An answer.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct TestResponse {
     pub(crate) code: u16,
     pub(crate) body: Value,
 }
 
 impl Client {
-    pub(crate) async fn get(&self, path: &str) -> Said {
+    pub(crate) async fn get(&self, path: &str) -> TestResponse {
         self.ask(Method::GET, path, &[], Bytes::new()).await
     }
 
-    pub(crate) async fn post(&self, path: &str, body: &Value) -> Said {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> TestResponse {
         self.json(Method::POST, path, body).await
     }
 
-    pub(crate) async fn put(&self, path: &str, body: &Value) -> Said {
+    pub(crate) async fn put(&self, path: &str, body: &Value) -> TestResponse {
         self.json(Method::PUT, path, body).await
     }
 
-    pub(crate) async fn delete(&self, path: &str) -> Said {
+    pub(crate) async fn delete(&self, path: &str) -> TestResponse {
         self.ask(Method::DELETE, path, &[], Bytes::new()).await
     }
 
-    pub(crate) async fn json(&self, method: Method, path: &str, body: &Value) -> Said {
+    pub(crate) async fn json(&self, method: Method, path: &str, body: &Value) -> TestResponse {
         let media = [("content-type", "application/json")];
         self.ask(method, path, &media, body.to_string()).await
     }
 
-    pub(crate) async fn patch(&self, path: &str, form: &str, body: &Value) -> Said {
+    pub(crate) async fn patch(&self, path: &str, form: &str, body: &Value) -> TestResponse {
         let media = [("content-type", form)];
         self.ask(Method::PATCH, path, &media, body.to_string())
             .await
@@ -177,11 +177,11 @@ impl Client {
         path: &str,
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
-    ) -> Said {
+    ) -> TestResponse {
         let answer = self.0.request(request(method, path, headers), body).await;
         let answer = answer.unwrap();
         let text = answer.text();
-        Said {
+        TestResponse {
             code: answer.status,
             body: serde_json::from_str(&text).unwrap_or(Value::String(text)),
         }
@@ -239,7 +239,7 @@ impl Watch {
     }
 
     /// The type of the next event and the name of its object.
-    pub(crate) async fn told(&mut self) -> (String, String) {
+    pub(crate) async fn next_event_name(&mut self) -> (String, String) {
         let event = self.next().await.expect("the watch goes on");
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         (

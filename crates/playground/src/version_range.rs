@@ -4,12 +4,12 @@ use crate::catalogue::Release;
 
 /// From a release on, and before another.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Span {
+pub(crate) struct VersionRange {
     from: Option<Release>,
     before: Option<Release>,
 }
 
-impl Span {
+impl VersionRange {
     /// `1.34`: since then; `<1.34`: before; empty: always.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let release = |name| Release::named(name).map(Some);
@@ -46,7 +46,7 @@ mod tests {
             ("!", None),
         ];
         for (text, expected) in rows {
-            let span = Span::parse(text);
+            let span = VersionRange::parse(text);
             let got = span.map(|it| Release::ALL.map(|release| it.contains(release)));
             assert_eq!(got, expected, "{text}");
         }

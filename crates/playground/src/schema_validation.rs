@@ -8,10 +8,14 @@ use crate::protobuf::{self, Field, Shape};
 
 /// A field that has a value of another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mismatch(pub String);
+pub struct TypeMismatch(pub String);
 
 /// Takes away fields that the kind does not have, and tells where they were.
-pub fn prune(api_version: &str, kind: &str, object: &mut Value) -> Result<Vec<String>, Mismatch> {
+pub fn prune(
+    api_version: &str,
+    kind: &str,
+    object: &mut Value,
+) -> Result<Vec<String>, TypeMismatch> {
     let name = protobuf::message_name(api_version, kind);
     let mut unknown = Vec::new();
     if let Some(fields) = protobuf::fields(&name) {
@@ -34,7 +38,7 @@ impl Walk<'_> {
         fields: &[Field],
         object: &mut Value,
         path: &str,
-    ) -> Result<(), Mismatch> {
+    ) -> Result<(), TypeMismatch> {
         let at = |name: &str| match path {
             "" => name.to_owned(),
             path => format!("{path}.{name}"),
@@ -67,10 +71,10 @@ impl Walk<'_> {
         field: &Field,
         value: &mut Value,
         path: &str,
-    ) -> Result<(), Mismatch> {
+    ) -> Result<(), TypeMismatch> {
         let wrong = |value: &Value, expected: String| {
             let short = message.rsplit('.').next().unwrap_or_default();
-            Mismatch(format!(
+            TypeMismatch(format!(
                 "json: cannot unmarshal {} into Go struct field {short}.{path} of type {expected}",
                 word(value)
             ))
@@ -104,8 +108,8 @@ impl Walk<'_> {
         field: &Field,
         value: &mut Value,
         path: &str,
-        wrong: &dyn Fn(&Value, String) -> Mismatch,
-    ) -> Result<(), Mismatch> {
+        wrong: &dyn Fn(&Value, String) -> TypeMismatch,
+    ) -> Result<(), TypeMismatch> {
         let fits = match field.kind {
             "string" | "bytes" | "time" | "microtime" => value.is_string(),
             "bool" => value.is_boolean(),

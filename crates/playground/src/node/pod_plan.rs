@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::object::{Object, texts};
 
 /// How long a process may take to end if nobody says.
-const USUAL_GRACE: Duration = Duration::from_secs(30);
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 /// A pod, as it is run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub(super) enum RestartPolicy {
 
 /// Where a pod is on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct PodPlacement {
     /// Its uid.
     pub(super) pod: String,
     pub(super) address: IpAddr,
@@ -66,7 +66,7 @@ impl RestartPolicy {
 
 impl PodPlan {
     /// Of a pod at its place.
-    pub(super) fn of(pod: &Object, place: &Place) -> Self {
+    pub(super) fn of(pod: &Object, place: &PodPlacement) -> Self {
         let containers = pod.at(&["spec", "containers"]).and_then(Value::as_array);
         let containers = containers.into_iter().flatten();
         Self {
@@ -91,14 +91,14 @@ pub(super) fn grace(pod: &Object) -> Duration {
     let of_deletion = pod.at(&["metadata", "deletionGracePeriodSeconds"]);
     let of_spec = || pod.at(&["spec", "terminationGracePeriodSeconds"]);
     let seconds = of_deletion.or_else(of_spec).and_then(Value::as_u64);
-    seconds.map_or(USUAL_GRACE, |seconds| {
+    seconds.map_or(DEFAULT_GRACE, |seconds| {
         // Longer than anything lasts, and short enough for every clock.
         Duration::from_secs(seconds.min(u64::from(u32::MAX)))
     })
 }
 
 impl ContainerPlan {
-    fn of(container: &Value, pod: &Object, place: &Place) -> Self {
+    fn of(container: &Value, pod: &Object, place: &PodPlacement) -> Self {
         let is_on = |key: &str| container[key].as_bool().unwrap_or_default();
         let list = |key: &str| texts(container.get(key)).into_iter().map(str::to_owned);
         let (stdin, tty) = (is_on("stdin"), is_on("tty"));
@@ -125,7 +125,7 @@ impl ContainerPlan {
 fn environment(
     container: &Value,
     pod: &Object,
-    place: &Place,
+    place: &PodPlacement,
     ports: &BTreeSet<u16>,
 ) -> Vec<(String, String)> {
     use super::program::{ADDRESS, NAME, PORTS};
@@ -165,7 +165,7 @@ fn is_name(name: &str) -> bool {
 }
 
 /// The downward API, as far as pods of a playground ask.
-fn field_of(path: &str, pod: &Object, place: &Place) -> String {
+fn field_of(path: &str, pod: &Object, place: &PodPlacement) -> String {
     match path {
         "metadata.name" => pod.name().to_owned(),
         "metadata.namespace" => pod.namespace().to_owned(),
@@ -187,7 +187,7 @@ mod tests {
         let pod = Object::new(json!({
             "metadata": {"name": "web", "namespace": "shop", "uid": "u"}, "spec": spec,
         }));
-        let place = Place {
+        let place = PodPlacement {
             pod: "u".to_owned(),
             address: "127.0.0.2".parse().unwrap(),
             directory: "/scratch".into(),

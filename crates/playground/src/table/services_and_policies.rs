@@ -8,7 +8,7 @@ use super::cells::{list, number, or, pairs};
 use crate::catalogue::Release;
 use crate::object::{Object, texts};
 use crate::status::GroupResource;
-use crate::time::Moment;
+use crate::time::Time;
 
 const NONE: &str = "<none>";
 const UNSET: &str = "<unset>";
@@ -78,7 +78,7 @@ pub(super) fn cells(
     release: Release,
     resource: &GroupResource,
     object: &Object,
-    now: Moment,
+    now: Time,
 ) -> Vec<Value> {
     let since = Value::from(age(object.creation_timestamp(), now));
     let name = Value::from(object.name());
@@ -314,7 +314,7 @@ mod tests {
             let resource = GroupResource::new(group, resource);
             let (always, wide) = columns(&resource).unwrap();
             let object = Object::new(object).unwrap();
-            let cells = cells(Release::V1_36, &resource, &object, Moment::from_unix(0));
+            let cells = cells(Release::V1_36, &resource, &object, Time::from_unix(0));
             assert_eq!(cells.len(), always.len() + wide.len(), "{resource}");
             assert_eq!(cells[..2], [json!("it"), second], "{resource}");
         }

@@ -15,8 +15,8 @@ pub enum NameRule {
 const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 const KEY: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
 /// Of labels: keys without their prefix, and values.
-const LONGEST_LABEL: usize = 63;
-const LONGEST_NAME: usize = 253;
+const MAX_LABEL_BYTES: usize = 63;
+const MAX_NAME_BYTES: usize = 253;
 
 impl NameRule {
     /// Of a resource.
@@ -29,33 +29,33 @@ impl NameRule {
     }
 
     /// What is wrong with a name; nothing, as a rule.
-    pub fn faults(self, name: &str) -> Vec<String> {
+    pub fn errors(self, name: &str) -> Vec<String> {
         match self {
-            Self::Subdomain => subdomain_faults(name),
-            Self::Label => label_faults(name),
-            Self::PathSegment => path_segment_faults(name),
+            Self::Subdomain => subdomain_errors(name),
+            Self::Label => label_errors(name),
+            Self::PathSegment => path_segment_errors(name),
         }
     }
 }
 
 /// What is wrong with the key of a label.
-pub fn label_key_faults(key: &str) -> Vec<String> {
+pub fn label_key_errors(key: &str) -> Vec<String> {
     let explained = explain(
         "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with \
          an alphanumeric character",
         KEY,
         &["MyName", "my.name", "123-abc"],
     );
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     let parts: Vec<&str> = key.split('/').collect();
     let name = match parts[..] {
         [name] => name,
         [prefix, name] => {
             if prefix.is_empty() {
-                faults.push("prefix part must be non-empty".to_owned());
+                errors.push("prefix part must be non-empty".to_owned());
             } else {
-                let wrong = subdomain_faults(prefix).into_iter();
-                faults.extend(wrong.map(|fault| format!("prefix part {fault}")));
+                let wrong = subdomain_errors(prefix).into_iter();
+                errors.extend(wrong.map(|fault| format!("prefix part {fault}")));
             }
             name
         }
@@ -67,61 +67,61 @@ pub fn label_key_faults(key: &str) -> Vec<String> {
         }
     };
     if name.is_empty() {
-        faults.push("name part must be non-empty".to_owned());
-    } else if name.len() > LONGEST_LABEL {
-        faults.push(format!(
-            "name part must be no more than {LONGEST_LABEL} bytes"
+        errors.push("name part must be non-empty".to_owned());
+    } else if name.len() > MAX_LABEL_BYTES {
+        errors.push(format!(
+            "name part must be no more than {MAX_LABEL_BYTES} bytes"
         ));
     }
     if !is_word(name) {
-        faults.push(format!("name part {explained}"));
+        errors.push(format!("name part {explained}"));
     }
-    faults
+    errors
 }
 
 /// What is wrong with the value of a label.
-pub fn label_value_faults(value: &str) -> Vec<String> {
-    let mut faults = Vec::new();
-    if value.len() > LONGEST_LABEL {
-        faults.push(format!("must be no more than {LONGEST_LABEL} bytes"));
+pub fn label_value_errors(value: &str) -> Vec<String> {
+    let mut errors = Vec::new();
+    if value.len() > MAX_LABEL_BYTES {
+        errors.push(format!("must be no more than {MAX_LABEL_BYTES} bytes"));
     }
     if !value.is_empty() && !is_word(value) {
-        faults.push(explain(
+        errors.push(explain(
             "a valid label must be an empty string or consist of alphanumeric characters, '-', \
              '_' or '.', and must start and end with an alphanumeric character",
             &format!("({KEY})?"),
             &["MyValue", "my_value", "12345"],
         ));
     }
-    faults
+    errors
 }
 
-fn subdomain_faults(name: &str) -> Vec<String> {
-    let mut faults = Vec::new();
-    if name.len() > LONGEST_NAME {
-        faults.push(format!("must be no more than {LONGEST_NAME} bytes"));
+fn subdomain_errors(name: &str) -> Vec<String> {
+    let mut errors = Vec::new();
+    if name.len() > MAX_NAME_BYTES {
+        errors.push(format!("must be no more than {MAX_NAME_BYTES} bytes"));
     }
     if !name.split('.').all(is_label) {
-        faults.push(explain(
+        errors.push(explain(
             "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, \
              '-' or '.', and must start and end with an alphanumeric character",
             &format!("{LABEL}(\\.{LABEL})*"),
             &["example.com"],
         ));
     }
-    faults
+    errors
 }
 
-fn label_faults(name: &str) -> Vec<String> {
-    let mut faults = Vec::new();
-    if name.len() > LONGEST_LABEL {
-        faults.push(format!("must be no more than {LONGEST_LABEL} bytes"));
+fn label_errors(name: &str) -> Vec<String> {
+    let mut errors = Vec::new();
+    if name.len() > MAX_LABEL_BYTES {
+        errors.push(format!("must be no more than {MAX_LABEL_BYTES} bytes"));
     }
     if !is_label(name) {
         if name.split('.').all(is_label) {
-            faults.push("must not contain dots".to_owned());
+            errors.push("must not contain dots".to_owned());
         } else {
-            faults.push(explain(
+            errors.push(explain(
                 "a lowercase RFC 1123 label must consist of lower case alphanumeric characters \
                  or '-', and must start and end with an alphanumeric character",
                 LABEL,
@@ -129,10 +129,10 @@ fn label_faults(name: &str) -> Vec<String> {
             ));
         }
     }
-    faults
+    errors
 }
 
-fn path_segment_faults(name: &str) -> Vec<String> {
+fn path_segment_errors(name: &str) -> Vec<String> {
     if matches!(name, "." | "..") {
         return vec![format!("may not be '{name}'")];
     }
@@ -195,15 +195,15 @@ mod tests {
             ("rbac.authorization.k8s.io", "clusterroles", "..", false),
         ];
         for (group, resource, name, good) in rows {
-            let faults = NameRule::of(group, resource).faults(name);
-            assert_eq!(faults.is_empty(), good, "{resource} {name}: {faults:?}");
+            let errors = NameRule::of(group, resource).errors(name);
+            assert_eq!(errors.is_empty(), good, "{resource} {name}: {errors:?}");
         }
     }
 
     #[test]
     fn faults_are_told_in_kube_apiservers_words() {
         assert_eq!(
-            NameRule::Subdomain.faults("A"),
+            NameRule::Subdomain.errors("A"),
             [
                 "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric \
               characters, '-' or '.', and must start and end with an alphanumeric character \
@@ -212,7 +212,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            label_value_faults("-x"),
+            label_value_errors("-x"),
             [
                 "a valid label must be an empty string or consist of alphanumeric characters, \
               '-', '_' or '.', and must start and end with an alphanumeric character (e.g. \
@@ -220,9 +220,9 @@ mod tests {
               '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
             ]
         );
-        assert_eq!(label_key_faults("example.com/a_b"), [""; 0]);
-        assert_eq!(label_key_faults("/a"), ["prefix part must be non-empty"]);
-        assert_eq!(label_key_faults("a/b/c").len(), 1);
-        assert_eq!(NameRule::Label.faults("a.b"), ["must not contain dots"]);
+        assert_eq!(label_key_errors("example.com/a_b"), [""; 0]);
+        assert_eq!(label_key_errors("/a"), ["prefix part must be non-empty"]);
+        assert_eq!(label_key_errors("a/b/c").len(), 1);
+        assert_eq!(NameRule::Label.errors("a.b"), ["must not contain dots"]);
     }
 }
