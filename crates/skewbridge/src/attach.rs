@@ -9,8 +9,8 @@ use crate::client_command::{self, Failure, pod_running_timeout, print, say};
 use crate::cluster_flags::ClusterFlags;
 use crate::console::{self, DetachKeys, RawTerminal};
 use crate::exec::{NO_TERMINAL, explain};
-use crate::pods::{Found, Pod, Pods, Reference, choose_container};
-use crate::session::{Ended, Session, executor, told, verdict};
+use crate::pods::{FoundPod, Pod, Pods, Reference, choose_container};
+use crate::session::{ExitState, Session, describe_transport, executor, exit_result};
 
 const HELP: &str = "\
 With a terminal, ctrl-p and then ctrl-q leave the process alone with itself
@@ -71,7 +71,7 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
         endpoint: access.endpoint.clone(),
         namespace: access.namespace.clone(),
     };
-    let Found { pod, .. } = pods.find(&reference, patience).await?;
+    let FoundPod { pod, .. } = pods.find(&reference, patience).await?;
     if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
         let phase = &pod.status.phase;
         return Err(Failure::new(format!(
@@ -105,7 +105,7 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
     let process =
         process.map_err(|error| explain(error, "pods/attach", &access.namespace, why()))?;
     if access.verbosity > 0 {
-        say(told(process.transport()));
+        say(describe_transport(process.transport()));
     }
     let raw = if tty {
         Some(RawTerminal::enter().map_err(Failure::new)?)
@@ -126,17 +126,17 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
         access.namespace
     );
     match ended {
-        Ended::Detached => {
+        ExitState::Detached => {
             if !flags.quiet {
                 print(format_args!("Detached; resume using {resume} command"));
             }
             Ok(())
         }
-        Ended::Process(ExitStatus::Failed(failure)) => {
+        ExitState::Process(ExitStatus::Failed(failure)) => {
             let failure = Failure::new(failure.message);
             Err(why().into_iter().fold(failure, Failure::hint))
         }
-        Ended::Process(status) => {
+        ExitState::Process(status) => {
             if status.is_success() && tty && !flags.quiet {
                 print(if pod.is_ephemeral(&container.name) {
                     format!(
@@ -147,7 +147,7 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
                     format!("Session ended, resume using {resume} command")
                 });
             }
-            verdict(status)
+            exit_result(status)
         }
     }
 }

@@ -142,7 +142,7 @@ pub(crate) fn run(command: impl Future<Output = Result<(), Failure>>) -> ExitCod
 }
 
 /// What is to be said of a command that has ended, if somebody else says it, and the rest.
-pub(crate) fn told_apart(ended: Result<(), Failure>) -> (Option<String>, Result<(), Failure>) {
+pub(crate) fn split_message(ended: Result<(), Failure>) -> (Option<String>, Result<(), Failure>) {
     match ended {
         Ok(()) => (None, Ok(())),
         Err(failure) => {

@@ -8,8 +8,10 @@ use skewbridge_client::{Error, ExecRequest, ExitStatus};
 use crate::client_command::{self, Failure, pod_running_timeout, refused_before, say};
 use crate::cluster_flags::ClusterFlags;
 use crate::console::{self, RawTerminal};
-use crate::pods::{Found, Manifest, Pods, Reference, choose_container, explain_refusal};
-use crate::session::{BY_WEBSOCKET, Ended, Session, executor, told, verdict};
+use crate::pods::{FoundPod, Manifest, Pods, Reference, choose_container, explain_refusal};
+use crate::session::{
+    ExitState, Session, WEBSOCKET_SWITCH, describe_transport, executor, exit_result,
+};
 
 const HELP: &str = "\
 The exit code is that of the command, or 1 if there is none: a stream that was cut
@@ -124,7 +126,7 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
         endpoint: access.endpoint.clone(),
         namespace: namespace.clone(),
     };
-    let Found { pod, .. } = pods.find(&reference, patience).await?;
+    let FoundPod { pod, .. } = pods.find(&reference, patience).await?;
     if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
         let phase = &pod.status.phase;
         return Err(Failure::new(format!(
@@ -157,7 +159,7 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
     let process = executor(access.endpoint).start(&request).await;
     let process = process.map_err(|error| explain(error, "pods/exec", &namespace, why()))?;
     if access.verbosity > 0 {
-        say(told(process.transport()));
+        say(describe_transport(process.transport()));
     }
     let raw = if tty {
         Some(RawTerminal::enter().map_err(Failure::new)?)
@@ -170,12 +172,12 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
         redraw: false,
     };
     match session.run(process).await? {
-        Ended::Process(ExitStatus::Failed(failure)) => {
+        ExitState::Process(ExitStatus::Failed(failure)) => {
             let failure = Failure::new(failure.message);
             Err(why().into_iter().fold(failure, Failure::hint))
         }
-        Ended::Process(status) => verdict(status),
-        Ended::Detached => Ok(()),
+        ExitState::Process(status) => exit_result(status),
+        ExitState::Detached => Ok(()),
     }
 }
 
@@ -194,7 +196,7 @@ pub(crate) fn explain(
         error @ Error::ConnectionLost { .. } if resource != "pods/portforward" => {
             Failure::from(error).hint(format!(
                 "whether the server has heard it is not known; if something on the way breaks \
-             WebSockets, {BY_WEBSOCKET}=false has them left out"
+             WebSockets, {WEBSOCKET_SWITCH}=false has them left out"
             ))
         }
         error => error.into(),

@@ -18,7 +18,7 @@ const EXIT_PIPE: u8 = 141;
 
 /// Who starts commands: by WebSocket or SPDY, or by SPDY alone where kubectl is told so.
 pub(crate) fn executor(endpoint: Endpoint) -> Box<dyn Executor> {
-    if is_off(BY_WEBSOCKET) {
+    if is_off(WEBSOCKET_SWITCH) {
         Box::new(SpdyExecutor::new(endpoint))
     } else {
         Box::new(FallbackExecutor::new(endpoint))
@@ -26,7 +26,7 @@ pub(crate) fn executor(endpoint: Endpoint) -> Box<dyn Executor> {
 }
 
 /// What kubectl calls its switch for WebSocket in exec and attach.
-pub(crate) const BY_WEBSOCKET: &str = "KUBECTL_REMOTE_COMMAND_WEBSOCKETS";
+pub(crate) const WEBSOCKET_SWITCH: &str = "KUBECTL_REMOTE_COMMAND_WEBSOCKETS";
 
 /// Whether a switch of kubectl's is off, as kubectl reads it.
 pub(crate) fn is_off(switch: &str) -> bool {
@@ -45,7 +45,7 @@ pub(crate) struct Session {
 
 /// How a session ended.
 #[derive(Debug)]
-pub(crate) enum Ended {
+pub(crate) enum ExitState {
     /// The process did.
     Process(ExitStatus),
     /// It was left on purpose, and goes on.
@@ -53,7 +53,7 @@ pub(crate) enum Ended {
 }
 
 /// Why a session is over before its process is.
-enum Over {
+enum SessionEnd {
     /// What is to be sent cannot be read.
     Input(io::Error),
     Signal(u8),
@@ -64,7 +64,7 @@ enum Over {
 
 impl Session {
     /// Carries it to its end.
-    pub(crate) async fn run(self, mut process: RemoteProcess) -> Result<Ended, Failure> {
+    pub(crate) async fn run(self, mut process: RemoteProcess) -> Result<ExitState, Failure> {
         let stdin = process.stdin.take();
         let stdout = process.stdout.take();
         let stderr = process.stderr.take();
@@ -88,7 +88,7 @@ impl Session {
             tokio::try_join!(out, err)
         };
         let ending = async {
-            let outputs = async { outputs.await.map_err(Over::Output) };
+            let outputs = async { outputs.await.map_err(SessionEnd::Output) };
             let status = async { Ok(process.wait().await) };
             let (_, status) = tokio::try_join!(outputs, status)?;
             Ok(status)
@@ -97,33 +97,33 @@ impl Session {
         let typing = async {
             match stdin {
                 Some(stdin) => match read(stdin, detach).await {
-                    Typed::End => std::future::pending().await,
-                    Typed::Detach => Over::Detached,
-                    Typed::Failed(error) => Over::Input(error),
+                    InputEnd::End => std::future::pending().await,
+                    InputEnd::Detach => SessionEnd::Detached,
+                    InputEnd::Failed(error) => SessionEnd::Input(error),
                 },
                 None => std::future::pending().await,
             }
         };
-        let watching = watch(signals, resizer, self.redraw);
+        let watching = forward_resizes(signals, resizer, self.redraw);
         let over = tokio::select! {
             ended = ending => ended,
             over = typing => Err(over),
-            code = watching => Err(Over::Signal(code)),
+            code = watching => Err(SessionEnd::Signal(code)),
         };
         // Before anything is said.
         drop(raw);
         match over {
-            Ok(status) => Ok(Ended::Process(status)),
-            Err(Over::Detached) => Ok(Ended::Detached),
-            Err(Over::Signal(code)) => Err(Failure::silent(code)),
-            Err(Over::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+            Ok(status) => Ok(ExitState::Process(status)),
+            Err(SessionEnd::Detached) => Ok(ExitState::Detached),
+            Err(SessionEnd::Signal(code)) => Err(Failure::silent(code)),
+            Err(SessionEnd::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
                 Err(Failure::silent(EXIT_PIPE))
             }
-            Err(Over::Input(error)) => Err(Failure::new(format!(
+            Err(SessionEnd::Input(error)) => Err(Failure::new(format!(
                 "standard input cannot be read: {error}"
             ))
             .hint("the command was left before the end of its input")),
-            Err(Over::Output(error)) => Err(Failure::new(format!(
+            Err(SessionEnd::Output(error)) => Err(Failure::new(format!(
                 "what the command writes cannot be written here: {error}"
             ))),
         }
@@ -131,7 +131,7 @@ impl Session {
 }
 
 /// What becomes of a process that has ended, as kubectl has it.
-pub(crate) fn verdict(status: ExitStatus) -> Result<(), Failure> {
+pub(crate) fn exit_result(status: ExitStatus) -> Result<(), Failure> {
     match status {
         ExitStatus::Success => Ok(()),
         ExitStatus::Code(code) => {
@@ -142,11 +142,11 @@ pub(crate) fn verdict(status: ExitStatus) -> Result<(), Failure> {
             ))
         }
         ExitStatus::Failed(failure) => Err(Failure::new(failure.message)),
-        ExitStatus::Disconnected(cut) => Err(lost(&cut)),
+        ExitStatus::Disconnected(cut) => Err(disconnected(&cut)),
     }
 }
 
-fn lost(cut: &Disconnected) -> Failure {
+fn disconnected(cut: &Disconnected) -> Failure {
     let Disconnected {
         cause,
         sent,
@@ -164,7 +164,7 @@ fn lost(cut: &Disconnected) -> Failure {
 }
 
 /// How streams are carried, for who wants to know. Before the terminal is raw.
-pub(crate) fn told(transport: &Transport) -> String {
+pub(crate) fn describe_transport(transport: &Transport) -> String {
     match transport {
         Transport::WebSocket => "skewbridge: by WebSocket".to_owned(),
         Transport::Spdy {
@@ -177,7 +177,7 @@ pub(crate) fn told(transport: &Transport) -> String {
 }
 
 #[derive(Debug)]
-enum Typed {
+enum InputEnd {
     /// Nothing follows, or nobody takes it.
     End,
     Detach,
@@ -187,7 +187,7 @@ enum Typed {
 
 /// From here to the process. An end here is an end there; what fails there is told by its
 /// status.
-async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
+async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> InputEnd {
     use tokio::io::AsyncWriteExt as _;
     let mut from = StdInput::open();
     loop {
@@ -199,7 +199,7 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
             Ok(0) => break,
             Ok(_) => {}
             // Not an end: the command would take what it has for all there is.
-            Err(error) => return Typed::Failed(error),
+            Err(error) => return InputEnd::Failed(error),
         }
         let mut pressed = Pressed::Keys;
         if let Some(detach) = &mut detach {
@@ -208,15 +208,15 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
             typed = keys;
         }
         if to.write_owned(typed).await.is_err() {
-            return Typed::End;
+            return InputEnd::End;
         }
         if pressed == Pressed::Detach {
             let _ = to.flush().await;
-            return Typed::Detach;
+            return InputEnd::Detach;
         }
     }
     let _ = to.shutdown().await;
-    Typed::End
+    InputEnd::End
 }
 
 /// From the process to here.
@@ -229,7 +229,7 @@ async fn write(mut from: ProcessOutput, mut to: StdOutput) -> io::Result<()> {
 }
 
 /// Tells the process how large the terminal is, until a signal ends us.
-async fn watch(signals: Option<Signals>, resizer: Resizer, redraw: bool) -> u8 {
+async fn forward_resizes(signals: Option<Signals>, resizer: Resizer, redraw: bool) -> u8 {
     let Some(mut signals) = signals else {
         return std::future::pending().await;
     };
@@ -267,13 +267,13 @@ mod tests {
             received: 7,
         };
         assert_eq!(
-            lost(&cut(0)).to_string(),
-            "error: lost connection to the container: reset\n\
+            disconnected(&cut(0)).to_string(),
+            "error: disconnected connection to the container: reset\n\
              how the command ended is not known, and it may still run; 7 bytes of its output had \
              come, 5 bytes of its input had been sent (not all need have arrived)"
         );
         assert!(
-            lost(&cut(9))
+            disconnected(&cut(9))
                 .to_string()
                 .ends_with(", and 9 more that were read here had not")
         );

@@ -56,7 +56,7 @@ impl Drop for RawTerminal {
 /// Signals that end a program, and that of a window that has changed.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    ends: Endings,
+    ends: TermSignals,
     window: Signal,
 }
 
@@ -64,7 +64,7 @@ impl Signals {
     /// From here on they do not end the program by themselves.
     fn listen() -> io::Result<Self> {
         Ok(Self {
-            ends: Endings::listen()?,
+            ends: TermSignals::listen()?,
             window: signal(SignalKind::window_change())?,
         })
     }
@@ -82,12 +82,12 @@ impl Signals {
 /// Signals that end a program. Those that whoever started us wants to be ignored, as
 /// `nohup` does, are.
 #[derive(Debug)]
-pub(crate) struct Endings([(Heard, u8); 4]);
+pub(crate) struct TermSignals([(Heard, u8); 4]);
 
 /// What a shell makes of a program that was ended by ctrl-c.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-impl Endings {
+impl TermSignals {
     /// From here on they do not end the program by themselves.
     pub(crate) fn listen() -> io::Result<Self> {
         Self::listen_unless(IgnoredSignals::now())

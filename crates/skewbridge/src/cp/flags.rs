@@ -72,20 +72,20 @@ pub(crate) struct Flags {
 
 /// From where to where.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Journey {
+pub(super) struct Direction {
     pub(super) source: CopySpec,
     pub(super) target: CopySpec,
 }
 
 impl Flags {
     /// The two places, or kubectl's words for what is wrong with them.
-    pub(super) fn journey(&self) -> Result<Journey, String> {
+    pub(super) fn direction(&self) -> Result<Direction, String> {
         let place = |text: &str| CopySpec::parse(text).map_err(|error| error.to_string());
         let (source, target) = (place(&self.source)?, place(&self.target)?);
         if let (CopySpec::Local(_), CopySpec::Local(_)) = (&source, &target) {
             return Err("one of src or dest must be a remote file specification".to_owned());
         }
-        Ok(Journey { source, target })
+        Ok(Direction { source, target })
     }
 
     pub(super) fn options(&self) -> Options {
@@ -143,15 +143,15 @@ mod tests {
 
     #[test]
     fn one_place_has_to_be_in_a_pod() {
-        let told = parse(&["a", "b"]).journey().unwrap_err();
+        let told = parse(&["a", "b"]).direction().unwrap_err();
         assert_eq!(
             told,
             "one of src or dest must be a remote file specification"
         );
-        let told = parse(&["a", "pod:"]).journey().unwrap_err();
+        let told = parse(&["a", "pod:"]).direction().unwrap_err();
         assert_eq!(told, "filepath can not be empty");
         for places in [["a", "pod:b"], ["pod:a", "b"], ["a:a", "b/b:b"]] {
-            assert!(parse(&places).journey().is_ok(), "{places:?}");
+            assert!(parse(&places).direction().is_ok(), "{places:?}");
         }
     }
 

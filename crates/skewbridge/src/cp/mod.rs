@@ -1,6 +1,6 @@
 //! `skewbridge cp`: files and trees into pods, out of them, and from one to another.
 
-mod ends;
+mod endpoints;
 mod flags;
 mod progress;
 mod signals;
@@ -16,37 +16,37 @@ use skewbridge_client::copy::{
 
 use tokio::runtime::Runtime;
 
-use ends::{Ends, Spot};
+use endpoints::{Endpoints, Location};
+use flags::Direction;
 pub(crate) use flags::Flags;
-use flags::Journey;
-use progress::{Manner, Screen};
+use progress::{Screen, Verbosity};
 use signals::Signals;
 
 use crate::client_command::{self, Failure, say};
 
 /// How long what is not whole may take to be removed, after a signal: here, where a disk
 /// may be slow, and in a container.
-const TIDYING: Duration = Duration::from_secs(10);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Flags to places, places to a copy, a copy to an exit code.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
-    let journey = match flags.journey() {
-        Ok(journey) => journey,
+    let direction = match flags.direction() {
+        Ok(direction) => direction,
         Err(problem) => {
             say(format_args!("error: {problem}"));
             say("see skewbridge cp --help");
             return ExitCode::from(crate::EXIT_USAGE);
         }
     };
-    client_command::end(carry_out(flags, &journey))
+    client_command::end(run_copy(flags, &direction))
 }
 
-fn carry_out(flags: &Flags, journey: &Journey) -> Result<(), Failure> {
+fn run_copy(flags: &Flags, direction: &Direction) -> Result<(), Failure> {
     let runtime = runtime()?;
     let (stop, mut hurry) = (CancellationToken::default(), None);
     let ended = runtime.block_on(async {
         let mut signals = Signals::listen().map_err(Failure::new)?;
-        let ended = until_signal(copy(flags, journey, &stop), &stop, &mut signals).await;
+        let ended = until_signal(copy(flags, direction, &stop), &stop, &mut signals).await;
         hurry = (!signals.are_urgent()).then_some(signals);
         ended
     });
@@ -69,10 +69,10 @@ fn runtime() -> Result<Runtime, Failure> {
 /// nothing while it waits for that, so another one does.
 fn wait_for_the_disk(copied: Runtime, mut signals: Signals) {
     let Ok(listening) = runtime() else {
-        return copied.shutdown_timeout(TIDYING);
+        return copied.shutdown_timeout(CLEANUP_TIMEOUT);
     };
     listening.block_on(async {
-        let waiting = tokio::task::spawn_blocking(|| copied.shutdown_timeout(TIDYING));
+        let waiting = tokio::task::spawn_blocking(|| copied.shutdown_timeout(CLEANUP_TIMEOUT));
         tokio::select! {
             _ = waiting => {}
             _ = signals.next() => {}
@@ -95,7 +95,7 @@ async fn until_signal(
     };
     stop.cancel();
     tokio::select! {
-        ended = tokio::time::timeout(TIDYING, copy) => match ended {
+        ended = tokio::time::timeout(CLEANUP_TIMEOUT, copy) => match ended {
             // It was just done.
             Ok(Ok(())) => Ok(()),
             _ => Err(Failure::silent(code)),
@@ -104,18 +104,22 @@ async fn until_signal(
     }
 }
 
-async fn copy(flags: &Flags, journey: &Journey, stop: &CancellationToken) -> Result<(), Failure> {
+async fn copy(
+    flags: &Flags,
+    direction: &Direction,
+    stop: &CancellationToken,
+) -> Result<(), Failure> {
     // Before anybody is asked.
-    if let CopySpec::Local(path) = &journey.source
+    if let CopySpec::Local(path) = &direction.source
         && path.symlink_metadata().is_err()
     {
         return Err(Failure::new(Error::NoSource(path.clone())));
     }
-    let ends = tokio::select! {
-        ends = Ends::find(flags, journey) => ends?,
+    let endpoints = tokio::select! {
+        endpoints = Endpoints::find(flags, direction) => endpoints?,
         () = stop.cancelled() => return Err(Failure::new(Error::Cancelled)),
     };
-    let screen = Screen::new(Manner::choose(flags.quiet));
+    let screen = Screen::new(Verbosity::choose(flags.quiet));
     let progress = Arc::new(Progress::default());
     let options = Options {
         cancel: stop.clone(),
@@ -127,21 +131,21 @@ async fn copy(flags: &Flags, journey: &Journey, stop: &CancellationToken) -> Res
     };
     let started = Instant::now();
     let copying = async {
-        match (&ends.source, &ends.target) {
-            (Spot::Pod(from), Spot::Local(to)) => {
+        match (&endpoints.source, &endpoints.target) {
+            (Location::Pod(from), Location::Local(to)) => {
                 copy_from(&from.pod, &from.path, to, &options, &progress).await
             }
-            (Spot::Local(from), Spot::Pod(to)) => {
+            (Location::Local(from), Location::Pod(to)) => {
                 if screen.is_live() {
                     measure(from, &progress);
                 }
                 copy_to(&to.pod, from, &to.path, &options, &progress).await
             }
-            (Spot::Pod(from), Spot::Pod(to)) => {
+            (Location::Pod(from), Location::Pod(to)) => {
                 let (source, target) = ((&from.pod as _, &*from.path), (&to.pod as _, &*to.path));
                 copy_between(source, target, &options, &progress).await
             }
-            (Spot::Local(_), Spot::Local(_)) => Ok(()),
+            (Location::Local(_), Location::Local(_)) => Ok(()),
         }
     };
     let ended = tokio::select! {
@@ -149,11 +153,11 @@ async fn copy(flags: &Flags, journey: &Journey, stop: &CancellationToken) -> Res
         () = screen.watch(&progress) => Ok(()),
     };
     screen.finish(&progress, started.elapsed(), ended.is_ok());
-    ended.map_err(|error| ends.explain(error))
+    ended.map_err(|error| endpoints.explain(error))
 }
 
 /// How many directories are looked into beforehand: a bar is not worth more.
-const MEASURED: usize = 10_000;
+const MAX_MEASURED_DIRECTORIES: usize = 10_000;
 
 /// Adds up what is to be copied, beside the copy, for a bar that knows its end.
 fn measure(from: &Path, progress: &Arc<Progress>) {
@@ -170,7 +174,7 @@ fn measure(from: &Path, progress: &Arc<Progress>) {
         let mut waiting = vec![from];
         while let Some(directory) = waiting.pop() {
             looked += 1;
-            if looked > MEASURED {
+            if looked > MAX_MEASURED_DIRECTORIES {
                 return;
             }
             for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {

@@ -9,25 +9,25 @@ use skewbridge_client::copy::{CopyEvent, Progress};
 use crate::skew::plain;
 
 /// How often the line is drawn: fast enough to look alive, slow enough to be read.
-const EVERY: Duration = Duration::from_millis(200);
+const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How wide a bar is.
-const BAR: usize = 24;
+const BAR_WIDTH: usize = 24;
 
 /// How much of a name is shown, so that the line fits into 80 columns.
-const NAME: usize = 24;
+const MAX_NAME_WIDTH: usize = 24;
 
 /// The terminal, or what takes its place.
 #[derive(Debug, Clone)]
 pub(super) struct Screen {
     /// Whether a line of progress is on it.
     drawn: Arc<Mutex<bool>>,
-    manner: Manner,
+    manner: Verbosity,
 }
 
 /// How much is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Manner {
+pub(super) enum Verbosity {
     /// Errors alone.
     Quiet,
     /// Warnings too: for files and pipes.
@@ -36,7 +36,7 @@ pub(super) enum Manner {
     Live,
 }
 
-impl Manner {
+impl Verbosity {
     pub(super) fn choose(quiet: bool) -> Self {
         if quiet {
             Self::Quiet
@@ -49,7 +49,7 @@ impl Manner {
 }
 
 impl Screen {
-    pub(super) fn new(manner: Manner) -> Self {
+    pub(super) fn new(manner: Verbosity) -> Self {
         Self {
             drawn: Arc::default(),
             manner,
@@ -58,7 +58,7 @@ impl Screen {
 
     /// A line that stays.
     pub(super) fn tell(&self, notice: &CopyEvent) {
-        if self.manner == Manner::Quiet {
+        if self.manner == Verbosity::Quiet {
             return;
         }
         self.line(&plain(&notice.to_string()));
@@ -66,7 +66,7 @@ impl Screen {
 
     /// Whether there is somebody to look at it.
     pub(super) fn is_live(&self) -> bool {
-        self.manner == Manner::Live
+        self.manner == Verbosity::Live
     }
 
     fn line(&self, text: &str) {
@@ -82,11 +82,11 @@ impl Screen {
 
     /// Draws until it is dropped.
     pub(super) async fn watch(&self, progress: &Progress) {
-        if self.manner != Manner::Live {
+        if self.manner != Verbosity::Live {
             return std::future::pending().await;
         }
         let mut rate = Rate::new(Instant::now());
-        let mut ticks = tokio::time::interval(EVERY);
+        let mut ticks = tokio::time::interval(REDRAW_INTERVAL);
         loop {
             ticks.tick().await;
             let now = Instant::now();
@@ -101,7 +101,7 @@ impl Screen {
 
     /// Takes the line away, and says what it came to.
     pub(super) fn finish(&self, progress: &Progress, took: Duration, done: bool) {
-        if self.manner != Manner::Live {
+        if self.manner != Verbosity::Live {
             return;
         }
         if done {
@@ -172,11 +172,11 @@ fn describe(progress: &Progress, rate: u64) -> String {
 
 fn bar(bytes: u64, total: u64) -> String {
     let part = |whole: u64| u128::from(bytes.min(total)) * u128::from(whole) / u128::from(total);
-    let full = usize::try_from(part(BAR as u64)).unwrap_or(BAR);
+    let full = usize::try_from(part(BAR_WIDTH as u64)).unwrap_or(BAR_WIDTH);
     format!(
         "[{}{}] {:3}%",
         "=".repeat(full),
-        " ".repeat(BAR - full),
+        " ".repeat(BAR_WIDTH - full),
         part(100)
     )
 }
@@ -219,7 +219,7 @@ fn shortened(name: &str) -> String {
         .chars()
         .map(|it| if it.is_control() { '?' } else { it })
         .collect();
-    match name.len().checked_sub(NAME) {
+    match name.len().checked_sub(MAX_NAME_WIDTH) {
         None | Some(0) => name.into_iter().collect(),
         Some(over) => format!("...{}", name[over + 3..].iter().collect::<String>()),
     }

@@ -5,7 +5,7 @@ use tokio::signal::unix::SignalKind;
 
 /// Signals that end a program, but for those that whoever started us wants to be ignored.
 pub(super) struct Signals {
-    ends: [(Heard, u8); 3],
+    endpoints: [(Heard, u8); 3],
     heard: usize,
 }
 
@@ -19,7 +19,7 @@ impl Signals {
             Ok((ignored.listen(kind)?, 128 + number))
         };
         Ok(Self {
-            ends: [
+            endpoints: [
                 listen(SignalKind::interrupt())?,
                 listen(SignalKind::terminate())?,
                 listen(SignalKind::hangup())?,
@@ -30,7 +30,7 @@ impl Signals {
 
     /// The exit code of the next one.
     pub(super) async fn next(&mut self) -> u8 {
-        let [(interrupt, one), (terminate, two), (hang_up, three)] = &mut self.ends;
+        let [(interrupt, one), (terminate, two), (hang_up, three)] = &mut self.endpoints;
         let code = tokio::select! {
             () = interrupt.recv() => *one,
             () = terminate.recv() => *two,

@@ -11,16 +11,16 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::geteuid;
 
 /// Only for its owner.
-const PRIVATE: u32 = 0o700;
+const PRIVATE_MODE: u32 = 0o700;
 
 /// The user who may do everything.
 const ROOT: u32 = 0;
 
 /// Who is neither the owner nor trusted may write.
-const OTHERS_WRITE: u32 = 0o022;
+const OTHERS_WRITE_MODE: u32 = 0o022;
 
 /// How often a name is made up again if there is one like it.
-const NAME_TRIES: usize = 16;
+const MAX_NAME_ATTEMPTS: usize = 16;
 
 /// A directory that is ours. Dropped, it is emptied, and gone if it was made here.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Directory {
             return Self::fresh();
         };
         let shown = path.display();
-        match fs::DirBuilder::new().mode(PRIVATE).create(path) {
+        match fs::DirBuilder::new().mode(PRIVATE_MODE).create(path) {
             Ok(()) => Self::absolute(path, true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let entries =
@@ -48,7 +48,7 @@ impl Directory {
                     );
                 }
                 check_owner(path, &fs::metadata(path)?)?;
-                fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE))
+                fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE_MODE))
                     .with_context(|| format!("--directory: {shown}"))?;
                 Self::absolute(path, false)
             }
@@ -62,11 +62,11 @@ impl Directory {
     }
 
     fn fresh() -> Result<Self> {
-        for _ in 0..NAME_TRIES {
+        for _ in 0..MAX_NAME_ATTEMPTS {
             // As short as it may be: it is typed and pasted.
             let chance = RandomState::new().build_hasher().finish() >> 40;
             let path = std::env::temp_dir().join(format!("skewbridge-{chance:06x}"));
-            match fs::DirBuilder::new().mode(PRIVATE).create(&path) {
+            match fs::DirBuilder::new().mode(PRIVATE_MODE).create(&path) {
                 Ok(()) => return Self::absolute(&path, true),
                 // Somebody else's.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -99,7 +99,7 @@ fn judge_owner(us: u32, owner: u32, mode: u32) -> Result<(), String> {
              is not there yet"
         ));
     }
-    if us == ROOT && mode & OTHERS_WRITE != 0 {
+    if us == ROOT && mode & OTHERS_WRITE_MODE != 0 {
         return Err(format!(
             "can be written to by others (mode {:03o}); `chmod go-w` it, or name one that is not \
              there yet",
@@ -167,7 +167,7 @@ mod tests {
         let fresh = Directory::prepare(None).unwrap();
         let path = fresh.path().to_owned();
         let mode = fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, PRIVATE);
+        assert_eq!(mode & 0o777, PRIVATE_MODE);
         let there = path.join("there");
         fs::create_dir(&there).unwrap();
         let given = Directory::prepare(Some(&there)).unwrap();

@@ -7,16 +7,16 @@ use rustix::process::getpgrp;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 use tokio::sync::mpsc;
 
-use super::orders::Deed;
+use super::commands::ServerAction;
 
 /// Keys that wait: nobody types faster.
-const QUEUE: usize = 16;
+const KEY_QUEUE_LENGTH: usize = 16;
 
 /// What a key says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Key {
     Choose(usize),
-    Do(Deed),
+    Do(ServerAction),
     Help,
     Quit,
 }
@@ -25,10 +25,10 @@ impl Key {
     fn of(byte: u8) -> Option<Self> {
         Some(match byte.to_ascii_lowercase() {
             digit @ b'1'..=b'3' => Self::Choose(usize::from(digit - b'1')),
-            b'k' => Self::Do(Deed::Kill),
-            b's' => Self::Do(Deed::Toggle),
-            b'u' => Self::Do(Deed::Upgrade),
-            b'd' => Self::Do(Deed::Downgrade),
+            b'k' => Self::Do(ServerAction::Kill),
+            b's' => Self::Do(ServerAction::Toggle),
+            b'u' => Self::Do(ServerAction::Upgrade),
+            b'd' => Self::Do(ServerAction::Downgrade),
             b'h' | b'?' => Self::Help,
             b'q' => Self::Quit,
             _ => return None,
@@ -56,14 +56,14 @@ impl Keys {
         let mut modes = before.clone();
         modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
         tcsetattr(stdin(), OptionalActions::Now, &modes).ok()?;
-        let (press, pressed) = mpsc::channel(QUEUE);
+        let (run_key_action, pressed) = mpsc::channel(KEY_QUEUE_LENGTH);
         // It cannot be woken, and ends with the program.
         let thread = std::thread::Builder::new().name("keys".to_owned());
         let started = thread.spawn(move || {
             let mut bytes = stdin().lock().bytes();
             while let Some(Ok(byte)) = bytes.next() {
                 if let Some(key) = Key::of(byte)
-                    && press.blocking_send(key).is_err()
+                    && run_key_action.blocking_send(key).is_err()
                 {
                     return;
                 }
@@ -90,8 +90,8 @@ mod tests {
             (b'1', Some(Key::Choose(0))),
             (b'3', Some(Key::Choose(2))),
             (b'4', None),
-            (b'K', Some(Key::Do(Deed::Kill))),
-            (b's', Some(Key::Do(Deed::Toggle))),
+            (b'K', Some(Key::Do(ServerAction::Kill))),
+            (b's', Some(Key::Do(ServerAction::Toggle))),
             (b'q', Some(Key::Quit)),
             (b'\n', None),
         ];

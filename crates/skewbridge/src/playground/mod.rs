@@ -1,13 +1,13 @@
 //! `skewbridge playground`: the whole system in one process.
 
-mod ask;
+mod client;
+mod color;
+mod commands;
 mod control;
 mod directory;
 mod exec;
 mod flags;
 mod keys;
-mod orders;
-mod paint;
 mod topology;
 mod tour;
 
@@ -30,28 +30,28 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-use ask::Contexts;
+use client::Contexts;
+use color::Color;
+use commands::{Command, CommandResult, ControlRequest, ServerAction, execute};
 use control::Control;
 use directory::Directory;
 pub(crate) use flags::Flags;
 use flags::Output;
 use keys::{Key, Keys};
-use orders::{Answer, Deed, Order, Wish, carry_out};
-use paint::Paint;
-use topology::Scene;
-use tour::{Guide, Voice};
+use topology::Topology;
+use tour::{Tour, TourOutput};
 
 /// The first argument of a process of a pod. It is not a command for users.
 const PROCESS: &str = "playground-process";
 
 /// How long it may take until every bridge knows of every server.
-const GETTING_READY: Duration = Duration::from_secs(30);
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Between two looks whether it is.
-const INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Orders that wait.
-const QUEUE: usize = 8;
+const COMMAND_QUEUE_LENGTH: usize = 8;
 
 /// The control's port, counted from the first.
 const CONTROL_PORT: usize = 6;
@@ -91,7 +91,7 @@ fn play(flags: &Flags) -> Result<ExitCode> {
         let mut signals = Signals::listen()?;
         let mut playground = None;
         let code = tokio::select! {
-            played = show(flags, &directory, &mut playground) => played,
+            played = run_cluster(flags, &directory, &mut playground) => played,
             number = signals.any() => Ok(if flags.tour {
                 // It has not shown what it was to show: as shells tell it.
                 ExitCode::from(128 + number)
@@ -111,7 +111,7 @@ fn play(flags: &Flags) -> Result<ExitCode> {
 }
 
 /// Runs all of it. The cluster stays with the caller, who ends it however this ends.
-async fn show(
+async fn run_cluster(
     flags: &Flags,
     directory: &Directory,
     playground: &mut Option<Cluster>,
@@ -132,16 +132,16 @@ async fn show(
     });
     let cluster = playground.insert(started.await?);
     get_ready(cluster).await?;
-    let paint = Paint::of_stdout();
+    let color = Color::of_stdout();
     if flags.tour {
-        let voice = match flags.output {
-            Output::Text => Voice::Text(paint),
-            Output::Json => Voice::Json,
+        let output = match flags.output {
+            Output::Text => TourOutput::Text(color),
+            Output::Json => TourOutput::Json,
         };
-        if let Voice::Text(paint) = voice {
-            say(&Scene::of(cluster, None).draw_topology(paint));
+        if let TourOutput::Text(color) = output {
+            say(&Topology::of(cluster, None).draw_topology(color));
         }
-        let report = Guide::new(cluster, voice, std::io::stdout())?.run().await?;
+        let report = Tour::new(cluster, output, std::io::stdout())?.run().await?;
         return Ok(if report.passed() {
             ExitCode::SUCCESS
         } else {
@@ -151,21 +151,21 @@ async fn show(
     let address = listener.local_addr()?;
     let token = token()?;
     let token_file = write_token(directory.path(), &token)?;
-    let (orders, ordered) = mpsc::channel(QUEUE);
+    let (commands, ordered) = mpsc::channel(COMMAND_QUEUE_LENGTH);
     let control = Control {
         address,
         token,
-        orders,
+        commands,
     };
-    let serving = control::run(listener, control, control::PATIENCE);
+    let serving = control::run(listener, control, control::CLIENT_TIMEOUTS);
     let command = format!(
         "curl -XPOST -H \"Authorization: Bearer $(cat {})\" http://{address}/servers/1.36/kill",
         topology::shown(&token_file)
     );
-    say(&Scene::of(cluster, Some(command)).draw(paint));
+    say(&Topology::of(cluster, Some(command)).draw(color));
     tokio::select! {
         () = serving => {}
-        () = stage(cluster, ordered, paint) => {}
+        () = run_interactive(cluster, ordered, color) => {}
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -180,25 +180,29 @@ async fn get_ready(cluster: &Cluster) -> Result<()> {
     for (context, path) in questions {
         loop {
             let last = match contexts.get(&context, path).await {
-                Ok(said) if said.status == StatusCode::OK => break,
-                Ok(said) => format!("{context}: {said}"),
+                Ok(response) if response.status == StatusCode::OK => break,
+                Ok(response) => format!("{context}: {response}"),
                 Err(error) => format!("{context}: {error:#}"),
             };
-            if started.elapsed() > GETTING_READY {
-                bail!("not ready after {GETTING_READY:?}: {last}");
+            if started.elapsed() > READY_TIMEOUT {
+                bail!("not ready after {READY_TIMEOUT:?}: {last}");
             }
-            tokio::time::sleep(INTERVAL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
     Ok(())
 }
 
 /// Carries out what keys and the control say, until somebody quits.
-async fn stage(cluster: &mut Cluster, mut orders: mpsc::Receiver<Order>, paint: Paint) {
+async fn run_interactive(
+    cluster: &mut Cluster,
+    mut commands: mpsc::Receiver<Command>,
+    color: Color,
+) {
     let mut keys = Keys::listen();
     let mut chosen = 0;
     if keys.is_some() {
-        say(&help(cluster, chosen, paint));
+        say(&help(cluster, chosen, color));
     } else {
         say("Ctrl-C ends it.\n");
     }
@@ -210,13 +214,13 @@ async fn stage(cluster: &mut Cluster, mut orders: mpsc::Receiver<Order>, paint: 
             }
         };
         tokio::select! {
-            order = orders.recv() => {
-                let Some(Order { wish, answer }) = order else { return };
-                let told = carry_out(cluster, &wish).await;
-                if let Wish::Do { server, deed } = &wish {
-                    say(&controlled(server, *deed, &told, paint));
+            order = commands.recv() => {
+                let Some(Command { control_request, answer }) = order else { return };
+                let told = execute(cluster, &control_request).await;
+                if let ControlRequest::Do { server, action } = &control_request {
+                    say(&controlled(server, *action, &told, color));
                     if keys.is_some() {
-                        say(&help(cluster, chosen, paint));
+                        say(&help(cluster, chosen, color));
                     }
                 }
                 // Whoever asked may have left.
@@ -225,10 +229,10 @@ async fn stage(cluster: &mut Cluster, mut orders: mpsc::Receiver<Order>, paint: 
             key = key => match key {
                 Some(Key::Choose(index)) => {
                     chosen = index;
-                    say(&help(cluster, chosen, paint));
+                    say(&help(cluster, chosen, color));
                 }
-                Some(Key::Do(deed)) => press(cluster, chosen, deed, paint).await,
-                Some(Key::Help) => say(&help(cluster, chosen, paint)),
+                Some(Key::Do(action)) => run_key_action(cluster, chosen, action, color).await,
+                Some(Key::Help) => say(&help(cluster, chosen, color)),
                 Some(Key::Quit) | None => return,
             },
         }
@@ -236,43 +240,45 @@ async fn stage(cluster: &mut Cluster, mut orders: mpsc::Receiver<Order>, paint: 
 }
 
 /// What the control was asked for, and what came of it.
-fn controlled(server: &str, deed: Deed, answer: &Answer, paint: Paint) -> String {
+fn controlled(server: &str, action: ServerAction, answer: &CommandResult, color: Color) -> String {
     match answer {
-        Answer::Done(_) => format!("{deed} {server}\n"),
-        Answer::Unknown(why) | Answer::Impossible(why) | Answer::Failed(why) => {
-            format!("{}\n", paint.bad(why))
+        CommandResult::Done(_) => format!("{action} {server}\n"),
+        CommandResult::Unknown(why)
+        | CommandResult::Impossible(why)
+        | CommandResult::Failed(why) => {
+            format!("{}\n", color.bad(why))
         }
     }
 }
 
-async fn press(cluster: &mut Cluster, chosen: usize, deed: Deed, paint: Paint) {
+async fn run_key_action(cluster: &mut Cluster, chosen: usize, action: ServerAction, color: Color) {
     let before = cluster.servers().get(chosen).map(|it| it.name().to_owned());
     let name = before.unwrap_or_default();
-    if let Some(reason) = orders::refusal(cluster, chosen, deed) {
-        say(&format!("{}\n", paint.bad(reason)));
-        say(&help(cluster, chosen, paint));
+    if let Some(reason) = commands::refusal(cluster, chosen, action) {
+        say(&format!("{}\n", color.bad(reason)));
+        say(&help(cluster, chosen, color));
         return;
     }
-    say(&format!("{deed} {name} ...\n"));
-    match orders::perform(cluster, chosen, deed).await {
-        Ok(()) => say(&help(cluster, chosen, paint)),
-        Err(error) => say(&format!("{}\n", paint.bad(error))),
+    say(&format!("{action} {name} ...\n"));
+    match commands::perform(cluster, chosen, action).await {
+        Ok(()) => say(&help(cluster, chosen, color)),
+        Err(error) => say(&format!("{}\n", color.bad(error))),
     }
 }
 
 /// The servers as they are, and the keys.
-fn help(cluster: &Cluster, chosen: usize, paint: Paint) -> String {
+fn help(cluster: &Cluster, chosen: usize, color: Color) -> String {
     let servers = cluster.servers().iter().enumerate();
     let servers: Vec<_> = servers
         .map(|(index, server)| {
             let state = if server.is_running() {
-                paint.good(server.release())
+                color.good(server.release())
             } else {
-                paint.bad("down")
+                color.bad("down")
             };
             let name = format!("{} {}", index + 1, server.name());
             let name = if index == chosen {
-                paint.bold(format_args!("[{name}]"))
+                color.bold(format_args!("[{name}]"))
             } else {
                 format!(" {name} ")
             };
@@ -282,7 +288,7 @@ fn help(cluster: &Cluster, chosen: usize, paint: Paint) -> String {
     format!(
         "{}   {}\n",
         servers.join("  "),
-        paint.dim("1 2 3 choose, k kill, s stop/start, u upgrade, d downgrade, q quit")
+        color.dim("1 2 3 choose, k kill, s stop/start, u upgrade, d downgrade, q quit")
     )
 }
 

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use skewbridge_playground::cluster::{Cluster, POD, POD_PORT};
 
-use super::paint::Paint;
+use super::color::Color;
 
 /// What is drawn.
-pub(super) struct Scene {
+pub(super) struct Topology {
     /// Names and addresses of bridges and their servers.
     rows: Vec<[String; 4]>,
     kubeconfig: String,
@@ -17,7 +17,7 @@ pub(super) struct Scene {
     control: Option<String>,
 }
 
-impl Scene {
+impl Topology {
     pub(super) fn of(cluster: &Cluster, control: Option<String>) -> Self {
         let pairs = cluster.bridges().iter().zip(cluster.servers());
         let rows = pairs.map(|(bridge, server)| {
@@ -37,20 +37,20 @@ impl Scene {
     }
 
     /// All of it: what there is, and what to try.
-    pub(super) fn draw(&self, paint: Paint) -> String {
-        let mut out = self.draw_topology(paint);
-        self.draw_commands(paint, &mut out);
+    pub(super) fn draw(&self, color: Color) -> String {
+        let mut out = self.draw_topology(color);
+        self.draw_commands(color, &mut out);
         out
     }
 
     /// What there is.
-    pub(super) fn draw_topology(&self, paint: Paint) -> String {
+    pub(super) fn draw_topology(&self, color: Color) -> String {
         let mut out = String::new();
         // Writing to a String does not fail.
         let _ = writeln!(
             out,
             "{}\n",
-            paint.bold(
+            color.bold(
                 "Three API servers of three versions over one store, a bridge in front of each."
             )
         );
@@ -71,10 +71,10 @@ impl Scene {
             let _ = writeln!(
                 out,
                 "  {client} {} {} ─▶ {} {} ─{corner}{rest}",
-                paint.name(bridge),
-                paint.dim(format_args!("{bridge_address:<15}")),
-                paint.name(server),
-                paint.dim(format_args!("{server_address:<15}")),
+                color.name(bridge),
+                color.dim(format_args!("{bridge_address:<15}")),
+                color.name(server),
+                color.dim(format_args!("{server_address:<15}")),
             );
             if index + 1 < self.rows.len() {
                 let gap = 2 + 10 + 1 + bridge.len();
@@ -86,20 +86,20 @@ impl Scene {
         out
     }
 
-    fn draw_commands(&self, paint: Paint, out: &mut String) {
-        let _ = writeln!(out, "{}", paint.bold("Try, in another terminal:"));
+    fn draw_commands(&self, color: Color, out: &mut String) {
+        let _ = writeln!(out, "{}", color.bold("Try, in another terminal:"));
         let width = self.commands().iter().map(|(it, _)| it.len()).max();
         let width = width.unwrap_or_default();
         let _ = writeln!(out, "  export KUBECONFIG={}", self.kubeconfig);
         for (command, why) in self.commands() {
-            let why = paint.dim(format_args!("# {why}"));
+            let why = color.dim(format_args!("# {why}"));
             let _ = writeln!(out, "  {command:width$}  {why}");
         }
         if let Some(control) = &self.control {
             let _ = writeln!(
                 out,
                 "\n{}\n  {control}",
-                paint.bold("Stop, start, kill, upgrade or downgrade a server:")
+                color.bold("Stop, start, kill, upgrade or downgrade a server:")
             );
         }
         out.push('\n');
@@ -189,13 +189,13 @@ mod tests {
                 format!("127.0.0.1:{}", port + 1),
             ]
         };
-        let scene = Scene {
+        let scene = Topology {
             rows: vec![row("1.28", 40_000), row("1.34", 4000), row("1.36", 40_004)],
             kubeconfig: "/tmp/k".to_owned(),
             program: "skewbridge".to_owned(),
             control: None,
         };
-        let drawn = scene.draw(Paint::Plain);
+        let drawn = scene.draw(Color::Plain);
         let lines: Vec<Vec<char>> = drawn.lines().map(|it| it.chars().collect()).collect();
         let at = |line: usize, what: char| lines[line].iter().rposition(|it| *it == what);
         let column = at(2, '┐').unwrap();

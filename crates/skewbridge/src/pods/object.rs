@@ -150,7 +150,7 @@ pub(crate) struct WorkloadSpec {
 /// Anything, of which the name is known.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Known {
+pub(crate) struct NamedObject {
     pub(crate) metadata: Metadata,
 }
 
@@ -199,12 +199,14 @@ impl Pod {
         .flatten();
         let found = all.find(|status| status.name == container)?;
         let state = &found.state;
-        let told = match (&state.running, &state.waiting, &state.terminated) {
+        let describe_state = match (&state.running, &state.waiting, &state.terminated) {
             (Some(_), ..) => return None,
-            (_, Some(waiting), _) => told("is waiting", &waiting.reason, &waiting.message),
+            (_, Some(waiting), _) => {
+                describe_state("is waiting", &waiting.reason, &waiting.message)
+            }
             (_, _, Some(ended)) => {
                 let what = format!("has ended with exit code {}", ended.exit_code);
-                told(&what, &ended.reason, &ended.message)
+                describe_state(&what, &ended.reason, &ended.message)
             }
             _ => "has not been started".to_owned(),
         };
@@ -215,7 +217,7 @@ impl Pod {
         };
         let pod = &self.metadata.name;
         Some(format!(
-            "container {container:?} of pod {pod:?} {told}{restarts}"
+            "container {container:?} of pod {pod:?} {describe_state}{restarts}"
         ))
     }
 
@@ -248,7 +250,7 @@ fn older_is_more(time: Option<&str>) -> Option<std::cmp::Reverse<String>> {
     time.map(|time| std::cmp::Reverse(time.to_owned()))
 }
 
-fn told(what: &str, reason: &str, message: &str) -> String {
+fn describe_state(what: &str, reason: &str, message: &str) -> String {
     match (reason.is_empty(), message.is_empty()) {
         (true, true) => what.to_owned(),
         (false, true) => format!("{what} ({reason})"),

@@ -22,10 +22,10 @@ const BACKLOG: i32 = -1;
 
 /// How long another one may take to listen in the same directory: it takes no time, but
 /// a machine may have much to do.
-const TURN: Duration = Duration::from_secs(3);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Between two looks whether it has done so.
-const BREATH: Duration = Duration::from_millis(5);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// An address to listen at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl Listener {
     /// the same time waits, and finds ours.
     pub(crate) async fn unix(path: &Path) -> Result<Self, String> {
         let wrong = |error: io::Error| format!("Unable to listen on {}: {error}", path.display());
-        let _turn = turn(path).await;
+        let _turn = lock_directory(path).await;
         let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
         if is_socket {
             if !is_stale(path) {
@@ -179,19 +179,19 @@ impl fmt::Display for Listener {
 /// Our turn to listen in a directory, for as long as this is kept: it is locked, so that
 /// no file is left behind. Where that cannot be done there is no turn; nor where somebody
 /// keeps it, who may be another user of a directory for all.
-async fn turn(path: &Path) -> Option<File> {
+async fn lock_directory(path: &Path) -> Option<File> {
     let beside = path.parent().filter(|it| !it.as_os_str().is_empty());
     let directory = File::open(beside.unwrap_or(Path::new("."))).ok()?;
     let taking = async {
         loop {
             match directory.try_lock() {
                 Ok(()) => return true,
-                Err(TryLockError::WouldBlock) => sleep(BREATH).await,
+                Err(TryLockError::WouldBlock) => sleep(LOCK_POLL_INTERVAL).await,
                 Err(TryLockError::Error(_)) => return false,
             }
         }
     };
-    let taken = timeout(TURN, taking).await.unwrap_or(false);
+    let taken = timeout(LOCK_TIMEOUT, taking).await.unwrap_or(false);
     taken.then_some(directory)
 }
 

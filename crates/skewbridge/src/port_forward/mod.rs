@@ -1,10 +1,10 @@
 //! `skewbridge port-forward`: ports of this machine that lead to those of a pod.
 
-mod link;
 mod listen;
+mod printer;
 mod retries;
+mod session;
 mod spec;
-mod tell;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -19,23 +19,23 @@ use tokio::time::{sleep, timeout};
 
 use crate::client_command::{self, Failure, pod_running_timeout};
 use crate::cluster_flags::ClusterFlags;
-use crate::console::{Endings, INTERRUPTED};
+use crate::console::{INTERRUPTED, TermSignals};
 use crate::pods::{Pods, Reference};
-use link::{Linker, Links};
 use listen::{Address, Listener};
+use printer::{print, print_now, say};
+use session::{ConnectionReceiver, Connector};
 use spec::{Local as Listening, Spec};
-use tell::{print, print_now, say};
 
 /// How many connections go through at once: each has two streams, of which a connection
 /// to a pod has 1024. Of more, one at each listener is accepted and waits for its turn;
 /// the others wait to be accepted.
-const MOST_CONNECTIONS: usize = 500;
+const MAX_CONNECTIONS: usize = 500;
 
 /// How long a connection waits for a pod while there is none.
-const WITHOUT_POD: Duration = Duration::from_secs(30);
+const POD_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// After a failure to accept: out of descriptors, mostly, and some are freed soon.
-const BREATH: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 const HELP: &str = "\
 A connection to the pod that is lost is made anew, for --pod-running-timeout: to
@@ -78,8 +78,8 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     client_command::run(async {
         let ended = forward(flags).await;
         // What ends it is told as all else: nobody may be there to read it.
-        let (last, ended) = client_command::told_apart(ended);
-        tell::finish(last);
+        let (last, ended) = client_command::split_message(ended);
+        printer::finish(last);
         ended
     })
 }
@@ -90,37 +90,37 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
     let specs: Vec<Spec> = specs.collect::<Result<_, _>>()?;
     let addresses =
         Address::parse_all(&flags.address).map_err(|wrong| format!("--address: {wrong}"))?;
-    let patience = pod_running_timeout(&flags.pod_running_timeout)?;
+    let max_wait = pod_running_timeout(&flags.pod_running_timeout)?;
     let access = flags.cluster.access().await?;
-    let linker = Linker {
+    let linker = Connector {
         pods: Pods {
             endpoint: access.endpoint,
             namespace: access.namespace,
         },
         reference,
         remotes: specs.iter().map(|spec| spec.remote.clone()).collect(),
-        patience,
+        max_wait,
         verbosity: access.verbosity,
     };
-    let mut endings = Endings::listen_in_background().map_err(Failure::new)?;
-    let link = tokio::select! {
-        link = linker.link(linker.patience) => Arc::new(link?),
+    let mut endings = TermSignals::listen_in_background().map_err(Failure::new)?;
+    let connection = tokio::select! {
+        connection = linker.connect(linker.max_wait) => Arc::new(connection?),
         code = endings.recv() => return ended(code),
     };
-    let (tell, links) = watch::channel(Some(link.clone()));
+    let (printer, connections) = watch::channel(Some(connection.clone()));
     let listeners = tokio::select! {
-        listeners = listen(&specs, &addresses, &link.ports) => listeners?,
+        listeners = listen(&specs, &addresses, &connection.ports) => listeners?,
         code = endings.recv() => return ended(code),
     };
-    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut accepting = JoinSet::new();
     for (at, listener) in listeners {
-        accepting.spawn(accept(listener, at, links.clone(), room.clone()));
+        accepting.spawn(accept(listener, at, connections.clone(), room.clone()));
     }
-    drop(links);
+    drop(connections);
     // With the tasks the sockets go.
     tokio::select! {
-        failure = linker.keep(link, tell) => Err(failure),
+        failure = linker.keep(connection, printer) => Err(failure),
         code = endings.recv() => ended(code),
     }
 }
@@ -157,7 +157,7 @@ async fn listen(
 }
 
 /// Takes connections, and carries each by itself.
-async fn accept(listener: Listener, at: usize, links: Links, room: Arc<Semaphore>) {
+async fn accept(listener: Listener, at: usize, pod: ConnectionReceiver, room: Arc<Semaphore>) {
     let name: Arc<str> = listener.name().into();
     let mut connections = JoinSet::new();
     loop {
@@ -165,7 +165,7 @@ async fn accept(listener: Listener, at: usize, links: Links, room: Arc<Semaphore
             Ok(local) => local,
             Err(error) => {
                 say(format_args!("error: accepting at {listener}: {error}"));
-                sleep(BREATH).await;
+                sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
@@ -175,10 +175,10 @@ async fn accept(listener: Listener, at: usize, links: Links, room: Arc<Semaphore
         };
         print(format_args!("Handling connection for {name}"));
         while connections.try_join_next().is_some() {}
-        let (name, links) = (name.clone(), links.clone());
+        let (name, pod) = (name.clone(), pod.clone());
         connections.spawn(async move {
             let _place = place;
-            if let Err(Problem { remote, cause }) = carry(local, at, links).await {
+            if let Err(Problem { remote, cause }) = carry(local, at, pod).await {
                 let remote = remote.map_or_else(String::new, |port| format!(" -> {port}"));
                 say(format_args!(
                     "error: an error occurred forwarding {name}{remote}: {cause}"
@@ -196,22 +196,29 @@ struct Problem {
 }
 
 /// Carries one connection to its end.
-async fn carry(local: Box<dyn LocalStream>, at: usize, mut links: Links) -> Result<(), Problem> {
+async fn carry(
+    local: Box<dyn LocalStream>,
+    at: usize,
+    mut pod: ConnectionReceiver,
+) -> Result<(), Problem> {
     let nowhere = |cause: &str| Problem {
         remote: None,
         cause: cause.to_owned(),
     };
-    let linked = async {
-        let link = links.wait_for(Option::is_some).await;
-        link.ok().and_then(|link| link.clone())
+    let connected = async {
+        let connection = pod.wait_for(Option::is_some).await;
+        connection.ok().and_then(|connection| connection.clone())
     };
-    let link = timeout(WITHOUT_POD, linked).await.ok().flatten();
-    let link = link.ok_or_else(|| nowhere("there is no pod to connect to"))?;
-    let port = link::port(&link, at).ok_or_else(|| nowhere("the pod has no such port"))?;
+    let connection = timeout(POD_WAIT_TIMEOUT, connected).await.ok().flatten();
+    let connection = connection.ok_or_else(|| nowhere("there is no pod to connect to"))?;
+    let port = session::port(&connection, at).ok_or_else(|| nowhere("the pod has no such port"))?;
     let failed = |error: &dyn fmt::Display| Problem {
         remote: Some(port.number()),
         cause: error.to_string(),
     };
-    let stream = link.forwarder.open(port).map_err(|error| failed(&error))?;
+    let stream = connection
+        .forwarder
+        .open(port)
+        .map_err(|error| failed(&error))?;
     stream.forward(local).await.map_err(|error| failed(&error))
 }

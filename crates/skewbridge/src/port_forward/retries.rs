@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 /// The first pause before a connection is made anew, and the longest: each is twice the
 /// one before.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+const BACKOFF_RANGE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
 /// One trouble: from the loss of a connection that was steady until there is one again.
 /// Those that are lost at once belong to it, or a server that grants and closes would be
 /// asked without a pause, for ever.
 #[derive(Debug)]
 pub(super) struct Retries {
-    patience: Duration,
+    max_wait: Duration,
     /// When the trouble ends us.
     until: Instant,
     /// Before the next attempt; the first is made at once.
@@ -20,34 +20,34 @@ pub(super) struct Retries {
 
 /// What became of a connection.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Lived {
+pub(super) struct Uptime {
     pub(super) time: Duration,
     /// Something has come by it.
     pub(super) served: bool,
 }
 
 impl Retries {
-    pub(super) fn new(patience: Duration, now: Instant) -> Self {
+    pub(super) fn new(max_wait: Duration, now: Instant) -> Self {
         Self {
-            patience,
-            until: now + patience,
+            max_wait,
+            until: now + max_wait,
             pause: Duration::ZERO,
         }
     }
 
     /// A connection is lost.
-    pub(super) fn lost(&mut self, lived: Lived, now: Instant) {
-        if lived.time >= self.steady(lived.served) {
-            *self = Self::new(self.patience, now);
+    pub(super) fn lost(&mut self, uptime: Uptime, now: Instant) {
+        if uptime.time >= self.steady(uptime.served) {
+            *self = Self::new(self.max_wait, now);
         }
     }
 
     /// How long a connection lives that has ended the trouble before it: longer than any
     /// pause, or than the shortest one if it was of use, but not longer than we have patience.
     fn steady(&self, served: bool) -> Duration {
-        let (shortest, longest) = PAUSES;
+        let (shortest, longest) = BACKOFF_RANGE;
         let steady = if served { shortest } else { longest };
-        steady.min(self.patience)
+        steady.min(self.max_wait)
     }
 
     /// The pause before the next attempt; `None` if there is to be none.
@@ -56,7 +56,7 @@ impl Retries {
         if now + pause >= self.until {
             return None;
         }
-        let (first, longest) = PAUSES;
+        let (first, longest) = BACKOFF_RANGE;
         self.pause = (pause * 2).clamp(first, longest);
         Some(pause)
     }
@@ -184,14 +184,14 @@ mod tests {
 
     #[test]
     fn pauses_grow_until_a_connection_lives_and_patience_ends_them() {
-        for (what, patience, events) in ROWS {
+        for (what, max_wait, events) in ROWS {
             let start = Instant::now();
             let at = |time: u64| start + millis(time);
-            let mut retries = Retries::new(millis(patience), start);
+            let mut retries = Retries::new(millis(max_wait), start);
             for event in events {
                 match *event {
-                    Lost(time, lived) => retries.lost(after(lived, false), at(time)),
-                    LostInUse(time, lived) => retries.lost(after(lived, true), at(time)),
+                    Lost(time, uptime) => retries.lost(after(uptime, false), at(time)),
+                    LostInUse(time, uptime) => retries.lost(after(uptime, true), at(time)),
                     Attempt(time, expected) => {
                         let pause = retries.next(at(time));
                         assert_eq!(pause, expected.map(millis), "{what}, at {time}");
@@ -209,9 +209,9 @@ mod tests {
         assert_eq!(retries.left(now + millis(700)), Duration::ZERO);
     }
 
-    fn after(lived: u64, served: bool) -> Lived {
-        let time = millis(lived);
-        Lived { time, served }
+    fn after(uptime: u64, served: bool) -> Uptime {
+        let time = millis(uptime);
+        Uptime { time, served }
     }
 
     fn millis(time: u64) -> Duration {

@@ -12,8 +12,8 @@ use serde::Deserialize;
 use skewbridge_gateway::config::{Egress, ProxyTransport};
 use skewbridge_gateway::tls::files::KeyPairFiles;
 
+use super::diagnostics::Diagnostics;
 use super::files;
-use super::findings::Findings;
 use super::parse::{self, Parsed};
 
 /// What the file says.
@@ -61,18 +61,18 @@ const VERSIONS: [&str; 3] = [
 
 /// Reads the file and those it names, and gives what it says of connections to
 /// peers.
-pub(crate) fn read(path: &Path, findings: &mut Findings) -> Option<Egress> {
+pub(crate) fn read(path: &Path, diagnostics: &mut Diagnostics) -> Option<Egress> {
     let understood = files::yaml(path)
         .map_err(|wrong| vec![wrong])
         .and_then(understand);
     match understood {
         Ok(EgressSelector { to_peers, unused }) => {
             for why in unused.into_iter().filter_map(Destination::not_used) {
-                findings.warning(FLAG, Some(path), why);
+                diagnostics.warning(FLAG, Some(path), why);
             }
             if let Egress::HttpConnect(ProxyTransport::Tls { ca, key_pair, .. }) = &to_peers {
-                findings.ca((FLAG, ca.to_str()));
-                findings.key_pair(
+                diagnostics.ca((FLAG, ca.to_str()));
+                diagnostics.key_pair(
                     (FLAG, key_pair.cert.to_str()),
                     (FLAG, key_pair.key.to_str()),
                 );
@@ -81,7 +81,7 @@ pub(crate) fn read(path: &Path, findings: &mut Findings) -> Option<Egress> {
         }
         Err(problems) => {
             for wrong in problems {
-                findings.problem(FLAG, Some(path), wrong);
+                diagnostics.problem(FLAG, Some(path), wrong);
             }
             None
         }

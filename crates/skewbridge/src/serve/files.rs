@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use serde::de::DeserializeOwned;
 use skewbridge_gateway::tls::files::{self, CaBundle, FileProblem, Found, KeyPairFiles, Problem};
 
-use super::findings::Findings;
+use super::diagnostics::Diagnostics;
 use super::parse::Parsed;
 
 /// The largest YAML file that is read: thousands of peers fit, a wrong path
@@ -19,7 +19,7 @@ const MAX_DOCUMENT_SIZE: u64 = 1024 * 1024;
 /// A flag and what was given for it.
 pub(crate) type Given<'a> = (&'static str, Option<&'a str>);
 
-impl Findings {
+impl Diagnostics {
     /// A CA bundle, if one was given.
     pub(crate) fn ca(&mut self, (flag, path): Given<'_>) -> Option<(PathBuf, CaBundle)> {
         let path = PathBuf::from(path?);

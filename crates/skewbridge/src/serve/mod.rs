@@ -1,10 +1,10 @@
 //! `skewbridge serve`: the gateway beside one kube-apiserver.
 
 mod config;
+mod diagnostics;
 mod egress;
 mod features;
 mod files;
-mod findings;
 mod flags;
 pub(crate) mod parse;
 mod signatures;

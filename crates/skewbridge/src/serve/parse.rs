@@ -315,7 +315,7 @@ pub(crate) fn identity_header(text: &str) -> Parsed<HeaderName> {
     let name: HeaderName = text
         .parse()
         .map_err(|_| format!("{text:?} is not a header name"))?;
-    if MEANT_OTHERWISE.contains(&name.as_str()) {
+    if RESERVED_HEADERS.contains(&name.as_str()) {
         return Err(format!(
             "{name} means something else; an identity cannot travel in it"
         ));
@@ -329,7 +329,7 @@ pub(crate) fn identity_prefix(text: &str) -> Parsed<String> {
     let name: HeaderName = text
         .parse()
         .map_err(|_| format!("{text:?} cannot begin a header name"))?;
-    let swallowed = MEANT_OTHERWISE
+    let swallowed = RESERVED_HEADERS
         .iter()
         .find(|other| other.starts_with(name.as_str()));
     match swallowed {
@@ -341,7 +341,7 @@ pub(crate) fn identity_prefix(text: &str) -> Parsed<String> {
 }
 
 /// Headers whose meaning HTTP, Kubernetes or this bridge depends on.
-const MEANT_OTHERWISE: [&str; 20] = [
+const RESERVED_HEADERS: [&str; 20] = [
     "accept",
     "accept-encoding",
     "audit-id",

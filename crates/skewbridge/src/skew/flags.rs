@@ -48,34 +48,34 @@ pub(crate) struct Flags {
 
 /// What the flags come to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct Options {
     pub(crate) kubeconfig: Option<PathBuf>,
-    pub(crate) whom: Whom,
+    pub(crate) targets: Targets,
     pub(crate) format: Format,
     /// None is for ever.
     pub(crate) timeout: Option<Duration>,
 }
 
-/// Whom to ask.
+/// Targets to ask.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Whom {
+pub(crate) enum Targets {
     /// A bridge, about its cluster.
     Bridge {
         context: Option<String>,
-        at: Option<At>,
+        at: Option<ServerLocation>,
     },
     /// These contexts, each about itself.
     Contexts(Vec<String>),
     /// These servers, each about itself, as the user of this context.
     Servers {
         context: Option<String>,
-        at: Vec<At>,
+        at: Vec<ServerLocation>,
     },
 }
 
 /// Another server than the context's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct At {
+pub(crate) struct ServerLocation {
     pub(crate) server: String,
     pub(crate) tls_server_name: Option<String>,
 }
@@ -90,7 +90,7 @@ pub(crate) enum Format {
 
 impl Flags {
     /// What they come to, or all that is wrong with them.
-    pub(crate) fn understand(&self) -> Result<Wish, Vec<String>> {
+    pub(crate) fn understand(&self) -> Result<Options, Vec<String>> {
         const FORMATS: [(&str, Format); 3] = [
             ("table", Format::Table),
             ("wide", Format::Wide),
@@ -119,9 +119,9 @@ impl Flags {
             problems.push("--tls-server-name: goes with --server".to_owned());
         }
         match (format, timeout) {
-            (Ok(format), Ok(timeout)) if problems.is_empty() => Ok(Wish {
+            (Ok(format), Ok(timeout)) if problems.is_empty() => Ok(Options {
                 kubeconfig: self.kubeconfig.clone(),
-                whom: self.whom(),
+                targets: self.targets(),
                 format,
                 timeout,
             }),
@@ -129,22 +129,22 @@ impl Flags {
         }
     }
 
-    fn whom(&self) -> Whom {
+    fn targets(&self) -> Targets {
         let context = self.context.first().cloned();
         let mut at: Vec<_> = self
             .server
             .iter()
-            .map(|server| At {
+            .map(|server| ServerLocation {
                 server: server.clone(),
                 tls_server_name: self.tls_server_name.clone(),
             })
             .collect();
         if self.context.len() > 1 {
-            Whom::Contexts(self.context.clone())
+            Targets::Contexts(self.context.clone())
         } else if at.len() > 1 {
-            Whom::Servers { context, at }
+            Targets::Servers { context, at }
         } else {
-            Whom::Bridge {
+            Targets::Bridge {
                 context,
                 at: at.pop(),
             }
@@ -173,54 +173,54 @@ mod tests {
         flags: Flags,
     }
 
-    fn understand(words: &[&str]) -> Result<Wish, Vec<String>> {
+    fn understand(words: &[&str]) -> Result<Options, Vec<String>> {
         let line = Line::try_parse_from(["skew"].iter().chain(words)).unwrap();
         line.flags.understand()
     }
 
     #[test]
     fn one_context_is_a_bridge_and_several_are_servers() {
-        let at = |server: &str| At {
+        let at = |server: &str| ServerLocation {
             server: server.to_owned(),
             tls_server_name: None,
         };
         let a = || Some("a".to_owned());
-        let rows: [(&[&str], Whom); 5] = [
+        let rows: [(&[&str], Targets); 5] = [
             (
                 &[],
-                Whom::Bridge {
+                Targets::Bridge {
                     context: None,
                     at: None,
                 },
             ),
             (
                 &["--context=a"],
-                Whom::Bridge {
+                Targets::Bridge {
                     context: a(),
                     at: None,
                 },
             ),
             (
                 &["-s", "https://x"],
-                Whom::Bridge {
+                Targets::Bridge {
                     context: None,
                     at: Some(at("https://x")),
                 },
             ),
             (
                 &["--context=a", "--context=b"],
-                Whom::Contexts(vec!["a".to_owned(), "b".to_owned()]),
+                Targets::Contexts(vec!["a".to_owned(), "b".to_owned()]),
             ),
             (
                 &["--context=a", "--server=x", "--server=y"],
-                Whom::Servers {
+                Targets::Servers {
                     context: a(),
                     at: vec![at("x"), at("y")],
                 },
             ),
         ];
         for (words, expected) in rows {
-            assert_eq!(understand(words).unwrap().whom, expected, "{words:?}");
+            assert_eq!(understand(words).unwrap().targets, expected, "{words:?}");
         }
     }
 

@@ -33,7 +33,7 @@ struct ServerView<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     bridge: Option<BridgeView<'a>>,
     #[serde(flatten)]
-    known: Option<KnownView>,
+    served: Option<ServedView>,
 }
 
 #[derive(Serialize)]
@@ -73,7 +73,7 @@ impl<'a> BridgeView<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct KnownView {
+struct ServedView {
     resources: usize,
     subresources: usize,
     only_here: Vec<String>,
@@ -134,7 +134,7 @@ pub(crate) fn render(report: &Report) -> String {
         last_sync: server.last_sync.as_deref(),
         problem: server.problem(),
         bridge: server.bridge.as_ref().map(BridgeView::of),
-        known: report.place(number).map(|place| KnownView {
+        served: report.place(number).map(|place| ServedView {
             resources: report.skew.servers[place].resources,
             subresources: report.skew.servers[place].subresources,
             only_here: lines(report.skew.only_on(place), |it| {

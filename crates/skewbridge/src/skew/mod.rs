@@ -1,9 +1,9 @@
 //! `skewbridge skew`: what differs between servers, and what a client of each
 //! would miss.
 
-mod ask;
+mod collect;
+mod fetch;
 mod flags;
-mod gather;
 mod json;
 mod report;
 mod table;
@@ -12,7 +12,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 pub(crate) use flags::Flags;
-use flags::{Format, Wish};
+use flags::{Format, Options};
 use report::Report;
 pub(crate) use report::plain;
 
@@ -21,8 +21,8 @@ const EXIT_SKEW: u8 = 2;
 
 /// Flags to servers, servers to report, report to text and exit code.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
-    let wish = match flags.understand() {
-        Ok(wish) => wish,
+    let options = match flags.understand() {
+        Ok(options) => options,
         Err(problems) => {
             for problem in problems {
                 complain(&problem);
@@ -31,14 +31,14 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
             return ExitCode::from(crate::EXIT_USAGE);
         }
     };
-    let report = match gather(&wish) {
+    let report = match collect(&options) {
         Ok(report) => report,
         Err(problem) => {
             complain(&problem);
             return ExitCode::FAILURE;
         }
     };
-    let text = match wish.format {
+    let text = match options.format {
         Format::Table => table::render(&report, table::Detail::Short),
         Format::Wide => table::render(&report, table::Detail::Long),
         Format::Json => json::render(&report),
@@ -51,12 +51,12 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     verdict(&report)
 }
 
-fn gather(wish: &Wish) -> Result<Report, String> {
+fn collect(options: &Options) -> Result<Report, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| error.to_string())?;
-    runtime.block_on(gather::gather(wish))
+    runtime.block_on(collect::collect(options))
 }
 
 /// What is not known of a server could be skew, or could be none: neither is

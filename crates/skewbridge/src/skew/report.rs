@@ -17,7 +17,7 @@ pub(crate) struct Report {
     /// of its cluster serves.
     pub(crate) reach: Skew,
     /// Which of the servers these are.
-    known: Vec<usize>,
+    served: Vec<usize>,
 }
 
 /// A server.
@@ -28,7 +28,7 @@ pub(crate) struct Server {
     pub(crate) address: Option<String>,
     /// When it told a bridge what it serves.
     pub(crate) last_sync: Option<String>,
-    pub(crate) known: Known,
+    pub(crate) served: ServedState,
     /// The bridge that was asked about it, if one answered for this server alone.
     pub(crate) bridge: Option<Bridge>,
 }
@@ -67,7 +67,7 @@ impl From<ServerDiscoveryList> for Bridge {
 
 /// What is known of a server.
 #[derive(Debug)]
-pub(crate) enum Known {
+pub(crate) enum ServedState {
     /// What it serves.
     Now(Vec<Group>),
     /// What it served when it could last be asked, and why it could not since.
@@ -89,7 +89,7 @@ pub(crate) struct Loss {
 impl Report {
     /// Compares them.
     pub(crate) fn new(servers: Vec<Server>) -> Self {
-        let known: Vec<_> = (0..servers.len())
+        let served: Vec<_> = (0..servers.len())
             .filter(|place| servers[*place].groups().is_some())
             .collect();
         let document = |items: Vec<Group>| Document {
@@ -107,7 +107,7 @@ impl Report {
             skew: compare(own.map(|groups| document(groups.to_vec())).collect()),
             reach: compare(reached.map(document).collect()),
             servers,
-            known,
+            served,
         }
     }
 
@@ -124,17 +124,17 @@ impl Report {
 
     /// Where a server is in the skew, if something is known of it.
     pub(crate) fn place(&self, server: usize) -> Option<usize> {
-        self.known.iter().position(|known| *known == server)
+        self.served.iter().position(|served| *served == server)
     }
 
     /// A server by its place in the skew.
     pub(crate) fn server(&self, place: usize) -> Option<&Server> {
-        self.servers.get(*self.known.get(place)?)
+        self.servers.get(*self.served.get(place)?)
     }
 
     /// Which one that is, of all of them.
     pub(crate) fn number(&self, place: usize) -> usize {
-        self.known.get(place).copied().unwrap_or_default()
+        self.served.get(place).copied().unwrap_or_default()
     }
 
     /// How much a client of the server at this place would miss.
@@ -167,9 +167,9 @@ impl Report {
 impl Server {
     /// What it serves, as far as is known.
     pub(crate) fn groups(&self) -> Option<&[Group]> {
-        match &self.known {
-            Known::Now(groups) | Known::Before(groups, _) => Some(groups),
-            Known::Nothing(_) => None,
+        match &self.served {
+            ServedState::Now(groups) | ServedState::Before(groups, _) => Some(groups),
+            ServedState::Nothing(_) => None,
         }
     }
 
@@ -185,9 +185,9 @@ impl Server {
 
     /// Why that is not known, or not for sure.
     pub(crate) fn problem(&self) -> Option<&str> {
-        match &self.known {
-            Known::Now(_) => None,
-            Known::Before(_, problem) | Known::Nothing(problem) => Some(problem),
+        match &self.served {
+            ServedState::Now(_) => None,
+            ServedState::Before(_, problem) | ServedState::Nothing(problem) => Some(problem),
         }
     }
 }

@@ -90,11 +90,11 @@ impl Table<'_> {
 
     fn nothing(&self) -> String {
         let all = self.report.servers.len();
-        let known = self.report.skew.servers.len();
-        match (self.report.is_complete(), known) {
+        let served = self.report.skew.servers.len();
+        match (self.report.is_complete(), served) {
             (true, 1) => "\nNo skew: there is one server.\n".to_owned(),
             (true, _) => format!("\nNo skew: all {all} servers serve the same.\n"),
-            (false, 0 | 1) => format!("\nNothing to compare: {known} of {all} is known.\n"),
+            (false, 0 | 1) => format!("\nNothing to compare: {served} of {all} is known.\n"),
             (false, _) => "\nNo skew, as far as is known.\n".to_owned(),
         }
     }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_testkit::{ApiServer, SoftToken, Stopwatch, Terminal, eventually};
 
-use crate::rig::{Bench, PATIENCE, is_gone};
+use crate::agent_fixture::{AgentFixture, TEST_TIMEOUT, is_gone};
 
 const PIN: &str = "246810";
 
@@ -24,19 +24,19 @@ fn parent_of(process: i32) -> i32 {
 
 /// A kubeconfig whose user's plugin may ask, and `skewbridge run` as its client.
 struct Desk {
-    bench: Bench,
+    fixture: AgentFixture,
     server: ApiServer,
 }
 
 impl Desk {
     async fn new() -> Self {
-        let bench = Bench::new();
-        let server = bench.server().await;
-        Self { bench, server }
+        let fixture = AgentFixture::new();
+        let server = fixture.server().await;
+        Self { fixture, server }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.bench.dir.path().join(name)
+        self.fixture.dir.path().join(name)
     }
 
     /// `skewbridge run` with a plugin of this script, whose number is in `plugin`, and a
@@ -55,7 +55,7 @@ impl Desk {
             .iter()
             .map(|(name, value)| json!({"name": name, "value": value}))
             .collect();
-        let ca = self.bench.dir.write("ca.crt", self.bench.ca.pem());
+        let ca = self.fixture.dir.write("ca.crt", self.fixture.ca.pem());
         let config = json!({
             "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
@@ -72,7 +72,7 @@ impl Desk {
                 "provideClusterInfo": true,
             }}}],
         });
-        let config = self.bench.dir.write("kubeconfig", config.to_string());
+        let config = self.fixture.dir.write("kubeconfig", config.to_string());
         if !self.path("go").exists() {
             let made = Command::new("mkfifo").arg(self.path("go")).status();
             assert!(made.unwrap().success());
@@ -85,7 +85,7 @@ impl Desk {
             .arg("cp \"$KUBECONFIG\" copy.new; mv copy.new copy; read line < go")
             .env("XDG_RUNTIME_DIR", self.path("run"))
             .env_remove("KUBECONFIG")
-            .current_dir(self.bench.dir.path());
+            .current_dir(self.fixture.dir.path());
         client
     }
 
@@ -106,7 +106,7 @@ impl Desk {
     fn token(&self) -> Option<SoftToken> {
         let token = SoftToken::new("jane", PIN)?;
         let key = token.generate("EC:prime256v1", "kubernetes", "01");
-        let certificate = self.bench.ca.client_with_key(&key, "token-jane", &[]);
+        let certificate = self.fixture.ca.client_with_key(&key, "token-jane", &[]);
         token.store(&certificate, "kubernetes", "01");
         Some(token)
     }
@@ -135,17 +135,22 @@ async fn a_pin_is_asked_for_at_the_terminal_and_not_shown_and_may_be_mistyped() 
     terminal.becomes_raw().await;
     // With what is taken back before it is sent.
     terminal.type_keys("24x\x7f6810\r");
-    eventually("the command", PATIENCE, async || desk.path("copy").exists()).await;
+    eventually("the command", TEST_TIMEOUT, async || {
+        desk.path("copy").exists()
+    })
+    .await;
     assert!(!terminal.is_raw());
     let config = Kubeconfig::load(Some(&desk.path("copy"))).unwrap();
     let target = config.target(None).unwrap();
-    let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
+    let endpoint = Endpoint::prepare(&target, Some(TEST_TIMEOUT))
+        .await
+        .unwrap();
     let answer = endpoint.send(&Request::get("/")).await.unwrap();
     assert_eq!(answer.body, "token-jane");
     std::fs::write(desk.path("go"), "go\n").unwrap();
     terminal.shows("ended 0.").await;
-    eventually("the end of the plugin", PATIENCE, async || {
-        desk.plugin_is_gone() && desk.bench.left().is_empty()
+    eventually("the end of the plugin", TEST_TIMEOUT, async || {
+        desk.plugin_is_gone() && desk.fixture.left().is_empty()
     })
     .await;
     let shown = terminal.shown();
@@ -163,12 +168,17 @@ async fn nobody_is_asked_in_the_middle_of_a_command_when_another_token_is_put_in
     terminal.shows("PIN of token \"jane\": ").await;
     terminal.becomes_raw().await;
     terminal.type_keys(&format!("{PIN}\r"));
-    eventually("the command", PATIENCE, async || desk.path("copy").exists()).await;
+    eventually("the command", TEST_TIMEOUT, async || {
+        desk.path("copy").exists()
+    })
+    .await;
     let config = Kubeconfig::load(Some(&desk.path("copy"))).unwrap();
     let target = config.target(None).unwrap();
-    let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
+    let endpoint = Endpoint::prepare(&target, Some(TEST_TIMEOUT))
+        .await
+        .unwrap();
     let answers = async |expected: &str| {
-        eventually(expected, PATIENCE, async || {
+        eventually(expected, TEST_TIMEOUT, async || {
             let answer = endpoint.send(&Request::get("/")).await;
             answer.is_ok_and(|answer| String::from_utf8_lossy(&answer.body).contains(expected))
         })
@@ -203,7 +213,7 @@ async fn a_question_can_be_given_up_and_leaves_the_terminal_as_it_was() {
         terminal.shown()
     );
     assert!(!terminal.is_raw());
-    assert!(desk.bench.left().is_empty(), "{:?}", desk.bench.left());
+    assert!(desk.fixture.left().is_empty(), "{:?}", desk.fixture.left());
 }
 
 #[tokio::test]
@@ -218,7 +228,7 @@ async fn a_client_that_is_killed_at_the_question_takes_its_plugin_along() {
         let client = parent_of(desk.plugin());
         let watch = Stopwatch::start();
         kill_process(Pid::from_raw(client).unwrap(), signal).unwrap();
-        let gone = async || desk.plugin_is_gone() && desk.bench.left().is_empty();
+        let gone = async || desk.plugin_is_gone() && desk.fixture.left().is_empty();
         watch.within(LIMIT, "the end of the plugin", gone).await;
         // The shell lives, and shows what is typed.
         assert!(!terminal.is_raw(), "{signal:?}");

@@ -6,7 +6,7 @@ use skewbridge_testkit::ScratchDir;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpListener;
 
-use crate::rig::{Bench, Client, Plugin, get};
+use crate::agent_fixture::{AgentFixture, Client, Plugin, get};
 
 /// What can be seen of a plugin from outside.
 pub(crate) struct Told {
@@ -47,9 +47,9 @@ fn write_profile(dir: &ScratchDir) {
 
 #[tokio::test]
 async fn neither_keys_for_aws_nor_a_proxys_password_are_told() {
-    let bench = Bench::new();
-    write_profile(&bench.dir);
-    let client = Client::start(&bench);
+    let fixture = AgentFixture::new();
+    write_profile(&fixture.dir);
+    let client = Client::start(&fixture);
     // It lets nobody through, which is told to the client and in the log.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = listener.local_addr().unwrap();
@@ -66,11 +66,11 @@ async fn neither_keys_for_aws_nor_a_proxys_password_are_told() {
         stream.write_all(refused).await.unwrap();
         asked
     });
-    let info = bench.info("https://cluster.example:6443", Some(&client.lock));
+    let info = fixture.info("https://cluster.example:6443", Some(&client.lock));
     let mut info: Value = serde_json::from_str(&info).unwrap();
     let url = format!("http://me:hunter-of-proxies@{proxy}");
     info["spec"]["cluster"]["proxy-url"] = json!(url);
-    let mut command = bench.agent(&info.to_string(), &["--v=10", "--signer=sigv4"]);
+    let mut command = fixture.agent(&info.to_string(), &["--v=10", "--signer=sigv4"]);
     for (name, _) in std::env::vars_os() {
         if name.as_encoded_bytes().starts_with(b"AWS_") {
             command.env_remove(name);
@@ -104,9 +104,9 @@ async fn neither_keys_for_aws_nor_a_proxys_password_are_told() {
 
 #[tokio::test]
 async fn a_pin_in_a_uri_is_refused_and_printed_nowhere() {
-    let bench = Bench::new();
-    let client = Client::start(&bench);
-    let info = bench.info("https://cluster.example:6443", Some(&client.lock));
+    let fixture = AgentFixture::new();
+    let client = Client::start(&fixture);
+    let info = fixture.info("https://cluster.example:6443", Some(&client.lock));
     let uri = "pkcs11:token=jane?module-path=/x.so&pin-value=hunter-of-pins";
     let rows: [&[&str]; 5] = [
         &["--signer=pkcs11", "--pkcs11-uri", uri],
@@ -120,7 +120,7 @@ async fn a_pin_in_a_uri_is_refused_and_printed_nowhere() {
         &["--signer", uri],
     ];
     for words in rows {
-        let ran = bench.agent(&info, words).output().unwrap();
+        let ran = fixture.agent(&info, words).output().unwrap();
         let said = [ran.stdout, ran.stderr].map(|it| String::from_utf8(it).unwrap());
         assert_eq!(ran.status.code(), Some(64), "{said:?}");
         assert!(
@@ -129,5 +129,5 @@ async fn a_pin_in_a_uri_is_refused_and_printed_nowhere() {
         );
         assert!(!said.concat().contains("hunter"), "{said:?}");
     }
-    assert!(bench.left().is_empty(), "a shared instance was started");
+    assert!(fixture.left().is_empty(), "a shared instance was started");
 }

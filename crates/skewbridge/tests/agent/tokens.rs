@@ -2,7 +2,7 @@
 
 use skewbridge_testkit::{SoftToken, eventually};
 
-use crate::rig::{Bench, Client, PATIENCE, Plugin};
+use crate::agent_fixture::{AgentFixture, Client, Plugin, TEST_TIMEOUT};
 use crate::secrets::told_by;
 
 #[tokio::test]
@@ -10,22 +10,22 @@ async fn the_key_in_the_token_is_the_users() {
     let Some(token) = SoftToken::new("jane", "246810") else {
         return;
     };
-    let bench = Bench::new();
+    let fixture = AgentFixture::new();
     let key = token.generate("rsa:2048", "kubernetes", "01");
-    let certificate = bench
+    let certificate = fixture
         .ca
         .client_with_key(&key, "token-jane", &["developers"]);
     token.store(&certificate, "kubernetes", "01");
-    bench.dir.write("pin", "246810\n");
-    bench.dir.write("wrong", "111111\n");
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    fixture.dir.write("pin", "246810\n");
+    fixture.dir.write("wrong", "111111\n");
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
     let agent = |words: &[&str]| {
         let module = format!("--pkcs11-module={}", token.library().display());
         let uri = "--pkcs11-uri=pkcs11:token=jane;object=kubernetes";
         let words = [&["--signer=pkcs11", &module, uri], words].concat();
-        let mut command = bench.agent(&info, &words);
+        let mut command = fixture.agent(&info, &words);
         command.env("SOFTHSM2_CONF", token.configuration());
         command
     };
@@ -50,13 +50,13 @@ async fn the_key_in_the_token_is_the_users() {
     token.take_out();
     server.kill_connections().await;
     // What goes out before the loss is noticed fails otherwise.
-    eventually("a word about the token", PATIENCE, async || {
+    eventually("a word about the token", TEST_TIMEOUT, async || {
         let answer = plugin.get("/").await.unwrap();
         answer.contains("it is not there; put it in")
     })
     .await;
     token.put_back();
-    eventually("the token's key", PATIENCE, async || is_jane().await).await;
+    eventually("the token's key", TEST_TIMEOUT, async || is_jane().await).await;
 }
 
 #[tokio::test]
@@ -64,19 +64,19 @@ async fn a_program_is_asked_for_the_pin_which_is_told_to_nobody_else() {
     let Some(token) = SoftToken::new("jane", "24681012") else {
         return;
     };
-    let bench = Bench::new();
+    let fixture = AgentFixture::new();
     let key = token.generate("EC:secp384r1", "kubernetes", "01");
-    let certificate = bench.ca.client_with_key(&key, "token-jane", &[]);
+    let certificate = fixture.ca.client_with_key(&key, "token-jane", &[]);
     token.store(&certificate, "kubernetes", "01");
-    let program = bench.dir.write_program(
+    let program = fixture.dir.write_program(
         "askpass",
         "#!/bin/sh\necho \"$1\" >> asked\necho 24681012\n",
     );
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
     let module = format!("--pkcs11-module={}", token.library().display());
-    let mut command = bench.agent(
+    let mut command = fixture.agent(
         &info,
         &[
             "--v=10",
@@ -89,7 +89,7 @@ async fn a_program_is_asked_for_the_pin_which_is_told_to_nobody_else() {
     command.env("SOFTHSM2_CONF", token.configuration());
     let plugin = Plugin::of(command);
     assert!(plugin.get("/").await.unwrap().contains("\ntoken-jane\r\n"));
-    let asked = std::fs::read_to_string(bench.dir.path().join("asked")).unwrap();
+    let asked = std::fs::read_to_string(fixture.dir.path().join("asked")).unwrap();
     assert!(asked.contains("jane"), "{asked}");
     let told = told_by(plugin).await;
     assert!(told.arguments.contains("--pkcs11-askpass="));

@@ -3,10 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test ends where it cannot go on
 
-mod copies;
+mod cp;
 mod exec;
 mod generated;
-mod named;
+mod pod_selection;
 mod port_forward;
 mod terminal;
 

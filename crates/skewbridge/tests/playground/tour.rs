@@ -7,8 +7,8 @@ use std::process::Stdio;
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
-use crate::rig::{Playground, run, wait};
-use crate::shown;
+use crate::doc_examples;
+use crate::playground_fixture::{Playground, run, wait};
 
 /// How often something is tried that may come too late.
 const ATTEMPTS: u32 = 10;
@@ -23,17 +23,17 @@ fn the_tour_comes_out_as_promised() {
         "{text}"
     );
     assert!(!text.contains('\x1b') && !text.contains('✗'), "{text}");
-    let told = shown::told(&text);
-    assert_eq!(told, shown::of_the_guide());
-    let begun = shown::of_the_tour_in_the_readme();
-    assert_eq!(told[..begun.len()], begun[..]);
+    let tour_lines = doc_examples::tour_lines(&text);
+    assert_eq!(tour_lines, doc_examples::guide_example());
+    let begun = doc_examples::readme_tour();
+    assert_eq!(tour_lines[..begun.len()], begun[..]);
 }
 
 #[test]
 fn the_tour_can_be_read_by_machines() {
-    let told = run(&["--tour", "-o", "json"]);
-    let report: Value = serde_json::from_slice(&told.stdout).unwrap();
-    assert!(told.status.success(), "{report:#}");
+    let tour_lines = run(&["--tour", "-o", "json"]);
+    let report: Value = serde_json::from_slice(&tour_lines.stdout).unwrap();
+    assert!(tour_lines.status.success(), "{report:#}");
     assert_eq!(report["passed"], true);
     let steps = report["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 5);
@@ -63,8 +63,8 @@ fn tour_without_an_old_server(words: &[&str]) -> Option<(Option<i32>, String)> {
 
 #[test]
 fn a_tour_fails_with_the_steps_that_did_not_come_out_as_promised() {
-    let told = (0..ATTEMPTS).find_map(|_| tour_without_an_old_server(&["-o", "json"]));
-    let (code, said) = told.unwrap();
+    let tour_lines = (0..ATTEMPTS).find_map(|_| tour_without_an_old_server(&["-o", "json"]));
+    let (code, said) = tour_lines.unwrap();
     assert_eq!(code, Some(1), "{said}");
     let report: Value = serde_json::from_str(&said).unwrap();
     assert_eq!(report["passed"], false, "{report:#}");
@@ -81,8 +81,8 @@ fn a_tour_fails_with_the_steps_that_did_not_come_out_as_promised() {
 
 #[test]
 fn a_tour_that_fails_says_so() {
-    let told = (0..ATTEMPTS).find_map(|_| tour_without_an_old_server(&[]));
-    let (code, said) = told.unwrap();
+    let tour_lines = (0..ATTEMPTS).find_map(|_| tour_without_an_old_server(&[]));
+    let (code, said) = tour_lines.unwrap();
     assert_eq!(code, Some(1), "{said}");
     assert!(
         said.contains("✗ 200: MutatingAdmissionPolicy hello"),

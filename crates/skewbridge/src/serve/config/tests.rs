@@ -388,8 +388,8 @@ fn the_admin_address_is_not_the_upstream() {
     }
 }
 
-fn told(findings: &[Warning]) -> Vec<String> {
-    findings.iter().map(ToString::to_string).collect()
+fn told(diagnostics: &[Warning]) -> Vec<String> {
+    diagnostics.iter().map(ToString::to_string).collect()
 }
 
 #[test]

@@ -1,11 +1,14 @@
 //! Names that are near another one: what somebody may have meant.
 
 /// How many are told.
-const MOST: usize = 5;
+const MAX_SUGGESTIONS: usize = 5;
 
 /// The names that are nearest to one that there is not: those that it is the beginning
 /// of, or that differ from it in few letters.
-pub(crate) fn near<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+pub(crate) fn similar_names<'a>(
+    name: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> Vec<&'a str> {
     // A third of a name may be wrong; of a short one, one letter.
     let most = (name.chars().count() / 3).max(1);
     let mut found: Vec<_> = known
@@ -19,7 +22,7 @@ pub(crate) fn near<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> 
         })
         .collect();
     found.sort_unstable();
-    found.truncate(MOST);
+    found.truncate(MAX_SUGGESTIONS);
     found.into_iter().map(|(_, name)| name).collect()
 }
 
@@ -54,18 +57,18 @@ mod tests {
     fn what_was_meant_is_found() {
         let known = ["web-5d8c7-abcde", "web-5d8c7-fghij", "db-0", "webhook", "x"];
         assert_eq!(
-            near("web", known),
+            similar_names("web", known),
             ["web-5d8c7-abcde", "web-5d8c7-fghij", "webhook"]
         );
         assert_eq!(
-            near("web-5d8c7-abcdf", known),
+            similar_names("web-5d8c7-abcdf", known),
             ["web-5d8c7-abcde", "web-5d8c7-fghij"]
         );
-        assert_eq!(near("bd-0", ["db-0", "db-1"]), ["db-0"], "swapped");
-        assert_eq!(near("wbe", ["web", "x"]), ["web"]);
-        assert_eq!(near("ebw", ["web"]), Vec::<&str>::new());
-        assert_eq!(near("db-o", ["db-0", "db-1"]), ["db-0", "db-1"]);
-        assert_eq!(near("cache", known), Vec::<&str>::new());
+        assert_eq!(similar_names("bd-0", ["db-0", "db-1"]), ["db-0"], "swapped");
+        assert_eq!(similar_names("wbe", ["web", "x"]), ["web"]);
+        assert_eq!(similar_names("ebw", ["web"]), Vec::<&str>::new());
+        assert_eq!(similar_names("db-o", ["db-0", "db-1"]), ["db-0", "db-1"]);
+        assert_eq!(similar_names("cache", known), Vec::<&str>::new());
         assert_eq!(distance("kitten", "sitting"), 3);
     }
 }

@@ -9,20 +9,20 @@ use skewbridge_client::streams::{Port, PortForwardOptions, TransportPreference};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::retries::{Lived, Retries};
+use super::printer::say;
+use super::retries::{Retries, Uptime};
 use super::spec::{Remote, Resolved, resolve};
-use super::tell::say;
 use crate::client_command::Failure;
 use crate::exec::explain;
 use crate::pods::{Pods, Reference};
-use crate::session::{is_off, told};
+use crate::session::{describe_transport, is_off};
 
 /// What kubectl calls its switch for WebSocket in port-forward.
-const BY_WEBSOCKET: &str = "KUBECTL_PORT_FORWARD_WEBSOCKETS";
+const WEBSOCKET_SWITCH: &str = "KUBECTL_PORT_FORWARD_WEBSOCKETS";
 
 /// A pod that is connected to, and what its ports are.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct PodConnection {
     pub(crate) forwarder: PortForwarder,
     pub(crate) pod: String,
     pub(crate) ports: Vec<Resolved>,
@@ -30,21 +30,21 @@ pub(crate) struct Link {
 
 /// Makes links.
 #[derive(Debug)]
-pub(crate) struct Linker {
+pub(crate) struct Connector {
     pub(crate) pods: Pods,
     pub(crate) reference: Reference,
     pub(crate) remotes: Vec<Remote>,
-    pub(crate) patience: Duration,
+    pub(crate) max_wait: Duration,
     pub(crate) verbosity: u8,
 }
 
 /// Those who wait for a link look here.
-pub(crate) type Links = watch::Receiver<Option<Arc<Link>>>;
+pub(crate) type ConnectionReceiver = watch::Receiver<Option<Arc<PodConnection>>>;
 
-impl Linker {
+impl Connector {
     /// Finds a pod, which is waited for so long, and connects to it.
-    pub(crate) async fn link(&self, patience: Duration) -> Result<Link, Failure> {
-        let found = self.pods.find(&self.reference, patience).await?;
+    pub(crate) async fn connect(&self, max_wait: Duration) -> Result<PodConnection, Failure> {
+        let found = self.pods.find(&self.reference, max_wait).await?;
         let pod = found.pod;
         if pod.status.phase != "Running" {
             let failure = Failure::new(format!(
@@ -63,7 +63,7 @@ impl Linker {
             .map(|remote| resolve(remote, &pod, service));
         let ports = ports.collect::<Result<_, _>>()?;
         let (namespace, name) = (&self.pods.namespace, &pod.metadata.name);
-        let transport = if is_off(BY_WEBSOCKET) {
+        let transport = if is_off(WEBSOCKET_SWITCH) {
             TransportPreference::Spdy
         } else {
             TransportPreference::Auto
@@ -77,9 +77,9 @@ impl Linker {
         let forwarder =
             forwarder.map_err(|error| explain(error, "pods/portforward", namespace, None))?;
         if self.verbosity > 0 {
-            say(told(forwarder.transport()));
+            say(describe_transport(forwarder.transport()));
         }
-        Ok(Link {
+        Ok(PodConnection {
             forwarder,
             pod: pod.metadata.name,
             ports,
@@ -89,45 +89,49 @@ impl Linker {
     /// Keeps a link up; ends when there has been none for too long.
     pub(crate) async fn keep(
         mut self,
-        first: Arc<Link>,
-        links: watch::Sender<Option<Arc<Link>>>,
+        first: Arc<PodConnection>,
+        connections: watch::Sender<Option<Arc<PodConnection>>>,
     ) -> Failure {
-        let mut link = first;
+        let mut connection = first;
         let mut made = Instant::now();
-        let mut retries = Retries::new(self.patience, made);
+        let mut retries = Retries::new(self.max_wait, made);
         loop {
-            let cause = link.forwarder.closed().await;
-            links.send_replace(None);
-            let lost = format!("lost connection to pod {}: {cause}", link.pod);
+            let cause = connection.forwarder.closed().await;
+            connections.send_replace(None);
+            let lost = format!("lost connection to pod {}: {cause}", connection.pod);
             say(format_args!("{lost}; connecting again"));
-            let lived = Lived {
+            let uptime = Uptime {
                 time: made.elapsed(),
-                served: link.forwarder.has_received_data(),
+                served: connection.forwarder.has_received_data(),
             };
-            drop(link);
-            retries.lost(lived, Instant::now());
-            link = match self.again(&mut retries, Failure::new(lost)).await {
+            drop(connection);
+            retries.lost(uptime, Instant::now());
+            connection = match self.again(&mut retries, Failure::new(lost)).await {
                 Ok(again) => Arc::new(again),
                 Err(failure) => return failure,
             };
             made = Instant::now();
-            say(format_args!("connected to pod {} again", link.pod));
-            links.send_replace(Some(link.clone()));
+            say(format_args!("connected to pod {} again", connection.pod));
+            connections.send_replace(Some(connection.clone()));
         }
     }
 
     /// Another link, with patience: servers restart, and pods are replaced. Why there is
     /// none, if there is none in time.
-    async fn again(&mut self, retries: &mut Retries, lost: Failure) -> Result<Link, Failure> {
+    async fn again(
+        &mut self,
+        retries: &mut Retries,
+        lost: Failure,
+    ) -> Result<PodConnection, Failure> {
         let mut why = lost;
         while let Some(pause) = retries.next(Instant::now()) {
             sleep(pause).await;
             let left = retries.left(Instant::now());
             match timeout(left, self.renewed(left)).await {
-                Ok(Ok(link)) => return Ok(link),
+                Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(failure)) => why = failure,
                 Err(_) => {
-                    let limit = self.patience;
+                    let limit = self.max_wait;
                     return Err(why.hint(format!(
                         "the server did not answer within --pod-running-timeout ({limit:?})"
                     )));
@@ -142,15 +146,15 @@ impl Linker {
 
     /// A link by what is good now: files may hold another credential, and what a plugin
     /// gave may have run out or been refused.
-    async fn renewed(&mut self, patience: Duration) -> Result<Link, Failure> {
+    async fn renewed(&mut self, max_wait: Duration) -> Result<PodConnection, Failure> {
         if let Ok(endpoint) = self.pods.endpoint.renewed().await {
             self.pods.endpoint = endpoint;
         }
-        self.link(patience).await
+        self.connect(max_wait).await
     }
 }
 
 /// The port of a link.
-pub(crate) fn port(link: &Link, at: usize) -> Option<Port> {
-    link.ports.get(at).map(|it| it.remote)
+pub(crate) fn port(connection: &PodConnection, at: usize) -> Option<Port> {
+    connection.ports.get(at).map(|it| it.remote)
 }

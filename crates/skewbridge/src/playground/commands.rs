@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 /// What is to become of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Deed {
+pub(super) enum ServerAction {
     Kill,
     Stop,
     Start,
@@ -21,22 +21,25 @@ pub(super) enum Deed {
 
 /// An order, and where the answer goes.
 #[derive(Debug)]
-pub(super) struct Order {
-    pub(super) wish: Wish,
-    pub(super) answer: oneshot::Sender<Answer>,
+pub(super) struct Command {
+    pub(super) control_request: ControlRequest,
+    pub(super) answer: oneshot::Sender<CommandResult>,
 }
 
 #[derive(Debug)]
-pub(super) enum Wish {
+pub(super) enum ControlRequest {
     /// How all servers are.
     Show,
     /// Something for one of them.
-    Do { server: String, deed: Deed },
+    Do {
+        server: String,
+        action: ServerAction,
+    },
 }
 
 /// What has come of an order.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum CommandResult {
     Done(Value),
     Unknown(String),
     /// The server is in a state in which this cannot be done.
@@ -44,7 +47,7 @@ pub(super) enum Answer {
     Failed(String),
 }
 
-impl Deed {
+impl ServerAction {
     /// By its word.
     pub(super) fn named(word: &str) -> Option<Self> {
         Some(match word {
@@ -83,7 +86,7 @@ impl Deed {
     }
 }
 
-impl fmt::Display for Deed {
+impl fmt::Display for ServerAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Kill => "kill",
@@ -97,50 +100,53 @@ impl fmt::Display for Deed {
 }
 
 /// Carries an order out.
-pub(super) async fn carry_out(cluster: &mut Cluster, wish: &Wish) -> Answer {
-    let (server, deed) = match wish {
-        Wish::Show => {
+pub(super) async fn execute(
+    cluster: &mut Cluster,
+    control_request: &ControlRequest,
+) -> CommandResult {
+    let (server, action) = match control_request {
+        ControlRequest::Show => {
             let servers: Vec<_> = cluster.servers().iter().map(tell).collect();
-            return Answer::Done(json!({"servers": servers}));
+            return CommandResult::Done(json!({"servers": servers}));
         }
-        Wish::Do { server, deed } => (server, *deed),
+        ControlRequest::Do { server, action } => (server, *action),
     };
     let index = match cluster.find(server) {
         Ok(index) => index,
-        Err(error) => return Answer::Unknown(error.to_string()),
+        Err(error) => return CommandResult::Unknown(error.to_string()),
     };
-    if let Some(reason) = refusal(cluster, index, deed) {
-        return Answer::Impossible(reason);
+    if let Some(reason) = refusal(cluster, index, action) {
+        return CommandResult::Impossible(reason);
     }
-    match perform(cluster, index, deed).await {
-        Ok(()) => Answer::Done(tell(&cluster.servers()[index])),
-        Err(error) => Answer::Failed(error.to_string()),
+    match perform(cluster, index, action).await {
+        Ok(()) => CommandResult::Done(tell(&cluster.servers()[index])),
+        Err(error) => CommandResult::Failed(error.to_string()),
     }
 }
 
 /// Why something cannot be done to a server, if it cannot.
-pub(super) fn refusal(cluster: &Cluster, index: usize, deed: Deed) -> Option<String> {
+pub(super) fn refusal(cluster: &Cluster, index: usize, action: ServerAction) -> Option<String> {
     let server = cluster.servers().get(index)?;
-    deed.refusal(server.name(), server.release(), server.is_running())
+    action.refusal(server.name(), server.release(), server.is_running())
 }
 
 /// Does something to a server.
 pub(super) async fn perform(
     cluster: &mut Cluster,
     index: usize,
-    deed: Deed,
+    action: ServerAction,
 ) -> Result<(), ClusterError> {
     let Some(server) = cluster.servers().get(index) else {
         return Ok(());
     };
     let (runs, release) = (server.is_running(), server.release());
-    match deed {
-        Deed::Kill => cluster.kill(index).await,
-        Deed::Stop => cluster.stop(index).await,
-        Deed::Toggle if runs => cluster.stop(index).await,
-        Deed::Start | Deed::Toggle => cluster.start_server(index).await?,
-        Deed::Upgrade | Deed::Downgrade => {
-            cluster.set_release(index, deed.release(release)).await?;
+    match action {
+        ServerAction::Kill => cluster.kill(index).await,
+        ServerAction::Stop => cluster.stop(index).await,
+        ServerAction::Toggle if runs => cluster.stop(index).await,
+        ServerAction::Start | ServerAction::Toggle => cluster.start_server(index).await?,
+        ServerAction::Upgrade | ServerAction::Downgrade => {
+            cluster.set_release(index, action.release(release)).await?;
         }
     }
     Ok(())
@@ -164,38 +170,43 @@ mod tests {
     fn what_cannot_be_done_is_refused_with_a_reason() {
         let [oldest, middle, newest] = Release::ALL;
         let rows = [
-            (Deed::Kill, middle, true, None),
-            (Deed::Kill, middle, false, Some("it is not running")),
-            (Deed::Stop, middle, false, Some("it is not running")),
-            (Deed::Start, middle, false, None),
-            (Deed::Start, middle, true, Some("it is running already")),
-            (Deed::Toggle, middle, true, None),
-            (Deed::Toggle, middle, false, None),
-            (Deed::Upgrade, oldest, false, None),
+            (ServerAction::Kill, middle, true, None),
+            (ServerAction::Kill, middle, false, Some("it is not running")),
+            (ServerAction::Stop, middle, false, Some("it is not running")),
+            (ServerAction::Start, middle, false, None),
             (
-                Deed::Upgrade,
+                ServerAction::Start,
+                middle,
+                true,
+                Some("it is running already"),
+            ),
+            (ServerAction::Toggle, middle, true, None),
+            (ServerAction::Toggle, middle, false, None),
+            (ServerAction::Upgrade, oldest, false, None),
+            (
+                ServerAction::Upgrade,
                 newest,
                 true,
                 Some("it has the newest version, 1.36"),
             ),
             (
-                Deed::Upgrade,
+                ServerAction::Upgrade,
                 newest,
                 false,
                 Some("it has the newest version, 1.36"),
             ),
             (
-                Deed::Downgrade,
+                ServerAction::Downgrade,
                 oldest,
                 true,
                 Some("it has the oldest version, 1.28"),
             ),
-            (Deed::Downgrade, newest, true, None),
+            (ServerAction::Downgrade, newest, true, None),
         ];
-        for (deed, release, is_running, reason) in rows {
-            let expected = reason.map(|reason| format!("cannot {deed} server-x: {reason}"));
-            let refused = deed.refusal("server-x", release, is_running);
-            assert_eq!(refused, expected, "{deed} {release} {is_running}");
+        for (action, release, is_running, reason) in rows {
+            let expected = reason.map(|reason| format!("cannot {action} server-x: {reason}"));
+            let refused = action.refusal("server-x", release, is_running);
+            assert_eq!(refused, expected, "{action} {release} {is_running}");
         }
     }
 
@@ -203,14 +214,14 @@ mod tests {
     fn releases_go_up_and_down_to_the_ends() {
         let [oldest, middle, newest] = Release::ALL;
         let rows = [
-            (Deed::Upgrade, oldest, middle),
-            (Deed::Upgrade, newest, newest),
-            (Deed::Downgrade, middle, oldest),
-            (Deed::Downgrade, oldest, oldest),
-            (Deed::Stop, middle, middle),
+            (ServerAction::Upgrade, oldest, middle),
+            (ServerAction::Upgrade, newest, newest),
+            (ServerAction::Downgrade, middle, oldest),
+            (ServerAction::Downgrade, oldest, oldest),
+            (ServerAction::Stop, middle, middle),
         ];
-        for (deed, from, to) in rows {
-            assert_eq!(deed.release(from), to, "{deed} {from}");
+        for (action, from, to) in rows {
+            assert_eq!(action.release(from), to, "{action} {from}");
         }
     }
 }

@@ -19,27 +19,27 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 /// Generous: the machine may be busy with something else.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(crate) struct Bench {
+pub(crate) struct AgentFixture {
     pub(crate) ca: Ca,
     pub(crate) dir: ScratchDir,
 }
 
-impl Bench {
+impl AgentFixture {
     pub(crate) fn new() -> Self {
-        let bench = Self {
+        let fixture = Self {
             ca: Ca::new("cluster"),
             dir: ScratchDir::new(),
         };
-        let jane = bench.ca.client("jane", &["developers"]);
-        bench.dir.write("jane.crt", &jane.cert_pem);
-        bench.dir.write("jane.key", &jane.key_pem);
-        let runtime = bench.dir.path().join("run");
+        let jane = fixture.ca.client("jane", &["developers"]);
+        fixture.dir.write("jane.crt", &jane.cert_pem);
+        fixture.dir.write("jane.key", &jane.key_pem);
+        let runtime = fixture.dir.path().join("run");
         std::fs::DirBuilder::new().create(&runtime).unwrap();
         let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         std::fs::set_permissions(&runtime, private).unwrap();
-        bench
+        fixture
     }
 
     /// A server that says who has asked.
@@ -129,8 +129,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn start(bench: &Bench) -> Self {
-        let directory = bench.dir.path().join("skewbridge-client");
+    pub(crate) fn start(fixture: &AgentFixture) -> Self {
+        let directory = fixture.dir.path().join("skewbridge-client");
         std::fs::create_dir(&directory).unwrap();
         let lock = directory.join("lock");
         std::fs::write(&lock, "").unwrap();
@@ -151,7 +151,7 @@ impl Client {
         let file = std::fs::File::open(&self.lock).unwrap();
         while file.try_lock().is_ok() {
             file.unlock().unwrap();
-            assert!(begun.elapsed() < PATIENCE, "nobody takes the lock");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "nobody takes the lock");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -228,7 +228,7 @@ impl Plugin {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(begun.elapsed() < PATIENCE, "the plugin does not end");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "the plugin does not end");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

@@ -26,12 +26,12 @@ pub(crate) type Warning = Problem;
 
 /// The problems and warnings found so far.
 #[derive(Debug, Default)]
-pub(crate) struct Findings {
+pub(crate) struct Diagnostics {
     problems: Vec<Problem>,
     warnings: Vec<Warning>,
 }
 
-impl Findings {
+impl Diagnostics {
     /// The value, or nothing and a problem.
     pub(crate) fn value<T>(&mut self, flag: &str, parsed: Parsed<T>) -> Option<T> {
         parsed

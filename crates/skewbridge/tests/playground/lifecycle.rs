@@ -10,8 +10,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use skewbridge_testkit::{ScratchDir, Terminal, eventually};
 
-use crate::rig::{LIMIT, Playground, children, command, lives, most_resident, run, wait};
-use crate::shown;
+use crate::doc_examples;
+use crate::playground_fixture::{
+    LIMIT, Playground, children, command, lives, most_resident, run, wait,
+};
 
 /// What all of it may take, in KiB.
 const MEMORY: u64 = 120 * 1000 * 1000 / 1024;
@@ -29,8 +31,11 @@ async fn every_context_works_and_nothing_is_left_behind() {
     );
     assert!(!playground.said.contains('\x1b'), "no colour in a pipe");
     let said = playground.said_as_from("/tmp/skewbridge-c89ae5");
-    let (shown, told) = said.split_once("Ctrl-C ends it.").unwrap();
-    assert_eq!((shown::steady(shown), told), (shown::of_the_readme(), "\n"));
+    let (shown, tour_lines) = said.split_once("Ctrl-C ends it.").unwrap();
+    assert_eq!(
+        (doc_examples::normalize(shown), tour_lines),
+        (doc_examples::readme_example(), "\n")
+    );
     for (path, mode) in [(&playground.directory, 0o700), (&kubeconfig, 0o600)] {
         let found = fs::metadata(path).unwrap().permissions().mode();
         assert_eq!(found & 0o777, mode, "{}", path.display());

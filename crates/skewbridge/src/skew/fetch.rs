@@ -10,20 +10,20 @@ use skewbridge_discovery::{
 };
 
 /// A document of a cluster with very many custom resources has some 2 MiB.
-const MAX_DOCUMENT: usize = 8 * 1024 * 1024;
+const MAX_DOCUMENT_BYTES: usize = 8 * 1024 * 1024;
 
 /// A bridge tells of as many servers as there may be.
-const MAX_LIST: usize = 64 * 1024 * 1024;
+const MAX_LIST_BYTES: usize = 64 * 1024 * 1024;
 
 /// Group-versions that are asked for one by one: servers before 1.26 have 30.
 const MAX_LISTS: usize = 1_000;
 
 /// How much of a server's own words is repeated.
-const MAX_WORDS: usize = 300;
+const MAX_MESSAGE_CHARS: usize = 300;
 
 /// What a server tells of itself.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct Fetched {
     pub(crate) version: Option<String>,
     pub(crate) groups: Vec<Group>,
     /// What the bridge in front of it tells, if there is one.
@@ -32,32 +32,34 @@ pub(crate) struct Told {
 
 /// Who answered when a bridge was asked for.
 #[derive(Debug)]
-pub(crate) enum Asked {
+pub(crate) enum FetchResult {
     Bridge(ServerDiscoveryList),
     NoBridge,
 }
 
 /// Asks a server about itself: the aggregated documents where it has them, else
 /// one list after the other (before 1.26).
-pub(crate) async fn server(endpoint: Endpoint) -> Result<Told, String> {
-    let mut asking = Asking::new(endpoint);
+pub(crate) async fn server(endpoint: Endpoint) -> Result<Fetched, String> {
+    let mut asking = ServerClient::new(endpoint);
     let version = asking.version().await?;
     // One request where there is no bridge: what it falls back to is the server's own document.
     let (bridge, apis) = match asking.bridge_or_document().await? {
-        Said::Bridge(list) => (Some(list), asking.document("/apis").await?),
+        DiscoveryAnswer::Bridge(list) => (Some(list), asking.document("/apis").await?),
         apis => (None, apis),
     };
     let mut groups = match apis {
-        Said::Document(apis) => match asking.document("/api").await? {
-            Said::Document(api) => [api.items, apis.items].concat(),
+        DiscoveryAnswer::Document(apis) => match asking.document("/api").await? {
+            DiscoveryAnswer::Document(api) => [api.items, apis.items].concat(),
             _ => return Err("/api: not aggregated, although /apis is".to_owned()),
         },
-        Said::Legacy(apis) => asking.legacy(&apis).await?,
-        Said::Bridge(_) => return Err("/apis: an answer that is not discovery".to_owned()),
+        DiscoveryAnswer::Legacy(apis) => asking.legacy(&apis).await?,
+        DiscoveryAnswer::Bridge(_) => {
+            return Err("/apis: an answer that is not discovery".to_owned());
+        }
     };
     // What is listed and serves nothing is no group.
     groups.retain(|group| !group.versions.is_empty());
-    Ok(Told {
+    Ok(Fetched {
         version,
         groups,
         bridge,
@@ -65,15 +67,15 @@ pub(crate) async fn server(endpoint: Endpoint) -> Result<Told, String> {
 }
 
 /// Asks for all servers of a cluster.
-pub(crate) async fn bridge(endpoint: Endpoint) -> Result<Asked, String> {
-    let answer = Asking::new(endpoint).servers().await?;
+pub(crate) async fn bridge(endpoint: Endpoint) -> Result<FetchResult, String> {
+    let answer = ServerClient::new(endpoint).servers().await?;
     match list_in(&answer)? {
-        Some(list) => Ok(Asked::Bridge(list)),
-        None => Ok(Asked::NoBridge),
+        Some(list) => Ok(FetchResult::Bridge(list)),
+        None => Ok(FetchResult::NoBridge),
     }
 }
 
-enum Said {
+enum DiscoveryAnswer {
     Bridge(ServerDiscoveryList),
     Document(Document),
     Legacy(Response),
@@ -90,12 +92,12 @@ fn list_in(answer: &Response) -> Result<Option<ServerDiscoveryList>, String> {
 }
 
 /// A server, and a connection to it while that lasts.
-struct Asking {
+struct ServerClient {
     endpoint: Endpoint,
     connection: Option<Connection>,
 }
 
-impl Asking {
+impl ServerClient {
     fn new(endpoint: Endpoint) -> Self {
         Self {
             endpoint,
@@ -133,7 +135,7 @@ impl Asking {
 
     async fn get(&mut self, path: &str) -> Result<Response, String> {
         let request = Request::get(path).header("accept", accept::LEGACY_NOPEER);
-        self.send(&request.limit(MAX_DOCUMENT)).await
+        self.send(&request.limit(MAX_DOCUMENT_BYTES)).await
     }
 
     /// Which version it is, where it tells.
@@ -157,29 +159,29 @@ impl Asking {
     /// Asks for all servers of a cluster, and else for what the server itself serves.
     async fn servers(&mut self) -> Result<Response, String> {
         let request = Request::get("/apis").header("accept", servers::ACCEPT);
-        self.ok("/apis", request.limit(MAX_LIST)).await
+        self.ok("/apis", request.limit(MAX_LIST_BYTES)).await
     }
 
-    async fn bridge_or_document(&mut self) -> Result<Said, String> {
+    async fn bridge_or_document(&mut self) -> Result<DiscoveryAnswer, String> {
         let answer = self.servers().await?;
         match list_in(&answer)? {
-            Some(list) => Ok(Said::Bridge(list)),
+            Some(list) => Ok(DiscoveryAnswer::Bridge(list)),
             None => Self::read("/apis", answer),
         }
     }
 
-    async fn document(&mut self, path: &str) -> Result<Said, String> {
+    async fn document(&mut self, path: &str) -> Result<DiscoveryAnswer, String> {
         let request = Request::get(path).header("accept", accept::LOCAL_DOCUMENT);
-        let answer = self.ok(path, request.limit(MAX_DOCUMENT)).await?;
+        let answer = self.ok(path, request.limit(MAX_DOCUMENT_BYTES)).await?;
         Self::read(path, answer)
     }
 
-    fn read(path: &str, answer: Response) -> Result<Said, String> {
+    fn read(path: &str, answer: Response) -> Result<DiscoveryAnswer, String> {
         match DiscoveryFormat::from_content_type(answer.content_type()) {
             Some(DiscoveryFormat::V2 | DiscoveryFormat::V2Beta1) => Document::parse(&answer.body)
-                .map(Said::Document)
+                .map(DiscoveryAnswer::Document)
                 .map_err(|error| format!("{path}: {error}")),
-            Some(DiscoveryFormat::Legacy) => Ok(Said::Legacy(answer)),
+            Some(DiscoveryFormat::Legacy) => Ok(DiscoveryAnswer::Legacy(answer)),
             None => Err(format!("{path}: an answer that is not discovery")),
         }
     }
@@ -222,7 +224,7 @@ fn refusal(path: &str, answer: &Response) -> String {
         Some(status) => status.message.clone(),
         None => String::from_utf8_lossy(&answer.body).trim().to_owned(),
     };
-    let words: String = words.chars().take(MAX_WORDS).collect();
+    let words: String = words.chars().take(MAX_MESSAGE_CHARS).collect();
     match answer.status {
         StatusCode::UNAUTHORIZED => {
             "you must be logged in to the server (Unauthorized); has the token or certificate \

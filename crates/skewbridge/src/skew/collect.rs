@@ -7,35 +7,36 @@ use skewbridge_client::{Endpoint, Kubeconfig, Target};
 use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList};
 use tokio::task::JoinSet;
 
-use super::ask::{self, Asked};
-use super::flags::{At, Whom, Wish};
-use super::report::{Bridge, Known, Report, Server, plain};
+use super::fetch::{self, FetchResult};
+use super::flags::{Options, ServerLocation, Targets};
+use super::report::{Bridge, Report, ServedState, Server, plain};
 
 /// After this somebody at a terminal is told that it goes on.
-const QUIET: Duration = Duration::from_secs(1);
+const PROGRESS_DELAY: Duration = Duration::from_secs(1);
 
 /// Everything that is wished for, or why there is no report at all.
-pub(crate) async fn gather(wish: &Wish) -> Result<Report, String> {
-    let config = Kubeconfig::load(wish.kubeconfig.as_deref()).map_err(|error| error.to_string())?;
+pub(crate) async fn collect(options: &Options) -> Result<Report, String> {
+    let config =
+        Kubeconfig::load(options.kubeconfig.as_deref()).map_err(|error| error.to_string())?;
     let target = |context: Option<&String>| {
         let target = config.target(context.map(String::as_str));
         target.map_err(|error| error.to_string())
     };
-    let servers = match &wish.whom {
-        Whom::Bridge { context, at } => {
+    let servers = match &options.targets {
+        Targets::Bridge { context, at } => {
             let target = moved(target(context.as_ref())?, at.as_ref());
-            return of_bridge(&target, wish.timeout).await;
+            return of_bridge(&target, options.timeout).await;
         }
-        Whom::Contexts(contexts) => {
+        Targets::Contexts(contexts) => {
             let mut servers = Vec::new();
             for context in contexts {
                 servers.push((context.clone(), target(Some(context))?));
             }
             servers
         }
-        Whom::Servers { context, at } => {
+        Targets::Servers { context, at } => {
             let target = target(context.as_ref())?;
-            let named = |at: &At| {
+            let named = |at: &ServerLocation| {
                 let target = moved(target.clone(), Some(at));
                 let url = target.server();
                 let name = url.split_once("://").map_or(&*url, |it| it.1);
@@ -44,10 +45,10 @@ pub(crate) async fn gather(wish: &Wish) -> Result<Report, String> {
             at.iter().map(named).collect()
         }
     };
-    Ok(of_servers(servers, wish.timeout).await)
+    Ok(of_servers(servers, options.timeout).await)
 }
 
-fn moved(target: Target, at: Option<&At>) -> Target {
+fn moved(target: Target, at: Option<&ServerLocation>) -> Target {
     match at {
         Some(at) => target.with_server(&at.server, at.tls_server_name.as_deref()),
         None => target,
@@ -60,20 +61,20 @@ async fn of_bridge(target: &Target, timeout: Option<Duration>) -> Result<Report,
         let endpoint = Endpoint::prepare(target, timeout).await;
         let endpoint = endpoint.map_err(|error| error.to_string())?;
         let server = endpoint.server();
-        Ok::<_, String>((server, ask::bridge(endpoint).await?))
+        Ok::<_, String>((server, fetch::bridge(endpoint).await?))
     };
     let waiting = || vec![target.context.clone()];
-    let asked = patiently(asking, waiting).await;
+    let asked = with_progress(asking, waiting).await;
     let failed = |cause: &str| Err(format!("{}: {cause}", target.context));
     match asked {
         Err(cause) => failed(&cause),
-        Ok((server, Asked::NoBridge)) => failed(&format!(
+        Ok((server, FetchResult::NoBridge)) => failed(&format!(
             "the server {server} has no bridge (skewbridge serve), so it knows of no other server \
              to compare with; give several --context, or several --server"
         )),
         Ok((
             server,
-            Asked::Bridge(ServerDiscoveryList {
+            FetchResult::Bridge(ServerDiscoveryList {
                 local_only: Some(reason),
                 ..
             }),
@@ -81,16 +82,16 @@ async fn of_bridge(target: &Target, timeout: Option<Duration>) -> Result<Report,
             "the bridge {server} runs local-only ({reason}), so it knows of no other server to \
              compare with; give several --context, or several --server"
         )),
-        Ok((_, Asked::Bridge(list))) if list.servers.is_empty() => {
+        Ok((_, FetchResult::Bridge(list))) if list.servers.is_empty() => {
             failed("the bridge knows of no server yet; try again")
         }
-        Ok((_, Asked::Bridge(list))) => {
-            Ok(Report::new(list.servers.into_iter().map(as_told).collect()))
-        }
+        Ok((_, FetchResult::Bridge(list))) => Ok(Report::new(
+            list.servers.into_iter().map(from_bridge).collect(),
+        )),
     }
 }
 
-fn as_told(told: ServerDiscovery) -> Server {
+fn from_bridge(told: ServerDiscovery) -> Server {
     let problem = match (told.problem, told.reachable, &told.groups) {
         (Some(problem), _, _) => Some(problem),
         (None, true, Some(_)) => None,
@@ -105,10 +106,10 @@ fn as_told(told: ServerDiscovery) -> Server {
         version: told.version,
         address: told.address,
         last_sync: told.last_sync,
-        known: match (told.groups, problem) {
-            (Some(groups), None) => Known::Now(groups),
-            (Some(groups), Some(problem)) => Known::Before(groups, problem),
-            (None, problem) => Known::Nothing(problem.unwrap_or_default()),
+        served: match (told.groups, problem) {
+            (Some(groups), None) => ServedState::Now(groups),
+            (Some(groups), Some(problem)) => ServedState::Before(groups, problem),
+            (None, problem) => ServedState::Nothing(problem.unwrap_or_default()),
         },
         bridge: None,
     }
@@ -125,7 +126,7 @@ async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -
         let target = target.clone();
         asking.spawn(async move {
             let told = match Endpoint::prepare(&target, timeout).await {
-                Ok(endpoint) => ask::server(endpoint).await,
+                Ok(endpoint) => fetch::server(endpoint).await,
                 Err(error) => Err(error.to_string()),
             };
             (place, told)
@@ -135,9 +136,9 @@ async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -
     loop {
         let next = tokio::select! {
             next = asking.join_next() => next,
-            () = tokio::time::sleep(QUIET), if !told => {
+            () = tokio::time::sleep(PROGRESS_DELAY), if !told => {
                 told = true;
-                say_whom(&waiting.iter().flatten().cloned().collect::<Vec<_>>());
+                print_pending(&waiting.iter().flatten().cloned().collect::<Vec<_>>());
                 continue;
             }
         };
@@ -154,12 +155,12 @@ async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -
     let names = servers.into_iter().map(|(name, _)| name);
     let servers = names.zip(addresses).zip(answers);
     let servers = servers.map(|((name, address), answer)| {
-        let (version, known, bridge) = match answer {
-            Some(Ok(told)) => (told.version, Known::Now(told.groups), told.bridge),
-            Some(Err(problem)) => (None, Known::Nothing(problem), None),
+        let (version, served, bridge) = match answer {
+            Some(Ok(told)) => (told.version, ServedState::Now(told.groups), told.bridge),
+            Some(Err(problem)) => (None, ServedState::Nothing(problem), None),
             None => {
                 let problem = "it could not be asked".to_owned();
-                (None, Known::Nothing(problem), None)
+                (None, ServedState::Nothing(problem), None)
             }
         };
         Server {
@@ -167,7 +168,7 @@ async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -
             version,
             address: Some(address),
             last_sync: None,
-            known,
+            served,
             bridge: bridge.map(Bridge::from),
         }
     });
@@ -175,18 +176,18 @@ async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -
 }
 
 /// Waits, and says so after a while.
-async fn patiently<T>(asking: impl Future<Output = T>, whom: impl Fn() -> Vec<String>) -> T {
+async fn with_progress<T>(asking: impl Future<Output = T>, targets: impl Fn() -> Vec<String>) -> T {
     let mut asking = std::pin::pin!(asking);
     tokio::select! {
         asked = &mut asking => return asked,
-        () = tokio::time::sleep(QUIET) => say_whom(&whom()),
+        () = tokio::time::sleep(PROGRESS_DELAY) => print_pending(&targets()),
     }
     asking.await
 }
 
-fn say_whom(whom: &[String]) {
+fn print_pending(targets: &[String]) {
     let mut stderr = std::io::stderr();
     if stderr.is_terminal() {
-        let _ = writeln!(stderr, "waiting for {} ...", plain(&whom.join(", ")));
+        let _ = writeln!(stderr, "waiting for {} ...", plain(&targets.join(", ")));
     }
 }

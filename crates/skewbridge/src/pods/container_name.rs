@@ -7,7 +7,7 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// A container that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Named {
+pub(crate) struct ContainerName {
     pub(crate) name: String,
     /// What kubectl says when it has chosen among several.
     pub(crate) notice: Option<String>,
@@ -16,7 +16,7 @@ pub(crate) struct Named {
 /// The container of this name; without one that of the annotation, else the first. As
 /// kubectl chooses, and in its words: an annotation that names nobody is an error, for the
 /// first container is not the one that was meant.
-pub(crate) fn choose_container(pod: &Pod, asked: Option<&str>) -> Result<Named, String> {
+pub(crate) fn choose_container(pod: &Pod, asked: Option<&str>) -> Result<ContainerName, String> {
     let annotated = pod.metadata.annotations.get(DEFAULT_CONTAINER);
     let meant = asked.filter(|name| !name.is_empty());
     let meant = meant.or_else(|| {
@@ -38,7 +38,7 @@ pub(crate) fn choose_container(pod: &Pod, asked: Option<&str>) -> Result<Named, 
             ));
         }
         let name = name.to_owned();
-        return Ok(Named { name, notice: None });
+        return Ok(ContainerName { name, notice: None });
     }
     let Some(first) = pod.spec.containers.first() else {
         return Err(format!(
@@ -49,7 +49,7 @@ pub(crate) fn choose_container(pod: &Pod, asked: Option<&str>) -> Result<Named, 
     let notice = (pod.containers().count() > 1)
         .then(|| format!("Defaulted container {:?} out of: {}", first.name, all()));
     let name = first.name.clone();
-    Ok(Named { name, notice })
+    Ok(ContainerName { name, notice })
 }
 
 #[cfg(test)]
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn containers_are_chosen_as_kubectl_chooses_them() {
         let named = |name: &str, notice: Option<&str>| {
-            Ok(Named {
+            Ok(ContainerName {
                 name: name.to_owned(),
                 notice: notice.map(str::to_owned),
             })

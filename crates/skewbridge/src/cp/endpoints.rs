@@ -7,24 +7,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use skewbridge_client::copy::{CopySpec, Error, Pod};
 use skewbridge_client::streams::{Executor, StartFuture, StreamRequest};
 
-use super::flags::{Flags, Journey};
+use super::flags::{Direction, Flags};
 use crate::client_command::{Failure, say};
 use crate::cluster_flags::ClusterAccess;
 use crate::exec::explain;
 use crate::pods::{Pods, choose_container};
-use crate::session::{executor, told};
+use crate::session::{describe_transport, executor};
 use crate::skew::plain;
 
 /// Both ends of a copy.
-pub(super) struct Ends {
-    pub(super) source: Spot,
-    pub(super) target: Spot,
+pub(super) struct Endpoints {
+    pub(super) source: Location,
+    pub(super) target: Location,
     refused: Arc<Refused>,
 }
 
-impl Ends {
+impl Endpoints {
     /// Looks for both.
-    pub(super) async fn find(flags: &Flags, journey: &Journey) -> Result<Self, Failure> {
+    pub(super) async fn find(flags: &Flags, direction: &Direction) -> Result<Self, Failure> {
         let access = flags.cluster.access().await?;
         let lookup = Lookup {
             flags,
@@ -34,8 +34,8 @@ impl Ends {
             refused: Arc::new(Refused::default()),
         };
         Ok(Self {
-            source: lookup.spot(&journey.source).await?,
-            target: lookup.spot(&journey.target).await?,
+            source: lookup.locate(&direction.source).await?,
+            target: lookup.locate(&direction.target).await?,
             refused: lookup.refused,
         })
     }
@@ -49,25 +49,25 @@ impl Ends {
         };
         let why = [&self.source, &self.target]
             .into_iter()
-            .filter_map(Spot::why_not);
+            .filter_map(Location::why_not);
         why.fold(failure, Failure::hint)
     }
 }
 
 /// A place that is known to be there.
-pub(super) enum Spot {
+pub(super) enum Location {
     Local(PathBuf),
-    Pod(Box<InPod>),
+    Pod(Box<PodLocation>),
 }
 
-pub(super) struct InPod {
+pub(super) struct PodLocation {
     pub(super) pod: Pod,
     pub(super) path: String,
     /// Why its container does not run, if that is so.
     why_not: Option<String>,
 }
 
-impl Spot {
+impl Location {
     fn why_not(&self) -> Option<&str> {
         match self {
             Self::Local(_) => None,
@@ -86,9 +86,9 @@ struct Lookup<'a> {
 }
 
 impl Lookup<'_> {
-    async fn spot(&self, place: &CopySpec) -> Result<Spot, Failure> {
+    async fn locate(&self, place: &CopySpec) -> Result<Location, Failure> {
         let (namespace, pod, path) = match place {
-            CopySpec::Local(path) => return Ok(Spot::Local(path.clone())),
+            CopySpec::Local(path) => return Ok(Location::Local(path.clone())),
             CopySpec::Pod {
                 namespace,
                 pod,
@@ -111,13 +111,13 @@ impl Lookup<'_> {
         if let Some(notice) = container.notice.filter(|_| !self.flags.quiet) {
             say(plain(&notice));
         }
-        let executor = Telling {
+        let executor = TransportReporter {
             inner: self.executor.clone(),
             told: self.told.clone(),
             namespace: namespace.clone(),
             refused: self.refused.clone(),
         };
-        Ok(Spot::Pod(Box::new(InPod {
+        Ok(Location::Pod(Box::new(PodLocation {
             why_not: found.why_not_running(&container.name),
             pod: Pod {
                 executor: Arc::new(executor),
@@ -149,14 +149,14 @@ impl Refused {
 }
 
 /// Says once how streams are carried, if that is asked for, and keeps where they were not.
-struct Telling {
+struct TransportReporter {
     inner: Arc<dyn Executor>,
     told: Arc<AtomicBool>,
     namespace: String,
     refused: Arc<Refused>,
 }
 
-impl Executor for Telling {
+impl Executor for TransportReporter {
     fn open(&self, request: StreamRequest) -> StartFuture<'_> {
         Box::pin(async move {
             let opened = self.inner.open(request).await;
@@ -166,7 +166,7 @@ impl Executor for Telling {
             if let Ok(process) = &opened
                 && !self.told.swap(true, Ordering::Relaxed)
             {
-                say(plain(&told(process.transport())));
+                say(plain(&describe_transport(process.transport())));
             }
             opened
         })

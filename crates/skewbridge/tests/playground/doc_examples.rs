@@ -4,28 +4,28 @@ const README: &str = include_str!("../../../../README.md");
 const GUIDE: &str = include_str!("../../../../docs/playground.md");
 
 /// What the README shows of its first command, up to the keys, which are for terminals.
-pub(crate) fn of_the_readme() -> Vec<String> {
+pub(crate) fn readme_example() -> Vec<String> {
     let shown = example(README, "$ cargo run --release -- playground");
-    let mut shown = steady(shown);
+    let mut shown = normalize(shown);
     shown.truncate(shown.iter().position(|it| it.starts_with("[1 ")).unwrap());
     shown
 }
 
 /// What the guide shows of the tour.
-pub(crate) fn of_the_guide() -> Vec<String> {
-    told(example(GUIDE, "$ skewbridge playground --tour"))
+pub(crate) fn guide_example() -> Vec<String> {
+    tour_lines(example(GUIDE, "$ skewbridge playground --tour"))
 }
 
 /// What the README shows of the tour.
-pub(crate) fn of_the_tour_in_the_readme() -> Vec<String> {
+pub(crate) fn readme_tour() -> Vec<String> {
     let at = README.find("1. An object").unwrap();
-    told(README[at..].split("```").next().unwrap())
+    tour_lines(README[at..].split("```").next().unwrap())
 }
 
 /// A tour in lines, without what is drawn before it, and without an error of the system.
-pub(crate) fn told(tour: &str) -> Vec<String> {
+pub(crate) fn tour_lines(tour: &str) -> Vec<String> {
     let at = tour.find("1. An object").unwrap();
-    let mut lines = steady(&tour[at..]);
+    let mut lines = normalize(&tour[at..]);
     lines.retain(|it| !it.starts_with("✓ 503: "));
     lines
 }
@@ -37,7 +37,7 @@ fn example<'a>(text: &'a str, command: &str) -> &'a str {
 }
 
 /// Lines without ports, and without widths that come of them and of names.
-pub(crate) fn steady(text: &str) -> Vec<String> {
+pub(crate) fn normalize(text: &str) -> Vec<String> {
     let line = |line: &str| {
         let words = line.split_whitespace().map(|word| match word {
             _ if word.starts_with("127.0.0.1:") => "ADDRESS".to_owned(),

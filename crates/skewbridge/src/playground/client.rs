@@ -11,7 +11,7 @@ use skewbridge_client::{Connection, Endpoint, Kubeconfig, Request, Response};
 use skewbridge_discovery::{Document, accept};
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Everybody who can be asked.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Contexts(Kubeconfig);
 
 /// What somebody answered, in short.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct ResponseSummary {
     pub(super) status: StatusCode,
     /// The name of an object, or why there is none.
     pub(super) words: String,
@@ -34,7 +34,7 @@ impl Contexts {
     /// Where a context leads.
     pub(super) async fn endpoint(&self, context: &str) -> Result<Endpoint> {
         let target = self.0.target(Some(context))?;
-        Ok(Endpoint::prepare(&target, Some(PATIENCE)).await?)
+        Ok(Endpoint::prepare(&target, Some(REQUEST_TIMEOUT)).await?)
     }
 
     /// A connection with a context.
@@ -47,7 +47,7 @@ impl Contexts {
     }
 
     /// Gets something.
-    pub(super) async fn get(&self, context: &str, path: &str) -> Result<Said> {
+    pub(super) async fn get(&self, context: &str, path: &str) -> Result<ResponseSummary> {
         let request = Request::get(path).header("accept", "application/json");
         let answer = self.send(context, &request).await?;
         let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
@@ -56,7 +56,7 @@ impl Contexts {
             (Some(kind), Some(name)) => format!("{kind} {name}"),
             _ => String::from_utf8_lossy(&answer.body).trim().to_owned(),
         };
-        Ok(Said {
+        Ok(ResponseSummary {
             status: answer.status,
             words,
         })

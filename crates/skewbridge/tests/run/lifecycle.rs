@@ -10,17 +10,19 @@ use skewbridge_harness::IgnoredSignals;
 use skewbridge_testkit::{PATIENCE, Stopwatch, eventually, second_user};
 use tokio::signal::unix::SignalKind;
 
-use crate::stage::{BADGE, PATIENT, Stage, is_gone, output, parent_of, said, started_by, token};
+use crate::run_fixture::{
+    BADGE, PATIENT, RunFixture, is_gone, output, parent_of, said, started_by, token,
+};
 
 #[tokio::test]
 async fn the_exit_code_is_the_commands() {
-    let stage = Stage::new().await;
+    let fixture = RunFixture::new().await;
     for (script, code) in [("exit 0", 0), ("exit 42", 42), ("kill -9 $$", 137)] {
-        let ran = output(stage.script(&token(), script)).await;
+        let ran = output(fixture.script(&token(), script)).await;
         assert_eq!(ran.status.code(), Some(code), "{script}");
         assert_eq!(said(&ran), "");
     }
-    let mut absent = stage.run(&token());
+    let mut absent = fixture.run(&token());
     absent.args(["--", "/nonexistent/kubectl"]);
     let ran = output(absent).await;
     assert_eq!(ran.status.code(), Some(127));
@@ -28,16 +30,16 @@ async fn the_exit_code_is_the_commands() {
         said(&ran),
         "skewbridge: /nonexistent/kubectl: command not found\n"
     );
-    let mut none = stage.run(&token());
+    let mut none = fixture.run(&token());
     none.args(["--", "/"]);
     assert_eq!(output(none).await.status.code(), Some(126));
-    let ran = output(stage.run(&token())).await;
+    let ran = output(fixture.run(&token())).await;
     assert_eq!(ran.status.code(), Some(64));
     let failing = json!({"exec": {
         "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never",
         "command": "sh", "args": ["-c", "echo no card >&2; exit 1"],
     }});
-    let ran = output(stage.script(&failing, "echo ran")).await;
+    let ran = output(fixture.script(&failing, "echo ran")).await;
     assert_eq!(ran.status.code(), Some(125));
     assert_eq!(
         said(&ran),
@@ -52,14 +54,14 @@ async fn the_exit_code_is_the_commands() {
 #[tokio::test]
 async fn the_credentials_in_it_cannot_be_read_by_the_command() {
     use std::os::unix::process::CommandExt as _;
-    let stage = Stage::new().await;
+    let fixture = RunFixture::new().await;
     let script = "stat -c %u /proc/$PPID/mem /proc/self/mem; ulimit -Hc";
-    let mut command = stage.script(&token(), script);
+    let mut command = fixture.script(&token(), script);
     // Of a process of root nothing could be seen.
     let Some(user) = second_user() else { return };
     for path in [
-        stage.dir.path().to_owned(),
-        stage.dir.path().join("runtime"),
+        fixture.dir.path().to_owned(),
+        fixture.dir.path().join("runtime"),
     ] {
         std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
     }
@@ -76,7 +78,7 @@ async fn the_credentials_in_it_cannot_be_read_by_the_command() {
 
 #[tokio::test]
 async fn signals_reach_the_command() {
-    let stage = Stage::new().await;
+    let fixture = RunFixture::new().await;
     let ignored = IgnoredSignals::now();
     for (signal, kind, name) in [
         (Signal::TERM, SignalKind::terminate(), "TERM"),
@@ -90,20 +92,20 @@ async fn signals_reach_the_command() {
         if ignored.contains(kind) {
             continue;
         }
-        let ready = stage.dir.path().join("ready");
+        let ready = fixture.dir.path().join("ready");
         let _ = std::fs::remove_file(&ready);
         let script = format!(
             "trap 'exit 33' {name}; echo $$ > {}; while :; do sleep 0.1; done",
             ready.display()
         );
-        let command = stage.script(&token(), &script);
+        let command = fixture.script(&token(), &script);
         // In a session of its own there is no terminal whose keys it could be.
         let run = started_by(&["setsid", "--wait"], &command).spawn().unwrap();
         eventually("the command", PATIENCE * 2, async || {
-            stage.read("ready").ends_with('\n')
+            fixture.read("ready").ends_with('\n')
         })
         .await;
-        let command: i32 = stage.read("ready").trim().parse().unwrap();
+        let command: i32 = fixture.read("ready").trim().parse().unwrap();
         let bridge = parent_of(command);
         kill_process(Pid::from_raw(bridge).unwrap(), signal).unwrap();
         let ended = tokio::task::spawn_blocking(move || run.wait_with_output());
@@ -114,7 +116,7 @@ async fn signals_reach_the_command() {
 
 #[tokio::test]
 async fn a_signal_while_the_plugin_runs_ends_both_and_nothing_is_left() {
-    let stage = Stage::new().await;
+    let fixture = RunFixture::new().await;
     let ignored = IgnoredSignals::now();
     for (signal, kind, code) in [
         (Signal::TERM, SignalKind::terminate(), 143),
@@ -125,7 +127,7 @@ async fn a_signal_while_the_plugin_runs_ends_both_and_nothing_is_left() {
         if ignored.contains(kind) {
             continue;
         }
-        let hangs = stage.dir.path().join("hangs");
+        let hangs = fixture.dir.path().join("hangs");
         let _ = std::fs::remove_file(&hangs);
         let script = format!("echo $$ > {}; exec sleep 300", hangs.display());
         let plugin = json!({"exec": {
@@ -134,44 +136,44 @@ async fn a_signal_while_the_plugin_runs_ends_both_and_nothing_is_left() {
             "args": ["-c", script],
             "interactiveMode": "Never",
         }});
-        let run = stage.script(&plugin, "true").spawn().unwrap();
+        let run = fixture.script(&plugin, "true").spawn().unwrap();
         eventually("the plugin", PATIENCE * 2, async || {
-            stage.read("hangs").ends_with('\n')
+            fixture.read("hangs").ends_with('\n')
         })
         .await;
-        assert_eq!(stage.left(), 1, "the lock");
+        assert_eq!(fixture.left(), 1, "the lock");
         kill_process(Pid::from_child(&run), signal).unwrap();
         let ended = tokio::task::spawn_blocking(move || run.wait_with_output());
         let ended = ended.await.unwrap().unwrap();
         assert_eq!(ended.status.code(), Some(code));
-        let plugin = stage.read("hangs").trim().to_owned();
+        let plugin = fixture.read("hangs").trim().to_owned();
         eventually("its end", PATIENCE, async || is_gone(&plugin)).await;
-        assert_eq!(stage.left(), 0);
+        assert_eq!(fixture.left(), 0);
     }
 }
 
 #[tokio::test]
 async fn a_bridge_that_is_killed_takes_its_plugin_along() {
-    let stage = Stage::new().await;
+    let fixture = RunFixture::new().await;
     let script = "echo $$ > \"$CHILD_DIR/ready\"; exec sleep 300";
-    let mut run = stage.script(&stage.plugin(), script).spawn().unwrap();
+    let mut run = fixture.script(&fixture.plugin(), script).spawn().unwrap();
     eventually("the command", PATIENCE * 2, async || {
-        stage.read("ready").ends_with('\n')
+        fixture.read("ready").ends_with('\n')
     })
     .await;
-    let plugin = stage.read("execs").trim().to_owned();
+    let plugin = fixture.read("execs").trim().to_owned();
     let watch = Stopwatch::start();
     run.kill().unwrap();
     run.wait().unwrap();
     let limit = Duration::from_secs(2);
     let gone = async || is_gone(&plugin);
     watch.within(limit, "the end of the plugin", gone).await;
-    let command = stage.read("ready").trim().parse().unwrap();
+    let command = fixture.read("ready").trim().parse().unwrap();
     kill_process(Pid::from_raw(command).unwrap(), Signal::KILL).unwrap();
     // Its own directory is worthless now, and the next one removes it.
-    let ran = output(stage.script(&token(), "true")).await;
+    let ran = output(fixture.script(&token(), "true")).await;
     assert!(ran.status.success());
-    assert_eq!(stage.left(), 0);
+    assert_eq!(fixture.left(), 0);
 }
 
 /// A command that shows its kubeconfig in `copy`, and waits for a line in `go`.
@@ -192,21 +194,21 @@ async fn a_plugin_that_is_gone_is_started_again_by_the_next_request() {
         }})
     };
     for is_killed in [true, false] {
-        let stage = Stage::new().await;
-        let headers = stage.dir.write("headers", format!("{BADGE}: 4711\n"));
+        let fixture = RunFixture::new().await;
+        let headers = fixture.dir.write("headers", format!("{BADGE}: 4711\n"));
         let user = if is_killed {
-            stage.plugin()
+            fixture.plugin()
         } else {
             reference(headers.to_str().unwrap())
         };
-        let go = stage.dir.path().join("go");
+        let go = fixture.dir.path().join("go");
         assert!(Command::new("mkfifo").arg(&go).status().unwrap().success());
-        let running = tokio::spawn(output(stage.script(&user, WAITING)));
+        let running = tokio::spawn(output(fixture.script(&user, WAITING)));
         eventually("the command", PATIENCE * 2, async || {
-            stage.dir.path().join("copy").exists()
+            fixture.dir.path().join("copy").exists()
         })
         .await;
-        let config = Kubeconfig::load(Some(&stage.dir.path().join("copy"))).unwrap();
+        let config = Kubeconfig::load(Some(&fixture.dir.path().join("copy"))).unwrap();
         let target = config.target(None).unwrap();
         let endpoint = Endpoint::prepare(&target, PATIENT).await.unwrap();
         // A request that meets the end of its connection may fail.
@@ -215,7 +217,7 @@ async fn a_plugin_that_is_gone_is_started_again_by_the_next_request() {
             answer.is_ok_and(|answer| answer.body == "/prefix/asked none 4711")
         };
         eventually("an answer", PATIENCE, answers).await;
-        let execs = stage.read("execs");
+        let execs = fixture.read("execs");
         let first = execs.lines().next().unwrap();
         if is_killed {
             let first = Pid::from_raw(first.parse().unwrap()).unwrap();
@@ -223,7 +225,7 @@ async fn a_plugin_that_is_gone_is_started_again_by_the_next_request() {
         }
         eventually("the end of the plugin", PATIENCE, async || is_gone(first)).await;
         eventually("an answer", PATIENCE, answers).await;
-        let execs = stage.read("execs");
+        let execs = fixture.read("execs");
         assert!(execs.lines().count() > 1, "{execs}");
         std::fs::write(&go, "go\n").unwrap();
         let ran = running.await.unwrap();
@@ -231,7 +233,7 @@ async fn a_plugin_that_is_gone_is_started_again_by_the_next_request() {
         // The socket of one that was killed is removed by a later one.
         let left = usize::from(is_killed);
         eventually("the end of all that was made", PATIENCE, async || {
-            stage.left() == left
+            fixture.left() == left
         })
         .await;
     }
@@ -239,8 +241,8 @@ async fn a_plugin_that_is_gone_is_started_again_by_the_next_request() {
 
 #[tokio::test]
 async fn what_is_ignored_at_the_start_stays_ignored() {
-    let stage = Stage::new().await;
-    let run = stage.script(&token(), "kill -HUP $$ && kill -HUP $PPID && echo alive");
+    let fixture = RunFixture::new().await;
+    let run = fixture.script(&token(), "kill -HUP $$ && kill -HUP $PPID && echo alive");
     let nohup = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"];
     let ran = output(started_by(&nohup, &run)).await;
     assert!(ran.status.success(), "{}", said(&ran));
@@ -249,12 +251,12 @@ async fn what_is_ignored_at_the_start_stays_ignored() {
 
 #[tokio::test]
 async fn a_shell_has_the_kubeconfig_and_a_hint() {
-    let stage = Stage::new().await;
-    let shell = stage.dir.write_program(
+    let fixture = RunFixture::new().await;
+    let shell = fixture.dir.write_program(
         "shell",
         "#!/bin/sh\necho \"$PS1\"; test -r \"$KUBECONFIG\"\n",
     );
-    let mut command = stage.run(&token());
+    let mut command = fixture.run(&token());
     command.arg("--shell").env("SHELL", shell);
     let ran = output(command).await;
     assert!(ran.status.success());

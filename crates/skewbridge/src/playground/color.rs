@@ -5,12 +5,12 @@ use std::io::IsTerminal as _;
 
 /// Whether text is coloured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Paint {
+pub(super) enum Color {
     Colour,
     Plain,
 }
 
-impl Paint {
+impl Color {
     /// Colour on a terminal, unless somebody does not want it (no-color.org).
     pub(super) fn of_stdout() -> Self {
         let unwanted = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty())
@@ -23,26 +23,26 @@ impl Paint {
     }
 
     pub(super) fn bold(self, text: impl fmt::Display) -> String {
-        self.paint("1", text)
+        self.color("1", text)
     }
 
     pub(super) fn dim(self, text: impl fmt::Display) -> String {
-        self.paint("2", text)
+        self.color("2", text)
     }
 
     pub(super) fn good(self, text: impl fmt::Display) -> String {
-        self.paint("32", text)
+        self.color("32", text)
     }
 
     pub(super) fn bad(self, text: impl fmt::Display) -> String {
-        self.paint("31", text)
+        self.color("31", text)
     }
 
     pub(super) fn name(self, text: impl fmt::Display) -> String {
-        self.paint("36", text)
+        self.color("36", text)
     }
 
-    fn paint(self, code: &str, text: impl fmt::Display) -> String {
+    fn color(self, code: &str, text: impl fmt::Display) -> String {
         match self {
             Self::Colour => format!("\x1b[{code}m{text}\x1b[0m"),
             Self::Plain => text.to_string(),

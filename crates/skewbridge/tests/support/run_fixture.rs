@@ -14,13 +14,13 @@ pub(crate) const PATIENT: Option<Duration> = Some(Duration::from_mins(1));
 /// What the plugin adds to each request.
 pub(crate) const BADGE: &str = "x-badge";
 
-pub(crate) struct Stage {
+pub(crate) struct RunFixture {
     pub(crate) dir: ScratchDir,
     pub(crate) ca: Ca,
     pub(crate) server: ApiServer,
 }
 
-impl Stage {
+impl RunFixture {
     pub(crate) async fn new() -> Self {
         Self::with(|seen| {
             let header = |name| seen.header(name).unwrap_or("none").to_owned();

@@ -11,31 +11,31 @@ use std::time::{Duration, Instant};
 use crate::skew::plain;
 
 /// Lines that wait to be written: more than a terminal shows.
-const MOST_LINES: usize = 256;
+const MAX_QUEUED_LINES: usize = 256;
 
 /// How long the last lines may take when all is over.
-const LAST: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Between two looks whether there is room.
-const BREATH: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-enum Told {
+enum QueuedLine {
     Line(String),
     /// All before it has been written.
     Until(SyncSender<()>),
 }
 
-static OUT: LazyLock<Option<SyncSender<Told>>> = LazyLock::new(|| writer(io::stdout));
-static ERR: LazyLock<Option<SyncSender<Told>>> = LazyLock::new(|| writer(io::stderr));
+static OUT: LazyLock<Option<SyncSender<QueuedLine>>> = LazyLock::new(|| writer(io::stdout));
+static ERR: LazyLock<Option<SyncSender<QueuedLine>>> = LazyLock::new(|| writer(io::stderr));
 
 /// A line on stdout.
 pub(super) fn print(line: impl fmt::Display) {
-    tell(OUT.as_ref(), io::stdout, &line);
+    enqueue(OUT.as_ref(), io::stdout, &line);
 }
 
 /// A line on stderr.
 pub(super) fn say(line: impl fmt::Display) {
-    tell(ERR.as_ref(), io::stderr, &line);
+    enqueue(ERR.as_ref(), io::stderr, &line);
 }
 
 /// A line on stdout before anything is carried: somebody waits for it.
@@ -45,35 +45,39 @@ pub(super) fn print_now(line: impl fmt::Display) {
 
 /// Waits for the lines that somebody reads, and for room for a last one before.
 pub(super) fn finish(last: Option<String>) {
-    let end = Instant::now() + LAST;
+    let end = Instant::now() + FLUSH_TIMEOUT;
     if let (Some(last), Some(writer)) = (last, ERR.as_ref()) {
-        insist(writer, Told::Line(plain(&last)), end);
+        send_before(writer, QueuedLine::Line(plain(&last)), end);
     }
     for writer in [&OUT, &ERR].into_iter().filter_map(|it| it.as_ref()) {
         let (written, until) = sync_channel(1);
-        if insist(writer, Told::Until(written), end) {
+        if send_before(writer, QueuedLine::Until(written), end) {
             let _ = until.recv_timeout(end.saturating_duration_since(Instant::now()));
         }
     }
 }
 
 /// Whether there was room before this time.
-fn insist(writer: &SyncSender<Told>, mut told: Told, end: Instant) -> bool {
+fn send_before(writer: &SyncSender<QueuedLine>, mut told: QueuedLine, end: Instant) -> bool {
     loop {
         match writer.try_send(told) {
             Ok(()) => return true,
             Err(TrySendError::Full(back)) if Instant::now() < end => told = back,
             Err(_) => return false,
         }
-        std::thread::sleep(BREATH);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-fn tell<W: Write>(writer: Option<&SyncSender<Told>>, to: fn() -> W, line: &impl fmt::Display) {
+fn enqueue<W: Write>(
+    writer: Option<&SyncSender<QueuedLine>>,
+    to: fn() -> W,
+    line: &impl fmt::Display,
+) {
     let line = plain(&line.to_string());
     match writer {
         // Full, nobody reads it.
-        Some(writer) => drop(writer.try_send(Told::Line(line))),
+        Some(writer) => drop(writer.try_send(QueuedLine::Line(line))),
         None => write(&mut to(), &line),
     }
 }
@@ -84,13 +88,13 @@ fn write(to: &mut impl Write, line: &str) {
 }
 
 /// A thread of its own; `None` if there can be none.
-fn writer<W: Write + 'static>(to: fn() -> W) -> Option<SyncSender<Told>> {
-    let (sender, told) = sync_channel(MOST_LINES);
+fn writer<W: Write + 'static>(to: fn() -> W) -> Option<SyncSender<QueuedLine>> {
+    let (sender, told) = sync_channel(MAX_QUEUED_LINES);
     let writing = move || {
         for told in told {
             match told {
-                Told::Line(line) => write(&mut to(), &line),
-                Told::Until(written) => drop(written.try_send(())),
+                QueuedLine::Line(line) => write(&mut to(), &line),
+                QueuedLine::Until(written) => drop(written.try_send(())),
             }
         }
     };

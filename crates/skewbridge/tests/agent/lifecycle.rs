@@ -13,17 +13,17 @@ use skewbridge_testkit::{Stopwatch, eventually, occurrences};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::rig::{Bench, Client, FILE, PATIENCE, Plugin, get, is_gone};
+use crate::agent_fixture::{AgentFixture, Client, FILE, Plugin, TEST_TIMEOUT, get, is_gone};
 
 /// Within so much of its client's death a plugin is gone.
 const LIMIT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn a_client_that_is_killed_takes_its_plugin_along_and_nothing_is_left() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let mut client = Client::start(&bench);
-    let mut plugin = bench.start(server.addr(), &client, &[]);
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let mut client = Client::start(&fixture);
+    let mut plugin = fixture.start(server.addr(), &client, &[]);
     let socket = plugin.socket();
     let mode = |path: &Path| {
         std::fs::symlink_metadata(path)
@@ -47,7 +47,7 @@ async fn a_client_that_is_killed_takes_its_plugin_along_and_nothing_is_left() {
     let watch = Stopwatch::start();
     client.kill();
     plugin.ends_within(LIMIT, &watch).await;
-    assert!(bench.left().is_empty(), "{:?}", bench.left());
+    assert!(fixture.left().is_empty(), "{:?}", fixture.left());
     assert!(!client.lock.exists());
     assert!(!client.lock.parent().unwrap().exists());
 }
@@ -60,28 +60,31 @@ async fn it_is_gone_within_a_second_of_the_locks_release() {
     const ROUNDS: usize = 5;
     let mut best = Duration::MAX;
     for round in 1..=ROUNDS {
-        let bench = Bench::new();
-        let server = bench.server().await;
-        let directory = bench.dir.path().join("skewbridge-client");
+        let fixture = AgentFixture::new();
+        let server = fixture.server().await;
+        let directory = fixture.dir.path().join("skewbridge-client");
         std::fs::create_dir(&directory).unwrap();
         let path = directory.join("lock");
         let lock = File::create(&path).unwrap();
         lock.lock().unwrap();
-        let info = bench.info(&format!("https://{}", server.addr()), Some(&path));
-        let mut plugin = Plugin::of(bench.agent(&info, &FILE));
+        let info = fixture.info(&format!("https://{}", server.addr()), Some(&path));
+        let mut plugin = Plugin::of(fixture.agent(&info, &FILE));
         let socket = plugin.socket();
         assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
         assert!(socket.exists());
         let released = Instant::now();
         lock.unlock().unwrap();
-        eventually("the end of the socket", PATIENCE, async || !socket.exists()).await;
+        eventually("the end of the socket", TEST_TIMEOUT, async || {
+            !socket.exists()
+        })
+        .await;
         best = best.min(released.elapsed());
         println!(
             "round {round}: the socket was gone {:?} after the lock's release",
             released.elapsed()
         );
         assert!(plugin.ended().await.success());
-        assert!(bench.left().is_empty() && !directory.exists());
+        assert!(fixture.left().is_empty() && !directory.exists());
         if best <= PROMISED {
             return;
         }
@@ -90,8 +93,8 @@ async fn it_is_gone_within_a_second_of_the_locks_release() {
 }
 
 /// A pipe in which nothing is yet, in place of a file.
-fn pipe(bench: &Bench, name: &str) -> PathBuf {
-    let pipe = bench.dir.path().join(name);
+fn pipe(fixture: &AgentFixture, name: &str) -> PathBuf {
+    let pipe = fixture.dir.path().join(name);
     assert!(
         Command::new("mkfifo")
             .arg(&pipe)
@@ -107,20 +110,20 @@ fn writer(pipe: &Path) -> File {
     let (tell, opened) = std::sync::mpsc::channel();
     let pipe = pipe.to_owned();
     std::thread::spawn(move || tell.send(std::fs::OpenOptions::new().write(true).open(pipe)));
-    let opened = opened.recv_timeout(PATIENCE);
+    let opened = opened.recv_timeout(TEST_TIMEOUT);
     opened.expect("nobody reads it").unwrap()
 }
 
 /// A plugin whose key does not come.
-fn waiting_for_its_key(bench: &Bench, client: &Client) -> (Plugin, File) {
-    let pipe = pipe(bench, "key");
-    let info = bench.info("https://127.0.0.1:1", Some(&client.lock));
+fn waiting_for_its_key(fixture: &AgentFixture, client: &Client) -> (Plugin, File) {
+    let pipe = pipe(fixture, "key");
+    let info = fixture.info("https://127.0.0.1:1", Some(&client.lock));
     let key = [
         "--signer=http-signature",
         "--http-signature-key-id=laptop",
         "--http-signature-secret=key",
     ];
-    let plugin = Plugin::waiting(bench.agent(&info, &key));
+    let plugin = Plugin::waiting(fixture.agent(&info, &key));
     let writer = writer(&pipe);
     (plugin, writer)
 }
@@ -128,12 +131,12 @@ fn waiting_for_its_key(bench: &Bench, client: &Client) -> (Plugin, File) {
 #[tokio::test]
 async fn a_secret_that_does_not_come_keeps_no_plugin_from_its_end() {
     for kill in [true, false] {
-        let bench = Bench::new();
-        let mut client = Client::start(&bench);
-        let pipe = pipe(&bench, "badge");
-        let info = bench.info("https://127.0.0.1:1", Some(&client.lock));
+        let fixture = AgentFixture::new();
+        let mut client = Client::start(&fixture);
+        let pipe = pipe(&fixture, "badge");
+        let info = fixture.info("https://127.0.0.1:1", Some(&client.lock));
         let words = ["--signer=headers", "--headers-file=badge"];
-        let mut plugin = Plugin::of(bench.agent(&info, &words));
+        let mut plugin = Plugin::of(fixture.agent(&info, &words));
         let printed = plugin.printed.clone();
         let ending = async {
             let badge = tokio::task::spawn_blocking(move || writer(&pipe));
@@ -147,35 +150,35 @@ async fn a_secret_that_does_not_come_keeps_no_plugin_from_its_end() {
             plugin.ends_within(LIMIT, &watch).await;
         };
         let (_, ()) = tokio::join!(get(&printed, "/"), ending);
-        assert!(bench.left().is_empty(), "{:?}", bench.left());
+        assert!(fixture.left().is_empty(), "{:?}", fixture.left());
     }
 }
 
 #[tokio::test]
 async fn a_client_that_is_killed_while_its_plugin_gets_ready_takes_it_along() {
-    let bench = Bench::new();
-    let mut client = Client::start(&bench);
-    let (mut plugin, _writer) = waiting_for_its_key(&bench, &client);
+    let fixture = AgentFixture::new();
+    let mut client = Client::start(&fixture);
+    let (mut plugin, _writer) = waiting_for_its_key(&fixture, &client);
     let watch = Stopwatch::start();
     client.kill();
     plugin.ends_within(LIMIT, &watch).await;
-    assert!(bench.left().is_empty(), "{:?}", bench.left());
+    assert!(fixture.left().is_empty(), "{:?}", fixture.left());
     assert!(!client.lock.parent().unwrap().exists());
 }
 
 #[tokio::test]
 async fn a_plugin_that_gets_ready_hears_signals_and_that_nobody_listens() {
-    let bench = Bench::new();
-    let client = Client::start(&bench);
-    let (mut plugin, writer) = waiting_for_its_key(&bench, &client);
+    let fixture = AgentFixture::new();
+    let client = Client::start(&fixture);
+    let (mut plugin, writer) = waiting_for_its_key(&fixture, &client);
     plugin.signal(Signal::INT);
     assert!(plugin.is_running());
     let watch = Stopwatch::start();
     plugin.signal(Signal::TERM);
     plugin.ends_within(LIMIT, &watch).await;
     drop(writer);
-    std::fs::remove_file(bench.dir.path().join("key")).unwrap();
-    let (mut plugin, _writer) = waiting_for_its_key(&bench, &client);
+    std::fs::remove_file(fixture.dir.path().join("key")).unwrap();
+    let (mut plugin, _writer) = waiting_for_its_key(&fixture, &client);
     let watch = Stopwatch::start();
     drop(plugin.child.stdout.take());
     plugin.ends_within(LIMIT, &watch).await;
@@ -184,14 +187,14 @@ async fn a_plugin_that_gets_ready_hears_signals_and_that_nobody_listens() {
 
 #[tokio::test]
 async fn nothing_asked_for_a_while_is_an_end_too() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    let mut plugin = bench.start(server.addr(), &client, &["--idle-timeout=200ms"]);
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    let mut plugin = fixture.start(server.addr(), &client, &["--idle-timeout=200ms"]);
     assert!(plugin.ended().await.success());
-    assert!(bench.left().is_empty());
+    assert!(fixture.left().is_empty());
     assert!(client.lock.exists(), "the client lives");
-    let help = bench.agent("", &["--help"]).output().unwrap().stdout;
+    let help = fixture.agent("", &["--help"]).output().unwrap().stdout;
     let help = String::from_utf8_lossy(&help).into_owned();
     let (_, idle) = help.split_once("--idle-timeout").unwrap();
     let (_, default) = idle.split_once("[default: ").unwrap();
@@ -200,34 +203,34 @@ async fn nothing_asked_for_a_while_is_an_end_too() {
 
 #[tokio::test]
 async fn a_signal_ends_it_and_an_interrupt_is_for_the_client_to_judge() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    let mut plugin = bench.start(server.addr(), &client, &[]);
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    let mut plugin = fixture.start(server.addr(), &client, &[]);
     plugin.signal(Signal::INT);
     plugin.signal(Signal::QUIT);
     assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
     assert!(plugin.is_running());
     plugin.signal(Signal::TERM);
     assert!(plugin.ended().await.success());
-    assert!(bench.left().is_empty());
+    assert!(fixture.left().is_empty());
 }
 
 #[tokio::test]
 async fn a_port_of_loopback_is_for_its_client_alone() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    let plugin = bench.start(server.addr(), &client, &["--listen=tcp"]);
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    let plugin = fixture.start(server.addr(), &client, &["--listen=tcp"]);
     assert!(
         plugin.url().starts_with("https://127.0.0.1:"),
         "{}",
         plugin.url()
     );
     assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
-    let elsewhere = Bench::new();
+    let elsewhere = AgentFixture::new();
     let other = Client::start(&elsewhere);
-    let other = bench.start(server.addr(), &other, &["--listen=tcp"]);
+    let other = fixture.start(server.addr(), &other, &["--listen=tcp"]);
     let mut stranger = plugin.printed.clone();
     for field in ["clientCertificateData", "clientKeyData"] {
         stranger["status"][field] = other.printed["status"][field].clone();
@@ -239,12 +242,12 @@ async fn a_port_of_loopback_is_for_its_client_alone() {
 
 #[tokio::test]
 async fn clients_of_one_configuration_share_an_instance_that_outlives_them() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let mut client = Client::start(&bench);
-    let mut first = bench.start(server.addr(), &client, &["--shared"]);
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let mut client = Client::start(&fixture);
+    let mut first = fixture.start(server.addr(), &client, &["--shared"]);
     assert!(first.ended().await.success(), "who asks does not stay");
-    let mut second = bench.start(server.addr(), &client, &["--shared"]);
+    let mut second = fixture.start(server.addr(), &client, &["--shared"]);
     assert!(second.ended().await.success());
     assert_eq!(first.url(), second.url(), "one process");
     let certificate = |plugin: &Plugin| plugin.printed["status"]["clientCertificateData"].clone();
@@ -254,15 +257,15 @@ async fn clients_of_one_configuration_share_an_instance_that_outlives_them() {
         "each has its own"
     );
     let words = ["--shared", "--max-signed-body=1"];
-    let mut other = bench.start(server.addr(), &client, &words);
+    let mut other = fixture.start(server.addr(), &client, &words);
     assert!(other.ended().await.success());
     assert_ne!(
         first.url(),
         other.url(),
         "another configuration, another process"
     );
-    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
-    let mut command = bench.agent(&info, &[&FILE[..], &["--shared"]].concat());
+    let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let mut command = fixture.agent(&info, &[&FILE[..], &["--shared"]].concat());
     command.env("TOKEN_OF_SOME_TOOL", "joe");
     let mut stranger = Plugin::of(command);
     assert!(stranger.ended().await.success());
@@ -278,31 +281,31 @@ async fn clients_of_one_configuration_share_an_instance_that_outlives_them() {
     for plugin in [&first, &other, &stranger] {
         end_instance_at(plugin).await;
     }
-    assert!(bench.seats().is_empty(), "{:?}", bench.seats());
+    assert!(fixture.seats().is_empty(), "{:?}", fixture.seats());
 }
 
 #[tokio::test]
 async fn an_instance_that_cannot_be_started_leaves_nothing() {
-    let bench = Bench::new();
-    let client = Client::start(&bench);
-    let info = bench.info("https://127.0.0.1:1", Some(&client.lock));
+    let fixture = AgentFixture::new();
+    let client = Client::start(&fixture);
+    let info = fixture.info("https://127.0.0.1:1", Some(&client.lock));
     let words = ["--shared", "--signer=headers"];
-    let (ended, said) = failed(bench.agent(&info, &words));
+    let (ended, said) = failed(fixture.agent(&info, &words));
     assert_eq!(ended, Some(1), "{said}");
     assert!(said.contains("needs one of --headers-file"), "{said}");
     assert!(said.contains("it did not start: exit status: 64"), "{said}");
-    assert!(bench.seats().is_empty(), "{:?}", bench.seats());
+    assert!(fixture.seats().is_empty(), "{:?}", fixture.seats());
 }
 
 #[tokio::test]
 async fn however_many_ask_at_once_one_instance_is_started() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
     let words = [&FILE[..], &["--shared"]].concat();
     let askers: Vec<_> = (0..20)
-        .map(|_| Plugin::waiting(bench.agent(&info, &words)))
+        .map(|_| Plugin::waiting(fixture.agent(&info, &words)))
         .collect();
     let answered = tokio::task::spawn_blocking(|| {
         let answered = askers.into_iter().map(Plugin::answered);
@@ -314,15 +317,15 @@ async fn however_many_ask_at_once_one_instance_is_started() {
     }
     assert!(answered[0].get("/").await.unwrap().contains("\njane\r\n"));
     // Where its seat is, and where its socket.
-    assert_eq!(bench.left().len(), 2, "{:?}", bench.left());
+    assert_eq!(fixture.left().len(), 2, "{:?}", fixture.left());
     end_instance_at(&answered[0]).await;
 }
 
 #[tokio::test]
 async fn an_instance_that_is_not_ready_goes_with_the_client_that_wanted_it() {
-    let bench = Bench::new();
-    let mut client = Client::start(&bench);
-    let pipe = bench.dir.path().join("key");
+    let fixture = AgentFixture::new();
+    let mut client = Client::start(&fixture);
+    let pipe = fixture.dir.path().join("key");
     assert!(
         Command::new("mkfifo")
             .arg(&pipe)
@@ -330,20 +333,20 @@ async fn an_instance_that_is_not_ready_goes_with_the_client_that_wanted_it() {
             .unwrap()
             .success()
     );
-    let info = bench.info("https://127.0.0.1:1", Some(&client.lock));
+    let info = fixture.info("https://127.0.0.1:1", Some(&client.lock));
     let words = [
         "--shared",
         "--signer=http-signature",
         "--http-signature-key-id=laptop",
         "--http-signature-secret=key",
     ];
-    let mut asker = Plugin::waiting(bench.agent(&info, &words));
+    let mut asker = Plugin::waiting(fixture.agent(&info, &words));
     let has_reader = || {
         let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap();
         let mut options = std::fs::OpenOptions::new();
         options.write(true).custom_flags(nonblocking).open(&pipe)
     };
-    eventually("the instance", PATIENCE, async || has_reader().is_ok()).await;
+    eventually("the instance", TEST_TIMEOUT, async || has_reader().is_ok()).await;
     let watch = Stopwatch::start();
     client.kill();
     // How the asker ends nobody is there to hear: the instance may have ended before.
@@ -358,7 +361,7 @@ async fn end_instance_at(plugin: &Plugin) {
     let peer = rustix::net::sockopt::socket_peercred(&socket).unwrap();
     drop(socket);
     rustix::process::kill_process(peer.pid, Signal::TERM).unwrap();
-    eventually("the end of an instance", PATIENCE, async || {
+    eventually("the end of an instance", TEST_TIMEOUT, async || {
         is_gone(peer.pid.as_raw_nonzero().get())
     })
     .await;
@@ -367,9 +370,9 @@ async fn end_instance_at(plugin: &Plugin) {
 
 #[tokio::test]
 async fn the_proxy_of_the_environment_is_used() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = listener.local_addr().unwrap();
     let asked = Arc::new(AtomicUsize::new(0));
@@ -392,18 +395,18 @@ async fn the_proxy_of_the_environment_is_used() {
             });
         }
     });
-    let info = bench.info("https://cluster.example:6443", Some(&client.lock));
-    let mut command = bench.agent(&info, &FILE);
+    let info = fixture.info("https://cluster.example:6443", Some(&client.lock));
+    let mut command = fixture.agent(&info, &FILE);
     command.env("HTTPS_PROXY", format!("http://{proxy}"));
     let plugin = Plugin::of(command);
     assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
     assert_eq!(asked.load(Ordering::Relaxed), 1);
     // This machine by an address for which there would be a proxy.
-    let info = bench.info(
+    let info = fixture.info(
         &format!("https://0.0.0.0:{}", server.addr().port()),
         Some(&client.lock),
     );
-    let mut command = bench.agent(&info, &FILE);
+    let mut command = fixture.agent(&info, &FILE);
     command
         .env("HTTPS_PROXY", format!("http://{proxy}"))
         .env("NO_PROXY", "other.example,0.0.0.0");
@@ -414,15 +417,15 @@ async fn the_proxy_of_the_environment_is_used() {
 
 #[tokio::test]
 async fn it_answers_in_the_version_in_which_it_is_asked() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
     for version in ["v1", "v1beta1"] {
         let version = format!("client.authentication.k8s.io/{version}");
-        let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
+        let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
         let mut info: serde_json::Value = serde_json::from_str(&info).unwrap();
         info["apiVersion"] = version.clone().into();
-        let plugin = Plugin::of(bench.agent(&info.to_string(), &FILE));
+        let plugin = Plugin::of(fixture.agent(&info.to_string(), &FILE));
         assert_eq!(plugin.printed["apiVersion"], *version);
         assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
     }
@@ -430,11 +433,11 @@ async fn it_answers_in_the_version_in_which_it_is_asked() {
 
 #[tokio::test]
 async fn nothing_secret_is_in_arguments_environment_or_log() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    bench.dir.write("badge", "X-Badge: hunter-of-badges\n");
-    bench
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    fixture.dir.write("badge", "X-Badge: hunter-of-badges\n");
+    fixture
         .dir
         .write("secret", "hunter-of-secrets-0123456789abcdef");
     let words = [
@@ -445,12 +448,12 @@ async fn nothing_secret_is_in_arguments_environment_or_log() {
         "--http-signature-secret=secret",
         "--http-signature-key-id=laptop",
     ];
-    let mut plugin = bench.start(server.addr(), &client, &words);
+    let mut plugin = fixture.start(server.addr(), &client, &words);
     let key = plugin.printed["status"]["clientKeyData"].as_str().unwrap();
     let key = key.lines().nth(1).unwrap().to_owned();
     let asks = "/api?token=hunter-of-queries";
     assert!(plugin.get(asks).await.unwrap().starts_with("HTTP/1.1 200"));
-    let of_jane = std::fs::read_to_string(bench.dir.path().join("jane.key")).unwrap();
+    let of_jane = std::fs::read_to_string(fixture.dir.path().join("jane.key")).unwrap();
     let of_jane = of_jane.lines().nth(1).unwrap();
     let in_memory = |text: &str| occurrences(plugin.child.id(), text.as_bytes());
     // Not everybody may look into a process that keeps its memory to itself.
@@ -464,9 +467,9 @@ async fn nothing_secret_is_in_arguments_environment_or_log() {
         );
     }
     // And something that there is to say.
-    std::fs::remove_file(bench.dir.path().join("jane.key")).unwrap();
+    std::fs::remove_file(fixture.dir.path().join("jane.key")).unwrap();
     server.kill_connections().await;
-    eventually("a refusal", PATIENCE, async || {
+    eventually("a refusal", TEST_TIMEOUT, async || {
         let answer = plugin.get(asks).await.unwrap();
         answer.starts_with("HTTP/1.1 503")
     })
@@ -506,11 +509,14 @@ fn failed(mut command: Command) -> (Option<i32>, String) {
 
 #[test]
 fn what_is_missing_is_said_with_what_to_do() {
-    let bench = Bench::new();
-    let with_lock = bench.info("https://127.0.0.1:1", Some(&bench.dir.path().join("none")));
-    let without = bench.info("https://127.0.0.1:1", None);
-    let client = Client::start(&bench);
-    let plain = bench.info("http://127.0.0.1:1", Some(&client.lock));
+    let fixture = AgentFixture::new();
+    let with_lock = fixture.info(
+        "https://127.0.0.1:1",
+        Some(&fixture.dir.path().join("none")),
+    );
+    let without = fixture.info("https://127.0.0.1:1", None);
+    let client = Client::start(&fixture);
+    let plain = fixture.info("http://127.0.0.1:1", Some(&client.lock));
     let no_cluster = r#"{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","spec":{"interactive":false}}"#;
     let rows: [(&str, &[&str], i32, &str); 9] = [
         ("", &FILE, 1, "KUBERNETES_EXEC_INFO"),
@@ -534,7 +540,7 @@ fn what_is_missing_is_said_with_what_to_do() {
         ),
     ];
     for (info, words, code, expected) in rows {
-        let (ended, said) = failed(bench.agent(info, words));
+        let (ended, said) = failed(fixture.agent(info, words));
         assert_eq!(ended, Some(code), "{words:?}: {said}");
         assert!(said.contains(expected), "{words:?}: {said}");
     }
