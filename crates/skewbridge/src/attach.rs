@@ -21,11 +21,11 @@ Examples:
   skewbridge attach deploy/web -c app -i -t
   skewbridge attach deployment web";
 
-// Everything that `attach` can be told. (What it is for, `main.rs` says.)
+// The flags of `attach`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// A pod, or TYPE/NAME of what runs it (deployment, statefulset, service, job…)
+    /// A pod, or TYPE/NAME of its owner (deployment, statefulset, service, job…)
     #[arg(value_name = "POD | TYPE/NAME | TYPE NAME", required = true)]
     target: Vec<String>,
     /// The container, if not the pod's default one
@@ -39,14 +39,14 @@ pub(crate) struct Flags {
     #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     tty: bool,
-    /// Print nothing but what the process writes
+    /// Print only the output of the process
     #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     quiet: bool,
     /// Keys that leave the process alone with itself; empty for none
     #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
     detach_keys: String,
-    /// How long to wait until there is a pod of what is named
+    /// How long to wait for a running pod of TYPE/NAME
     #[arg(long, value_name = "DURATION", default_value = "1m0s")]
     pod_running_timeout: String,
     /// Print this help
@@ -152,8 +152,8 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
     }
 }
 
-/// Whether the process has a terminal decides, but as with kubectl it is only for who
-/// types at one.
+/// The process decides whether there is a terminal. As with kubectl, this one is passed only if
+/// standard input is a terminal.
 fn wants_terminal(flags: &Flags, pod: &Pod, container: &str) -> bool {
     let has = pod.container(container).is_some_and(|it| it.tty);
     if flags.tty && !has && !flags.quiet {

@@ -1,4 +1,4 @@
-//! Which cluster, and as whom: kubectl's flags, for all commands that talk to a cluster.
+//! Cluster and user: kubectl's flags, for all commands that talk to a cluster.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,8 +13,8 @@ use crate::serve::parse;
 /// The heading of these flags in `--help`.
 const HEADING: &str = "Cluster options";
 
-// Which cluster, and as whom. Names and meanings are kubectl's. (No doc comment: clap would
-// take it for the description of the command.)
+// Cluster and user. Names and meanings are kubectl's. (No doc comment: clap would use it as the
+// description of the command.)
 #[derive(Clone, Args)]
 #[command(next_help_heading = HEADING)]
 pub(crate) struct ClusterFlags {
@@ -42,7 +42,7 @@ pub(crate) struct ClusterFlags {
     /// CAs that sign the server's certificate
     #[arg(long, value_name = "FILE")]
     certificate_authority: Option<PathBuf>,
-    /// Do not check the server's certificate: anybody may be it
+    /// Do not verify the server's certificate (insecure)
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     insecure_skip_tls_verify: bool,
@@ -61,7 +61,7 @@ pub(crate) struct ClusterFlags {
     /// A password for basic authentication
     #[arg(long, value_name = "PASSWORD")]
     password: Option<String>,
-    /// Whose role to take
+    /// User to impersonate
     #[arg(long = "as", value_name = "USER")]
     as_user: Option<String>,
     /// A group of that role; may be given more than once
@@ -76,7 +76,7 @@ pub(crate) struct ClusterFlags {
     /// How long a single request may take; 0 is for ever
     #[arg(long, value_name = "DURATION", default_value = "0")]
     request_timeout: String,
-    /// How much to tell: from 1 on, how streams are carried and why
+    /// Log verbosity: 1 and above shows the stream protocol and the reason for it
     #[arg(
         short,
         long = "v",
@@ -103,13 +103,13 @@ pub(crate) struct ClusterFlags {
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterAccess {
     pub(crate) endpoint: Endpoint,
-    /// The namespace of what is named without one.
+    /// The default namespace.
     pub(crate) namespace: String,
     pub(crate) verbosity: u8,
 }
 
 impl ClusterFlags {
-    /// Reads what the flags name.
+    /// Loads the kubeconfig and applies the flags.
     pub(crate) async fn access(&self) -> Result<ClusterAccess, String> {
         let timeout = self.timeout()?;
         let target = self.target().map_err(|error| error.to_string())?;
@@ -123,7 +123,7 @@ impl ClusterFlags {
         })
     }
 
-    /// The namespace that was asked for.
+    /// The namespace of the flag.
     pub(crate) fn namespace(&self) -> Option<&str> {
         self.namespace.as_deref().filter(|name| !name.is_empty())
     }
@@ -162,7 +162,7 @@ impl ClusterFlags {
                 config.contexts.insert(String::new(), Context::default());
                 String::new()
             }
-            // It says what is missing.
+            // The error names what is missing.
             None => return config.target(None),
         };
         if let Some(entry) = config.contexts.get_mut(&context) {
@@ -228,7 +228,7 @@ impl ClusterFlags {
         }
         if !self.as_user_extra.is_empty() {
             let mut extra = BTreeMap::<_, Vec<_>>::new();
-            // What is no pair is passed over, as by kubectl.
+            // Entries without `=` are ignored, as by kubectl.
             for (key, value) in self
                 .as_user_extra
                 .iter()

@@ -23,24 +23,24 @@ Examples:
   skewbridge exec web -it -- bash
   tar c . | skewbridge exec -i web -- tar x -C /srv";
 
-/// What kubectl says to who asks for a terminal and has none.
+/// kubectl's message if a terminal is requested and standard input is none.
 pub(crate) const NO_TERMINAL: &str =
     "Unable to use a TTY - input is not a terminal or the right kind of file";
 
-// Everything that `exec` can be told. (What it is for, `main.rs` says.)
+// The flags of `exec`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// A pod, or TYPE/NAME of what runs it (deployment, statefulset, service, job…)
+    /// A pod, or TYPE/NAME of its owner (deployment, statefulset, service, job…)
     #[arg(value_name = "POD | TYPE/NAME")]
     target: Option<String>,
-    /// What stands before the dashes and should not
+    /// Words before the dashes that do not belong there
     #[arg(hide = true, num_args = 0..)]
     misplaced: Vec<String>,
     /// The command, behind two dashes
     #[arg(value_name = "COMMAND", last = true)]
     command: Vec<String>,
-    /// A file with the pod, or with what runs it, in JSON or YAML; - is standard input
+    /// A file with the pod or its owner, in JSON or YAML; - is standard input
     #[arg(short, long, value_name = "FILE", value_delimiter = ',')]
     filename: Vec<String>,
     /// The container, if not the pod's default one
@@ -54,11 +54,11 @@ pub(crate) struct Flags {
     #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     tty: bool,
-    /// Print nothing but what the command writes
+    /// Print only the output of the command
     #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     quiet: bool,
-    /// How long to wait until there is a pod of what is named
+    /// How long to wait for a running pod of TYPE/NAME
     #[arg(long, value_name = "DURATION", default_value = "1m0s")]
     pod_running_timeout: String,
     /// Print this help
@@ -73,7 +73,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     client_command::run(execute(flags))
 }
 
-/// What a command is for.
+/// The target of a command.
 #[derive(Debug)]
 enum Named {
     Here(Reference),
@@ -81,7 +81,7 @@ enum Named {
 }
 
 impl Named {
-    /// By the command line, in kubectl's words where it is wrong.
+    /// From the command line, with kubectl's message if it is invalid.
     fn parse(flags: &Flags) -> Result<Self, Failure> {
         let is_named_twice = flags.target.is_some() && !flags.filename.is_empty();
         if !flags.misplaced.is_empty() || (flags.command.is_empty() && is_named_twice) {
@@ -137,7 +137,7 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
     if let Some(notice) = container.notice.filter(|_| !flags.quiet) {
         say(notice);
     }
-    // As kubectl: a terminal is only for who types.
+    // As with kubectl: a terminal requires standard input.
     let tty = flags.tty && flags.stdin && {
         let there = console::is_terminal();
         if !there && !flags.quiet {
@@ -181,7 +181,7 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
     }
 }
 
-/// Why there is no stream, and what to do.
+/// Why a stream failed, with advice.
 pub(crate) fn explain(
     error: Error,
     resource: &str,

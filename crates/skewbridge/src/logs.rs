@@ -1,7 +1,7 @@
-//! Log lines: which are written, and how.
+//! Log lines: levels and format.
 //!
-//! `--v` is the only switch. `RUST_LOG` is deliberately not read: it could turn
-//! on what libraries say about the headers they carry, and with it tokens.
+//! `--v` is the only switch. `RUST_LOG` is deliberately not read: it could enable logs of
+//! libraries with headers in them, and so with tokens.
 
 use std::io::IsTerminal as _;
 
@@ -31,7 +31,7 @@ pub(crate) fn init(logs: Logs) {
         .try_init();
 }
 
-/// What is written at a verbosity.
+/// The targets and levels of a verbosity.
 fn targets(verbosity: u8) -> Targets {
     let (ours, access) = match verbosity {
         0..=1 => (LevelFilter::INFO, LevelFilter::OFF),

@@ -78,8 +78,8 @@ struct Cli {
     command: Command,
 }
 
-// The flags of a command are defined when it is called: those of all others would be most
-// of what a short one does.
+// Flags are defined only for the command that is called: defining those of all commands would
+// dominate the run time of a short command.
 #[derive(Subcommand)]
 #[command(defer = true)]
 enum Command {
@@ -87,7 +87,7 @@ enum Command {
     Agent(Box<agent::Flags>),
     /// Join the process of a container.
     Attach(Box<attach::Flags>),
-    /// Print what a shell needs to complete our commands.
+    /// Print a shell completion script.
     Completion(completion::Flags),
     /// Copy files and directories to and from containers.
     Cp(Box<cp::Flags>),
@@ -104,18 +104,18 @@ enum Command {
     Run(run::Flags),
     /// Run the gateway beside one kube-apiserver.
     Serve(Box<serve::Flags>),
-    /// Show what differs between servers, and what a client of each would miss.
+    /// Show how servers differ, and what a client of each would miss.
     Skew(skew::Flags),
     /// Print the version.
     Version,
 }
 
-/// The command line, under the name by which people call us.
+/// The command line, with the name that the user typed.
 fn definition() -> clap::Command {
     Cli::command().bin_name(called())
 }
 
-/// What people write to call us: as `kubectl-skewbridge` we are a plugin of kubectl.
+/// The name that the user types: the program called `kubectl-skewbridge` is a kubectl plugin.
 fn called() -> &'static str {
     if program().is_some_and(|name| name == "kubectl-skewbridge") {
         "kubectl skewbridge"
@@ -130,12 +130,11 @@ fn program() -> Option<OsString> {
     Some(Path::new(&path).file_name()?.to_owned())
 }
 
-/// What `sysexits.h` calls `EX_USAGE`: the command line is wrong, and running
-/// it again will not help.
+/// `EX_USAGE` of `sysexits.h`: the command line is not valid.
 const EXIT_USAGE: u8 = 64;
 
 fn version() -> ExitCode {
-    // Whoever closed the pipe does not want to know.
+    // Write errors are ignored: the reader may have closed the pipe.
     let _ = writeln!(
         std::io::stdout(),
         "{} {}",
@@ -145,7 +144,7 @@ fn version() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What clap has to say: help and version are answers, the rest is misuse.
+/// Prints clap's output: help and version succeed, everything else is a usage error.
 fn usage(error: &clap::Error) -> ExitCode {
     // clap repeats an argument that it does not expect, which may be a URI with a PIN.
     if error.use_stderr() && Selection::mentions_pin(&error.render().to_string()) {

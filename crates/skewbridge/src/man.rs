@@ -14,7 +14,7 @@ Examples:
   skewbridge man | man -l -
   skewbridge man --directory /usr/local/share/man/man1";
 
-// Everything that `man` can be told. (What it is for, `main.rs` says.)
+// The flags of `man`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Flags {
@@ -27,7 +27,7 @@ pub(crate) struct Flags {
 pub(crate) fn run(flags: &Flags, command: clap::Command) -> ExitCode {
     let written = match &flags.directory {
         None => page(&command).map(|text| {
-            // Whoever closed the pipe does not want to know.
+            // Write errors are ignored: the reader may have closed the pipe.
             let _ = io::stdout().write_all(&text);
         }),
         Some(directory) => write_all(command, directory),

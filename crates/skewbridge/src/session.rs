@@ -1,5 +1,5 @@
-//! A remote process in front of a person or a script: what is typed goes there, what it
-//! writes comes here, and its exit code becomes ours.
+//! A remote process on the local terminal or standard streams: input is sent, output is printed,
+//! and its exit code becomes that of the command.
 
 use std::io;
 
@@ -13,10 +13,10 @@ use skewbridge_client::{
 use crate::client_command::Failure;
 use crate::console::{DetachKeys, Pressed, RawTerminal, Signals, StdInput, StdOutput, size};
 
-/// What a shell says of a program that writes where nobody reads: 128 and SIGPIPE.
+/// The exit code that shells report for SIGPIPE: 128 + 13.
 const EXIT_PIPE: u8 = 141;
 
-/// Who starts commands: by WebSocket or SPDY, or by SPDY alone where kubectl is told so.
+/// The executor: WebSocket with fallback to SPDY, or SPDY alone if kubectl's switch is off.
 pub(crate) fn executor(endpoint: Endpoint) -> Box<dyn Executor> {
     if is_off(WEBSOCKET_SWITCH) {
         Box::new(SpdyExecutor::new(endpoint))
@@ -25,7 +25,7 @@ pub(crate) fn executor(endpoint: Endpoint) -> Box<dyn Executor> {
     }
 }
 
-/// What kubectl calls its switch for WebSocket in exec and attach.
+/// kubectl's switch for WebSocket in exec and attach.
 pub(crate) const WEBSOCKET_SWITCH: &str = "KUBECTL_REMOTE_COMMAND_WEBSOCKETS";
 
 /// Whether a switch of kubectl's is off, as kubectl reads it.
@@ -39,7 +39,7 @@ pub(crate) struct Session {
     /// The terminal is passed through.
     pub(crate) raw: Option<(RawTerminal, Signals)>,
     pub(crate) detach: Option<DetachKeys>,
-    /// Tell a size that is none first, so that a program that is joined draws itself anew.
+    /// Send an empty window size first, so that an attached program redraws.
     pub(crate) redraw: bool,
 }
 
@@ -48,17 +48,17 @@ pub(crate) struct Session {
 pub(crate) enum ExitState {
     /// The process did.
     Process(ExitStatus),
-    /// It was left on purpose, and goes on.
+    /// The user detached; the process continues.
     Detached,
 }
 
 /// Why a session is over before its process is.
 enum SessionEnd {
-    /// What is to be sent cannot be read.
+    /// Standard input cannot be read.
     Input(io::Error),
     Signal(u8),
     Detached,
-    /// Nobody reads what we write.
+    /// Standard output is closed.
     Output(io::Error),
 }
 
@@ -69,7 +69,7 @@ impl Session {
         let stdout = process.stdout.take();
         let stderr = process.stderr.take();
         let resizer = process.resizer();
-        // Without a terminal what signals do by themselves is right: there is nothing to
+        // Without a terminal, the default action of signals is right: there is nothing to
         // restore.
         let (raw, signals) = self.raw.unzip();
         let outputs = async {
@@ -110,7 +110,7 @@ impl Session {
             over = typing => Err(over),
             code = watching => Err(SessionEnd::Signal(code)),
         };
-        // Before anything is said.
+        // Before anything is printed.
         drop(raw);
         match over {
             Ok(status) => Ok(ExitState::Process(status)),
@@ -130,7 +130,7 @@ impl Session {
     }
 }
 
-/// What becomes of a process that has ended, as kubectl has it.
+/// The result of a process that has ended, as with kubectl.
 pub(crate) fn exit_result(status: ExitStatus) -> Result<(), Failure> {
     match status {
         ExitStatus::Success => Ok(()),
@@ -163,7 +163,7 @@ fn disconnected(cut: &Disconnected) -> Failure {
     ))
 }
 
-/// How streams are carried, for who wants to know. Before the terminal is raw.
+/// The stream protocol, for verbose output. Printed before raw mode.
 pub(crate) fn describe_transport(transport: &Transport) -> String {
     match transport {
         Transport::WebSocket => "skewbridge: by WebSocket".to_owned(),
@@ -178,14 +178,14 @@ pub(crate) fn describe_transport(transport: &Transport) -> String {
 
 #[derive(Debug)]
 enum InputEnd {
-    /// Nothing follows, or nobody takes it.
+    /// End of input, or the process does not read it.
     End,
     Detach,
-    /// What follows is not known.
+    /// Reading failed.
     Failed(io::Error),
 }
 
-/// From here to the process. An end here is an end there; what fails there is told by its
+/// From standard input to the process. The end of input is passed on; remote failures are in its
 /// status.
 async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> InputEnd {
     use tokio::io::AsyncWriteExt as _;
@@ -198,7 +198,8 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> InputEnd 
         match from.read(&mut typed).await {
             Ok(0) => break,
             Ok(_) => {}
-            // Not an end: the command would take what it has for all there is.
+            // A read error is not the end of input: the command would treat truncated input as
+            // complete.
             Err(error) => return InputEnd::Failed(error),
         }
         let mut pressed = Pressed::Keys;
@@ -221,14 +222,14 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> InputEnd 
 
 /// From the process to here.
 async fn write(mut from: ProcessOutput, mut to: StdOutput) -> io::Result<()> {
-    // That it was cut off is told by its status.
+    // A lost connection is in its status.
     while let Ok(Some(piece)) = from.next_chunk().await {
         to.write_all(&piece).await?;
     }
     Ok(())
 }
 
-/// Tells the process how large the terminal is, until a signal ends us.
+/// Sends window sizes to the process, until a terminating signal.
 async fn forward_resizes(signals: Option<Signals>, resizer: Resizer, redraw: bool) -> u8 {
     let Some(mut signals) = signals else {
         return std::future::pending().await;

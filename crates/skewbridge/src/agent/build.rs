@@ -11,7 +11,7 @@ use skewbridge_signatures::{http_signature, sigv4};
 use super::Problem;
 use super::flags::{self, Flags, Signer};
 
-/// A harness, and what its signers need before it can be started.
+/// A harness, and the checks and keys that its signers need before it starts.
 pub(super) struct Signers {
     harness: Harness,
     token: Option<TokenConfig>,
@@ -19,8 +19,8 @@ pub(super) struct Signers {
 }
 
 impl Signers {
-    /// Looks for the credentials that requests will be signed with: without them every
-    /// request fails, and kubectl does not show why.
+    /// Resolves the credentials that requests will be signed with. Without them every request
+    /// fails, and kubectl does not show the reason.
     pub(super) async fn check_credentials(&self) -> Result<(), Problem> {
         let Some(sigv4) = &self.sigv4 else {
             return Ok(());
@@ -29,8 +29,8 @@ impl Signers {
         checked.map_err(|cause| Problem::Failed(format!("--signer=sigv4: {cause}")))
     }
 
-    /// The harness with all of its signers. This is the last step, because it may ask the user
-    /// for a PIN.
+    /// The harness with all of its signers. This is the last step, because it may prompt for a
+    /// PIN.
     pub(super) fn open(self) -> Result<Harness, Problem> {
         match self.token {
             None => Ok(self.harness),

@@ -34,11 +34,11 @@ Clients that know nothing of it (kubectl, helm, k9s) run below `skewbridge run`:
 Of pkcs11 and file there can be one: it is the key of the TLS handshake. The others
 change each request, in the order in which they are named.";
 
-// Everything that `agent` can be told. (What it is for, `main.rs` says.)
+// The flags of `agent`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// What proves who the user is; may be repeated
+    /// How to authenticate the user; may be repeated
     #[arg(long, value_name = "NAME", required = true, value_enum)]
     pub(crate) signer: Vec<Signer>,
 
@@ -60,7 +60,7 @@ pub(crate) struct Flags {
     /// pkcs11: the identifier of key and certificate, in hexadecimal
     #[arg(long, value_name = "HEX", value_parser = hex, help_heading = "Signer pkcs11")]
     pub(crate) pkcs11_id: Option<Id>,
-    /// pkcs11: a file whose first line is the PIN; without it the terminal is asked
+    /// pkcs11: a file whose first line is the PIN; without it, the PIN is read from the terminal
     #[arg(long, value_name = "FILE", help_heading = "Signer pkcs11")]
     pub(crate) pkcs11_pin_file: Option<PathBuf>,
     /// pkcs11: a program that prints the PIN; it is given the question
@@ -94,7 +94,7 @@ pub(crate) struct Flags {
         help_heading = "Signer headers"
     )]
     pub(crate) headers_command_arg: Vec<OsString>,
-    /// headers: how long what the program has printed counts
+    /// headers: how long the output of the program is cached
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse::duration, help_heading = "Signer headers")]
     pub(crate) headers_refresh: Duration,
 
@@ -129,7 +129,7 @@ pub(crate) struct Flags {
     /// Where clients connect
     #[arg(long, value_name = "WHERE", default_value = "unix", value_enum)]
     pub(crate) listen: Listen,
-    /// How long to stay when nothing is asked
+    /// How long to run without requests
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse::duration)]
     pub(crate) idle_timeout: Duration,
     /// The largest body that a signer may look at, in bytes
@@ -138,10 +138,10 @@ pub(crate) struct Flags {
     /// Let all clients of the same configuration share one process, which outlives them
     #[arg(long)]
     pub(crate) shared: bool,
-    /// Serve a client that has no lock file, until nothing is asked any more
+    /// Serve a client that has no lock file, until --idle-timeout
     #[arg(long)]
     pub(crate) without_lock_file: bool,
-    /// How much to say on standard error
+    /// Log verbosity on standard error
     #[arg(long, value_name = "LEVEL", default_value_t = 0)]
     pub(crate) v: u8,
     /// Is the process that is shared
@@ -152,7 +152,7 @@ pub(crate) struct Flags {
     help: Option<bool>,
 }
 
-/// What proves who the user is.
+/// A way to authenticate the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Signer {
     /// A key in a PKCS#11 token (smart card, security key, HSM), in the TLS handshake

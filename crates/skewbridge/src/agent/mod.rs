@@ -13,9 +13,9 @@ use skewbridge_api::exec_credential::{ExecCredential, Spec, Version};
 use skewbridge_gateway::config::{LogFormat, Logs};
 use skewbridge_harness::{Asked, Ended, Error, LockFile, Seat, Vigil};
 
-/// What a shell changes by itself, and the question, whose cluster is looked at apart.
-/// Everything else in the environment may say who the user is: plugins of plugins
-/// (`credential_process`, askpass, libraries of tokens) read what we do not know of.
+/// Variables that a shell changes by itself, and the exec info, whose cluster is compared
+/// separately. Any other variable may select the user: plugins of plugins (`credential_process`,
+/// askpass, PKCS#11 libraries) read variables that are not known here.
 const VOLATILE: [&str; 8] = [
     "KUBERNETES_EXEC_INFO",
     "PWD",
@@ -82,12 +82,12 @@ impl From<std::io::Error> for Problem {
 /// Is the proxy, for one client or for all.
 fn serve(flags: &Flags) -> Result<(), Problem> {
     let asked = Asked::from_environment()?;
-    // For what ends it. Requests are served on a thread of their own.
+    // For the shutdown watcher. Requests are served on a thread of their own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let ended = runtime.block_on(live(flags, &asked));
-    // What is asked just now nobody will answer any more.
+    // A prompt that is still open is abandoned.
     skewbridge_pkcs11::give_up();
     // A handshake that waits for a token is not waited for.
     runtime.shutdown_background();
@@ -96,8 +96,7 @@ fn serve(flags: &Flags) -> Result<(), Problem> {
     Ok(())
 }
 
-/// From before the first question to the user: its client may be gone while it waits for
-/// a PIN.
+/// Starts before the first prompt: the client may exit while a PIN is awaited.
 async fn live(flags: &Flags, asked: &Asked) -> Result<Ended, Problem> {
     let lock = if flags.without_lock_file || flags.shared_instance {
         LockFile::Optional
@@ -130,8 +129,8 @@ async fn live(flags: &Flags, asked: &Asked) -> Result<Ended, Problem> {
     Ok(ended?)
 }
 
-/// Asks the instance that is shared, and starts it if there is none. It notices itself
-/// if its client goes while it asks its user for something.
+/// Connects to the shared instance, and starts it if there is none. The instance itself detects
+/// that its client exits during a prompt.
 fn ask_shared() -> Result<(), Problem> {
     let asked = Asked::from_environment()?;
     let seat = seat(&asked)?;
@@ -156,8 +155,7 @@ fn ask_shared() -> Result<(), Problem> {
     }
 }
 
-/// Where the instance is found that does what these flags say, for this cluster, by
-/// the same way.
+/// The path of the shared instance for these flags, this cluster and this connection.
 fn seat(asked: &Asked) -> Result<Seat, Error> {
     let cluster = Spec {
         cluster: Some(asked.cluster.clone()),
@@ -179,13 +177,13 @@ fn seat(asked: &Asked) -> Result<Seat, Error> {
     for (name, value) in &environment {
         parts.extend([name.as_encoded_bytes(), value.as_encoded_bytes()]);
     }
-    // So that a word is not taken for a variable.
+    // A prefix keeps arguments and variables apart.
     parts.push(b"");
     parts.extend(arguments.iter().map(|value| value.as_encoded_bytes()));
     Seat::of(parts)
 }
 
-/// What of the environment tells one instance from another, in one order.
+/// The variables that distinguish instances, sorted.
 fn lasting(
     environment: impl Iterator<Item = (OsString, OsString)>,
 ) -> BTreeMap<OsString, OsString> {

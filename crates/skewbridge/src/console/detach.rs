@@ -7,7 +7,7 @@ pub(crate) struct DetachKeys {
     pressed: usize,
 }
 
-/// What became of some keys.
+/// The result of some key presses.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Pressed {
     /// They are for the process: those in the buffer.
@@ -38,8 +38,8 @@ impl DetachKeys {
         Ok(Self { keys, pressed: 0 })
     }
 
-    /// Takes what was typed, and leaves in `out` what is for the process. Keys that may
-    /// become the sequence are held back until it is known.
+    /// Takes typed bytes, and puts those for the process into `out`. A possible prefix of the
+    /// sequence is held back until it is complete or fails.
     pub(crate) fn press(&mut self, typed: &[u8], out: &mut Vec<u8>) -> Pressed {
         out.clear();
         if self.keys.is_empty() {
@@ -47,7 +47,7 @@ impl DetachKeys {
             return Pressed::Keys;
         }
         for key in typed {
-            // What is held back and no longer fits may end in a beginning of the sequence.
+            // The end of a failed prefix may start the sequence again.
             while self.pressed > 0 && *key != self.keys[self.pressed] {
                 let held = &self.keys[..self.pressed];
                 let shorter = (0..held.len()).rev();

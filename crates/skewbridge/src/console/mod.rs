@@ -1,5 +1,5 @@
-//! The terminal, and what is read and written here: raw mode that always ends, window
-//! sizes, keys to detach, and pipes without threads.
+//! The local terminal and standard streams: raw mode that is always restored, window sizes,
+//! detach keys, and pipes without threads.
 
 mod detach;
 mod stdio;

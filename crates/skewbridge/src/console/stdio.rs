@@ -1,9 +1,9 @@
 //! Standard input and output without threads.
 //!
-//! Pipes and terminals are opened anew by way of `/proc/self/fd`, which gives them flags
-//! of their own: what we make non-blocking stays blocking for the shell that we share it
-//! with. Files are read and written as they are, for they never keep anybody waiting.
-//! Where neither can be done (sockets, terminals of somebody else), threads do it.
+//! Pipes and terminals are reopened through `/proc/self/fd`, which gives them their own flags:
+//! the descriptor shared with the shell stays blocking. Files are read and written directly,
+//! since they never block. Where neither works (sockets, terminals of another user), threads are
+//! used.
 
 use std::fs::File;
 use std::io;
@@ -32,9 +32,9 @@ pub(crate) enum StdOutput {
     Err(tokio::io::Stderr),
 }
 
-/// What a descriptor is, to us.
+/// How a descriptor is read or written.
 enum Nature {
-    /// It never keeps anybody waiting.
+    /// It never blocks.
     File,
     /// It can be waited for.
     Pollable(File),
@@ -77,7 +77,7 @@ impl StdInput {
     pub(crate) async fn read(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         match self {
             Self::Polled(pipe) => match pipe.read_buf(buffer).await {
-                // A terminal whose other end has gone.
+                // The other end of the terminal is closed.
                 Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => Ok(0),
                 read => read,
             },

@@ -1,4 +1,4 @@
-//! Raw mode, and what happens to a terminal.
+//! Raw mode, window sizes and signals of the terminal.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -26,16 +26,16 @@ pub(crate) fn size() -> Option<TerminalSize> {
     })
 }
 
-/// A terminal that passes every key on. When this is dropped, it is as it was before:
-/// also when we are told to end ([`Signals`]), and when something panics.
+/// A terminal in raw mode. Dropping this restores it, also on a terminating signal ([`Signals`])
+/// and on a panic.
 #[derive(Debug)]
 pub(crate) struct RawTerminal {
     before: Termios,
 }
 
 impl RawTerminal {
-    /// Of standard input. Signals are listened to before: one that came in between would
-    /// leave the terminal as nobody wants it.
+    /// For standard input. Signals are caught first: one that arrived in between would leave the
+    /// terminal in raw mode.
     pub(crate) fn enter() -> io::Result<(Self, Signals)> {
         let signals = Signals::listen()?;
         let before = tcgetattr(stdin().as_fd())?;
@@ -79,12 +79,11 @@ impl Signals {
     }
 }
 
-/// Signals that end a program. Those that whoever started us wants to be ignored, as
-/// `nohup` does, are.
+/// Terminating signals. Those that were ignored at the start, as by `nohup`, stay ignored.
 #[derive(Debug)]
 pub(crate) struct TermSignals([(Heard, u8); 4]);
 
-/// What a shell makes of a program that was ended by ctrl-c.
+/// The exit code that shells report after Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
 
 impl TermSignals {

@@ -1,4 +1,4 @@
-//! The pods that a copy is from and to, and what is said of them.
+//! The resolved source and destination of a copy, and their error messages.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ pub(super) struct Endpoints {
 }
 
 impl Endpoints {
-    /// Looks for both.
+    /// Resolves both.
     pub(super) async fn find(flags: &Flags, direction: &Direction) -> Result<Self, Failure> {
         let access = flags.cluster.access().await?;
         let lookup = Lookup {
@@ -40,7 +40,7 @@ impl Endpoints {
         })
     }
 
-    /// Why it failed, with what is known of who was asked.
+    /// The failure of a copy, with details about the pod that refused it.
     pub(super) fn explain(&self, error: Error) -> Failure {
         let failure = match error {
             Error::Client(error) => explain(error, "pods/exec", &self.refused.namespace(), None),
@@ -76,7 +76,7 @@ impl Location {
     }
 }
 
-/// Looks for the pods of places, and their containers.
+/// Resolves pods and containers.
 struct Lookup<'a> {
     flags: &'a Flags,
     access: &'a ClusterAccess,
@@ -148,7 +148,7 @@ impl Refused {
     }
 }
 
-/// Says once how streams are carried, if that is asked for, and keeps where they were not.
+/// Prints the stream protocol once, if requested, and records the namespace of a refusal.
 struct TransportReporter {
     inner: Arc<dyn Executor>,
     told: Arc<AtomicBool>,

@@ -31,11 +31,11 @@ Examples:
   # From one pod to another one
   skewbridge cp -c app web-0:/etc/app web-1:/tmp/app";
 
-// Everything that `cp` can be told. (What it is for, `main.rs` says.)
+// The flags of `cp`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// What to copy
+    /// Source
     #[arg(value_name = "SRC")]
     source: String,
     /// Where to
@@ -60,7 +60,7 @@ pub(crate) struct Flags {
     /// Refuse, before it is written here, more than this; without it, more than is free
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_bytes: Option<u64>,
-    /// Say nothing but errors
+    /// Print errors only
     #[arg(short, long)]
     pub(super) quiet: bool,
     /// Print this help
@@ -78,7 +78,7 @@ pub(super) struct Direction {
 }
 
 impl Flags {
-    /// The two places, or kubectl's words for what is wrong with them.
+    /// Source and destination, or kubectl's message if they are invalid.
     pub(super) fn direction(&self) -> Result<Direction, String> {
         let place = |text: &str| CopySpec::parse(text).map_err(|error| error.to_string());
         let (source, target) = (place(&self.source)?, place(&self.target)?);

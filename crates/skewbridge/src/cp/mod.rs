@@ -24,8 +24,8 @@ use signals::Signals;
 
 use crate::client_command::{self, Failure, say};
 
-/// How long what is not whole may take to be removed, after a signal: here, where a disk
-/// may be slow, and in a container.
+/// Time to remove partial files after a signal: here, where a disk may be slow, and in a
+/// container.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Flags to places, places to a copy, a copy to an exit code.
@@ -52,7 +52,7 @@ fn run_copy(flags: &Flags, direction: &Direction) -> Result<(), Failure> {
     });
     match hurry {
         Some(signals) if ended.is_err() => wait_for_the_disk(runtime, signals),
-        // All is in its place, or nobody wants to wait for what is not.
+        // The copy is complete, or a second signal skipped the cleanup.
         _ => runtime.shutdown_background(),
     }
     ended
@@ -65,8 +65,8 @@ fn runtime() -> Result<Runtime, Failure> {
     runtime.map_err(Failure::new)
 }
 
-/// Whoever writes to the disk removes what is not whole. The runtime of the copy can hear
-/// nothing while it waits for that, so another one does.
+/// The thread that writes to the disk removes partial files. The runtime of the copy blocks on
+/// it and cannot receive signals, so another runtime does.
 fn wait_for_the_disk(copied: Runtime, mut signals: Signals) {
     let Ok(listening) = runtime() else {
         return copied.shutdown_timeout(CLEANUP_TIMEOUT);
@@ -81,8 +81,8 @@ fn wait_for_the_disk(copied: Runtime, mut signals: Signals) {
     listening.shutdown_background();
 }
 
-/// A copy that is given up leaves nothing behind that looks whole, so a signal is heard;
-/// who sends a second one does not want to wait for that.
+/// A cancelled copy must not leave files that look complete, so signals are caught. A second
+/// signal skips the cleanup.
 async fn until_signal(
     copy: impl Future<Output = Result<(), Failure>>,
     stop: &CancellationToken,
@@ -109,7 +109,7 @@ async fn copy(
     direction: &Direction,
     stop: &CancellationToken,
 ) -> Result<(), Failure> {
-    // Before anybody is asked.
+    // Before the first request.
     if let CopySpec::Local(path) = &direction.source
         && path.symlink_metadata().is_err()
     {
@@ -156,10 +156,10 @@ async fn copy(
     ended.map_err(|error| endpoints.explain(error))
 }
 
-/// How many directories are looked into beforehand: a bar is not worth more.
+/// Maximum number of directories to count in advance, for the progress bar.
 const MAX_MEASURED_DIRECTORIES: usize = 10_000;
 
-/// Adds up what is to be copied, beside the copy, for a bar that knows its end.
+/// Sums up the bytes to copy, concurrently with the copy, for the total of the progress bar.
 fn measure(from: &Path, progress: &Arc<Progress>) {
     let (from, progress) = (from.to_path_buf(), progress.clone());
     tokio::task::spawn_blocking(move || {

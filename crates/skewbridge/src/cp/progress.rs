@@ -17,7 +17,7 @@ const BAR_WIDTH: usize = 24;
 /// How much of a name is shown, so that the line fits into 80 columns.
 const MAX_NAME_WIDTH: usize = 24;
 
-/// The terminal, or what takes its place.
+/// Standard error, with or without a progress line.
 #[derive(Debug, Clone)]
 pub(super) struct Screen {
     /// Whether a line of progress is on it.
@@ -64,7 +64,7 @@ impl Screen {
         self.line(&plain(&notice.to_string()));
     }
 
-    /// Whether there is somebody to look at it.
+    /// Whether standard error is a terminal.
     pub(super) fn is_live(&self) -> bool {
         self.manner == Verbosity::Live
     }
@@ -99,7 +99,7 @@ impl Screen {
         }
     }
 
-    /// Takes the line away, and says what it came to.
+    /// Removes the progress line, and prints the summary.
     pub(super) fn finish(&self, progress: &Progress, took: Duration, done: bool) {
         if self.manner != Verbosity::Live {
             return;
@@ -211,8 +211,8 @@ fn time(took: Duration) -> String {
     }
 }
 
-/// The end of a name, which tells more than its beginning. A name of an archive must
-/// not move the cursor.
+/// The end of a name, which is more specific than its start. A name from an archive must not
+/// move the cursor.
 fn shortened(name: &str) -> String {
     let name: Vec<char> = name
         .trim_end_matches('/')

@@ -1,4 +1,4 @@
-//! The tour's own client: what kubectl would ask, by the contexts of the kubeconfig.
+//! The client of the tour: sends kubectl's requests, by the contexts of the kubeconfig.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,11 +13,11 @@ use skewbridge_discovery::{Document, accept};
 /// How long an answer may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Everybody who can be asked.
+/// All contexts.
 #[derive(Debug)]
 pub(super) struct Contexts(Kubeconfig);
 
-/// What somebody answered, in short.
+/// The status and message of a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ResponseSummary {
     pub(super) status: StatusCode,
@@ -62,8 +62,8 @@ impl Contexts {
         })
     }
 
-    /// How many kinds of resources somebody tells of, as `kubectl api-resources`
-    /// counts them.
+    /// The number of resources in the discovery of a context, as `kubectl api-resources` counts
+    /// them.
     pub(super) async fn resources(&self, context: &str) -> Result<usize> {
         let mut found = BTreeSet::new();
         let mut connection = self.connect(context).await?;

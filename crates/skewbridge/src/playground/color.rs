@@ -1,4 +1,4 @@
-//! Colour, where somebody sees it.
+//! Colored output.
 
 use std::fmt;
 use std::io::IsTerminal as _;
@@ -11,7 +11,7 @@ pub(super) enum Color {
 }
 
 impl Color {
-    /// Colour on a terminal, unless somebody does not want it (no-color.org).
+    /// Colored on a terminal, unless `NO_COLOR` is set (no-color.org).
     pub(super) fn of_stdout() -> Self {
         let unwanted = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty())
             || std::env::var_os("TERM").is_some_and(|it| it == "dumb");

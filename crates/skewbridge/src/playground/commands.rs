@@ -1,4 +1,4 @@
-//! What the playground can be told while it runs, by keys or over HTTP.
+//! Commands to a running playground, by keys or over HTTP.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use skewbridge_playground::catalogue::Release;
 use skewbridge_playground::cluster::{Cluster, ClusterError, Server};
 use tokio::sync::oneshot;
 
-/// What is to become of a server.
+/// An action on a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ServerAction {
     Kill,
@@ -19,7 +19,7 @@ pub(super) enum ServerAction {
     Downgrade,
 }
 
-/// An order, and where the answer goes.
+/// A command, and the channel for its result.
 #[derive(Debug)]
 pub(super) struct Command {
     pub(super) control_request: ControlRequest,
@@ -37,7 +37,7 @@ pub(super) enum ControlRequest {
     },
 }
 
-/// What has come of an order.
+/// The result of a command.
 #[derive(Debug)]
 pub(super) enum CommandResult {
     Done(Value),
@@ -48,7 +48,7 @@ pub(super) enum CommandResult {
 }
 
 impl ServerAction {
-    /// By its word.
+    /// By its name.
     pub(super) fn named(word: &str) -> Option<Self> {
         Some(match word {
             "kill" => Self::Kill,

@@ -1,8 +1,7 @@
-//! The control over HTTP: plain, on loopback, for who can read the private directory.
+//! The control API: plain HTTP on loopback, for processes that can read the private directory.
 //!
-//! A page in a browser can reach loopback too. It does not have the token, its
-//! requests carry an `Origin`, and by a name that was rebound to 127.0.0.1 it is
-//! recognised by the `Host`.
+//! A web page can reach loopback too. It does not have the token, its requests carry an
+//! `Origin`, and a DNS name that was rebound to 127.0.0.1 is recognised by the `Host`.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,7 +27,7 @@ use super::commands::{Command, CommandResult, ControlRequest, ServerAction};
 /// A person and a script; not a crowd.
 const MAX_CONNECTIONS: usize = 16;
 
-/// What clients are allowed, who have little to say.
+/// Timeouts of clients, which send short requests.
 pub(super) const CLIENT_TIMEOUTS: ClientTimeouts = ClientTimeouts {
     head: Duration::from_secs(10),
     idle: Duration::from_secs(10),
@@ -42,7 +41,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 pub(super) struct Control {
     pub(super) address: SocketAddr,
-    /// What whoever asks has to know.
+    /// The bearer token that clients must send.
     pub(super) token: String,
     pub(super) commands: mpsc::Sender<Command>,
 }
@@ -56,7 +55,7 @@ impl fmt::Debug for Control {
     }
 }
 
-/// Serves until it is dropped. Those who say nothing make room for those who come.
+/// Serves until it is dropped. Idle connections are closed to make room for new ones.
 pub(super) async fn run(listener: TcpListener, control: Control, patience: ClientTimeouts) {
     let (_never, drain) = announcement();
     let mut connections = JoinSet::new();
@@ -113,7 +112,7 @@ impl Service for Requests {
 
     async fn call(&self, request: Request<RequestBody>) -> HttpAnswer {
         let control = &self.control;
-        // RFC 9110, 15.5.6: a 405 says what is allowed.
+        // RFC 9110, 15.5.6: a 405 lists the allowed methods.
         let allowed = match request.uri().path().trim_matches('/') {
             "servers" => "GET",
             _ => "POST",
@@ -201,7 +200,7 @@ fn refuse(status: StatusCode, why: &str) -> Refusal {
     (status, json!({"error": why}))
 }
 
-/// In a time that tells nothing about where they differ.
+/// In constant time.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     let differences = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
     one.len() == other.len() && differences == 0
@@ -251,7 +250,7 @@ mod tests {
             commands,
             ..control()
         };
-        // Nobody is sent away for being slow: that is not what helps here.
+        // Long enough that no connection times out in this test.
         let patience = ClientTimeouts {
             head: 100 * limit,
             idle: 100 * limit,

@@ -13,16 +13,16 @@ use rustix::process::geteuid;
 /// Only for its owner.
 const PRIVATE_MODE: u32 = 0o700;
 
-/// The user who may do everything.
+/// The uid of root.
 const ROOT: u32 = 0;
 
-/// Who is neither the owner nor trusted may write.
+/// Mode bits: group or others may write.
 const OTHERS_WRITE_MODE: u32 = 0o022;
 
 /// How often a name is made up again if there is one like it.
 const MAX_NAME_ATTEMPTS: usize = 16;
 
-/// A directory that is ours. Dropped, it is emptied, and gone if it was made here.
+/// A private directory. Dropping it empties it, and removes it if it was created here.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
@@ -68,7 +68,7 @@ impl Directory {
             let path = std::env::temp_dir().join(format!("skewbridge-{chance:06x}"));
             match fs::DirBuilder::new().mode(PRIVATE_MODE).create(&path) {
                 Ok(()) => return Self::absolute(&path, true),
-                // Somebody else's.
+                // It exists already.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => bail!("cannot make {}: {error}; give --directory", path.display()),
             }
@@ -82,16 +82,15 @@ impl Directory {
     }
 }
 
-/// Keys and processes of ours are not for a directory of somebody else, who could put
-/// others in their place.
+/// Keys and sockets must not be in a directory of another user, who could replace them.
 fn check_owner(path: &Path, found: &fs::Metadata) -> Result<()> {
     let us = geteuid();
     judge_owner(us.as_raw(), found.uid(), found.mode())
         .map_err(|why| anyhow!("--directory: {} {why}", path.display()))
 }
 
-/// Why a directory of this owner and mode is not for us. Root's have to be safe already:
-/// what root trusts, others may have prepared.
+/// Why a directory of this owner and mode is refused. A directory of root must be safe already,
+/// because other users may have put files into one that was not.
 fn judge_owner(us: u32, owner: u32, mode: u32) -> Result<(), String> {
     if owner != us {
         return Err(format!(

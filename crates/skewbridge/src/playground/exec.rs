@@ -15,7 +15,7 @@ const EXEC_TIMEOUT: Duration = Duration::from_secs(20);
 /// The longest output of a command of the tour, in bytes.
 const MAX_OUTPUT_BYTES: usize = 64 * 1024;
 
-/// What came of it.
+/// The outcome of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ExecOutcome {
     /// Why there was no WebSocket, if there was none.

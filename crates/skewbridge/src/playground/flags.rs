@@ -19,14 +19,14 @@ Examples:
   skewbridge playground --tour -o json | jq .passed
   skewbridge playground --port-base=7000 --directory=/tmp/play";
 
-// Everything that `playground` can be told. (What it is for, `main.rs` says.)
+// The flags of `playground`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
     /// Run the tour, step by step with before and after, and end
     #[arg(long)]
     pub(super) tour: bool,
-    /// How the tour is told: text or json
+    /// Output format of the tour: text or json
     #[arg(hide_possible_values = true)]
     #[arg(
         short,
@@ -42,7 +42,7 @@ pub(crate) struct Flags {
     /// The first of ten ports in a row; free ones if not given
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..=65_526))]
     pub(super) port_base: Option<u16>,
-    /// Log lines on stderr: 0 what happens, 2 each request, 4 more
+    /// Log verbosity on stderr: 0 events, 2 each request, 4 more
     #[arg(long, value_name = "LEVEL")]
     pub(super) v: Option<u8>,
     /// Print this help
@@ -50,7 +50,7 @@ pub(crate) struct Flags {
     help: Option<bool>,
 }
 
-/// How the tour is told.
+/// Output format of the tour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Output {
     Text,

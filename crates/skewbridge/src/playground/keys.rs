@@ -1,5 +1,4 @@
-//! Keys, while the playground runs on a terminal: a digit chooses a server, a letter
-//! says what becomes of it.
+//! Keys of a playground that runs on a terminal: a digit selects a server, a letter an action.
 
 use std::io::{IsTerminal as _, Read as _, stdin, stdout};
 
@@ -9,10 +8,10 @@ use tokio::sync::mpsc;
 
 use super::commands::ServerAction;
 
-/// Keys that wait: nobody types faster.
+/// Key presses that wait to be handled.
 const KEY_QUEUE_LENGTH: usize = 16;
 
-/// What a key says.
+/// The meaning of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Key {
     Choose(usize),

@@ -44,10 +44,10 @@ use tour::{Tour, TourOutput};
 /// The first argument of a process of a pod. It is not a command for users.
 const PROCESS: &str = "playground-process";
 
-/// How long it may take until every bridge knows of every server.
+/// Time until every bridge has the discovery of every server.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Between two looks whether it is.
+/// Interval between checks whether everything is ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Orders that wait.
@@ -93,7 +93,7 @@ fn play(flags: &Flags) -> Result<ExitCode> {
         let code = tokio::select! {
             played = run_cluster(flags, &directory, &mut playground) => played,
             number = signals.any() => Ok(if flags.tour {
-                // It has not shown what it was to show: as shells tell it.
+                // The tour is incomplete; the exit code that shells report for the signal.
                 ExitCode::from(128 + number)
             } else {
                 ExitCode::SUCCESS
@@ -110,7 +110,7 @@ fn play(flags: &Flags) -> Result<ExitCode> {
     code
 }
 
-/// Runs all of it. The cluster stays with the caller, who ends it however this ends.
+/// Starts and serves the cluster. It stays with the caller, which ends it in any case.
 async fn run_cluster(
     flags: &Flags,
     directory: &Directory,
@@ -170,7 +170,7 @@ async fn run_cluster(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits until the sample runs and every bridge tells of all servers.
+/// Waits until the sample pod runs and every bridge serves the APIs of all servers.
 async fn get_ready(cluster: &Cluster) -> Result<()> {
     let contexts = Contexts::read(cluster.kubeconfig())?;
     let started = Instant::now();
@@ -193,7 +193,7 @@ async fn get_ready(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Carries out what keys and the control say, until somebody quits.
+/// Executes commands of keys and of the control API, until the user quits.
 async fn run_interactive(
     cluster: &mut Cluster,
     mut commands: mpsc::Receiver<Command>,
@@ -223,7 +223,7 @@ async fn run_interactive(
                         say(&help(cluster, chosen, color));
                     }
                 }
-                // Whoever asked may have left.
+                // The client may have disconnected.
                 let _ = answer.send(told);
             }
             key = key => match key {
@@ -239,7 +239,7 @@ async fn run_interactive(
     }
 }
 
-/// What the control was asked for, and what came of it.
+/// The line that is printed for a command of the control API.
 fn controlled(server: &str, action: ServerAction, answer: &CommandResult, color: Color) -> String {
     match answer {
         CommandResult::Done(_) => format!("{action} {server}\n"),
@@ -293,13 +293,13 @@ fn help(cluster: &Cluster, chosen: usize, color: Color) -> String {
 }
 
 fn say(text: &str) {
-    // Whoever closed the pipe does not want to know.
+    // Write errors are ignored: the reader may have closed the pipe.
     let mut out = std::io::stdout();
     let _ = out.write_all(text.as_bytes());
     let _ = out.flush();
 }
 
-/// What the control asks for: nobody guesses it.
+/// A random token for the control API.
 fn token() -> Result<String> {
     let mut bytes = [0_u8; 16];
     let mut file = std::fs::File::open("/dev/urandom").context("no randomness")?;
@@ -320,7 +320,7 @@ fn write_token(directory: &Path, token: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What ends it.
+/// Signals that end the playground.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -336,7 +336,7 @@ impl Signals {
         })
     }
 
-    /// The number of the first that comes.
+    /// The number of the first signal that arrives.
     async fn any(&mut self) -> u8 {
         tokio::select! {
             _ = self.interrupt.recv() => 2,

@@ -1,4 +1,4 @@
-//! What there is, drawn, and what to try with it.
+//! The diagram of the cluster, and commands to try.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,7 +7,7 @@ use skewbridge_playground::cluster::{Cluster, POD, POD_PORT};
 
 use super::color::Color;
 
-/// What is drawn.
+/// The content of the diagram.
 pub(super) struct Topology {
     /// Names and addresses of bridges and their servers.
     rows: Vec<[String; 4]>,
@@ -36,14 +36,14 @@ impl Topology {
         }
     }
 
-    /// All of it: what there is, and what to try.
+    /// The diagram and the commands to try.
     pub(super) fn draw(&self, color: Color) -> String {
         let mut out = self.draw_topology(color);
         self.draw_commands(color, &mut out);
         out
     }
 
-    /// What there is.
+    /// The diagram.
     pub(super) fn draw_topology(&self, color: Color) -> String {
         let mut out = String::new();
         // Writing to a String does not fail.
@@ -157,7 +157,7 @@ fn program() -> String {
     }
 }
 
-/// As a shell takes it for one word.
+/// Quoted for a shell.
 pub(super) fn shown(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |it: char| it.is_ascii_alphanumeric() || "/._-".contains(it);

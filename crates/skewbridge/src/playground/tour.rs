@@ -1,5 +1,5 @@
-//! The tour: the story of the README, told by doing it, with before and after. Each
-//! step says what it promises, and whether that came true.
+//! The tour: demonstrates the claims of the README, with and without bridges. Each step states
+//! what is expected, and whether it was observed.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -15,13 +15,13 @@ use super::client::{Contexts, ResponseSummary};
 use super::color::Color;
 use super::exec::{ExecOutcome, exec};
 
-/// How long a change may take to be seen everywhere.
+/// Time for a change to reach all bridges.
 const CONVERGENCE_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// Between two looks at something that is about to change.
+/// Interval between requests while waiting for a change.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the tour has shown.
+/// The results of the tour.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
     steps: Vec<Step>,
@@ -33,28 +33,28 @@ pub(super) struct Report {
 struct Step {
     title: &'static str,
     sights: Vec<Observation>,
-    /// What it could not be finished for.
+    /// Why the step could not be completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     passed: bool,
 }
 
-/// What was seen somewhere.
+/// An observation.
 #[derive(Debug, Serialize)]
 struct Observation {
-    /// The context that was asked.
+    /// The context of the request.
     context: String,
-    /// What somebody would type to see the same.
+    /// The equivalent kubectl command.
     command: String,
-    /// What came.
+    /// What was observed.
     saw: String,
-    /// What it means.
+    /// The explanation.
     meaning: &'static str,
-    /// Whether it is what was promised.
+    /// Whether it was as expected.
     as_promised: bool,
 }
 
-/// Who tells the tour.
+/// The running tour.
 pub(super) struct Tour<'a, W> {
     contexts: Contexts,
     cluster: &'a mut Cluster,
@@ -63,7 +63,7 @@ pub(super) struct Tour<'a, W> {
     report: Report,
 }
 
-/// How it is told.
+/// How the tour is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TourOutput {
     /// Step by step.
@@ -230,7 +230,7 @@ impl<'a, W: Write> Tour<'a, W> {
         self.cluster.kill(newest).await;
         self.note("server-1.36 is gone, as if its machine had lost its power.");
         let seen = self.without_newest().await;
-        // Whatever was seen: the next step needs it.
+        // In any case: the next step needs the server.
         let back = self.with_newest_again(newest).await;
         seen.and(back)
     }
@@ -328,8 +328,8 @@ impl<'a, W: Write> Tour<'a, W> {
         Ok(())
     }
 
-    /// Asks until the answer is the one that is waited for, and says whether there was
-    /// a 404 before.
+    /// Repeats the request until the response is as wanted, and returns whether there was a 404
+    /// before.
     async fn until(
         &self,
         context: &str,
@@ -417,7 +417,8 @@ impl<'a, W: Write> Tour<'a, W> {
     }
 
     fn write(&mut self, line: &str) {
-        // Whoever closed the pipe does not want to know; the exit code still tells.
+        // Write errors are ignored: the reader may have closed the pipe. The exit code still
+        // shows the result.
         let _ = writeln!(self.out, "{line}");
         let _ = self.out.flush();
     }

@@ -2,20 +2,20 @@
 
 use super::object::Pod;
 
-/// The annotation that names the container of who names none.
+/// The annotation with the default container.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// A container that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ContainerName {
     pub(crate) name: String,
-    /// What kubectl says when it has chosen among several.
+    /// kubectl's notice if it chose among several.
     pub(crate) notice: Option<String>,
 }
 
-/// The container of this name; without one that of the annotation, else the first. As
-/// kubectl chooses, and in its words: an annotation that names nobody is an error, for the
-/// first container is not the one that was meant.
+/// The container of this name; else that of the annotation, else the first. Rules and messages
+/// are kubectl's. An annotation with an unknown name is an error, because the first container is
+/// not the intended one.
 pub(crate) fn choose_container(pod: &Pod, asked: Option<&str>) -> Result<ContainerName, String> {
     let annotated = pod.metadata.annotations.get(DEFAULT_CONTAINER);
     let meant = asked.filter(|name| !name.is_empty());

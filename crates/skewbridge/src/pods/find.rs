@@ -1,4 +1,4 @@
-//! Asks the server for a pod.
+//! Finds a pod by its name or by its owner.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use super::reference::{Kind, Reference};
 use super::suggestions::similar_names;
 use crate::client_command::Failure;
 
-/// Between two looks for a pod that is not there yet.
+/// Interval between lists while waiting for a pod.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// As many pods as are looked at for the best of a workload, or for a near name.
+/// Maximum number of pods that are listed, to choose one of a workload or to suggest names.
 const MAX_LISTED_PODS: usize = 500;
 
 /// The pods of a namespace.
@@ -104,8 +104,7 @@ impl Pods {
         }
     }
 
-    /// Why something cannot be had by its name; if there is no such thing, with what may
-    /// have been meant.
+    /// The failure to get an object by name; if it does not exist, with similar names.
     async fn not_found_failure(&self, error: Error, kind: Kind, name: &str) -> Failure {
         match error {
             Error::Api { response, .. } if response.code == 404 => {
@@ -117,7 +116,7 @@ impl Pods {
 
     async fn suggest(&self, failure: Failure, kind: Kind, name: &str) -> Failure {
         let path = format!("{}?limit={MAX_LISTED_PODS}", kind.path(&self.namespace));
-        // Who may not list them is told no names.
+        // Without permission to list, there are no suggestions.
         let Ok(body) = self.body(&path).await else {
             return failure;
         };
@@ -163,7 +162,7 @@ impl Pods {
     }
 }
 
-/// A refusal, and what is to be done where that is known.
+/// A refusal, with advice where there is some.
 pub(crate) fn explain_refusal(
     response: &ErrorResponse,
     verb: &str,

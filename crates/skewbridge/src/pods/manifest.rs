@@ -1,4 +1,4 @@
-//! A file that names what a command is for: `exec --filename`.
+//! A file that names the target of a command: `exec --filename`.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -11,7 +11,7 @@ use super::reference::{Kind, Reference};
 /// The largest file that is read: more than an API server takes for one object.
 const MAX_SIZE: u64 = 4 * 1024 * 1024;
 
-/// What a file says of its object. The server is asked for the rest.
+/// The identity of the object in a file. The rest is read from the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Manifest {
     pub(crate) reference: Reference,
@@ -98,8 +98,8 @@ impl Manifest {
         })
     }
 
-    /// The namespace of the object: its own, which has to be the one that was asked for
-    /// with a flag, else that of the context.
+    /// The namespace of the object: its own, which must match the flag if that is given, else
+    /// that of the context.
     pub(crate) fn namespace(&self, flag: Option<&str>, context: &str) -> Result<String, String> {
         match (&self.namespace, flag) {
             (Some(own), Some(asked)) if own != asked => Err(format!(

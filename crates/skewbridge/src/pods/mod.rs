@@ -1,4 +1,4 @@
-//! The pod that a command is for: by its name, or by what runs it.
+//! The pod of a command: by its name, or by its owner.
 
 mod container_name;
 mod find;

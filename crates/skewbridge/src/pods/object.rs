@@ -1,4 +1,4 @@
-//! Pods and what has them, as far as we read them.
+//! The fields of pods and their owners that the commands read.
 
 use std::collections::BTreeMap;
 
@@ -134,7 +134,7 @@ pub(crate) enum TargetPort {
     Name(String),
 }
 
-/// What has pods.
+/// An owner of pods.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Workload {
@@ -162,7 +162,7 @@ pub(crate) struct List<T> {
 }
 
 impl Pod {
-    /// All containers, with what kubectl writes behind their names.
+    /// All containers, with kubectl's suffix for their names.
     pub(crate) fn containers(&self) -> impl Iterator<Item = (&Container, &'static str)> {
         let plain = self.spec.containers.iter().map(|it| (it, ""));
         let ephemeral = self
@@ -181,7 +181,7 @@ impl Pod {
             .find(|it| it.name == name)
     }
 
-    /// Whether a container was added to debug the others.
+    /// Whether a container is ephemeral.
     pub(crate) fn is_ephemeral(&self, container: &str) -> bool {
         let mut ephemeral = self.spec.ephemeral_containers.iter();
         ephemeral.any(|it| it.name == container)
@@ -221,8 +221,7 @@ impl Pod {
         ))
     }
 
-    /// What makes one pod better than another: the more, the better. As kubectl has it
-    /// (reversed `ActivePods`).
+    /// Sort key: the greatest pod is chosen. The order is kubectl's (reversed `ActivePods`).
     pub(crate) fn fitness(&self) -> impl Ord + use<> {
         let phase = match self.status.phase.as_str() {
             "Running" => 2,
@@ -260,7 +259,7 @@ fn describe_state(what: &str, reason: &str, message: &str) -> String {
 }
 
 impl Workload {
-    /// As it stands in a query; `None` if there is no selector.
+    /// As a query value; `None` if there is no selector.
     pub(crate) fn selector(&self) -> Option<String> {
         use serde_json::Value;
         let equal = |labels: &Value| -> Vec<String> {

@@ -1,6 +1,6 @@
-//! Names that are near another one: what somebody may have meant.
+//! Similar names, for suggestions.
 
-/// How many are told.
+/// Maximum number of suggestions.
 const MAX_SUGGESTIONS: usize = 5;
 
 /// The names that are nearest to one that there is not: those that it is the beginning

@@ -1,4 +1,4 @@
-//! Where connections come in.
+//! Local listeners.
 
 use std::fmt;
 use std::fs::{File, TryLockError};
@@ -13,8 +13,8 @@ use socket2::{Domain, SockAddr, Type};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::time::{sleep, timeout};
 
-/// Whose socket it is may use it, and nobody else: ports of this machine are open to all
-/// who are on it, but there is no need for it here.
+/// Only the owner can connect to the socket. Local ports are open to all users of the machine; a
+/// socket need not be.
 const SOCKET_MODE: u32 = 0o600;
 
 /// Connections that wait to be accepted: as many as the system allows.
@@ -24,7 +24,7 @@ const BACKLOG: i32 = -1;
 /// a machine may have much to do.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Between two looks whether it has done so.
+/// Interval between attempts to lock the directory.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// An address to listen at.
@@ -129,8 +129,8 @@ impl Listener {
         Ok(all)
     }
 
-    /// Listens at a socket. One that nobody listens at any more is replaced; who does so at
-    /// the same time waits, and finds ours.
+    /// Listens at a socket. A stale socket is replaced. A process that does so at the same time
+    /// waits for the lock, and finds this listener.
     pub(crate) async fn unix(path: &Path) -> Result<Self, String> {
         let wrong = |error: io::Error| format!("Unable to listen on {}: {error}", path.display());
         let _turn = lock_directory(path).await;
@@ -176,9 +176,9 @@ impl fmt::Display for Listener {
     }
 }
 
-/// Our turn to listen in a directory, for as long as this is kept: it is locked, so that
-/// no file is left behind. Where that cannot be done there is no turn; nor where somebody
-/// keeps it, who may be another user of a directory for all.
+/// A lock on the directory of a socket, held while this is kept. The directory itself is locked,
+/// so no file is left behind. `None` if it cannot be locked, or is locked for too long, possibly
+/// by another user of a shared directory.
 async fn lock_directory(path: &Path) -> Option<File> {
     let beside = path.parent().filter(|it| !it.as_os_str().is_empty());
     let directory = File::open(beside.unwrap_or(Path::new("."))).ok()?;
@@ -195,8 +195,8 @@ async fn lock_directory(path: &Path) -> Option<File> {
     taken.then_some(directory)
 }
 
-/// Whether nobody listens at a socket. One that has no room for us is in use: that is
-/// not waited for.
+/// Whether no process listens at a socket. A socket with a full backlog is in use; this does not
+/// wait for it.
 fn is_stale(path: &Path) -> bool {
     let connected = socket2::Socket::new(Domain::UNIX, Type::STREAM, None).and_then(|socket| {
         socket.set_nonblocking(true)?;
@@ -205,8 +205,8 @@ fn is_stale(path: &Path) -> bool {
     connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Nobody is listened to before it is known who may speak: what is bound and does not
-/// listen refuses everybody.
+/// Sets the permissions before it listens: a socket that is bound and does not listen refuses
+/// connections.
 fn bind_private(path: &Path) -> io::Result<(UnixListener, Socket)> {
     let listener = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
     listener.bind(&SockAddr::unix(path)?)?;
@@ -261,7 +261,7 @@ mod tests {
         assert!(Listener::unix(&path).await.unwrap_err().contains("in use"));
         drop(listener);
         assert!(!path.exists());
-        // What somebody else has put there meanwhile is theirs.
+        // A file that another process put there meanwhile is not removed.
         let listener = Listener::unix(&path).await.unwrap();
         std::fs::rename(&path, dir.path().join("moved")).unwrap();
         let theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -280,7 +280,7 @@ mod tests {
         let busy = socket2::Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
         busy.bind(&SockAddr::unix(&path).unwrap()).unwrap();
         busy.listen(0).unwrap();
-        // Nobody accepts these; the next one would wait.
+        // They are never accepted; the next one would block.
         let waiting: Vec<_> = std::iter::repeat_with(|| {
             let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
             socket.set_nonblocking(true).unwrap();
@@ -312,7 +312,7 @@ mod tests {
                     .unwrap();
                 all.wait();
                 let listener = runtime.block_on(Listener::unix(&path));
-                // Nobody leaves before all have come.
+                // All threads hold their listeners until all have tried.
                 all.wait();
                 listener.is_ok()
             };

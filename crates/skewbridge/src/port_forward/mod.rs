@@ -26,9 +26,9 @@ use printer::{print, print_now, say};
 use session::{ConnectionReceiver, Connector};
 use spec::{Local as Listening, Spec};
 
-/// How many connections go through at once: each has two streams, of which a connection
-/// to a pod has 1024. Of more, one at each listener is accepted and waits for its turn;
-/// the others wait to be accepted.
+/// Maximum number of connections at once: each has two streams, of which a connection to a pod
+/// has 1024. Beyond it, one connection per listener is accepted and waits; the others wait in
+/// the backlog.
 const MAX_CONNECTIONS: usize = 500;
 
 /// How long a connection waits for a pod while there is none.
@@ -50,11 +50,11 @@ Examples:
   skewbridge port-forward --address 0.0.0.0 deploy/web 8080:http
   skewbridge port-forward pod/db unix:/run/user/1000/db.sock:5432";
 
-// Everything that `port-forward` can be told. (What it is for, `main.rs` says.)
+// The flags of `port-forward`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// A pod, or TYPE/NAME of what runs it (deployment, statefulset, service, job…)
+    /// A pod, or TYPE/NAME of its owner (deployment, statefulset, service, job…)
     #[arg(value_name = "POD | TYPE/NAME")]
     target: String,
     /// `[LOCAL:]REMOTE`; :REMOTE for any local port; unix:PATH:REMOTE for a socket
@@ -63,7 +63,7 @@ pub(crate) struct Flags {
     /// Addresses to listen at: IP addresses, or localhost for both of this machine
     #[arg(long, value_name = "ADDRESS", default_value = "localhost")]
     address: Vec<String>,
-    /// How long to wait until there is a pod of what is named, or one again
+    /// How long to wait for a running pod of TYPE/NAME, also after one is lost
     #[arg(long, value_name = "DURATION", default_value = "1m0s")]
     pod_running_timeout: String,
     /// Print this help
@@ -77,7 +77,7 @@ pub(crate) struct Flags {
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     client_command::run(async {
         let ended = forward(flags).await;
-        // What ends it is told as all else: nobody may be there to read it.
+        // The final message is queued too, because writing it may block.
         let (last, ended) = client_command::split_message(ended);
         printer::finish(last);
         ended
@@ -125,7 +125,7 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
     }
 }
 
-/// As kubectl: whoever presses ctrl-c wants no error.
+/// As with kubectl, Ctrl-C is not an error.
 fn ended(code: u8) -> Result<(), Failure> {
     match code {
         INTERRUPTED => Ok(()),
@@ -133,7 +133,7 @@ fn ended(code: u8) -> Result<(), Failure> {
     }
 }
 
-/// Listens for all ports, and says so as kubectl does.
+/// Listens for all ports, and prints kubectl's messages.
 async fn listen(
     specs: &[Spec],
     addresses: &[Address],
@@ -169,7 +169,7 @@ async fn accept(listener: Listener, at: usize, pod: ConnectionReceiver, room: Ar
                 continue;
             }
         };
-        // Not before: a listener where nobody comes would take the place of a connection.
+        // After accept: an idle listener must not hold a permit.
         let Ok(place) = room.clone().acquire_owned().await else {
             return;
         };

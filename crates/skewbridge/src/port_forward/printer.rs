@@ -1,6 +1,6 @@
-//! What is told while connections are carried. Threads write it, so that a terminal that
-//! is held, or a pipe that nobody reads, stops no connection and no signal; what finds no
-//! room is left out.
+//! Prints messages while connections are forwarded. Threads write them, so that a stopped
+//! terminal or an unread pipe blocks neither connections nor signals. Messages are dropped if
+//! the queue is full.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ const MAX_QUEUED_LINES: usize = 256;
 /// How long the last lines may take when all is over.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Between two looks whether there is room.
+/// Interval between checks for room in the queue.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 enum QueuedLine {
@@ -38,12 +38,12 @@ pub(super) fn say(line: impl fmt::Display) {
     enqueue(ERR.as_ref(), io::stderr, &line);
 }
 
-/// A line on stdout before anything is carried: somebody waits for it.
+/// Prints a line on stdout before forwarding starts: scripts wait for it.
 pub(super) fn print_now(line: impl fmt::Display) {
     write(&mut io::stdout(), &plain(&line.to_string()));
 }
 
-/// Waits for the lines that somebody reads, and for room for a last one before.
+/// Waits until queued lines are written, after a last one.
 pub(super) fn finish(last: Option<String>) {
     let end = Instant::now() + FLUSH_TIMEOUT;
     if let (Some(last), Some(writer)) = (last, ERR.as_ref()) {
@@ -76,13 +76,13 @@ fn enqueue<W: Write>(
 ) {
     let line = plain(&line.to_string());
     match writer {
-        // Full, nobody reads it.
+        // If the queue is full, the line is dropped.
         Some(writer) => drop(writer.try_send(QueuedLine::Line(line))),
         None => write(&mut to(), &line),
     }
 }
 
-/// Whoever closed it does not want to know.
+/// Write errors are ignored: the reader may have closed the pipe.
 fn write(to: &mut impl Write, line: &str) {
     let _ = writeln!(to, "{line}").and_then(|()| to.flush());
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 /// one before.
 const BACKOFF_RANGE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// One trouble: from the loss of a connection that was steady until there is one again.
-/// Those that are lost at once belong to it, or a server that grants and closes would be
-/// asked without a pause, for ever.
+/// One outage: from the loss of a stable connection until there is another stable one.
+/// Connections that are lost at once belong to the outage; otherwise a server that accepts and
+/// closes would be retried without a pause, for ever.
 #[derive(Debug)]
 pub(super) struct Retries {
     max_wait: Duration,
@@ -18,11 +18,11 @@ pub(super) struct Retries {
     pause: Duration,
 }
 
-/// What became of a connection.
+/// The lifetime of a connection that was lost.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Uptime {
     pub(super) time: Duration,
-    /// Something has come by it.
+    /// It has carried data.
     pub(super) served: bool,
 }
 
@@ -71,11 +71,11 @@ impl Retries {
 mod tests {
     use super::*;
 
-    /// What happens, and when, in milliseconds.
+    /// Events, in milliseconds.
     enum Event {
         /// A connection is lost, that had lived so long.
         Lost(u64, u64),
-        /// The same of one that something had come by.
+        /// The same, of a connection that has carried data.
         LostInUse(u64, u64),
         /// An attempt is due: this is the pause before it, or it is over.
         Attempt(u64, Option<u64>),
@@ -84,7 +84,7 @@ mod tests {
 
     const MINUTE: u64 = 60_000;
 
-    /// How long we have patience in milliseconds, and what happens.
+    /// The limit in milliseconds, and the events.
     const ROWS: [(&str, u64, &[Event]); 7] = [
         (
             "nobody answers",

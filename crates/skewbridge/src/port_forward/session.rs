@@ -17,10 +17,10 @@ use crate::exec::explain;
 use crate::pods::{Pods, Reference};
 use crate::session::{describe_transport, is_off};
 
-/// What kubectl calls its switch for WebSocket in port-forward.
+/// kubectl's switch for WebSocket in port-forward.
 const WEBSOCKET_SWITCH: &str = "KUBECTL_PORT_FORWARD_WEBSOCKETS";
 
-/// A pod that is connected to, and what its ports are.
+/// A connection to a pod, and the resolved ports.
 #[derive(Debug)]
 pub(crate) struct PodConnection {
     pub(crate) forwarder: PortForwarder,
@@ -38,7 +38,7 @@ pub(crate) struct Connector {
     pub(crate) verbosity: u8,
 }
 
-/// Those who wait for a link look here.
+/// The current connection, for those that wait for one.
 pub(crate) type ConnectionReceiver = watch::Receiver<Option<Arc<PodConnection>>>;
 
 impl Connector {
@@ -144,8 +144,8 @@ impl Connector {
         Err(why)
     }
 
-    /// A link by what is good now: files may hold another credential, and what a plugin
-    /// gave may have run out or been refused.
+    /// A connection with current credentials: files may have changed, and the credential of a
+    /// plugin may have expired or been refused.
     async fn renewed(&mut self, max_wait: Duration) -> Result<PodConnection, Failure> {
         if let Ok(endpoint) = self.pods.endpoint.renewed().await {
             self.pods.endpoint = endpoint;

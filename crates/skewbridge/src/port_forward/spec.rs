@@ -72,7 +72,7 @@ impl Remote {
     }
 }
 
-/// What a spec comes to with a pod.
+/// A spec that is resolved for a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Resolved {
     /// The port of the pod.
@@ -81,8 +81,8 @@ pub(crate) struct Resolved {
     pub(crate) same: Port,
 }
 
-/// The port of a pod that is meant, by way of its service if that was named. In kubectl's
-/// words where there is none.
+/// The port of the pod, by way of its service if that was named. With kubectl's message if there
+/// is none.
 pub(crate) fn resolve(
     remote: &Remote,
     pod: &Pod,
@@ -139,7 +139,7 @@ pub(crate) fn resolve(
     })
 }
 
-/// UDP is not forwarded: a port that has nothing else is refused, in kubectl's words.
+/// UDP is not forwarded: a port that is only UDP is refused, with kubectl's message.
 fn speaks_tcp<'a>(
     remote: &Remote,
     port: Port,

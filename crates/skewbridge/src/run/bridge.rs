@@ -24,8 +24,8 @@ const IMPERSONATE: &str = "impersonate-user";
 /// that is not busy.
 const GOODBYE: Duration = Duration::from_secs(5);
 
-/// A port of loopback that takes whoever has the certificate, and leads to a cluster.
-/// It ends when it is dropped.
+/// A loopback listener that accepts clients with the certificate, and forwards to a cluster.
+/// Dropping it closes it.
 #[derive(Debug)]
 pub(super) struct Bridge {
     access: Access,
@@ -33,7 +33,7 @@ pub(super) struct Bridge {
 }
 
 impl Bridge {
-    /// Opens the port, with an authority that nobody else has ever seen.
+    /// Opens the listener, with a new CA.
     pub(super) async fn open(endpoint: Arc<Endpoint>) -> Result<Self, String> {
         let host: HostAndPort = endpoint
             .authority()
@@ -60,20 +60,20 @@ impl Bridge {
         Ok(Self { access, serving })
     }
 
-    /// Closes it, and ends the plugin. What is under way when the command has ended is of no
-    /// use to anybody.
+    /// Closes it, and ends the plugin. Requests in flight are dropped, because the command has
+    /// ended.
     pub(super) async fn close(self) {
         self.serving.end(GOODBYE).await;
     }
 
-    /// What the command has to know.
+    /// The kubeconfig data for the command.
     pub(super) fn access(&self) -> &Access {
         &self.access
     }
 }
 
-/// To the plugin's proxy, or to the cluster: the endpoint knows, and runs the plugin
-/// again where that is needed.
+/// To the plugin's proxy, or to the cluster: the endpoint decides, and runs the plugin again
+/// when needed.
 struct Upstream(Arc<Endpoint>);
 
 impl Dial for Upstream {
@@ -93,7 +93,7 @@ impl Dial for Upstream {
     }
 }
 
-/// What the plugin gave counts for as long as it says, and until the cluster says 401.
+/// The credential of the plugin is used until it expires, or until the cluster answers 401.
 struct ByPlugin(ConnectionCredential);
 
 impl Standing for ByPlugin {
@@ -110,7 +110,7 @@ impl Standing for ByPlugin {
     }
 }
 
-/// Adds what the context has and the command does not know.
+/// Adds the headers of the context that the command does not send.
 struct Credentials(Arc<Endpoint>);
 
 impl RequestModifier for Credentials {
@@ -128,8 +128,7 @@ impl RequestModifier for Credentials {
     }
 }
 
-/// What a command says itself counts, as kubectl's `--token` and `--as` count before a
-/// kubeconfig.
+/// Headers of the command take precedence, as kubectl's `--token` and `--as` do.
 fn add(ours: HeaderMap, headers: &mut HeaderMap) {
     let has_token = headers.contains_key(AUTHORIZATION);
     let has_role = headers.contains_key(IMPERSONATE);

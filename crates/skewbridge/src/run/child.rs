@@ -1,5 +1,4 @@
-//! The command: what it finds in its environment, the signals that reach it, and how it
-//! ends.
+//! The command: its environment, its signals and its exit code.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -12,7 +11,7 @@ use skewbridge_harness::{Heard, IgnoredSignals};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::SignalKind;
 
-/// What shells have for a program that is not there, or is none.
+/// Exit codes of shells for a program that does not exist or cannot be executed.
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
@@ -25,7 +24,7 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// We were told to end before there was a command.
+    /// A terminating signal arrived before the command was started.
     pub(super) fn by(signal: Signal) -> Self {
         Self {
             code: code(ExitStatus::from_raw(signal.as_raw())),
@@ -34,7 +33,7 @@ impl Ended {
     }
 }
 
-/// What the command finds.
+/// The environment of the command.
 pub(super) fn environment(
     command: &mut Command,
     kubeconfig: &Path,
@@ -53,7 +52,7 @@ pub(super) fn environment(
         "all_proxy",
     ];
     if has_proxy.into_iter().any(|name| variable(name).is_some()) {
-        // Go asks no proxy for loopback; other clients have to be told.
+        // Go does not use a proxy for loopback; other clients need `NO_PROXY`.
         let list = variable("NO_PROXY").or_else(|| variable("no_proxy"));
         let list = with_loopback(list.as_deref());
         command.env("NO_PROXY", &list).env("no_proxy", list);
@@ -105,7 +104,7 @@ pub(super) async fn run(mut command: Command, mut signals: Signals) -> Ended {
     }
 }
 
-/// As shells tell it.
+/// The exit code that shells report.
 fn code(status: ExitStatus) -> u8 {
     let code = match (status.code(), status.signal()) {
         (Some(code), _) => code,
@@ -136,8 +135,7 @@ fn has_terminal() -> bool {
     })
 }
 
-/// The signals that mean the command. What was ignored when we started is ignored by it,
-/// too.
+/// Signals for the command. Those that were ignored at the start stay ignored in the command.
 pub(super) struct Signals {
     interrupt: Heard,
     quit: Heard,

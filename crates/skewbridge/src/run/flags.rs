@@ -22,7 +22,7 @@ Examples:
   skewbridge run --context=prod -- helm upgrade web ./web
   skewbridge run --shell";
 
-// Everything that `run` can be told. (What it is for, `main.rs` says.)
+// The flags of `run`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
@@ -49,7 +49,7 @@ pub(crate) struct Flags {
     command: Vec<OsString>,
 }
 
-/// What the flags come to.
+/// The parsed flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wish {
     pub(crate) kubeconfig: Option<PathBuf>,
@@ -59,7 +59,7 @@ pub(crate) struct Wish {
     pub(crate) what: What,
 }
 
-/// What to run.
+/// The command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum What {
     /// A program with its arguments.
@@ -69,7 +69,7 @@ pub(crate) enum What {
 }
 
 impl Flags {
-    /// What they come to, or all that is wrong with them.
+    /// Parses the flags, or returns all errors.
     pub(crate) fn understand(&self) -> Result<Wish, Vec<String>> {
         let mut problems = Vec::new();
         let what = match (self.command.split_first(), self.shell) {

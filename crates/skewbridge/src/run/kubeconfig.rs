@@ -6,7 +6,7 @@ use serde::Serialize;
 use skewbridge_api::exec_credential::Sensitive;
 use skewbridge_client::Target;
 
-/// How the command gets to us, and to nobody else.
+/// The address and credentials of the loopback listener.
 #[derive(Debug)]
 pub(crate) struct Access {
     /// `https://127.0.0.1:PORT`, with the path that the cluster's has.
@@ -19,8 +19,8 @@ pub(crate) struct Access {
     pub(crate) key: Sensitive,
 }
 
-/// One context, named as in the kubeconfig that it stands for, so that commands with
-/// `--context` work as well. In JSON, which is YAML.
+/// One context, with the name of the original one, so that commands with `--context` work. In
+/// JSON, which is YAML.
 pub(crate) fn text(target: &Target, namespace: Option<&str>, access: &Access) -> Sensitive {
     let user = match target.user_name.as_str() {
         "" => "skewbridge",

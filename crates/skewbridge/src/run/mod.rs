@@ -1,5 +1,5 @@
-//! `skewbridge run`: a command with a kubeconfig of its own, whose requests go where a
-//! credential plugin leads. The command need not know of any of it.
+//! `skewbridge run`: a command with a temporary kubeconfig, whose requests go through a
+//! credential plugin. The command needs no support for it.
 
 mod bridge;
 mod child;
@@ -20,8 +20,8 @@ use directory::PrivateDirectory;
 pub(crate) use flags::Flags;
 use flags::Wish;
 
-/// We failed before the command could be started: what `env` and `timeout` have for
-/// that, as the command's own exit codes are all others.
+/// Exit code of a failure before the command starts: that of `env` and `timeout`, since all
+/// others are exit codes of the command.
 const EXIT_FAILED: u8 = 125;
 
 /// Flags to endpoint, endpoint to bridge, bridge to kubeconfig, kubeconfig to command.
@@ -64,8 +64,8 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     }
 }
 
-/// From the plugin's first run to the command's end. Everything that was made for it is
-/// gone afterwards.
+/// From the first run of the plugin to the end of the command. Everything that was created for
+/// it is removed afterwards.
 async fn session(wish: &Wish) -> Result<Ended, String> {
     let config = Kubeconfig::load(wish.kubeconfig.as_deref()).map_err(|it| it.to_string())?;
     let target = config
@@ -80,7 +80,7 @@ async fn session(wish: &Wish) -> Result<Ended, String> {
         Signals::listen().map_err(|error| format!("cannot listen to signals: {error}"))?;
     let endpoint = tokio::select! {
         endpoint = Endpoint::prepare_with_timeouts(&target, timeouts) => endpoint,
-        // There is no command yet: it means us. The plugin goes with who waits for it.
+        // There is no command yet: the signal ends this program, and the plugin with it.
         signal = signals.next() => return Ok(Ended::by(signal)),
     };
     let endpoint = Arc::new(endpoint.map_err(|error| error.to_string())?);

@@ -1,5 +1,4 @@
-//! Which program is started: the command, or the user's shell with a prompt that says
-//! where it leads.
+//! The program to start: the command, or the user's shell with a prompt that names the context.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -17,7 +16,7 @@ const BASH_RC: &str = "\
 PS1='($SKEWBRIDGE_CONTEXT) '\"$PS1\"
 ";
 
-/// For shells that keep what the environment has.
+/// For shells that keep the prompt of the environment.
 const PROMPT: &str = "($SKEWBRIDGE_CONTEXT) $ ";
 
 /// The program with its arguments.

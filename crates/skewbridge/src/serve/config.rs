@@ -25,19 +25,17 @@ use super::flags::{
 use super::parse::{self, Endpoint, Parsed};
 use super::signatures;
 
-/// Where kube-apiserver listens unless told otherwise.
+/// kube-apiserver's default port.
 const DEFAULT_UPSTREAM_PORT: u16 = 6443;
 
-/// Understands a command line: a config and what its administrator should
-/// know, or everything that is wrong with it.
+/// Parses a command line: a config and its warnings, or all errors.
 pub(crate) fn config(flags: &Flags) -> Result<(Config, Vec<Warning>), Problems> {
     let mut diagnostics = Diagnostics::default();
     let built = build(flags, &mut diagnostics);
     diagnostics.conclude(built)
 }
 
-/// Goes through all of the flags whatever it finds; a part that is missing in
-/// the end has had its problem noted.
+/// Checks all flags, and records every error. A missing part has had its error recorded.
 fn build(flags: &Flags, diagnostics: &mut Diagnostics) -> Option<Config> {
     let listen = listen(&flags.serving, &flags.generic, diagnostics);
     let serving = serving(&flags.serving, diagnostics);
@@ -441,7 +439,7 @@ fn etcd_prefix(text: &str) -> Parsed<String> {
     }
 }
 
-/// What is pinged more often has nothing else to do.
+/// More frequent pings would be most of the traffic.
 const MIN_PING_INTERVAL: Duration = Duration::from_secs(1);
 
 fn streams(flags: &StreamFlags, diagnostics: &mut Diagnostics) -> Option<Streams> {
@@ -529,7 +527,7 @@ fn limits(flags: &LimitFlags, diagnostics: &mut Diagnostics) -> Option<Limits> {
     );
     let max_buffered_bytes = diagnostics.value(
         "--max-buffered-bytes",
-        // A few stalled answers, and what fits any machine.
+        // From a few stalled responses to the memory of any machine.
         parse::bytes(&flags.max_buffered_bytes, &((1 << 20)..=(1 << 40))),
     );
     let handshake_timeout = diagnostics.value(
@@ -633,8 +631,7 @@ fn check_front_proxy_present(flags: &Flags, diagnostics: &mut Diagnostics) {
     }
 }
 
-/// Says so where somebody expects peers and there will be none; without these
-/// flags nobody does.
+/// Warns if peer flags are given and peering stays off.
 fn warn_of_incomplete_peering(flags: &PeerFlags, config: &Config, diagnostics: &mut Diagnostics) {
     let peers = &config.peers;
     let given: Vec<_> = [

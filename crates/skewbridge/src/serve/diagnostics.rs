@@ -1,5 +1,4 @@
-//! What is wrong with a command line, collected so that all of it is told at
-//! once.
+//! Errors and warnings of a command line, collected so that all are reported at once.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,9 +8,9 @@ use super::parse::Parsed;
 /// Why `serve` cannot start: one reason of perhaps several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Problem {
-    /// With its dashes; several, where the same is to be said of them.
+    /// With its dashes; several, if the message is about all of them.
     pub(crate) flag: String,
-    /// The file that the flag names, where that is what is wrong.
+    /// The file that the flag names, if the message is about the file.
     pub(crate) file: Option<PathBuf>,
     pub(crate) message: String,
 }
@@ -65,8 +64,7 @@ impl Diagnostics {
         self.warnings.push(finding(flag, file, message.into()));
     }
 
-    /// What was built, if nothing was wrong. Nothing is built only where a
-    /// problem was noted.
+    /// The result, if there was no error. Without a result there is always an error.
     pub(crate) fn conclude<T>(self, built: Option<T>) -> Result<(T, Vec<Warning>), Problems> {
         match built {
             Some(built) if self.problems.is_empty() => Ok((built, self.warnings)),

@@ -1,9 +1,9 @@
 //! `--egress-selector-config-file`: how connections leave this machine.
 //!
-//! The file is kube-apiserver's `EgressSelectorConfiguration`, and administrators copy
-//! it. The entry `controlplane` is judged by kube-apiserver's rules, less what this
-//! bridge does not speak. Entries that the bridge does not use are warnings, whatever
-//! is in them.
+//! The file is kube-apiserver's `EgressSelectorConfiguration`, which administrators copy. The
+//! entry `controlplane` is checked by kube-apiserver's rules, except for protocols that the
+//! bridge does not support. Entries that the bridge does not use cause warnings, whatever their
+//! content.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::diagnostics::Diagnostics;
 use super::files;
 use super::parse::{self, Parsed};
 
-/// What the file says.
+/// The parsed file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct EgressSelector {
     /// How peers are reached; directly where the file does not name them.
@@ -25,7 +25,7 @@ struct EgressSelector {
     unused: BTreeSet<Destination>,
 }
 
-/// Where a connection goes.
+/// The destination of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Destination {
     /// Nodes, pods and services.
@@ -59,8 +59,7 @@ const VERSIONS: [&str; 3] = [
     "apiserver.k8s.io/v1",
 ];
 
-/// Reads the file and those it names, and gives what it says of connections to
-/// peers.
+/// Reads the file and the files it names, and returns its settings for peers.
 pub(crate) fn read(path: &Path, diagnostics: &mut Diagnostics) -> Option<Egress> {
     let understood = files::yaml(path)
         .map_err(|wrong| vec![wrong])
@@ -103,8 +102,8 @@ struct Document {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Selection {
     name: String,
-    /// Read only where the entry is used: a newer kube-apiserver may know fields of
-    /// the others that this bridge does not.
+    /// Parsed only if the entry is used: the entries of a newer kube-apiserver may have unknown
+    /// fields.
     connection: serde_json::Value,
 }
 
@@ -180,7 +179,7 @@ fn understand(document: Document) -> Result<EgressSelector, Vec<String>> {
             wrong.push(at(format!("name: {:?} is there twice", selection.name)));
         }
         if name != Destination::ControlPlane {
-            // That it is reached directly is what the bridge does anyhow.
+            // A direct connection is the default.
             if selection.connection["proxyProtocol"] != "Direct" {
                 selector.unused.insert(name);
             }
@@ -206,7 +205,7 @@ fn destination(name: &str, version: &str) -> Parsed<Destination> {
         "cluster" => Ok(Destination::Cluster),
         "etcd" => Ok(Destination::Etcd),
         "controlplane" => Ok(Destination::ControlPlane),
-        // What it was called before v1beta1.
+        // Its name before v1beta1.
         "master" if version == VERSIONS[0] => Ok(Destination::ControlPlane),
         _ => Err(format!(
             "name: {name:?} is not one of cluster, controlplane, etcd"

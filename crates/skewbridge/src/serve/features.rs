@@ -36,8 +36,8 @@ gates!(
     UnknownVersionInteroperabilityProxy
 );
 
-/// The gates that are on: the default ones, changed by `A=true,B=false`; of
-/// two words about one gate the later counts.
+/// The enabled gates: the defaults, changed by `A=true,B=false`; the last value of a gate
+/// counts.
 pub(crate) fn features(given: &[String], diagnostics: &mut Diagnostics) -> Features {
     let mut features = Features::default();
     for item in diagnostics.values(FLAG, given, |item| Ok(item.to_owned())) {

@@ -16,7 +16,7 @@ use super::parse::Parsed;
 /// (a device, a log) does not.
 const MAX_DOCUMENT_SIZE: u64 = 1024 * 1024;
 
-/// A flag and what was given for it.
+/// A flag and its value.
 pub(crate) type Given<'a> = (&'static str, Option<&'a str>);
 
 impl Diagnostics {
@@ -36,7 +36,7 @@ impl Diagnostics {
             }
             Err(wrong) => {
                 let message = match wrong.problem {
-                    // No second flag is there to be swapped with.
+                    // There is no second flag that it could be swapped with.
                     Problem::NoCertificate(Found::PrivateKey) => {
                         "holds no PEM certificate, but a private key; give the certificate, \
                          often the .crt beside it"
@@ -75,7 +75,7 @@ impl Diagnostics {
                 return Some(files);
             }
             Err(first) => match files.problems() {
-                // Corrected since, but what was read is what counts.
+                // The file was corrected meanwhile, but the first read counts.
                 none if none.is_empty() => vec![first],
                 problems => problems,
             },
@@ -93,8 +93,8 @@ impl Diagnostics {
     }
 }
 
-/// Whether the certificate is to blame for the only problem of two files. They
-/// may be one, so the path only counts where the problem itself does not tell.
+/// Whether the only problem of two files is about the certificate. Both paths may be the same,
+/// so the path counts only if the problem itself does not show it.
 fn is_of_cert(wrong: &FileProblem, files: &KeyPairFiles) -> bool {
     match wrong.problem {
         Problem::NoCertificate(_) | Problem::MalformedCertificate { .. } => true,

@@ -21,7 +21,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     let (config, warnings) = match config::config(flags) {
         Ok(understood) => understood,
         Err(problems) => {
-            // With nobody to read it, the exit code still tells.
+            // Write errors are ignored. The exit code still shows the failure.
             let _ = write!(std::io::stderr(), "{problems}");
             return ExitCode::from(crate::EXIT_USAGE);
         }

@@ -1,8 +1,7 @@
-//! The small languages that flag values are written in.
+//! Parsers of flag values.
 //!
-//! Each function takes one value and returns it understood, or a sentence that
-//! says what is wrong with it. They are kube-apiserver's languages, so that a
-//! value can be copied from its manifest.
+//! Each function parses one value, or returns a sentence that describes the error. The syntax is
+//! kube-apiserver's, so that values can be copied from its manifest.
 
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -14,7 +13,7 @@ use http::{HeaderName, Uri};
 use ipnet::IpNet;
 use rustls_pki_types::ServerName;
 
-/// A value, or what is wrong with it.
+/// A parsed value, or the error.
 pub(crate) type Parsed<T> = Result<T, String>;
 
 /// Go's `time.ParseDuration`, without its negative half: `1m30s`, `1.5h`, `0`.
@@ -56,7 +55,7 @@ pub(crate) fn duration(text: &str) -> Parsed<Duration> {
         };
         let too_long = || format!("{text:?} is too long a time");
         let whole: u128 = parse_digits(whole).ok_or_else(too_long)?;
-        // What is smaller than a nanosecond of an hour cannot be told.
+        // Digits beyond a nanosecond are dropped.
         let fraction = &fraction[..fraction.len().min(16)];
         let scale = 10_u128.pow(u32::try_from(fraction.len()).unwrap_or(0));
         let part = parse_digits(fraction).ok_or_else(too_long)? * unit / scale;
@@ -184,7 +183,7 @@ pub(crate) fn bytes(text: &str, range: &RangeInclusive<usize>) -> Parsed<usize> 
         })
 }
 
-/// One of a few words.
+/// One of a few keywords.
 pub(crate) fn word<T: Copy>(text: &str, words: &[(&str, T)]) -> Parsed<T> {
     let found = words.iter().find(|(word, _)| *word == text);
     found.map(|(_, value)| *value).ok_or_else(|| {
@@ -199,7 +198,7 @@ pub(crate) fn ip(text: &str) -> Parsed<IpAddr> {
         .map_err(|_| format!("{text:?} is not an IP address"))
 }
 
-/// An IP address at which others reach this machine.
+/// An IP address at which other machines reach this one.
 pub(crate) fn advertised_ip(text: &str) -> Parsed<IpAddr> {
     let ip = ip(text)?;
     if ip.is_unspecified() || ip.is_multicast() {
@@ -303,7 +302,7 @@ pub(crate) fn endpoint(text: &str) -> Parsed<Endpoint> {
     })
 }
 
-/// What a server's certificate is checked against.
+/// The name that is expected in a server's certificate.
 pub(crate) fn server_name(text: &str) -> Parsed<ServerName<'static>> {
     ServerName::try_from(text)
         .map(|name| name.to_owned())
@@ -323,8 +322,8 @@ pub(crate) fn identity_header(text: &str) -> Parsed<HeaderName> {
     Ok(name)
 }
 
-/// The beginning of the names of headers that carry what else is known of a
-/// user; in lower case, as header names are compared.
+/// The prefix of headers with the user's extra fields; in lower case, as header names are
+/// compared.
 pub(crate) fn identity_prefix(text: &str) -> Parsed<String> {
     let name: HeaderName = text
         .parse()
@@ -340,7 +339,7 @@ pub(crate) fn identity_prefix(text: &str) -> Parsed<String> {
     }
 }
 
-/// Headers whose meaning HTTP, Kubernetes or this bridge depends on.
+/// Headers with another meaning in HTTP, Kubernetes or the bridge.
 const RESERVED_HEADERS: [&str; 20] = [
     "accept",
     "accept-encoding",

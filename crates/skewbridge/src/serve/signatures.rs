@@ -15,7 +15,7 @@ use super::parse::{self, Parsed};
 const KEYS: &str = "--http-signature-keys";
 const AUTHORITIES: &str = "--http-signature-authorities";
 
-/// What is good for longer would have to be remembered for longer.
+/// A longer age would need a longer replay memory.
 const MAX_SIGNATURE_AGE: Duration = Duration::from_hours(1);
 
 /// Clocks that differ by more are broken.

@@ -1,4 +1,4 @@
-//! Finds the servers and asks them, all at once.
+//! Finds the servers, and queries them concurrently.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::fetch::{self, FetchResult};
 use super::flags::{Options, ServerLocation, Targets};
 use super::report::{Bridge, Report, ServedState, Server, plain};
 
-/// After this somebody at a terminal is told that it goes on.
+/// After this time a progress message is printed on a terminal.
 const PROGRESS_DELAY: Duration = Duration::from_secs(1);
 
 /// Everything that is wished for, or why there is no report at all.
@@ -55,7 +55,7 @@ fn moved(target: Target, at: Option<&ServerLocation>) -> Target {
     }
 }
 
-/// What a bridge knows of its cluster.
+/// The servers of a cluster, from its bridge.
 async fn of_bridge(target: &Target, timeout: Option<Duration>) -> Result<Report, String> {
     let asking = async {
         let endpoint = Endpoint::prepare(target, timeout).await;
@@ -115,7 +115,7 @@ fn from_bridge(told: ServerDiscovery) -> Server {
     }
 }
 
-/// What each server tells of itself.
+/// The discovery of each server.
 async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -> Report {
     let mut waiting: Vec<_> = servers.iter().map(|(name, _)| Some(name.clone())).collect();
     let mut answers: Vec<_> = servers.iter().map(|_| None).collect();
@@ -148,7 +148,7 @@ async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -
                 waiting[place] = None;
                 answers[place] = Some(answer);
             }
-            // Aborted by nobody, so it panicked; its server stays unknown.
+            // The task is never aborted, so it panicked; its server stays unknown.
             Some(Err(_)) => {}
         }
     }
@@ -175,7 +175,7 @@ async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -
     Report::new(servers.collect())
 }
 
-/// Waits, and says so after a while.
+/// Waits, and prints a progress message after a while.
 async fn with_progress<T>(asking: impl Future<Output = T>, targets: impl Fn() -> Vec<String>) -> T {
     let mut asking = std::pin::pin!(asking);
     tokio::select! {

@@ -1,5 +1,4 @@
-//! Asks one server what it serves, or a bridge what all servers of its cluster
-//! serve.
+//! Fetches the discovery of one server, or of all servers of a cluster from its bridge.
 
 use http::StatusCode;
 use serde::Deserialize;
@@ -12,37 +11,37 @@ use skewbridge_discovery::{
 /// A document of a cluster with very many custom resources has some 2 MiB.
 const MAX_DOCUMENT_BYTES: usize = 8 * 1024 * 1024;
 
-/// A bridge tells of as many servers as there may be.
+/// The list of a bridge has one document per server.
 const MAX_LIST_BYTES: usize = 64 * 1024 * 1024;
 
-/// Group-versions that are asked for one by one: servers before 1.26 have 30.
+/// Maximum number of group-versions that are fetched one by one: servers before 1.26 have 30.
 const MAX_LISTS: usize = 1_000;
 
-/// How much of a server's own words is repeated.
+/// How much of a server's message is repeated.
 const MAX_MESSAGE_CHARS: usize = 300;
 
-/// What a server tells of itself.
+/// The version and discovery of a server.
 #[derive(Debug)]
 pub(crate) struct Fetched {
     pub(crate) version: Option<String>,
     pub(crate) groups: Vec<Group>,
-    /// What the bridge in front of it tells, if there is one.
+    /// The list of the bridge in front of it, if there is one.
     pub(crate) bridge: Option<ServerDiscoveryList>,
 }
 
-/// Who answered when a bridge was asked for.
+/// The response to a request for a bridge's list.
 #[derive(Debug)]
 pub(crate) enum FetchResult {
     Bridge(ServerDiscoveryList),
     NoBridge,
 }
 
-/// Asks a server about itself: the aggregated documents where it has them, else
-/// one list after the other (before 1.26).
+/// Fetches the discovery of a server: aggregated documents where it has them, else one list
+/// after the other (before 1.26).
 pub(crate) async fn server(endpoint: Endpoint) -> Result<Fetched, String> {
     let mut asking = ServerClient::new(endpoint);
     let version = asking.version().await?;
-    // One request where there is no bridge: what it falls back to is the server's own document.
+    // One request if there is no bridge: the fallback is the server's own document.
     let (bridge, apis) = match asking.bridge_or_document().await? {
         DiscoveryAnswer::Bridge(list) => (Some(list), asking.document("/apis").await?),
         apis => (None, apis),
@@ -57,7 +56,7 @@ pub(crate) async fn server(endpoint: Endpoint) -> Result<Fetched, String> {
             return Err("/apis: an answer that is not discovery".to_owned());
         }
     };
-    // What is listed and serves nothing is no group.
+    // A group without resources is left out.
     groups.retain(|group| !group.versions.is_empty());
     Ok(Fetched {
         version,
@@ -66,7 +65,7 @@ pub(crate) async fn server(endpoint: Endpoint) -> Result<Fetched, String> {
     })
 }
 
-/// Asks for all servers of a cluster.
+/// Fetches the list of all servers of a cluster.
 pub(crate) async fn bridge(endpoint: Endpoint) -> Result<FetchResult, String> {
     let answer = ServerClient::new(endpoint).servers().await?;
     match list_in(&answer)? {
@@ -138,7 +137,7 @@ impl ServerClient {
         self.send(&request.limit(MAX_DOCUMENT_BYTES)).await
     }
 
-    /// Which version it is, where it tells.
+    /// The version of the server, if it is readable.
     async fn version(&mut self) -> Result<Option<String>, String> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -156,7 +155,7 @@ impl ServerClient {
         }
     }
 
-    /// Asks for all servers of a cluster, and else for what the server itself serves.
+    /// Requests the list of all servers, with the server's own document as fallback.
     async fn servers(&mut self) -> Result<Response, String> {
         let request = Request::get("/apis").header("accept", servers::ACCEPT);
         self.ok("/apis", request.limit(MAX_LIST_BYTES)).await
@@ -213,7 +212,7 @@ impl ServerClient {
     }
 }
 
-/// In kubectl's words where people know them.
+/// With kubectl's message where it has one.
 fn refusal(path: &str, answer: &Response) -> String {
     #[derive(Deserialize)]
     struct Status {

@@ -19,7 +19,7 @@ Examples:
   skewbridge skew --context=blue --context=green
   skewbridge skew --server=https://10.0.0.1:6443 --server=https://10.0.0.2:6443 -o json";
 
-// Everything that `skew` can be told. (What it is for, `main.rs` says.)
+// The flags of `skew`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
@@ -29,7 +29,7 @@ pub(crate) struct Flags {
     /// The context to use; several are compared with each other
     #[arg(long, value_name = "NAME")]
     context: Vec<String>,
-    /// The server to ask instead of the context's; several are compared
+    /// The server to query instead of the context's; several are compared
     #[arg(short, long, value_name = "URL")]
     server: Vec<String>,
     /// Name to expect in the certificates of --server, if not their hosts
@@ -46,7 +46,7 @@ pub(crate) struct Flags {
     help: Option<bool>,
 }
 
-/// What the flags come to.
+/// The parsed flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(crate) kubeconfig: Option<PathBuf>,
@@ -56,7 +56,7 @@ pub(crate) struct Options {
     pub(crate) timeout: Option<Duration>,
 }
 
-/// Targets to ask.
+/// The servers to query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Targets {
     /// A bridge, about its cluster.
@@ -89,7 +89,7 @@ pub(crate) enum Format {
 }
 
 impl Flags {
-    /// What they come to, or all that is wrong with them.
+    /// Parses the flags, or returns all errors.
     pub(crate) fn understand(&self) -> Result<Options, Vec<String>> {
         const FORMATS: [(&str, Format); 3] = [
             ("table", Format::Table),

@@ -1,4 +1,4 @@
-//! The report for programs. What it looks like is in docs/skew.md, and stays.
+//! The report as JSON. The format is documented in docs/skew.md, and is stable.
 
 use serde::Serialize;
 use skewbridge_discovery::diff::{Difference, Missing};
@@ -173,7 +173,7 @@ fn word(lacks: Missing) -> &'static str {
     }
 }
 
-/// `apps/v1 deployments/scale`, with verbs where others of it are there.
+/// `apps/v1 deployments/scale`, with verbs if only some are missing.
 fn lines<'a>(
     differences: impl Iterator<Item = &'a Difference>,
     of_verbs: impl Fn(&Difference) -> bool,
@@ -187,7 +187,7 @@ fn lines<'a>(
         }
     };
     let mut lines: Vec<_> = differences.map(line).collect();
-    // What other servers differ in may have told one resource apart.
+    // A resource can be in several differences, because of other servers.
     lines.dedup();
     lines
 }

@@ -1,5 +1,4 @@
-//! `skewbridge skew`: what differs between servers, and what a client of each
-//! would miss.
+//! `skewbridge skew`: how servers differ, and what a client of each would miss.
 
 mod collect;
 mod fetch;
@@ -43,7 +42,8 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
         Format::Wide => table::render(&report, table::Detail::Long),
         Format::Json => json::render(&report),
     };
-    // Whoever closed the pipe does not want to know; the exit code still tells.
+    // Write errors are ignored: the reader may have closed the pipe. The exit code still shows
+    // the result.
     let _ = std::io::stdout().write_all(text.as_bytes());
     for (server, problem) in report.problems() {
         complain(&format!("{server}: {problem}"));
@@ -59,8 +59,7 @@ fn collect(options: &Options) -> Result<Report, String> {
     runtime.block_on(collect::collect(options))
 }
 
-/// What is not known of a server could be skew, or could be none: neither is
-/// said then.
+/// An unknown server could cause skew or not, so the exit code says neither.
 fn verdict(report: &Report) -> ExitCode {
     if !report.is_complete() {
         ExitCode::FAILURE

@@ -1,4 +1,4 @@
-//! What is known of the servers, and what they differ in.
+//! The servers, and their differences.
 
 use std::collections::BTreeSet;
 
@@ -9,12 +9,12 @@ use skewbridge_discovery::document::{Document, Group, Schema};
 /// The servers and their skew.
 #[derive(Debug)]
 pub(crate) struct Report {
-    /// As they were asked for.
+    /// In the order of the command line.
     pub(crate) servers: Vec<Server>,
     /// Between those of which something is known, by their place among these.
     pub(crate) skew: Skew,
-    /// The same between what their clients reach: through a bridge, that is what any server
-    /// of its cluster serves.
+    /// The same between the APIs that their clients reach: through a bridge, these are the APIs
+    /// of all servers of its cluster.
     pub(crate) reach: Skew,
     /// Which of the servers these are.
     served: Vec<usize>,
@@ -26,14 +26,14 @@ pub(crate) struct Server {
     pub(crate) name: String,
     pub(crate) version: Option<String>,
     pub(crate) address: Option<String>,
-    /// When it told a bridge what it serves.
+    /// When the bridge last fetched its discovery.
     pub(crate) last_sync: Option<String>,
     pub(crate) served: ServedState,
-    /// The bridge that was asked about it, if one answered for this server alone.
+    /// The bridge in front of it, if one answered for this server alone.
     pub(crate) bridge: Option<Bridge>,
 }
 
-/// What a bridge in front of a server does for its clients.
+/// How a bridge in front of a server routes requests.
 #[derive(Debug)]
 pub(crate) enum Bridge {
     /// Sends a request on to a server that serves it.
@@ -42,7 +42,7 @@ pub(crate) enum Bridge {
         servers: usize,
         /// How many of these it cannot reach.
         unreachable: usize,
-        /// What they serve.
+        /// Their APIs.
         groups: Vec<Group>,
     },
     /// Sends every request to its own server, for this reason.
@@ -65,12 +65,12 @@ impl From<ServerDiscoveryList> for Bridge {
     }
 }
 
-/// What is known of a server.
+/// The known APIs of a server.
 #[derive(Debug)]
 pub(crate) enum ServedState {
-    /// What it serves.
+    /// Its current APIs.
     Now(Vec<Group>),
-    /// What it served when it could last be asked, and why it could not since.
+    /// Its APIs at the last successful fetch, and the error since.
     Before(Vec<Group>, String),
     /// Why nothing is.
     Nothing(String),
@@ -111,7 +111,7 @@ impl Report {
         }
     }
 
-    /// Whether it is known of each server what it serves now.
+    /// Whether the current APIs of all servers are known.
     pub(crate) fn is_complete(&self) -> bool {
         self.problems().next().is_none()
     }
@@ -140,8 +140,7 @@ impl Report {
     /// How much a client of the server at this place would miss.
     pub(crate) fn loss(&self, place: usize) -> Loss {
         let mut verbs = 0;
-        // One of either may be told in several differences, by who else has
-        // which verbs of it.
+        // A resource can be in several differences, by the verbs that other servers have.
         let (mut resources, mut subresources) = (BTreeSet::new(), BTreeSet::new());
         for it in self.reach.missing_from(place) {
             let resource = (&it.group, &it.version, &it.resource);
@@ -165,7 +164,7 @@ impl Report {
 }
 
 impl Server {
-    /// What it serves, as far as is known.
+    /// Its APIs, as far as known.
     pub(crate) fn groups(&self) -> Option<&[Group]> {
         match &self.served {
             ServedState::Now(groups) | ServedState::Before(groups, _) => Some(groups),
@@ -173,8 +172,8 @@ impl Server {
         }
     }
 
-    /// What its clients reach, as far as is known: with a bridge, what all servers of its
-    /// cluster serve.
+    /// The APIs that its clients reach, as far as known: with a bridge, those of all servers of
+    /// its cluster.
     fn reached_groups(&self) -> Option<Vec<Group>> {
         let mut groups = self.groups()?.to_vec();
         if let Some(Bridge::Peering { groups: others, .. }) = &self.bridge {
@@ -208,7 +207,7 @@ pub(crate) fn resource(it: &Difference) -> String {
     }
 }
 
-/// Text that can do nothing to a terminal: names come from servers.
+/// Text without control characters: names come from servers.
 pub(crate) fn plain(text: &str) -> String {
     let harmless = |letter: char| match letter {
         '\n' | '\t' => letter,

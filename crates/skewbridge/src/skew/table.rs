@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,13 +7,13 @@ use skewbridge_discovery::diff::{Difference, Missing};
 
 use super::report::{Bridge, Loss, Report, group_version, plain, resource};
 
-/// A longer name than this is told by its number.
+/// A longer name is replaced by its number.
 const LONGEST_LABEL: usize = 24;
 
-/// Lists are broken to fit the narrowest terminal that people have.
+/// Lists are wrapped for a narrow terminal.
 const WIDTH: usize = 80;
 
-/// How much is told.
+/// The level of detail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Detail {
     /// Subresources stand with their resource.
@@ -22,7 +22,7 @@ pub(crate) enum Detail {
     Long,
 }
 
-/// First the servers, then what differs, then what their clients would miss.
+/// First the servers, then the differences, then what their clients miss.
 pub(crate) fn render(report: &Report, detail: Detail) -> String {
     let table = Table {
         report,
@@ -99,7 +99,7 @@ impl Table<'_> {
         }
     }
 
-    /// By version of a group: what not all servers have.
+    /// By group-version: what not all servers have.
     fn differences(&self) -> String {
         let mut sections = BTreeMap::<(&str, &str), Vec<&Difference>>::new();
         for it in &self.report.skew.differences {
@@ -142,8 +142,7 @@ impl Table<'_> {
         aligned(&rows)
     }
 
-    /// What stands in a line of its own: a resource with those of its
-    /// subresources that the same servers have, or verbs of it.
+    /// One line: a resource with those subresources that the same servers have, or its verbs.
     fn entries<'d>(&self, section: &[&'d Difference]) -> Vec<(String, &'d Difference)> {
         let is_verbs = |it: &Difference| it.missing.iter().any(|it| it.missing == Missing::Verbs);
         let itself = |it: &Difference| {
@@ -235,7 +234,7 @@ impl Table<'_> {
         out
     }
 
-    /// What an administrator should know of the bridges that were asked.
+    /// Notes about the bridges.
     fn bridges(&self) -> String {
         let mut out = String::new();
         for place in 0..self.report.skew.servers.len() {
@@ -265,7 +264,7 @@ impl Table<'_> {
         out
     }
 
-    /// Who has something, shortly.
+    /// The servers that have something, abbreviated.
     fn served_by(&self, on: &[usize]) -> String {
         let all = self.report.skew.servers.len();
         match on {

@@ -1,5 +1,4 @@
-//! Right command lines and what they mean; wrong ones are in
-//! `tests/serve_flags.rs`.
+//! Valid command lines and their meaning; invalid ones are in `tests/serve_flags.rs`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -446,7 +445,7 @@ fn signed_requests_need_keys_and_authorities() {
     assert!(problems.to_string().contains(expected), "{problems}");
 }
 
-/// A directory with a certificate, a CA and their keys, gone with the test.
+/// A directory with a certificate, a CA and their keys, removed after the test.
 struct Files(PathBuf);
 
 impl Files {
