@@ -1,9 +1,9 @@
-//! What a kube-apiserver of some version serves, as real ones told it.
+//! The APIs that a kube-apiserver of each version serves.
 //!
-//! The data are the discovery documents of servers with default settings. They
-//! are enough for the tour: `mutatingadmissionpolicies` of
-//! `admissionregistration.k8s.io/v1` are served from 1.36 on, `resource.k8s.io/v1`
-//! by 1.34 and 1.36, and flow control's `v1beta2` and `v1beta3` by 1.28 alone.
+//! The data are the discovery documents of real servers with default settings. They include the
+//! differences that the tour shows: `mutatingadmissionpolicies` of
+//! `admissionregistration.k8s.io/v1` are served from 1.36 on, `resource.k8s.io/v1` by 1.34 and
+//! 1.36, and flow control's `v1beta2` and `v1beta3` by 1.28 alone.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -27,7 +27,7 @@ pub enum Release {
     V1_36,
 }
 
-/// What a server of a version serves.
+/// The APIs of a server of one version.
 #[derive(Debug, Clone)]
 pub struct Catalogue {
     release: Release,
@@ -44,7 +44,7 @@ pub struct Served<'a> {
     pub version: &'a str,
     /// The resource, or that of the subresource.
     pub resource: &'a Resource,
-    /// Where it is asked for.
+    /// The subresource, if the request is for one.
     pub subresource: Option<&'a Subresource>,
 }
 
@@ -52,7 +52,7 @@ impl Release {
     /// The oldest first.
     pub const ALL: [Self; 3] = [Self::V1_28, Self::V1_34, Self::V1_36];
 
-    /// The whole version of the server whose documents these are.
+    /// The full version of the server that these documents are from.
     pub fn git_version(self) -> &'static str {
         match self {
             Self::V1_28 => "v1.28.15",
@@ -69,7 +69,7 @@ impl Release {
 
     /// In which versions of `apidiscovery.k8s.io` it answers.
     pub fn understands(self, schema: Schema) -> bool {
-        // Those that have v2 no longer have what came before it.
+        // Servers with v2 no longer serve v2beta1.
         (schema == Schema::V2Beta1) == (self == Self::V1_28)
     }
 
@@ -140,7 +140,7 @@ impl Catalogue {
         etag
     }
 
-    /// `/apis` for those who know no documents.
+    /// `/apis` for clients without aggregated discovery.
     pub fn groups(&self) -> ApiGroupList {
         ApiGroupList::from_document(&self.apis)
     }
@@ -156,13 +156,13 @@ impl Catalogue {
         Some(ApiResourceList::from_version(group, version))
     }
 
-    /// Whether it has a version of a group: kube-apiserver says differently that a
-    /// resource is missing and that all of them are.
+    /// Whether it serves a group-version: kube-apiserver has different messages for an unknown
+    /// resource and an unknown version.
     pub fn has_version(&self, group: &str, version: &str) -> bool {
         self.version(group, version).is_some()
     }
 
-    /// What a request asks for, whatever it wants to do with it.
+    /// The resource of a request, whatever its verb.
     pub fn find(&self, request: &RequestInfo<'_>) -> Option<Served<'_>> {
         if request.kind != Kind::Resource {
             return None;
@@ -257,7 +257,7 @@ impl Catalogue {
 pub enum Root {
     /// `/api`: the core group.
     Api,
-    /// `/apis`: all others.
+    /// `/apis`: all other groups.
     Apis,
 }
 

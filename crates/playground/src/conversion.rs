@@ -1,10 +1,9 @@
-//! One object in all versions in which it is served. Each has one shape in the store,
-//! whoever wrote it; what differs between versions is made of that when it is read, and
-//! made into it when it is written.
+//! Conversion between the versions of an object. The store has one form of it; other versions
+//! are converted when they are read and when they are written.
 //!
-//! Of all that the three releases serve, three things differ in more than their names:
-//! autoscalers, events (which are served by two groups) and the priority levels of flow
-//! control. Everything else has the same fields in all of its versions.
+//! In the three releases, three kinds differ in more than their version: autoscalers, events
+//! (which are served by two groups) and the priority levels of flow control. All others have the
+//! same fields in all of their versions.
 
 mod autoscaling;
 
@@ -13,14 +12,14 @@ use serde_json::{Map, Value};
 use crate::object::Object;
 use crate::status::GroupResource;
 
-/// What differs between versions.
+/// A kind with different fields in its versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Difference {
-    /// `autoscaling/v1`, of what is kept as `v2`.
+    /// `autoscaling/v1`; stored as `v2`.
     Autoscaler,
-    /// `events.k8s.io/v1`, of what is kept as `v1`.
+    /// `events.k8s.io/v1`; stored as `v1`.
     Event,
-    /// `flowcontrol.apiserver.k8s.io/v1beta2`, of what is kept as the later ones.
+    /// `flowcontrol.apiserver.k8s.io/v1beta2`; stored as the later versions.
     PriorityLevel,
 }
 
@@ -197,7 +196,7 @@ mod tests {
         }
     }
 
-    /// Another version of anything else would need a look whether it has the same shape.
+    /// A further version of another kind needs a check whether its fields are the same.
     #[test]
     fn all_that_has_several_versions_is_known() {
         let mut several = std::collections::BTreeMap::<String, Vec<String>>::new();

@@ -1,5 +1,4 @@
-//! What an object has although nobody said so: the values that kube-apiserver fills in
-//! for what people write by hand.
+//! Defaulting: the values that kube-apiserver fills in for fields that are not set.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,10 +8,10 @@ use crate::conversion;
 use crate::object::Object;
 use crate::status::{FieldError, FieldErrorKind, GroupResource};
 
-/// Percent of what was asked for, if an autoscaler does not say.
+/// Default target of an autoscaler, in percent of the request.
 const DEFAULT_CPU_UTILIZATION: u8 = 80;
 
-/// Fills in what is missing.
+/// Fills in missing fields.
 pub fn fill(resource: &GroupResource, object: &mut Object) {
     let mut value = object.value().clone();
     forget_unset_times(&mut value);
@@ -54,7 +53,7 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
     }
 }
 
-/// Go writes times that are not set, in templates as well, where nobody sets them.
+/// Go serialises unset times as null, also in templates.
 fn forget_unset_times(value: &mut Value) {
     for at in [
         "/spec/template/metadata",
@@ -72,7 +71,7 @@ fn forget_unset_times(value: &mut Value) {
     }
 }
 
-/// In any of its versions: how busy CPUs are counts if nothing is said.
+/// In any version: the default metric is CPU utilization.
 fn autoscaler(value: &mut Value) {
     let noted = conversion::has_noted_metrics(&value["metadata"]["annotations"]);
     let is_v1 = value["apiVersion"] == "autoscaling/v1";
@@ -85,7 +84,7 @@ fn autoscaler(value: &mut Value) {
             json!(DEFAULT_CPU_UTILIZATION),
         );
     } else if !is_v1 {
-        // None are as good as nothing said.
+        // An empty list is the same as none.
         if spec["metrics"].as_array().is_some_and(Vec::is_empty) {
             spec["metrics"] = Value::Null;
         }
@@ -117,7 +116,7 @@ fn tolerate(spec: &mut Value) {
     }
 }
 
-/// Who is ended first when a node has too little of something.
+/// The QoS class of a pod.
 pub(crate) fn quality_of_service(spec: &Value) -> &'static str {
     let containers = spec["containers"].as_array().into_iter().flatten();
     let resources: Vec<&Value> = containers.map(|it| &it["resources"]).collect();
@@ -139,7 +138,7 @@ pub(crate) fn quality_of_service(spec: &Value) -> &'static str {
     }
 }
 
-/// What is wrong with an object that is complete; of few kinds.
+/// Validation errors of an object with defaults; for a few kinds only.
 pub fn errors(resource: &GroupResource, object: &Object) -> Vec<FieldError> {
     let at: &[&str] = match (resource.group.as_str(), resource.resource.as_str()) {
         ("", "pods") => &["spec"],
@@ -179,7 +178,7 @@ fn service_errors(object: &Object) -> Vec<FieldError> {
     vec![FieldError::required("spec.ports", "")]
 }
 
-/// What a workload selects has to be what it makes.
+/// The selector of a workload must match the labels of its template.
 fn selector_errors(object: &Object) -> Vec<FieldError> {
     let wanted = object.at(&["spec", "selector", "matchLabels"]);
     let expressions = object.at(&["spec", "selector", "matchExpressions"]);
@@ -204,7 +203,7 @@ fn selector_errors(object: &Object) -> Vec<FieldError> {
     errors
 }
 
-/// Puts a value where there is none; nothing is put into what is not there.
+/// Sets a field that is missing; does nothing if the parent is missing.
 fn or(value: &mut Value, name: &str, default: Value) {
     if let Some(fields) = value.as_object_mut() {
         let there = fields.entry(name).or_insert(Value::Null);
@@ -320,7 +319,7 @@ fn service(spec: &mut Value) {
     for port in items(spec, "ports") {
         or(port, "protocol", json!("TCP"));
         let number = port["port"].clone();
-        // Nothing, in the form in which clients of protobuf say it.
+        // The form in which protobuf clients encode no value.
         if port["targetPort"] == json!(0) {
             port["targetPort"] = Value::Null;
         }
@@ -328,7 +327,7 @@ fn service(spec: &mut Value) {
     }
 }
 
-/// Texts become bytes, and are not seen again.
+/// `stringData` is merged into `data`, and removed.
 fn secret(value: &mut Value) {
     or(value, "type", json!("Opaque"));
     let Some(fields) = value.as_object_mut() else {

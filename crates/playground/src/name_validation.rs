@@ -1,7 +1,6 @@
-//! What names and labels may look like, and kube-apiserver's words for those
-//! that do not.
+//! Validation of names and labels, with kube-apiserver's messages.
 
-/// What the name of an object has to be.
+/// The rule for the name of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NameRule {
     /// `a.b-c`: nearly everywhere.
@@ -28,7 +27,7 @@ impl NameRule {
         }
     }
 
-    /// What is wrong with a name; nothing, as a rule.
+    /// The errors of a name.
     pub fn errors(self, name: &str) -> Vec<String> {
         match self {
             Self::Subdomain => subdomain_errors(name),
@@ -38,7 +37,7 @@ impl NameRule {
     }
 }
 
-/// What is wrong with the key of a label.
+/// The errors of a label key.
 pub fn label_key_errors(key: &str) -> Vec<String> {
     let explained = explain(
         "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with \
@@ -79,7 +78,7 @@ pub fn label_key_errors(key: &str) -> Vec<String> {
     errors
 }
 
-/// What is wrong with the value of a label.
+/// The errors of a label value.
 pub fn label_value_errors(value: &str) -> Vec<String> {
     let mut errors = Vec::new();
     if value.len() > MAX_LABEL_BYTES {

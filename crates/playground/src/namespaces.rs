@@ -1,5 +1,5 @@
-//! Namespaces: what is allowed in them, and how they end. The latter is the work
-//! of a controller in a real cluster; here somebody calls [`settle`] now and then.
+//! Namespaces: admission, and their deletion. In a real cluster a controller does the latter;
+//! here [`finalize_terminating`] is called regularly.
 
 use serde_json::{Value, json};
 use skewbridge_api::status::{Cause, Status};
@@ -15,7 +15,7 @@ pub const INITIAL: [&str; 4] = ["default", "kube-node-lease", "kube-public", "ku
 /// Those that never end.
 const PROTECTED: [&str; 3] = ["default", "kube-public", "kube-system"];
 
-/// What the controller lets go of when a namespace is empty.
+/// The finalizer that is removed when a namespace is empty.
 const FINALIZER: &str = "kubernetes";
 
 /// The resource.
@@ -82,8 +82,8 @@ pub fn admit_deletion(of: &Definition, name: &str) -> Result<(), Status> {
     Ok(())
 }
 
-/// Empties namespaces that are to end, and lets go of those that are empty. What goes wrong
-/// with one object keeps none of the others; the first of it is told.
+/// Deletes the content of terminating namespaces, and removes those that are empty. An error
+/// with one object does not stop the others; the first one is returned.
 pub fn finalize_terminating(
     store: &mut Store,
     context: &mut WriteContext<'_>,
@@ -119,7 +119,7 @@ fn delete_content(
     emptied
 }
 
-/// If it is empty; or says why it is not.
+/// Removes an empty namespace, or records why it is not empty.
 fn finalize(store: &mut Store, name: &str, context: &mut WriteContext<'_>) -> Result<(), Status> {
     let found = store.get(&definition(), "", name)?;
     let mut next = Object::clone(&found);
@@ -199,7 +199,7 @@ fn conditions(store: &Store, name: &str, namespace: &Object, now: &str) -> Vec<V
     rows.into_iter().map(condition).collect()
 }
 
-/// How many objects of which resources are left, and who holds them.
+/// The remaining objects by resource, and their finalizers.
 fn remaining(store: &Store, name: &str) -> (String, String) {
     let mut resources = std::collections::BTreeMap::<String, usize>::new();
     let mut finalizers = std::collections::BTreeMap::<String, usize>::new();
@@ -360,7 +360,7 @@ mod tests {
             assert_eq!(pod.value()["metadata"]["deletionGracePeriodSeconds"], 7);
             assert!(store.get(&definition(), "", "shop").is_ok());
         }
-        // What its node says when it is over.
+        // As the node does when the processes have ended.
         let any = Preconditions::default();
         now(|it| store.delete(&pods, "shop", "runs", &any, it)).unwrap();
         now(|it| finalize_terminating(&mut store, it)).unwrap();

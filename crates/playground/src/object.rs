@@ -1,4 +1,4 @@
-//! An object of the API: JSON, with a typed look at what all objects have.
+//! An API object: JSON, with accessors for common metadata.
 
 use serde_json::{Map, Value, json};
 use skewbridge_api::status::Status;
@@ -9,7 +9,7 @@ use crate::time::Time;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Object(Value);
 
-/// Who depends on whom.
+/// An owner reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnerReference<'a> {
     /// Of the owner.
@@ -28,7 +28,7 @@ pub(crate) fn json_size(value: &Value) -> usize {
     counted.0
 }
 
-/// Counts what is written to it.
+/// Counts written bytes.
 struct ByteCounter(usize);
 
 impl std::io::Write for ByteCounter {
@@ -42,7 +42,7 @@ impl std::io::Write for ByteCounter {
     }
 }
 
-/// Letters of made-up names: no vowels, so no words, and nothing that looks alike.
+/// Letters of generated names: no vowels, so no words, and no letters that look alike.
 const SUFFIX_LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 const SUFFIX_LENGTH: usize = 5;
 const MAX_GENERATED_BYTES: usize = 63;
@@ -97,7 +97,7 @@ impl Object {
         self.0.as_object().into_iter().flatten()
     }
 
-    /// What stands at a path of field names.
+    /// The value at a path of field names.
     pub fn at(&self, path: &[&str]) -> Option<&Value> {
         path.iter().try_fold(&self.0, |value, name| value.get(name))
     }
@@ -125,7 +125,7 @@ impl Object {
         at[*last] = value.into();
     }
 
-    /// Takes away what stands at a path.
+    /// Removes the value at a path.
     pub fn remove(&mut self, path: &[&str]) -> Option<Value> {
         let (last, above) = path.split_last()?;
         let mut at = &mut self.0;
@@ -135,7 +135,7 @@ impl Object {
         at.as_object_mut()?.remove(*last)
     }
 
-    /// Gives it what another one has at a path, or has not.
+    /// Copies the value at a path from another object, or removes it.
     pub fn take_from(&mut self, other: &Self, path: &[&str]) {
         match other.at(path) {
             Some(value) => self.set(path, value.clone()),
@@ -158,12 +158,12 @@ impl Object {
         self.text(&["metadata", "name"])
     }
 
-    /// What its name is to begin with.
+    /// The prefix of a generated name.
     pub fn generate_name(&self) -> &str {
         self.text(&["metadata", "generateName"])
     }
 
-    /// Empty for what is in none.
+    /// Empty for a cluster-scoped object.
     pub fn namespace(&self) -> &str {
         self.text(&["metadata", "namespace"])
     }
@@ -178,7 +178,7 @@ impl Object {
         self.text(&["metadata", "resourceVersion"])
     }
 
-    /// How often its wishes have changed.
+    /// Incremented when the spec changes.
     pub fn generation(&self) -> Option<i64> {
         self.at(&["metadata", "generation"])?.as_i64()
     }
@@ -188,7 +188,7 @@ impl Object {
         self.at(&["metadata", "labels", key])?.as_str()
     }
 
-    /// Those who have to let go of it before it ends.
+    /// Finalizers that must be removed before it is deleted.
     pub fn finalizers(&self) -> Vec<&str> {
         texts(self.at(&["metadata", "finalizers"]))
     }
@@ -203,7 +203,7 @@ impl Object {
         Time::parse(self.text(&["metadata", "deletionTimestamp"]))
     }
 
-    /// On whom it depends.
+    /// Its owners.
     pub fn owner_references(&self) -> Vec<OwnerReference<'_>> {
         let list = self.at(&["metadata", "ownerReferences"]);
         let owners = list.and_then(Value::as_array).into_iter().flatten();
@@ -216,13 +216,13 @@ impl Object {
             .collect()
     }
 
-    /// Who has set which fields.
+    /// The owners of fields.
     pub fn managed_fields(&self) -> &[Value] {
         let list = self.at(&["metadata", "managedFields"]);
         list.and_then(Value::as_array).map_or(&[], Vec::as_slice)
     }
 
-    /// Makes up a name, if it has none and says how it is to begin.
+    /// Generates a name, if it has none but a prefix.
     pub fn generate_missing_name(&mut self, entropy: &mut dyn FnMut() -> u64) {
         if !self.name().is_empty() || self.generate_name().is_empty() {
             return;

@@ -22,7 +22,7 @@ pub enum Patch {
     Strategic(Value),
 }
 
-/// What a patch is written as.
+/// The format of a patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // their names say it
 pub enum PatchKind {
@@ -88,7 +88,7 @@ impl Patch {
     }
 }
 
-/// 422, in kube-apiserver's words, which keep the reason to themselves.
+/// 422, with kube-apiserver's message, which does not include the reason.
 fn rejected() -> Status {
     let message = "the server rejected our request due to an error in our request";
     Status::new(422, "Invalid", message).about(Details::default())

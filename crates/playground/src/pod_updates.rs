@@ -1,4 +1,4 @@
-//! What may be changed of a pod that is there: little, as its containers run already.
+//! The fields of an existing pod that can be changed: few, because its containers already run.
 
 use serde_json::Value;
 
@@ -6,8 +6,7 @@ use crate::defaults;
 use crate::object::Object;
 use crate::status::{FieldError, FieldErrorKind, GroupResource};
 
-/// In kube-apiserver's words; what it says behind them, a difference of Go structures, it
-/// says alone.
+/// kube-apiserver's message, without the diff of Go structures that follows it.
 const ONLY: &str = "pod updates may not change fields other than `spec.containers[*].image`,\
                     `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
                     `spec.tolerations` (only additions to existing tolerations),\
@@ -17,8 +16,7 @@ const ONLY: &str = "pod updates may not change fields other than `spec.container
 /// Lists of containers.
 const LISTS: [&str; 2] = ["containers", "initContainers"];
 
-/// Leaves of a pod that is written by a subresource what is written by it; the rest of
-/// what is wanted is as it was.
+/// Restricts a write to a subresource of a pod to the fields of that subresource.
 pub fn confine(subresource: &str, before: &Object, next: &mut Object) {
     match subresource {
         "ephemeralcontainers" => {
@@ -48,9 +46,9 @@ pub fn confine(subresource: &str, before: &Object, next: &mut Object) {
     }
 }
 
-/// What is wrong with a change of a pod itself, whose defaults are filled in.
+/// The errors of an update of a pod whose defaults are filled in.
 pub fn errors(before: &Object, next: &Object) -> Vec<FieldError> {
-    // Who made it may not have filled in all of them.
+    // The stored pod may lack some defaults.
     let mut filled = before.clone();
     defaults::fill(&GroupResource::new("", "pods"), &mut filled);
     let (old, new) = (&filled.value()["spec"], &next.value()["spec"]);
@@ -128,7 +126,7 @@ fn deadline(old: &Value, new: &Value) -> Option<FieldError> {
     })
 }
 
-/// The new one without what may be changed: as the old one, if nothing else was.
+/// The new pod with mutable fields reset: equal to the old one if nothing else changed.
 fn allowed(old: &Value, new: &Value) -> Value {
     let mut rest = new.clone();
     for list in LISTS {
@@ -146,7 +144,7 @@ fn allowed(old: &Value, new: &Value) -> Value {
     if old[grace].as_i64() < Some(0) && new[grace] == 1 {
         restore(&mut rest, old, grace);
     }
-    // One that waits may be told more of where it is wanted.
+    // Scheduling constraints of a gated pod can be changed.
     if gates(old).next().is_some() {
         restore(&mut rest, old, "nodeSelector");
         restore(&mut rest, old, "affinity");

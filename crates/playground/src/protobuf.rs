@@ -1,6 +1,5 @@
-//! Objects that clients send in protobuf, as JSON: what kubectl and client-go of 1.34 and
-//! later send where they know the type of an object. Answers are JSON all the same, which
-//! they ask for besides.
+//! Decodes objects that clients send in protobuf to JSON: kubectl and client-go of 1.34 and
+//! later do so for known types. Responses are JSON, which they accept as well.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -21,7 +20,7 @@ static MESSAGES: LazyLock<HashMap<&'static str, Vec<Field>>> = LazyLock::new(|| 
 /// Messages within messages: more than any object has.
 const MAX_DEPTH: usize = 64;
 
-/// What begins every object in protobuf.
+/// The prefix of every object in protobuf.
 const MAGIC: &[u8] = b"k8s\0";
 
 /// A field of a message.
@@ -34,7 +33,7 @@ pub(crate) struct Field {
     pub(crate) kind: &'static str,
     /// Which releases have it.
     pub(crate) releases: VersionRange,
-    /// In which of them it has to be there.
+    /// The releases in which it is required.
     pub(crate) required: Option<VersionRange>,
 }
 
@@ -43,11 +42,11 @@ enum Presence {
     Always,
     /// Left out when it is empty.
     UnlessEmpty,
-    /// Its own fields stand among those of the message; a list stands for the message.
+    /// Its fields are inlined into those of the message; a list replaces the message.
     Inline,
 }
 
-/// How often a field is there.
+/// The cardinality of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     One,
@@ -58,7 +57,7 @@ pub(crate) enum Shape {
 /// Why an object cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// It is not what Kubernetes writes.
+    /// It is not a Kubernetes object in protobuf.
     #[error("the body is no object in protobuf")]
     Malformed,
     /// Its type is not known here.
@@ -298,8 +297,7 @@ fn int_or_string(message: &[u8]) -> Result<Value, DecodeError> {
     Ok(if is_text { name.into() } else { number.into() })
 }
 
-/// Reads the table. What cannot be read is left out; that there is nothing such, a test
-/// shows.
+/// Parses the table. Invalid lines are ignored; a test shows that there are none.
 fn read(text: &'static str) -> HashMap<&'static str, Vec<Field>> {
     let mut messages: HashMap<_, Vec<Field>> = HashMap::new();
     let mut last = "";

@@ -1,5 +1,4 @@
-//! Who may do what: rules, to whom they are given, and kube-apiserver's words for
-//! those who have none.
+//! Authorization: request attributes, and kube-apiserver's message if they are not allowed.
 
 pub mod roles;
 
@@ -11,7 +10,7 @@ use skewbridge_api::status::Status;
 
 use crate::status::{GroupResource, forbidden, quoted};
 
-/// What is asked for, as far as rights go.
+/// The attributes of a request that authorization depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attributes<'a> {
     /// Something of the API.
@@ -24,7 +23,7 @@ pub enum Attributes<'a> {
         resource: &'a str,
         /// Empty for the object itself.
         subresource: &'a str,
-        /// Empty for what is in none, or in all.
+        /// Empty for cluster-scoped resources, or for all namespaces.
         namespace: &'a str,
         /// Empty for all.
         name: &'a str,
@@ -38,7 +37,7 @@ pub enum Attributes<'a> {
     },
 }
 
-/// The user of the playground who may only look, and only here.
+/// The user of the playground who can only read, in one namespace.
 pub const VISITOR: &str = "visitor";
 /// Where the visitor may look.
 pub const VISITORS_NAMESPACE: &str = "default";
@@ -65,7 +64,7 @@ pub fn is_master(user: &User) -> bool {
 }
 
 impl Attributes<'_> {
-    /// 403 for somebody who may not do it.
+    /// 403 for a user without permission.
     pub fn refused(self, user: &User) -> Status {
         let attributes = self;
         let why = format!("User {} cannot {attributes}", quoted(&user.name));
@@ -87,7 +86,7 @@ impl Attributes<'_> {
 }
 
 impl<'a> Attributes<'a> {
-    /// What a request asks for.
+    /// The attributes of a request.
     pub fn of(request: &'a RequestInfo<'_>) -> Self {
         let verb = request.verb.as_str();
         match request.kind {

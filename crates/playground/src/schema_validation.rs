@@ -1,6 +1,5 @@
-//! Whether an object has the fields of its kind and nothing else: what Go's decoder sees
-//! to in a real server. Kinds that are not in the table of [`crate::protobuf`] may have
-//! any fields.
+//! Checks that an object has only fields of its kind, as the decoder of a real server does.
+//! Kinds that are not in the table of [`crate::protobuf`] may have any fields.
 
 use serde_json::Value;
 
@@ -10,7 +9,7 @@ use crate::protobuf::{self, Field, Shape};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypeMismatch(pub String);
 
-/// Takes away fields that the kind does not have, and tells where they were.
+/// Removes unknown fields, and returns their paths.
 pub fn prune(
     api_version: &str,
     kind: &str,

@@ -1,9 +1,9 @@
-//! API servers over the rules of this crate: HTTPS on loopback, of any release of the
-//! catalogue, over one [`SharedStore`].
+//! API servers: HTTPS on loopback, of any release of the catalogue, over one [`SharedStore`].
 //!
-//! HTTP, TLS and the judging of certificates are the gateway's own; here is what a
-//! kube-apiserver does with a request. It goes `service` (who asks, whether they may) →
-//! `objects` (what is asked for) → `read`, `write`, `delete`, `watching` and the like.
+//! HTTP, TLS and the verification of certificates are the gateway's; this module has the
+//! behaviour of a kube-apiserver. A request goes through `service` (authentication,
+//! authorization), `objects` (dispatch by resource and verb), then `read`, `write`, `delete`,
+//! `watch_stream` and others.
 
 mod api_request;
 mod authenticate;
@@ -65,10 +65,10 @@ pub use shared::{SharedStore, StoreWatch};
 /// dozens.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// What a connection has for its handshake.
+/// Time for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What clients are allowed: kube-apiserver's own times.
+/// Timeouts of clients: kube-apiserver's.
 const CLIENT_TIMEOUTS: ClientTimeouts = ClientTimeouts {
     head: Duration::from_secs(32),
     idle: Duration::from_secs(90),
@@ -78,33 +78,33 @@ const CLIENT_TIMEOUTS: ClientTimeouts = ClientTimeouts {
 /// Streams of one connection at a time: kube-apiserver's limit for its clients.
 const MAX_STREAMS: u32 = 250;
 
-/// How long a server that is told to end waits for its clients.
+/// Time for clients to finish when a server is stopped.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// When accepting fails (no file descriptors are left), it fails at once, again and again.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// What a server needs.
+/// Configuration of a server.
 pub struct ServerConfig {
     /// Which version it is.
     pub release: Release,
     /// Where it listens: bound already, to loopback.
     pub listener: std::net::TcpListener,
-    /// What it presents.
+    /// The serving certificate.
     pub serving: KeyPair,
-    /// Who signs the certificates of its users (CN is the name, O are the groups).
+    /// The CA of user certificates (CN is the name, O are the groups).
     pub client_ca: CaBundle,
-    /// Who signs the certificates of those whose X-Remote-* headers are believed.
+    /// The CA of front proxies, whose X-Remote-* headers are trusted.
     pub front_proxy_ca: CaBundle,
     /// Their names; none: any.
     pub front_proxy_names: Vec<String>,
-    /// Who has which bearer token.
+    /// Users by bearer token.
     pub tokens: HashMap<String, User>,
-    /// What its identity is made of: another one for each server.
+    /// The input of its identity: different for each server.
     pub hostname: String,
     /// All objects.
     pub store: SharedStore,
-    /// Who runs pods.
+    /// The node.
     pub streams: Arc<dyn PodStreams>,
 }
 
@@ -136,7 +136,7 @@ pub enum StartError {
     ClientCa(String),
 }
 
-/// What is the same for all requests to a server.
+/// State that is shared by all requests to a server.
 struct Server {
     release: Release,
     address: SocketAddr,
@@ -149,8 +149,8 @@ struct Server {
 }
 
 impl Server {
-    /// Whether somebody may do something: those who may do all, and whoever is given it by
-    /// an object of the store.
+    /// Whether a user may do something: as a member of `system:masters`, or by roles in the
+    /// store.
     fn allows(&self, user: &User, attributes: Attributes<'_>) -> bool {
         is_master(user)
             || self
@@ -158,7 +158,7 @@ impl Server {
                 .read(|store| roles::allows(store, user, attributes))
     }
 
-    /// 403 for those who may not.
+    /// 403 if the user may not.
     fn authorize(&self, user: &User, attributes: Attributes<'_>) -> Result<(), Status> {
         if self.allows(user, attributes) {
             return Ok(());
@@ -187,9 +187,9 @@ pub struct RunningServer {
 }
 
 impl ApiServer {
-    /// Starts one on the runtime of the caller. When this returns, it can be asked and its
-    /// Lease is there.
-    // Async because it needs a runtime, which nothing else would say.
+    /// Starts a server on the runtime of the caller. When this returns, it accepts requests and
+    /// its Lease exists.
+    // Async to require a runtime.
     #[allow(clippy::unused_async)]
     pub async fn start(config: ServerConfig) -> Result<RunningServer, StartError> {
         let ServerConfig {
@@ -263,9 +263,9 @@ impl RunningServer {
         self.keeper.identity().as_str()
     }
 
-    /// Finishes what is running and goes, as a server that is told to terminate: who has
-    /// begun to ask is answered, watches end between two events, and from 1.35 on the Lease
-    /// is deleted. What still runs after ten seconds (an exec, say) is cut.
+    /// Stops gracefully, like a server that gets SIGTERM: requests in flight are answered,
+    /// watches end between two events, and from 1.35 on the Lease is deleted. Streams that still
+    /// run after ten seconds (such as exec) are aborted.
     pub async fn stop(mut self) {
         self.leave.leave();
         self.background.shutdown().await;
@@ -275,10 +275,9 @@ impl RunningServer {
         self.end_connections().await;
     }
 
-    /// Ends at once, as a server whose machine has lost its power: connections are cut
-    /// whatever they carry, nobody is answered any more, and the Lease stays. What was being
-    /// written may have been written. When this returns all connections are gone, and the
-    /// port is free.
+    /// Ends at once, like a server that loses power: connections are aborted, requests are not
+    /// answered, and the Lease stays. A write in flight may have been done. When this returns,
+    /// all connections are closed and the port is free.
     pub async fn kill(mut self) {
         self.background.shutdown().await;
         self.end_connections().await;
@@ -294,8 +293,8 @@ impl RunningServer {
     }
 }
 
-/// Serves until the server drains and all connections have ended, or until it is cut: then
-/// they are gone when this is.
+/// Serves until the server drains and all connections have ended, or until it is aborted. All
+/// connections are closed when this returns.
 async fn serve(
     listener: TcpListener,
     tls: TlsAcceptor,
@@ -321,7 +320,7 @@ async fn accept(
     let mut drain = server.drain.clone();
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        // First a place, then a connection: who finds none waits in the kernel's queue.
+        // A permit comes before a connection: excess connections stay in the accept backlog.
         let accepted = async {
             let place = places.clone().acquire_owned().await;
             (listener.accept().await, place)

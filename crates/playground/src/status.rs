@@ -1,5 +1,5 @@
-//! What the server says when it does not do what it is asked, in exactly
-//! kube-apiserver's words: kubectl prints them, and scripts look for them.
+//! Status responses with exactly kube-apiserver's messages: kubectl prints them, and scripts
+//! match them.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -15,16 +15,16 @@ pub struct GroupResource {
     pub resource: String,
 }
 
-/// A field of an object, and what is wrong with it.
+/// A field of an object, and its error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldError {
     /// `metadata.name`
     pub field: String,
-    /// What is wrong with it.
+    /// The error.
     pub fault: FieldErrorKind,
 }
 
-/// What is wrong with a field.
+/// The kind of a field error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FieldErrorKind {
     /// It must be there, because of this.
@@ -140,7 +140,7 @@ pub fn not_found(resource: &GroupResource, name: &str) -> Status {
     Status::not_found(message).about(resource.details(name))
 }
 
-/// 404: there is no such resource; what kube-apiserver says of a known version.
+/// 404: unknown resource of a known version.
 pub fn unknown_resource() -> Status {
     Status::not_found("the server could not find the requested resource").about(Details::default())
 }
@@ -173,14 +173,14 @@ pub fn conflict(resource: &GroupResource, name: &str, why: impl fmt::Display) ->
     Status::new(409, "Conflict", message).about(resource.details(name))
 }
 
-/// 409: somebody has written it since it was read.
+/// 409: it was modified since it was read.
 pub fn modified_since(resource: &GroupResource, name: &str) -> Status {
     let why = "the object has been modified; please apply your changes to the latest version \
                and try again";
     conflict(resource, name, why)
 }
 
-/// 403: nobody may, or this caller may not.
+/// 403: not allowed, for this user or for any.
 pub fn forbidden(resource: &GroupResource, name: &str, why: impl fmt::Display) -> Status {
     let message = match (resource.resource.as_str(), name) {
         ("", _) => format!("forbidden: {why}"),
@@ -213,28 +213,28 @@ pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> St
     })
 }
 
-/// 410: what happened since then is forgotten.
+/// 410: the history no longer has these events.
 pub fn expired(message: impl Into<String>) -> Status {
     Status::new(410, "Expired", message)
 }
 
-/// 500, as kube-apiserver passes on what its etcd says: the object is larger than 1.5 MiB.
+/// 500, as kube-apiserver forwards etcd's error: the object is larger than 1.5 MiB.
 pub fn too_large() -> Status {
     Status::new(500, "", "etcdserver: request is too large")
 }
 
-/// 500, as kube-apiserver passes on what its etcd says: all objects together are too large.
+/// 500, as kube-apiserver forwards etcd's error: all objects together are too large.
 pub fn no_space() -> Status {
     Status::new(500, "", "etcdserver: mvcc: database space exceeded")
 }
 
-/// 405: no such method on this path; what kube-apiserver's router says.
+/// 405: the message of kube-apiserver's router for an unknown method.
 pub fn method_not_allowed() -> Status {
     Status::method_not_allowed("the server does not allow this method on the requested resource")
         .about(Details::default())
 }
 
-/// 415: a body that nobody reads here.
+/// 415: unsupported media type of a body.
 pub fn unsupported_media_type(accepted: &[&str]) -> Status {
     let message = format!(
         "the body of the request was in an unknown format - accepted media types include: {}",
@@ -243,7 +243,7 @@ pub fn unsupported_media_type(accepted: &[&str]) -> Status {
     Status::new(415, "UnsupportedMediaType", message)
 }
 
-/// 406: an answer that nobody writes here.
+/// 406: no accepted media type.
 pub fn not_acceptable(accepted: &[&str]) -> Status {
     let message = format!(
         "only the following media types are accepted: {}",
@@ -252,7 +252,7 @@ pub fn not_acceptable(accepted: &[&str]) -> Status {
     Status::new(406, "NotAcceptable", message)
 }
 
-/// 504: a version that is still to come.
+/// 504: a future resource version.
 pub fn too_large_version(asked: u64, current: u64) -> Status {
     let cause = Cause {
         reason: "ResourceVersionTooLarge".to_owned(),

@@ -1,6 +1,5 @@
-//! All objects of the cluster, and all that happens to them, in one sequence of
-//! versions: what etcd and the registry are to kube-apiserver. Servers of all
-//! versions share it.
+//! All objects of the cluster and their history, in one sequence of versions: the counterpart of
+//! etcd and of kube-apiserver's registry. Servers of all versions share it.
 
 pub mod list;
 pub mod log;
@@ -26,32 +25,31 @@ pub use log::{Event, EventKind};
 /// kube-apiserver.
 const MAX_NAME_ATTEMPTS: usize = 8;
 
-/// Events that are kept for watches and consistent lists, unless told otherwise: a
-/// playground writes a few a second, so this is more than ten minutes.
+/// The default history for watches and consistent lists: a playground writes a few events a
+/// second, so this is more than ten minutes.
 pub const DEFAULT_HISTORY: History = History {
     events: 10_000,
     bytes: 8 * 1024 * 1024,
 };
 
-/// The largest object, as JSON: what etcd takes in a request.
+/// The largest object, as JSON: etcd's limit for a request.
 const MAX_OBJECT_BYTES: usize = 3 * 512 * 1024;
 
-/// All objects together, as JSON; in memory they are several times as large. Enough for
-/// ten thousands of pods, and not for a client that goes astray.
+/// All objects together, as JSON; in memory they are several times as large. Enough for ten
+/// thousands of pods, while a runaway client is stopped.
 const MAX_STORE_BYTES: usize = 64 * 1024 * 1024;
 
-/// The same for objects that are to end, or a full store could not be emptied: until those
-/// who hold them let go, they say since when they end, and namespaces why they are still
-/// there. All of that is far less than the objects are themselves.
+/// The limit that includes writes to terminating objects, so that a full store can be emptied:
+/// until their finalizers are removed, they get a deletion timestamp, and namespaces get
+/// conditions. These additions are far smaller than the objects.
 const MAX_STORE_BYTES_WITH_TERMINATING: usize = 2 * MAX_STORE_BYTES;
 
-/// How much of what has happened is remembered, at most.
+/// The limits of the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct History {
     /// So many events.
     pub events: usize,
-    /// Whose objects have so many bytes together, as JSON. The last one is remembered
-    /// however large it is.
+    /// Total size of their objects, as JSON. The last event is kept even if it is larger.
     pub bytes: usize,
 }
 
@@ -70,7 +68,7 @@ impl History {
 pub struct Key {
     /// Whatever the version.
     pub resource: GroupResource,
-    /// Empty for what is in none.
+    /// Empty for a cluster-scoped object.
     pub namespace: String,
     /// Of the object.
     pub name: String,
@@ -85,7 +83,7 @@ pub struct Store {
     log: Log,
 }
 
-/// When a write happens and with what luck: the store has no clock and no dice.
+/// The time and the random numbers of a write: the store has neither.
 pub struct WriteContext<'a> {
     /// The time.
     pub now: Time,
@@ -100,11 +98,11 @@ pub struct WriteContext<'a> {
 pub enum DryRun {
     /// It is.
     Off,
-    /// It is only asked what would come of it.
+    /// It is only validated.
     On,
 }
 
-/// What has to be true of an object for it to be deleted.
+/// Preconditions of a deletion.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Preconditions {
     /// It has this uid.
@@ -113,12 +111,12 @@ pub struct Preconditions {
     pub resource_version: Option<String>,
 }
 
-/// What has become of an object that was to be deleted.
+/// The result of a deletion.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Deletion {
-    /// It is no more; this it was.
+    /// It was removed; this is its last state.
     Removed(Arc<Object>),
-    /// It waits for those who have to let go of it.
+    /// It waits for its finalizers or grace period.
     Pending(Arc<Object>),
 }
 
@@ -138,12 +136,12 @@ impl Store {
         }
     }
 
-    /// Grows with every write: whoever waits for events waits for this to change.
+    /// Increases with every write.
     pub fn version(&self) -> u64 {
         self.log.version()
     }
 
-    /// What has happened after a version, in order; 410 if that is forgotten.
+    /// The events after a version, in order; 410 if the history no longer has them.
     pub fn events_after(&self, version: u64) -> Result<impl Iterator<Item = &Event>, Status> {
         self.log.after(version)
     }
@@ -215,7 +213,7 @@ impl Store {
         self.commit(key, object, context.dry_run)
     }
 
-    /// Writes a part of an object that is there.
+    /// Writes a part of an existing object.
     pub fn update(
         &mut self,
         definition: &Definition,
@@ -256,7 +254,7 @@ impl Store {
         self.commit(key, next, context.dry_run)
     }
 
-    /// Ends an object, or has it wait for those who have to let go of it.
+    /// Deletes an object, or marks it as terminating while it has finalizers.
     pub fn delete(
         &mut self,
         definition: &Definition,
@@ -268,8 +266,8 @@ impl Store {
         self.delete_within(definition, namespace, name, 0, preconditions, context)
     }
 
-    /// The same, and leaves it this many seconds: it stays until somebody ends it without
-    /// grace, as a node does with a pod whose processes are gone.
+    /// The same with a grace period: it stays until it is deleted without grace, as a node does
+    /// with a pod whose processes have exited.
     pub fn delete_within(
         &mut self,
         definition: &Definition,
@@ -345,7 +343,7 @@ impl Store {
         } else {
             MAX_STORE_BYTES
         };
-        // What makes room is never refused.
+        // A write that frees space is never refused.
         if bytes > limit && size > before {
             return Err(status::no_space());
         }
@@ -369,7 +367,7 @@ impl Store {
         Ok(object)
     }
 
-    /// Lets an object go, as it last was.
+    /// Removes an object, with its last state.
     fn end(&mut self, key: &Key, mut object: Object, dry_run: DryRun) -> Arc<Object> {
         if dry_run == DryRun::On {
             return Arc::new(object);
@@ -400,7 +398,7 @@ impl Key {
 
 impl Preconditions {
     fn check(&self, definition: &Definition, object: &Object) -> Result<(), Status> {
-        // It names the kind where others name the resource.
+        // This error names the kind, where others name the resource.
         let kind = GroupResource::new(&definition.resource.group, &definition.kind);
         if let Some(uid) = &self.uid
             && uid != object.uid()
@@ -509,7 +507,7 @@ fn check_name(definition: &Definition, object: &Object) -> Result<(), Status> {
     ))
 }
 
-/// Whoever is to end may be let go of, but not held anew.
+/// Finalizers of a terminating object can be removed, but not added.
 fn check_finalizers(definition: &Definition, before: &Object, next: &Object) -> Result<(), Status> {
     let old = before.finalizers();
     let mut new: Vec<_> = next.finalizers();

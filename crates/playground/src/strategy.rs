@@ -1,5 +1,4 @@
-//! What resources do on their own when their objects are written: which part is
-//! whose, what counts as a new generation, and what keeps an object alive.
+//! Behaviour of resources on write: status subresources, generations and finalizers.
 
 use serde_json::{Value, json};
 
@@ -8,7 +7,7 @@ use crate::defaults::quality_of_service;
 use crate::object::{Object, texts};
 use crate::status::GroupResource;
 
-/// What the store has to know of a resource.
+/// The properties of a resource that the store depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition {
     /// Whatever the version.
@@ -17,7 +16,7 @@ pub struct Definition {
     pub kind: String,
     /// Where its objects are.
     pub scope: Scope,
-    /// Who writes their status.
+    /// How the status is written.
     pub status: StatusPart,
 }
 
@@ -42,7 +41,7 @@ pub enum StatusPart {
 /// Which part of an object is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// All but what has a subresource of its own.
+    /// All but the parts with a subresource.
     Main,
     /// `/status`
     Status,
@@ -50,7 +49,7 @@ pub enum Part {
     Finalize,
 }
 
-/// What pods are given if nobody says.
+/// The default grace period of pods.
 const DEFAULT_POD_GRACE_SECONDS: u32 = 30;
 
 /// Metadata that only the server writes.
@@ -87,7 +86,7 @@ impl Definition {
         self.resource.group.is_empty() && self.resource.resource == "namespaces"
     }
 
-    /// Gives a new object what it has from the beginning.
+    /// Initializes a new object.
     pub(crate) fn prepare_new(&self, object: &mut Object) {
         for field in SERVER_METADATA {
             object.remove(&["metadata", field]);
@@ -96,7 +95,7 @@ impl Definition {
             object.set(&["metadata", "generation"], 1);
         }
         let core = self.resource.group.is_empty();
-        // A kubelet registers its node with what it knows of it.
+        // A kubelet registers its node with a status.
         if self.status == StatusPart::Separate && !(core && self.resource.resource == "nodes") {
             object.remove(&["status"]);
         }
@@ -139,7 +138,7 @@ impl Definition {
         object.set(&COUNT, count.to_string());
     }
 
-    /// What kube-apiserver writes of a state that nobody has told yet.
+    /// The initial status that kube-apiserver writes.
     fn begin_status(&self, object: &mut Object) {
         let group = self.resource.group.as_str();
         let status = match (group, self.resource.resource.as_str()) {
@@ -197,7 +196,7 @@ impl Definition {
         next
     }
 
-    /// Those who have to let go of an object before it ends.
+    /// Finalizers that must be removed before an object is deleted.
     pub(crate) fn pending_finalizers<'a>(&self, object: &'a Object) -> Vec<&'a str> {
         let mut pending_finalizers = object.finalizers();
         if self.is_namespaces() {
@@ -206,8 +205,8 @@ impl Definition {
         pending_finalizers
     }
 
-    /// How many seconds an object that is deleted is given, if that is not said: only pods
-    /// on a node are given any, and they say how many.
+    /// The grace period of a deletion in seconds, if it is not given: only pods that are bound
+    /// to a node have one, in their spec.
     pub(crate) fn grace(&self, object: &Object, said: Option<u32>) -> u32 {
         let is_pod = self.resource.group.is_empty() && self.resource.resource == "pods";
         let is_over = matches!(object.text(&["status", "phase"]), "Succeeded" | "Failed");
@@ -223,7 +222,7 @@ impl Definition {
 
     fn desired_state_differs(&self, before: &Object, next: &Object) -> bool {
         if self.resource.group.is_empty() && self.resource.resource == "pods" {
-            // That it has been given a node is no wish.
+            // Binding to a node does not change the generation.
             let mut next = next.clone();
             next.take_from(before, &["spec", "nodeName"]);
             return wishes(before) != wishes(&next);
@@ -255,7 +254,7 @@ impl Definition {
     }
 }
 
-/// What somebody wants of an object: all but what the server and controllers say.
+/// The desired state of an object: all but metadata and status.
 fn wishes(object: &Object) -> impl PartialEq + '_ {
     let wishes = object.fields().filter(|(name, _)| {
         !matches!(name.as_str(), "apiVersion" | "kind" | "metadata" | "status")

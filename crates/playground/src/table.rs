@@ -1,6 +1,5 @@
-//! Objects as kubectl prints them: a `Table` of `meta.k8s.io/v1`, with the columns
-//! of kube-apiserver for what a playground shows, and for the rest those that it has for
-//! what it knows nothing of.
+//! Objects as kubectl prints them: a `Table` of `meta.k8s.io/v1`, with kube-apiserver's columns
+//! for common resources, and the default columns for others.
 
 mod cells;
 mod pod;
@@ -19,7 +18,7 @@ use crate::time::{Time, human_duration};
 pub struct Column {
     /// kubectl writes it in capitals.
     pub name: &'static str,
-    /// What its cells are.
+    /// The type of its cells.
     pub kind: &'static str,
     /// When it is shown.
     pub shown: Visibility,
@@ -34,7 +33,7 @@ pub enum Visibility {
     Wide,
 }
 
-/// What goes along with each row (`includeObject`).
+/// The object in each row (`includeObject`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Include {
     /// The cells alone.
@@ -46,7 +45,7 @@ pub enum Include {
     Object,
 }
 
-/// What is said of a list besides its items.
+/// Metadata of the list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListMeta {
     /// Of the list, or of the one object.
@@ -171,7 +170,7 @@ pub fn columns(resource: &GroupResource) -> Vec<Column> {
         .collect()
 }
 
-/// Those for `-o wide` stand among the others.
+/// Columns of `-o wide` are between the others.
 fn event_columns() -> Vec<Column> {
     use Visibility::{Always, Wide};
     let rows = [

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Shared by the unit tests of this crate.
 
 use std::sync::LazyLock;
 
@@ -41,7 +41,7 @@ pub(crate) fn object(name: &str, fields: Value) -> Object {
     Object::new(value).unwrap()
 }
 
-/// Luck that is different every time, and the same in every test.
+/// Pseudorandom numbers, the same in every test run.
 pub(crate) struct RandomNumbers(u64);
 
 impl RandomNumbers {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A second, in the years 0 to 9999. Whoever calls says what time it is.
+/// A time in seconds, in the years 0 to 9999. The caller supplies the current time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time {
     /// Since 1970.

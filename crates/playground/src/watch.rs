@@ -1,5 +1,5 @@
-//! A watcher: a place in the sequence of events, and what it wants to see of it.
-//! It is asked for news whenever the version of the store has changed.
+//! A watcher: a position in the sequence of events, and a selection. It is polled when the
+//! version of the store has changed.
 
 use std::sync::Arc;
 
@@ -12,38 +12,38 @@ use crate::selectors::Selection;
 use crate::status::{self, GroupResource};
 use crate::store::{Event, EventKind, ListOptions, Store, parse_version};
 
-/// Sees every event of what it watches once, and in order.
+/// Returns every event of its resource once, in order.
 #[derive(Debug, Clone)]
 pub struct Watcher {
     resource: GroupResource,
     namespace: String,
     selection: Selection,
-    /// All up to this version has been seen.
+    /// The last version that was returned.
     seen: u64,
 }
 
-/// What a watcher is told.
+/// A change that a watcher returns.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// It is there, or it is selected now.
+    /// It was created, or is selected now.
     Added(Arc<Object>),
     /// It has changed.
     Modified(Arc<Object>),
-    /// It is gone, or it is not selected any more.
+    /// It was deleted, or is not selected any more.
     Deleted(Arc<Object>),
-    /// All up to this version has been told.
+    /// All changes up to this version have been returned.
     Bookmark {
         /// Where a watch may go on.
         version: u64,
-        /// Whether all that was there at the beginning has been told.
+        /// Whether all initial objects have been returned.
         initial: InitialEvents,
     },
 }
 
-/// What a bookmark says of the beginning.
+/// The initial-events annotation of a bookmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InitialEvents {
-    /// It is over: said once, to those who asked for it.
+    /// The initial events have ended: sent once, if requested.
     End,
     /// Nothing.
     None,
@@ -52,18 +52,18 @@ pub enum InitialEvents {
 /// How a watch begins.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WatchStart {
-    /// With what there is, unless a version is given: for those who do not say.
+    /// With the current objects, unless a version is given: without `sendInitialEvents`.
     #[default]
     Default,
-    /// With what there is, and a bookmark (`sendInitialEvents=true`).
+    /// With the current objects, and a bookmark (`sendInitialEvents=true`).
     Initial,
-    /// With what happens from now on (`sendInitialEvents=false`).
+    /// With changes from now on (`sendInitialEvents=false`).
     News,
 }
 
 impl Watcher {
-    /// Begins to watch a resource, in a namespace or in all (an empty one), after a
-    /// version as the client writes it. What is to be told at once comes with it.
+    /// Starts to watch a resource, in a namespace or in all (empty), after a client's resource
+    /// version. Returns the initial changes too.
     pub fn start(
         store: &Store,
         resource: &GroupResource,
@@ -115,8 +115,7 @@ impl Watcher {
         Ok((self, changes))
     }
 
-    /// What has happened since it was last asked; 410 if it was not asked for too
-    /// long.
+    /// The changes since the last call; 410 if the history no longer has them.
     pub fn news(&mut self, store: &Store) -> Result<Vec<Change>, Status> {
         let events = store.events_after(self.seen)?;
         let watched = events.filter(|event| event.key.is_within(&self.resource, &self.namespace));
@@ -125,7 +124,7 @@ impl Watcher {
         Ok(changes)
     }
 
-    /// How far it has come, for clients that ask for bookmarks.
+    /// A bookmark, for clients that accept them.
     pub fn bookmark(&self) -> Change {
         Change::Bookmark {
             version: self.seen,
@@ -133,7 +132,7 @@ impl Watcher {
         }
     }
 
-    /// To whom an object begins or ceases to matter, it comes or goes.
+    /// An object that begins or ceases to match is reported as added or deleted.
     fn change(&self, event: &Event) -> Option<Change> {
         let before = event.before.as_ref();
         let mattered = before.is_some_and(|before| self.selection.matches(before));

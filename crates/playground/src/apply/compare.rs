@@ -1,11 +1,11 @@
-//! What has changed between two states of an object, as fields.
+//! The fields that differ between two states of an object.
 
 use serde_json::{Map, Value};
 
 use super::fields::{Element, FieldSet};
 use crate::lists::{ListKind, list_kind};
 
-/// What has changed.
+/// The changed fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Comparison {
     /// Were not there.
@@ -16,7 +16,7 @@ pub struct Comparison {
     pub removed: FieldSet,
 }
 
-/// Maps that can be there without having anything in them: who makes one owns it.
+/// Maps that exist even when they are empty: the manager that creates one owns it.
 const MAPS: [&str; 9] = [
     "annotations",
     "binaryData",
@@ -116,7 +116,7 @@ fn union_of_names<'a>(
 }
 
 fn whole<'a>(value: &'a Value, names: &mut Vec<&'a str>) -> FieldSet {
-    // What is stored may have items that cannot be told apart: then the list is one.
+    // A stored list may have items with the same key: then the list counts as one field.
     let mut set = FieldSet::of(value, names).unwrap_or_else(|_| {
         let mut set = FieldSet::default();
         set.mark();

@@ -21,12 +21,12 @@ pub enum Element {
 /// Fields of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldSet {
-    /// Whether this one is among them, and not just what is below it.
+    /// Whether this field itself is in the set, and not only fields below it.
     here: bool,
     below: BTreeMap<Element, FieldSet>,
 }
 
-/// What only the server writes: nobody's.
+/// Metadata that only the server writes and that no manager owns.
 const SERVER_OWNED: [&str; 9] = [
     "name",
     "namespace",
@@ -40,16 +40,16 @@ const SERVER_OWNED: [&str; 9] = [
 ];
 
 impl FieldSet {
-    /// All fields of an object that somebody can have set. An error names a list
-    /// whose items cannot be told apart.
+    /// All fields of an object that a manager can own. An error names a list whose items have
+    /// the same key.
     pub fn of_object(object: &Value) -> Result<Self, String> {
         let mut set = Self::of(object, &mut Vec::new())?;
         set.here = false;
         Ok(set.without_server_owned())
     }
 
-    /// All fields of a value that stands under these names. An empty object is one; a
-    /// list whose items are told apart is not, only they are.
+    /// All fields of a value below this path. An empty object is a field; a keyed list is not,
+    /// only its items are.
     pub(super) fn of<'a>(value: &'a Value, names: &mut Vec<&'a str>) -> Result<Self, String> {
         let mut set = Self::default();
         match value {
@@ -107,7 +107,7 @@ impl FieldSet {
         self
     }
 
-    /// Reads `fieldsV1`. What is not understood is passed over.
+    /// Parses `fieldsV1`. Unknown entries are ignored.
     pub fn parse(value: &Value) -> Self {
         Self {
             here: false,
@@ -224,7 +224,7 @@ impl FieldSet {
         paths
     }
 
-    /// At each place first those that are there, then those below.
+    /// At each level first the fields of that level, then those below.
     fn collect(&self, path: &str, paths: &mut Vec<String>) {
         let here = self.below.iter().filter(|(_, set)| set.here);
         paths.extend(here.map(|(element, _)| format!("{path}{element}")));

@@ -1,4 +1,4 @@
-//! Who owns which fields of an object: its `managedFields`.
+//! The owners of the fields of an object: its `managedFields`.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::object::Object;
 use crate::status::quoted;
 use crate::time::Time;
 
-/// Somebody who owns fields.
+/// An owner of fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manager {
     name: String,
@@ -21,7 +21,7 @@ pub struct Manager {
     time: Option<Time>,
 }
 
-/// How somebody came to own fields.
+/// The operation by which a manager owns fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)] // their names say it
 pub enum Operation {
@@ -29,12 +29,12 @@ pub enum Operation {
     Update,
 }
 
-/// All who own fields of an object.
+/// All owners of fields of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Managers(Vec<(Manager, FieldSet)>);
 
 impl Manager {
-    /// Who applies is the same in every version.
+    /// A manager that applies is the same in every version.
     fn is(&self, writer: &FieldManager<'_>, operation: Operation) -> bool {
         self.name == writer.manager
             && self.operation == operation
@@ -123,7 +123,7 @@ impl Managers {
         }
     }
 
-    /// What others own of what is to change.
+    /// The changed fields that other managers own.
     pub(super) fn disputed(
         &self,
         writer: &FieldManager<'_>,
@@ -139,7 +139,7 @@ impl Managers {
         disputed
     }
 
-    /// Takes fields from somebody.
+    /// Removes fields from a manager.
     pub(super) fn release(&mut self, manager: &Manager, fields: &FieldSet) {
         for (it, own) in &mut self.0 {
             if it == manager {
@@ -186,7 +186,7 @@ impl Managers {
         }
     }
 
-    /// What has changed is the writer's alone.
+    /// The writer becomes the only owner of the changed fields.
     pub(super) fn note(&mut self, writer: &FieldManager<'_>, changes: &Comparison) {
         let new = changes.changed();
         let lost = changes.modified.union(&changes.removed);

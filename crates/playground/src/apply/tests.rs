@@ -34,7 +34,7 @@ fn forced(live: &Object, manager: &str, fields: Value) -> Object {
     .unwrap()
 }
 
-/// What each manager owns.
+/// The fields of each manager.
 fn owned(object: &Object) -> Vec<(String, Value)> {
     let entries = object.managed_fields().iter();
     entries
@@ -61,7 +61,7 @@ fn who_applies_owns_what_is_applied() {
             "fieldsV1": {"f:data": {"f:x": {}}},
         })]
     );
-    // Somebody else adds, and agrees: then both own it.
+    // Another manager applies the same value: both own it.
     let made = applied(Some(&made), "b", json!({"data": {"x": "1", "y": "2"}})).unwrap();
     assert_eq!(made.value()["data"], json!({"x": "1", "y": "2"}));
     assert_eq!(
@@ -79,7 +79,7 @@ fn what_is_applied_no_more_is_taken_away_unless_others_own_it() {
     let made = applied(Some(&made), "b", json!({"data": {"y": "1"}})).unwrap();
     let made = applied(Some(&made), "a", json!({"data": {"x": "1"}})).unwrap();
     assert_eq!(made.value()["data"], json!({"x": "1", "y": "1"}));
-    // When nobody wants anything of it, all of it goes.
+    // A field without an owner is removed.
     let made = applied(Some(&made), "b", json!({})).unwrap();
     assert_eq!(made.value()["data"], json!({"x": "1"}));
     let made = applied(Some(&made), "a", json!({})).unwrap();
@@ -106,7 +106,7 @@ fn conflicts_are_told_in_kube_apiservers_words() {
         refusal.message,
         "Apply failed with 2 conflicts: conflicts with \"a\":\n- .data.x\n- .data.y"
     );
-    // Those who update own as well.
+    // Managers that update own fields too.
     let mut updated = made.clone();
     updated.set(&["data", "x"], "3");
     note_update(Some(&made), &mut updated, &writer("kubectl-edit"));
@@ -156,7 +156,7 @@ fn items_of_lists_are_owned_by_their_keys() {
             {"name": "e"},
         ])
     );
-    // An item stays as long as somebody wants something of it.
+    // An item stays while any manager owns a field of it.
     let made = applied(Some(&made), "a", pod(json!([]))).unwrap();
     assert_eq!(
         made.value()["spec"]["containers"],
@@ -263,8 +263,8 @@ fn what_cannot_be_applied_is_refused() {
 }
 
 proptest! {
-    /// Whatever was before: with force, everything wanted is there, and what only
-    /// this manager had wanted and does not want any more is gone.
+    /// With force, all applied fields are present, and fields that only this manager had applied
+    /// before and does not apply any more are removed.
     #[test]
     fn what_is_applied_is_there_and_what_is_given_up_is_gone(
         rounds in proptest::collection::vec(
@@ -279,7 +279,7 @@ proptest! {
             let next = apply(live.as_ref(), &applied, &writer(&manager), Conflicts::Force);
             let next = next.unwrap();
             wanted.insert(manager.clone(), data.clone());
-            // Others have lost what was taken from them by another value.
+            // Other managers lose the fields whose value was overwritten.
             for (other, theirs) in &mut wanted {
                 if *other != manager {
                     theirs.retain(|key, value| data.get(key).is_none_or(|it| it == value));

@@ -1,5 +1,5 @@
-//! What begins the processes of pods where nothing else can: the tests of this crate.
-//! The command line of Skewbridge does it itself.
+//! The program that starts processes of pods in the tests of this crate. Otherwise the
+//! `skewbridge` binary does it itself.
 
 use std::process::ExitCode;
 

@@ -19,7 +19,7 @@ use super::pki::{FRONT_PROXY, Pki};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// How long what is running when the playground ends may take.
+/// Time for requests in flight when the playground ends.
 const DRAIN: Duration = Duration::from_millis(500);
 
 /// A bridge in front of a server; ports may be 0.
@@ -59,7 +59,7 @@ pub(super) fn config(
             bridge_user: BridgeUser::default(),
         },
         peers: Peers {
-            // The servers share a machine, so the bridge is told whose it is.
+            // The servers share a host name, so the identity of the local one is configured.
             identity: ApiServerIdentity::Named(Identity::of_hostname(hostname).to_string()),
             registry: RegistryKind::Memory(exchange.clone()),
             ca: Some(pki.ca.clone()),

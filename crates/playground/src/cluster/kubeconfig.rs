@@ -1,5 +1,5 @@
-//! The kubeconfig of a playground: a context for each server, for each bridge, and
-//! for who may only look.
+//! The kubeconfig of a playground: a context for each server, for each bridge, and for the
+//! read-only user.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -16,8 +16,7 @@ pub(super) struct ContextTarget<'a> {
     pub(super) address: SocketAddr,
 }
 
-/// The file. The last place is the one of the context that is used unless another
-/// is asked for.
+/// The file. `current` is the current context.
 pub(super) fn kubeconfig(
     places: &[ContextTarget<'_>],
     current: &str,

@@ -35,17 +35,17 @@ pub use samples::{POD, POD_PORT, POLICY_PATH};
 /// How many servers there are: one of each release.
 const SERVERS: usize = Release::ALL.len();
 
-/// How long bridges may take to leave: what is running then is cut.
+/// Time for bridges to shut down; then they are aborted.
 const BRIDGE_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a playground needs.
+/// Configuration of a playground.
 #[derive(Debug)]
 pub struct ClusterConfig {
-    /// A private directory that is there, and empty.
+    /// An existing, empty, private directory.
     pub directory: PathBuf,
     /// Where its ports are.
     pub ports: Ports,
-    /// What begins the processes of pods.
+    /// The program that starts processes of pods.
     pub program: Program,
 }
 
@@ -65,7 +65,7 @@ pub struct Cluster {
     kubeconfig: PathBuf,
     pki: Pki,
     store: SharedStore,
-    // Last, so that servers are gone before what they ask.
+    // Last, so that servers are dropped before the node.
     node: Arc<Node>,
 }
 
@@ -86,15 +86,15 @@ pub struct Bridge {
     handle: Handle,
 }
 
-/// Why a playground does not start, or does not do what it is told.
+/// Why a playground does not start, or a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// A port is not to be had.
+    /// A port cannot be bound.
     #[error("{}", no_port(*address, cause))]
     Port {
         /// Which one.
         address: SocketAddr,
-        /// What the system says.
+        /// The system error.
         cause: io::Error,
     },
     /// Certificates.
@@ -252,7 +252,7 @@ impl Cluster {
         }
     }
 
-    /// Has a server finish what is running, and go.
+    /// Stops a server gracefully.
     pub async fn stop(&mut self, index: usize) {
         if let Some(running) = self.running(index) {
             running.stop().await;
@@ -310,8 +310,8 @@ impl Cluster {
         self.servers.get_mut(index)?.running.take()
     }
 
-    /// Ends it in order: bridges first, as nobody is to be told of servers that are
-    /// gone, then servers, then the node with its processes.
+    /// Shuts down in order: bridges first, so that they do not report missing servers, then
+    /// servers, then the node with its processes.
     pub async fn end(mut self) {
         let bridges = std::mem::take(&mut self.bridges);
         let mut leaving = JoinSet::new();
@@ -335,7 +335,7 @@ impl fmt::Debug for Cluster {
 }
 
 impl Server {
-    /// `server-1.28`: what it was at the beginning.
+    /// `server-1.28`, by its initial version.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -345,7 +345,7 @@ impl Server {
         self.port.address()
     }
 
-    /// What it is now.
+    /// Its current version.
     pub fn release(&self) -> Release {
         self.release
     }

@@ -11,7 +11,7 @@ use rcgen::{
 };
 use skewbridge_gateway::tls::files::KeyPairFiles;
 
-/// What servers and bridges are reached by, and peers ask each other for.
+/// Names in serving certificates, for clients and peers.
 const SERVING_NAMES: [&str; 4] = [
     "localhost",
     "127.0.0.1",
@@ -19,25 +19,25 @@ const SERVING_NAMES: [&str; 4] = [
     "kubernetes",
 ];
 
-/// The name of who may speak for others.
+/// The common name of the front-proxy certificate.
 pub(super) const FRONT_PROXY: &str = "front-proxy-client";
 
-/// The user who may do everything.
+/// The user with all rights.
 pub(super) const ADMIN: &str = "playground-admin";
 const ADMIN_GROUP: &str = "system:masters";
 
-/// Everybody's certificates, in files that only their owner reads.
+/// All certificates, in files that only the owner can read.
 #[derive(Debug)]
 pub(super) struct Pki {
     /// Signs servers, bridges and users.
     pub(super) ca: PathBuf,
     pub(super) ca_pem: String,
-    /// Signs who may speak for others.
+    /// The CA of the front proxy.
     pub(super) front_proxy_ca: PathBuf,
     pub(super) serving: KeyPairFiles,
     pub(super) front_proxy: KeyPairFiles,
     pub(super) admin: Credentials,
-    /// What the visitor shows, who has no certificate.
+    /// The token of the visitor, which has no certificate.
     pub(super) visitor_token: Token,
 }
 
@@ -76,7 +76,7 @@ pub enum PkiError {
     Write {
         /// Where.
         path: PathBuf,
-        /// What the system says.
+        /// The system error.
         cause: io::Error,
     },
 }

@@ -1,5 +1,4 @@
-//! The port of a server, which is its own for as long as the playground runs, whether
-//! anybody listens there or not.
+//! The port of a server, reserved while the playground runs, whether the server listens or not.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -9,12 +8,12 @@ use tokio::net::TcpSocket;
 /// Connections that wait for being accepted, as tokio has it.
 const BACKLOG: u32 = 1024;
 
-/// A port that nobody else can have.
+/// A port that other programs cannot bind.
 #[derive(Debug)]
 pub(super) struct ReservedPort {
     address: SocketAddr,
-    /// Never listens. As it does not say `SO_REUSEADDR`, no other program's socket may
-    /// be where it is; by `SO_REUSEPORT` those may that listen for us.
+    /// Never listens. Without `SO_REUSEADDR`, no socket of another program can be bound to the
+    /// same address; `SO_REUSEPORT` allows the listener of this process.
     _held: TcpSocket,
 }
 

@@ -1,4 +1,4 @@
-//! What is there to be seen from the beginning.
+//! The sample objects that exist at the start.
 
 use serde_json::{Value, json};
 use skewbridge_api::status::Status;

@@ -1,5 +1,5 @@
-//! `autoscaling/v1`, which knows one metric: how busy CPUs are. As kube-apiserver does, it
-//! keeps all others in annotations, where they have the names of their time.
+//! `autoscaling/v1`, which has one metric: CPU utilization. As in kube-apiserver, all others are
+//! in annotations, with the field names of the alpha API.
 
 use serde_json::{Map, Value, json};
 
@@ -17,7 +17,7 @@ const KINDS: [(&str, &str); 5] = [
     ("External", "external"),
 ];
 
-/// Whether what is wanted is told, or what is measured.
+/// Target values of the spec, or current values of the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MetricSide {
     Target,
@@ -25,7 +25,7 @@ enum MetricSide {
 }
 
 impl MetricSide {
-    /// What `v2` calls it.
+    /// The field name in `v2`.
     fn field(self) -> &'static str {
         match self {
             Self::Target => "target",
@@ -116,7 +116,7 @@ pub(super) fn from_v1(value: &mut Value) {
     }
 }
 
-/// What the annotations say that are not for others.
+/// Removes and parses the annotations with metrics.
 fn take_annotations(value: &mut Value) -> Map<String, Value> {
     let mut notes = Map::new();
     let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
@@ -128,7 +128,7 @@ fn take_annotations(value: &mut Value) -> Map<String, Value> {
         return notes;
     };
     for name in [METRICS, CURRENT, CONDITIONS, BEHAVIOR] {
-        // What cannot be read is lost, as there.
+        // Invalid annotations are dropped, as by kube-apiserver.
         let text = all.remove(name);
         let text = text.as_ref().and_then(Value::as_str).unwrap_or_default();
         if let Ok(read) = serde_json::from_str(text) {
@@ -154,7 +154,7 @@ fn put(fields: &mut Map<String, Value>, name: &str, items: Vec<Value>) {
     }
 }
 
-/// Writes an annotation, unless it would say nothing.
+/// Writes an annotation, unless the list is empty.
 fn note(notes: &mut Map<String, Value>, name: &str, value: &Value) {
     if *value != json!([]) {
         notes.insert(name.to_owned(), value.to_string().into());
@@ -169,7 +169,7 @@ fn cpu(metric: &Value, of: MetricSide) -> Option<Value> {
     (is_cpu && percent.is_number()).then(|| percent.clone())
 }
 
-/// What a value of `v2` is called within an annotation, by the kind of the metric.
+/// The field names of `v2`, and those in an annotation, by the kind of the metric.
 fn names(kind: &str, of: MetricSide) -> &'static [(&'static str, &'static str)] {
     match (kind, of) {
         ("resource" | "containerResource", MetricSide::Target) => &[
@@ -216,7 +216,7 @@ fn kind_of(metric: &Value) -> Option<(&'static str, &Value)> {
     Some((field, metric.get(field)?))
 }
 
-/// A metric of `v2` as it stands in an annotation.
+/// A metric of `v2` as in an annotation.
 fn simple(metric: &Value, of: MetricSide) -> Value {
     let Some((kind, source)) = kind_of(metric) else {
         return json!({"type": metric["type"]});

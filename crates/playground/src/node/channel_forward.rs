@@ -21,7 +21,7 @@ use super::port_forward::PodDialer;
 use super::remote::{QUEUE_LENGTH, READ_BUFFER_BYTES};
 use super::websocket::{MAX_PENDING_PONGS, MessageReader, RESULT_TIMEOUT};
 
-/// What a client asks for.
+/// The request of a client.
 #[derive(Debug)]
 pub(super) struct ForwardRequest {
     pub(super) agreed: NegotiatedProtocol,
@@ -29,7 +29,7 @@ pub(super) struct ForwardRequest {
 }
 
 impl ForwardRequest {
-    /// By the subprotocols that are offered and the query, or why not, as kubelets say it.
+    /// From the offered subprotocols and the query, or a kubelet's error message.
     pub(super) fn of<'a>(
         offers: impl IntoIterator<Item = &'a str>,
         query: &str,
@@ -53,7 +53,7 @@ impl ForwardRequest {
     }
 }
 
-/// What is said on a channel.
+/// A message on a channel.
 type Message = (FromPod, Bytes);
 
 /// Forwards until every connection to the pod has ended, or the client leaves.
@@ -109,11 +109,11 @@ pub(super) async fn carry(
         () = &mut listening => return,
         talked = talk => if talked.is_err() { return },
     }
-    // What is on its way would be lost if the connection were closed upon.
+    // Closing at once could lose data in flight.
     let _ = timeout(RESULT_TIMEOUT, listening).await;
 }
 
-/// Passes on what the client sends, until it leaves.
+/// Forwards data of the client, until it disconnects.
 async fn listen<R: AsyncRead + Unpin>(
     mut hearing: MessageReader<R>,
     protocol: Protocol,

@@ -1,5 +1,5 @@
-//! A container that runs: its process, again and again as the pod wants it, what it
-//! has written, and who is attached to it.
+//! A running container: its process, restarted by the restart policy, its log, and attached
+//! clients.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -19,8 +19,7 @@ use super::process::{
 use super::remote::READ_BUFFER_BYTES;
 use crate::time::Time;
 
-/// Pieces that wait for somebody who is attached and does not keep up; then some are
-/// missed.
+/// Output chunks that are buffered for a slow attached client; beyond it, some are dropped.
 const MAX_ATTACH_BACKLOG: usize = 256;
 
 /// Pieces of input that wait for the process.
@@ -28,12 +27,12 @@ const QUEUE_LENGTH: usize = 4;
 
 /// How long the first restart waits; it doubles each time.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
-/// How long a restart waits at most: shorter than a kubelet's, for people who watch.
+/// The longest restart delay: shorter than a kubelet's, for interactive use.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
-/// Whoever has run for so long begins anew.
+/// A process that has run for this long resets the delay.
 const BACKOFF_RESET_AFTER: Duration = Duration::from_mins(1);
 
-/// As runtimes tell it if a process cannot be started.
+/// The exit code of container runtimes for a process that cannot be started.
 const EXIT_START_ERROR: u8 = 128;
 
 /// A container of a pod that runs here.
@@ -43,7 +42,7 @@ pub(super) struct Container {
     state: Mutex<State>,
 }
 
-/// What has become of it.
+/// Its state.
 #[derive(Debug, Clone)]
 pub(super) struct State {
     pub(super) phase: Phase,
@@ -76,7 +75,7 @@ pub(super) struct Termination {
     pub(super) finished: Time,
 }
 
-/// A process of it, for those who attach.
+/// A running process, for attached clients.
 #[derive(Debug, Clone)]
 pub(super) struct Run {
     /// Its output from now on; over when it has ended.
@@ -86,7 +85,7 @@ pub(super) struct Run {
     ended: watch::Receiver<bool>,
 }
 
-/// What those who are attached say.
+/// Input of attached clients.
 #[derive(Debug)]
 pub(super) enum AttachInput {
     Data(Bytes),
@@ -97,7 +96,7 @@ pub(super) enum AttachInput {
 impl Run {
     /// Waits for the end of the process.
     pub(super) async fn end(mut self) {
-        // None is left who could tell: that is an end, too.
+        // A dropped sender is the end too.
         let _ = self.ended.wait_for(|ended| *ended).await;
     }
 }
@@ -124,7 +123,7 @@ impl Container {
         self.lock().clone()
     }
 
-    /// What it has written: this time, or the time before.
+    /// Its log: of the current or the previous run.
     pub(super) fn container_log(&self, previous: bool) -> Option<ContainerLog> {
         let state = self.lock();
         if previous {
@@ -146,7 +145,7 @@ impl Container {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs it until it is over or stopped; tells whenever something has changed.
+    /// Runs it until it is complete or stopped; notifies of every change of state.
     pub(super) async fn keep(
         self: Arc<Self>,
         launcher: Launcher,
@@ -291,7 +290,7 @@ impl Container {
     }
 }
 
-/// Waits for the end of a process, which comes by itself or by being told.
+/// Waits for the end of a process: by itself, or after a stop request.
 async fn supervise(
     life: &mut ProcessHandle,
     stop: &mut watch::Receiver<Option<Duration>>,
@@ -300,7 +299,7 @@ async fn supervise(
         ended = life.wait() => return ended,
         told = stop.wait_for(Option::is_some) => match told {
             Ok(grace) => grace.unwrap_or_default(),
-            // None is left who could tell.
+            // The sender is dropped.
             Err(_) => Duration::ZERO,
         },
     };
@@ -320,7 +319,7 @@ async fn supervise(
     life.kill().await
 }
 
-/// Puts output down, and shows it to those who are attached.
+/// Appends output to the log, and sends it to attached clients.
 async fn record_output(
     from: Option<OutputReader>,
     which: Output,
@@ -342,7 +341,7 @@ async fn record_output(
     cutter.end(container_log);
 }
 
-/// Hands over what those who are attached say.
+/// Forwards the input of attached clients.
 async fn forward_input(mut from: mpsc::Receiver<AttachInput>, to: Option<InputWriter>, once: bool) {
     let mut to = to;
     while let Some(fed) = from.recv().await {
@@ -360,7 +359,7 @@ async fn forward_input(mut from: mpsc::Receiver<AttachInput>, to: Option<InputWr
             (AttachInput::End | AttachInput::Data(_), _) => {}
         }
     }
-    // The process keeps its input open while nobody is attached.
+    // The process keeps its input open while no client is attached.
     std::future::pending::<()>().await;
     drop(to);
 }

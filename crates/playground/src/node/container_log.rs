@@ -1,4 +1,4 @@
-//! What a container has written, as far back as is kept, and who reads along.
+//! The log of a container, and its readers.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,17 +9,17 @@ use tokio::sync::watch;
 
 use crate::time::Time;
 
-/// What is kept of a container's output: the last of it, as a kubelet that rotates.
+/// Maximum size of a log: the end is kept, as by a kubelet that rotates.
 const MAX_LOG_BYTES: usize = 1 << 20;
 /// The same in lines, so that empty ones have a bound too.
 const MAX_LOG_LINES: usize = 20_000;
 /// A longer line is kept as several, as container runtimes do.
 const MAX_LINE_BYTES: usize = 16 * 1024;
 
-/// What is handed over at once to one who reads.
+/// Maximum size of one read.
 const MAX_READ_BYTES: usize = 64 * 1024;
 
-/// Which lines of a log are wanted: `PodLogOptions`.
+/// `PodLogOptions`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct LogOptions {
     /// Wait for more.
@@ -30,7 +30,7 @@ pub(super) struct LogOptions {
     pub(super) tail_lines: Option<usize>,
     /// Only so many bytes.
     pub(super) limit_bytes: Option<usize>,
-    /// Only what was written after this.
+    /// Only lines written after this time.
     pub(super) since: Option<SystemTime>,
 }
 
@@ -62,7 +62,7 @@ struct Lines {
 #[derive(Debug)]
 struct Line {
     at: SystemTime,
-    /// With its line feed, unless it goes on.
+    /// With its line feed, unless the line continues.
     text: Bytes,
 }
 
@@ -80,7 +80,7 @@ impl Default for Shared {
 pub(super) struct LineSplitter(BytesMut);
 
 impl LineSplitter {
-    /// Takes output, and puts down what is whole of it.
+    /// Takes output, and appends complete lines.
     pub(super) fn push(&mut self, bytes: &[u8], container_log: &ContainerLog) {
         self.0.extend_from_slice(bytes);
         let mut whole = Vec::new();
@@ -101,7 +101,7 @@ impl LineSplitter {
         container_log.put(whole);
     }
 
-    /// Puts down what is left.
+    /// Appends the remaining text.
     pub(super) fn end(&mut self, container_log: &ContainerLog) {
         if !self.0.is_empty() {
             container_log.put(vec![Bytes::copy_from_slice(&self.0.split())]);
@@ -137,7 +137,7 @@ impl ContainerLog {
         self.0.news.send_modify(|news| news.over = true);
     }
 
-    /// Reads it from where the options say.
+    /// A reader that starts where the options say.
     pub(super) fn read(&self, options: LogOptions) -> LogReader {
         let lines = self.0.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let end = lines.first + lines.kept.len() as u64;
@@ -157,7 +157,7 @@ impl ContainerLog {
     }
 }
 
-/// Somebody who reads a journal.
+/// A reader of a log.
 #[derive(Debug)]
 pub(super) struct LogReader {
     container_log: ContainerLog,

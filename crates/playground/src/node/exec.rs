@@ -1,4 +1,4 @@
-//! What happens at the near end of exec and attach.
+//! The process side of exec and attach.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use super::process::{
 };
 use super::remote::{ProcessEnd, READ_BUFFER_BYTES};
 
-/// What a terminal takes for the end of its input: a line that ends so.
+/// End of transmission: the end of input on a terminal, at the start of a line.
 const END_OF_TRANSMISSION: &[u8] = &[4];
 
 /// A command to run beside a container's process.
@@ -107,8 +107,8 @@ async fn forward_stdin(from: Option<mpsc::Receiver<Bytes>>, to: Option<InputWrit
     }
 }
 
-/// From the process to the client, if it wants it; the process is heard in any case,
-/// or it would wait.
+/// From the process to the client, if it reads. Output is always drained, because the process
+/// would block otherwise.
 async fn forward_output(from: Option<OutputReader>, mut to: Option<mpsc::Sender<Bytes>>) {
     let Some(mut from) = from else { return };
     let mut piece = BytesMut::new();
@@ -152,7 +152,7 @@ pub(super) async fn attach(run: Run, process_end: ProcessEnd) -> Outcome {
                 Output::Stdout | Output::Error => &stdout,
             };
             if let Some(to) = to {
-                // One that has left is noticed by who carries this.
+                // The caller detects a client that has disconnected.
                 let _ = to.send(data).await;
             }
         }

@@ -1,11 +1,9 @@
-//! The first process of a container or of a command beside it, as pid 1 is in life: it
-//! starts the command, adopts whatever loses its parents below it, and lets nothing
-//! outlive the command, nor the playground.
+//! The first process of a container or of an exec, like pid 1: it starts the command, adopts
+//! orphans, and ends all of them with the command or with the playground.
 //!
-//! A process may leave its group, its session and its parents; it cannot leave those who
-//! adopt it (`PR_SET_CHILD_SUBREAPER`). The playground's death is a signal
-//! (`PR_SET_PDEATHSIG`) that this process hears, as it cannot hear `SIGKILL` on behalf of
-//! the others.
+//! A process can leave its group, its session and its parents, but not its subreaper
+//! (`PR_SET_CHILD_SUBREAPER`). When the playground dies, this process gets a signal
+//! (`PR_SET_PDEATHSIG`) that it can handle; `SIGKILL` would not reach the other processes.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -22,18 +20,18 @@ use tokio::time::{Instant, timeout};
 use super::process_tree::descendants;
 use super::program::{PARENT, die_with_parent, report_failure};
 
-/// What tells it to end all there is, at once. Until it listens it ends by it, and has
-/// started nothing.
+/// The signal to end all processes at once. Before the handler is installed, it ends this
+/// process, which has no children yet.
 pub(super) const END_SIGNAL: Signal = Signal::USR1;
 
-/// How long those who are killed may take to be gone: one that waits for a disk, or that
-/// belongs to somebody else, may stay.
+/// Time for killed processes to exit: one that waits for a disk, or that belongs to another
+/// user, may stay.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Between two looks whether they are: some have begun another one meanwhile.
+/// Interval between kills: processes may have forked meanwhile.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// As shells tell it: killed.
+/// The exit code that shells report for SIGKILL.
 const EXIT_KILLED: u8 = 128 + 9;
 
 /// Runs a command line to its end.
@@ -61,7 +59,7 @@ fn supervise(words: &[OsString]) -> io::Result<u8> {
             .args(words)
             .env(PARENT, std::process::id().to_string());
         let child = command.spawn()?;
-        // What it reads and writes is not ours: it ends when all who have it have ended.
+        // Inherited pipes are closed here, so that they end when the command has closed them.
         let_go_of_streams()?;
         let leader = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let mut house = ProcessGroup {
@@ -87,7 +85,7 @@ struct ProcessGroup {
     code: Option<u8>,
 }
 
-/// Who is left.
+/// Whether processes are left.
 #[derive(PartialEq, Eq)]
 enum Remaining {
     Some,
@@ -105,7 +103,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Waits for those who have ended already.
+    /// Waits for processes that have exited.
     fn reap(&mut self) -> Remaining {
         loop {
             match wait(WaitOptions::NOHANG) {
@@ -121,7 +119,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Kills everybody, until nobody is left.
+    /// Kills all processes, until none is left.
     async fn end(&mut self, buried: &mut Signals) {
         let deadline = Instant::now() + KILL_TIMEOUT;
         loop {

@@ -1,6 +1,6 @@
-//! Which sockets listen, and whose they are. All pods share the loopback of this machine
-//! with everybody else on it, so that a port alone says nothing: what counts is that the
-//! process behind it is the pod's.
+//! Listening sockets and their processes. All pods share the loopback interface of this machine
+//! with other programs, so the port alone is not enough: the socket must belong to a process of
+//! the pod.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use rustix::process::Pid;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Listener {
     address: SocketAddr,
-    /// What processes have open.
+    /// The inode, as in the descriptors of processes.
     inode: u64,
 }
 
@@ -42,8 +42,8 @@ fn socket(link: &str) -> Option<u64> {
     inode.parse().ok()
 }
 
-/// Where a pod is reached that listens on a port: on its own address, or on what it takes
-/// for its `localhost`. Only where nobody else would answer.
+/// The address of a pod's listener on a port: its own address, or `localhost`. Only if no other
+/// program would accept the connection.
 pub(super) fn reach(
     port: u16,
     pod: IpAddr,
@@ -58,7 +58,8 @@ pub(super) fn reach(
     })
 }
 
-/// Who may answer at a place: who listens there, or else who listens everywhere.
+/// The sockets that may accept a connection to an address: those bound to it, or else those
+/// bound to any address.
 fn answering(place: SocketAddr, all: &[Listener]) -> Vec<Listener> {
     let at = |matches: &dyn Fn(IpAddr) -> bool| -> Vec<Listener> {
         let found = all.iter().filter(|it| it.address.port() == place.port());
@@ -71,7 +72,7 @@ fn answering(place: SocketAddr, all: &[Listener]) -> Vec<Listener> {
     if !there.is_empty() {
         return there;
     }
-    // Who listens to all of IPv6 may listen to all of IPv4 with it.
+    // A socket bound to `::` may accept IPv4 too.
     at(&|ip| ip.is_unspecified() && (place.is_ipv4() || ip.is_ipv6()))
 }
 
@@ -93,7 +94,7 @@ fn parse(table: &str) -> Vec<Listener> {
     listening.collect()
 }
 
-/// `0100007F:1F90`: the words of the address as they are in memory.
+/// `0100007F:1F90`: the 32-bit words of the address in memory order.
 fn address_of(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn only_what_is_the_pods_own_is_reached() {
-        // 1 and 2 are the pod's, the others are not.
+        // 1 and 2 belong to the pod, the others do not.
         type All = &'static [(&'static str, u64)];
         let rows: [(All, Option<&str>); 11] = [
             (&[("127.0.0.2:80", 1)], Some("127.0.0.2:80")),
@@ -134,7 +135,7 @@ mod tests {
             (&[("127.0.0.1:80", 7)], None),
             (&[("0.0.0.0:80", 1)], Some("127.0.0.2:80")),
             (&[("0.0.0.0:80", 7)], None),
-            // Somebody else is nearer.
+            // The socket of another program is more specific.
             (
                 &[("0.0.0.0:80", 1), ("127.0.0.2:80", 7)],
                 Some("127.0.0.1:80"),

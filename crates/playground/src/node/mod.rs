@@ -1,7 +1,6 @@
-//! A node whose pods are processes of this machine, each in a private directory.
-//! It keeps what the store says of them true, and carries exec, attach, port-forward
-//! and logs to them. It listens on no port: it is reached through the API servers
-//! alone.
+//! A node whose pods are processes of this machine, each in a private directory. It reconciles
+//! pods with the store, and serves exec, attach, port-forward and logs. It does not listen on a
+//! port: it is reached only through the API servers.
 
 mod channel_forward;
 mod container;
@@ -39,14 +38,14 @@ use pod_sync::{PodSync, Pods};
 pub use process::Program;
 use process::{KILL_TIMEOUT, Launcher};
 
-/// What a node needs.
+/// Configuration of a node.
 #[derive(Debug)]
 pub struct NodeConfig {
     /// All objects.
     pub store: SharedStore,
     /// Where pods have their directories; made if it is missing.
     pub directory: PathBuf,
-    /// What begins their processes.
+    /// The program that starts their processes.
     pub program: Program,
 }
 

@@ -10,10 +10,10 @@ use crate::time::Time;
 /// Its name.
 pub(super) const NODE_NAME: &str = "playground";
 
-/// As many pods as a kubelet runs unless told otherwise; each is a process or more.
+/// A kubelet's default maximum of pods; each is one process or more.
 pub(super) const MAX_PODS: usize = 110;
 
-/// What the node registers itself with.
+/// The Node object.
 pub(super) fn node(now: Time) -> Result<Object, Status> {
     let capacity = json!({
         "cpu": std::thread::available_parallelism().map_or(1, usize::from).to_string(),

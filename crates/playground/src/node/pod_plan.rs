@@ -1,5 +1,5 @@
-//! What a pod's spec comes to on this node. Images are not run: a container is the
-//! command that its spec names, as a process of this machine, or else the sample.
+//! How a pod spec is run on this node. Images are not run: a container is the command of its
+//! spec, as a process of this machine, or else the sample.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::object::{Object, texts};
 
-/// How long a process may take to end if nobody says.
+/// The default grace period.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 /// A pod, as it is run.
@@ -86,7 +86,7 @@ impl PodPlan {
     }
 }
 
-/// How long a pod may take to end: what the deletion says, or else the pod.
+/// The grace period of a pod: that of the deletion, or else of the pod.
 pub(super) fn grace(pod: &Object) -> Duration {
     let of_deletion = pod.at(&["metadata", "deletionGracePeriodSeconds"]);
     let of_spec = || pod.at(&["spec", "terminationGracePeriodSeconds"]);
@@ -111,7 +111,7 @@ impl ContainerPlan {
             environment: environment(container, pod, place, &ports),
             command: match command.is_empty() {
                 false => Some(command),
-                // As `kubectl run -it --image=busybox`: somebody wants to talk to it.
+                // As in `kubectl run -it --image=busybox`: a shell.
                 true if stdin => Some(vec!["/bin/sh".to_owned()]),
                 true => None,
             },
@@ -159,12 +159,12 @@ fn environment(
     variables
 }
 
-/// What the system takes for a variable.
+/// Whether it is a valid name of an environment variable.
 fn is_name(name: &str) -> bool {
     !name.is_empty() && !name.contains(['=', '\0'])
 }
 
-/// The downward API, as far as pods of a playground ask.
+/// The fields of the downward API that are supported.
 fn field_of(path: &str, pod: &Object, place: &PodPlacement) -> String {
     match path {
         "metadata.name" => pod.name().to_owned(),

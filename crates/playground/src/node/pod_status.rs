@@ -1,4 +1,4 @@
-//! What a node says of a pod that it runs.
+//! The status of a pod that runs here.
 
 use serde_json::{Value, json};
 
@@ -130,7 +130,7 @@ fn container(pod: &Object, plan: &ContainerPlan, state: &State) -> Value {
     })
 }
 
-/// What is wanted now: images are not run, so that another one changes nothing else.
+/// The image of the current spec: images are not run, so a changed one has no other effect.
 fn image<'a>(pod: &'a Object, container: &str) -> &'a str {
     let all = pod.at(&["spec", "containers"]).and_then(Value::as_array);
     let found = all.into_iter().flatten().find(|it| it["name"] == container);

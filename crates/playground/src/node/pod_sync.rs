@@ -1,5 +1,4 @@
-//! Runs what the store says, and tells the store what has become of it: the node's
-//! one task, the owner of all processes of pods.
+//! Reconciles pods with the store: the task of the node that owns all processes of pods.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -30,13 +29,13 @@ use crate::time::Time;
 /// How long all pods together may take to end with the playground.
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
 
-/// Between two looks whether the processes of a pod that is gone are gone, too.
+/// Interval between checks whether the processes of a deleted pod have exited.
 const CLEANUP_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Addresses of pods: 127.0.0.2 and on, all of them loopback.
 const ADDRESSES: std::ops::RangeInclusive<u8> = 2..=254;
 
-/// The pods that run, for those who want to talk to them.
+/// The running pods.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pods(Arc<Mutex<BTreeMap<String, Arc<Pod>>>>);
 
@@ -48,7 +47,7 @@ pub(super) struct Pod {
     pub(super) containers: Vec<Arc<Container>>,
     started: Time,
     begun: Instant,
-    /// Tells its containers to end, and within what time.
+    /// Stops its containers, with a grace period.
     stop: watch::Sender<Option<Duration>>,
 }
 
@@ -73,13 +72,12 @@ pub(super) struct PodSync {
     pub(super) changed: Arc<Notify>,
     /// Containers by the uid of their pod.
     pub(super) running: HashMap<String, JoinSet<()>>,
-    /// Of pods that are gone, whose directories are there while their processes are: no
-    /// more than there are of these.
+    /// Deleted pods whose directories still exist, because their processes have not exited.
     pub(super) remains: Vec<PodPlacement>,
 }
 
 impl PodSync {
-    /// Works until it is told to end; then nothing runs any more.
+    /// Runs until `end` resolves; then no process is left.
     pub(super) async fn run(mut self, end: impl Future<Output = ()>) {
         if let Err(status) = self.register() {
             tracing::warn!(message = status.message, "the node is not registered");
@@ -87,7 +85,7 @@ impl PodSync {
         let work = async {
             loop {
                 if let Err(status) = self.work().await {
-                    // The watch fell behind: all is looked at again.
+                    // The watch fell behind: resync.
                     tracing::debug!(message = status.message, "the node begins again");
                 }
             }
@@ -128,7 +126,7 @@ impl PodSync {
         }
     }
 
-    /// Makes what runs what is wanted; tells when the next pod has had its time.
+    /// Reconciles all pods; returns when the next active deadline expires.
     async fn sync(&mut self) -> Result<Option<Instant>, Status> {
         let listed = self.store.list(&pods(), "")?;
         let mut wanted = BTreeMap::new();
@@ -148,7 +146,7 @@ impl PodSync {
                     self.update_status(object, &pod);
                 }
                 Some(object) => self.terminate(object, &pod).await,
-                // Somebody took it away without grace.
+                // It was deleted without grace.
                 None => {
                     pod.end(Duration::ZERO);
                     self.remove_pod(&pod).await;
@@ -200,7 +198,7 @@ impl PodSync {
                 pod.set(&["spec", "nodeName"], NODE_NAME);
             });
             if bound.is_err() {
-                // It is gone already.
+                // It was deleted meanwhile.
                 return Ok(());
             }
         }
@@ -256,7 +254,7 @@ impl PodSync {
         Ok((address, self.directory.clone()))
     }
 
-    /// Says what has become of a pod.
+    /// Writes the status of a pod.
     fn update_status(&self, object: &Object, pod: &Pod) {
         let containers: Vec<_> = pod
             .containers
@@ -285,7 +283,7 @@ impl PodSync {
         }
     }
 
-    /// A pod that is to end: it gets its time, and is gone when its processes are.
+    /// Terminates a pod: it is removed from the store when its processes have exited.
     async fn terminate(&mut self, object: &Object, pod: &Arc<Pod>) {
         pod.end(grace(object));
         let tasks = self.running.get_mut(object.uid());
@@ -306,11 +304,11 @@ impl PodSync {
             uid: Some(uid.to_owned()),
             resource_version: None,
         };
-        // Somebody else may have been faster.
+        // It may have been removed already.
         let _ = self.store.delete(&pods(), namespace, name, &preconditions);
     }
 
-    /// Ends what is left of a pod.
+    /// Ends all processes of a pod.
     async fn remove_pod(&mut self, pod: &Pod) {
         if let Some(mut tasks) = self.running.remove(&pod.plan.uid) {
             // Dropped processes are killed.
@@ -320,7 +318,7 @@ impl PodSync {
         self.remains.push(pod.place.clone());
     }
 
-    /// Removes the directories of pods that are gone, once nobody is left to write there.
+    /// Removes the directories of deleted pods whose processes have exited.
     fn remove_unused_directories(&mut self) {
         let launcher = &self.launcher;
         self.remains.retain(|place| {
@@ -352,7 +350,7 @@ impl PodSync {
         let uid = object.uid().to_owned();
         let (namespace, name) = (object.namespace(), object.name());
         self.store.modify(&pods(), namespace, name, part, |found| {
-            // Another pod of the same name is not the one that is meant.
+            // A pod of the same name with another uid is a different pod.
             if found.uid() == uid {
                 change(found);
             }
@@ -379,7 +377,7 @@ impl PodSync {
 }
 
 impl Pod {
-    /// When it has had its time, if that is limited and it has not come to its end.
+    /// When its active deadline expires, if it has one and has not ended.
     fn due(&self, object: &Object) -> Option<Instant> {
         let seconds = object.at(&["spec", "activeDeadlineSeconds"])?.as_u64()?;
         let phase = object.text(&["status", "phase"]);
@@ -413,7 +411,7 @@ fn now() -> Time {
     Time::from(SystemTime::now())
 }
 
-/// Only for who runs the playground.
+/// Accessible only to the user of the playground.
 pub(super) fn private_directory(path: &Path) -> std::io::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)

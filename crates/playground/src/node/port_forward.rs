@@ -42,16 +42,16 @@ pub(super) struct PodDialer {
 }
 
 impl PodDialer {
-    /// Where the process listens that stands behind a port. A stranger who takes the port
-    /// between this look and the connection would have to take it from the pod.
+    /// The address of the process that listens on a port. Between this check and the connection,
+    /// another program could get the port only after the pod releases it.
     fn address(&self, port: u16) -> Option<SocketAddr> {
-        // The sample says which port it took if it could not have this one.
+        // The sample records the port that it uses instead of a declared one.
         let directory = self.place.directory.join(PORTS_DIRECTORY);
         let said = fs::read_to_string(directory.join(port.to_string())).ok();
         let said = said.and_then(|text| text.trim().parse().ok());
         let address = self.place.address;
         if cfg!(not(target_os = "linux")) {
-            // None tells whose sockets are: only the sample's word counts.
+            // The owners of sockets are unknown here: only the record of the sample counts.
             return said.map(|real| SocketAddr::new(address, real));
         }
         let started = self.launcher.running(&self.place.pod);
@@ -61,7 +61,7 @@ impl PodDialer {
         listeners::reach(said.unwrap_or(port), address, &own, &listeners::listeners())
     }
 
-    /// A connection to a port, or why there is none, as kubelets say it.
+    /// A connection to a port, or a kubelet's error message.
     pub(super) async fn connect(&self, port: u16) -> Result<TcpStream, String> {
         let connected = self.dial(port).await;
         let pod = &self.pod;
@@ -166,7 +166,7 @@ async fn forward(connected: Result<TcpStream, String>, data: Stream, error: Stre
     match connected {
         Ok(stream) => {
             let (mut from_pod, mut to_pod) = stream.into_split();
-            // As long as the process has something to say to a client that listens.
+            // While the process writes and the client reads.
             tokio::select! {
                 () = pod_to_client(&mut from_pod, &mut to_client) => {}
                 () = client_to_pod(from_client, &mut to_pod) => {}
@@ -180,8 +180,8 @@ async fn forward(connected: Result<TcpStream, String>, data: Stream, error: Stre
     said.flushed().await;
 }
 
-/// Ends when the client has broken off: one that has only ended what it says may still
-/// listen.
+/// Ends when the client resets the stream: a client that has only closed its sending side may
+/// still read.
 async fn client_to_pod(mut from: Receiver, to: &mut (impl AsyncWrite + Unpin)) {
     loop {
         match from.read().await {
@@ -196,7 +196,7 @@ async fn client_to_pod(mut from: Receiver, to: &mut (impl AsyncWrite + Unpin)) {
     }
 }
 
-/// Ends with what the process says, or when the client does not listen any more.
+/// Ends with the output of the process, or when the client stops reading.
 async fn pod_to_client(from: &mut (impl AsyncRead + Unpin), to: &mut Sender) {
     loop {
         let mut piece = bytes::BytesMut::with_capacity(READ_BUFFER_BYTES);
@@ -224,7 +224,7 @@ mod tests {
     /// Generous: the machine may be busy with something else.
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// A pair of streams and the pod's end of the connection, which has got a word.
+    /// A pair of streams and the pod's end of the connection, which has received a byte.
     async fn pair(handle: &connection::Handle, pod: &TcpListener) -> (Stream, Stream, TcpStream) {
         let open = |stream| {
             let headers = pair::Headers {
@@ -257,8 +257,8 @@ mod tests {
         let (handle, _incoming, driver) = connection::client(here, Config::default());
         tokio::spawn(driver);
         let test = async {
-            // While it listens, while it has only ended what it says, and while the pod
-            // does not take any more.
+            // While it reads, after it has closed its sending side, and while the pod does not
+            // read.
             for step in 0..3 {
                 let (_error, mut data, mut theirs) = pair(&handle, &pod).await;
                 match step {

@@ -21,35 +21,34 @@ use tokio::time::{Instant, timeout};
 
 use super::terminal::{Terminal, Window};
 
-/// Where commands without a slash are looked for.
+/// The search path of commands.
 pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// How long is waited in all for output of a process that has ended: what it has left
-/// running may hold it open.
+/// Total time to read the output of a process that has exited: background processes may hold it
+/// open.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How much is read of a process that has ended: the most that a pipe holds, unless root
-/// has said otherwise. What comes then is another's, who got away.
+/// Maximum number of bytes that are read after a process has exited: the default limit of a
+/// pipe. Further bytes come from a background process.
 const MAX_REMAINING_OUTPUT_BYTES: usize = 1024 * 1024;
 
-/// How long a process and all that it has started may take to be gone when it is killed:
-/// longer than its init waits for that.
+/// Time for a process and its descendants to exit after a kill: longer than the timeout of init.
 pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Between two looks whether processes are gone.
+/// Interval between checks whether processes have exited.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The program that begins every process of a pod: what is to be run with
-/// [`run_in_pod`](super::program::run_in_pod), and its first arguments.
+/// The program that starts every process of a pod: it calls
+/// [`run_in_pod`](super::program::run_in_pod). With its first arguments.
 #[derive(Debug, Clone)]
 pub struct Program {
     /// The file.
     pub file: PathBuf,
-    /// What it is told before anything else.
+    /// Its first arguments.
     pub arguments: Vec<OsString>,
 }
 
-/// Starts the processes of pods, and knows which of them are there: a clone is the same.
+/// Starts the processes of pods, and tracks them. Clones share their state.
 #[derive(Debug, Clone)]
 pub(super) struct Launcher {
     program: Program,
@@ -61,11 +60,11 @@ pub(super) struct Launcher {
 struct Running {
     /// The uid of its pod.
     pod: String,
-    /// What has it end at once.
+    /// The signal that ends it at once.
     end: Signal,
 }
 
-/// What to run.
+/// A process to start.
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
     /// The uid of the pod that it is a part of.
@@ -76,7 +75,7 @@ pub(super) struct Launch<'a> {
     pub(super) input: Input,
 }
 
-/// What is run.
+/// The program of a process.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Task<'a> {
     /// A program and its arguments.
@@ -85,14 +84,14 @@ pub(super) enum Task<'a> {
     Sample,
 }
 
-/// What a process reads from.
+/// The standard input of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Input {
     /// Nothing.
     None,
-    /// What somebody writes.
+    /// A pipe.
     Pipe,
-    /// A terminal, which is also what it writes to.
+    /// A terminal, for input and output.
     Terminal,
 }
 
@@ -100,8 +99,8 @@ pub(super) enum Input {
 pub(super) struct OutputReader {
     bytes: Pin<Box<dyn AsyncRead + Send>>,
     ended: watch::Receiver<bool>,
-    /// What is left of [`OUTPUT_DRAIN_TIMEOUT`] and [`MAX_REMAINING_OUTPUT_BYTES`]. How long readers take with what they have
-    /// read does not count.
+    /// The rest of [`OUTPUT_DRAIN_TIMEOUT`] and [`MAX_REMAINING_OUTPUT_BYTES`]. Time that
+    /// readers spend between reads does not count.
     patience: Duration,
     rest: usize,
 }
@@ -109,7 +108,7 @@ pub(super) struct OutputReader {
 /// A byte stream into a process.
 pub(super) type InputWriter = Pin<Box<dyn AsyncWrite + Send>>;
 
-/// A process that runs, and the ends of what it reads and writes.
+/// A running process, and its streams.
 pub(super) struct Process {
     pub(super) life: ProcessHandle,
     pub(super) stdin: Option<InputWriter>,
@@ -141,8 +140,7 @@ impl Launcher {
         }
     }
 
-    /// Those that were started for a pod and have not ended: the ids of others may be
-    /// strangers' by now.
+    /// The running processes of a pod. The ids of exited ones may be reused.
     pub(super) fn running(&self, pod: &str) -> Vec<Pid> {
         let mut running = self.lock();
         running.retain(|id, _| is_running(*id));
@@ -150,7 +148,7 @@ impl Launcher {
         its.map(|(id, _)| *id).collect()
     }
 
-    /// Ends all that are left, whoever waits for them, and waits until they are gone.
+    /// Ends all processes, and waits until they have exited.
     pub(super) fn end_all(&self, limit: Duration) {
         let begun = std::time::Instant::now();
         while begun.elapsed() < limit {
@@ -172,7 +170,7 @@ impl Launcher {
     }
 
     fn spawn(&self, command: &mut Command, launch: &Launch<'_>) -> io::Result<ProcessHandle> {
-        // Held meanwhile: whoever asks for them then sees this one, too.
+        // Locked meanwhile, so that readers see this process too.
         let mut running = self.lock();
         running.retain(|id, _| is_running(*id));
         let child = command.spawn()?;
@@ -232,7 +230,7 @@ impl Launcher {
                 .stdout(theirs.try_clone()?)
                 .stderr(theirs);
             let life = self.spawn(&mut command, launch)?;
-            // It has its own ends; the terminal is over when nobody else has them.
+            // The process has its own descriptors; the terminal is closed when all are.
             drop(command);
             return Ok(Process {
                 stdin: Some(Box::pin(input)),
@@ -286,7 +284,7 @@ impl Launch<'_> {
     }
 }
 
-/// Whether there is such a program: who asks is told before anything is started.
+/// Whether the program exists: checked before anything is started.
 fn find(word: &str, path: &str, directory: &Path) -> Result<(), LaunchError> {
     let is_executable = |file: &Path| {
         let found = file.metadata();
@@ -308,13 +306,13 @@ fn find(word: &str, path: &str, directory: &Path) -> Result<(), LaunchError> {
 }
 
 impl OutputReader {
-    /// Reads something; `false` if nothing more comes.
+    /// Reads some bytes; `false` at the end.
     pub(super) async fn read(&mut self, into: &mut BytesMut) -> bool {
         if !*self.ended.borrow() {
             tokio::select! {
                 biased;
                 read = self.bytes.read_buf(into) => return matches!(read, Ok(1..)),
-                // None is left who waits for it: that is an end, too.
+                // A dropped sender is the end too.
                 _ = self.ended.wait_for(|ended| *ended) => {}
             }
         }
@@ -332,8 +330,8 @@ impl OutputReader {
     }
 }
 
-/// Waits for the end of a process while it is fed and heard, and then until the rest of
-/// what it has written is heard: by whoever is slow, as late as that may be.
+/// Waits for a process to exit while its streams are forwarded, and then until its remaining
+/// output is read, however slow the reader is.
 pub(super) async fn wait_and_drain(
     end: impl Future<Output = ExitInfo>,
     outputs: impl Future<Output = ()>,
@@ -349,7 +347,7 @@ pub(super) async fn wait_and_drain(
         }
     };
     while !heard {
-        // Whoever still writes to it is not to be kept waiting.
+        // Writers to the process must not block any more.
         tokio::select! {
             () = &mut outputs => heard = true,
             () = &mut inputs, if !fed => fed = true,
@@ -364,7 +362,7 @@ pub(super) struct ProcessHandle {
     child: Child,
     /// While it runs.
     id: Option<Pid>,
-    /// What has it end at once.
+    /// The signal that ends it at once.
     end: Signal,
     ended: watch::Sender<bool>,
 }
@@ -372,7 +370,7 @@ pub(super) struct ProcessHandle {
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ExitInfo {
-    /// As shells tell it: 128 and the signal if there was one.
+    /// As shells report it: 128 + signal.
     pub(super) code: u8,
 }
 
@@ -391,17 +389,17 @@ impl ProcessHandle {
         self.ended.subscribe()
     }
 
-    /// Waits for its end. What it has left running ends with it: a container of the
-    /// playground is no more than its process.
+    /// Waits until it exits. Its background processes end with it: a container of the playground
+    /// is only its main process.
     pub(super) async fn wait(&mut self) -> ExitInfo {
         let status = self.child.wait().await;
         self.id = None;
         self.ended.send_replace(true);
-        // That a child cannot be waited for does not happen; if it does, it is gone.
+        // Waiting for a child does not fail; if it does, the child is gone.
         status.map_or(ExitInfo { code: 255 }, ExitInfo::of)
     }
 
-    /// Asks it to end.
+    /// Sends SIGTERM.
     pub(super) fn terminate(&self) {
         self.signal(Signal::TERM);
     }
@@ -412,7 +410,7 @@ impl ProcessHandle {
         if let Ok(ended) = timeout(KILL_TIMEOUT, self.wait()).await {
             return ended;
         }
-        // Somebody has stopped the one who was to do it.
+        // Init was stopped and cannot do it.
         self.signal(Signal::KILL);
         self.wait().await
     }

@@ -1,18 +1,16 @@
-//! Who has started whom, as the system tells it in `/proc`. Where there is no such
-//! thing, nobody is known.
+//! The process tree, from `/proc`. Empty on systems without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use rustix::process::Pid;
 
-/// All that processes have started, and what these have started in turn. Those who have
-/// lost their parents belong to whoever has adopted them.
+/// All descendants of processes. Orphans belong to the process that adopted them.
 pub(super) fn descendants(of: impl IntoIterator<Item = Pid>) -> Vec<Pid> {
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
     let all = all.filter_map(|entry| {
         let id: i32 = entry.file_name().to_str()?.parse().ok()?;
-        // One that has ended meanwhile is nobody's.
+        // A process that has exited meanwhile is skipped.
         let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
         Some((id, parent(&stat)?))
     });
@@ -20,15 +18,15 @@ pub(super) fn descendants(of: impl IntoIterator<Item = Pid>) -> Vec<Pid> {
     found.into_iter().filter_map(Pid::from_raw).collect()
 }
 
-/// Of a line such as `12 (a (b) c) S 11 ...`: names are not escaped, so what counts is
-/// the last parenthesis.
+/// Parses a line such as `12 (a (b) c) S 11 ...`: names are not escaped, so the last parenthesis
+/// counts.
 fn parent(stat: &str) -> Option<i32> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut words = rest.split(' ');
     match words.next()? {
         "X" => None,
-        // Also of one that waits to be buried (Z): so does one whose first thread has ended
-        // while others go on, and start others.
+        // Zombies (Z) are included: the main thread may have exited while other threads run and
+        // fork.
         _ => words.next()?.parse().ok(),
     }
 }
@@ -42,7 +40,7 @@ fn below(of: impl Iterator<Item = i32>, all: impl Iterator<Item = (i32, i32)>) -
     let mut found = BTreeSet::new();
     let mut open: Vec<i32> = of.collect();
     while let Some(id) = open.pop() {
-        // Taken away, so that no circle is gone round: ids may be given anew meanwhile.
+        // Removed when visited, so that reused ids cannot form a loop.
         for child in children.remove(&id).into_iter().flatten() {
             if found.insert(child) {
                 open.push(child);

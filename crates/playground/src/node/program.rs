@@ -1,6 +1,5 @@
-//! What runs in a process of a pod before, or instead of, its command: it makes a
-//! session of its own out of it, gives it its terminal, and is the sample that pods
-//! without a command run.
+//! The code that runs in a process of a pod before its command: it creates a session and sets
+//! the terminal. It is also the sample of pods without a command.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -16,34 +15,33 @@ use std::time::Duration;
 use rustix::process::{Signal, ioctl_tiocsctty, setsid};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The word for the first process of a container, which starts what is told behind it.
+/// Argument: the first process of a container, which starts the rest of the command line.
 pub(super) const INIT: &str = "init";
-/// The word for a command without a terminal.
+/// Argument: a command without a terminal.
 pub(super) const SESSION: &str = "session";
-/// The word for a command on the terminal that is its stdin.
+/// Argument: a command on the terminal that is its stdin.
 pub(super) const TERMINAL: &str = "terminal";
-/// The word for the sample.
+/// Argument: the sample.
 pub(super) const SAMPLE: &str = "sample";
 
-/// Who has started the process: its id. Commands do not see it.
+/// Environment variable with the id of the parent. It is removed before the command starts.
 pub(super) const PARENT: &str = "SKEWBRIDGE_PARENT";
 
 /// Where the sample is to listen: an address.
 pub(super) const ADDRESS: &str = "POD_IP";
 /// The ports that the pod has declared, with commas.
 pub(super) const PORTS: &str = "POD_PORTS";
-/// Who it is.
+/// The name of the pod.
 pub(super) const NAME: &str = "POD_NAME";
 
-/// Where the sample says which real port stands for a declared one, which it may not have
-/// had, within its directory: the name of the file is the declared port, its content the
-/// real one.
+/// The directory in which the sample records the ports that it uses instead of declared ones:
+/// the file name is the declared port, its content the used one.
 pub(super) const PORTS_DIRECTORY: &str = ".ports";
 
 /// As shells: the command cannot be run.
 const EXIT_CANNOT_RUN: u8 = 126;
 
-/// How often the sample says that it lives.
+/// Interval between log lines of the sample.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Connections that the sample answers at once.
@@ -92,9 +90,8 @@ pub fn run_in_pod(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     report_failure(format_args!("{}: {error}", Path::new(&file).display()))
 }
 
-/// A container begins with nothing ignored. What the playground was told to ignore, as
-/// shells tell what they run in the background, would stay so through exec; what is caught
-/// does not.
+/// A container starts with no signal ignored. Signals that the playground ignores, as background
+/// jobs of a shell do, would stay ignored through exec; handlers do not.
 fn reset_ignored_signals() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -112,15 +109,15 @@ fn reset_ignored_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// A playground that is killed leaves no processes behind: what happens to a process
-/// when the one that has started it is gone.
+/// Sets the signal that this process gets when its parent dies, so that a killed playground
+/// leaves no processes behind.
 pub(super) fn die_with_parent(signal: Signal) {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{Pid, getppid, set_parent_process_death_signal};
         let _ = set_parent_process_death_signal(Some(signal));
         let parent = std::env::var(PARENT).ok().and_then(|id| id.parse().ok());
-        // It may be gone already.
+        // The parent may have exited already.
         if getppid() != parent.and_then(Pid::from_raw) {
             std::process::exit(i32::from(EXIT_CANNOT_RUN));
         }
@@ -130,12 +127,12 @@ pub(super) fn die_with_parent(signal: Signal) {
 }
 
 pub(super) fn report_failure(what: impl std::fmt::Display) -> ExitCode {
-    // With nobody to read it, the exit code still tells.
+    // Write errors are ignored. The exit code still shows the failure.
     let _ = writeln!(io::stderr(), "{what}");
     ExitCode::from(EXIT_CANNOT_RUN)
 }
 
-/// What runs in pods that say nothing else: it logs, and answers on its ports.
+/// The sample of pods without a command: it logs, and answers on its ports.
 fn sample() -> ExitCode {
     let variable = |name| std::env::var(name).unwrap_or_default();
     let name: Arc<str> = variable(NAME).into();
@@ -163,14 +160,14 @@ fn sample() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// `false` if nobody listens any more.
+/// `false` if stdout is closed.
 fn say(what: std::fmt::Arguments<'_>) -> bool {
     let mut out = io::stdout().lock();
     writeln!(out, "{what}").and_then(|()| out.flush()).is_ok()
 }
 
-/// The port itself if it may be had, or one that stands for it: low ports belong to
-/// root, and another playground may have the same address.
+/// Binds the port, or a free one instead: low ports need root, and another playground may use
+/// the same address.
 fn listen(address: IpAddr, port: u16) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(SocketAddr::new(address, port))
         .or_else(|_| TcpListener::bind(SocketAddr::new(address, 0)))?;

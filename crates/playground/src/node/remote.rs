@@ -9,10 +9,10 @@ use tokio::sync::mpsc;
 /// Pieces that wait between the two ends: enough to keep both busy.
 pub(super) const QUEUE_LENGTH: usize = 4;
 
-/// What is read of a process at once.
+/// Size of one read from a process.
 pub(super) const READ_BUFFER_BYTES: usize = 16 * 1024;
 
-/// What a process sees of its client.
+/// The streams of a remote command on the side of the process.
 #[derive(Debug)]
 pub(super) struct ProcessEnd {
     pub(super) stdin: Option<mpsc::Receiver<Bytes>>,
@@ -21,7 +21,7 @@ pub(super) struct ProcessEnd {
     pub(super) stderr: Option<mpsc::Sender<Bytes>>,
 }
 
-/// What a client sees of its process.
+/// The streams of a remote command on the side of the client.
 #[derive(Debug)]
 pub(super) struct ClientEnd {
     pub(super) inputs: Inputs,
@@ -35,7 +35,7 @@ pub(super) struct Inputs {
     pub(super) resizing: ResizeSender,
 }
 
-/// The sizes of a terminal as they come.
+/// Sends terminal sizes to the process.
 #[derive(Debug)]
 pub(super) struct ResizeSender {
     sender: Option<mpsc::Sender<TerminalSize>>,
@@ -49,7 +49,7 @@ pub(super) struct Outputs {
     pub(super) stderr: Option<mpsc::Receiver<Bytes>>,
 }
 
-/// Both ends of what a client asks for.
+/// Both ends of the requested streams.
 pub(super) fn ends(options: Options) -> (ProcessEnd, ClientEnd) {
     let queue = |channel| {
         let (sender, receiver) = mpsc::channel(QUEUE_LENGTH);
@@ -83,7 +83,7 @@ pub(super) fn ends(options: Options) -> (ProcessEnd, ClientEnd) {
 }
 
 impl Inputs {
-    /// Hands input over, or throws it away if nobody reads it.
+    /// Forwards input, or drops it if the process does not read.
     pub(super) async fn write(&mut self, data: Bytes) {
         if data.is_empty() {
             return;
@@ -97,7 +97,7 @@ impl Inputs {
 }
 
 impl ResizeSender {
-    /// Takes what came on the channel for sizes.
+    /// Takes data of the resize channel.
     pub(super) fn push(&mut self, data: &[u8]) {
         match self.parser.push(data) {
             // With many at once the last few do not matter: another one follows.
@@ -114,7 +114,7 @@ impl ResizeSender {
 }
 
 impl Outputs {
-    /// Whether more may come.
+    /// Whether more input may follow.
     pub(super) fn is_open(&self) -> bool {
         self.stdout.is_some() || self.stderr.is_some()
     }

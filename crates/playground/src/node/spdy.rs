@@ -18,11 +18,10 @@ use super::remote::{ProcessEnd, ResizeSender, ends};
 /// How long a client may take to open its streams: as kubelets.
 const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a client may take to hear how its command ended.
+/// Time for a client to receive the result.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Carries a command to its end, or until the client is gone: then the command is
-/// dropped.
+/// Serves a command to its end, or until the client disconnects: then the command is dropped.
 pub(super) async fn carry<T, F>(
     io: T,
     options: Options,
@@ -96,7 +95,7 @@ async fn forward_resizes(from: Option<Receiver>, to: &mut ResizeSender) {
     }
 }
 
-/// From the process to the client, to the end of it, whoever listens.
+/// From the process to the client, always to the end.
 async fn forward_output(from: Option<mpsc::Receiver<Bytes>>, to: &mut Option<Sender>) {
     let (Some(mut from), Some(to)) = (from, to) else {
         return;

@@ -1,5 +1,5 @@
-//! What a client is told that wants to talk to a pod: the checks of an API server
-//! and of a kubelet, in their words.
+//! Validates requests for exec, attach, port-forward and logs, with the checks and messages of
+//! an API server and of a kubelet.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -40,10 +40,10 @@ const PROTOCOL_VERSION: &str = "x-stream-protocol-version";
 /// Bytes between SPDY and the WebSocket around it.
 const TUNNEL_BUFFER_BYTES: usize = 64 * 1024;
 
-/// As shells tell it: killed.
+/// The exit code that shells report for SIGKILL.
 const EXIT_KILLED: u8 = 128 + 9;
 
-/// Pieces of a log that wait for who reads it.
+/// Chunks of a log that wait for the reader.
 const LOG_QUEUE_LENGTH: usize = 4;
 
 /// Answers a request for something of a pod.
@@ -99,7 +99,7 @@ fn decode(text: &str) -> String {
     percent_decode_str(&spaced).decode_utf8_lossy().into_owned()
 }
 
-/// The container that is meant, as an API server finds it.
+/// The container of the request, chosen as by an API server.
 fn container(pod: &Arc<Pod>, request: &StreamRequest) -> Result<Arc<Container>, Status> {
     let name = Query(&request.query).first("container");
     let name = name.filter(|name| !name.is_empty());
@@ -138,7 +138,7 @@ fn pod(pods: &Pods, request: &StreamRequest) -> Result<Arc<Pod>, Status> {
     })
 }
 
-/// For what needs a process that runs.
+/// The container's process; an error if it does not run.
 fn running(
     request: &StreamRequest,
     container: &Container,
@@ -190,7 +190,7 @@ fn log(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Status> {
         since,
     });
     let (sender, receiver) = mpsc::channel(LOG_QUEUE_LENGTH);
-    // Ends with the log, or when nobody listens any more.
+    // Ends with the log, or when the client disconnects.
     tokio::spawn(async move {
         loop {
             let piece = tokio::select! {
@@ -284,7 +284,7 @@ fn attached(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Status
     Ok(wants.switch(move |process_end| attach(run, process_end)))
 }
 
-/// How a remote command is asked for.
+/// The protocol and options of a remote command.
 enum Wants {
     Spdy(SpdyProtocol, Options),
     WebSocket(HeaderMap, Protocol, Options),
@@ -417,7 +417,7 @@ fn forwarded(
     Ok(StreamAnswer::Switch(head, takeover))
 }
 
-/// The connection, with what was read of it already.
+/// The connection, including bytes that were read already.
 fn whole(switched: Switched) -> impl AsyncRead + AsyncWrite + Unpin + Send {
     Rewind {
         prefix: switched.input,

@@ -1,5 +1,4 @@
-//! A pseudoterminal: what a process takes for its terminal, and the end of it that
-//! is ours.
+//! A pseudoterminal: the terminal of a process, and its controlling side.
 
 use std::fs::File;
 use std::io;
@@ -18,9 +17,9 @@ use tokio::net::unix::pipe;
 /// A terminal of a process.
 #[derive(Debug)]
 pub(super) struct Terminal {
-    /// What the process writes is read here.
+    /// The output of the process.
     pub(super) output: TerminalOutput,
-    /// What is written here the process reads.
+    /// The input of the process.
     pub(super) input: pipe::Sender,
     /// How large it is.
     pub(super) window: Window,
@@ -32,7 +31,7 @@ pub(super) struct Terminal {
 #[derive(Debug)]
 pub(super) struct Window(OwnedFd);
 
-/// What comes out of a terminal.
+/// The output of a terminal.
 #[derive(Debug)]
 pub(super) struct TerminalOutput(pipe::Receiver);
 
@@ -60,7 +59,7 @@ impl Terminal {
 }
 
 impl Window {
-    /// Tells the process.
+    /// Sets the window size.
     pub(super) fn resize(&self, size: TerminalSize) {
         let size = Winsize {
             ws_row: size.height,
@@ -68,7 +67,7 @@ impl Window {
             ws_xpixel: 0,
             ws_ypixel: 0,
         };
-        // Of a process that is gone nobody looks at it.
+        // An error is ignored: the process has exited.
         let _ = tcsetwinsize(&self.0, size);
     }
 }
@@ -80,7 +79,7 @@ impl AsyncRead for TerminalOutput {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         match ready!(Pin::new(&mut self.0).poll_read(cx, buf)) {
-            // Linux: nobody has the other end any more.
+            // Linux: all descriptors of the other side are closed.
             Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => {
                 Poll::Ready(Ok(()))
             }

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use super::remote::{Inputs, ProcessEnd, READ_BUFFER_BYTES, ends};
 
-/// Pieces are passed on as they come: nothing is kept of a message, however long.
+/// Chunks are forwarded as they arrive: messages of any size are not buffered.
 const LIMITS: Limits = Limits {
     frame: u64::MAX,
     message: u64::MAX,
@@ -28,11 +28,10 @@ const LIMITS: Limits = Limits {
 /// Pings that wait to be answered; of more, some are not.
 pub(super) const MAX_PENDING_PONGS: usize = 4;
 
-/// How long a client may take to hear how its command ended, and to say goodbye.
+/// Time for a client to receive the result and to close.
 pub(super) const RESULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Carries a command to its end, or until the client is gone: then the command is
-/// dropped.
+/// Serves a command to its end, or until the client disconnects: then the command is dropped.
 pub(super) async fn carry<T, F>(
     io: T,
     options: Options,
@@ -79,12 +78,12 @@ pub(super) async fn carry<T, F>(
         () = &mut reading => return,
         said = talk => if said.is_err() { return },
     }
-    // What is on its way would be lost if the connection were closed upon.
+    // Closing at once could lose data in flight.
     let _ = timeout(RESULT_TIMEOUT, reading).await;
 }
 
-/// A failure as kube-apiserver passes it on. The fifth version it translates itself, and
-/// what the node said has become an error of its own.
+/// A failure as kube-apiserver forwards it. It translates the fifth version itself, and turns
+/// the node's message into an error of its own.
 fn as_translated(outcome: Outcome, protocol: Protocol) -> Outcome {
     match outcome {
         Outcome::Failed(failure) if protocol.version() == Version::V5 => {
@@ -94,7 +93,7 @@ fn as_translated(outcome: Outcome, protocol: Protocol) -> Outcome {
     }
 }
 
-/// Hears the client until it leaves.
+/// Reads from the client until it disconnects.
 async fn listen(
     read: impl AsyncRead + Unpin,
     protocol: Protocol,
@@ -160,7 +159,7 @@ pub(super) async fn tunnel(io: impl AsyncRead + AsyncWrite, inside: DuplexStream
     let _ = timeout(RESULT_TIMEOUT, inwards).await;
 }
 
-/// What a client says, message by message.
+/// Reads messages of a client.
 pub(super) struct MessageReader<R> {
     read: R,
     buffer: BytesMut,
@@ -184,7 +183,7 @@ impl<R: AsyncRead + Unpin> MessageReader<R> {
             match self.decoder.decode(&mut self.buffer) {
                 Ok(Some(Event::Chunk(piece))) => return Some(piece),
                 Ok(Some(Event::Control(Control::Ping(payload)))) => {
-                    // One that asks faster than it is answered is answered for some.
+                    // Pongs are dropped if pings arrive faster than they can be answered.
                     let _ = self.pings.try_send(payload);
                 }
                 Ok(Some(Event::Control(Control::Pong(_)))) => {}

@@ -9,8 +9,8 @@ use crate::object::json_size;
 /// As kube-apiserver: a patch may be short and its work long.
 const MAX_OPERATIONS: usize = 10_000;
 
-/// What `copy` may copy in all, as JSON: as kube-apiserver. Copying what was copied, a few
-/// steps would fill any memory.
+/// The limit of all `copy` operations, as JSON: kube-apiserver's. Otherwise a few copies of
+/// copies could fill the memory.
 const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
 
 /// How deep values may be after a patch: as deep as they are read.
@@ -58,7 +58,7 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Value, D
 pub fn apply(target: &Value, operations: &[Operation]) -> Result<Value, String> {
     let mut value = target.clone();
     let mut copied = 0;
-    // No less than it is: looked at again only when it might be too much.
+    // An upper bound: the depth is computed only when the bound exceeds the limit.
     let mut deep = depth(&value);
     for operation in operations {
         operation.take(&mut value, &mut copied)?;
@@ -138,8 +138,8 @@ impl Operation {
     }
 }
 
-/// How deep a value is. Not by going down itself: what is too deep to be walked so is what
-/// this is to find.
+/// The depth of a value. Not recursive, because a value that is too deep would overflow the
+/// stack.
 fn depth(value: &Value) -> usize {
     let mut deepest = 0;
     let mut open = vec![(value, 1)];
@@ -158,7 +158,7 @@ fn missing(operation: &str, path: &str) -> String {
     format!("{operation} operation does not apply: doc is missing path: {path}: missing value")
 }
 
-/// RFC 6901; `None` for what does not begin with a slash.
+/// RFC 6901; `None` without a leading slash.
 fn tokens(path: &str) -> Option<Vec<String>> {
     if path.is_empty() {
         return Some(Vec::new());
@@ -234,7 +234,7 @@ fn remove(target: &mut Value, path: &str) -> Result<Value, String> {
     removed.ok_or_else(|| missing("remove", path))
 }
 
-/// Numbers are compared by what they are worth (RFC 6902, 4.6).
+/// Numbers are compared by value (RFC 6902, 4.6).
 fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => {

@@ -1,5 +1,5 @@
-//! Strategic merge patch: a merge patch that knows which lists are more than a
-//! sequence, with directives for what an example cannot say.
+//! Strategic merge patch: a merge patch that merges lists by key, with directives for deletion
+//! and order.
 
 use serde_json::{Map, Value};
 
@@ -108,13 +108,13 @@ fn merge_items<'a>(
     };
     match order {
         Some(order) => {
-            // Kubernetes merges in place, so that new items count as the server's where
-            // others were deleted. kubectl's users know no other order.
+            // Kubernetes merges in place, so new items count as the server's where others were
+            // deleted. The same is done here.
             let places = before.len().min(merged.len());
             let server = merged[..places].to_vec();
             sort_by_client_order(merged, order, &server, key_of(names))
         }
-        // Who says nothing else wants the order of the patch.
+        // Without a directive, the order is that of the patch.
         None => sort_by_client_order(merged, &Value::Array(patch.to_vec()), before, key_of(names)),
     }
 }
@@ -130,7 +130,7 @@ fn merge_keyed<'a>(
             .and_then(Value::as_str)
             .map(str::to_owned)
     };
-    // It says so of the whole list, whatever else stands in its item.
+    // The directive applies to the whole list, whatever else is in its item.
     let is_replacement = |item: &&Value| directive(item).as_deref() == Some("replace");
     if patch.iter().any(|item| is_replacement(&item)) {
         let rest = patch.iter().filter(|item| !is_replacement(item));
@@ -170,8 +170,8 @@ fn key_of(names: &[&str]) -> Option<&'static str> {
     }
 }
 
-/// Those that the client knows in its order; one that only the server knows stays
-/// before those that it stood before.
+/// Items of the client in its order; an item that only the server has stays before the items
+/// that it preceded.
 fn sort_by_client_order(
     items: Vec<Value>,
     order: &Value,
@@ -208,7 +208,7 @@ fn sort_by_client_order(
     Ok(sorted)
 }
 
-/// What is left of a patch where there is nothing to be patched.
+/// The patch without directives, for a target that does not exist.
 fn plain(patch: &Value) -> Option<Value> {
     match patch {
         Value::Null => None,

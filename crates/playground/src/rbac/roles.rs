@@ -1,5 +1,4 @@
-//! Rights that are given by objects: roles and who is bound to them, as
-//! `rbac.authorization.k8s.io` has them.
+//! Authorization by roles and bindings in the store (`rbac.authorization.k8s.io`).
 
 use serde_json::{Value, json};
 use skewbridge_api::identity::User;
@@ -13,14 +12,14 @@ use crate::strategy::{Definition, Scope, StatusPart};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// Whether some binding gives somebody a role that lets them do something.
+/// Whether a binding grants a user a role that allows a request.
 pub fn allows(store: &Store, user: &User, attributes: Attributes<'_>) -> bool {
     rules(store, user, attributes.namespace())
         .iter()
         .any(|rule| rule_allows(rule, attributes))
 }
 
-/// All rules that somebody has in a namespace, or outside of them (an empty one).
+/// All rules of a user in a namespace, or for cluster-scoped resources (empty).
 pub fn rules(store: &Store, user: &User, namespace: &str) -> Vec<Value> {
     let mut rules = Vec::new();
     for (key, binding) in store.all() {

@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::object::Object;
 use crate::status::quoted;
 
-/// What has to be true of fields: all of it.
+/// Requirements on fields, all of which must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldSelector(Vec<Term>);
 
@@ -24,7 +24,7 @@ enum Comparison {
 }
 
 impl FieldSelector {
-    /// Reads one for objects of a kind. An error is what kube-apiserver says of it.
+    /// Parses a selector for objects of a kind. The error is kube-apiserver's message.
     pub fn parse(text: &str, group: &str, kind: &str) -> Result<Self, String> {
         let mut parts = split(text);
         parts.sort_unstable();
@@ -54,7 +54,7 @@ impl FieldSelector {
         self.0.is_empty()
     }
 
-    /// The one name that it asks for, if it does.
+    /// The name that it requires, if it does.
     pub fn name(&self) -> Option<&str> {
         let mut terms = self.0.iter();
         let term =
@@ -71,7 +71,7 @@ impl Term {
             ("==", Comparison::Same),
             ("=", Comparison::Same),
         ];
-        // The first place where any of them stands.
+        // The first occurrence of any operator.
         for (at, _) in text.char_indices() {
             for (operator, comparison) in operators {
                 if let Some(value) = text[at..].strip_prefix(operator) {
@@ -125,7 +125,7 @@ fn unescape(value: &str) -> Result<String, String> {
     Ok(plain)
 }
 
-/// The field that is meant, if objects of this kind can be selected by it.
+/// The stored field, if objects of this kind can be selected by it.
 fn known(group: &str, kind: &str, field: &str) -> Result<String, String> {
     let further: &[&str] = match (group, kind) {
         ("", "Pod") => &[
@@ -180,7 +180,7 @@ fn known(group: &str, kind: &str, field: &str) -> Result<String, String> {
             Err(format!("field label not supported: {field}"))
         }
         "metadata.name" | "metadata.namespace" => Ok(field.to_owned()),
-        // What is kept has other names for what is the same.
+        // The stored form has other names for these fields.
         "reportingController" if further.contains(&field) => Ok("reportingComponent".to_owned()),
         _ if further.contains(&field) && field.starts_with("regarding.") => {
             Ok(field.replacen("regarding", "involvedObject", 1))
@@ -201,7 +201,7 @@ fn value(object: &Object, field: &str) -> String {
         _ => field.split('.').collect(),
     };
     let found = match (field, object.at(&path)) {
-        // events.k8s.io has other names for what is the same.
+        // events.k8s.io has other names for these fields.
         ("reportingComponent", None) => object.at(&["reportingController"]),
         (field, None) if field.starts_with("involvedObject.") => object.at(&["regarding", path[1]]),
         (_, found) => found,

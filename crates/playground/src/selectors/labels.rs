@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::name_validation::{label_key_errors, label_value_errors};
 use crate::status::FieldError;
 
-/// What has to be true of labels: all of it.
+/// Requirements on labels, all of which must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LabelSelector(Vec<Requirement>);
 
@@ -28,7 +28,7 @@ enum Test {
 }
 
 impl LabelSelector {
-    /// Reads one. An error is what kube-apiserver says of it.
+    /// Parses a selector. The error is kube-apiserver's message.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut parser = Parser {
             tokens: tokens(text),
@@ -103,7 +103,7 @@ impl Token {
     }
 }
 
-/// kube-apiserver's grammar, with its words where something else is found.
+/// kube-apiserver's grammar, with its error messages.
 struct Parser {
     tokens: Vec<Token>,
     at: usize,

@@ -1,4 +1,4 @@
-//! A request that is understood and allowed, on its way to who answers it.
+//! A parsed and authorized request.
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, USER_AGENT};
@@ -28,11 +28,11 @@ pub(super) struct ApiRequest<'a> {
     pub(super) body: Bytes,
 }
 
-/// What an [`ApiRequest`] is about.
+/// The resource of an [`ApiRequest`].
 pub(super) struct ApiTarget<'a> {
     pub(super) served: Served<'a>,
     pub(super) definition: Definition,
-    /// Empty for what is in none, or in all.
+    /// Empty for cluster-scoped resources, or for all namespaces.
     pub(super) namespace: &'a str,
     /// Empty for a collection.
     pub(super) name: &'a str,
@@ -41,7 +41,7 @@ pub(super) struct ApiTarget<'a> {
 /// An object that has the fields of its kind alone.
 pub(super) struct Typed {
     pub(super) object: Object,
-    /// What the client is told besides.
+    /// Warnings for the client.
     pub(super) warnings: Vec<String>,
 }
 
@@ -76,15 +76,14 @@ impl ApiRequest<'_> {
         }
     }
 
-    /// The body, as an object of what is asked for.
+    /// The body, as an object of the requested resource.
     pub(super) fn object(&self, target: &ApiTarget<'_>) -> Result<Typed, Status> {
         let mut object = Object::new(self.value()?)?;
         target.expect(&mut object)?;
         self.typed(target, object)
     }
 
-    /// An object with the fields of its kind alone: what to think of others, the client
-    /// says by `fieldValidation`.
+    /// An object without unknown fields; `fieldValidation` decides how these are reported.
     pub(super) fn typed(&self, target: &ApiTarget<'_>, object: Object) -> Result<Typed, Status> {
         let (kind, api_version) = (&target.definition.kind, target.served.api_version());
         let refuse = |why: String| {
@@ -117,7 +116,7 @@ impl ApiRequest<'_> {
         })
     }
 
-    /// Who writes: who says so, or the program by its name.
+    /// The field manager: that of the query, or else the name of the client program.
     pub(super) fn writer<'b>(&'b self, api_version: &'b str) -> FieldManager<'b> {
         let manager = match self.query.get("fieldManager") {
             "" => {
@@ -149,7 +148,7 @@ impl ApiTarget<'_> {
         &self.definition.resource
     }
 
-    /// 400 for an object of another kind or version; one that does not say is meant.
+    /// 400 for an object of another kind or version; missing ones are filled in.
     fn expect(&self, object: &mut Object) -> Result<(), Status> {
         let (kind, api_version) = (&self.definition.kind, self.served.api_version());
         if object.kind().is_empty() {

@@ -1,4 +1,4 @@
-//! Who asks, and on whose behalf.
+//! Authentication and impersonation.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use skewbridge_gateway::authn::{Caller, ClientCertState, TrustConfig};
 
 use crate::rbac::Attributes;
 
-/// The user whom nobody knows.
+/// The anonymous user.
 const ANONYMOUS: &str = "system:anonymous";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 const AUTHENTICATED: &str = "system:authenticated";
@@ -23,15 +23,15 @@ const AUTHENTICATED: &str = "system:authenticated";
 /// How browsers bring a token on a WebSocket, where they can set no other header.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// Whom a server believes.
+/// The authenticators of a server.
 pub(super) struct Authenticator {
     trust: Arc<TrustConfig>,
     tokens: Tokens,
     version: Option<Version>,
 }
 
-/// Users by their tokens, of which only digests are kept: looking one up tells nothing
-/// of the others by the time that it takes.
+/// Users by the digest of their token, so that the time of a lookup reveals nothing about other
+/// tokens.
 struct Tokens(HashMap<[u8; 32], User>);
 
 impl Authenticator {
@@ -52,8 +52,8 @@ impl Authenticator {
         }
     }
 
-    /// Who sent a request, in kube-apiserver's order; 401 for those who show something
-    /// that is not good.
+    /// The user of a request, in kube-apiserver's order of authenticators; 401 for invalid
+    /// credentials.
     pub(super) fn user(
         &self,
         presented: &ClientCertState,
@@ -62,7 +62,7 @@ impl Authenticator {
         let mut user = match presented.caller(&self.trust, headers).caller {
             Caller::Peer(user) => user,
             Caller::Certificate(user) => {
-                // What a bridge would say of the certificate is what a server makes of it.
+                // A server derives the same user from the certificate as a bridge.
                 let mut said = HeaderMap::new();
                 user.headers(self.version.as_ref()).apply(&mut said);
                 let read = self.trust.headers().read(&said);
@@ -80,7 +80,7 @@ impl Authenticator {
         Ok(user)
     }
 
-    /// Whose token it is.
+    /// The user of a token.
     pub(super) fn of_token(&self, token: &str) -> Option<User> {
         let mut user = self.tokens.0.get(&fingerprint(token)).cloned()?;
         add_authenticated_group(&mut user);
@@ -96,7 +96,7 @@ fn anonymous() -> User {
     }
 }
 
-/// Everybody whose name is known is in one group.
+/// Adds `system:authenticated` to named users.
 fn add_authenticated_group(user: &mut User) {
     let is_in = |group: &str| user.groups.iter().any(|it| it == group);
     if user.name != ANONYMOUS && !is_in(AUTHENTICATED) && !is_in(UNAUTHENTICATED) {
@@ -126,7 +126,7 @@ fn bearer(headers: &HeaderMap) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Takes away what only the server had to see.
+/// Removes credentials, which only the server needs.
 pub(super) fn remove_credentials(headers: &mut HeaderMap) {
     headers.remove(AUTHORIZATION);
     IdentityHeaders::default().remove(headers);
@@ -146,8 +146,8 @@ pub(super) fn remove_credentials(headers: &mut HeaderMap) {
     }
 }
 
-/// On whose behalf a request is made (`Impersonate-*`): the caller's own, or somebody
-/// else's if the caller may do so.
+/// The effective user (`Impersonate-*`): the caller, or another user if the caller may
+/// impersonate it.
 pub(super) fn impersonated(
     user: User,
     headers: &HeaderMap,
@@ -190,7 +190,7 @@ pub(super) fn impersonated(
         ask("", "groups", "", "", group)?;
     }
     if let (Some((namespace, _)), true) = (account, wanted.groups.is_empty()) {
-        // Those that every one has, for which nobody has to ask.
+        // The groups of all service accounts need no permission.
         wanted.groups = vec![
             "system:serviceaccounts".to_owned(),
             format!("system:serviceaccounts:{namespace}"),
@@ -305,7 +305,7 @@ mod tests {
                 AUTHENTICATED
             ]
         );
-        // Whoever may act for the account need not be allowed to act for its groups.
+        // Permission to impersonate the account includes its groups.
         let only_accounts = |_: &User, attributes: Attributes<'_>| match attributes {
             Attributes::Resource {
                 resource: "serviceaccounts",

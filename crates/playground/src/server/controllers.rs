@@ -1,8 +1,8 @@
-//! What controllers do in a real cluster, as far as a plain one needs it: namespaces that
-//! are to end are emptied, and what depends on something that is gone ends too.
+//! The controllers that a playground needs: deletion of namespaces, and garbage collection of
+//! dependents.
 //!
-//! Every server has them ready, and those of one work: when it goes, another one's take
-//! over.
+//! Every server runs them, and those of one server are active. When it ends, those of another
+//! take over.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::object::Object;
 use crate::store::{DryRun, Key, Preconditions, Store, WriteContext};
 use crate::strategy::{Definition, Part, Scope, StatusPart};
 
-/// Looked at again although nobody has written: a finalizer may have been in the way.
+/// Resync interval without writes: a finalizer may have been removed.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Works whenever something was written, until it is dropped.
@@ -36,7 +36,7 @@ pub(super) async fn run(store: SharedStore) {
     }
 }
 
-/// Lets those stay that depend on what ends.
+/// Removes owner references of dependents, which stay.
 pub(super) fn orphan(
     store: &mut Store,
     owner: &str,
@@ -61,8 +61,8 @@ pub(super) fn orphan(
     Ok(())
 }
 
-/// Ends what depends on nothing that is still there. What goes wrong with one object keeps
-/// none of the others; the first of it is told.
+/// Deletes objects whose owners no longer exist. An error with one object does not stop the
+/// others; the first one is returned.
 fn collect_garbage(store: &mut Store, context: &mut WriteContext<'_>) -> Result<(), Status> {
     let has_owners = |object: &Object| !object.owner_references().is_empty();
     if !store.all().any(|(_, object)| has_owners(object)) {
@@ -90,7 +90,7 @@ fn collect_garbage(store: &mut Store, context: &mut WriteContext<'_>) -> Result<
     collected
 }
 
-/// Enough to write what is there already.
+/// Enough to write existing objects.
 fn definition(key: &Key) -> Definition {
     Definition {
         kind: key.resource.resource.clone(),

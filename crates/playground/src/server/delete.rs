@@ -24,7 +24,7 @@ pub(super) struct Options {
     pub(super) dry_run: DryRun,
 }
 
-/// What becomes of those that depend on it.
+/// What happens to dependents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dependents {
     /// They end after it.
@@ -42,7 +42,7 @@ impl Options {
         }
     }
 
-    /// `DeleteOptions` wherever they stand; the query counts where they do not say.
+    /// `DeleteOptions` of a body; options that are not set are taken from the query.
     pub(super) fn read(body: &Value, request: &ApiRequest<'_>) -> Result<Self, Status> {
         let said = |name: &str| match &body[name] {
             Value::String(text) => text.clone(),
@@ -171,7 +171,7 @@ pub(super) fn end(
     Ok(deletion)
 }
 
-/// Whose deletion is answered with the object.
+/// Whether the response to a deletion is the object.
 fn is_told_whole(definition: &Definition) -> bool {
     let resource = &definition.resource;
     resource.group.is_empty()

@@ -1,4 +1,4 @@
-//! What a server serves, told in documents and in lists.
+//! Discovery: aggregated documents and lists.
 
 use std::net::SocketAddr;
 
@@ -13,10 +13,10 @@ use super::responses::{self, ApiResponse};
 use crate::catalogue::{Catalogue, Root};
 use crate::status::{not_acceptable, unknown_resource};
 
-/// What lists are written in, the best first.
+/// Formats of lists, in order of preference.
 const OFFERS: [Format; 3] = [Format::Json, Format::Yaml, Format::Protobuf];
 
-/// `/api`, `/apis` and what is below them; `None` if that is nothing.
+/// `/api`, `/apis` and the paths below; `None` for others.
 pub(super) fn answer(
     catalogue: &Catalogue,
     address: SocketAddr,
@@ -40,7 +40,7 @@ pub(super) fn answer(
     })
 }
 
-/// A document, if that is what is wanted.
+/// An aggregated document, if the client accepts one.
 fn document(catalogue: &Catalogue, root: Root, headers: &HeaderMap) -> Option<ApiResponse> {
     let wanted =
         RequestedDiscovery::from_headers(headers, |schema| catalogue.release().understands(schema));
@@ -92,7 +92,7 @@ fn format(headers: &HeaderMap) -> Result<Format, Status> {
     negotiate(headers, &OFFERS).ok_or_else(refusal)
 }
 
-/// `/api` for those who know no documents.
+/// `/api` for clients without aggregated discovery.
 fn versions(address: SocketAddr, headers: &HeaderMap) -> Result<ApiResponse, Status> {
     format(headers)?;
     // In the order in which Go writes it.

@@ -9,7 +9,7 @@ use super::Server;
 use super::query::Query;
 use super::responses::{self, ApiResponse};
 
-/// What is looked after, as `?verbose` shows it.
+/// The checks that `?verbose` shows.
 const CHECKS: [&str; 4] = [
     "ping",
     "log",
@@ -17,7 +17,7 @@ const CHECKS: [&str; 4] = [
     "poststarthook/start-apiserver-identity",
 ];
 
-/// Answers what is no object and no discovery; `None` if that is nothing.
+/// Responses of non-resource paths other than discovery; `None` for unknown paths.
 pub(super) fn answer(server: &Server, path: &str, query: &Query) -> Option<ApiResponse> {
     let trimmed = path.trim_end_matches('/');
     Some(match trimmed {

@@ -1,5 +1,4 @@
-//! The Lease by which a server says that it lives, and under which name (KEP-4020 goes
-//! by it).
+//! The identity Lease of a server (used by KEP-4020).
 
 use std::time::{Duration, SystemTime};
 
@@ -61,7 +60,7 @@ impl LeaseHeartbeat {
         }
     }
 
-    /// Takes it, or says once more that the server lives.
+    /// Acquires or renews it.
     pub(super) fn renew(&self) -> Result<(), Status> {
         let now = SystemTime::now();
         let name = self.identity.as_str();
@@ -89,11 +88,11 @@ impl LeaseHeartbeat {
         changed.map(drop)
     }
 
-    /// Gives it up, as servers from 1.35 on do when they are told to end.
+    /// Deletes it, as servers from 1.35 on do when they stop.
     pub(super) fn release(&self) {
         if self.release >= Release::V1_36 {
             let none = Preconditions::default();
-            // Somebody else may have deleted it.
+            // It may have been deleted already.
             let _ = self
                 .store
                 .delete(&leases(), NAMESPACE, self.identity.as_str(), &none);

@@ -1,5 +1,4 @@
-//! In which form a client wants objects: as they are, as a table for people, or only
-//! what is said of each.
+//! The requested form of objects: full, as a table, or metadata only.
 
 use http::HeaderMap;
 use skewbridge_api::media::{Format, MediaRange, alternatives};
@@ -7,7 +6,7 @@ use skewbridge_api::status::Status;
 
 use crate::status::not_acceptable;
 
-/// What objects are answered as.
+/// The form of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// As they are.
@@ -18,7 +17,7 @@ pub(super) enum Form {
     Metadata,
 }
 
-/// What servers write here: JSON, which is YAML as well (YAML 1.2, 1.3).
+/// Formats of responses: JSON, which is YAML as well (YAML 1.2, 1.3).
 const OFFERS: [Format; 2] = [Format::Json, Format::Yaml];
 
 impl Form {

@@ -1,4 +1,4 @@
-//! From what is asked of the API to who does it.
+//! Dispatches requests by resource, subresource and verb.
 
 use skewbridge_api::request_info::Verb;
 use skewbridge_api::status::Status;
@@ -12,7 +12,7 @@ use crate::catalogue::{Release, Served};
 use crate::status::{method_not_allowed, unknown_resource};
 use crate::strategy::{Definition, Part};
 
-/// What is said to everybody who asks for endpoints.
+/// The deprecation warning of endpoints.
 const ENDPOINTS: &str =
     "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice";
 
@@ -85,7 +85,7 @@ fn part_of(subresource: &str) -> Part {
     match subresource {
         "finalize" => Part::Finalize,
         "status" | "approval" => Part::Status,
-        // Containers and their sizes are wishes.
+        // Containers and their resources are part of the spec.
         _ => Part::Main,
     }
 }
@@ -108,7 +108,7 @@ fn bind_by_name(
     pods::bind(request, &target, pod)
 }
 
-/// What is asked for, where the path is one of its paths.
+/// The target of a request, if its path is valid for the resource.
 fn target<'a>(request: &ApiRequest<'a>, served: Served<'a>) -> Result<ApiTarget<'a>, Status> {
     let info: &'a _ = request.info;
     let definition = Definition::of(&served);
@@ -136,7 +136,7 @@ fn target<'a>(request: &ApiRequest<'a>, served: Served<'a>) -> Result<ApiTarget<
         definition,
         namespace,
         name: match info.verb {
-            // There it is what is selected, and a selector says so.
+            // In a list, the name is a field selector.
             Verb::List | Verb::DeleteCollection => "",
             _ => &info.name,
         },

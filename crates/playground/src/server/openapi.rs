@@ -1,8 +1,8 @@
-//! OpenAPI: enough for `kubectl apply` to know which options a server takes, and for
-//! `kubectl explain` to explain what people write by hand.
+//! OpenAPI: enough for `kubectl apply` to detect options of a server, and for `kubectl explain`
+//! with hand-written descriptions.
 //!
-//! Strategic merge patches are taken but not told of: kubectl would work them out by
-//! these schemas, which do not know every list. It has the real ones built in.
+//! Strategic merge patches are supported but not advertised: kubectl would compute them from
+//! these schemas, which lack some lists. It has the real ones built in.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,11 +24,11 @@ use crate::status::not_acceptable;
 
 /// The only form of version 3 that is written here.
 const JSON: &str = "application/json";
-/// How clients ask for version 2 in protobuf; and how it is answered.
+/// The media type of version 2 in protobuf, in requests and in responses.
 const V2_PROTOBUF: &str = "com.github.proto-openapi.spec.v2@v1.0+protobuf";
 const V2_PROTOBUF_TYPE: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
-/// The documents of a server, made when they are first asked for.
+/// The documents of a server, generated when they are first requested.
 pub(super) struct Documents {
     catalogue: Catalogue,
     v3: OnceLock<BTreeMap<String, Document>>,
@@ -121,7 +121,7 @@ impl Documents {
     }
 }
 
-/// `/openapi/v2`, `/openapi/v3` and what is below it; `None` if that is nothing.
+/// `/openapi/v2`, `/openapi/v3` and the paths below; `None` for others.
 pub(super) fn answer(
     documents: &Documents,
     path: &str,
@@ -192,7 +192,7 @@ fn v2(documents: &Documents, headers: &HeaderMap) -> ApiResponse {
     }
 }
 
-/// The paths of a resource, and what can be done there.
+/// The paths of a resource, and their operations.
 fn describe(served: &Served<'_>, root: &str, paths: &mut Map<String, Value>) {
     let resource = &served.resource.resource;
     let collection = if served.is_namespaced() {

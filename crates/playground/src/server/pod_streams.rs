@@ -1,7 +1,7 @@
-//! What the servers leave to who runs the pods: exec, attach, port-forward and logs.
+//! The interface to the node: exec, attach, port-forward and logs.
 //!
-//! A server authenticates and authorises, finds the pod, refuses what its version does
-//! not speak, and then asks its [`PodStreams`] for an answer.
+//! A server authenticates and authorizes, finds the pod, rejects protocols that its version does
+//! not support, and then calls its [`PodStreams`].
 
 use std::fmt;
 use std::future::Future;
@@ -17,9 +17,9 @@ use tokio::sync::mpsc;
 use crate::catalogue::Release;
 use crate::object::Object;
 
-/// Runs pods, and lets clients talk to what runs in them.
+/// A node that serves streams of its pods.
 pub trait PodStreams: Send + Sync + 'static {
-    /// Answers a request for a pod that is there, and is on a node.
+    /// Serves a request for a pod that exists and is bound to a node.
     fn answer(
         &self,
         request: StreamRequest,
@@ -29,7 +29,7 @@ pub trait PodStreams: Send + Sync + 'static {
 /// A request for `pods/{exec,attach,portforward,log}` that is allowed.
 #[derive(Debug, Clone)]
 pub struct StreamRequest {
-    /// What is wanted of the pod.
+    /// The subresource.
     pub kind: StreamKind,
     /// `GET` by WebSocket and for logs, `POST` by SPDY.
     pub method: Method,
@@ -44,7 +44,7 @@ pub struct StreamRequest {
     pub pod: Arc<Object>,
 }
 
-/// What is wanted of a pod.
+/// A streaming subresource of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // their names say it
 pub enum StreamKind {
@@ -63,15 +63,15 @@ pub enum Protocols {
     SpdyAndWebSocket,
 }
 
-/// What a client is told.
+/// The response to a client.
 #[derive(Debug)]
 pub enum StreamAnswer {
-    /// Piece by piece until the sender is dropped, as `log -f` does. Who sends learns by
-    /// the channel that nobody listens any more.
+    /// In chunks until the sender is dropped, as for `log -f`. The sender is notified by the
+    /// channel when the client disconnects.
     Pieces(Response<()>, mpsc::Receiver<Bytes>),
     /// A failure.
     Refused(Status),
-    /// 101 with these headers, and then the connection is somebody else's.
+    /// 101 with these headers; then the node takes over the connection.
     Switch(Response<()>, Takeover),
 }
 
@@ -79,7 +79,7 @@ pub enum StreamAnswer {
 pub struct Switched {
     /// Both ways, above TLS.
     pub io: Box<dyn Io>,
-    /// What was read behind the request's head.
+    /// Bytes that were read after the request head.
     pub input: BytesMut,
 }
 

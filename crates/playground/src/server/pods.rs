@@ -1,5 +1,4 @@
-//! What pods have besides an object: a node to be bound to, an end before their time, and
-//! streams, which somebody else answers.
+//! Subresources of pods: binding, eviction, and streams, which the node serves.
 
 use http::header::UPGRADE;
 use http::{HeaderValue, StatusCode};
@@ -39,7 +38,7 @@ pub(super) async fn stream(
         if headers.get(UPGRADE).is_none() {
             return Err(Status::bad_request("Upgrade stream_request required"));
         }
-        // From 1.35 on who may only look may not enter by the method that looks.
+        // From 1.35 on, streams need the verb create also by GET.
         if release >= Release::V1_36 && request.head.method == http::Method::GET {
             let attributes = Attributes::Resource {
                 verb: "create",
@@ -62,7 +61,7 @@ pub(super) async fn stream(
     }
     if pod.text(&["spec", "nodeName"]).is_empty() {
         if kind == StreamKind::Log {
-            // There is nothing to be told yet.
+            // There is no log yet.
             let mut nothing = responses::text(StatusCode::NO_CONTENT, "");
             nothing.headers_mut().remove(http::header::CONTENT_TYPE);
             nothing.headers_mut().remove(http::header::CONTENT_LENGTH);
@@ -107,10 +106,10 @@ fn is_tunnel(headers: &http::HeaderMap) -> bool {
     tunnelled_protocols(subprotocols(headers)).next().is_some()
 }
 
-/// What a kubelet of 1.28 answers to a subprotocol that it does not know: the handshake
-/// fails, and the client takes the other way.
+/// A kubelet of 1.28 rejects an unknown subprotocol: the handshake fails, and the client falls
+/// back to SPDY.
 fn not_by_websocket() -> ApiResponse {
-    // Not what was offered: a token may be among it.
+    // Offered protocols are not repeated, because one may contain a token.
     tracing::debug!("a WebSocket is refused by a server that speaks SPDY alone");
     let mut reply = responses::text(StatusCode::FORBIDDEN, "");
     reply
@@ -119,7 +118,7 @@ fn not_by_websocket() -> ApiResponse {
     reply
 }
 
-/// Pieces that somebody sends.
+/// Chunks of a channel.
 #[derive(Debug)]
 struct Channel(mpsc::Receiver<bytes::Bytes>);
 
@@ -132,7 +131,7 @@ impl Pieces for Channel {
     }
 }
 
-/// `pods/binding`: what a scheduler says.
+/// `pods/binding`: as a scheduler writes it.
 pub(super) fn bind(
     request: &ApiRequest<'_>,
     target: &ApiTarget<'_>,

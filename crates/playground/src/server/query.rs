@@ -31,7 +31,7 @@ impl Query {
         Some(&found.1)
     }
 
-    /// As Kubernetes reads what is true or false: anything but `false` and `0` is true.
+    /// Booleans as Kubernetes parses them: anything but `false` and `0` is true.
     pub(super) fn flag(&self, name: &str) -> Option<bool> {
         let value = self.find(name)?;
         Some(!value.eq_ignore_ascii_case("false") && value != "0")

@@ -48,7 +48,7 @@ pub(super) fn list(
     ))
 }
 
-/// What `labelSelector` and `fieldSelector` mean; a name in the path is meant too.
+/// The selection of `labelSelector`, `fieldSelector` and a name in the path.
 pub(super) fn selection(
     request: &ApiRequest<'_>,
     target: &ApiTarget<'_>,
@@ -74,7 +74,7 @@ fn options(request: &ApiRequest<'_>) -> Result<ListOptions, Status> {
         Err(invalid("meta.k8s.io", "ListOptions", "", &[error]))
     };
     let version_match = match query.get("resourceVersionMatch") {
-        // Before there was a word for it, a page meant just this version.
+        // Without `resourceVersionMatch`, a limit implies the exact version.
         "" if limit > 0 && !matches!(resource_version, "" | "0") => VersionMatch::Exact,
         "" => VersionMatch::NotOlderThan,
         _ if resource_version.is_empty() => {
@@ -145,7 +145,7 @@ fn without_time(object: &mut Object, metadata: &[&str]) {
     }
 }
 
-/// An object in the version in which it is asked for.
+/// An object in the requested version.
 pub(super) fn versioned(target: &ApiTarget<'_>, object: &Object) -> Object {
     let api_version = target.served.api_version();
     conversion::from_storage(object, &api_version, &target.definition.kind)
@@ -212,7 +212,7 @@ pub(super) fn present_list(
         if form == Form::Metadata {
             return partial(&object);
         }
-        // The list says what they are.
+        // The list has the kind of its items.
         let mut object = as_released(request.server.release, target.resource(), object);
         object.remove(&["apiVersion"]);
         object.remove(&["kind"]);
@@ -229,7 +229,7 @@ pub(super) fn present_list(
     json!({"kind": kind, "apiVersion": api_version, "metadata": metadata, "items": items})
 }
 
-/// What a table's rows are to bring along.
+/// The `includeObject` option of a table.
 pub(super) fn include(request: &ApiRequest<'_>) -> Include {
     match request.query.get("includeObject") {
         "None" => Include::None,

@@ -1,4 +1,4 @@
-//! What is written to clients.
+//! Responses.
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WARNING};
@@ -22,7 +22,7 @@ pub(super) fn json(code: StatusCode, value: &Value) -> ApiResponse {
     reply
 }
 
-/// Says something besides, which kubectl prints.
+/// Adds warnings, which kubectl prints.
 pub(super) fn warn(reply: &mut ApiResponse, warnings: &[String]) {
     for warning in warnings {
         let text = format!("299 - {}", crate::status::quoted(warning));
@@ -32,7 +32,7 @@ pub(super) fn warn(reply: &mut ApiResponse, warnings: &[String]) {
     }
 }
 
-/// Words for people.
+/// Plain text.
 pub(super) fn text(code: StatusCode, text: impl Into<String>) -> ApiResponse {
     whole(code, "text/plain; charset=utf-8", text.into())
 }
@@ -48,7 +48,7 @@ pub(super) fn whole(code: StatusCode, media: &'static str, body: impl Into<Bytes
     reply.map(|()| ResponseBody::full(body))
 }
 
-/// What Go's server says of a path that nobody serves.
+/// The response of Go's server for an unknown path.
 pub(super) fn not_found_page() -> ApiResponse {
     let mut reply = text(StatusCode::NOT_FOUND, "404 page not found\n");
     let headers = reply.headers_mut();
@@ -59,7 +59,7 @@ pub(super) fn not_found_page() -> ApiResponse {
 /// A failure, in a form that the caller reads.
 pub(super) fn failure(status: &Status, asked: &HeaderMap) -> ApiResponse {
     let format = match status.code {
-        // Nothing that the caller reads: it is written for people.
+        // Without an accepted format, it is plain text.
         406 => return not_acceptable(status),
         _ => negotiate_error_format(asked),
     };
@@ -79,7 +79,7 @@ pub(super) fn failure(status: &Status, asked: &HeaderMap) -> ApiResponse {
     reply
 }
 
-/// In lines, as kube-apiserver writes it to those of whom it cannot know what they read.
+/// Plain text lines, as kube-apiserver writes them if no format is accepted.
 fn not_acceptable(status: &Status) -> ApiResponse {
     let quoted = Value::from(status.message.as_str());
     let text = format!(

@@ -1,5 +1,4 @@
-//! Questions that are asked by creating an object: may I, what may I, who am I, whose
-//! token is this.
+//! Reviews, which are answered when they are created: access, rules, the own user, tokens.
 
 use http::StatusCode;
 use serde_json::{Value, json};

@@ -1,5 +1,4 @@
-//! A connection's requests, one by one: who asks, for what, whether they may, and the
-//! answer.
+//! The requests of a connection: authentication, authorization, dispatch and response.
 
 use std::future::poll_fn;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The store that servers of all versions share, with a clock, dice, and a bell that
-//! rings when something has happened.
+//! The store that servers of all versions share, with a clock, random numbers and change
+//! notifications.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -22,11 +22,10 @@ use crate::strategy::{Definition, Part};
 use crate::time::Time;
 use crate::watch::{Change, WatchStart, Watcher};
 
-/// One store for all servers, and for whoever runs beside them: a clone is the same
-/// store.
+/// One store for all servers and the node. Clones share it.
 ///
-/// Its own methods are those of a controller that nobody has to authorise: a node
-/// registers itself, watches pods and writes what has become of them.
+/// Its methods need no authorization. The node uses them: it registers itself, watches pods and
+/// writes their status.
 #[derive(Debug, Clone)]
 pub struct SharedStore(Arc<Shared>);
 
@@ -36,7 +35,7 @@ struct Shared {
     /// The version of the store: it changes with every write.
     version: watch::Sender<u64>,
     definitions: BTreeMap<GroupResource, Definition>,
-    /// Held by the server whose controllers work.
+    /// Held by the server whose controllers are active.
     leader: tokio::sync::Mutex<()>,
 }
 
@@ -52,7 +51,7 @@ pub enum SharedStoreError {
 }
 
 impl SharedStore {
-    /// With what every cluster has: its namespaces, its roles, and the service of the API.
+    /// With the initial objects of a cluster: namespaces, roles, and the service of the API.
     pub fn new() -> Result<Self, SharedStoreError> {
         Self::over(Store::default())
     }
@@ -106,7 +105,7 @@ impl SharedStore {
         Ok(())
     }
 
-    /// What is known of a resource, if any version of the playground has it.
+    /// The definition of a resource, if any version of the playground has it.
     pub fn definition(&self, resource: &GroupResource) -> Result<&Definition, Status> {
         let found = self.0.definitions.get(resource);
         found.ok_or_else(unknown_resource)
@@ -143,8 +142,7 @@ impl SharedStore {
         })
     }
 
-    /// Changes a part of an object that is there, whatever its version is now: nobody
-    /// can write in between.
+    /// Changes a part of an object atomically, whatever its version.
     pub fn modify(
         &self,
         resource: &GroupResource,
@@ -161,11 +159,11 @@ impl SharedStore {
         })
     }
 
-    /// Ends an object without grace: for a pod, what the node says when its processes
-    /// are gone.
+    /// Deletes an object without grace: for a pod, the node calls it when its processes have
+    /// exited.
     ///
-    /// A pod that is on a node and is deleted by a client gets a `deletionTimestamp`
-    /// and stays until the node calls this.
+    /// A pod that is bound to a node and is deleted by a client gets a `deletionTimestamp`, and
+    /// stays until the node calls this.
     pub fn delete(
         &self,
         resource: &GroupResource,
@@ -179,14 +177,13 @@ impl SharedStore {
         })
     }
 
-    /// Watches a resource, in a namespace or in all (an empty one), beginning with what
-    /// is there.
+    /// Watches a resource, in a namespace or in all (empty), starting with the current objects.
     pub fn watch(&self, resource: &GroupResource, namespace: &str) -> Result<StoreWatch, Status> {
         let all = Selection::default();
         self.watch_selected(resource, namespace, all, "", WatchStart::Default)
     }
 
-    /// Watches what is selected, from a version on as a client writes it.
+    /// Watches the selected objects, from a client's resource version on.
     pub fn watch_selected(
         &self,
         resource: &GroupResource,
@@ -195,7 +192,7 @@ impl SharedStore {
         resource_version: &str,
         beginning: WatchStart,
     ) -> Result<StoreWatch, Status> {
-        // First the bell, then the store: nothing can happen unheard in between.
+        // Subscribe before reading the store, so that no change is missed.
         let changed = self.0.version.subscribe();
         let (watcher, first) = self.read(|store| {
             Watcher::start(
@@ -215,12 +212,12 @@ impl SharedStore {
         })
     }
 
-    /// Looks at the store while nobody writes.
+    /// Reads the store under its lock.
     pub fn read<T>(&self, look: impl FnOnce(&Store) -> T) -> T {
         look(&self.lock())
     }
 
-    /// Writes to the store, and tells everybody who waits.
+    /// Writes to the store, and notifies watchers.
     pub fn write<T>(
         &self,
         dry_run: DryRun,
@@ -241,12 +238,12 @@ impl SharedStore {
         written
     }
 
-    /// Rings with every write.
+    /// Changes with every write.
     pub(super) fn changed(&self) -> watch::Receiver<u64> {
         self.0.version.subscribe()
     }
 
-    /// Waits to be the one whose controllers work.
+    /// Waits for the leadership of the controllers.
     pub(super) async fn lead(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.0.leader.lock().await
     }
@@ -258,7 +255,7 @@ impl SharedStore {
     }
 }
 
-/// What happens to a resource, as it happens.
+/// A watch of a resource.
 #[derive(Debug)]
 pub struct StoreWatch {
     store: SharedStore,
@@ -268,8 +265,8 @@ pub struct StoreWatch {
 }
 
 impl StoreWatch {
-    /// What has happened since the last call, in order and never nothing; 410 if the
-    /// caller was away for too long. Nothing is lost if it is dropped while it waits.
+    /// The changes since the last call, in order, at least one; 410 if the history no longer has
+    /// them. It is cancellation-safe.
     pub async fn next(&mut self) -> Result<Vec<Change>, Status> {
         if !self.first.is_empty() {
             return Ok(self.take_first());
@@ -281,24 +278,24 @@ impl StoreWatch {
                 return Ok(news);
             }
             if self.changed.changed().await.is_err() {
-                // The bell is part of the store that is held here.
+                // The sender is part of the store, which is kept alive here.
                 return std::future::pending().await;
             }
         }
     }
 
-    /// What was there when it began, unless that was taken already.
+    /// The initial objects, unless they were taken already.
     pub(super) fn take_first(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.first)
     }
 
-    /// How far it has come: with all that was taken from it.
+    /// A bookmark after all changes that were returned.
     pub fn bookmark(&self) -> Change {
         self.watcher.bookmark()
     }
 }
 
-/// What time it is.
+/// The current time.
 pub(super) fn now() -> Time {
     Time::from(SystemTime::now())
 }

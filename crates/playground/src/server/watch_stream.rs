@@ -1,8 +1,8 @@
-//! Watches: a body that lasts, with an event as soon as there is one.
+//! Watches: a streaming body with events.
 //!
-//! A watcher asks for news when its last piece has gone out, so nothing piles up for
-//! one that is slow: it falls behind in the store's history, and when that has forgotten
-//! what comes next, it is told so (410) and ended.
+//! A watcher polls for changes after its last chunk was sent, so nothing is buffered for a slow
+//! client: it falls behind in the history of the store. When the history no longer has the next
+//! event, the watch ends with 410.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -32,14 +32,13 @@ use crate::status::{FieldError, GroupResource, invalid};
 use crate::table::{Include, ListMeta, table};
 use crate::watch::{Change, WatchStart};
 
-/// Events that are at hand go out together, up to about so much.
+/// Available events are sent together, up to about this size.
 const MAX_CHUNK_BYTES: usize = 32 * 1024;
 
-/// How often a client hears how far it has come. Real servers take a minute; here
-/// servers come and go more often.
+/// Interval of bookmarks. Real servers send one a minute; here servers restart more often.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long a watch lasts at least if nobody says: as kube-apiserver, which takes up to
+/// Minimum duration of a watch without `timeoutSeconds`: kube-apiserver's, which takes up to
 /// twice as long.
 const MIN_WATCH_TIME: Duration = Duration::from_mins(30);
 
@@ -67,7 +66,7 @@ pub(super) fn watch(
     );
     let mut watch = match watch {
         Ok(watch) => watch,
-        // As kube-apiserver: the watch begins, and this is what it tells.
+        // As in kube-apiserver, the error is the first event of the watch.
         Err(status) if status.code == StatusCode::GONE => {
             return Ok(reply(ResponseBody::full(line(&failure(&status)))));
         }
@@ -83,7 +82,7 @@ pub(super) fn watch(
             resource: target.resource().clone(),
             columns_told: false,
         },
-        // A bookmark counts them as told.
+        // A bookmark includes them.
         pending: watch.take_first().into(),
         watch,
         bookmarks: (request.query.flag("allowWatchBookmarks") == Some(true))
@@ -139,7 +138,7 @@ struct WatchStream {
     events: Events,
     watch: StoreWatch,
     pending: VecDeque<Change>,
-    /// When the next bookmark is due, for those who want them.
+    /// When the next bookmark is due, if the client accepts them.
     bookmarks: Option<Instant>,
     /// The version of the last bookmark.
     told: u64,
@@ -173,7 +172,7 @@ impl WatchStream {
             }
             let due = self.bookmarks.map_or(self.ends, |it| it.min(self.ends));
             tokio::select! {
-                // News come last: where there are always some, nothing else would be heard.
+                // Changes are polled last: a steady stream of them would starve the others.
                 biased;
                 () = self.drain.draining() => self.over = true,
                 () = sleep_until(due) => {}
@@ -188,7 +187,7 @@ impl WatchStream {
         }
     }
 
-    /// Says how far it has come, if it has come further.
+    /// Sends a bookmark, if the version has changed.
     fn bookmark(&mut self) {
         let bookmark = self.watch.bookmark();
         if self.bookmarks.is_some() && bookmark.version() > self.told {
@@ -259,7 +258,7 @@ impl Events {
     }
 }
 
-/// What a watch says that cannot go on, or could not begin where it was to.
+/// The error event of a watch.
 fn failure(status: &Status) -> Value {
     let object: Value = serde_json::from_slice(&status.encode(Format::Json)).unwrap_or_default();
     json!({"type": "ERROR", "object": object})
@@ -303,7 +302,7 @@ mod tests {
         GroupResource::new("", "configmaps")
     }
 
-    /// A watch that has news at hand, and whoever ends it.
+    /// A watch with pending changes, and its drain trigger.
     fn busy(bookmarks: Option<Instant>, ends: Instant) -> (WatchStream, DrainTrigger) {
         let store = SharedStore::new().unwrap();
         let map = |name| {
@@ -335,7 +334,7 @@ mod tests {
         (watching, leave)
     }
 
-    /// What a watch tells, up to so many pieces.
+    /// The events of a watch, up to this number of chunks.
     async fn told(mut watching: WatchStream, pieces: usize) -> Vec<(String, String)> {
         let mut told = Vec::new();
         for _ in 0..pieces {

@@ -1,4 +1,4 @@
-//! Making and changing objects. Each write is judged and done while nobody else writes.
+//! Creates and changes objects. Each write is validated and done under the lock of the store.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::schema_validation;
 use crate::status::{FieldError, invalid};
 use crate::store::{Store, WriteContext};
 use crate::strategy::Part;
-/// What came of a write.
+/// The result of a write.
 pub(super) enum Written {
     Created(Arc<Object>),
     Changed(Arc<Object>),
@@ -75,7 +75,7 @@ pub(super) fn patch(
     let api_version = target.served.api_version();
     let mut writer = request.writer(&api_version);
     if kind == PatchKind::Apply {
-        // Who applies has to say who it is.
+        // Apply requires a field manager.
         writer.manager = request.query.get("fieldManager");
         let applied = applied(request, target)?;
         let conflicts = match request.query.flag("force") {
@@ -196,7 +196,7 @@ fn apply_to(
     Ok(Written::Changed(changed))
 }
 
-/// Makes an object in the store. A writer owns what is in it.
+/// Creates an object in the store. The writer owns its fields.
 pub(super) fn make(
     store: &mut Store,
     target: &ApiTarget<'_>,
@@ -214,7 +214,7 @@ pub(super) fn make(
     store.create(definition, target.namespace, to_storage(object), context)
 }
 
-/// Changes a part of an object in the store. The writer owns what it changes.
+/// Changes a part of an object in the store. The writer owns the changed fields.
 pub(super) fn change(
     store: &mut Store,
     target: &ApiTarget<'_>,
@@ -226,11 +226,11 @@ pub(super) fn change(
     let (definition, namespace, name) = (&target.definition, target.namespace, target.name);
     let live = store.get(definition, namespace, name)?;
     let given = object.clone();
-    // As they are kept: what is status there may be annotations in another version.
+    // In their stored form: a status field may be an annotation in another version.
     let next = definition.prepare_update(part, &live, to_storage(object));
-    // Compared in the version that is written: that is what the writer owns.
+    // Compared in the version of the request, whose fields the writer owns.
     let (before, mut next) = (versioned(target, &live), versioned(target, &next));
-    // The store judges what was expected to be there.
+    // The store checks the resource version.
     for field in ["name", "namespace", "uid"] {
         next.take_from(&given, &["metadata", field]);
     }
@@ -240,7 +240,7 @@ pub(super) fn change(
     store.update(definition, namespace, name, to_storage(next), part, context)
 }
 
-/// Fills in what nobody said; 422 for what is still missing.
+/// Fills in defaults; 422 for missing fields.
 fn complete(
     store: &Store,
     target: &ApiTarget<'_>,
@@ -262,7 +262,7 @@ fn complete(
     }
 }
 
-/// 422 for what may not be changed any more.
+/// 422 for changes of immutable fields.
 fn judge(
     target: &ApiTarget<'_>,
     part: Part,

@@ -15,20 +15,20 @@ use crate::object::Object;
 use crate::selectors::Selection;
 use crate::status::{self, GroupResource};
 
-/// How a list is asked for.
+/// Options of a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListOptions {
     /// At most so many; 0 is all.
     pub limit: usize,
-    /// Where a list goes on; empty for a new one.
+    /// The continue token; empty for a new list.
     pub continue_token: String,
     /// As the client writes it; empty for the latest.
     pub resource_version: String,
-    /// How the version is meant.
+    /// How the version is matched.
     pub version_match: VersionMatch,
 }
 
-/// How the version of a list is meant.
+/// `resourceVersionMatch`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VersionMatch {
     /// As it was then, or later.
@@ -45,13 +45,13 @@ pub struct Listed {
     pub items: Vec<Arc<Object>>,
     /// When this was so.
     pub version: u64,
-    /// How to ask for the next page; empty for the last one.
+    /// The token of the next page; empty for the last one.
     pub continue_token: String,
     /// How many there are on further pages, if nothing was selected.
     pub remaining: Option<usize>,
 }
 
-/// What is in a token: kube-apiserver's form.
+/// The content of a token, as in kube-apiserver.
 #[derive(Debug, Serialize, Deserialize)]
 struct Token {
     #[serde(rename = "v")]
@@ -128,7 +128,8 @@ impl Store {
         Ok(listed)
     }
 
-    /// How it was: what has happened since is undone. `None` if that is forgotten.
+    /// The objects at a past version: later events are undone. `None` if the history no longer
+    /// has them.
     fn as_of(
         &self,
         resource: &GroupResource,
@@ -173,7 +174,7 @@ impl Token {
             .ok_or_else(invalid_token)
     }
 
-    /// The namespace and name that it stands behind.
+    /// The namespace and name that it continues after.
     fn place(&self) -> Result<(String, String), Status> {
         let place = self
             .start

@@ -1,4 +1,4 @@
-//! What has happened, as far back as is remembered.
+//! The history of events.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::status;
 pub struct Event {
     /// Later events have larger ones.
     pub version: u64,
-    /// What has happened.
+    /// The kind of event.
     pub kind: EventKind,
     /// Where.
     pub key: Key,
     /// As it is now, or last was.
     pub object: Arc<Object>,
-    /// As it was before, if it was there.
+    /// The previous state, if it existed.
     pub before: Option<Arc<Object>>,
 }
 
-/// What has happened to an object.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // their names say it
 pub enum EventKind {

@@ -133,7 +133,7 @@ fn an_update_needs_the_version_that_is_there() {
         update(&mut store, next.clone()).unwrap_err().reason,
         "Conflict"
     );
-    // Without a version it is not compared, and what only the server sets stays.
+    // Without a version there is no conflict, and server-set fields stay.
     next.remove(&["metadata", "resourceVersion"]);
     next.remove(&["metadata", "uid"]);
     next.remove(&["metadata", "creationTimestamp"]);
@@ -322,7 +322,7 @@ fn lists_in_pages_are_of_one_moment_until_it_is_forgotten() {
         (names(&first), first.remaining),
         (vec!["a".into(), "b".into()], Some(1))
     );
-    // Neither what comes nor what goes is seen by the next page.
+    // Objects that are created or deleted meanwhile do not affect the next page.
     create(&mut store, "bb");
     let none = Preconditions::default();
     now(|it| store.delete(&config_maps(), "shop", "c", &none, it)).unwrap();
@@ -484,7 +484,7 @@ fn a_full_store_can_be_emptied_of_what_waits_for_others() {
     assert_eq!(update(&mut store, longer()).unwrap_err().code, 500);
     let deleted = now(|it| store.delete(&config_maps(), "shop", name, &any, it)).unwrap();
     assert!(matches!(deleted, Deletion::Pending(_)));
-    // Whoever holds it may note how far that is.
+    // A controller can still write its progress.
     update(&mut store, longer()).unwrap();
     let free = object(name, json!({"metadata": {"finalizers": []}}));
     update(&mut store, free).unwrap();
@@ -511,7 +511,7 @@ fn what_has_happened_is_remembered_in_so_many_bytes() {
     let version = store.version();
     let remembered = |store: &Store, back| store.events_after(version - back).is_ok();
     assert!(remembered(&store, 5) && !remembered(&store, 20));
-    // One that is larger than all is still told.
+    // An event that is larger than the limit is still delivered.
     now(|it| store.create(&config_maps(), "shop", named(50, 20_000), it)).unwrap();
     assert_eq!(store.events_after(version).unwrap().count(), 1);
     assert!(!remembered(&store, 1));

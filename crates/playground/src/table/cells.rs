@@ -160,7 +160,7 @@ fn external_address(object: &Object, kind: &str) -> String {
 
 fn deployment(object: &Object, now: Time) -> Vec<Value> {
     let status = |field: &str| number(object, &["status", field]);
-    // A deployment that does not say wants one.
+    // The default is one replica.
     let wanted = object
         .at(&["spec", "replicas"])
         .and_then(Value::as_i64)
@@ -198,7 +198,7 @@ fn event(object: &Object, now: Time) -> Vec<Value> {
         number(object, &["count"]),
     ];
     let count = count.into_iter().find(|it| *it > 0).unwrap_or(1);
-    // events.k8s.io has other names for what is the same.
+    // events.k8s.io has other names for these fields.
     let about = |field: &str| text(&["involvedObject", field], &["regarding", field]);
     let mut target = about("kind").to_lowercase();
     if !about("name").is_empty() {

@@ -1,4 +1,4 @@
-//! How a pod is doing, in one word: the rules are kube-apiserver's.
+//! The status column of a pod: the rules are kube-apiserver's.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::age;
 use crate::object::Object;
 use crate::time::Time;
 
-/// What the containers of a pod come to.
+/// A summary of the containers of a pod.
 struct Summary {
     word: String,
     ready: usize,
@@ -98,7 +98,7 @@ fn summary(pod: &Object) -> Summary {
 }
 
 impl Summary {
-    /// Containers that come first. The restarts of sidecars, if all has begun.
+    /// Init containers. Returns the restarts of sidecars, if all have started.
     fn initial(&mut self, pod: &Object) -> Option<(i64, Option<Time>)> {
         let specs = pod
             .at(&["spec", "initContainers"])
@@ -128,7 +128,7 @@ impl Summary {
         Some(sidecar_restarts(pod))
     }
 
-    /// The containers themselves, from the last to the first: the first has the word.
+    /// The main containers, from the last to the first: the first one decides.
     fn main(&mut self, pod: &Object) {
         let mut runs = false;
         let mut failure = None;

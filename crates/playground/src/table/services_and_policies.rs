@@ -1,5 +1,4 @@
-//! Columns and cells of what stands beside workloads: addresses, claims, scaling,
-//! policies.
+//! Columns and cells of services, claims, autoscalers and policies.
 
 use serde_json::{Value, json};
 
@@ -13,7 +12,7 @@ use crate::time::Time;
 const NONE: &str = "<none>";
 const UNSET: &str = "<unset>";
 
-/// How many of something are named before the others are only counted.
+/// How many names are shown before the rest is only counted.
 const NAMED: usize = 3;
 
 /// The columns that are always shown, and those for `-o wide`.
@@ -197,7 +196,7 @@ fn claim(object: &Object, name: Value, since: Value) -> Vec<Value> {
     ]
 }
 
-/// Of what it looks at, only whether there is anything: there are no metrics here.
+/// Only whether there are targets: there are no metrics here.
 fn scaler(release: Release, object: &Object, name: Value, since: Value) -> Vec<Value> {
     let target = |field: &str| object.text(&["spec", "scaleTargetRef", field]);
     let least = object.at(&["spec", "minReplicas"]).and_then(Value::as_i64);

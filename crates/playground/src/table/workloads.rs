@@ -1,4 +1,4 @@
-//! Columns and cells of what is seldom looked at, and of workloads besides deployments.
+//! Columns and cells of workloads other than deployments, and of rarely listed resources.
 
 use serde_json::{Value, json};
 
@@ -164,7 +164,7 @@ pub(super) fn cells(resource: &GroupResource, object: &Object, now: Time) -> Vec
     cells
 }
 
-/// Names, images and selector of what makes pods.
+/// Names, images and selector of a workload.
 fn containers(object: &Object, spec: &[&str]) -> Vec<Value> {
     let all = |field: &str| {
         let path = [spec, &["template", "spec", "containers"]].concat();

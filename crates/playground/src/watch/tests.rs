@@ -135,7 +135,7 @@ fn events_are_sent_in_the_version_that_is_watched() {
     );
 }
 
-/// Something that happens, or a watcher that comes or asks.
+/// An event, or a watcher that starts or polls.
 #[derive(Debug, Clone)]
 enum Step {
     Write(String, String),
@@ -153,7 +153,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a client makes of what it is told.
+/// The cache of a client, built from changes.
 struct Client {
     watcher: Watcher,
     selects: bool,

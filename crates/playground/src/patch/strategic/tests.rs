@@ -9,8 +9,8 @@ fn pod(containers: Value) -> Value {
     pod
 }
 
-/// Each row: what it shows, target, patch, result. Results are those of Kubernetes'
-/// own `strategicpatch` (1.36), but for nulls, which it leaves to the decoder.
+/// Each row: description, target, patch, result. Results are those of Kubernetes' own
+/// `strategicpatch` (1.36), except for nulls, which it leaves to the decoder.
 #[test]
 #[allow(clippy::too_many_lines)] // a table
 fn lists_are_merged_as_the_api_says() {
@@ -213,7 +213,7 @@ proptest! {
     }
 }
 
-/// Kubernetes merges in place; what it answers is what counts.
+/// Kubernetes merges in place; its results count.
 #[test]
 fn a_new_item_takes_the_place_of_one_that_is_deleted() {
     let target = pod(json!([{"name": "c"}, {"name": "e"}, {"name": "b"}]));
