@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_given_out_as_the_real_servers_wrote_them() {
+    fn documents_are_served_as_real_servers_wrote_them() {
         for release in Release::ALL {
             let catalogue = catalogue(release);
             let schema = match release {
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_find_what_they_ask_for() {
+    fn requests_find_their_resource() {
         let catalogue = catalogue(Release::V1_34);
         let rows = [
             (
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_tell_the_same_as_documents() {
+    fn lists_match_the_documents() {
         let catalogue = catalogue(Release::V1_28);
         assert!(catalogue.groups().groups.iter().any(|it| it.name == "apps"));
         assert_eq!(

@@ -198,7 +198,7 @@ mod tests {
 
     /// A further version of another kind needs a check whether its fields are the same.
     #[test]
-    fn all_that_has_several_versions_is_known() {
+    fn all_resources_with_several_versions_are_known() {
         let mut several = std::collections::BTreeMap::<String, Vec<String>>::new();
         for release in Release::ALL {
             let catalogue = Catalogue::new(release).unwrap();

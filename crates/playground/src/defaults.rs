@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_said_is_filled_in() {
+    fn defaults_are_filled_in() {
         let pod = filled(
             "",
             "pods",
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_worth_what_is_set_aside_for_them() {
+    fn the_qos_class_depends_on_requests_and_limits() {
         let class = |resources: Value| {
             quality_of_service(&json!({"containers": [{"resources": resources}]}))
         };
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_have_to_be_complete() {
+    fn containers_must_be_complete() {
         let pods = GroupResource::new("", "pods");
         let errors = |value: Value| -> Vec<String> {
             let object = Object::new(value).unwrap();

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_what_the_api_says() {
+    fn list_types_match_the_api() {
         let rows: [(&[&str], ListKind); 12] = [
             (&["metadata", "finalizers"], ListKind::Set),
             (&["metadata", "ownerReferences"], ListKind::Keyed(&["uid"])),

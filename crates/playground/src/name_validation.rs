@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_told_in_kube_apiservers_words() {
+    fn errors_have_kube_apiservers_messages() {
         assert_eq!(
             NameRule::Subdomain.errors("A"),
             [

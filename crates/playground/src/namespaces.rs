@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_begins_with_its_namespaces() {
+    fn a_cluster_starts_with_its_namespaces() {
         let mut store = cluster();
         let found = store.get(&definition(), "", "default").unwrap();
         assert_eq!(found.value()["spec"], json!({"finalizers": ["kubernetes"]}));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_created_where_nothing_can_be() {
+    fn nothing_is_created_in_missing_or_terminating_namespaces() {
         let mut store = cluster();
         let admit = |store: &Store, namespace| {
             admit_creation(store, &config_maps(), namespace, "web").map_err(|it| it.message)
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn some_namespaces_never_end() {
+    fn protected_namespaces_cannot_be_deleted() {
         for name in PROTECTED {
             let expected =
                 format!("namespaces \"{name}\" is forbidden: this namespace may not be deleted");
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_ends_when_it_is_empty() {
+    fn a_namespace_is_removed_when_it_is_empty() {
         let mut store = cluster();
         let shop = object("shop", json!({}));
         now(|it| store.create(&definition(), "", shop, it)).unwrap();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_a_namespace_that_ends_get_their_time() {
+    fn pods_of_a_terminating_namespace_get_their_grace_period() {
         let mut store = cluster();
         let pods = crate::test_fixtures::definition("", "v1", "pods");
         let shop = object("shop", json!({}));

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_read_where_it_stands() {
+    fn metadata_accessors_read_the_json() {
         let object = sample();
         assert_eq!((object.api_version(), object.kind()), ("v1", "Pod"));
         assert_eq!(
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_put_and_taken_at_paths() {
+    fn values_are_set_and_removed_at_paths() {
         let mut object = sample();
         object.set(&["status", "phase"], "Running");
         assert_eq!(object.text(&["status", "phase"]), "Running");
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused() {
+    fn json_that_is_not_an_object_is_refused() {
         for text in ["", "7", "[]", r#"{"metadata": 7}"#] {
             assert_eq!(
                 Object::parse(text.as_bytes()).unwrap_err().code,
@@ -342,7 +342,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn made_up_names_begin_as_asked_and_are_short_enough(
+        fn generated_names_have_the_prefix_and_a_maximum_length(
             prefix in "[a-z][a-zé-]{0,80}", entropy in any::<u64>(),
         ) {
             let mut object = Object::new(json!({"metadata": {"generateName": prefix}})).unwrap();
@@ -354,7 +354,7 @@ mod tests {
         }
 
         #[test]
-        fn uids_have_their_form(high in any::<u64>(), low in any::<u64>()) {
+        fn uids_have_the_format_of_rfc_9562(high in any::<u64>(), low in any::<u64>()) {
             let mut words = [high, low].into_iter();
             let uid = generate_uid(&mut || words.next().unwrap());
             prop_assert_eq!(uid.len(), 36);

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_patch_is_read_by_its_media_type() {
+    fn a_patch_is_parsed_by_its_media_type() {
         let rows = [
             ("application/json-patch+json", PatchKind::Json, "[]", "{}"),
             (
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_cannot_be_taken_refuses_the_whole() {
+    fn a_failed_operation_rejects_the_whole_patch() {
         let object = Object::new(json!({"data": {"x": "1"}})).unwrap();
         let text = br#"[{"op": "test", "path": "/data/x", "value": "2"}]"#;
         let patch = Patch::parse(PatchKind::Json, text).unwrap();

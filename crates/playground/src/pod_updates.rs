@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn little_may_be_changed() {
+    fn few_fields_can_be_changed() {
         type Change = fn(&mut Value);
         let only = format!("spec: Forbidden: {ONLY}");
         let rows: [(Change, &str); 16] = [
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_waits_may_be_told_where_to_go() {
+    fn scheduling_of_a_gated_pod_can_be_changed() {
         let gated = pod(|spec| spec["schedulingGates"] = json!([{"name": "g"}]));
         let next = pod(|spec| spec["nodeSelector"] = json!({"disk": "ssd"}));
         assert_eq!(said(&gated, &next), "");
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_without_defaults_may_be_written_with_them() {
+    fn a_pod_without_defaults_can_be_updated_with_them() {
         let bare = json!({"metadata": {"name": "web"}, "spec": {
             "containers": [{"name": "a", "image": "i"}],
         }});
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn subresources_change_what_they_are_for() {
+    fn subresources_change_only_their_fields() {
         let before = pod(|_| {});
         let mut next = pod(|spec| {
             spec["nodeName"] = "m".into();

@@ -363,7 +363,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_table_is_read_whole_and_refers_to_itself() {
+    fn the_table_is_complete_and_consistent() {
         let lines = TEXT.lines().filter(|it| it.starts_with(' '));
         let fields: usize = MESSAGES.values().map(Vec::len).sum();
         assert_eq!(fields, lines.count());
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_read_as_go_would_write_them_in_json() {
+    fn objects_are_decoded_to_the_json_that_go_writes() {
         let metadata = Writer::default()
             .text(1, "web")
             .text(2, "")
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn times_and_bytes_have_their_forms() {
+    fn times_and_bytes_are_decoded() {
         let spec = Writer::default().text(1, "me").message(
             4,
             Writer::default()
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_named() {
+    fn unknown_types_are_named_in_the_error() {
         let gizmo = envelope("example.com/v1", "Gizmo", Writer::default());
         let refused = decode(&gizmo).unwrap_err();
         assert_eq!(refused, DecodeError::Unknown("example.v1.Gizmo".to_owned()));
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_malformed() {
+    fn a_message_that_is_not_an_object_is_malformed() {
         for api_version in [
             "authentication.k8s.io/v1",
             "authorization.k8s.io/v1",
@@ -488,7 +488,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_are_too_much(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_input_makes_the_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut object = b"k8s\0".to_vec();
             object.extend(&bytes);
             let _ = decode(&object);

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_do_what() {
+    fn users_have_the_expected_permissions() {
         let admin = user("admin", &["system:masters", "system:authenticated"]);
         let visitor = user(VISITOR, &["system:authenticated"]);
         let nobody = user("system:anonymous", &["system:unauthenticated"]);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_may_not_are_told_in_kube_apiservers_words() {
+    fn refusals_have_kube_apiservers_message() {
         let visitor = user(VISITOR, &["system:authenticated"]);
         let odd = user("<a>", &[]);
         let (get, delete) = (Method::GET, Method::DELETE);

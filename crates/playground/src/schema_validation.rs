@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strange_fields_are_taken_away_and_told() {
+    fn unknown_fields_are_removed_and_reported() {
         let mut pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "web", "extra": 1, "labels": {"any": "thing"}},
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn values_have_the_type_of_their_field() {
+    fn values_must_have_the_type_of_their_field() {
         let rows = [
             (
                 "v1",

@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_in_kube_apiservers_words() {
+    fn failures_have_kube_apiservers_messages() {
         let pods = GroupResource::new("", "pods");
         let deployments = GroupResource::new("apps", "deployments");
         let name = [FieldError::required(

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_written_as_kubernetes_writes_them() {
+    fn times_are_formatted_as_by_kubernetes() {
         let rows = [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_400, "2000-02-29T00:00:00Z"),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_written_as_kubectl_writes_them() {
+    fn durations_are_formatted_as_by_kubectl() {
         let (minute, hour, day) = (60, 3600, SECONDS_PER_DAY);
         let rows = [
             (-5, "<invalid>"),
@@ -207,7 +207,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(seconds in -62_167_219_200_i64..253_402_300_800) {
+        fn encoded_values_are_decoded_unchanged(seconds in -62_167_219_200_i64..253_402_300_800) {
             let moment = Time::from_unix(seconds);
             prop_assert_eq!(Time::parse(&moment.to_string()), Some(moment));
         }

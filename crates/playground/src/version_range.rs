@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases_are_within_what_is_written() {
+    fn version_ranges_contain_their_releases() {
         let rows = [
             ("", Some([true, true, true])),
             ("1.34", Some([false, true, true])),

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_told_as_kubectl_tells_them() {
+    fn refusals_have_kubectls_messages() {
         let rows = [
             (
                 404,
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_waited_for_or_the_command_is_wrong() {
+    fn pod_running_timeout_must_be_positive() {
         let nothing = "error: --pod-running-timeout must be higher than zero";
         let rows = [
             ("1m30s", Ok(90)),

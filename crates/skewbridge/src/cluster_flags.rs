@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_count_before_the_kubeconfig() {
+    fn flags_override_the_kubeconfig() {
         let plain = target(&[]).unwrap();
         assert_eq!(plain.cluster.server, "https://red");
         assert_eq!(plain.namespace.as_deref(), Some("shop"));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_secret_is_not_shown() {
+    fn debug_output_has_no_secrets() {
         let words = ["x", "--token=secret", "--password=secret", "--username=me"];
         let line = Line::try_parse_from(words).unwrap();
         assert!(!format!("{:?}", line.flags).contains("secret"));

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verbosity_opens_lines_step_by_step() {
+    fn higher_verbosity_enables_more_log_lines() {
         let table = [
             (0, ACCESS, Level::ERROR, false),
             (1, ACCESS, Level::INFO, false),

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_says_of_itself_what_the_list_says_of_it() {
+    fn a_command_has_the_same_description_in_the_list_and_in_its_help() {
         let listed = Cli::command();
         let mut built = Cli::command();
         built.build();

@@ -129,7 +129,7 @@ mod tests {
     };
 
     #[test]
-    fn words_become_what_the_definitions_have() {
+    fn words_are_completed_from_the_command_definitions() {
         let mut command = crate::definition();
         command.build();
         let rows: [(&[&str], Option<&[&str]>); 13] = [

@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_and_was_not_delivered_is_told() {
+    fn a_lost_connection_reports_what_was_delivered() {
         let cut = |unsent| Disconnected {
             cause: "reset".to_owned(),
             sent: 5,

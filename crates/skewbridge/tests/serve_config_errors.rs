@@ -1,5 +1,5 @@
-//! Ten mistakes of an administrator, made with the real program: each is answered by a message
-//! that names the flag, the file or address that was given, and what to do.
+//! Ten mistakes of an administrator, made with the real program: each message names the flag,
+//! the given file or address, and the remedy.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
 use std::collections::BTreeMap;
@@ -113,7 +113,7 @@ impl Setup {
         self
     }
 
-    /// What was given for a flag.
+    /// The value of a flag.
     fn given(&self, flag: &str) -> &str {
         &self.flags[flag]
     }

@@ -122,8 +122,7 @@ fn document(groups: &Value) -> Reply {
         .body(list.to_string())
 }
 
-/// A kube-apiserver: passes over what it does not know, and wants to know who
-/// asks.
+/// A kube-apiserver: ignores unknown media types, and requires authentication.
 fn plain(version: &'static str, apis: &Value) -> impl Fn(Seen) -> Reply + Send + Sync + 'static {
     let apis = apis.clone();
     move |seen| {
@@ -148,7 +147,7 @@ fn new() -> Value {
     json!([group("apps", "v1", &["sets", "policies"])])
 }
 
-/// A bridge that tells of these servers.
+/// A bridge with the list of these servers.
 fn bridge(servers: Value) -> impl Fn(Seen) -> Reply + Send + Sync + 'static {
     move |seen| {
         let accepted = seen.header("accept").unwrap();
@@ -264,7 +263,7 @@ async fn the_servers_of_one_context_are_compared_by_their_urls() {
 }
 
 #[tokio::test]
-async fn a_bridge_tells_of_all_servers_of_its_cluster() {
+async fn a_bridge_reports_all_servers_of_its_cluster() {
     let bench = Bench::new();
     let servers = json!([told("apiserver-a", &old()), told("apiserver-b", &new())]);
     let server = bench.serve(bridge(servers)).await;
@@ -288,8 +287,8 @@ async fn a_bridge_tells_of_all_servers_of_its_cluster() {
     assert_eq!(ran.code, OK, "{ran:?}");
 }
 
-/// A bridge in front of a server: it tells of all servers of its cluster, and of its own if that
-/// alone is asked for.
+/// A bridge in front of a server: it lists all servers of its cluster, or only its own if that
+/// is requested.
 fn bridge_before(
     version: &'static str,
     own: &Value,
@@ -419,7 +418,7 @@ async fn a_bridge_that_runs_local_only_is_recognised() {
 }
 
 #[tokio::test]
-async fn a_server_that_the_bridge_cannot_ask_is_told_and_nothing_is_certain() {
+async fn a_server_that_the_bridge_cannot_reach_makes_the_result_unknown() {
     let bench = Bench::new();
     let mut unreachable = told("apiserver-b", &old());
     unreachable["reachable"] = json!(false);
@@ -450,7 +449,7 @@ async fn a_server_that_the_bridge_cannot_ask_is_told_and_nothing_is_certain() {
 }
 
 #[tokio::test]
-async fn a_server_without_a_bridge_is_told_with_what_to_do() {
+async fn a_server_without_a_bridge_is_reported_with_advice() {
     let bench = Bench::new();
     let server = bench.serve(plain("v1.34.4", &old())).await;
     let config = bench.kubeconfig(&[("prod", server.addr())]);
@@ -505,7 +504,7 @@ async fn a_server_that_does_not_answer_is_named_and_the_others_are_compared() {
 }
 
 #[tokio::test]
-async fn a_server_of_before_aggregated_discovery_is_asked_list_by_list() {
+async fn an_old_server_is_queried_list_by_list() {
     let bench = Bench::new();
     let legacy = |seen: Seen| {
         let list = |resources: Value| {
@@ -542,7 +541,7 @@ async fn a_server_of_before_aggregated_discovery_is_asked_list_by_list() {
 }
 
 #[tokio::test]
-async fn failures_are_told_in_words_that_people_know() {
+async fn failures_have_kubectls_messages() {
     let bench = Bench::new();
     let refusing = |code: u16, message: &'static str| {
         move |_: Seen| {
@@ -605,7 +604,7 @@ async fn failures_are_told_in_words_that_people_know() {
 }
 
 #[tokio::test]
-async fn a_connection_that_ends_between_two_requests_is_opened_again() {
+async fn a_connection_that_ends_between_requests_is_reopened() {
     let bench = Bench::new();
     let leaf = bench.ca.server(&["127.0.0.1"]);
     let server = RawServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
@@ -620,7 +619,7 @@ async fn a_connection_that_ends_between_two_requests_is_opened_again() {
             }
         };
         let body = body.to_string();
-        // It does not say that it will close.
+        // It does not announce that it will close.
         conn.write(&format!(
             "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
@@ -640,7 +639,7 @@ async fn a_connection_that_ends_between_two_requests_is_opened_again() {
 }
 
 #[tokio::test]
-async fn a_wrong_command_line_is_not_taken_for_skew() {
+async fn an_invalid_command_line_has_its_own_exit_code() {
     let bench = Bench::new();
     let rows: [(&[&str], &str); 5] = [
         (

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_are_told_field_by_field() {
+    fn changes_are_listed_field_by_field() {
         let before = json!({
             "metadata": {"resourceVersion": "1", "labels": {"a": "1"}},
             "spec": {"containers": [{"name": "a", "image": "1"}, {"name": "b"}], "tolerations": [1]},

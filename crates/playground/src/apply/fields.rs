@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_written_as_kube_apiserver_writes_them() {
+    fn fields_are_encoded_as_by_kube_apiserver() {
         let object = json!({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn items_have_to_be_told_apart() {
+    fn items_must_have_different_keys() {
         let twice = json!({"spec": {"containers": [{"name": "a"}, {"name": "a"}]}});
         assert_eq!(
             FieldSet::of_object(&twice),
@@ -367,7 +367,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sets_are_sets(one in set(), other in set()) {
+        fn set_operations_are_consistent(one in set(), other in set()) {
             let both = one.intersection(&other);
             let rest = one.difference(&other);
             prop_assert_eq!(both.union(&rest), one.clone());
@@ -377,7 +377,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read_back(one in set()) {
+        fn encoded_values_are_decoded_unchanged(one in set()) {
             prop_assert_eq!(FieldSet::parse(&one.write()), one);
         }
     }

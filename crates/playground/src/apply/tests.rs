@@ -48,7 +48,7 @@ fn owned(object: &Object) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn who_applies_owns_what_is_applied() {
+fn a_manager_owns_the_fields_that_it_applies() {
     let made = applied(None, "a", json!({"data": {"x": "1"}})).unwrap();
     assert_eq!(
         made.managed_fields(),
@@ -74,7 +74,7 @@ fn who_applies_owns_what_is_applied() {
 }
 
 #[test]
-fn what_is_applied_no_more_is_taken_away_unless_others_own_it() {
+fn fields_no_longer_applied_are_removed_unless_another_manager_owns_them() {
     let made = applied(None, "a", json!({"data": {"x": "1", "y": "1", "z": "1"}})).unwrap();
     let made = applied(Some(&made), "b", json!({"data": {"y": "1"}})).unwrap();
     let made = applied(Some(&made), "a", json!({"data": {"x": "1"}})).unwrap();
@@ -88,7 +88,7 @@ fn what_is_applied_no_more_is_taken_away_unless_others_own_it() {
 }
 
 #[test]
-fn conflicts_are_told_in_kube_apiservers_words() {
+fn conflicts_have_kube_apiservers_message() {
     let made = applied(None, "a", json!({"data": {"x": "1", "y": "1"}})).unwrap();
     let refusal = applied(Some(&made), "b", json!({"data": {"x": "2"}})).unwrap_err();
     assert_eq!((refusal.code, refusal.reason), (409, "Conflict"));
@@ -119,7 +119,7 @@ fn conflicts_are_told_in_kube_apiservers_words() {
 }
 
 #[test]
-fn force_takes_fields_from_others() {
+fn force_takes_over_fields() {
     let made = applied(None, "a", json!({"data": {"x": "1", "y": "1"}})).unwrap();
     let made = forced(&made, "b", json!({"data": {"x": "2"}}));
     assert_eq!(made.value()["data"], json!({"x": "2", "y": "1"}));
@@ -176,7 +176,7 @@ fn items_of_lists_are_owned_by_their_keys() {
 
 /// Results are those of Kubernetes' own field manager (1.36).
 #[test]
-fn items_come_in_the_order_in_which_they_are_wanted() {
+fn items_are_in_the_applied_order() {
     let rows = [
         ("ac", "bc", "abc"),
         ("ab", "ba", "ba"),
@@ -238,7 +238,7 @@ fn an_update_makes_its_writer_the_owner_of_what_it_changes() {
 }
 
 #[test]
-fn what_cannot_be_applied_is_refused() {
+fn invalid_applies_are_refused() {
     let refusal = applied(None, "", json!({})).unwrap_err();
     assert_eq!(
         (refusal.code, &*refusal.message),
@@ -266,7 +266,7 @@ proptest! {
     /// With force, all applied fields are present, and fields that only this manager had applied
     /// before and does not apply any more are removed.
     #[test]
-    fn what_is_applied_is_there_and_what_is_given_up_is_gone(
+    fn applied_fields_are_present_and_dropped_ones_are_removed(
         rounds in proptest::collection::vec(
             ("[ab]", proptest::collection::btree_map("[w-z]", "[12]", 0..4)), 1..12,
         ),

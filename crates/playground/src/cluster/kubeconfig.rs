@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_has_a_context() {
+    fn every_server_and_bridge_has_a_context() {
         let admin = Credentials {
             certificate: "C".to_owned(),
             key: "K".to_owned(),

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_port_is_kept_while_nobody_listens() {
+    async fn a_port_stays_reserved_without_a_listener() {
         let port = ReservedPort::take((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let others = || {
             let taken = [

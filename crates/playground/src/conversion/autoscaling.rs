@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_one_metric_that_v1_knows_is_a_field() {
+    fn the_cpu_metric_is_a_field_in_v1() {
         let v1 = json!({"metadata": {"name": "web"}, "spec": {
             "maxReplicas": 5, "scaleTargetRef": {"kind": "Deployment", "name": "web"},
             "targetCPUUtilizationPercentage": 80,
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn all_others_are_annotations_and_come_back() {
+    fn other_metrics_round_trip_through_annotations() {
         let labels = json!({"matchLabels": {"a": "b"}});
         let target = json!({"kind": "Ingress", "name": "main"});
         let v2 = json!({

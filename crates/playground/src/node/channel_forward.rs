@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_and_a_protocol_that_is_known_are_needed() {
+    fn ports_and_a_known_protocol_are_required() {
         let v4 = &["v4.channel.k8s.io"][..];
         let many = |count: u16| {
             let ports: Vec<_> = (1..=count).map(|port| port.to_string()).collect();

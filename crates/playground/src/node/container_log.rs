@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_are_given_as_the_options_say() {
+    async fn lines_are_selected_by_the_options() {
         let container_log = written("one\ntwo\nthree");
         let none = LogOptions::default();
         let rows = [
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_follows_reads_on_until_the_end() {
+    async fn a_follower_reads_until_the_end() {
         let container_log = written("one\n");
         let mut reading = container_log.read(LogOptions {
             follow: true,
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_last_of_it_is_kept() {
+    async fn only_the_end_of_the_log_is_kept() {
         let (container_log, mut cutter) = (ContainerLog::default(), LineSplitter::default());
         let mut reading = container_log.read(LogOptions::default());
         for _ in 0..3 * MAX_LOG_BYTES / MAX_LINE_BYTES {

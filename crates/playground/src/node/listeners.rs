@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_the_pods_own_is_reached() {
+    fn only_sockets_of_the_pod_are_reached() {
         // 1 and 2 belong to the pod, the others do not.
         type All = &'static [(&'static str, u64)];
         let rows: [(All, Option<&str>); 11] = [
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_read_as_linux_writes_them() {
+    fn linux_socket_tables_are_parsed() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
              0: 0200007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 12345 1 0 100 0 0 10 0\n   \
              1: 0200007F:1F90 0100007F:9999 01 00000000:00000000 00:00000000 00000000  1000        0 12346 1 0 20 4 30 10 -1\n   \
@@ -184,7 +184,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_listener_of_ours_is_ours() {
+    fn the_own_listener_is_found() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let here = "127.0.0.1".parse().unwrap();

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_ends_when_its_client_breaks_off() {
+    async fn a_connection_ends_when_its_client_resets_the_stream() {
         let pod = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = pod.local_addr().unwrap();
         let connect = move |_| async move {

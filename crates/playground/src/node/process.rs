@@ -449,7 +449,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_run_is_told_in_the_words_of_runtimes() {
+    fn launch_errors_have_the_messages_of_runtimes() {
         let scratch = std::env::temp_dir();
         let said = |word: &str| {
             let found = find(word, PATH, &scratch);

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_whatever_a_process_calls_itself() {
+    fn stat_lines_are_parsed_whatever_the_process_name() {
         assert_eq!(parent("12 (sh) S 11 12 12 0 -1"), Some(11));
         assert_eq!(parent("12 (a) S 1 (b) R 7 12"), Some(7));
         assert_eq!(parent("12 (sh) Z 11 12 12 0 -1"), Some(11));
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_is_all_that_is_below() {
+    fn descendants_are_found_recursively() {
         let all = [(2, 1), (3, 2), (4, 3), (5, 1), (6, 5), (7, 9), (9, 7)];
         let found = |of: &[i32]| below(of.iter().copied(), all.into_iter());
         assert_eq!(found(&[2]), [3, 4].into());
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_of_ours_is_found() {
+    fn the_own_child_is_found() {
         let mut child = std::process::Command::new("sleep")
             .arg("1000")
             .spawn()

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_has_so_many_steps_and_no_more() {
+    fn a_patch_has_a_maximum_number_of_operations() {
         assert_eq!(check_length(10_000), Ok(()));
         let refused = check_length(10_001).unwrap_err();
         assert_eq!(
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_copies_come_to_an_end() {
+    fn repeated_copies_are_limited() {
         let target = json!({"data": {"a": "x".repeat(1024)}});
         let copy = json!({"op": "copy", "from": "/data", "path": "/data/b"});
         let times = |count| patched(&target, Value::Array(vec![copy.clone(); count]));
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_becomes_too_deep() {
+    fn the_depth_of_a_result_is_limited() {
         let target = json!({"a": {}, "b": {}});
         let deeper = [
             json!({"op": "move", "from": "/a", "path": "/b/c"}),
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_cannot_be_taken_are_errors() {
+    fn invalid_operations_are_errors() {
         let target = json!({"a": {"b": 1}, "list": [1, 2]});
         for patch in [
             json!([{"op": "remove", "path": "/none"}]),
@@ -440,7 +440,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_added_is_found_there_and_can_be_removed(key in "[a-z~/]{0,6}", number in any::<i32>()) {
+        fn an_added_value_is_found_and_can_be_removed(key in "[a-z~/]{0,6}", number in any::<i32>()) {
             let target = json!({"other": 1});
             let path = format!("/{}", key.replace('~', "~0").replace('/', "~1"));
             prop_assume!(key != "other");

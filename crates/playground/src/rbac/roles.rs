@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn subresources_are_given_by_themselves() {
+    fn subresources_need_their_own_rule() {
         let rule = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["*/scale", "pods"]});
         let may = |resource: &'static str, subresource: &'static str| {
             let attributes = Attributes::Resource {
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn bindings_give_what_roles_allow() {
+    fn bindings_grant_the_rules_of_roles() {
         let store = store();
         let attributes = |verb, resource, subresource, namespace, name| Attributes::Resource {
             verb,

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_selectors_are_refused_in_kube_apiservers_words() {
+    fn malformed_selectors_have_kube_apiservers_message() {
         let rows = [
             (
                 "Pod",
@@ -321,7 +321,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_name_can_be_asked_for(name in "[a-z,=\\\\]{1,12}") {
+        fn every_name_can_be_selected(name in "[a-z,=\\\\]{1,12}") {
             let escaped: String = (name.chars())
                 .flat_map(|it| if it.is_ascii_lowercase() { vec![it] } else { vec!['\\', it] })
                 .collect();

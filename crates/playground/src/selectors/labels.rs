@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_selected_as_kubectl_writes_it() {
+    fn label_selectors_of_kubectl_are_supported() {
         let rows = [
             ("", true),
             ("app", true),
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_selectors_are_refused_in_kube_apiservers_words() {
+    fn malformed_selectors_have_kube_apiservers_message() {
         let rows = [
             (
                 "=web",
@@ -397,7 +397,7 @@ mod tests {
         }
 
         #[test]
-        fn a_set_and_its_complement_share_out_all_values(
+        fn in_and_notin_are_complements(
             values in proptest::collection::btree_set("[a-d]", 1..4), value in proptest::option::of("[a-d]"),
         ) {
             let list = values.iter().cloned().collect::<Vec<_>>().join(",");

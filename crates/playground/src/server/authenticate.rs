@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_found_where_clients_put_them() {
+    fn tokens_are_found_in_headers_and_subprotocols() {
         let mut headers = HeaderMap::new();
         assert_eq!(bearer(&headers), None);
         headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer abc"));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_go_from_whichever_line_they_are_on() {
+    fn tokens_are_removed_from_any_header_line() {
         let token = "base64url.bearer.authorization.k8s.io.YWJj";
         let rows: [(&[&'static str], Option<&str>); 3] = [
             (&["v5.channel.k8s.io", token], Some("v5.channel.k8s.io")),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn only_those_who_may_act_for_others() {
+    fn impersonation_needs_permission() {
         let may = |user: &User, attributes: Attributes<'_>| {
             if is_master(user) {
                 Ok(())
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_a_name_is_among_the_known() {
+    fn named_users_are_in_system_authenticated() {
         let mut someone = user("a", &[]);
         add_authenticated_group(&mut someone);
         add_authenticated_group(&mut someone);

@@ -112,7 +112,7 @@ mod tests {
     use crate::test_fixtures::{config_maps, now, object};
 
     #[test]
-    fn a_pod_that_has_lost_its_owner_gets_its_time() {
+    fn an_orphaned_pod_gets_its_grace_period() {
         let mut store = Store::default();
         let pods = crate::test_fixtures::definition("", "v1", "pods");
         let owner = object("owner", json!({}));

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_form_that_is_understood_is_taken() {
+    fn the_first_supported_form_is_chosen() {
         let rows = [
             ("", Ok(Form::Objects)),
             ("application/json", Ok(Form::Objects)),

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_read_as_they_are_written() {
+    fn query_options_are_parsed() {
         let query = Query::parse(Some(
             "labelSelector=a%3Db%2Cc&watch&limit=5&x=1+2&follow=false",
         ));

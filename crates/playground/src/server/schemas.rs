@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_has_words_is_there() {
+    fn every_description_belongs_to_a_schema() {
         let lines = TEXT
             .lines()
             .filter(|it| !it.is_empty() && !it.starts_with('#'));
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_referred_to_is_there() {
+    fn every_reference_has_a_schema() {
         for release in Release::ALL {
             let schemas = of(release);
             let text = Value::Object(schemas.clone()).to_string();

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_busy_watch_hears_of_its_end_and_has_bookmarks() {
+    async fn a_busy_watch_ends_and_sends_bookmarks() {
         let (now, later) = (Instant::now(), Instant::now() + MAX_WATCH_TIME);
         let (first, news) = (("ADDED", "first"), ("ADDED", "news"));
         let (bookmark, end) = (("BOOKMARK", ""), ("", ""));

@@ -24,7 +24,7 @@ fn all(store: &Store) -> Listed {
 }
 
 #[test]
-fn a_new_object_gets_what_only_the_server_gives() {
+fn a_new_object_gets_server_set_metadata() {
     let mut store = Store::default();
     let asked = object(
         "web",
@@ -51,7 +51,7 @@ fn a_new_object_gets_what_only_the_server_gives() {
 }
 
 #[test]
-fn what_cannot_be_created_is_refused() {
+fn invalid_objects_are_refused() {
     let mut store = Store::default();
     create(&mut store, "web");
     let rows = [
@@ -88,7 +88,7 @@ fn what_cannot_be_created_is_refused() {
 }
 
 #[test]
-fn a_name_is_made_up_until_one_is_free() {
+fn names_are_generated_until_one_is_free() {
     let mut store = Store::default();
     let asked = || Object::new(json!({"metadata": {"generateName": "web-"}})).unwrap();
     let mut create = |mut luck: Vec<u64>| {
@@ -118,7 +118,7 @@ fn a_name_is_made_up_until_one_is_free() {
 }
 
 #[test]
-fn an_update_needs_the_version_that_is_there() {
+fn an_update_needs_the_current_version() {
     let mut store = Store::default();
     let first = create(&mut store, "web");
     let mut next = Object::clone(&first);
@@ -165,7 +165,7 @@ fn an_update_needs_the_version_that_is_there() {
 }
 
 #[test]
-fn spec_and_status_are_written_apart_and_only_wishes_count_as_generations() {
+fn spec_and_status_are_written_separately_and_only_the_spec_changes_the_generation() {
     let deployments = definition("apps", "v1", "deployments");
     let mut store = Store::default();
     let asked = object(
@@ -299,7 +299,7 @@ fn a_dry_run_leaves_no_trace() {
 }
 
 #[test]
-fn lists_in_pages_are_of_one_moment_until_it_is_forgotten() {
+fn pages_have_one_version_until_the_history_drops_it() {
     let mut store = Store::new(History::of(3));
     for name in ["a", "b", "c"] {
         create(&mut store, name);
@@ -347,7 +347,7 @@ fn lists_in_pages_are_of_one_moment_until_it_is_forgotten() {
 }
 
 #[test]
-fn a_list_is_of_the_version_that_is_asked_for() {
+fn a_list_has_the_requested_version() {
     let mut store = Store::default();
     create(&mut store, "a");
     create(&mut store, "b");
@@ -372,7 +372,7 @@ fn a_list_is_of_the_version_that_is_asked_for() {
 proptest! {
     /// Whatever is written between pages, they make up the list of the first.
     #[test]
-    fn pages_make_up_the_list_of_their_moment(
+    fn pages_together_are_the_list_of_one_version(
         names in proptest::collection::btree_set("[a-f]{1,2}", 0..12),
         limit in 1_usize..5,
         writes in proptest::collection::vec("[a-f]{1,2}", 12),
@@ -408,7 +408,7 @@ proptest! {
 }
 
 #[test]
-fn an_object_is_as_large_as_etcd_takes_it() {
+fn an_object_has_etcds_maximum_size() {
     let mut store = Store::default();
     let large = |bytes| object("large", json!({"data": {"a": "x".repeat(bytes)}}));
     let refused = now(|it| store.create(&config_maps(), "shop", large(1_572_865), it));
@@ -440,7 +440,7 @@ fn an_object_is_as_large_as_etcd_takes_it() {
 }
 
 #[test]
-fn a_store_is_full_until_something_goes() {
+fn a_full_store_accepts_writes_after_a_deletion() {
     let mut store = Store::new(History::of(1));
     let large = |name: &str| object(name, json!({"data": {"a": "x".repeat(1_500_000)}}));
     let mut names = (0..).map(|number| format!("large-{number}"));
@@ -457,7 +457,7 @@ fn a_store_is_full_until_something_goes() {
 }
 
 #[test]
-fn a_full_store_can_be_emptied_of_what_waits_for_others() {
+fn a_full_store_can_be_emptied_of_terminating_objects() {
     let mut store = Store::new(History::of(1));
     let held = |name: &str, bytes| {
         let fields = json!({
@@ -493,7 +493,7 @@ fn a_full_store_can_be_emptied_of_what_waits_for_others() {
 }
 
 #[test]
-fn what_has_happened_is_remembered_in_so_many_bytes() {
+fn the_history_has_a_maximum_size() {
     let history = History {
         events: 100,
         bytes: 10_000,

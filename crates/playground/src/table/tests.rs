@@ -146,7 +146,7 @@ fn rows_are_those_that_kubectl_prints() {
 }
 
 #[test]
-fn a_pod_says_in_a_word_how_it_is_doing() {
+fn the_status_column_of_a_pod_is_that_of_kubectl() {
     let running = json!({"name": "c", "ready": true, "restartCount": 0, "state": {"running": {}}});
     let done = |code: i64| {
         let reason = if code == 0 { "Completed" } else { "Error" };
@@ -231,7 +231,7 @@ fn a_pod_says_in_a_word_how_it_is_doing() {
 }
 
 #[test]
-fn a_table_has_columns_rows_and_what_is_said_of_the_list() {
+fn a_table_has_columns_rows_and_list_metadata() {
     let resource = GroupResource::new("resource.k8s.io", "deviceclasses");
     let one = object("web", json!({"spec": {}}));
     let meta = ListMeta {

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_says_how_far_it_is() {
+    fn a_job_shows_its_completions() {
         let object = Object::new(json!({
             "metadata": {"name": "j"},
             "spec": {"completions": 2},

@@ -46,7 +46,7 @@ fn words(changes: &[Change]) -> Vec<String> {
 }
 
 #[test]
-fn a_watch_begins_as_it_is_asked_to() {
+fn a_watch_starts_as_requested() {
     let mut store = Store::new(History::of(2));
     for name in ["a", "b", "c"] {
         write(&mut store, name, "x");
@@ -76,7 +76,7 @@ fn a_watch_begins_as_it_is_asked_to() {
 }
 
 #[test]
-fn an_object_comes_and_goes_as_it_is_selected() {
+fn an_object_is_added_and_deleted_as_its_selection_changes() {
     let mut store = Store::default();
     let (mut watcher, _) = watch(&store, "app=x", "", WatchStart::Default).unwrap();
     write(&mut store, "a", "y");
@@ -103,7 +103,7 @@ fn an_object_comes_and_goes_as_it_is_selected() {
 }
 
 #[test]
-fn who_is_too_slow_is_told_so() {
+fn a_slow_watcher_gets_410() {
     let mut store = Store::new(History::of(2));
     let (mut watcher, _) = watch(&store, "", "", WatchStart::Default).unwrap();
     for name in ["a", "b", "c"] {

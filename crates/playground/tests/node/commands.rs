@@ -22,7 +22,7 @@ fn exited(code: u8) -> Outcome {
 }
 
 #[tokio::test]
-async fn a_command_is_told_as_it_went_in_every_protocol() {
+async fn the_result_of_a_command_is_reported_in_every_protocol() {
     let fixture = fixture().await;
     let words = ["/bin/sh", "-c", "cat; echo no >&2; exit 3"];
     let query = query(&words, "stdin=true&stdout=true&stderr=true");
@@ -47,7 +47,7 @@ async fn a_command_is_told_as_it_went_in_every_protocol() {
 }
 
 #[tokio::test]
-async fn all_that_a_command_has_said_is_heard_by_who_is_slow() {
+async fn a_slow_client_gets_all_output() {
     let fixture = fixture().await;
     // Fills all there is on the way, again and again, and does not wait for room.
     let fill = "dd if=/dev/zero bs=4096 count=256 oflag=nonblock 2>> counts";
@@ -60,7 +60,7 @@ async fn all_that_a_command_has_said_is_heard_by_who_is_slow() {
         "it is over",
     )
     .await;
-    // Longer than is waited for what a command leaves open.
+    // Longer than the time for output that a background process holds open.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let got = client.finish().await;
     assert_eq!(got.outcome, Outcome::Success);
@@ -74,9 +74,9 @@ async fn all_that_a_command_has_said_is_heard_by_who_is_slow() {
 }
 
 #[tokio::test]
-async fn a_command_that_leaves_its_output_open_is_over_all_the_same() {
+async fn a_command_ends_though_a_background_process_holds_its_output() {
     let fixture = fixture().await;
-    // What it leaves is in a session of its own, and says more and more.
+    // The background process has its own session, and writes continuously.
     let left = "setsid sh -c 'echo $$ > id; while echo more; do :; done' & ";
     let script = format!("{left} until [ -s id ]; do sleep 0.05; done; echo done");
     let query = query(&["/bin/sh", "-c", &script], "stdout=true");
@@ -87,7 +87,7 @@ async fn a_command_that_leaves_its_output_open_is_over_all_the_same() {
 }
 
 #[tokio::test]
-async fn success_and_what_cannot_be_run_are_told_apart() {
+async fn success_and_launch_errors_are_distinguished() {
     let fixture = fixture().await;
     let good = query(&["true"], "stdout=true");
     let bad = query(&["nope-1"], "stdout=true");
@@ -191,7 +191,7 @@ async fn keys_of_a_terminal_go_to_the_job_and_not_to_the_shell() {
     let query = query(&["/bin/sh", "-i"], "stdin=true&stdout=true&tty=true");
     let mut client = fixture.websocket(Exec, &query, Protocol::V5).await;
     let mut command_result = String::new();
-    // What is echoed is not what is said.
+    // The echo differs from the output.
     let job = b"sh -c 'echo rea''dy; exec sleep 1000'\n";
     client.write(Input::Stdin, job).await;
     while !command_result.contains("ready") {
@@ -204,7 +204,7 @@ async fn keys_of_a_terminal_go_to_the_job_and_not_to_the_shell() {
 }
 
 #[tokio::test]
-async fn who_leaves_takes_the_command_and_its_children_along() {
+async fn a_disconnect_ends_the_command_and_its_children() {
     let fixture = fixture().await;
     let words = ["/bin/sh", "-c", "sleep 1000 & echo $$ $!; wait"];
     let query = query(&words, "stdin=true&stdout=true&stderr=true");
@@ -231,7 +231,7 @@ pub(crate) fn lives(id: i32) -> bool {
 }
 
 #[tokio::test]
-async fn who_attaches_talks_to_the_containers_own_process() {
+async fn attach_connects_to_the_main_process() {
     let fixture = NodeFixture::new();
     let container = json!({
         "name": "web", "stdin": true, "stdinOnce": true,
@@ -250,7 +250,7 @@ async fn who_attaches_talks_to_the_containers_own_process() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_is_refused_in_kubernetes_words() {
+async fn invalid_stream_requests_have_kubernetes_messages() {
     let fixture = NodeFixture::new();
     let containers = json!([{"name": "a", "image": "a"}, {"name": "b", "image": "b"}]);
     fixture

@@ -1,4 +1,4 @@
-//! How pods come and go.
+//! The lifecycle of pods.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ fn state<'a>(pod: &'a skewbridge_playground::object::Object, path: &str) -> &'a 
 }
 
 #[tokio::test]
-async fn a_node_registers_and_pods_are_told_as_they_are() {
+async fn a_node_registers_and_writes_pod_status() {
     let fixture = NodeFixture::new();
     let container = json!({"name": "web", "image": "web", "ports": [{"containerPort": 8080}]});
     let pod = fixture
@@ -82,7 +82,7 @@ async fn pods_end_as_their_processes_do() {
 #[tokio::test]
 async fn a_deleted_pod_gets_its_grace_and_is_gone() {
     let fixture = NodeFixture::new();
-    // It hears, and does not listen.
+    // It traps SIGTERM, and continues.
     let asked = fixture.scratch.path().join("asked");
     let script = format!(
         "trap 'echo > {}' TERM; echo $$ > id; while :; do sleep 0.1; done",
@@ -113,7 +113,7 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
     eventually(|| asked.exists().then_some(()), "it is asked to end").await;
     assert!(fixture.pod("web").deletion_timestamp().is_some());
     assert!(lives(id));
-    // Whoever is in a hurry does not wait for the time that another one has given.
+    // A shorter grace period overrides a longer one.
     fixture.delete_within("web", 1);
     eventually(|| (!lives(id)).then_some(()), "its process is gone").await;
     assert!(begun.elapsed() < Duration::from_secs(30));
@@ -133,9 +133,9 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_taken_away_leaves_no_directory() {
+async fn a_pod_deleted_without_grace_leaves_no_directory() {
     let fixture = NodeFixture::new();
-    // They write there until they are gone.
+    // They write there until they are killed.
     let write = "while :; do mkdir -p $n; echo > $n/$i; i=$((i+1)); rm -r $n; done";
     let script = format!("for n in a b c; do (i=0; {write}) & done; echo > begun; wait");
     let pod = fixture.running("web", &shell(&script, "Always")).await;
@@ -152,7 +152,7 @@ async fn a_pod_that_is_taken_away_leaves_no_directory() {
 }
 
 #[tokio::test]
-async fn a_pod_that_has_had_its_time_fails() {
+async fn a_pod_fails_at_its_active_deadline() {
     let fixture = NodeFixture::new();
     let script = "echo $$ > id; exec sleep 1000";
     let pod = fixture.running("web", &shell(script, "Always")).await;
@@ -196,15 +196,15 @@ async fn a_node_that_ends_leaves_nothing_behind() {
     assert!(!directory.exists());
 }
 
-/// Starts what leaves: one in a session of its own, one of a shell with job control, and
-/// one that has lost its parents and all that could be known of it. Each says who it is.
+/// Starts processes that escape: one in its own session, one of a shell with job control, and
+/// one that is an orphan with a clean environment. Each writes its pid.
 const ESCAPING_PROCESSES: &str = "\
     setsid sh -c 'echo $$ > session; exec sleep 1000' & \
     sh -c 'set -m; sh -c \"echo \\$\\$ > job; exec sleep 1000\" & :'; \
     env -i sh -c '(setsid sh -c \"echo \\$\\$ > orphan; exec sleep 1000\" &) &'; \
     until [ -s session ] && [ -s job ] && [ -s orphan ]; do sleep 0.05; done; ";
 
-/// Who they are.
+/// Their pids.
 async fn read_escaped_pids(directory: &Path) -> Vec<i32> {
     let read = |name| {
         let text = std::fs::read_to_string(directory.join(name)).ok()?;
@@ -222,7 +222,7 @@ async fn gone(ids: &[i32]) {
 }
 
 #[tokio::test]
-async fn nobody_who_leaves_outlives_the_pod() {
+async fn escaped_processes_end_with_the_pod() {
     let fixture = NodeFixture::new();
     let script = format!("{ESCAPING_PROCESSES} exec sleep 1000");
     let pod = fixture.running("web", &shell(&script, "Never")).await;
@@ -232,7 +232,7 @@ async fn nobody_who_leaves_outlives_the_pod() {
 }
 
 #[tokio::test]
-async fn nobody_who_leaves_outlives_the_containers_own_process() {
+async fn escaped_processes_end_with_the_main_process() {
     let fixture = NodeFixture::new();
     let script = format!("{ESCAPING_PROCESSES} until [ -e over ]; do sleep 0.05; done; exit 7");
     let pod = fixture.running("web", &shell(&script, "Never")).await;
@@ -243,12 +243,12 @@ async fn nobody_who_leaves_outlives_the_containers_own_process() {
         .until("web", |pod| pod.text(&["status", "phase"]) == "Failed")
         .await;
     assert_eq!(state(&pod, "/0/state/terminated/exitCode"), 7);
-    // It is not told before it is true.
+    // The status is written only after they have exited.
     assert!(ids.iter().all(|id| !lives(*id)), "{ids:?}");
 }
 
 #[tokio::test]
-async fn nobody_who_leaves_outlives_the_node() {
+async fn escaped_processes_end_with_the_node() {
     let fixture = NodeFixture::new();
     let script = format!("{ESCAPING_PROCESSES} exec sleep 1000");
     let pod = fixture.running("web", &shell(&script, "Never")).await;

@@ -47,7 +47,7 @@ async fn log(fixture: &NodeFixture, query: &str) -> String {
 }
 
 #[tokio::test]
-async fn logs_are_followed_to_the_end_and_cut_as_asked() {
+async fn logs_are_followed_to_the_end_and_limited() {
     let fixture = NodeFixture::new();
     let script = "echo one; echo two >&2; until [ -e go ]; do sleep 0.05; done; echo three";
     let container = json!({"name": "web", "command": ["/bin/sh", "-c", script]});
@@ -59,7 +59,7 @@ async fn logs_are_followed_to_the_end_and_cut_as_asked() {
     followed.read(|_| false).await;
     let mut lines: Vec<_> = followed.text.lines().collect();
     assert_eq!(lines.pop(), Some("three"));
-    // Which of two outputs is heard first, nobody knows.
+    // The order of stdout and stderr is not defined.
     lines.sort_unstable();
     assert_eq!(lines, ["one", "two"]);
     assert_eq!(log(&fixture, "tailLines=1").await, "three\n");

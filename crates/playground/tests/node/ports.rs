@@ -40,7 +40,7 @@ async fn all(mut receiver: Receiver) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// What comes from a port, and what is said of it.
+/// The data and the error of a port.
 async fn get(handle: &Handle, port: u16, request: &str) -> (String, String) {
     let mut error = open(handle, Which::Error, port, request);
     error.sender.finish().unwrap();
@@ -59,7 +59,7 @@ async fn connection(fixture: &NodeFixture) -> DuplexStream {
 #[tokio::test]
 async fn what_a_pod_listens_on_is_forwarded() {
     let fixture = NodeFixture::new();
-    // One that only root may have, and one that anybody may.
+    // A privileged port and an unprivileged one.
     let ports = json!([{"containerPort": 80}, {"containerPort": 18_080}]);
     let container = json!({"name": "web", "image": "web", "ports": ports});
     fixture
@@ -88,13 +88,13 @@ async fn what_a_pod_listens_on_is_forwarded() {
 }
 
 #[tokio::test]
-async fn nobody_else_is_reached_through_a_pod() {
+async fn listeners_of_other_programs_are_not_reached() {
     let fixture = NodeFixture::new();
     let pod = |port: u16| {
         let ports = json!([{"containerPort": port}]);
         json!({"containers": [{"name": "web", "command": ["sleep", "1000"], "ports": ports}]})
     };
-    // Strangers at the address of pods, everywhere, and at what pods call localhost.
+    // Listeners of other programs: at the address of pods, at any address, and at localhost.
     let strangers = ["127.0.0.2:0", "0.0.0.0:0", "127.0.0.1:0", "[::1]:0"];
     let strangers = strangers.map(|address| std::net::TcpListener::bind(address).ok());
     let strangers: Vec<_> = strangers.into_iter().flatten().collect();
@@ -171,7 +171,7 @@ impl Channels {
         }
     }
 
-    /// What comes on each channel until the close, after the ports were announced.
+    /// The data of each channel until the close, after the port numbers.
     async fn finish(&mut self, ports: &[u16]) -> Vec<[String; 2]> {
         let mut texts = vec![[const { Vec::new() }; 2]; ports.len()];
         let mut announced_on = Vec::new();

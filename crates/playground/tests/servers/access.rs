@@ -1,4 +1,4 @@
-//! Who is let in, as whom, and what they may.
+//! Authentication and authorization.
 
 use http::Method;
 use serde_json::json;
@@ -25,7 +25,7 @@ async fn who(client: &TlsClient, cluster: &Cluster, headers: &[(&str, &str)]) ->
 }
 
 #[tokio::test]
-async fn a_certificate_says_who_somebody_is() {
+async fn a_certificate_authenticates_a_user() {
     let cluster = Cluster::start().await;
     let said = who(&cluster.pki.admin(), &cluster, &[]).await;
     let user = &said.body["status"]["userInfo"];
@@ -47,7 +47,7 @@ async fn a_certificate_says_who_somebody_is() {
 }
 
 #[tokio::test]
-async fn a_token_says_who_somebody_is() {
+async fn a_token_authenticates_a_user() {
     let cluster = Cluster::start().await;
     let bearer = format!("Bearer {VISITOR_TOKEN}");
     let headers = [("authorization", &*bearer)];
@@ -73,7 +73,7 @@ async fn a_token_says_who_somebody_is() {
 }
 
 #[tokio::test]
-async fn nobody_in_particular_may_ask_how_it_is() {
+async fn anonymous_users_can_read_health_and_version() {
     let cluster = Cluster::start().await;
     let nobody = cluster.pki.anonymous();
     for path in ["/healthz", "/livez", "/readyz", "/readyz/ping"] {
@@ -92,7 +92,7 @@ async fn nobody_in_particular_may_ask_how_it_is() {
 }
 
 #[tokio::test]
-async fn a_front_proxy_speaks_for_others() {
+async fn a_front_proxy_asserts_users() {
     let cluster = Cluster::start().await;
     let headers = [
         ("x-remote-user", "jane"),
@@ -106,20 +106,20 @@ async fn a_front_proxy_speaks_for_others() {
     let said = who(&proxy, &cluster, &headers).await;
     assert_eq!(said.body["status"]["userInfo"]["username"], "jane");
     assert_eq!(ask(&proxy, &cluster, PODS, &headers).await.code, 200);
-    // Without a word of whom, it is not anonymous.
+    // Without user headers, it is not anonymous.
     assert_eq!(ask(&proxy, &cluster, "/healthz", &[]).await.code, 401);
     let other = cluster
         .pki
         .anonymous()
         .identity(&proxies.client("somebody", &[]));
     assert_eq!(ask(&other, &cluster, PODS, &headers).await.code, 401);
-    // Headers alone are nobody's word.
+    // Headers without the front-proxy certificate are ignored.
     let nobody = cluster.pki.anonymous();
     assert_eq!(ask(&nobody, &cluster, PODS, &headers).await.code, 403);
 }
 
 #[tokio::test]
-async fn an_administrator_may_act_for_others() {
+async fn an_administrator_can_impersonate_users() {
     let cluster = Cluster::start().await;
     let admin = cluster.pki.admin();
     let headers = [("impersonate-user", "visitor")];
@@ -134,7 +134,7 @@ async fn an_administrator_may_act_for_others() {
 }
 
 #[tokio::test]
-async fn rights_are_given_by_objects_at_any_server() {
+async fn roles_apply_at_every_server() {
     let cluster = Cluster::start().await;
     let bearer = format!("Bearer {VISITOR_TOKEN}");
     let headers = [("authorization", &*bearer)];
@@ -166,7 +166,7 @@ async fn rights_are_given_by_objects_at_any_server() {
 }
 
 #[tokio::test]
-async fn questions_of_rights_are_answered() {
+async fn access_reviews_are_answered() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.old).await;
     let group = "/apis/authorization.k8s.io/v1";

@@ -15,8 +15,7 @@ const OBJECTS_PER_CLIENT: usize = 50;
 /// A bound for a broken test, on a machine that does much else.
 const TEST_TIMEOUT: Duration = Duration::from_mins(4);
 
-/// All of what a watcher was told: in order, and of each object once that it came and
-/// once that it went.
+/// All events of a watcher: in order, one ADDED and one DELETED per object.
 async fn collect_events(watch: &mut Watch) -> BTreeMap<String, Vec<&'static str>> {
     let mut story: BTreeMap<String, Vec<&'static str>> = BTreeMap::new();
     let mut last = 0;

@@ -1,4 +1,4 @@
-//! What servers say that they serve.
+//! Discovery of the servers.
 
 use http::Method;
 use serde_json::Value;
@@ -23,7 +23,7 @@ async fn whole(client: &Client, path: &str, accept: &str) -> (u16, String, Optio
 }
 
 #[tokio::test]
-async fn each_release_tells_what_it_serves() {
+async fn each_release_serves_its_discovery() {
     let cluster = Cluster::start().await;
     let mut counts = Vec::new();
     for server in cluster.servers() {
@@ -80,7 +80,7 @@ async fn each_release_tells_what_it_serves() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_or_not_understood_is_told_as_elsewhere() {
+async fn unknown_paths_and_media_types_have_kube_apiservers_errors() {
     let cluster = Cluster::start().await;
     for server in cluster.servers() {
         let client = cluster.admin(server).await;
@@ -91,7 +91,7 @@ async fn what_is_not_there_or_not_understood_is_told_as_elsewhere() {
         for path in ["/api", "/apis"] {
             let (code, media, _, text) = whole(&client, path, strange).await;
             assert_eq!((code, media.as_str()), (406, "application/json"), "{path}");
-            // For people, since nobody knows what the caller reads.
+            // Plain text, because no accepted format is known.
             assert!(text.starts_with("{\n  \"kind\": \"Status\",\n"), "{text}");
             let status: Value = serde_json::from_str(&text).unwrap();
             assert_eq!(status["reason"], "NotAcceptable");
@@ -116,7 +116,7 @@ async fn what_is_not_there_or_not_understood_is_told_as_elsewhere() {
 }
 
 #[tokio::test]
-async fn open_api_describes_what_people_write() {
+async fn open_api_has_descriptions() {
     let cluster = Cluster::start().await;
     for server in cluster.servers() {
         let client = cluster.admin(server).await;
@@ -159,7 +159,7 @@ async fn open_api_describes_what_people_write() {
 }
 
 #[tokio::test]
-async fn both_versions_of_http_are_spoken() {
+async fn http_1_1_and_http_2_are_supported() {
     let cluster = Cluster::start().await;
     let mut client = cluster
         .pki

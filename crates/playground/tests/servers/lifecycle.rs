@@ -1,4 +1,4 @@
-//! Servers come and go: what they leave behind, and who notices.
+//! Starting, stopping and killing servers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ async fn each_server_has_a_lease_under_its_name() {
 }
 
 #[tokio::test]
-async fn only_later_releases_take_their_lease_with_them() {
+async fn only_later_releases_delete_their_lease() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.middle).await;
     let there = async |identity: &str| client.get(&format!("{LEASES}/{identity}")).await.code;
@@ -64,7 +64,7 @@ async fn watches_end_cleanly_with_a_server_that_is_stopped() {
 }
 
 #[tokio::test]
-async fn a_killed_server_cuts_everybody_off_and_others_go_on() {
+async fn a_killed_server_drops_its_connections_and_others_continue() {
     let cluster = Cluster::start().await;
     let mut watcher = cluster
         .pki
@@ -94,7 +94,7 @@ async fn a_killed_server_cuts_everybody_off_and_others_go_on() {
 }
 
 #[tokio::test]
-async fn a_cluster_begins_with_what_every_cluster_has() {
+async fn a_cluster_starts_with_initial_objects() {
     let cluster = Cluster::start().await;
     let client: Client = cluster.admin(&cluster.old).await;
     let namespaces = client.get("/api/v1/namespaces").await.body;
@@ -112,7 +112,7 @@ async fn a_cluster_begins_with_what_every_cluster_has() {
 }
 
 #[tokio::test]
-async fn who_has_begun_to_ask_is_answered_by_a_server_that_is_stopped() {
+async fn a_stopped_server_answers_requests_in_flight() {
     let cluster = Cluster::start().await;
     let address = cluster.new.address();
     let new = cluster.new;
@@ -125,7 +125,7 @@ async fn who_has_begun_to_ask_is_answered_by_a_server_that_is_stopped() {
         body.len()
     );
     client.send(head).await.unwrap();
-    // It is being asked.
+    // The request is in flight.
     assert_eq!(client.read_head().await.unwrap().status, 100);
     client.send(first).await.unwrap();
     let stopping = tokio::spawn(new.stop());
@@ -140,7 +140,7 @@ async fn who_has_begun_to_ask_is_answered_by_a_server_that_is_stopped() {
 }
 
 #[tokio::test]
-async fn nobody_is_answered_by_a_server_that_is_killed() {
+async fn a_killed_server_answers_no_request() {
     let cluster = Cluster::start().await;
     let address = cluster.new.address();
     let mut client = cluster.pki.admin().http1(address).await.unwrap();

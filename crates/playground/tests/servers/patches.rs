@@ -23,7 +23,7 @@ fn deployment() -> Value {
 }
 
 #[tokio::test]
-async fn patches_of_every_form_are_understood() {
+async fn every_patch_type_is_supported() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
     assert_eq!(client.post(DEPLOYMENTS, &deployment()).await.code, 201);
@@ -70,7 +70,7 @@ async fn patches_of_every_form_are_understood() {
 }
 
 #[tokio::test]
-async fn whoever_applies_owns_what_it_applies() {
+async fn server_side_apply_tracks_ownership() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
     let form = "application/apply-patch+yaml";

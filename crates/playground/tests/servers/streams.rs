@@ -1,4 +1,4 @@
-//! What runs in pods is somebody else's: the servers let it answer.
+//! Streams, which the servers hand over to the node.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,7 +21,7 @@ use crate::cluster_fixture::{Cluster, VISITOR_TOKEN};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Says back what it is told.
+/// Echoes its input.
 struct Echo;
 
 impl PodStreams for Echo {
@@ -110,7 +110,7 @@ async fn a_connection_is_handed_over_with_what_was_read() {
 }
 
 #[tokio::test]
-async fn the_oldest_release_knows_no_websocket() {
+async fn the_oldest_release_has_no_websocket() {
     let cluster = cluster().await;
     let mut client = connect(&cluster, &cluster.old).await;
     client.send(exec("GET", "websocket")).await.unwrap();
@@ -136,7 +136,7 @@ async fn the_oldest_release_knows_no_websocket() {
 }
 
 #[tokio::test]
-async fn logs_come_piece_by_piece() {
+async fn logs_are_streamed() {
     let cluster = cluster().await;
     let client = cluster.admin(&cluster.middle).await;
     let log = client
@@ -151,7 +151,7 @@ async fn logs_come_piece_by_piece() {
 }
 
 #[tokio::test]
-async fn who_may_only_look_may_not_enter() {
+async fn read_only_users_cannot_exec() {
     let cluster = cluster().await;
     for server in [&cluster.middle, &cluster.new] {
         let mut client = cluster

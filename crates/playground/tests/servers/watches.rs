@@ -1,4 +1,4 @@
-//! Watches: what happens is told once, in order, and until when.
+//! Watches: every event once, in order, and their end.
 
 use serde_json::{Value, json};
 use skewbridge_playground::catalogue::Release;
@@ -19,7 +19,7 @@ fn pair(kind: &str, name: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn what_happens_at_one_server_is_seen_at_all() {
+async fn a_change_at_one_server_is_watched_at_all() {
     let cluster = Cluster::start().await;
     let mut watches = Vec::new();
     for server in cluster.servers() {
@@ -44,7 +44,7 @@ async fn what_happens_at_one_server_is_seen_at_all() {
 }
 
 #[tokio::test]
-async fn a_watch_goes_on_where_a_list_ended() {
+async fn a_watch_continues_from_a_list() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.old).await;
     client.post(MAPS, &config_map("before", "x")).await;
@@ -54,7 +54,7 @@ async fn a_watch_goes_on_where_a_list_ended() {
     let path = format!("{MAPS}?watch=1&resourceVersion={version}&labelSelector=app%3Dx");
     let mut watch = client.watch(&path).await;
     assert_eq!(watch.next_event_name().await, pair("ADDED", "after"));
-    // What is not selected any more is gone.
+    // An object that is no longer selected is deleted.
     let set_release = json!({"metadata": {"labels": {"app": "y"}}});
     let form = "application/merge-patch+json";
     client
@@ -67,7 +67,7 @@ async fn a_watch_goes_on_where_a_list_ended() {
 }
 
 #[tokio::test]
-async fn a_watch_ends_when_its_time_is_over_and_says_how_far_it_came() {
+async fn a_watch_ends_at_its_timeout_with_a_bookmark() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
     client.post(MAPS, &config_map("a", "x")).await;
@@ -125,7 +125,7 @@ async fn tables_are_watched_too() {
 }
 
 #[tokio::test]
-async fn what_is_forgotten_cannot_be_watched() {
+async fn a_watch_from_an_expired_version_gets_410() {
     let pki = Pki::new();
     let store = SharedStore::over(Store::new(History::of(20))).unwrap();
     let server = pki.start(Release::V1_36, &store, Arc::new(NoNode)).await;
@@ -156,14 +156,14 @@ async fn what_is_forgotten_cannot_be_watched() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_does_not_read_is_told_that_it_is_too_late() {
+async fn a_watcher_that_does_not_read_gets_410() {
     let pki = Pki::new();
     let store = SharedStore::over(Store::new(History::of(10))).unwrap();
     let server = pki.start(Release::V1_36, &store, Arc::new(NoNode)).await;
     let client = Client(pki.admin().http2(server.address()).await.unwrap());
     let watcher = Client(pki.admin().http2(server.address()).await.unwrap());
     let mut watch = watcher.watch(&format!("{MAPS}?watch=1")).await;
-    // More than the windows and buffers on the way hold, while nobody reads.
+    // More than all windows and buffers hold, while the client does not read.
     let padding = "x".repeat(64 * 1024);
     for number in 0..40 {
         let object = json!({"metadata": {"name": format!("m{number}")}, "data": {"p": padding}});

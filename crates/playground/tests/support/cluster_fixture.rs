@@ -31,7 +31,7 @@ pub(crate) struct Pki {
     files: ScratchDir,
 }
 
-/// The token of a user who may only look.
+/// The token of a read-only user.
 pub(crate) const VISITOR_TOKEN: &str = "the-visitors-token";
 
 impl Pki {

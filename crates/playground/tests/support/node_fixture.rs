@@ -94,13 +94,12 @@ impl NodeFixture {
         self.scratch.path().join("pods").join(pod.uid())
     }
 
-    /// Waits until a pod is as wanted.
+    /// Waits until a pod matches.
     pub(crate) async fn until(&self, name: &str, wanted: impl Fn(&Object) -> bool) -> Arc<Object> {
         self.seen(self.watch(), name, wanted).await
     }
 
-    /// Waits until a watch has told that a pod was as wanted, whatever has become of it
-    /// since.
+    /// Waits until a watch has reported a matching pod, whatever its current state.
     async fn seen(
         &self,
         mut watch: StoreWatch,
@@ -219,7 +218,7 @@ pub(crate) fn websocket_headers(protocol: &str) -> HeaderMap {
     headers
 }
 
-/// What a command has said, and how it ended.
+/// The output and the result of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CommandResult {
     pub(crate) stdout: String,
@@ -309,7 +308,7 @@ impl SpdyClient {
         self.driver.abort();
     }
 
-    /// Ends the input, and hears all.
+    /// Ends the input, and reads all output.
     pub(crate) async fn finish(mut self) -> CommandResult {
         if let Some(stdin) = &mut self.stdin {
             let _ = stdin.finish();
@@ -387,7 +386,7 @@ impl WebSocketClient {
         self.io.write_all(&out).await.unwrap();
     }
 
-    /// The next thing that is said; `None` at a close.
+    /// The next message; `None` at a close.
     pub(crate) async fn next(&mut self) -> Option<(Output, Bytes)> {
         loop {
             match self.decoder.decode(&mut self.buffer).unwrap() {
@@ -449,7 +448,7 @@ pub(crate) async fn eventually<T>(mut look: impl FnMut() -> Option<T>, what: &st
 }
 
 /// The processes that have a terminal: id, name, state, parent, group, session, terminal,
-/// group in the foreground, and what they wait for in the system.
+/// foreground group, and the kernel function they wait in.
 fn at_terminals() -> String {
     let mut told = String::new();
     for process in std::fs::read_dir("/proc").unwrap().flatten() {

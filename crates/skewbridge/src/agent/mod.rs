@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_variable_tells_instances_apart_but_those_that_shells_change() {
+    fn shared_instances_differ_by_all_variables_except_volatile_ones() {
         let of = |pairs: &[(&str, &str)]| {
             let pairs = pairs.iter();
             lasting(pairs.map(|(name, value)| (OsString::from(name), OsString::from(value))))

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_read_or_refused() {
+    fn detach_keys_are_parsed_or_refused() {
         assert_eq!(DetachKeys::parse("").unwrap().keys, b"");
         assert_eq!(DetachKeys::parse("ctrl-[,d").unwrap().keys, b"\x1bd");
         assert!(DetachKeys::parse("ctrl-pq").is_err());

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn one_place_has_to_be_in_a_pod() {
+    fn source_or_destination_must_be_in_a_pod() {
         let told = parse(&["a", "b"]).direction().unwrap_err();
         assert_eq!(
             told,
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_read_as_kubectl_reads_them() {
+    fn flags_are_parsed_as_by_kubectl() {
         let plain = parse(&["a", "p:b"]).options();
         assert_eq!(
             (plain.preserve, plain.retries),

@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_told_as_people_say_them() {
+    fn sizes_have_binary_units() {
         let rows = [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_fits_and_moves_no_cursor() {
+    fn a_progress_line_fits_and_has_no_control_characters() {
         let progress = Progress::default();
         progress.expect(1000);
         assert_eq!(bar(500, 1000), "[============            ]  50%");
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_of_the_last_seconds() {
+    fn a_rate_covers_the_last_seconds() {
         let start = Instant::now();
         let mut rate = Rate::new(start);
         let at = |millis| start + Duration::from_millis(millis);

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_done_is_refused_with_a_reason() {
+    fn impossible_actions_are_refused_with_a_reason() {
         let [oldest, middle, newest] = Release::ALL;
         let rows = [
             (ServerAction::Kill, middle, true, None),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn releases_go_up_and_down_to_the_ends() {
+    fn releases_have_a_next_and_a_previous_one() {
         let [oldest, middle, newest] = Release::ALL;
         let rows = [
             (ServerAction::Upgrade, oldest, middle),

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_who_say_nothing_are_in_nobodys_way() {
+    async fn idle_connections_make_room_for_new_ones() {
         let limit = Duration::from_secs(30);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -291,13 +291,13 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_not_told() {
+    fn debug_output_has_no_token() {
         let told = format!("{:?}", control());
         assert!(told.contains("7006") && !told.contains("secret"), "{told}");
     }
 
     #[test]
-    fn only_who_knows_the_token_and_is_no_browser_is_admitted() {
+    fn requests_need_the_token_and_must_not_come_from_a_browser() {
         let rows: [(&[(&str, &str)], u16); 6] = [
             (
                 &[
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_are_read_from_paths() {
+    fn commands_are_parsed_from_paths() {
         let rows = [
             (Method::GET, "/servers", 200),
             (Method::POST, "/servers/1.28/kill", 200),

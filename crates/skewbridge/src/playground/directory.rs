@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_directory_of_ours_will_do() {
+    fn a_directory_must_belong_to_the_user() {
         let rows = [
             (1000, 1000, 0o700, true),
             // It is made private.
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_is_gone_and_what_was_there_is_empty() {
+    fn a_created_directory_is_removed_and_an_existing_one_is_emptied() {
         let fresh = Directory::prepare(None).unwrap();
         let path = fresh.path().to_owned();
         let mode = fs::metadata(&path).unwrap().permissions().mode();

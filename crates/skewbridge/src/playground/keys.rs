@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_mean_what_the_help_says() {
+    fn keys_match_the_help() {
         let rows = [
             (b'1', Some(Key::Choose(0))),
             (b'3', Some(Key::Choose(2))),

@@ -439,7 +439,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_that_cannot_be_finished_is_told_and_has_failed() {
+    fn a_step_that_cannot_be_completed_has_failed_with_its_error() {
         let mut report = Report::default();
         for title in ["one", "two"] {
             report.steps.push(Step {

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_object_is_named_by_a_file() {
+    fn a_file_names_one_object() {
         let other = |text: &str| Err(Wrong::Other(text.to_owned()));
         let named = |kind, name: &str, namespace: Option<&str>| {
             Ok(Manifest {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_of_the_object_has_to_be_the_one_asked_for() {
+    fn the_namespace_of_the_object_must_match_the_flag() {
         let rows = [
             (None, None, Ok("here")),
             (None, Some("shop"), Ok("here")),

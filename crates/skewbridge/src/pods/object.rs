@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_does_not_run_is_told_with_its_state() {
+    fn a_container_that_does_not_run_is_reported_with_its_state() {
         let with = |state: &str| {
             pod(&format!(
                 r#"{{"metadata":{{"name":"web"}},"status":{{"containerStatuses":[{{"name":"app","restartCount":3,"state":{state}}}]}}}}"#
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fittest_pod_is_the_one_that_kubectl_takes() {
+    fn the_pod_that_kubectl_would_choose_is_chosen() {
         let made = |node: &str, phase: &str, ready: Option<&str>, restarts: u32, born: &str| {
             let ready = ready.map_or(String::new(), |since| {
                 format!(r#"{{"type":"Ready","status":"True","lastTransitionTime":"{since}"}}"#)
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_are_written_as_for_a_query() {
+    fn selectors_are_encoded_for_a_query() {
         let selector = |json: &str| {
             let json = format!(r#"{{"spec":{{"selector":{json}}}}}"#);
             serde_json::from_str::<Workload>(&json).unwrap().selector()

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_and_what_has_them_are_named_as_for_kubectl() {
+    fn pods_and_owners_are_named_as_for_kubectl() {
         let rows = [
             ("web", Ok((Kind::Pod, "web"))),
             ("pod/web", Ok((Kind::Pod, "web"))),

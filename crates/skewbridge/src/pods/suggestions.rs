@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_meant_is_found() {
+    fn similar_names_are_suggested() {
         let known = ["web-5d8c7-abcde", "web-5d8c7-fghij", "db-0", "webhook", "x"];
         assert_eq!(
             similar_names("web", known),

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_that_has_no_room_is_in_use() {
+    async fn a_socket_with_a_full_backlog_is_in_use() {
         let dir = ScratchDir::new();
         let path = dir.path().join("s");
         let busy = socket2::Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_that_start_at_once_one_listens() {
+    fn only_one_of_several_concurrent_processes_listens() {
         /// How many there are.
         const MANY: usize = 4;
         let dir = ScratchDir::new();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn any_port_is_the_same_at_all_addresses() {
+    async fn a_free_port_is_the_same_at_all_addresses() {
         let all = Listener::tcp(&[Address::Localhost], 0).await.unwrap();
         let names: Vec<_> = all.iter().map(Listener::name).collect();
         assert!(names.iter().all(|name| *name == names[0]), "{names:?}");

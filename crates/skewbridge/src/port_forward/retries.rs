@@ -183,7 +183,7 @@ mod tests {
     ];
 
     #[test]
-    fn pauses_grow_until_a_connection_lives_and_patience_ends_them() {
+    fn backoff_grows_until_a_stable_connection_or_the_limit() {
         for (what, max_wait, events) in ROWS {
             let start = Instant::now();
             let at = |time: u64| start + millis(time);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_takes_no_longer_than_there_is_patience() {
+    fn an_attempt_does_not_exceed_the_remaining_time() {
         let now = Instant::now();
         let retries = Retries::new(millis(500), now);
         assert_eq!(retries.left(now + millis(200)), millis(300));

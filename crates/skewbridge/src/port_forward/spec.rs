@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_services_lead_to_those_of_pods() {
+    fn ports_of_services_are_resolved_to_ports_of_pods() {
         let pod: Pod = serde_json::from_str(
             r#"{"metadata":{"name":"web"},"spec":{"containers":[{"name":"a","ports":[{"name":"http","containerPort":8080}]}]}}"#,
         )
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_speak_only_udp_are_refused() {
+    fn udp_ports_are_refused() {
         let pod: Pod = serde_json::from_str(
             r#"{"metadata":{"name":"dns"},"spec":{"containers":[{"name":"a","ports":[
             {"name":"dns","containerPort":53,"protocol":"UDP"},{"name":"dns-tcp","containerPort":53,"protocol":"TCP"},

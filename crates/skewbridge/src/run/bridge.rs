@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_command_says_counts_before_the_context() {
+    fn headers_of_the_command_override_the_context() {
         let ours = headers(&[("authorization", "Bearer ours"), (IMPERSONATE, "you")]);
         let rows = [
             (

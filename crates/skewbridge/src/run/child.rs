@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exit_code_is_the_commands_or_tells_its_signal() {
+    fn the_exit_code_is_that_of_the_command_or_of_its_signal() {
         let rows = [(0, 0), (3 << 8, 3), (255 << 8, 255), (9, 137), (2, 130)];
         for (raw, expected) in rows {
             assert_eq!(code(ExitStatus::from_raw(raw)), expected);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn proxies_are_not_asked_for_loopback() {
+    fn loopback_bypasses_proxies() {
         let environment = |pairs: &'static [(&str, &str)]| {
             let mut command = Command::new("true");
             super::environment(&mut command, Path::new("/x/config"), "c", |name| {

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_for_one_user_and_go_with_the_directory() {
+    fn files_are_private_and_removed_with_the_directory() {
         let scratch = ScratchDir::new();
         let directory = PrivateDirectory::new_in(scratch.path(), File::try_lock).unwrap();
         let file = directory.write("config", b"text").unwrap();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_can_be_locked_nothing_is_left() {
+    fn without_locks_nothing_is_left_behind() {
         fn without_locks(_: &File) -> Result<(), TryLockError> {
             Err(TryLockError::Error(io::ErrorKind::Unsupported.into()))
         }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_dead_left_is_swept_and_what_lives_is_not() {
+    fn stale_directories_are_removed_and_used_ones_are_not() {
         let scratch = ScratchDir::new();
         let living = PrivateDirectory::new_in(scratch.path(), File::try_lock).unwrap();
         let dead = scratch.path().join(format!("{PREFIX}1-0"));

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_stands_behind_the_dashes_with_flags_of_its_own() {
+    fn a_command_after_the_dashes_has_its_own_flags() {
         let wish = understand(&[
             "--context=c",
             "-n",
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_is_told_at_once() {
+    fn all_flag_errors_are_reported_at_once() {
         let problems = understand(&["--plugin-timeout=x"]).unwrap_err();
         assert_eq!(problems.len(), 2, "{problems:?}");
         assert!(problems[0].contains("--shell"), "{problems:?}");

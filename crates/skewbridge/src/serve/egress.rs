@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn each_transport_is_understood() {
+    fn each_transport_is_parsed() {
         let table = [
             ("{proxyProtocol: Direct}", Egress::Direct),
             (
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wrong_connection_is_told_by_its_place() {
+    fn each_invalid_connection_is_reported_with_its_path() {
         let table = [
             ("{}", "connection.proxyProtocol: \"\" is not one of"),
             (
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_not_used_is_noted_whatever_is_in_it() {
+    fn an_unused_entry_causes_a_warning_whatever_its_content() {
         let connections = [
             "{proxyProtocol: GRPC, transport: {uds: {udsName: /run/konnectivity}}}",
             "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://k:8131', tlsConfig: \
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn the_head_and_the_names_are_checked() {
+    fn version_kind_and_names_are_checked() {
         let direct = "connection: {proxyProtocol: Direct}";
         let twice = format!("{HEAD}- {{name: etcd, {direct}}}\n- {{name: Etcd, {direct}}}\n");
         let old = format!("{HEAD}- {{name: master, {direct}}}\n");

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn every_wrong_gate_is_told() {
+    fn every_invalid_gate_is_reported() {
         let (_, diagnostics) = read(&["Nonsense=true,PortForwardWebsockets=maybe,AllAlpha"]);
         let text = diagnostics.conclude(Some(())).unwrap_err().to_string();
         for expected in [

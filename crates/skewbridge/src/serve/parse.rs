@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_go_reads_them() {
+    fn durations_are_parsed_as_by_go() {
         let table = [
             ("0", 0),
             ("0s", 0),
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn booleans_are_read_as_go_reads_them() {
+    fn booleans_are_parsed_as_by_go() {
         assert_eq!(boolean("T"), Ok(true));
         assert_eq!(boolean("False"), Ok(false));
         for wrong in ["", "yes", "on", "tRUE", "2"] {
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_keep_to_their_range() {
+    fn numbers_must_be_in_their_range() {
         assert_eq!(number("0", &(0..=65_535_u16)), Ok(0));
         for wrong in ["", "-1", "65536", "1e3", "6443 ", "six"] {
             let message = number(wrong, &(0..=65_535_u16)).unwrap_err();
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_is_a_host_and_perhaps_a_port() {
+    fn an_endpoint_is_a_host_with_an_optional_port() {
         let table = [
             ("https://10.0.0.1:6443", true, "10.0.0.1", Some(6443)),
             ("https://10.0.0.1:6443/", true, "10.0.0.1", Some(6443)),
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_travels_in_headers_of_its_own() {
+    fn identity_headers_must_not_have_another_meaning() {
         assert_eq!(identity_header("X-Remote-User").unwrap(), "x-remote-user");
         assert_eq!(
             identity_prefix("X-Remote-Extra-").unwrap(),

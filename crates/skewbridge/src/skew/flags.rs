@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_wrong_is_told_at_once() {
+    fn all_flag_errors_are_reported_at_once() {
         let problems = understand(&[
             "-o=xml",
             "--request-timeout=soon",
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_is_read_as_kubectl_reads_it() {
+    fn a_timeout_is_parsed_as_by_kubectl() {
         let rows = [
             ("0", None),
             ("0s", None),

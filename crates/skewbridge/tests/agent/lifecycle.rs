@@ -15,11 +15,11 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::agent_fixture::{AgentFixture, Client, FILE, Plugin, TEST_TIMEOUT, get, is_gone};
 
-/// Within so much of its client's death a plugin is gone.
+/// Time for a plugin to exit after its client has died.
 const LIMIT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
-async fn a_client_that_is_killed_takes_its_plugin_along_and_nothing_is_left() {
+async fn a_plugin_ends_with_a_killed_client_and_leaves_nothing_behind() {
     let fixture = AgentFixture::new();
     let server = fixture.server().await;
     let mut client = Client::start(&fixture);
@@ -54,7 +54,7 @@ async fn a_client_that_is_killed_takes_its_plugin_along_and_nothing_is_left() {
 
 /// From the moment at which the lock is free, which is a moment after the client's death.
 #[tokio::test]
-async fn it_is_gone_within_a_second_of_the_locks_release() {
+async fn a_plugin_ends_within_a_second_of_the_locks_release() {
     const PROMISED: Duration = Duration::from_secs(1);
     // A busy machine is late, but not always.
     const ROUNDS: usize = 5;
@@ -105,7 +105,7 @@ fn pipe(fixture: &AgentFixture, name: &str) -> PathBuf {
     pipe
 }
 
-/// The other end, when somebody reads from it: opening it waits for that.
+/// The other end of the pipe: opening it waits for a reader.
 fn writer(pipe: &Path) -> File {
     let (tell, opened) = std::sync::mpsc::channel();
     let pipe = pipe.to_owned();
@@ -114,7 +114,7 @@ fn writer(pipe: &Path) -> File {
     opened.expect("nobody reads it").unwrap()
 }
 
-/// A plugin whose key does not come.
+/// A plugin that waits for its key.
 fn waiting_for_its_key(fixture: &AgentFixture, client: &Client) -> (Plugin, File) {
     let pipe = pipe(fixture, "key");
     let info = fixture.info("https://127.0.0.1:1", Some(&client.lock));
@@ -129,7 +129,7 @@ fn waiting_for_its_key(fixture: &AgentFixture, client: &Client) -> (Plugin, File
 }
 
 #[tokio::test]
-async fn a_secret_that_does_not_come_keeps_no_plugin_from_its_end() {
+async fn a_plugin_that_waits_for_a_secret_still_ends_with_its_client() {
     for kill in [true, false] {
         let fixture = AgentFixture::new();
         let mut client = Client::start(&fixture);
@@ -155,7 +155,7 @@ async fn a_secret_that_does_not_come_keeps_no_plugin_from_its_end() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_killed_while_its_plugin_gets_ready_takes_it_along() {
+async fn a_plugin_that_is_starting_ends_with_a_killed_client() {
     let fixture = AgentFixture::new();
     let mut client = Client::start(&fixture);
     let (mut plugin, _writer) = waiting_for_its_key(&fixture, &client);
@@ -167,7 +167,7 @@ async fn a_client_that_is_killed_while_its_plugin_gets_ready_takes_it_along() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_gets_ready_hears_signals_and_that_nobody_listens() {
+async fn a_plugin_that_is_starting_handles_signals_and_a_closed_pipe() {
     let fixture = AgentFixture::new();
     let client = Client::start(&fixture);
     let (mut plugin, writer) = waiting_for_its_key(&fixture, &client);
@@ -186,7 +186,7 @@ async fn a_plugin_that_gets_ready_hears_signals_and_that_nobody_listens() {
 }
 
 #[tokio::test]
-async fn nothing_asked_for_a_while_is_an_end_too() {
+async fn a_plugin_ends_after_the_idle_timeout() {
     let fixture = AgentFixture::new();
     let server = fixture.server().await;
     let client = Client::start(&fixture);
@@ -202,7 +202,7 @@ async fn nothing_asked_for_a_while_is_an_end_too() {
 }
 
 #[tokio::test]
-async fn a_signal_ends_it_and_an_interrupt_is_for_the_client_to_judge() {
+async fn a_signal_ends_the_plugin_and_an_interrupt_is_left_to_the_client() {
     let fixture = AgentFixture::new();
     let server = fixture.server().await;
     let client = Client::start(&fixture);
@@ -217,7 +217,7 @@ async fn a_signal_ends_it_and_an_interrupt_is_for_the_client_to_judge() {
 }
 
 #[tokio::test]
-async fn a_port_of_loopback_is_for_its_client_alone() {
+async fn a_loopback_port_accepts_only_its_client() {
     let fixture = AgentFixture::new();
     let server = fixture.server().await;
     let client = Client::start(&fixture);
@@ -298,7 +298,7 @@ async fn an_instance_that_cannot_be_started_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn however_many_ask_at_once_one_instance_is_started() {
+async fn concurrent_clients_start_one_instance() {
     let fixture = AgentFixture::new();
     let server = fixture.server().await;
     let client = Client::start(&fixture);
@@ -322,7 +322,7 @@ async fn however_many_ask_at_once_one_instance_is_started() {
 }
 
 #[tokio::test]
-async fn an_instance_that_is_not_ready_goes_with_the_client_that_wanted_it() {
+async fn a_starting_instance_ends_with_its_client() {
     let fixture = AgentFixture::new();
     let mut client = Client::start(&fixture);
     let pipe = fixture.dir.path().join("key");
@@ -349,7 +349,7 @@ async fn an_instance_that_is_not_ready_goes_with_the_client_that_wanted_it() {
     eventually("the instance", TEST_TIMEOUT, async || has_reader().is_ok()).await;
     let watch = Stopwatch::start();
     client.kill();
-    // How the asker ends nobody is there to hear: the instance may have ended before.
+    // The exit status of the client is not checked: the instance may have ended before.
     let gone = async || !asker.is_running() && has_reader().is_err();
     watch.within(LIMIT, "the end of both", gone).await;
 }
@@ -416,7 +416,7 @@ async fn the_proxy_of_the_environment_is_used() {
 }
 
 #[tokio::test]
-async fn it_answers_in_the_version_in_which_it_is_asked() {
+async fn the_output_has_the_api_version_of_the_input() {
     let fixture = AgentFixture::new();
     let server = fixture.server().await;
     let client = Client::start(&fixture);
@@ -456,7 +456,7 @@ async fn nothing_secret_is_in_arguments_environment_or_log() {
     let of_jane = std::fs::read_to_string(fixture.dir.path().join("jane.key")).unwrap();
     let of_jane = of_jane.lines().nth(1).unwrap();
     let in_memory = |text: &str| occurrences(plugin.child.id(), text.as_bytes());
-    // Not everybody may look into a process that keeps its memory to itself.
+    // A process that is not dumpable can be inspected only by root.
     let socket = in_memory(plugin.socket().to_str().unwrap());
     assert!(socket.is_none_or(|found| found > 0));
     for (whose, line) in [("the client's", &*key), ("jane's", of_jane)] {
@@ -466,7 +466,7 @@ async fn nothing_secret_is_in_arguments_environment_or_log() {
             "{whose} key is left: {found:?}"
         );
     }
-    // And something that there is to say.
+    // And a message to print.
     std::fs::remove_file(fixture.dir.path().join("jane.key")).unwrap();
     server.kill_connections().await;
     eventually("a refusal", TEST_TIMEOUT, async || {
@@ -508,7 +508,7 @@ fn failed(mut command: Command) -> (Option<i32>, String) {
 }
 
 #[test]
-fn what_is_missing_is_said_with_what_to_do() {
+fn missing_inputs_are_reported_with_advice() {
     let fixture = AgentFixture::new();
     let with_lock = fixture.info(
         "https://127.0.0.1:1",

@@ -1,4 +1,4 @@
-//! A PIN that somebody types, and terminals that are as before.
+//! PIN prompts on a terminal, which is restored afterwards.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::agent_fixture::{AgentFixture, TEST_TIMEOUT, is_gone};
 
 const PIN: &str = "246810";
 
-/// Within so much of its client's death a plugin is gone.
+/// Time for a plugin to exit after its client has died.
 const LIMIT: Duration = Duration::from_secs(2);
 
 fn parent_of(process: i32) -> i32 {
@@ -22,7 +22,7 @@ fn parent_of(process: i32) -> i32 {
     rest.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// A kubeconfig whose user's plugin may ask, and `skewbridge run` as its client.
+/// A kubeconfig with an interactive plugin, and `skewbridge run` as its client.
 struct Desk {
     fixture: AgentFixture,
     server: ApiServer,
@@ -39,8 +39,8 @@ impl Desk {
         self.fixture.dir.path().join(name)
     }
 
-    /// `skewbridge run` with a plugin of this script, whose number is in `plugin`, and a
-    /// command that waits for a line in `go`.
+    /// `skewbridge run` with a plugin of this script, whose pid is in `plugin`, and a command
+    /// that waits for a line in `go`.
     fn client(
         &self,
         timeout: &str,
@@ -122,7 +122,7 @@ impl Desk {
 }
 
 #[tokio::test]
-async fn a_pin_is_asked_for_at_the_terminal_and_not_shown_and_may_be_mistyped() {
+async fn a_pin_is_prompted_for_without_echo_and_can_be_retried() {
     let desk = Desk::new().await;
     let Some(token) = desk.token() else { return };
     let terminal = Terminal::open(80, 24);
@@ -133,7 +133,7 @@ async fn a_pin_is_asked_for_at_the_terminal_and_not_shown_and_may_be_mistyped() 
     let again = "That PIN is wrong. PIN of token \"jane\": ";
     terminal.shows(again).await;
     terminal.becomes_raw().await;
-    // With what is taken back before it is sent.
+    // With erased characters.
     terminal.type_keys("24x\x7f6810\r");
     eventually("the command", TEST_TIMEOUT, async || {
         desk.path("copy").exists()
@@ -160,7 +160,7 @@ async fn a_pin_is_asked_for_at_the_terminal_and_not_shown_and_may_be_mistyped() 
 }
 
 #[tokio::test]
-async fn nobody_is_asked_in_the_middle_of_a_command_when_another_token_is_put_in() {
+async fn a_replaced_token_causes_no_prompt_during_a_command() {
     let desk = Desk::new().await;
     let Some(token) = desk.token() else { return };
     let terminal = Terminal::open(80, 24);
@@ -199,7 +199,7 @@ async fn nobody_is_asked_in_the_middle_of_a_command_when_another_token_is_put_in
 }
 
 #[tokio::test]
-async fn a_question_can_be_given_up_and_leaves_the_terminal_as_it_was() {
+async fn a_cancelled_prompt_restores_the_terminal() {
     let desk = Desk::new().await;
     let Some(token) = desk.token() else { return };
     let terminal = Terminal::open(80, 24);
@@ -217,7 +217,7 @@ async fn a_question_can_be_given_up_and_leaves_the_terminal_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_killed_at_the_question_takes_its_plugin_along() {
+async fn a_prompting_plugin_ends_with_a_killed_client() {
     let desk = Desk::new().await;
     let Some(token) = desk.token() else { return };
     for signal in [Signal::KILL, Signal::TERM] {
@@ -230,7 +230,7 @@ async fn a_client_that_is_killed_at_the_question_takes_its_plugin_along() {
         kill_process(Pid::from_raw(client).unwrap(), signal).unwrap();
         let gone = async || desk.plugin_is_gone() && desk.fixture.left().is_empty();
         watch.within(LIMIT, "the end of the plugin", gone).await;
-        // The shell lives, and shows what is typed.
+        // The shell runs, and echoes.
         assert!(!terminal.is_raw(), "{signal:?}");
         terminal
             .shows(&format!("ended {}.", 128 + signal.as_raw()))
@@ -239,7 +239,7 @@ async fn a_client_that_is_killed_at_the_question_takes_its_plugin_along() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_is_ended_at_its_time_limit_leaves_the_terminal_as_it_was() {
+async fn a_plugin_that_times_out_restores_the_terminal() {
     let desk = Desk::new().await;
     let terminal = Terminal::open(80, 24);
     let script = "stty -echo -icanon; exec sleep 300";
@@ -256,7 +256,7 @@ async fn a_plugin_that_is_ended_at_its_time_limit_leaves_the_terminal_as_it_was(
 }
 
 #[tokio::test]
-async fn without_a_terminal_a_plugin_that_has_to_ask_is_told_of() {
+async fn without_a_terminal_a_needed_prompt_is_reported() {
     let desk = Desk::new().await;
     let mut client = desk.client("1m", "exit 1", &[], &[]);
     client.stdin(std::process::Stdio::null());

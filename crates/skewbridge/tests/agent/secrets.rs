@@ -1,4 +1,4 @@
-//! What a plugin tells of itself: its arguments, its environment and its log.
+//! What a plugin exposes: its arguments, its environment and its log.
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 
 use crate::agent_fixture::{AgentFixture, Client, Plugin, get};
 
-/// What can be seen of a plugin from outside.
+/// The visible data of a plugin.
 pub(crate) struct Told {
     pub(crate) arguments: String,
     /// Nothing where only root may see it.
@@ -16,7 +16,7 @@ pub(crate) struct Told {
     pub(crate) log: String,
 }
 
-/// Looks at a plugin, and ends it.
+/// Inspects a plugin, and ends it.
 pub(crate) async fn told_by(mut plugin: Plugin) -> Told {
     let process = format!("/proc/{}", plugin.child.id());
     let read = |name: &str| {
@@ -46,11 +46,11 @@ fn write_profile(dir: &ScratchDir) {
 }
 
 #[tokio::test]
-async fn neither_keys_for_aws_nor_a_proxys_password_are_told() {
+async fn aws_keys_and_proxy_passwords_are_not_printed() {
     let fixture = AgentFixture::new();
     write_profile(&fixture.dir);
     let client = Client::start(&fixture);
-    // It lets nobody through, which is told to the client and in the log.
+    // It refuses every request, and reports it to the client and in the log.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = listener.local_addr().unwrap();
     let asked = tokio::spawn(async move {
@@ -97,7 +97,7 @@ async fn neither_keys_for_aws_nor_a_proxys_password_are_told() {
         assert!(!text.contains("hunter"), "{text}");
         assert!(!text.contains("bWU6aHVudGVy"), "{text}");
     }
-    // The client has told of the proxy there, and of nothing else.
+    // The client has sent only the address of the proxy.
     let environment = told.environment.replace("hunter-of-proxies", "");
     assert!(!environment.contains("hunter"), "{environment}");
 }
@@ -115,7 +115,7 @@ async fn a_pin_in_a_uri_is_refused_and_printed_nowhere() {
             "--signer=pkcs11",
             "--pkcs11-uri=token=a&PIN-VALUE=hunter-of-pins",
         ],
-        // Not a flag: clap repeats what it does not expect.
+        // Not a flag: clap repeats unexpected arguments.
         &["--signer=pkcs11", uri],
         &["--signer", uri],
     ];

@@ -1,4 +1,4 @@
-//! What signers make of a request.
+//! The effect of signers on a request.
 
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -51,7 +51,7 @@ fn is_signed_by(key: &VerifyingKey, seen: &Seen, host: &str) -> bool {
 }
 
 #[tokio::test]
-async fn several_signers_have_their_turn_in_order() {
+async fn several_signers_run_in_order() {
     let fixture = AgentFixture::new();
     let server = fixture.server().await;
     let client = Client::start(&fixture);
@@ -174,7 +174,7 @@ fn is_signed_for_aws(seen: &Seen, id: &str, secret: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_front_proxy_believes_what_is_signed_for_aws() {
+async fn a_front_proxy_accepts_aws_signatures() {
     let fixture = AgentFixture::new();
     let server = fixture.server().await;
     let client = Client::start(&fixture);
@@ -214,7 +214,7 @@ async fn a_front_proxy_believes_what_is_signed_for_aws() {
 }
 
 #[tokio::test]
-async fn a_program_prints_headers_and_is_given_its_arguments() {
+async fn a_program_with_arguments_prints_headers() {
     let fixture = AgentFixture::new();
     let server = fixture.server().await;
     let client = Client::start(&fixture);
@@ -315,7 +315,7 @@ async fn a_signer_that_cannot_sign_is_named_in_the_answer() {
     assert!(server.requests().is_empty());
 }
 
-/// Without what the environment of the test says about AWS.
+/// Without the AWS variables of the test's environment.
 fn without_aws(mut command: std::process::Command) -> std::process::Command {
     for (name, _) in std::env::vars_os() {
         if name.as_encoded_bytes().starts_with(b"AWS_") {

@@ -6,7 +6,7 @@ use crate::agent_fixture::{AgentFixture, Client, Plugin, TEST_TIMEOUT};
 use crate::secrets::told_by;
 
 #[tokio::test]
-async fn the_key_in_the_token_is_the_users() {
+async fn the_key_in_the_token_authenticates_the_user() {
     let Some(token) = SoftToken::new("jane", "246810") else {
         return;
     };
@@ -31,7 +31,7 @@ async fn the_key_in_the_token_is_the_users() {
     };
     let rows: [(&[&str], &str); 2] = [
         (&["--pkcs11-pin-file=wrong"], "the PIN is wrong"),
-        // The client is not interactive: nobody is asked.
+        // The client is not interactive: there is no prompt.
         (&[], "a PIN is needed, and the client has given no terminal"),
     ];
     for (words, expected) in rows {
@@ -49,7 +49,7 @@ async fn the_key_in_the_token_is_the_users() {
     // The connection is lost while the token is away.
     token.take_out();
     server.kill_connections().await;
-    // What goes out before the loss is noticed fails otherwise.
+    // Requests before the loss is detected fail differently.
     eventually("a word about the token", TEST_TIMEOUT, async || {
         let answer = plugin.get("/").await.unwrap();
         answer.contains("it is not there; put it in")
@@ -60,7 +60,7 @@ async fn the_key_in_the_token_is_the_users() {
 }
 
 #[tokio::test]
-async fn a_program_is_asked_for_the_pin_which_is_told_to_nobody_else() {
+async fn the_pin_program_prints_the_pin_which_goes_nowhere_else() {
     let Some(token) = SoftToken::new("jane", "24681012") else {
         return;
     };

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::Cluster;
 
 #[tokio::test]
-async fn a_tree_goes_to_a_pod_and_comes_back() {
+async fn a_tree_is_copied_to_a_pod_and_back() {
     let cluster = Cluster::start().await;
     let dir = cluster.dir.path();
     fs::create_dir_all(dir.join("tree/below")).unwrap();
@@ -36,9 +36,9 @@ async fn a_tree_goes_to_a_pod_and_comes_back() {
 }
 
 #[tokio::test]
-async fn web_sockets_can_be_left_out() {
+async fn websockets_can_be_disabled() {
     let cluster = Cluster::start().await;
-    // Whoever asks for one learns nothing, and asks no more.
+    // A WebSocket request would get no response, and there would be no fallback.
     cluster.pods.websocket(Grant::Hangup);
     let dir = cluster.dir.path();
     fs::write(dir.join("file"), "contents").unwrap();
@@ -57,7 +57,7 @@ async fn web_sockets_can_be_left_out() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_told_in_the_words_of_kubectl() {
+async fn errors_have_kubectls_messages() {
     let cluster = Cluster::start().await;
     let dir = cluster.dir.path();
     let here = dir.join("here").display().to_string();
@@ -92,7 +92,7 @@ async fn what_is_wrong_is_told_in_the_words_of_kubectl() {
 }
 
 #[tokio::test]
-async fn what_is_left_out_is_named_and_no_success() {
+async fn skipped_files_are_named_and_the_copy_fails() {
     let cluster = Cluster::start().await;
     let dir = cluster.dir.path();
     fs::create_dir(dir.join("tree")).unwrap();
@@ -112,7 +112,7 @@ async fn what_is_left_out_is_named_and_no_success() {
 }
 
 #[tokio::test]
-async fn how_it_is_carried_is_told_once_if_asked_for() {
+async fn the_stream_protocol_is_printed_once_if_requested() {
     let cluster = Cluster::start().await;
     cluster.pods.websocket(Grant::No(400, "no".to_owned()));
     let file = cluster.dir.write("file", "contents").display().to_string();
@@ -124,7 +124,7 @@ async fn how_it_is_carried_is_told_once_if_asked_for() {
 }
 
 #[tokio::test]
-async fn a_cut_is_gone_on_with_or_told() {
+async fn a_lost_connection_is_resumed_or_reported() {
     let cluster = Cluster::start().await;
     let contents: Vec<u8> = (0..3_000_000_u32).map(|it| (it % 251) as u8).collect();
     let file = cluster.dir.write("file", &contents).display().to_string();
@@ -146,7 +146,7 @@ async fn a_cut_is_gone_on_with_or_told() {
 }
 
 #[tokio::test]
-async fn a_terminal_shows_how_far_it_is() {
+async fn a_terminal_shows_progress() {
     let cluster = Cluster::start().await;
     let file = cluster.dir.write("file", vec![7; 1 << 20]);
     let remote = format!("web:{}/copy", cluster.dir.path().display());
@@ -157,7 +157,7 @@ async fn a_terminal_shows_how_far_it_is() {
     assert!(ended.success());
 }
 
-/// The line that is drawn on the way has what is left only where it has a rate.
+/// The remaining time is shown only if there is a rate.
 #[tokio::test]
 async fn a_terminal_shows_the_rate_while_it_copies() {
     let cluster = Cluster::start().await;
@@ -183,7 +183,7 @@ async fn a_terminal_shows_the_rate_while_it_copies() {
 
 /// Nothing that is not whole stays, and the exit code is that of the signal.
 #[tokio::test]
-async fn interrupted_it_removes_what_is_not_whole() {
+async fn an_interrupted_copy_removes_partial_files() {
     let cluster = Cluster::start().await;
     // It takes no room, and long enough.
     let path = cluster.dir.path().join("zeros");
@@ -195,7 +195,7 @@ async fn interrupted_it_removes_what_is_not_whole() {
         (&[&format!("web:{here}"), &there], Signal::INT, 130),
         (&[&format!("web:{here}"), &there], Signal::HUP, 129),
         (&[&here, &format!("web:{there}")], Signal::TERM, 143),
-        // Here nobody there would remove it.
+        // Without cleanup in the container, the file would stay.
         (
             &["--retries=9", &here, &format!("web:{there}")],
             Signal::HUP,
@@ -220,7 +220,7 @@ async fn interrupted_it_removes_what_is_not_whole() {
         kill_process(pid, signal).unwrap();
         let ended = timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
         assert_eq!(ended.code(), Some(code), "{words:?}");
-        // A pod may take a moment to see that nothing comes any more.
+        // The pod may take a moment to detect the end.
         eventually("nothing there", PATIENCE, async || {
             fs::read_dir(&target).unwrap().count() == 0
         })
@@ -232,7 +232,7 @@ async fn interrupted_it_removes_what_is_not_whole() {
 /// A page: there is no smaller pipe.
 const PIPE: usize = 4096;
 
-/// What hangs is whoever writes: here on what nobody reads of what it has to tell.
+/// The writing thread blocks here: its notices are not read.
 #[tokio::test]
 async fn a_second_signal_ends_it_at_once_though_the_disk_hangs() {
     let cluster = Cluster::start().await;
@@ -272,7 +272,7 @@ async fn a_second_signal_ends_it_at_once_though_the_disk_hangs() {
 }
 
 #[tokio::test]
-async fn a_signal_that_is_to_be_ignored_is() {
+async fn an_ignored_signal_stays_ignored() {
     let cluster = Cluster::start().await;
     let path = cluster.dir.path().join("zeros");
     fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
@@ -295,7 +295,7 @@ async fn a_signal_that_is_to_be_ignored_is() {
 }
 
 #[tokio::test]
-async fn what_is_refused_is_told_with_the_pod_that_it_is_about() {
+async fn a_refusal_names_its_pod() {
     let cluster = Cluster::start().await;
     cluster.pods.pod("other", "web", &["app"]);
     let forbidden = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","message":"no","code":403}"#;

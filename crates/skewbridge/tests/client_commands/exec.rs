@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use super::Cluster;
 
 #[tokio::test]
-async fn a_command_is_run_and_its_exit_code_is_ours() {
+async fn the_exit_code_of_the_remote_command_is_returned() {
     let cluster = Cluster::start().await;
     let said = cluster
         .run(&[
@@ -26,7 +26,7 @@ async fn a_command_is_run_and_its_exit_code_is_ours() {
 }
 
 #[tokio::test]
-async fn input_comes_back_whole() {
+async fn input_is_echoed_completely() {
     let cluster = Cluster::start().await;
     let input = "0123456789\n".repeat(100_000);
     let said = cluster
@@ -42,7 +42,7 @@ async fn input_comes_back_whole() {
 }
 
 #[tokio::test]
-async fn files_are_read_and_written_as_they_are() {
+async fn files_can_be_standard_streams() {
     let cluster = Cluster::start().await;
     let input = cluster.dir.write("input", "from a file\n");
     let output = cluster.dir.path().join("output");
@@ -58,7 +58,7 @@ async fn files_are_read_and_written_as_they_are() {
 }
 
 #[tokio::test]
-async fn input_that_cannot_be_read_is_no_end_of_input() {
+async fn a_read_error_is_not_the_end_of_input() {
     let cluster = Cluster::start().await;
     let mut command = cluster.command(&["exec", "-i", "web", "--", "cat"]);
     // A directory can be opened, but not read.
@@ -119,7 +119,7 @@ async fn the_container_is_chosen_as_kubectl_chooses_it() {
 }
 
 #[tokio::test]
-async fn a_pod_that_there_is_not_is_told_with_near_names() {
+async fn a_missing_pod_is_reported_with_similar_names() {
     let cluster = Cluster::start().await;
     let list = r#"{"items":[{"metadata":{"name":"web"}},{"metadata":{"name":"db-0"}}]}"#;
     cluster.pods.object("/api/v1/namespaces/default/pods", list);
@@ -133,7 +133,7 @@ async fn a_pod_that_there_is_not_is_told_with_near_names() {
 }
 
 #[tokio::test]
-async fn a_deployment_leads_to_the_best_of_its_pods() {
+async fn a_deployment_is_resolved_to_its_best_pod() {
     let cluster = Cluster::start().await;
     cluster.pods.object(
         "/apis/apps/v1/namespaces/default/deployments/shop",
@@ -159,7 +159,7 @@ async fn a_deployment_leads_to_the_best_of_its_pods() {
 }
 
 #[tokio::test]
-async fn a_container_that_does_not_run_is_told_with_its_state() {
+async fn a_container_that_does_not_run_is_reported_with_its_state() {
     let cluster = Cluster::start().await;
     cluster.pods.object(
         "/api/v1/namespaces/default/pods/sick",
@@ -183,7 +183,7 @@ async fn a_container_that_does_not_run_is_told_with_its_state() {
 }
 
 #[tokio::test]
-async fn who_may_not_is_told_what_it_needs() {
+async fn a_forbidden_request_names_the_missing_permission() {
     let cluster = Cluster::start().await;
     let forbidden = r#"{"kind":"Status","reason":"Forbidden","message":"pods \"web\" is forbidden: User \"bob\" cannot create resource \"pods/exec\"","code":403}"#;
     cluster.pods.websocket(Grant::No(403, forbidden.to_owned()));
@@ -213,7 +213,7 @@ async fn who_may_not_is_told_what_it_needs() {
 }
 
 #[tokio::test]
-async fn what_a_server_says_does_nothing_to_the_terminal() {
+async fn server_messages_have_no_control_characters() {
     let cluster = Cluster::start().await;
     let evil = "\u{1b}[2J\u{9b}2J\u{7}";
     cluster.pods.websocket(Grant::No(400, evil.to_owned()));
@@ -233,7 +233,7 @@ async fn what_a_server_says_does_nothing_to_the_terminal() {
 }
 
 #[tokio::test]
-async fn the_reason_for_spdy_is_shown_to_who_asks() {
+async fn the_reason_for_spdy_is_printed_if_requested() {
     let cluster = Cluster::start().await;
     cluster
         .pods
@@ -249,7 +249,7 @@ async fn the_reason_for_spdy_is_shown_to_who_asks() {
     command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false");
     let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
     assert_eq!(output.stderr, b"skewbridge: by SPDY\n");
-    // If that is refused too, both are told.
+    // If the fallback is refused too, both reasons are printed.
     cluster.pods.spdy(Grant::No(502, "nor SPDY".to_owned()));
     let said = cluster.run(&["exec", "web", "--", "true"]).await;
     let expected = "error: unable to upgrade connection: nor SPDY\n\
@@ -258,7 +258,7 @@ async fn the_reason_for_spdy_is_shown_to_who_asks() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_cut_is_never_a_success() {
+async fn a_lost_stream_is_never_a_success() {
     let cluster = Cluster::start().await;
     for cut in [0, 1, 20, 40, 60] {
         cluster.pods.cut_after(Some(cut));
@@ -285,7 +285,7 @@ async fn a_stream_that_is_cut_is_never_a_success() {
 }
 
 #[tokio::test]
-async fn what_is_written_wrongly_is_told_in_kubectls_words() {
+async fn invalid_arguments_have_kubectls_messages() {
     let cluster = Cluster::start().await;
     let rows: [(&[&str], &str); 4] = [
         (
@@ -312,7 +312,7 @@ async fn what_is_written_wrongly_is_told_in_kubectls_words() {
 }
 
 #[tokio::test]
-async fn a_process_that_runs_is_joined() {
+async fn a_running_process_is_attached() {
     let cluster = Cluster::start().await;
     let said = cluster.run_with(&["attach", "-i", "web"], b"hello\n").await;
     assert_eq!(
@@ -329,7 +329,7 @@ async fn a_process_that_runs_is_joined() {
 }
 
 #[tokio::test]
-async fn who_stops_reading_ends_the_command() {
+async fn a_closed_stdout_ends_the_command() {
     let cluster = Cluster::start().await;
     let script = format!(
         "{} exec web -- yes | head -n 1; echo ${{PIPESTATUS[0]}}",

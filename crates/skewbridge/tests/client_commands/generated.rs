@@ -1,4 +1,4 @@
-//! What is made from the definitions of the commands.
+//! Output that is generated from the definitions of the commands.
 
 use std::os::unix::fs::symlink;
 
@@ -43,7 +43,7 @@ async fn there_is_a_page_for_every_command() {
 }
 
 #[tokio::test]
-async fn it_is_a_plugin_of_kubectl_by_its_name() {
+async fn the_name_makes_it_a_kubectl_plugin() {
     let cluster = Cluster::start().await;
     let plugin = cluster.dir.path().join("kubectl-skewbridge");
     symlink(env!("CARGO_BIN_EXE_skewbridge"), &plugin).unwrap();
@@ -64,7 +64,7 @@ async fn it_is_a_plugin_of_kubectl_by_its_name() {
 }
 
 #[tokio::test]
-async fn kubectl_is_told_what_a_word_may_become() {
+async fn kubectl_gets_completions_of_a_word() {
     let cluster = Cluster::start().await;
     let program = cluster.dir.path().join("kubectl_complete-skewbridge");
     symlink(env!("CARGO_BIN_EXE_skewbridge"), &program).unwrap();

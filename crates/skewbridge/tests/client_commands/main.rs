@@ -1,5 +1,5 @@
-//! The commands that people use as they use kubectl's, run as they run them: against a
-//! stand-in for pods, with pipes and with a terminal.
+//! The client commands, run as users run them: against a fake cluster with pods, with pipes and
+//! with a terminal.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test ends where it cannot go on
 
@@ -17,7 +17,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// What a command said.
+/// The output of a command.
 #[derive(Debug)]
 struct Said {
     code: Option<i32>,
@@ -40,13 +40,13 @@ impl Cluster {
         Self { pods, dir }
     }
 
-    /// Our program, that knows this cluster.
+    /// The program, with the kubeconfig of this cluster.
     fn command(&self, words: &[&str]) -> Command {
         self.command_with("--default-signal=HUP,INT,QUIT,TERM", words)
     }
 
-    /// The same, with signals as `env` has them: they are passed on, and whoever runs the
-    /// tests may ignore some.
+    /// The same, with signals as `env` sets them: dispositions are inherited, and the test
+    /// runner may ignore some.
     fn command_with(&self, signals: &str, words: &[&str]) -> Command {
         let mut command = Command::new("env");
         command

@@ -1,11 +1,11 @@
-//! What a command is for: by files, by words, by kubeconfigs.
+//! The target of a command: by files, by arguments, by kubeconfigs.
 
 use skewbridge_testkit::{PATIENCE, Pods};
 use tokio::time::timeout;
 
 use super::{Cluster, Said};
 
-/// What kubectl says before it joins a process.
+/// kubectl's message before it attaches.
 const NOTICES: &str = "All commands and output from this session will be recorded in container \
     logs, including credentials and sensitive information passed through the command prompt.\n\
     If you don't see a command prompt, try pressing enter.\n";
@@ -25,7 +25,7 @@ fn shop(cluster: &Cluster) {
 }
 
 #[tokio::test]
-async fn a_file_may_name_what_a_command_is_for() {
+async fn a_file_can_name_the_target_of_a_command() {
     let cluster = Cluster::start().await;
     shop(&cluster);
     let file = cluster.dir.write(
@@ -42,7 +42,7 @@ async fn a_file_may_name_what_a_command_is_for() {
     );
     let last = cluster.pods.seen().pop().unwrap();
     assert!(last.contains("/pods/shop-1/exec?"), "{last}");
-    // Its namespace counts, unless another one is asked for.
+    // Its namespace counts, unless the flag is given.
     cluster.pods.pod("zoo", "ape", &["app"]);
     let object = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"ape","namespace":"zoo"}}"#;
     let words = ["exec", "--filename=-", "--", "echo", "b"];
@@ -120,7 +120,7 @@ async fn a_type_and_a_name_may_be_two_words_of_attach() {
 }
 
 #[tokio::test]
-async fn who_attaches_is_told_what_kubectl_tells() {
+async fn attach_prints_kubectls_messages() {
     let cluster = Cluster::start().await;
     cluster.pods.object(
         "/api/v1/namespaces/default/pods/shell",
@@ -143,7 +143,7 @@ async fn who_attaches_is_told_what_kubectl_tells() {
         assert_eq!(said.stderr, expected, "{words:?}");
         assert_eq!((said.code, &*said.stdout), (Some(0), ""), "{words:?}");
     }
-    // Also to who only looks on, and before it is known whether that goes well.
+    // Also without stdin, and before the attach succeeds.
     let refusal = r#"{"kind":"Status","reason":"Forbidden","message":"no","code":403}"#;
     let grant = || skewbridge_testkit::Grant::No(403, refusal.to_owned());
     cluster.pods.websocket(grant());
@@ -167,7 +167,7 @@ async fn who_attaches_is_told_what_kubectl_tells() {
 }
 
 #[tokio::test]
-async fn a_time_to_wait_of_nothing_is_refused() {
+async fn a_zero_timeout_is_refused() {
     let cluster = Cluster::start().await;
     let commands: [&[&str]; 3] = [
         &["exec", "web", "--pod-running-timeout=0s", "--", "true"],
@@ -188,7 +188,7 @@ async fn a_time_to_wait_of_nothing_is_refused() {
 }
 
 #[tokio::test]
-async fn what_runs_no_pods_is_told_with_near_names_too() {
+async fn a_missing_owner_is_reported_with_similar_names() {
     let cluster = Cluster::start().await;
     cluster.pods.object(
         DEPLOYMENT,
@@ -215,7 +215,7 @@ async fn what_runs_no_pods_is_told_with_near_names_too() {
 }
 
 #[tokio::test]
-async fn several_kubeconfigs_are_one_and_flags_choose_from_them() {
+async fn several_kubeconfigs_are_merged_and_flags_choose_from_them() {
     let cluster = Cluster::start().await;
     let other = Pods::start().await;
     other.pod("shop", "web", &["app"]);
@@ -229,7 +229,7 @@ async fn several_kubeconfigs_are_one_and_flags_choose_from_them() {
             cluster.pods.addr()
         ),
     );
-    // Of what both have, that of the first counts.
+    // If both have an entry, that of the first counts.
     let second = cluster.dir.write(
         "second",
         format!(

@@ -1,9 +1,10 @@
-//! What documents show of a playground is what it says.
+//! The examples in the documentation, for comparison with the real output.
 
 const README: &str = include_str!("../../../../README.md");
 const GUIDE: &str = include_str!("../../../../docs/playground.md");
 
-/// What the README shows of its first command, up to the keys, which are for terminals.
+/// The example of the first command in the README, up to the line with the keys, which is for
+/// terminals.
 pub(crate) fn readme_example() -> Vec<String> {
     let shown = example(README, "$ cargo run --release -- playground");
     let mut shown = normalize(shown);
@@ -11,18 +12,18 @@ pub(crate) fn readme_example() -> Vec<String> {
     shown
 }
 
-/// What the guide shows of the tour.
+/// The example of the tour in the guide.
 pub(crate) fn guide_example() -> Vec<String> {
     tour_lines(example(GUIDE, "$ skewbridge playground --tour"))
 }
 
-/// What the README shows of the tour.
+/// The example of the tour in the README.
 pub(crate) fn readme_tour() -> Vec<String> {
     let at = README.find("1. An object").unwrap();
     tour_lines(README[at..].split("```").next().unwrap())
 }
 
-/// A tour in lines, without what is drawn before it, and without an error of the system.
+/// The lines of a tour, without the diagram before it, and without a system error.
 pub(crate) fn tour_lines(tour: &str) -> Vec<String> {
     let at = tour.find("1. An object").unwrap();
     let mut lines = normalize(&tour[at..]);
@@ -30,13 +31,13 @@ pub(crate) fn tour_lines(tour: &str) -> Vec<String> {
     lines
 }
 
-/// What is shown behind a command.
+/// The output after a command.
 fn example<'a>(text: &'a str, command: &str) -> &'a str {
     let (_, shown) = text.split_once(&format!("{command}\n")).unwrap();
     shown.split("```").next().unwrap()
 }
 
-/// Lines without ports, and without widths that come of them and of names.
+/// Lines without ports, and with single spaces.
 pub(crate) fn normalize(text: &str) -> Vec<String> {
     let line = |line: &str| {
         let words = line.split_whitespace().map(|word| match word {

@@ -1,4 +1,4 @@
-//! What a playground does until it ends.
+//! A playground from its start to its end.
 
 use std::fs;
 use std::net::TcpListener;
@@ -15,7 +15,7 @@ use crate::playground_fixture::{
     LIMIT, Playground, children, command, lives, most_resident, run, wait,
 };
 
-/// What all of it may take, in KiB.
+/// Maximum memory of all processes, in KiB.
 const MEMORY: u64 = 120 * 1000 * 1000 / 1024;
 
 const POLICY: &str = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/hello";
@@ -64,7 +64,7 @@ async fn every_context_works_and_nothing_is_left_behind() {
 }
 
 #[tokio::test]
-async fn servers_are_killed_started_and_changed_by_the_control() {
+async fn servers_are_killed_started_and_changed_by_the_control_api() {
     let playground = Playground::start();
     let token = fs::read_to_string(playground.directory.join("control-token")).unwrap();
     let token = Some(token.as_str());
@@ -87,7 +87,7 @@ async fn servers_are_killed_started_and_changed_by_the_control() {
         playground.until(context, POLICY, 200).await;
     }
     assert_eq!(post("/servers/1.99/kill").await.0, 404);
-    // What cannot be done is refused, with the reason, and changes nothing.
+    // Impossible actions are refused with the reason, and change nothing.
     let (_, before) = playground.order(Method::GET, "/servers", token).await;
     for (deed, reason) in [
         (
@@ -117,7 +117,7 @@ async fn servers_are_killed_started_and_changed_by_the_control() {
 }
 
 #[tokio::test]
-async fn nothing_of_pods_outlives_a_playground_however_it_ends() {
+async fn no_pod_process_outlives_the_playground() {
     let playground = Playground::start();
     let ids = playground.run_leaving("leaving").await;
     assert!(ids.iter().all(|id| lives(*id)));
@@ -128,7 +128,7 @@ async fn nothing_of_pods_outlives_a_playground_however_it_ends() {
     let mut ids = playground.run_leaving("leaving").await.to_vec();
     ids.extend(playground.children());
     assert!(ids.iter().all(|id| lives(*id)));
-    // Nothing can be done then but by those who see it happen.
+    // The playground cannot clean up then; only its children can.
     kill_process(playground.id(), Signal::KILL).unwrap();
     wait(&mut playground.child);
     let all_gone = async || !ids.iter().any(|id| lives(*id));
@@ -155,7 +155,7 @@ async fn servers_are_stopped_started_killed_and_changed_by_keys() {
     for (key, shown, code) in steps {
         terminal.type_keys(key);
         terminal.shows_next(&mut seen, shown).await;
-        // It is done, and the keys are told again.
+        // The action is complete, and the keys are printed again.
         terminal.shows_next(&mut seen, "q quit").await;
         if let Some(code) = code {
             playground.until("bridge-1.28", POLICY, code).await;
@@ -173,7 +173,7 @@ async fn servers_are_stopped_started_killed_and_changed_by_keys() {
 }
 
 #[tokio::test]
-async fn the_control_redraws_the_status_line() {
+async fn control_commands_redraw_the_status_line() {
     let terminal = Terminal::open(200, 50);
     let mut seen = 0;
     let mut playground = Playground::start_in(&terminal);
@@ -201,7 +201,7 @@ async fn the_control_redraws_the_status_line() {
 }
 
 #[tokio::test]
-async fn what_a_playground_is_told_to_ignore_its_pods_do_not() {
+async fn pods_do_not_inherit_ignored_signals() {
     let playground = Playground::start_with("--ignore-signal=HUP,INT,QUIT");
     let killed = Command::new(env!("CARGO_BIN_EXE_skewbridge"))
         .args([
@@ -221,7 +221,7 @@ async fn what_a_playground_is_told_to_ignore_its_pods_do_not() {
 }
 
 #[tokio::test]
-async fn all_of_it_takes_little_memory() {
+async fn memory_stays_below_the_limit() {
     let playground = Playground::start();
     for release in ["1.28", "1.34", "1.36"] {
         for place in ["server", "bridge"] {
@@ -232,7 +232,7 @@ async fn all_of_it_takes_little_memory() {
             }
         }
     }
-    // Its own and that of what runs in its pod, though they share a program.
+    // The playground and the processes of its pod, though they share a program.
     let mut ids = vec![playground.id().as_raw_nonzero().get()];
     let mut next = 0;
     while let Some(id) = ids.get(next).copied() {
@@ -246,7 +246,7 @@ async fn all_of_it_takes_little_memory() {
 }
 
 #[tokio::test]
-async fn colour_is_for_terminals_of_those_who_want_it() {
+async fn output_is_colored_on_terminals_unless_disabled() {
     let rows = [
         (&["--tour"][..], "TERM", "xterm", true),
         (&["--tour"], "NO_COLOR", "1", false),
@@ -259,7 +259,7 @@ async fn colour_is_for_terminals_of_those_who_want_it() {
         command.env_remove("NO_COLOR").env("TERM", "xterm");
         command.env(name, value);
         let mut child = terminal.run(command.into());
-        // The first step has been seen, or all has been told.
+        // The first step is complete, or everything is printed.
         let last = if words.is_empty() { "Ctrl-C" } else { "✓" };
         terminal.shows(last).await;
         let shown = terminal.shown();
@@ -272,7 +272,7 @@ async fn colour_is_for_terminals_of_those_who_want_it() {
 }
 
 #[test]
-fn what_cannot_be_is_told_by_its_flag() {
+fn impossible_flags_are_reported_by_name() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().min(65_520);
     let base = format!("--port-base={port}");

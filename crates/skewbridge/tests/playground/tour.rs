@@ -10,11 +10,11 @@ use serde_json::Value;
 use crate::doc_examples;
 use crate::playground_fixture::{Playground, run, wait};
 
-/// How often something is tried that may come too late.
+/// Attempts at a change that may come too late.
 const ATTEMPTS: u32 = 10;
 
 #[test]
-fn the_tour_comes_out_as_promised() {
+fn every_step_of_the_tour_passes() {
     let plain = run(&["--tour"]);
     let text = String::from_utf8(plain.stdout).unwrap();
     assert!(plain.status.success(), "{text}");
@@ -30,7 +30,7 @@ fn the_tour_comes_out_as_promised() {
 }
 
 #[test]
-fn the_tour_can_be_read_by_machines() {
+fn the_tour_has_json_output() {
     let tour_lines = run(&["--tour", "-o", "json"]);
     let report: Value = serde_json::from_slice(&tour_lines.stdout).unwrap();
     assert!(tour_lines.status.success(), "{report:#}");
@@ -41,8 +41,8 @@ fn the_tour_can_be_read_by_machines() {
     assert_eq!(steps[0]["sights"][0]["context"], "server-1.28");
 }
 
-/// Has the old server be a new one for the tour, which knows servers only by the
-/// kubeconfig: then some of what is promised cannot be seen. None if that came too late.
+/// Replaces the old server by a new one during the tour, which knows servers only by the
+/// kubeconfig: then some expectations fail. `None` if the change came too late.
 fn tour_without_an_old_server(words: &[&str]) -> Option<(Option<i32>, String)> {
     let mut tour = Playground::tour(words, Stdio::piped());
     // While it gets ready.
@@ -62,7 +62,7 @@ fn tour_without_an_old_server(words: &[&str]) -> Option<(Option<i32>, String)> {
 }
 
 #[test]
-fn a_tour_fails_with_the_steps_that_did_not_come_out_as_promised() {
+fn a_tour_with_unexpected_observations_fails() {
     let tour_lines = (0..ATTEMPTS).find_map(|_| tour_without_an_old_server(&["-o", "json"]));
     let (code, said) = tour_lines.unwrap();
     assert_eq!(code, Some(1), "{said}");
@@ -71,7 +71,7 @@ fn a_tour_fails_with_the_steps_that_did_not_come_out_as_promised() {
     let steps = report["steps"].as_array().unwrap();
     let passed: Vec<_> = steps.iter().map(|it| it["passed"] == true).collect();
     assert_eq!(passed, [false, true, false, false, true], "{report:#}");
-    // What was seen instead of a 404 is told, and why a step could not go on.
+    // The unexpected observation is printed, and why a step could not continue.
     let [first, second] = [0, 1].map(|it| &steps[0]["sights"][it]);
     assert_eq!(first["saw"], "200: MutatingAdmissionPolicy hello");
     assert_eq!(first["as_promised"], false);
@@ -80,7 +80,7 @@ fn a_tour_fails_with_the_steps_that_did_not_come_out_as_promised() {
 }
 
 #[test]
-fn a_tour_that_fails_says_so() {
+fn a_failed_tour_has_exit_code_1() {
     let tour_lines = (0..ATTEMPTS).find_map(|_| tour_without_an_old_server(&[]));
     let (code, said) = tour_lines.unwrap();
     assert_eq!(code, Some(1), "{said}");
@@ -95,7 +95,7 @@ fn a_tour_that_fails_says_so() {
 }
 
 #[test]
-fn a_tour_that_is_interrupted_has_not_succeeded() {
+fn an_interrupted_tour_has_not_succeeded() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut tour = Playground::tour(&[], Stdio::null());
         // All runs, and the tour is far from its end.

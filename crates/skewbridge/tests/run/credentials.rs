@@ -1,4 +1,4 @@
-//! As whom the command is known to the cluster.
+//! The identity of the command at the cluster.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -74,7 +74,7 @@ async fn a_plugin_without_aws_credentials_is_explained_before_the_command_starts
 }
 
 #[tokio::test]
-async fn plain_credentials_go_straight_to_the_cluster_and_the_command_does_not_see_them() {
+async fn plain_credentials_are_sent_to_the_cluster_and_hidden_from_the_command() {
     let fixture = RunFixture::new().await;
     let ran = output(fixture.asking(&token(), "get")).await;
     assert!(ran.status.success(), "{}", said(&ran));
@@ -89,7 +89,7 @@ async fn plain_credentials_go_straight_to_the_cluster_and_the_command_does_not_s
     assert!(!seen.contains("secret-token"), "{seen}");
 }
 
-/// A user whose plugin gives `token-1`, `token-2` and so on.
+/// A user whose plugin returns `token-1`, `token-2` and so on.
 fn tokens(fixture: &RunFixture, status: &str) -> Value {
     let script = format!(
         "cd {}; echo x >> count; n=$(wc -l < count | tr -d ' '); \
@@ -104,7 +104,7 @@ fn tokens(fixture: &RunFixture, status: &str) -> Value {
 }
 
 #[tokio::test]
-async fn what_had_expired_when_it_came_costs_one_exec_for_each_request() {
+async fn an_expired_credential_costs_one_exec_per_request() {
     let fixture = RunFixture::new().await;
     let user = tokens(
         &fixture,
@@ -121,12 +121,12 @@ async fn what_had_expired_when_it_came_costs_one_exec_for_each_request() {
 }
 
 #[tokio::test]
-async fn after_401_the_plugin_is_asked_again_unless_the_command_had_its_own_token() {
+async fn after_401_the_plugin_runs_again_unless_the_command_sent_its_own_token() {
     const WORKLOAD: &str = "first /api/v1/namespaces/shop/services/web/proxy/login";
     let rows = [
         ("first ", "/prefix/asked Bearer token-2", 2),
         ("first Bearer its-own", "/prefix/asked Bearer token-1", 1),
-        // Nor if it was a workload that said so.
+        // Nor if a workload answered 401.
         (WORKLOAD, "/prefix/asked Bearer token-1", 1),
     ];
     for (asks, answer, execs) in rows {
@@ -155,7 +155,7 @@ async fn after_401_the_plugin_is_asked_again_unless_the_command_had_its_own_toke
 }
 
 #[tokio::test]
-async fn streams_are_carried_and_so_is_what_they_say() {
+async fn streams_and_their_data_are_forwarded() {
     let (reply, stream) = Reply::upgrade("SPDY/3.1");
     let reply = std::sync::Mutex::new(Some(reply));
     let fixture = RunFixture::with(move |seen| match seen.path() {

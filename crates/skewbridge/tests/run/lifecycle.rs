@@ -1,4 +1,4 @@
-//! From its start to its end: exit codes, signals, and what is left.
+//! From start to end: exit codes, signals, and cleanup.
 
 use std::process::Command;
 use std::time::Duration;
@@ -57,7 +57,7 @@ async fn the_credentials_in_it_cannot_be_read_by_the_command() {
     let fixture = RunFixture::new().await;
     let script = "stat -c %u /proc/$PPID/mem /proc/self/mem; ulimit -Hc";
     let mut command = fixture.script(&token(), script);
-    // Of a process of root nothing could be seen.
+    // As root, every process can be read.
     let Some(user) = second_user() else { return };
     for path in [
         fixture.dir.path().to_owned(),
@@ -88,7 +88,7 @@ async fn signals_reach_the_command() {
         (Signal::USR1, SignalKind::user_defined1(), "USR1"),
         (Signal::USR2, SignalKind::user_defined2(), "USR2"),
     ] {
-        // By whoever runs this test, in the background or with nohup.
+        // By the test runner, in the background or with nohup.
         if ignored.contains(kind) {
             continue;
         }
@@ -99,7 +99,7 @@ async fn signals_reach_the_command() {
             ready.display()
         );
         let command = fixture.script(&token(), &script);
-        // In a session of its own there is no terminal whose keys it could be.
+        // In its own session, there is no terminal that could send it.
         let run = started_by(&["setsid", "--wait"], &command).spawn().unwrap();
         eventually("the command", PATIENCE * 2, async || {
             fixture.read("ready").ends_with('\n')
@@ -123,7 +123,7 @@ async fn a_signal_while_the_plugin_runs_ends_both_and_nothing_is_left() {
         (Signal::HUP, SignalKind::hangup(), 129),
         (Signal::INT, SignalKind::interrupt(), 130),
     ] {
-        // By whoever runs this test, in the background or with nohup.
+        // By the test runner, in the background or with nohup.
         if ignored.contains(kind) {
             continue;
         }
@@ -153,7 +153,7 @@ async fn a_signal_while_the_plugin_runs_ends_both_and_nothing_is_left() {
 }
 
 #[tokio::test]
-async fn a_bridge_that_is_killed_takes_its_plugin_along() {
+async fn a_plugin_ends_with_a_killed_run() {
     let fixture = RunFixture::new().await;
     let script = "echo $$ > \"$CHILD_DIR/ready\"; exec sleep 300";
     let mut run = fixture.script(&fixture.plugin(), script).spawn().unwrap();
@@ -181,7 +181,7 @@ const WAITING: &str = "cp \"$KUBECONFIG\" \"$CHILD_DIR/copy.new\"; mv \"$CHILD_D
                        \"$CHILD_DIR/copy\"; read line < \"$CHILD_DIR/go\"";
 
 #[tokio::test]
-async fn a_plugin_that_is_gone_is_started_again_by_the_next_request() {
+async fn an_exited_plugin_is_restarted_by_the_next_request() {
     let reference = |headers: &str| {
         json!({"exec": {
             "apiVersion": "client.authentication.k8s.io/v1",
@@ -240,7 +240,7 @@ async fn a_plugin_that_is_gone_is_started_again_by_the_next_request() {
 }
 
 #[tokio::test]
-async fn what_is_ignored_at_the_start_stays_ignored() {
+async fn ignored_signals_stay_ignored_in_the_command() {
     let fixture = RunFixture::new().await;
     let run = fixture.script(&token(), "kill -HUP $$ && kill -HUP $PPID && echo alive");
     let nohup = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"];

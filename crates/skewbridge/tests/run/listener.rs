@@ -1,4 +1,4 @@
-//! The port that the command is told of, and who gets in.
+//! The loopback listener, and its authentication.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -13,7 +13,7 @@ use skewbridge_testkit::{Ca, PATIENCE, eventually};
 use crate::run_fixture::{PATIENT, RunFixture, output, token};
 
 #[tokio::test]
-async fn only_the_command_has_what_the_listener_asks_for() {
+async fn only_the_command_can_authenticate_to_the_listener() {
     let fixture = RunFixture::new().await;
     let script = "stat -c '%a %u' \"$KUBECONFIG\" \"$(dirname \"$KUBECONFIG\")\"; \
                   cp \"$KUBECONFIG\" \"$CHILD_DIR/copy\"; read line < \"$CHILD_DIR/go\"";
@@ -55,8 +55,8 @@ async fn only_the_command_has_what_the_listener_asks_for() {
     assert_eq!(fixture.left(), 0);
 }
 
-/// Python's clients, and others on OpenSSL, take a certificate whose issuer is called as
-/// its owner for one that is signed by itself, and refuse it.
+/// Clients on OpenSSL, such as Python's, treat a certificate with equal issuer and subject as
+/// self-signed, and refuse it.
 async fn openssl_would_not_take_it_for_self_signed(target: &skewbridge_client::Target) {
     let pem = |material: &Option<PemSource>| match material {
         Some(PemSource::Data(pem)) => pem.expose().to_vec(),

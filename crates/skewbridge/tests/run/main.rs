@@ -1,5 +1,5 @@
-//! `skewbridge run`: a command that knows nothing of plugins. The command, and the
-//! plugin, are this test program.
+//! `skewbridge run`, with a command that has no support for plugins. The command and the plugin
+//! are this test program.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

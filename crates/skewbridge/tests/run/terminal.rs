@@ -1,4 +1,4 @@
-//! What somebody at a terminal notices of it.
+//! `skewbridge run` on a terminal.
 
 use std::process::Stdio;
 
@@ -8,7 +8,7 @@ use skewbridge_testkit::{PATIENCE, Terminal, eventually};
 use crate::run_fixture::{RunFixture, is_gone};
 
 #[tokio::test]
-async fn a_shell_has_its_own_prompt_the_terminals_keys_and_the_last_word() {
+async fn a_shell_has_a_prompt_and_gets_the_keys_of_the_terminal() {
     let fixture = RunFixture::new().await;
     fixture.dir.write(".bashrc", "PS1='mine> '\n");
     let mut command = fixture.run(&fixture.plugin());
@@ -21,12 +21,12 @@ async fn a_shell_has_its_own_prompt_the_terminals_keys_and_the_last_word() {
     let _shell = terminal.run_in_shell(&command);
     let mut seen = 0;
     terminal.shows_next(&mut seen, "(c) mine> ").await;
-    // Typed otherwise than it is shown, and shown by what is in the foreground then.
+    // The output differs from the typed text, and is printed by the foreground process.
     terminal.type_keys("sh -c 'echo be\"\"gun; exec sleep 300'\r");
     terminal.shows_next(&mut seen, "begun").await;
     terminal.type_keys("\x03");
     terminal.shows_next(&mut seen, "(c) mine> ").await;
-    // ^C was for what ran in the shell, and not for the plugin.
+    // ^C was sent to the process in the shell, not to the plugin.
     let plugin = fixture.read("execs").trim().to_owned();
     assert!(!is_gone(&plugin));
     terminal.type_keys("test -r \"$KUBECONFIG\" && echo st''ill; exit 42\r");
@@ -39,7 +39,7 @@ async fn a_shell_has_its_own_prompt_the_terminals_keys_and_the_last_word() {
 }
 
 #[tokio::test]
-async fn what_a_plugin_says_is_shown_while_it_waits_for_the_user() {
+async fn plugin_messages_are_shown_while_it_prompts() {
     let fixture = RunFixture::new().await;
     let token = r#"{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"t"}}"#;
     let script = format!(

@@ -42,7 +42,7 @@ impl AgentFixture {
         fixture
     }
 
-    /// A server that says who has asked.
+    /// A server that returns the user of a request.
     pub(crate) async fn server(&self) -> ApiServer {
         let answer = |seen: Seen| {
             let name = seen.client.as_ref().map(|it| it.common_name.clone());
@@ -55,7 +55,7 @@ impl AgentFixture {
         ApiServer::start(options, answer).await
     }
 
-    /// What a client says: about this server, and with this lock.
+    /// The exec info of a client: with this server and this lock.
     pub(crate) fn info(&self, server: &str, lock: Option<&Path>) -> String {
         let mut spec = json!({
             "interactive": false,
@@ -100,12 +100,12 @@ impl AgentFixture {
         Plugin::of(self.agent(&info, &words))
     }
 
-    /// What is in the runtime directory.
+    /// The files in the runtime directory.
     pub(crate) fn left(&self) -> Vec<PathBuf> {
         self.entries("run")
     }
 
-    /// What is where instances are found that are shared.
+    /// The files in the directory of shared instances.
     pub(crate) fn seats(&self) -> Vec<PathBuf> {
         self.entries("run/skewbridge-agent")
     }
@@ -170,7 +170,7 @@ impl Drop for Client {
     }
 }
 
-/// A plugin that runs, and what it has printed.
+/// A running plugin, and its output.
 pub(crate) struct Plugin {
     pub(crate) child: Child,
     pub(crate) printed: Value,
@@ -181,7 +181,7 @@ impl Plugin {
         Self::waiting(command).answered()
     }
 
-    /// One that has said nothing yet.
+    /// One that has printed nothing yet.
     pub(crate) fn waiting(mut command: Command) -> Self {
         Self {
             child: command.spawn().unwrap(),
@@ -189,7 +189,7 @@ impl Plugin {
         }
     }
 
-    /// The same, with what it says.
+    /// The same, with its output.
     pub(crate) fn answered(mut self) -> Self {
         // The plugin closes its output, so this ends while it runs.
         let mut text = String::new();
@@ -244,7 +244,7 @@ impl Plugin {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// GET, as the client that was told where.
+    /// GET, as the client of the plugin.
     pub(crate) async fn get(&self, path: &str) -> std::io::Result<String> {
         get(&self.printed, path).await
     }
@@ -309,7 +309,7 @@ pub(crate) async fn send(printed: &Value, request: &str) -> std::io::Result<Stri
     Ok(answer)
 }
 
-/// Whether a process has ended, be it that nobody waits for it where we run.
+/// Whether a process has ended, including zombies that are not waited for.
 pub(crate) fn is_gone(process: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
     stat.map_or(true, |stat| {

@@ -26,12 +26,12 @@ pub(crate) fn run(words: &[&str]) -> Output {
     command(words).output().unwrap()
 }
 
-/// A playground that runs, and all it has said.
+/// A running playground, and its output.
 pub(crate) struct Playground {
     pub(crate) child: Child,
     pub(crate) said: String,
     reader: Option<JoinHandle<()>>,
-    /// Its own, which is gone with it.
+    /// Its directory, which is removed with it.
     pub(crate) directory: PathBuf,
     /// Where that is.
     _scratch: ScratchDir,
@@ -61,7 +61,7 @@ impl Playground {
             said.push_str(&line);
             said.push('\n');
         }
-        // What follows is not read, but has to go somewhere.
+        // Further output is drained.
         let reader = std::thread::spawn(move || lines.for_each(drop));
         Self {
             child,
@@ -72,12 +72,12 @@ impl Playground {
         }
     }
 
-    /// One whose terminal this is, as a shell gives it to what it runs.
+    /// One on this terminal, as a shell starts it.
     pub(crate) fn start_in(terminal: &Terminal) -> Self {
         let scratch = ScratchDir::new();
         let directory = scratch.path().join("play");
         let program = env!("CARGO_BIN_EXE_skewbridge");
-        // The terminal of a session of its own: keys are for who is in front of it.
+        // The controlling terminal of a new session: keys go to its foreground process.
         let child = Command::new("env")
             .args(["--default-signal=HUP,INT,QUIT,TERM", "setsid", "--ctty"])
             .args([program, "playground", "--directory"])
@@ -127,7 +127,7 @@ impl Playground {
         }
     }
 
-    /// What a release says that has its files in another directory.
+    /// The output of a release build with its files in another directory.
     pub(crate) fn said_as_from(&self, directory: &str) -> String {
         let said = &self.said;
         let said = said.replace(self.directory.to_str().unwrap(), directory);
@@ -159,8 +159,7 @@ impl Playground {
         connection.send(request).await.unwrap()
     }
 
-    /// Runs a script as a pod, whose process and another one that leaves it say who they
-    /// are.
+    /// Runs a script as a pod. Its process, and one that escapes it, write their pids.
     pub(crate) async fn run_leaving(&self, name: &str) -> [i32; 2] {
         let script = "setsid sh -c 'echo $$ > away; exec sleep 1000' & echo $$ > own; \
                       exec sleep 1000";
@@ -184,7 +183,7 @@ impl Playground {
         ids().unwrap()
     }
 
-    /// Asks until the answer has this code.
+    /// Repeats the request until the response has this code.
     pub(crate) async fn until(&self, context: &str, path: &str, code: u16) {
         let what = format!("{code} of {path} by {context}");
         eventually(&what, LIMIT, async || {
@@ -193,7 +192,7 @@ impl Playground {
         .await;
     }
 
-    /// Tells the control something, with or without the token.
+    /// Sends a request to the control API, with or without the token.
     pub(crate) async fn order(
         &self,
         method: Method,

@@ -11,7 +11,7 @@ use skewbridge_testkit::{ApiServer, Ca, Options, Reply, ScratchDir, Seen};
 /// More than any of it takes.
 pub(crate) const PATIENT: Option<Duration> = Some(Duration::from_mins(1));
 
-/// What the plugin adds to each request.
+/// The header that the plugin adds to each request.
 pub(crate) const BADGE: &str = "x-badge";
 
 pub(crate) struct RunFixture {
@@ -44,9 +44,9 @@ impl RunFixture {
         }
     }
 
-    /// The plugin, as it stands in a kubeconfig.
+    /// The plugin, as in a kubeconfig.
     pub(crate) fn plugin(&self) -> Value {
-        // The test program says things on its standard output; the plugin's is 3.
+        // The test program prints to its standard output; that of the plugin is descriptor 3.
         let script = "exec \"$0\" --ignored --exact a_plugin --nocapture 3>&1 >/dev/null";
         json!({"exec": {
             "apiVersion": "client.authentication.k8s.io/v1",
@@ -114,7 +114,7 @@ impl RunFixture {
         std::fs::read_to_string(self.dir.path().join(name)).unwrap_or_default()
     }
 
-    /// What is left of all that was made for commands and plugins.
+    /// The remaining files of commands and plugins.
     pub(crate) fn left(&self) -> usize {
         std::fs::read_dir(self.dir.path().join("runtime"))
             .unwrap()
@@ -122,8 +122,8 @@ impl RunFixture {
     }
 }
 
-/// Runs it while the servers of this test run.
-/// What a command says to its end; it ends with who waits for it.
+/// Runs it while the servers of this test run. Returns the output of the command, which ends
+/// when this is dropped.
 pub(crate) async fn output(command: Command) -> Output {
     let mut command = tokio::process::Command::from(command);
     command.kill_on_drop(true).output().await.unwrap()
@@ -137,7 +137,7 @@ pub(crate) fn token() -> Value {
     json!({"token": "secret-token"})
 }
 
-/// Whether a process has ended, be it that nobody has asked how.
+/// Whether a process has ended, including zombies.
 pub(crate) fn is_gone(process: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
     stat.map_or(true, |stat| stat.contains(") Z "))
@@ -149,7 +149,7 @@ pub(crate) fn parent_of(process: i32) -> i32 {
     rest.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// The same command, as what these words start.
+/// The same command, started by these arguments.
 pub(crate) fn started_by(words: &[&str], command: &Command) -> Command {
     let mut started = Command::new(words[0]);
     started

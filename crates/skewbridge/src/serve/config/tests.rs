@@ -18,7 +18,7 @@ struct Line {
 }
 
 #[test]
-fn the_least_that_is_needed_leaves_the_defaults() {
+fn required_flags_alone_leave_the_defaults() {
     let files = Files::new();
     let (config, warnings) = files.understand(&[]).unwrap();
     assert_eq!(config.listen.bind_address.to_string(), "0.0.0.0");
@@ -54,7 +54,7 @@ fn the_least_that_is_needed_leaves_the_defaults() {
 }
 
 #[test]
-fn another_user_of_the_bridge_has_the_groups_that_are_given() {
+fn another_bridge_user_has_only_the_given_groups() {
     let files = Files::new();
     let rows: [(&[&str], &str, &[&str]); 5] = [
         (&[], "system:apiserver", &["system:masters"]),
@@ -76,7 +76,7 @@ fn another_user_of_the_bridge_has_the_groups_that_are_given() {
 }
 
 #[test]
-fn everything_given_arrives() {
+fn every_flag_reaches_the_config() {
     let files = Files::new();
     let ca = files.path("other.crt");
     let (crt, key) = (files.path("tls.crt"), files.path("tls.key"));
@@ -171,7 +171,7 @@ fn an_empty_value_is_no_value() {
 }
 
 #[test]
-fn who_gives_some_peer_flags_is_told_of_those_that_are_missing() {
+fn incomplete_peer_flags_are_reported() {
     let files = Files::new();
     let ca = format!("--peer-ca-file={}", files.path("other.crt"));
     let etcd = "--etcd-servers=http://127.0.0.1:2379".to_owned();
@@ -208,7 +208,7 @@ fn who_gives_some_peer_flags_is_told_of_those_that_are_missing() {
 }
 
 #[test]
-fn of_an_egress_selector_the_way_to_peers_is_used_and_other_proxies_are_warned_of() {
+fn the_controlplane_egress_is_used_and_other_proxies_cause_warnings() {
     let files = Files::new();
     let egress = files.path("egress.yaml");
     let flags = [format!("--egress-selector-config-file={egress}")];
@@ -302,7 +302,7 @@ fn of_an_egress_selector_the_way_to_peers_is_used_and_other_proxies_are_warned_o
 }
 
 #[test]
-fn a_certificate_that_is_no_ca_is_warned_of_where_a_ca_belongs() {
+fn a_certificate_that_is_not_a_ca_causes_a_warning() {
     let files = Files::new();
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::default();

@@ -97,7 +97,7 @@ A client pinned to new would miss 1 resource:
 }
 
 #[test]
-fn wide_tells_everything_by_itself() {
+fn wide_output_lists_every_difference() {
     let expected = "\
 SERVER   VERSION   RESOURCES   SUBRESOURCES   ADDRESS                 LAST SYNC
 old      v1.34.4   3           0              https://10.0.0.1:6443   -
@@ -119,7 +119,7 @@ x.io/v1alpha1 (all of it)   only old
 }
 
 #[test]
-fn long_names_are_told_by_number_and_several_servers_shortly() {
+fn long_names_are_replaced_by_numbers_and_server_lists_are_abbreviated() {
     let identity = |letter: &str| format!("apiserver-{}", letter.repeat(26));
     let servers = [
         ("a", &["v1 pods get"][..]),
@@ -161,7 +161,7 @@ g/v1
 }
 
 #[test]
-fn a_server_of_which_nothing_is_known_is_shown_and_compared_with_nobody() {
+fn an_unknown_server_is_shown_and_not_compared() {
     let mut report = two();
     let mut servers = std::mem::take(&mut report.servers);
     servers.insert(
@@ -188,7 +188,7 @@ fn a_server_of_which_nothing_is_known_is_shown_and_compared_with_nobody() {
 }
 
 #[test]
-fn what_is_known_of_before_is_compared_and_marked() {
+fn stale_discovery_is_compared_and_marked() {
     let served = ServedState::Before(serving(&OLD), "refused".to_owned());
     let report = Report::new(vec![
         server("old", "v1.34.4", served),
@@ -255,7 +255,7 @@ fn the_json_is_as_documented() {
 }
 
 #[test]
-fn names_from_servers_do_nothing_to_a_terminal() {
+fn names_from_servers_have_no_control_characters() {
     let report = Report::new(vec![
         server(
             "old\u{1b}[31m",
@@ -277,7 +277,7 @@ fn names_from_servers_do_nothing_to_a_terminal() {
 }
 
 #[test]
-fn long_lists_are_broken() {
+fn long_lists_are_wrapped() {
     let items: Vec<_> = (0..30).map(|number| format!("resource{number}")).collect();
     let text = listed("  group/v1:", &items);
     assert!(text.lines().count() > 3);
