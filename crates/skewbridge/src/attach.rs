@@ -13,7 +13,7 @@ use crate::pods::{FoundPod, Pod, Pods, Reference, choose_container};
 use crate::session::{ExitState, Session, describe_transport, executor, exit_result};
 
 const HELP: &str = "\
-With a terminal, ctrl-p and then ctrl-q leave the process alone with itself
+With a terminal, ctrl-p ctrl-q detaches from the process, which continues
 (--detach-keys).
 
 Examples:
@@ -28,14 +28,14 @@ pub(crate) struct Flags {
     /// A pod, or TYPE/NAME of its owner (deployment, statefulset, service, job…)
     #[arg(value_name = "POD | TYPE/NAME | TYPE NAME", required = true)]
     target: Vec<String>,
-    /// The container, if not the pod's default one
+    /// Container [default: that of the pod]
     #[arg(short, long, value_name = "NAME")]
     container: Option<String>,
     /// Pass standard input to the process
     #[arg(short = 'i', long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     stdin: bool,
-    /// Pass this terminal to the process, which has one
+    /// Use this terminal, if the process has one
     #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     tty: bool,
@@ -43,7 +43,7 @@ pub(crate) struct Flags {
     #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     quiet: bool,
-    /// Keys that leave the process alone with itself; empty for none
+    /// Keys that detach from the process; empty for none
     #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
     detach_keys: String,
     /// How long to wait for a running pod of TYPE/NAME
@@ -56,7 +56,7 @@ pub(crate) struct Flags {
     cluster: ClusterFlags,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     client_command::run(attach(flags))
 }

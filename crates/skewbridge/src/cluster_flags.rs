@@ -18,7 +18,7 @@ const HEADING: &str = "Cluster options";
 #[derive(Clone, Args)]
 #[command(next_help_heading = HEADING)]
 pub(crate) struct ClusterFlags {
-    /// The kubeconfig; without it $KUBECONFIG, ~/.kube/config or that of the pod
+    /// The kubeconfig [default: $KUBECONFIG, ~/.kube/config or that of the pod]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// The context of the kubeconfig to use
@@ -30,10 +30,10 @@ pub(crate) struct ClusterFlags {
     /// The user of the kubeconfig to use
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// The namespace, if not the context's
+    /// The namespace [default: that of the context]
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
-    /// The address of the API server, if not the cluster's
+    /// The address of the API server [default: that of the cluster]
     #[arg(short, long, value_name = "URL")]
     server: Option<String>,
     /// Name to expect in the server's certificate, if not its host
@@ -55,25 +55,25 @@ pub(crate) struct ClusterFlags {
     /// A bearer token
     #[arg(long, value_name = "TOKEN")]
     token: Option<String>,
-    /// A name for basic authentication
+    /// User name for basic authentication
     #[arg(long, value_name = "NAME")]
     username: Option<String>,
-    /// A password for basic authentication
+    /// Password for basic authentication
     #[arg(long, value_name = "PASSWORD")]
     password: Option<String>,
     /// User to impersonate
     #[arg(long = "as", value_name = "USER")]
     as_user: Option<String>,
-    /// A group of that role; may be given more than once
+    /// Group to impersonate; may be repeated
     #[arg(long, value_name = "GROUP")]
     as_group: Vec<String>,
-    /// The UID of that role
+    /// UID to impersonate
     #[arg(long, value_name = "UID")]
     as_uid: Option<String>,
-    /// More of that role, as KEY=VALUE; may be given more than once
+    /// Extra field to impersonate, as KEY=VALUE; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     as_user_extra: Vec<String>,
-    /// How long a single request may take; 0 is for ever
+    /// Time limit of a single request; 0 is no limit
     #[arg(long, value_name = "DURATION", default_value = "0")]
     request_timeout: String,
     /// Log verbosity: 1 and above shows the stream protocol and the reason for it
@@ -85,21 +85,21 @@ pub(crate) struct ClusterFlags {
         hide_default_value = true
     )]
     verbosity: u8,
-    /// Taken, and of no use here
+    /// Accepted for compatibility, and ignored
     #[arg(long, hide = true)]
     cache_dir: Option<PathBuf>,
-    /// Taken, and of no use here
+    /// Accepted for compatibility, and ignored
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     disable_compression: Option<bool>,
-    /// Taken, and of no use here
+    /// Accepted for compatibility, and ignored
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     match_server_version: Option<bool>,
-    /// Taken, and of no use here
+    /// Accepted for compatibility, and ignored
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     warnings_as_errors: Option<bool>,
 }
 
-/// A cluster that can be talked to.
+/// A cluster and the credentials for it.
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterAccess {
     pub(crate) endpoint: Endpoint,
@@ -128,7 +128,7 @@ impl ClusterFlags {
         self.namespace.as_deref().filter(|name| !name.is_empty())
     }
 
-    /// As kubectl takes it: `30s`, or a bare number of seconds.
+    /// In kubectl's syntax: `30s`, or a bare number of seconds.
     fn timeout(&self) -> Result<Option<Duration>, String> {
         let text = &self.request_timeout;
         let timeout = match text.parse() {

@@ -18,7 +18,7 @@ Examples:
 #[derive(Debug, Clone, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Flags {
-    /// For which shell
+    /// The shell
     shell: Shell,
 }
 
@@ -31,7 +31,7 @@ enum Shell {
     Powershell,
 }
 
-/// Prints it.
+/// Prints the script.
 pub(crate) fn run(flags: &Flags, mut command: clap::Command) -> ExitCode {
     let generator = match flags.shell {
         Shell::Bash => Generator::Bash,

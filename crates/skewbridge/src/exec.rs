@@ -14,8 +14,8 @@ use crate::session::{
 };
 
 const HELP: &str = "\
-The exit code is that of the command, or 1 if there is none: a stream that was cut
-off is never a success.
+The exit code is that of the command, or 1 if it is not known: a lost connection is
+never a success.
 
 Examples:
   skewbridge exec web -- date
@@ -37,20 +37,20 @@ pub(crate) struct Flags {
     /// Words before the dashes that do not belong there
     #[arg(hide = true, num_args = 0..)]
     misplaced: Vec<String>,
-    /// The command, behind two dashes
+    /// The command, after --
     #[arg(value_name = "COMMAND", last = true)]
     command: Vec<String>,
     /// A file with the pod or its owner, in JSON or YAML; - is standard input
     #[arg(short, long, value_name = "FILE", value_delimiter = ',')]
     filename: Vec<String>,
-    /// The container, if not the pod's default one
+    /// Container [default: that of the pod]
     #[arg(short, long, value_name = "NAME")]
     container: Option<String>,
     /// Pass standard input to the command
     #[arg(short = 'i', long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     stdin: bool,
-    /// Give the command a terminal: this one
+    /// Run the command on a terminal
     #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     tty: bool,
@@ -68,7 +68,7 @@ pub(crate) struct Flags {
     cluster: ClusterFlags,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     client_command::run(execute(flags))
 }

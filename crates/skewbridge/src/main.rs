@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     version,
     max_term_width = 100,
     arg_required_else_help = true,
-    after_help = "`skewbridge COMMAND --help` tells more about a command."
+    after_help = "`skewbridge COMMAND --help` describes a command."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -83,9 +83,9 @@ struct Cli {
 #[derive(Subcommand)]
 #[command(defer = true)]
 enum Command {
-    /// Be a credential plugin that proxies requests, named in a kubeconfig.
+    /// Credential plugin that proxies requests; configured in a kubeconfig.
     Agent(Box<agent::Flags>),
-    /// Join the process of a container.
+    /// Attach to the process of a container.
     Attach(Box<attach::Flags>),
     /// Print a shell completion script.
     Completion(completion::Flags),
@@ -95,10 +95,10 @@ enum Command {
     Exec(Box<exec::Flags>),
     /// Print manual pages.
     Man(man::Flags),
-    /// Show everything at work, in one process: three servers, bridges, a node, a tour.
+    /// Demo in one process: three servers with bridges, a node, and a tour.
     #[cfg(feature = "playground")]
     Playground(playground::Flags),
-    /// Have ports of this machine lead to those of a pod.
+    /// Forward local ports to a pod.
     PortForward(Box<port_forward::Flags>),
     /// Run a command whose requests go through a credential plugin.
     Run(run::Flags),

@@ -18,12 +18,12 @@ Examples:
 #[derive(Debug, Clone, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Flags {
-    /// Write a page for each command into this directory, and print none
+    /// Write a page per command to this directory, instead of printing
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 }
 
-/// Prints the page of the whole, or writes all pages.
+/// Prints the main page, or writes all pages.
 pub(crate) fn run(flags: &Flags, command: clap::Command) -> ExitCode {
     let written = match &flags.directory {
         None => page(&command).map(|text| {

@@ -66,7 +66,7 @@ fn every_wrong_value_is_told_at_once() {
     let expected = [
         "--bind-address: \"everywhere\" is not an IP address",
         "--secure-port: \"65536\" is not a whole number from 0 to 65535",
-        "--advertise-address: nobody can connect to 0.0.0.0",
+        "--advertise-address: clients cannot connect to 0.0.0.0",
         "--tls-cert-file /nonexistent/tls.crt: no such file",
         "--tls-private-key-file /nonexistent/tls.key: no such file",
         "--tls-min-version: VersionTLS10 is not offered",
@@ -80,7 +80,7 @@ fn every_wrong_value_is_told_at_once() {
         "--upstream-server-name: \"a b\" is neither",
         "--proxy-client-cert-file: required with --client-ca-file",
         "--peer-ca-file /: is a directory",
-        "--peer-advertise-ip: nobody can connect to ::",
+        "--peer-advertise-ip: clients cannot connect to ::",
         "--peer-advertise-port: \"0\" is not a whole number from 1",
         "--peer-registry: \"consul\" is not one of etcd, leases, file:PATH",
         "--peer-cidrs: \"10.0.0.1\" has no prefix length",

@@ -432,7 +432,7 @@ async fn a_server_that_the_bridge_cannot_reach_makes_the_result_unknown() {
         ),
         (
             silent,
-            "apiserver-c: it has not told the bridge yet what it serves",
+            "apiserver-c: the bridge has not fetched its discovery yet",
             "\nNothing to compare: 1 of 2 is known.\n",
         ),
     ] {

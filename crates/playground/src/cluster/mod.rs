@@ -119,7 +119,7 @@ pub enum ClusterError {
     #[error("the node does not start: {0}")]
     Node(io::Error),
     /// There is no such server.
-    #[error("there is no server {0:?}; there are 1.28, 1.34 and 1.36")]
+    #[error("no server {0:?}; the servers are 1.28, 1.34 and 1.36")]
     Unknown(String),
 }
 

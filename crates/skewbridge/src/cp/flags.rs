@@ -6,29 +6,30 @@ use skewbridge_client::copy::{CopySpec, Options, Preserve, Retries};
 use crate::cluster_flags::ClusterFlags;
 
 const HELP: &str = "\
-One of SRC and DEST is in a pod, or both are:
+SRC or DEST is in a pod, or both are:
 
-  PATH                       here; a PATH with a colon is written ./PATH
+  PATH                       a local path; with a colon in it, ./PATH
   POD:PATH                   in a pod of the namespace
-  NAMESPACE/POD:PATH         in a pod of another one
+  NAMESPACE/POD:PATH         in a pod of another namespace
 
-What is copied to a directory goes into it. A directory from a pod is the exception,
-as with kubectl: what is in it goes into DEST. A / at the end of SRC follows a symlink.
+If DEST is a directory, SRC is copied into it. The exception is a directory from a
+pod, as with kubectl: its content is copied into DEST. A / at the end of SRC follows
+a symlink.
 
-The container needs nothing but tar; without it, single files are copied by cat.
-Nothing is ever written outside of DEST, whatever the pod's archive says: symlinks
-that lead out of it, devices and pipes are left out and named, and the exit code is 1.
-A file has its name when it is whole, and not before.
+The container needs only tar; without it, single files are copied by cat. Nothing is
+written outside of DEST, whatever is in the pod's archive: symlinks out of it,
+devices and pipes are skipped with a message, and the exit code is 1. A file gets its
+name only when it is complete.
 
 Examples:
   # A directory to a pod, and back
   skewbridge cp ./site web-0:/var/www/site
   skewbridge cp web-0:/var/www/site ./site
 
-  # A large file over a bad connection: go on where it broke, up to 10 times
+  # A large file over a bad connection: resume up to 10 times
   skewbridge cp --retries=10 batch/loader-0:/data/dump.sql dump.sql
 
-  # From one pod to another one
+  # From one pod to another
   skewbridge cp -c app web-0:/etc/app web-1:/tmp/app";
 
 // The flags of `cp`. The description of the command is in `main.rs`.
@@ -38,13 +39,13 @@ pub(crate) struct Flags {
     /// Source
     #[arg(value_name = "SRC")]
     source: String,
-    /// Where to
+    /// Destination
     #[arg(value_name = "DEST")]
     target: String,
-    /// The container (of both pods, if there are two); without it the pod's default one
+    /// Container, of both pods if there are two [default: that of the pod]
     #[arg(short, long, value_name = "NAME")]
     pub(super) container: Option<String>,
-    /// How often to go on after a lost connection; negative is for ever
+    /// How often to resume after a lost connection; negative is without limit
     #[arg(
         long,
         value_name = "N",
@@ -52,12 +53,12 @@ pub(crate) struct Flags {
         allow_negative_numbers = true
     )]
     retries: i64,
-    /// Do not keep permissions, times, and owners in a pod
+    /// Do not preserve permissions, times, and owners in a pod
     #[arg(long, num_args = 0..=1, require_equals = true, value_name = "BOOL",
           default_value_t = false, default_missing_value = "true", hide_default_value = true,
           hide_possible_values = true, action = ArgAction::Set)]
     no_preserve: bool,
-    /// Refuse, before it is written here, more than this; without it, more than is free
+    /// Maximum size of a download [default: the free disk space]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_bytes: Option<u64>,
     /// Print errors only
@@ -70,7 +71,7 @@ pub(crate) struct Flags {
     pub(super) cluster: ClusterFlags,
 }
 
-/// From where to where.
+/// Source and destination.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Direction {
     pub(super) source: CopySpec,
@@ -102,7 +103,7 @@ impl Flags {
     }
 }
 
-/// A number of bytes, or of a thousand times as many in Kubernetes' units.
+/// A number of bytes, with Kubernetes' suffixes.
 fn size(text: &str) -> Result<u64, String> {
     const UNITS: [(&str, u64); 8] = [
         ("Ki", 1 << 10),

@@ -43,8 +43,8 @@ impl Directory {
                     fs::read_dir(path).with_context(|| format!("--directory: {shown}"))?;
                 if entries.count() > 0 {
                     bail!(
-                        "--directory: {shown} is not empty; name one that is, or that is not \
-                         there yet"
+                        "--directory: {shown} is not empty; name an empty directory, or one \
+                         that does not exist"
                     );
                 }
                 check_owner(path, &fs::metadata(path)?)?;
@@ -73,7 +73,7 @@ impl Directory {
                 Err(error) => bail!("cannot make {}: {error}; give --directory", path.display()),
             }
         }
-        bail!("there is no free name for a directory; give --directory")
+        bail!("no free name for a directory; give --directory")
     }
 
     /// Where it is.
@@ -94,14 +94,14 @@ fn check_owner(path: &Path, found: &fs::Metadata) -> Result<()> {
 fn judge_owner(us: u32, owner: u32, mode: u32) -> Result<(), String> {
     if owner != us {
         return Err(format!(
-            "belongs to user {owner}, and we are user {us}; name one of your own, or one that \
-             is not there yet"
+            "belongs to user {owner}, not to user {us}; name one of your own, or one that \
+             does not exist"
         ));
     }
     if us == ROOT && mode & OTHERS_WRITE_MODE != 0 {
         return Err(format!(
-            "can be written to by others (mode {:03o}); `chmod go-w` it, or name one that is not \
-             there yet",
+            "can be written to by others (mode {:03o}); `chmod go-w` it, or name one that does \
+             not exist",
             mode & 0o777
         ));
     }
@@ -172,7 +172,9 @@ mod tests {
         let given = Directory::prepare(Some(&there)).unwrap();
         fs::write(there.join("file"), "").unwrap();
         let refused = Directory::prepare(Some(&there)).unwrap_err().to_string();
-        assert!(refused.ends_with("is not empty; name one that is, or that is not there yet"));
+        assert!(
+            refused.ends_with("is not empty; name an empty directory, or one that does not exist")
+        );
         drop(given);
         assert_eq!(fs::read_dir(&there).unwrap().count(), 0);
         drop(fresh);

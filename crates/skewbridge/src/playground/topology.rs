@@ -111,15 +111,15 @@ impl Topology {
         vec![
             (
                 kubectl("server-1.28", policies),
-                "the old server knows no such thing",
+                "the old server does not have this API",
             ),
             (
                 kubectl("bridge-1.28", policies),
-                "through its bridge it is there",
+                "through its bridge it is served",
             ),
             (
                 kubectl("bridge-1.28", "api-resources"),
-                "what all servers serve, in one list",
+                "the APIs of all servers, in one list",
             ),
             (
                 kubectl("bridge-1.28", &format!("exec -it {POD} -- sh")),
@@ -127,19 +127,19 @@ impl Topology {
             ),
             (
                 kubectl("bridge-1.28", &format!("logs -f {POD}")),
-                "the pod talks",
+                "the log of the pod",
             ),
             (
                 kubectl("bridge-1.28", &format!("port-forward {POD} {POD_PORT}")),
-                "and answers",
+                "its port",
             ),
             (
                 kubectl("visitor", "delete pod web"),
-                "a visitor may only look",
+                "the visitor can only read",
             ),
             (
                 format!("{} skew", self.program),
-                "what differs between the servers",
+                "the differences between the servers",
             ),
         ]
     }

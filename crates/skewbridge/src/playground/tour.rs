@@ -73,7 +73,7 @@ pub(super) enum TourOutput {
 }
 
 impl Report {
-    /// Whether everything came out as promised.
+    /// Whether all steps passed.
     pub(super) fn passed(&self) -> bool {
         self.passed
     }
@@ -119,7 +119,7 @@ impl<'a, W: Write> Tour<'a, W> {
             TourOutput::Text(color) => {
                 let steps = self.report.steps.len();
                 let kept = self.report.steps.iter().filter(|it| it.passed).count();
-                let words = format!("{kept} of {steps} steps came out as promised.");
+                let words = format!("{kept} of {steps} steps passed.");
                 let words = if kept == steps {
                     color.good(words)
                 } else {
@@ -142,7 +142,7 @@ impl<'a, W: Write> Tour<'a, W> {
             "server-1.28",
             POLICIES,
             &response.to_string(),
-            "straight from the old server: a 404, though the object is there",
+            "directly from the old server: a 404, although the object exists",
             response.status == StatusCode::NOT_FOUND,
         );
         let response = self.contexts.get("bridge-1.28", POLICY_PATH).await?;
@@ -150,7 +150,7 @@ impl<'a, W: Write> Tour<'a, W> {
             "bridge-1.28",
             POLICIES,
             &response.to_string(),
-            "through its bridge: a server that knows it was asked",
+            "through its bridge: forwarded to a server that has the API",
             response.status == StatusCode::OK,
         );
         Ok(())
@@ -209,7 +209,7 @@ impl<'a, W: Write> Tour<'a, W> {
             "server-1.28",
             &command,
             &ran.to_string(),
-            "straight: kubectl falls back to SPDY; a client that has only WebSocket fails",
+            "directly: kubectl falls back to SPDY; a client that has only WebSocket fails",
             ran.fallback.is_some() && is_promised(&ran),
         );
         let endpoint = self.contexts.endpoint("bridge-1.28").await?;
@@ -228,7 +228,7 @@ impl<'a, W: Write> Tour<'a, W> {
         self.begin("The newest server is killed");
         let newest = self.cluster.find("1.36")?;
         self.cluster.kill(newest).await;
-        self.note("server-1.36 is gone, as if its machine had lost its power.");
+        self.note("server-1.36 is killed, as if its machine had lost power.");
         let seen = self.without_newest().await;
         // In any case: the next step needs the server.
         let back = self.with_newest_again(newest).await;
@@ -237,7 +237,7 @@ impl<'a, W: Write> Tour<'a, W> {
 
     async fn with_newest_again(&mut self, newest: usize) -> Result<()> {
         self.cluster.start_server(newest).await?;
-        self.note("server-1.36 comes back.");
+        self.note("server-1.36 is started again.");
         let (response, saw_404) = self
             .until("bridge-1.28", |response| response.status == StatusCode::OK)
             .await?;
@@ -257,7 +257,7 @@ impl<'a, W: Write> Tour<'a, W> {
             "server-1.28",
             POLICIES,
             &response.to_string(),
-            "straight: the same 404; a controller would take the object for deleted",
+            "directly: the same 404; a controller would treat the object as deleted",
             response.status == StatusCode::NOT_FOUND,
         );
         let (response, saw_404) = self
@@ -269,7 +269,7 @@ impl<'a, W: Write> Tour<'a, W> {
             "bridge-1.28",
             POLICIES,
             &response.to_string(),
-            "through its bridge: nobody can say now, come again",
+            "through its bridge: unavailable for now, try again",
             response.status == StatusCode::SERVICE_UNAVAILABLE && !saw_404,
         );
         Ok(())
@@ -279,7 +279,7 @@ impl<'a, W: Write> Tour<'a, W> {
         self.begin("A server is upgraded while it is used");
         let newest = self.cluster.find("1.36")?;
         self.cluster.set_release(newest, Release::V1_34).await?;
-        self.note("server-1.36 is rolled back to 1.34: nobody has the API now.");
+        self.note("server-1.36 is rolled back to 1.34: no server has the API now.");
         let (response, _) = self
             .until("bridge-1.28", |response| {
                 response.status == StatusCode::NOT_FOUND
@@ -289,7 +289,7 @@ impl<'a, W: Write> Tour<'a, W> {
             "bridge-1.28",
             POLICIES,
             &response.to_string(),
-            "now a 404 is true",
+            "now the 404 is correct",
             response.status == StatusCode::NOT_FOUND,
         );
         let before = self.contexts.resources("bridge-1.28").await?;
@@ -323,7 +323,7 @@ impl<'a, W: Write> Tour<'a, W> {
         }
         let grown = after.saturating_sub(before);
         let saw = format!("{}, {grown} more", resources(after));
-        let meaning = "and so does all that came with it";
+        let meaning = "and so do the other APIs of 1.36";
         self.record("bridge-1.28", "api-resources", &saw, meaning, grown > 0);
         Ok(())
     }

@@ -171,7 +171,9 @@ pub(crate) fn explain_refusal(
 ) -> Failure {
     let failure = Failure::refused(response);
     match response.code {
-        401 => failure.hint("the server does not know who you are: log in again, or give --token"),
+        401 => {
+            failure.hint("the server did not accept the credentials: log in again, or give --token")
+        }
         403 if response.is_status() => failure.hint(format!(
             "it needs the verb {verb} on {resource} in namespace {namespace:?}; \
              see kubectl auth can-i {verb} {resource} -n {namespace}"

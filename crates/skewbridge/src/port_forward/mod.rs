@@ -34,15 +34,15 @@ const MAX_CONNECTIONS: usize = 500;
 /// How long a connection waits for a pod while there is none.
 const POD_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// After a failure to accept: out of descriptors, mostly, and some are freed soon.
+/// Delay after a failed accept, which is mostly a lack of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 const HELP: &str = "\
-A connection to the pod that is lost is made anew, for --pod-running-timeout: to
-another pod if the pod was found by what runs it. We keep listening meanwhile. A
-connection that fails ends by itself, and no other with it: what was cut off is reset
-here, and only what is whole has an end. One whose program reads nothing for 30 s and
-keeps others waiting by that is given up.
+If the connection to the pod is lost, it is reopened within --pod-running-timeout, to
+another pod if TYPE/NAME was given. The local ports stay open meanwhile. A failed
+connection does not affect others: truncated data ends with a reset, only complete
+data with a normal end. A connection whose program reads nothing for 30 s, and so blocks
+others, is closed.
 
 Examples:
   skewbridge port-forward web 8080:80
@@ -60,7 +60,7 @@ pub(crate) struct Flags {
     /// `[LOCAL:]REMOTE`; :REMOTE for any local port; unix:PATH:REMOTE for a socket
     #[arg(value_name = "PORT", required = true)]
     ports: Vec<String>,
-    /// Addresses to listen at: IP addresses, or localhost for both of this machine
+    /// Addresses to listen on: IP addresses, or localhost for IPv4 and IPv6
     #[arg(long, value_name = "ADDRESS", default_value = "localhost")]
     address: Vec<String>,
     /// How long to wait for a running pod of TYPE/NAME, also after one is lost
@@ -73,7 +73,7 @@ pub(crate) struct Flags {
     cluster: ClusterFlags,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     client_command::run(async {
         let ended = forward(flags).await;
@@ -156,7 +156,7 @@ async fn listen(
     Ok(all)
 }
 
-/// Takes connections, and carries each by itself.
+/// Accepts connections, and forwards each in its own task.
 async fn accept(listener: Listener, at: usize, pod: ConnectionReceiver, room: Arc<Semaphore>) {
     let name: Arc<str> = listener.name().into();
     let mut connections = JoinSet::new();
@@ -188,14 +188,14 @@ async fn accept(listener: Listener, at: usize, pod: ConnectionReceiver, room: Ar
     }
 }
 
-/// Why a connection was not carried to its end.
+/// Why a connection failed.
 struct Problem {
-    /// Where it was to go, if that is known.
+    /// The remote port, if it is known.
     remote: Option<u16>,
     cause: String,
 }
 
-/// Carries one connection to its end.
+/// Forwards one connection to its end.
 async fn carry(
     local: Box<dyn LocalStream>,
     at: usize,
@@ -210,7 +210,7 @@ async fn carry(
         connection.ok().and_then(|connection| connection.clone())
     };
     let connection = timeout(POD_WAIT_TIMEOUT, connected).await.ok().flatten();
-    let connection = connection.ok_or_else(|| nowhere("there is no pod to connect to"))?;
+    let connection = connection.ok_or_else(|| nowhere("no pod is connected"))?;
     let port = session::port(&connection, at).ok_or_else(|| nowhere("the pod has no such port"))?;
     let failed = |error: &dyn fmt::Display| Problem {
         remote: Some(port.number()),

@@ -87,7 +87,7 @@ mod tests {
     /// The limit in milliseconds, and the events.
     const ROWS: [(&str, u64, &[Event]); 7] = [
         (
-            "nobody answers",
+            "no server answers",
             2_000,
             &[
                 Lost(0, MINUTE),
@@ -171,7 +171,7 @@ mod tests {
             ],
         ),
         (
-            "who has little patience is content with less",
+            "with a short limit, a short lifetime is stable",
             1_000,
             &[
                 Lost(0, MINUTE),

@@ -9,13 +9,14 @@ use clap::{ArgAction, Args};
 use crate::serve::parse;
 
 const HELP: &str = "\
-The command finds $KUBECONFIG set to a private kubeconfig of one context. Its server is
-a port of 127.0.0.1 that takes nobody without the certificate in there; what is asked
-there goes on through the credential plugin's proxy, or straight to the cluster with the
-credentials of the context.
+$KUBECONFIG of the command is a private kubeconfig with one context. Its server is a
+port of 127.0.0.1 that accepts only the client certificate in it. Requests are forwarded
+to the credential plugin's proxy, or directly to the cluster with the credentials of the
+context.
 
-Exit code: the command's, 128 + N if signal N has ended it, 127 if it is not found, 126
-if it cannot be run, 125 if there is no way to the cluster, 64 a wrong command line.
+Exit code: that of the command, 128 + N if signal N ended it, 127 if it is not found, 126
+if it cannot be run, 125 if the cluster cannot be reached, 64 if the command line is
+invalid.
 
 Examples:
   skewbridge run -- kubectl get pods
@@ -26,25 +27,25 @@ Examples:
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// The kubeconfig; without it $KUBECONFIG, ~/.kube/config or that of the pod
+    /// The kubeconfig [default: $KUBECONFIG, ~/.kube/config or that of the pod]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// The context to use
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// The namespace of requests that name none, instead of the context's
+    /// The default namespace [default: that of the context]
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
     /// Open $SHELL instead of running a command
     #[arg(long)]
     shell: bool,
-    /// How long the credential plugin may take to give a credential
+    /// Time limit of the credential plugin
     #[arg(long, value_name = "DURATION", default_value = "5m")]
     plugin_timeout: String,
     /// Print this help
     #[arg(short, long, action = ArgAction::Help)]
     help: Option<bool>,
-    /// The command, behind --
+    /// The command, after --
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
 }

@@ -203,7 +203,7 @@ pub(crate) fn advertised_ip(text: &str) -> Parsed<IpAddr> {
     let ip = ip(text)?;
     if ip.is_unspecified() || ip.is_multicast() {
         return Err(format!(
-            "nobody can connect to {ip}; give one address of this machine"
+            "clients cannot connect to {ip}; give one address of this machine"
         ));
     }
     Ok(ip)

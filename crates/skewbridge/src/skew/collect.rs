@@ -96,7 +96,7 @@ fn from_bridge(told: ServerDiscovery) -> Server {
         (Some(problem), _, _) => Some(problem),
         (None, true, Some(_)) => None,
         (None, false, _) => Some("the bridge cannot reach it".to_owned()),
-        (None, true, None) => Some("it has not told the bridge yet what it serves".to_owned()),
+        (None, true, None) => Some("the bridge has not fetched its discovery yet".to_owned()),
     };
     Server {
         name: match told.host {

@@ -8,11 +8,11 @@ use clap::{ArgAction, Args};
 use crate::serve::parse;
 
 const HELP: &str = "\
-With one context, the server is asked for all servers of its cluster: that is
-what a bridge (skewbridge serve) knows. With several --context, or several
---server, each of them is asked for what it serves itself; that needs no bridge.
+With one context, the server must be a bridge (skewbridge serve), which reports all
+servers of its cluster. With several --context, or several --server, each of them is
+queried for what it serves itself; that needs no bridge.
 
-Exit code: 0 no skew, 2 skew, 1 a server could not be asked or another failure.
+Exit code: 0 no skew, 2 skew, 1 a server could not be queried, or another failure.
 
 Examples:
   skewbridge skew
@@ -23,7 +23,7 @@ Examples:
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// The kubeconfig; without it $KUBECONFIG, ~/.kube/config or that of the pod
+    /// The kubeconfig [default: $KUBECONFIG, ~/.kube/config or that of the pod]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// The context to use; several are compared with each other
@@ -35,10 +35,10 @@ pub(crate) struct Flags {
     /// Name to expect in the certificates of --server, if not their hosts
     #[arg(long, value_name = "NAME")]
     tls_server_name: Option<String>,
-    /// How to print: table, wide or json
+    /// Output format: table, wide or json
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: String,
-    /// How long a single request may take; 0 is for ever
+    /// Time limit of a single request; 0 is no limit
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     request_timeout: String,
     /// Print this help
@@ -52,21 +52,21 @@ pub(crate) struct Options {
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) targets: Targets,
     pub(crate) format: Format,
-    /// None is for ever.
+    /// `None` is no limit.
     pub(crate) timeout: Option<Duration>,
 }
 
 /// The servers to query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Targets {
-    /// A bridge, about its cluster.
+    /// A bridge, for all servers of its cluster.
     Bridge {
         context: Option<String>,
         at: Option<ServerLocation>,
     },
-    /// These contexts, each about itself.
+    /// These contexts, each for its own APIs.
     Contexts(Vec<String>),
-    /// These servers, each about itself, as the user of this context.
+    /// These servers, each for its own APIs, as the user of this context.
     Servers {
         context: Option<String>,
         at: Vec<ServerLocation>,
@@ -80,7 +80,7 @@ pub(crate) struct ServerLocation {
     pub(crate) tls_server_name: Option<String>,
 }
 
-/// How to print.
+/// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     Table,
@@ -152,7 +152,7 @@ impl Flags {
     }
 }
 
-/// As kubectl takes it: `30s`, or a bare number of seconds.
+/// In kubectl's syntax: `30s`, or a bare number of seconds.
 fn timeout(text: &str) -> Result<Option<Duration>, String> {
     let timeout = match text.parse() {
         Ok(seconds) => Duration::from_secs(seconds),

@@ -31,9 +31,9 @@ async fn every_context_works_and_nothing_is_left_behind() {
     );
     assert!(!playground.said.contains('\x1b'), "no colour in a pipe");
     let said = playground.said_as_from("/tmp/skewbridge-c89ae5");
-    let (shown, tour_lines) = said.split_once("Ctrl-C ends it.").unwrap();
+    let (shown, rest) = said.split_once("Ctrl-C ends it.").unwrap();
     assert_eq!(
-        (doc_examples::normalize(shown), tour_lines),
+        (doc_examples::normalize(shown), rest),
         (doc_examples::readme_example(), "\n")
     );
     for (path, mode) in [(&playground.directory, 0o700), (&kubeconfig, 0o600)] {
