@@ -33,7 +33,7 @@ pub(crate) fn is_off(switch: &str) -> bool {
     std::env::var(switch).is_ok_and(|value| value.eq_ignore_ascii_case("false"))
 }
 
-/// How a session is to be.
+/// Options of a session.
 #[derive(Debug)]
 pub(crate) struct Session {
     /// The terminal is passed through.
@@ -43,7 +43,7 @@ pub(crate) struct Session {
     pub(crate) redraw: bool,
 }
 
-/// How a session ended.
+/// The end of a session.
 #[derive(Debug)]
 pub(crate) enum ExitState {
     /// The process did.
@@ -269,7 +269,7 @@ mod tests {
         };
         assert_eq!(
             disconnected(&cut(0)).to_string(),
-            "error: disconnected connection to the container: reset\n\
+            "error: lost connection to the container: reset\n\
              how the command ended is not known, and it may still run; 7 bytes of its output had \
              come, 5 bytes of its input had been sent (not all need have arrived)"
         );

@@ -36,7 +36,7 @@ pub(super) async fn stream(
         .is_some_and(|it| it.as_bytes().eq_ignore_ascii_case(b"websocket"));
     if kind != StreamKind::Log {
         if headers.get(UPGRADE).is_none() {
-            return Err(Status::bad_request("Upgrade stream_request required"));
+            return Err(Status::bad_request("Upgrade request required"));
         }
         // From 1.35 on, streams need the verb create also by GET.
         if release >= Release::V1_36 && request.head.method == http::Method::GET {
@@ -86,7 +86,7 @@ pub(super) async fn stream(
         )),
         StreamAnswer::Refused(status) => Err(status),
         StreamAnswer::Switch(..) if request.head.version == http::Version::HTTP_2 => {
-            Err(Status::bad_request("Upgrade stream_request required"))
+            Err(Status::bad_request("Upgrade request required"))
         }
         StreamAnswer::Switch(head, takeover) => Ok(Answer::switching(
             head,
@@ -101,7 +101,7 @@ pub(super) async fn stream(
 }
 
 /// Whether a port-forward is SPDY inside of a WebSocket (KEP-4006), and not the older channels,
-/// which every release takes.
+/// which every release supports.
 fn is_tunnel(headers: &http::HeaderMap) -> bool {
     tunnelled_protocols(subprotocols(headers)).next().is_some()
 }

@@ -403,7 +403,7 @@ async fn few_fields_of_a_pod_can_be_changed() {
     assert_eq!(refused.body["reason"], "Invalid");
     assert_eq!(
         refused.body["message"],
-        "Pod \"web\" is invalid: spec: Forbidden: pod updates may not set_release fields other than \
+        "Pod \"web\" is invalid: spec: Forbidden: pod updates may not change fields other than \
          `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
          `spec.tolerations` (only additions to existing tolerations),\
          `spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously \
