@@ -24,7 +24,7 @@ use managers::{Manager, Managers};
 pub struct FieldManager<'a> {
     /// `fieldManager`
     pub manager: &'a str,
-    /// In which version.
+    /// The version of the request.
     pub api_version: &'a str,
     /// Empty for the object itself.
     pub subresource: &'a str,
@@ -35,9 +35,9 @@ pub struct FieldManager<'a> {
 /// How conflicts with other managers are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Conflicts {
-    /// Nothing is done.
+    /// The write is refused.
     Refuse,
-    /// They change hands.
+    /// The manager takes over the fields.
     Force,
 }
 
@@ -58,7 +58,7 @@ pub fn apply(
         return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
     let wanted = FieldSet::of_object(applied.value()).map_err(|error| {
-        // Not one of the API's own failures, so 500 and no reason.
+        // Not an API error, so 500 without a reason.
         let message = format!(
             "failed to create typed patch object ({}/{}; {}, Kind={}): {error}",
             applied.namespace(),
@@ -103,7 +103,7 @@ pub fn apply(
 pub fn note_update(before: Option<&Object>, after: &mut Object, writer: &FieldManager<'_>) {
     let nothing = Value::Object(Map::new());
     let changes = Comparison::of(before.map_or(&nothing, Object::value), after.value());
-    // A client takes back all ownership by an empty list.
+    // An empty list resets all ownership.
     let reset = after
         .at(&["metadata", "managedFields"])
         .and_then(Value::as_array)
@@ -119,7 +119,7 @@ pub fn note_update(before: Option<&Object>, after: &mut Object, writer: &FieldMa
     managers.write(after);
 }
 
-/// As Go writes a group and a version: `/v1` for the core group.
+/// A group-version in Go's format: `/v1` for the core group.
 pub(crate) fn long_version(api_version: &str) -> String {
     if api_version.contains('/') {
         api_version.to_owned()

@@ -40,7 +40,7 @@ pub struct Catalogue {
 pub struct Served<'a> {
     /// Empty for the core group.
     pub group: &'a str,
-    /// Of the group.
+    /// The version of the group.
     pub version: &'a str,
     /// The resource, or that of the subresource.
     pub resource: &'a Resource,
@@ -61,13 +61,13 @@ impl Release {
         }
     }
 
-    /// The one of a name such as `1.34`.
+    /// By a name such as `1.34`.
     pub fn named(name: &str) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|release| release.to_string() == name)
     }
 
-    /// In which versions of `apidiscovery.k8s.io` it answers.
+    /// Whether it serves a version of `apidiscovery.k8s.io`.
     pub fn understands(self, schema: Schema) -> bool {
         // Servers with v2 no longer serve v2beta1.
         (schema == Schema::V2Beta1) == (self == Self::V1_28)
@@ -102,8 +102,8 @@ impl fmt::Display for Release {
 }
 
 impl Catalogue {
-    /// Of a version. The data are part of the program; that they can be read, a
-    /// test shows.
+    /// The catalogue of a version. The data are part of the program; a test shows that they are
+    /// valid.
     pub fn new(release: Release) -> Result<Self, ParseError> {
         let (api, apis) = release.documents();
         let api = Document::parse(api.as_bytes())?;
@@ -111,7 +111,7 @@ impl Catalogue {
         Ok(Self { release, api, apis })
     }
 
-    /// Of which version it is.
+    /// Its version.
     pub fn release(&self) -> Release {
         self.release
     }
@@ -124,8 +124,8 @@ impl Catalogue {
         })
     }
 
-    /// The `ETag` of a document, as kube-apiserver makes it: of the document before it
-    /// gets a kind, so the same in every form of it.
+    /// The `ETag` of a document, computed as by kube-apiserver: without the kind, so the same in
+    /// every version of it.
     pub fn etag(&self, root: Root) -> String {
         let bytes = self.root(root).write(Format::Json, Layout::Compact);
         let text = String::from_utf8_lossy(&bytes);
@@ -252,7 +252,7 @@ impl Catalogue {
     }
 }
 
-/// Where discovery begins.
+/// The discovery roots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Root {
     /// `/api`: the core group.
@@ -272,7 +272,7 @@ impl Root {
 }
 
 impl Served<'_> {
-    /// Whatever the version.
+    /// Without the version.
     pub fn group_resource(&self) -> GroupResource {
         GroupResource::new(self.group, &self.resource.resource)
     }

@@ -91,11 +91,11 @@ fn converted(object: Object, make: impl FnOnce(&mut Value)) -> Object {
     let unchanged = object.clone();
     let mut value = object.into_value();
     make(&mut value);
-    // It was one, and nothing here makes it something else.
+    // The conversion keeps it a valid object.
     Object::new(value).unwrap_or(unchanged)
 }
 
-/// Which way.
+/// The direction of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direction {
     ToVersion,

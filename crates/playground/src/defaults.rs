@@ -47,7 +47,7 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
     {
         fields.remove("spec");
     }
-    // It was one, and nothing above makes it something else.
+    // Defaulting keeps it a valid object.
     if let Ok(filled) = Object::new(value) {
         *object = filled;
     }

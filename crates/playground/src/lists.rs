@@ -9,7 +9,7 @@ use serde_json::Value;
 /// The type of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListKind {
-    /// One value.
+    /// Replaced as a whole.
     Atomic,
     /// Plain values, each once.
     Set,

@@ -13,12 +13,12 @@ pub enum NameRule {
 
 const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 const KEY: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
-/// Of labels: keys without their prefix, and values.
+/// Maximum length of label keys without their prefix, and of label values.
 const MAX_LABEL_BYTES: usize = 63;
 const MAX_NAME_BYTES: usize = 253;
 
 impl NameRule {
-    /// Of a resource.
+    /// The rule of a resource.
     pub fn of(group: &str, resource: &str) -> Self {
         match (group, resource) {
             ("", "namespaces" | "services") => Self::Label,

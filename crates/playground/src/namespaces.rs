@@ -9,10 +9,10 @@ use crate::status::{GroupResource, forbidden, not_found};
 use crate::store::{Preconditions, Store, WriteContext};
 use crate::strategy::{Definition, Part, Scope, StatusPart};
 
-/// Those that every cluster has.
+/// The namespaces of every cluster.
 pub const INITIAL: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
 
-/// Those that never end.
+/// Namespaces that cannot be deleted.
 const PROTECTED: [&str; 3] = ["default", "kube-public", "kube-system"];
 
 /// The finalizer that is removed when a namespace is empty.
@@ -28,7 +28,7 @@ pub fn definition() -> Definition {
     }
 }
 
-/// Makes those that every cluster has, where they are missing.
+/// Creates the initial namespaces that are missing.
 pub fn create_initial(store: &mut Store, context: &mut WriteContext<'_>) -> Result<(), Status> {
     for name in INITIAL {
         if store.get(&definition(), "", name).is_err() {
@@ -329,7 +329,7 @@ mod tests {
             conditions[4]["message"],
             "Some content in the namespace has finalizers remaining: x/a in 1 resource instances"
         );
-        // Nothing new, nothing written.
+        // Without changes nothing is written.
         let version = store.version();
         now(|it| finalize_terminating(&mut store, it)).unwrap();
         assert_eq!(store.version(), version);

@@ -20,7 +20,7 @@ pub struct OwnerReference<'a> {
     pub uid: &'a str,
 }
 
-/// How many bytes a value has as JSON.
+/// The size of a value as JSON, in bytes.
 pub(crate) fn json_size(value: &Value) -> usize {
     let mut counted = ByteCounter(0);
     // Neither counting nor a value with string keys fails.
@@ -48,7 +48,7 @@ const SUFFIX_LENGTH: usize = 5;
 const MAX_GENERATED_BYTES: usize = 63;
 
 impl Object {
-    /// Reads one from JSON.
+    /// Parses an object.
     pub fn parse(bytes: &[u8]) -> Result<Self, Status> {
         let value = serde_json::from_slice(bytes).map_err(|error| {
             Status::bad_request(format!("the object provided is unrecognized: {error}"))
@@ -56,7 +56,7 @@ impl Object {
         Self::new(value)
     }
 
-    /// Of a JSON object.
+    /// From a JSON object.
     pub fn new(mut value: Value) -> Result<Self, Status> {
         let Some(fields) = value.as_object_mut() else {
             return Err(Status::bad_request(
@@ -87,7 +87,7 @@ impl Object {
         self.0
     }
 
-    /// How many bytes it has as JSON.
+    /// Its size as JSON, in bytes.
     pub fn size(&self) -> usize {
         json_size(&self.0)
     }
@@ -107,7 +107,7 @@ impl Object {
         self.at(path).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Puts a value at a path, and objects above it where there are none.
+    /// Sets the value at a path, and creates missing parents.
     pub fn set(&mut self, path: &[&str], value: impl Into<Value>) {
         let Some((last, above)) = path.split_last() else {
             return;
@@ -173,7 +173,7 @@ impl Object {
         self.text(&["metadata", "uid"])
     }
 
-    /// As it is written; empty where there is none.
+    /// Its resource version; empty if there is none.
     pub fn resource_version(&self) -> &str {
         self.text(&["metadata", "resourceVersion"])
     }
@@ -193,7 +193,7 @@ impl Object {
         texts(self.at(&["metadata", "finalizers"]))
     }
 
-    /// When it was made.
+    /// When it was created.
     pub fn creation_timestamp(&self) -> Option<Time> {
         Time::parse(self.text(&["metadata", "creationTimestamp"]))
     }

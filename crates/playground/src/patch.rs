@@ -16,9 +16,9 @@ use json::Operation;
 pub enum Patch {
     /// Step by step (RFC 6902).
     Json(Vec<Operation>),
-    /// By an example (RFC 7386).
+    /// JSON merge patch (RFC 7386).
     Merge(Value),
-    /// By an example, and lists by their keys.
+    /// Strategic merge patch.
     Strategic(Value),
 }
 
@@ -41,7 +41,7 @@ impl PatchKind {
         ("application/apply-patch+yaml", Self::Apply),
     ];
 
-    /// Of a body of this media type; 415 for another one.
+    /// By media type; 415 for an unknown one.
     pub fn of_content_type(text: &str) -> Result<Self, Status> {
         let media = text.split(';').next().unwrap_or_default().trim();
         let mut known = Self::MEDIA_TYPES.into_iter();
@@ -53,7 +53,7 @@ impl PatchKind {
 }
 
 impl Patch {
-    /// Reads one. An applied object is read as an object.
+    /// Parses a patch. An applied object is parsed as an object.
     pub fn parse(kind: PatchKind, bytes: &[u8]) -> Result<Self, Status> {
         let unreadable = |error: serde_json::Error| {
             Status::bad_request(format!("error decoding patch: {error}"))

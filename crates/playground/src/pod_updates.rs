@@ -102,7 +102,7 @@ fn gates(spec: &Value) -> impl Iterator<Item = &Value> {
     gates.map(|it| &it["name"])
 }
 
-/// It can be set and brought forward.
+/// The deadline can be set and shortened.
 fn deadline(old: &Value, new: &Value) -> Option<FieldError> {
     let seconds = |spec: &Value| spec["activeDeadlineSeconds"].as_i64();
     let (value, why) = match (seconds(old), seconds(new)) {

@@ -31,7 +31,7 @@ pub(crate) struct Field {
     presence: Presence,
     pub(crate) shape: Shape,
     pub(crate) kind: &'static str,
-    /// Which releases have it.
+    /// The releases that have it.
     pub(crate) releases: VersionRange,
     /// The releases in which it is required.
     pub(crate) required: Option<VersionRange>,
@@ -60,7 +60,7 @@ pub enum DecodeError {
     /// It is not a Kubernetes object in protobuf.
     #[error("the body is no object in protobuf")]
     Malformed,
-    /// Its type is not known here.
+    /// Its type is unknown.
     #[error("{0} is not read in protobuf here")]
     Unknown(String),
 }
@@ -71,7 +71,7 @@ impl From<Malformed> for DecodeError {
     }
 }
 
-/// Reads an object.
+/// Decodes an object.
 pub fn decode(bytes: &[u8]) -> Result<Value, DecodeError> {
     let envelope = bytes.strip_prefix(MAGIC).ok_or(DecodeError::Malformed)?;
     let (mut type_meta, mut raw): (&[u8], &[u8]) = (&[], &[]);
@@ -121,7 +121,7 @@ pub(crate) fn is_list(fields: &[Field]) -> bool {
 
 /// `core.v1.Pod`, `rbac.v1.Role`
 pub(crate) fn message_name(api_version: &str, kind: &str) -> String {
-    // Whatever is deleted, by the version of it.
+    // Delete options have the version of the deleted object.
     if kind == "DeleteOptions" {
         return "meta.v1.DeleteOptions".to_owned();
     }
@@ -184,7 +184,7 @@ fn is_empty(value: &Value) -> bool {
 }
 
 impl Field {
-    /// Whether its own fields stand in JSON among those of the message.
+    /// Whether its fields are inlined in JSON.
     pub(crate) fn is_inline(&self) -> bool {
         self.presence == Presence::Inline
     }

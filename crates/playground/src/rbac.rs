@@ -39,7 +39,7 @@ pub enum Attributes<'a> {
 
 /// The user of the playground who can only read, in one namespace.
 pub const VISITOR: &str = "visitor";
-/// Where the visitor may look.
+/// The namespace that the visitor can read.
 pub const VISITORS_NAMESPACE: &str = "default";
 
 const DISCOVERY: [&str; 11] = [
@@ -68,7 +68,7 @@ impl Attributes<'_> {
     pub fn refused(self, user: &User) -> Status {
         let attributes = self;
         let why = format!("User {} cannot {attributes}", quoted(&user.name));
-        // It could be shown by a browser.
+        // Escaped for browsers.
         let why = why
             .replace('&', "&amp;")
             .replace('<', "&lt;")

@@ -137,8 +137,7 @@ impl Walk<'_> {
     }
 }
 
-/// A field by its name, also among those that stand there although they are of another
-/// message.
+/// A field by its name, including those of inlined messages.
 fn find<'a>(message: &str, fields: &'a [Field], name: &str) -> Option<(String, &'a Field)> {
     fields.iter().find_map(|field| {
         if !field.is_inline() {

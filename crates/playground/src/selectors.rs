@@ -1,4 +1,4 @@
-//! Which objects a client means.
+//! Label and field selectors.
 
 pub mod fields;
 pub mod labels;
@@ -20,7 +20,7 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Reads both, as they stand in a query, for objects of a kind.
+    /// Parses both selectors of a query, for objects of a kind.
     pub fn parse(labels: &str, fields: &str, group: &str, kind: &str) -> Result<Self, Status> {
         Ok(Self {
             labels: LabelSelector::parse(labels).map_err(Status::bad_request)?,

@@ -81,14 +81,14 @@ const MAX_STREAMS: u32 = 250;
 /// Time for clients to finish when a server is stopped.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// When accepting fails (no file descriptors are left), it fails at once, again and again.
+/// Delay after a failed accept: without file descriptors, it fails at once, again and again.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Configuration of a server.
 pub struct ServerConfig {
-    /// Which version it is.
+    /// Its version.
     pub release: Release,
-    /// Where it listens: bound already, to loopback.
+    /// The listener, bound to loopback.
     pub listener: std::net::TcpListener,
     /// The serving certificate.
     pub serving: KeyPair,
@@ -110,7 +110,7 @@ pub struct ServerConfig {
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Nothing of keys and tokens.
+        // Without keys and tokens.
         f.debug_struct("ServerConfig")
             .field("release", &self.release)
             .field("listener", &self.listener)
@@ -248,17 +248,17 @@ impl ApiServer {
 }
 
 impl RunningServer {
-    /// Where it listens.
+    /// Its address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Which version it is.
+    /// Its version.
     pub fn release(&self) -> Release {
         self.release
     }
 
-    /// Its name among servers, which is that of its Lease.
+    /// Its identity, which is the name of its Lease.
     pub fn identity(&self) -> &str {
         self.keeper.identity().as_str()
     }
@@ -287,7 +287,7 @@ impl RunningServer {
         let Self {
             cut, mut serving, ..
         } = self;
-        // It has ended already if it does not listen.
+        // The receiver is dropped if it has ended already.
         let _ = cut.send(());
         while serving.join_next().await.is_some() {}
     }
@@ -345,7 +345,7 @@ async fn accept(
     while connections.join_next().await.is_some() {}
 }
 
-/// One connection from its first byte to its last.
+/// Serves one connection.
 async fn connection(tcp: TcpStream, tls: TlsAcceptor, server: Arc<Server>) {
     // A socket that refuses an option still works.
     let _ = tcp.set_nodelay(true);

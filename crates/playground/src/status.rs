@@ -27,20 +27,20 @@ pub struct FieldError {
 /// The kind of a field error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FieldErrorKind {
-    /// It must be there, because of this.
+    /// The field is required, for this reason.
     Required(String),
-    /// This value is not allowed, because of that.
+    /// This value is invalid, for this reason.
     Invalid(String, String),
-    /// The same of a value that is no text, as JSON.
+    /// The same for a value that is not a string, as JSON.
     InvalidJson(String, String),
-    /// It must not be there, because of this.
+    /// The field is forbidden, for this reason.
     Forbidden(String),
-    /// This value is none of those that are known.
+    /// This value is not one of the supported ones.
     Unsupported(String, String),
 }
 
 impl GroupResource {
-    /// Of a group, which is empty for the core group.
+    /// The group is empty for the core group.
     pub fn new(group: impl Into<String>, resource: impl Into<String>) -> Self {
         Self {
             group: group.into(),
@@ -269,7 +269,7 @@ pub fn too_large_version(asked: u64, current: u64) -> Status {
     }
 }
 
-/// As Go's `%q` writes text.
+/// Text in Go's `%q` format.
 pub fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');

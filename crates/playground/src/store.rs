@@ -21,8 +21,7 @@ pub use list::{ListOptions, Listed, VersionMatch};
 use log::Log;
 pub use log::{Event, EventKind};
 
-/// How often a made-up name is made up again if there is one like it: as
-/// kube-apiserver.
+/// Attempts to find an unused generated name: kube-apiserver's limit.
 const MAX_NAME_ATTEMPTS: usize = 8;
 
 /// The default history for watches and consistent lists: a playground writes a few events a
@@ -47,14 +46,14 @@ const MAX_STORE_BYTES_WITH_TERMINATING: usize = 2 * MAX_STORE_BYTES;
 /// The limits of the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct History {
-    /// So many events.
+    /// Maximum number of events.
     pub events: usize,
     /// Total size of their objects, as JSON. The last event is kept even if it is larger.
     pub bytes: usize,
 }
 
 impl History {
-    /// So many events, of usual sizes.
+    /// This many events, of usual sizes.
     pub fn of(events: usize) -> Self {
         Self {
             events,
@@ -63,22 +62,22 @@ impl History {
     }
 }
 
-/// Where an object is.
+/// The key of an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// Whatever the version.
+    /// Without the version.
     pub resource: GroupResource,
     /// Empty for a cluster-scoped object.
     pub namespace: String,
-    /// Of the object.
+    /// The name of the object.
     pub name: String,
 }
 
-/// All objects.
+/// The store.
 #[derive(Debug)]
 pub struct Store {
     objects: BTreeMap<Key, Arc<Object>>,
-    /// Of all of them.
+    /// The size of all objects.
     bytes: usize,
     log: Log,
 }
@@ -87,7 +86,7 @@ pub struct Store {
 pub struct WriteContext<'a> {
     /// The time.
     pub now: Time,
-    /// For uids and names that are made up.
+    /// Random numbers for uids and generated names.
     pub entropy: &'a mut dyn FnMut() -> u64,
     /// Whether it is to be done.
     pub dry_run: DryRun,
@@ -96,7 +95,7 @@ pub struct WriteContext<'a> {
 /// Whether a write is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DryRun {
-    /// It is.
+    /// The write is done.
     Off,
     /// It is only validated.
     On,
@@ -127,7 +126,7 @@ impl Default for Store {
 }
 
 impl Store {
-    /// An empty one, which remembers so much.
+    /// An empty store with this history.
     pub fn new(history: History) -> Self {
         Self {
             objects: BTreeMap::new(),
@@ -170,7 +169,7 @@ impl Store {
         all.filter(move |(key, _)| key.namespace == namespace)
     }
 
-    /// Makes a new object.
+    /// Creates an object.
     pub fn create(
         &mut self,
         definition: &Definition,
@@ -285,7 +284,7 @@ impl Store {
             return Ok(Deletion::Removed(self.end(&key, object, context.dry_run)));
         }
         let is_ending = before.deletion_timestamp().is_some();
-        // It can be hurried, not given more time.
+        // The grace period can be shortened, not extended.
         if is_ending && grace_of(&before) <= i64::from(grace) {
             return Ok(Deletion::Pending(before));
         }
@@ -424,7 +423,7 @@ impl Preconditions {
     }
 }
 
-/// How many seconds an object that is to end has been given.
+/// The grace period of a terminating object, in seconds.
 fn grace_of(object: &Object) -> i64 {
     let grace = object.at(&["metadata", "deletionGracePeriodSeconds"]);
     grace.and_then(Value::as_i64).unwrap_or_default()

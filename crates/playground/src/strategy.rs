@@ -10,35 +10,35 @@ use crate::status::GroupResource;
 /// The properties of a resource that the store depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition {
-    /// Whatever the version.
+    /// Without the version.
     pub resource: GroupResource,
-    /// Of its objects.
+    /// The kind of its objects.
     pub kind: String,
-    /// Where its objects are.
+    /// Its scope.
     pub scope: Scope,
     /// How the status is written.
     pub status: StatusPart,
 }
 
-/// Where objects are.
+/// The scope of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// In no namespace.
+    /// Cluster-scoped.
     Cluster,
-    /// In a namespace.
+    /// Namespaced.
     Namespaced,
 }
 
 /// How the status of an object is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatusPart {
-    /// By a subresource alone.
+    /// Only by a subresource.
     Separate,
     /// With the rest, or there is none.
     Together,
 }
 
-/// Which part of an object is written.
+/// The part of an object that is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// All but the parts with a subresource.
@@ -63,7 +63,7 @@ const SERVER_METADATA: [&str; 6] = [
 ];
 
 impl Definition {
-    /// Of a resource of a catalogue.
+    /// The definition of a served resource.
     pub fn of(served: &Served<'_>) -> Self {
         Self {
             resource: served.group_resource(),

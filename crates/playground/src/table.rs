@@ -48,11 +48,11 @@ pub enum Include {
 /// Metadata of the list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListMeta {
-    /// Of the list, or of the one object.
+    /// The version of the list, or of the single object.
     pub resource_version: String,
     /// Empty where nothing follows.
     pub continue_token: String,
-    /// How many follow, if that is known.
+    /// The number of remaining objects, if known.
     pub remaining: Option<usize>,
 }
 
@@ -205,7 +205,7 @@ impl Column {
     }
 }
 
-/// How long ago, or that it is not known.
+/// The age, or `<unknown>`.
 fn age(time: Option<Time>, now: Time) -> String {
     time.map_or_else(
         || "<unknown>".to_owned(),

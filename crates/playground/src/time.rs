@@ -13,14 +13,14 @@ pub struct Time {
 const SECONDS_PER_DAY: i64 = 86_400;
 
 impl Time {
-    /// So many seconds after 1970 began.
+    /// Seconds since 1970.
     pub fn from_unix(seconds: i64) -> Self {
         Self {
             seconds: seconds.clamp(-62_167_219_200, 253_402_300_799),
         }
     }
 
-    /// Reads a time of RFC 3339 in any zone. Fractions are cut off.
+    /// Parses RFC 3339 in any zone. Fractions are dropped.
     pub fn parse(text: &str) -> Option<Self> {
         let (date_time, rest) = text.split_at_checked("2006-01-02T15:04:05".len())?;
         let bytes = date_time.as_bytes();
@@ -52,13 +52,13 @@ impl Time {
         })
     }
 
-    /// So many seconds later.
+    /// Adds seconds.
     #[must_use]
     pub fn plus_seconds(self, seconds: i64) -> Self {
         Self::from_unix(self.seconds.saturating_add(seconds))
     }
 
-    /// How many seconds after another one.
+    /// The difference in seconds.
     pub fn seconds_since(self, earlier: Self) -> i64 {
         self.seconds - earlier.seconds
     }
@@ -97,7 +97,7 @@ impl fmt::Display for Time {
     }
 }
 
-/// How kubectl writes a span of time: coarser the longer it is.
+/// A duration in kubectl's format: the longer, the coarser.
 pub fn human_duration(seconds: i64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / SECONDS_PER_DAY);
     let pair = |large: i64, unit: char, small: i64, subunit: char| match small {

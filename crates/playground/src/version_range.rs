@@ -1,4 +1,4 @@
-//! For which releases something is true.
+//! Ranges of releases.
 
 use crate::catalogue::Release;
 

@@ -33,7 +33,7 @@ pub enum Change {
     Deleted(Arc<Object>),
     /// All changes up to this version have been returned.
     Bookmark {
-        /// Where a watch may go on.
+        /// The version from which a watch can continue.
         version: u64,
         /// Whether all initial objects have been returned.
         initial: InitialEvents,
@@ -45,11 +45,11 @@ pub enum Change {
 pub enum InitialEvents {
     /// The initial events have ended: sent once, if requested.
     End,
-    /// Nothing.
+    /// No annotation.
     None,
 }
 
-/// How a watch begins.
+/// The start of a watch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WatchStart {
     /// With the current objects, unless a version is given: without `sendInitialEvents`.
@@ -142,7 +142,7 @@ impl Watcher {
             (false, false) => None,
             (false, true) => Some(Change::Added(object())),
             (true, true) => Some(Change::Modified(object())),
-            // As it was when it last mattered, at the version of the event.
+            // Its last matching state, at the version of the event.
             (true, false) => Some(Change::Deleted(match (event.kind, before) {
                 (EventKind::Deleted, _) | (_, None) => object(),
                 (_, Some(before)) => {
@@ -156,7 +156,7 @@ impl Watcher {
 }
 
 impl Change {
-    /// As it is sent: a `metav1.WatchEvent`, with an object of this version and kind.
+    /// As a `metav1.WatchEvent`, with an object of this version and kind.
     pub fn to_json(&self, api_version: &str, kind: &str) -> Value {
         let event = |word: &str, object: &Object| {
             let object = conversion::from_storage(object, api_version, kind);

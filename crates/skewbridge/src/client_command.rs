@@ -26,7 +26,7 @@ pub(crate) struct Failure {
 const EXIT_FAILURE: u8 = 1;
 
 impl Failure {
-    /// Of ours.
+    /// A failure of the command itself.
     pub(crate) fn new(message: impl fmt::Display) -> Self {
         Self {
             message: format!("error: {message}"),
@@ -35,7 +35,7 @@ impl Failure {
         }
     }
 
-    /// Of a server that answered.
+    /// An error response of a server.
     pub(crate) fn refused(response: &ErrorResponse) -> Self {
         let ErrorResponse {
             code,
@@ -55,7 +55,7 @@ impl Failure {
         }
     }
 
-    /// As it is, and nothing before it.
+    /// Without a prefix.
     pub(crate) fn plain(message: impl Into<String>, code: u8) -> Self {
         let (message, hints) = (message.into(), Vec::new());
         Self {

@@ -38,7 +38,7 @@ fn targets(verbosity: u8) -> Targets {
         2..=3 => (LevelFilter::INFO, LevelFilter::INFO),
         _ => (LevelFilter::DEBUG, LevelFilter::INFO),
     };
-    // A target is matched by its beginning, so the first is all our crates.
+    // Targets match by prefix, so the first covers all crates of the project.
     Targets::new()
         .with_default(LevelFilter::WARN)
         .with_target("skewbridge", ours)

@@ -86,7 +86,7 @@ fn awaiting<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     (takes && flag.get_action().takes_values()).then_some(flag)
 }
 
-/// By its long name, or by the last of its letters: those before have no value.
+/// By its long name, or by the last letter of a group: the letters before have no value.
 fn find<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     let mut all = command.get_arguments();
     if let Some(long) = word.strip_prefix("--") {

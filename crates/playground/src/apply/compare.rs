@@ -30,7 +30,7 @@ const MAPS: [&str; 9] = [
 ];
 
 impl Comparison {
-    /// Of an object before and after.
+    /// Compares an object before and after.
     pub fn of(before: &Value, after: &Value) -> Self {
         let all = compare(Some(before), Some(after), &mut Vec::new());
         Self {
@@ -40,7 +40,7 @@ impl Comparison {
         }
     }
 
-    /// Those that have a value now that they did not have.
+    /// Fields with a new value.
     pub fn changed(&self) -> FieldSet {
         self.added.union(&self.modified)
     }

@@ -128,7 +128,7 @@ impl FieldSet {
         }
     }
 
-    /// As `fieldsV1`.
+    /// Encodes as `fieldsV1`.
     pub fn write(&self) -> Value {
         let mut fields = Map::new();
         if self.here && !self.below.is_empty() {
@@ -150,12 +150,12 @@ impl FieldSet {
         self.here
     }
 
-    /// Those below a step.
+    /// The fields below.
     pub fn below(&self) -> impl Iterator<Item = (&Element, &Self)> {
         self.below.iter()
     }
 
-    /// Those below a step.
+    /// The fields below an element.
     pub fn get(&self, element: &Element) -> Option<&Self> {
         self.below.get(element)
     }
@@ -170,7 +170,7 @@ impl FieldSet {
         }
     }
 
-    /// Those of both.
+    /// The union of both sets.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         let mut all = self.clone();
@@ -185,7 +185,7 @@ impl FieldSet {
         all
     }
 
-    /// Those that are in the other one too.
+    /// The intersection of both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         let mut both = Self {
@@ -200,7 +200,7 @@ impl FieldSet {
         both
     }
 
-    /// Those that are not in the other one.
+    /// The fields that are not in the other set.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         let mut rest = Self {

@@ -53,7 +53,7 @@ impl Manager {
     }
 }
 
-/// As conflicts name them: `"kubectl" using v1 at 2026-11-15T20:59:59Z`.
+/// As in conflict messages: `"kubectl" using v1 at 2026-11-15T20:59:59Z`.
 impl fmt::Display for Manager {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&quoted(&self.name))?;
@@ -71,7 +71,7 @@ impl fmt::Display for Manager {
 }
 
 impl Managers {
-    /// Those of an object.
+    /// The managers of an object.
     pub fn of(object: &Object) -> Self {
         let entries = object.managed_fields().iter().filter_map(|entry| {
             let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
@@ -148,7 +148,7 @@ impl Managers {
         }
     }
 
-    /// Takes fields from all.
+    /// Removes fields from all managers.
     pub(super) fn forget(&mut self, gone: &FieldSet) {
         for (_, own) in &mut self.0 {
             *own = own.difference(gone);

@@ -227,7 +227,7 @@ fn an_update_makes_its_writer_the_owner_of_what_it_changes() {
             ("edit".to_owned(), json!({"f:data": {"f:x": {}}})),
         ]
     );
-    // Nothing changed, nothing owned; an empty list takes all back.
+    // Without changes there is no new owner; an empty list resets ownership.
     let mut same = next.clone();
     note_update(Some(&next), &mut same, &writer("other"));
     assert_eq!(same, next);
@@ -291,7 +291,7 @@ proptest! {
             }
             let found = next.at(&["data"]).cloned().unwrap_or_else(|| json!({}));
             prop_assert_eq!(found, json!(expected));
-            // The same again changes nothing.
+            // Applying the same again changes nothing.
             let again = apply(Some(&next), &applied, &writer(&manager), Conflicts::Refuse);
             prop_assert_eq!(again.unwrap(), next.clone());
             live = Some(next);

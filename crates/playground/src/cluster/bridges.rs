@@ -1,5 +1,5 @@
-//! How a bridge of the playground is configured: as `skewbridge serve` would be by
-//! its flags, but that addresses are exchanged in memory.
+//! The configuration of a bridge: as that of `skewbridge serve` by its flags, except that
+//! addresses are exchanged in memory.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -89,7 +89,7 @@ pub(super) fn config(
             verbosity: 0,
             format: LogFormat::Text,
         },
-        // One client at a time, mostly.
+        // There are few clients.
         workers: NonZeroUsize::MIN,
     }
 }

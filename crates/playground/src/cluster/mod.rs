@@ -32,7 +32,7 @@ pub use pki::PkiError;
 use port::ReservedPort;
 pub use samples::{POD, POD_PORT, POLICY_PATH};
 
-/// How many servers there are: one of each release.
+/// The number of servers: one of each release.
 const SERVERS: usize = Release::ALL.len();
 
 /// Time for bridges to shut down; then they are aborted.
@@ -43,13 +43,13 @@ const BRIDGE_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct ClusterConfig {
     /// An existing, empty, private directory.
     pub directory: PathBuf,
-    /// Where its ports are.
+    /// Its ports.
     pub ports: Ports,
     /// The program that starts processes of pods.
     pub program: Program,
 }
 
-/// Where the ports of a playground are.
+/// The ports of a playground.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ports {
     /// Wherever they are free.
@@ -92,7 +92,7 @@ pub enum ClusterError {
     /// A port cannot be bound.
     #[error("{}", no_port(*address, cause))]
     Port {
-        /// Which one.
+        /// The address.
         address: SocketAddr,
         /// The system error.
         cause: io::Error,
@@ -222,12 +222,12 @@ impl Cluster {
         pki::write_private(directory, "kubeconfig", &text)
     }
 
-    /// Where the kubeconfig is.
+    /// The path of the kubeconfig.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// All places for servers, the oldest first.
+    /// All servers, the oldest first.
     pub fn servers(&self) -> &[Server] {
         &self.servers
     }
@@ -293,7 +293,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Makes a server one of another release: it is stopped and started at its place.
+    /// Replaces a server by one of another release, at the same address.
     pub async fn set_release(
         &mut self,
         index: usize,
@@ -340,7 +340,7 @@ impl Server {
         &self.name
     }
 
-    /// Where it listens.
+    /// Its address.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }
@@ -362,12 +362,12 @@ impl Bridge {
         &self.name
     }
 
-    /// Where clients connect.
+    /// Its address.
     pub fn address(&self) -> SocketAddr {
         self.handle.address()
     }
 
-    /// Where metrics and health are.
+    /// The address of metrics and health.
     pub fn admin_address(&self) -> SocketAddr {
         self.handle.admin_address()
     }

@@ -65,13 +65,13 @@ impl fmt::Debug for Credentials {
 /// Why there are no certificates.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
-    /// They cannot be made.
+    /// Generating them failed.
     #[error("cannot make certificates: {0}")]
     Make(#[from] rcgen::Error),
     /// The system gives no randomness.
     #[error("no randomness")]
     Random,
-    /// They cannot be kept.
+    /// Writing them failed.
     #[error("cannot write {}: {cause}", path.display())]
     Write {
         /// Where.
@@ -82,7 +82,7 @@ pub enum PkiError {
 }
 
 impl Pki {
-    /// Makes all of them, in this directory.
+    /// Generates all of them, in this directory.
     pub(super) fn make(directory: &Path) -> Result<Self, PkiError> {
         let ca = authority("playground-ca")?;
         let front_proxy_ca = authority("playground-front-proxy-ca")?;
@@ -155,7 +155,7 @@ fn issue(
     })
 }
 
-/// Writes a new file that only its owner reads.
+/// Writes a new file that only its owner can read.
 pub(super) fn write_private(directory: &Path, name: &str, text: &str) -> Result<PathBuf, PkiError> {
     let path = directory.join(name);
     let file = fs::OpenOptions::new()

@@ -18,7 +18,7 @@ pub(super) struct ReservedPort {
 }
 
 impl ReservedPort {
-    /// Takes one; any that is free if it is 0.
+    /// Reserves a port; a free one if it is 0.
     pub(super) fn take(address: SocketAddr) -> io::Result<Self> {
         if address.port() != 0 {
             // Another playground's port would be shared with it: one that does not share
@@ -34,7 +34,7 @@ impl ReservedPort {
         })
     }
 
-    /// Where it is.
+    /// Its address.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }

@@ -14,11 +14,11 @@ pub const POD_PORT: u16 = 8080;
 
 /// An object of an API that only the newest server has.
 const POLICY: &str = "hello";
-/// Where it is.
+/// Its path.
 pub const POLICY_PATH: &str =
     "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/hello";
 
-/// Makes them.
+/// Creates them.
 pub(super) fn create(store: &SharedStore) -> Result<(), Status> {
     let objects: [(&str, &str, &str, Value); 4] = [
         ("", "configmaps", "default", welcome()),

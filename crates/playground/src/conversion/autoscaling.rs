@@ -161,7 +161,7 @@ fn note(notes: &mut Map<String, Value>, name: &str, value: &Value) {
     }
 }
 
-/// The one number that `v1` has a field for.
+/// The CPU utilization, for which `v1` has a field.
 fn cpu(metric: &Value, of: MetricSide) -> Option<Value> {
     let resource = metric.get("resource")?;
     let is_cpu = metric["type"] == "Resource" && resource["name"] == "cpu";
@@ -200,7 +200,7 @@ fn names(kind: &str, of: MetricSide) -> &'static [(&'static str, &'static str)] 
     }
 }
 
-/// Where the selector of a metric is within an annotation.
+/// The field of a metric's selector in an annotation.
 fn selector(kind: &str) -> &'static str {
     if kind == "external" {
         "metricSelector"

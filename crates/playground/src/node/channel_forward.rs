@@ -134,7 +134,7 @@ async fn listen<R: AsyncRead + Unpin>(
     }
 }
 
-/// One port: its connection, from its beginning to its end.
+/// Forwards one port, to the end of its connection.
 async fn forward(
     reach: Arc<PodDialer>,
     place: u8,

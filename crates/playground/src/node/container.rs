@@ -25,7 +25,7 @@ const MAX_ATTACH_BACKLOG: usize = 256;
 /// Pieces of input that wait for the process.
 const QUEUE_LENGTH: usize = 4;
 
-/// How long the first restart waits; it doubles each time.
+/// The first restart delay; it doubles each time.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 /// The longest restart delay: shorter than a kubelet's, for interactive use.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
@@ -65,7 +65,7 @@ pub(super) enum Phase {
     Terminated(Termination),
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Termination {
     pub(super) code: u8,
@@ -78,7 +78,7 @@ pub(super) struct Termination {
 /// A running process, for attached clients.
 #[derive(Debug, Clone)]
 pub(super) struct Run {
-    /// Its output from now on; over when it has ended.
+    /// Its output from now on; closed when it has exited.
     pub(super) output: broadcast::WeakSender<(Output, Bytes)>,
     pub(super) stdin: Option<mpsc::Sender<AttachInput>>,
     pub(super) sizes: mpsc::Sender<TerminalSize>,
@@ -118,7 +118,7 @@ impl Container {
         }
     }
 
-    /// As it is now.
+    /// Its current state.
     pub(super) fn state(&self) -> State {
         self.lock().clone()
     }
@@ -133,7 +133,7 @@ impl Container {
         }
     }
 
-    /// Its process, if one runs.
+    /// Its process, if it runs.
     pub(super) fn run(&self) -> Option<Run> {
         match &self.lock().phase {
             Phase::Running { run, .. } => Some(run.clone()),
@@ -193,7 +193,7 @@ impl Container {
         }
     }
 
-    /// One process, from its beginning to its end.
+    /// Runs one process to its end.
     async fn run_once(
         &self,
         launcher: &Launcher,
@@ -309,7 +309,7 @@ async fn supervise(
         tokio::select! {
             ended = life.wait() => return ended,
             () = sleep_until(deadline) => break,
-            // It may be hurried, not given more time.
+            // A later stop request can shorten the grace period, not extend it.
             Ok(()) = stop.changed() => {
                 let grace = stop.borrow_and_update().unwrap_or_default();
                 deadline = deadline.min(Instant::now() + grace);
@@ -335,7 +335,7 @@ async fn record_output(
             break;
         }
         cutter.push(&piece, container_log);
-        // None need be attached.
+        // There may be no attached client.
         let _ = to.send((which, piece.split().freeze()));
     }
     cutter.end(container_log);

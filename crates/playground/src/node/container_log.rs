@@ -11,7 +11,7 @@ use crate::time::Time;
 
 /// Maximum size of a log: the end is kept, as by a kubelet that rotates.
 const MAX_LOG_BYTES: usize = 1 << 20;
-/// The same in lines, so that empty ones have a bound too.
+/// Maximum number of lines, so that empty ones are limited too.
 const MAX_LOG_LINES: usize = 20_000;
 /// A longer line is kept as several, as container runtimes do.
 const MAX_LINE_BYTES: usize = 16 * 1024;
@@ -26,9 +26,9 @@ pub(super) struct LogOptions {
     pub(super) follow: bool,
     /// Put the time in front of each line.
     pub(super) timestamps: bool,
-    /// Only so many at the end.
+    /// Only this many lines at the end.
     pub(super) tail_lines: Option<usize>,
-    /// Only so many bytes.
+    /// Only this many bytes.
     pub(super) limit_bytes: Option<usize>,
     /// Only lines written after this time.
     pub(super) since: Option<SystemTime>,
@@ -44,7 +44,7 @@ struct Shared {
     news: watch::Sender<LogEnd>,
 }
 
-/// Where the end is now.
+/// The current end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct LogEnd {
     end: u64,
@@ -132,7 +132,7 @@ impl ContainerLog {
         self.0.news.send_modify(|news| news.end = end);
     }
 
-    /// Nothing follows.
+    /// Marks the end.
     pub(super) fn close(&self) {
         self.0.news.send_modify(|news| news.over = true);
     }
@@ -210,7 +210,7 @@ impl LogReader {
     }
 }
 
-/// As container runtimes write it: to the nanosecond, in UTC.
+/// In the format of container runtimes: to the nanosecond, in UTC.
 fn stamp(at: SystemTime) -> String {
     let nanos = at
         .duration_since(SystemTime::UNIX_EPOCH)

@@ -143,7 +143,7 @@ pub(super) async fn attach(run: Run, process_end: ProcessEnd) -> Outcome {
         loop {
             let (which, data) = match heard.recv().await {
                 Ok(piece) => piece,
-                // It did not keep up.
+                // The client was too slow.
                 Err(broadcast::error::RecvError::Lagged(_)) => continue,
                 Err(broadcast::error::RecvError::Closed) => return,
             };

@@ -48,7 +48,7 @@ fn supervise(words: &[OsString]) -> io::Result<u8> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        // Before anything runs that would be left behind.
+        // Before anything is started that needs cleanup.
         let mut end = signal(SignalKind::user_defined1())?;
         let mut ask = signal(SignalKind::terminate())?;
         let mut buried = signal(SignalKind::child())?;
@@ -78,10 +78,10 @@ fn supervise(words: &[OsString]) -> io::Result<u8> {
     })
 }
 
-/// All that runs below.
+/// All processes below this one.
 struct ProcessGroup {
     leader: Pid,
-    /// How the leader has ended.
+    /// The exit code of the leader.
     code: Option<u8>,
 }
 
@@ -96,7 +96,7 @@ impl ProcessGroup {
     /// To the command and its group.
     fn signal(&self, signal: Signal) {
         if self.code.is_none() {
-            // One that has just begun may not lead a group yet.
+            // A new process may not lead a group yet.
             if kill_process_group(self.leader, signal).is_err() {
                 let _ = kill_process(self.leader, signal);
             }
@@ -113,7 +113,7 @@ impl ProcessGroup {
                     }
                 }
                 Ok(None) => return Remaining::Some,
-                // None is left to wait for.
+                // There are no children.
                 Err(_) => return Remaining::None,
             }
         }
@@ -150,7 +150,7 @@ fn let_go_of_streams() -> io::Result<()> {
     Ok(())
 }
 
-/// Elsewhere only the command's group is known.
+/// On other systems only the group of the command is known.
 fn adopt_orphans() -> io::Result<()> {
     #[cfg(target_os = "linux")]
     rustix::process::set_child_subreaper(Some(getpid()))?;

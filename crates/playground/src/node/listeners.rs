@@ -19,7 +19,7 @@ pub(super) struct Listener {
 /// The state of a socket that listens, as Linux counts them.
 const LISTENING: &str = "0A";
 
-/// All that listen on this machine.
+/// All listening sockets of this machine.
 pub(super) fn listeners() -> Vec<Listener> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].into_iter();
     // A system without IPv6 has no second one.
@@ -30,7 +30,7 @@ pub(super) fn listeners() -> Vec<Listener> {
 /// The sockets that processes have open.
 pub(super) fn sockets(of: &[Pid]) -> BTreeSet<u64> {
     let folders = of.iter().map(|id| format!("/proc/{id}/fd"));
-    // One that has ended meanwhile has none.
+    // A process that has exited meanwhile has none.
     let open = folders.flat_map(|path| fs::read_dir(path).into_iter().flatten().flatten());
     let links = open.filter_map(|entry| fs::read_link(entry.path()).ok());
     links.filter_map(|link| socket(link.to_str()?)).collect()
@@ -76,7 +76,7 @@ fn answering(place: SocketAddr, all: &[Listener]) -> Vec<Listener> {
     at(&|ip| ip.is_unspecified() && (place.is_ipv4() || ip.is_ipv6()))
 }
 
-/// Of a table such as `/proc/net/tcp`.
+/// Parses a table such as `/proc/net/tcp`.
 fn parse(table: &str) -> Vec<Listener> {
     let rows = table.lines().map(|line| line.split_whitespace());
     let listening = rows.filter_map(|mut words| {
@@ -144,7 +144,7 @@ mod tests {
                 &[("[::]:80", 1), ("127.0.0.2:80", 7), ("127.0.0.1:80", 8)],
                 Some("[::1]:80"),
             ),
-            // By SO_REUSEPORT either might answer.
+            // With SO_REUSEPORT either may accept.
             (&[("127.0.0.2:80", 1), ("127.0.0.2:80", 7)], None),
             (
                 &[("127.0.0.2:80", 1), ("127.0.0.2:80", 2)],

@@ -43,7 +43,7 @@ use process::{KILL_TIMEOUT, Launcher};
 pub struct NodeConfig {
     /// All objects.
     pub store: SharedStore,
-    /// Where pods have their directories; made if it is missing.
+    /// The directory of pod directories; created if it is missing.
     pub directory: PathBuf,
     /// The program that starts their processes.
     pub program: Program,

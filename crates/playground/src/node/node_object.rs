@@ -85,7 +85,7 @@ fn kernel() -> String {
         .into_owned()
 }
 
-/// As Go calls it.
+/// Go's name of the architecture.
 fn go_arch() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

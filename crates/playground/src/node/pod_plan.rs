@@ -36,7 +36,7 @@ pub(super) struct ContainerPlan {
     pub(super) tty: bool,
 }
 
-/// When a process that has ended is run again.
+/// When an exited process is restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RestartPolicy {
     Always,
@@ -44,7 +44,7 @@ pub(super) enum RestartPolicy {
     Never,
 }
 
-/// Where a pod is on this machine.
+/// The local resources of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PodPlacement {
     /// Its uid.
@@ -65,7 +65,7 @@ impl RestartPolicy {
 }
 
 impl PodPlan {
-    /// Of a pod at its place.
+    /// The plan of a pod.
     pub(super) fn of(pod: &Object, place: &PodPlacement) -> Self {
         let containers = pod.at(&["spec", "containers"]).and_then(Value::as_array);
         let containers = containers.into_iter().flatten();
@@ -92,7 +92,7 @@ pub(super) fn grace(pod: &Object) -> Duration {
     let of_spec = || pod.at(&["spec", "terminationGracePeriodSeconds"]);
     let seconds = of_deletion.or_else(of_spec).and_then(Value::as_u64);
     seconds.map_or(DEFAULT_GRACE, |seconds| {
-        // Longer than anything lasts, and short enough for every clock.
+        // Limited, so that it can be added to any time.
         Duration::from_secs(seconds.min(u64::from(u32::MAX)))
     })
 }

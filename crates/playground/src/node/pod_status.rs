@@ -77,7 +77,7 @@ fn phase(policy: RestartPolicy, containers: &[(&ContainerPlan, State)]) -> &'sta
     }
 }
 
-/// Its time is that of the last change.
+/// Its transition time is that of the last change.
 fn condition(pod: &Object, kind: &str, is_true: bool, why: &Value, now: Time) -> Value {
     let status = if is_true { "True" } else { "False" };
     let before = pod.at(&["status", "conditions"]).and_then(Value::as_array);

@@ -26,7 +26,7 @@ use crate::store::Preconditions;
 use crate::strategy::Part;
 use crate::time::Time;
 
-/// How long all pods together may take to end with the playground.
+/// Grace period of all pods together when the playground ends.
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
 
 /// Interval between checks whether the processes of a deleted pod have exited.
@@ -52,7 +52,7 @@ pub(super) struct Pod {
 }
 
 impl Pods {
-    /// The one of this uid.
+    /// The pod of this uid.
     pub(super) fn get(&self, uid: &str) -> Option<Arc<Pod>> {
         self.lock().get(uid).cloned()
     }

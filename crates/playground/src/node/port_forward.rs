@@ -23,16 +23,16 @@ use super::program::PORTS_DIRECTORY;
 use super::remote::READ_BUFFER_BYTES;
 use super::{listeners, process_tree};
 
-/// How long a process may take to accept a connection.
+/// Time limit to connect to a process.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections at once, and halves of pairs that wait for the other.
 const MAX_CONNECTIONS: usize = 128;
 
-/// How long half of a pair waits for the other: as kubelets.
+/// How long one stream of a pair waits for the other: a kubelet's limit.
 const PAIR_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where a pod can be reached.
+/// Connects to ports of a pod.
 #[derive(Debug, Clone)]
 pub(super) struct PodDialer {
     /// Its name.
@@ -160,7 +160,7 @@ fn accept(request: Request) -> Option<(pair::Headers, Stream)> {
     }
 }
 
-/// One connection, from its beginning to its end.
+/// Forwards one connection to its end.
 async fn forward(connected: Result<TcpStream, String>, data: Stream, error: Stream) {
     let (mut said, mut to_client, from_client) = (error.sender, data.sender, data.receiver);
     match connected {
@@ -280,7 +280,7 @@ mod tests {
                     _ => {}
                 }
                 data.reset(ResetStatus::Cancel);
-                // Whatever was on the way, and then the end.
+                // Data in flight, and then the end.
                 let mut bytes = vec![0; 64 * 1024];
                 while let Ok(1..) = theirs.read(&mut bytes).await {}
             }

@@ -1,5 +1,5 @@
-//! Processes of pods. Each leads a session of its own, so that it has no terminal
-//! but the one it is given, below an [`init`](super::init) that ends all of it.
+//! Processes of pods. Each leads its own session, so that it has only its own terminal, below an
+//! [`init`](super::init) that ends its descendants.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -87,7 +87,7 @@ pub(super) enum Task<'a> {
 /// The standard input of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Input {
-    /// Nothing.
+    /// No input.
     None,
     /// A pipe.
     Pipe,
@@ -216,7 +216,7 @@ impl Launcher {
             .envs(environment.map(|(name, value)| (name, value)))
             .env(super::program::PARENT, std::process::id().to_string())
             .current_dir(launch.directory)
-            // Ctrl-C at our terminal is not for it.
+            // Ctrl-C at the terminal of the playground must not reach it.
             .process_group(0);
         if launch.input == Input::Terminal {
             let Terminal {
@@ -263,13 +263,13 @@ impl Launcher {
     }
 }
 
-/// Whether a child of ours has not ended yet. It stays to be waited for.
+/// Whether a child process still runs. It is not reaped.
 fn is_running(id: Pid) -> bool {
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     matches!(waitid(WaitId::Pid(id), look), Ok(None))
 }
 
-/// Has a process end that may have been stopped.
+/// Sends a signal, and continues a stopped process.
 fn request_end(id: Pid, signal: Signal) {
     let _ = kill_process(id, signal);
     let _ = kill_process(id, Signal::CONT);
@@ -360,14 +360,14 @@ pub(super) async fn wait_and_drain(
 #[derive(Debug)]
 pub(super) struct ProcessHandle {
     child: Child,
-    /// While it runs.
+    /// `Some` while it runs.
     id: Option<Pid>,
     /// The signal that ends it at once.
     end: Signal,
     ended: watch::Sender<bool>,
 }
 
-/// How a process ended.
+/// The result of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ExitInfo {
     /// As shells report it: 128 + signal.
@@ -404,7 +404,7 @@ impl ProcessHandle {
         self.signal(Signal::TERM);
     }
 
-    /// Has it end, and waits for that.
+    /// Kills it, and waits until it has exited.
     pub(super) async fn kill(&mut self) -> ExitInfo {
         self.request_end();
         if let Ok(ended) = timeout(KILL_TIMEOUT, self.wait()).await {
@@ -430,7 +430,7 @@ impl ProcessHandle {
 
 impl Drop for ProcessHandle {
     fn drop(&mut self) {
-        // It is waited for by tokio.
+        // tokio reaps it.
         self.request_end();
     }
 }

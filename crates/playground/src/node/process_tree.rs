@@ -31,7 +31,7 @@ fn parent(stat: &str) -> Option<i32> {
     }
 }
 
-/// Of pairs of ids and parents' ids, those below some.
+/// The descendants, from pairs of process and parent ids.
 fn below(of: impl Iterator<Item = i32>, all: impl Iterator<Item = (i32, i32)>) -> BTreeSet<i32> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for (id, parent) in all {

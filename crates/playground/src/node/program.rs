@@ -27,7 +27,7 @@ pub(super) const SAMPLE: &str = "sample";
 /// Environment variable with the id of the parent. It is removed before the command starts.
 pub(super) const PARENT: &str = "SKEWBRIDGE_PARENT";
 
-/// Where the sample is to listen: an address.
+/// The address that the sample listens on.
 pub(super) const ADDRESS: &str = "POD_IP";
 /// The ports that the pod has declared, with commas.
 pub(super) const PORTS: &str = "POD_PORTS";
@@ -38,7 +38,7 @@ pub(super) const NAME: &str = "POD_NAME";
 /// the file name is the declared port, its content the used one.
 pub(super) const PORTS_DIRECTORY: &str = ".ports";
 
-/// As shells: the command cannot be run.
+/// The exit code of shells for a command that cannot be run.
 const EXIT_CANNOT_RUN: u8 = 126;
 
 /// Interval between log lines of the sample.
@@ -47,7 +47,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(5);
 /// Connections that the sample answers at once.
 const MAX_CONNECTIONS: usize = 32;
 
-/// How long a client of the sample may take.
+/// Time limit of a client of the sample.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest request that the sample reads before it answers.
@@ -197,7 +197,7 @@ fn answer_all(listener: &TcpListener, name: &Arc<str>, port: u16) {
     }
 }
 
-/// One request, one answer.
+/// Reads one request, and answers it.
 fn answer(mut stream: &TcpStream, name: &str, port: u16) -> io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;

@@ -107,7 +107,7 @@ impl ResizeSender {
                 }
             }
             Ok(None) => {}
-            // As kubelets: no further ones are listened to.
+            // Like a kubelet, stops reading sizes after an invalid one.
             Err(_) => self.sender = None,
         }
     }

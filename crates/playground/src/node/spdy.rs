@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::remote::{ProcessEnd, ResizeSender, ends};
 
-/// How long a client may take to open its streams: as kubelets.
+/// Time for a client to open its streams: a kubelet's limit.
 const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time for a client to receive the result.

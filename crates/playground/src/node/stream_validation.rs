@@ -234,7 +234,7 @@ fn exec(pods: &Pods, launcher: &Launcher, request: &StreamRequest) -> Result<Str
     Ok(wants.switch(move |process_end| async move {
         tokio::select! {
             outcome = task.run(process_end) => outcome,
-            // Nothing outlives the container that it is in.
+            // The command ends with its container.
             () = run.end() => ExitCode::new(EXIT_KILLED).map_or(Outcome::Success, Outcome::Exited),
         }
     }))

@@ -21,13 +21,13 @@ pub(super) struct Terminal {
     pub(super) output: TerminalOutput,
     /// The input of the process.
     pub(super) input: pipe::Sender,
-    /// How large it is.
+    /// Its size.
     pub(super) window: Window,
     /// The end for the process.
     pub(super) theirs: OwnedFd,
 }
 
-/// How large a terminal is.
+/// The size of a terminal.
 #[derive(Debug)]
 pub(super) struct Window(OwnedFd);
 
@@ -39,7 +39,7 @@ impl Terminal {
     /// Opens one.
     pub(super) fn open() -> io::Result<Self> {
         let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
-        // Else every process that is started meanwhile would keep it open.
+        // Otherwise processes that are started meanwhile would inherit it.
         fcntl_setfd(&ours, FdFlags::CLOEXEC)?;
         grantpt(&ours)?;
         unlockpt(&ours)?;

@@ -65,7 +65,7 @@ pub(super) async fn carry<T, F>(
         }
         let words = as_translated(outcome.unwrap_or(Outcome::Disconnected), protocol)
             .encode(protocol.version());
-        // Before the fourth version success is silent.
+        // Before v4, success is not reported.
         if !words.is_empty() {
             writer.write(Output::Error, &words, &mut out);
         }

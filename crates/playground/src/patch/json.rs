@@ -6,14 +6,14 @@ use skewbridge_api::status::Status;
 
 use crate::object::json_size;
 
-/// As kube-apiserver: a patch may be short and its work long.
+/// kube-apiserver's limit: a short patch may cost much.
 const MAX_OPERATIONS: usize = 10_000;
 
 /// The limit of all `copy` operations, as JSON: kube-apiserver's. Otherwise a few copies of
 /// copies could fill the memory.
 const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
 
-/// How deep values may be after a patch: as deep as they are read.
+/// Maximum depth of the result: that of the parser.
 const MAX_DEPTH: usize = 128;
 
 /// A step.
@@ -85,7 +85,7 @@ pub(super) fn check_length(operations: usize) -> Result<(), Status> {
 }
 
 impl Operation {
-    /// How deep a value can be after this step that was so deep before.
+    /// An upper bound of the depth after this operation.
     fn deepened(&self, deep: usize) -> usize {
         let levels = |path: &str| path.matches('/').count();
         match self {
@@ -127,7 +127,7 @@ impl Operation {
                 add(target, path, value)
             }
             Self::Test { path, value } => {
-                // Where nothing is, nothing may be expected.
+                // `null` matches a missing value.
                 let found = find(target, path);
                 match found {
                     Some(found) if same(found, value) => Ok(()),

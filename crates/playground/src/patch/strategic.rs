@@ -230,7 +230,7 @@ fn plain_fields(patch: &Map<String, Value>) -> Map<String, Value> {
         .collect()
 }
 
-/// As Go's `%v` writes a value.
+/// A value in Go's `%v` format.
 fn go_value(value: &Value) -> String {
     match value {
         Value::Null => "<nil>".to_owned(),

@@ -106,7 +106,7 @@ fn rule_allows(rule: &Value, attributes: Attributes<'_>) -> bool {
     }
 }
 
-/// Makes the roles and bindings that every cluster has, where they are missing.
+/// Creates the initial roles and bindings that are missing.
 pub fn create_initial(store: &mut Store, context: &mut WriteContext<'_>) -> Result<(), Status> {
     let rights = |verbs: &[&str], groups: &[&str], resources: &[&str]| json!({"verbs": verbs, "apiGroups": groups, "resources": resources});
     let paths = |paths: &[&str]| json!({"verbs": ["get"], "nonResourceURLs": paths});
@@ -261,7 +261,7 @@ mod tests {
             dry_run: DryRun::Off,
         };
         create_initial(&mut store, &mut context).unwrap();
-        // A second time nothing is missing.
+        // A second call changes nothing.
         let version = store.version();
         create_initial(&mut store, &mut context).unwrap();
         assert_eq!(store.version(), version);

@@ -87,7 +87,7 @@ impl Term {
     }
 }
 
-/// At commas that are not escaped.
+/// Splits at commas that are not escaped.
 fn split(text: &str) -> Vec<&str> {
     let mut escaped = false;
     text.split(|character| {

@@ -200,7 +200,7 @@ impl Parser {
         })
     }
 
-    /// Nothing is a value too: `app=`.
+    /// An empty value is valid: `app=`.
     fn value(&mut self) -> Result<String, String> {
         if matches!(self.peek(), Token::Mark(END | ",")) {
             return Ok(String::new());

@@ -45,7 +45,7 @@ pub(super) struct Typed {
     pub(super) warnings: Vec<String>,
 }
 
-/// Longer ones are cut: as kube-apiserver.
+/// Longer names are truncated, as by kube-apiserver.
 const MAX_MANAGER_BYTES: usize = 128;
 
 impl ApiRequest<'_> {

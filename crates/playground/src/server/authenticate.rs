@@ -20,7 +20,8 @@ const ANONYMOUS: &str = "system:anonymous";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 const AUTHENTICATED: &str = "system:authenticated";
 
-/// How browsers bring a token on a WebSocket, where they can set no other header.
+/// The subprotocol in which browsers send a token, because they cannot set headers of a
+/// WebSocket.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// The authenticators of a server.

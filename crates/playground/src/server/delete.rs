@@ -15,7 +15,7 @@ use crate::status::quoted;
 use crate::store::{Deletion, DryRun, Listed, Preconditions, Store, WriteContext};
 use crate::strategy::Definition;
 
-/// How something is to be deleted: `DeleteOptions` in the body, or the query.
+/// Options of a deletion: `DeleteOptions` of the body, or the query.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Options {
     pub(super) grace: Option<u32>,
@@ -27,7 +27,7 @@ pub(super) struct Options {
 /// What happens to dependents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dependents {
-    /// They end after it.
+    /// They are deleted after it.
     End,
     /// They stay.
     Stay,

@@ -95,7 +95,7 @@ fn format(headers: &HeaderMap) -> Result<Format, Status> {
 /// `/api` for clients without aggregated discovery.
 fn versions(address: SocketAddr, headers: &HeaderMap) -> Result<ApiResponse, Status> {
     format(headers)?;
-    // In the order in which Go writes it.
+    // With the field order of Go.
     let text = format!(
         "{{\"kind\":\"APIVersions\",\"versions\":[\"v1\"],\"serverAddressByClientCIDRs\":\
          [{{\"clientCIDR\":\"0.0.0.0/0\",\"serverAddress\":\"{address}\"}}]}}\n"

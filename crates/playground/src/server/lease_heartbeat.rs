@@ -13,7 +13,7 @@ use crate::status::GroupResource;
 use crate::store::Preconditions;
 use crate::strategy::Part;
 
-/// As kube-apiserver.
+/// kube-apiserver's interval.
 const RENEW_INTERVAL: Duration = Duration::from_secs(10);
 
 const NAMESPACE: &str = "kube-system";

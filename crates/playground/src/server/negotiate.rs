@@ -9,7 +9,7 @@ use crate::status::not_acceptable;
 /// The form of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As they are.
+    /// Full objects.
     Objects,
     /// `as=Table`
     Table,

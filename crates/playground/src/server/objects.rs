@@ -80,7 +80,7 @@ pub(super) async fn answer(request: &ApiRequest<'_>) -> Result<Answer, Status> {
     Ok(Answer::new(reply))
 }
 
-/// Which part of an object a subresource is.
+/// The part of an object that a subresource writes.
 fn part_of(subresource: &str) -> Part {
     match subresource {
         "finalize" => Part::Finalize,

@@ -33,14 +33,13 @@ pub struct StreamRequest {
     pub kind: StreamKind,
     /// `GET` by WebSocket and for logs, `POST` by SPDY.
     pub method: Method,
-    /// As it came, without `?`; empty where there is none.
+    /// The raw query without `?`; may be empty.
     pub query: String,
-    /// All of them, `Upgrade` and `X-Stream-Protocol-Version` included; without
-    /// credentials.
+    /// All headers, including `Upgrade` and `X-Stream-Protocol-Version`; without credentials.
     pub headers: HeaderMap,
     /// Of the pod.
     pub name: String,
-    /// As it is stored now.
+    /// Its current state.
     pub pod: Arc<Object>,
 }
 
@@ -54,7 +53,7 @@ pub enum StreamKind {
     Log,
 }
 
-/// In which protocols a server streams.
+/// The streaming protocols of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocols {
     /// SPDY/3.1, and port-forward by the channels of a WebSocket.
@@ -95,7 +94,7 @@ pub struct Takeover(Box<TakeoverFn>);
 type TakeoverFn = dyn FnOnce(Switched) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send;
 
 impl Takeover {
-    /// By a function.
+    /// From a function.
     pub fn new<F, R>(run: F) -> Self
     where
         F: FnOnce(Switched) -> R + Send + 'static,
@@ -117,7 +116,7 @@ impl fmt::Debug for Takeover {
 }
 
 impl StreamKind {
-    /// Of a subresource of pods.
+    /// By the name of the subresource.
     pub fn of_subresource(name: &str) -> Option<Self> {
         Some(match name {
             "exec" => Self::Exec,
@@ -130,7 +129,7 @@ impl StreamKind {
 }
 
 impl Protocols {
-    /// Of a version.
+    /// The protocols of a version.
     pub fn of(release: Release) -> Self {
         match release {
             Release::V1_28 => Self::Spdy,

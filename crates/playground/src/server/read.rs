@@ -16,7 +16,7 @@ use crate::status::{FieldError, GroupResource, invalid};
 use crate::store::{ListOptions, Listed, VersionMatch};
 use crate::table::{Include, ListMeta, table};
 
-/// One object.
+/// Gets one object.
 pub(super) fn get(request: &ApiRequest<'_>, target: &ApiTarget<'_>) -> Result<ApiResponse, Status> {
     let form = Form::of(&request.head.headers)?;
     let (definition, namespace, name) = (&target.definition, target.namespace, target.name);

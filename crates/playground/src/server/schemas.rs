@@ -17,7 +17,7 @@ static WORDS: LazyLock<HashMap<String, &'static str>> = LazyLock::new(|| read(TE
 /// The metadata of every object.
 const OBJECT_META: &str = "meta.v1.ObjectMeta";
 
-/// Which version of OpenAPI is written.
+/// The version of OpenAPI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
     V2,
@@ -210,7 +210,7 @@ fn scalar(name: &str, dialect: Dialect) -> Option<Value> {
     })
 }
 
-/// As OpenAPI calls a message, or a type that is none.
+/// The OpenAPI name of a message or a named scalar.
 fn full_name(message: &str) -> String {
     const MACHINERY: &str = "io.k8s.apimachinery.pkg";
     match message {
@@ -329,7 +329,7 @@ mod tests {
         let required = |of: &Map<String, Value>| of[stateful]["required"].to_string();
         assert!(required(&old).contains("serviceName"));
         assert!(!required(&new).contains("serviceName"));
-        // Those of messages that have no name in JSON.
+        // Fields of inlined messages.
         let volume = &new["io.k8s.api.core.v1.Volume"]["properties"];
         assert!(volume["emptyDir"].is_object() && volume["volumeSource"].is_null());
     }

@@ -122,13 +122,13 @@ impl SharedStore {
         self.read(|store| store.get(definition, namespace, name))
     }
 
-    /// All objects of a resource, in a namespace or in all (an empty one).
+    /// All objects of a resource, in a namespace or in all (empty).
     pub fn list(&self, resource: &GroupResource, namespace: &str) -> Result<Listed, Status> {
         let (all, options) = (Selection::default(), ListOptions::default());
         self.read(|store| store.list(resource, namespace, &all, &options))
     }
 
-    /// Makes a new object.
+    /// Creates an object.
     pub fn create(
         &self,
         resource: &GroupResource,
@@ -300,7 +300,7 @@ pub(super) fn now() -> Time {
     Time::from(SystemTime::now())
 }
 
-/// For uids and names, which have to be unique and not secret.
+/// For uids and names, which must be unique and not secret.
 pub(super) fn entropy() -> u64 {
     RandomState::new().build_hasher().finish()
 }

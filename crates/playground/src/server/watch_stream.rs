@@ -42,7 +42,7 @@ const BOOKMARK_INTERVAL: Duration = Duration::from_secs(10);
 /// twice as long.
 const MIN_WATCH_TIME: Duration = Duration::from_mins(30);
 
-/// How long a watch lasts at most.
+/// Maximum duration of a watch.
 const MAX_WATCH_TIME: Duration = Duration::from_hours(24);
 
 /// Begins a watch.
@@ -54,7 +54,7 @@ pub(super) fn watch(
     let beginning = beginning(request)?;
     let lasts = match request.query.number("timeoutSeconds")? {
         Some(seconds) if seconds > 0 => Duration::from_secs(seconds).min(MAX_WATCH_TIME),
-        // Not all at the same time.
+        // Jitter, so that watches do not end at the same time.
         _ => MIN_WATCH_TIME + MIN_WATCH_TIME.mul_f64(f64::from(entropy().to_le_bytes()[0]) / 256.0),
     };
     let watch = request.server.store.watch_selected(
@@ -105,7 +105,7 @@ fn reply(body: ResponseBody) -> ApiResponse {
     reply
 }
 
-/// How a watch begins, by `sendInitialEvents`.
+/// The start of a watch, by `sendInitialEvents`.
 fn beginning(request: &ApiRequest<'_>) -> Result<WatchStart, Status> {
     let wanted = request.query.flag("sendInitialEvents");
     let version_match = request.query.get("resourceVersionMatch");
@@ -158,7 +158,7 @@ impl WatchStream {
             if self.over {
                 return (self, None);
             }
-            // By the clock: a timer that is made anew every time may never be the first.
+            // By the clock: a timer that is recreated in every step may never fire.
             let now = Instant::now();
             if self.ends <= now {
                 self.over = true;
@@ -207,7 +207,7 @@ impl WatchStream {
     }
 }
 
-/// How events are written.
+/// Encodes events.
 struct Events {
     release: Release,
     form: Form,

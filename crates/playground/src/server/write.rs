@@ -143,7 +143,7 @@ fn applied(request: &ApiRequest<'_>, target: &ApiTarget<'_>) -> Result<Object, S
             target.name,
             apply::long_version(&api_version),
         );
-        // Not one of the API's own failures, so 500 and no reason.
+        // Not an API error, so 500 without a reason.
         Status::new(500, "", message)
     };
     match schema_validation::prune(&api_version, kind, &mut value) {
@@ -286,7 +286,7 @@ fn judge(
 /// Tries to find an address that is free: of 65,536 hardly any are taken.
 const MAX_ADDRESS_ATTEMPTS: usize = 16;
 
-/// A service keeps its address, and gets one if it has none.
+/// A service keeps its cluster IP, and gets one if it has none.
 fn give_address(
     store: &Store,
     service: &mut Object,

@@ -18,11 +18,11 @@ use crate::status::{self, GroupResource};
 /// Options of a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListOptions {
-    /// At most so many; 0 is all.
+    /// Maximum number of objects; 0 is all.
     pub limit: usize,
     /// The continue token; empty for a new list.
     pub continue_token: String,
-    /// As the client writes it; empty for the latest.
+    /// The client's resource version; empty for the latest.
     pub resource_version: String,
     /// How the version is matched.
     pub version_match: VersionMatch,
@@ -31,10 +31,10 @@ pub struct ListOptions {
 /// `resourceVersionMatch`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VersionMatch {
-    /// As it was then, or later.
+    /// This version or a later one.
     #[default]
     NotOlderThan,
-    /// As it was then.
+    /// Exactly this version.
     Exact,
 }
 
@@ -43,11 +43,11 @@ pub enum VersionMatch {
 pub struct Listed {
     /// Sorted by namespace and name.
     pub items: Vec<Arc<Object>>,
-    /// When this was so.
+    /// The version of the list.
     pub version: u64,
     /// The token of the next page; empty for the last one.
     pub continue_token: String,
-    /// How many there are on further pages, if nothing was selected.
+    /// The number of objects on further pages, if there is no selector.
     pub remaining: Option<usize>,
 }
 

@@ -18,7 +18,7 @@ pub struct Event {
     pub kind: EventKind,
     /// Where.
     pub key: Key,
-    /// As it is now, or last was.
+    /// The current or last state.
     pub object: Arc<Object>,
     /// The previous state, if it existed.
     pub before: Option<Arc<Object>>,
@@ -38,7 +38,7 @@ pub enum EventKind {
 pub(super) struct Log {
     events: VecDeque<Event>,
     most: History,
-    /// Of the objects of all events.
+    /// The size of the objects of all events.
     bytes: usize,
     version: u64,
     /// The version of the last event that was forgotten.
@@ -82,7 +82,7 @@ impl Log {
         count > self.most.events || count > 1 && self.bytes > self.most.bytes
     }
 
-    /// In order; 410 if some of them are forgotten.
+    /// The events in order; 410 if the history no longer has them.
     pub(super) fn after(
         &self,
         version: u64,

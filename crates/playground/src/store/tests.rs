@@ -140,7 +140,7 @@ fn an_update_needs_the_current_version() {
     let third = update(&mut store, next.clone()).unwrap();
     assert_eq!((third.resource_version(), third.uid()), ("4", first.uid()));
     assert_eq!(third.creation_timestamp(), first.creation_timestamp());
-    // Nothing new is no event.
+    // Without changes there is no event.
     assert_eq!(update(&mut store, next.clone()), Ok(third));
     assert_eq!(store.version(), 4);
     next.set(&["metadata", "uid"], "other");
@@ -208,7 +208,7 @@ fn an_object_waits_for_its_finalizers() {
         panic!("gone");
     };
     assert!(waiting.deletion_timestamp().is_some());
-    // A second time changes nothing.
+    // A second deletion changes nothing.
     assert_eq!(delete(&mut store), Deletion::Pending(Arc::clone(&waiting)));
     assert_eq!(store.version(), 3);
     let again = now(|it| store.create(&config_maps(), "shop", object("web", json!({})), it));
@@ -370,7 +370,7 @@ fn a_list_has_the_requested_version() {
 }
 
 proptest! {
-    /// Whatever is written between pages, they make up the list of the first.
+    /// Pages together are the list of the first one, whatever is written in between.
     #[test]
     fn pages_together_are_the_list_of_one_version(
         names in proptest::collection::btree_set("[a-f]{1,2}", 0..12),

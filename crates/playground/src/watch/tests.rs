@@ -93,7 +93,7 @@ fn an_object_is_added_and_deleted_as_its_selection_changes() {
     let Change::Deleted(gone) = &news[2] else {
         panic!("{news:?}");
     };
-    // As it was when it last mattered.
+    // Its last matching state.
     assert_eq!(
         (gone.label("app"), gone.resource_version()),
         (Some("x"), "5")

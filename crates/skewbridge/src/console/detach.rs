@@ -10,9 +10,9 @@ pub(crate) struct DetachKeys {
 /// The result of some key presses.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Pressed {
-    /// They are for the process: those in the buffer.
+    /// The bytes in the buffer are for the process.
     Keys,
-    /// Those before are for the process; then it is left.
+    /// The bytes before the sequence are for the process; then the user detaches.
     Detach,
 }
 

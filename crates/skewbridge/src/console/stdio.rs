@@ -36,7 +36,7 @@ pub(crate) enum StdOutput {
 enum Nature {
     /// It never blocks.
     File,
-    /// It can be waited for.
+    /// It can be polled.
     Pollable(File),
     Other,
 }
@@ -106,7 +106,7 @@ impl StdOutput {
         }
     }
 
-    /// Writes all of it.
+    /// Writes all bytes.
     pub(crate) async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Polled(pipe) => pipe.write_all(bytes).await,

@@ -14,7 +14,7 @@ pub(crate) fn is_terminal() -> bool {
     isatty(stdin())
 }
 
-/// How large the terminal is, if there is one.
+/// The size of the terminal, if there is one.
 pub(crate) fn size() -> Option<TerminalSize> {
     let sized = [stdout(), stdin(), stderr()].into_iter().find_map(|fd| {
         let size = tcgetwinsize(fd).ok()?;
@@ -48,7 +48,7 @@ impl RawTerminal {
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // At once: a terminal that takes nothing must not keep us.
+        // Without draining: a stopped terminal must not block the exit.
         let _ = tcsetattr(stdin().as_fd(), OptionalActions::Now, &self.before);
     }
 }
@@ -93,7 +93,7 @@ impl TermSignals {
     }
 
     /// The same, but SIGINT ends the program even if it was ignored at the start: a shell
-    /// without job control starts background jobs so, and they are ended by `kill -INT`.
+    /// without job control ignores it in background jobs, which are ended by `kill -INT`.
     pub(crate) fn listen_in_background() -> io::Result<Self> {
         Self::listen_unless(IgnoredSignals::now().without(SignalKind::interrupt()))
     }

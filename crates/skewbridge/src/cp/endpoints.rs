@@ -130,7 +130,7 @@ impl Lookup<'_> {
     }
 }
 
-/// In which namespace a command was refused last: that of either pod.
+/// The namespace of the last refused command, of either pod.
 #[derive(Debug, Default)]
 struct Refused(Mutex<String>);
 

@@ -96,7 +96,7 @@ async fn until_signal(
     stop.cancel();
     tokio::select! {
         ended = tokio::time::timeout(CLEANUP_TIMEOUT, copy) => match ended {
-            // It was just done.
+            // The copy completed at the same time.
             Ok(Ok(())) => Ok(()),
             _ => Err(Failure::silent(code)),
         },

@@ -1,4 +1,4 @@
-//! How far a copy is, on a terminal: one line that is drawn again and again.
+//! Progress of a copy on a terminal: one line that is redrawn.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,13 +8,13 @@ use skewbridge_client::copy::{CopyEvent, Progress};
 
 use crate::skew::plain;
 
-/// How often the line is drawn: fast enough to look alive, slow enough to be read.
+/// Redraw interval of the progress line.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How wide a bar is.
+/// Width of the bar.
 const BAR_WIDTH: usize = 24;
 
-/// How much of a name is shown, so that the line fits into 80 columns.
+/// Width of a name, so that the line fits into 80 columns.
 const MAX_NAME_WIDTH: usize = 24;
 
 /// Standard error, with or without a progress line.
@@ -25,7 +25,7 @@ pub(super) struct Screen {
     manner: Verbosity,
 }
 
-/// How much is shown.
+/// The amount of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verbosity {
     /// Errors alone.
@@ -127,7 +127,7 @@ struct Rate {
     seen: Vec<(Instant, u64)>,
 }
 
-/// How many measurements the rate is made from.
+/// Number of measurements of the rate.
 const MEASUREMENTS: usize = 10;
 
 impl Rate {
@@ -138,7 +138,7 @@ impl Rate {
     }
 
     fn at(&mut self, now: Instant, bytes: u64) -> u64 {
-        // After a retry that began again there is less than before.
+        // After a restarted copy there are fewer bytes than before.
         self.seen.retain(|(_, before)| *before <= bytes);
         if self.seen.len() > MEASUREMENTS {
             self.seen.remove(0);

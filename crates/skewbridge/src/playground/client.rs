@@ -10,7 +10,7 @@ use serde_json::Value;
 use skewbridge_client::{Connection, Endpoint, Kubeconfig, Request, Response};
 use skewbridge_discovery::{Document, accept};
 
-/// How long an answer may take.
+/// Time limit of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// All contexts.
@@ -26,12 +26,12 @@ pub(super) struct ResponseSummary {
 }
 
 impl Contexts {
-    /// Of a file.
+    /// Reads the file.
     pub(super) fn read(kubeconfig: &Path) -> Result<Self> {
         Ok(Self(Kubeconfig::load(Some(kubeconfig))?))
     }
 
-    /// Where a context leads.
+    /// The endpoint of a context.
     pub(super) async fn endpoint(&self, context: &str) -> Result<Endpoint> {
         let target = self.0.target(Some(context))?;
         Ok(Endpoint::prepare(&target, Some(REQUEST_TIMEOUT)).await?)
@@ -46,7 +46,7 @@ impl Contexts {
         Ok(self.connect(context).await?.send(request).await?)
     }
 
-    /// Gets something.
+    /// Sends a GET.
     pub(super) async fn get(&self, context: &str, path: &str) -> Result<ResponseSummary> {
         let request = Request::get(path).header("accept", "application/json");
         let answer = self.send(context, &request).await?;

@@ -28,7 +28,7 @@ pub(super) struct Command {
 
 #[derive(Debug)]
 pub(super) enum ControlRequest {
-    /// How all servers are.
+    /// The state of all servers.
     Show,
     /// Something for one of them.
     Do {

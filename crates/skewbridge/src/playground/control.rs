@@ -34,7 +34,7 @@ pub(super) const CLIENT_TIMEOUTS: ClientTimeouts = ClientTimeouts {
     stall: Duration::from_secs(10),
 };
 
-/// After the system has given no connection.
+/// Delay after a failed accept.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The control.
@@ -48,7 +48,7 @@ pub(super) struct Control {
 
 impl fmt::Debug for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the token.
+        // Without the token.
         f.debug_struct("Control")
             .field("address", &self.address)
             .finish_non_exhaustive()
@@ -69,7 +69,7 @@ pub(super) async fn run(listener: TcpListener, control: Control, patience: Clien
         open.retain(|it| !it.task.is_finished());
         if open.len() >= MAX_CONNECTIONS {
             let Some(idle) = open.iter().position(Open::is_idle) else {
-                // All are being served, and it is not a crowd.
+                // All connections are busy; the new one is dropped.
                 continue;
             };
             if let Some(idle) = open.remove(idle) {
@@ -90,7 +90,7 @@ pub(super) async fn run(listener: TcpListener, control: Control, patience: Clien
 /// A connection, the oldest first.
 struct Open {
     task: AbortHandle,
-    /// While it is being served: then it is not cut.
+    /// Whether a request is in progress: then it is not closed.
     busy: Arc<AtomicBool>,
 }
 
@@ -266,7 +266,7 @@ mod tests {
             asking
         };
         let test = async {
-            // One that waits for its answer is not idle.
+            // A connection that waits for its response is not idle.
             let mut first = ask().await;
             let order: Command = ordered.recv().await.unwrap();
             let mut idle = Vec::new();

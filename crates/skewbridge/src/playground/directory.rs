@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::geteuid;
 
-/// Only for its owner.
+/// Accessible only to the owner.
 const PRIVATE_MODE: u32 = 0o700;
 
 /// The uid of root.
@@ -19,7 +19,7 @@ const ROOT: u32 = 0;
 /// Mode bits: group or others may write.
 const OTHERS_WRITE_MODE: u32 = 0o022;
 
-/// How often a name is made up again if there is one like it.
+/// Attempts to find an unused name.
 const MAX_NAME_ATTEMPTS: usize = 16;
 
 /// A private directory. Dropping it empties it, and removes it if it was created here.
@@ -30,7 +30,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// The one that was given, or a fresh one.
+    /// Prepares the given directory, or a new one.
     pub(crate) fn prepare(given: Option<&Path>) -> Result<Self> {
         let Some(path) = given else {
             return Self::fresh();
@@ -63,7 +63,7 @@ impl Directory {
 
     fn fresh() -> Result<Self> {
         for _ in 0..MAX_NAME_ATTEMPTS {
-            // As short as it may be: it is typed and pasted.
+            // Short, because it is typed and pasted.
             let chance = RandomState::new().build_hasher().finish() >> 40;
             let path = std::env::temp_dir().join(format!("skewbridge-{chance:06x}"));
             match fs::DirBuilder::new().mode(PRIVATE_MODE).create(&path) {
@@ -76,7 +76,7 @@ impl Directory {
         bail!("no free name for a directory; give --directory")
     }
 
-    /// Where it is.
+    /// Its path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -136,7 +136,7 @@ mod tests {
     fn a_directory_must_belong_to_the_user() {
         let rows = [
             (1000, 1000, 0o700, true),
-            // It is made private.
+            // Its mode is changed.
             (1000, 1000, 0o775, true),
             (1000, 1001, 0o700, false),
             (1000, 0, 0o777, false),

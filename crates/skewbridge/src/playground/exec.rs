@@ -9,7 +9,7 @@ use skewbridge_client::streams::{ExecRequest, Executor as _, ExitStatus, Fallbac
 use skewbridge_client::streams::{ProcessOutput, Transport};
 use tokio::time::timeout;
 
-/// How long a command of the tour may take.
+/// Time limit of a command of the tour.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The longest output of a command of the tour, in bytes.

@@ -42,12 +42,12 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Listens, if there is a terminal and it is ours to change.
+    /// Reads keys, if stdin is a terminal and this process is in the foreground.
     pub(super) fn listen() -> Option<Self> {
         if !stdin().is_terminal() || !stdout().is_terminal() {
             return None;
         }
-        // In the background we would be stopped for it.
+        // A background process would be stopped by SIGTTOU.
         if tcgetpgrp(stdin()).ok()? != getpgrp() {
             return None;
         }
@@ -56,7 +56,7 @@ impl Keys {
         modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
         tcsetattr(stdin(), OptionalActions::Now, &modes).ok()?;
         let (run_key_action, pressed) = mpsc::channel(KEY_QUEUE_LENGTH);
-        // It cannot be woken, and ends with the program.
+        // The blocking read cannot be interrupted; the thread ends with the program.
         let thread = std::thread::Builder::new().name("keys".to_owned());
         let started = thread.spawn(move || {
             let mut bytes = stdin().lock().bytes();

@@ -56,8 +56,8 @@ const COMMAND_QUEUE_LENGTH: usize = 8;
 /// The control's port, counted from the first.
 const CONTROL_PORT: usize = 6;
 
-/// Runs as a process of a pod, if the first argument says so. The arguments after it are the
-/// command line of a container, so clap does not parse them.
+/// Runs as a process of a pod, if the first argument is [`PROCESS`]. The arguments after it are
+/// the command line of a container, so clap does not parse them.
 pub(crate) fn run_pod_process(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let is_pod_process = arguments.next()? == PROCESS;
     is_pod_process.then(|| skewbridge_playground::node::program::run_in_pod(arguments))
@@ -87,7 +87,7 @@ fn play(flags: &Flags) -> Result<ExitCode> {
         .context("cannot start")?;
     let directory = Directory::prepare(flags.directory.as_deref())?;
     let code = runtime.block_on(async {
-        // Before anything runs that would be left behind.
+        // Before anything is started that needs cleanup.
         let mut signals = Signals::listen()?;
         let mut playground = None;
         let code = tokio::select! {
@@ -104,7 +104,7 @@ fn play(flags: &Flags) -> Result<ExitCode> {
         }
         code
     });
-    // All that writes to it has ended.
+    // All tasks that write to the directory have ended.
     drop(runtime);
     drop(directory);
     code

@@ -12,7 +12,7 @@ pub(super) struct Topology {
     /// Names and addresses of bridges and their servers.
     rows: Vec<[String; 4]>,
     kubeconfig: String,
-    /// How this program was called.
+    /// The command to run this program.
     program: String,
     control: Option<String>,
 }
@@ -145,7 +145,7 @@ impl Topology {
     }
 }
 
-/// How to call this program from here.
+/// The command to run this program from the current directory.
 fn program() -> String {
     let Ok(file) = std::env::current_exe() else {
         return "skewbridge".to_owned();

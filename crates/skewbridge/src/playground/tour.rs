@@ -68,7 +68,7 @@ pub(super) struct Tour<'a, W> {
 pub(super) enum TourOutput {
     /// Step by step.
     Text(Color),
-    /// All at once, in the end.
+    /// At the end, as one document.
     Json,
 }
 
@@ -90,7 +90,7 @@ impl Report {
 const POLICIES: &str = "get mutatingadmissionpolicies hello";
 
 impl<'a, W: Write> Tour<'a, W> {
-    /// Before the first step.
+    /// A tour before its first step.
     pub(super) fn new(cluster: &'a mut Cluster, output: TourOutput, out: W) -> Result<Self> {
         Ok(Self {
             contexts: Contexts::read(cluster.kubeconfig())?,
@@ -101,7 +101,7 @@ impl<'a, W: Write> Tour<'a, W> {
         })
     }
 
-    /// All steps, whether those before could be finished or not.
+    /// Runs all steps, even if an earlier one failed.
     pub(super) async fn run(mut self) -> Result<Report> {
         let done = self.object().await;
         self.finish_step(done);
@@ -328,7 +328,7 @@ impl<'a, W: Write> Tour<'a, W> {
         Ok(())
     }
 
-    /// Repeats the request until the response is as wanted, and returns whether there was a 404
+    /// Repeats the request until the response matches, and returns whether there was a 404
     /// before.
     async fn until(
         &self,

@@ -28,13 +28,13 @@ pub(crate) struct Pods {
 #[derive(Debug, Clone)]
 pub(crate) struct FoundPod {
     pub(crate) pod: Pod,
-    /// By way of this service.
+    /// The service that selected it.
     pub(crate) service: Option<Service>,
 }
 
 impl Pods {
-    /// The pod that is referred to: itself, or the best of those that are run by
-    /// something else; if there is none yet, it is waited for so long.
+    /// The pod of a reference: the pod itself, or the best one of its owner. Waits up to
+    /// `patience` if there is none yet.
     pub(crate) async fn find(
         &self,
         to: &Reference,

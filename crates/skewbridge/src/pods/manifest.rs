@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::reference::{Kind, Reference};
 
-/// The largest file that is read: more than an API server takes for one object.
+/// Maximum size of a file: more than an API server accepts for one object.
 const MAX_SIZE: u64 = 4 * 1024 * 1024;
 
 /// The identity of the object in a file. The rest is read from the server.
@@ -34,7 +34,7 @@ struct Metadata {
 }
 
 impl Manifest {
-    /// The one object of these files, JSON or YAML; `-` is standard input.
+    /// The only object of these files, JSON or YAML; `-` is standard input.
     pub(crate) fn read(paths: &[String]) -> Result<Self, String> {
         let [path] = paths else {
             return Err(MULTIPLE.to_owned());

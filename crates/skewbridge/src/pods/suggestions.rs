@@ -26,8 +26,7 @@ pub(crate) fn similar_names<'a>(
     found.into_iter().map(|(_, name)| name).collect()
 }
 
-/// In how many letters two names differ (Levenshtein), where two that were swapped count as
-/// one.
+/// The edit distance (Levenshtein), where a transposition counts as one.
 fn distance(one: &str, other: &str) -> usize {
     let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
     let mut before = Vec::new();

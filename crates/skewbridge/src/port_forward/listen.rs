@@ -20,8 +20,8 @@ const SOCKET_MODE: u32 = 0o600;
 /// Connections that wait to be accepted: as many as the system allows.
 const BACKLOG: i32 = -1;
 
-/// How long another one may take to listen in the same directory: it takes no time, but
-/// a machine may have much to do.
+/// Time to wait for another process that binds in the same directory. It takes milliseconds, but
+/// the machine may be busy.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Interval between attempts to lock the directory.
@@ -36,7 +36,7 @@ pub(crate) enum Address {
 }
 
 impl Address {
-    /// A list, as kubectl takes it.
+    /// Parses kubectl's list.
     pub(crate) fn parse_all(texts: &[String]) -> Result<Vec<Self>, String> {
         let words = texts.iter().flat_map(|text| text.split(','));
         let mut all = Vec::new();
@@ -71,7 +71,7 @@ pub(crate) enum Listener {
 #[derive(Debug)]
 pub(crate) struct Socket {
     path: PathBuf,
-    /// Device and inode: another one at the same place is not ours.
+    /// Device and inode: another file at the same path is not removed.
     is: Option<(u64, u64)>,
 }
 
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn only_one_of_several_concurrent_processes_listens() {
-        /// How many there are.
+        /// Number of threads.
         const MANY: usize = 4;
         let dir = ScratchDir::new();
         let path = dir.path().join("s");

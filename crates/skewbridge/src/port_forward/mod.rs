@@ -31,7 +31,7 @@ use spec::{Local as Listening, Spec};
 /// the backlog.
 const MAX_CONNECTIONS: usize = 500;
 
-/// How long a connection waits for a pod while there is none.
+/// How long a connection waits for a connected pod.
 const POD_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Delay after a failed accept, which is mostly a lack of descriptors.

@@ -13,7 +13,7 @@ use crate::skew::plain;
 /// Lines that wait to be written: more than a terminal shows.
 const MAX_QUEUED_LINES: usize = 256;
 
-/// How long the last lines may take when all is over.
+/// Time to write the last lines at the exit.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Interval between checks for room in the queue.
@@ -21,7 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 enum QueuedLine {
     Line(String),
-    /// All before it has been written.
+    /// Notifies that all lines before it have been written.
     Until(SyncSender<()>),
 }
 

@@ -1,9 +1,8 @@
-//! When a lost connection is made anew, and when no more.
+//! Backoff of reconnects, and their limit.
 
 use std::time::{Duration, Instant};
 
-/// The first pause before a connection is made anew, and the longest: each is twice the
-/// one before.
+/// The first and the longest delay before a reconnect: each is twice the previous one.
 const BACKOFF_RANGE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
 /// One outage: from the loss of a stable connection until there is another stable one.
@@ -12,9 +11,9 @@ const BACKOFF_RANGE: (Duration, Duration) = (Duration::from_millis(200), Duratio
 #[derive(Debug)]
 pub(super) struct Retries {
     max_wait: Duration,
-    /// When the trouble ends us.
+    /// When the outage is given up.
     until: Instant,
-    /// Before the next attempt; the first is made at once.
+    /// The delay before the next attempt; none before the first.
     pause: Duration,
 }
 
@@ -42,8 +41,8 @@ impl Retries {
         }
     }
 
-    /// How long a connection lives that has ended the trouble before it: longer than any
-    /// pause, or than the shortest one if it was of use, but not longer than we have patience.
+    /// The lifetime of a connection that ends an outage: longer than any delay, or than the
+    /// shortest one if it has carried data, but not longer than the limit.
     fn steady(&self, served: bool) -> Duration {
         let (shortest, longest) = BACKOFF_RANGE;
         let steady = if served { shortest } else { longest };
@@ -61,7 +60,7 @@ impl Retries {
         Some(pause)
     }
 
-    /// How long an attempt may take.
+    /// Time limit of an attempt.
     pub(super) fn left(&self, now: Instant) -> Duration {
         self.until.saturating_duration_since(now)
     }
@@ -73,7 +72,7 @@ mod tests {
 
     /// Events, in milliseconds.
     enum Event {
-        /// A connection is lost, that had lived so long.
+        /// A connection is lost after this lifetime.
         Lost(u64, u64),
         /// The same, of a connection that has carried data.
         LostInUse(u64, u64),
@@ -128,7 +127,7 @@ mod tests {
                 Attempt(0, Some(6_400)),
                 Attempt(0, Some(10_000)),
                 Attempt(0, Some(10_000)),
-                // It lived, and all is forgotten.
+                // It was stable, so the backoff is reset.
                 Lost(5 * MINUTE, 10_000),
                 Attempt(5 * MINUTE, Some(0)),
                 Lost(5 * MINUTE, 9_999),

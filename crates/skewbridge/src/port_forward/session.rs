@@ -28,7 +28,7 @@ pub(crate) struct PodConnection {
     pub(crate) ports: Vec<Resolved>,
 }
 
-/// Makes links.
+/// Opens connections.
 #[derive(Debug)]
 pub(crate) struct Connector {
     pub(crate) pods: Pods,
@@ -42,7 +42,7 @@ pub(crate) struct Connector {
 pub(crate) type ConnectionReceiver = watch::Receiver<Option<Arc<PodConnection>>>;
 
 impl Connector {
-    /// Finds a pod, which is waited for so long, and connects to it.
+    /// Finds a pod, waiting up to `max_wait`, and connects to it.
     pub(crate) async fn connect(&self, max_wait: Duration) -> Result<PodConnection, Failure> {
         let found = self.pods.find(&self.reference, max_wait).await?;
         let pod = found.pod;

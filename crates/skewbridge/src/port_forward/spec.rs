@@ -1,4 +1,4 @@
-//! Which ports: `8080:80`, `80`, `:80`, `8080:http`, `unix:/tmp/web.sock:80`.
+//! Port specs: `8080:80`, `80`, `:80`, `8080:http`, `unix:/tmp/web.sock:80`.
 
 use std::path::PathBuf;
 
@@ -6,19 +6,19 @@ use skewbridge_client::streams::Port;
 
 use crate::pods::{Pod, Service, TargetPort};
 
-/// One port, or one socket, and where it leads.
+/// A local port or socket, and the remote port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Spec {
     pub(crate) local: Local,
     pub(crate) remote: Remote,
 }
 
-/// Where we listen.
+/// The local side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Local {
-    /// At the port of the same number as there.
+    /// The same port as the remote one.
     Same,
-    /// At any that is free.
+    /// Any free port.
     Any,
     Port(Port),
     Unix(PathBuf),

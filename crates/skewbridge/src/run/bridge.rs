@@ -20,8 +20,8 @@ use super::kubeconfig::Access;
 /// The header without which no other header of impersonation counts.
 const IMPERSONATE: &str = "impersonate-user";
 
-/// How long that may take: processes are ended and directories removed at once, on a machine
-/// that is not busy.
+/// Time for the shutdown: on an idle machine, ending processes and removing directories takes
+/// milliseconds.
 const GOODBYE: Duration = Duration::from_secs(5);
 
 /// A loopback listener that accepts clients with the certificate, and forwards to a cluster.

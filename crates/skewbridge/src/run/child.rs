@@ -15,7 +15,7 @@ use tokio::signal::unix::SignalKind;
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
-/// How the command ended.
+/// The result of the command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Ended {
     pub(super) code: u8,
@@ -70,7 +70,7 @@ fn with_loopback(list: Option<&OsStr>) -> OsString {
     }
 }
 
-/// Runs the command to its end, in our group of processes and with our terminal.
+/// Runs the command to its end, in the same process group and on the same terminal.
 pub(super) async fn run(mut command: Command, mut signals: Signals) -> Ended {
     let program = command
         .as_std()
@@ -127,7 +127,7 @@ fn pass_on(child: &Child, signal: Signal) {
     }
 }
 
-/// Whether we are in the foreground of a terminal, and so is the command.
+/// Whether this process, and so the command, is in the foreground of a terminal.
 fn has_terminal() -> bool {
     let terminal = std::fs::File::open("/dev/tty");
     terminal.is_ok_and(|terminal| {
@@ -146,7 +146,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// From now on signals wait for the command instead of ending us.
+    /// From now on, signals are kept for the command and do not end this process.
     pub(super) fn listen() -> std::io::Result<Self> {
         let ignored = IgnoredSignals::now();
         let signal = |kind| ignored.listen(kind);

@@ -16,7 +16,7 @@ use skewbridge_client::exec::runtime_directories;
 /// The prefix of the directories, followed by the process id and a number.
 const PREFIX: &str = "skewbridge-run-";
 
-/// How many names are tried: they are taken by dead processes of our number at most.
+/// Maximum number of names to try: they can only be taken by dead processes with the same pid.
 const ATTEMPTS: usize = 64;
 
 /// Maximum number of stale directories to check.
@@ -30,12 +30,12 @@ pub(super) struct PrivateDirectory {
     _held: File,
 }
 
-/// How a lock is tried.
+/// The function that tries to lock.
 type TryLock = fn(&File) -> Result<(), TryLockError>;
 
 impl PrivateDirectory {
-    /// Makes one where runtime files of this user are: in memory, where the system has
-    /// such a place.
+    /// Creates a directory among the runtime files of the user: in memory, where the system
+    /// supports it.
     pub(super) fn new() -> io::Result<Self> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for beside in runtime_directories() {
@@ -88,7 +88,7 @@ impl PrivateDirectory {
         })
     }
 
-    /// Where it is.
+    /// Its path.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

@@ -1,4 +1,4 @@
-//! The kubeconfig that a command is given.
+//! The kubeconfig of the command.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

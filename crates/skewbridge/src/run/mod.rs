@@ -44,7 +44,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     let ran = match runtime {
         Ok(runtime) => {
             let ran = runtime.block_on(session(&wish));
-            // Only the look-up of a name can be under way.
+            // Only a DNS lookup can still be running.
             runtime.shutdown_background();
             ran
         }
@@ -75,7 +75,7 @@ async fn session(wish: &Wish) -> Result<Ended, String> {
         request: None,
         plugin: wish.plugin_timeout,
     };
-    // Before anything is started or written that would stay behind.
+    // Before anything is started or written that needs cleanup.
     let mut signals =
         Signals::listen().map_err(|error| format!("cannot listen to signals: {error}"))?;
     let endpoint = tokio::select! {

@@ -547,7 +547,7 @@ fn limits(flags: &LimitFlags, diagnostics: &mut Diagnostics) -> Option<Limits> {
         max_unauthenticated_connections_per_source: per_source,
         max_authentication_failures_per_source: max_failures?,
         max_streams_per_connection: match max_streams? {
-            // As with kube-apiserver.
+            // As in kube-apiserver.
             0 => Limits::default().max_streams_per_connection,
             count => count,
         },
@@ -731,7 +731,7 @@ fn check_listeners_differ(listen: &Listen, admin: SocketAddr, diagnostics: &mut 
     }
 }
 
-/// A flag that was given something; as with kube-apiserver, nothing is no file.
+/// The value of a flag; as with kube-apiserver, an empty value is no file.
 fn given(value: Option<&String>) -> Option<&str> {
     value.map(String::as_str).filter(|value| !value.is_empty())
 }

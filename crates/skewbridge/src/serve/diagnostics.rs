@@ -15,7 +15,7 @@ pub(crate) struct Problem {
     pub(crate) message: String,
 }
 
-/// All of them, as they are printed.
+/// All problems, as printed.
 #[derive(Debug)]
 pub(crate) struct Problems(pub(crate) Vec<Problem>);
 
@@ -93,7 +93,7 @@ impl fmt::Display for Problem {
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for problem in &self.0 {
-            // One problem, one line, whatever a parser or a path has in it.
+            // One line per problem, whatever a parser message or a path contains.
             let line = problem.to_string().replace(['\n', '\r'], " ");
             writeln!(f, "skewbridge: {line}")?;
         }

@@ -19,7 +19,7 @@ use super::parse::{self, Parsed};
 /// The parsed file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct EgressSelector {
-    /// How peers are reached; directly where the file does not name them.
+    /// How peers are reached; directly if the file has no entry for them.
     to_peers: Egress,
     /// Entries of the file that the bridge does not use.
     unused: BTreeSet<Destination>,
@@ -87,8 +87,8 @@ pub(crate) fn read(path: &Path, diagnostics: &mut Diagnostics) -> Option<Egress>
     }
 }
 
-// The aliases are Go's field names: its decoder takes keys in any case, and
-// configurations in use are written so.
+// The aliases are Go's field names: its decoder ignores case, and configurations in use have
+// them.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Document {
@@ -288,7 +288,7 @@ fn tcp(raw: RawTcp) -> Parsed<ProxyTransport> {
     })
 }
 
-/// kube-apiserver takes a URL without a port and then cannot connect.
+/// kube-apiserver accepts a URL without a port, and then cannot connect.
 fn port(url: &str, port: Option<u16>) -> Parsed<u16> {
     port.ok_or_else(|| format!("url: {url:?} has no port; write it like https://HOST:PORT"))
 }

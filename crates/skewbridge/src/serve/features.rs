@@ -69,8 +69,8 @@ pub(crate) fn features(given: &[String], diagnostics: &mut Diagnostics) -> Featu
 
 fn unknown(name: &str, diagnostics: &mut Diagnostics) {
     match name {
-        // Copied from kube-apiserver they mean its gates. Ours do not hang on
-        // them: which would be alpha differs from one Kubernetes to the next.
+        // Copied from kube-apiserver, they refer to its gates. They do not affect the bridge's
+        // gates, because alpha gates differ between versions of Kubernetes.
         "AllAlpha" | "AllBeta" => diagnostics.warning(
             FLAG,
             None,

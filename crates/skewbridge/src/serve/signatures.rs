@@ -21,7 +21,7 @@ const MAX_SIGNATURE_AGE: Duration = Duration::from_hours(1);
 /// Clocks that differ by more are broken.
 const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);
 
-/// Understands them; nothing where no keys are given.
+/// Parses the flags; `None` without keys.
 pub(super) fn read(
     flags: &AuthenticationFlags,
     headers: &IdentityHeaders,

@@ -111,8 +111,7 @@ impl ServerClient {
                     self.connection = Some(connection);
                     return Ok(answer);
                 }
-                // It may have ended between two requests, as servers and balancers do;
-                // a GET may be sent again.
+                // Servers and load balancers close idle connections; a GET can be repeated.
                 Err(Error::ConnectionLost { .. }) => {}
                 Err(error) => return Err(error.to_string()),
             }

@@ -59,7 +59,7 @@ fn collect(options: &Options) -> Result<Report, String> {
     runtime.block_on(collect::collect(options))
 }
 
-/// An unknown server could cause skew or not, so the exit code says neither.
+/// An unknown server could cause skew or not, so the exit code is that of a failure.
 fn verdict(report: &Report) -> ExitCode {
     if !report.is_complete() {
         ExitCode::FAILURE

@@ -11,12 +11,12 @@ use skewbridge_discovery::document::{Document, Group, Schema};
 pub(crate) struct Report {
     /// In the order of the command line.
     pub(crate) servers: Vec<Server>,
-    /// Between those of which something is known, by their place among these.
+    /// Between the servers whose APIs are known, by their index among these.
     pub(crate) skew: Skew,
     /// The same between the APIs that their clients reach: through a bridge, these are the APIs
     /// of all servers of its cluster.
     pub(crate) reach: Skew,
-    /// Which of the servers these are.
+    /// The indexes of these servers.
     served: Vec<usize>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) enum Bridge {
     Peering {
         /// All servers of its cluster, its own included.
         servers: usize,
-        /// How many of these it cannot reach.
+        /// The number of servers that it cannot reach.
         unreachable: usize,
         /// Their APIs.
         groups: Vec<Group>,
@@ -76,13 +76,13 @@ pub(crate) enum ServedState {
     Nothing(String),
 }
 
-/// How much a client would miss.
+/// The number of APIs that a client misses.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Loss {
     pub(crate) resources: usize,
-    /// Of resources that it has.
+    /// Of resources that the server has.
     pub(crate) subresources: usize,
-    /// Of resources and subresources that it has.
+    /// Of resources and subresources that the server has.
     pub(crate) verbs: usize,
 }
 
@@ -122,7 +122,7 @@ impl Report {
         servers.filter_map(|server| Some((&*server.name, server.problem()?)))
     }
 
-    /// Where a server is in the skew, if something is known of it.
+    /// The index of a server in the skew, if its APIs are known.
     pub(crate) fn place(&self, server: usize) -> Option<usize> {
         self.served.iter().position(|served| *served == server)
     }
@@ -132,12 +132,12 @@ impl Report {
         self.servers.get(*self.served.get(place)?)
     }
 
-    /// Which one that is, of all of them.
+    /// The index among all servers.
     pub(crate) fn number(&self, place: usize) -> usize {
         self.served.get(place).copied().unwrap_or_default()
     }
 
-    /// How much a client of the server at this place would miss.
+    /// The APIs that a client of this server misses.
     pub(crate) fn loss(&self, place: usize) -> Loss {
         let mut verbs = 0;
         // A resource can be in several differences, by the verbs that other servers have.

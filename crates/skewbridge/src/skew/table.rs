@@ -16,7 +16,7 @@ const WIDTH: usize = 80;
 /// The level of detail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Detail {
-    /// Subresources stand with their resource.
+    /// Subresources are on the line of their resource.
     Short,
     /// Everything by itself, with its verbs; servers with their addresses.
     Long,
@@ -269,7 +269,7 @@ impl Table<'_> {
         let all = self.report.skew.servers.len();
         match on {
             [only] => format!("only {}", self.label(*only)),
-            // Of three and more, the one that has not is easier to see.
+            // With three servers or more, the one without it is shorter to name.
             on if on.len() + 1 == all => {
                 let missing = (0..all).find(|place| !on.contains(place));
                 let missing = missing.map(|place| self.label(place));

@@ -179,7 +179,7 @@ fn invalid_patches_are_refused() {
 }
 
 proptest! {
-    /// As it is for kubectl, which sends the same patch again after a conflict.
+    /// kubectl repeats the same patch after a conflict.
     #[test]
     fn applying_a_patch_twice_changes_nothing(
         there in proptest::collection::btree_set("[a-d]", 0..4),

@@ -236,7 +236,7 @@ fn the_controlplane_egress_is_used_and_other_proxies_cause_warnings() {
     let cluster =
         "the entry cluster is not used: skewbridge itself connects to no node, pod or service";
     let etcd = "the entry etcd is not used: skewbridge connects to etcd directly";
-    // As konnectivity is often set up, with files that only kube-apiserver has.
+    // A common setup of konnectivity, with files that only kube-apiserver has.
     let grpc = "{proxyProtocol: GRPC, transport: {uds: {udsName: /run/k.sock}}}";
     let missing = "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://k:8131', \
                    tlsConfig: {caBundle: /missing, clientCert: /missing, clientKey: /missing}}}}";
@@ -475,7 +475,7 @@ impl Files {
         self.0.join(name).display().to_string()
     }
 
-    /// Those flags, after the ones that are required.
+    /// Parses the required flags, followed by these.
     fn understand(&self, flags: &[String]) -> Result<(Config, Vec<Warning>), Problems> {
         let required = [
             "serve".to_owned(),
