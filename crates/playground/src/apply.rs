@@ -204,7 +204,7 @@ fn prune<'a>(
 ) {
     for (element, given_up) in given_up.below() {
         let kept = kept.and_then(|kept| kept.get(element));
-        let unwanted = given_up.is_here() && kept.is_none_or(FieldSet::is_empty);
+        let unwanted = given_up.is_included() && kept.is_none_or(FieldSet::is_empty);
         match (&mut *value, element) {
             (Value::Object(fields), Element::Field(name)) => {
                 if unwanted {

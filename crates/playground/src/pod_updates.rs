@@ -192,7 +192,7 @@ mod tests {
         pod
     }
 
-    fn said(before: &Object, next: &Object) -> String {
+    fn messages(before: &Object, next: &Object) -> String {
         let errors = errors(before, next).into_iter();
         errors
             .map(|it| it.to_string())
@@ -263,7 +263,7 @@ mod tests {
         ];
         for (change, expected) in rows {
             let next = pod(change);
-            assert_eq!(said(&pod(|_| {}), &next), expected, "{next:?}");
+            assert_eq!(messages(&pod(|_| {}), &next), expected, "{next:?}");
         }
     }
 
@@ -271,8 +271,8 @@ mod tests {
     fn scheduling_of_a_gated_pod_can_be_changed() {
         let gated = pod(|spec| spec["schedulingGates"] = json!([{"name": "g"}]));
         let next = pod(|spec| spec["nodeSelector"] = json!({"disk": "ssd"}));
-        assert_eq!(said(&gated, &next), "");
-        assert_ne!(said(&pod(|_| {}), &next), "");
+        assert_eq!(messages(&gated, &next), "");
+        assert_ne!(messages(&pod(|_| {}), &next), "");
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod tests {
         let bare = Object::new(bare).unwrap();
         let mut next = bare.clone();
         defaults::fill(&GroupResource::new("", "pods"), &mut next);
-        assert_eq!(said(&bare, &next), "");
+        assert_eq!(messages(&bare, &next), "");
     }
 
     #[test]

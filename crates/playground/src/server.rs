@@ -179,7 +179,7 @@ pub struct RunningServer {
     keeper: LeaseHeartbeat,
     leave: DrainTrigger,
     /// Cuts all connections.
-    cut: oneshot::Sender<()>,
+    abort: oneshot::Sender<()>,
     /// Accepting, and all connections.
     serving: JoinSet<()>,
     /// The Lease and the controllers.
@@ -229,9 +229,9 @@ impl ApiServer {
             drain,
         });
         let mut serving = JoinSet::new();
-        let (cut, cutting) = oneshot::channel();
+        let (abort, aborted) = oneshot::channel();
         let tls = TlsAcceptor::from(Arc::new(tls));
-        serving.spawn(serve(listener, tls, server, cutting));
+        serving.spawn(serve(listener, tls, server, aborted));
         let mut background = JoinSet::new();
         background.spawn(keeper.clone().run());
         background.spawn(controllers::run(store));
@@ -240,7 +240,7 @@ impl ApiServer {
             address,
             keeper,
             leave,
-            cut,
+            abort,
             serving,
             background,
         })
@@ -285,10 +285,10 @@ impl RunningServer {
 
     async fn end_connections(self) {
         let Self {
-            cut, mut serving, ..
+            abort, mut serving, ..
         } = self;
         // The receiver is dropped if it has ended already.
-        let _ = cut.send(());
+        let _ = abort.send(());
         while serving.join_next().await.is_some() {}
     }
 }
@@ -299,12 +299,12 @@ async fn serve(
     listener: TcpListener,
     tls: TlsAcceptor,
     server: Arc<Server>,
-    cutting: oneshot::Receiver<()>,
+    aborted: oneshot::Receiver<()>,
 ) {
     let mut connections = JoinSet::new();
     tokio::select! {
         biased;
-        _ = cutting => {}
+        _ = aborted => {}
         () = accept(listener, tls, server, &mut connections) => {}
     }
     connections.shutdown().await;

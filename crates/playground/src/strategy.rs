@@ -207,7 +207,7 @@ impl Definition {
 
     /// The grace period of a deletion in seconds, if it is not given: only pods that are bound
     /// to a node have one, in their spec.
-    pub(crate) fn grace(&self, object: &Object, said: Option<u32>) -> u32 {
+    pub(crate) fn grace(&self, object: &Object, requested: Option<u32>) -> u32 {
         let is_pod = self.resource.group.is_empty() && self.resource.resource == "pods";
         let is_over = matches!(object.text(&["status", "phase"]), "Succeeded" | "Failed");
         if !is_pod || is_over || object.text(&["spec", "nodeName"]).is_empty() {
@@ -217,7 +217,7 @@ impl Definition {
         let own = own
             .and_then(Value::as_u64)
             .map(|it| u32::try_from(it).unwrap_or(u32::MAX));
-        said.or(own).unwrap_or(DEFAULT_POD_GRACE_SECONDS)
+        requested.or(own).unwrap_or(DEFAULT_POD_GRACE_SECONDS)
     }
 
     fn desired_state_differs(&self, before: &Object, next: &Object) -> bool {
@@ -225,9 +225,9 @@ impl Definition {
             // Binding to a node does not change the generation.
             let mut next = next.clone();
             next.take_from(before, &["spec", "nodeName"]);
-            return wishes(before) != wishes(&next);
+            return desired_state(before) != desired_state(&next);
         }
-        wishes(before) != wishes(next)
+        desired_state(before) != desired_state(next)
     }
 
     fn has_generation(&self) -> bool {
@@ -255,9 +255,9 @@ impl Definition {
 }
 
 /// The desired state of an object: all but metadata and status.
-fn wishes(object: &Object) -> impl PartialEq + '_ {
-    let wishes = object.fields().filter(|(name, _)| {
+fn desired_state(object: &Object) -> impl PartialEq + '_ {
+    let desired_state = object.fields().filter(|(name, _)| {
         !matches!(name.as_str(), "apiVersion" | "kind" | "metadata" | "status")
     });
-    wishes.collect::<Vec<(&String, &Value)>>()
+    desired_state.collect::<Vec<(&String, &Value)>>()
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{ArgAction, Args};
 use skewbridge_client::{AttachRequest, ExitStatus};
 
-use crate::client_command::{self, Failure, pod_running_timeout, print, say};
+use crate::client_command::{self, Failure, pod_running_timeout, print_stderr, print_stdout};
 use crate::cluster_flags::ClusterFlags;
 use crate::console::{self, DetachKeys, RawTerminal};
 use crate::exec::{NO_TERMINAL, explain};
@@ -62,7 +62,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
 }
 
 async fn attach(flags: &Flags) -> Result<(), Failure> {
-    let patience = pod_running_timeout(&flags.pod_running_timeout)?;
+    let max_wait = pod_running_timeout(&flags.pod_running_timeout)?;
     let reference = Reference::parse_words(&flags.target)?;
     let detach =
         DetachKeys::parse(&flags.detach_keys).map_err(|wrong| format!("--detach-keys: {wrong}"))?;
@@ -71,7 +71,7 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
         endpoint: access.endpoint.clone(),
         namespace: access.namespace.clone(),
     };
-    let FoundPod { pod, .. } = pods.find(&reference, patience).await?;
+    let FoundPod { pod, .. } = pods.find(&reference, max_wait).await?;
     if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
         let phase = &pod.status.phase;
         return Err(Failure::new(format!(
@@ -81,15 +81,15 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
     let container = choose_container(&pod, flags.container.as_deref())
         .map_err(|wrong| format!("cannot attach to the container: {wrong}"))?;
     if let Some(notice) = container.notice.filter(|_| !flags.quiet) {
-        say(notice);
+        print_stderr(notice);
     }
     let tty = wants_terminal(flags, &pod, &container.name);
     if !flags.quiet {
-        say(
+        print_stderr(
             "All commands and output from this session will be recorded in container logs, \
              including credentials and sensitive information passed through the command prompt.",
         );
-        say("If you don't see a command prompt, try pressing enter.");
+        print_stderr("If you don't see a command prompt, try pressing enter.");
     }
     let request = AttachRequest {
         namespace: access.namespace.clone(),
@@ -105,7 +105,7 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
     let process =
         process.map_err(|error| explain(error, "pods/attach", &access.namespace, why()))?;
     if access.verbosity > 0 {
-        say(describe_transport(process.transport()));
+        print_stderr(describe_transport(process.transport()));
     }
     let raw = if tty {
         Some(RawTerminal::enter().map_err(Failure::new)?)
@@ -128,7 +128,7 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
     match ended {
         ExitState::Detached => {
             if !flags.quiet {
-                print(format_args!("Detached; resume using {resume} command"));
+                print_stdout(format_args!("Detached; resume using {resume} command"));
             }
             Ok(())
         }
@@ -138,7 +138,7 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
         }
         ExitState::Process(status) => {
             if status.is_success() && tty && !flags.quiet {
-                print(if pod.is_ephemeral(&container.name) {
+                print_stdout(if pod.is_ephemeral(&container.name) {
                     format!(
                         "Session ended, the ephemeral container will not be restarted but may \
                          be reattached using {resume} if it is still running"
@@ -157,7 +157,7 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
 fn wants_terminal(flags: &Flags, pod: &Pod, container: &str) -> bool {
     let has = pod.container(container).is_some_and(|it| it.tty);
     if flags.tty && !has && !flags.quiet {
-        say(format_args!(
+        print_stderr(format_args!(
             "error: Unable to use a TTY - container {container} did not allocate one"
         ));
     }
@@ -166,7 +166,7 @@ fn wants_terminal(flags: &Flags, pod: &Pod, container: &str) -> bool {
     }
     let there = console::is_terminal();
     if !there && !flags.quiet {
-        say(NO_TERMINAL);
+        print_stderr(NO_TERMINAL);
     }
     there
 }

@@ -158,22 +158,22 @@ pub(crate) fn end(ended: Result<(), Failure>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.message.is_empty() {
-                say(&failure);
+                print_stderr(&failure);
             }
             ExitCode::from(failure.code)
         }
     }
 }
 
-/// Prints a line on stdout. See [`say`].
-pub(crate) fn print(line: impl fmt::Display) {
+/// Prints a line on stdout. See [`print_stderr`].
+pub(crate) fn print_stdout(line: impl fmt::Display) {
     let line = plain(&line.to_string());
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Prints a line on stderr. Control characters are escaped, because the text may come from a
 /// server. Write errors are ignored: the reader may have closed the pipe.
-pub(crate) fn say(line: impl fmt::Display) {
+pub(crate) fn print_stderr(line: impl fmt::Display) {
     let line = plain(&line.to_string());
     let _ = writeln!(std::io::stderr(), "{line}");
 }

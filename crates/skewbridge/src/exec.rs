@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{ArgAction, Args};
 use skewbridge_client::{Error, ExecRequest, ExitStatus};
 
-use crate::client_command::{self, Failure, pod_running_timeout, refused_before, say};
+use crate::client_command::{self, Failure, pod_running_timeout, print_stderr, refused_before};
 use crate::cluster_flags::ClusterFlags;
 use crate::console::{self, RawTerminal};
 use crate::pods::{FoundPod, Manifest, Pods, Reference, choose_container, explain_refusal};
@@ -112,7 +112,7 @@ impl Named {
 }
 
 async fn execute(flags: &Flags) -> Result<(), Failure> {
-    let patience = pod_running_timeout(&flags.pod_running_timeout)?;
+    let max_wait = pod_running_timeout(&flags.pod_running_timeout)?;
     let named = Named::parse(flags)?;
     let access = flags.cluster.access().await?;
     let (reference, namespace) = match named {
@@ -126,7 +126,7 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
         endpoint: access.endpoint.clone(),
         namespace: namespace.clone(),
     };
-    let FoundPod { pod, .. } = pods.find(&reference, patience).await?;
+    let FoundPod { pod, .. } = pods.find(&reference, max_wait).await?;
     if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
         let phase = &pod.status.phase;
         return Err(Failure::new(format!(
@@ -135,13 +135,13 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
     }
     let container = choose_container(&pod, flags.container.as_deref())?;
     if let Some(notice) = container.notice.filter(|_| !flags.quiet) {
-        say(notice);
+        print_stderr(notice);
     }
     // As with kubectl: a terminal requires standard input.
     let tty = flags.tty && flags.stdin && {
         let there = console::is_terminal();
         if !there && !flags.quiet {
-            say(NO_TERMINAL);
+            print_stderr(NO_TERMINAL);
         }
         there
     };
@@ -159,7 +159,7 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
     let process = executor(access.endpoint).start(&request).await;
     let process = process.map_err(|error| explain(error, "pods/exec", &namespace, why()))?;
     if access.verbosity > 0 {
-        say(describe_transport(process.transport()));
+        print_stderr(describe_transport(process.transport()));
     }
     let raw = if tty {
         Some(RawTerminal::enter().map_err(Failure::new)?)

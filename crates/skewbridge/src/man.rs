@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use clap_mangen::Man;
 
-use crate::client_command::say;
+use crate::client_command::print_stderr;
 
 const HELP: &str = "\
 Examples:
@@ -36,7 +36,7 @@ pub(crate) fn run(flags: &Flags, command: clap::Command) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let directory = flags.directory.as_deref().unwrap_or(Path::new("stdout"));
-            say(format_args!(
+            print_stderr(format_args!(
                 "error: --directory {}: {error}",
                 directory.display()
             ));

@@ -22,7 +22,7 @@ pub enum Element {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldSet {
     /// Whether this field itself is in the set, and not only fields below it.
-    here: bool,
+    included: bool,
     below: BTreeMap<Element, FieldSet>,
 }
 
@@ -44,7 +44,7 @@ impl FieldSet {
     /// the same key.
     pub fn of_object(object: &Value) -> Result<Self, String> {
         let mut set = Self::of(object, &mut Vec::new())?;
-        set.here = false;
+        set.included = false;
         Ok(set.without_server_owned())
     }
 
@@ -60,12 +60,12 @@ impl FieldSet {
                     names.pop();
                     set.put(Element::Field(name.clone()), below);
                 }
-                set.here = fields.is_empty();
+                set.included = fields.is_empty();
             }
             Value::Array(items) => {
                 let kind = list_kind(names);
                 if kind == ListKind::Atomic {
-                    set.here = true;
+                    set.included = true;
                     return Ok(set);
                 }
                 for item in items {
@@ -75,7 +75,7 @@ impl FieldSet {
                         ListKind::Keyed(_) => Self::of(item, names)?,
                         _ => Self::default(),
                     };
-                    below.here = true;
+                    below.included = true;
                     if let Some(twice) = set.below.insert(element.clone(), below) {
                         drop(twice);
                         return Err(format!(
@@ -85,7 +85,7 @@ impl FieldSet {
                     }
                 }
             }
-            _ => set.here = true,
+            _ => set.included = true,
         }
         Ok(set)
     }
@@ -96,7 +96,7 @@ impl FieldSet {
         }
         let metadata = Element::Field("metadata".to_owned());
         if let Some(set) = self.below.get_mut(&metadata) {
-            set.here = false;
+            set.included = false;
             for name in SERVER_OWNED {
                 set.below.remove(&Element::Field(name.to_owned()));
             }
@@ -110,7 +110,7 @@ impl FieldSet {
     /// Parses `fieldsV1`. Unknown entries are ignored.
     pub fn parse(value: &Value) -> Self {
         Self {
-            here: false,
+            included: false,
             ..Self::read(value)
         }
     }
@@ -123,7 +123,7 @@ impl FieldSet {
             .iter()
             .filter_map(|(name, value)| Some((Element::parse(name)?, Self::read(value))));
         Self {
-            here: fields.is_empty() || fields.contains_key("."),
+            included: fields.is_empty() || fields.contains_key("."),
             below: below.collect(),
         }
     }
@@ -131,7 +131,7 @@ impl FieldSet {
     /// Encodes as `fieldsV1`.
     pub fn write(&self) -> Value {
         let mut fields = Map::new();
-        if self.here && !self.below.is_empty() {
+        if self.included && !self.below.is_empty() {
             fields.insert(".".to_owned(), Value::Object(Map::new()));
         }
         for (element, set) in &self.below {
@@ -142,12 +142,12 @@ impl FieldSet {
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        !self.here && self.below.values().all(Self::is_empty)
+        !self.included && self.below.values().all(Self::is_empty)
     }
 
     /// Whether it is one of them by itself.
-    pub fn is_here(&self) -> bool {
-        self.here
+    pub fn is_included(&self) -> bool {
+        self.included
     }
 
     /// The fields below.
@@ -161,7 +161,7 @@ impl FieldSet {
     }
 
     pub(super) fn mark(&mut self) {
-        self.here = true;
+        self.included = true;
     }
 
     pub(super) fn put(&mut self, element: Element, set: Self) {
@@ -174,7 +174,7 @@ impl FieldSet {
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         let mut all = self.clone();
-        all.here |= other.here;
+        all.included |= other.included;
         for (element, set) in &other.below {
             let merged = match all.below.get(element) {
                 Some(own) => own.union(set),
@@ -189,7 +189,7 @@ impl FieldSet {
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         let mut both = Self {
-            here: self.here && other.here,
+            included: self.included && other.included,
             below: BTreeMap::new(),
         };
         for (element, set) in &self.below {
@@ -204,7 +204,7 @@ impl FieldSet {
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         let mut rest = Self {
-            here: self.here && !other.here,
+            included: self.included && !other.included,
             below: BTreeMap::new(),
         };
         for (element, set) in &self.below {
@@ -226,8 +226,8 @@ impl FieldSet {
 
     /// At each level first the fields of that level, then those below.
     fn collect(&self, path: &str, paths: &mut Vec<String>) {
-        let here = self.below.iter().filter(|(_, set)| set.here);
-        paths.extend(here.map(|(element, _)| format!("{path}{element}")));
+        let included = self.below.iter().filter(|(_, set)| set.included);
+        paths.extend(included.map(|(element, _)| format!("{path}{element}")));
         for (element, set) in &self.below {
             set.collect(&format!("{path}{element}"), paths);
         }
@@ -352,7 +352,7 @@ mod tests {
         paths.prop_map(|paths| {
             paths.iter().fold(FieldSet::default(), |all, path| {
                 let leaf = FieldSet {
-                    here: true,
+                    included: true,
                     below: BTreeMap::new(),
                 };
                 let one = path.iter().rev().fold(leaf, |set, name| {

@@ -57,7 +57,7 @@ impl ForwardRequest {
 type Message = (FromPod, Bytes);
 
 /// Forwards until every connection to the pod has ended, or the client leaves.
-pub(super) async fn carry(
+pub(super) async fn serve(
     io: impl AsyncRead + AsyncWrite,
     wanted: ForwardRequest,
     reach: PodDialer,
@@ -66,24 +66,30 @@ pub(super) async fn carry(
     let protocol = wanted.agreed.protocol;
     let (read, mut write) = tokio::io::split(io);
     let (ping, mut pings) = mpsc::channel(MAX_PENDING_PONGS);
-    let (say, mut said) = mpsc::channel(QUEUE_LENGTH);
+    let (outgoing, mut said) = mpsc::channel(QUEUE_LENGTH);
     // Dropped with this future, and the connections with it.
     let mut forwards = JoinSet::new();
     let mut inputs = Vec::new();
-    for (place, port) in (0..).zip(wanted.ports.iter().copied()) {
+    for (placement, port) in (0..).zip(wanted.ports.iter().copied()) {
         let (input, heard) = mpsc::channel(QUEUE_LENGTH);
         inputs.push(input);
-        forwards.spawn(forward(reach.clone(), place, port, heard, say.clone()));
+        forwards.spawn(forward(
+            reach.clone(),
+            placement,
+            port,
+            heard,
+            outgoing.clone(),
+        ));
     }
-    drop(say);
+    drop(outgoing);
     let mut listening = Box::pin(listen(MessageReader::new(read, ping), protocol, inputs));
     let talk = async {
         let mut writer = ToClient::new(protocol);
         let mut out = BytesMut::new();
-        for (place, port) in (0..).zip(wanted.ports.iter().copied()) {
+        for (placement, port) in (0..).zip(wanted.ports.iter().copied()) {
             for stream in [Stream::Data, Stream::Error] {
                 let channel = FromPod {
-                    port: place,
+                    port: placement,
                     stream,
                 };
                 writer.write(channel, &encode_port(port), &mut out);
@@ -137,19 +143,19 @@ async fn listen<R: AsyncRead + Unpin>(
 /// Forwards one port, to the end of its connection.
 async fn forward(
     reach: Arc<PodDialer>,
-    place: u8,
+    placement: u8,
     port: Port,
     mut heard: mpsc::Receiver<Bytes>,
-    say: mpsc::Sender<Message>,
+    outgoing: mpsc::Sender<Message>,
 ) {
     let channel = |stream| FromPod {
-        port: place,
+        port: placement,
         stream,
     };
     let stream: TcpStream = match reach.connect(port.number()).await {
         Ok(stream) => stream,
         Err(error) => {
-            let _ = say.send((channel(Stream::Error), error.into())).await;
+            let _ = outgoing.send((channel(Stream::Error), error.into())).await;
             return;
         }
     };
@@ -167,7 +173,7 @@ async fn forward(
                 return;
             }
             let message = (channel(Stream::Data), piece.freeze());
-            if say.send(message).await.is_err() {
+            if outgoing.send(message).await.is_err() {
                 return;
             }
         }

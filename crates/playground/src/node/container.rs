@@ -149,7 +149,7 @@ impl Container {
     pub(super) async fn keep(
         self: Arc<Self>,
         launcher: Launcher,
-        place: PodPlacement,
+        placement: PodPlacement,
         policy: RestartPolicy,
         mut stop: watch::Receiver<Option<Duration>>,
         changed: impl Fn(),
@@ -157,7 +157,9 @@ impl Container {
         let mut backoff = INITIAL_BACKOFF;
         loop {
             let started = SystemTime::now();
-            let termination = self.run_once(&launcher, &place, &mut stop, &changed).await;
+            let termination = self
+                .run_once(&launcher, &placement, &mut stop, &changed)
+                .await;
             if started.elapsed().is_ok_and(|it| it > BACKOFF_RESET_AFTER) {
                 backoff = INITIAL_BACKOFF;
             }
@@ -197,7 +199,7 @@ impl Container {
     async fn run_once(
         &self,
         launcher: &Launcher,
-        place: &PodPlacement,
+        placement: &PodPlacement,
         stop: &mut watch::Receiver<Option<Duration>>,
         changed: &impl Fn(),
     ) -> Termination {
@@ -207,7 +209,7 @@ impl Container {
             let mut state = self.lock();
             state.previous = state.container_log.replace(container_log.clone());
         }
-        let process = match self.launch(launcher, place) {
+        let process = match self.launch(launcher, placement) {
             Ok(process) => process,
             Err(error) => {
                 container_log.close();
@@ -221,7 +223,7 @@ impl Container {
             }
         };
         let Process {
-            mut life,
+            mut handle,
             stdin,
             stdout,
             stderr,
@@ -236,7 +238,7 @@ impl Container {
                 output: output.downgrade(),
                 stdin: self.plan.stdin.then_some(say),
                 sizes: resize,
-                ended: life.ended(),
+                ended: handle.ended(),
             },
         };
         changed();
@@ -256,7 +258,7 @@ impl Container {
             };
             tokio::join!(biased; measure, forward_input(said, stdin, self.plan.stdin_once));
         };
-        let ended = wait_and_drain(supervise(&mut life, stop), outputs, inputs).await;
+        let ended = wait_and_drain(supervise(&mut handle, stop), outputs, inputs).await;
         container_log.close();
         Termination {
             code: ended.code,
@@ -271,14 +273,18 @@ impl Container {
         }
     }
 
-    fn launch(&self, launcher: &Launcher, place: &PodPlacement) -> Result<Process, LaunchError> {
+    fn launch(
+        &self,
+        launcher: &Launcher,
+        placement: &PodPlacement,
+    ) -> Result<Process, LaunchError> {
         let launch = Launch {
-            pod: &place.pod,
+            pod: &placement.pod,
             task: match &self.plan.command {
                 Some(command) => Task::Command(command),
                 None => Task::Sample,
             },
-            directory: &place.directory,
+            directory: &placement.directory,
             environment: &self.plan.environment,
             input: match (self.plan.tty, self.plan.stdin) {
                 (true, _) => Input::Terminal,
@@ -292,22 +298,22 @@ impl Container {
 
 /// Waits for the end of a process: by itself, or after a stop request.
 async fn supervise(
-    life: &mut ProcessHandle,
+    handle: &mut ProcessHandle,
     stop: &mut watch::Receiver<Option<Duration>>,
 ) -> ExitInfo {
     let grace = tokio::select! {
-        ended = life.wait() => return ended,
+        ended = handle.wait() => return ended,
         told = stop.wait_for(Option::is_some) => match told {
             Ok(grace) => grace.unwrap_or_default(),
             // The sender is dropped.
             Err(_) => Duration::ZERO,
         },
     };
-    life.terminate();
+    handle.terminate();
     let mut deadline = Instant::now() + grace;
     loop {
         tokio::select! {
-            ended = life.wait() => return ended,
+            ended = handle.wait() => return ended,
             () = sleep_until(deadline) => break,
             // A later stop request can shorten the grace period, not extend it.
             Ok(()) = stop.changed() => {
@@ -316,7 +322,7 @@ async fn supervise(
             }
         }
     }
-    life.kill().await
+    handle.kill().await
 }
 
 /// Appends output to the log, and sends it to attached clients.

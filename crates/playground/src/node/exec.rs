@@ -55,7 +55,7 @@ impl Exec<'_> {
 
 async fn join_streams(process: Process, process_end: ProcessEnd, tty: bool) -> Outcome {
     let Process {
-        mut life,
+        mut handle,
         stdin,
         stdout,
         stderr,
@@ -83,7 +83,7 @@ async fn join_streams(process: Process, process_end: ProcessEnd, tty: bool) -> O
         };
         tokio::join!(biased; measure, forward_stdin(input, stdin, tty));
     };
-    let ended = wait_and_drain(life.wait(), outputs, inputs).await;
+    let ended = wait_and_drain(handle.wait(), outputs, inputs).await;
     outcome(ended)
 }
 

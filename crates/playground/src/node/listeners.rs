@@ -52,28 +52,30 @@ pub(super) fn reach(
 ) -> Option<SocketAddr> {
     let (v4, v6) = (Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into());
     let places = [pod, v4, v6].map(|address| SocketAddr::new(address, port));
-    places.into_iter().find(|place| {
-        let answering = answering(*place, all);
+    places.into_iter().find(|placement| {
+        let answering = answering(*placement, all);
         !answering.is_empty() && answering.iter().all(|it| own.contains(&it.inode))
     })
 }
 
 /// The sockets that may accept a connection to an address: those bound to it, or else those
 /// bound to any address.
-fn answering(place: SocketAddr, all: &[Listener]) -> Vec<Listener> {
+fn answering(placement: SocketAddr, all: &[Listener]) -> Vec<Listener> {
     let at = |matches: &dyn Fn(IpAddr) -> bool| -> Vec<Listener> {
-        let found = all.iter().filter(|it| it.address.port() == place.port());
+        let found = all
+            .iter()
+            .filter(|it| it.address.port() == placement.port());
         found
             .filter(|it| matches(it.address.ip()))
             .copied()
             .collect()
     };
-    let there = at(&|ip| ip == place.ip());
+    let there = at(&|ip| ip == placement.ip());
     if !there.is_empty() {
         return there;
     }
     // A socket bound to `::` may accept IPv4 too.
-    at(&|ip| ip.is_unspecified() && (place.is_ipv4() || ip.is_ipv6()))
+    at(&|ip| ip.is_unspecified() && (placement.is_ipv4() || ip.is_ipv6()))
 }
 
 /// Parses a table such as `/proc/net/tcp`.

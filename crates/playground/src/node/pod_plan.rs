@@ -66,7 +66,7 @@ impl RestartPolicy {
 
 impl PodPlan {
     /// The plan of a pod.
-    pub(super) fn of(pod: &Object, place: &PodPlacement) -> Self {
+    pub(super) fn of(pod: &Object, placement: &PodPlacement) -> Self {
         let containers = pod.at(&["spec", "containers"]).and_then(Value::as_array);
         let containers = containers.into_iter().flatten();
         Self {
@@ -80,7 +80,7 @@ impl PodPlan {
             },
             grace: grace(pod),
             containers: containers
-                .map(|container| ContainerPlan::of(container, pod, place))
+                .map(|container| ContainerPlan::of(container, pod, placement))
                 .collect(),
         }
     }
@@ -98,7 +98,7 @@ pub(super) fn grace(pod: &Object) -> Duration {
 }
 
 impl ContainerPlan {
-    fn of(container: &Value, pod: &Object, place: &PodPlacement) -> Self {
+    fn of(container: &Value, pod: &Object, placement: &PodPlacement) -> Self {
         let is_on = |key: &str| container[key].as_bool().unwrap_or_default();
         let list = |key: &str| texts(container.get(key)).into_iter().map(str::to_owned);
         let (stdin, tty) = (is_on("stdin"), is_on("tty"));
@@ -108,7 +108,7 @@ impl ContainerPlan {
         let ports: BTreeSet<u16> = ports.collect();
         Self {
             name: container["name"].as_str().unwrap_or_default().to_owned(),
-            environment: environment(container, pod, place, &ports),
+            environment: environment(container, pod, placement, &ports),
             command: match command.is_empty() {
                 false => Some(command),
                 // As in `kubectl run -it --image=busybox`: a shell.
@@ -125,16 +125,16 @@ impl ContainerPlan {
 fn environment(
     container: &Value,
     pod: &Object,
-    place: &PodPlacement,
+    placement: &PodPlacement,
     ports: &BTreeSet<u16>,
 ) -> Vec<(String, String)> {
     use super::program::{ADDRESS, NAME, PORTS};
     let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
     let mut variables = vec![
-        ("HOME".to_owned(), place.directory.display().to_string()),
+        ("HOME".to_owned(), placement.directory.display().to_string()),
         ("HOSTNAME".to_owned(), pod.name().to_owned()),
         (NAME.to_owned(), pod.name().to_owned()),
-        (ADDRESS.to_owned(), place.address.to_string()),
+        (ADDRESS.to_owned(), placement.address.to_string()),
         (PORTS.to_owned(), ports.join(",")),
     ];
     let tty = container["tty"].as_bool().unwrap_or_default();
@@ -149,7 +149,7 @@ fn environment(
         let field = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str();
         let value = match (variable["value"].as_str(), field) {
             (Some(value), _) => value.to_owned(),
-            (None, Some(field)) => field_of(field, pod, place),
+            (None, Some(field)) => field_of(field, pod, placement),
             (None, None) => String::new(),
         };
         if !value.contains('\0') {
@@ -165,14 +165,14 @@ fn is_name(name: &str) -> bool {
 }
 
 /// The fields of the downward API that are supported.
-fn field_of(path: &str, pod: &Object, place: &PodPlacement) -> String {
+fn field_of(path: &str, pod: &Object, placement: &PodPlacement) -> String {
     match path {
         "metadata.name" => pod.name().to_owned(),
         "metadata.namespace" => pod.namespace().to_owned(),
         "metadata.uid" => pod.uid().to_owned(),
-        "spec.nodeName" => place.node.clone(),
+        "spec.nodeName" => placement.node.clone(),
         "spec.serviceAccountName" => pod.text(&["spec", "serviceAccountName"]).to_owned(),
-        "status.podIP" | "status.hostIP" => place.address.to_string(),
+        "status.podIP" | "status.hostIP" => placement.address.to_string(),
         _ => String::new(),
     }
 }
@@ -187,13 +187,13 @@ mod tests {
         let pod = Object::new(json!({
             "metadata": {"name": "web", "namespace": "shop", "uid": "u"}, "spec": spec,
         }));
-        let place = PodPlacement {
+        let placement = PodPlacement {
             pod: "u".to_owned(),
             address: "127.0.0.2".parse().unwrap(),
             directory: "/scratch".into(),
             node: "node".to_owned(),
         };
-        PodPlan::of(&pod.unwrap(), &place)
+        PodPlan::of(&pod.unwrap(), &placement)
     }
 
     #[test]

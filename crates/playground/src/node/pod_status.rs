@@ -10,7 +10,7 @@ use crate::time::Time;
 /// The status of a pod, given its containers.
 pub(super) fn status(
     pod: &Object,
-    place: &PodPlacement,
+    placement: &PodPlacement,
     policy: RestartPolicy,
     containers: &[(&ContainerPlan, State)],
     started: Time,
@@ -43,7 +43,7 @@ pub(super) fn status(
         .into_iter()
         .map(|(kind, is_true, why)| condition(pod, kind, is_true, &why, now))
         .collect();
-    let address = place.address.to_string();
+    let address = placement.address.to_string();
     json!({
         "phase": phase,
         "conditions": conditions,
@@ -68,11 +68,11 @@ fn phase(policy: RestartPolicy, containers: &[(&ContainerPlan, State)]) -> &'sta
             _ => None,
         })
         .collect();
-    let begun = |state: &State| !matches!(state.phase, Phase::Waiting { reason, .. } if reason == "ContainerCreating");
+    let started = |state: &State| !matches!(state.phase, Phase::Waiting { reason, .. } if reason == "ContainerCreating");
     match ended {
         Some(codes) if !codes.is_empty() && codes.iter().all(|code| *code == 0) => "Succeeded",
         Some(codes) if !codes.is_empty() => "Failed",
-        _ if containers.iter().all(|(_, state)| begun(state)) => "Running",
+        _ if containers.iter().all(|(_, state)| started(state)) => "Running",
         _ => "Pending",
     }
 }

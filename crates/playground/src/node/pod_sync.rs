@@ -43,10 +43,10 @@ pub(super) struct Pods(Arc<Mutex<BTreeMap<String, Arc<Pod>>>>);
 #[derive(Debug)]
 pub(super) struct Pod {
     pub(super) plan: PodPlan,
-    pub(super) place: PodPlacement,
+    pub(super) placement: PodPlacement,
     pub(super) containers: Vec<Arc<Container>>,
     started: Time,
-    begun: Instant,
+    running_since: Instant,
     /// Stops its containers, with a grace period.
     stop: watch::Sender<Option<Duration>>,
 }
@@ -192,7 +192,7 @@ impl PodSync {
     }
 
     fn start(&mut self, object: &Object) -> std::io::Result<()> {
-        let (address, directory) = self.place()?;
+        let (address, directory) = self.placement()?;
         if object.text(&["spec", "nodeName"]).is_empty() {
             let bound = self.modify(object, Part::Main, |pod| {
                 pod.set(&["spec", "nodeName"], NODE_NAME);
@@ -204,13 +204,13 @@ impl PodSync {
         }
         let directory = directory.join(object.uid());
         private_directory(&directory)?;
-        let place = PodPlacement {
+        let placement = PodPlacement {
             pod: object.uid().to_owned(),
             address,
             directory,
             node: NODE_NAME.to_owned(),
         };
-        let plan = PodPlan::of(object, &place);
+        let plan = PodPlan::of(object, &placement);
         let (stop, stopped) = watch::channel(None);
         let containers = plan.containers.iter().cloned();
         let containers: Vec<_> = containers.map(Container::new).map(Arc::new).collect();
@@ -219,7 +219,7 @@ impl PodSync {
             let changed = self.changed.clone();
             tasks.spawn(container.clone().keep(
                 self.launcher.clone(),
-                place.clone(),
+                placement.clone(),
                 plan.restart,
                 stopped.clone(),
                 move || changed.notify_one(),
@@ -227,10 +227,10 @@ impl PodSync {
         }
         let pod = Arc::new(Pod {
             plan,
-            place,
+            placement,
             containers,
             started: now(),
-            begun: Instant::now(),
+            running_since: Instant::now(),
             stop,
         });
         self.running.insert(object.uid().to_owned(), tasks);
@@ -240,12 +240,12 @@ impl PodSync {
     }
 
     /// An address that no other pod has, and where directories are.
-    fn place(&self) -> std::io::Result<(IpAddr, PathBuf)> {
+    fn placement(&self) -> std::io::Result<(IpAddr, PathBuf)> {
         let pods = self.pods.lock();
         if pods.len() >= MAX_PODS {
             return Err(std::io::Error::other("too many pods on this node"));
         }
-        let taken = |address| pods.values().any(|pod| pod.place.address == address);
+        let taken = |address| pods.values().any(|pod| pod.placement.address == address);
         let mut all = ADDRESSES.map(|last| IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)));
         let free = all.find(|address| !taken(*address));
         // Some systems have only one address of loopback; it is shared then.
@@ -263,7 +263,7 @@ impl PodSync {
             .collect();
         let mut status = pod_status::status(
             object,
-            &pod.place,
+            &pod.placement,
             pod.plan.restart,
             &containers,
             pod.started,
@@ -315,16 +315,16 @@ impl PodSync {
             tasks.shutdown().await;
         }
         self.pods.lock().remove(&pod.plan.uid);
-        self.remains.push(pod.place.clone());
+        self.remains.push(pod.placement.clone());
     }
 
     /// Removes the directories of deleted pods whose processes have exited.
     fn remove_unused_directories(&mut self) {
         let launcher = &self.launcher;
-        self.remains.retain(|place| {
-            let in_use = !launcher.running(&place.pod).is_empty();
+        self.remains.retain(|placement| {
+            let in_use = !launcher.running(&placement.pod).is_empty();
             if !in_use {
-                let _ = fs::remove_dir_all(&place.directory);
+                let _ = fs::remove_dir_all(&placement.directory);
             }
             in_use
         });
@@ -385,7 +385,7 @@ impl Pod {
             return None;
         }
         let limit = Duration::from_secs(seconds.min(u64::from(u32::MAX)));
-        Some(self.begun + limit)
+        Some(self.running_since + limit)
     }
 
     fn is_stopped(&self) -> bool {

@@ -37,7 +37,7 @@ const PAIR_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) struct PodDialer {
     /// Its name.
     pub(super) pod: String,
-    pub(super) place: PodPlacement,
+    pub(super) placement: PodPlacement,
     pub(super) launcher: Launcher,
 }
 
@@ -46,15 +46,15 @@ impl PodDialer {
     /// another program could get the port only after the pod releases it.
     fn address(&self, port: u16) -> Option<SocketAddr> {
         // The sample records the port that it uses instead of a declared one.
-        let directory = self.place.directory.join(PORTS_DIRECTORY);
+        let directory = self.placement.directory.join(PORTS_DIRECTORY);
         let said = fs::read_to_string(directory.join(port.to_string())).ok();
         let said = said.and_then(|text| text.trim().parse().ok());
-        let address = self.place.address;
+        let address = self.placement.address;
         if cfg!(not(target_os = "linux")) {
             // The owners of sockets are unknown here: only the record of the sample counts.
             return said.map(|real| SocketAddr::new(address, real));
         }
-        let started = self.launcher.running(&self.place.pod);
+        let started = self.launcher.running(&self.placement.pod);
         let mut process_tree = process_tree::descendants(started.iter().copied());
         process_tree.extend(started);
         let own = listeners::sockets(&process_tree);
@@ -83,7 +83,7 @@ impl PodDialer {
 }
 
 /// Forwards until the client leaves.
-pub(super) async fn carry(io: impl AsyncRead + AsyncWrite + Unpin, reach: PodDialer) {
+pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, reach: PodDialer) {
     let reach = Arc::new(reach);
     let connect = move |port| {
         let reach = reach.clone();

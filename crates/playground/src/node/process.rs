@@ -101,7 +101,7 @@ pub(super) struct OutputReader {
     ended: watch::Receiver<bool>,
     /// The rest of [`OUTPUT_DRAIN_TIMEOUT`] and [`MAX_REMAINING_OUTPUT_BYTES`]. Time that
     /// readers spend between reads does not count.
-    patience: Duration,
+    max_wait: Duration,
     rest: usize,
 }
 
@@ -110,7 +110,7 @@ pub(super) type InputWriter = Pin<Box<dyn AsyncWrite + Send>>;
 
 /// A running process, and its streams.
 pub(super) struct Process {
-    pub(super) life: ProcessHandle,
+    pub(super) handle: ProcessHandle,
     pub(super) stdin: Option<InputWriter>,
     pub(super) stdout: Option<OutputReader>,
     pub(super) stderr: Option<OutputReader>,
@@ -150,8 +150,8 @@ impl Launcher {
 
     /// Ends all processes, and waits until they have exited.
     pub(super) fn end_all(&self, limit: Duration) {
-        let begun = std::time::Instant::now();
-        while begun.elapsed() < limit {
+        let started = std::time::Instant::now();
+        while started.elapsed() < limit {
             let mut running = self.lock();
             running.retain(|id, _| is_running(*id));
             if running.is_empty() {
@@ -229,15 +229,15 @@ impl Launcher {
                 .stdin(theirs.try_clone()?)
                 .stdout(theirs.try_clone()?)
                 .stderr(theirs);
-            let life = self.spawn(&mut command, launch)?;
+            let handle = self.spawn(&mut command, launch)?;
             // The process has its own descriptors; the terminal is closed when all are.
             drop(command);
             return Ok(Process {
                 stdin: Some(Box::pin(input)),
-                stdout: Some(life.output_reader(output)),
+                stdout: Some(handle.output_reader(output)),
                 stderr: None,
                 window: Some(window),
-                life,
+                handle,
             });
         }
         command
@@ -247,18 +247,18 @@ impl Launcher {
             })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut life = self.spawn(&mut command, launch)?;
-        let (stdout, stderr) = (life.child.stdout.take(), life.child.stderr.take());
+        let mut handle = self.spawn(&mut command, launch)?;
+        let (stdout, stderr) = (handle.child.stdout.take(), handle.child.stderr.take());
         Ok(Process {
-            stdin: life
+            stdin: handle
                 .child
                 .stdin
                 .take()
                 .map(|it| Box::pin(it) as InputWriter),
-            stdout: stdout.map(|it| life.output_reader(it)),
-            stderr: stderr.map(|it| life.output_reader(it)),
+            stdout: stdout.map(|it| handle.output_reader(it)),
+            stderr: stderr.map(|it| handle.output_reader(it)),
             window: None,
-            life,
+            handle,
         })
     }
 }
@@ -319,9 +319,9 @@ impl OutputReader {
         if self.rest == 0 {
             return false;
         }
-        let begun = Instant::now();
-        let read = timeout(self.patience, self.bytes.read_buf(into)).await;
-        self.patience = self.patience.saturating_sub(begun.elapsed());
+        let started = Instant::now();
+        let read = timeout(self.max_wait, self.bytes.read_buf(into)).await;
+        self.max_wait = self.max_wait.saturating_sub(started.elapsed());
         let Ok(Ok(read @ 1..)) = read else {
             return false;
         };
@@ -379,7 +379,7 @@ impl ProcessHandle {
         OutputReader {
             bytes: Box::pin(bytes),
             ended: self.ended.subscribe(),
-            patience: OUTPUT_DRAIN_TIMEOUT,
+            max_wait: OUTPUT_DRAIN_TIMEOUT,
             rest: MAX_REMAINING_OUTPUT_BYTES,
         }
     }

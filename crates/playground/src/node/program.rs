@@ -146,13 +146,13 @@ fn sample() -> ExitCode {
             Ok(listener) => {
                 let who = name.clone();
                 thread::spawn(move || answer_all(&listener, &who, port));
-                say(format_args!("{name}: serving on port {port}"))
+                print_line(format_args!("{name}: serving on port {port}"))
             }
-            Err(error) => say(format_args!("{name}: port {port}: {error}")),
+            Err(error) => print_line(format_args!("{name}: port {port}: {error}")),
         };
     }
     for number in 1_u64.. {
-        if !say(format_args!("{name}: still here ({number})")) {
+        if !print_line(format_args!("{name}: still here ({number})")) {
             break;
         }
         thread::sleep(LOG_INTERVAL);
@@ -161,7 +161,7 @@ fn sample() -> ExitCode {
 }
 
 /// `false` if stdout is closed.
-fn say(what: std::fmt::Arguments<'_>) -> bool {
+fn print_line(what: std::fmt::Arguments<'_>) -> bool {
     let mut out = io::stdout().lock();
     writeln!(out, "{what}").and_then(|()| out.flush()).is_ok()
 }
@@ -211,10 +211,10 @@ fn answer(mut stream: &TcpStream, name: &str, port: u16) -> io::Result<()> {
             break;
         }
     }
-    let asked = first.split_whitespace().nth(1).unwrap_or("nothing");
-    say(format_args!(
+    let requested = first.split_whitespace().nth(1).unwrap_or("nothing");
+    print_line(format_args!(
         "{name}: asked for {} on port {port}",
-        asked.escape_debug()
+        requested.escape_debug()
     ));
     let body = format!("Hello from pod {name}, port {port}.\n");
     write!(

@@ -22,7 +22,7 @@ const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 const RESULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves a command to its end, or until the client disconnects: then the command is dropped.
-pub(super) async fn carry<T, F>(
+pub(super) async fn serve<T, F>(
     io: T,
     options: Options,
     protocol: SpdyProtocol,

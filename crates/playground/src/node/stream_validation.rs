@@ -227,7 +227,7 @@ fn exec(pods: &Pods, launcher: &Launcher, request: &StreamRequest) -> Result<Str
         launcher: launcher.clone(),
         pod: pod.plan.uid.clone(),
         words,
-        directory: pod.place.directory.clone(),
+        directory: pod.placement.directory.clone(),
         environment,
         tty,
     };
@@ -299,14 +299,14 @@ fn wants(request: &StreamRequest) -> Result<Wants, Status> {
         ));
     }
     if is_upgrade(headers) {
-        let asked = parse_upgrade_request(&request.method, headers);
-        let asked = asked.map_err(|refusal| Status::bad_request(refusal.to_string()))?;
+        let requested = parse_upgrade_request(&request.method, headers);
+        let requested = requested.map_err(|refusal| Status::bad_request(refusal.to_string()))?;
         let agreed = negotiate(ServerKind::Bridge, subprotocols(headers)).ok_or_else(|| {
             Status::bad_request("none of the subprotocols that are asked for is known")
         })?;
         let mut answer = HeaderMap::new();
         set_response_headers(
-            &asked,
+            &requested,
             agreed.header.map(HeaderValue::from_static),
             &mut answer,
         );
@@ -325,8 +325,9 @@ fn wants(request: &StreamRequest) -> Result<Wants, Status> {
 }
 
 fn require_spdy(headers: &HeaderMap) -> Result<(), Status> {
-    let asked = headers.get(UPGRADE);
-    if asked.is_some_and(|asked| asked.as_bytes().eq_ignore_ascii_case(SPDY.as_bytes())) {
+    let requested = headers.get(UPGRADE);
+    if requested.is_some_and(|requested| requested.as_bytes().eq_ignore_ascii_case(SPDY.as_bytes()))
+    {
         return Ok(());
     }
     Err(Status::bad_request("Upgrade request required"))
@@ -348,13 +349,13 @@ impl Wants {
             Self::Spdy(protocol, options) => {
                 let head = switching(spdy_headers(protocol.name()));
                 let takeover = Takeover::new(move |switched| async move {
-                    spdy::carry(whole(switched), options, protocol, run).await;
+                    spdy::serve(whole(switched), options, protocol, run).await;
                 });
                 StreamAnswer::Switch(head, takeover)
             }
             Self::WebSocket(headers, protocol, options) => {
                 let takeover = Takeover::new(move |switched| async move {
-                    websocket::carry(whole(switched), options, protocol, run).await;
+                    websocket::serve(whole(switched), options, protocol, run).await;
                 });
                 StreamAnswer::Switch(switching(headers), takeover)
             }
@@ -376,29 +377,29 @@ fn forwarded(
     }
     let reach = PodDialer {
         pod: request.name.clone(),
-        place: pod.place.clone(),
+        placement: pod.placement.clone(),
         launcher: launcher.clone(),
     };
     let headers = &request.headers;
     if is_upgrade(headers) {
-        let asked = parse_upgrade_request(&request.method, headers);
-        let asked = asked.map_err(|refusal| Status::bad_request(refusal.to_string()))?;
+        let requested = parse_upgrade_request(&request.method, headers);
+        let requested = requested.map_err(|refusal| Status::bad_request(refusal.to_string()))?;
         let mut answer = HeaderMap::new();
         if !tunnelled_protocols(subprotocols(headers)).any(|offer| offer == PORT_FORWARD) {
             let wanted = ForwardRequest::of(subprotocols(headers), &request.query);
             let wanted = wanted.map_err(Status::bad_request)?;
             let protocol = wanted.agreed.header.map(HeaderValue::from_static);
-            set_response_headers(&asked, protocol, &mut answer);
+            set_response_headers(&requested, protocol, &mut answer);
             let takeover = Takeover::new(move |switched| async move {
-                channel_forward::carry(whole(switched), wanted, reach).await;
+                channel_forward::serve(whole(switched), wanted, reach).await;
             });
             return Ok(StreamAnswer::Switch(switching(answer), takeover));
         }
         let protocol = HeaderValue::from_static(TUNNELLED_PORT_FORWARD);
-        set_response_headers(&asked, Some(protocol), &mut answer);
+        set_response_headers(&requested, Some(protocol), &mut answer);
         let takeover = Takeover::new(move |switched| async move {
             let (outside, inside) = duplex(TUNNEL_BUFFER_BYTES);
-            let forward = port_forward::carry(inside, reach);
+            let forward = port_forward::serve(inside, reach);
             tokio::join!(websocket::tunnel(whole(switched), outside), forward);
         });
         return Ok(StreamAnswer::Switch(switching(answer), takeover));
@@ -411,7 +412,7 @@ fn forwarded(
         )));
     }
     let takeover = Takeover::new(move |switched| async move {
-        port_forward::carry(whole(switched), reach).await;
+        port_forward::serve(whole(switched), reach).await;
     });
     let head = switching(spdy_headers(PORT_FORWARD));
     Ok(StreamAnswer::Switch(head, takeover))

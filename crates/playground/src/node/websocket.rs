@@ -32,7 +32,7 @@ pub(super) const MAX_PENDING_PONGS: usize = 4;
 pub(super) const RESULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves a command to its end, or until the client disconnects: then the command is dropped.
-pub(super) async fn carry<T, F>(
+pub(super) async fn serve<T, F>(
     io: T,
     options: Options,
     protocol: Protocol,

@@ -57,11 +57,11 @@ pub(super) fn not_found_page() -> ApiResponse {
 }
 
 /// A failure, in a form that the caller reads.
-pub(super) fn failure(status: &Status, asked: &HeaderMap) -> ApiResponse {
+pub(super) fn failure(status: &Status, requested: &HeaderMap) -> ApiResponse {
     let format = match status.code {
         // Without an accepted format, it is plain text.
         406 => return not_acceptable(status),
-        _ => negotiate_error_format(asked),
+        _ => negotiate_error_format(requested),
     };
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let media = match format {

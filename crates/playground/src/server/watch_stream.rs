@@ -87,7 +87,7 @@ pub(super) fn watch(
         watch,
         bookmarks: (request.query.flag("allowWatchBookmarks") == Some(true))
             .then(|| Instant::now() + BOOKMARK_INTERVAL),
-        told: 0,
+        last_bookmark: 0,
         ends: Instant::now() + lasts,
         drain: request.server.drain.clone(),
         over: false,
@@ -141,7 +141,7 @@ struct WatchStream {
     /// When the next bookmark is due, if the client accepts them.
     bookmarks: Option<Instant>,
     /// The version of the last bookmark.
-    told: u64,
+    last_bookmark: u64,
     ends: Instant,
     drain: Drain,
     over: bool,
@@ -190,8 +190,8 @@ impl WatchStream {
     /// Sends a bookmark, if the version has changed.
     fn bookmark(&mut self) {
         let bookmark = self.watch.bookmark();
-        if self.bookmarks.is_some() && bookmark.version() > self.told {
-            self.told = bookmark.version();
+        if self.bookmarks.is_some() && bookmark.version() > self.last_bookmark {
+            self.last_bookmark = bookmark.version();
             self.pending.push_back(bookmark);
         }
     }
@@ -326,7 +326,7 @@ mod tests {
             pending: watch.take_first().into(),
             watch,
             bookmarks,
-            told: 0,
+            last_bookmark: 0,
             ends,
             drain,
             over: false,
@@ -335,11 +335,11 @@ mod tests {
     }
 
     /// The events of a watch, up to this number of chunks.
-    async fn told(mut watching: WatchStream, pieces: usize) -> Vec<(String, String)> {
-        let mut told = Vec::new();
+    async fn last_bookmark(mut watching: WatchStream, pieces: usize) -> Vec<(String, String)> {
+        let mut last_bookmark = Vec::new();
         for _ in 0..pieces {
             let (next, Some(piece)) = watching.step().await else {
-                told.push(Default::default());
+                last_bookmark.push(Default::default());
                 break;
             };
             watching = next;
@@ -350,10 +350,10 @@ mod tests {
                 let event: Value = serde_json::from_slice(event).unwrap();
                 let text = |it: &Value| it.as_str().unwrap_or_default().to_owned();
                 let name = text(&event["object"]["metadata"]["name"]);
-                told.push((text(&event["type"]), name));
+                last_bookmark.push((text(&event["type"]), name));
             }
         }
-        told
+        last_bookmark
     }
 
     fn pairs(of: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -369,15 +369,21 @@ mod tests {
 
         let (watching, leave) = busy(None, later);
         leave.drain(Duration::from_secs(30));
-        assert_eq!(told(watching, 3).await, pairs(&[first, end]));
+        assert_eq!(last_bookmark(watching, 3).await, pairs(&[first, end]));
 
         let (watching, _leave) = busy(None, now);
-        assert_eq!(told(watching, 3).await, pairs(&[first, end]));
+        assert_eq!(last_bookmark(watching, 3).await, pairs(&[first, end]));
 
         let (watching, _leave) = busy(Some(later), now);
-        assert_eq!(told(watching, 3).await, pairs(&[first, bookmark, end]));
+        assert_eq!(
+            last_bookmark(watching, 3).await,
+            pairs(&[first, bookmark, end])
+        );
 
         let (watching, _leave) = busy(Some(now), later);
-        assert_eq!(told(watching, 3).await, pairs(&[first, bookmark, news]));
+        assert_eq!(
+            last_bookmark(watching, 3).await,
+            pairs(&[first, bookmark, news])
+        );
     }
 }

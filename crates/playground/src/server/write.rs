@@ -182,7 +182,7 @@ fn apply_to(
     }
     complete(store, target, &mut after, live.as_deref(), context)?;
     if let Some(live) = &live {
-        judge(target, part, live, &mut after)?;
+        validate_update(target, part, live, &mut after)?;
     }
     let (definition, namespace, name) = (&target.definition, target.namespace, target.name);
     let changed = store.update(
@@ -235,7 +235,7 @@ pub(super) fn change(
         next.take_from(&given, &["metadata", field]);
     }
     complete(store, target, &mut next, Some(&before), context)?;
-    judge(target, part, &before, &mut next)?;
+    validate_update(target, part, &before, &mut next)?;
     note_update(Some(&before), &mut next, writer);
     store.update(definition, namespace, name, to_storage(next), part, context)
 }
@@ -251,7 +251,7 @@ fn complete(
     let resource = target.resource();
     defaults::fill(resource, object);
     if resource.group.is_empty() && resource.resource == "services" {
-        give_address(store, object, before, context);
+        assign_cluster_ip(store, object, before, context);
     }
     match &defaults::errors(resource, object)[..] {
         [] => Ok(()),
@@ -263,7 +263,7 @@ fn complete(
 }
 
 /// 422 for changes of immutable fields.
-fn judge(
+fn validate_update(
     target: &ApiTarget<'_>,
     part: Part,
     before: &Object,
@@ -287,7 +287,7 @@ fn judge(
 const MAX_ADDRESS_ATTEMPTS: usize = 16;
 
 /// A service keeps its cluster IP, and gets one if it has none.
-fn give_address(
+fn assign_cluster_ip(
     store: &Store,
     service: &mut Object,
     before: Option<&Object>,

@@ -78,17 +78,17 @@ impl Store {
         options: &ListOptions,
     ) -> Result<Listed, Status> {
         let resource = &storage_resource(resource);
-        let asked = parse_version(&options.resource_version)?;
+        let requested = parse_version(&options.resource_version)?;
         let (version, behind) = if options.continue_token.is_empty() {
-            match (asked, options.version_match) {
-                (asked, _) if asked > self.version() => {
-                    return Err(status::too_large_version(asked, self.version()));
+            match (requested, options.version_match) {
+                (requested, _) if requested > self.version() => {
+                    return Err(status::too_large_version(requested, self.version()));
                 }
-                (1.., VersionMatch::Exact) => (asked, None),
+                (1.., VersionMatch::Exact) => (requested, None),
                 _ => (self.version(), None),
             }
         } else {
-            if asked != 0 {
+            if requested != 0 {
                 return Err(Status::bad_request(
                     "specifying resource version is not allowed when using continue",
                 ));

@@ -26,11 +26,11 @@ fn all(store: &Store) -> Listed {
 #[test]
 fn a_new_object_gets_server_set_metadata() {
     let mut store = Store::default();
-    let asked = object(
+    let requested = object(
         "web",
         json!({"metadata": {"uid": "mine", "generation": 9, "deletionTimestamp": "x"}}),
     );
-    let made = now(|it| store.create(&config_maps(), "shop", asked, it)).unwrap();
+    let made = now(|it| store.create(&config_maps(), "shop", requested, it)).unwrap();
     assert_eq!((made.name(), made.namespace()), ("web", "shop"));
     assert_eq!(made.uid().len(), 36);
     assert_eq!(made.resource_version(), "2");
@@ -90,14 +90,14 @@ fn invalid_objects_are_refused() {
 #[test]
 fn names_are_generated_until_one_is_free() {
     let mut store = Store::default();
-    let asked = || Object::new(json!({"metadata": {"generateName": "web-"}})).unwrap();
-    let mut create = |mut luck: Vec<u64>| {
+    let requested = || Object::new(json!({"metadata": {"generateName": "web-"}})).unwrap();
+    let mut create = |mut entropy: Vec<u64>| {
         // The last number is for uids.
         let mut entropy = || {
-            if luck.len() > 1 {
-                luck.remove(0)
+            if entropy.len() > 1 {
+                entropy.remove(0)
             } else {
-                luck[0]
+                entropy[0]
             }
         };
         let mut context = WriteContext {
@@ -105,7 +105,7 @@ fn names_are_generated_until_one_is_free() {
             entropy: &mut entropy,
             dry_run: DryRun::Off,
         };
-        store.create(&config_maps(), "shop", asked(), &mut context)
+        store.create(&config_maps(), "shop", requested(), &mut context)
     };
     assert_eq!(create(vec![0, 7]).unwrap().name(), "web-bbbbb");
     assert_eq!(create(vec![0, 0, 1, 7]).unwrap().name(), "web-cbbbb");
@@ -168,11 +168,11 @@ fn an_update_needs_the_current_version() {
 fn spec_and_status_are_written_separately_and_only_the_spec_changes_the_generation() {
     let deployments = definition("apps", "v1", "deployments");
     let mut store = Store::default();
-    let asked = object(
+    let requested = object(
         "web",
         json!({"spec": {"replicas": 1}, "status": {"replicas": 9}}),
     );
-    let made = now(|it| store.create(&deployments, "shop", asked, it)).unwrap();
+    let made = now(|it| store.create(&deployments, "shop", requested, it)).unwrap();
     assert_eq!(
         (made.generation(), made.at(&["status"])),
         (Some(1), Some(&json!({})))
@@ -198,8 +198,8 @@ fn spec_and_status_are_written_separately_and_only_the_spec_changes_the_generati
 #[test]
 fn an_object_waits_for_its_finalizers() {
     let mut store = Store::default();
-    let asked = object("web", json!({"metadata": {"finalizers": ["a", "b"]}}));
-    now(|it| store.create(&config_maps(), "shop", asked, it)).unwrap();
+    let requested = object("web", json!({"metadata": {"finalizers": ["a", "b"]}}));
+    now(|it| store.create(&config_maps(), "shop", requested, it)).unwrap();
     let none = Preconditions::default();
     let delete = |store: &mut Store| {
         now(|it| store.delete(&config_maps(), "shop", "web", &none, it)).unwrap()
@@ -271,8 +271,8 @@ fn a_dry_run_leaves_no_trace() {
     let made = create(&mut store, "web");
     let none = Preconditions::default();
     with(DryRun::On, |it| {
-        let asked = object("new", json!({}));
-        let answer = store.create(&config_maps(), "shop", asked, it).unwrap();
+        let requested = object("new", json!({}));
+        let answer = store.create(&config_maps(), "shop", requested, it).unwrap();
         assert_eq!((answer.uid().len(), answer.resource_version()), (36, ""));
         let again = object("web", json!({}));
         assert_eq!(

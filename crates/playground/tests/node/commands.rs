@@ -209,23 +209,23 @@ async fn a_disconnect_ends_the_command_and_its_children() {
     let words = ["/bin/sh", "-c", "sleep 1000 & echo $$ $!; wait"];
     let query = query(&words, "stdin=true&stdout=true&stderr=true");
     let mut client = fixture.spdy(Exec, &query, SpdyProtocol::V4).await;
-    let said = client.read_some().await;
-    let said = String::from_utf8(said.to_vec()).unwrap();
-    let ids: Vec<i32> = said
+    let text = client.read_some().await;
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    let ids: Vec<i32> = text
         .split_whitespace()
         .map(|it| it.parse().unwrap())
         .collect();
-    assert!(ids.iter().all(|id| lives(*id)));
+    assert!(ids.iter().all(|id| is_alive(*id)));
     client.disconnect();
     eventually(
-        || ids.iter().all(|id| !lives(*id)).then_some(()),
+        || ids.iter().all(|id| !is_alive(*id)).then_some(()),
         "both are gone",
     )
     .await;
 }
 
 /// Whether there is such a process, zombies apart.
-pub(crate) fn lives(id: i32) -> bool {
+pub(crate) fn is_alive(id: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat"));
     stat.is_ok_and(|stat| !stat.contains(") Z "))
 }

@@ -9,7 +9,7 @@ use skewbridge_playground::status::GroupResource;
 use skewbridge_playground::strategy::Part;
 use skewbridge_remotecommand::{ExitCode, Outcome, SpdyProtocol};
 
-use crate::commands::lives;
+use crate::commands::is_alive;
 use crate::node_fixture::{NodeFixture, eventually, pods, query};
 
 fn shell(script: &str, policy: &str) -> Value {
@@ -101,7 +101,7 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
         "it runs",
     )
     .await;
-    assert!(lives(id));
+    assert!(is_alive(id));
     let marked = fixture
         .store
         .modify(&pods(), "default", "web", Part::Main, |pod| {
@@ -112,10 +112,10 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
     fixture.delete_within("web", 3600);
     eventually(|| asked.exists().then_some(()), "it is asked to end").await;
     assert!(fixture.pod("web").deletion_timestamp().is_some());
-    assert!(lives(id));
+    assert!(is_alive(id));
     // A shorter grace period overrides a longer one.
     fixture.delete_within("web", 1);
-    eventually(|| (!lives(id)).then_some(()), "its process is gone").await;
+    eventually(|| (!is_alive(id)).then_some(()), "its process is gone").await;
     assert!(begun.elapsed() < Duration::from_secs(30));
     eventually(
         || (!directory.exists()).then_some(()),
@@ -189,7 +189,7 @@ async fn a_node_that_ends_leaves_nothing_behind() {
     .await;
     drop(fixture.node);
     eventually(
-        || ids.iter().all(|id| !lives(*id)).then_some(()),
+        || ids.iter().all(|id| !is_alive(*id)).then_some(()),
         "all are gone",
     )
     .await;
@@ -212,12 +212,12 @@ async fn read_escaped_pids(directory: &Path) -> Vec<i32> {
     };
     let all = || [read("session"), read("job"), read("orphan")].into_iter();
     let ids: Vec<i32> = eventually(|| all().collect::<Option<_>>(), "all have left").await;
-    assert!(ids.iter().all(|id| lives(*id)), "{ids:?}");
+    assert!(ids.iter().all(|id| is_alive(*id)), "{ids:?}");
     ids
 }
 
 async fn gone(ids: &[i32]) {
-    let all_gone = || ids.iter().all(|id| !lives(*id)).then_some(());
+    let all_gone = || ids.iter().all(|id| !is_alive(*id)).then_some(());
     eventually(all_gone, "all are gone").await;
 }
 
@@ -244,7 +244,7 @@ async fn escaped_processes_end_with_the_main_process() {
         .await;
     assert_eq!(state(&pod, "/0/state/terminated/exitCode"), 7);
     // The status is written only after they have exited.
-    assert!(ids.iter().all(|id| !lives(*id)), "{ids:?}");
+    assert!(ids.iter().all(|id| !is_alive(*id)), "{ids:?}");
 }
 
 #[tokio::test]
@@ -263,7 +263,7 @@ async fn escaped_processes_end_with_the_node() {
     ids.extend(read_escaped_pids(&directory).await);
     client.disconnect();
     drop(fixture.node);
-    assert!(ids.iter().all(|id| !lives(*id)), "{ids:?}");
+    assert!(ids.iter().all(|id| !is_alive(*id)), "{ids:?}");
 }
 
 #[tokio::test]

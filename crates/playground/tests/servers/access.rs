@@ -19,7 +19,11 @@ async fn ask(
     client.ask(Method::GET, path, headers, "").await
 }
 
-async fn who(client: &TlsClient, cluster: &Cluster, headers: &[(&str, &str)]) -> TestResponse {
+async fn current_user(
+    client: &TlsClient,
+    cluster: &Cluster,
+    headers: &[(&str, &str)],
+) -> TestResponse {
     let client = Client(client.http2(cluster.new.address()).await.unwrap());
     client.ask(Method::POST, WHO_AM_I, headers, "{}").await
 }
@@ -27,9 +31,9 @@ async fn who(client: &TlsClient, cluster: &Cluster, headers: &[(&str, &str)]) ->
 #[tokio::test]
 async fn a_certificate_authenticates_a_user() {
     let cluster = Cluster::start().await;
-    let said = who(&cluster.pki.admin(), &cluster, &[]).await;
-    let user = &said.body["status"]["userInfo"];
-    assert_eq!(user["username"], "admin", "{said:?}");
+    let response = current_user(&cluster.pki.admin(), &cluster, &[]).await;
+    let user = &response.body["status"]["userInfo"];
+    assert_eq!(user["username"], "admin", "{response:?}");
     assert_eq!(
         user["groups"],
         json!(["system:masters", "system:authenticated"])
@@ -39,7 +43,7 @@ async fn a_certificate_authenticates_a_user() {
         .pki
         .anonymous()
         .identity(&strangers.client("admin", &["system:masters"]));
-    let refused = who(&stranger, &cluster, &[]).await;
+    let refused = current_user(&stranger, &cluster, &[]).await;
     assert_eq!(
         (refused.code, &refused.body["message"]),
         (401, &json!("Unauthorized"))
@@ -51,12 +55,12 @@ async fn a_token_authenticates_a_user() {
     let cluster = Cluster::start().await;
     let bearer = format!("Bearer {VISITOR_TOKEN}");
     let headers = [("authorization", &*bearer)];
-    let nobody = cluster.pki.anonymous();
-    let said = who(&nobody, &cluster, &headers).await;
-    assert_eq!(said.body["status"]["userInfo"]["username"], "visitor");
-    assert_eq!(ask(&nobody, &cluster, PODS, &headers).await.code, 200);
+    let anonymous = cluster.pki.anonymous();
+    let response = current_user(&anonymous, &cluster, &headers).await;
+    assert_eq!(response.body["status"]["userInfo"]["username"], "visitor");
+    assert_eq!(ask(&anonymous, &cluster, PODS, &headers).await.code, 200);
     let refused = ask(
-        &nobody,
+        &anonymous,
         &cluster,
         "/api/v1/namespaces/kube-system/pods",
         &headers,
@@ -69,21 +73,21 @@ async fn a_token_authenticates_a_user() {
          the namespace \"kube-system\""
     );
     let wrong = [("authorization", "Bearer another")];
-    assert_eq!(ask(&nobody, &cluster, PODS, &wrong).await.code, 401);
+    assert_eq!(ask(&anonymous, &cluster, PODS, &wrong).await.code, 401);
 }
 
 #[tokio::test]
 async fn anonymous_users_can_read_health_and_version() {
     let cluster = Cluster::start().await;
-    let nobody = cluster.pki.anonymous();
+    let anonymous = cluster.pki.anonymous();
     for path in ["/healthz", "/livez", "/readyz", "/readyz/ping"] {
-        let said = ask(&nobody, &cluster, path, &[]).await;
+        let response = ask(&anonymous, &cluster, path, &[]).await;
         let expected = if path == "/readyz/ping" { 403 } else { 200 };
-        assert_eq!(said.code, expected, "{path}");
+        assert_eq!(response.code, expected, "{path}");
     }
-    let version = ask(&nobody, &cluster, "/version", &[]).await;
+    let version = ask(&anonymous, &cluster, "/version", &[]).await;
     assert_eq!(version.body["gitVersion"], "v1.36.4");
-    let refused = ask(&nobody, &cluster, "/api", &[]).await;
+    let refused = ask(&anonymous, &cluster, "/api", &[]).await;
     assert_eq!(refused.code, 403);
     assert_eq!(
         refused.body["message"],
@@ -103,8 +107,8 @@ async fn a_front_proxy_asserts_users() {
         .pki
         .anonymous()
         .identity(&proxies.client("front-proxy", &[]));
-    let said = who(&proxy, &cluster, &headers).await;
-    assert_eq!(said.body["status"]["userInfo"]["username"], "jane");
+    let response = current_user(&proxy, &cluster, &headers).await;
+    assert_eq!(response.body["status"]["userInfo"]["username"], "jane");
     assert_eq!(ask(&proxy, &cluster, PODS, &headers).await.code, 200);
     // Without user headers, it is not anonymous.
     assert_eq!(ask(&proxy, &cluster, "/healthz", &[]).await.code, 401);
@@ -114,8 +118,8 @@ async fn a_front_proxy_asserts_users() {
         .identity(&proxies.client("somebody", &[]));
     assert_eq!(ask(&other, &cluster, PODS, &headers).await.code, 401);
     // Headers without the front-proxy certificate are ignored.
-    let nobody = cluster.pki.anonymous();
-    assert_eq!(ask(&nobody, &cluster, PODS, &headers).await.code, 403);
+    let anonymous = cluster.pki.anonymous();
+    assert_eq!(ask(&anonymous, &cluster, PODS, &headers).await.code, 403);
 }
 
 #[tokio::test]
@@ -123,8 +127,8 @@ async fn an_administrator_can_impersonate_users() {
     let cluster = Cluster::start().await;
     let admin = cluster.pki.admin();
     let headers = [("impersonate-user", "visitor")];
-    let said = who(&admin, &cluster, &headers).await;
-    assert_eq!(said.body["status"]["userInfo"]["username"], "visitor");
+    let response = current_user(&admin, &cluster, &headers).await;
+    assert_eq!(response.body["status"]["userInfo"]["username"], "visitor");
     let nodes = ask(&admin, &cluster, "/api/v1/nodes", &headers).await;
     assert_eq!(nodes.code, 403);
     let bearer = format!("Bearer {VISITOR_TOKEN}");
@@ -138,9 +142,9 @@ async fn roles_apply_at_every_server() {
     let cluster = Cluster::start().await;
     let bearer = format!("Bearer {VISITOR_TOKEN}");
     let headers = [("authorization", &*bearer)];
-    let nobody = cluster.pki.anonymous();
+    let anonymous = cluster.pki.anonymous();
     let nodes = "/api/v1/nodes";
-    assert_eq!(ask(&nobody, &cluster, nodes, &headers).await.code, 403);
+    assert_eq!(ask(&anonymous, &cluster, nodes, &headers).await.code, 403);
     let admin = cluster.admin(&cluster.old).await;
     let group = "/apis/rbac.authorization.k8s.io/v1";
     let role = json!({"metadata": {"name": "nodes"}, "rules": [
@@ -160,9 +164,9 @@ async fn roles_apply_at_every_server() {
     });
     let bindings = format!("{group}/clusterrolebindings");
     assert_eq!(admin.post(&bindings, &binding).await.code, 201);
-    assert_eq!(ask(&nobody, &cluster, nodes, &headers).await.code, 200);
+    assert_eq!(ask(&anonymous, &cluster, nodes, &headers).await.code, 200);
     assert_eq!(admin.delete(&format!("{bindings}/nodes")).await.code, 200);
-    assert_eq!(ask(&nobody, &cluster, nodes, &headers).await.code, 403);
+    assert_eq!(ask(&anonymous, &cluster, nodes, &headers).await.code, 403);
 }
 
 #[tokio::test]
@@ -172,41 +176,41 @@ async fn access_reviews_are_answered() {
     let group = "/apis/authorization.k8s.io/v1";
     let about = json!({"verb": "delete", "resource": "pods", "namespace": "default"});
     let mine = json!({"spec": {"resourceAttributes": about}});
-    let said = client
+    let response = client
         .post(&format!("{group}/selfsubjectaccessreviews"), &mine)
         .await;
     assert_eq!(
-        (said.code, &said.body["status"]["allowed"]),
+        (response.code, &response.body["status"]["allowed"]),
         (201, &json!(true))
     );
     let theirs = json!({"spec": {"user": "visitor", "resourceAttributes": about}});
-    let said = client
+    let response = client
         .post(&format!("{group}/subjectaccessreviews"), &theirs)
         .await;
-    assert_eq!(said.body["status"]["allowed"], false);
+    assert_eq!(response.body["status"]["allowed"], false);
     let path = json!({"spec": {"nonResourceAttributes": {"verb": "get", "path": "/metrics"}}});
-    let said = client
+    let response = client
         .post(&format!("{group}/selfsubjectaccessreviews"), &path)
         .await;
-    assert_eq!(said.body["status"]["allowed"], true);
+    assert_eq!(response.body["status"]["allowed"], true);
     let rules = json!({"spec": {"namespace": "default"}});
-    let said = client
+    let response = client
         .post(&format!("{group}/selfsubjectrulesreviews"), &rules)
         .await;
     assert_eq!(
-        said.body["status"]["resourceRules"][0]["verbs"],
+        response.body["status"]["resourceRules"][0]["verbs"],
         json!(["*"])
     );
     let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
-    let said = client
+    let response = client
         .post(reviews, &json!({"spec": {"token": VISITOR_TOKEN}}))
         .await;
-    assert_eq!(said.body["status"]["user"]["username"], "visitor");
-    let said = client
+    assert_eq!(response.body["status"]["user"]["username"], "visitor");
+    let response = client
         .post(reviews, &json!({"spec": {"token": "wrong"}}))
         .await;
     assert_eq!(
-        said.body["status"]["authenticated"],
+        response.body["status"]["authenticated"],
         serde_json::Value::Null
     );
 }

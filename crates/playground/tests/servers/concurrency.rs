@@ -17,7 +17,7 @@ const TEST_TIMEOUT: Duration = Duration::from_mins(4);
 
 /// All events of a watcher: in order, one ADDED and one DELETED per object.
 async fn collect_events(watch: &mut Watch) -> BTreeMap<String, Vec<&'static str>> {
-    let mut story: BTreeMap<String, Vec<&'static str>> = BTreeMap::new();
+    let mut events: BTreeMap<String, Vec<&'static str>> = BTreeMap::new();
     let mut last = 0;
     let mut gone = 0;
     while gone < CLIENTS * OBJECTS_PER_CLIENT {
@@ -39,9 +39,9 @@ async fn collect_events(watch: &mut Watch) -> BTreeMap<String, Vec<&'static str>
             }
             other => panic!("{other}"),
         };
-        story.entry(name).or_default().push(kind);
+        events.entry(name).or_default().push(kind);
     }
-    story
+    events
 }
 
 async fn make_and_delete(client: Client, number: usize) {
@@ -53,8 +53,8 @@ async fn make_and_delete(client: Client, number: usize) {
         assert_eq!(made.code, 201, "{made:?}");
     }
     for object in 0..OBJECTS_PER_CLIENT {
-        let said = client.delete(&format!("{MAPS}/c{number}-{object}")).await;
-        assert_eq!(said.code, 200, "{said:?}");
+        let response = client.delete(&format!("{MAPS}/c{number}-{object}")).await;
+        assert_eq!(response.code, 200, "{response:?}");
     }
 }
 
@@ -70,9 +70,9 @@ async fn every_watcher_sees_every_event_once_and_in_order() {
         let mut watch = watcher.watch(&format!("{MAPS}?watch=true")).await;
         assert_eq!(watch.code, 200);
         watchers.spawn(async move {
-            let story = collect_events(&mut watch).await;
+            let events = collect_events(&mut watch).await;
             drop(watcher);
-            story
+            events
         });
         clients.push(cluster.admin(cluster.servers()[(number + 1) % 3]).await);
     }
@@ -84,10 +84,10 @@ async fn every_watcher_sees_every_event_once_and_in_order() {
             wrote.unwrap();
         }
         let mut stories = 0;
-        while let Some(story) = watchers.join_next().await {
-            let story = story.unwrap();
-            assert_eq!(story.len(), CLIENTS * OBJECTS_PER_CLIENT);
-            assert!(story.values().all(|it| it == &["ADDED", "DELETED"]));
+        while let Some(events) = watchers.join_next().await {
+            let events = events.unwrap();
+            assert_eq!(events.len(), CLIENTS * OBJECTS_PER_CLIENT);
+            assert!(events.values().all(|it| it == &["ADDED", "DELETED"]));
             stories += 1;
         }
         stories

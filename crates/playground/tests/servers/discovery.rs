@@ -13,12 +13,15 @@ async fn whole(client: &Client, path: &str, accept: &str) -> (u16, String, Optio
         .header("accept", accept)
         .body(())
         .unwrap();
-    let said = client.0.request(request, "").await.unwrap();
+    let response = client.0.request(request, "").await.unwrap();
     (
-        said.status,
-        said.header("content-type").unwrap_or_default().to_owned(),
-        said.header("etag").map(str::to_owned),
-        said.text(),
+        response.status,
+        response
+            .header("content-type")
+            .unwrap_or_default()
+            .to_owned(),
+        response.header("etag").map(str::to_owned),
+        response.text(),
     )
 }
 
@@ -109,9 +112,9 @@ async fn unknown_paths_and_media_types_have_kube_apiservers_errors() {
         let endpoints = "/api/v1/namespaces/default/endpoints";
         let request = http::Request::get(format!("https://localhost{endpoints}"));
         let request = request.body(()).unwrap();
-        let said = client.0.request(request, "").await.unwrap();
+        let response = client.0.request(request, "").await.unwrap();
         let is_old = server.release() == Release::V1_28;
-        assert_eq!(said.header("warning").is_none(), is_old);
+        assert_eq!(response.header("warning").is_none(), is_old);
     }
 }
 
@@ -170,15 +173,15 @@ async fn http_1_1_and_http_2_are_supported() {
     for _ in 0..2 {
         let request = "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n";
         client.send(request).await.unwrap();
-        let said = client.read_response().await.unwrap();
-        assert_eq!(said.status, 200);
-        let version: Value = serde_json::from_str(&said.text()).unwrap();
+        let response = client.read_response().await.unwrap();
+        assert_eq!(response.status, 200);
+        let version: Value = serde_json::from_str(&response.text()).unwrap();
         assert_eq!(version["gitVersion"], "v1.28.15");
-        assert!(said.header("audit-id").is_some());
+        assert!(response.header("audit-id").is_some());
     }
     let client = cluster.admin(&cluster.old).await;
-    let said = client.ask(Method::HEAD, "/version", &[], "").await;
-    assert_eq!((said.code, said.body), (200, "".into()));
+    let response = client.ask(Method::HEAD, "/version", &[], "").await;
+    assert_eq!((response.code, response.body), (200, "".into()));
     let metrics = client.get("/metrics").await.body;
     assert!(
         metrics

@@ -116,8 +116,8 @@ async fn lists_have_pages_and_selectors() {
     for name in ["a", "b", "c", "d", "e"] {
         assert_eq!(client.post(MAPS, &config_map(name, "1")).await.code, 201);
     }
-    let names = |said: &Value| -> Vec<String> {
-        let items = said["items"].as_array().unwrap().iter();
+    let names = |response: &Value| -> Vec<String> {
+        let items = response["items"].as_array().unwrap().iter();
         items
             .map(|it| it["metadata"]["name"].as_str().unwrap().to_owned())
             .collect()
@@ -349,8 +349,8 @@ async fn pods_on_a_node_get_their_grace_period() {
     // A status is written beside it, and does not end it.
     let status = json!({"status": {"phase": "Running"}});
     let form = "application/merge-patch+json";
-    let said = client.patch(&format!("{path}/status"), form, &status).await;
-    assert_eq!(said.body["status"]["phase"], "Running");
+    let response = client.patch(&format!("{path}/status"), form, &status).await;
+    assert_eq!(response.body["status"]["phase"], "Running");
     let gone = client.delete(&format!("{path}?gracePeriodSeconds=0")).await;
     assert_eq!((gone.code, &gone.body["kind"]), (200, &json!("Pod")));
     assert_eq!(client.get(&path).await.code, 404);
@@ -368,10 +368,10 @@ async fn dependents_are_garbage_collected() {
             "uid": owner["metadata"]["uid"],
         }]);
         assert_eq!(client.post(MAPS, &child).await.code, 201);
-        let said = client
+        let response = client
             .delete(&format!("{MAPS}/owner?propagationPolicy={policy}"))
             .await;
-        assert_eq!(said.body["status"], "Success");
+        assert_eq!(response.body["status"], "Success");
         if stays {
             let child = client.get(&format!("{MAPS}/child")).await.body;
             assert_eq!(child["metadata"]["ownerReferences"], json!([]), "{child}");
@@ -427,12 +427,15 @@ async fn few_fields_of_a_pod_can_be_changed() {
         "nodeName": "other",
         "ephemeralContainers": [{"name": "debug", "image": "busybox"}],
     }});
-    let said = client
+    let response = client
         .patch(&format!("{path}/ephemeralcontainers"), form, &debug)
         .await;
-    assert_eq!(said.code, 200, "{said:?}");
-    assert_eq!(said.body["spec"]["ephemeralContainers"][0]["name"], "debug");
-    assert_eq!(said.body["spec"]["nodeName"], "n");
+    assert_eq!(response.code, 200, "{response:?}");
+    assert_eq!(
+        response.body["spec"]["ephemeralContainers"][0]["name"],
+        "debug"
+    );
+    assert_eq!(response.body["spec"]["nodeName"], "n");
 }
 
 #[tokio::test]

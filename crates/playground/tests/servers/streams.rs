@@ -100,12 +100,12 @@ async fn a_connection_is_handed_over_with_what_was_read() {
         client.send(exec(method, protocol)).await.unwrap();
         assert_eq!(client.read_head().await.unwrap().status, 101);
         let mut io = client.into_connection();
-        let mut said = Vec::new();
-        timeout(TEST_TIMEOUT, io.read_to_end(&mut said))
+        let mut response = Vec::new();
+        timeout(TEST_TIMEOUT, io.read_to_end(&mut response))
             .await
             .unwrap()
             .unwrap();
-        assert_eq!(said, b"ping");
+        assert_eq!(response, b"ping");
     }
 }
 
@@ -201,14 +201,14 @@ async fn pods_are_bound_and_evicted() {
         ),
     ] {
         let eviction = json!({"metadata": {"name": "lone"}, "deleteOptions": options});
-        let said = client.post(&path, &eviction).await;
-        assert_eq!(said.code, code, "{said:?}");
+        let response = client.post(&path, &eviction).await;
+        assert_eq!(response.code, code, "{response:?}");
         let pod = client.get(&format!("{pods}/lone")).await.body;
         assert!(pod["metadata"]["deletionTimestamp"].is_null(), "{options}");
     }
     let eviction = json!({"metadata": {"name": "lone"}});
-    let said = client.post(&path, &eviction).await;
-    assert_eq!(said.code, 201, "{said:?}");
+    let response = client.post(&path, &eviction).await;
+    assert_eq!(response.code, 201, "{response:?}");
     let pod = client.get(&format!("{pods}/lone")).await.body;
     assert_eq!(pod["metadata"]["deletionGracePeriodSeconds"], 30);
 }

@@ -131,10 +131,10 @@ async fn a_watch_from_an_expired_version_gets_410() {
     let server = pki.start(Release::V1_36, &store, Arc::new(NoNode)).await;
     let client = Client(pki.admin().http2(server.address()).await.unwrap());
     for number in 0..30 {
-        let said = client
+        let response = client
             .post(MAPS, &config_map(&format!("m{number}"), "x"))
             .await;
-        assert_eq!(said.code, 201);
+        assert_eq!(response.code, 201);
     }
     let mut gone = client
         .watch(&format!("{MAPS}?watch=1&resourceVersion=5"))

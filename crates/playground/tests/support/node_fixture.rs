@@ -330,13 +330,13 @@ impl SpdyClient {
             )
         };
         let (stdout, stderr, words) = tokio::time::timeout(LIMIT, hear).await.unwrap();
-        let mut told = ErrorChannel::new(self.protocol.version());
-        told.push(&words);
+        let mut channel = ErrorChannel::new(self.protocol.version());
+        channel.push(&words);
         drop(self.halves);
         CommandResult {
             stdout: String::from_utf8(stdout).unwrap(),
             stderr: String::from_utf8(stderr).unwrap(),
-            outcome: told.end(ErrorChannelEnd::Clean),
+            outcome: channel.end(ErrorChannelEnd::Clean),
         }
     }
 }
@@ -407,19 +407,19 @@ impl WebSocketClient {
     }
 
     pub(crate) async fn finish(mut self) -> CommandResult {
-        let mut told = ErrorChannel::new(self.protocol.version());
+        let mut channel = ErrorChannel::new(self.protocol.version());
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         while let Some((output, data)) = self.next().await {
             match output {
                 Output::Stdout => stdout.extend_from_slice(&data),
                 Output::Stderr => stderr.extend_from_slice(&data),
-                Output::Error => told.push(&data),
+                Output::Error => channel.push(&data),
             }
         }
         CommandResult {
             stdout: String::from_utf8(stdout).unwrap(),
             stderr: String::from_utf8(stderr).unwrap(),
-            outcome: told.end(ErrorChannelEnd::Clean),
+            outcome: channel.end(ErrorChannelEnd::Clean),
         }
     }
 }
@@ -450,7 +450,7 @@ pub(crate) async fn eventually<T>(mut look: impl FnMut() -> Option<T>, what: &st
 /// The processes that have a terminal: id, name, state, parent, group, session, terminal,
 /// foreground group, and the kernel function they wait in.
 fn at_terminals() -> String {
-    let mut told = String::new();
+    let mut channel = String::new();
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         let read = |name| std::fs::read_to_string(process.path().join(name)).unwrap_or_default();
         let stat = read("stat");
@@ -459,8 +459,8 @@ fn at_terminals() -> String {
         };
         if fields.split_whitespace().nth(4).is_some_and(|it| it != "0") {
             let first: Vec<&str> = stat.split_whitespace().take(8).collect();
-            let _ = write!(told, "\n{} {}", first.join(" "), read("wchan"));
+            let _ = write!(channel, "\n{} {}", first.join(" "), read("wchan"));
         }
     }
-    told
+    channel
 }

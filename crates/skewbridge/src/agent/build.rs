@@ -44,7 +44,7 @@ impl Signers {
 }
 
 /// The signers of these flags, or all that is wrong with the flags.
-pub(super) fn signers(flags: &Flags, asked: &Asked) -> Result<Signers, Problem> {
+pub(super) fn signers(flags: &Flags, exec_info: &Asked) -> Result<Signers, Problem> {
     let mut problems = misplaced(flags);
     let mut harness = Harness::new()
         .listen(match flags.listen {
@@ -59,7 +59,7 @@ pub(super) fn signers(flags: &Flags, asked: &Asked) -> Result<Signers, Problem> 
     let (mut token, mut aws) = (None, None);
     for signer in &flags.signer {
         let built = match signer {
-            Signer::Pkcs11 => match token_config(flags, asked) {
+            Signer::Pkcs11 => match token_config(flags, exec_info) {
                 Ok(config) => {
                     token = Some(config);
                     continue;
@@ -182,7 +182,7 @@ fn misplaced(flags: &Flags) -> Vec<String> {
     problems
 }
 
-fn token_config(flags: &Flags, asked: &Asked) -> Result<TokenConfig, String> {
+fn token_config(flags: &Flags, exec_info: &Asked) -> Result<TokenConfig, String> {
     let named = Selection {
         token: flags.pkcs11_token.clone(),
         serial: flags.pkcs11_serial.clone(),
@@ -207,7 +207,7 @@ fn token_config(flags: &Flags, asked: &Asked) -> Result<TokenConfig, String> {
     let pin = match (&flags.pkcs11_askpass, &which.pin_file) {
         (Some(program), _) => PinSource::Askpass(program.clone()),
         (None, Some(path)) => PinSource::File(path.clone()),
-        (None, None) if asked.interactive => PinSource::Prompt,
+        (None, None) if exec_info.interactive => PinSource::Prompt,
         (None, None) => PinSource::Nowhere,
     };
     let certificate = match &flags.client_certificate {

@@ -50,13 +50,13 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(Problem::Usage(problems)) => {
             for problem in problems {
-                complain(&problem);
+                print_error(&problem);
             }
             let _ = writeln!(std::io::stderr(), "see skewbridge agent --help");
             ExitCode::from(crate::EXIT_USAGE)
         }
         Err(Problem::Failed(problem)) => {
-            complain(&problem);
+            print_error(&problem);
             ExitCode::FAILURE
         }
     }
@@ -81,12 +81,12 @@ impl From<std::io::Error> for Problem {
 
 /// Is the proxy, for one client or for all.
 fn serve(flags: &Flags) -> Result<(), Problem> {
-    let asked = Asked::from_environment()?;
+    let exec_info = Asked::from_environment()?;
     // For the shutdown watcher. Requests are served on a thread of their own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let ended = runtime.block_on(live(flags, &asked));
+    let ended = runtime.block_on(serve_until_end(flags, &exec_info));
     // A prompt that is still open is abandoned.
     skewbridge_pkcs11::give_up();
     // A handshake that waits for a token is not waited for.
@@ -97,16 +97,16 @@ fn serve(flags: &Flags) -> Result<(), Problem> {
 }
 
 /// Starts before the first prompt: the client may exit while a PIN is awaited.
-async fn live(flags: &Flags, asked: &Asked) -> Result<Ended, Problem> {
+async fn serve_until_end(flags: &Flags, exec_info: &Asked) -> Result<Ended, Problem> {
     let lock = if flags.without_lock_file || flags.shared_instance {
         LockFile::Optional
     } else {
         LockFile::Required
     };
-    let mut vigil = Vigil::begin(asked, lock)?;
+    let mut vigil = Vigil::begin(exec_info, lock)?;
     let build = {
-        let (flags, asked) = (flags.clone(), asked.clone());
-        move || build::signers(&flags, &asked)
+        let (flags, exec_info) = (flags.clone(), exec_info.clone());
+        move || build::signers(&flags, &exec_info)
     };
     let signers = match vigil.prepare(build).await {
         Ok(signers) => signers?,
@@ -121,10 +121,10 @@ async fn live(flags: &Flags, asked: &Asked) -> Result<Ended, Problem> {
         Err(ended) => return Ok(ended),
     };
     let ended = if flags.shared_instance {
-        let seat = seat(asked)?;
-        harness.run_shared_under(asked, &seat, vigil).await
+        let seat = seat(exec_info)?;
+        harness.run_shared_under(exec_info, &seat, vigil).await
     } else {
-        harness.run_under(asked, vigil).await
+        harness.run_under(exec_info, vigil).await
     };
     Ok(ended?)
 }
@@ -132,8 +132,8 @@ async fn live(flags: &Flags, asked: &Asked) -> Result<Ended, Problem> {
 /// Connects to the shared instance, and starts it if there is none. The instance itself detects
 /// that its client exits during a prompt.
 fn ask_shared() -> Result<(), Problem> {
-    let asked = Asked::from_environment()?;
-    let seat = seat(&asked)?;
+    let exec_info = Asked::from_environment()?;
+    let seat = seat(&exec_info)?;
     let mut instance = Command::new(std::env::current_exe()?);
     instance
         .args(std::env::args_os().skip(1))
@@ -142,9 +142,9 @@ fn ask_shared() -> Result<(), Problem> {
         .enable_all()
         .build()?;
     let answer = runtime.block_on(async {
-        let mut vigil = Vigil::begin(&asked, LockFile::Optional)?;
+        let mut vigil = Vigil::begin(&exec_info, LockFile::Optional)?;
         tokio::select! {
-            answer = seat.ask(asked.version, instance) => answer.map(Some),
+            answer = seat.ask(exec_info.version, instance) => answer.map(Some),
             _ = vigil.ended() => Ok(None),
         }
     });
@@ -156,9 +156,9 @@ fn ask_shared() -> Result<(), Problem> {
 }
 
 /// The path of the shared instance for these flags, this cluster and this connection.
-fn seat(asked: &Asked) -> Result<Seat, Error> {
+fn seat(exec_info: &Asked) -> Result<Seat, Error> {
     let cluster = Spec {
-        cluster: Some(asked.cluster.clone()),
+        cluster: Some(exec_info.cluster.clone()),
         ..Spec::default()
     };
     let cluster = ExecCredential::asking(Version::V1, cluster).to_json();
@@ -167,7 +167,7 @@ fn seat(asked: &Asked) -> Result<Seat, Error> {
         .filter(|argument| argument != "--shared-instance")
         .collect();
     let here = std::env::current_dir().unwrap_or_default();
-    let environment = lasting(std::env::vars_os());
+    let environment = stable_environment(std::env::vars_os());
     let version = env!("CARGO_PKG_VERSION");
     let mut parts = vec![
         version.as_bytes(),
@@ -184,14 +184,14 @@ fn seat(asked: &Asked) -> Result<Seat, Error> {
 }
 
 /// The variables that distinguish instances, sorted.
-fn lasting(
+fn stable_environment(
     environment: impl Iterator<Item = (OsString, OsString)>,
 ) -> BTreeMap<OsString, OsString> {
     let is_volatile = |name: &OsString| VOLATILE.iter().any(|volatile| name == volatile);
     environment.filter(|(name, _)| !is_volatile(name)).collect()
 }
 
-fn complain(problem: &str) {
+fn print_error(problem: &str) {
     let problem = crate::skew::plain(problem);
     let _ = writeln!(std::io::stderr(), "skewbridge agent: {problem}");
 }
@@ -204,7 +204,9 @@ mod tests {
     fn shared_instances_differ_by_all_variables_except_volatile_ones() {
         let of = |pairs: &[(&str, &str)]| {
             let pairs = pairs.iter();
-            lasting(pairs.map(|(name, value)| (OsString::from(name), OsString::from(value))))
+            stable_environment(
+                pairs.map(|(name, value)| (OsString::from(name), OsString::from(value))),
+            )
         };
         let jane = of(&[("VAULT_TOKEN", "jane"), ("PWD", "/a"), ("HOME", "/root")]);
         assert_ne!(jane, of(&[("VAULT_TOKEN", "joe"), ("HOME", "/root")]));

@@ -33,7 +33,7 @@ pub(crate) enum StdOutput {
 }
 
 /// How a descriptor is read or written.
-enum Nature {
+enum DescriptorKind {
     /// It never blocks.
     File,
     /// It can be polled.
@@ -41,33 +41,33 @@ enum Nature {
     Other,
 }
 
-fn nature(fd: BorrowedFd<'_>, number: i32, flags: OFlags) -> Nature {
+fn descriptor_kind(fd: BorrowedFd<'_>, number: i32, flags: OFlags) -> DescriptorKind {
     let Ok(stat) = fstat(fd) else {
-        return Nature::Other;
+        return DescriptorKind::Other;
     };
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Nature::File,
-        FileType::CharacterDevice if !rustix::termios::isatty(fd) => Nature::File,
+        FileType::RegularFile => DescriptorKind::File,
+        FileType::CharacterDevice if !rustix::termios::isatty(fd) => DescriptorKind::File,
         FileType::Fifo | FileType::CharacterDevice => {
             let path = format!("/proc/self/fd/{number}");
             let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
             match open(path, flags, Mode::empty()) {
-                Ok(fd) => Nature::Pollable(fd.into()),
-                Err(_) => Nature::Other,
+                Ok(fd) => DescriptorKind::Pollable(fd.into()),
+                Err(_) => DescriptorKind::Other,
             }
         }
-        _ => Nature::Other,
+        _ => DescriptorKind::Other,
     }
 }
 
 impl StdInput {
     pub(crate) fn open() -> Self {
         let fd = rustix::stdio::stdin();
-        let polled = match nature(fd, 0, OFlags::RDONLY) {
-            Nature::File => return Self::File(fd),
+        let polled = match descriptor_kind(fd, 0, OFlags::RDONLY) {
+            DescriptorKind::File => return Self::File(fd),
             // A terminal is as good as a pipe.
-            Nature::Pollable(file) => Receiver::from_file_unchecked(file).ok(),
-            Nature::Other => None,
+            DescriptorKind::Pollable(file) => Receiver::from_file_unchecked(file).ok(),
+            DescriptorKind::Other => None,
         };
         polled.map_or_else(|| Self::Thread(tokio::io::stdin()), Self::Polled)
     }
@@ -99,10 +99,12 @@ impl StdOutput {
     }
 
     fn open(fd: BorrowedFd<'static>, number: i32) -> Option<Self> {
-        match nature(fd, number, OFlags::WRONLY) {
-            Nature::File => Some(Self::File(fd)),
-            Nature::Pollable(file) => Sender::from_file_unchecked(file).ok().map(Self::Polled),
-            Nature::Other => None,
+        match descriptor_kind(fd, number, OFlags::WRONLY) {
+            DescriptorKind::File => Some(Self::File(fd)),
+            DescriptorKind::Pollable(file) => {
+                Sender::from_file_unchecked(file).ok().map(Self::Polled)
+            }
+            DescriptorKind::Other => None,
         }
     }
 

@@ -8,7 +8,7 @@ use skewbridge_client::copy::{CopySpec, Error, Pod};
 use skewbridge_client::streams::{Executor, StartFuture, StreamRequest};
 
 use super::flags::{Direction, Flags};
-use crate::client_command::{Failure, say};
+use crate::client_command::{Failure, print_stderr};
 use crate::cluster_flags::ClusterAccess;
 use crate::exec::explain;
 use crate::pods::{Pods, choose_container};
@@ -30,7 +30,7 @@ impl Endpoints {
             flags,
             access: &access,
             executor: executor(access.endpoint.clone()).into(),
-            told: Arc::new(AtomicBool::new(access.verbosity == 0)),
+            reported: Arc::new(AtomicBool::new(access.verbosity == 0)),
             refused: Arc::new(Refused::default()),
         };
         Ok(Self {
@@ -81,7 +81,7 @@ struct Lookup<'a> {
     flags: &'a Flags,
     access: &'a ClusterAccess,
     executor: Arc<dyn Executor>,
-    told: Arc<AtomicBool>,
+    reported: Arc<AtomicBool>,
     refused: Arc<Refused>,
 }
 
@@ -109,11 +109,11 @@ impl Lookup<'_> {
         }
         let container = choose_container(&found, self.flags.container.as_deref())?;
         if let Some(notice) = container.notice.filter(|_| !self.flags.quiet) {
-            say(plain(&notice));
+            print_stderr(plain(&notice));
         }
         let executor = TransportReporter {
             inner: self.executor.clone(),
-            told: self.told.clone(),
+            reported: self.reported.clone(),
             namespace: namespace.clone(),
             refused: self.refused.clone(),
         };
@@ -151,7 +151,7 @@ impl Refused {
 /// Prints the stream protocol once, if requested, and records the namespace of a refusal.
 struct TransportReporter {
     inner: Arc<dyn Executor>,
-    told: Arc<AtomicBool>,
+    reported: Arc<AtomicBool>,
     namespace: String,
     refused: Arc<Refused>,
 }
@@ -164,9 +164,9 @@ impl Executor for TransportReporter {
                 self.refused.note(&self.namespace);
             }
             if let Ok(process) = &opened
-                && !self.told.swap(true, Ordering::Relaxed)
+                && !self.reported.swap(true, Ordering::Relaxed)
             {
-                say(plain(&describe_transport(process.transport())));
+                print_stderr(plain(&describe_transport(process.transport())));
             }
             opened
         })

@@ -144,13 +144,13 @@ mod tests {
 
     #[test]
     fn source_or_destination_must_be_in_a_pod() {
-        let told = parse(&["a", "b"]).direction().unwrap_err();
+        let reported = parse(&["a", "b"]).direction().unwrap_err();
         assert_eq!(
-            told,
+            reported,
             "one of src or dest must be a remote file specification"
         );
-        let told = parse(&["a", "pod:"]).direction().unwrap_err();
-        assert_eq!(told, "filepath can not be empty");
+        let reported = parse(&["a", "pod:"]).direction().unwrap_err();
+        assert_eq!(reported, "filepath can not be empty");
         for places in [["a", "pod:b"], ["pod:a", "b"], ["a:a", "b/b:b"]] {
             assert!(parse(&places).direction().is_ok(), "{places:?}");
         }
@@ -170,15 +170,15 @@ mod tests {
             "--retries=-1",
             "--max-bytes=10Gi",
         ];
-        let told = parse(&words).options();
+        let reported = parse(&words).options();
         assert_eq!(
-            (told.preserve, told.retries),
+            (reported.preserve, reported.retries),
             (Preserve::No, Retries::Forever)
         );
-        assert_eq!(told.max_bytes, Some(10 << 30));
-        let told = parse(&["a", "p:b", "--no-preserve=false", "--retries", "3"]).options();
+        assert_eq!(reported.max_bytes, Some(10 << 30));
+        let reported = parse(&["a", "p:b", "--no-preserve=false", "--retries", "3"]).options();
         assert_eq!(
-            (told.preserve, told.retries),
+            (reported.preserve, reported.retries),
             (Preserve::Yes, Retries::AtMost(3))
         );
         assert!(size("10X").is_err() && size("-1").is_err() && size("99999999Ti").is_err());

@@ -22,7 +22,7 @@ pub(crate) use flags::Flags;
 use progress::{Screen, Verbosity};
 use signals::Signals;
 
-use crate::client_command::{self, Failure, say};
+use crate::client_command::{self, Failure, print_stderr};
 
 /// Time to remove partial files after a signal: here, where a disk may be slow, and in a
 /// container.
@@ -33,8 +33,8 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     let direction = match flags.direction() {
         Ok(direction) => direction,
         Err(problem) => {
-            say(format_args!("error: {problem}"));
-            say("see skewbridge cp --help");
+            print_stderr(format_args!("error: {problem}"));
+            print_stderr("see skewbridge cp --help");
             return ExitCode::from(crate::EXIT_USAGE);
         }
     };
@@ -125,7 +125,7 @@ async fn copy(
         cancel: stop.clone(),
         on_event: Some({
             let screen = screen.clone();
-            Arc::new(move |event| screen.tell(&event))
+            Arc::new(move |event| screen.print_event(&event))
         }),
         ..flags.options()
     };

@@ -57,7 +57,7 @@ impl Screen {
     }
 
     /// A line that stays.
-    pub(super) fn tell(&self, notice: &CopyEvent) {
+    pub(super) fn print_event(&self, notice: &CopyEvent) {
         if self.manner == Verbosity::Quiet {
             return;
         }

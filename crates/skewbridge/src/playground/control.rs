@@ -117,12 +117,12 @@ impl Service for Requests {
             "servers" => "GET",
             _ => "POST",
         };
-        let (status, value) = match control.understand(&request) {
+        let (status, value) = match control.parse_request(&request) {
             Ok(control_request) => {
                 self.busy.store(true, Ordering::Relaxed);
-                let told = control.order(control_request).await;
+                let result = control.order(control_request).await;
                 self.busy.store(false, Ordering::Relaxed);
-                told
+                result
             }
             Err(refusal) => refusal,
         };
@@ -143,7 +143,7 @@ impl Service for Requests {
 type Refusal = (StatusCode, Value);
 
 impl Control {
-    fn understand(&self, request: &Request<RequestBody>) -> Result<ControlRequest, Refusal> {
+    fn parse_request(&self, request: &Request<RequestBody>) -> Result<ControlRequest, Refusal> {
         self.admit(request.headers())?;
         control_request(request.method(), request.uri().path())
     }
@@ -292,8 +292,11 @@ mod tests {
 
     #[test]
     fn debug_output_has_no_token() {
-        let told = format!("{:?}", control());
-        assert!(told.contains("7006") && !told.contains("secret"), "{told}");
+        let result = format!("{:?}", control());
+        assert!(
+            result.contains("7006") && !result.contains("secret"),
+            "{result}"
+        );
     }
 
     #[test]

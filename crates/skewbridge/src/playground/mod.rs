@@ -139,7 +139,7 @@ async fn run_cluster(
             Output::Json => TourOutput::Json,
         };
         if let TourOutput::Text(color) = output {
-            say(&Topology::of(cluster, None).draw_topology(color));
+            print_stdout(&Topology::of(cluster, None).draw_topology(color));
         }
         let report = Tour::new(cluster, output, std::io::stdout())?.run().await?;
         return Ok(if report.passed() {
@@ -162,7 +162,7 @@ async fn run_cluster(
         "curl -XPOST -H \"Authorization: Bearer $(cat {})\" http://{address}/servers/1.36/kill",
         topology::shown(&token_file)
     );
-    say(&Topology::of(cluster, Some(command)).draw(color));
+    print_stdout(&Topology::of(cluster, Some(command)).draw(color));
     tokio::select! {
         () = serving => {}
         () = run_interactive(cluster, ordered, color) => {}
@@ -202,9 +202,9 @@ async fn run_interactive(
     let mut keys = Keys::listen();
     let mut chosen = 0;
     if keys.is_some() {
-        say(&help(cluster, chosen, color));
+        print_stdout(&help(cluster, chosen, color));
     } else {
-        say("Ctrl-C ends it.\n");
+        print_stdout("Ctrl-C ends it.\n");
     }
     loop {
         let key = async {
@@ -216,23 +216,23 @@ async fn run_interactive(
         tokio::select! {
             order = commands.recv() => {
                 let Some(Command { control_request, answer }) = order else { return };
-                let told = execute(cluster, &control_request).await;
+                let result = execute(cluster, &control_request).await;
                 if let ControlRequest::Do { server, action } = &control_request {
-                    say(&controlled(server, *action, &told, color));
+                    print_stdout(&controlled(server, *action, &result, color));
                     if keys.is_some() {
-                        say(&help(cluster, chosen, color));
+                        print_stdout(&help(cluster, chosen, color));
                     }
                 }
                 // The client may have disconnected.
-                let _ = answer.send(told);
+                let _ = answer.send(result);
             }
             key = key => match key {
                 Some(Key::Choose(index)) => {
                     chosen = index;
-                    say(&help(cluster, chosen, color));
+                    print_stdout(&help(cluster, chosen, color));
                 }
                 Some(Key::Do(action)) => run_key_action(cluster, chosen, action, color).await,
-                Some(Key::Help) => say(&help(cluster, chosen, color)),
+                Some(Key::Help) => print_stdout(&help(cluster, chosen, color)),
                 Some(Key::Quit) | None => return,
             },
         }
@@ -255,14 +255,14 @@ async fn run_key_action(cluster: &mut Cluster, chosen: usize, action: ServerActi
     let before = cluster.servers().get(chosen).map(|it| it.name().to_owned());
     let name = before.unwrap_or_default();
     if let Some(reason) = commands::refusal(cluster, chosen, action) {
-        say(&format!("{}\n", color.bad(reason)));
-        say(&help(cluster, chosen, color));
+        print_stdout(&format!("{}\n", color.bad(reason)));
+        print_stdout(&help(cluster, chosen, color));
         return;
     }
-    say(&format!("{action} {name} ...\n"));
+    print_stdout(&format!("{action} {name} ...\n"));
     match commands::perform(cluster, chosen, action).await {
-        Ok(()) => say(&help(cluster, chosen, color)),
-        Err(error) => say(&format!("{}\n", color.bad(error))),
+        Ok(()) => print_stdout(&help(cluster, chosen, color)),
+        Err(error) => print_stdout(&format!("{}\n", color.bad(error))),
     }
 }
 
@@ -292,7 +292,7 @@ fn help(cluster: &Cluster, chosen: usize, color: Color) -> String {
     )
 }
 
-fn say(text: &str) {
+fn print_stdout(text: &str) {
     // Write errors are ignored: the reader may have closed the pipe.
     let mut out = std::io::stdout();
     let _ = out.write_all(text.as_bytes());

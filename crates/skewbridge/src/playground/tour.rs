@@ -125,7 +125,7 @@ impl<'a, W: Write> Tour<'a, W> {
                 } else {
                     color.bad(words)
                 };
-                self.say(&words);
+                self.print_line(&words);
             }
             TourOutput::Json => {
                 let text = serde_json::to_string_pretty(&self.report)?;
@@ -136,7 +136,7 @@ impl<'a, W: Write> Tour<'a, W> {
     }
 
     async fn object(&mut self) -> Result<()> {
-        self.begin("An object of an API that only the newest server has");
+        self.start_step("An object of an API that only the newest server has");
         let response = self.contexts.get("server-1.28", POLICY_PATH).await?;
         self.record(
             "server-1.28",
@@ -157,7 +157,7 @@ impl<'a, W: Write> Tour<'a, W> {
     }
 
     async fn counts(&mut self) -> Result<()> {
-        self.begin("One complete discovery");
+        self.start_step("One complete discovery");
         let mut of_servers = Vec::new();
         for release in Release::ALL {
             let context = format!("server-{release}");
@@ -192,7 +192,7 @@ impl<'a, W: Write> Tour<'a, W> {
     }
 
     async fn exec(&mut self) -> Result<()> {
-        self.begin("exec by WebSocket, where the server only speaks SPDY");
+        self.start_step("exec by WebSocket, where the server only speaks SPDY");
         let words = ["sh", "-c", "echo hello from $POD_NAME; exit 3"];
         // At this verbosity kubectl shows which protocol it uses.
         let command = format!("exec -v=4 {POD} -- sh -c 'echo hello from $POD_NAME; exit 3'");
@@ -225,7 +225,7 @@ impl<'a, W: Write> Tour<'a, W> {
     }
 
     async fn kill(&mut self) -> Result<()> {
-        self.begin("The newest server is killed");
+        self.start_step("The newest server is killed");
         let newest = self.cluster.find("1.36")?;
         self.cluster.kill(newest).await;
         self.note("server-1.36 is killed, as if its machine had lost power.");
@@ -276,7 +276,7 @@ impl<'a, W: Write> Tour<'a, W> {
     }
 
     async fn upgrade(&mut self) -> Result<()> {
-        self.begin("A server is upgraded while it is used");
+        self.start_step("A server is upgraded while it is used");
         let newest = self.cluster.find("1.36")?;
         self.cluster.set_release(newest, Release::V1_34).await?;
         self.note("server-1.36 is rolled back to 1.34: no server has the API now.");
@@ -347,7 +347,7 @@ impl<'a, W: Write> Tour<'a, W> {
         }
     }
 
-    fn begin(&mut self, title: &'static str) {
+    fn start_step(&mut self, title: &'static str) {
         self.report.steps.push(Step {
             title,
             sights: Vec::new(),
@@ -356,13 +356,13 @@ impl<'a, W: Write> Tour<'a, W> {
         });
         let number = self.report.steps.len();
         if let TourOutput::Text(color) = self.output {
-            self.say(&color.bold(format_args!("{number}. {title}")));
+            self.print_line(&color.bold(format_args!("{number}. {title}")));
         }
     }
 
     fn note(&mut self, words: &str) {
         if let TourOutput::Text(_) = self.output {
-            self.say(&format!("   {words}"));
+            self.print_line(&format!("   {words}"));
         }
     }
 
@@ -376,14 +376,14 @@ impl<'a, W: Write> Tour<'a, W> {
     ) {
         let command = format!("kubectl --context={context} {command}");
         if let TourOutput::Text(color) = self.output {
-            self.say(&format!("   $ {command}"));
+            self.print_line(&format!("   $ {command}"));
             let (mark, saw) = if as_promised {
                 (color.good("✓"), saw.to_owned())
             } else {
                 (color.bad("✗"), color.bad(saw))
             };
-            self.say(&format!("   {mark} {saw}"));
-            self.say(&format!("     {}", color.dim(meaning)));
+            self.print_line(&format!("   {mark} {saw}"));
+            self.print_line(&format!("     {}", color.dim(meaning)));
         }
         if let Some(step) = self.report.steps.last_mut() {
             step.passed &= as_promised;
@@ -403,16 +403,16 @@ impl<'a, W: Write> Tour<'a, W> {
             let error = format!("{error:#}");
             if let TourOutput::Text(color) = self.output {
                 let (mark, words) = (color.bad("✗"), color.bad(&error));
-                self.say(&format!("   {mark} {words}"));
+                self.print_line(&format!("   {mark} {words}"));
             }
             self.report.fail(error);
         }
         if let TourOutput::Text(_) = self.output {
-            self.say("");
+            self.print_line("");
         }
     }
 
-    fn say(&mut self, line: &str) {
+    fn print_line(&mut self, line: &str) {
         self.write(line);
     }
 
@@ -450,9 +450,9 @@ mod tests {
             });
         }
         report.fail("server-1.28: connection refused".to_owned());
-        let told = serde_json::to_value(&report).unwrap();
+        let result = serde_json::to_value(&report).unwrap();
         assert_eq!(
-            told["steps"],
+            result["steps"],
             serde_json::json!([
                 {"title": "one", "sights": [], "passed": true},
                 {

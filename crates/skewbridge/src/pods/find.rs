@@ -34,11 +34,11 @@ pub(crate) struct FoundPod {
 
 impl Pods {
     /// The pod of a reference: the pod itself, or the best one of its owner. Waits up to
-    /// `patience` if there is none yet.
+    /// `max_wait` if there is none yet.
     pub(crate) async fn find(
         &self,
         to: &Reference,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<FoundPod, Failure> {
         if to.kind == Kind::Pod {
             let pod = self.pod(&to.name).await?;
@@ -62,7 +62,7 @@ impl Pods {
             Kind::Service => Some(read(&body, &path)?),
             _ => None,
         };
-        let pod = self.best_of(&selector, patience).await?;
+        let pod = self.best_of(&selector, max_wait).await?;
         let Some(pod) = pod else {
             return Err(
                 Failure::new("timed out waiting for the condition").hint(format!(
@@ -85,13 +85,13 @@ impl Pods {
         }
     }
 
-    async fn best_of(&self, selector: &str, patience: Duration) -> Result<Option<Pod>, Failure> {
+    async fn best_of(&self, selector: &str, max_wait: Duration) -> Result<Option<Pod>, Failure> {
         let query = format!(
             "labelSelector={}&limit={MAX_LISTED_PODS}",
             escaped(selector)
         );
         let path = format!("{}?{query}", Kind::Pod.path(&self.namespace));
-        let until = Instant::now() + patience;
+        let until = Instant::now() + max_wait;
         loop {
             let body = self.body(&path).await;
             let body = body.map_err(|error| self.explain(error, "list", Kind::Pod))?;

@@ -22,7 +22,7 @@ use crate::cluster_flags::ClusterFlags;
 use crate::console::{INTERRUPTED, TermSignals};
 use crate::pods::{Pods, Reference};
 use listen::{Address, Listener};
-use printer::{print, print_now, say};
+use printer::{print_stderr, print_stdout, print_stdout_now};
 use session::{ConnectionReceiver, Connector};
 use spec::{Local as Listening, Spec};
 
@@ -112,10 +112,10 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
         listeners = listen(&specs, &addresses, &connection.ports) => listeners?,
         code = endings.recv() => return ended(code),
     };
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut accepting = JoinSet::new();
     for (at, listener) in listeners {
-        accepting.spawn(accept(listener, at, connections.clone(), room.clone()));
+        accepting.spawn(accept(listener, at, connections.clone(), permits.clone()));
     }
     drop(connections);
     // With the tasks the sockets go.
@@ -149,7 +149,7 @@ async fn listen(
         };
         for listener in listeners? {
             let remote = port.remote.number();
-            print_now(format_args!("Forwarding from {listener} -> {remote}"));
+            print_stdout_now(format_args!("Forwarding from {listener} -> {remote}"));
             all.push((at, listener));
         }
     }
@@ -157,30 +157,30 @@ async fn listen(
 }
 
 /// Accepts connections, and forwards each in its own task.
-async fn accept(listener: Listener, at: usize, pod: ConnectionReceiver, room: Arc<Semaphore>) {
+async fn accept(listener: Listener, at: usize, pod: ConnectionReceiver, permits: Arc<Semaphore>) {
     let name: Arc<str> = listener.name().into();
     let mut connections = JoinSet::new();
     loop {
         let local = match listener.accept().await {
             Ok(local) => local,
             Err(error) => {
-                say(format_args!("error: accepting at {listener}: {error}"));
+                print_stderr(format_args!("error: accepting at {listener}: {error}"));
                 sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
         // After accept: an idle listener must not hold a permit.
-        let Ok(place) = room.clone().acquire_owned().await else {
+        let Ok(place) = permits.clone().acquire_owned().await else {
             return;
         };
-        print(format_args!("Handling connection for {name}"));
+        print_stdout(format_args!("Handling connection for {name}"));
         while connections.try_join_next().is_some() {}
         let (name, pod) = (name.clone(), pod.clone());
         connections.spawn(async move {
             let _place = place;
-            if let Err(Problem { remote, cause }) = carry(local, at, pod).await {
+            if let Err(Problem { remote, cause }) = forward_connection(local, at, pod).await {
                 let remote = remote.map_or_else(String::new, |port| format!(" -> {port}"));
-                say(format_args!(
+                print_stderr(format_args!(
                     "error: an error occurred forwarding {name}{remote}: {cause}"
                 ));
             }
@@ -196,7 +196,7 @@ struct Problem {
 }
 
 /// Forwards one connection to its end.
-async fn carry(
+async fn forward_connection(
     local: Box<dyn LocalStream>,
     at: usize,
     mut pod: ConnectionReceiver,

@@ -29,17 +29,17 @@ static OUT: LazyLock<Option<SyncSender<QueuedLine>>> = LazyLock::new(|| writer(i
 static ERR: LazyLock<Option<SyncSender<QueuedLine>>> = LazyLock::new(|| writer(io::stderr));
 
 /// A line on stdout.
-pub(super) fn print(line: impl fmt::Display) {
+pub(super) fn print_stdout(line: impl fmt::Display) {
     enqueue(OUT.as_ref(), io::stdout, &line);
 }
 
 /// A line on stderr.
-pub(super) fn say(line: impl fmt::Display) {
+pub(super) fn print_stderr(line: impl fmt::Display) {
     enqueue(ERR.as_ref(), io::stderr, &line);
 }
 
 /// Prints a line on stdout before forwarding starts: scripts wait for it.
-pub(super) fn print_now(line: impl fmt::Display) {
+pub(super) fn print_stdout_now(line: impl fmt::Display) {
     write(&mut io::stdout(), &plain(&line.to_string()));
 }
 

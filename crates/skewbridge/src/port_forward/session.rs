@@ -9,7 +9,7 @@ use skewbridge_client::streams::{Port, PortForwardOptions, TransportPreference};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::printer::say;
+use super::printer::print_stderr;
 use super::retries::{Retries, Uptime};
 use super::spec::{Remote, Resolved, resolve};
 use crate::client_command::Failure;
@@ -77,7 +77,7 @@ impl Connector {
         let forwarder =
             forwarder.map_err(|error| explain(error, "pods/portforward", namespace, None))?;
         if self.verbosity > 0 {
-            say(describe_transport(forwarder.transport()));
+            print_stderr(describe_transport(forwarder.transport()));
         }
         Ok(PodConnection {
             forwarder,
@@ -99,7 +99,7 @@ impl Connector {
             let cause = connection.forwarder.closed().await;
             connections.send_replace(None);
             let lost = format!("lost connection to pod {}: {cause}", connection.pod);
-            say(format_args!("{lost}; connecting again"));
+            print_stderr(format_args!("{lost}; connecting again"));
             let uptime = Uptime {
                 time: made.elapsed(),
                 served: connection.forwarder.has_received_data(),
@@ -111,7 +111,7 @@ impl Connector {
                 Err(failure) => return failure,
             };
             made = Instant::now();
-            say(format_args!("connected to pod {} again", connection.pod));
+            print_stderr(format_args!("connected to pod {} again", connection.pod));
             connections.send_replace(Some(connection.clone()));
         }
     }
@@ -138,7 +138,7 @@ impl Connector {
                 }
             }
             if self.verbosity > 0 {
-                say(&why);
+                print_stderr(&why);
             }
         }
         Err(why)

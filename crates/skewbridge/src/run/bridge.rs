@@ -22,7 +22,7 @@ const IMPERSONATE: &str = "impersonate-user";
 
 /// Time for the shutdown: on an idle machine, ending processes and removing directories takes
 /// milliseconds.
-const GOODBYE: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A loopback listener that accepts clients with the certificate, and forwards to a cluster.
 /// Dropping it closes it.
@@ -63,7 +63,7 @@ impl Bridge {
     /// Closes it, and ends the plugin. Requests in flight are dropped, because the command has
     /// ended.
     pub(super) async fn close(self) {
-        self.serving.end(GOODBYE).await;
+        self.serving.end(SHUTDOWN_TIMEOUT).await;
     }
 
     /// The kubeconfig data for the command.
@@ -185,16 +185,16 @@ mod tests {
                 headers(&[("authorization", "Bearer ours"), (IMPERSONATE, "them")]),
             ),
         ];
-        for (mut asked, expected) in rows {
-            add(ours.clone(), &mut asked);
-            assert_eq!(asked, expected);
+        for (mut requested, expected) in rows {
+            add(ours.clone(), &mut requested);
+            assert_eq!(requested, expected);
         }
         let mut many = HeaderMap::new();
         for group in ["a", "b"] {
             many.append("impersonate-group", HeaderValue::from_static(group));
         }
-        let mut asked = HeaderMap::new();
-        add(many.clone(), &mut asked);
-        assert_eq!(asked, many);
+        let mut requested = HeaderMap::new();
+        add(many.clone(), &mut requested);
+        assert_eq!(requested, many);
     }
 }

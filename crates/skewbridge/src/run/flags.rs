@@ -52,7 +52,7 @@ pub(crate) struct Flags {
 
 /// The parsed flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct Options {
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) context: Option<String>,
     pub(crate) namespace: Option<String>,
@@ -71,7 +71,7 @@ pub(crate) enum What {
 
 impl Flags {
     /// Parses the flags, or returns all errors.
-    pub(crate) fn understand(&self) -> Result<Wish, Vec<String>> {
+    pub(crate) fn parse(&self) -> Result<Options, Vec<String>> {
         let mut problems = Vec::new();
         let what = match (self.command.split_first(), self.shell) {
             (Some(_), true) => {
@@ -94,7 +94,7 @@ impl Flags {
         let plugin_timeout =
             plugin_timeout.map_err(|wrong| problems.push(format!("--plugin-timeout: {wrong}")));
         match (what, plugin_timeout) {
-            (Some(what), Ok(plugin_timeout)) if problems.is_empty() => Ok(Wish {
+            (Some(what), Ok(plugin_timeout)) if problems.is_empty() => Ok(Options {
                 kubeconfig: self.kubeconfig.clone(),
                 context: self.context.clone(),
                 namespace: self.namespace.clone(),
@@ -118,14 +118,14 @@ mod tests {
         flags: Flags,
     }
 
-    fn understand(words: &[&str]) -> Result<Wish, Vec<String>> {
+    fn parse(words: &[&str]) -> Result<Options, Vec<String>> {
         let line = Line::try_parse_from(["run"].iter().chain(words)).unwrap();
-        line.flags.understand()
+        line.flags.parse()
     }
 
     #[test]
     fn a_command_after_the_dashes_has_its_own_flags() {
-        let wish = understand(&[
+        let options = parse(&[
             "--context=c",
             "-n",
             "shop",
@@ -135,28 +135,28 @@ mod tests {
             "-n",
             "x",
         ]);
-        let wish = wish.unwrap();
+        let options = options.unwrap();
         let command = What::Command(
             "kubectl".into(),
             vec!["get".into(), "-n".into(), "x".into()],
         );
-        assert_eq!(wish.what, command);
-        assert_eq!(wish.context.as_deref(), Some("c"));
-        assert_eq!(wish.namespace.as_deref(), Some("shop"));
-        assert_eq!(wish.plugin_timeout, Duration::from_mins(5));
-        assert_eq!(understand(&["--shell"]).unwrap().what, What::Shell);
+        assert_eq!(options.what, command);
+        assert_eq!(options.context.as_deref(), Some("c"));
+        assert_eq!(options.namespace.as_deref(), Some("shop"));
+        assert_eq!(options.plugin_timeout, Duration::from_mins(5));
+        assert_eq!(parse(&["--shell"]).unwrap().what, What::Shell);
     }
 
     #[test]
     fn all_flag_errors_are_reported_at_once() {
-        let problems = understand(&["--plugin-timeout=x"]).unwrap_err();
+        let problems = parse(&["--plugin-timeout=x"]).unwrap_err();
         assert_eq!(problems.len(), 2, "{problems:?}");
         assert!(problems[0].contains("--shell"), "{problems:?}");
         assert!(
             problems[1].starts_with("--plugin-timeout: "),
             "{problems:?}"
         );
-        assert!(understand(&["--shell", "--", "kubectl"]).is_err());
-        assert!(understand(&["--plugin-timeout=0s", "--shell"]).is_err());
+        assert!(parse(&["--shell", "--", "kubectl"]).is_err());
+        assert!(parse(&["--plugin-timeout=0s", "--shell"]).is_err());
     }
 }

@@ -18,7 +18,7 @@ use bridge::Bridge;
 use child::{Ended, Signals};
 use directory::PrivateDirectory;
 pub(crate) use flags::Flags;
-use flags::Wish;
+use flags::Options;
 
 /// Exit code of a failure before the command starts: that of `env` and `timeout`, since all
 /// others are exit codes of the command.
@@ -28,11 +28,11 @@ const EXIT_FAILED: u8 = 125;
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     // The command below keeps its own limits.
     crate::private_memory::deny_dumps();
-    let wish = match flags.understand() {
-        Ok(wish) => wish,
+    let options = match flags.parse() {
+        Ok(options) => options,
         Err(problems) => {
             for problem in problems {
-                complain(&problem);
+                print_error(&problem);
             }
             let _ = writeln!(std::io::stderr(), "see skewbridge run --help");
             return ExitCode::from(crate::EXIT_USAGE);
@@ -43,7 +43,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
         .build();
     let ran = match runtime {
         Ok(runtime) => {
-            let ran = runtime.block_on(session(&wish));
+            let ran = runtime.block_on(session(&options));
             // Only a DNS lookup can still be running.
             runtime.shutdown_background();
             ran
@@ -53,12 +53,12 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     match ran {
         Ok(ended) => {
             if let Some(problem) = &ended.problem {
-                complain(problem);
+                print_error(problem);
             }
             ExitCode::from(ended.code)
         }
         Err(problem) => {
-            complain(&problem);
+            print_error(&problem);
             ExitCode::from(EXIT_FAILED)
         }
     }
@@ -66,14 +66,14 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
 
 /// From the first run of the plugin to the end of the command. Everything that was created for
 /// it is removed afterwards.
-async fn session(wish: &Wish) -> Result<Ended, String> {
-    let config = Kubeconfig::load(wish.kubeconfig.as_deref()).map_err(|it| it.to_string())?;
+async fn session(options: &Options) -> Result<Ended, String> {
+    let config = Kubeconfig::load(options.kubeconfig.as_deref()).map_err(|it| it.to_string())?;
     let target = config
-        .target(wish.context.as_deref())
+        .target(options.context.as_deref())
         .map_err(|error| error.to_string())?;
     let timeouts = Timeouts {
         request: None,
-        plugin: wish.plugin_timeout,
+        plugin: options.plugin_timeout,
     };
     // Before anything is started or written that needs cleanup.
     let mut signals =
@@ -85,7 +85,7 @@ async fn session(wish: &Wish) -> Result<Ended, String> {
     };
     let endpoint = Arc::new(endpoint.map_err(|error| error.to_string())?);
     let bridge = Bridge::open(endpoint).await?;
-    let ended = behind(&bridge, wish, &target, signals).await;
+    let ended = behind(&bridge, options, &target, signals).await;
     bridge.close().await;
     ended
 }
@@ -93,7 +93,7 @@ async fn session(wish: &Wish) -> Result<Ended, String> {
 /// The command, from its kubeconfig to its end.
 async fn behind(
     bridge: &Bridge,
-    wish: &Wish,
+    options: &Options,
     target: &Target,
     signals: Signals,
 ) -> Result<Ended, String> {
@@ -103,12 +103,12 @@ async fn behind(
              files can be locked"
         )
     })?;
-    let text = kubeconfig::text(target, wish.namespace.as_deref(), bridge.access());
+    let text = kubeconfig::text(target, options.namespace.as_deref(), bridge.access());
     let path = directory
         .write("config", text.expose().as_bytes())
         .map_err(|error| format!("{}: {error}", directory.path().display()))?;
     drop(text);
-    let mut command = shell::command(&wish.what, &target.context, &directory)?;
+    let mut command = shell::command(&options.what, &target.context, &directory)?;
     child::environment(&mut command, &path, &target.context, |name| {
         std::env::var_os(name)
     });
@@ -117,7 +117,7 @@ async fn behind(
     Ok(child::run(command, signals).await)
 }
 
-fn complain(problem: &str) {
+fn print_error(problem: &str) {
     let problem = crate::skew::plain(problem);
     let _ = writeln!(std::io::stderr(), "skewbridge: {problem}");
 }

@@ -61,10 +61,10 @@ const VERSIONS: [&str; 3] = [
 
 /// Reads the file and the files it names, and returns its settings for peers.
 pub(crate) fn read(path: &Path, diagnostics: &mut Diagnostics) -> Option<Egress> {
-    let understood = files::yaml(path)
+    let parsed = files::yaml(path)
         .map_err(|wrong| vec![wrong])
-        .and_then(understand);
-    match understood {
+        .and_then(parse);
+    match parsed {
         Ok(EgressSelector { to_peers, unused }) => {
             for why in unused.into_iter().filter_map(Destination::not_used) {
                 diagnostics.warning(FLAG, Some(path), why);
@@ -151,7 +151,7 @@ struct RawUds {
     uds_name: String,
 }
 
-fn understand(document: Document) -> Result<EgressSelector, Vec<String>> {
+fn parse(document: Document) -> Result<EgressSelector, Vec<String>> {
     let mut wrong = Vec::new();
     if !VERSIONS.contains(&document.api_version.as_str()) {
         let known = VERSIONS.join(", ");
@@ -299,13 +299,13 @@ mod tests {
 
     const HEAD: &str = "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n";
 
-    fn understood(text: &str) -> Result<EgressSelector, Vec<String>> {
+    fn parsed(text: &str) -> Result<EgressSelector, Vec<String>> {
         let document = files::parse_yaml(text).map_err(|wrong| vec![wrong])?;
-        understand(document)
+        parse(document)
     }
 
     fn selection(connection: &str) -> Result<EgressSelector, Vec<String>> {
-        understood(&format!(
+        parsed(&format!(
             "{HEAD}- name: controlplane\n  connection: {connection}\n"
         ))
     }
@@ -429,14 +429,14 @@ mod tests {
                 ("etcd", Destination::Etcd),
             ] {
                 let text = format!("{HEAD}- name: {name}\n  connection: {connection}\n{peers}");
-                let selector = understood(&text).unwrap();
+                let selector = parsed(&text).unwrap();
                 assert_eq!(selector.unused, BTreeSet::from([destination]), "{text}");
                 let uds = ProxyTransport::Uds("/a".into());
                 assert_eq!(selector.to_peers, Egress::HttpConnect(uds), "{text}");
             }
         }
         let direct = format!("{HEAD}- name: cluster\n  connection: {{proxyProtocol: Direct}}\n");
-        assert_eq!(understood(&direct).unwrap(), EgressSelector::default());
+        assert_eq!(parsed(&direct).unwrap(), EgressSelector::default());
     }
 
     #[test]
@@ -444,11 +444,11 @@ mod tests {
         let direct = "connection: {proxyProtocol: Direct}";
         let twice = format!("{HEAD}- {{name: etcd, {direct}}}\n- {{name: Etcd, {direct}}}\n");
         let old = format!("{HEAD}- {{name: master, {direct}}}\n");
-        assert!(understood(&twice).unwrap_err()[0].contains("is there twice"));
-        assert!(understood(&old).unwrap_err()[0].contains("not one of cluster"));
-        assert!(understood(&old.replace("v1beta1", "v1alpha1")).is_ok());
+        assert!(parsed(&twice).unwrap_err()[0].contains("is there twice"));
+        assert!(parsed(&old).unwrap_err()[0].contains("not one of cluster"));
+        assert!(parsed(&old.replace("v1beta1", "v1alpha1")).is_ok());
         let foreign = "apiVersion: v1\nkind: Pod\negressSelections: []\n";
-        assert_eq!(understood(foreign).unwrap_err().len(), 2);
-        assert!(understood(&format!("{HEAD}[]\nmore: 1\n")).is_err());
+        assert_eq!(parsed(foreign).unwrap_err().len(), 2);
+        assert!(parsed(&format!("{HEAD}[]\nmore: 1\n")).is_err());
     }
 }

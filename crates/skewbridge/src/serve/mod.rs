@@ -19,7 +19,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     // Before a key is read: serving, front-proxy and etcd keys stay in this process.
     crate::private_memory::deny_dumps_and_core_files();
     let (config, warnings) = match config::config(flags) {
-        Ok(understood) => understood,
+        Ok(parsed) => parsed,
         Err(problems) => {
             // Write errors are ignored. The exit code still shows the failure.
             let _ = write!(std::io::stderr(), "{problems}");

@@ -287,11 +287,11 @@ pub(crate) fn endpoint(text: &str) -> Parsed<Endpoint> {
         .strip_prefix('[')
         .and_then(|rest| rest.strip_suffix(']'));
     let host = literal.unwrap_or(bracketed);
-    let understood = match literal {
+    let parsed = match literal {
         Some(ip) => ip.parse::<Ipv6Addr>().is_ok(),
         None => server_name(host).is_ok(),
     };
-    if !understood {
+    if !parsed {
         return wrong("has a host that is neither a DNS name nor an IP address");
     }
     Ok(Endpoint {

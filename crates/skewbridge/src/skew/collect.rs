@@ -57,16 +57,16 @@ fn moved(target: Target, at: Option<&ServerLocation>) -> Target {
 
 /// The servers of a cluster, from its bridge.
 async fn of_bridge(target: &Target, timeout: Option<Duration>) -> Result<Report, String> {
-    let asking = async {
+    let client = async {
         let endpoint = Endpoint::prepare(target, timeout).await;
         let endpoint = endpoint.map_err(|error| error.to_string())?;
         let server = endpoint.server();
         Ok::<_, String>((server, fetch::bridge(endpoint).await?))
     };
     let waiting = || vec![target.context.clone()];
-    let asked = with_progress(asking, waiting).await;
+    let requested = with_progress(client, waiting).await;
     let failed = |cause: &str| Err(format!("{}: {cause}", target.context));
-    match asked {
+    match requested {
         Err(cause) => failed(&cause),
         Ok((server, FetchResult::NoBridge)) => failed(&format!(
             "the server {server} has no bridge (skewbridge serve), so it knows of no other server \
@@ -91,22 +91,22 @@ async fn of_bridge(target: &Target, timeout: Option<Duration>) -> Result<Report,
     }
 }
 
-fn from_bridge(told: ServerDiscovery) -> Server {
-    let problem = match (told.problem, told.reachable, &told.groups) {
+fn from_bridge(reported: ServerDiscovery) -> Server {
+    let problem = match (reported.problem, reported.reachable, &reported.groups) {
         (Some(problem), _, _) => Some(problem),
         (None, true, Some(_)) => None,
         (None, false, _) => Some("the bridge cannot reach it".to_owned()),
         (None, true, None) => Some("the bridge has not fetched its discovery yet".to_owned()),
     };
     Server {
-        name: match told.host {
-            Some(host) => format!("{host} ({})", told.identity),
-            None => told.identity,
+        name: match reported.host {
+            Some(host) => format!("{host} ({})", reported.identity),
+            None => reported.identity,
         },
-        version: told.version,
-        address: told.address,
-        last_sync: told.last_sync,
-        served: match (told.groups, problem) {
+        version: reported.version,
+        address: reported.address,
+        last_sync: reported.last_sync,
+        served: match (reported.groups, problem) {
             (Some(groups), None) => ServedState::Now(groups),
             (Some(groups), Some(problem)) => ServedState::Before(groups, problem),
             (None, problem) => ServedState::Nothing(problem.unwrap_or_default()),
@@ -119,34 +119,34 @@ fn from_bridge(told: ServerDiscovery) -> Server {
 async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -> Report {
     let mut waiting: Vec<_> = servers.iter().map(|(name, _)| Some(name.clone())).collect();
     let mut answers: Vec<_> = servers.iter().map(|_| None).collect();
-    let mut asking = JoinSet::new();
+    let mut client = JoinSet::new();
     let mut addresses = Vec::new();
-    for (place, (_, target)) in servers.iter().enumerate() {
+    for (index, (_, target)) in servers.iter().enumerate() {
         addresses.push(target.server());
         let target = target.clone();
-        asking.spawn(async move {
-            let told = match Endpoint::prepare(&target, timeout).await {
+        client.spawn(async move {
+            let reported = match Endpoint::prepare(&target, timeout).await {
                 Ok(endpoint) => fetch::server(endpoint).await,
                 Err(error) => Err(error.to_string()),
             };
-            (place, told)
+            (index, reported)
         });
     }
-    let mut told = false;
+    let mut reported = false;
     loop {
         let next = tokio::select! {
-            next = asking.join_next() => next,
-            () = tokio::time::sleep(PROGRESS_DELAY), if !told => {
-                told = true;
+            next = client.join_next() => next,
+            () = tokio::time::sleep(PROGRESS_DELAY), if !reported => {
+                reported = true;
                 print_pending(&waiting.iter().flatten().cloned().collect::<Vec<_>>());
                 continue;
             }
         };
         match next {
             None => break,
-            Some(Ok((place, answer))) => {
-                waiting[place] = None;
-                answers[place] = Some(answer);
+            Some(Ok((index, answer))) => {
+                waiting[index] = None;
+                answers[index] = Some(answer);
             }
             // The task is never aborted, so it panicked; its server stays unknown.
             Some(Err(_)) => {}
@@ -156,7 +156,11 @@ async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -
     let servers = names.zip(addresses).zip(answers);
     let servers = servers.map(|((name, address), answer)| {
         let (version, served, bridge) = match answer {
-            Some(Ok(told)) => (told.version, ServedState::Now(told.groups), told.bridge),
+            Some(Ok(reported)) => (
+                reported.version,
+                ServedState::Now(reported.groups),
+                reported.bridge,
+            ),
             Some(Err(problem)) => (None, ServedState::Nothing(problem), None),
             None => {
                 let problem = "it could not be asked".to_owned();
@@ -176,13 +180,13 @@ async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -
 }
 
 /// Waits, and prints a progress message after a while.
-async fn with_progress<T>(asking: impl Future<Output = T>, targets: impl Fn() -> Vec<String>) -> T {
-    let mut asking = std::pin::pin!(asking);
+async fn with_progress<T>(client: impl Future<Output = T>, targets: impl Fn() -> Vec<String>) -> T {
+    let mut client = std::pin::pin!(client);
     tokio::select! {
-        asked = &mut asking => return asked,
+        requested = &mut client => return requested,
         () = tokio::time::sleep(PROGRESS_DELAY) => print_pending(&targets()),
     }
-    asking.await
+    client.await
 }
 
 fn print_pending(targets: &[String]) {

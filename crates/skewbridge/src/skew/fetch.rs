@@ -39,19 +39,19 @@ pub(crate) enum FetchResult {
 /// Fetches the discovery of a server: aggregated documents where it has them, else one list
 /// after the other (before 1.26).
 pub(crate) async fn server(endpoint: Endpoint) -> Result<Fetched, String> {
-    let mut asking = ServerClient::new(endpoint);
-    let version = asking.version().await?;
+    let mut client = ServerClient::new(endpoint);
+    let version = client.version().await?;
     // One request if there is no bridge: the fallback is the server's own document.
-    let (bridge, apis) = match asking.bridge_or_document().await? {
-        DiscoveryAnswer::Bridge(list) => (Some(list), asking.document("/apis").await?),
+    let (bridge, apis) = match client.bridge_or_document().await? {
+        DiscoveryAnswer::Bridge(list) => (Some(list), client.document("/apis").await?),
         apis => (None, apis),
     };
     let mut groups = match apis {
-        DiscoveryAnswer::Document(apis) => match asking.document("/api").await? {
+        DiscoveryAnswer::Document(apis) => match client.document("/api").await? {
             DiscoveryAnswer::Document(api) => [api.items, apis.items].concat(),
             _ => return Err("/api: not aggregated, although /apis is".to_owned()),
         },
-        DiscoveryAnswer::Legacy(apis) => asking.legacy(&apis).await?,
+        DiscoveryAnswer::Legacy(apis) => client.legacy(&apis).await?,
         DiscoveryAnswer::Bridge(_) => {
             return Err("/apis: an answer that is not discovery".to_owned());
         }

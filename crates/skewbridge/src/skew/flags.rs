@@ -90,7 +90,7 @@ pub(crate) enum Format {
 
 impl Flags {
     /// Parses the flags, or returns all errors.
-    pub(crate) fn understand(&self) -> Result<Options, Vec<String>> {
+    pub(crate) fn parse(&self) -> Result<Options, Vec<String>> {
         const FORMATS: [(&str, Format); 3] = [
             ("table", Format::Table),
             ("wide", Format::Wide),
@@ -102,8 +102,8 @@ impl Flags {
         let timeout = timeout(&self.request_timeout)
             .map_err(|wrong| problems.push(format!("--request-timeout: {wrong}")));
         for (flag, values) in [("--context", &self.context), ("--server", &self.server)] {
-            for (place, value) in values.iter().enumerate() {
-                if values[..place].contains(value) {
+            for (index, value) in values.iter().enumerate() {
+                if values[..index].contains(value) {
                     problems.push(format!("{flag}: {value:?} is given twice"));
                 }
             }
@@ -173,9 +173,9 @@ mod tests {
         flags: Flags,
     }
 
-    fn understand(words: &[&str]) -> Result<Options, Vec<String>> {
+    fn parse(words: &[&str]) -> Result<Options, Vec<String>> {
         let line = Line::try_parse_from(["skew"].iter().chain(words)).unwrap();
-        line.flags.understand()
+        line.flags.parse()
     }
 
     #[test]
@@ -220,13 +220,13 @@ mod tests {
             ),
         ];
         for (words, expected) in rows {
-            assert_eq!(understand(words).unwrap().targets, expected, "{words:?}");
+            assert_eq!(parse(words).unwrap().targets, expected, "{words:?}");
         }
     }
 
     #[test]
     fn all_flag_errors_are_reported_at_once() {
-        let problems = understand(&[
+        let problems = parse(&[
             "-o=xml",
             "--request-timeout=soon",
             "--context=a",
@@ -242,7 +242,7 @@ mod tests {
             flags,
             ["--output", "--request-timeout", "--context", "--server"]
         );
-        assert!(understand(&["--tls-server-name=x"]).is_err());
+        assert!(parse(&["--tls-server-name=x"]).is_err());
     }
 
     #[test]

@@ -108,7 +108,7 @@ struct StaleView<'a> {
 
 /// The whole report, with a line break at its end.
 pub(crate) fn render(report: &Report) -> String {
-    let name = |place: &usize| report.server(*place).map_or("", |server| &server.name);
+    let name = |index: &usize| report.server(*index).map_or("", |server| &server.name);
     let names = |places: &[usize]| places.iter().map(name).collect();
     let differences = report.skew.differences.iter().map(|it| DifferenceView {
         group: &it.group,
@@ -134,14 +134,14 @@ pub(crate) fn render(report: &Report) -> String {
         last_sync: server.last_sync.as_deref(),
         problem: server.problem(),
         bridge: server.bridge.as_ref().map(BridgeView::of),
-        served: report.place(number).map(|place| ServedView {
-            resources: report.skew.servers[place].resources,
-            subresources: report.skew.servers[place].subresources,
-            only_here: lines(report.skew.only_on(place), |it| {
+        served: report.index(number).map(|index| ServedView {
+            resources: report.skew.servers[index].resources,
+            subresources: report.skew.servers[index].subresources,
+            only_here: lines(report.skew.only_on(index), |it| {
                 it.missing.iter().any(|it| it.missing == Missing::Verbs)
             }),
-            misses: lines(report.reach.missing_from(place), |it| {
-                it.missing_on(place) == Some(Missing::Verbs)
+            misses: lines(report.reach.missing_from(index), |it| {
+                it.missing_on(index) == Some(Missing::Verbs)
             }),
         }),
     });

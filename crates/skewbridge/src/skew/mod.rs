@@ -20,11 +20,11 @@ const EXIT_SKEW: u8 = 2;
 
 /// Flags to servers, servers to report, report to text and exit code.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
-    let options = match flags.understand() {
+    let options = match flags.parse() {
         Ok(options) => options,
         Err(problems) => {
             for problem in problems {
-                complain(&problem);
+                print_error(&problem);
             }
             let _ = writeln!(std::io::stderr(), "see skewbridge skew --help");
             return ExitCode::from(crate::EXIT_USAGE);
@@ -33,7 +33,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     let report = match collect(&options) {
         Ok(report) => report,
         Err(problem) => {
-            complain(&problem);
+            print_error(&problem);
             return ExitCode::FAILURE;
         }
     };
@@ -46,7 +46,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     // the result.
     let _ = std::io::stdout().write_all(text.as_bytes());
     for (server, problem) in report.problems() {
-        complain(&format!("{server}: {problem}"));
+        print_error(&format!("{server}: {problem}"));
     }
     verdict(&report)
 }
@@ -70,6 +70,6 @@ fn verdict(report: &Report) -> ExitCode {
     }
 }
 
-fn complain(problem: &str) {
+fn print_error(problem: &str) {
     let _ = writeln!(std::io::stderr(), "skewbridge: {}", report::plain(problem));
 }

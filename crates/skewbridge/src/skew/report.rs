@@ -90,7 +90,7 @@ impl Report {
     /// Compares them.
     pub(crate) fn new(servers: Vec<Server>) -> Self {
         let served: Vec<_> = (0..servers.len())
-            .filter(|place| servers[*place].groups().is_some())
+            .filter(|index| servers[*index].groups().is_some())
             .collect();
         let document = |items: Vec<Group>| Document {
             schema: Schema::V2,
@@ -123,28 +123,28 @@ impl Report {
     }
 
     /// The index of a server in the skew, if its APIs are known.
-    pub(crate) fn place(&self, server: usize) -> Option<usize> {
+    pub(crate) fn index(&self, server: usize) -> Option<usize> {
         self.served.iter().position(|served| *served == server)
     }
 
     /// A server by its place in the skew.
-    pub(crate) fn server(&self, place: usize) -> Option<&Server> {
-        self.servers.get(*self.served.get(place)?)
+    pub(crate) fn server(&self, index: usize) -> Option<&Server> {
+        self.servers.get(*self.served.get(index)?)
     }
 
     /// The index among all servers.
-    pub(crate) fn number(&self, place: usize) -> usize {
-        self.served.get(place).copied().unwrap_or_default()
+    pub(crate) fn number(&self, index: usize) -> usize {
+        self.served.get(index).copied().unwrap_or_default()
     }
 
     /// The APIs that a client of this server misses.
-    pub(crate) fn loss(&self, place: usize) -> Loss {
+    pub(crate) fn loss(&self, index: usize) -> Loss {
         let mut verbs = 0;
         // A resource can be in several differences, by the verbs that other servers have.
         let (mut resources, mut subresources) = (BTreeSet::new(), BTreeSet::new());
-        for it in self.reach.missing_from(place) {
+        for it in self.reach.missing_from(index) {
             let resource = (&it.group, &it.version, &it.resource);
-            match it.missing_on(place) {
+            match it.missing_on(index) {
                 Some(Missing::Version | Missing::Resource) => {
                     resources.insert(resource);
                 }

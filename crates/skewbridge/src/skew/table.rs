@@ -64,8 +64,8 @@ impl Table<'_> {
                 Some(text) => text.clone(),
                 None => "-".to_owned(),
             };
-            let tally = self.report.place(number);
-            let tally = tally.map(|place| self.report.skew.servers[place]);
+            let tally = self.report.index(number);
+            let tally = tally.map(|index| self.report.skew.servers[index]);
             let mut resources = tally.map_or("?".to_owned(), |it| it.resources.to_string());
             if server.problem().is_some() && tally.is_some() {
                 resources.push_str(" (before)");
@@ -185,11 +185,11 @@ impl Table<'_> {
     /// Server by server.
     fn losses(&self) -> String {
         let mut out = String::new();
-        for place in 0..self.report.skew.servers.len() {
-            let label = self.label(place);
-            let loss = self.report.loss(place);
+        for index in 0..self.report.skew.servers.len() {
+            let label = self.label(index);
+            let loss = self.report.loss(index);
             if loss == Loss::default() {
-                let reason = match self.report.server(place).and_then(|it| it.bridge.as_ref()) {
+                let reason = match self.report.server(index).and_then(|it| it.bridge.as_ref()) {
                     Some(Bridge::Peering { servers, .. }) if *servers > 1 => {
                         format!(": its bridge serves what any of {servers} servers serves")
                     }
@@ -207,17 +207,17 @@ impl Table<'_> {
                 words(loss)
             );
             let mut sections = BTreeMap::<(&str, &str), Vec<&Difference>>::new();
-            for it in self.report.reach.missing_from(place) {
+            for it in self.report.reach.missing_from(index) {
                 let section = sections.entry((&it.group, &it.version)).or_default();
                 section.push(it);
             }
             for ((group, version), section) in sections {
-                let whole = section[0].missing_on(place) == Some(Missing::Version);
+                let whole = section[0].missing_on(index) == Some(Missing::Version);
                 let title = group_version(group, version);
                 let all = if whole { ", all of it" } else { "" };
                 let mut items: Vec<String> = Vec::new();
                 for it in section {
-                    let item = match it.missing_on(place) {
+                    let item = match it.missing_on(index) {
                         Some(Missing::Version | Missing::Resource) => it.resource.clone(),
                         Some(Missing::Verbs) => {
                             format!("{} ({})", resource(it), it.verbs.join(" "))
@@ -237,9 +237,9 @@ impl Table<'_> {
     /// Notes about the bridges.
     fn bridges(&self) -> String {
         let mut out = String::new();
-        for place in 0..self.report.skew.servers.len() {
-            let label = self.label(place);
-            match self.report.server(place).and_then(|it| it.bridge.as_ref()) {
+        for index in 0..self.report.skew.servers.len() {
+            let label = self.label(index);
+            match self.report.server(index).and_then(|it| it.bridge.as_ref()) {
                 Some(Bridge::LocalOnly(reason)) => {
                     let _ = write!(
                         out,
@@ -271,8 +271,8 @@ impl Table<'_> {
             [only] => format!("only {}", self.label(*only)),
             // With three servers or more, the one without it is shorter to name.
             on if on.len() + 1 == all => {
-                let missing = (0..all).find(|place| !on.contains(place));
-                let missing = missing.map(|place| self.label(place));
+                let missing = (0..all).find(|index| !on.contains(index));
+                let missing = missing.map(|index| self.label(index));
                 format!("all but {}", missing.unwrap_or_default())
             }
             on => self.labels(on).join(", "),
@@ -280,14 +280,14 @@ impl Table<'_> {
     }
 
     fn labels(&self, places: &[usize]) -> Vec<String> {
-        places.iter().map(|place| self.label(*place)).collect()
+        places.iter().map(|index| self.label(*index)).collect()
     }
 
-    fn label(&self, place: usize) -> String {
-        match self.report.server(place) {
+    fn label(&self, index: usize) -> String {
+        match self.report.server(index) {
             Some(server) if !self.numbered => server.name.clone(),
             Some(server) => {
-                let number = self.report.number(place) + 1;
+                let number = self.report.number(index) + 1;
                 match &server.version {
                     Some(version) => format!("#{number} ({version})"),
                     None => format!("#{number}"),
@@ -324,8 +324,8 @@ fn words(loss: Loss) -> String {
 fn listed(title: &str, items: &[String]) -> String {
     let mut out = String::from(title);
     let mut column = title.chars().count();
-    for (place, item) in items.iter().enumerate() {
-        let comma = if place + 1 < items.len() { "," } else { "" };
+    for (index, item) in items.iter().enumerate() {
+        let comma = if index + 1 < items.len() { "," } else { "" };
         let length = item.chars().count() + comma.len();
         if column + 1 + length > WIDTH {
             out.push_str("\n   ");

@@ -290,10 +290,13 @@ async fn an_instance_that_cannot_be_started_leaves_nothing() {
     let client = Client::start(&fixture);
     let info = fixture.info("https://127.0.0.1:1", Some(&client.lock));
     let words = ["--shared", "--signer=headers"];
-    let (ended, said) = failed(fixture.agent(&info, &words));
-    assert_eq!(ended, Some(1), "{said}");
-    assert!(said.contains("needs one of --headers-file"), "{said}");
-    assert!(said.contains("it did not start: exit status: 64"), "{said}");
+    let (ended, printed) = failed(fixture.agent(&info, &words));
+    assert_eq!(ended, Some(1), "{printed}");
+    assert!(printed.contains("needs one of --headers-file"), "{printed}");
+    assert!(
+        printed.contains("it did not start: exit status: 64"),
+        "{printed}"
+    );
     assert!(fixture.seats().is_empty(), "{:?}", fixture.seats());
 }
 
@@ -503,8 +506,8 @@ async fn nothing_secret_is_in_arguments_environment_or_log() {
 fn failed(mut command: Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     assert!(output.stdout.is_empty());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    (output.status.code(), said)
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), printed)
 }
 
 #[test]
@@ -540,8 +543,8 @@ fn missing_inputs_are_reported_with_advice() {
         ),
     ];
     for (info, words, code, expected) in rows {
-        let (ended, said) = failed(fixture.agent(info, words));
-        assert_eq!(ended, Some(code), "{words:?}: {said}");
-        assert!(said.contains(expected), "{words:?}: {said}");
+        let (ended, printed) = failed(fixture.agent(info, words));
+        assert_eq!(ended, Some(code), "{words:?}: {printed}");
+        assert!(printed.contains(expected), "{words:?}: {printed}");
     }
 }

@@ -262,10 +262,10 @@ async fn without_a_terminal_a_needed_prompt_is_reported() {
     client.stdin(std::process::Stdio::null());
     let ran = tokio::task::spawn_blocking(move || client.output());
     let ran = ran.await.unwrap().unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert_eq!(ran.status.code(), Some(125), "{said}");
+    let printed = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(ran.status.code(), Some(125), "{printed}");
     let expected = "exec: sh (user \"u\"): exec plugin cannot support interactive mode: standard \
                     input is not a terminal";
-    assert!(said.contains(expected), "{said}");
+    assert!(printed.contains(expected), "{printed}");
     assert!(!desk.path("plugin").exists(), "it is not even started");
 }

@@ -121,13 +121,13 @@ async fn a_pin_in_a_uri_is_refused_and_printed_nowhere() {
     ];
     for words in rows {
         let ran = fixture.agent(&info, words).output().unwrap();
-        let said = [ran.stdout, ran.stderr].map(|it| String::from_utf8(it).unwrap());
-        assert_eq!(ran.status.code(), Some(64), "{said:?}");
+        let printed = [ran.stdout, ran.stderr].map(|it| String::from_utf8(it).unwrap());
+        assert_eq!(ran.status.code(), Some(64), "{printed:?}");
         assert!(
-            said[1].contains("pin-source or --pkcs11-pin-file"),
-            "{said:?}"
+            printed[1].contains("pin-source or --pkcs11-pin-file"),
+            "{printed:?}"
         );
-        assert!(!said.concat().contains("hunter"), "{said:?}");
+        assert!(!printed.concat().contains("hunter"), "{printed:?}");
     }
     assert!(fixture.left().is_empty(), "a shared instance was started");
 }

@@ -333,9 +333,9 @@ async fn sigv4_without_credentials_fails_at_start_and_names_where_it_looked() {
     for shared in [&[][..], &["--shared"]] {
         let words = [&["--signer=sigv4", "--sigv4-region=r"], shared].concat();
         let ran = without_aws(fixture.agent(&info, &words)).output().unwrap();
-        let said = String::from_utf8(ran.stderr).unwrap();
-        assert_eq!(ran.status.code(), Some(1), "{said}");
-        assert!(ran.stdout.is_empty(), "{said}");
+        let printed = String::from_utf8(ran.stderr).unwrap();
+        assert_eq!(ran.status.code(), Some(1), "{printed}");
+        assert!(ran.stdout.is_empty(), "{printed}");
         let file = fixture.dir.path().join(".aws/credentials");
         let looked = format!("{} (no such file)", file.display());
         for expected in [
@@ -344,7 +344,7 @@ async fn sigv4_without_credentials_fails_at_start_and_names_where_it_looked() {
             &looked,
             "--sigv4-profile",
         ] {
-            assert!(said.contains(expected), "{expected}: {said}");
+            assert!(printed.contains(expected), "{expected}: {printed}");
         }
     }
 }

@@ -36,11 +36,11 @@ async fn the_key_in_the_token_authenticates_the_user() {
     ];
     for (words, expected) in rows {
         let output = agent(words).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
+        let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1));
         assert!(
-            said.contains(&format!("token \"jane\": {expected}")),
-            "{said}"
+            printed.contains(&format!("token \"jane\": {expected}")),
+            "{printed}"
         );
     }
     let plugin = Plugin::of(agent(&["--pkcs11-pin-file=pin"]));

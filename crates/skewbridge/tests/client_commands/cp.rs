@@ -25,9 +25,9 @@ async fn a_tree_is_copied_to_a_pod_and_back() {
         ["cp", &remote, &back],
         ["cp", &remote, &format!("default/web:{}", local("other"))],
     ] {
-        let said = cluster.run(&words).await;
-        let said = (said.code, &*said.stdout, &*said.stderr);
-        assert_eq!(said, (Some(0), "", ""), "{words:?}");
+        let output = cluster.run(&words).await;
+        let output = (output.code, &*output.stdout, &*output.stderr);
+        assert_eq!(output, (Some(0), "", ""), "{words:?}");
     }
     for copy in ["there", "back", "other"] {
         let found = fs::read_to_string(dir.join(copy).join("below/file"));
@@ -85,9 +85,9 @@ async fn errors_have_kubectls_messages() {
     ];
     for (words, code, expected) in rows {
         let line = [&["cp"], words].concat();
-        let said = cluster.run(&line).await;
-        assert_eq!(said.code, Some(code), "{words:?}: {said:?}");
-        assert!(said.stderr.contains(expected), "{words:?}: {said:?}");
+        let output = cluster.run(&line).await;
+        assert_eq!(output.code, Some(code), "{words:?}: {output:?}");
+        assert!(output.stderr.contains(expected), "{words:?}: {output:?}");
     }
 }
 
@@ -100,15 +100,15 @@ async fn skipped_files_are_named_and_the_copy_fails() {
     symlink("/etc/passwd", dir.join("tree/link")).unwrap();
     let remote = format!("web:{}", dir.join("tree").display());
     let to = dir.join("to").display().to_string();
-    let said = cluster.run(&["cp", &remote, &to]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
+    let output = cluster.run(&["cp", &remote, &to]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
     let expected = format!(
         "warning: skipping symlink: \"{to}/link\" -> \"/etc/passwd\" (it leads out of the \
          target)\nerror: one entry was not copied\n"
     );
-    assert_eq!(said.stderr, expected);
-    let said = cluster.run(&["cp", "-q", &remote, &to]).await;
-    assert_eq!(said.stderr, "error: one entry was not copied\n");
+    assert_eq!(output.stderr, expected);
+    let output = cluster.run(&["cp", "-q", &remote, &to]).await;
+    assert_eq!(output.stderr, "error: one entry was not copied\n");
 }
 
 #[tokio::test]
@@ -117,10 +117,10 @@ async fn the_stream_protocol_is_printed_once_if_requested() {
     cluster.pods.websocket(Grant::No(400, "no".to_owned()));
     let file = cluster.dir.write("file", "contents").display().to_string();
     let remote = format!("web:{}/copy", cluster.dir.path().display());
-    let said = cluster.run(&["cp", "-v=1", &file, &remote]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    let told = said.stderr.matches("skewbridge: by SPDY").count();
-    assert_eq!(told, 1, "{said:?}");
+    let output = cluster.run(&["cp", "-v=1", &file, &remote]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let told = output.stderr.matches("skewbridge: by SPDY").count();
+    assert_eq!(told, 1, "{output:?}");
 }
 
 #[tokio::test]
@@ -131,17 +131,17 @@ async fn a_lost_connection_is_resumed_or_reported() {
     let to = cluster.dir.path().join("copy");
     let (remote, local) = (format!("web:{file}"), to.display().to_string());
     cluster.pods.cut_after(Some(2_000_000));
-    let said = cluster.run(&["cp", &remote, &local]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
+    let output = cluster.run(&["cp", &remote, &local]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
     assert!(
-        said.stderr.contains("error: the connection was lost"),
-        "{said:?}"
+        output.stderr.contains("error: the connection was lost"),
+        "{output:?}"
     );
-    assert!(said.stderr.contains("--retries=N"), "{said:?}");
+    assert!(output.stderr.contains("--retries=N"), "{output:?}");
     assert!(!to.exists());
-    let said = cluster.run(&["cp", "--retries=5", &remote, &local]).await;
-    assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.stderr.contains("resuming at byte"), "{said:?}");
+    let output = cluster.run(&["cp", "--retries=5", &remote, &local]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.stderr.contains("resuming at byte"), "{output:?}");
     assert!(fs::read(to).unwrap() == contents);
 }
 
@@ -303,10 +303,10 @@ async fn a_refusal_names_its_pod() {
     cluster.pods.spdy(Grant::No(403, forbidden.to_owned()));
     let here = cluster.dir.write("file", "contents").display().to_string();
     for words in [["other/web:/x", &here], [&here, "other/web:/x"]] {
-        let said = cluster.run(&[&["cp"], &words[..]].concat()).await;
-        assert_eq!(said.code, Some(1), "{said:?}");
+        let output = cluster.run(&[&["cp"], &words[..]].concat()).await;
+        assert_eq!(output.code, Some(1), "{output:?}");
         let expected = "it needs the verb create on pods/exec in namespace \"other\"";
-        assert!(said.stderr.contains(expected), "{said:?}");
+        assert!(output.stderr.contains(expected), "{output:?}");
     }
     // A container that does not run is none without tar.
     let waiting = r#"{"metadata":{"name":"late","namespace":"default"},"spec":{"containers":[{"name":"app"}]},
@@ -317,12 +317,12 @@ async fn a_refusal_names_its_pod() {
     cluster.pods.websocket(missing.clone());
     cluster.pods.spdy(missing);
     for words in [["late:/x", &here], [&here, "late:/x"]] {
-        let said = cluster.run(&[&["cp"], &words[..]].concat()).await;
-        assert_eq!(said.code, Some(1), "{said:?}");
-        assert!(said.stderr.contains("container not found"), "{said:?}");
-        assert!(!said.stderr.contains("there is no tar"), "{said:?}");
-        assert!(!said.stderr.contains('\u{1b}'), "{said:?}");
+        let output = cluster.run(&[&["cp"], &words[..]].concat()).await;
+        assert_eq!(output.code, Some(1), "{output:?}");
+        assert!(output.stderr.contains("container not found"), "{output:?}");
+        assert!(!output.stderr.contains("there is no tar"), "{output:?}");
+        assert!(!output.stderr.contains('\u{1b}'), "{output:?}");
         let expected = "container \"app\" of pod \"late\" is waiting";
-        assert!(said.stderr.contains(expected), "{said:?}");
+        assert!(output.stderr.contains(expected), "{output:?}");
     }
 }

@@ -10,26 +10,30 @@ use super::Cluster;
 async fn shells_can_complete_every_command() {
     let cluster = Cluster::start().await;
     for shell in ["bash", "zsh", "fish", "powershell"] {
-        let said = cluster.run(&["completion", shell]).await;
-        assert_eq!(said.code, Some(0));
+        let output = cluster.run(&["completion", shell]).await;
+        assert_eq!(output.code, Some(0));
         for word in ["port-forward", "attach", "pod-running-timeout", "skew"] {
-            assert!(said.stdout.contains(word), "{shell}: {word}");
+            assert!(output.stdout.contains(word), "{shell}: {word}");
         }
     }
-    let said = cluster.run(&["completion", "tcsh"]).await;
-    assert_eq!(said.code, Some(64));
+    let output = cluster.run(&["completion", "tcsh"]).await;
+    assert_eq!(output.code, Some(64));
 }
 
 #[tokio::test]
 async fn there_is_a_page_for_every_command() {
     let cluster = Cluster::start().await;
-    let said = cluster.run(&["man"]).await;
-    assert!(said.stdout.contains(".TH skewbridge 1"), "{}", said.stdout);
+    let output = cluster.run(&["man"]).await;
+    assert!(
+        output.stdout.contains(".TH skewbridge 1"),
+        "{}",
+        output.stdout
+    );
     let directory = cluster.dir.path().join("man1");
-    let said = cluster
+    let output = cluster
         .run(&["man", "--directory", directory.to_str().unwrap()])
         .await;
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
     let page = std::fs::read_to_string(directory.join("skewbridge-exec.1")).unwrap();
     assert!(page.contains("Run a command in a container"), "{page}");
     for name in [

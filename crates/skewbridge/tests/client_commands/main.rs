@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 /// The output of a command.
 #[derive(Debug)]
-struct Said {
+struct CommandOutput {
     code: Option<i32>,
     stdout: String,
     stderr: String,
@@ -59,11 +59,11 @@ impl Cluster {
         command
     }
 
-    async fn run(&self, words: &[&str]) -> Said {
+    async fn run(&self, words: &[&str]) -> CommandOutput {
         self.run_with(words, b"").await
     }
 
-    async fn run_with(&self, words: &[&str], input: &[u8]) -> Said {
+    async fn run_with(&self, words: &[&str], input: &[u8]) -> CommandOutput {
         let mut child = self
             .command(words)
             .stdin(Stdio::piped())
@@ -77,7 +77,7 @@ impl Cluster {
         };
         let both = async { tokio::join!(writing, child.wait_with_output()).1 };
         let output = timeout(PATIENCE, both).await.unwrap().unwrap();
-        Said {
+        CommandOutput {
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),

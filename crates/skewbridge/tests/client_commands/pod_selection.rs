@@ -3,7 +3,7 @@
 use skewbridge_testkit::{PATIENCE, Pods};
 use tokio::time::timeout;
 
-use super::{Cluster, Said};
+use super::{Cluster, CommandOutput};
 
 /// kubectl's message before it attaches.
 const NOTICES: &str = "All commands and output from this session will be recorded in container \
@@ -33,12 +33,12 @@ async fn a_file_can_name_the_target_of_a_command() {
         "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: shop}\n",
     );
     let file = file.to_str().unwrap();
-    let said = cluster.run(&["exec", "-f", file, "--", "echo", "a"]).await;
+    let output = cluster.run(&["exec", "-f", file, "--", "echo", "a"]).await;
     assert_eq!(
-        (said.code, &*said.stdout),
+        (output.code, &*output.stdout),
         (Some(0), "a\n"),
         "{}",
-        said.stderr
+        output.stderr
     );
     let last = cluster.pods.seen().pop().unwrap();
     assert!(last.contains("/pods/shop-1/exec?"), "{last}");
@@ -46,19 +46,19 @@ async fn a_file_can_name_the_target_of_a_command() {
     cluster.pods.pod("zoo", "ape", &["app"]);
     let object = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"ape","namespace":"zoo"}}"#;
     let words = ["exec", "--filename=-", "--", "echo", "b"];
-    let said = cluster.run_with(&words, object.as_bytes()).await;
+    let output = cluster.run_with(&words, object.as_bytes()).await;
     assert_eq!(
-        (said.code, &*said.stdout),
+        (output.code, &*output.stdout),
         (Some(0), "b\n"),
         "{}",
-        said.stderr
+        output.stderr
     );
     let last = cluster.pods.seen().pop().unwrap();
     assert!(last.contains("/namespaces/zoo/pods/ape/exec?"), "{last}");
     let words = ["exec", "-n", "default", "-f", "-", "--", "true"];
-    let said = cluster.run_with(&words, object.as_bytes()).await;
+    let output = cluster.run_with(&words, object.as_bytes()).await;
     assert_eq!(
-        (said.code, &*said.stderr),
+        (output.code, &*output.stderr),
         (
             Some(1),
             "error: the namespace from the provided object \"zoo\" does not match the namespace \
@@ -89,8 +89,12 @@ async fn a_file_can_name_the_target_of_a_command() {
         ),
     ];
     for (words, expected) in rows {
-        let said = cluster.run(words).await;
-        assert_eq!((said.code, &*said.stderr), (Some(1), expected), "{words:?}");
+        let output = cluster.run(words).await;
+        assert_eq!(
+            (output.code, &*output.stderr),
+            (Some(1), expected),
+            "{words:?}"
+        );
     }
 }
 
@@ -98,20 +102,20 @@ async fn a_file_can_name_the_target_of_a_command() {
 async fn a_type_and_a_name_may_be_two_words_of_attach() {
     let cluster = Cluster::start().await;
     shop(&cluster);
-    let said = cluster
+    let output = cluster
         .run_with(&["attach", "-i", "deployment", "shop"], b"hello\n")
         .await;
     assert_eq!(
-        (said.code, &*said.stdout),
+        (output.code, &*output.stdout),
         (Some(0), "hello\n"),
         "{}",
-        said.stderr
+        output.stderr
     );
     let last = cluster.pods.seen().pop().unwrap();
     assert!(last.contains("/pods/shop-1/attach?"), "{last}");
-    let said = cluster.run(&["attach", "a", "b", "c"]).await;
+    let output = cluster.run(&["attach", "a", "b", "c"]).await;
     assert_eq!(
-        (said.code, &*said.stderr),
+        (output.code, &*output.stderr),
         (
             Some(1),
             "error: expected POD, TYPE/NAME, or TYPE NAME, (at most 2 arguments) saw 3: [a b c]\n"
@@ -139,28 +143,28 @@ async fn attach_prints_kubectls_messages() {
         (&["attach", "-i", "-q", "shell"], String::new()),
     ];
     for (words, expected) in rows {
-        let said = cluster.run(words).await;
-        assert_eq!(said.stderr, expected, "{words:?}");
-        assert_eq!((said.code, &*said.stdout), (Some(0), ""), "{words:?}");
+        let output = cluster.run(words).await;
+        assert_eq!(output.stderr, expected, "{words:?}");
+        assert_eq!((output.code, &*output.stdout), (Some(0), ""), "{words:?}");
     }
     // Also without stdin, and before the attach succeeds.
     let refusal = r#"{"kind":"Status","reason":"Forbidden","message":"no","code":403}"#;
     let grant = || skewbridge_testkit::Grant::No(403, refusal.to_owned());
     cluster.pods.websocket(grant());
     cluster.pods.spdy(grant());
-    let said = cluster.run(&["attach", "web"]).await;
-    assert_eq!(said.code, Some(1));
+    let output = cluster.run(&["attach", "web"]).await;
+    assert_eq!(output.code, Some(1));
     assert_eq!(
-        said.stderr,
+        output.stderr,
         format!(
             "{NOTICES}Error from server (Forbidden): no\n\
              it needs the verb create on pods/attach in namespace \"default\"; see kubectl auth can-i create pods/attach -n default\n"
         )
     );
-    let said = cluster.run(&["port-forward", "web", ":80"]).await;
-    assert_eq!(said.code, Some(1));
+    let output = cluster.run(&["port-forward", "web", ":80"]).await;
+    assert_eq!(output.code, Some(1));
     assert_eq!(
-        said.stderr,
+        output.stderr,
         "Error from server (Forbidden): no\n\
          it needs the verb create on pods/portforward in namespace \"default\"; see kubectl auth can-i create pods/portforward -n default\n"
     );
@@ -175,9 +179,9 @@ async fn a_zero_timeout_is_refused() {
         &["port-forward", "web", ":80", "--pod-running-timeout=-1s"],
     ];
     for words in commands {
-        let said = cluster.run(words).await;
+        let output = cluster.run(words).await;
         assert_eq!(
-            (said.code, &*said.stderr),
+            (output.code, &*output.stderr),
             (
                 Some(1),
                 "error: --pod-running-timeout must be higher than zero\n"
@@ -209,8 +213,8 @@ async fn a_missing_owner_is_reported_with_similar_names() {
         ),
     ];
     for (target, expected) in rows {
-        let said = cluster.run(&["exec", target, "--", "true"]).await;
-        assert_eq!((said.code, &*said.stderr), (Some(1), expected));
+        let output = cluster.run(&["exec", target, "--", "true"]).await;
+        assert_eq!((output.code, &*output.stderr), (Some(1), expected));
     }
 }
 
@@ -242,12 +246,12 @@ async fn several_kubeconfigs_are_merged_and_flags_choose_from_them() {
     );
     let absent = cluster.dir.path().join("absent");
     let list = std::env::join_paths([&absent, &first, &second]).unwrap();
-    let exec = async |flags: &[&str]| -> Said {
+    let exec = async |flags: &[&str]| -> CommandOutput {
         let words = [&["exec", "web"], flags, &["--", "echo", "hello"]].concat();
         let mut command = cluster.command(&words);
         command.env("KUBECONFIG", &list);
         let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
-        Said {
+        CommandOutput {
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -261,24 +265,24 @@ async fn several_kubeconfigs_are_merged_and_flags_choose_from_them() {
     ];
     for (flags, pods, namespace) in rows {
         let before = pods.seen().len();
-        let said = exec(flags).await;
+        let output = exec(flags).await;
         assert_eq!(
-            (said.code, &*said.stdout),
+            (output.code, &*output.stdout),
             (Some(0), "hello\n"),
             "{flags:?}: {}",
-            said.stderr
+            output.stderr
         );
         let asked = pods.seen().split_off(before);
         let path = format!("/api/v1/namespaces/{namespace}/pods/web");
         assert!(asked[0].contains(&path), "{flags:?}: {asked:?}");
     }
-    let said = exec(&["--user=old"]).await;
-    assert_eq!(said.code, Some(1));
-    assert!(said.stderr.contains("user \"old\""), "{said:?}");
-    let said = exec(&["--context=gone"]).await;
+    let output = exec(&["--user=old"]).await;
+    assert_eq!(output.code, Some(1));
+    assert!(output.stderr.contains("user \"old\""), "{output:?}");
+    let output = exec(&["--context=gone"]).await;
     assert!(
-        said.stderr.contains("there is: here, there"),
+        output.stderr.contains("there is: here, there"),
         "{}",
-        said.stderr
+        output.stderr
     );
 }

@@ -396,10 +396,10 @@ async fn impossible_forwards_are_reported() {
         "/api/v1/namespaces/default/pods/slow",
         r#"{"metadata":{"name":"slow"},"spec":{"containers":[{"name":"a"}]},"status":{"phase":"Pending","containerStatuses":[{"name":"a","state":{"waiting":{"reason":"ContainerCreating"}}}]}}"#,
     );
-    let said = cluster.run(&["port-forward", "slow", "80"]).await;
-    assert_eq!(said.code, Some(1));
+    let output = cluster.run(&["port-forward", "slow", "80"]).await;
+    assert_eq!(output.code, Some(1));
     assert_eq!(
-        said.stderr,
+        output.stderr,
         "error: unable to forward port because pod is not running. Current status=Pending\n\
          container \"a\" of pod \"slow\" is waiting (ContainerCreating)\n"
     );
@@ -407,20 +407,20 @@ async fn impossible_forwards_are_reported() {
         "/api/v1/namespaces/default/pods/dns",
         r#"{"metadata":{"name":"dns"},"spec":{"containers":[{"name":"a","ports":[{"containerPort":53,"protocol":"UDP"}]}]},"status":{"phase":"Running"}}"#,
     );
-    let said = cluster.run(&["port-forward", "dns", ":53"]).await;
+    let output = cluster.run(&["port-forward", "dns", ":53"]).await;
     assert_eq!(
-        (said.code, &*said.stderr),
+        (output.code, &*output.stderr),
         (Some(1), "error: UDP protocol is not supported for 53\n")
     );
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = taken.local_addr().unwrap().port();
     let both = format!("{port}:80");
-    let said = cluster
+    let output = cluster
         .run(&["port-forward", "--address=127.0.0.1", "web", &both])
         .await;
-    assert_eq!(said.code, Some(1));
+    assert_eq!(output.code, Some(1));
     let expected = format!("error: Unable to listen on port {port}: 127.0.0.1:{port}: ");
-    assert!(said.stderr.starts_with(&expected), "{said:?}");
+    assert!(output.stderr.starts_with(&expected), "{output:?}");
 }
 
 #[tokio::test]

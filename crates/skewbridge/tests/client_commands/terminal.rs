@@ -125,13 +125,13 @@ async fn a_detached_process_is_printed_with_the_attach_command() {
              using 'skewbridge attach web -c debug -n default -i -t' if it is still running",
         ),
     ];
-    for (container, said) in ends {
+    for (container, output) in ends {
         let terminal = Terminal::open(80, 24);
         let child = terminal.run(cluster.command(&["attach", "-it", "web", "-c", container]));
         terminal.becomes_raw().await;
         terminal.type_keys("bye\n");
         assert_eq!(code(child).await, Some(0));
-        terminal.shows(said).await;
+        terminal.shows(output).await;
         assert!(!terminal.is_raw());
     }
 }

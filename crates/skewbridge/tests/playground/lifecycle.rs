@@ -12,7 +12,7 @@ use skewbridge_testkit::{ScratchDir, Terminal, eventually};
 
 use crate::doc_examples;
 use crate::playground_fixture::{
-    LIMIT, Playground, children, command, lives, most_resident, run, wait,
+    LIMIT, Playground, children, command, is_alive, most_resident, run, wait,
 };
 
 /// Maximum memory of all processes, in KiB.
@@ -26,12 +26,12 @@ async fn every_context_works_and_nothing_is_left_behind() {
     let kubeconfig = playground.directory.join("kubeconfig");
     assert!(
         playground
-            .said
+            .printed
             .contains(&format!("export KUBECONFIG={}", kubeconfig.display()))
     );
-    assert!(!playground.said.contains('\x1b'), "no colour in a pipe");
-    let said = playground.said_as_from("/tmp/skewbridge-c89ae5");
-    let (shown, rest) = said.split_once("Ctrl-C ends it.").unwrap();
+    assert!(!playground.printed.contains('\x1b'), "no colour in a pipe");
+    let printed = playground.printed_as_from("/tmp/skewbridge-c89ae5");
+    let (shown, rest) = printed.split_once("Ctrl-C ends it.").unwrap();
     assert_eq!(
         (doc_examples::normalize(shown), rest),
         (doc_examples::readme_example(), "\n")
@@ -120,18 +120,18 @@ async fn servers_are_killed_started_and_changed_by_the_control_api() {
 async fn no_pod_process_outlives_the_playground() {
     let playground = Playground::start();
     let ids = playground.run_leaving("leaving").await;
-    assert!(ids.iter().all(|id| lives(*id)));
+    assert!(ids.iter().all(|id| is_alive(*id)));
     playground.end(Signal::INT);
-    assert!(ids.iter().all(|id| !lives(*id)), "{ids:?}");
+    assert!(ids.iter().all(|id| !is_alive(*id)), "{ids:?}");
 
     let mut playground = Playground::start();
     let mut ids = playground.run_leaving("leaving").await.to_vec();
     ids.extend(playground.children());
-    assert!(ids.iter().all(|id| lives(*id)));
+    assert!(ids.iter().all(|id| is_alive(*id)));
     // The playground cannot clean up then; only its children can.
     kill_process(playground.id(), Signal::KILL).unwrap();
     wait(&mut playground.child);
-    let all_gone = async || !ids.iter().any(|id| lives(*id));
+    let all_gone = async || !ids.iter().any(|id| is_alive(*id));
     eventually("the end of all that it has started", LIMIT, all_gone).await;
 }
 
@@ -179,7 +179,7 @@ async fn control_commands_redraw_the_status_line() {
     let mut playground = Playground::start_in(&terminal);
     terminal.shows_next(&mut seen, "[1 server-1.28]").await;
     terminal.shows_next(&mut seen, "q quit").await;
-    playground.said = terminal.shown();
+    playground.printed = terminal.shown();
     let token = fs::read_to_string(playground.directory.join("control-token")).unwrap();
     let post = |deed: &'static str| playground.order(Method::POST, deed, Some(&token));
     assert_eq!(post("/servers/1.36/kill").await.0, 200);
@@ -277,19 +277,22 @@ fn impossible_flags_are_reported_by_name() {
     let port = taken.local_addr().unwrap().port().min(65_520);
     let base = format!("--port-base={port}");
     let refused = run(&[&base]);
-    let said = String::from_utf8(refused.stderr).unwrap();
+    let printed = String::from_utf8(refused.stderr).unwrap();
     if taken.local_addr().unwrap().port() == port {
-        assert_eq!(refused.status.code(), Some(1), "{said}");
-        assert!(said.contains("is in use by another program"), "{said}");
-        assert!(said.contains("--port-base"), "{said}");
+        assert_eq!(refused.status.code(), Some(1), "{printed}");
+        assert!(
+            printed.contains("is in use by another program"),
+            "{printed}"
+        );
+        assert!(printed.contains("--port-base"), "{printed}");
     }
     let scratch = ScratchDir::new();
     scratch.write("file", "");
     let refused = run(&["--directory", scratch.path().to_str().unwrap()]);
-    let said = String::from_utf8(refused.stderr).unwrap();
+    let printed = String::from_utf8(refused.stderr).unwrap();
     assert!(
-        said.contains("--directory: ") && said.contains("is not empty"),
-        "{said}"
+        printed.contains("--directory: ") && printed.contains("is not empty"),
+        "{printed}"
     );
     assert!(scratch.path().join("file").exists());
     assert_eq!(run(&["-o", "json"]).status.code(), Some(64));

@@ -50,20 +50,20 @@ fn tour_without_an_old_server(words: &[&str]) -> Option<(Option<i32>, String)> {
     let beside = tour.directory.join("other");
     fs::write(&beside, other).unwrap();
     fs::rename(&beside, tour.directory.join("kubeconfig")).unwrap();
-    let mut said = String::new();
+    let mut printed = String::new();
     let mut stdout = tour.child.stdout.take().unwrap();
-    stdout.read_to_string(&mut said).unwrap();
+    stdout.read_to_string(&mut printed).unwrap();
     let code = wait(&mut tour.child).code();
     assert!(!tour.directory.exists(), "its directory is left");
-    (code != Some(0)).then_some((code, said))
+    (code != Some(0)).then_some((code, printed))
 }
 
 #[test]
 fn a_tour_with_unexpected_observations_fails() {
     let tour_lines = (0..ATTEMPTS).find_map(|_| tour_without_an_old_server(&["-o", "json"]));
-    let (code, said) = tour_lines.unwrap();
-    assert_eq!(code, Some(1), "{said}");
-    let report: Value = serde_json::from_str(&said).unwrap();
+    let (code, printed) = tour_lines.unwrap();
+    assert_eq!(code, Some(1), "{printed}");
+    let report: Value = serde_json::from_str(&printed).unwrap();
     assert_eq!(report["passed"], false, "{report:#}");
     let steps = report["steps"].as_array().unwrap();
     let passed: Vec<_> = steps.iter().map(|it| it["passed"] == true).collect();
@@ -79,13 +79,13 @@ fn a_tour_with_unexpected_observations_fails() {
 #[test]
 fn a_failed_tour_has_exit_code_1() {
     let tour_lines = (0..ATTEMPTS).find_map(|_| tour_without_an_old_server(&[]));
-    let (code, said) = tour_lines.unwrap();
-    assert_eq!(code, Some(1), "{said}");
+    let (code, printed) = tour_lines.unwrap();
+    assert_eq!(code, Some(1), "{printed}");
     assert!(
-        said.contains("✗ 200: MutatingAdmissionPolicy hello"),
-        "{said}"
+        printed.contains("✗ 200: MutatingAdmissionPolicy hello"),
+        "{printed}"
     );
-    assert!(said.ends_with("2 of 5 steps passed.\n"), "{said}");
+    assert!(printed.ends_with("2 of 5 steps passed.\n"), "{printed}");
 }
 
 #[test]

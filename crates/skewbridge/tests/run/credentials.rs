@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 use skewbridge_testkit::{PATIENCE, Reply, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::run_fixture::{BADGE, RunFixture, is_gone, output, said, token};
+use crate::run_fixture::{BADGE, RunFixture, is_gone, output, stderr, token};
 
 #[tokio::test]
 async fn requests_go_through_the_proxy_of_the_plugin_and_nothing_is_left() {
     let fixture = RunFixture::new().await;
     let ran = output(fixture.asking(&fixture.plugin(), "get")).await;
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr(&ran));
     assert_eq!(fixture.read("answer"), "/prefix/asked none 4711");
     assert!(fixture.read("server").starts_with("https://127.0.0.1:"));
     let plugin = fixture.read("execs");
@@ -38,7 +38,7 @@ async fn the_reference_plugin_needs_no_more_than_its_name() {
         "provideClusterInfo": true,
     }});
     let ran = output(fixture.asking(&user, "get")).await;
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr(&ran));
     assert_eq!(fixture.read("answer"), "/prefix/asked none from-a-file");
     eventually("the end of all that was made", PATIENCE, async || {
         fixture.left() == 0
@@ -63,21 +63,21 @@ async fn a_plugin_without_aws_credentials_is_explained_before_the_command_starts
         "provideClusterInfo": true,
     }});
     let ran = output(fixture.script(&user, "echo ran")).await;
-    let said = said(&ran);
-    assert_eq!(ran.status.code(), Some(125), "{said}");
-    assert!(said.contains("no AWS credentials"), "{said}");
+    let printed = stderr(&ran);
+    assert_eq!(ran.status.code(), Some(125), "{printed}");
+    assert!(printed.contains("no AWS credentials"), "{printed}");
     assert!(
-        said.contains("/nonexistent/credentials (no such file)"),
-        "{said}"
+        printed.contains("/nonexistent/credentials (no such file)"),
+        "{printed}"
     );
-    assert!(ran.stdout.is_empty(), "{said}");
+    assert!(ran.stdout.is_empty(), "{printed}");
 }
 
 #[tokio::test]
 async fn plain_credentials_are_sent_to_the_cluster_and_hidden_from_the_command() {
     let fixture = RunFixture::new().await;
     let ran = output(fixture.asking(&token(), "get")).await;
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr(&ran));
     assert_eq!(
         fixture.read("answer"),
         "/prefix/asked Bearer secret-token none"
@@ -111,11 +111,11 @@ async fn an_expired_credential_costs_one_exec_per_request() {
         "\"expirationTimestamp\":\"2001-01-01T00:00:00Z\",",
     );
     let ran = output(fixture.asking(&user, "get")).await;
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr(&ran));
     assert_eq!(fixture.read("answer"), "/prefix/asked Bearer token-1 none");
     assert_eq!(fixture.read("count").lines().count(), 1);
     let ran = output(fixture.asking(&user, "first ")).await;
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr(&ran));
     assert_eq!(fixture.read("answer"), "/prefix/asked Bearer token-3 none");
     assert_eq!(fixture.read("count").lines().count(), 3);
 }
@@ -145,7 +145,7 @@ async fn after_401_the_plugin_runs_again_unless_the_command_sent_its_own_token()
         .await;
         let user = tokens(&fixture, "");
         let ran = output(fixture.asking(&user, asks)).await;
-        assert!(ran.status.success(), "{}", said(&ran));
+        assert!(ran.status.success(), "{}", stderr(&ran));
         assert_eq!(
             (&*fixture.read("first"), &*fixture.read("answer")),
             ("401", answer)
@@ -172,7 +172,7 @@ async fn streams_and_their_data_are_forwarded() {
         far
     });
     let ran = output(fixture.asking(&fixture.plugin(), "upgrade")).await;
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr(&ran));
     assert_eq!(fixture.read("answer"), "done");
     far.await.unwrap();
 }

@@ -11,7 +11,7 @@ use skewbridge_testkit::{PATIENCE, Stopwatch, eventually, second_user};
 use tokio::signal::unix::SignalKind;
 
 use crate::run_fixture::{
-    BADGE, PATIENT, RunFixture, is_gone, output, parent_of, said, started_by, token,
+    BADGE, PATIENT, RunFixture, is_gone, output, parent_of, started_by, stderr, token,
 };
 
 #[tokio::test]
@@ -20,14 +20,14 @@ async fn the_exit_code_is_the_commands() {
     for (script, code) in [("exit 0", 0), ("exit 42", 42), ("kill -9 $$", 137)] {
         let ran = output(fixture.script(&token(), script)).await;
         assert_eq!(ran.status.code(), Some(code), "{script}");
-        assert_eq!(said(&ran), "");
+        assert_eq!(stderr(&ran), "");
     }
     let mut absent = fixture.run(&token());
     absent.args(["--", "/nonexistent/kubectl"]);
     let ran = output(absent).await;
     assert_eq!(ran.status.code(), Some(127));
     assert_eq!(
-        said(&ran),
+        stderr(&ran),
         "skewbridge: /nonexistent/kubectl: command not found\n"
     );
     let mut none = fixture.run(&token());
@@ -42,7 +42,7 @@ async fn the_exit_code_is_the_commands() {
     let ran = output(fixture.script(&failing, "echo ran")).await;
     assert_eq!(ran.status.code(), Some(125));
     assert_eq!(
-        said(&ran),
+        stderr(&ran),
         "skewbridge: getting credentials: exec: sh (user \"u\"): failed with exit status: 1; it \
          said: no card\n"
     );
@@ -67,7 +67,7 @@ async fn the_credentials_in_it_cannot_be_read_by_the_command() {
     }
     command.uid(user).gid(user);
     let ran = output(command).await;
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr(&ran));
     let limit = rustix::process::getrlimit(rustix::process::Resource::Core).maximum;
     let limit = limit.map_or("unlimited".to_owned(), |bytes| (bytes / 512).to_string());
     let seen = String::from_utf8(ran.stdout).unwrap();
@@ -229,7 +229,7 @@ async fn an_exited_plugin_is_restarted_by_the_next_request() {
         assert!(execs.lines().count() > 1, "{execs}");
         std::fs::write(&go, "go\n").unwrap();
         let ran = running.await.unwrap();
-        assert!(ran.status.success(), "{}", said(&ran));
+        assert!(ran.status.success(), "{}", stderr(&ran));
         // The socket of one that was killed is removed by a later one.
         let left = usize::from(is_killed);
         eventually("the end of all that was made", PATIENCE, async || {
@@ -245,7 +245,7 @@ async fn ignored_signals_stay_ignored_in_the_command() {
     let run = fixture.script(&token(), "kill -HUP $$ && kill -HUP $PPID && echo alive");
     let nohup = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"];
     let ran = output(started_by(&nohup, &run)).await;
-    assert!(ran.status.success(), "{}", said(&ran));
+    assert!(ran.status.success(), "{}", stderr(&ran));
     assert_eq!(String::from_utf8_lossy(&ran.stdout), "alive\n");
 }
 
@@ -260,11 +260,11 @@ async fn a_shell_has_the_kubeconfig_and_a_hint() {
     command.arg("--shell").env("SHELL", shell);
     let ran = output(command).await;
     assert!(ran.status.success());
-    let printed = String::from_utf8_lossy(&ran.stdout).into_owned();
-    assert_eq!(printed, "($SKEWBRIDGE_CONTEXT) $ \n");
+    let prompt = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert_eq!(prompt, "($SKEWBRIDGE_CONTEXT) $ \n");
     assert!(
-        said(&ran).contains("a shell for the context \"c\""),
+        stderr(&ran).contains("a shell for the context \"c\""),
         "{}",
-        said(&ran)
+        stderr(&ran)
     );
 }

@@ -50,9 +50,13 @@ async fn plugin_messages_are_shown_while_it_prompts() {
         "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never",
         "command": "sh", "args": ["-c", script],
     }});
-    let said = std::fs::File::create(fixture.dir.path().join("said")).unwrap();
+    let printed = std::fs::File::create(fixture.dir.path().join("said")).unwrap();
     let mut command = fixture.script(&user, "exit 3");
-    let run = command.stdout(Stdio::null()).stderr(said).spawn().unwrap();
+    let run = command
+        .stdout(Stdio::null())
+        .stderr(printed)
+        .spawn()
+        .unwrap();
     eventually("what it says", PATIENCE, async || {
         fixture.read("said").contains("touch the key\n")
     })

@@ -196,10 +196,10 @@ impl Plugin {
         let mut stdout = self.child.stdout.take().unwrap();
         std::io::Read::read_to_string(&mut stdout, &mut text).unwrap();
         let Ok(printed) = serde_json::from_str(&text) else {
-            let mut said = String::new();
+            let mut printed = String::new();
             let mut stderr = self.child.stderr.take().unwrap();
-            std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
-            panic!("{text:?} {said}");
+            std::io::Read::read_to_string(&mut stderr, &mut printed).unwrap();
+            panic!("{text:?} {printed}");
         };
         self.printed = printed;
         self

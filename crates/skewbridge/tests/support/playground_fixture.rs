@@ -29,7 +29,7 @@ pub(crate) fn run(words: &[&str]) -> Output {
 /// A running playground, and its output.
 pub(crate) struct Playground {
     pub(crate) child: Child,
-    pub(crate) said: String,
+    pub(crate) printed: String,
     reader: Option<JoinHandle<()>>,
     /// Its directory, which is removed with it.
     pub(crate) directory: PathBuf,
@@ -55,17 +55,17 @@ impl Playground {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut said = String::new();
-        while !said.contains("Ctrl-C ends it.") {
+        let mut printed = String::new();
+        while !printed.contains("Ctrl-C ends it.") {
             let line = lines.next().unwrap().unwrap();
-            said.push_str(&line);
-            said.push('\n');
+            printed.push_str(&line);
+            printed.push('\n');
         }
         // Further output is drained.
         let reader = std::thread::spawn(move || lines.for_each(drop));
         Self {
             child,
-            said,
+            printed,
             reader: Some(reader),
             directory,
             _scratch: scratch,
@@ -89,7 +89,7 @@ impl Playground {
             .unwrap();
         Self {
             child,
-            said: String::new(),
+            printed: String::new(),
             reader: None,
             directory,
             _scratch: scratch,
@@ -107,7 +107,7 @@ impl Playground {
             .unwrap();
         Self {
             child,
-            said: String::new(),
+            printed: String::new(),
             reader: None,
             directory,
             _scratch: scratch,
@@ -128,10 +128,10 @@ impl Playground {
     }
 
     /// The output of a release build with its files in another directory.
-    pub(crate) fn said_as_from(&self, directory: &str) -> String {
-        let said = &self.said;
-        let said = said.replace(self.directory.to_str().unwrap(), directory);
-        said.replace(
+    pub(crate) fn printed_as_from(&self, directory: &str) -> String {
+        let printed = &self.printed;
+        let printed = printed.replace(self.directory.to_str().unwrap(), directory);
+        printed.replace(
             env!("CARGO_BIN_EXE_skewbridge"),
             "target/release/skewbridge",
         )
@@ -199,8 +199,8 @@ impl Playground {
         path: &str,
         token: Option<&str>,
     ) -> (u16, Value) {
-        let at = self.said.find("http://127.0.0.1:").unwrap();
-        let url = &self.said[at..];
+        let at = self.printed.find("http://127.0.0.1:").unwrap();
+        let url = &self.printed[at..];
         let url = url.split("/servers").next().unwrap();
         let config = format!(
             "clusters: [{{name: a, cluster: {{server: '{url}'}}}}]\n\
@@ -228,7 +228,7 @@ impl Playground {
         let status = wait(&mut self.child);
         assert!(status.success(), "{status}");
         for id in children {
-            assert!(!lives(id), "{id} is left");
+            assert!(!is_alive(id), "{id} is left");
         }
         assert!(!self.directory.exists(), "its directory is left");
     }
@@ -264,7 +264,7 @@ pub(crate) fn most_resident(id: i32) -> u64 {
 }
 
 /// Whether there is such a process, zombies apart.
-pub(crate) fn lives(id: i32) -> bool {
+pub(crate) fn is_alive(id: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{id}/stat"));
     stat.is_ok_and(|stat| !stat.contains(") Z "))
 }

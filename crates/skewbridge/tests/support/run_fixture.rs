@@ -129,7 +129,7 @@ pub(crate) async fn output(command: Command) -> Output {
     command.kill_on_drop(true).output().await.unwrap()
 }
 
-pub(crate) fn said(output: &Output) -> String {
+pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 

@@ -20,7 +20,7 @@ struct Line {
 #[test]
 fn required_flags_alone_leave_the_defaults() {
     let files = Files::new();
-    let (config, warnings) = files.understand(&[]).unwrap();
+    let (config, warnings) = files.parse(&[]).unwrap();
     assert_eq!(config.listen.bind_address.to_string(), "0.0.0.0");
     assert_eq!(config.listen.secure_port, 6443);
     assert_eq!(config.serving.min_version, TlsVersion::Tls12);
@@ -69,7 +69,7 @@ fn another_bridge_user_has_only_the_given_groups() {
     ];
     for (flags, name, groups) in rows {
         let flags: Vec<_> = flags.iter().map(|&flag| flag.to_owned()).collect();
-        let user = files.understand(&flags).unwrap().0.upstream.bridge_user;
+        let user = files.parse(&flags).unwrap().0.upstream.bridge_user;
         assert_eq!(user.name, name, "{flags:?}");
         assert_eq!(user.groups, groups, "{flags:?}");
     }
@@ -121,7 +121,7 @@ fn every_flag_reaches_the_config() {
         "--worker-threads=3".into(),
         "--shutdown-delay-duration=100ms".into(),
     ];
-    let (config, warnings) = files.understand(&flags).unwrap();
+    let (config, warnings) = files.parse(&flags).unwrap();
     assert!(warnings.is_empty(), "{warnings:?}");
     assert_eq!(config.listen.bind_address.to_string(), "::1");
     assert_eq!(config.serving.min_version, TlsVersion::Tls13);
@@ -164,7 +164,7 @@ fn every_flag_reaches_the_config() {
 fn an_empty_value_is_no_value() {
     let files = Files::new();
     let flags = ["--client-ca-file=", "--etcd-servers=", "--peer-ca-file="];
-    let (config, warnings) = files.understand(&flags.map(Into::into)).unwrap();
+    let (config, warnings) = files.parse(&flags.map(Into::into)).unwrap();
     assert_eq!(config.callers.client_ca, None);
     assert!(config.peers.etcd.servers.is_empty());
     assert!(warnings.is_empty(), "{warnings:?}");
@@ -202,7 +202,7 @@ fn incomplete_peer_flags_are_reported() {
         (vec![ca, etcd, off], vec![]),
         (vec![], vec![]),
     ] {
-        let (_, warnings) = files.understand(&flags).unwrap();
+        let (_, warnings) = files.parse(&flags).unwrap();
         assert_eq!(told(&warnings), expected);
     }
 }
@@ -290,7 +290,7 @@ fn the_controlplane_egress_is_used_and_other_proxies_cause_warnings() {
             selections.concat()
         );
         files.write("egress.yaml", &text);
-        let (config, warnings) = files.understand(&flags).unwrap();
+        let (config, warnings) = files.parse(&flags).unwrap();
         assert_eq!(config.peers.egress, expected, "{text}");
         let warnings = told(&warnings);
         assert_eq!(warnings.len(), warned.len(), "{warnings:?}");
@@ -313,7 +313,7 @@ fn a_certificate_that_is_not_a_ca_causes_a_warning() {
     files.write("alice.crt", &params.self_signed(&key).unwrap().pem());
     let alice = files.path("alice.crt");
     let (_, warnings) = files
-        .understand(&[format!("--upstream-ca-file={alice}")])
+        .parse(&[format!("--upstream-ca-file={alice}")])
         .unwrap();
     assert_eq!(
         told(&warnings),
@@ -334,14 +334,14 @@ fn one_ca_for_users_and_front_proxies_needs_allowed_names() {
         format!("--proxy-client-cert-file={crt}"),
         format!("--proxy-client-key-file={key}"),
     ];
-    let problems = files.understand(&flags).unwrap_err().0;
+    let problems = files.parse(&flags).unwrap_err().0;
     let [problem] = problems.as_slice() else {
         panic!("{problems:?}");
     };
     assert_eq!(problem.flag, "--requestheader-client-ca-file");
     assert!(problem.message.contains("--requestheader-allowed-names"));
     flags.push("--requestheader-allowed-names=front-proxy-client".into());
-    let (_, warnings) = files.understand(&flags).unwrap();
+    let (_, warnings) = files.parse(&flags).unwrap();
     assert!(warnings.is_empty(), "{warnings:?}");
 }
 
@@ -353,7 +353,7 @@ fn an_expired_certificate_is_a_warning() {
     params.not_after = rcgen::date_time_ymd(2001, 1, 1);
     files.write("tls.crt", &params.self_signed(&key).unwrap().pem());
     files.write("tls.key", &key.serialize_pem());
-    let (_, warnings) = files.understand(&[]).unwrap();
+    let (_, warnings) = files.parse(&[]).unwrap();
     let text = warnings[0].to_string();
     assert!(text.starts_with("--tls-cert-file /"), "{text}");
     assert!(text.contains("the certificate expired"), "{text}");
@@ -363,10 +363,10 @@ fn an_expired_certificate_is_a_warning() {
 fn two_listeners_do_not_share_a_port() {
     let files = Files::new();
     let flags = ["--admin-address=127.0.0.1:6443".into()];
-    let problems = files.understand(&flags).unwrap_err();
+    let problems = files.parse(&flags).unwrap_err();
     assert_eq!(problems.0.len(), 1, "{problems}");
     let apart = ["--bind-address=127.0.0.2".into(), flags[0].clone()];
-    assert!(files.understand(&apart).is_ok());
+    assert!(files.parse(&apart).is_ok());
 }
 
 #[test]
@@ -374,7 +374,7 @@ fn the_admin_address_is_not_the_upstream() {
     let files = Files::new();
     for host in ["127.0.0.1", "localhost"] {
         let flags = [format!("--upstream=https://{host}:10270")];
-        let problems = files.understand(&flags).unwrap_err();
+        let problems = files.parse(&flags).unwrap_err();
         assert_eq!(
             told(&problems.0),
             [format!(
@@ -383,7 +383,7 @@ fn the_admin_address_is_not_the_upstream() {
             )]
         );
         let apart = [flags[0].clone(), "--admin-address=127.0.0.1:10271".into()];
-        assert!(files.understand(&apart).is_ok());
+        assert!(files.parse(&apart).is_ok());
     }
 }
 
@@ -408,7 +408,7 @@ fn signed_requests_need_keys_and_authorities() {
     let authorities = "--http-signature-authorities=Kube.example:443,10.0.0.1:6443".to_owned();
     let with = |flags: &[&String]| {
         let flags: Vec<_> = flags.iter().map(|it| (*it).clone()).collect();
-        files.understand(&[&front_proxy[..], &flags].concat())
+        files.parse(&[&front_proxy[..], &flags].concat())
     };
     let (config, _) = with(&[&keys, &authorities]).unwrap();
     let signatures = config.callers.signatures.unwrap();
@@ -440,7 +440,7 @@ fn signed_requests_need_keys_and_authorities() {
         let problems = with(flags).unwrap_err().to_string();
         assert!(problems.contains(expected), "{problems}");
     }
-    let problems = files.understand(&[keys, authorities]).unwrap_err();
+    let problems = files.parse(&[keys, authorities]).unwrap_err();
     let expected = "--proxy-client-cert-file: required with --http-signature-keys";
     assert!(problems.to_string().contains(expected), "{problems}");
 }
@@ -476,7 +476,7 @@ impl Files {
     }
 
     /// Parses the required flags, followed by these.
-    fn understand(&self, flags: &[String]) -> Result<(Config, Vec<Warning>), Problems> {
+    fn parse(&self, flags: &[String]) -> Result<(Config, Vec<Warning>), Problems> {
         let required = [
             "serve".to_owned(),
             "--upstream=https://kube.example".into(),
