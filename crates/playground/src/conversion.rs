@@ -55,7 +55,7 @@ pub fn from_storage(object: &Object, api_version: &str, kind: &str) -> Object {
     match Difference::of(api_version, kind) {
         Some(Difference::Autoscaler) => shown = converted(shown, autoscaling::to_v1),
         Some(Difference::Event) => {
-            shown = converted(shown, |it| rename(it, &EVENT, Direction::ToVersion))
+            shown = converted(shown, |it| rename(it, &EVENT, Direction::ToVersion));
         }
         Some(Difference::PriorityLevel) => {
             shown = converted(shown, |it| rename_shares(it, Direction::ToVersion));

@@ -116,7 +116,7 @@ fn tolerate(spec: &mut Value) {
     }
 }
 
-/// The QoS class of a pod.
+/// The quality-of-service class of a pod.
 pub(crate) fn quality_of_service(spec: &Value) -> &'static str {
     let containers = spec["containers"].as_array().into_iter().flatten();
     let resources: Vec<&Value> = containers.map(|it| &it["resources"]).collect();

@@ -102,10 +102,10 @@ fn delete_content(
     name: &str,
     context: &mut WriteContext<'_>,
 ) -> Result<(), Status> {
-    let content = store.in_namespace(name);
-    let content: Vec<_> = content.map(|(key, it)| (key.clone(), it.clone())).collect();
+    let objects = store.in_namespace(name);
+    let objects: Vec<_> = objects.map(|(key, it)| (key.clone(), it.clone())).collect();
     let mut emptied = Ok(());
-    for (key, object) in content {
+    for (key, object) in objects {
         let of = Definition {
             kind: key.resource.resource.clone(),
             resource: key.resource,

@@ -58,7 +58,7 @@ const DISCOVERY: [&str; 11] = [
 const MASTERS: &str = "system:masters";
 const PUBLIC: [&str; 5] = ["/healthz", "/livez", "/readyz", "/version", "/version/"];
 
-/// Whether a user may do everything, whatever roles there are in the store ([`stored`]).
+/// Whether a user may do everything, whatever roles there are in the store ([`roles`]).
 pub fn is_master(user: &User) -> bool {
     user.groups.iter().any(|group| group == MASTERS)
 }
