@@ -116,7 +116,7 @@ impl Catalogue {
         self.release
     }
 
-    /// The document at `/api` or `/apis`, in a version that the server understands.
+    /// The document at `/api` or `/apis`, in a version that the server supports.
     pub fn document(&self, root: Root, schema: Schema) -> Option<Document> {
         self.release.understands(schema).then(|| Document {
             schema,
@@ -305,7 +305,7 @@ impl Served<'_> {
         verbs.iter().any(|it| it == verb)
     }
 
-    /// Whether its status is written by itself.
+    /// Whether it has a status subresource.
     pub fn has_status(&self) -> bool {
         let mut subresources = self.resource.subresources.iter();
         subresources.any(|it| it.subresource == "status")
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(Release::named("1.29"), None);
     }
 
-    /// The stories of the tour hang on these.
+    /// The tour depends on these.
     #[test]
     fn versions_differ_in_what_they_serve() {
         let rows = [

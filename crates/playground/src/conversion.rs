@@ -36,7 +36,7 @@ impl Difference {
     }
 }
 
-/// Under which name a resource is kept: events of both groups are the same.
+/// The resource under which objects are stored: events of both groups are the same.
 pub fn storage_resource(resource: &GroupResource) -> GroupResource {
     if (resource.group.as_str(), resource.resource.as_str()) == ("events.k8s.io", "events") {
         return GroupResource::new("", "events");
@@ -49,7 +49,7 @@ pub(crate) fn has_noted_metrics(annotations: &Value) -> bool {
     annotations.get(autoscaling::METRICS).is_some()
 }
 
-/// An object of the store as it is in a version.
+/// A stored object, converted to a version.
 pub fn from_storage(object: &Object, api_version: &str, kind: &str) -> Object {
     let mut shown = object.clone();
     match Difference::of(api_version, kind) {
@@ -67,7 +67,7 @@ pub fn from_storage(object: &Object, api_version: &str, kind: &str) -> Object {
     shown
 }
 
-/// An object as it is written in its version, for the store.
+/// An object of any version, converted for the store.
 pub fn to_storage(object: Object) -> Object {
     let Some(difference) = Difference::of(object.api_version(), object.kind()) else {
         return object;
@@ -102,7 +102,7 @@ enum Direction {
     ToStorage,
 }
 
-/// Names of fields of events, as they are kept and as `events.k8s.io` has them.
+/// Field names of events: stored, and in `events.k8s.io`.
 const EVENT: [(&str, &str); 7] = [
     ("involvedObject", "regarding"),
     ("message", "note"),

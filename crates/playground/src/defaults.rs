@@ -41,7 +41,7 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
         ("batch", "cronjobs") => cron_job(spec),
         _ => {}
     }
-    // Looking has made it.
+    // Indexing has created it.
     if let Some(fields) = value.as_object_mut()
         && fields.get("spec").is_some_and(Value::is_null)
     {
@@ -98,7 +98,7 @@ fn autoscaler(value: &mut Value) {
     }
 }
 
-/// A pod stays for five minutes on a node that is not well.
+/// The default tolerations: a pod stays for five minutes on an unhealthy node.
 fn tolerate(spec: &mut Value) {
     let Some(tolerations) = spec.get_mut("tolerations").and_then(Value::as_array_mut) else {
         return;

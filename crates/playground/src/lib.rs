@@ -1,8 +1,7 @@
 //! Plain Kubernetes API servers of several versions over one store.
 //!
-//! Nearly all of it are rules without I/O: what each version serves, what becomes of
-//! objects that are written, who hears of it, and how all of that is told. HTTP, a clock
-//! and chance are in [`server`] alone.
+//! Nearly all of it is logic without I/O: the APIs of each version, writes, watches and
+//! responses. HTTP, the clock and random numbers are in [`server`] alone, processes in [`node`].
 //!
 //! ```
 //! use serde_json::json;

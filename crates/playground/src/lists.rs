@@ -11,7 +11,7 @@ use serde_json::Value;
 pub enum ListKind {
     /// Replaced as a whole.
     Atomic,
-    /// Plain values, each once.
+    /// Scalars without duplicates.
     Set,
     /// Objects, identified by these fields. A strategic merge uses only the first.
     Keyed(&'static [&'static str]),

@@ -18,7 +18,7 @@ const PROTECTED: [&str; 3] = ["default", "kube-public", "kube-system"];
 /// The finalizer that is removed when a namespace is empty.
 const FINALIZER: &str = "kubernetes";
 
-/// The resource.
+/// The definition of the resource.
 pub fn definition() -> Definition {
     Definition {
         resource: GroupResource::new("", "namespaces"),
@@ -41,7 +41,7 @@ pub fn create_initial(store: &mut Store, context: &mut WriteContext<'_>) -> Resu
     Ok(())
 }
 
-/// Whether an object may be created there.
+/// Whether an object can be created in a namespace.
 pub fn admit_creation(
     store: &Store,
     of: &Definition,
@@ -70,7 +70,7 @@ pub fn admit_creation(
     Err(refusal)
 }
 
-/// Whether an object may be deleted: all but some namespaces.
+/// Whether an object can be deleted: all but protected namespaces.
 pub fn admit_deletion(of: &Definition, name: &str) -> Result<(), Status> {
     if of.is_namespaces() && PROTECTED.contains(&name) {
         return Err(forbidden(
@@ -146,7 +146,7 @@ fn terminating(store: &Store) -> Vec<String> {
         .collect()
 }
 
-/// Why a namespace is still there, as `kubectl describe` shows it.
+/// Why a namespace still exists, as `kubectl describe` shows it.
 fn conditions(store: &Store, name: &str, namespace: &Object, now: &str) -> Vec<Value> {
     let (resources, finalizers) = remaining(store, name);
     let rows = [
@@ -204,7 +204,7 @@ fn remaining(store: &Store, name: &str) -> (String, String) {
     let mut resources = std::collections::BTreeMap::<String, usize>::new();
     let mut finalizers = std::collections::BTreeMap::<String, usize>::new();
     for (key, object) in store.in_namespace(name) {
-        // With a dot, also where there is no group.
+        // With a dot, even without a group.
         let resource = format!("{}.{}", key.resource.resource, key.resource.group);
         *resources.entry(resource).or_default() += 1;
         for finalizer in object.finalizers() {

@@ -23,7 +23,7 @@ pub struct OwnerReference<'a> {
 /// The size of a value as JSON, in bytes.
 pub(crate) fn json_size(value: &Value) -> usize {
     let mut counted = ByteCounter(0);
-    // Neither counting nor a value with string keys fails.
+    // Neither counting nor serialising a value fails.
     let _ = serde_json::to_writer(&mut counted, value);
     counted.0
 }
@@ -198,7 +198,7 @@ impl Object {
         Time::parse(self.text(&["metadata", "creationTimestamp"]))
     }
 
-    /// Since when it is to end.
+    /// When its deletion was requested.
     pub fn deletion_timestamp(&self) -> Option<Time> {
         Time::parse(self.text(&["metadata", "deletionTimestamp"]))
     }
@@ -245,13 +245,13 @@ impl Object {
     }
 }
 
-/// The texts of a list.
+/// The strings of a list.
 pub fn texts(list: Option<&Value>) -> Vec<&str> {
     let list = list.and_then(Value::as_array).into_iter().flatten();
     list.filter_map(Value::as_str).collect()
 }
 
-/// A uid: 122 bits of chance in the form of RFC 9562's version 4.
+/// A uid: 122 random bits in the format of RFC 9562, version 4.
 pub fn generate_uid(entropy: &mut dyn FnMut() -> u64) -> String {
     let (high, low) = (entropy(), entropy());
     let (high, low) = (high & !0xf000 | 0x4000, low & (u64::MAX >> 2) | 1 << 63);

@@ -1,4 +1,4 @@
-//! Changes that a client describes instead of sending the whole object.
+//! Patches.
 
 pub mod json;
 pub mod merge;
@@ -11,10 +11,10 @@ use crate::object::Object;
 use crate::status::unsupported_media_type;
 use json::Operation;
 
-/// A description of a change.
+/// A patch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Patch {
-    /// Step by step (RFC 6902).
+    /// JSON patch (RFC 6902).
     Json(Vec<Operation>),
     /// JSON merge patch (RFC 7386).
     Merge(Value),
@@ -74,7 +74,7 @@ impl Patch {
         })
     }
 
-    /// The object as it is to be.
+    /// The patched object.
     pub fn apply(&self, object: &Object) -> Result<Object, Status> {
         let value = object.value();
         let patched = match self {

@@ -91,7 +91,7 @@ fn tolerations(spec: &Value) -> impl Iterator<Item = &Value> {
     spec["tolerations"].as_array().into_iter().flatten()
 }
 
-/// Whether they differ in the time alone.
+/// Whether they differ only in the time.
 fn is_as_tolerant(one: &Value, other: &Value) -> bool {
     let fields = ["key", "operator", "value", "effect"];
     fields.iter().all(|field| one[field] == other[field])

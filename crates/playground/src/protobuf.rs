@@ -17,7 +17,7 @@ static TEXT: &str = include_str!("../data/protobuf.txt");
 /// The messages by their names: `core.v1.Pod`.
 static MESSAGES: LazyLock<HashMap<&'static str, Vec<Field>>> = LazyLock::new(|| read(TEXT));
 
-/// Messages within messages: more than any object has.
+/// Maximum nesting of messages: more than any object has.
 const MAX_DEPTH: usize = 64;
 
 /// The prefix of every object in protobuf.
@@ -91,7 +91,7 @@ pub fn decode(bytes: &[u8]) -> Result<Value, DecodeError> {
         }
     }
     let name = message_name(&api_version, &kind);
-    // Some messages are bare lists, which are no objects.
+    // Some messages are bare lists and not objects.
     let Value::Object(mut object) = message(&name, raw, 0)? else {
         return Err(DecodeError::Malformed);
     };
@@ -105,7 +105,7 @@ pub(crate) fn fields(message: &str) -> Option<&'static [Field]> {
     MESSAGES.get(message).map(Vec::as_slice)
 }
 
-/// The message that a field of another one has.
+/// The full message name of a field's kind.
 pub(crate) fn resolved(within: &str, kind: &str) -> String {
     if kind.contains('.') {
         return kind.to_owned();
@@ -143,7 +143,7 @@ fn message(name: &str, bytes: &[u8], depth: usize) -> Result<Value, DecodeError>
         let (Wire::Bytes(number, _) | Wire::Number(number, _)) = wire else {
             continue;
         };
-        // Fields of later versions are passed over.
+        // Unknown fields of later versions are ignored.
         let Some(field) = fields.iter().find(|it| it.number == number) else {
             continue;
         };
@@ -189,7 +189,7 @@ impl Field {
         self.presence == Presence::Inline
     }
 
-    /// A value of it; `None` for a time that is not set.
+    /// A value of the field; `None` for an unset time.
     fn value(
         &self,
         within: &str,

@@ -13,7 +13,7 @@ use crate::status::{GroupResource, forbidden, quoted};
 /// The attributes of a request that authorization depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attributes<'a> {
-    /// Something of the API.
+    /// A resource request.
     Resource {
         /// `get`, `list`, ...
         verb: &'a str,
@@ -25,10 +25,10 @@ pub enum Attributes<'a> {
         subresource: &'a str,
         /// Empty for cluster-scoped resources, or for all namespaces.
         namespace: &'a str,
-        /// Empty for all.
+        /// Empty for a collection.
         name: &'a str,
     },
-    /// Something else.
+    /// A non-resource request.
     Path {
         /// The method in lower case.
         verb: &'a str,
@@ -180,7 +180,7 @@ mod tests {
     fn users_have_the_expected_permissions() {
         let admin = user("admin", &["system:masters", "system:authenticated"]);
         let visitor = user(VISITOR, &["system:authenticated"]);
-        let nobody = user("system:anonymous", &["system:unauthenticated"]);
+        let anonymous = user("system:anonymous", &["system:unauthenticated"]);
         let (get, post, delete) = (Method::GET, Method::POST, Method::DELETE);
         let rows = [
             (
@@ -231,7 +231,7 @@ mod tests {
             ),
         ];
         for (method, path, expected) in rows {
-            let may = [&admin, &visitor, &nobody].map(|user| asks(user, method, path).is_ok());
+            let may = [&admin, &visitor, &anonymous].map(|user| asks(user, method, path).is_ok());
             assert_eq!(may, expected, "{method} {path}");
         }
     }

@@ -10,7 +10,7 @@ use crate::object::Object;
 pub use fields::FieldSelector;
 pub use labels::LabelSelector;
 
-/// Objects by their labels and by some of their fields.
+/// A selection of objects by labels and fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
     /// `labelSelector`
@@ -28,12 +28,12 @@ impl Selection {
         })
     }
 
-    /// Whether it means an object.
+    /// Whether it matches an object.
     pub fn matches(&self, object: &Object) -> bool {
         self.labels.matches(|key| object.label(key)) && self.fields.matches(object)
     }
 
-    /// Whether it means all objects.
+    /// Whether it matches all objects.
     pub fn is_everything(&self) -> bool {
         self.labels.is_everything() && self.fields.is_everything()
     }

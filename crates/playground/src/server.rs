@@ -61,7 +61,7 @@ use pod_streams::PodStreams;
 use service::Requests;
 pub use shared::{SharedStore, StoreWatch};
 
-/// Connections of one server: a playground has a handful of clients, and its tests some
+/// Maximum number of connections: a playground has a handful of clients, and its tests some
 /// dozens.
 const MAX_CONNECTIONS: usize = 1024;
 
@@ -96,7 +96,7 @@ pub struct ServerConfig {
     pub client_ca: CaBundle,
     /// The CA of front proxies, whose X-Remote-* headers are trusted.
     pub front_proxy_ca: CaBundle,
-    /// Their names; none: any.
+    /// Allowed common names of front proxies; empty allows any.
     pub front_proxy_names: Vec<String>,
     /// Users by bearer token.
     pub tokens: HashMap<String, User>,
@@ -171,14 +171,14 @@ impl Server {
 #[derive(Debug)]
 pub struct ApiServer;
 
-/// A server that runs. Dropped, it is killed.
+/// A running server. Dropping it kills it.
 #[derive(Debug)]
 pub struct RunningServer {
     release: Release,
     address: SocketAddr,
     keeper: LeaseHeartbeat,
     leave: DrainTrigger,
-    /// Cuts all connections.
+    /// Aborts all connections.
     abort: oneshot::Sender<()>,
     /// Accepting, and all connections.
     serving: JoinSet<()>,
@@ -310,7 +310,7 @@ async fn serve(
     connections.shutdown().await;
 }
 
-/// Accepts until the server drains, and then waits for the connections that there are.
+/// Accepts until the server drains, and then waits for the open connections.
 async fn accept(
     listener: TcpListener,
     tls: TlsAcceptor,
@@ -347,7 +347,7 @@ async fn accept(
 
 /// Serves one connection.
 async fn connection(tcp: TcpStream, tls: TlsAcceptor, server: Arc<Server>) {
-    // A socket that refuses an option still works.
+    // A socket without the option still works.
     let _ = tcp.set_nodelay(true);
     let accepted = timeout(HANDSHAKE_TIMEOUT, tls.accept(ReadAhead::new(tcp))).await;
     let tls = match accepted {

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use skewbridge_api::status::{Cause, Details, Status};
 
-/// A resource, whatever its version.
+/// A resource without its version.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupResource {
     /// Empty for the core group.
@@ -85,7 +85,7 @@ impl fmt::Display for FieldErrorKind {
 }
 
 impl FieldError {
-    /// A field that must be there.
+    /// A required field.
     pub fn required(field: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             field: field.into(),
@@ -93,7 +93,7 @@ impl FieldError {
         }
     }
 
-    /// A value that is not allowed.
+    /// An invalid value.
     pub fn invalid(
         field: impl Into<String>,
         value: impl Into<String>,
@@ -105,7 +105,7 @@ impl FieldError {
         }
     }
 
-    /// A field that must not be there, or not be changed.
+    /// A field that must not be set or changed.
     pub fn forbidden(field: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             field: field.into(),
@@ -134,7 +134,7 @@ impl fmt::Display for FieldError {
     }
 }
 
-/// 404: there is no such object.
+/// 404: unknown object.
 pub fn not_found(resource: &GroupResource, name: &str) -> Status {
     let message = format!("{resource} {} not found", quoted(name));
     Status::not_found(message).about(resource.details(name))
@@ -145,13 +145,13 @@ pub fn unknown_resource() -> Status {
     Status::not_found("the server could not find the requested resource").about(Details::default())
 }
 
-/// 409: there is one already.
+/// 409: it exists already.
 pub fn already_exists(resource: &GroupResource, name: &str) -> Status {
     let message = format!("{resource} {} already exists", quoted(name));
     Status::new(409, "AlreadyExists", message).about(resource.details(name))
 }
 
-/// 409: no name that was made up is free.
+/// 409: no generated name is free.
 pub fn no_unique_name(resource: &GroupResource, name: &str) -> Status {
     let message = format!(
         "{resource} {} already exists, the server was not able to generate a unique name for \
@@ -164,7 +164,7 @@ pub fn no_unique_name(resource: &GroupResource, name: &str) -> Status {
     }
 }
 
-/// 409: something else was expected to be there.
+/// 409: a precondition failed.
 pub fn conflict(resource: &GroupResource, name: &str, why: impl fmt::Display) -> Status {
     let message = format!(
         "Operation cannot be fulfilled on {resource} {}: {why}",
@@ -190,7 +190,7 @@ pub fn forbidden(resource: &GroupResource, name: &str, why: impl fmt::Display) -
     Status::forbidden(message).about(resource.details(name))
 }
 
-/// 422: the object breaks rules.
+/// 422: validation errors.
 pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Status {
     let kind = GroupResource::new(group, kind);
     let what = match errors {

@@ -88,11 +88,11 @@ pub struct WriteContext<'a> {
     pub now: Time,
     /// Random numbers for uids and generated names.
     pub entropy: &'a mut dyn FnMut() -> u64,
-    /// Whether it is to be done.
+    /// Whether it is a dry run.
     pub dry_run: DryRun,
 }
 
-/// Whether a write is to be done.
+/// Whether a write is a dry run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DryRun {
     /// The write is done.
@@ -104,9 +104,9 @@ pub enum DryRun {
 /// Preconditions of a deletion.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Preconditions {
-    /// It has this uid.
+    /// The required uid.
     pub uid: Option<String>,
-    /// It has this version.
+    /// The required resource version.
     pub resource_version: Option<String>,
 }
 
@@ -304,7 +304,7 @@ impl Store {
             .map(Deletion::Pending)
     }
 
-    /// The objects of a resource as they are now, sorted.
+    /// The current objects of a resource, sorted.
     fn current<'a>(
         &'a self,
         resource: &'a GroupResource,
@@ -320,7 +320,7 @@ impl Store {
             .take_while(move |(key, _)| key.is_within(resource, namespace))
     }
 
-    /// Keeps an object as a new version; 500 if that is more than can be kept.
+    /// Stores an object as a new version; 500 if it exceeds a limit.
     fn commit(
         &mut self,
         key: Key,
@@ -527,7 +527,7 @@ fn check_finalizers(definition: &Definition, before: &Object, next: &Object) -> 
     Err(status::invalid(group, kind, before.name(), &[error]))
 }
 
-/// A version as clients write it: a number, or nothing.
+/// Parses a client's resource version: a number, or empty.
 pub(crate) fn parse_version(text: &str) -> Result<u64, Status> {
     if text.is_empty() {
         return Ok(0);

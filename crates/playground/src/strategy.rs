@@ -34,7 +34,7 @@ pub enum Scope {
 pub enum StatusPart {
     /// Only by a subresource.
     Separate,
-    /// With the rest, or there is none.
+    /// With the rest, or there is no status.
     Together,
 }
 
@@ -81,7 +81,7 @@ impl Definition {
         }
     }
 
-    /// Whether it is that of namespaces.
+    /// Whether it is the resource of namespaces.
     pub fn is_namespaces(&self) -> bool {
         self.resource.group.is_empty() && self.resource.resource == "namespaces"
     }
@@ -119,8 +119,7 @@ impl Definition {
         self.count_templates(None, object);
     }
 
-    /// Daemon sets have their templates counted in an annotation, as they had it before
-    /// there were generations.
+    /// Counts template changes of daemon sets in an annotation, which is older than generations.
     fn count_templates(&self, before: Option<&Object>, object: &mut Object) {
         const COUNT: [&str; 3] = [
             "metadata",
@@ -156,7 +155,7 @@ impl Definition {
         object.set(&["status"], status);
     }
 
-    /// Leaves of a new version only the part that is written; the rest is as it was.
+    /// Restricts an update to the part that is written.
     pub(crate) fn prepare_update(&self, part: Part, before: &Object, object: Object) -> Object {
         let mut next = match part {
             Part::Main => {

@@ -50,13 +50,13 @@ pub enum Include {
 pub struct ListMeta {
     /// The version of the list, or of the single object.
     pub resource_version: String,
-    /// Empty where nothing follows.
+    /// The continue token; may be empty.
     pub continue_token: String,
     /// The number of remaining objects, if known.
     pub remaining: Option<usize>,
 }
 
-/// A table of objects of a resource, as a release shows them. Ages are counted until now.
+/// A table of objects of a resource, in the format of a release. Ages are relative to `now`.
 pub fn table<'a>(
     release: Release,
     resource: &GroupResource,

@@ -60,7 +60,7 @@ impl RandomNumbers {
 
 pub(crate) const NOW: i64 = 1_794_776_399;
 
-/// Calls with an occasion.
+/// Calls a function with a write context.
 pub(crate) fn with<T>(dry_run: DryRun, act: impl FnOnce(&mut WriteContext<'_>) -> T) -> T {
     thread_local! {
         static DICE: std::cell::RefCell<RandomNumbers> = std::cell::RefCell::new(RandomNumbers::new());
@@ -73,7 +73,7 @@ pub(crate) fn with<T>(dry_run: DryRun, act: impl FnOnce(&mut WriteContext<'_>) -
     })
 }
 
-/// Calls with an occasion that lasts.
+/// Calls a function with a write context that is not a dry run.
 pub(crate) fn now<T>(act: impl FnOnce(&mut WriteContext<'_>) -> T) -> T {
     with(DryRun::Off, act)
 }

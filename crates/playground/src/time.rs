@@ -124,7 +124,7 @@ fn digits(text: &str) -> Option<i64> {
     all.then(|| text.parse().ok()).flatten()
 }
 
-/// Days since 1970, in years that begin with March, so that leap days are last.
+/// Days since 1970, in years that start in March, so that leap days are last.
 fn days_of(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);

@@ -2,7 +2,7 @@
 
 use crate::catalogue::Release;
 
-/// From a release on, and before another.
+/// From a release (inclusive) to another (exclusive).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct VersionRange {
     from: Option<Release>,

@@ -92,7 +92,7 @@ impl Watcher {
         if from_now {
             watcher.seen = store.version();
         }
-        // Known now if it is too old, not when something happens.
+        // Detects now whether the version is too old.
         let _ = store.events_after(watcher.seen)?;
         Ok((watcher, Vec::new()))
     }
@@ -178,7 +178,7 @@ impl Change {
         }
     }
 
-    /// The version that it is of.
+    /// The version of the change.
     pub fn version(&self) -> u64 {
         match self {
             Self::Added(object) | Self::Modified(object) | Self::Deleted(object) => {

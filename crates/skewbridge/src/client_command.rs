@@ -22,7 +22,7 @@ pub(crate) struct Failure {
     code: u8,
 }
 
-/// Any failure that has no exit code of its own.
+/// The exit code of failures without their own.
 const EXIT_FAILURE: u8 = 1;
 
 impl Failure {

@@ -142,7 +142,7 @@ impl ClusterFlags {
 
     fn target(&self) -> Result<Target, Error> {
         let mut config = match Kubeconfig::load(self.kubeconfig.as_deref()) {
-            // A server by itself will do.
+            // `--server` alone is enough.
             Err(Error::NoConfiguration { .. }) if self.server.is_some() => Kubeconfig::default(),
             loaded => loaded?,
         };
@@ -185,7 +185,7 @@ impl ClusterFlags {
     fn override_cluster(&self, cluster: &mut Cluster) {
         if let Some(server) = &self.server {
             cluster.server.clone_from(server);
-            // The name was for another server.
+            // The TLS server name was for another server.
             cluster.tls_server_name = None;
         }
         if let Some(name) = &self.tls_server_name {

@@ -25,7 +25,7 @@ pub(crate) fn init(logs: Logs) {
             .boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    // Fails only where logging has begun already, which is as good.
+    // Fails only if logging is already initialised.
     let _ = registry()
         .with(lines.with_filter(targets(logs.verbosity)))
         .try_init();

@@ -124,7 +124,7 @@ fn called() -> &'static str {
     }
 }
 
-/// The name of the file, or of the link, that was called.
+/// The file name of the program, or of the link to it.
 fn program() -> Option<OsString> {
     let path = std::env::args_os().next()?;
     Some(Path::new(&path).file_name()?.to_owned())
@@ -146,7 +146,7 @@ fn version() -> ExitCode {
 
 /// Prints clap's output: help and version succeed, everything else is a usage error.
 fn usage(error: &clap::Error) -> ExitCode {
-    // clap repeats an argument that it does not expect, which may be a URI with a PIN.
+    // clap repeats an unexpected argument, which may be a URI with a PIN.
     if error.use_stderr() && Selection::mentions_pin(&error.render().to_string()) {
         let _ = writeln!(std::io::stderr(), "error: {PIN_REFUSED}");
     } else {

@@ -1,9 +1,9 @@
-//! Keeps the memory of a process that holds keys, tokens or PINs to itself.
+//! Protects the memory of a process that holds keys, tokens or PINs.
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-/// No other process of the same user can trace this one or read its memory, and no core
-/// file is made of it.
+/// Other processes of the same user cannot trace this process or read its memory, and it writes
+/// no core file.
 pub(crate) fn deny_dumps() {
     #[cfg(target_os = "linux")]
     {

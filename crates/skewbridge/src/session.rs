@@ -28,7 +28,7 @@ pub(crate) fn executor(endpoint: Endpoint) -> Box<dyn Executor> {
 /// kubectl's switch for WebSocket in exec and attach.
 pub(crate) const WEBSOCKET_SWITCH: &str = "KUBECTL_REMOTE_COMMAND_WEBSOCKETS";
 
-/// Whether a switch of kubectl's is off, as kubectl reads it.
+/// Whether a switch of kubectl is off, parsed as by kubectl.
 pub(crate) fn is_off(switch: &str) -> bool {
     std::env::var(switch).is_ok_and(|value| value.eq_ignore_ascii_case("false"))
 }
@@ -36,7 +36,7 @@ pub(crate) fn is_off(switch: &str) -> bool {
 /// Options of a session.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// The terminal is passed through.
+    /// The local terminal is used.
     pub(crate) raw: Option<(RawTerminal, Signals)>,
     pub(crate) detach: Option<DetachKeys>,
     /// Send an empty window size first, so that an attached program redraws.
@@ -46,13 +46,13 @@ pub(crate) struct Session {
 /// The end of a session.
 #[derive(Debug)]
 pub(crate) enum ExitState {
-    /// The process did.
+    /// The process ended.
     Process(ExitStatus),
     /// The user detached; the process continues.
     Detached,
 }
 
-/// Why a session is over before its process is.
+/// Why a session ends before its process.
 enum SessionEnd {
     /// Standard input cannot be read.
     Input(io::Error),
@@ -63,7 +63,7 @@ enum SessionEnd {
 }
 
 impl Session {
-    /// Carries it to its end.
+    /// Runs it to its end.
     pub(crate) async fn run(self, mut process: RemoteProcess) -> Result<ExitState, Failure> {
         let stdin = process.stdin.take();
         let stdout = process.stdout.take();
@@ -220,7 +220,7 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> InputEnd 
     InputEnd::End
 }
 
-/// From the process to here.
+/// From the process to standard output or error.
 async fn write(mut from: ProcessOutput, mut to: StdOutput) -> io::Result<()> {
     // A lost connection is in its status.
     while let Ok(Some(piece)) = from.next_chunk().await {

@@ -70,7 +70,7 @@ impl Bed {
         }
     }
 
-    /// The command line, all flags but these given.
+    /// The command line, with all required flags.
     fn command(&self, flags: &[&str]) -> Command {
         let file = |flag: &str, name: &str| {
             let path = self.dir.path().join(name);
@@ -89,7 +89,7 @@ impl Bed {
             .arg(file("proxy-client-cert-file", "front-proxy.crt"))
             .arg(file("proxy-client-key-file", "front-proxy.key"))
             .args(flags)
-            // Must not change anything: headers would be logged.
+            // Must not have an effect: headers would be logged.
             .env("RUST_LOG", "trace")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -169,7 +169,7 @@ impl Served {
         status.unwrap()
     }
 
-    /// Ends it, and gives its whole log.
+    /// Ends it, and returns its whole log.
     async fn whole_log(mut self) -> String {
         self.signal(Signal::TERM);
         assert_eq!(self.exit().await.code(), Some(0));
@@ -599,7 +599,7 @@ async fn no_secret_reaches_the_log_however_verbose() {
         let mut proxy = proxy.http1(served.address).await.unwrap();
         let asserted = "X-Remote-User: known\r\nX-Remote-Extra-Scopes: SECRET-EXTRA\r\n";
         assert_eq!(send(&mut proxy, "GET /apis", asserted).await.status, 200);
-        // A browser's terminal.
+        // As a terminal in a browser does.
         let mut browser = bed.client().http1(served.address).await.unwrap();
         let upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: \
             base64url.bearer.authorization.k8s.io.SECRET-SUBPROTOCOL, v5.channel.k8s.io\r\n";
@@ -625,7 +625,7 @@ async fn no_secret_reaches_the_log_however_verbose() {
         drop((h1, proxy));
 
         let log = served.whole_log().await;
-        for told in [
+        for expected in [
             "jane",
             "known",
             "(bearer)",
@@ -633,7 +633,7 @@ async fn no_secret_reaches_the_log_however_verbose() {
             "503",
             "/proxy/…",
         ] {
-            assert!(log.contains(told), "{told} in {log}");
+            assert!(log.contains(expected), "{expected} in {log}");
         }
         let leaks: Vec<_> = log.lines().filter(|line| line.contains("SECRET")).collect();
         assert!(leaks.is_empty(), "{leaks:#?}");

@@ -14,13 +14,13 @@ use skewbridge_testkit::{
     eventually,
 };
 
-/// A command line that is not understood, and a start that fails.
+/// Exit codes of an invalid command line, and of a failed start.
 const USAGE: Option<i32> = Some(64);
 const FAILURE: Option<i32> = Some(1);
 
 const REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-/// Files and flags that are all right, in front of an upstream that is.
+/// Valid files and flags, with a working upstream.
 struct Setup {
     dir: ScratchDir,
     upstream_ca: Ca,
@@ -88,7 +88,7 @@ impl Setup {
         self.file("upstream-ca-file", "upstream-ca.crt", &pem)
     }
 
-    /// With the flags that make it a peer among servers, and etcd at this address.
+    /// With the flags for peering, and etcd at this address.
     fn peers(self, etcd: &str) -> Self {
         let pem = self.serving.pem();
         self.file("peer-ca-file", "serving-ca.crt", &pem)
@@ -96,7 +96,7 @@ impl Setup {
             .flag("apiserver-identity", "apiserver-own")
     }
 
-    /// Gives a flag a file with this content.
+    /// Sets a flag to a file with this content.
     fn file(mut self, flag: &'static str, name: &str, text: &str) -> Self {
         let path = self.dir.write(name, text);
         self.flags.insert(flag, path.display().to_string());
@@ -179,7 +179,7 @@ struct Running {
 }
 
 impl Running {
-    /// Waits for a line of the log with this in it.
+    /// Waits for a log line with this text.
     async fn logs(&self, text: &str) -> String {
         let find = || {
             let log = self.log.lock().unwrap();
@@ -202,7 +202,7 @@ impl Running {
         text
     }
 
-    /// Waits for a line of `/readyz?verbose` that begins so.
+    /// Waits for a line of `/readyz?verbose` with this prefix.
     async fn readyz(&self, beginning: &str) -> String {
         let find = || {
             let text = self.get("/readyz?verbose");
@@ -426,7 +426,7 @@ async fn a_requestheader_ca_that_is_missing() {
     let expected = format!("--requestheader-client-ca-file {missing}: no such file; correct");
     has(&text, &[&expected]);
 
-    // The flag, where there are to be peers.
+    // The flag, with peering.
     let etcd = format!("http://{}", closed_port());
     let setup = Setup::new().await.peers(&etcd);
     let bridge = setup.without("requestheader-client-ca-file").serves().await;
@@ -471,7 +471,7 @@ async fn a_requestheader_ca_that_is_missing() {
     );
 }
 
-/// Not among the ten, but warned of at the start as well.
+/// Not one of the ten, but also reported at the start.
 #[tokio::test]
 async fn certificates_that_peers_would_not_accept() {
     let setup = Setup::new().await;

@@ -122,7 +122,7 @@ fn every_wrong_value_is_told_at_once() {
         let found = found.unwrap_or_else(|| panic!("no line {line:?} in:\n{stderr}"));
         lines.remove(found);
     }
-    assert_eq!(lines, Vec::<&str>::new(), "nothing else is told");
+    assert_eq!(lines, Vec::<&str>::new(), "nothing else is printed");
 }
 
 #[test]
@@ -347,7 +347,7 @@ fn a_misspelt_flag_is_misuse_with_a_suggestion() {
 
 #[test]
 fn values_are_written_as_kube_apiserver_takes_them() {
-    // Of a repeated flag the last counts; -v is --v; a value may stand apart.
+    // The last value of a repeated flag counts; -v is --v; a value may be the next argument.
     let files = Files::new();
     let mut flags = files.enough();
     flags.extend(["--secure-port=x", "--secure-port", "0", "-v", "3"].map(Into::into));

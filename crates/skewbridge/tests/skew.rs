@@ -17,7 +17,7 @@ const FAILED: Option<i32> = Some(1);
 const SKEW: Option<i32> = Some(2);
 const USAGE: Option<i32> = Some(64);
 
-/// A cluster's CA, and a place for kubeconfigs.
+/// A cluster's CA, and a directory for kubeconfigs.
 struct Bench {
     ca: Ca,
     dir: ScratchDir,
@@ -61,7 +61,7 @@ impl Bench {
         self.dir.write("config", text)
     }
 
-    /// Runs the command away from the stand-ins' thread.
+    /// Runs the command on another thread than the fake servers.
     async fn skew(&self, words: &[&str]) -> Ran {
         let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
         command
@@ -163,7 +163,7 @@ fn bridge(servers: Value) -> impl Fn(Seen) -> Reply + Send + Sync + 'static {
     }
 }
 
-fn told(identity: &str, groups: &Value) -> Value {
+fn server_entry(identity: &str, groups: &Value) -> Value {
     json!({"identity": identity, "version": "v1.34.4", "local": false, "reachable": true,
            "address": "10.0.0.1:6443", "lastSync": "2026-11-15T12:00:00Z", "groups": groups})
 }
@@ -252,7 +252,7 @@ async fn the_servers_of_one_context_are_compared_by_their_urls() {
     assert_eq!(json["servers"][0]["name"], first.addr().to_string());
     assert_eq!(json["servers"][1]["version"], "v1.36.4");
 
-    // A password in a URL is refused, and not shown.
+    // A password in a URL is refused, and not printed.
     let secret = servers[0].replace("https://", "https://me:secret-token@");
     let ran = bench.skew(&[&secret, &servers[1], "-o=wide"]).await;
     assert_eq!(ran.code, FAILED, "{ran:?}");
@@ -265,7 +265,10 @@ async fn the_servers_of_one_context_are_compared_by_their_urls() {
 #[tokio::test]
 async fn a_bridge_reports_all_servers_of_its_cluster() {
     let bench = Bench::new();
-    let servers = json!([told("apiserver-a", &old()), told("apiserver-b", &new())]);
+    let servers = json!([
+        server_entry("apiserver-a", &old()),
+        server_entry("apiserver-b", &new())
+    ]);
     let server = bench.serve(bridge(servers)).await;
     let config = bench.kubeconfig(&[("prod", server.addr())]);
     let config = format!("--kubeconfig={}", config.display());
@@ -279,7 +282,10 @@ async fn a_bridge_reports_all_servers_of_its_cluster() {
     let ran = bench.skew(&[&config, "-o=json"]).await;
     assert_eq!(ran.json()["servers"][1]["lastSync"], "2026-11-15T12:00:00Z");
 
-    let servers = json!([told("apiserver-a", &new()), told("apiserver-b", &new())]);
+    let servers = json!([
+        server_entry("apiserver-a", &new()),
+        server_entry("apiserver-b", &new())
+    ]);
     let server = bench.serve(bridge(servers)).await;
     let config = bench.kubeconfig(&[("prod", server.addr())]);
     let config = format!("--kubeconfig={}", config.display());
@@ -312,7 +318,7 @@ fn bridge_before(
 #[tokio::test]
 async fn clients_of_the_bridges_of_one_cluster_miss_nothing() {
     let bench = Bench::new();
-    let list = json!({"servers": [told("apiserver-a", &old()), told("apiserver-b", &new())]});
+    let list = json!({"servers": [server_entry("apiserver-a", &old()), server_entry("apiserver-b", &new())]});
     let first = bridge_before("v1.34.4", &old(), list.clone());
     let first = bench.serve(first).await;
     let second = bench.serve(bridge_before("v1.36.4", &new(), list)).await;
@@ -352,7 +358,7 @@ A client pinned to new would miss nothing: its bridge serves what any of 2 serve
         assert!(!server["onlyHere"].as_array().unwrap().is_empty());
     }
 
-    // Past the bridge it is as before.
+    // Without the bridge, nothing changes.
     let ran = bench
         .skew(&[&config, "--context=old", "--context=direct"])
         .await;
@@ -367,10 +373,10 @@ A client pinned to new would miss nothing: its bridge serves what any of 2 serve
 #[tokio::test]
 async fn what_bridges_of_two_clusters_cannot_reach_is_missed() {
     let bench = Bench::new();
-    let mut away = told("apiserver-c", &json!([group("y.io", "v1", &["gone"])]));
+    let mut away = server_entry("apiserver-c", &json!([group("y.io", "v1", &["gone"])]));
     away["reachable"] = json!(false);
-    let one = json!({"servers": [told("apiserver-a", &old()), away]});
-    let other = json!({"servers": [told("apiserver-b", &new())]});
+    let one = json!({"servers": [server_entry("apiserver-a", &old()), away]});
+    let other = json!({"servers": [server_entry("apiserver-b", &new())]});
     let first = bench.serve(bridge_before("v1.34.4", &old(), one)).await;
     let second = bench.serve(bridge_before("v1.36.4", &new(), other)).await;
     let config = bench.kubeconfig(&[("blue", first.addr()), ("green", second.addr())]);
@@ -420,7 +426,7 @@ async fn a_bridge_that_runs_local_only_is_recognised() {
 #[tokio::test]
 async fn a_server_that_the_bridge_cannot_reach_makes_the_result_unknown() {
     let bench = Bench::new();
-    let mut unreachable = told("apiserver-b", &old());
+    let mut unreachable = server_entry("apiserver-b", &old());
     unreachable["reachable"] = json!(false);
     unreachable["problem"] = json!("connection refused");
     let silent = json!({"identity": "apiserver-c", "local": false, "reachable": true});
@@ -437,7 +443,7 @@ async fn a_server_that_the_bridge_cannot_reach_makes_the_result_unknown() {
         ),
     ] {
         let server = bench
-            .serve(bridge(json!([told("apiserver-a", &old()), other])))
+            .serve(bridge(json!([server_entry("apiserver-a", &old()), other])))
             .await;
         let config = bench.kubeconfig(&[("prod", server.addr())]);
         let config = format!("--kubeconfig={}", config.display());

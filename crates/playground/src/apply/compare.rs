@@ -8,11 +8,11 @@ use crate::lists::{ListKind, list_kind};
 /// The changed fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Comparison {
-    /// Were not there.
+    /// Fields that did not exist.
     pub added: FieldSet,
-    /// Were something else.
+    /// Fields that had another value.
     pub modified: FieldSet,
-    /// Are not there any more.
+    /// Fields that no longer exist.
     pub removed: FieldSet,
 }
 
@@ -102,7 +102,7 @@ fn compare<'a>(
     all
 }
 
-/// Null is nothing.
+/// Null is the same as no value.
 fn value<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     fields.get(name).filter(|value| !value.is_null())
 }

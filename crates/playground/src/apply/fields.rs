@@ -1,4 +1,4 @@
-//! Sets of fields, as `managedFields` keeps them (`FieldsV1`).
+//! Sets of fields in the format of `managedFields` (`FieldsV1`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::lists::{ListKind, key_value, list_kind};
 
-/// A step of a path into an object. Values are JSON text, which has an order.
+/// An element of a field path. Values are JSON text, which is ordered.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Element {
     /// `f:spec`
@@ -140,12 +140,12 @@ impl FieldSet {
         Value::Object(fields)
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         !self.included && self.below.values().all(Self::is_empty)
     }
 
-    /// Whether it is one of them by itself.
+    /// Whether the field itself is in the set.
     pub fn is_included(&self) -> bool {
         self.included
     }
@@ -217,7 +217,7 @@ impl FieldSet {
         rest
     }
 
-    /// The paths of all of them, as kube-apiserver writes them.
+    /// The paths of all fields, in kube-apiserver's format.
     pub fn paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
         self.collect("", &mut paths);
@@ -235,7 +235,7 @@ impl FieldSet {
 }
 
 impl Element {
-    /// The step to an item of a list, if it has its keys.
+    /// The path element of a list item, if it has its keys.
     pub fn of_item(item: &Value, kind: ListKind) -> Option<Self> {
         match kind {
             ListKind::Atomic => None,
@@ -251,7 +251,7 @@ impl Element {
     }
 
     fn parse(name: &str) -> Option<Self> {
-        // Read and written again, so that spaces and order do not matter.
+        // Normalised, so that spaces and order do not matter.
         let json = |text: &str| {
             serde_json::from_str::<Value>(text)
                 .ok()

@@ -91,7 +91,7 @@ impl Managers {
         Self(entries.collect())
     }
 
-    /// Notes them in an object.
+    /// Writes `managedFields` of an object.
     pub fn write(&self, object: &mut Object) {
         let owning = self.0.iter().filter(|(_, fields)| !fields.is_empty());
         let mut owning: Vec<_> = owning.collect();
@@ -169,7 +169,7 @@ impl Managers {
         others.fold(FieldSet::default(), |all, (_, fields)| all.union(fields))
     }
 
-    /// The time is that of the last change of mind.
+    /// The time is that of the last change of the applied fields.
     pub(super) fn set_applied(&mut self, writer: &FieldManager<'_>, wanted: FieldSet) {
         let there = self
             .0

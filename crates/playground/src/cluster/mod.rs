@@ -52,13 +52,13 @@ pub struct ClusterConfig {
 /// The ports of a playground.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ports {
-    /// Wherever they are free.
+    /// Any free ports.
     Free,
-    /// From this one on: the servers, the bridges, the bridges' admin ports.
+    /// From this port on: the servers, the bridges, the admin ports of the bridges.
     From(u16),
 }
 
-/// A playground that runs. Dropped, all of it ends.
+/// A running playground. Dropping it ends everything.
 pub struct Cluster {
     servers: Vec<Server>,
     bridges: Vec<Bridge>,
@@ -69,7 +69,7 @@ pub struct Cluster {
     node: Arc<Node>,
 }
 
-/// A place for an API server, whatever version it has at the moment.
+/// An API server at an address, of any version.
 #[derive(Debug)]
 pub struct Server {
     name: String,
@@ -118,7 +118,7 @@ pub enum ClusterError {
     /// The node.
     #[error("the node does not start: {0}")]
     Node(io::Error),
-    /// There is no such server.
+    /// Unknown server.
     #[error("no server {0:?}; the servers are 1.28, 1.34 and 1.36")]
     Unknown(String),
 }
@@ -144,7 +144,7 @@ impl Ports {
 }
 
 impl Cluster {
-    /// Starts one. Servers run on the runtime of the caller, bridges and the node on
+    /// Starts a playground. Servers run on the runtime of the caller, bridges and the node on
     /// threads of their own.
     pub async fn start(config: ClusterConfig) -> Result<Self, ClusterError> {
         let pki = Pki::make(&config.directory)?;
@@ -237,7 +237,7 @@ impl Cluster {
         &self.bridges
     }
 
-    /// The place of a server by its name (`server-1.28`, or `1.28` for short).
+    /// The index of a server by its name (`server-1.28`, or `1.28` for short).
     pub fn find(&self, name: &str) -> Result<usize, ClusterError> {
         let short = name.strip_prefix("server-").unwrap_or(name);
         let mut all = self.servers.iter();
@@ -245,7 +245,7 @@ impl Cluster {
         found.ok_or_else(|| ClusterError::Unknown(name.to_owned()))
     }
 
-    /// Ends a server as if its machine had lost its power.
+    /// Ends a server as by a power failure.
     pub async fn kill(&mut self, index: usize) {
         if let Some(running) = self.running(index) {
             running.kill().await;

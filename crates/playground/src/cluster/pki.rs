@@ -1,4 +1,4 @@
-//! Certificates of a playground: made when it starts, for as long as it lasts.
+//! Certificates of a playground, generated at its start.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -62,13 +62,13 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Why there are no certificates.
+/// Why certificates could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// Generating them failed.
     #[error("cannot make certificates: {0}")]
     Make(#[from] rcgen::Error),
-    /// The system gives no randomness.
+    /// The system has no random numbers.
     #[error("no randomness")]
     Random,
     /// Writing them failed.

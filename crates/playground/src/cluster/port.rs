@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 
 use tokio::net::TcpSocket;
 
-/// Connections that wait for being accepted, as tokio has it.
+/// The accept backlog: tokio's default.
 const BACKLOG: u32 = 1024;
 
 /// A port that other programs cannot bind.
@@ -21,8 +21,8 @@ impl ReservedPort {
     /// Reserves a port; a free one if it is 0.
     pub(super) fn take(address: SocketAddr) -> io::Result<Self> {
         if address.port() != 0 {
-            // Another playground's port would be shared with it: one that does not share
-            // is refused.
+            // With `SO_REUSEPORT` alone, another playground could share the port: a socket
+            // without it is refused there.
             drop(TcpListener::bind(address)?);
         }
         let held = TcpSocket::new_v4()?;
@@ -39,10 +39,10 @@ impl ReservedPort {
         self.address
     }
 
-    /// Listens. Must be called within a runtime, by one server at a time.
+    /// Listens. Must be called within a runtime, and by one server at a time.
     pub(super) fn listen(&self) -> io::Result<TcpListener> {
         let socket = TcpSocket::new_v4()?;
-        // Connections of the server before may not be over yet.
+        // Connections of the previous server may still be closing.
         socket.set_reuseaddr(true)?;
         socket.set_reuseport(true)?;
         socket.bind(self.address)?;
@@ -73,7 +73,7 @@ mod tests {
             let listener = port.listen().unwrap();
             listener.set_nonblocking(false).unwrap();
             let mut client = TcpStream::connect(port.address()).unwrap();
-            // The side that ends first keeps the address for a while.
+            // The side that closes first keeps the address in TIME_WAIT.
             drop(listener.accept().unwrap());
             assert_eq!(client.read(&mut [0]).unwrap(), 0);
             assert_eq!(others(), refused);

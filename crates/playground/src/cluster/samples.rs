@@ -7,7 +7,7 @@ use crate::object::Object;
 use crate::server::SharedStore;
 use crate::status::GroupResource;
 
-/// The pod that runs from the beginning.
+/// The sample pod.
 pub const POD: &str = "web";
 /// Its port.
 pub const POD_PORT: u16 = 8080;

@@ -244,18 +244,18 @@ fn simple(metric: &Value, of: MetricSide) -> Value {
     json!({"type": metric["type"], kind: out})
 }
 
-/// A metric of an annotation as `v2` has it.
+/// A metric of an annotation, converted to `v2`.
 fn modern(metric: &Value, of: MetricSide) -> Value {
     let Some((kind, source)) = kind_of(metric) else {
         return json!({"type": metric["type"]});
     };
     let mut out = Map::new();
-    let mut told = Map::new();
+    let mut values = Map::new();
     let mut named = Map::new();
     for (name, value) in source.as_object().into_iter().flatten() {
         let number = names(kind, of).iter().find(|(_, simple)| simple == name);
         if let Some((modern, _)) = number {
-            told.insert((*modern).to_owned(), value.clone());
+            values.insert((*modern).to_owned(), value.clone());
         } else if name == "metricName" {
             named.insert("name".to_owned(), value.clone());
         } else if name == selector(kind) {
@@ -268,22 +268,22 @@ fn modern(metric: &Value, of: MetricSide) -> Value {
     }
     if of == MetricSide::Target {
         let how = ["averageUtilization", "averageValue", "value"];
-        let how = how.into_iter().find(|it| told.contains_key(*it));
+        let how = how.into_iter().find(|it| values.contains_key(*it));
         let how = match how {
             Some("averageUtilization") => "Utilization",
             Some("averageValue") => "AverageValue",
             _ => "Value",
         };
-        told.insert("type".to_owned(), how.into());
+        values.insert("type".to_owned(), how.into());
     }
     if !named.is_empty() {
         out.insert("metric".to_owned(), named.into());
     }
-    out.insert(of.field().to_owned(), told.into());
+    out.insert(of.field().to_owned(), values.into());
     json!({"type": metric["type"], kind: out})
 }
 
-/// The behaviour is kept under the names of Go's structures.
+/// In the annotation, the behaviour has the names of Go's structures.
 fn with_keys(value: Value, rename: fn(char) -> char) -> Value {
     match value {
         Value::Object(fields) => {

@@ -56,7 +56,7 @@ impl ForwardRequest {
 /// A message on a channel.
 type Message = (FromPod, Bytes);
 
-/// Forwards until every connection to the pod has ended, or the client leaves.
+/// Forwards until every connection to the pod has ended, or the client disconnects.
 pub(super) async fn serve(
     io: impl AsyncRead + AsyncWrite,
     wanted: ForwardRequest,
@@ -178,7 +178,7 @@ async fn forward(
             }
         }
     };
-    // Clients of this protocol cannot end one direction: when the pod has, the port is done.
+    // Clients of this protocol cannot half-close: the port ends with the pod's data.
     tokio::select! {
         () = pod_to_client => {}
         () = client_to_pod => {}

@@ -22,7 +22,7 @@ use crate::time::Time;
 /// Output chunks that are buffered for a slow attached client; beyond it, some are dropped.
 const MAX_ATTACH_BACKLOG: usize = 256;
 
-/// Pieces of input that wait for the process.
+/// Chunks of input that wait for the process.
 const QUEUE_LENGTH: usize = 4;
 
 /// The first restart delay; it doubles each time.
@@ -35,7 +35,7 @@ const BACKOFF_RESET_AFTER: Duration = Duration::from_mins(1);
 /// The exit code of container runtimes for a process that cannot be started.
 const EXIT_START_ERROR: u8 = 128;
 
-/// A container of a pod that runs here.
+/// A container of a running pod.
 #[derive(Debug)]
 pub(super) struct Container {
     pub(super) plan: ContainerPlan,
@@ -89,7 +89,7 @@ pub(super) struct Run {
 #[derive(Debug)]
 pub(super) enum AttachInput {
     Data(Bytes),
-    /// The last of them has ended its input.
+    /// All attached clients have ended their input.
     End,
 }
 
@@ -303,7 +303,7 @@ async fn supervise(
 ) -> ExitInfo {
     let grace = tokio::select! {
         ended = handle.wait() => return ended,
-        told = stop.wait_for(Option::is_some) => match told {
+        changed = stop.wait_for(Option::is_some) => match changed {
             Ok(grace) => grace.unwrap_or_default(),
             // The sender is dropped.
             Err(_) => Duration::ZERO,

@@ -22,9 +22,9 @@ const MAX_READ_BYTES: usize = 64 * 1024;
 /// `PodLogOptions`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct LogOptions {
-    /// Wait for more.
+    /// Follow the log.
     pub(super) follow: bool,
-    /// Put the time in front of each line.
+    /// Prefix each line with its time.
     pub(super) timestamps: bool,
     /// Only this many lines at the end.
     pub(super) tail_lines: Option<usize>,
@@ -34,7 +34,7 @@ pub(super) struct LogOptions {
     pub(super) since: Option<SystemTime>,
 }
 
-/// The output of one run of a container. Clones are the same one.
+/// The log of one run of a container. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ContainerLog(Arc<Shared>);
 
@@ -55,7 +55,7 @@ struct LogEnd {
 struct Lines {
     kept: VecDeque<Line>,
     bytes: usize,
-    /// The number of the first one that is kept.
+    /// The number of the first kept line.
     first: u64,
 }
 
@@ -75,7 +75,7 @@ impl Default for Shared {
     }
 }
 
-/// Cuts the output of one stream into lines.
+/// Splits the output of one stream into lines.
 #[derive(Debug, Default)]
 pub(super) struct LineSplitter(BytesMut);
 
@@ -95,7 +95,7 @@ impl LineSplitter {
                 None if self.0.len() >= MAX_LINE_BYTES => MAX_LINE_BYTES,
                 None => break,
             };
-            // A copy, so that a line does not keep all of a buffer.
+            // A copy, so that a line does not keep a whole buffer alive.
             whole.push(Bytes::copy_from_slice(&self.0.split_to(end)));
         }
         container_log.put(whole);
@@ -168,7 +168,7 @@ pub(super) struct LogReader {
 }
 
 impl LogReader {
-    /// The next lines; `None` when there will be no more.
+    /// The next lines; `None` at the end.
     pub(super) async fn next(&mut self) -> Option<Bytes> {
         loop {
             let news = *self.news.borrow_and_update();

@@ -28,7 +28,7 @@ pub(super) struct Exec<'a> {
 }
 
 impl Exec<'_> {
-    /// Runs it to its end. Dropped, it is killed with all that it has started.
+    /// Runs it to its end. Dropping this kills it and its descendants.
     pub(super) async fn run(&self, process_end: ProcessEnd) -> Outcome {
         let launch = Launch {
             pod: self.pod,
@@ -102,7 +102,7 @@ async fn forward_stdin(from: Option<mpsc::Receiver<Bytes>>, to: Option<InputWrit
         }
     }
     if tty {
-        // A terminal cannot be closed half.
+        // A terminal cannot be half-closed.
         let _ = to.write_all(END_OF_TRANSMISSION).await;
     }
 }

@@ -93,7 +93,7 @@ enum Remaining {
 }
 
 impl ProcessGroup {
-    /// To the command and its group.
+    /// Sends a signal to the command and its group.
     fn signal(&self, signal: Signal) {
         if self.code.is_none() {
             // A new process may not lead a group yet.

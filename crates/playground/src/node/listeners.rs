@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rustix::process::Pid;
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Listener {
     address: SocketAddr,
@@ -16,13 +16,13 @@ pub(super) struct Listener {
     inode: u64,
 }
 
-/// The state of a socket that listens, as Linux counts them.
+/// Linux's state number of a listening socket.
 const LISTENING: &str = "0A";
 
 /// All listening sockets of this machine.
 pub(super) fn listeners() -> Vec<Listener> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].into_iter();
-    // A system without IPv6 has no second one.
+    // The second file does not exist without IPv6.
     let tables = tables.filter_map(|path| fs::read_to_string(path).ok());
     tables.flat_map(|table| parse(&table)).collect()
 }

@@ -49,7 +49,7 @@ pub struct NodeConfig {
     pub program: Program,
 }
 
-/// A node that runs. Dropped, it ends, and all its processes with it.
+/// A running node. Dropping it ends it and all its processes.
 pub struct Node {
     pods: Pods,
     launcher: Launcher,
@@ -58,7 +58,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts one, on a thread of its own.
+    /// Starts a node on its own thread.
     pub fn start(config: NodeConfig) -> io::Result<Self> {
         pod_sync::private_directory(&config.directory)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -107,7 +107,7 @@ impl Drop for Node {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        // Commands beside containers are not the thread's.
+        // Commands of exec do not belong to the thread.
         self.launcher.end_all(KILL_TIMEOUT);
     }
 }

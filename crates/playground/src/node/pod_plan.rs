@@ -13,7 +13,7 @@ use crate::object::{Object, texts};
 /// The default grace period.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
-/// A pod, as it is run.
+/// How a pod is run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PodPlan {
     pub(super) namespace: String,
@@ -24,11 +24,11 @@ pub(super) struct PodPlan {
     pub(super) containers: Vec<ContainerPlan>,
 }
 
-/// A container, as it is run.
+/// How a container is run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ContainerPlan {
     pub(super) name: String,
-    /// None: the sample.
+    /// `None` is the sample.
     pub(super) command: Option<Vec<String>>,
     pub(super) environment: Vec<(String, String)>,
     pub(super) stdin: bool,

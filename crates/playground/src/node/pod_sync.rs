@@ -39,7 +39,7 @@ const ADDRESSES: std::ops::RangeInclusive<u8> = 2..=254;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pods(Arc<Mutex<BTreeMap<String, Arc<Pod>>>>);
 
-/// A pod that runs.
+/// A running pod.
 #[derive(Debug)]
 pub(super) struct Pod {
     pub(super) plan: PodPlan,
@@ -68,7 +68,7 @@ pub(super) struct PodSync {
     pub(super) launcher: Launcher,
     pub(super) directory: PathBuf,
     pub(super) pods: Pods,
-    /// Rung by containers.
+    /// Notified by containers.
     pub(super) changed: Arc<Notify>,
     /// Containers by the uid of their pod.
     pub(super) running: HashMap<String, JoinSet<()>>,
@@ -166,7 +166,7 @@ impl PodSync {
         Ok(next)
     }
 
-    /// A pod that is not run yet.
+    /// Handles a pod that does not run yet.
     fn admit(&mut self, object: &Object) {
         let node = object.text(&["spec", "nodeName"]);
         let phase = object.text(&["status", "phase"]);
@@ -239,7 +239,7 @@ impl PodSync {
         Ok(())
     }
 
-    /// An address that no other pod has, and where directories are.
+    /// An unused address, and the directory of pods.
     fn placement(&self) -> std::io::Result<(IpAddr, PathBuf)> {
         let pods = self.pods.lock();
         if pods.len() >= MAX_PODS {
@@ -248,7 +248,7 @@ impl PodSync {
         let taken = |address| pods.values().any(|pod| pod.placement.address == address);
         let mut all = ADDRESSES.map(|last| IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)));
         let free = all.find(|address| !taken(*address));
-        // Some systems have only one address of loopback; it is shared then.
+        // Some systems have only one loopback address; then it is shared.
         let usable = free.filter(|address| TcpListener::bind((*address, 0)).is_ok());
         let address = usable.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         Ok((address, self.directory.clone()))
@@ -276,8 +276,8 @@ impl PodSync {
                 "Pod was active on the node longer than the specified deadline".into();
         }
         if object.at(&["status"]) != Some(&status) {
-            let told = self.modify(object, Part::Status, |pod| pod.set(&["status"], status));
-            if let Err(status) = told {
+            let written = self.modify(object, Part::Status, |pod| pod.set(&["status"], status));
+            if let Err(status) = written {
                 tracing::debug!(message = status.message, "a pod's status is not written");
             }
         }

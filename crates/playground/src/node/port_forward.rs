@@ -26,7 +26,7 @@ use super::{listeners, process_tree};
 /// Time limit to connect to a process.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections at once, and halves of pairs that wait for the other.
+/// Maximum number of connections, and of incomplete pairs.
 const MAX_CONNECTIONS: usize = 128;
 
 /// How long one stream of a pair waits for the other: a kubelet's limit.
@@ -82,7 +82,7 @@ impl PodDialer {
     }
 }
 
-/// Forwards until the client leaves.
+/// Forwards until the client disconnects.
 pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, reach: PodDialer) {
     let reach = Arc::new(reach);
     let connect = move |port| {
@@ -116,7 +116,7 @@ where
         };
         let Some(request) = request else { break };
         if forwards.len() >= MAX_CONNECTIONS {
-            // Refused by being dropped.
+            // Dropping it refuses it.
             continue;
         }
         let Some((headers, stream)) = accept(request) else {
@@ -155,7 +155,7 @@ fn accept(request: Request) -> Option<(pair::Headers, Stream)> {
     let number = stream.id().get();
     match pair::Headers::parse(|name| headers.get(name), number) {
         Ok(headers) => Some((headers, stream)),
-        // Dropped, it is reset.
+        // Dropping it resets it.
         Err(_) => None,
     }
 }
@@ -185,7 +185,7 @@ async fn forward(connected: Result<TcpStream, String>, data: Stream, error: Stre
 async fn client_to_pod(mut from: Receiver, to: &mut (impl AsyncWrite + Unpin)) {
     loop {
         match from.read().await {
-            // A process that does not read may still talk.
+            // A process that does not read may still write.
             Ok(Some(data)) => drop(to.write_all(&data).await),
             Ok(None) => {
                 let _ = to.shutdown().await;

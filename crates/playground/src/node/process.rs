@@ -55,7 +55,7 @@ pub(super) struct Launcher {
     running: Arc<Mutex<HashMap<Pid, Running>>>,
 }
 
-/// A process that runs.
+/// A running process.
 #[derive(Debug, Clone)]
 struct Running {
     /// The uid of its pod.
@@ -117,7 +117,7 @@ pub(super) struct Process {
     pub(super) window: Option<Window>,
 }
 
-/// Why nothing runs.
+/// Why a process could not be started.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LaunchError {
     #[error("no command was given")]
@@ -192,7 +192,7 @@ impl Launcher {
         })
     }
 
-    /// Runs something. Must be called within a runtime.
+    /// Starts a process. Must be called within a runtime.
     pub(super) fn start(&self, launch: &Launch<'_>) -> Result<Process, LaunchError> {
         let Program { file, arguments } = &self.program;
         let mut command = Command::new(file);
@@ -356,7 +356,7 @@ pub(super) async fn wait_and_drain(
     ended
 }
 
-/// A process and all that it has started. Dropped, it is killed.
+/// A process and its descendants. Dropping this kills them.
 #[derive(Debug)]
 pub(super) struct ProcessHandle {
     child: Child,
@@ -384,7 +384,7 @@ impl ProcessHandle {
         }
     }
 
-    /// Turns true when it has ended.
+    /// Becomes true when it has exited.
     pub(super) fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
     }

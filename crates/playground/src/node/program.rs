@@ -29,7 +29,7 @@ pub(super) const PARENT: &str = "SKEWBRIDGE_PARENT";
 
 /// The address that the sample listens on.
 pub(super) const ADDRESS: &str = "POD_IP";
-/// The ports that the pod has declared, with commas.
+/// The declared ports of the pod, separated by commas.
 pub(super) const PORTS: &str = "POD_PORTS";
 /// The name of the pod.
 pub(super) const NAME: &str = "POD_NAME";
@@ -44,13 +44,13 @@ const EXIT_CANNOT_RUN: u8 = 126;
 /// Interval between log lines of the sample.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Connections that the sample answers at once.
+/// Maximum number of connections to the sample.
 const MAX_CONNECTIONS: usize = 32;
 
 /// Time limit of a client of the sample.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The longest request that the sample reads before it answers.
+/// Maximum size of a request to the sample.
 const MAX_REQUEST_BYTES: u64 = 16 * 1024;
 
 /// Runs as the process of a pod. `arguments` are those that follow
@@ -70,7 +70,7 @@ pub fn run_in_pod(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         return report_failure("this is a part of the playground, not a command");
     }
     die_with_parent(Signal::KILL);
-    // Fails only for the leader of a group, which is its own already.
+    // Fails only for a group leader, which has its own session already.
     let _ = setsid();
     if task == TERMINAL
         && let Err(error) = ioctl_tiocsctty(io::stdin())

@@ -1,12 +1,11 @@
-//! The two ends of a remote command: the near one is the process's, the far one is
-//! carried to the client by SPDY or WebSocket. Between them are short queues, so
-//! that neither end outruns the other.
+//! The two ends of a remote command: that of the process, and that of the client, which SPDY or
+//! WebSocket serves. Bounded queues between them provide backpressure.
 
 use bytes::Bytes;
 use skewbridge_remotecommand::{Channel, Options, Output, ResizeDecoder, TerminalSize};
 use tokio::sync::mpsc;
 
-/// Pieces that wait between the two ends: enough to keep both busy.
+/// Length of the queues: enough to keep both ends busy.
 pub(super) const QUEUE_LENGTH: usize = 4;
 
 /// Size of one read from a process.
@@ -100,7 +99,7 @@ impl ResizeSender {
     /// Takes data of the resize channel.
     pub(super) fn push(&mut self, data: &[u8]) {
         match self.parser.push(data) {
-            // With many at once the last few do not matter: another one follows.
+            // If the queue is full, sizes are dropped: another one follows.
             Ok(Some(size)) => {
                 if let Some(sender) = &self.sender {
                     let _ = sender.try_send(size);
@@ -119,7 +118,7 @@ impl Outputs {
         self.stdout.is_some() || self.stderr.is_some()
     }
 
-    /// The next piece; `None` when both have ended. Cancelled, it has taken nothing.
+    /// The next chunk; `None` when both streams have ended. It is cancellation-safe.
     pub(super) async fn next(&mut self) -> Option<(Output, Bytes)> {
         while self.is_open() {
             let (output, data) = tokio::select! {

@@ -37,7 +37,7 @@ use crate::time::Time;
 const SPDY: &str = "SPDY/3.1";
 const PROTOCOL_VERSION: &str = "x-stream-protocol-version";
 
-/// Bytes between SPDY and the WebSocket around it.
+/// Buffer between SPDY and the WebSocket around it, in bytes.
 const TUNNEL_BUFFER_BYTES: usize = 64 * 1024;
 
 /// The exit code that shells report for SIGKILL.
@@ -46,7 +46,7 @@ const EXIT_KILLED: u8 = 128 + 9;
 /// Chunks of a log that wait for the reader.
 const LOG_QUEUE_LENGTH: usize = 4;
 
-/// Answers a request for something of a pod.
+/// Serves a request for a subresource of a pod.
 pub(super) fn answer(pods: &Pods, launcher: &Launcher, request: &StreamRequest) -> StreamAnswer {
     let answered = match request.kind {
         StreamKind::Log => log(pods, request),

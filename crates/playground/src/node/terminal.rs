@@ -23,7 +23,7 @@ pub(super) struct Terminal {
     pub(super) input: pipe::Sender,
     /// Its size.
     pub(super) window: Window,
-    /// The end for the process.
+    /// The side of the process.
     pub(super) theirs: OwnedFd,
 }
 
@@ -47,7 +47,7 @@ impl Terminal {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let theirs = open_file(name.as_c_str(), flags, Mode::empty())?;
         fcntl_setfl(&ours, fcntl_getfl(&ours)? | OFlags::NONBLOCK)?;
-        // To the system it reads and writes as a pipe does.
+        // It is read and written like a pipe.
         let file = |fd: &OwnedFd| fd.try_clone().map(File::from);
         Ok(Self {
             output: TerminalOutput(pipe::Receiver::from_file_unchecked(file(&ours)?)?),

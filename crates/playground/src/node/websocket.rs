@@ -25,7 +25,7 @@ const LIMITS: Limits = Limits {
     message: u64::MAX,
 };
 
-/// Pings that wait to be answered; of more, some are not.
+/// Pings that wait for their pong; further ones are dropped.
 pub(super) const MAX_PENDING_PONGS: usize = 4;
 
 /// Time for a client to receive the result and to close.
@@ -113,7 +113,7 @@ async fn listen(
     }
 }
 
-/// The bytes of a tunnel: SPDY is spoken on the other end of `inside`.
+/// Tunnels bytes: `inside` is the other end of the SPDY connection.
 pub(super) async fn tunnel(io: impl AsyncRead + AsyncWrite, inside: DuplexStream) {
     let (read, mut write) = tokio::io::split(io);
     let (mut from_inside, mut to_inside) = tokio::io::split(inside);
@@ -177,7 +177,7 @@ impl<R: AsyncRead + Unpin> MessageReader<R> {
         }
     }
 
-    /// The next piece; `None` when the client has left, or broke the rules.
+    /// The next chunk; `None` if the client has disconnected or violated the protocol.
     pub(super) async fn next(&mut self) -> Option<MessageChunk> {
         loop {
             match self.decoder.decode(&mut self.buffer) {

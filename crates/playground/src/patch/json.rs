@@ -54,7 +54,7 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Value, D
     Value::deserialize(deserializer)
 }
 
-/// The target after all steps; none of them is taken if one cannot be.
+/// The target after all operations; an error if one fails.
 pub fn apply(target: &Value, operations: &[Operation]) -> Result<Value, String> {
     let mut value = target.clone();
     let mut copied = 0;
@@ -287,7 +287,7 @@ mod tests {
         let copy = json!({"op": "copy", "from": "/data", "path": "/data/b"});
         let times = |count| patched(&target, Value::Array(vec![copy.clone(); count]));
         assert_eq!(times(3).unwrap()["data"]["b"]["b"]["b"], target["data"]);
-        // Each copies all that there is.
+        // Each copies the whole document.
         let refused = times(100).unwrap_err();
         assert!(refused.contains("exceeding the limit 3145728"), "{refused}");
         let flat = json!({"op": "copy", "from": "/data/a", "path": "/data/b"});

@@ -10,7 +10,7 @@ const RETAIN: &str = "$retainKeys";
 const DELETE_FROM: &str = "$deleteFromPrimitiveList/";
 const ORDER: &str = "$setElementOrder/";
 
-/// The target as the patch would have it. An error is for the client.
+/// The patched target. The error is for the client.
 pub fn apply(target: &Value, patch: &Value) -> Result<Value, String> {
     let (Value::Object(target), Value::Object(patch)) = (target, patch) else {
         return Ok(patch.clone());
@@ -70,7 +70,7 @@ fn merge_fields<'a>(
             target.insert(name.clone(), merged);
         }
     }
-    // An order alone, for a list that is not changed otherwise.
+    // An order directive for a list that is not changed otherwise.
     for (name, order) in patch {
         if let Some(field) = name.strip_prefix(ORDER)
             && !patch.contains_key(field)

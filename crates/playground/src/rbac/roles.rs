@@ -358,9 +358,9 @@ mod tests {
             );
         }
         let path = |path| Attributes::Path { verb: "get", path };
-        let nobody = user("system:anonymous", &["system:unauthenticated"]);
-        assert!(allows(&store, &nobody, path("/version")));
-        assert!(!allows(&store, &nobody, path("/apis/apps")));
+        let anonymous = user("system:anonymous", &["system:unauthenticated"]);
+        assert!(allows(&store, &anonymous, path("/version")));
+        assert!(!allows(&store, &anonymous, path("/apis/apps")));
         assert!(allows(&store, &visitor, path("/apis/apps")));
         assert_eq!(rules(&store, &web, "shop").len(), 1);
     }

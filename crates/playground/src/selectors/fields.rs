@@ -41,7 +41,7 @@ impl FieldSelector {
         Ok(Self(terms))
     }
 
-    /// Whether it is true of an object.
+    /// Whether it matches an object.
     pub fn matches(&self, object: &Object) -> bool {
         self.0.iter().all(|term| {
             let same = value(object, &term.field) == term.value;
@@ -49,7 +49,7 @@ impl FieldSelector {
         })
     }
 
-    /// Whether it is true of all.
+    /// Whether it matches all objects.
     pub fn is_everything(&self) -> bool {
         self.0.is_empty()
     }
@@ -112,7 +112,7 @@ fn unescape(value: &str) -> Result<String, String> {
                     ));
                 }
             },
-            // Go writes the number of the character.
+            // Go prints the code point.
             ',' | '=' => {
                 return Err(format!(
                     "invalid field selector: unescaped character in value: {}",

@@ -37,12 +37,12 @@ impl LabelSelector {
         parser.selector().map(Self)
     }
 
-    /// Whether it is true of labels.
+    /// Whether it matches labels.
     pub fn matches<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.0.iter().all(|it| it.test.holds(label(&it.key)))
     }
 
-    /// Whether it is true of all.
+    /// Whether it matches all labels.
     pub fn is_everything(&self) -> bool {
         self.0.is_empty()
     }

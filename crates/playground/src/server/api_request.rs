@@ -18,7 +18,7 @@ use crate::schema_validation;
 use crate::status::{GroupResource, quoted, unsupported_media_type};
 use crate::strategy::Definition;
 
-/// A request for something of the API.
+/// A request for an API resource.
 pub(super) struct ApiRequest<'a> {
     pub(super) server: &'a Server,
     pub(super) head: &'a Parts,
@@ -38,7 +38,7 @@ pub(super) struct ApiTarget<'a> {
     pub(super) name: &'a str,
 }
 
-/// An object that has the fields of its kind alone.
+/// An object that has only fields of its kind.
 pub(super) struct Typed {
     pub(super) object: Object,
     /// Warnings for the client.
@@ -177,7 +177,7 @@ impl ApiTarget<'_> {
     }
 }
 
-/// An object or a patch that is written as YAML.
+/// Parses an object or a patch in YAML.
 pub(super) fn yaml(bytes: &[u8]) -> Result<Value, Status> {
     let text = std::str::from_utf8(bytes).map_err(|error| unreadable(&error))?;
     serde_saphyr::from_str(text).map_err(|error| unreadable(&error))

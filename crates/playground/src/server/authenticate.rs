@@ -332,8 +332,8 @@ mod tests {
         add_authenticated_group(&mut someone);
         add_authenticated_group(&mut someone);
         assert_eq!(someone.groups, [AUTHENTICATED]);
-        let mut nobody = anonymous();
-        add_authenticated_group(&mut nobody);
-        assert_eq!(nobody.groups, [UNAUTHENTICATED]);
+        let mut unnamed = anonymous();
+        add_authenticated_group(&mut unnamed);
+        assert_eq!(unnamed.groups, [UNAUTHENTICATED]);
     }
 }

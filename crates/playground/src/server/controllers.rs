@@ -20,7 +20,7 @@ use crate::strategy::{Definition, Part, Scope, StatusPart};
 /// Resync interval without writes: a finalizer may have been removed.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Works whenever something was written, until it is dropped.
+/// Runs after every write, until it is dropped.
 pub(super) async fn run(store: SharedStore) {
     let _leading = store.lead().await;
     let mut changed = store.changed();
@@ -31,7 +31,7 @@ pub(super) async fn run(store: SharedStore) {
                 tracing::warn!(problem = %status.message, "a controller could not do its work");
             }
         }
-        // Late is the same as a ring.
+        // A timeout is the same as a write.
         let _ = timeout(RESYNC_INTERVAL, changed.changed()).await;
     }
 }

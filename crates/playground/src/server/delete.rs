@@ -1,4 +1,4 @@
-//! Ending objects: one, or all that are selected.
+//! Deletes objects: one, or a selection.
 
 use http::StatusCode;
 use serde_json::{Value, json};

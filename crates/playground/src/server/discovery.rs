@@ -67,7 +67,7 @@ fn document(catalogue: &Catalogue, root: Root, headers: &HeaderMap) -> Option<Ap
     Some(reply)
 }
 
-/// A list, in a format that the caller reads.
+/// A list, in a format that the client accepts.
 fn list<T: Object>(list: &T, headers: &HeaderMap) -> Result<ApiResponse, Status> {
     let format = format(headers)?;
     let media = match format {

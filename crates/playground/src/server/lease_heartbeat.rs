@@ -18,7 +18,7 @@ const RENEW_INTERVAL: Duration = Duration::from_secs(10);
 
 const NAMESPACE: &str = "kube-system";
 
-/// Keeps the Lease of one server.
+/// Renews the Lease of one server.
 #[derive(Debug, Clone)]
 pub(super) struct LeaseHeartbeat {
     store: SharedStore,
@@ -72,7 +72,7 @@ impl LeaseHeartbeat {
         let text = found.value().to_string();
         let lease = IdentityLease::parse(text.as_bytes())
             .map_err(|error| Status::internal(error.to_string()))?;
-        // Servers before 1.35 go on with the holder that they find.
+        // Servers before 1.35 keep the existing holder.
         let lease = if self.release >= Release::V1_36 && lease.holder() != Some(&self.holder) {
             lease.taken_over(&self.hostname, &self.holder, now)
         } else {

@@ -21,7 +21,7 @@ pub(super) enum Form {
 const OFFERS: [Format; 2] = [Format::Json, Format::Yaml];
 
 impl Form {
-    /// The first that is understood, in kube-apiserver's order; 406 if none is.
+    /// The first supported form, in kube-apiserver's order; 406 if there is none.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, Status> {
         let Some(ranges) = alternatives(headers) else {
             return Ok(Self::Objects);

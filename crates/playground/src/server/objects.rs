@@ -26,23 +26,23 @@ pub(super) async fn answer(request: &ApiRequest<'_>) -> Result<Answer, Status> {
     let served = catalogue.find(info).ok_or_else(unknown_resource)?;
     let target = target(request, served)?;
     let verb = match (info.verb, info.name.is_empty()) {
-        // A name that is only selected is no name of a path.
+        // A name in a field selector is not a name in the path.
         (Verb::Get, true) => Verb::List,
         (verb, _) => verb,
     };
-    let told = match served.subresource {
+    let subresource = match served.subresource {
         Some(subresource) => subresource.subresource.as_str(),
         None => "",
     };
     let is_pod = served.group.is_empty() && served.resource.resource == "pods";
-    if let (true, Some(kind)) = (is_pod, StreamKind::of_subresource(told)) {
+    if let (true, Some(kind)) = (is_pod, StreamKind::of_subresource(subresource)) {
         return pods::stream(request, &target, kind).await;
     }
-    // Some list more verbs than they have paths for.
+    // Some resources list verbs without a path for them.
     if !served.allows(verb.as_str()) {
         return Err(method_not_allowed());
     }
-    let reply = match (told, verb) {
+    let reply = match (subresource, verb) {
         ("", Verb::Create) if reviews::is_review(served.group, &served.resource.resource) => {
             reviews::create(request, &target)
         }

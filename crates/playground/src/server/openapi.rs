@@ -22,7 +22,7 @@ use super::schemas::{Dialect, gvk, kind_name, schemas};
 use crate::catalogue::{Catalogue, Served};
 use crate::status::not_acceptable;
 
-/// The only form of version 3 that is written here.
+/// The only format of version 3.
 const JSON: &str = "application/json";
 /// The media type of version 2 in protobuf, in requests and in responses.
 const V2_PROTOBUF: &str = "com.github.proto-openapi.spec.v2@v1.0+protobuf";
@@ -103,7 +103,7 @@ impl Documents {
         })
     }
 
-    /// Without definitions: kubectl falls back to those that it has built in.
+    /// Without definitions: kubectl falls back to its built-in ones.
     fn v2_protobuf(&self) -> Bytes {
         let info = Writer::default()
             .text(1, "Kubernetes")

@@ -26,7 +26,7 @@ pub trait PodStreams: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>>;
 }
 
-/// A request for `pods/{exec,attach,portforward,log}` that is allowed.
+/// An authorized request for `pods/{exec,attach,portforward,log}`.
 #[derive(Debug, Clone)]
 pub struct StreamRequest {
     /// The subresource.
@@ -76,19 +76,19 @@ pub enum StreamAnswer {
 
 /// A connection after 101.
 pub struct Switched {
-    /// Both ways, above TLS.
+    /// Both directions, above TLS.
     pub io: Box<dyn Io>,
     /// Bytes that were read after the request head.
     pub input: BytesMut,
 }
 
-/// Both ways of a connection.
+/// Both directions of a connection.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// Carries a connection on after 101. It runs in the task of the connection: when the
-/// server is killed, it is dropped.
+/// Takes over a connection after 101. It runs in the task of the connection: if the server is
+/// killed, it is dropped.
 pub struct Takeover(Box<TakeoverFn>);
 
 type TakeoverFn = dyn FnOnce(Switched) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send;
@@ -103,7 +103,7 @@ impl Takeover {
         Self(Box::new(|switched| Box::pin(run(switched))))
     }
 
-    /// Carries it on, to its end.
+    /// Runs it to its end.
     pub async fn run(self, switched: Switched) {
         (self.0)(switched).await;
     }

@@ -1,4 +1,4 @@
-//! The query of a request: options of the API.
+//! The query of a request.
 
 use percent_encoding::percent_decode_str;
 use skewbridge_api::status::Status;
@@ -48,7 +48,7 @@ impl Query {
         }
     }
 
-    /// Whether a write is to be done, by `dryRun`.
+    /// Whether a write is a dry run, by `dryRun`.
     pub(super) fn dry_run(&self, options: &'static str) -> Result<DryRun, Status> {
         dry_run(
             self.0
@@ -60,7 +60,7 @@ impl Query {
     }
 }
 
-/// Whether a write is to be done, by the values of `dryRun`.
+/// Whether a write is a dry run, by the values of `dryRun`.
 pub(super) fn dry_run<'a>(
     values: impl Iterator<Item = &'a str>,
     options: &'static str,

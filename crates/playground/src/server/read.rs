@@ -1,4 +1,4 @@
-//! Getting and listing objects.
+//! Gets and lists objects.
 
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -111,7 +111,7 @@ fn options(request: &ApiRequest<'_>) -> Result<ListOptions, Status> {
     })
 }
 
-/// An object as a release writes it, where releases differ.
+/// An object as a release serialises it.
 pub(super) fn as_released(
     release: Release,
     resource: &GroupResource,
@@ -123,7 +123,7 @@ pub(super) fn as_released(
     match (resource.group.as_str(), resource.resource.as_str()) {
         // Pods had no generations.
         ("", "pods") => drop(object.remove(&["metadata", "generation"])),
-        // A time that is not set was written as well.
+        // Unset times were serialised too.
         ("batch", "cronjobs") => {
             let job = ["spec", "jobTemplate"];
             without_time(&mut object, &[&job[..], &["metadata"]].concat());
@@ -151,7 +151,7 @@ pub(super) fn versioned(target: &ApiTarget<'_>, object: &Object) -> Object {
     conversion::from_storage(object, &api_version, &target.definition.kind)
 }
 
-/// An object in a form.
+/// An object in the requested form.
 pub(super) fn present(
     request: &ApiRequest<'_>,
     target: &ApiTarget<'_>,
@@ -177,7 +177,7 @@ pub(super) fn present(
     }
 }
 
-/// Objects in a form.
+/// Objects in the requested form.
 pub(super) fn present_list(
     request: &ApiRequest<'_>,
     target: &ApiTarget<'_>,

@@ -8,7 +8,7 @@ use skewbridge_api::media::{Format, content_type, negotiate_error_format};
 use skewbridge_api::status::Status;
 use skewbridge_gateway::body::ResponseBody;
 
-/// An answer with its body.
+/// A response with its body.
 pub(super) type ApiResponse = Response<ResponseBody>;
 
 /// An object, as JSON with a newline, as kube-apiserver writes it.
@@ -37,7 +37,7 @@ pub(super) fn text(code: StatusCode, text: impl Into<String>) -> ApiResponse {
     whole(code, "text/plain; charset=utf-8", text.into())
 }
 
-/// Bytes of a type.
+/// A body of a media type.
 pub(super) fn whole(code: StatusCode, media: &'static str, body: impl Into<Bytes>) -> ApiResponse {
     let body = body.into();
     let mut reply = Response::new(());
@@ -56,7 +56,7 @@ pub(super) fn not_found_page() -> ApiResponse {
     reply
 }
 
-/// A failure, in a form that the caller reads.
+/// An error, in a format that the client accepts.
 pub(super) fn failure(status: &Status, requested: &HeaderMap) -> ApiResponse {
     let format = match status.code {
         // Without an accepted format, it is plain text.

@@ -10,7 +10,7 @@ use super::responses::{self, ApiResponse};
 use crate::object::texts;
 use crate::rbac::{Attributes, is_master, roles};
 
-/// Whether a resource is such a question.
+/// Whether a resource is a review.
 pub(super) fn is_review(group: &str, resource: &str) -> bool {
     matches!(
         (group, resource),

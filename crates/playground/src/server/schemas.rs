@@ -75,7 +75,7 @@ pub(super) fn kind_name(served: &Served<'_>) -> String {
     ))
 }
 
-/// A kind as OpenAPI marks it.
+/// The `x-kubernetes-group-version-kind` of a kind.
 pub(super) fn gvk(served: &Served<'_>) -> Value {
     json!({"group": served.group, "version": served.version, "kind": served.kind()})
 }
@@ -135,7 +135,7 @@ impl Writer {
         }
     }
 
-    /// The schema of a type, or where that is.
+    /// The schema of a type, or a reference to it.
     fn kind(&mut self, within: &str, kind: &str) -> Value {
         let name = match kind {
             "string" => return json!({"type": "string"}),
@@ -191,7 +191,7 @@ impl Writer {
     }
 }
 
-/// The schemas of types that are no messages and have names.
+/// The schemas of named scalars.
 fn scalar(name: &str, dialect: Dialect) -> Option<Value> {
     // Version 2 has no `oneOf`.
     let either = |kind: &str| match dialect {
@@ -284,7 +284,7 @@ mod tests {
             .filter(|it| !it.is_empty() && !it.starts_with('#'));
         assert_eq!(WORDS.len(), lines.count());
         let schemas = of(Release::V1_36);
-        let told = |package: &str, name: &str| {
+        let find_schema = |package: &str, name: &str| {
             let suffix = format!(".{name}");
             let part = format!(".{package}.");
             let mut schemas = schemas.iter();
@@ -293,7 +293,7 @@ mod tests {
         };
         for (key, about) in WORDS.iter() {
             let parts: Vec<_> = key.split(' ').collect();
-            let Some(schema) = told(parts[0], parts[1]) else {
+            let Some(schema) = find_schema(parts[0], parts[1]) else {
                 panic!("{key}");
             };
             let schema = match parts.get(2) {

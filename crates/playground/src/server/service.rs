@@ -19,7 +19,7 @@ use super::{Server, authenticate, discovery, health, objects, openapi, responses
 use crate::object::generate_uid;
 use crate::rbac::Attributes;
 
-/// The largest object that is taken: as kube-apiserver.
+/// Maximum size of a body: kube-apiserver's.
 const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 
 /// The requests of one client.
@@ -82,7 +82,7 @@ impl Requests {
     }
 }
 
-/// A body as a whole; 413 if it is too large.
+/// Reads the whole body; 413 if it is too large.
 async fn whole(mut body: RequestBody) -> Result<Bytes, Status> {
     let mut whole = BytesMut::new();
     while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {

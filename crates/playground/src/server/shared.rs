@@ -39,7 +39,7 @@ struct Shared {
     leader: tokio::sync::Mutex<()>,
 }
 
-/// Why there is no store.
+/// Why the store could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedStoreError {
     /// The program's own data.
@@ -56,7 +56,7 @@ impl SharedStore {
         Self::over(Store::default())
     }
 
-    /// Over a store.
+    /// Shares a store.
     pub fn over(store: Store) -> Result<Self, SharedStoreError> {
         let mut definitions = BTreeMap::new();
         for release in Release::ALL {
@@ -230,7 +230,7 @@ impl SharedStore {
             dry_run,
         };
         let written = write(&mut store, &mut context);
-        // Rung while the store is held, or it could ring for an older version last.
+        // Sent under the lock, so that versions are sent in order.
         let version = store.version();
         self.0
             .version
@@ -249,8 +249,8 @@ impl SharedStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, Store> {
-        // A write that panicked has changed nothing or all: the store changes in its
-        // last step.
+        // A write that panicked has changed nothing or everything: the store changes in its last
+        // step.
         self.0.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

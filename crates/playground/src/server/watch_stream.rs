@@ -45,7 +45,7 @@ const MIN_WATCH_TIME: Duration = Duration::from_mins(30);
 /// Maximum duration of a watch.
 const MAX_WATCH_TIME: Duration = Duration::from_hours(24);
 
-/// Begins a watch.
+/// Starts a watch.
 pub(super) fn watch(
     request: &ApiRequest<'_>,
     target: &ApiTarget<'_>,
@@ -133,7 +133,7 @@ fn beginning(request: &ApiRequest<'_>) -> Result<WatchStart, Status> {
     }
 }
 
-/// A watch that lasts.
+/// A running watch.
 struct WatchStream {
     events: Events,
     watch: StoreWatch,
@@ -148,7 +148,7 @@ struct WatchStream {
 }
 
 impl WatchStream {
-    /// The next piece, and the watch after it. Only waits where nothing is lost.
+    /// The next chunk, and the watch after it. It is cancellation-safe.
     async fn step(mut self) -> (Self, Option<Bytes>) {
         loop {
             if !self.pending.is_empty() {
@@ -215,7 +215,7 @@ struct Events {
     api_version: String,
     kind: String,
     resource: GroupResource,
-    /// A table has its columns once.
+    /// The columns of a table are sent once.
     columns_told: bool,
 }
 
@@ -271,7 +271,7 @@ fn line(event: &Value) -> Bytes {
     bytes.into()
 }
 
-/// A watch as the body of an answer.
+/// A watch as a response body.
 struct WatchBody {
     step: Pin<Box<dyn Future<Output = (WatchStream, Option<Bytes>)> + Send>>,
 }

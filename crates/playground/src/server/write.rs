@@ -283,7 +283,7 @@ fn validate_update(
     }
 }
 
-/// Tries to find an address that is free: of 65,536 hardly any are taken.
+/// Attempts to find an unused cluster IP: of 65,536, hardly any are used.
 const MAX_ADDRESS_ATTEMPTS: usize = 16;
 
 /// A service keeps its cluster IP, and gets one if it has none.

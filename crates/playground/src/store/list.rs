@@ -1,5 +1,4 @@
-//! Lists: all at once or in pages, and pages that belong together although
-//! objects change between them.
+//! Lists: complete or in pages, where all pages have the same version.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -69,7 +68,7 @@ const TOKEN_EXPIRED: &str = "The provided continue parameter is too old to displ
 const LIST_EXPIRED: &str = "The resourceVersion for the provided list is too old.";
 
 impl Store {
-    /// The selected objects of a resource, in a namespace or in all (an empty one).
+    /// The selected objects of a resource, in a namespace or in all (empty).
     pub fn list(
         &self,
         resource: &GroupResource,

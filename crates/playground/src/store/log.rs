@@ -9,10 +9,10 @@ use super::{History, Key};
 use crate::object::Object;
 use crate::status;
 
-/// Something that has happened to an object.
+/// An event of an object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    /// Later events have larger ones.
+    /// Increases with every event.
     pub version: u64,
     /// The kind of event.
     pub kind: EventKind,
@@ -41,7 +41,7 @@ pub(super) struct Log {
     /// The size of the objects of all events.
     bytes: usize,
     version: u64,
-    /// The version of the last event that was forgotten.
+    /// The version of the last dropped event.
     forgotten: u64,
 }
 
@@ -51,7 +51,7 @@ impl Log {
             events: VecDeque::new(),
             most,
             bytes: 0,
-            // 0 is "any version" to clients, so nothing can have it.
+            // 0 means "any version" to clients, so no event has it.
             version: 1,
             forgotten: 0,
         }

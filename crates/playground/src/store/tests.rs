@@ -92,7 +92,7 @@ fn names_are_generated_until_one_is_free() {
     let mut store = Store::default();
     let requested = || Object::new(json!({"metadata": {"generateName": "web-"}})).unwrap();
     let mut create = |mut entropy: Vec<u64>| {
-        // The last number is for uids.
+        // The last number is for the uid.
         let mut entropy = || {
             if entropy.len() > 1 {
                 entropy.remove(0)
@@ -466,7 +466,7 @@ fn a_full_store_can_be_emptied_of_terminating_objects() {
         });
         object(name, fields)
     };
-    // To the last byte, nearly.
+    // Nearly full.
     for bytes in [1_500_000, 10_000, 100, 1] {
         let mut names = (0..).map(|number| format!("held-{bytes}-{number}"));
         names

@@ -117,7 +117,7 @@ pub(super) fn cells(
     }
 }
 
-/// The first of them, and how many more there are.
+/// The first names, and the number of the others.
 fn some(all: &[String], without: &str) -> String {
     let first = all.iter().take(NAMED).cloned();
     let first = first.collect::<Vec<_>>().join(",");
@@ -128,7 +128,7 @@ fn some(all: &[String], without: &str) -> String {
     }
 }
 
-/// Each with each of the ports of its subset.
+/// Each address with each port of its subset.
 fn addresses(object: &Object) -> String {
     let mut all = Vec::new();
     for subset in list(object, &["subsets"]) {

@@ -273,12 +273,12 @@ proptest! {
             ).unwrap();
             let objects: Vec<_> = client.objects.values().cloned().collect();
             prop_assert_eq!(objects, listed.items);
-            let told = &client.seen[*initial..];
-            prop_assert!(told.is_sorted_by(|one, next| one < next));
+            let versions = &client.seen[*initial..];
+            prop_assert!(versions.is_sorted_by(|one, next| one < next));
             if !client.selects {
                 let events: Vec<_> =
                     store.events_after(*since).unwrap().map(|it| it.version).collect();
-                prop_assert_eq!(told, events);
+                prop_assert_eq!(versions, events);
             }
         }
     }

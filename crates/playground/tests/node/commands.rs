@@ -49,7 +49,7 @@ async fn the_result_of_a_command_is_reported_in_every_protocol() {
 #[tokio::test]
 async fn a_slow_client_gets_all_output() {
     let fixture = fixture().await;
-    // Fills all there is on the way, again and again, and does not wait for room.
+    // Fills all buffers, again and again, without waiting for room.
     let fill = "dd if=/dev/zero bs=4096 count=256 oflag=nonblock 2>> counts";
     let script = format!("for i in 1 2 3 4 5 6 7 8; do {fill}; sleep 0.1; done; echo > over");
     let query = query(&["/bin/sh", "-c", &script], "stdout=true");
@@ -224,7 +224,7 @@ async fn a_disconnect_ends_the_command_and_its_children() {
     .await;
 }
 
-/// Whether there is such a process, zombies apart.
+/// Whether a process exists that is not a zombie.
 pub(crate) fn is_alive(id: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat"));
     stat.is_ok_and(|stat| !stat.contains(") Z "))

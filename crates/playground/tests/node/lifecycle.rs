@@ -257,7 +257,7 @@ async fn escaped_processes_end_with_the_node() {
     for name in ["session", "job", "orphan"] {
         std::fs::remove_file(directory.join(name)).unwrap();
     }
-    // Beside the container's own process as well.
+    // Also of exec.
     let query = query(&["/bin/sh", "-c", &script], "stdin=true&stdout=true");
     let client = fixture.spdy(Exec, &query, SpdyProtocol::V4).await;
     ids.extend(read_escaped_pids(&directory).await);

@@ -27,7 +27,7 @@ impl LogReader {
         }
     }
 
-    /// Reads until there is enough, or nothing more.
+    /// Reads until there is enough, or the end.
     async fn read(&mut self, enough: impl Fn(&str) -> bool) {
         let read = async {
             while !enough(&self.text)

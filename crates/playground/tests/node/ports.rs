@@ -115,9 +115,9 @@ async fn listeners_of_other_programs_are_not_reached() {
             )
         );
         stranger.set_nonblocking(true).unwrap();
-        let nobody = stranger.accept().map(|(_, address)| address);
-        let nobody = nobody.unwrap_err().kind();
-        assert_eq!(nobody, std::io::ErrorKind::WouldBlock);
+        let accepted = stranger.accept().map(|(_, address)| address);
+        let accepted = accepted.unwrap_err().kind();
+        assert_eq!(accepted, std::io::ErrorKind::WouldBlock);
     }
     driver.abort();
 }
@@ -207,7 +207,7 @@ async fn ports_are_forwarded_by_channels() {
                 let ask = b"GET / HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n";
                 client.write(port, ask).await;
             }
-            // No such port: passed over.
+            // An unknown port is ignored.
             client.write(7, b"?").await;
             let command_result = client.finish(&ports).await;
             // The process may not listen yet.

@@ -12,7 +12,7 @@ use crate::cluster_fixture::{Client, Cluster, Watch};
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const CLIENTS: usize = 20;
 const OBJECTS_PER_CLIENT: usize = 50;
-/// A bound for a broken test, on a machine that does much else.
+/// A limit for a failed test, on a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_mins(4);
 
 /// All events of a watcher: in order, one ADDED and one DELETED per object.

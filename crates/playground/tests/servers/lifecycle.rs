@@ -41,7 +41,7 @@ async fn only_later_releases_delete_their_lease() {
     cluster.old.stop().await;
     cluster.new.stop().await;
     assert_eq!((there(&old).await, there(&new).await), (200, 404));
-    // A server that loses its power deletes nothing.
+    // A killed server deletes nothing.
     let again = cluster
         .pki
         .start(Release::V1_36, &cluster.store, Arc::new(NoNode))
@@ -78,7 +78,7 @@ async fn a_killed_server_drops_its_connections_and_others_continue() {
     let address = cluster.old.address();
     let others = cluster.admin(&cluster.middle).await;
     cluster.old.kill().await;
-    // Not the end of a body: an end without one.
+    // The body is truncated, not complete.
     let cut = timeout(TEST_TIMEOUT, watcher.read_chunk()).await.unwrap();
     assert!(cut.is_err(), "{cut:?}");
     assert!(cluster.pki.admin().http2(address).await.is_err());
@@ -129,7 +129,7 @@ async fn a_stopped_server_answers_requests_in_flight() {
     assert_eq!(client.read_head().await.unwrap().status, 100);
     client.send(first).await.unwrap();
     let stopping = tokio::spawn(new.stop());
-    skewbridge_testkit::eventually("nobody else is let in", TEST_TIMEOUT, async || {
+    skewbridge_testkit::eventually("new connections are refused", TEST_TIMEOUT, async || {
         cluster.pki.admin().http1(address).await.is_err()
     })
     .await;

@@ -1,4 +1,4 @@
-//! Objects are made, read, changed and ended.
+//! Creating, reading, changing and deleting objects.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -346,7 +346,7 @@ async fn pods_on_a_node_get_their_grace_period() {
     let ending = client.delete(&format!("{path}?gracePeriodSeconds=7")).await;
     assert_eq!(ending.body["metadata"]["deletionGracePeriodSeconds"], 7);
     assert_eq!(client.get(&path).await.code, 200);
-    // A status is written beside it, and does not end it.
+    // A status update does not end it.
     let status = json!({"status": {"phase": "Running"}});
     let form = "application/merge-patch+json";
     let response = client.patch(&format!("{path}/status"), form, &status).await;

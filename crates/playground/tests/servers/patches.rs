@@ -1,4 +1,4 @@
-//! Changes that are described: patches, server-side apply, and how many there are to be.
+//! Patches, server-side apply, and scale.
 
 use serde_json::{Value, json};
 

@@ -89,7 +89,7 @@ impl NodeFixture {
         self.store.watch(&pods(), "default").unwrap()
     }
 
-    /// Where a pod's processes are.
+    /// The directory of a pod's processes.
     pub(crate) fn directory(&self, pod: &Object) -> PathBuf {
         self.scratch.path().join("pods").join(pod.uid())
     }
@@ -242,7 +242,7 @@ pub(crate) struct SpdyClient {
     stderr: Option<Receiver>,
     error: Receiver,
     protocol: SpdyProtocol,
-    /// Clients do not end the halves that they do not use.
+    /// Clients do not close unused directions.
     halves: Vec<Sender>,
     _handle: connection::Handle,
     driver: tokio::task::JoinHandle<()>,
@@ -436,7 +436,7 @@ pub(crate) fn query(words: &[&str], options: &str) -> String {
     query
 }
 
-/// Waits until there is something to see.
+/// Waits until the function returns a value.
 pub(crate) async fn eventually<T>(mut look: impl FnMut() -> Option<T>, what: &str) -> T {
     let mut seen = None;
     skewbridge_testkit::eventually(what, LIMIT, async || {

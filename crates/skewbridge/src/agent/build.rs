@@ -43,7 +43,7 @@ impl Signers {
     }
 }
 
-/// The signers of these flags, or all that is wrong with the flags.
+/// The signers of these flags, or all errors of the flags.
 pub(super) fn signers(flags: &Flags, exec_info: &Asked) -> Result<Signers, Problem> {
     let mut problems = misplaced(flags);
     let mut harness = Harness::new()
@@ -95,7 +95,7 @@ enum Part {
     Modifier(Box<dyn skewbridge_harness::RequestModifier>),
 }
 
-/// Flags of signers that are not named, and signers that do not go together.
+/// Flags of signers that are not selected, and incompatible signers.
 fn misplaced(flags: &Flags) -> Vec<String> {
     let has = |signer| flags.signer.contains(&signer);
     let rows = [

@@ -27,7 +27,7 @@ const VOLATILE: [&str; 8] = [
     "LINES",
 ];
 
-/// Flags to signers, signers to a plugin, until its end.
+/// From flags to signers to a running plugin, until its end.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     crate::logs::init(Logs {
         verbosity: flags.v,
@@ -79,7 +79,7 @@ impl From<std::io::Error> for Problem {
     }
 }
 
-/// Is the proxy, for one client or for all.
+/// Serves as the proxy, for one client or as the shared instance.
 fn serve(flags: &Flags) -> Result<(), Problem> {
     let exec_info = Asked::from_environment()?;
     // For the shutdown watcher. Requests are served on a thread of their own.
@@ -89,7 +89,7 @@ fn serve(flags: &Flags) -> Result<(), Problem> {
     let ended = runtime.block_on(serve_until_end(flags, &exec_info));
     // A prompt that is still open is abandoned.
     skewbridge_pkcs11::give_up();
-    // A handshake that waits for a token is not waited for.
+    // Does not wait for a handshake that waits for a token.
     runtime.shutdown_background();
     let ended = ended?;
     tracing::debug!("ended: {ended}");

@@ -1,4 +1,4 @@
-//! Keys that leave a process alone with itself: `ctrl-p,ctrl-q`, as with other runtimes.
+//! Keys that detach from a process: `ctrl-p,ctrl-q`, as in other runtimes.
 
 /// A sequence of keys, and how much of it has been pressed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -65,15 +65,14 @@ impl StdInput {
         let fd = rustix::stdio::stdin();
         let polled = match descriptor_kind(fd, 0, OFlags::RDONLY) {
             DescriptorKind::File => return Self::File(fd),
-            // A terminal is as good as a pipe.
+            // A terminal can be read like a pipe.
             DescriptorKind::Pollable(file) => Receiver::from_file_unchecked(file).ok(),
             DescriptorKind::Other => None,
         };
         polled.map_or_else(|| Self::Thread(tokio::io::stdin()), Self::Polled)
     }
 
-    /// Appends some bytes, as many as there is room for at most; 0 is the end.
-    /// Cancelled, it has read nothing.
+    /// Appends bytes, up to the free capacity; 0 is the end. It is cancellation-safe.
     pub(crate) async fn read(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         match self {
             Self::Polled(pipe) => match pipe.read_buf(buffer).await {

@@ -53,7 +53,7 @@ impl Drop for RawTerminal {
     }
 }
 
-/// Signals that end a program, and that of a window that has changed.
+/// Terminating signals, and the signal of a changed window size.
 #[derive(Debug)]
 pub(crate) struct Signals {
     ends: TermSignals,
@@ -61,7 +61,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// From here on they do not end the program by themselves.
+    /// From now on, they do not end the program.
     fn listen() -> io::Result<Self> {
         Ok(Self {
             ends: TermSignals::listen()?,
@@ -69,8 +69,8 @@ impl Signals {
         })
     }
 
-    /// Waits for another size of the window, or for the end: that with the exit code of
-    /// shells for it.
+    /// Waits for a new window size, or for a terminating signal, which returns the exit code of
+    /// shells.
     pub(crate) async fn end_or_resize(&mut self) -> Result<(), u8> {
         tokio::select! {
             _ = self.window.recv() => Ok(()),
@@ -87,7 +87,7 @@ pub(crate) struct TermSignals([(Heard, u8); 4]);
 pub(crate) const INTERRUPTED: u8 = 130;
 
 impl TermSignals {
-    /// From here on they do not end the program by themselves.
+    /// From now on, they do not end the program.
     pub(crate) fn listen() -> io::Result<Self> {
         Self::listen_unless(IgnoredSignals::now())
     }
@@ -111,7 +111,7 @@ impl TermSignals {
         ]))
     }
 
-    /// Waits for one; gives the exit code of shells for it.
+    /// Waits for a signal; returns the exit code of shells for it.
     pub(crate) async fn recv(&mut self) -> u8 {
         let [(a, one), (b, two), (c, three), (d, four)] = &mut self.0;
         tokio::select! {

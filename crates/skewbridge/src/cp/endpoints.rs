@@ -54,7 +54,7 @@ impl Endpoints {
     }
 }
 
-/// A place that is known to be there.
+/// A resolved source or destination.
 pub(super) enum Location {
     Local(PathBuf),
     Pod(Box<PodLocation>),
@@ -63,7 +63,7 @@ pub(super) enum Location {
 pub(super) struct PodLocation {
     pub(super) pod: Pod,
     pub(super) path: String,
-    /// Why its container does not run, if that is so.
+    /// Why its container does not run, if it does not.
     why_not: Option<String>,
 }
 

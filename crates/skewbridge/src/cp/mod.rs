@@ -28,7 +28,7 @@ use crate::client_command::{self, Failure, print_stderr};
 /// container.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Flags to places, places to a copy, a copy to an exit code.
+/// From flags to source and destination, to a copy, to an exit code.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     let direction = match flags.direction() {
         Ok(direction) => direction,

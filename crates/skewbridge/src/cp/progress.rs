@@ -28,7 +28,7 @@ pub(super) struct Screen {
 /// The amount of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verbosity {
-    /// Errors alone.
+    /// Errors only.
     Quiet,
     /// Warnings too: for files and pipes.
     Plain,
@@ -56,7 +56,7 @@ impl Screen {
         }
     }
 
-    /// A line that stays.
+    /// Prints a permanent line.
     pub(super) fn print_event(&self, notice: &CopyEvent) {
         if self.manner == Verbosity::Quiet {
             return;

@@ -10,7 +10,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// From here on they do not end the program by themselves.
+    /// From now on, they do not end the program.
     pub(super) fn listen() -> std::io::Result<Self> {
         let ignored = IgnoredSignals::now();
         let listen = |kind: SignalKind| -> std::io::Result<(Heard, u8)> {
@@ -28,7 +28,7 @@ impl Signals {
         })
     }
 
-    /// The exit code of the next one.
+    /// Waits for the next signal; returns the exit code for it.
     pub(super) async fn next(&mut self) -> u8 {
         let [(interrupt, one), (terminate, two), (hang_up, three)] = &mut self.endpoints;
         let code = tokio::select! {

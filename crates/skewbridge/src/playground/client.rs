@@ -21,7 +21,7 @@ pub(super) struct Contexts(Kubeconfig);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ResponseSummary {
     pub(super) status: StatusCode,
-    /// The name of an object, or why there is none.
+    /// The name of an object, or the message of an error.
     pub(super) words: String,
 }
 
@@ -37,7 +37,7 @@ impl Contexts {
         Ok(Endpoint::prepare(&target, Some(REQUEST_TIMEOUT)).await?)
     }
 
-    /// A connection with a context.
+    /// A connection for a context.
     async fn connect(&self, context: &str) -> Result<Connection> {
         Ok(self.endpoint(context).await?.connect().await?)
     }

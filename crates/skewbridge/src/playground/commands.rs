@@ -30,7 +30,7 @@ pub(super) struct Command {
 pub(super) enum ControlRequest {
     /// The state of all servers.
     Show,
-    /// Something for one of them.
+    /// An action on one of them.
     Do {
         server: String,
         action: ServerAction,
@@ -42,7 +42,7 @@ pub(super) enum ControlRequest {
 pub(super) enum CommandResult {
     Done(Value),
     Unknown(String),
-    /// The server is in a state in which this cannot be done.
+    /// The action is not possible in the current state of the server.
     Impossible(String),
     Failed(String),
 }
@@ -60,7 +60,7 @@ impl ServerAction {
         })
     }
 
-    /// Why it cannot be done to a server, if it cannot.
+    /// Why the action is not possible, if it is not.
     pub(super) fn refusal(self, name: &str, release: Release, is_running: bool) -> Option<String> {
         let [oldest, .., newest] = Release::ALL;
         let reason = match self {
@@ -73,7 +73,7 @@ impl ServerAction {
         Some(format!("cannot {self} {name}: it {reason}"))
     }
 
-    /// The release that a server is to have.
+    /// The release of the server after the action.
     fn release(self, now: Release) -> Release {
         let at = Release::ALL.iter().position(|it| *it == now);
         let at = at.unwrap_or_default();
@@ -99,7 +99,7 @@ impl fmt::Display for ServerAction {
     }
 }
 
-/// Carries an order out.
+/// Executes a request.
 pub(super) async fn execute(
     cluster: &mut Cluster,
     control_request: &ControlRequest,
@@ -124,13 +124,13 @@ pub(super) async fn execute(
     }
 }
 
-/// Why something cannot be done to a server, if it cannot.
+/// Why an action is not possible, if it is not.
 pub(super) fn refusal(cluster: &Cluster, index: usize, action: ServerAction) -> Option<String> {
     let server = cluster.servers().get(index)?;
     action.refusal(server.name(), server.release(), server.is_running())
 }
 
-/// Does something to a server.
+/// Performs an action on a server.
 pub(super) async fn perform(
     cluster: &mut Cluster,
     index: usize,
@@ -152,7 +152,7 @@ pub(super) async fn perform(
     Ok(())
 }
 
-/// A server, for machines.
+/// A server as JSON.
 fn tell(server: &Server) -> Value {
     json!({
         "name": server.name(),

@@ -24,7 +24,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::commands::{Command, CommandResult, ControlRequest, ServerAction};
 
-/// A person and a script; not a crowd.
+/// Enough for a user and some scripts.
 const MAX_CONNECTIONS: usize = 16;
 
 /// Timeouts of clients, which send short requests.
@@ -283,7 +283,7 @@ mod tests {
                 asking.read_exact(&mut response).await.unwrap();
                 assert_eq!(&response, b"HTTP/1.1 200");
             }
-            // The oldest has made room.
+            // The oldest connection was closed.
             assert!(matches!(idle[0].read(&mut [0]).await, Ok(0) | Err(_)));
         };
         tokio::time::timeout(limit, test).await.unwrap();

@@ -1,4 +1,4 @@
-//! The private directory of a playground, and its end.
+//! The private directory of a playground, and its removal.
 
 use std::collections::hash_map::RandomState;
 use std::fs;
@@ -82,7 +82,7 @@ impl Directory {
     }
 }
 
-/// Keys and sockets must not be in a directory of another user, who could replace them.
+/// Keys and files of pods must not be in a directory of another user, who could replace them.
 fn check_owner(path: &Path, found: &fs::Metadata) -> Result<()> {
     let us = geteuid();
     judge_owner(us.as_raw(), found.uid(), found.mode())

@@ -18,7 +18,7 @@ const MAX_OUTPUT_BYTES: usize = 64 * 1024;
 /// The outcome of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ExecOutcome {
-    /// Why there was no WebSocket, if there was none.
+    /// Why WebSocket was not used, if it was not.
     pub(super) fallback: Option<String>,
     pub(super) stdout: String,
     pub(super) ended: ExitStatus,

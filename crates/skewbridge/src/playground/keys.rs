@@ -35,7 +35,7 @@ impl Key {
     }
 }
 
-/// The terminal without lines and echo. Dropped, it is as it was.
+/// The terminal without line mode and echo. Dropping this restores it.
 pub(super) struct Keys {
     before: Termios,
     pub(super) pressed: mpsc::Receiver<Key>,

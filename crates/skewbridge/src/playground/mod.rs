@@ -50,10 +50,10 @@ const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval between checks whether everything is ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Orders that wait.
+/// Commands that wait to be executed.
 const COMMAND_QUEUE_LENGTH: usize = 8;
 
-/// The control's port, counted from the first.
+/// The offset of the control port.
 const CONTROL_PORT: usize = 6;
 
 /// Runs as a process of a pod, if the first argument is [`PROCESS`]. The arguments after it are
@@ -63,7 +63,7 @@ pub(crate) fn run_pod_process(mut arguments: impl Iterator<Item = OsString>) -> 
     is_pod_process.then(|| skewbridge_playground::node::program::run_in_pod(arguments))
 }
 
-/// Flags to playground; returns when it has ended, and nothing of it is left.
+/// Runs the playground; returns when it has ended and everything is removed.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     if let Some(verbosity) = flags.v {
         crate::logs::init(Logs {
@@ -266,7 +266,7 @@ async fn run_key_action(cluster: &mut Cluster, chosen: usize, action: ServerActi
     }
 }
 
-/// The servers as they are, and the keys.
+/// The state of the servers, and the keys.
 fn help(cluster: &Cluster, chosen: usize, color: Color) -> String {
     let servers = cluster.servers().iter().enumerate();
     let servers: Vec<_> = servers

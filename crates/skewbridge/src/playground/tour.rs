@@ -78,7 +78,7 @@ impl Report {
         self.passed
     }
 
-    /// The last step could not be finished.
+    /// Marks the last step as failed.
     fn fail(&mut self, error: String) {
         if let Some(step) = self.steps.last_mut() {
             step.passed = false;

@@ -147,7 +147,7 @@ pub(crate) struct WorkloadSpec {
     selector: serde_json::Value,
 }
 
-/// Anything, of which the name is known.
+/// Any object, with its name.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct NamedObject {

@@ -3,13 +3,13 @@
 /// Maximum number of suggestions.
 const MAX_SUGGESTIONS: usize = 5;
 
-/// The names that are nearest to one that there is not: those that it is the beginning
-/// of, or that differ from it in few letters.
+/// The names that are most similar to an unknown one: those that start with it, or differ in few
+/// letters.
 pub(crate) fn similar_names<'a>(
     name: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> Vec<&'a str> {
-    // A third of a name may be wrong; of a short one, one letter.
+    // A third of the letters may differ; in a short name, one.
     let most = (name.chars().count() / 3).max(1);
     let mut found: Vec<_> = known
         .into_iter()

@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 /// socket need not be.
 const SOCKET_MODE: u32 = 0o600;
 
-/// Connections that wait to be accepted: as many as the system allows.
+/// The backlog: as long as the system allows.
 const BACKLOG: i32 = -1;
 
 /// Time to wait for another process that binds in the same directory. It takes milliseconds, but
@@ -98,7 +98,7 @@ fn which(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl Listener {
-    /// Listens at a port of all addresses; 0 is any, the same for all.
+    /// Listens on a port of all addresses; 0 is a free port, the same for all.
     pub(crate) async fn tcp(addresses: &[Address], port: u16) -> Result<Vec<Self>, String> {
         let (mut all, mut port) = (Vec::new(), port);
         for address in addresses {
@@ -145,7 +145,7 @@ impl Listener {
         Ok(Self::Unix(listener, socket))
     }
 
-    /// The next connection. Until it is carried to a clean end it closes by a reset.
+    /// The next connection. Until it is forwarded to a clean end, it closes with a reset.
     pub(crate) async fn accept(&self) -> io::Result<Box<dyn LocalStream>> {
         match self {
             Self::Tcp(listener, _) => {

@@ -118,7 +118,7 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
         accepting.spawn(accept(listener, at, connections.clone(), permits.clone()));
     }
     drop(connections);
-    // With the tasks the sockets go.
+    // The sockets are removed with the tasks.
     tokio::select! {
         failure = linker.keep(connection, printer) => Err(failure),
         code = endings.recv() => ended(code),

@@ -57,12 +57,12 @@ pub(super) fn finish(last: Option<String>) {
     }
 }
 
-/// Whether there was room before this time.
-fn send_before(writer: &SyncSender<QueuedLine>, mut told: QueuedLine, end: Instant) -> bool {
+/// Whether there was room in the queue before this time.
+fn send_before(writer: &SyncSender<QueuedLine>, mut line: QueuedLine, end: Instant) -> bool {
     loop {
-        match writer.try_send(told) {
+        match writer.try_send(line) {
             Ok(()) => return true,
-            Err(TrySendError::Full(back)) if Instant::now() < end => told = back,
+            Err(TrySendError::Full(back)) if Instant::now() < end => line = back,
             Err(_) => return false,
         }
         std::thread::sleep(POLL_INTERVAL);
@@ -87,12 +87,12 @@ fn write(to: &mut impl Write, line: &str) {
     let _ = writeln!(to, "{line}").and_then(|()| to.flush());
 }
 
-/// A thread of its own; `None` if there can be none.
+/// Starts the writer thread; `None` if that fails.
 fn writer<W: Write + 'static>(to: fn() -> W) -> Option<SyncSender<QueuedLine>> {
-    let (sender, told) = sync_channel(MAX_QUEUED_LINES);
+    let (sender, queued) = sync_channel(MAX_QUEUED_LINES);
     let writing = move || {
-        for told in told {
-            match told {
+        for line in queued {
+            match line {
                 QueuedLine::Line(line) => write(&mut to(), &line),
                 QueuedLine::Until(written) => drop(written.try_send(())),
             }

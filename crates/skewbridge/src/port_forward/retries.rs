@@ -49,7 +49,7 @@ impl Retries {
         steady.min(self.max_wait)
     }
 
-    /// The pause before the next attempt; `None` if there is to be none.
+    /// The delay before the next attempt; `None` if the limit is reached.
     pub(super) fn next(&mut self, now: Instant) -> Option<Duration> {
         let pause = self.pause;
         if now + pause >= self.until {
@@ -76,7 +76,7 @@ mod tests {
         Lost(u64, u64),
         /// The same, of a connection that has carried data.
         LostInUse(u64, u64),
-        /// An attempt is due: this is the pause before it, or it is over.
+        /// An attempt is due: the delay before it, or `None` at the limit.
         Attempt(u64, Option<u64>),
     }
     use Event::{Attempt, Lost, LostInUse};

@@ -1,5 +1,5 @@
-//! The connection to a pod, kept up: when it is lost, another one is made, to another pod
-//! if there is one.
+//! The connection to a pod. A lost connection is replaced, by one to another pod if there is
+//! one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -86,7 +86,7 @@ impl Connector {
         })
     }
 
-    /// Keeps a link up; ends when there has been none for too long.
+    /// Keeps a connection open; ends when reconnecting has failed for too long.
     pub(crate) async fn keep(
         mut self,
         first: Arc<PodConnection>,
@@ -116,8 +116,8 @@ impl Connector {
         }
     }
 
-    /// Another link, with patience: servers restart, and pods are replaced. Why there is
-    /// none, if there is none in time.
+    /// Reconnects with backoff, because servers restart and pods are replaced. Returns the last
+    /// error at the limit.
     async fn again(
         &mut self,
         retries: &mut Retries,
@@ -154,7 +154,7 @@ impl Connector {
     }
 }
 
-/// The port of a link.
+/// The port of a connection.
 pub(crate) fn port(connection: &PodConnection, at: usize) -> Option<Port> {
     connection.ports.get(at).map(|it| it.remote)
 }

@@ -77,7 +77,7 @@ impl Remote {
 pub(crate) struct Resolved {
     /// The port of the pod.
     pub(crate) remote: Port,
-    /// The port to listen at, if it is to be the same.
+    /// The local port, if it is to be the same.
     pub(crate) same: Port,
 }
 
@@ -127,7 +127,7 @@ pub(crate) fn resolve(
     let ports = ports.map(|it| (it.port, it.protocol.as_str()));
     speaks_tcp(remote, own, ports)?;
     let target = match &found.target_port {
-        // Without an address of its own, its ports are those of the pods.
+        // A headless service has the ports of its pods.
         _ if service.spec.cluster_ip == "None" => own,
         None | Some(TargetPort::Number(0)) => own,
         Some(TargetPort::Number(number)) => Port::new(*number).unwrap_or(own),

@@ -1,4 +1,4 @@
-//! The listener that a command talks to, and the way on from there.
+//! The listener for the command, and forwarding from there.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 
 use super::kubeconfig::Access;
 
-/// The header without which no other header of impersonation counts.
+/// Other impersonation headers are ignored without this one.
 const IMPERSONATE: &str = "impersonate-user";
 
 /// Time for the shutdown: on an idle machine, ending processes and removing directories takes

@@ -19,7 +19,7 @@ const NOT_EXECUTABLE: u8 = 126;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Ended {
     pub(super) code: u8,
-    /// Why there was none.
+    /// Why it was not started.
     pub(super) problem: Option<String>,
 }
 
@@ -115,8 +115,8 @@ fn code(status: ExitStatus) -> u8 {
 }
 
 fn pass_on(child: &Child, signal: Signal) {
-    // The keys of a terminal reach the command themselves, and a second ^C means more
-    // than one.
+    // Keys of the terminal reach the command directly, so they are not forwarded: a second ^C
+    // has a meaning of its own.
     let is_key = matches!(signal, Signal::INT | Signal::QUIT);
     if is_key && has_terminal() {
         return;
@@ -160,7 +160,7 @@ impl Signals {
         })
     }
 
-    /// The next of them.
+    /// The next signal.
     pub(super) async fn next(&mut self) -> Signal {
         tokio::select! {
             () = self.interrupt.recv() => Signal::INT,

@@ -57,14 +57,14 @@ pub(crate) fn text(target: &Target, namespace: Option<&str>, access: &Access) ->
             ..Named::default()
         }],
     };
-    // Room for all of it, as a rule: a buffer that grows leaves copies of the key behind.
+    // Usually large enough: a buffer that grows would leave copies of the key behind.
     let mut json = Vec::with_capacity(ROOM);
-    // Strings and lists of them: there is nothing in it that JSON could not hold.
+    // Strings and lists of strings always serialise.
     let _ = serde_json::to_writer(&mut json, &config);
     Sensitive::new(String::from_utf8(json).unwrap_or_default())
 }
 
-/// More than a certificate, its authority and its key.
+/// More than a certificate, its CA and its key.
 const ROOM: usize = 16 * 1024;
 
 #[derive(Serialize)]

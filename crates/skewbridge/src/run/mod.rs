@@ -24,9 +24,9 @@ use flags::Options;
 /// others are exit codes of the command.
 const EXIT_FAILED: u8 = 125;
 
-/// Flags to endpoint, endpoint to bridge, bridge to kubeconfig, kubeconfig to command.
+/// From flags to endpoint, listener, kubeconfig and command.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
-    // The command below keeps its own limits.
+    // The command keeps its own core-file limit.
     crate::private_memory::deny_dumps();
     let options = match flags.parse() {
         Ok(options) => options,
@@ -90,7 +90,7 @@ async fn session(options: &Options) -> Result<Ended, String> {
     ended
 }
 
-/// The command, from its kubeconfig to its end.
+/// Writes the kubeconfig, and runs the command to its end.
 async fn behind(
     bridge: &Bridge,
     options: &Options,
@@ -112,7 +112,7 @@ async fn behind(
     child::environment(&mut command, &path, &target.context, |name| {
         std::env::var_os(name)
     });
-    // From here on the terminal is the command's.
+    // From now on, the command uses the terminal.
     exec::reserve_stdin("the command that skewbridge run has started reads it");
     Ok(child::run(command, signals).await)
 }

@@ -9,8 +9,8 @@ use tokio::process::Command;
 use super::directory::PrivateDirectory;
 use super::flags::What;
 
-/// The user's own file first, and then the hint. The context is expanded when the
-/// prompt is shown, and not read as a part of it.
+/// The user's own file first, then the hint. The context is expanded when the prompt is printed,
+/// and not parsed as a part of it.
 const BASH_RC: &str = "\
 [ -f ~/.bashrc ] && . ~/.bashrc
 PS1='($SKEWBRIDGE_CONTEXT) '\"$PS1\"

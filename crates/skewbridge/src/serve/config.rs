@@ -1,4 +1,4 @@
-//! From flags to [`Config`]: every value understood, every file read once.
+//! From flags to [`Config`]: parses every value, and reads every file once.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -155,7 +155,7 @@ fn callers(flags: &AuthenticationFlags, diagnostics: &mut Diagnostics) -> Caller
     callers
 }
 
-/// The front-proxy certificate must not be a user's where it is presented to peers.
+/// The front-proxy certificate must not authenticate as a user where it is presented to peers.
 fn check_front_proxy_is_not_user(config: &Config, diagnostics: &mut Diagnostics) {
     let (Some(front_proxy), Some(client_ca)) =
         (&config.upstream.front_proxy, &config.callers.client_ca)
@@ -352,7 +352,7 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, diagnostics: &mut Diagnostics) -> 
         Some(RegistryKind::Leases) if flags.peer_cidrs.is_empty() => diagnostics.problem(
             "--peer-cidrs",
             None,
-            "required with --peer-registry=leases: whoever may write Leases could otherwise \
+            "required with --peer-registry=leases: a client that can write Leases could otherwise \
              send requests anywhere",
         ),
         Some(RegistryKind::File(path)) => {
@@ -595,7 +595,7 @@ fn workers(flags: &GenericFlags, diagnostics: &mut Diagnostics) -> Option<NonZer
         .and_then(NonZeroUsize::new)
 }
 
-/// Users that the bridge recognises have to be asserted to the upstream.
+/// Users that the bridge authenticates must be asserted to the upstream.
 fn check_front_proxy_present(flags: &Flags, diagnostics: &mut Diagnostics) {
     let front_proxy = [
         &flags.upstream.proxy_client_cert_file,
@@ -675,8 +675,7 @@ fn warn_of_incomplete_peering(flags: &PeerFlags, config: &Config, diagnostics: &
     }
 }
 
-/// With every default, a bridge on the kube-apiserver's own port would be its
-/// own upstream.
+/// With the defaults, a bridge on the kube-apiserver's own port would be its own upstream.
 fn check_upstream_is_not_self(
     listen: &Listen,
     host: &str,

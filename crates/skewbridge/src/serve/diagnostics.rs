@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::parse::Parsed;
 
-/// Why `serve` cannot start: one reason of perhaps several.
+/// A reason why `serve` cannot start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Problem {
     /// With its dashes; several, if the message is about all of them.
@@ -19,8 +19,7 @@ pub(crate) struct Problem {
 #[derive(Debug)]
 pub(crate) struct Problems(pub(crate) Vec<Problem>);
 
-/// Something that `serve` can start with, but that its administrator should
-/// know.
+/// A problem with which `serve` can start, and which its administrator should know.
 pub(crate) type Warning = Problem;
 
 /// The problems and warnings found so far.
@@ -31,14 +30,14 @@ pub(crate) struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// The value, or nothing and a problem.
+    /// The value, or `None` and a problem.
     pub(crate) fn value<T>(&mut self, flag: &str, parsed: Parsed<T>) -> Option<T> {
         parsed
             .map_err(|message| self.problem(flag, None, message))
             .ok()
     }
 
-    /// Every value, less those that are a problem.
+    /// All valid values; the others are problems.
     pub(crate) fn values<T>(
         &mut self,
         flag: &str,
@@ -54,12 +53,12 @@ impl Diagnostics {
             .collect()
     }
 
-    /// Notes a problem.
+    /// Records a problem.
     pub(crate) fn problem(&mut self, flag: &str, file: Option<&Path>, message: impl Into<String>) {
         self.problems.push(finding(flag, file, message.into()));
     }
 
-    /// Notes a warning.
+    /// Records a warning.
     pub(crate) fn warning(&mut self, flag: &str, file: Option<&Path>, message: impl Into<String>) {
         self.warnings.push(finding(flag, file, message.into()));
     }

@@ -11,7 +11,7 @@ const FLAG: &str = "--feature-gates";
 /// the list does not compile.
 macro_rules! gates {
     ($first:ident $(, $other:ident)*) => {
-        /// Every gate, by the name it has in Kubernetes where it is one of those.
+        /// Every gate, by its name in Kubernetes where it has one.
         const GATES: &[(&str, Feature)] = &[
             (stringify!($first), Feature::$first)
             $(, (stringify!($other), Feature::$other))*

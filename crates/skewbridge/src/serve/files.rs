@@ -1,5 +1,5 @@
-//! The files that flags name: read once before the start, so that a wrong one
-//! is found by its flag and not by the first client.
+//! The files of flags: read once before the start, so that errors are reported with the flag and
+//! not by the first client.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -12,8 +12,8 @@ use skewbridge_gateway::tls::files::{self, CaBundle, FileProblem, Found, KeyPair
 use super::diagnostics::Diagnostics;
 use super::parse::Parsed;
 
-/// The largest YAML file that is read: thousands of peers fit, a wrong path
-/// (a device, a log) does not.
+/// The largest YAML file: enough for thousands of peers, not for a wrong path such as a device
+/// or a log.
 const MAX_DOCUMENT_SIZE: u64 = 1024 * 1024;
 
 /// A flag and its value.

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 pub(crate) use flags::Flags;
 
-/// Flags to config, config to gateway; returns when the gateway has drained.
+/// From flags to config to gateway; returns when the gateway has drained.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     // Before a key is read: serving, front-proxy and etcd keys stay in this process.
     crate::private_memory::deny_dumps_and_core_files();

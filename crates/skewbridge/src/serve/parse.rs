@@ -62,7 +62,7 @@ pub(crate) fn duration(text: &str) -> Parsed<Duration> {
         total = whole
             .checked_mul(unit)
             .and_then(|whole| total.checked_add(whole)?.checked_add(part))
-            // Go counts in an int64 of nanoseconds: 292 years.
+            // Go's limit is an int64 of nanoseconds: 292 years.
             .filter(|total| i64::try_from(*total).is_ok())
             .ok_or_else(too_long)?;
         rest = after;
@@ -87,7 +87,7 @@ fn parse_digits(digits: &str) -> Option<u128> {
     }
 }
 
-/// A duration that is more than nothing.
+/// A duration greater than zero.
 pub(crate) fn timeout(text: &str) -> Parsed<Duration> {
     match duration(text)? {
         Duration::ZERO => Err("must be more than 0".into()),
@@ -95,8 +95,8 @@ pub(crate) fn timeout(text: &str) -> Parsed<Duration> {
     }
 }
 
-/// A comma-separated list, given any number of times. Quotes keep a comma, as
-/// in kube-apiserver's (CSV): `"a,b",c`.
+/// A comma-separated list; the flag may be repeated. Quoted commas are kept, as in
+/// kube-apiserver's syntax (CSV): `"a,b",c`.
 pub(crate) fn list(values: &[String]) -> Parsed<Vec<String>> {
     let mut items = Vec::new();
     for value in values.iter().filter(|value| !value.is_empty()) {
@@ -236,7 +236,7 @@ pub(crate) fn cidr(text: &str) -> Parsed<IpNet> {
         .map_err(|_| format!("{text:?} is not a network; write it like 10.0.0.0/24 or fd00::/64"))
 }
 
-/// Host and port of a URL that has nothing else.
+/// Host and port of a URL without path or query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     /// Whether it is `https`.
@@ -250,7 +250,7 @@ pub(crate) struct Endpoint {
 /// `http[s]://HOST[:PORT]`.
 pub(crate) fn endpoint(text: &str) -> Parsed<Endpoint> {
     let wrong = |what: &str| Err(format!("{text:?} {what}; write it like https://HOST:PORT"));
-    // A URL may hold a password: it is never repeated.
+    // A URL may contain a password, so it is never printed.
     if text.contains('@') {
         return Err("a user or password has no place in this URL".into());
     }
@@ -363,8 +363,8 @@ const RESERVED_HEADERS: [&str; 20] = [
     "x-stream-protocol-version",
 ];
 
-/// RFC 1123 as Kubernetes means it: labels of lower-case letters, digits and
-/// inner dashes, joined by dots, 253 characters at most.
+/// RFC 1123 as in Kubernetes: labels of lower-case letters, digits and inner dashes, joined by
+/// dots, at most 253 characters.
 pub(crate) fn dns_subdomain(text: &str) -> Parsed<String> {
     let label = |label: &str| {
         !label.is_empty()

@@ -18,7 +18,7 @@ const AUTHORITIES: &str = "--http-signature-authorities";
 /// A longer age would need a longer replay memory.
 const MAX_SIGNATURE_AGE: Duration = Duration::from_hours(1);
 
-/// Clocks that differ by more are broken.
+/// A larger difference means a broken clock.
 const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);
 
 /// Parses the flags; `None` without keys.

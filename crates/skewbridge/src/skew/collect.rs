@@ -14,7 +14,7 @@ use super::report::{Bridge, Report, ServedState, Server, plain};
 /// After this time a progress message is printed on a terminal.
 const PROGRESS_DELAY: Duration = Duration::from_secs(1);
 
-/// Everything that is wished for, or why there is no report at all.
+/// The report, or why there is none.
 pub(crate) async fn collect(options: &Options) -> Result<Report, String> {
     let config =
         Kubeconfig::load(options.kubeconfig.as_deref()).map_err(|error| error.to_string())?;

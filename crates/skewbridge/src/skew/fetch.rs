@@ -90,7 +90,7 @@ fn list_in(answer: &Response) -> Result<Option<ServerDiscoveryList>, String> {
         .map_err(|error| format!("/apis: {error}"))
 }
 
-/// A server, and a connection to it while that lasts.
+/// A server, and the current connection to it.
 struct ServerClient {
     endpoint: Endpoint,
     connection: Option<Connection>,
@@ -201,8 +201,8 @@ impl ServerClient {
                 StatusCode::OK => legacy
                     .add(&path, &answer.body)
                     .map_err(|error| format!("{path}: {error}"))?,
-                // Registered by another server, or by one that is away: not
-                // served by this one.
+                // Registered by another server, or by one that is not available: not served by
+                // this one.
                 StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => {}
                 _ => return Err(refusal(&path, &answer)),
             }

@@ -15,10 +15,10 @@ use flags::{Format, Options};
 use report::Report;
 pub(crate) use report::plain;
 
-/// There is skew; 1 is any failure, and 64 a wrong command line.
+/// Exit code if there is skew; 1 is any failure, and 64 an invalid command line.
 const EXIT_SKEW: u8 = 2;
 
-/// Flags to servers, servers to report, report to text and exit code.
+/// From flags to servers, report, text and exit code.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     let options = match flags.parse() {
         Ok(options) => options,

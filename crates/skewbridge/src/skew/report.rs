@@ -36,7 +36,7 @@ pub(crate) struct Server {
 /// How a bridge in front of a server routes requests.
 #[derive(Debug)]
 pub(crate) enum Bridge {
-    /// Sends a request on to a server that serves it.
+    /// Forwards a request to a server that serves it.
     Peering {
         /// All servers of its cluster, its own included.
         servers: usize,
@@ -72,7 +72,7 @@ pub(crate) enum ServedState {
     Now(Vec<Group>),
     /// Its APIs at the last successful fetch, and the error since.
     Before(Vec<Group>, String),
-    /// Why nothing is.
+    /// Why nothing is known.
     Nothing(String),
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Loss {
 }
 
 impl Report {
-    /// Compares them.
+    /// Compares the servers.
     pub(crate) fn new(servers: Vec<Server>) -> Self {
         let served: Vec<_> = (0..servers.len())
             .filter(|index| servers[*index].groups().is_some())
@@ -116,7 +116,7 @@ impl Report {
         self.problems().next().is_none()
     }
 
-    /// Why not, by server.
+    /// The reasons, by server.
     pub(crate) fn problems(&self) -> impl Iterator<Item = (&str, &str)> {
         let servers = self.servers.iter();
         servers.filter_map(|server| Some((&*server.name, server.problem()?)))
@@ -127,7 +127,7 @@ impl Report {
         self.served.iter().position(|served| *served == server)
     }
 
-    /// A server by its place in the skew.
+    /// A server by its index in the skew.
     pub(crate) fn server(&self, index: usize) -> Option<&Server> {
         self.servers.get(*self.served.get(index)?)
     }
@@ -182,7 +182,7 @@ impl Server {
         Some(groups)
     }
 
-    /// Why that is not known, or not for sure.
+    /// Why its APIs are not known, or not current.
     pub(crate) fn problem(&self) -> Option<&str> {
         match &self.served {
             ServedState::Now(_) => None,

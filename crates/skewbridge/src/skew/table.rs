@@ -18,7 +18,7 @@ const WIDTH: usize = 80;
 pub(crate) enum Detail {
     /// Subresources are on the line of their resource.
     Short,
-    /// Everything by itself, with its verbs; servers with their addresses.
+    /// Every resource on its own line, with its verbs; servers with their addresses.
     Long,
 }
 
@@ -320,7 +320,7 @@ fn words(loss: Loss) -> String {
     }
 }
 
-/// A title and items, with commas, broken at the width.
+/// A title and items, separated by commas, wrapped at the width.
 fn listed(title: &str, items: &[String]) -> String {
     let mut out = String::from(title);
     let mut column = title.chars().count();
@@ -338,8 +338,8 @@ fn listed(title: &str, items: &[String]) -> String {
     out
 }
 
-/// Columns as kubectl has them: as wide as their widest, three spaces between.
-/// A row of one column is a title and as wide as it is.
+/// Columns as in kubectl: as wide as their widest cell, three spaces apart. A row with one cell
+/// is a title of any width.
 fn aligned(rows: &[Vec<String>]) -> String {
     let length = |cell: &String| cell.chars().count();
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();

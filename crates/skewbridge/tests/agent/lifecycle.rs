@@ -40,9 +40,9 @@ async fn a_plugin_ends_with_a_killed_client_and_leaves_nothing_behind() {
     assert!(answer.contains("\njane\r\n"), "{answer}");
     let process = format!("/proc/{}", plugin.child.id());
     for secret in ["cmdline", "environ"] {
-        // Of a process that keeps its memory to itself this may be unreadable.
-        let told = std::fs::read(format!("{process}/{secret}")).unwrap_or_default();
-        assert!(!String::from_utf8_lossy(&told).contains("PRIVATE KEY"));
+        // This may be unreadable for a process that is not dumpable.
+        let content = std::fs::read(format!("{process}/{secret}")).unwrap_or_default();
+        assert!(!String::from_utf8_lossy(&content).contains("PRIVATE KEY"));
     }
     let watch = Stopwatch::start();
     client.kill();
@@ -52,11 +52,11 @@ async fn a_plugin_ends_with_a_killed_client_and_leaves_nothing_behind() {
     assert!(!client.lock.parent().unwrap().exists());
 }
 
-/// From the moment at which the lock is free, which is a moment after the client's death.
+/// From the release of the lock, which is shortly after the client's death.
 #[tokio::test]
 async fn a_plugin_ends_within_a_second_of_the_locks_release() {
     const PROMISED: Duration = Duration::from_secs(1);
-    // A busy machine is late, but not always.
+    // A busy machine may be late, but not always.
     const ROUNDS: usize = 5;
     let mut best = Duration::MAX;
     for round in 1..=ROUNDS {
@@ -92,7 +92,7 @@ async fn a_plugin_ends_within_a_second_of_the_locks_release() {
     panic!("it took {best:?} at best");
 }
 
-/// A pipe in which nothing is yet, in place of a file.
+/// An empty pipe in place of a file.
 fn pipe(fixture: &AgentFixture, name: &str) -> PathBuf {
     let pipe = fixture.dir.path().join(name);
     assert!(
@@ -111,7 +111,7 @@ fn writer(pipe: &Path) -> File {
     let pipe = pipe.to_owned();
     std::thread::spawn(move || tell.send(std::fs::OpenOptions::new().write(true).open(pipe)));
     let opened = opened.recv_timeout(TEST_TIMEOUT);
-    opened.expect("nobody reads it").unwrap()
+    opened.expect("no process reads it").unwrap()
 }
 
 /// A plugin that waits for its key.
@@ -319,7 +319,7 @@ async fn concurrent_clients_start_one_instance() {
         assert_eq!(asker.url(), answered[0].url());
     }
     assert!(answered[0].get("/").await.unwrap().contains("\njane\r\n"));
-    // Where its seat is, and where its socket.
+    // The directories of the lock and of the socket.
     assert_eq!(fixture.left().len(), 2, "{:?}", fixture.left());
     end_instance_at(&answered[0]).await;
 }
@@ -357,8 +357,7 @@ async fn a_starting_instance_ends_with_its_client() {
     watch.within(LIMIT, "the end of both", gone).await;
 }
 
-/// The instance is no child of ours: it is found by its socket, and ended by its
-/// number.
+/// The instance is not a child process: it is found by its socket, and ended by its pid.
 async fn end_instance_at(plugin: &Plugin) {
     let socket = std::os::unix::net::UnixStream::connect(plugin.socket()).unwrap();
     let peer = rustix::net::sockopt::socket_peercred(&socket).unwrap();
@@ -404,7 +403,7 @@ async fn the_proxy_of_the_environment_is_used() {
     let plugin = Plugin::of(command);
     assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
     assert_eq!(asked.load(Ordering::Relaxed), 1);
-    // This machine by an address for which there would be a proxy.
+    // A non-loopback address of this machine, for which the proxy is used.
     let info = fixture.info(
         &format!("https://0.0.0.0:{}", server.addr().port()),
         Some(&client.lock),
@@ -480,26 +479,26 @@ async fn nothing_secret_is_in_arguments_environment_or_log() {
     let process = format!("/proc/{}", plugin.child.id());
     let read = |name: &str| match std::fs::read(format!("{process}/{name}")) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        // Of a process that keeps its memory to itself only root sees it.
+        // Only root can read it for a process that is not dumpable.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             "KUBERNETES_EXEC_INFO=".to_owned()
         }
         Err(error) => panic!("{name}: {error}"),
     };
-    let (mut told, environment) = (read("cmdline"), read("environ"));
-    assert!(told.contains("--signer=headers"), "{told}");
+    let (mut content, environment) = (read("cmdline"), read("environ"));
+    assert!(content.contains("--signer=headers"), "{content}");
     assert!(
         environment.contains("KUBERNETES_EXEC_INFO="),
         "{environment}"
     );
-    told.push_str(&environment);
+    content.push_str(&environment);
     plugin.signal(Signal::TERM);
     assert!(plugin.ended().await.success());
     let mut stderr = plugin.child.stderr.take().unwrap();
-    std::io::Read::read_to_string(&mut stderr, &mut told).unwrap();
-    assert!(told.contains("a request was not answered"), "{told}");
+    std::io::Read::read_to_string(&mut stderr, &mut content).unwrap();
+    assert!(content.contains("a request was not answered"), "{content}");
     for secret in ["hunter", "PRIVATE KEY", &*key] {
-        assert!(!told.contains(secret), "{secret}: {told}");
+        assert!(!content.contains(secret), "{secret}: {content}");
     }
 }
 

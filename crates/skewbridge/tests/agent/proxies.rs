@@ -1,4 +1,4 @@
-//! Proxies between the plugin and the cluster that are spoken to by TLS.
+//! HTTPS proxies between the plugin and the cluster.
 
 use skewbridge_testkit::RawServer;
 use tokio::io::copy_bidirectional;

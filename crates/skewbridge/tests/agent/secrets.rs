@@ -9,15 +9,15 @@ use tokio::net::TcpListener;
 use crate::agent_fixture::{AgentFixture, Client, Plugin, get};
 
 /// The visible data of a plugin.
-pub(crate) struct Told {
+pub(crate) struct ExposedData {
     pub(crate) arguments: String,
-    /// Nothing where only root may see it.
+    /// Empty if only root can read it.
     pub(crate) environment: String,
     pub(crate) log: String,
 }
 
 /// Inspects a plugin, and ends it.
-pub(crate) async fn told_by(mut plugin: Plugin) -> Told {
+pub(crate) async fn inspect(mut plugin: Plugin) -> ExposedData {
     let process = format!("/proc/{}", plugin.child.id());
     let read = |name: &str| {
         let bytes = std::fs::read(format!("{process}/{name}")).unwrap_or_default();
@@ -29,7 +29,7 @@ pub(crate) async fn told_by(mut plugin: Plugin) -> Told {
     let mut log = String::new();
     let mut stderr = plugin.child.stderr.take().unwrap();
     std::io::Read::read_to_string(&mut stderr, &mut log).unwrap();
-    Told {
+    ExposedData {
         arguments,
         environment,
         log,
@@ -87,18 +87,18 @@ async fn aws_keys_and_proxy_passwords_are_not_printed() {
     // "me:hunter-of-proxies"
     let expected = "Proxy-Authorization: Basic bWU6aHVudGVyLW9mLXByb3hpZXM=";
     assert!(asked.contains(expected), "{asked}");
-    let told = told_by(plugin).await;
+    let exposed = inspect(plugin).await;
     assert!(
-        told.log.contains("a request was not answered"),
+        exposed.log.contains("a request was not answered"),
         "{}",
-        told.log
+        exposed.log
     );
-    for text in [&answer, &told.arguments, &told.log] {
+    for text in [&answer, &exposed.arguments, &exposed.log] {
         assert!(!text.contains("hunter"), "{text}");
         assert!(!text.contains("bWU6aHVudGVy"), "{text}");
     }
     // The client has sent only the address of the proxy.
-    let environment = told.environment.replace("hunter-of-proxies", "");
+    let environment = exposed.environment.replace("hunter-of-proxies", "");
     assert!(!environment.contains("hunter"), "{environment}");
 }
 

@@ -27,7 +27,7 @@ fn headers_of(seen: &Seen) -> HeaderMap {
 const POST: &str = "POST /api/v1/namespaces?dryRun=All HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
                     Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
 
-/// Whether a request is one that the owner of this key has just signed, body and all.
+/// Whether a request has a fresh signature of this key, including the body.
 fn is_signed_by(key: &VerifyingKey, seen: &Seen, host: &str) -> bool {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -126,8 +126,8 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Whether a front proxy takes a request for one of the owner of this secret. Written from
-/// AWS' own description of the signature, with none of our code.
+/// Whether a front proxy accepts a request as signed with this secret. Written from AWS'
+/// description of the signature, without code of this project.
 fn is_signed_for_aws(seen: &Seen, id: &str, secret: &str) -> bool {
     let header = |name| match name {
         "host" => seen.authority.as_deref(),
@@ -360,8 +360,8 @@ async fn a_signer_that_fails_later_is_logged_once() {
         let answer = plugin.get("/").await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
     }
-    let log = crate::secrets::told_by(plugin).await.log;
-    let told = log.matches("headers: gone: No such file").count();
-    assert_eq!(told, 1, "{log}");
+    let log = crate::secrets::inspect(plugin).await.log;
+    let count = log.matches("headers: gone: No such file").count();
+    assert_eq!(count, 1, "{log}");
     assert!(log.contains("WARN"), "{log}");
 }

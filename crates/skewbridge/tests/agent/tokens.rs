@@ -3,7 +3,7 @@
 use skewbridge_testkit::{SoftToken, eventually};
 
 use crate::agent_fixture::{AgentFixture, Client, Plugin, TEST_TIMEOUT};
-use crate::secrets::told_by;
+use crate::secrets::inspect;
 
 #[tokio::test]
 async fn the_key_in_the_token_authenticates_the_user() {
@@ -91,8 +91,11 @@ async fn the_pin_program_prints_the_pin_which_goes_nowhere_else() {
     assert!(plugin.get("/").await.unwrap().contains("\ntoken-jane\r\n"));
     let asked = std::fs::read_to_string(fixture.dir.path().join("asked")).unwrap();
     assert!(asked.contains("jane"), "{asked}");
-    let told = told_by(plugin).await;
-    assert!(told.arguments.contains("--pkcs11-askpass="));
-    let all = format!("{} {} {}", told.arguments, told.environment, told.log);
+    let exposed = inspect(plugin).await;
+    assert!(exposed.arguments.contains("--pkcs11-askpass="));
+    let all = format!(
+        "{} {} {}",
+        exposed.arguments, exposed.environment, exposed.log
+    );
     assert!(!all.contains("24681012"), "{all}");
 }

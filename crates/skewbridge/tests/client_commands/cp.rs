@@ -119,8 +119,8 @@ async fn the_stream_protocol_is_printed_once_if_requested() {
     let remote = format!("web:{}/copy", cluster.dir.path().display());
     let output = cluster.run(&["cp", "-v=1", &file, &remote]).await;
     assert_eq!(output.code, Some(0), "{output:?}");
-    let told = output.stderr.matches("skewbridge: by SPDY").count();
-    assert_eq!(told, 1, "{output:?}");
+    let count = output.stderr.matches("skewbridge: by SPDY").count();
+    assert_eq!(count, 1, "{output:?}");
 }
 
 #[tokio::test]
@@ -161,7 +161,7 @@ async fn a_terminal_shows_progress() {
 #[tokio::test]
 async fn a_terminal_shows_the_rate_while_it_copies() {
     let cluster = Cluster::start().await;
-    // It takes no room, and long enough.
+    // A sparse file: it uses no disk space, and takes long enough.
     let path = cluster.dir.path().join("zeros");
     fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
     let remote = format!("web:{}", path.display());
@@ -181,11 +181,11 @@ async fn a_terminal_shows_the_rate_while_it_copies() {
     assert_eq!(ended.code(), Some(130));
 }
 
-/// Nothing that is not whole stays, and the exit code is that of the signal.
+/// No partial file stays, and the exit code is that of the signal.
 #[tokio::test]
 async fn an_interrupted_copy_removes_partial_files() {
     let cluster = Cluster::start().await;
-    // It takes no room, and long enough.
+    // A sparse file: it uses no disk space, and takes long enough.
     let path = cluster.dir.path().join("zeros");
     fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
     let here = path.display().to_string();
@@ -229,7 +229,7 @@ async fn an_interrupted_copy_removes_partial_files() {
     }
 }
 
-/// A page: there is no smaller pipe.
+/// The smallest pipe: a page.
 const PIPE: usize = 4096;
 
 /// The writing thread blocks here: its notices are not read.
@@ -238,7 +238,7 @@ async fn a_second_signal_ends_it_at_once_though_the_disk_hangs() {
     let cluster = Cluster::start().await;
     let tree = cluster.dir.path().join("tree");
     fs::create_dir(&tree).unwrap();
-    // More lines than the pipe takes.
+    // More lines than fit into the pipe.
     for number in 0..100 {
         symlink("/etc/passwd", tree.join(format!("link{number}"))).unwrap();
     }
@@ -260,7 +260,7 @@ async fn a_second_signal_ends_it_at_once_though_the_disk_hangs() {
     kill_process(pid, Signal::INT).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
     let mut ended = None;
-    // After one of them it would wait for the disk, for 10 seconds.
+    // After one signal it would wait for the disk, for 10 seconds.
     let limit = Duration::from_secs(5);
     let is_over = async || {
         ended = child.try_wait().unwrap();
@@ -280,7 +280,7 @@ async fn an_ignored_signal_stays_ignored() {
     fs::create_dir(&target).unwrap();
     let remote = format!("web:{}", path.display());
     let line = ["cp", &remote, &target.display().to_string()];
-    // As nohup does it.
+    // As by nohup.
     let mut command = cluster.command_with("--ignore-signal=HUP", &line);
     let mut child = command.spawn().unwrap();
     eventually("something that is not whole", PATIENCE, async || {
@@ -308,7 +308,7 @@ async fn a_refusal_names_its_pod() {
         let expected = "it needs the verb create on pods/exec in namespace \"other\"";
         assert!(output.stderr.contains(expected), "{output:?}");
     }
-    // A container that does not run is none without tar.
+    // A container that does not run is not one without tar.
     let waiting = r#"{"metadata":{"name":"late","namespace":"default"},"spec":{"containers":[{"name":"app"}]},
         "status":{"phase":"Pending","containerStatuses":[{"name":"app","state":{"waiting":{"reason":"ImagePullBackOff"}}}]}}"#;
     let path = "/api/v1/namespaces/default/pods/late";

@@ -106,7 +106,7 @@ async fn the_container_is_chosen_as_kubectl_chooses_it() {
         r#"{"metadata":{"name":"stale","annotations":{"kubectl.kubernetes.io/default-container":"gone"}},
         "spec":{"containers":[{"name":"app"}]},"status":{"phase":"Running"}}"#,
     );
-    // Nothing is run in a container that was not meant.
+    // No command is run in another container.
     let output = cluster.run(&["exec", "stale", "--", "true"]).await;
     assert_eq!(
         (output.code, &*output.stderr),
@@ -247,7 +247,7 @@ async fn the_reason_for_spdy_is_printed_if_requested() {
     let expected =
         "skewbridge: by SPDY, because a WebSocket was refused: no WebSockets here (400)\n";
     assert_eq!((output.code, &*output.stderr), (Some(0), expected));
-    // It can be left out.
+    // WebSocket can be disabled.
     let mut command = cluster.command(&["exec", "-v=1", "web", "--", "true"]);
     command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false");
     let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();

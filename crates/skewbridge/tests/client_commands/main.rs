@@ -25,7 +25,7 @@ struct CommandOutput {
     stderr: String,
 }
 
-/// A stand-in with a pod, and a kubeconfig for it.
+/// A fake cluster with a pod, and a kubeconfig for it.
 struct Cluster {
     pods: Pods,
     dir: ScratchDir,

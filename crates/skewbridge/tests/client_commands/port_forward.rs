@@ -79,7 +79,7 @@ impl Forwarding {
         ended.expect("an end in time").unwrap().code()
     }
 
-    /// The local port of the next line, which is of 127.0.0.1.
+    /// The local port of the next line for 127.0.0.1.
     async fn port(&mut self, remote: u16) -> u16 {
         loop {
             let line = self.line().await;
@@ -204,7 +204,7 @@ async fn only_complete_data_ends_with_eof() {
     let read = timeout(PATIENCE, tcp.read_to_string(&mut answer)).await;
     read.unwrap().unwrap();
     assert_eq!(answer, "here");
-    // The connection to the cluster is cut; we are killed.
+    // The connection to the cluster is lost; the program is killed.
     for kill in [false, true] {
         let mut tcp = TcpStream::connect(address).await.unwrap();
         // A later connection has been served, so this one has been accepted.
@@ -227,8 +227,8 @@ async fn only_complete_data_ends_with_eof() {
 async fn one_bad_connection_ends_no_other() {
     let cluster = Cluster::start().await;
     let (good, task) = answering("fine").await;
-    let nobody = SilentPort::new();
-    let bad = nobody.addr().port();
+    let silent = SilentPort::new();
+    let bad = silent.addr().port();
     let words = ["web".to_owned(), format!(":{bad}"), format!(":{good}")];
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let mut forwarding = Forwarding::start(&cluster, &words);
@@ -339,7 +339,7 @@ async fn a_silent_server_times_out() {
 
 #[tokio::test]
 async fn idle_listeners_hold_no_connection_permits() {
-    /// One more than there are places.
+    /// One more than the limit.
     const LISTENERS: usize = 501;
     let cluster = Cluster::start().await;
     let (port, task) = answering("here").await;
@@ -427,13 +427,13 @@ async fn impossible_forwards_are_reported() {
 async fn an_unread_pipe_blocks_no_connection() {
     /// A message about a connection has more bytes than that.
     const LINE: usize = 24;
-    /// Lines that may wait.
+    /// Lines in the queue.
     const WAITING: usize = 256;
     let cluster = Cluster::start().await;
     let (port, task) = answering("here").await;
     let mut forwarding = Forwarding::start(&cluster, &["web", &format!(":{port}")]);
     let local = forwarding.port(port).await;
-    // A page, however large that is.
+    // A page, of any size.
     let stdout = forwarding.stdout.get_ref().get_ref();
     let pipe = rustix::pipe::fcntl_setpipe_size(stdout, 1).unwrap();
     // More than the pipe and the queue hold.

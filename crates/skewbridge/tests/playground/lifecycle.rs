@@ -161,7 +161,7 @@ async fn servers_are_stopped_started_killed_and_changed_by_keys() {
             playground.until("bridge-1.28", POLICY, code).await;
         }
     }
-    // Another server, and a key that means nothing.
+    // Another server, and a key without a meaning.
     terminal.type_keys("x1k");
     terminal.shows_next(&mut seen, "[1 server-1.28]").await;
     terminal.shows_next(&mut seen, "kill server-1.28 ...").await;

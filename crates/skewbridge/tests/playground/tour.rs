@@ -92,7 +92,7 @@ fn a_failed_tour_has_exit_code_1() {
 fn an_interrupted_tour_has_not_succeeded() {
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut tour = Playground::tour(&[], Stdio::null());
-        // All runs, and the tour is far from its end.
+        // Everything runs, and the tour is not near its end.
         tour.file("kubeconfig", "");
         kill_process(tour.id(), signal).unwrap();
         assert_eq!(wait(&mut tour.child).code(), Some(code));

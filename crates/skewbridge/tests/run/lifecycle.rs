@@ -71,9 +71,9 @@ async fn the_credentials_in_it_cannot_be_read_by_the_command() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Core).maximum;
     let limit = limit.map_or("unlimited".to_owned(), |bytes| (bytes / 512).to_string());
     let seen = String::from_utf8(ran.stdout).unwrap();
-    let told: Vec<_> = seen.lines().collect();
-    // The command itself is as it would be without us.
-    assert_eq!(told, ["0", &user.to_string(), &limit]);
+    let lines: Vec<_> = seen.lines().collect();
+    // The command itself is not affected.
+    assert_eq!(lines, ["0", &user.to_string(), &limit]);
 }
 
 #[tokio::test]
@@ -170,7 +170,7 @@ async fn a_plugin_ends_with_a_killed_run() {
     watch.within(limit, "the end of the plugin", gone).await;
     let command = fixture.read("ready").trim().parse().unwrap();
     kill_process(Pid::from_raw(command).unwrap(), Signal::KILL).unwrap();
-    // Its own directory is worthless now, and the next one removes it.
+    // Its directory is stale now, and the next run removes it.
     let ran = output(fixture.script(&token(), "true")).await;
     assert!(ran.status.success());
     assert_eq!(fixture.left(), 0);
@@ -211,7 +211,7 @@ async fn an_exited_plugin_is_restarted_by_the_next_request() {
         let config = Kubeconfig::load(Some(&fixture.dir.path().join("copy"))).unwrap();
         let target = config.target(None).unwrap();
         let endpoint = Endpoint::prepare(&target, PATIENT).await.unwrap();
-        // A request that meets the end of its connection may fail.
+        // A request during the end of its connection may fail.
         let answers = async || {
             let answer = endpoint.send(&Request::get("/asked")).await;
             answer.is_ok_and(|answer| answer.body == "/prefix/asked none 4711")

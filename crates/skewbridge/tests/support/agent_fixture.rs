@@ -151,7 +151,7 @@ impl Client {
         let file = std::fs::File::open(&self.lock).unwrap();
         while file.try_lock().is_ok() {
             file.unlock().unwrap();
-            assert!(begun.elapsed() < TEST_TIMEOUT, "nobody takes the lock");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "no process takes the lock");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -221,7 +221,7 @@ impl Plugin {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// How it has ended, if it does in time.
+    /// Its exit status, if it ends in time.
     pub(crate) async fn ended(&mut self) -> ExitStatus {
         let begun = Instant::now();
         loop {
@@ -233,7 +233,7 @@ impl Plugin {
         }
     }
 
-    /// That it ends well, and in time.
+    /// Asserts that it ends successfully and in time.
     pub(crate) async fn ends_within(&mut self, limit: Duration, watch: &Stopwatch) {
         let ended = async || self.child.try_wait().unwrap().is_some();
         watch.within(limit, "the end of the plugin", ended).await;
@@ -260,7 +260,7 @@ impl Drop for Plugin {
 trait Io: AsyncRead + AsyncWrite + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Unpin> Io for T {}
 
-/// One request over HTTP/1.1, and the whole answer as text.
+/// Sends one request over HTTP/1.1, and returns the whole response as text.
 pub(crate) async fn get(printed: &Value, path: &str) -> std::io::Result<String> {
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     send(printed, &request).await

@@ -33,7 +33,7 @@ pub(crate) struct Playground {
     reader: Option<JoinHandle<()>>,
     /// Its directory, which is removed with it.
     pub(crate) directory: PathBuf,
-    /// Where that is.
+    /// Its parent directory.
     _scratch: ScratchDir,
 }
 
@@ -96,7 +96,7 @@ impl Playground {
         }
     }
 
-    /// One that shows all of it by itself.
+    /// One that runs the tour.
     pub(crate) fn tour(words: &[&str], stdout: Stdio) -> Self {
         let scratch = ScratchDir::new();
         let directory = scratch.path().join("play");
@@ -114,7 +114,7 @@ impl Playground {
         }
     }
 
-    /// Waits until a file of it is written to its end.
+    /// Waits until a file in it is complete.
     pub(crate) fn file(&self, name: &str, end: &str) -> String {
         let path = self.directory.join(name);
         let started = Instant::now();
@@ -255,7 +255,7 @@ pub(crate) fn children(id: i32) -> Vec<i32> {
     found
 }
 
-/// The most memory that a process has had at once, in KiB.
+/// The peak memory of a process, in KiB.
 pub(crate) fn most_resident(id: i32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     let line = status.lines().find_map(|it| it.strip_prefix("VmHWM:"));
@@ -263,7 +263,7 @@ pub(crate) fn most_resident(id: i32) -> u64 {
     number.parse().unwrap()
 }
 
-/// Whether there is such a process, zombies apart.
+/// Whether a process exists that is not a zombie.
 pub(crate) fn is_alive(id: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{id}/stat"));
     stat.is_ok_and(|stat| !stat.contains(") Z "))

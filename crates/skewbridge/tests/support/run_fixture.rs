@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use skewbridge_testkit::{ApiServer, Ca, Options, Reply, ScratchDir, Seen};
 
-/// More than any of it takes.
+/// Longer than any of the commands takes.
 pub(crate) const PATIENT: Option<Duration> = Some(Duration::from_mins(1));
 
 /// The header that the plugin adds to each request.

@@ -203,7 +203,7 @@ fn incomplete_peer_flags_are_reported() {
         (vec![], vec![]),
     ] {
         let (_, warnings) = files.parse(&flags).unwrap();
-        assert_eq!(told(&warnings), expected);
+        assert_eq!(messages(&warnings), expected);
     }
 }
 
@@ -292,7 +292,7 @@ fn the_controlplane_egress_is_used_and_other_proxies_cause_warnings() {
         files.write("egress.yaml", &text);
         let (config, warnings) = files.parse(&flags).unwrap();
         assert_eq!(config.peers.egress, expected, "{text}");
-        let warnings = told(&warnings);
+        let warnings = messages(&warnings);
         assert_eq!(warnings.len(), warned.len(), "{warnings:?}");
         for (warning, beginning) in warnings.iter().zip(warned) {
             let beginning = format!("--egress-selector-config-file {egress}: {beginning}");
@@ -316,7 +316,7 @@ fn a_certificate_that_is_not_a_ca_causes_a_warning() {
         .parse(&[format!("--upstream-ca-file={alice}")])
         .unwrap();
     assert_eq!(
-        told(&warnings),
+        messages(&warnings),
         [format!(
             "--upstream-ca-file {alice}: is not a CA certificate (CN=alice)"
         )]
@@ -376,7 +376,7 @@ fn the_admin_address_is_not_the_upstream() {
         let flags = [format!("--upstream=https://{host}:10270")];
         let problems = files.parse(&flags).unwrap_err();
         assert_eq!(
-            told(&problems.0),
+            messages(&problems.0),
             [format!(
                 "--upstream: {host}:10270 is this bridge's --admin-address; give the \
                  kube-apiserver's"
@@ -387,7 +387,7 @@ fn the_admin_address_is_not_the_upstream() {
     }
 }
 
-fn told(diagnostics: &[Warning]) -> Vec<String> {
+fn messages(diagnostics: &[Warning]) -> Vec<String> {
     diagnostics.iter().map(ToString::to_string).collect()
 }
 
