@@ -9,7 +9,7 @@ use crate::step::{self, Failed, cargo};
 /// What makes a build the production build: without the playground.
 const PRODUCTION: &str = "--no-default-features";
 
-/// Builds the program that stands before a control plane, as `target/dist/skewbridge`.
+/// Builds the program that runs in front of a control plane, as `target/dist/skewbridge`.
 /// `target/release/skewbridge` is whatever was built last, which may have the playground.
 pub(crate) fn run() -> Result<(), Failed> {
     step::run(&mut cargo(&format!(
