@@ -7,7 +7,7 @@
 //! use serde_json::json;
 //! use skewbridge_playground::catalogue::{Catalogue, Release};
 //! use skewbridge_playground::object::Object;
-//! use skewbridge_playground::store::{DryRun, WriteContext, Store};
+//! use skewbridge_playground::store::{DryRun, Store, WriteContext};
 //! use skewbridge_playground::strategy::Definition;
 //! use skewbridge_playground::time::Time;
 //!
@@ -15,12 +15,12 @@
 //! let config_maps = catalogue.resource("", "v1", "configmaps").unwrap();
 //! let mut store = Store::default();
 //! let object = Object::new(json!({"metadata": {"name": "web"}})).unwrap();
-//! let mut occasion = WriteContext {
+//! let mut context = WriteContext {
 //!     now: Time::from_unix(1_794_776_399),
 //!     entropy: &mut || 7,
-//!     effect: DryRun::Off,
+//!     dry_run: DryRun::Off,
 //! };
-//! let made = store.create(&Definition::of(&config_maps), "shop", object, &mut occasion);
+//! let made = store.create(&Definition::of(&config_maps), "shop", object, &mut context);
 //! assert_eq!(made.unwrap().resource_version(), "2");
 //! # Ok::<(), skewbridge_discovery::ParseError>(())
 //! ```
