@@ -4,6 +4,7 @@ mod advisories;
 mod background;
 mod bench;
 mod debian;
+mod dist;
 mod e2e;
 mod layers;
 mod step;
@@ -25,6 +26,7 @@ Commands:
                      --all: on more versions, and what takes long.
                      E2E_VERSIONS=1.33.13,1.34.4 in the environment: on one control plane of
                      these versions instead
+  dist               The production build, without the playground: target/dist/skewbridge
   layers             The layers of each crate's modules; a cycle is a failure
   advisories         Known vulnerabilities in the dependencies (needs the network)
   bench NAME [ARGS]  A measurement in release mode: pass-through, reroute, watches; with real
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         ["test"] => test::run(),
         ["e2e", "--all", filter @ ..] => e2e::run(Extent::All, filter),
         ["e2e", filter @ ..] => e2e::run(Extent::Default, filter),
+        ["dist"] => dist::run(),
         ["layers"] => layers::run(),
         ["advisories"] => advisories::run(),
         ["bench", name, rest @ ..] if bench::NAMES.contains(name) => bench::run(name, rest),
@@ -69,7 +72,10 @@ fn misuse(words: &[&str]) -> String {
     match words {
         ["bench"] => format!("bench needs a name: {}", bench::NAMES.join(" or ")),
         ["bench", name, ..] => format!("no such measurement: {name}"),
-        [command @ ("test" | "layers" | "advisories" | "help"), ..] => {
+        [
+            command @ ("test" | "dist" | "layers" | "advisories" | "help"),
+            ..,
+        ] => {
             format!("{command} takes no arguments")
         }
         _ => format!("not a command: {}", words.join(" ")),

@@ -2,6 +2,7 @@
 
 use crate::background::BackgroundStep;
 use crate::debian::{self, Need};
+use crate::dist;
 use crate::e2e::{self, Extent};
 use crate::layers;
 use crate::step::{self, Failed, Steps, cargo};
@@ -39,6 +40,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     steps.run("format", || step::run(&mut cargo("fmt --all --check")))?;
     steps.run("layers", layers::run)?;
     steps.run("unit, integration and doc tests", tests)?;
+    steps.run("production build", dist::test)?;
     let ci = std::env::var("CI").unwrap_or_default();
     match RealKubernetes::of(step::exists("go"), &ci) {
         RealKubernetes::Required => {
@@ -88,12 +90,18 @@ fn background_steps() -> Vec<BackgroundStep> {
     let lints = "clippy --workspace --all-targets --features skewbridge-e2e/kubernetes --locked";
     let mut lints = cargo(lints);
     lints.args(["--", "-D", "warnings"]);
+    let mut production_lints = dist::lints();
+    production_lints.args(["--", "-D", "warnings"]);
     let mut documentation = cargo("doc --workspace --no-deps --locked --document-private-items");
     documentation.env("RUSTDOCFLAGS", "-D warnings");
     vec![
         BackgroundStep {
             name: "lints",
             command: lints,
+        },
+        BackgroundStep {
+            name: "lints of the production build",
+            command: production_lints,
         },
         BackgroundStep {
             name: "documentation",

@@ -1,9 +1,8 @@
-//! Server-side apply in its simple form: everybody says what they want, and is
-//! told if somebody else wants it otherwise.
+//! Server-side apply in its simple form: each field manager sends the fields that it manages,
+//! and conflicts between managers are reported.
 //!
-//! Lists are merged by their keys. Ownership is kept for
-//! the version in which it was written: fields that versions name differently are
-//! not translated.
+//! Lists are merged by their keys. Ownership is kept for the version in which it was written:
+//! fields that versions name differently are not translated.
 
 pub mod compare;
 pub mod fields;
@@ -15,39 +14,39 @@ use skewbridge_api::status::{Cause, Details, Status};
 use crate::lists::{ListKind, list_kind};
 use crate::object::Object;
 use crate::status::{FieldError, invalid};
-use crate::time::Moment;
+use crate::time::Time;
 use compare::Comparison;
 use fields::{Element, FieldSet};
 use managers::{Manager, Managers};
 
-/// Who writes, and how.
+/// A field manager and its write.
 #[derive(Debug, Clone, Copy)]
-pub struct Writer<'a> {
+pub struct FieldManager<'a> {
     /// `fieldManager`
     pub manager: &'a str,
-    /// In which version.
+    /// The version of the request.
     pub api_version: &'a str,
     /// Empty for the object itself.
     pub subresource: &'a str,
     /// When.
-    pub now: Moment,
+    pub now: Time,
 }
 
-/// What happens to fields that others own.
+/// How conflicts with other managers are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Conflicts {
-    /// Nothing is done.
+    /// The write is refused.
     Refuse,
-    /// They change hands.
+    /// The manager takes over the fields.
     Force,
 }
 
-/// The object as it is to be, with who owns what of it. `live` is `None` if it is
-/// not there yet.
+/// The merged object, with its `managedFields`. `live` is `None` if the object does not exist
+/// yet.
 pub fn apply(
     live: Option<&Object>,
     applied: &Object,
-    writer: &Writer<'_>,
+    writer: &FieldManager<'_>,
     conflicts: Conflicts,
 ) -> Result<Object, Status> {
     if writer.manager.is_empty() {
@@ -59,7 +58,7 @@ pub fn apply(
         return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
     let wanted = FieldSet::of_object(applied.value()).map_err(|error| {
-        // Not one of the API's own failures, so 500 and no reason.
+        // Not an API error, so 500 without a reason.
         let message = format!(
             "failed to create typed patch object ({}/{}; {}, Kind={}): {error}",
             applied.namespace(),
@@ -99,12 +98,12 @@ pub fn apply(
     Ok(object)
 }
 
-/// Notes who owns what after a create, an update or a patch: whatever has changed is
-/// the writer's. `after` is the object as it will be stored.
-pub fn note_update(before: Option<&Object>, after: &mut Object, writer: &Writer<'_>) {
+/// Updates `managedFields` after a create, an update or a patch: the writer owns all changed
+/// fields. `after` is the object as it will be stored.
+pub fn note_update(before: Option<&Object>, after: &mut Object, writer: &FieldManager<'_>) {
     let nothing = Value::Object(Map::new());
     let changes = Comparison::of(before.map_or(&nothing, Object::value), after.value());
-    // A client takes back all ownership by an empty list.
+    // An empty list resets all ownership.
     let reset = after
         .at(&["metadata", "managedFields"])
         .and_then(Value::as_array)
@@ -120,7 +119,7 @@ pub fn note_update(before: Option<&Object>, after: &mut Object, writer: &Writer<
     managers.write(after);
 }
 
-/// As Go writes a group and a version: `/v1` for the core group.
+/// A group-version in Go's format: `/v1` for the core group.
 pub(crate) fn long_version(api_version: &str) -> String {
     if api_version.contains('/') {
         api_version.to_owned()
@@ -129,7 +128,7 @@ pub(crate) fn long_version(api_version: &str) -> String {
     }
 }
 
-/// What is wanted, laid over what is there.
+/// The applied fields, merged into the live ones.
 fn merge<'a>(before: Option<&'a Value>, wanted: &'a Value, names: &mut Vec<&'a str>) -> Value {
     match (before, wanted) {
         (before, Value::Object(wanted)) => {
@@ -156,8 +155,8 @@ fn merge<'a>(before: Option<&'a Value>, wanted: &'a Value, names: &mut Vec<&'a s
     }
 }
 
-/// In the order in which they are wanted; what is there besides keeps its place among
-/// those that both have, as far as that is possible.
+/// In the order of the applied items; other items keep their place relative to those in both
+/// lists, where possible.
 fn merge_items<'a>(
     before: &'a [Value],
     wanted: &'a [Value],
@@ -175,7 +174,7 @@ fn merge_items<'a>(
         while let Some(own) = left.peek() {
             let is_shared = find(wanted, own).is_some();
             let is_it = element(own) == element(item);
-            // Its turn comes when the wanted come to it.
+            // The item is added when the applied items reach it.
             if is_shared && !is_it && next_shared.is_none_or(|it| element(it) == element(own)) {
                 break;
             }
@@ -196,7 +195,7 @@ fn merge_items<'a>(
     merged
 }
 
-/// Takes away fields that were given up, unless they are kept by somebody.
+/// Removes fields that are no longer applied, unless another manager owns them.
 fn prune<'a>(
     value: &mut Value,
     given_up: &'a FieldSet,
@@ -205,7 +204,7 @@ fn prune<'a>(
 ) {
     for (element, given_up) in given_up.below() {
         let kept = kept.and_then(|kept| kept.get(element));
-        let unwanted = given_up.is_here() && kept.is_none_or(FieldSet::is_empty);
+        let unwanted = given_up.is_included() && kept.is_none_or(FieldSet::is_empty);
         match (&mut *value, element) {
             (Value::Object(fields), Element::Field(name)) => {
                 if unwanted {
@@ -242,7 +241,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// 409, in kube-apiserver's words.
+/// 409, with kube-apiserver's message.
 fn refusal(disputed: &[(Manager, FieldSet)]) -> Status {
     let mut causes = Vec::new();
     let mut lines = Vec::new();

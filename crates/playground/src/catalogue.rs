@@ -1,9 +1,9 @@
-//! What a kube-apiserver of some version serves, as real ones told it.
+//! The APIs that a kube-apiserver of each version serves.
 //!
-//! The data are the discovery documents of servers with default settings. They
-//! are enough for the tour: `mutatingadmissionpolicies` of
-//! `admissionregistration.k8s.io/v1` are served from 1.36 on, `resource.k8s.io/v1`
-//! by 1.34 and 1.36, and flow control's `v1beta2` and `v1beta3` by 1.28 alone.
+//! The data are the discovery documents of real servers with default settings. They include the
+//! differences that the tour shows: `mutatingadmissionpolicies` of
+//! `admissionregistration.k8s.io/v1` are served from 1.36 on, `resource.k8s.io/v1` by 1.34 and
+//! 1.36, and flow control's `v1beta2` and `v1beta3` by 1.28 alone.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use aws_lc_rs::digest::{SHA512, digest};
 use skewbridge_api::request_info::{Kind, RequestInfo};
 use skewbridge_discovery::document::{Document, Resource, Schema, Scope, Subresource, Version};
 use skewbridge_discovery::lists::{ApiGroup, ApiGroupList, ApiResourceList};
-use skewbridge_discovery::{Index, Layout, Object as _, ParseError};
+use skewbridge_discovery::{Layout, Object as _, ParseError};
 
 use skewbridge_api::media::Format;
 
@@ -27,13 +27,12 @@ pub enum Release {
     V1_36,
 }
 
-/// What a server of a version serves.
+/// The APIs of a server of one version.
 #[derive(Debug, Clone)]
 pub struct Catalogue {
     release: Release,
     api: Document,
     apis: Document,
-    index: Index,
 }
 
 /// A resource or subresource, as a request finds it.
@@ -41,11 +40,11 @@ pub struct Catalogue {
 pub struct Served<'a> {
     /// Empty for the core group.
     pub group: &'a str,
-    /// Of the group.
+    /// The version of the group.
     pub version: &'a str,
     /// The resource, or that of the subresource.
     pub resource: &'a Resource,
-    /// Where it is asked for.
+    /// The subresource, if the request is for one.
     pub subresource: Option<&'a Subresource>,
 }
 
@@ -53,7 +52,7 @@ impl Release {
     /// The oldest first.
     pub const ALL: [Self; 3] = [Self::V1_28, Self::V1_34, Self::V1_36];
 
-    /// The whole version of the server whose documents these are.
+    /// The full version of the server that these documents are from.
     pub fn git_version(self) -> &'static str {
         match self {
             Self::V1_28 => "v1.28.15",
@@ -62,15 +61,15 @@ impl Release {
         }
     }
 
-    /// The one of a name such as `1.34`.
+    /// By a name such as `1.34`.
     pub fn named(name: &str) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|release| release.to_string() == name)
     }
 
-    /// In which versions of `apidiscovery.k8s.io` it answers.
+    /// Whether it serves a version of `apidiscovery.k8s.io`.
     pub fn understands(self, schema: Schema) -> bool {
-        // Those that have v2 no longer have what came before it.
+        // Servers with v2 no longer serve v2beta1.
         (schema == Schema::V2Beta1) == (self == Self::V1_28)
     }
 
@@ -103,31 +102,21 @@ impl fmt::Display for Release {
 }
 
 impl Catalogue {
-    /// Of a version. The data are part of the program; that they can be read, a
-    /// test shows.
+    /// The catalogue of a version. The data are part of the program; a test shows that they are
+    /// valid.
     pub fn new(release: Release) -> Result<Self, ParseError> {
         let (api, apis) = release.documents();
         let api = Document::parse(api.as_bytes())?;
         let apis = Document::parse(apis.as_bytes())?;
-        Ok(Self {
-            release,
-            index: Index::new(&[&api, &apis]),
-            api,
-            apis,
-        })
+        Ok(Self { release, api, apis })
     }
 
-    /// Of which version it is.
+    /// Its version.
     pub fn release(&self) -> Release {
         self.release
     }
 
-    /// For routing.
-    pub fn index(&self) -> &Index {
-        &self.index
-    }
-
-    /// The document at `/api` or `/apis`, in a version that the server understands.
+    /// The document at `/api` or `/apis`, in a version that the server supports.
     pub fn document(&self, root: Root, schema: Schema) -> Option<Document> {
         self.release.understands(schema).then(|| Document {
             schema,
@@ -135,8 +124,8 @@ impl Catalogue {
         })
     }
 
-    /// The `ETag` of a document, as kube-apiserver makes it: of the document before it
-    /// gets a kind, so the same in every form of it.
+    /// The `ETag` of a document, computed as by kube-apiserver: without the kind, so the same in
+    /// every version of it.
     pub fn etag(&self, root: Root) -> String {
         let bytes = self.root(root).write(Format::Json, Layout::Compact);
         let text = String::from_utf8_lossy(&bytes);
@@ -151,7 +140,7 @@ impl Catalogue {
         etag
     }
 
-    /// `/apis` for those who know no documents.
+    /// `/apis` for clients without aggregated discovery.
     pub fn groups(&self) -> ApiGroupList {
         ApiGroupList::from_document(&self.apis)
     }
@@ -167,13 +156,13 @@ impl Catalogue {
         Some(ApiResourceList::from_version(group, version))
     }
 
-    /// Whether it has a version of a group: kube-apiserver says differently that a
-    /// resource is missing and that all of them are.
+    /// Whether it serves a group-version: kube-apiserver has different messages for an unknown
+    /// resource and an unknown version.
     pub fn has_version(&self, group: &str, version: &str) -> bool {
         self.version(group, version).is_some()
     }
 
-    /// What a request asks for, whatever it wants to do with it.
+    /// The resource of a request, whatever its verb.
     pub fn find(&self, request: &RequestInfo<'_>) -> Option<Served<'_>> {
         if request.kind != Kind::Resource {
             return None;
@@ -263,12 +252,12 @@ impl Catalogue {
     }
 }
 
-/// Where discovery begins.
+/// The discovery roots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Root {
     /// `/api`: the core group.
     Api,
-    /// `/apis`: all others.
+    /// `/apis`: all other groups.
     Apis,
 }
 
@@ -283,7 +272,7 @@ impl Root {
 }
 
 impl Served<'_> {
-    /// Whatever the version.
+    /// Without the version.
     pub fn group_resource(&self) -> GroupResource {
         GroupResource::new(self.group, &self.resource.resource)
     }
@@ -316,7 +305,7 @@ impl Served<'_> {
         verbs.iter().any(|it| it == verb)
     }
 
-    /// Whether its status is written by itself.
+    /// Whether it has a status subresource.
     pub fn has_status(&self) -> bool {
         let mut subresources = self.resource.subresources.iter();
         subresources.any(|it| it.subresource == "status")
@@ -335,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_given_out_as_the_real_servers_wrote_them() {
+    fn documents_are_served_as_real_servers_wrote_them() {
         for release in Release::ALL {
             let catalogue = catalogue(release);
             let schema = match release {
@@ -362,7 +351,7 @@ mod tests {
         assert_eq!(Release::named("1.29"), None);
     }
 
-    /// The stories of the tour hang on these.
+    /// The tour depends on these.
     #[test]
     fn versions_differ_in_what_they_serve() {
         let rows = [
@@ -417,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_find_what_they_ask_for() {
+    fn requests_find_their_resource() {
         let catalogue = catalogue(Release::V1_34);
         let rows = [
             (
@@ -453,7 +442,6 @@ mod tests {
             assert_eq!(found_kind, expected, "{path:?}");
             if let Some(found) = found {
                 assert!(found.allows(request.verb.as_str()), "{path:?}");
-                assert!(catalogue.index().serves(&request));
             }
         }
         let pods = catalogue.resource("", "v1", "pods").unwrap();
@@ -466,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_tell_the_same_as_documents() {
+    fn lists_match_the_documents() {
         let catalogue = catalogue(Release::V1_28);
         assert!(catalogue.groups().groups.iter().any(|it| it.name == "apps"));
         assert_eq!(

@@ -1,10 +1,9 @@
-//! One object in all versions in which it is served. Each has one shape in the store,
-//! whoever wrote it; what differs between versions is made of that when it is read, and
-//! made into it when it is written.
+//! Conversion between the versions of an object. The store has one form of it; other versions
+//! are converted when they are read and when they are written.
 //!
-//! Of all that the three releases serve, three things differ in more than their names:
-//! autoscalers, events (which are served by two groups) and the priority levels of flow
-//! control. Everything else has the same fields in all of its versions.
+//! In the three releases, three kinds differ in more than their version: autoscalers, events
+//! (which are served by two groups) and the priority levels of flow control. All others have the
+//! same fields in all of their versions.
 
 mod autoscaling;
 
@@ -13,14 +12,14 @@ use serde_json::{Map, Value};
 use crate::object::Object;
 use crate::status::GroupResource;
 
-/// What differs between versions.
+/// A kind with different fields in its versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Difference {
-    /// `autoscaling/v1`, of what is kept as `v2`.
+    /// `autoscaling/v1`; stored as `v2`.
     Autoscaler,
-    /// `events.k8s.io/v1`, of what is kept as `v1`.
+    /// `events.k8s.io/v1`; stored as `v1`.
     Event,
-    /// `flowcontrol.apiserver.k8s.io/v1beta2`, of what is kept as the later ones.
+    /// `flowcontrol.apiserver.k8s.io/v1beta2`; stored as the later versions.
     PriorityLevel,
 }
 
@@ -37,8 +36,8 @@ impl Difference {
     }
 }
 
-/// Under which name a resource is kept: events of both groups are the same.
-pub fn kept_as(resource: &GroupResource) -> GroupResource {
+/// The resource under which objects are stored: events of both groups are the same.
+pub fn storage_resource(resource: &GroupResource) -> GroupResource {
     if (resource.group.as_str(), resource.resource.as_str()) == ("events.k8s.io", "events") {
         return GroupResource::new("", "events");
     }
@@ -50,14 +49,16 @@ pub(crate) fn has_noted_metrics(annotations: &Value) -> bool {
     annotations.get(autoscaling::METRICS).is_some()
 }
 
-/// An object of the store as it is in a version.
-pub fn shown(object: &Object, api_version: &str, kind: &str) -> Object {
+/// A stored object, converted to a version.
+pub fn from_storage(object: &Object, api_version: &str, kind: &str) -> Object {
     let mut shown = object.clone();
     match Difference::of(api_version, kind) {
-        Some(Difference::Autoscaler) => shown = remade(shown, autoscaling::to_v1),
-        Some(Difference::Event) => shown = remade(shown, |it| rename(it, &EVENT, Towards::Shown)),
+        Some(Difference::Autoscaler) => shown = converted(shown, autoscaling::to_v1),
+        Some(Difference::Event) => {
+            shown = converted(shown, |it| rename(it, &EVENT, Direction::ToVersion));
+        }
         Some(Difference::PriorityLevel) => {
-            shown = remade(shown, |it| rename_shares(it, Towards::Shown));
+            shown = converted(shown, |it| rename_shares(it, Direction::ToVersion));
         }
         None => {}
     }
@@ -66,16 +67,19 @@ pub fn shown(object: &Object, api_version: &str, kind: &str) -> Object {
     shown
 }
 
-/// An object as it is written in its version, for the store.
-pub fn kept(object: Object) -> Object {
+/// An object of any version, converted for the store.
+pub fn to_storage(object: Object) -> Object {
     let Some(difference) = Difference::of(object.api_version(), object.kind()) else {
         return object;
     };
     let (mut kept, api_version) = match difference {
-        Difference::Autoscaler => (remade(object, autoscaling::from_v1), "autoscaling/v2"),
-        Difference::Event => (remade(object, |it| rename(it, &EVENT, Towards::Kept)), "v1"),
+        Difference::Autoscaler => (converted(object, autoscaling::from_v1), "autoscaling/v2"),
+        Difference::Event => (
+            converted(object, |it| rename(it, &EVENT, Direction::ToStorage)),
+            "v1",
+        ),
         Difference::PriorityLevel => (
-            remade(object, |it| rename_shares(it, Towards::Kept)),
+            converted(object, |it| rename_shares(it, Direction::ToStorage)),
             "flowcontrol.apiserver.k8s.io/v1",
         ),
     };
@@ -83,22 +87,22 @@ pub fn kept(object: Object) -> Object {
     kept
 }
 
-fn remade(object: Object, make: impl FnOnce(&mut Value)) -> Object {
+fn converted(object: Object, make: impl FnOnce(&mut Value)) -> Object {
     let unchanged = object.clone();
     let mut value = object.into_value();
     make(&mut value);
-    // It was one, and nothing here makes it something else.
+    // The conversion keeps it a valid object.
     Object::new(value).unwrap_or(unchanged)
 }
 
-/// Which way.
+/// The direction of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Towards {
-    Shown,
-    Kept,
+enum Direction {
+    ToVersion,
+    ToStorage,
 }
 
-/// Names of fields of events, as they are kept and as `events.k8s.io` has them.
+/// Field names of events: stored, and in `events.k8s.io`.
 const EVENT: [(&str, &str); 7] = [
     ("involvedObject", "regarding"),
     ("message", "note"),
@@ -109,20 +113,20 @@ const EVENT: [(&str, &str); 7] = [
     ("count", "deprecatedCount"),
 ];
 
-fn rename(value: &mut Value, names: &[(&str, &str)], towards: Towards) {
+fn rename(value: &mut Value, names: &[(&str, &str)], towards: Direction) {
     let Some(fields) = value.as_object_mut() else {
         return;
     };
     for (kept, shown) in names {
         let (from, to) = match towards {
-            Towards::Shown => (*kept, *shown),
-            Towards::Kept => (*shown, *kept),
+            Direction::ToVersion => (*kept, *shown),
+            Direction::ToStorage => (*shown, *kept),
         };
         move_field(fields, from, to);
     }
 }
 
-fn rename_shares(value: &mut Value, towards: Towards) {
+fn rename_shares(value: &mut Value, towards: Direction) {
     let names = [("nominalConcurrencyShares", "assuredConcurrencyShares")];
     if let Some(limited) = value.pointer_mut("/spec/limited") {
         rename(limited, &names, towards);
@@ -150,7 +154,7 @@ mod tests {
             "reportingController": "tester", "deprecatedCount": 2, "type": "Normal",
             "eventTime": "2026-01-01T00:00:00.000000Z",
         });
-        let kept = kept(Object::new(written.clone()).unwrap());
+        let kept = to_storage(Object::new(written.clone()).unwrap());
         assert_eq!(
             kept.value(),
             &json!({
@@ -160,8 +164,11 @@ mod tests {
                 "type": "Normal", "eventTime": "2026-01-01T00:00:00.000000Z",
             })
         );
-        assert_eq!(shown(&kept, "v1", "Event"), kept);
-        assert_eq!(shown(&kept, "events.k8s.io/v1", "Event").value(), &written);
+        assert_eq!(from_storage(&kept, "v1", "Event"), kept);
+        assert_eq!(
+            from_storage(&kept, "events.k8s.io/v1", "Event").value(),
+            &written
+        );
     }
 
     #[test]
@@ -176,11 +183,11 @@ mod tests {
             .unwrap()
         };
         let (old, new) = ("assuredConcurrencyShares", "nominalConcurrencyShares");
-        assert_eq!(kept(level("v1beta2", old)), level("v1", new));
-        assert_eq!(kept(level("v1", new)), level("v1", new));
+        assert_eq!(to_storage(level("v1beta2", old)), level("v1", new));
+        assert_eq!(to_storage(level("v1", new)), level("v1", new));
         for (version, field) in [("v1beta2", old), ("v1beta3", new), ("v1", new)] {
             let api_version = format!("flowcontrol.apiserver.k8s.io/{version}");
-            let seen = shown(
+            let seen = from_storage(
                 &level("v1", new),
                 &api_version,
                 "PriorityLevelConfiguration",
@@ -189,9 +196,9 @@ mod tests {
         }
     }
 
-    /// Another version of anything else would need a look whether it has the same shape.
+    /// A further version of another kind needs a check whether its fields are the same.
     #[test]
-    fn all_that_has_several_versions_is_known() {
+    fn all_resources_with_several_versions_are_known() {
         let mut several = std::collections::BTreeMap::<String, Vec<String>>::new();
         for release in Release::ALL {
             let catalogue = Catalogue::new(release).unwrap();

@@ -1,5 +1,4 @@
-//! What an object has although nobody said so: the values that kube-apiserver fills in
-//! for what people write by hand.
+//! Defaulting: the values that kube-apiserver fills in for fields that are not set.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -7,12 +6,12 @@ use serde_json::{Map, Value, json};
 
 use crate::conversion;
 use crate::object::Object;
-use crate::status::{Fault, FieldError, GroupResource};
+use crate::status::{FieldError, FieldErrorKind, GroupResource};
 
-/// Percent of what was asked for, if an autoscaler does not say.
-const USUAL_LOAD: u8 = 80;
+/// Default target of an autoscaler, in percent of the request.
+const DEFAULT_CPU_UTILIZATION: u8 = 80;
 
-/// Fills in what is missing.
+/// Fills in missing fields.
 pub fn fill(resource: &GroupResource, object: &mut Object) {
     let mut value = object.value().clone();
     forget_unset_times(&mut value);
@@ -42,19 +41,19 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
         ("batch", "cronjobs") => cron_job(spec),
         _ => {}
     }
-    // Looking has made it.
+    // Indexing has created it.
     if let Some(fields) = value.as_object_mut()
         && fields.get("spec").is_some_and(Value::is_null)
     {
         fields.remove("spec");
     }
-    // It was one, and nothing above makes it something else.
+    // Defaulting keeps it a valid object.
     if let Ok(filled) = Object::new(value) {
         *object = filled;
     }
 }
 
-/// Go writes times that are not set, in templates as well, where nobody sets them.
+/// Go serialises unset times as null, also in templates.
 fn forget_unset_times(value: &mut Value) {
     for at in [
         "/spec/template/metadata",
@@ -72,20 +71,24 @@ fn forget_unset_times(value: &mut Value) {
     }
 }
 
-/// In any of its versions: how busy CPUs are counts if nothing is said.
+/// In any version: the default metric is CPU utilization.
 fn autoscaler(value: &mut Value) {
     let noted = conversion::has_noted_metrics(&value["metadata"]["annotations"]);
     let is_v1 = value["apiVersion"] == "autoscaling/v1";
     let spec = &mut value["spec"];
     or(spec, "minReplicas", json!(1));
     if is_v1 && !noted {
-        or(spec, "targetCPUUtilizationPercentage", json!(USUAL_LOAD));
+        or(
+            spec,
+            "targetCPUUtilizationPercentage",
+            json!(DEFAULT_CPU_UTILIZATION),
+        );
     } else if !is_v1 {
-        // None are as good as nothing said.
+        // An empty list is the same as none.
         if spec["metrics"].as_array().is_some_and(Vec::is_empty) {
             spec["metrics"] = Value::Null;
         }
-        let target = json!({"type": "Utilization", "averageUtilization": USUAL_LOAD});
+        let target = json!({"type": "Utilization", "averageUtilization": DEFAULT_CPU_UTILIZATION});
         let resource = json!({"name": "cpu", "target": target});
         or(
             spec,
@@ -95,7 +98,7 @@ fn autoscaler(value: &mut Value) {
     }
 }
 
-/// A pod stays for five minutes on a node that is not well.
+/// The default tolerations: a pod stays for five minutes on an unhealthy node.
 fn tolerate(spec: &mut Value) {
     let Some(tolerations) = spec.get_mut("tolerations").and_then(Value::as_array_mut) else {
         return;
@@ -113,7 +116,7 @@ fn tolerate(spec: &mut Value) {
     }
 }
 
-/// Who is ended first when a node has too little of something.
+/// The quality-of-service class of a pod.
 pub(crate) fn quality_of_service(spec: &Value) -> &'static str {
     let containers = spec["containers"].as_array().into_iter().flatten();
     let resources: Vec<&Value> = containers.map(|it| &it["resources"]).collect();
@@ -135,37 +138,37 @@ pub(crate) fn quality_of_service(spec: &Value) -> &'static str {
     }
 }
 
-/// What is wrong with an object that is complete; of few kinds.
-pub fn faults(resource: &GroupResource, object: &Object) -> Vec<FieldError> {
+/// Validation errors of an object with defaults; for a few kinds only.
+pub fn errors(resource: &GroupResource, object: &Object) -> Vec<FieldError> {
     let at: &[&str] = match (resource.group.as_str(), resource.resource.as_str()) {
         ("", "pods") => &["spec"],
-        ("", "services") => return service_faults(object),
+        ("", "services") => return service_errors(object),
         ("apps", "deployments" | "replicasets" | "statefulsets" | "daemonsets")
         | ("batch", "jobs") => &["spec", "template", "spec"],
         _ => return Vec::new(),
     };
     let place = at.join(".");
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     if resource.group == "apps" {
-        faults.extend(selector_faults(object));
+        errors.extend(selector_errors(object));
     }
     let containers = object.at(at).and_then(|spec| spec["containers"].as_array());
     let containers = containers.map_or(&[][..], Vec::as_slice);
     if containers.is_empty() {
-        faults.push(FieldError::required(format!("{place}.containers"), ""));
+        errors.push(FieldError::required(format!("{place}.containers"), ""));
     }
     for (index, container) in containers.iter().enumerate() {
         for field in ["name", "image"] {
             if container[field].as_str().unwrap_or_default().is_empty() {
                 let field = format!("{place}.containers[{index}].{field}");
-                faults.push(FieldError::required(field, ""));
+                errors.push(FieldError::required(field, ""));
             }
         }
     }
-    faults
+    errors
 }
 
-fn service_faults(object: &Object) -> Vec<FieldError> {
+fn service_errors(object: &Object) -> Vec<FieldError> {
     let ports = object.at(&["spec", "ports"]).and_then(Value::as_array);
     let needs_none = object.text(&["spec", "type"]) == "ExternalName"
         || object.text(&["spec", "clusterIP"]) == "None";
@@ -175,32 +178,32 @@ fn service_faults(object: &Object) -> Vec<FieldError> {
     vec![FieldError::required("spec.ports", "")]
 }
 
-/// What a workload selects has to be what it makes.
-fn selector_faults(object: &Object) -> Vec<FieldError> {
+/// The selector of a workload must match the labels of its template.
+fn selector_errors(object: &Object) -> Vec<FieldError> {
     let wanted = object.at(&["spec", "selector", "matchLabels"]);
     let expressions = object.at(&["spec", "selector", "matchExpressions"]);
     let labels = object.at(&["spec", "template", "metadata", "labels"]);
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     if wanted.is_none() && expressions.is_none() {
-        faults.push(FieldError::required("spec.selector", ""));
+        errors.push(FieldError::required("spec.selector", ""));
     }
     let wanted = wanted.and_then(Value::as_object);
     let is_made =
         |(key, value): (&String, &Value)| labels.and_then(|it| it.get(key)) == Some(value);
     if !wanted.is_some_and(|it| it.iter().all(is_made)) && expressions.is_none() {
         let labels = labels.map_or_else(|| "null".to_owned(), Value::to_string);
-        faults.push(FieldError {
+        errors.push(FieldError {
             field: "spec.template.metadata.labels".to_owned(),
-            fault: Fault::InvalidJson(
+            fault: FieldErrorKind::InvalidJson(
                 labels,
                 "`selector` does not match template `labels`".to_owned(),
             ),
         });
     }
-    faults
+    errors
 }
 
-/// Puts a value where there is none; nothing is put into what is not there.
+/// Sets a field that is missing; does nothing if the parent is missing.
 fn or(value: &mut Value, name: &str, default: Value) {
     if let Some(fields) = value.as_object_mut() {
         let there = fields.entry(name).or_insert(Value::Null);
@@ -316,7 +319,7 @@ fn service(spec: &mut Value) {
     for port in items(spec, "ports") {
         or(port, "protocol", json!("TCP"));
         let number = port["port"].clone();
-        // Nothing, in the form in which clients of protobuf say it.
+        // The form in which protobuf clients encode no value.
         if port["targetPort"] == json!(0) {
             port["targetPort"] = Value::Null;
         }
@@ -324,7 +327,7 @@ fn service(spec: &mut Value) {
     }
 }
 
-/// Texts become bytes, and are not seen again.
+/// `stringData` is merged into `data`, and removed.
 fn secret(value: &mut Value) {
     or(value, "type", json!("Opaque"));
     let Some(fields) = value.as_object_mut() else {
@@ -355,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_said_is_filled_in() {
+    fn defaults_are_filled_in() {
         let pod = filled(
             "",
             "pods",
@@ -420,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_worth_what_is_set_aside_for_them() {
+    fn the_qos_class_depends_on_requests_and_limits() {
         let class = |resources: Value| {
             quality_of_service(&json!({"containers": [{"resources": resources}]}))
         };
@@ -437,21 +440,21 @@ mod tests {
     }
 
     #[test]
-    fn containers_have_to_be_complete() {
+    fn containers_must_be_complete() {
         let pods = GroupResource::new("", "pods");
-        let faults = |value: Value| -> Vec<String> {
+        let errors = |value: Value| -> Vec<String> {
             let object = Object::new(value).unwrap();
-            faults(&pods, &object)
+            errors(&pods, &object)
                 .iter()
                 .map(ToString::to_string)
                 .collect()
         };
-        assert_eq!(faults(json!({})), ["spec.containers: Required value"]);
+        assert_eq!(errors(json!({})), ["spec.containers: Required value"]);
         assert_eq!(
-            faults(json!({"spec": {"containers": [{"name": "a"}]}})),
+            errors(json!({"spec": {"containers": [{"name": "a"}]}})),
             ["spec.containers[0].image: Required value"]
         );
         let good = json!({"spec": {"containers": [{"name": "a", "image": "i"}]}});
-        assert!(faults(good).is_empty());
+        assert!(errors(good).is_empty());
     }
 }

@@ -1,27 +1,26 @@
 //! Plain Kubernetes API servers of several versions over one store.
 //!
-//! Nearly all of it are rules without I/O: what each version serves, what becomes of
-//! objects that are written, who hears of it, and how all of that is told. HTTP, a clock
-//! and chance are in [`server`] alone.
+//! Nearly all of it is logic without I/O: the APIs of each version, writes, watches and
+//! responses. HTTP, the clock and random numbers are in [`server`] alone, processes in [`node`].
 //!
 //! ```
 //! use serde_json::json;
 //! use skewbridge_playground::catalogue::{Catalogue, Release};
 //! use skewbridge_playground::object::Object;
-//! use skewbridge_playground::store::{Effect, Occasion, Store};
+//! use skewbridge_playground::store::{DryRun, Store, WriteContext};
 //! use skewbridge_playground::strategy::Definition;
-//! use skewbridge_playground::time::Moment;
+//! use skewbridge_playground::time::Time;
 //!
 //! let catalogue = Catalogue::new(Release::V1_36)?;
 //! let config_maps = catalogue.resource("", "v1", "configmaps").unwrap();
 //! let mut store = Store::default();
 //! let object = Object::new(json!({"metadata": {"name": "web"}})).unwrap();
-//! let mut occasion = Occasion {
-//!     now: Moment::from_unix(1_794_776_399),
+//! let mut context = WriteContext {
+//!     now: Time::from_unix(1_794_776_399),
 //!     entropy: &mut || 7,
-//!     effect: Effect::Lasting,
+//!     dry_run: DryRun::Off,
 //! };
-//! let made = store.create(&Definition::of(&config_maps), "shop", object, &mut occasion);
+//! let made = store.create(&Definition::of(&config_maps), "shop", object, &mut context);
 //! assert_eq!(made.unwrap().resource_version(), "2");
 //! # Ok::<(), skewbridge_discovery::ParseError>(())
 //! ```
@@ -32,7 +31,7 @@ pub mod cluster;
 pub mod conversion;
 pub mod defaults;
 pub mod lists;
-pub mod names;
+pub mod name_validation;
 pub mod namespaces;
 pub mod node;
 pub mod object;
@@ -40,15 +39,15 @@ pub mod patch;
 pub mod pod_updates;
 pub mod protobuf;
 pub mod rbac;
-#[cfg(test)]
-mod sample;
-pub mod select;
+pub mod schema_validation;
+pub mod selectors;
 pub mod server;
-pub mod shape;
-mod span;
 pub mod status;
 pub mod store;
 pub mod strategy;
 pub mod table;
+#[cfg(test)]
+mod test_fixtures;
 pub mod time;
+mod version_range;
 pub mod watch;

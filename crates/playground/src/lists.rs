@@ -1,24 +1,23 @@
-//! Which lists of the API are more than a sequence: sets, and items that are told
-//! apart by keys. Patches and server-side apply go by it.
+//! List types of the API: atomic, sets, and lists with keys. Patches and server-side apply use
+//! them.
 //!
-//! Paths are names of fields; that there are items between them is understood.
-//! Built-in types are meant: a list that is not known here is replaced as a whole,
-//! as the API has it for tolerations, commands and most others.
+//! Paths are field names; items in between are implied. Only built-in types are known: an
+//! unknown list is atomic, as it is in the API for tolerations, commands and most others.
 
 use serde_json::Value;
 
-/// What a list is.
+/// The type of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListKind {
-    /// One value.
+    /// Replaced as a whole.
     Atomic,
-    /// Plain values, each once.
+    /// Scalars without duplicates.
     Set,
-    /// Objects, told apart by these fields. A strategic merge knows the first alone.
+    /// Objects, identified by these fields. A strategic merge uses only the first.
     Keyed(&'static [&'static str]),
 }
 
-/// What the list at a path is.
+/// The type of the list at a path.
 pub fn list_kind(path: &[&str]) -> ListKind {
     use ListKind::{Atomic, Keyed, Set};
     let parent = path.len().checked_sub(2).map(|place| path[place]);
@@ -67,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_what_the_api_says() {
+    fn list_types_match_the_api() {
         let rows: [(&[&str], ListKind); 12] = [
             (&["metadata", "finalizers"], ListKind::Set),
             (&["metadata", "ownerReferences"], ListKind::Keyed(&["uid"])),

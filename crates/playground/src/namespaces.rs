@@ -1,24 +1,24 @@
-//! Namespaces: what is allowed in them, and how they end. The latter is the work
-//! of a controller in a real cluster; here somebody calls [`settle`] now and then.
+//! Namespaces: admission, and their deletion. In a real cluster a controller does the latter;
+//! here [`finalize_terminating`] is called regularly.
 
 use serde_json::{Value, json};
 use skewbridge_api::status::{Cause, Status};
 
 use crate::object::{Object, texts};
 use crate::status::{GroupResource, forbidden, not_found};
-use crate::store::{Occasion, Preconditions, Store};
+use crate::store::{Preconditions, Store, WriteContext};
 use crate::strategy::{Definition, Part, Scope, StatusPart};
 
-/// Those that every cluster has.
+/// The namespaces of every cluster.
 pub const INITIAL: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
 
-/// Those that never end.
-const IMMORTAL: [&str; 3] = ["default", "kube-public", "kube-system"];
+/// Namespaces that cannot be deleted.
+const PROTECTED: [&str; 3] = ["default", "kube-public", "kube-system"];
 
-/// What the controller lets go of when a namespace is empty.
+/// The finalizer that is removed when a namespace is empty.
 const FINALIZER: &str = "kubernetes";
 
-/// The resource.
+/// The definition of the resource.
 pub fn definition() -> Definition {
     Definition {
         resource: GroupResource::new("", "namespaces"),
@@ -28,20 +28,20 @@ pub fn definition() -> Definition {
     }
 }
 
-/// Makes those that every cluster has, where they are missing.
-pub fn create_initial(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+/// Creates the initial namespaces that are missing.
+pub fn create_initial(store: &mut Store, context: &mut WriteContext<'_>) -> Result<(), Status> {
     for name in INITIAL {
         if store.get(&definition(), "", name).is_err() {
             let object = Object::new(json!({
                 "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name},
             }))?;
-            store.create(&definition(), "", object, occasion)?;
+            store.create(&definition(), "", object, context)?;
         }
     }
     Ok(())
 }
 
-/// Whether an object may be created there.
+/// Whether an object can be created in a namespace.
 pub fn admit_creation(
     store: &Store,
     of: &Definition,
@@ -70,9 +70,9 @@ pub fn admit_creation(
     Err(refusal)
 }
 
-/// Whether an object may be deleted: all but some namespaces.
+/// Whether an object can be deleted: all but protected namespaces.
 pub fn admit_deletion(of: &Definition, name: &str) -> Result<(), Status> {
-    if of.is_namespaces() && IMMORTAL.contains(&name) {
+    if of.is_namespaces() && PROTECTED.contains(&name) {
         return Err(forbidden(
             &of.resource,
             name,
@@ -82,23 +82,30 @@ pub fn admit_deletion(of: &Definition, name: &str) -> Result<(), Status> {
     Ok(())
 }
 
-/// Empties namespaces that are to end, and lets go of those that are empty. What goes wrong
-/// with one object keeps none of the others; the first of it is told.
-pub fn settle(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+/// Deletes the content of terminating namespaces, and removes those that are empty. An error
+/// with one object does not stop the others; the first one is returned.
+pub fn finalize_terminating(
+    store: &mut Store,
+    context: &mut WriteContext<'_>,
+) -> Result<(), Status> {
     let mut settled = Ok(());
     for name in terminating(store) {
-        let emptied = empty(store, &name, occasion);
-        let let_go = let_go(store, &name, occasion);
-        settled = settled.and(emptied).and(let_go);
+        let emptied = delete_content(store, &name, context);
+        let finalize = finalize(store, &name, context);
+        settled = settled.and(emptied).and(finalize);
     }
     settled
 }
 
-fn empty(store: &mut Store, name: &str, occasion: &mut Occasion<'_>) -> Result<(), Status> {
-    let content = store.in_namespace(name);
-    let content: Vec<_> = content.map(|(key, it)| (key.clone(), it.clone())).collect();
+fn delete_content(
+    store: &mut Store,
+    name: &str,
+    context: &mut WriteContext<'_>,
+) -> Result<(), Status> {
+    let objects = store.in_namespace(name);
+    let objects: Vec<_> = objects.map(|(key, it)| (key.clone(), it.clone())).collect();
     let mut emptied = Ok(());
-    for (key, object) in content {
+    for (key, object) in objects {
         let of = Definition {
             kind: key.resource.resource.clone(),
             resource: key.resource,
@@ -106,18 +113,18 @@ fn empty(store: &mut Store, name: &str, occasion: &mut Occasion<'_>) -> Result<(
             status: StatusPart::Separate,
         };
         let (grace, any) = (of.grace(&object, None), Preconditions::default());
-        let deleted = store.delete_within(&of, name, &key.name, grace, &any, occasion);
+        let deleted = store.delete_within(&of, name, &key.name, grace, &any, context);
         emptied = emptied.and(deleted.map(drop));
     }
     emptied
 }
 
-/// If it is empty; or says why it is not.
-fn let_go(store: &mut Store, name: &str, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+/// Removes an empty namespace, or records why it is not empty.
+fn finalize(store: &mut Store, name: &str, context: &mut WriteContext<'_>) -> Result<(), Status> {
     let found = store.get(&definition(), "", name)?;
     let mut next = Object::clone(&found);
     let part = if store.in_namespace(name).next().is_some() {
-        let conditions = conditions(store, name, &found, &occasion.now.to_string());
+        let conditions = conditions(store, name, &found, &context.now.to_string());
         next.set(&["status", "conditions"], conditions);
         Part::Status
     } else {
@@ -126,7 +133,7 @@ fn let_go(store: &mut Store, name: &str, occasion: &mut Occasion<'_>) -> Result<
         next.set(&["spec", "finalizers"], json!(finalizers));
         Part::Finalize
     };
-    let updated = store.update(&definition(), "", name, next, part, occasion);
+    let updated = store.update(&definition(), "", name, next, part, context);
     updated.map(drop)
 }
 
@@ -139,9 +146,9 @@ fn terminating(store: &Store) -> Vec<String> {
         .collect()
 }
 
-/// Why a namespace is still there, as `kubectl describe` shows it.
+/// Why a namespace still exists, as `kubectl describe` shows it.
 fn conditions(store: &Store, name: &str, namespace: &Object, now: &str) -> Vec<Value> {
-    let (resources, finalizers) = remains(store, name);
+    let (resources, finalizers) = remaining(store, name);
     let rows = [
         (
             "NamespaceDeletionDiscoveryFailure",
@@ -192,12 +199,12 @@ fn conditions(store: &Store, name: &str, namespace: &Object, now: &str) -> Vec<V
     rows.into_iter().map(condition).collect()
 }
 
-/// How many objects of which resources are left, and who holds them.
-fn remains(store: &Store, name: &str) -> (String, String) {
+/// The remaining objects by resource, and their finalizers.
+fn remaining(store: &Store, name: &str) -> (String, String) {
     let mut resources = std::collections::BTreeMap::<String, usize>::new();
     let mut finalizers = std::collections::BTreeMap::<String, usize>::new();
     for (key, object) in store.in_namespace(name) {
-        // With a dot, also where there is no group.
+        // With a dot, even without a group.
         let resource = format!("{}.{}", key.resource.resource, key.resource.group);
         *resources.entry(resource).or_default() += 1;
         for finalizer in object.finalizers() {
@@ -217,8 +224,8 @@ fn remains(store: &Store, name: &str) -> (String, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::{config_maps, now, object};
     use crate::store::Deletion;
+    use crate::test_fixtures::{config_maps, now, object};
 
     fn cluster() -> Store {
         let mut store = Store::default();
@@ -238,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_begins_with_its_namespaces() {
+    fn a_cluster_starts_with_its_namespaces() {
         let mut store = cluster();
         let found = store.get(&definition(), "", "default").unwrap();
         assert_eq!(found.value()["spec"], json!({"finalizers": ["kubernetes"]}));
@@ -250,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_created_where_nothing_can_be() {
+    fn nothing_is_created_in_missing_or_terminating_namespaces() {
         let mut store = cluster();
         let admit = |store: &Store, namespace| {
             admit_creation(store, &config_maps(), namespace, "web").map_err(|it| it.message)
@@ -281,8 +288,8 @@ mod tests {
     }
 
     #[test]
-    fn some_namespaces_never_end() {
-        for name in IMMORTAL {
+    fn protected_namespaces_cannot_be_deleted() {
+        for name in PROTECTED {
             let expected =
                 format!("namespaces \"{name}\" is forbidden: this namespace may not be deleted");
             assert_eq!(
@@ -295,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_ends_when_it_is_empty() {
+    fn a_namespace_is_removed_when_it_is_empty() {
         let mut store = cluster();
         let shop = object("shop", json!({}));
         now(|it| store.create(&definition(), "", shop, it)).unwrap();
@@ -311,7 +318,7 @@ mod tests {
             panic!("gone at once");
         };
         assert_eq!(waiting.text(&["status", "phase"]), "Terminating");
-        now(|it| settle(&mut store, it)).unwrap();
+        now(|it| finalize_terminating(&mut store, it)).unwrap();
         let found = store.get(&definition(), "", "shop").unwrap();
         let conditions = found.at(&["status", "conditions"]).unwrap();
         assert_eq!(
@@ -322,22 +329,22 @@ mod tests {
             conditions[4]["message"],
             "Some content in the namespace has finalizers remaining: x/a in 1 resource instances"
         );
-        // Nothing new, nothing written.
+        // Without changes nothing is written.
         let version = store.version();
-        now(|it| settle(&mut store, it)).unwrap();
+        now(|it| finalize_terminating(&mut store, it)).unwrap();
         assert_eq!(store.version(), version);
         let mut held = Object::clone(&store.get(&config_maps(), "shop", "held").unwrap());
         held.remove(&["metadata", "finalizers"]);
         now(|it| store.update(&config_maps(), "shop", "held", held, Part::Main, it)).unwrap();
-        now(|it| settle(&mut store, it)).unwrap();
+        now(|it| finalize_terminating(&mut store, it)).unwrap();
         assert_eq!(store.get(&definition(), "", "shop").unwrap_err().code, 404);
         assert!(store.get(&config_maps(), "default", "other").is_ok());
     }
 
     #[test]
-    fn pods_of_a_namespace_that_ends_get_their_time() {
+    fn pods_of_a_terminating_namespace_get_their_grace_period() {
         let mut store = cluster();
-        let pods = crate::sample::definition("", "v1", "pods");
+        let pods = crate::test_fixtures::definition("", "v1", "pods");
         let shop = object("shop", json!({}));
         now(|it| store.create(&definition(), "", shop, it)).unwrap();
         for (name, node) in [("waits", ""), ("runs", "n")] {
@@ -347,16 +354,16 @@ mod tests {
         }
         delete(&mut store, "shop");
         for _ in 0..2 {
-            now(|it| settle(&mut store, it)).unwrap();
+            now(|it| finalize_terminating(&mut store, it)).unwrap();
             assert_eq!(store.get(&pods, "shop", "waits").unwrap_err().code, 404);
             let pod = store.get(&pods, "shop", "runs").unwrap();
             assert_eq!(pod.value()["metadata"]["deletionGracePeriodSeconds"], 7);
             assert!(store.get(&definition(), "", "shop").is_ok());
         }
-        // What its node says when it is over.
+        // As the node does when the processes have ended.
         let any = Preconditions::default();
         now(|it| store.delete(&pods, "shop", "runs", &any, it)).unwrap();
-        now(|it| settle(&mut store, it)).unwrap();
+        now(|it| finalize_terminating(&mut store, it)).unwrap();
         assert_eq!(store.get(&definition(), "", "shop").unwrap_err().code, 404);
     }
 

@@ -1,15 +1,15 @@
-//! An object of the API: JSON, with a typed look at what all objects have.
+//! An API object: JSON, with accessors for common metadata.
 
 use serde_json::{Map, Value, json};
 use skewbridge_api::status::Status;
 
-use crate::time::Moment;
+use crate::time::Time;
 
 /// An object. Always a JSON object, with `metadata` in it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Object(Value);
 
-/// Who depends on whom.
+/// An owner reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnerReference<'a> {
     /// Of the owner.
@@ -20,18 +20,18 @@ pub struct OwnerReference<'a> {
     pub uid: &'a str,
 }
 
-/// How many bytes a value has as JSON.
+/// The size of a value as JSON, in bytes.
 pub(crate) fn json_size(value: &Value) -> usize {
-    let mut counted = Count(0);
-    // Neither counting nor a value with string keys fails.
+    let mut counted = ByteCounter(0);
+    // Neither counting nor serialising a value fails.
     let _ = serde_json::to_writer(&mut counted, value);
     counted.0
 }
 
-/// Counts what is written to it.
-struct Count(usize);
+/// Counts written bytes.
+struct ByteCounter(usize);
 
-impl std::io::Write for Count {
+impl std::io::Write for ByteCounter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0 += bytes.len();
         Ok(bytes.len())
@@ -42,13 +42,13 @@ impl std::io::Write for Count {
     }
 }
 
-/// Letters of made-up names: no vowels, so no words, and nothing that looks alike.
+/// Letters of generated names: no vowels, so no words, and no letters that look alike.
 const SUFFIX_LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 const SUFFIX_LENGTH: usize = 5;
-const LONGEST_GENERATED: usize = 63;
+const MAX_GENERATED_BYTES: usize = 63;
 
 impl Object {
-    /// Reads one from JSON.
+    /// Parses an object.
     pub fn parse(bytes: &[u8]) -> Result<Self, Status> {
         let value = serde_json::from_slice(bytes).map_err(|error| {
             Status::bad_request(format!("the object provided is unrecognized: {error}"))
@@ -56,7 +56,7 @@ impl Object {
         Self::new(value)
     }
 
-    /// Of a JSON object.
+    /// From a JSON object.
     pub fn new(mut value: Value) -> Result<Self, Status> {
         let Some(fields) = value.as_object_mut() else {
             return Err(Status::bad_request(
@@ -87,7 +87,7 @@ impl Object {
         self.0
     }
 
-    /// How many bytes it has as JSON.
+    /// Its size as JSON, in bytes.
     pub fn size(&self) -> usize {
         json_size(&self.0)
     }
@@ -97,7 +97,7 @@ impl Object {
         self.0.as_object().into_iter().flatten()
     }
 
-    /// What stands at a path of field names.
+    /// The value at a path of field names.
     pub fn at(&self, path: &[&str]) -> Option<&Value> {
         path.iter().try_fold(&self.0, |value, name| value.get(name))
     }
@@ -107,7 +107,7 @@ impl Object {
         self.at(path).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Puts a value at a path, and objects above it where there are none.
+    /// Sets the value at a path, and creates missing parents.
     pub fn set(&mut self, path: &[&str], value: impl Into<Value>) {
         let Some((last, above)) = path.split_last() else {
             return;
@@ -125,7 +125,7 @@ impl Object {
         at[*last] = value.into();
     }
 
-    /// Takes away what stands at a path.
+    /// Removes the value at a path.
     pub fn remove(&mut self, path: &[&str]) -> Option<Value> {
         let (last, above) = path.split_last()?;
         let mut at = &mut self.0;
@@ -135,7 +135,7 @@ impl Object {
         at.as_object_mut()?.remove(*last)
     }
 
-    /// Gives it what another one has at a path, or has not.
+    /// Copies the value at a path from another object, or removes it.
     pub fn take_from(&mut self, other: &Self, path: &[&str]) {
         match other.at(path) {
             Some(value) => self.set(path, value.clone()),
@@ -158,12 +158,12 @@ impl Object {
         self.text(&["metadata", "name"])
     }
 
-    /// What its name is to begin with.
+    /// The prefix of a generated name.
     pub fn generate_name(&self) -> &str {
         self.text(&["metadata", "generateName"])
     }
 
-    /// Empty for what is in none.
+    /// Empty for a cluster-scoped object.
     pub fn namespace(&self) -> &str {
         self.text(&["metadata", "namespace"])
     }
@@ -173,12 +173,12 @@ impl Object {
         self.text(&["metadata", "uid"])
     }
 
-    /// As it is written; empty where there is none.
+    /// Its resource version; empty if there is none.
     pub fn resource_version(&self) -> &str {
         self.text(&["metadata", "resourceVersion"])
     }
 
-    /// How often its wishes have changed.
+    /// Incremented when the spec changes.
     pub fn generation(&self) -> Option<i64> {
         self.at(&["metadata", "generation"])?.as_i64()
     }
@@ -188,22 +188,22 @@ impl Object {
         self.at(&["metadata", "labels", key])?.as_str()
     }
 
-    /// Those who have to let go of it before it ends.
+    /// Finalizers that must be removed before it is deleted.
     pub fn finalizers(&self) -> Vec<&str> {
         texts(self.at(&["metadata", "finalizers"]))
     }
 
-    /// When it was made.
-    pub fn creation_timestamp(&self) -> Option<Moment> {
-        Moment::parse(self.text(&["metadata", "creationTimestamp"]))
+    /// When it was created.
+    pub fn creation_timestamp(&self) -> Option<Time> {
+        Time::parse(self.text(&["metadata", "creationTimestamp"]))
     }
 
-    /// Since when it is to end.
-    pub fn deletion_timestamp(&self) -> Option<Moment> {
-        Moment::parse(self.text(&["metadata", "deletionTimestamp"]))
+    /// When its deletion was requested.
+    pub fn deletion_timestamp(&self) -> Option<Time> {
+        Time::parse(self.text(&["metadata", "deletionTimestamp"]))
     }
 
-    /// On whom it depends.
+    /// Its owners.
     pub fn owner_references(&self) -> Vec<OwnerReference<'_>> {
         let list = self.at(&["metadata", "ownerReferences"]);
         let owners = list.and_then(Value::as_array).into_iter().flatten();
@@ -216,19 +216,19 @@ impl Object {
             .collect()
     }
 
-    /// Who has set which fields.
+    /// The owners of fields.
     pub fn managed_fields(&self) -> &[Value] {
         let list = self.at(&["metadata", "managedFields"]);
         list.and_then(Value::as_array).map_or(&[], Vec::as_slice)
     }
 
-    /// Makes up a name, if it has none and says how it is to begin.
-    pub fn make_up_name(&mut self, entropy: &mut dyn FnMut() -> u64) {
+    /// Generates a name, if it has none but a prefix.
+    pub fn generate_missing_name(&mut self, entropy: &mut dyn FnMut() -> u64) {
         if !self.name().is_empty() || self.generate_name().is_empty() {
             return;
         }
         let mut name = self.generate_name().to_owned();
-        let mut longest = LONGEST_GENERATED - SUFFIX_LENGTH;
+        let mut longest = MAX_GENERATED_BYTES - SUFFIX_LENGTH;
         while !name.is_char_boundary(longest.min(name.len())) {
             longest -= 1;
         }
@@ -245,14 +245,14 @@ impl Object {
     }
 }
 
-/// The texts of a list.
+/// The strings of a list.
 pub fn texts(list: Option<&Value>) -> Vec<&str> {
     let list = list.and_then(Value::as_array).into_iter().flatten();
     list.filter_map(Value::as_str).collect()
 }
 
-/// A uid: 122 bits of chance in the form of RFC 9562's version 4.
-pub fn make_up_uid(entropy: &mut dyn FnMut() -> u64) -> String {
+/// A uid: 122 random bits in the format of RFC 9562, version 4.
+pub fn generate_uid(entropy: &mut dyn FnMut() -> u64) -> String {
     let (high, low) = (entropy(), entropy());
     let (high, low) = (high & !0xf000 | 0x4000, low & (u64::MAX >> 2) | 1 << 63);
     format!(
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_read_where_it_stands() {
+    fn metadata_accessors_read_the_json() {
         let object = sample();
         assert_eq!((object.api_version(), object.kind()), ("v1", "Pod"));
         assert_eq!(
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_put_and_taken_at_paths() {
+    fn values_are_set_and_removed_at_paths() {
         let mut object = sample();
         object.set(&["status", "phase"], "Running");
         assert_eq!(object.text(&["status", "phase"]), "Running");
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused() {
+    fn json_that_is_not_an_object_is_refused() {
         for text in ["", "7", "[]", r#"{"metadata": 7}"#] {
             assert_eq!(
                 Object::parse(text.as_bytes()).unwrap_err().code,
@@ -342,21 +342,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn made_up_names_begin_as_asked_and_are_short_enough(
+        fn generated_names_have_the_prefix_and_a_maximum_length(
             prefix in "[a-z][a-zé-]{0,80}", entropy in any::<u64>(),
         ) {
             let mut object = Object::new(json!({"metadata": {"generateName": prefix}})).unwrap();
-            object.make_up_name(&mut || entropy);
+            object.generate_missing_name(&mut || entropy);
             let name = object.name();
             let kept = name.len() - SUFFIX_LENGTH;
-            prop_assert!(name.len() <= LONGEST_GENERATED && prefix.starts_with(&name[..kept]));
+            prop_assert!(name.len() <= MAX_GENERATED_BYTES && prefix.starts_with(&name[..kept]));
             prop_assert!(name[kept..].bytes().all(|it| SUFFIX_LETTERS.contains(&it)));
         }
 
         #[test]
-        fn uids_have_their_form(high in any::<u64>(), low in any::<u64>()) {
+        fn uids_have_the_format_of_rfc_9562(high in any::<u64>(), low in any::<u64>()) {
             let mut words = [high, low].into_iter();
-            let uid = make_up_uid(&mut || words.next().unwrap());
+            let uid = generate_uid(&mut || words.next().unwrap());
             prop_assert_eq!(uid.len(), 36);
             prop_assert_eq!(uid.as_bytes()[14], b'4');
             prop_assert!(b"89ab".contains(&uid.as_bytes()[19]));

@@ -1,4 +1,4 @@
-//! Changes that a client describes instead of sending the whole object.
+//! Patches.
 
 pub mod json;
 pub mod merge;
@@ -11,18 +11,18 @@ use crate::object::Object;
 use crate::status::unsupported_media_type;
 use json::Operation;
 
-/// A description of a change.
+/// A patch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Patch {
-    /// Step by step (RFC 6902).
+    /// JSON patch (RFC 6902).
     Json(Vec<Operation>),
-    /// By an example (RFC 7386).
+    /// JSON merge patch (RFC 7386).
     Merge(Value),
-    /// By an example, and lists by their keys.
+    /// Strategic merge patch.
     Strategic(Value),
 }
 
-/// What a patch is written as.
+/// The format of a patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // their names say it
 pub enum PatchKind {
@@ -41,7 +41,7 @@ impl PatchKind {
         ("application/apply-patch+yaml", Self::Apply),
     ];
 
-    /// Of a body of this media type; 415 for another one.
+    /// By media type; 415 for an unknown one.
     pub fn of_content_type(text: &str) -> Result<Self, Status> {
         let media = text.split(';').next().unwrap_or_default().trim();
         let mut known = Self::MEDIA_TYPES.into_iter();
@@ -53,7 +53,7 @@ impl PatchKind {
 }
 
 impl Patch {
-    /// Reads one. An applied object is read as an object.
+    /// Parses a patch. An applied object is parsed as an object.
     pub fn parse(kind: PatchKind, bytes: &[u8]) -> Result<Self, Status> {
         let unreadable = |error: serde_json::Error| {
             Status::bad_request(format!("error decoding patch: {error}"))
@@ -74,7 +74,7 @@ impl Patch {
         })
     }
 
-    /// The object as it is to be.
+    /// The patched object.
     pub fn apply(&self, object: &Object) -> Result<Object, Status> {
         let value = object.value();
         let patched = match self {
@@ -88,7 +88,7 @@ impl Patch {
     }
 }
 
-/// 422, in kube-apiserver's words, which keep the reason to themselves.
+/// 422, with kube-apiserver's message, which does not include the reason.
 fn rejected() -> Status {
     let message = "the server rejected our request due to an error in our request";
     Status::new(422, "Invalid", message).about(Details::default())
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_patch_is_read_by_its_media_type() {
+    fn a_patch_is_parsed_by_its_media_type() {
         let rows = [
             ("application/json-patch+json", PatchKind::Json, "[]", "{}"),
             (
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_cannot_be_taken_refuses_the_whole() {
+    fn a_failed_operation_rejects_the_whole_patch() {
         let object = Object::new(json!({"data": {"x": "1"}})).unwrap();
         let text = br#"[{"op": "test", "path": "/data/x", "value": "2"}]"#;
         let patch = Patch::parse(PatchKind::Json, text).unwrap();

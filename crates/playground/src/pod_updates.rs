@@ -1,13 +1,12 @@
-//! What may be changed of a pod that is there: little, as its containers run already.
+//! The fields of an existing pod that can be changed: few, because its containers already run.
 
 use serde_json::Value;
 
 use crate::defaults;
 use crate::object::Object;
-use crate::status::{Fault, FieldError, GroupResource};
+use crate::status::{FieldError, FieldErrorKind, GroupResource};
 
-/// In kube-apiserver's words; what it says behind them, a difference of Go structures, it
-/// says alone.
+/// kube-apiserver's message, without the diff of Go structures that follows it.
 const ONLY: &str = "pod updates may not change fields other than `spec.containers[*].image`,\
                     `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
                     `spec.tolerations` (only additions to existing tolerations),\
@@ -17,8 +16,7 @@ const ONLY: &str = "pod updates may not change fields other than `spec.container
 /// Lists of containers.
 const LISTS: [&str; 2] = ["containers", "initContainers"];
 
-/// Leaves of a pod that is written by a subresource what is written by it; the rest of
-/// what is wanted is as it was.
+/// Restricts a write to a subresource of a pod to the fields of that subresource.
 pub fn confine(subresource: &str, before: &Object, next: &mut Object) {
     match subresource {
         "ephemeralcontainers" => {
@@ -48,9 +46,9 @@ pub fn confine(subresource: &str, before: &Object, next: &mut Object) {
     }
 }
 
-/// What is wrong with a change of a pod itself, whose defaults are filled in.
-pub fn faults(before: &Object, next: &Object) -> Vec<FieldError> {
-    // Who made it may not have filled in all of them.
+/// The errors of an update of a pod whose defaults are filled in.
+pub fn errors(before: &Object, next: &Object) -> Vec<FieldError> {
+    // The stored pod may lack some defaults.
     let mut filled = before.clone();
     defaults::fill(&GroupResource::new("", "pods"), &mut filled);
     let (old, new) = (&filled.value()["spec"], &next.value()["spec"]);
@@ -60,24 +58,24 @@ pub fn faults(before: &Object, next: &Object) -> Vec<FieldError> {
             return vec![FieldError::forbidden(format!("spec.{list}"), why)];
         }
     }
-    let mut faults = Vec::new();
-    faults.extend(deadline(old, new));
+    let mut errors = Vec::new();
+    errors.extend(deadline(old, new));
     if !tolerations(old).all(|one| tolerations(new).any(|other| is_as_tolerant(one, other))) {
         let why = "existing toleration can not be modified except its tolerationSeconds";
-        faults.push(FieldError::forbidden("spec.tolerations", why));
+        errors.push(FieldError::forbidden("spec.tolerations", why));
     }
     for (place, gate) in gates(new).enumerate() {
         if !gates(old).any(|it| it == gate) {
             let gate = gate.as_str().unwrap_or_default();
             let field = format!("spec.schedulingGates[{place}].name");
             let why = format!("only deletion is allowed, but found new scheduling gate '{gate}'");
-            faults.push(FieldError::forbidden(field, why));
+            errors.push(FieldError::forbidden(field, why));
         }
     }
     if allowed(old, new) != *old {
-        faults.push(FieldError::forbidden("spec", ONLY));
+        errors.push(FieldError::forbidden("spec", ONLY));
     }
-    faults
+    errors
 }
 
 fn count(list: &Value) -> usize {
@@ -93,7 +91,7 @@ fn tolerations(spec: &Value) -> impl Iterator<Item = &Value> {
     spec["tolerations"].as_array().into_iter().flatten()
 }
 
-/// Whether they differ in the time alone.
+/// Whether they differ only in the time.
 fn is_as_tolerant(one: &Value, other: &Value) -> bool {
     let fields = ["key", "operator", "value", "effect"];
     fields.iter().all(|field| one[field] == other[field])
@@ -104,7 +102,7 @@ fn gates(spec: &Value) -> impl Iterator<Item = &Value> {
     gates.map(|it| &it["name"])
 }
 
-/// It can be set and brought forward.
+/// The deadline can be set and shortened.
 fn deadline(old: &Value, new: &Value) -> Option<FieldError> {
     let seconds = |spec: &Value| spec["activeDeadlineSeconds"].as_i64();
     let (value, why) = match (seconds(old), seconds(new)) {
@@ -124,11 +122,11 @@ fn deadline(old: &Value, new: &Value) -> Option<FieldError> {
     };
     Some(FieldError {
         field: "spec.activeDeadlineSeconds".to_owned(),
-        fault: Fault::InvalidJson(value, why.to_owned()),
+        fault: FieldErrorKind::InvalidJson(value, why.to_owned()),
     })
 }
 
-/// The new one without what may be changed: as the old one, if nothing else was.
+/// The new pod with mutable fields reset: equal to the old one if nothing else changed.
 fn allowed(old: &Value, new: &Value) -> Value {
     let mut rest = new.clone();
     for list in LISTS {
@@ -146,7 +144,7 @@ fn allowed(old: &Value, new: &Value) -> Value {
     if old[grace].as_i64() < Some(0) && new[grace] == 1 {
         restore(&mut rest, old, grace);
     }
-    // One that waits may be told more of where it is wanted.
+    // Scheduling constraints of a gated pod can be changed.
     if gates(old).next().is_some() {
         restore(&mut rest, old, "nodeSelector");
         restore(&mut rest, old, "affinity");
@@ -194,16 +192,16 @@ mod tests {
         pod
     }
 
-    fn said(before: &Object, next: &Object) -> String {
-        let faults = faults(before, next).into_iter();
-        faults
+    fn messages(before: &Object, next: &Object) -> String {
+        let errors = errors(before, next).into_iter();
+        errors
             .map(|it| it.to_string())
             .collect::<Vec<_>>()
             .join("; ")
     }
 
     #[test]
-    fn little_may_be_changed() {
+    fn few_fields_can_be_changed() {
         type Change = fn(&mut Value);
         let only = format!("spec: Forbidden: {ONLY}");
         let rows: [(Change, &str); 16] = [
@@ -265,31 +263,31 @@ mod tests {
         ];
         for (change, expected) in rows {
             let next = pod(change);
-            assert_eq!(said(&pod(|_| {}), &next), expected, "{next:?}");
+            assert_eq!(messages(&pod(|_| {}), &next), expected, "{next:?}");
         }
     }
 
     #[test]
-    fn one_that_waits_may_be_told_where_to_go() {
+    fn scheduling_of_a_gated_pod_can_be_changed() {
         let gated = pod(|spec| spec["schedulingGates"] = json!([{"name": "g"}]));
         let next = pod(|spec| spec["nodeSelector"] = json!({"disk": "ssd"}));
-        assert_eq!(said(&gated, &next), "");
-        assert_ne!(said(&pod(|_| {}), &next), "");
+        assert_eq!(messages(&gated, &next), "");
+        assert_ne!(messages(&pod(|_| {}), &next), "");
     }
 
     #[test]
-    fn what_was_made_without_defaults_may_be_written_with_them() {
+    fn a_pod_without_defaults_can_be_updated_with_them() {
         let bare = json!({"metadata": {"name": "web"}, "spec": {
             "containers": [{"name": "a", "image": "i"}],
         }});
         let bare = Object::new(bare).unwrap();
         let mut next = bare.clone();
         defaults::fill(&GroupResource::new("", "pods"), &mut next);
-        assert_eq!(said(&bare, &next), "");
+        assert_eq!(messages(&bare, &next), "");
     }
 
     #[test]
-    fn subresources_change_what_they_are_for() {
+    fn subresources_change_only_their_fields() {
         let before = pod(|_| {});
         let mut next = pod(|spec| {
             spec["nodeName"] = "m".into();

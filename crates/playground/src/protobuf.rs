@@ -1,6 +1,5 @@
-//! Objects that clients send in protobuf, as JSON: what kubectl and client-go of 1.34 and
-//! later send where they know the type of an object. Answers are JSON all the same, which
-//! they ask for besides.
+//! Decodes objects that clients send in protobuf to JSON: kubectl and client-go of 1.34 and
+//! later do so for known types. Responses are JSON, which they accept as well.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -10,18 +9,18 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 use skewbridge_api::protobuf::{Field as Wire, Fields, Malformed};
 
-use crate::span::Span;
-use crate::time::Moment;
+use crate::time::Time;
+use crate::version_range::VersionRange;
 
 static TEXT: &str = include_str!("../data/protobuf.txt");
 
 /// The messages by their names: `core.v1.Pod`.
 static MESSAGES: LazyLock<HashMap<&'static str, Vec<Field>>> = LazyLock::new(|| read(TEXT));
 
-/// Messages within messages: more than any object has.
+/// Maximum nesting of messages: more than any object has.
 const MAX_DEPTH: usize = 64;
 
-/// What begins every object in protobuf.
+/// The prefix of every object in protobuf.
 const MAGIC: &[u8] = b"k8s\0";
 
 /// A field of a message.
@@ -32,10 +31,10 @@ pub(crate) struct Field {
     presence: Presence,
     pub(crate) shape: Shape,
     pub(crate) kind: &'static str,
-    /// Which releases have it.
-    pub(crate) releases: Span,
-    /// In which of them it has to be there.
-    pub(crate) required: Option<Span>,
+    /// The releases that have it.
+    pub(crate) releases: VersionRange,
+    /// The releases in which it is required.
+    pub(crate) required: Option<VersionRange>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,11 +42,11 @@ enum Presence {
     Always,
     /// Left out when it is empty.
     UnlessEmpty,
-    /// Its own fields stand among those of the message; a list stands for the message.
+    /// Its fields are inlined into those of the message; a list replaces the message.
     Inline,
 }
 
-/// How often a field is there.
+/// The cardinality of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     One,
@@ -57,24 +56,24 @@ pub(crate) enum Shape {
 
 /// Why an object cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unreadable {
-    /// It is not what Kubernetes writes.
+pub enum DecodeError {
+    /// It is not a Kubernetes object in protobuf.
     #[error("the body is no object in protobuf")]
     Malformed,
-    /// Its type is not known here.
+    /// Its type is unknown.
     #[error("{0} is not read in protobuf here")]
     Unknown(String),
 }
 
-impl From<Malformed> for Unreadable {
+impl From<Malformed> for DecodeError {
     fn from(_: Malformed) -> Self {
         Self::Malformed
     }
 }
 
-/// Reads an object.
-pub fn decode(bytes: &[u8]) -> Result<Value, Unreadable> {
-    let envelope = bytes.strip_prefix(MAGIC).ok_or(Unreadable::Malformed)?;
+/// Decodes an object.
+pub fn decode(bytes: &[u8]) -> Result<Value, DecodeError> {
+    let envelope = bytes.strip_prefix(MAGIC).ok_or(DecodeError::Malformed)?;
     let (mut type_meta, mut raw): (&[u8], &[u8]) = (&[], &[]);
     for field in Fields::of(envelope) {
         match field? {
@@ -92,9 +91,9 @@ pub fn decode(bytes: &[u8]) -> Result<Value, Unreadable> {
         }
     }
     let name = message_name(&api_version, &kind);
-    // Some messages are bare lists, which are no objects.
+    // Some messages are bare lists and not objects.
     let Value::Object(mut object) = message(&name, raw, 0)? else {
-        return Err(Unreadable::Malformed);
+        return Err(DecodeError::Malformed);
     };
     object.insert("apiVersion".to_owned(), api_version.into());
     object.insert("kind".to_owned(), kind.into());
@@ -106,7 +105,7 @@ pub(crate) fn fields(message: &str) -> Option<&'static [Field]> {
     MESSAGES.get(message).map(Vec::as_slice)
 }
 
-/// The message that a field of another one has.
+/// The full message name of a field's kind.
 pub(crate) fn resolved(within: &str, kind: &str) -> String {
     if kind.contains('.') {
         return kind.to_owned();
@@ -122,7 +121,7 @@ pub(crate) fn is_list(fields: &[Field]) -> bool {
 
 /// `core.v1.Pod`, `rbac.v1.Role`
 pub(crate) fn message_name(api_version: &str, kind: &str) -> String {
-    // Whatever is deleted, by the version of it.
+    // Delete options have the version of the deleted object.
     if kind == "DeleteOptions" {
         return "meta.v1.DeleteOptions".to_owned();
     }
@@ -131,12 +130,12 @@ pub(crate) fn message_name(api_version: &str, kind: &str) -> String {
     format!("{package}.{version}.{kind}")
 }
 
-fn message(name: &str, bytes: &[u8], depth: usize) -> Result<Value, Unreadable> {
+fn message(name: &str, bytes: &[u8], depth: usize) -> Result<Value, DecodeError> {
     if depth > MAX_DEPTH {
-        return Err(Unreadable::Malformed);
+        return Err(DecodeError::Malformed);
     }
     let Some((name, fields)) = MESSAGES.get_key_value(name) else {
-        return Err(Unreadable::Unknown(name.to_owned()));
+        return Err(DecodeError::Unknown(name.to_owned()));
     };
     let mut object = Map::new();
     for wire in Fields::of(bytes) {
@@ -144,7 +143,7 @@ fn message(name: &str, bytes: &[u8], depth: usize) -> Result<Value, Unreadable> 
         let (Wire::Bytes(number, _) | Wire::Number(number, _)) = wire else {
             continue;
         };
-        // Fields of later versions are passed over.
+        // Unknown fields of later versions are ignored.
         let Some(field) = fields.iter().find(|it| it.number == number) else {
             continue;
         };
@@ -185,18 +184,18 @@ fn is_empty(value: &Value) -> bool {
 }
 
 impl Field {
-    /// Whether its own fields stand in JSON among those of the message.
+    /// Whether its fields are inlined in JSON.
     pub(crate) fn is_inline(&self) -> bool {
         self.presence == Presence::Inline
     }
 
-    /// A value of it; `None` for a time that is not set.
+    /// A value of the field; `None` for an unset time.
     fn value(
         &self,
         within: &str,
         wire: &Wire<'_>,
         depth: usize,
-    ) -> Result<Option<Value>, Unreadable> {
+    ) -> Result<Option<Value>, DecodeError> {
         let bytes = match wire {
             Wire::Bytes(_, bytes) => *bytes,
             Wire::Number(_, number) => {
@@ -206,7 +205,7 @@ impl Field {
                     _ => (*number).into(),
                 }));
             }
-            Wire::Other => return Err(Unreadable::Malformed),
+            Wire::Other => return Err(DecodeError::Malformed),
         };
         Ok(Some(match self.kind {
             "string" => text(bytes)?.into(),
@@ -214,7 +213,7 @@ impl Field {
             "quantity" => first_text(bytes)?.into(),
             "raw" | "rawfields" => {
                 let json = first_bytes(bytes)?;
-                serde_json::from_slice(json).map_err(|_| Unreadable::Malformed)?
+                serde_json::from_slice(json).map_err(|_| DecodeError::Malformed)?
             }
             "time" | "microtime" => return time(bytes, self.kind == "microtime"),
             "intstr" => int_or_string(bytes)?,
@@ -228,9 +227,9 @@ impl Field {
         within: &str,
         wire: &Wire<'_>,
         depth: usize,
-    ) -> Result<(String, Value), Unreadable> {
+    ) -> Result<(String, Value), DecodeError> {
         let Wire::Bytes(_, bytes) = wire else {
-            return Err(Unreadable::Malformed);
+            return Err(DecodeError::Malformed);
         };
         let (mut key, mut value) = (String::new(), None);
         for part in Fields::of(bytes) {
@@ -246,12 +245,12 @@ impl Field {
     }
 }
 
-fn text(bytes: &[u8]) -> Result<String, Unreadable> {
-    let text = std::str::from_utf8(bytes).map_err(|_| Unreadable::Malformed)?;
+fn text(bytes: &[u8]) -> Result<String, DecodeError> {
+    let text = std::str::from_utf8(bytes).map_err(|_| DecodeError::Malformed)?;
     Ok(text.to_owned())
 }
 
-fn first_bytes(message: &[u8]) -> Result<&[u8], Unreadable> {
+fn first_bytes(message: &[u8]) -> Result<&[u8], DecodeError> {
     for field in Fields::of(message) {
         if let Wire::Bytes(1, bytes) = field? {
             return Ok(bytes);
@@ -260,12 +259,12 @@ fn first_bytes(message: &[u8]) -> Result<&[u8], Unreadable> {
     Ok(b"null")
 }
 
-fn first_text(message: &[u8]) -> Result<String, Unreadable> {
+fn first_text(message: &[u8]) -> Result<String, DecodeError> {
     text(first_bytes(message)?)
 }
 
 /// Seconds and nanoseconds; nothing at all is no time.
-fn time(message: &[u8], micro: bool) -> Result<Option<Value>, Unreadable> {
+fn time(message: &[u8], micro: bool) -> Result<Option<Value>, DecodeError> {
     let (mut seconds, mut nanos) = (None, 0);
     for field in Fields::of(message) {
         match field? {
@@ -275,7 +274,7 @@ fn time(message: &[u8], micro: bool) -> Result<Option<Value>, Unreadable> {
         }
     }
     let written = seconds.map(|seconds| {
-        let moment = Moment::from_unix(seconds).to_string();
+        let moment = Time::from_unix(seconds).to_string();
         if !micro {
             return moment;
         }
@@ -285,7 +284,7 @@ fn time(message: &[u8], micro: bool) -> Result<Option<Value>, Unreadable> {
     Ok(written.map(Value::from))
 }
 
-fn int_or_string(message: &[u8]) -> Result<Value, Unreadable> {
+fn int_or_string(message: &[u8]) -> Result<Value, DecodeError> {
     let (mut is_text, mut number, mut name) = (false, 0, String::new());
     for field in Fields::of(message) {
         match field? {
@@ -298,8 +297,7 @@ fn int_or_string(message: &[u8]) -> Result<Value, Unreadable> {
     Ok(if is_text { name.into() } else { number.into() })
 }
 
-/// Reads the table. What cannot be read is left out; that there is nothing such, a test
-/// shows.
+/// Parses the table. Invalid lines are ignored; a test shows that there are none.
 fn read(text: &'static str) -> HashMap<&'static str, Vec<Field>> {
     let mut messages: HashMap<_, Vec<Field>> = HashMap::new();
     let mut last = "";
@@ -326,11 +324,11 @@ fn read(text: &'static str) -> HashMap<&'static str, Vec<Field>> {
                     kind,
                     releases: marks
                         .iter()
-                        .find_map(|it| Span::parse(it))
+                        .find_map(|it| VersionRange::parse(it))
                         .unwrap_or_default(),
                     required: marks
                         .iter()
-                        .find_map(|it| Span::parse(it.strip_prefix('!')?)),
+                        .find_map(|it| VersionRange::parse(it.strip_prefix('!')?)),
                 });
             }
             [name] if !name.starts_with('#') => {
@@ -365,7 +363,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_table_is_read_whole_and_refers_to_itself() {
+    fn the_table_is_complete_and_consistent() {
         let lines = TEXT.lines().filter(|it| it.starts_with(' '));
         let fields: usize = MESSAGES.values().map(Vec::len).sum();
         assert_eq!(fields, lines.count());
@@ -378,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_read_as_go_would_write_them_in_json() {
+    fn objects_are_decoded_to_the_json_that_go_writes() {
         let metadata = Writer::default()
             .text(1, "web")
             .text(2, "")
@@ -425,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn times_and_bytes_have_their_forms() {
+    fn times_and_bytes_are_decoded() {
         let spec = Writer::default().text(1, "me").message(
             4,
             Writer::default()
@@ -445,11 +443,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_named() {
+    fn unknown_types_are_named_in_the_error() {
         let gizmo = envelope("example.com/v1", "Gizmo", Writer::default());
         let refused = decode(&gizmo).unwrap_err();
-        assert_eq!(refused, Unreadable::Unknown("example.v1.Gizmo".to_owned()));
-        assert_eq!(decode(b"{}"), Err(Unreadable::Malformed));
+        assert_eq!(refused, DecodeError::Unknown("example.v1.Gizmo".to_owned()));
+        assert_eq!(decode(b"{}"), Err(DecodeError::Malformed));
     }
 
     #[test]
@@ -477,20 +475,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_malformed() {
+    fn a_message_that_is_not_an_object_is_malformed() {
         for api_version in [
             "authentication.k8s.io/v1",
             "authorization.k8s.io/v1",
             "certificates.k8s.io/v1",
         ] {
             let list = envelope(api_version, "ExtraValue", Writer::default().text(1, "a"));
-            assert_eq!(decode(&list), Err(Unreadable::Malformed));
+            assert_eq!(decode(&list), Err(DecodeError::Malformed));
         }
     }
 
     proptest! {
         #[test]
-        fn no_bytes_are_too_much(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_input_makes_the_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut object = b"k8s\0".to_vec();
             object.extend(&bytes);
             let _ = decode(&object);

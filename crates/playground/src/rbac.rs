@@ -1,7 +1,6 @@
-//! Who may do what: rules, to whom they are given, and kube-apiserver's words for
-//! those who have none.
+//! Authorization: request attributes, and kube-apiserver's message if they are not allowed.
 
-pub mod stored;
+pub mod roles;
 
 use std::fmt;
 
@@ -11,52 +10,10 @@ use skewbridge_api::status::Status;
 
 use crate::status::{GroupResource, forbidden, quoted};
 
-/// What somebody may do. `*` stands for all.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rule {
-    /// `get`, `list`, ...
-    pub verbs: Vec<&'static str>,
-    /// Empty for the core group.
-    pub groups: Vec<&'static str>,
-    /// `pods`, `pods/log`, `*/scale`
-    pub resources: Vec<&'static str>,
-    /// `/healthz`, `/api/*`
-    pub paths: Vec<&'static str>,
-}
-
-/// Rules, and who has them where.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Grant {
-    /// Who has them.
-    pub subject: Subject,
-    /// Where they are good.
-    pub place: Place,
-    /// What may be done.
-    pub rules: Vec<Rule>,
-}
-
-/// Who is given rules.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
-    /// A user of this name.
-    User(String),
-    /// All users of this group.
-    Group(String),
-}
-
-/// Where rules are good.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
-    /// In all namespaces, and outside of them.
-    Cluster,
-    /// In this one.
-    Namespace(String),
-}
-
-/// What is asked for, as far as rights go.
+/// The attributes of a request that authorization depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Deed<'a> {
-    /// Something of the API.
+pub enum Attributes<'a> {
+    /// A resource request.
     Resource {
         /// `get`, `list`, ...
         verb: &'a str,
@@ -66,12 +23,12 @@ pub enum Deed<'a> {
         resource: &'a str,
         /// Empty for the object itself.
         subresource: &'a str,
-        /// Empty for what is in none, or in all.
+        /// Empty for cluster-scoped resources, or for all namespaces.
         namespace: &'a str,
-        /// Empty for all.
+        /// Empty for a collection.
         name: &'a str,
     },
-    /// Something else.
+    /// A non-resource request.
     Path {
         /// The method in lower case.
         verb: &'a str,
@@ -80,15 +37,9 @@ pub enum Deed<'a> {
     },
 }
 
-/// Says who may do what.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Authorizer {
-    grants: Vec<Grant>,
-}
-
-/// The user of the playground who may only look, and only here.
+/// The user of the playground who can only read, in one namespace.
 pub const VISITOR: &str = "visitor";
-/// Where the visitor may look.
+/// The namespace that the visitor can read.
 pub const VISITORS_NAMESPACE: &str = "default";
 
 const DISCOVERY: [&str; 11] = [
@@ -104,165 +55,38 @@ const DISCOVERY: [&str; 11] = [
     "/version",
     "/version/",
 ];
+const MASTERS: &str = "system:masters";
 const PUBLIC: [&str; 5] = ["/healthz", "/livez", "/readyz", "/version", "/version/"];
 
-impl Authorizer {
-    /// With these grants and no others.
-    pub fn new(grants: Vec<Grant>) -> Self {
-        Self { grants }
-    }
-
-    /// Only `system:masters`, who may do all whatever roles there are: what a server has
-    /// beside the objects of its store ([`stored`]).
-    pub fn masters() -> Self {
-        Self::new(vec![Grant {
-            subject: Subject::Group("system:masters".to_owned()),
-            place: Place::Cluster,
-            rules: vec![Rule {
-                verbs: vec!["*"],
-                groups: vec!["*"],
-                resources: vec!["*"],
-                paths: vec!["*"],
-            }],
-        }])
-    }
-
-    /// The playground's: `system:masters` may do all, the visitor look at a
-    /// namespace, everybody with a name read discovery and ask about themselves.
-    pub fn playground() -> Self {
-        let group = |name: &str| Subject::Group(name.to_owned());
-        let everything = Rule {
-            verbs: vec!["*"],
-            groups: vec!["*"],
-            resources: vec!["*"],
-            paths: vec!["*"],
-        };
-        let read = |paths: &[&'static str]| Rule {
-            verbs: vec!["get"],
-            paths: paths.to_vec(),
-            ..Rule::default()
-        };
-        let about_oneself = |group, resources: &[&'static str]| Rule {
-            verbs: vec!["create"],
-            groups: vec![group],
-            resources: resources.to_vec(),
-            ..Rule::default()
-        };
-        let look = |group, resources: &[&'static str]| Rule {
-            verbs: vec!["get", "list", "watch"],
-            groups: vec![group],
-            resources: resources.to_vec(),
-            ..Rule::default()
-        };
-        let visit = [
-            look(
-                "",
-                &[
-                    "configmaps",
-                    "events",
-                    "pods",
-                    "pods/log",
-                    "pods/status",
-                    "services",
-                ],
-            ),
-            look(
-                "apps",
-                &["deployments", "replicasets", "statefulsets", "daemonsets"],
-            ),
-        ];
-        let reviews = [
-            about_oneself(
-                "authorization.k8s.io",
-                &["selfsubjectaccessreviews", "selfsubjectrulesreviews"],
-            ),
-            about_oneself("authentication.k8s.io", &["selfsubjectreviews"]),
-            read(&DISCOVERY),
-        ];
-        let grant = |subject, place, rules| Grant {
-            subject,
-            place,
-            rules,
-        };
-        Self::new(vec![
-            grant(group("system:masters"), Place::Cluster, vec![everything]),
-            grant(
-                group("system:authenticated"),
-                Place::Cluster,
-                reviews.to_vec(),
-            ),
-            grant(
-                group("system:unauthenticated"),
-                Place::Cluster,
-                vec![read(&PUBLIC)],
-            ),
-            grant(
-                Subject::User(VISITOR.to_owned()),
-                Place::Namespace(VISITORS_NAMESPACE.to_owned()),
-                visit.to_vec(),
-            ),
-        ])
-    }
-
-    /// Whether somebody may do something.
-    pub fn allows(&self, user: &User, deed: Deed<'_>) -> bool {
-        self.rules(user, deed.namespace())
-            .any(|rule| rule.allows(deed))
-    }
-
-    /// What somebody may do in a namespace, or outside of them (an empty one).
-    pub fn rules<'a>(
-        &'a self,
-        user: &'a User,
-        namespace: &'a str,
-    ) -> impl Iterator<Item = &'a Rule> {
-        let grants = self.grants.iter().filter(move |grant| {
-            let is_meant = match &grant.subject {
-                Subject::User(name) => user.name == *name,
-                Subject::Group(name) => user.groups.contains(name),
-            };
-            let is_there = match &grant.place {
-                Place::Cluster => true,
-                Place::Namespace(name) => !namespace.is_empty() && name == namespace,
-            };
-            is_meant && is_there
-        });
-        grants.flat_map(|grant| &grant.rules)
-    }
-
-    /// 403 for those who may not, in kube-apiserver's words.
-    pub fn authorize(&self, user: &User, deed: Deed<'_>) -> Result<(), Status> {
-        if self.allows(user, deed) {
-            return Ok(());
-        }
-        Err(deed.refused(user))
-    }
+/// Whether a user may do everything, whatever roles there are in the store ([`roles`]).
+pub fn is_master(user: &User) -> bool {
+    user.groups.iter().any(|group| group == MASTERS)
 }
 
-impl Deed<'_> {
-    /// 403 for somebody who may not do it.
+impl Attributes<'_> {
+    /// 403 for a user without permission.
     pub fn refused(self, user: &User) -> Status {
-        let deed = self;
-        let why = format!("User {} cannot {deed}", quoted(&user.name));
-        // It could be shown by a browser.
+        let attributes = self;
+        let why = format!("User {} cannot {attributes}", quoted(&user.name));
+        // Escaped for browsers.
         let why = why
             .replace('&', "&amp;")
             .replace('<', "&lt;")
             .replace('>', "&gt;");
-        match deed {
-            Deed::Resource {
+        match attributes {
+            Attributes::Resource {
                 group,
                 resource,
                 name,
                 ..
             } => forbidden(&GroupResource::new(group, resource), name, why),
-            Deed::Path { .. } => forbidden(&GroupResource::default(), "", why),
+            Attributes::Path { .. } => forbidden(&GroupResource::default(), "", why),
         }
     }
 }
 
-impl<'a> Deed<'a> {
-    /// What a request asks for.
+impl<'a> Attributes<'a> {
+    /// The attributes of a request.
     pub fn of(request: &'a RequestInfo<'_>) -> Self {
         let verb = request.verb.as_str();
         match request.kind {
@@ -289,7 +113,7 @@ impl<'a> Deed<'a> {
     }
 }
 
-impl fmt::Display for Deed<'_> {
+impl fmt::Display for Attributes<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Path { verb, path } => write!(out, "{verb} path {}", quoted(path)),
@@ -316,46 +140,14 @@ impl fmt::Display for Deed<'_> {
     }
 }
 
-impl Rule {
-    fn allows(&self, deed: Deed<'_>) -> bool {
-        let has = |list: &[&str], word: &str| list.iter().any(|it| *it == "*" || *it == word);
-        match deed {
-            Deed::Path { verb, path } => {
-                let matches = |pattern: &&str| match pattern.strip_suffix('*') {
-                    Some(prefix) => path.starts_with(prefix),
-                    None => path == *pattern,
-                };
-                has(&self.verbs, verb) && self.paths.iter().any(matches)
-            }
-            Deed::Resource {
-                verb,
-                group,
-                resource,
-                subresource,
-                ..
-            } => {
-                let matches = |pattern: &&str| match (pattern.split_once('/'), subresource) {
-                    (None, "") => *pattern == "*" || *pattern == resource,
-                    (None, _) => *pattern == "*",
-                    (Some(_), "") => false,
-                    (Some((of, pattern)), subresource) => {
-                        (of == "*" || of == resource) && pattern == subresource
-                    }
-                };
-                has(&self.verbs, verb)
-                    && has(&self.groups, group)
-                    && self.resources.iter().any(matches)
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use http::Method;
     use skewbridge_api::request_info::DecodedPath;
 
     use super::*;
+    use crate::store::Store;
+    use crate::test_fixtures::now;
 
     fn user(name: &str, groups: &[&str]) -> User {
         User {
@@ -365,21 +157,30 @@ mod tests {
         }
     }
 
+    /// With the roles and bindings that every playground begins with.
+    fn store() -> Store {
+        let mut store = Store::default();
+        now(|context| roles::create_initial(&mut store, context)).unwrap();
+        store
+    }
+
     fn asks(user: &User, method: &Method, path: &str) -> Result<(), String> {
         let path = DecodedPath::new(path).unwrap();
         let request = RequestInfo::parse(method, &path, None);
-        let answer = Authorizer::playground().authorize(user, Deed::of(&request));
-        answer.map_err(|status| {
-            assert_eq!((status.code, status.reason), (403, "Forbidden"));
-            status.message
-        })
+        let attributes = Attributes::of(&request);
+        if is_master(user) || roles::allows(&store(), user, attributes) {
+            return Ok(());
+        }
+        let status = attributes.refused(user);
+        assert_eq!((status.code, status.reason), (403, "Forbidden"));
+        Err(status.message)
     }
 
     #[test]
-    fn who_may_do_what() {
+    fn users_have_the_expected_permissions() {
         let admin = user("admin", &["system:masters", "system:authenticated"]);
         let visitor = user(VISITOR, &["system:authenticated"]);
-        let nobody = user("system:anonymous", &["system:unauthenticated"]);
+        let anonymous = user("system:anonymous", &["system:unauthenticated"]);
         let (get, post, delete) = (Method::GET, Method::POST, Method::DELETE);
         let rows = [
             (
@@ -430,13 +231,13 @@ mod tests {
             ),
         ];
         for (method, path, expected) in rows {
-            let may = [&admin, &visitor, &nobody].map(|user| asks(user, method, path).is_ok());
+            let may = [&admin, &visitor, &anonymous].map(|user| asks(user, method, path).is_ok());
             assert_eq!(may, expected, "{method} {path}");
         }
     }
 
     #[test]
-    fn those_who_may_not_are_told_in_kube_apiservers_words() {
+    fn refusals_have_kube_apiservers_message() {
         let visitor = user(VISITOR, &["system:authenticated"]);
         let odd = user("<a>", &[]);
         let (get, delete) = (Method::GET, Method::DELETE);
@@ -472,26 +273,5 @@ mod tests {
         for (user, method, path, expected) in rows {
             assert_eq!(asks(user, method, path), Err(expected.to_owned()));
         }
-    }
-
-    #[test]
-    fn subresources_are_given_by_themselves() {
-        let rule = Rule {
-            verbs: vec!["get"],
-            groups: vec![""],
-            resources: vec!["*/scale", "pods"],
-            paths: Vec::new(),
-        };
-        let may = |resource: &'static str, subresource: &'static str| {
-            rule.allows(Deed::Resource {
-                verb: "get",
-                group: "",
-                resource,
-                subresource,
-                namespace: "",
-                name: "",
-            })
-        };
-        assert!(may("pods", "") && may("x", "scale") && !may("x", "") && !may("pods", "log"));
     }
 }

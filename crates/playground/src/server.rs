@@ -1,18 +1,17 @@
-//! API servers over the rules of this crate: HTTPS on loopback, of any release of the
-//! catalogue, over one [`SharedStore`].
+//! API servers: HTTPS on loopback, of any release of the catalogue, over one [`SharedStore`].
 //!
-//! HTTP, TLS and the judging of certificates are the gateway's own; here is what a
-//! kube-apiserver does with a request. It goes `service` (who asks, whether they may) →
-//! `objects` (what is asked for) → `read`, `write`, `delete`, `watching` and the like.
+//! HTTP, TLS and the verification of certificates are the gateway's; this module has the
+//! behaviour of a kube-apiserver. A request goes through `service` (authentication,
+//! authorization), `objects` (dispatch by resource and verb), then `read`, `write`, `delete`,
+//! `watch_stream` and others.
 
-mod answers;
-mod ask;
+mod api_request;
 mod authenticate;
 mod controllers;
 mod delete;
 mod discovery;
 mod health;
-mod keeper;
+mod lease_heartbeat;
 mod negotiate;
 mod objects;
 mod openapi;
@@ -20,12 +19,13 @@ pub mod pod_streams;
 mod pods;
 mod query;
 mod read;
+mod responses;
 mod reviews;
 mod scale;
 mod schemas;
 mod service;
 pub mod shared;
-mod watching;
+mod watch_stream;
 mod write;
 
 use std::collections::HashMap;
@@ -53,23 +53,23 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::catalogue::{Catalogue, Release};
-use crate::rbac::{Authorizer, Deed, stored};
+use crate::rbac::{Attributes, is_master, roles};
 use authenticate::Authenticator;
-use keeper::Keeper;
+use lease_heartbeat::LeaseHeartbeat;
 use openapi::Documents;
 use pod_streams::PodStreams;
 use service::Requests;
 pub use shared::{SharedStore, StoreWatch};
 
-/// Connections of one server: a playground has a handful of clients, and its tests some
+/// Maximum number of connections: a playground has a handful of clients, and its tests some
 /// dozens.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// What a connection has for its handshake.
-const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// Time for a TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What clients are allowed: kube-apiserver's own times.
-const PATIENCE: ClientTimeouts = ClientTimeouts {
+/// Timeouts of clients: kube-apiserver's.
+const CLIENT_TIMEOUTS: ClientTimeouts = ClientTimeouts {
     head: Duration::from_secs(32),
     idle: Duration::from_secs(90),
     stall: Duration::from_mins(1),
@@ -78,39 +78,39 @@ const PATIENCE: ClientTimeouts = ClientTimeouts {
 /// Streams of one connection at a time: kube-apiserver's limit for its clients.
 const MAX_STREAMS: u32 = 250;
 
-/// How long a server that is told to end waits for its clients.
-const DRAIN_TIME: Duration = Duration::from_secs(10);
+/// Time for clients to finish when a server is stopped.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// When accepting fails (no file descriptors are left), it fails at once, again and again.
-const AFTER_FAILURE: Duration = Duration::from_millis(100);
+/// Delay after a failed accept: without file descriptors, it fails at once, again and again.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// What a server needs.
+/// Configuration of a server.
 pub struct ServerConfig {
-    /// Which version it is.
+    /// Its version.
     pub release: Release,
-    /// Where it listens: bound already, to loopback.
+    /// The listener, bound to loopback.
     pub listener: std::net::TcpListener,
-    /// What it presents.
+    /// The serving certificate.
     pub serving: KeyPair,
-    /// Who signs the certificates of its users (CN is the name, O are the groups).
+    /// The CA of user certificates (CN is the name, O are the groups).
     pub client_ca: CaBundle,
-    /// Who signs the certificates of those whose X-Remote-* headers are believed.
+    /// The CA of front proxies, whose X-Remote-* headers are trusted.
     pub front_proxy_ca: CaBundle,
-    /// Their names; none: any.
+    /// Allowed common names of front proxies; empty allows any.
     pub front_proxy_names: Vec<String>,
-    /// Who has which bearer token.
+    /// Users by bearer token.
     pub tokens: HashMap<String, User>,
-    /// What its identity is made of: another one for each server.
+    /// The input of its identity: different for each server.
     pub hostname: String,
     /// All objects.
     pub store: SharedStore,
-    /// Who runs pods.
+    /// The node.
     pub streams: Arc<dyn PodStreams>,
 }
 
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Nothing of keys and tokens.
+        // Without keys and tokens.
         f.debug_struct("ServerConfig")
             .field("release", &self.release)
             .field("listener", &self.listener)
@@ -136,33 +136,34 @@ pub enum StartError {
     ClientCa(String),
 }
 
-/// What is the same for all requests to a server.
+/// State that is shared by all requests to a server.
 struct Server {
     release: Release,
     address: SocketAddr,
     catalogue: Catalogue,
     documents: Documents,
     authenticator: Authenticator,
-    authorizer: Authorizer,
     store: SharedStore,
     streams: Arc<dyn PodStreams>,
     drain: Drain,
 }
 
 impl Server {
-    /// Whether somebody may do something: those who may do all, and whoever is given it by
-    /// an object of the store.
-    fn allows(&self, user: &User, deed: Deed<'_>) -> bool {
-        self.authorizer.allows(user, deed)
-            || self.store.read(|store| stored::allows(store, user, deed))
+    /// Whether a user may do something: as a member of `system:masters`, or by roles in the
+    /// store.
+    fn allows(&self, user: &User, attributes: Attributes<'_>) -> bool {
+        is_master(user)
+            || self
+                .store
+                .read(|store| roles::allows(store, user, attributes))
     }
 
-    /// 403 for those who may not.
-    fn authorize(&self, user: &User, deed: Deed<'_>) -> Result<(), Status> {
-        if self.allows(user, deed) {
+    /// 403 if the user may not.
+    fn authorize(&self, user: &User, attributes: Attributes<'_>) -> Result<(), Status> {
+        if self.allows(user, attributes) {
             return Ok(());
         }
-        Err(deed.refused(user))
+        Err(attributes.refused(user))
     }
 }
 
@@ -170,25 +171,25 @@ impl Server {
 #[derive(Debug)]
 pub struct ApiServer;
 
-/// A server that runs. Dropped, it is killed.
+/// A running server. Dropping it kills it.
 #[derive(Debug)]
 pub struct RunningServer {
     release: Release,
     address: SocketAddr,
-    keeper: Keeper,
+    keeper: LeaseHeartbeat,
     leave: DrainTrigger,
-    /// Cuts all connections.
-    cut: oneshot::Sender<()>,
+    /// Aborts all connections.
+    abort: oneshot::Sender<()>,
     /// Accepting, and all connections.
     serving: JoinSet<()>,
     /// The Lease and the controllers.
-    beside: JoinSet<()>,
+    background: JoinSet<()>,
 }
 
 impl ApiServer {
-    /// Starts one on the runtime of the caller. When this returns, it can be asked and its
-    /// Lease is there.
-    // Async because it needs a runtime, which nothing else would say.
+    /// Starts a server on the runtime of the caller. When this returns, it accepts requests and
+    /// its Lease exists.
+    // Async to require a runtime.
     #[allow(clippy::unused_async)]
     pub async fn start(config: ServerConfig) -> Result<RunningServer, StartError> {
         let ServerConfig {
@@ -213,7 +214,7 @@ impl ApiServer {
             .map_err(|error| StartError::ClientCa(error.to_string()))?;
         let (leave, drain) = announcement();
         let catalogue = Catalogue::new(release)?;
-        let keeper = Keeper::new(store.clone(), release, &hostname);
+        let keeper = LeaseHeartbeat::new(store.clone(), release, &hostname);
         if let Err(status) = keeper.renew() {
             tracing::warn!(problem = %status.message, "the Lease of a server could not be made");
         }
@@ -223,95 +224,93 @@ impl ApiServer {
             documents: Documents::new(catalogue.clone()),
             catalogue,
             authenticator: Authenticator::new(trust, &tokens, release.git_version()),
-            authorizer: Authorizer::masters(),
             store: store.clone(),
             streams,
             drain,
         });
         let mut serving = JoinSet::new();
-        let (cut, cutting) = oneshot::channel();
+        let (abort, aborted) = oneshot::channel();
         let tls = TlsAcceptor::from(Arc::new(tls));
-        serving.spawn(serve(listener, tls, server, cutting));
-        let mut beside = JoinSet::new();
-        beside.spawn(keeper.clone().run());
-        beside.spawn(controllers::run(store));
+        serving.spawn(serve(listener, tls, server, aborted));
+        let mut background = JoinSet::new();
+        background.spawn(keeper.clone().run());
+        background.spawn(controllers::run(store));
         Ok(RunningServer {
             release,
             address,
             keeper,
             leave,
-            cut,
+            abort,
             serving,
-            beside,
+            background,
         })
     }
 }
 
 impl RunningServer {
-    /// Where it listens.
+    /// Its address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Which version it is.
+    /// Its version.
     pub fn release(&self) -> Release {
         self.release
     }
 
-    /// Its name among servers, which is that of its Lease.
+    /// Its identity, which is the name of its Lease.
     pub fn identity(&self) -> &str {
         self.keeper.identity().as_str()
     }
 
-    /// Finishes what is running and goes, as a server that is told to terminate: who has
-    /// begun to ask is answered, watches end between two events, and from 1.35 on the Lease
-    /// is deleted. What still runs after ten seconds (an exec, say) is cut.
+    /// Stops gracefully, like a server that gets SIGTERM: requests in flight are answered,
+    /// watches end between two events, and from 1.35 on the Lease is deleted. Streams that still
+    /// run after ten seconds (such as exec) are aborted.
     pub async fn stop(mut self) {
         self.leave.leave();
-        self.beside.shutdown().await;
-        self.keeper.give_up();
-        self.leave.drain(DRAIN_TIME);
-        let _ = timeout(DRAIN_TIME, self.serving.join_next()).await;
+        self.background.shutdown().await;
+        self.keeper.release();
+        self.leave.drain(DRAIN_TIMEOUT);
+        let _ = timeout(DRAIN_TIMEOUT, self.serving.join_next()).await;
         self.end_connections().await;
     }
 
-    /// Ends at once, as a server whose machine has lost its power: connections are cut
-    /// whatever they carry, nobody is answered any more, and the Lease stays. What was being
-    /// written may have been written. When this returns all connections are gone, and the
-    /// port is free.
+    /// Ends at once, like a server that loses power: connections are aborted, requests are not
+    /// answered, and the Lease stays. A write in flight may have been done. When this returns,
+    /// all connections are closed and the port is free.
     pub async fn kill(mut self) {
-        self.beside.shutdown().await;
+        self.background.shutdown().await;
         self.end_connections().await;
     }
 
     async fn end_connections(self) {
         let Self {
-            cut, mut serving, ..
+            abort, mut serving, ..
         } = self;
-        // It has ended already if it does not listen.
-        let _ = cut.send(());
+        // The receiver is dropped if it has ended already.
+        let _ = abort.send(());
         while serving.join_next().await.is_some() {}
     }
 }
 
-/// Serves until the server drains and all connections have ended, or until it is cut: then
-/// they are gone when this is.
+/// Serves until the server drains and all connections have ended, or until it is aborted. All
+/// connections are closed when this returns.
 async fn serve(
     listener: TcpListener,
     tls: TlsAcceptor,
     server: Arc<Server>,
-    cutting: oneshot::Receiver<()>,
+    aborted: oneshot::Receiver<()>,
 ) {
     let mut connections = JoinSet::new();
     tokio::select! {
         biased;
-        _ = cutting => {}
+        _ = aborted => {}
         () = accept(listener, tls, server, &mut connections) => {}
     }
     connections.shutdown().await;
 }
 
-/// Accepts until the server drains, and then waits for the connections that there are.
+/// Accepts until the server drains, and then waits for the open connections.
 async fn accept(
     listener: TcpListener,
     tls: TlsAcceptor,
@@ -321,7 +320,7 @@ async fn accept(
     let mut drain = server.drain.clone();
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        // First a place, then a connection: who finds none waits in the kernel's queue.
+        // A permit comes before a connection: excess connections stay in the accept backlog.
         let accepted = async {
             let place = places.clone().acquire_owned().await;
             (listener.accept().await, place)
@@ -333,7 +332,7 @@ async fn accept(
         };
         while connections.try_join_next().is_some() {}
         let (Ok((tcp, _)), Ok(place)) = (accepted, place) else {
-            sleep(AFTER_FAILURE).await;
+            sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
         let (tls, server) = (tls.clone(), server.clone());
@@ -346,11 +345,11 @@ async fn accept(
     while connections.join_next().await.is_some() {}
 }
 
-/// One connection from its first byte to its last.
+/// Serves one connection.
 async fn connection(tcp: TcpStream, tls: TlsAcceptor, server: Arc<Server>) {
-    // A socket that refuses an option still works.
+    // A socket without the option still works.
     let _ = tcp.set_nodelay(true);
-    let accepted = timeout(HANDSHAKE_TIME, tls.accept(ReadAhead::new(tcp))).await;
+    let accepted = timeout(HANDSHAKE_TIMEOUT, tls.accept(ReadAhead::new(tcp))).await;
     let tls = match accepted {
         Ok(Ok(tls)) => tls,
         Ok(Err(error)) => {
@@ -373,10 +372,10 @@ async fn connection(tcp: TcpStream, tls: TlsAcceptor, server: Arc<Server>) {
     if is_h2 {
         let bounds = H2Limits {
             max_streams: MAX_STREAMS,
-            patience: PATIENCE,
+            patience: CLIENT_TIMEOUTS,
         };
         h2::serve(io, requests, bounds, drain).await;
     } else {
-        h1::serve(io, requests, PATIENCE, drain).await;
+        h1::serve(io, requests, CLIENT_TIMEOUTS, drain).await;
     }
 }

@@ -1,12 +1,12 @@
-//! What the server says when it does not do what it is asked, in exactly
-//! kube-apiserver's words: kubectl prints them, and scripts look for them.
+//! Status responses with exactly kube-apiserver's messages: kubectl prints them, and scripts
+//! match them.
 
 use std::fmt;
 use std::fmt::Write as _;
 
 use skewbridge_api::status::{Cause, Details, Status};
 
-/// A resource, whatever its version.
+/// A resource without its version.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupResource {
     /// Empty for the core group.
@@ -15,32 +15,32 @@ pub struct GroupResource {
     pub resource: String,
 }
 
-/// A field of an object, and what is wrong with it.
+/// A field of an object, and its error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldError {
     /// `metadata.name`
     pub field: String,
-    /// What is wrong with it.
-    pub fault: Fault,
+    /// The error.
+    pub fault: FieldErrorKind,
 }
 
-/// What is wrong with a field.
+/// The kind of a field error.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fault {
-    /// It must be there, because of this.
+pub enum FieldErrorKind {
+    /// The field is required, for this reason.
     Required(String),
-    /// This value is not allowed, because of that.
+    /// This value is invalid, for this reason.
     Invalid(String, String),
-    /// The same of a value that is no text, as JSON.
+    /// The same for a value that is not a string, as JSON.
     InvalidJson(String, String),
-    /// It must not be there, because of this.
+    /// The field is forbidden, for this reason.
     Forbidden(String),
-    /// This value is none of those that are known.
+    /// This value is not one of the supported ones.
     Unsupported(String, String),
 }
 
 impl GroupResource {
-    /// Of a group, which is empty for the core group.
+    /// The group is empty for the core group.
     pub fn new(group: impl Into<String>, resource: impl Into<String>) -> Self {
         Self {
             group: group.into(),
@@ -69,7 +69,7 @@ impl fmt::Display for GroupResource {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for FieldErrorKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Required(why) if why.is_empty() => out.write_str("Required value"),
@@ -85,15 +85,15 @@ impl fmt::Display for Fault {
 }
 
 impl FieldError {
-    /// A field that must be there.
+    /// A required field.
     pub fn required(field: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             field: field.into(),
-            fault: Fault::Required(why.into()),
+            fault: FieldErrorKind::Required(why.into()),
         }
     }
 
-    /// A value that is not allowed.
+    /// An invalid value.
     pub fn invalid(
         field: impl Into<String>,
         value: impl Into<String>,
@@ -101,24 +101,24 @@ impl FieldError {
     ) -> Self {
         Self {
             field: field.into(),
-            fault: Fault::Invalid(value.into(), why.into()),
+            fault: FieldErrorKind::Invalid(value.into(), why.into()),
         }
     }
 
-    /// A field that must not be there, or not be changed.
+    /// A field that must not be set or changed.
     pub fn forbidden(field: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             field: field.into(),
-            fault: Fault::Forbidden(why.into()),
+            fault: FieldErrorKind::Forbidden(why.into()),
         }
     }
 
     fn cause(&self) -> Cause {
         let reason = match self.fault {
-            Fault::Required(_) => "FieldValueRequired",
-            Fault::Invalid(..) | Fault::InvalidJson(..) => "FieldValueInvalid",
-            Fault::Forbidden(_) => "FieldValueForbidden",
-            Fault::Unsupported(..) => "FieldValueNotSupported",
+            FieldErrorKind::Required(_) => "FieldValueRequired",
+            FieldErrorKind::Invalid(..) | FieldErrorKind::InvalidJson(..) => "FieldValueInvalid",
+            FieldErrorKind::Forbidden(_) => "FieldValueForbidden",
+            FieldErrorKind::Unsupported(..) => "FieldValueNotSupported",
         };
         Cause {
             reason: reason.to_owned(),
@@ -134,24 +134,24 @@ impl fmt::Display for FieldError {
     }
 }
 
-/// 404: there is no such object.
+/// 404: unknown object.
 pub fn not_found(resource: &GroupResource, name: &str) -> Status {
     let message = format!("{resource} {} not found", quoted(name));
     Status::not_found(message).about(resource.details(name))
 }
 
-/// 404: there is no such resource; what kube-apiserver says of a known version.
+/// 404: unknown resource of a known version.
 pub fn unknown_resource() -> Status {
     Status::not_found("the server could not find the requested resource").about(Details::default())
 }
 
-/// 409: there is one already.
+/// 409: it exists already.
 pub fn already_exists(resource: &GroupResource, name: &str) -> Status {
     let message = format!("{resource} {} already exists", quoted(name));
     Status::new(409, "AlreadyExists", message).about(resource.details(name))
 }
 
-/// 409: no name that was made up is free.
+/// 409: no generated name is free.
 pub fn no_unique_name(resource: &GroupResource, name: &str) -> Status {
     let message = format!(
         "{resource} {} already exists, the server was not able to generate a unique name for \
@@ -164,7 +164,7 @@ pub fn no_unique_name(resource: &GroupResource, name: &str) -> Status {
     }
 }
 
-/// 409: something else was expected to be there.
+/// 409: a precondition failed.
 pub fn conflict(resource: &GroupResource, name: &str, why: impl fmt::Display) -> Status {
     let message = format!(
         "Operation cannot be fulfilled on {resource} {}: {why}",
@@ -173,14 +173,14 @@ pub fn conflict(resource: &GroupResource, name: &str, why: impl fmt::Display) ->
     Status::new(409, "Conflict", message).about(resource.details(name))
 }
 
-/// 409: somebody has written it since it was read.
+/// 409: it was modified since it was read.
 pub fn modified_since(resource: &GroupResource, name: &str) -> Status {
     let why = "the object has been modified; please apply your changes to the latest version \
                and try again";
     conflict(resource, name, why)
 }
 
-/// 403: nobody may, or this caller may not.
+/// 403: not allowed, for this user or for any.
 pub fn forbidden(resource: &GroupResource, name: &str, why: impl fmt::Display) -> Status {
     let message = match (resource.resource.as_str(), name) {
         ("", _) => format!("forbidden: {why}"),
@@ -190,7 +190,7 @@ pub fn forbidden(resource: &GroupResource, name: &str, why: impl fmt::Display) -
     Status::forbidden(message).about(resource.details(name))
 }
 
-/// 422: the object breaks rules.
+/// 422: validation errors.
 pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Status {
     let kind = GroupResource::new(group, kind);
     let what = match errors {
@@ -213,37 +213,28 @@ pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> St
     })
 }
 
-/// 410: what happened since then is forgotten.
+/// 410: the history no longer has these events.
 pub fn expired(message: impl Into<String>) -> Status {
     Status::new(410, "Expired", message)
 }
 
-/// 500, as kube-apiserver passes on what its etcd says: the object is larger than 1.5 MiB.
+/// 500, as kube-apiserver forwards etcd's error: the object is larger than 1.5 MiB.
 pub fn too_large() -> Status {
     Status::new(500, "", "etcdserver: request is too large")
 }
 
-/// 500, as kube-apiserver passes on what its etcd says: all objects together are too large.
+/// 500, as kube-apiserver forwards etcd's error: all objects together are too large.
 pub fn no_space() -> Status {
     Status::new(500, "", "etcdserver: mvcc: database space exceeded")
 }
 
-/// 405: not with this resource.
-pub fn method_not_supported(resource: &GroupResource, action: &str) -> Status {
-    let message = format!(
-        "{action} is not supported on resources of kind {}",
-        quoted(&resource.to_string())
-    );
-    Status::method_not_allowed(message).about(resource.details(""))
-}
-
-/// 405: no such method on this path; what kube-apiserver's router says.
+/// 405: the message of kube-apiserver's router for an unknown method.
 pub fn method_not_allowed() -> Status {
     Status::method_not_allowed("the server does not allow this method on the requested resource")
         .about(Details::default())
 }
 
-/// 415: a body that nobody reads here.
+/// 415: unsupported media type of a body.
 pub fn unsupported_media_type(accepted: &[&str]) -> Status {
     let message = format!(
         "the body of the request was in an unknown format - accepted media types include: {}",
@@ -252,7 +243,7 @@ pub fn unsupported_media_type(accepted: &[&str]) -> Status {
     Status::new(415, "UnsupportedMediaType", message)
 }
 
-/// 406: an answer that nobody writes here.
+/// 406: no accepted media type.
 pub fn not_acceptable(accepted: &[&str]) -> Status {
     let message = format!(
         "only the following media types are accepted: {}",
@@ -261,7 +252,7 @@ pub fn not_acceptable(accepted: &[&str]) -> Status {
     Status::new(406, "NotAcceptable", message)
 }
 
-/// 504: a version that is still to come.
+/// 504: a future resource version.
 pub fn too_large_version(asked: u64, current: u64) -> Status {
     let cause = Cause {
         reason: "ResourceVersionTooLarge".to_owned(),
@@ -278,7 +269,7 @@ pub fn too_large_version(asked: u64, current: u64) -> Status {
     }
 }
 
-/// As Go's `%q` writes text.
+/// Text in Go's `%q` format.
 pub fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -305,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_in_kube_apiservers_words() {
+    fn failures_have_kube_apiservers_messages() {
         let pods = GroupResource::new("", "pods");
         let deployments = GroupResource::new("apps", "deployments");
         let name = [FieldError::required(
@@ -373,12 +364,6 @@ mod tests {
                 403,
                 "Forbidden",
                 "forbidden: no",
-            ),
-            (
-                method_not_supported(&deployments, "proxy"),
-                405,
-                "MethodNotAllowed",
-                r#"proxy is not supported on resources of kind "deployments.apps""#,
             ),
             (
                 unsupported_media_type(&["application/json", "application/yaml"]),

@@ -1,6 +1,5 @@
-//! All objects of the cluster, and all that happens to them, in one sequence of
-//! versions: what etcd and the registry are to kube-apiserver. Servers of all
-//! versions share it.
+//! All objects of the cluster and their history, in one sequence of versions: the counterpart of
+//! etcd and of kube-apiserver's registry. Servers of all versions share it.
 
 pub mod list;
 pub mod log;
@@ -11,53 +10,50 @@ use std::sync::Arc;
 use serde_json::Value;
 use skewbridge_api::status::Status;
 
-use crate::conversion::kept_as;
-use crate::names::NameRule;
-use crate::object::{Object, make_up_uid};
-use crate::select::Selection;
+use crate::conversion::storage_resource;
+use crate::name_validation::NameRule;
+use crate::object::{Object, generate_uid};
 use crate::status::{self, FieldError, GroupResource};
 use crate::strategy::{Definition, Part, Scope};
-use crate::time::Moment;
+use crate::time::Time;
 
 pub use list::{ListOptions, Listed, VersionMatch};
 use log::Log;
 pub use log::{Event, EventKind};
 
-/// How often a made-up name is made up again if there is one like it: as
-/// kube-apiserver.
-const NAME_TRIES: usize = 8;
+/// Attempts to find an unused generated name: kube-apiserver's limit.
+const MAX_NAME_ATTEMPTS: usize = 8;
 
-/// Events that are kept for watches and consistent lists, unless told otherwise: a
-/// playground writes a few a second, so this is more than ten minutes.
+/// The default history for watches and consistent lists: a playground writes a few events a
+/// second, so this is more than ten minutes.
 pub const DEFAULT_HISTORY: History = History {
     events: 10_000,
     bytes: 8 * 1024 * 1024,
 };
 
-/// The largest object, as JSON: what etcd takes in a request.
-const LARGEST_OBJECT: usize = 3 * 512 * 1024;
+/// The largest object, as JSON: etcd's limit for a request.
+const MAX_OBJECT_BYTES: usize = 3 * 512 * 1024;
 
-/// All objects together, as JSON; in memory they are several times as large. Enough for
-/// ten thousands of pods, and not for a client that goes astray.
-const LARGEST_STORE: usize = 64 * 1024 * 1024;
+/// All objects together, as JSON; in memory they are several times as large. Enough for ten
+/// thousands of pods, while a runaway client is stopped.
+const MAX_STORE_BYTES: usize = 64 * 1024 * 1024;
 
-/// The same for objects that are to end, or a full store could not be emptied: until those
-/// who hold them let go, they say since when they end, and namespaces why they are still
-/// there. All of that is far less than the objects are themselves.
-const LARGEST_WITH_ENDING: usize = 2 * LARGEST_STORE;
+/// The limit that includes writes to terminating objects, so that a full store can be emptied:
+/// until their finalizers are removed, they get a deletion timestamp, and namespaces get
+/// conditions. These additions are far smaller than the objects.
+const MAX_STORE_BYTES_WITH_TERMINATING: usize = 2 * MAX_STORE_BYTES;
 
-/// How much of what has happened is remembered, at most.
+/// The limits of the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct History {
-    /// So many events.
+    /// Maximum number of events.
     pub events: usize,
-    /// Whose objects have so many bytes together, as JSON. The last one is remembered
-    /// however large it is.
+    /// Total size of their objects, as JSON. The last event is kept even if it is larger.
     pub bytes: usize,
 }
 
 impl History {
-    /// So many events, of usual sizes.
+    /// This many events, of usual sizes.
     pub fn of(events: usize) -> Self {
         Self {
             events,
@@ -66,60 +62,60 @@ impl History {
     }
 }
 
-/// Where an object is.
+/// The key of an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// Whatever the version.
+    /// Without the version.
     pub resource: GroupResource,
-    /// Empty for what is in none.
+    /// Empty for a cluster-scoped object.
     pub namespace: String,
-    /// Of the object.
+    /// The name of the object.
     pub name: String,
 }
 
-/// All objects.
+/// The store.
 #[derive(Debug)]
 pub struct Store {
     objects: BTreeMap<Key, Arc<Object>>,
-    /// Of all of them.
+    /// The size of all objects.
     bytes: usize,
     log: Log,
 }
 
-/// When a write happens and with what luck: the store has no clock and no dice.
-pub struct Occasion<'a> {
+/// The time and the random numbers of a write: the store has neither.
+pub struct WriteContext<'a> {
     /// The time.
-    pub now: Moment,
-    /// For uids and names that are made up.
+    pub now: Time,
+    /// Random numbers for uids and generated names.
     pub entropy: &'a mut dyn FnMut() -> u64,
-    /// Whether it is to be done.
-    pub effect: Effect,
+    /// Whether it is a dry run.
+    pub dry_run: DryRun,
 }
 
-/// Whether a write is to be done.
+/// Whether a write is a dry run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
-    /// It is.
-    Lasting,
-    /// It is only asked what would come of it.
-    DryRun,
+pub enum DryRun {
+    /// The write is done.
+    Off,
+    /// It is only validated.
+    On,
 }
 
-/// What has to be true of an object for it to be deleted.
+/// Preconditions of a deletion.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Preconditions {
-    /// It has this uid.
+    /// The required uid.
     pub uid: Option<String>,
-    /// It has this version.
+    /// The required resource version.
     pub resource_version: Option<String>,
 }
 
-/// What has become of an object that was to be deleted.
+/// The result of a deletion.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Deletion {
-    /// It is no more; this it was.
-    Gone(Arc<Object>),
-    /// It waits for those who have to let go of it.
+    /// It was removed; this is its last state.
+    Removed(Arc<Object>),
+    /// It waits for its finalizers or grace period.
     Pending(Arc<Object>),
 }
 
@@ -130,7 +126,7 @@ impl Default for Store {
 }
 
 impl Store {
-    /// An empty one, which remembers so much.
+    /// An empty store with this history.
     pub fn new(history: History) -> Self {
         Self {
             objects: BTreeMap::new(),
@@ -139,12 +135,12 @@ impl Store {
         }
     }
 
-    /// Grows with every write: whoever waits for events waits for this to change.
+    /// Increases with every write.
     pub fn version(&self) -> u64 {
         self.log.version()
     }
 
-    /// What has happened after a version, in order; 410 if that is forgotten.
+    /// The events after a version, in order; 410 if the history no longer has them.
     pub fn events_after(&self, version: u64) -> Result<impl Iterator<Item = &Event>, Status> {
         self.log.after(version)
     }
@@ -173,13 +169,13 @@ impl Store {
         all.filter(move |(key, _)| key.namespace == namespace)
     }
 
-    /// Makes a new object.
+    /// Creates an object.
     pub fn create(
         &mut self,
         definition: &Definition,
         namespace: &str,
         mut object: Object,
-        occasion: &mut Occasion<'_>,
+        context: &mut WriteContext<'_>,
     ) -> Result<Arc<Object>, Status> {
         settle_namespace(definition, namespace, &mut object)?;
         if !object.resource_version().is_empty() {
@@ -190,13 +186,13 @@ impl Store {
         for attempt in 1.. {
             if made_up {
                 object.remove(&["metadata", "name"]);
-                object.make_up_name(occasion.entropy);
+                object.generate_missing_name(context.entropy);
             }
             check_name(definition, &object)?;
             let Some(there) = self.objects.get(&key(definition, namespace, object.name())) else {
                 break;
             };
-            if made_up && attempt < NAME_TRIES {
+            if made_up && attempt < MAX_NAME_ATTEMPTS {
                 continue;
             }
             let mut refusal = if made_up {
@@ -210,13 +206,13 @@ impl Store {
             return Err(refusal);
         }
         definition.prepare_new(&mut object);
-        object.set(&["metadata", "uid"], make_up_uid(occasion.entropy));
-        object.set(&["metadata", "creationTimestamp"], occasion.now.to_string());
+        object.set(&["metadata", "uid"], generate_uid(context.entropy));
+        object.set(&["metadata", "creationTimestamp"], context.now.to_string());
         let key = key(definition, namespace, object.name());
-        self.commit(key, object, occasion.effect)
+        self.commit(key, object, context.dry_run)
     }
 
-    /// Writes a part of an object that is there.
+    /// Writes a part of an existing object.
     pub fn update(
         &mut self,
         definition: &Definition,
@@ -224,7 +220,7 @@ impl Store {
         name: &str,
         mut object: Object,
         part: Part,
-        occasion: &mut Occasion<'_>,
+        context: &mut WriteContext<'_>,
     ) -> Result<Arc<Object>, Status> {
         check_address(namespace, name, &object)?;
         settle_namespace(definition, namespace, &mut object)?;
@@ -251,26 +247,26 @@ impl Store {
         check_finalizers(definition, &before, &next)?;
         let key = key(definition, namespace, name);
         let is_over = next.deletion_timestamp().is_some() && grace_of(&next) == 0;
-        if is_over && definition.holders(&next).is_empty() {
-            return Ok(self.end(&key, next, occasion.effect));
+        if is_over && definition.pending_finalizers(&next).is_empty() {
+            return Ok(self.end(&key, next, context.dry_run));
         }
-        self.commit(key, next, occasion.effect)
+        self.commit(key, next, context.dry_run)
     }
 
-    /// Ends an object, or has it wait for those who have to let go of it.
+    /// Deletes an object, or marks it as terminating while it has finalizers.
     pub fn delete(
         &mut self,
         definition: &Definition,
         namespace: &str,
         name: &str,
         preconditions: &Preconditions,
-        occasion: &mut Occasion<'_>,
+        context: &mut WriteContext<'_>,
     ) -> Result<Deletion, Status> {
-        self.delete_within(definition, namespace, name, 0, preconditions, occasion)
+        self.delete_within(definition, namespace, name, 0, preconditions, context)
     }
 
-    /// The same, and leaves it this many seconds: it stays until somebody ends it without
-    /// grace, as a node does with a pod whose processes are gone.
+    /// The same with a grace period: it stays until it is deleted without grace, as a node does
+    /// with a pod whose processes have exited.
     pub fn delete_within(
         &mut self,
         definition: &Definition,
@@ -278,22 +274,22 @@ impl Store {
         name: &str,
         grace: u32,
         preconditions: &Preconditions,
-        occasion: &mut Occasion<'_>,
+        context: &mut WriteContext<'_>,
     ) -> Result<Deletion, Status> {
         let before = self.get(definition, namespace, name)?;
         preconditions.check(definition, &before)?;
         let key = key(definition, namespace, name);
-        if grace == 0 && definition.holders(&before).is_empty() {
+        if grace == 0 && definition.pending_finalizers(&before).is_empty() {
             let object = Object::clone(&before);
-            return Ok(Deletion::Gone(self.end(&key, object, occasion.effect)));
+            return Ok(Deletion::Removed(self.end(&key, object, context.dry_run)));
         }
         let is_ending = before.deletion_timestamp().is_some();
-        // It can be hurried, not given more time.
+        // The grace period can be shortened, not extended.
         if is_ending && grace_of(&before) <= i64::from(grace) {
             return Ok(Deletion::Pending(before));
         }
         let mut next = Object::clone(&before);
-        let until = occasion.now.plus_seconds(i64::from(grace));
+        let until = context.now.plus_seconds(i64::from(grace));
         next.set(&["metadata", "deletionTimestamp"], until.to_string());
         next.set(&["metadata", "deletionGracePeriodSeconds"], grace);
         if let Some(generation) = before.generation()
@@ -304,33 +300,11 @@ impl Store {
         if definition.is_namespaces() {
             next.set(&["status", "phase"], "Terminating");
         }
-        self.commit(key, next, occasion.effect)
+        self.commit(key, next, context.dry_run)
             .map(Deletion::Pending)
     }
 
-    /// Deletes all objects of a resource in a namespace, or in all (an empty one),
-    /// that are selected.
-    pub fn delete_collection(
-        &mut self,
-        definition: &Definition,
-        namespace: &str,
-        selection: &Selection,
-        occasion: &mut Occasion<'_>,
-    ) -> Result<Vec<Deletion>, Status> {
-        let resource = kept_as(&definition.resource);
-        let all = self.current(&resource, namespace);
-        let selected: Vec<Key> = all
-            .filter(|(_, object)| selection.matches(object))
-            .map(|(key, _)| key.clone())
-            .collect();
-        let none = Preconditions::default();
-        let deleted = selected
-            .iter()
-            .map(|key| self.delete(definition, &key.namespace, &key.name, &none, occasion));
-        deleted.collect()
-    }
-
-    /// The objects of a resource as they are now, sorted.
+    /// The current objects of a resource, sorted.
     fn current<'a>(
         &'a self,
         resource: &'a GroupResource,
@@ -346,33 +320,33 @@ impl Store {
             .take_while(move |(key, _)| key.is_within(resource, namespace))
     }
 
-    /// Keeps an object as a new version; 500 if that is more than can be kept.
+    /// Stores an object as a new version; 500 if it exceeds a limit.
     fn commit(
         &mut self,
         key: Key,
         mut object: Object,
-        effect: Effect,
+        dry_run: DryRun,
     ) -> Result<Arc<Object>, Status> {
         let version = self.log.next_version();
-        if effect == Effect::Lasting {
+        if dry_run == DryRun::Off {
             object.set(&["metadata", "resourceVersion"], version.to_string());
         }
         let size = object.size();
-        if size > LARGEST_OBJECT {
+        if size > MAX_OBJECT_BYTES {
             return Err(status::too_large());
         }
         let before = self.objects.get(&key).map_or(0, |it| it.size());
         let bytes = self.bytes.saturating_sub(before).saturating_add(size);
         let limit = if object.deletion_timestamp().is_some() {
-            LARGEST_WITH_ENDING
+            MAX_STORE_BYTES_WITH_TERMINATING
         } else {
-            LARGEST_STORE
+            MAX_STORE_BYTES
         };
-        // What makes room is never refused.
+        // A write that frees space is never refused.
         if bytes > limit && size > before {
             return Err(status::no_space());
         }
-        if effect == Effect::DryRun {
+        if dry_run == DryRun::On {
             return Ok(Arc::new(object));
         }
         self.bytes = bytes;
@@ -392,9 +366,9 @@ impl Store {
         Ok(object)
     }
 
-    /// Lets an object go, as it last was.
-    fn end(&mut self, key: &Key, mut object: Object, effect: Effect) -> Arc<Object> {
-        if effect == Effect::DryRun {
+    /// Removes an object, with its last state.
+    fn end(&mut self, key: &Key, mut object: Object, dry_run: DryRun) -> Arc<Object> {
+        if dry_run == DryRun::On {
             return Arc::new(object);
         }
         let version = self.log.next_version();
@@ -423,7 +397,7 @@ impl Key {
 
 impl Preconditions {
     fn check(&self, definition: &Definition, object: &Object) -> Result<(), Status> {
-        // It names the kind where others name the resource.
+        // This error names the kind, where others name the resource.
         let kind = GroupResource::new(&definition.resource.group, &definition.kind);
         if let Some(uid) = &self.uid
             && uid != object.uid()
@@ -449,7 +423,7 @@ impl Preconditions {
     }
 }
 
-/// How many seconds an object that is to end has been given.
+/// The grace period of a terminating object, in seconds.
 fn grace_of(object: &Object) -> i64 {
     let grace = object.at(&["metadata", "deletionGracePeriodSeconds"]);
     grace.and_then(Value::as_i64).unwrap_or_default()
@@ -457,7 +431,7 @@ fn grace_of(object: &Object) -> i64 {
 
 fn key(definition: &Definition, namespace: &str, name: &str) -> Key {
     Key {
-        resource: kept_as(&definition.resource),
+        resource: storage_resource(&definition.resource),
         namespace: match definition.scope {
             Scope::Namespaced => namespace.to_owned(),
             Scope::Cluster => String::new(),
@@ -515,8 +489,8 @@ fn check_name(definition: &Definition, object: &Object) -> Result<(), Status> {
         let why = "name or generateName is required";
         vec![FieldError::required("metadata.name", why)]
     } else {
-        let faults = NameRule::of(&resource.group, &resource.resource).faults(name);
-        let errors = faults.into_iter();
+        let errors = NameRule::of(&resource.group, &resource.resource).errors(name);
+        let errors = errors.into_iter();
         errors
             .map(|fault| FieldError::invalid("metadata.name", name, fault))
             .collect()
@@ -532,7 +506,7 @@ fn check_name(definition: &Definition, object: &Object) -> Result<(), Status> {
     ))
 }
 
-/// Whoever is to end may be let go of, but not held anew.
+/// Finalizers of a terminating object can be removed, but not added.
 fn check_finalizers(definition: &Definition, before: &Object, next: &Object) -> Result<(), Status> {
     let old = before.finalizers();
     let mut new: Vec<_> = next.finalizers();
@@ -553,7 +527,7 @@ fn check_finalizers(definition: &Definition, before: &Object, next: &Object) -> 
     Err(status::invalid(group, kind, before.name(), &[error]))
 }
 
-/// A version as clients write it: a number, or nothing.
+/// Parses a client's resource version: a number, or empty.
 pub(crate) fn parse_version(text: &str) -> Result<u64, Status> {
     if text.is_empty() {
         return Ok(0);

@@ -1,5 +1,4 @@
-//! What resources do on their own when their objects are written: which part is
-//! whose, what counts as a new generation, and what keeps an object alive.
+//! Behaviour of resources on write: status subresources, generations and finalizers.
 
 use serde_json::{Value, json};
 
@@ -8,41 +7,41 @@ use crate::defaults::quality_of_service;
 use crate::object::{Object, texts};
 use crate::status::GroupResource;
 
-/// What the store has to know of a resource.
+/// The properties of a resource that the store depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition {
-    /// Whatever the version.
+    /// Without the version.
     pub resource: GroupResource,
-    /// Of its objects.
+    /// The kind of its objects.
     pub kind: String,
-    /// Where its objects are.
+    /// Its scope.
     pub scope: Scope,
-    /// Who writes their status.
+    /// How the status is written.
     pub status: StatusPart,
 }
 
-/// Where objects are.
+/// The scope of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// In no namespace.
+    /// Cluster-scoped.
     Cluster,
-    /// In a namespace.
+    /// Namespaced.
     Namespaced,
 }
 
 /// How the status of an object is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatusPart {
-    /// By a subresource alone.
+    /// Only by a subresource.
     Separate,
-    /// With the rest, or there is none.
+    /// With the rest, or there is no status.
     Together,
 }
 
-/// Which part of an object is written.
+/// The part of an object that is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// All but what has a subresource of its own.
+    /// All but the parts with a subresource.
     Main,
     /// `/status`
     Status,
@@ -50,11 +49,11 @@ pub enum Part {
     Finalize,
 }
 
-/// What pods are given if nobody says.
-const POD_GRACE: u32 = 30;
+/// The default grace period of pods.
+const DEFAULT_POD_GRACE_SECONDS: u32 = 30;
 
 /// Metadata that only the server writes.
-const SYSTEM: [&str; 6] = [
+const SERVER_METADATA: [&str; 6] = [
     "uid",
     "creationTimestamp",
     "deletionTimestamp",
@@ -64,7 +63,7 @@ const SYSTEM: [&str; 6] = [
 ];
 
 impl Definition {
-    /// Of a resource of a catalogue.
+    /// The definition of a served resource.
     pub fn of(served: &Served<'_>) -> Self {
         Self {
             resource: served.group_resource(),
@@ -82,21 +81,21 @@ impl Definition {
         }
     }
 
-    /// Whether it is that of namespaces.
+    /// Whether it is the resource of namespaces.
     pub fn is_namespaces(&self) -> bool {
         self.resource.group.is_empty() && self.resource.resource == "namespaces"
     }
 
-    /// Gives a new object what it has from the beginning.
+    /// Initializes a new object.
     pub(crate) fn prepare_new(&self, object: &mut Object) {
-        for field in SYSTEM {
+        for field in SERVER_METADATA {
             object.remove(&["metadata", field]);
         }
-        if self.counts_generations() {
+        if self.has_generation() {
             object.set(&["metadata", "generation"], 1);
         }
         let core = self.resource.group.is_empty();
-        // A kubelet registers its node with what it knows of it.
+        // A kubelet registers its node with a status.
         if self.status == StatusPart::Separate && !(core && self.resource.resource == "nodes") {
             object.remove(&["status"]);
         }
@@ -120,8 +119,7 @@ impl Definition {
         self.count_templates(None, object);
     }
 
-    /// Daemon sets have their templates counted in an annotation, as they had it before
-    /// there were generations.
+    /// Counts template changes of daemon sets in an annotation, which is older than generations.
     fn count_templates(&self, before: Option<&Object>, object: &mut Object) {
         const COUNT: [&str; 3] = [
             "metadata",
@@ -139,7 +137,7 @@ impl Definition {
         object.set(&COUNT, count.to_string());
     }
 
-    /// What kube-apiserver writes of a state that nobody has told yet.
+    /// The initial status that kube-apiserver writes.
     fn begin_status(&self, object: &mut Object) {
         let group = self.resource.group.as_str();
         let status = match (group, self.resource.resource.as_str()) {
@@ -157,7 +155,7 @@ impl Definition {
         object.set(&["status"], status);
     }
 
-    /// Leaves of a new version only the part that is written; the rest is as it was.
+    /// Restricts an update to the part that is written.
     pub(crate) fn prepare_update(&self, part: Part, before: &Object, object: Object) -> Object {
         let mut next = match part {
             Part::Main => {
@@ -185,30 +183,30 @@ impl Definition {
                 next
             }
         };
-        for field in SYSTEM {
+        for field in SERVER_METADATA {
             next.take_from(before, &["metadata", field]);
         }
         self.count_templates(Some(before), &mut next);
         if let Some(generation) = before.generation()
-            && self.wants_something_else(before, &next)
+            && self.desired_state_differs(before, &next)
         {
             next.set(&["metadata", "generation"], generation + 1);
         }
         next
     }
 
-    /// Those who have to let go of an object before it ends.
-    pub(crate) fn holders<'a>(&self, object: &'a Object) -> Vec<&'a str> {
-        let mut holders = object.finalizers();
+    /// Finalizers that must be removed before an object is deleted.
+    pub(crate) fn pending_finalizers<'a>(&self, object: &'a Object) -> Vec<&'a str> {
+        let mut pending_finalizers = object.finalizers();
         if self.is_namespaces() {
-            holders.extend(texts(object.at(&["spec", "finalizers"])));
+            pending_finalizers.extend(texts(object.at(&["spec", "finalizers"])));
         }
-        holders
+        pending_finalizers
     }
 
-    /// How many seconds an object that is deleted is given, if that is not said: only pods
-    /// on a node are given any, and they say how many.
-    pub(crate) fn grace(&self, object: &Object, said: Option<u32>) -> u32 {
+    /// The grace period of a deletion in seconds, if it is not given: only pods that are bound
+    /// to a node have one, in their spec.
+    pub(crate) fn grace(&self, object: &Object, requested: Option<u32>) -> u32 {
         let is_pod = self.resource.group.is_empty() && self.resource.resource == "pods";
         let is_over = matches!(object.text(&["status", "phase"]), "Succeeded" | "Failed");
         if !is_pod || is_over || object.text(&["spec", "nodeName"]).is_empty() {
@@ -218,20 +216,20 @@ impl Definition {
         let own = own
             .and_then(Value::as_u64)
             .map(|it| u32::try_from(it).unwrap_or(u32::MAX));
-        said.or(own).unwrap_or(POD_GRACE)
+        requested.or(own).unwrap_or(DEFAULT_POD_GRACE_SECONDS)
     }
 
-    fn wants_something_else(&self, before: &Object, next: &Object) -> bool {
+    fn desired_state_differs(&self, before: &Object, next: &Object) -> bool {
         if self.resource.group.is_empty() && self.resource.resource == "pods" {
-            // That it has been given a node is no wish.
+            // Binding to a node does not change the generation.
             let mut next = next.clone();
             next.take_from(before, &["spec", "nodeName"]);
-            return wishes(before) != wishes(&next);
+            return desired_state(before) != desired_state(&next);
         }
-        wishes(before) != wishes(next)
+        desired_state(before) != desired_state(next)
     }
 
-    fn counts_generations(&self) -> bool {
+    fn has_generation(&self) -> bool {
         match (
             self.resource.group.as_str(),
             self.resource.resource.as_str(),
@@ -255,10 +253,10 @@ impl Definition {
     }
 }
 
-/// What somebody wants of an object: all but what the server and controllers say.
-fn wishes(object: &Object) -> impl PartialEq + '_ {
-    let wishes = object.fields().filter(|(name, _)| {
+/// The desired state of an object: all but metadata and status.
+fn desired_state(object: &Object) -> impl PartialEq + '_ {
+    let desired_state = object.fields().filter(|(name, _)| {
         !matches!(name.as_str(), "apiVersion" | "kind" | "metadata" | "status")
     });
-    wishes.collect::<Vec<(&String, &Value)>>()
+    desired_state.collect::<Vec<(&String, &Value)>>()
 }

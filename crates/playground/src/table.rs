@@ -1,40 +1,39 @@
-//! Objects as kubectl prints them: a `Table` of `meta.k8s.io/v1`, with the columns
-//! of kube-apiserver for what a playground shows, and for the rest those that it has for
-//! what it knows nothing of.
+//! Objects as kubectl prints them: a `Table` of `meta.k8s.io/v1`, with kube-apiserver's columns
+//! for common resources, and the default columns for others.
 
 mod cells;
-mod more;
 mod pod;
-mod rest;
+mod services_and_policies;
+mod workloads;
 
 use serde_json::{Value, json};
 
 use crate::catalogue::Release;
 use crate::object::Object;
 use crate::status::GroupResource;
-use crate::time::{Moment, human_duration};
+use crate::time::{Time, human_duration};
 
 /// A column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column {
     /// kubectl writes it in capitals.
     pub name: &'static str,
-    /// What its cells are.
+    /// The type of its cells.
     pub kind: &'static str,
     /// When it is shown.
-    pub shown: Shown,
+    pub shown: Visibility,
 }
 
 /// When a column is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
+pub enum Visibility {
     /// Always.
     Always,
     /// By `-o wide`.
     Wide,
 }
 
-/// What goes along with each row (`includeObject`).
+/// The object in each row (`includeObject`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Include {
     /// The cells alone.
@@ -46,25 +45,25 @@ pub enum Include {
     Object,
 }
 
-/// What is said of a list besides its items.
+/// Metadata of the list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListMeta {
-    /// Of the list, or of the one object.
+    /// The version of the list, or of the single object.
     pub resource_version: String,
-    /// Empty where nothing follows.
+    /// The continue token; may be empty.
     pub continue_token: String,
-    /// How many follow, if that is known.
+    /// The number of remaining objects, if known.
     pub remaining: Option<usize>,
 }
 
-/// A table of objects of a resource, as a release shows them. Ages are counted until now.
+/// A table of objects of a resource, in the format of a release. Ages are relative to `now`.
 pub fn table<'a>(
     release: Release,
     resource: &GroupResource,
     objects: impl IntoIterator<Item = &'a Object>,
     meta: &ListMeta,
     include: Include,
-    now: Moment,
+    now: Time,
 ) -> Value {
     let columns = columns(resource);
     let shown = |column: &Column| has_column(release, resource, column.name);
@@ -154,8 +153,8 @@ pub fn columns(resource: &GroupResource) -> Vec<Column> {
         ),
         ("coordination.k8s.io", "leases") => (&["Name", "Holder", "Age"], &[]),
         ("" | "events.k8s.io", "events") => return event_columns(),
-        _ => more::columns(resource)
-            .or_else(|| rest::columns(resource))
+        _ => workloads::columns(resource)
+            .or_else(|| services_and_policies::columns(resource))
             .unwrap_or((&["Name", "Created At"], &[])),
     };
     let column = |shown| {
@@ -165,13 +164,15 @@ pub fn columns(resource: &GroupResource) -> Vec<Column> {
             shown,
         }
     };
-    let always = always.iter().map(column(Shown::Always));
-    always.chain(wide.iter().map(column(Shown::Wide))).collect()
+    let always = always.iter().map(column(Visibility::Always));
+    always
+        .chain(wide.iter().map(column(Visibility::Wide)))
+        .collect()
 }
 
-/// Those for `-o wide` stand among the others.
+/// Columns of `-o wide` are between the others.
 fn event_columns() -> Vec<Column> {
-    use Shown::{Always, Wide};
+    use Visibility::{Always, Wide};
     let rows = [
         ("Last Seen", Always),
         ("Type", Always),
@@ -199,13 +200,13 @@ impl Column {
             "type": self.kind,
             "format": if self.name == "Name" { "name" } else { "" },
             "description": "",
-            "priority": i32::from(self.shown == Shown::Wide),
+            "priority": i32::from(self.shown == Visibility::Wide),
         })
     }
 }
 
-/// How long ago, or that it is not known.
-fn age(time: Option<Moment>, now: Moment) -> String {
+/// The age, or `<unknown>`.
+fn age(time: Option<Time>, now: Time) -> String {
     time.map_or_else(
         || "<unknown>".to_owned(),
         |time| human_duration(now.seconds_since(time)),

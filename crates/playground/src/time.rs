@@ -3,24 +3,24 @@
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A second, in the years 0 to 9999. Whoever calls says what time it is.
+/// A time in seconds, in the years 0 to 9999. The caller supplies the current time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Moment {
+pub struct Time {
     /// Since 1970.
     seconds: i64,
 }
 
-const DAY: i64 = 86_400;
+const SECONDS_PER_DAY: i64 = 86_400;
 
-impl Moment {
-    /// So many seconds after 1970 began.
+impl Time {
+    /// Seconds since 1970.
     pub fn from_unix(seconds: i64) -> Self {
         Self {
             seconds: seconds.clamp(-62_167_219_200, 253_402_300_799),
         }
     }
 
-    /// Reads a time of RFC 3339 in any zone. Fractions are cut off.
+    /// Parses RFC 3339 in any zone. Fractions are dropped.
     pub fn parse(text: &str) -> Option<Self> {
         let (date_time, rest) = text.split_at_checked("2006-01-02T15:04:05".len())?;
         let bytes = date_time.as_bytes();
@@ -47,22 +47,24 @@ impl Moment {
             _ => return None,
         };
         let days = days_of(year, month, day);
-        in_range.then(|| Self::from_unix(days * DAY + hour * 3600 + minute * 60 + second - offset))
+        in_range.then(|| {
+            Self::from_unix(days * SECONDS_PER_DAY + hour * 3600 + minute * 60 + second - offset)
+        })
     }
 
-    /// So many seconds later.
+    /// Adds seconds.
     #[must_use]
     pub fn plus_seconds(self, seconds: i64) -> Self {
         Self::from_unix(self.seconds.saturating_add(seconds))
     }
 
-    /// How many seconds after another one.
+    /// The difference in seconds.
     pub fn seconds_since(self, earlier: Self) -> i64 {
         self.seconds - earlier.seconds
     }
 }
 
-impl From<SystemTime> for Moment {
+impl From<SystemTime> for Time {
     fn from(time: SystemTime) -> Self {
         let seconds = match time.duration_since(UNIX_EPOCH) {
             Ok(after) => i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
@@ -72,8 +74,8 @@ impl From<SystemTime> for Moment {
     }
 }
 
-impl From<Moment> for SystemTime {
-    fn from(moment: Moment) -> Self {
+impl From<Time> for SystemTime {
+    fn from(moment: Time) -> Self {
         match u64::try_from(moment.seconds) {
             Ok(after) => UNIX_EPOCH + Duration::from_secs(after),
             Err(_) => UNIX_EPOCH - Duration::from_secs(moment.seconds.unsigned_abs()),
@@ -81,10 +83,10 @@ impl From<Moment> for SystemTime {
     }
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for Time {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (year, month, day) = date_of(self.seconds.div_euclid(DAY));
-        let time = self.seconds.rem_euclid(DAY);
+        let (year, month, day) = date_of(self.seconds.div_euclid(SECONDS_PER_DAY));
+        let time = self.seconds.rem_euclid(SECONDS_PER_DAY);
         write!(
             out,
             "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
@@ -95,9 +97,9 @@ impl fmt::Display for Moment {
     }
 }
 
-/// How kubectl writes a span of time: coarser the longer it is.
+/// A duration in kubectl's format: the longer, the coarser.
 pub fn human_duration(seconds: i64) -> String {
-    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / DAY);
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / SECONDS_PER_DAY);
     let pair = |large: i64, unit: char, small: i64, subunit: char| match small {
         0 => format!("{large}{unit}"),
         small => format!("{large}{unit}{small}{subunit}"),
@@ -122,7 +124,7 @@ fn digits(text: &str) -> Option<i64> {
     all.then(|| text.parse().ok()).flatten()
 }
 
-/// Days since 1970, in years that begin with March, so that leap days are last.
+/// Days since 1970, in years that start in March, so that leap days are last.
 fn days_of(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);
@@ -151,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_written_as_kubernetes_writes_them() {
+    fn times_are_formatted_as_by_kubernetes() {
         let rows = [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_400, "2000-02-29T00:00:00Z"),
@@ -159,11 +161,11 @@ mod tests {
             (-1, "1969-12-31T23:59:59Z"),
         ];
         for (seconds, text) in rows {
-            assert_eq!(Moment::from_unix(seconds).to_string(), text);
-            assert_eq!(Moment::parse(text), Some(Moment::from_unix(seconds)));
+            assert_eq!(Time::from_unix(seconds).to_string(), text);
+            assert_eq!(Time::parse(text), Some(Time::from_unix(seconds)));
         }
-        let zoned = Moment::parse("2026-11-15T21:59:59.123456+01:00");
-        assert_eq!(zoned, Some(Moment::from_unix(1_794_776_399)));
+        let zoned = Time::parse("2026-11-15T21:59:59.123456+01:00");
+        assert_eq!(zoned, Some(Time::from_unix(1_794_776_399)));
         for text in [
             "",
             "2026",
@@ -172,13 +174,13 @@ mod tests {
             "2026-11-15 21:59:59Z",
             "é026-11-15T21:59:59Z",
         ] {
-            assert_eq!(Moment::parse(text), None, "{text}");
+            assert_eq!(Time::parse(text), None, "{text}");
         }
     }
 
     #[test]
-    fn spans_are_written_as_kubectl_writes_them() {
-        let (minute, hour, day) = (60, 3600, DAY);
+    fn durations_are_formatted_as_by_kubectl() {
+        let (minute, hour, day) = (60, 3600, SECONDS_PER_DAY);
         let rows = [
             (-5, "<invalid>"),
             (-1, "0s"),
@@ -205,9 +207,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(seconds in -62_167_219_200_i64..253_402_300_800) {
-            let moment = Moment::from_unix(seconds);
-            prop_assert_eq!(Moment::parse(&moment.to_string()), Some(moment));
+        fn encoded_values_are_decoded_unchanged(seconds in -62_167_219_200_i64..253_402_300_800) {
+            let moment = Time::from_unix(seconds);
+            prop_assert_eq!(Time::parse(&moment.to_string()), Some(moment));
         }
     }
 }

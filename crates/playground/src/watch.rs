@@ -1,98 +1,98 @@
-//! A watcher: a place in the sequence of events, and what it wants to see of it.
-//! It is asked for news whenever the version of the store has changed.
+//! A watcher: a position in the sequence of events, and a selection. It is polled when the
+//! version of the store has changed.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use skewbridge_api::status::Status;
 
-use crate::conversion::{self, kept_as};
+use crate::conversion::{self, storage_resource};
 use crate::object::Object;
-use crate::select::Selection;
+use crate::selectors::Selection;
 use crate::status::{self, GroupResource};
 use crate::store::{Event, EventKind, ListOptions, Store, parse_version};
 
-/// Sees every event of what it watches once, and in order.
+/// Returns every event of its resource once, in order.
 #[derive(Debug, Clone)]
 pub struct Watcher {
     resource: GroupResource,
     namespace: String,
     selection: Selection,
-    /// All up to this version has been seen.
+    /// The last version that was returned.
     seen: u64,
 }
 
-/// What a watcher is told.
+/// A change that a watcher returns.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// It is there, or it is selected now.
+    /// It was created, or is selected now.
     Added(Arc<Object>),
     /// It has changed.
     Modified(Arc<Object>),
-    /// It is gone, or it is not selected any more.
+    /// It was deleted, or is not selected any more.
     Deleted(Arc<Object>),
-    /// All up to this version has been told.
+    /// All changes up to this version have been returned.
     Bookmark {
-        /// Where a watch may go on.
+        /// The version from which a watch can continue.
         version: u64,
-        /// Whether all that was there at the beginning has been told.
+        /// Whether all initial objects have been returned.
         initial: InitialEvents,
     },
 }
 
-/// What a bookmark says of the beginning.
+/// The initial-events annotation of a bookmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InitialEvents {
-    /// It is over: said once, to those who asked for it.
+    /// The initial events have ended: sent once, if requested.
     End,
-    /// Nothing.
-    Unmentioned,
+    /// No annotation.
+    None,
 }
 
-/// How a watch begins.
+/// The start of a watch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Beginning {
-    /// With what there is, unless a version is given: for those who do not say.
+pub enum WatchStart {
+    /// With the current objects, unless a version is given: without `sendInitialEvents`.
     #[default]
-    Unsaid,
-    /// With what there is, and a bookmark (`sendInitialEvents=true`).
+    Default,
+    /// With the current objects, and a bookmark (`sendInitialEvents=true`).
     Initial,
-    /// With what happens from now on (`sendInitialEvents=false`).
+    /// With changes from now on (`sendInitialEvents=false`).
     News,
 }
 
 impl Watcher {
-    /// Begins to watch a resource, in a namespace or in all (an empty one), after a
-    /// version as the client writes it. What is to be told at once comes with it.
+    /// Starts to watch a resource, in a namespace or in all (empty), after a client's resource
+    /// version. Returns the initial changes too.
     pub fn start(
         store: &Store,
         resource: &GroupResource,
         namespace: &str,
         selection: Selection,
         resource_version: &str,
-        beginning: Beginning,
+        beginning: WatchStart,
     ) -> Result<(Self, Vec<Change>), Status> {
         let asked = parse_version(resource_version)?;
         let mut watcher = Self {
-            resource: kept_as(resource),
+            resource: storage_resource(resource),
             namespace: namespace.to_owned(),
             selection,
             seen: asked,
         };
         let from_now = match (beginning, asked) {
-            (Beginning::Initial, asked) if asked > store.version() => {
+            (WatchStart::Initial, asked) if asked > store.version() => {
                 return Err(status::too_large_version(asked, store.version()));
             }
-            (Beginning::Initial, _) | (Beginning::Unsaid, 0) => {
+            (WatchStart::Initial, _) | (WatchStart::Default, 0) => {
                 return watcher.with_initial_events(store, beginning);
             }
-            (Beginning::News, 0) => true,
-            (Beginning::News | Beginning::Unsaid, _) => false,
+            (WatchStart::News, 0) => true,
+            (WatchStart::News | WatchStart::Default, _) => false,
         };
         if from_now {
             watcher.seen = store.version();
         }
-        // Known now if it is too old, not when something happens.
+        // Detects now whether the version is too old.
         let _ = store.events_after(watcher.seen)?;
         Ok((watcher, Vec::new()))
     }
@@ -100,13 +100,13 @@ impl Watcher {
     fn with_initial_events(
         mut self,
         store: &Store,
-        beginning: Beginning,
+        beginning: WatchStart,
     ) -> Result<(Self, Vec<Change>), Status> {
         let all = ListOptions::default();
         let listed = store.list(&self.resource, &self.namespace, &self.selection, &all)?;
         self.seen = listed.version;
         let mut changes: Vec<_> = listed.items.into_iter().map(Change::Added).collect();
-        if beginning == Beginning::Initial {
+        if beginning == WatchStart::Initial {
             changes.push(Change::Bookmark {
                 version: self.seen,
                 initial: InitialEvents::End,
@@ -115,8 +115,7 @@ impl Watcher {
         Ok((self, changes))
     }
 
-    /// What has happened since it was last asked; 410 if it was not asked for too
-    /// long.
+    /// The changes since the last call; 410 if the history no longer has them.
     pub fn news(&mut self, store: &Store) -> Result<Vec<Change>, Status> {
         let events = store.events_after(self.seen)?;
         let watched = events.filter(|event| event.key.is_within(&self.resource, &self.namespace));
@@ -125,15 +124,15 @@ impl Watcher {
         Ok(changes)
     }
 
-    /// How far it has come, for clients that ask for bookmarks.
+    /// A bookmark, for clients that accept them.
     pub fn bookmark(&self) -> Change {
         Change::Bookmark {
             version: self.seen,
-            initial: InitialEvents::Unmentioned,
+            initial: InitialEvents::None,
         }
     }
 
-    /// To whom an object begins or ceases to matter, it comes or goes.
+    /// An object that begins or ceases to match is reported as added or deleted.
     fn change(&self, event: &Event) -> Option<Change> {
         let before = event.before.as_ref();
         let mattered = before.is_some_and(|before| self.selection.matches(before));
@@ -143,7 +142,7 @@ impl Watcher {
             (false, false) => None,
             (false, true) => Some(Change::Added(object())),
             (true, true) => Some(Change::Modified(object())),
-            // As it was when it last mattered, at the version of the event.
+            // Its last matching state, at the version of the event.
             (true, false) => Some(Change::Deleted(match (event.kind, before) {
                 (EventKind::Deleted, _) | (_, None) => object(),
                 (_, Some(before)) => {
@@ -157,10 +156,10 @@ impl Watcher {
 }
 
 impl Change {
-    /// As it is sent: a `metav1.WatchEvent`, with an object of this version and kind.
+    /// As a `metav1.WatchEvent`, with an object of this version and kind.
     pub fn to_json(&self, api_version: &str, kind: &str) -> Value {
         let event = |word: &str, object: &Object| {
-            let object = conversion::shown(object, api_version, kind);
+            let object = conversion::from_storage(object, api_version, kind);
             json!({"type": word, "object": object.into_value()})
         };
         match self {
@@ -179,7 +178,7 @@ impl Change {
         }
     }
 
-    /// The version that it is of.
+    /// The version of the change.
     pub fn version(&self) -> u64 {
         match self {
             Self::Added(object) | Self::Modified(object) | Self::Deleted(object) => {

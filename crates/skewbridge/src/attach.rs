@@ -5,15 +5,15 @@ use std::process::ExitCode;
 use clap::{ArgAction, Args};
 use skewbridge_client::{AttachRequest, ExitStatus};
 
-use crate::client_command::{self, Failure, pod_running_timeout, print, say};
+use crate::client_command::{self, Failure, pod_running_timeout, print_stderr, print_stdout};
 use crate::cluster_flags::ClusterFlags;
 use crate::console::{self, DetachKeys, RawTerminal};
 use crate::exec::{NO_TERMINAL, explain};
-use crate::pods::{Found, Pod, Pods, Reference, choose_container};
-use crate::session::{Ended, Session, executor, told, verdict};
+use crate::pods::{FoundPod, Pod, Pods, Reference, choose_container};
+use crate::session::{ExitState, Session, describe_transport, executor, exit_result};
 
 const HELP: &str = "\
-With a terminal, ctrl-p and then ctrl-q leave the process alone with itself
+With a terminal, ctrl-p ctrl-q detaches from the process, which continues
 (--detach-keys).
 
 Examples:
@@ -21,32 +21,32 @@ Examples:
   skewbridge attach deploy/web -c app -i -t
   skewbridge attach deployment web";
 
-// Everything that `attach` can be told. (What it is for, `main.rs` says.)
+// The flags of `attach`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// A pod, or TYPE/NAME of what runs it (deployment, statefulset, service, job…)
+    /// A pod, or TYPE/NAME of its owner (deployment, statefulset, service, job…)
     #[arg(value_name = "POD | TYPE/NAME | TYPE NAME", required = true)]
     target: Vec<String>,
-    /// The container, if not the pod's default one
+    /// Container [default: that of the pod]
     #[arg(short, long, value_name = "NAME")]
     container: Option<String>,
     /// Pass standard input to the process
     #[arg(short = 'i', long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     stdin: bool,
-    /// Pass this terminal to the process, which has one
+    /// Use this terminal, if the process has one
     #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     tty: bool,
-    /// Print nothing but what the process writes
+    /// Print only the output of the process
     #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     quiet: bool,
-    /// Keys that leave the process alone with itself; empty for none
+    /// Keys that detach from the process; empty for none
     #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
     detach_keys: String,
-    /// How long to wait until there is a pod of what is named
+    /// How long to wait for a running pod of TYPE/NAME
     #[arg(long, value_name = "DURATION", default_value = "1m0s")]
     pod_running_timeout: String,
     /// Print this help
@@ -56,13 +56,13 @@ pub(crate) struct Flags {
     cluster: ClusterFlags,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     client_command::run(attach(flags))
 }
 
 async fn attach(flags: &Flags) -> Result<(), Failure> {
-    let patience = pod_running_timeout(&flags.pod_running_timeout)?;
+    let max_wait = pod_running_timeout(&flags.pod_running_timeout)?;
     let reference = Reference::parse_words(&flags.target)?;
     let detach =
         DetachKeys::parse(&flags.detach_keys).map_err(|wrong| format!("--detach-keys: {wrong}"))?;
@@ -71,7 +71,7 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
         endpoint: access.endpoint.clone(),
         namespace: access.namespace.clone(),
     };
-    let Found { pod, .. } = pods.find(&reference, patience).await?;
+    let FoundPod { pod, .. } = pods.find(&reference, max_wait).await?;
     if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
         let phase = &pod.status.phase;
         return Err(Failure::new(format!(
@@ -81,15 +81,15 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
     let container = choose_container(&pod, flags.container.as_deref())
         .map_err(|wrong| format!("cannot attach to the container: {wrong}"))?;
     if let Some(notice) = container.notice.filter(|_| !flags.quiet) {
-        say(notice);
+        print_stderr(notice);
     }
     let tty = wants_terminal(flags, &pod, &container.name);
     if !flags.quiet {
-        say(
+        print_stderr(
             "All commands and output from this session will be recorded in container logs, \
              including credentials and sensitive information passed through the command prompt.",
         );
-        say("If you don't see a command prompt, try pressing enter.");
+        print_stderr("If you don't see a command prompt, try pressing enter.");
     }
     let request = AttachRequest {
         namespace: access.namespace.clone(),
@@ -105,7 +105,7 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
     let process =
         process.map_err(|error| explain(error, "pods/attach", &access.namespace, why()))?;
     if access.verbosity > 0 {
-        say(told(process.transport()));
+        print_stderr(describe_transport(process.transport()));
     }
     let raw = if tty {
         Some(RawTerminal::enter().map_err(Failure::new)?)
@@ -126,19 +126,19 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
         access.namespace
     );
     match ended {
-        Ended::Detached => {
+        ExitState::Detached => {
             if !flags.quiet {
-                print(format_args!("Detached; resume using {resume} command"));
+                print_stdout(format_args!("Detached; resume using {resume} command"));
             }
             Ok(())
         }
-        Ended::Process(ExitStatus::Failed(failure)) => {
+        ExitState::Process(ExitStatus::Failed(failure)) => {
             let failure = Failure::new(failure.message);
             Err(why().into_iter().fold(failure, Failure::hint))
         }
-        Ended::Process(status) => {
+        ExitState::Process(status) => {
             if status.is_success() && tty && !flags.quiet {
-                print(if pod.is_ephemeral(&container.name) {
+                print_stdout(if pod.is_ephemeral(&container.name) {
                     format!(
                         "Session ended, the ephemeral container will not be restarted but may \
                          be reattached using {resume} if it is still running"
@@ -147,17 +147,17 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
                     format!("Session ended, resume using {resume} command")
                 });
             }
-            verdict(status)
+            exit_result(status)
         }
     }
 }
 
-/// Whether the process has a terminal decides, but as with kubectl it is only for who
-/// types at one.
+/// The process decides whether there is a terminal. As with kubectl, this one is passed only if
+/// standard input is a terminal.
 fn wants_terminal(flags: &Flags, pod: &Pod, container: &str) -> bool {
     let has = pod.container(container).is_some_and(|it| it.tty);
     if flags.tty && !has && !flags.quiet {
-        say(format_args!(
+        print_stderr(format_args!(
             "error: Unable to use a TTY - container {container} did not allocate one"
         ));
     }
@@ -166,7 +166,7 @@ fn wants_terminal(flags: &Flags, pod: &Pod, container: &str) -> bool {
     }
     let there = console::is_terminal();
     if !there && !flags.quiet {
-        say(NO_TERMINAL);
+        print_stderr(NO_TERMINAL);
     }
     there
 }

@@ -1,5 +1,5 @@
-//! What the commands have in common that talk to a cluster as kubectl does: how they
-//! run, and how they end.
+//! Shared by the commands that talk to a cluster as kubectl does: how they run, and how they
+//! exit.
 
 use std::fmt;
 use std::future::Future;
@@ -15,18 +15,18 @@ use crate::skew::plain;
 /// Why a command fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// As it is printed, in kubectl's words where there are any.
+    /// As printed; kubectl's message where it has one.
     message: String,
-    /// More lines: what to do about it.
+    /// Further lines with advice.
     hints: Vec<String>,
     code: u8,
 }
 
-/// Any failure that has no exit code of its own.
+/// The exit code of failures without their own.
 const EXIT_FAILURE: u8 = 1;
 
 impl Failure {
-    /// Of ours.
+    /// A failure of the command itself.
     pub(crate) fn new(message: impl fmt::Display) -> Self {
         Self {
             message: format!("error: {message}"),
@@ -35,7 +35,7 @@ impl Failure {
         }
     }
 
-    /// Of a server that answered.
+    /// An error response of a server.
     pub(crate) fn refused(response: &ErrorResponse) -> Self {
         let ErrorResponse {
             code,
@@ -55,7 +55,7 @@ impl Failure {
         }
     }
 
-    /// As it is, and nothing before it.
+    /// Without a prefix.
     pub(crate) fn plain(message: impl Into<String>, code: u8) -> Self {
         let (message, hints) = (message.into(), Vec::new());
         Self {
@@ -65,7 +65,7 @@ impl Failure {
         }
     }
 
-    /// Nothing is to be said.
+    /// No message.
     pub(crate) fn silent(code: u8) -> Self {
         Self::plain("", code)
     }
@@ -106,7 +106,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// `--pod-running-timeout`, in kubectl's words where it is wrong.
+/// `--pod-running-timeout`, with kubectl's message if it is invalid.
 pub(crate) fn pod_running_timeout(text: &str) -> Result<Duration, Failure> {
     let is_none = |text: &str| parse::duration(text).is_ok_and(|it| it.is_zero());
     let is_below = |text: &str| parse::duration(text).is_ok();
@@ -119,13 +119,13 @@ pub(crate) fn pod_running_timeout(text: &str) -> Result<Duration, Failure> {
     read.map_err(|wrong| Failure::new(format!("--pod-running-timeout: {wrong}")))
 }
 
-/// What was tried before that which has failed.
+/// The earlier attempt, for a message about the later one.
 pub(crate) fn refused_before(websocket: &str) -> String {
     format!("that was by SPDY; a WebSocket had been refused before: {websocket}")
 }
 
-/// Runs a command to its end: one thread, for most of its time is waiting. What still
-/// waits for a terminal or a pipe is left behind.
+/// Runs a command to its end on one thread, since it mostly waits. Blocking reads and writes of
+/// a terminal or pipe are abandoned.
 pub(crate) fn run(command: impl Future<Output = Result<(), Failure>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -141,8 +141,8 @@ pub(crate) fn run(command: impl Future<Output = Result<(), Failure>>) -> ExitCod
     end(ended)
 }
 
-/// What is to be said of a command that has ended, if somebody else says it, and the rest.
-pub(crate) fn told_apart(ended: Result<(), Failure>) -> (Option<String>, Result<(), Failure>) {
+/// Splits the message off a failed command, for a caller that prints it itself.
+pub(crate) fn split_message(ended: Result<(), Failure>) -> (Option<String>, Result<(), Failure>) {
     match ended {
         Ok(()) => (None, Ok(())),
         Err(failure) => {
@@ -152,28 +152,28 @@ pub(crate) fn told_apart(ended: Result<(), Failure>) -> (Option<String>, Result<
     }
 }
 
-/// What is said of a command that has ended, and its exit code.
+/// Prints the message of a command that has ended, and returns its exit code.
 pub(crate) fn end(ended: Result<(), Failure>) -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.message.is_empty() {
-                say(&failure);
+                print_stderr(&failure);
             }
             ExitCode::from(failure.code)
         }
     }
 }
 
-/// A line on stdout, of our own. As [`say`].
-pub(crate) fn print(line: impl fmt::Display) {
+/// Prints a line on stdout. See [`print_stderr`].
+pub(crate) fn print_stdout(line: impl fmt::Display) {
     let line = plain(&line.to_string());
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// A line on stderr, in which nothing that a server has said can do anything to a
-/// terminal. Whoever closed it does not want to know.
-pub(crate) fn say(line: impl fmt::Display) {
+/// Prints a line on stderr. Control characters are escaped, because the text may come from a
+/// server. Write errors are ignored: the reader may have closed the pipe.
+pub(crate) fn print_stderr(line: impl fmt::Display) {
     let line = plain(&line.to_string());
     let _ = writeln!(std::io::stderr(), "{line}");
 }
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_told_as_kubectl_tells_them() {
+    fn refusals_have_kubectls_messages() {
         let rows = [
             (
                 404,
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_waited_for_or_the_command_is_wrong() {
+    fn pod_running_timeout_must_be_positive() {
         let nothing = "error: --pod-running-timeout must be higher than zero";
         let rows = [
             ("1m30s", Ok(90)),

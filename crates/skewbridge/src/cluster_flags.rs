@@ -1,4 +1,4 @@
-//! Which cluster, and as whom: kubectl's flags, for all commands that talk to a cluster.
+//! Cluster and user: kubectl's flags, for all commands that talk to a cluster.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,12 +13,12 @@ use crate::serve::parse;
 /// The heading of these flags in `--help`.
 const HEADING: &str = "Cluster options";
 
-// Which cluster, and as whom. Names and meanings are kubectl's. (No doc comment: clap would
-// take it for the description of the command.)
+// Cluster and user. Names and meanings are kubectl's. (No doc comment: clap would use it as the
+// description of the command.)
 #[derive(Clone, Args)]
 #[command(next_help_heading = HEADING)]
 pub(crate) struct ClusterFlags {
-    /// The kubeconfig; without it $KUBECONFIG, ~/.kube/config or that of the pod
+    /// The kubeconfig [default: $KUBECONFIG, ~/.kube/config or that of the pod]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// The context of the kubeconfig to use
@@ -30,10 +30,10 @@ pub(crate) struct ClusterFlags {
     /// The user of the kubeconfig to use
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// The namespace, if not the context's
+    /// The namespace [default: that of the context]
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
-    /// The address of the API server, if not the cluster's
+    /// The address of the API server [default: that of the cluster]
     #[arg(short, long, value_name = "URL")]
     server: Option<String>,
     /// Name to expect in the server's certificate, if not its host
@@ -42,7 +42,7 @@ pub(crate) struct ClusterFlags {
     /// CAs that sign the server's certificate
     #[arg(long, value_name = "FILE")]
     certificate_authority: Option<PathBuf>,
-    /// Do not check the server's certificate: anybody may be it
+    /// Do not verify the server's certificate (insecure)
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     insecure_skip_tls_verify: bool,
@@ -55,28 +55,28 @@ pub(crate) struct ClusterFlags {
     /// A bearer token
     #[arg(long, value_name = "TOKEN")]
     token: Option<String>,
-    /// A name for basic authentication
+    /// User name for basic authentication
     #[arg(long, value_name = "NAME")]
     username: Option<String>,
-    /// A password for basic authentication
+    /// Password for basic authentication
     #[arg(long, value_name = "PASSWORD")]
     password: Option<String>,
-    /// Whose role to take
+    /// User to impersonate
     #[arg(long = "as", value_name = "USER")]
     as_user: Option<String>,
-    /// A group of that role; may be given more than once
+    /// Group to impersonate; may be repeated
     #[arg(long, value_name = "GROUP")]
     as_group: Vec<String>,
-    /// The UID of that role
+    /// UID to impersonate
     #[arg(long, value_name = "UID")]
     as_uid: Option<String>,
-    /// More of that role, as KEY=VALUE; may be given more than once
+    /// Extra field to impersonate, as KEY=VALUE; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     as_user_extra: Vec<String>,
-    /// How long a single request may take; 0 is for ever
+    /// Time limit of a single request; 0 is no limit
     #[arg(long, value_name = "DURATION", default_value = "0")]
     request_timeout: String,
-    /// How much to tell: from 1 on, how streams are carried and why
+    /// Log verbosity: 1 and above shows the stream protocol and the reason for it
     #[arg(
         short,
         long = "v",
@@ -85,31 +85,31 @@ pub(crate) struct ClusterFlags {
         hide_default_value = true
     )]
     verbosity: u8,
-    /// Taken, and of no use here
+    /// Accepted for compatibility, and ignored
     #[arg(long, hide = true)]
     cache_dir: Option<PathBuf>,
-    /// Taken, and of no use here
+    /// Accepted for compatibility, and ignored
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     disable_compression: Option<bool>,
-    /// Taken, and of no use here
+    /// Accepted for compatibility, and ignored
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     match_server_version: Option<bool>,
-    /// Taken, and of no use here
+    /// Accepted for compatibility, and ignored
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     warnings_as_errors: Option<bool>,
 }
 
-/// A cluster that can be talked to.
+/// A cluster and the credentials for it.
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterAccess {
     pub(crate) endpoint: Endpoint,
-    /// The namespace of what is named without one.
+    /// The default namespace.
     pub(crate) namespace: String,
     pub(crate) verbosity: u8,
 }
 
 impl ClusterFlags {
-    /// Reads what the flags name.
+    /// Loads the kubeconfig and applies the flags.
     pub(crate) async fn access(&self) -> Result<ClusterAccess, String> {
         let timeout = self.timeout()?;
         let target = self.target().map_err(|error| error.to_string())?;
@@ -123,12 +123,12 @@ impl ClusterFlags {
         })
     }
 
-    /// The namespace that was asked for.
+    /// The namespace of the flag.
     pub(crate) fn namespace(&self) -> Option<&str> {
         self.namespace.as_deref().filter(|name| !name.is_empty())
     }
 
-    /// As kubectl takes it: `30s`, or a bare number of seconds.
+    /// In kubectl's syntax: `30s`, or a bare number of seconds.
     fn timeout(&self) -> Result<Option<Duration>, String> {
         let text = &self.request_timeout;
         let timeout = match text.parse() {
@@ -142,7 +142,7 @@ impl ClusterFlags {
 
     fn target(&self) -> Result<Target, Error> {
         let mut config = match Kubeconfig::load(self.kubeconfig.as_deref()) {
-            // A server by itself will do.
+            // `--server` alone is enough.
             Err(Error::NoConfiguration { .. }) if self.server.is_some() => Kubeconfig::default(),
             loaded => loaded?,
         };
@@ -162,7 +162,7 @@ impl ClusterFlags {
                 config.contexts.insert(String::new(), Context::default());
                 String::new()
             }
-            // It says what is missing.
+            // The error names what is missing.
             None => return config.target(None),
         };
         if let Some(entry) = config.contexts.get_mut(&context) {
@@ -185,7 +185,7 @@ impl ClusterFlags {
     fn override_cluster(&self, cluster: &mut Cluster) {
         if let Some(server) = &self.server {
             cluster.server.clone_from(server);
-            // The name was for another server.
+            // The TLS server name was for another server.
             cluster.tls_server_name = None;
         }
         if let Some(name) = &self.tls_server_name {
@@ -228,7 +228,7 @@ impl ClusterFlags {
         }
         if !self.as_user_extra.is_empty() {
             let mut extra = BTreeMap::<_, Vec<_>>::new();
-            // What is no pair is passed over, as by kubectl.
+            // Entries without `=` are ignored, as by kubectl.
             for (key, value) in self
                 .as_user_extra
                 .iter()
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_count_before_the_kubeconfig() {
+    fn flags_override_the_kubeconfig() {
         let plain = target(&[]).unwrap();
         assert_eq!(plain.cluster.server, "https://red");
         assert_eq!(plain.namespace.as_deref(), Some("shop"));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_secret_is_not_shown() {
+    fn debug_output_has_no_secrets() {
         let words = ["x", "--token=secret", "--password=secret", "--username=me"];
         let line = Line::try_parse_from(words).unwrap();
         assert!(!format!("{:?}", line.flags).contains("secret"));

@@ -1,5 +1,5 @@
-//! `skewbridge completion`: what a shell needs to complete our commands, made from their
-//! definitions.
+//! `skewbridge completion`: shell completion scripts, generated from the definitions of the
+//! commands.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -14,15 +14,15 @@ Examples:
   skewbridge completion fish > ~/.config/fish/completions/skewbridge.fish
   skewbridge completion powershell | Out-String | Invoke-Expression";
 
-// Everything that `completion` can be told. (What it is for, `main.rs` says.)
+// The flags of `completion`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Flags {
-    /// For which shell
+    /// The shell
     shell: Shell,
 }
 
-/// The shells that kubectl knows, too.
+/// The shells that kubectl supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Shell {
     Bash,
@@ -31,7 +31,7 @@ enum Shell {
     Powershell,
 }
 
-/// Prints it.
+/// Prints the script.
 pub(crate) fn run(flags: &Flags, mut command: clap::Command) -> ExitCode {
     let generator = match flags.shell {
         Shell::Bash => Generator::Bash,
@@ -42,7 +42,7 @@ pub(crate) fn run(flags: &Flags, mut command: clap::Command) -> ExitCode {
     let name = command.get_name().to_owned();
     let mut text = Vec::new();
     clap_complete::generate(generator, &mut command, name, &mut text);
-    // Whoever closed the pipe does not want to know.
+    // Write errors are ignored: the reader may have closed the pipe.
     let _ = std::io::stdout().write_all(&text);
     ExitCode::SUCCESS
 }

@@ -5,15 +5,17 @@ use std::process::ExitCode;
 use clap::{ArgAction, Args};
 use skewbridge_client::{Error, ExecRequest, ExitStatus};
 
-use crate::client_command::{self, Failure, pod_running_timeout, refused_before, say};
+use crate::client_command::{self, Failure, pod_running_timeout, print_stderr, refused_before};
 use crate::cluster_flags::ClusterFlags;
 use crate::console::{self, RawTerminal};
-use crate::pods::{Found, Manifest, Pods, Reference, choose_container, explain_refusal};
-use crate::session::{BY_WEBSOCKET, Ended, Session, executor, told, verdict};
+use crate::pods::{FoundPod, Manifest, Pods, Reference, choose_container, explain_refusal};
+use crate::session::{
+    ExitState, Session, WEBSOCKET_SWITCH, describe_transport, executor, exit_result,
+};
 
 const HELP: &str = "\
-The exit code is that of the command, or 1 if there is none: a stream that was cut
-off is never a success.
+The exit code is that of the command, or 1 if it is not known: a lost connection is
+never a success.
 
 Examples:
   skewbridge exec web -- date
@@ -21,42 +23,42 @@ Examples:
   skewbridge exec web -it -- bash
   tar c . | skewbridge exec -i web -- tar x -C /srv";
 
-/// What kubectl says to who asks for a terminal and has none.
+/// kubectl's message if a terminal is requested and standard input is none.
 pub(crate) const NO_TERMINAL: &str =
     "Unable to use a TTY - input is not a terminal or the right kind of file";
 
-// Everything that `exec` can be told. (What it is for, `main.rs` says.)
+// The flags of `exec`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// A pod, or TYPE/NAME of what runs it (deployment, statefulset, service, job…)
+    /// A pod, or TYPE/NAME of its owner (deployment, statefulset, service, job…)
     #[arg(value_name = "POD | TYPE/NAME")]
     target: Option<String>,
-    /// What stands before the dashes and should not
+    /// Words before the dashes that do not belong there
     #[arg(hide = true, num_args = 0..)]
     misplaced: Vec<String>,
-    /// The command, behind two dashes
+    /// The command, after --
     #[arg(value_name = "COMMAND", last = true)]
     command: Vec<String>,
-    /// A file with the pod, or with what runs it, in JSON or YAML; - is standard input
+    /// A file with the pod or its owner, in JSON or YAML; - is standard input
     #[arg(short, long, value_name = "FILE", value_delimiter = ',')]
     filename: Vec<String>,
-    /// The container, if not the pod's default one
+    /// Container [default: that of the pod]
     #[arg(short, long, value_name = "NAME")]
     container: Option<String>,
     /// Pass standard input to the command
     #[arg(short = 'i', long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     stdin: bool,
-    /// Give the command a terminal: this one
+    /// Run the command on a terminal
     #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     tty: bool,
-    /// Print nothing but what the command writes
+    /// Print only the output of the command
     #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     quiet: bool,
-    /// How long to wait until there is a pod of what is named
+    /// How long to wait for a running pod of TYPE/NAME
     #[arg(long, value_name = "DURATION", default_value = "1m0s")]
     pod_running_timeout: String,
     /// Print this help
@@ -66,12 +68,12 @@ pub(crate) struct Flags {
     cluster: ClusterFlags,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     client_command::run(execute(flags))
 }
 
-/// What a command is for.
+/// The target of a command.
 #[derive(Debug)]
 enum Named {
     Here(Reference),
@@ -79,7 +81,7 @@ enum Named {
 }
 
 impl Named {
-    /// By the command line, in kubectl's words where it is wrong.
+    /// From the command line, with kubectl's message if it is invalid.
     fn parse(flags: &Flags) -> Result<Self, Failure> {
         let is_named_twice = flags.target.is_some() && !flags.filename.is_empty();
         if !flags.misplaced.is_empty() || (flags.command.is_empty() && is_named_twice) {
@@ -110,7 +112,7 @@ impl Named {
 }
 
 async fn execute(flags: &Flags) -> Result<(), Failure> {
-    let patience = pod_running_timeout(&flags.pod_running_timeout)?;
+    let max_wait = pod_running_timeout(&flags.pod_running_timeout)?;
     let named = Named::parse(flags)?;
     let access = flags.cluster.access().await?;
     let (reference, namespace) = match named {
@@ -124,7 +126,7 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
         endpoint: access.endpoint.clone(),
         namespace: namespace.clone(),
     };
-    let Found { pod, .. } = pods.find(&reference, patience).await?;
+    let FoundPod { pod, .. } = pods.find(&reference, max_wait).await?;
     if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
         let phase = &pod.status.phase;
         return Err(Failure::new(format!(
@@ -133,13 +135,13 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
     }
     let container = choose_container(&pod, flags.container.as_deref())?;
     if let Some(notice) = container.notice.filter(|_| !flags.quiet) {
-        say(notice);
+        print_stderr(notice);
     }
-    // As kubectl: a terminal is only for who types.
+    // As with kubectl: a terminal requires standard input.
     let tty = flags.tty && flags.stdin && {
         let there = console::is_terminal();
         if !there && !flags.quiet {
-            say(NO_TERMINAL);
+            print_stderr(NO_TERMINAL);
         }
         there
     };
@@ -157,7 +159,7 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
     let process = executor(access.endpoint).start(&request).await;
     let process = process.map_err(|error| explain(error, "pods/exec", &namespace, why()))?;
     if access.verbosity > 0 {
-        say(told(process.transport()));
+        print_stderr(describe_transport(process.transport()));
     }
     let raw = if tty {
         Some(RawTerminal::enter().map_err(Failure::new)?)
@@ -170,16 +172,16 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
         redraw: false,
     };
     match session.run(process).await? {
-        Ended::Process(ExitStatus::Failed(failure)) => {
+        ExitState::Process(ExitStatus::Failed(failure)) => {
             let failure = Failure::new(failure.message);
             Err(why().into_iter().fold(failure, Failure::hint))
         }
-        Ended::Process(status) => verdict(status),
-        Ended::Detached => Ok(()),
+        ExitState::Process(status) => exit_result(status),
+        ExitState::Detached => Ok(()),
     }
 }
 
-/// Why there is no stream, and what to do.
+/// Why a stream failed, with advice.
 pub(crate) fn explain(
     error: Error,
     resource: &str,
@@ -194,7 +196,7 @@ pub(crate) fn explain(
         error @ Error::ConnectionLost { .. } if resource != "pods/portforward" => {
             Failure::from(error).hint(format!(
                 "whether the server has heard it is not known; if something on the way breaks \
-             WebSockets, {BY_WEBSOCKET}=false has them left out"
+             WebSockets, {WEBSOCKET_SWITCH}=false has them left out"
             ))
         }
         error => error.into(),

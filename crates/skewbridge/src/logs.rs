@@ -1,7 +1,7 @@
-//! Log lines: which are written, and how.
+//! Log lines: levels and format.
 //!
-//! `--v` is the only switch. `RUST_LOG` is deliberately not read: it could turn
-//! on what libraries say about the headers they carry, and with it tokens.
+//! `--v` is the only switch. `RUST_LOG` is deliberately not read: it could enable logs of
+//! libraries with headers in them, and so with tokens.
 
 use std::io::IsTerminal as _;
 
@@ -25,20 +25,20 @@ pub(crate) fn init(logs: Logs) {
             .boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    // Fails only where logging has begun already, which is as good.
+    // Fails only if logging is already initialised.
     let _ = registry()
         .with(lines.with_filter(targets(logs.verbosity)))
         .try_init();
 }
 
-/// What is written at a verbosity.
+/// The targets and levels of a verbosity.
 fn targets(verbosity: u8) -> Targets {
     let (ours, access) = match verbosity {
         0..=1 => (LevelFilter::INFO, LevelFilter::OFF),
         2..=3 => (LevelFilter::INFO, LevelFilter::INFO),
         _ => (LevelFilter::DEBUG, LevelFilter::INFO),
     };
-    // A target is matched by its beginning, so the first is all our crates.
+    // Targets match by prefix, so the first covers all crates of the project.
     Targets::new()
         .with_default(LevelFilter::WARN)
         .with_target("skewbridge", ours)
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verbosity_opens_lines_step_by_step() {
+    fn higher_verbosity_enables_more_log_lines() {
         let table = [
             (0, ACCESS, Level::ERROR, false),
             (1, ACCESS, Level::INFO, false),

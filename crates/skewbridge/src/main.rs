@@ -10,6 +10,7 @@ mod cp;
 mod exec;
 mod logs;
 mod man;
+#[cfg(feature = "playground")]
 mod playground;
 mod plugin_completion;
 mod pods;
@@ -32,13 +33,13 @@ use skewbridge_pkcs11::{PIN_REFUSED, Selection};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let mut words = std::env::args_os().skip(1);
+    let arguments = std::env::args_os().skip(1);
     if program().is_some_and(|name| name == plugin_completion::PROGRAM) {
-        return plugin_completion::run(words, definition());
+        return plugin_completion::run(arguments, definition());
     }
-    if words.next().is_some_and(|word| word == playground::PROCESS) {
-        // Not for clap: what follows is somebody else's command line.
-        return playground::process(words);
+    #[cfg(feature = "playground")]
+    if let Some(code) = playground::run_pod_process(arguments) {
+        return code;
     }
     let parsed = definition()
         .try_get_matches()
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
             Command::Cp(flags) => cp::run(&flags),
             Command::Exec(flags) => exec::run(&flags),
             Command::Man(flags) => man::run(&flags, definition()),
+            #[cfg(feature = "playground")]
             Command::Playground(flags) => playground::run(&flags),
             Command::PortForward(flags) => port_forward::run(&flags),
             Command::Run(flags) => run::run(&flags),
@@ -69,23 +71,23 @@ fn main() -> ExitCode {
     version,
     max_term_width = 100,
     arg_required_else_help = true,
-    after_help = "`skewbridge COMMAND --help` tells more about a command."
+    after_help = "`skewbridge COMMAND --help` describes a command."
 )]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
-// The flags of a command are defined when it is called: those of all others would be most
-// of what a short one does.
+// Flags are defined only for the command that is called: defining those of all commands would
+// dominate the run time of a short command.
 #[derive(Subcommand)]
 #[command(defer = true)]
 enum Command {
-    /// Be a credential plugin that proxies requests, named in a kubeconfig.
+    /// Credential plugin that proxies requests; configured in a kubeconfig.
     Agent(Box<agent::Flags>),
-    /// Join the process of a container.
+    /// Attach to the process of a container.
     Attach(Box<attach::Flags>),
-    /// Print what a shell needs to complete our commands.
+    /// Print a shell completion script.
     Completion(completion::Flags),
     /// Copy files and directories to and from containers.
     Cp(Box<cp::Flags>),
@@ -93,26 +95,27 @@ enum Command {
     Exec(Box<exec::Flags>),
     /// Print manual pages.
     Man(man::Flags),
-    /// Show everything at work, in one process: three servers, bridges, a node, a tour.
+    /// Demo in one process: three servers with bridges, a node, and a tour.
+    #[cfg(feature = "playground")]
     Playground(playground::Flags),
-    /// Have ports of this machine lead to those of a pod.
+    /// Forward local ports to a pod.
     PortForward(Box<port_forward::Flags>),
     /// Run a command whose requests go through a credential plugin.
     Run(run::Flags),
     /// Run the gateway beside one kube-apiserver.
     Serve(Box<serve::Flags>),
-    /// Show what differs between servers, and what a client of each would miss.
+    /// Show how servers differ, and what a client of each would miss.
     Skew(skew::Flags),
     /// Print the version.
     Version,
 }
 
-/// The command line, under the name by which people call us.
+/// The command line, with the name that the user typed.
 fn definition() -> clap::Command {
     Cli::command().bin_name(called())
 }
 
-/// What people write to call us: as `kubectl-skewbridge` we are a plugin of kubectl.
+/// The name that the user types: the program called `kubectl-skewbridge` is a kubectl plugin.
 fn called() -> &'static str {
     if program().is_some_and(|name| name == "kubectl-skewbridge") {
         "kubectl skewbridge"
@@ -121,18 +124,17 @@ fn called() -> &'static str {
     }
 }
 
-/// The name of the file, or of the link, that was called.
+/// The file name of the program, or of the link to it.
 fn program() -> Option<OsString> {
     let path = std::env::args_os().next()?;
     Some(Path::new(&path).file_name()?.to_owned())
 }
 
-/// What `sysexits.h` calls `EX_USAGE`: the command line is wrong, and running
-/// it again will not help.
+/// `EX_USAGE` of `sysexits.h`: the command line is not valid.
 const EXIT_USAGE: u8 = 64;
 
 fn version() -> ExitCode {
-    // Whoever closed the pipe does not want to know.
+    // Write errors are ignored: the reader may have closed the pipe.
     let _ = writeln!(
         std::io::stdout(),
         "{} {}",
@@ -142,9 +144,9 @@ fn version() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What clap has to say: help and version are answers, the rest is misuse.
+/// Prints clap's output: help and version succeed, everything else is a usage error.
 fn usage(error: &clap::Error) -> ExitCode {
-    // clap repeats an argument that it does not expect, which may be a URI with a PIN.
+    // clap repeats an unexpected argument, which may be a URI with a PIN.
     if error.use_stderr() && Selection::mentions_pin(&error.render().to_string()) {
         let _ = writeln!(std::io::stderr(), "error: {PIN_REFUSED}");
     } else {
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_says_of_itself_what_the_list_says_of_it() {
+    fn a_command_has_the_same_description_in_the_list_and_in_its_help() {
         let listed = Cli::command();
         let mut built = Cli::command();
         built.build();

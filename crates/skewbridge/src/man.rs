@@ -7,27 +7,27 @@ use std::process::ExitCode;
 use clap::Args;
 use clap_mangen::Man;
 
-use crate::client_command::say;
+use crate::client_command::print_stderr;
 
 const HELP: &str = "\
 Examples:
   skewbridge man | man -l -
   skewbridge man --directory /usr/local/share/man/man1";
 
-// Everything that `man` can be told. (What it is for, `main.rs` says.)
+// The flags of `man`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Flags {
-    /// Write a page for each command into this directory, and print none
+    /// Write a page per command to this directory, instead of printing
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 }
 
-/// Prints the page of the whole, or writes all pages.
+/// Prints the main page, or writes all pages.
 pub(crate) fn run(flags: &Flags, command: clap::Command) -> ExitCode {
     let written = match &flags.directory {
         None => page(&command).map(|text| {
-            // Whoever closed the pipe does not want to know.
+            // Write errors are ignored: the reader may have closed the pipe.
             let _ = io::stdout().write_all(&text);
         }),
         Some(directory) => write_all(command, directory),
@@ -36,7 +36,7 @@ pub(crate) fn run(flags: &Flags, command: clap::Command) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let directory = flags.directory.as_deref().unwrap_or(Path::new("stdout"));
-            say(format_args!(
+            print_stderr(format_args!(
                 "error: --directory {}: {error}",
                 directory.display()
             ));

@@ -1,6 +1,6 @@
-//! `kubectl skewbridge <TAB>`: linked as `kubectl_complete-skewbridge` we are asked by
-//! kubectl what the last of some words may become, and answer as programs made with cobra
-//! do: a line for each, and a last one that says what the shell may offer besides.
+//! `kubectl skewbridge <TAB>`: linked as `kubectl_complete-skewbridge`, the program is called by
+//! kubectl to complete the last word. The output is that of cobra: a line per candidate, then a
+//! directive for the shell.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::builder::PossibleValue;
 use clap::{Arg, Command};
 
-/// The name by which kubectl looks for us.
+/// The program name that kubectl calls.
 pub(crate) const PROGRAM: &str = "kubectl_complete-skewbridge";
 
 /// Cobra's `ShellCompDirectiveDefault`: the shell offers files.
@@ -33,13 +33,13 @@ pub(crate) fn run(words: impl Iterator<Item = OsString>, mut command: Command) -
         text += &line;
         text.push('\n');
     }
-    // Whoever closed the pipe does not want to know.
+    // Write errors are ignored: the reader may have closed the pipe.
     let _ = writeln!(std::io::stdout(), "{text}{directive}");
     ExitCode::SUCCESS
 }
 
-/// What the last word may become, each with a tab and what it is for; `None` where only
-/// others know.
+/// Candidates for the last word, each with a tab and a description; `None` where only the shell
+/// or the cluster has them.
 fn offered(root: &Command, words: &[String]) -> Option<Vec<String>> {
     let (last, before) = words.split_last()?;
     let (mut command, mut awaited) = (root, None);
@@ -48,7 +48,7 @@ fn offered(root: &Command, words: &[String]) -> Option<Vec<String>> {
             continue;
         }
         match word.as_str() {
-            // What follows is somebody else's.
+            // The command line of another program follows.
             "--" => return None,
             flag if flag.starts_with('-') => awaited = awaiting(command, flag),
             word => command = command.find_subcommand(word).unwrap_or(command),
@@ -79,14 +79,14 @@ fn offered(root: &Command, words: &[String]) -> Option<Vec<String>> {
     values(command.get_positionals().next()?, "", last)
 }
 
-/// The flag that takes the next word for its value.
+/// The flag that takes the next word as its value.
 fn awaiting<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     let flag = find(command, word)?;
     let takes = flag.get_num_args().is_some_and(|it| it.min_values() > 0);
     (takes && flag.get_action().takes_values()).then_some(flag)
 }
 
-/// By its long name, or by the last of its letters: those before have no value.
+/// By its long name, or by the last letter of a group: the letters before have no value.
 fn find<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     let mut all = command.get_arguments();
     if let Some(long) = word.strip_prefix("--") {
@@ -122,13 +122,20 @@ fn beginning_with(start: &str, all: impl Iterator<Item = (String, Option<String>
 mod tests {
     use super::*;
 
+    const STARTING_WITH_P: &[&str] = if cfg!(feature = "playground") {
+        &["playground", "port-forward"]
+    } else {
+        &["port-forward"]
+    };
+
     #[test]
-    fn words_become_what_the_definitions_have() {
+    fn words_are_completed_from_the_command_definitions() {
         let mut command = crate::definition();
         command.build();
-        let rows: [(&[&str], Option<&[&str]>); 12] = [
+        let rows: [(&[&str], Option<&[&str]>); 13] = [
             (&["ex"], Some(&["exec"])),
-            (&["p"], Some(&["playground", "port-forward"])),
+            (&["po"], Some(&["port-forward"])),
+            (&["p"], Some(STARTING_WITH_P)),
             (&["nothing"], Some(&[])),
             (&["exec", "--as-u"], Some(&["--as-uid", "--as-user-extra"])),
             (
@@ -136,7 +143,7 @@ mod tests {
                 Some(&["--quiet"]),
             ),
             (&["exec", "-it", "web", "--quie"], Some(&["--quiet"])),
-            // Files, or what only a cluster knows.
+            // Files, or names of objects in the cluster.
             (&["exec", ""], None),
             (&["exec", "web", "--", "--quie"], None),
             (&["exec", "--kubeconfig", ""], None),

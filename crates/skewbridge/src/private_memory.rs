@@ -1,20 +1,20 @@
-//! Keeps the memory of a process that holds keys, tokens or PINs to itself.
+//! Protects the memory of a process that holds keys, tokens or PINs.
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-/// No other process of the same user can trace this one or read its memory, and no core
-/// file is made of it.
+/// Other processes of the same user cannot trace this process or read its memory, and it writes
+/// no core file.
 pub(crate) fn deny_dumps() {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-        // Where the kernel refuses it, the process is as private as others are.
+        // If the kernel refuses it, the process is as private as any other.
         let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     }
 }
 
-/// The same, with a limit on core files that every child process inherits: not for a
-/// process whose children are the user's own programs.
+/// The same, with a limit on core files that child processes inherit: not for a process whose
+/// children are the user's programs.
 pub(crate) fn deny_dumps_and_core_files() {
     deny_dumps();
     let none = Rlimit {

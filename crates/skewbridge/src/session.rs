@@ -1,5 +1,5 @@
-//! A remote process in front of a person or a script: what is typed goes there, what it
-//! writes comes here, and its exit code becomes ours.
+//! A remote process on the local terminal or standard streams: input is sent, output is printed,
+//! and its exit code becomes that of the command.
 
 use std::io;
 
@@ -13,63 +13,63 @@ use skewbridge_client::{
 use crate::client_command::Failure;
 use crate::console::{DetachKeys, Pressed, RawTerminal, Signals, StdInput, StdOutput, size};
 
-/// What a shell says of a program that writes where nobody reads: 128 and SIGPIPE.
+/// The exit code that shells report for SIGPIPE: 128 + 13.
 const EXIT_PIPE: u8 = 141;
 
-/// Who starts commands: by WebSocket or SPDY, or by SPDY alone where kubectl is told so.
+/// The executor: WebSocket with fallback to SPDY, or SPDY alone if kubectl's switch is off.
 pub(crate) fn executor(endpoint: Endpoint) -> Box<dyn Executor> {
-    if is_off(BY_WEBSOCKET) {
+    if is_off(WEBSOCKET_SWITCH) {
         Box::new(SpdyExecutor::new(endpoint))
     } else {
         Box::new(FallbackExecutor::new(endpoint))
     }
 }
 
-/// What kubectl calls its switch for WebSocket in exec and attach.
-pub(crate) const BY_WEBSOCKET: &str = "KUBECTL_REMOTE_COMMAND_WEBSOCKETS";
+/// kubectl's switch for WebSocket in exec and attach.
+pub(crate) const WEBSOCKET_SWITCH: &str = "KUBECTL_REMOTE_COMMAND_WEBSOCKETS";
 
-/// Whether a switch of kubectl's is off, as kubectl reads it.
+/// Whether a switch of kubectl is off, parsed as by kubectl.
 pub(crate) fn is_off(switch: &str) -> bool {
     std::env::var(switch).is_ok_and(|value| value.eq_ignore_ascii_case("false"))
 }
 
-/// How a session is to be.
+/// Options of a session.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// The terminal is passed through.
+    /// The local terminal is used.
     pub(crate) raw: Option<(RawTerminal, Signals)>,
     pub(crate) detach: Option<DetachKeys>,
-    /// Tell a size that is none first, so that a program that is joined draws itself anew.
+    /// Send an empty window size first, so that an attached program redraws.
     pub(crate) redraw: bool,
 }
 
-/// How a session ended.
+/// The end of a session.
 #[derive(Debug)]
-pub(crate) enum Ended {
-    /// The process did.
+pub(crate) enum ExitState {
+    /// The process ended.
     Process(ExitStatus),
-    /// It was left on purpose, and goes on.
+    /// The user detached; the process continues.
     Detached,
 }
 
-/// Why a session is over before its process is.
-enum Over {
-    /// What is to be sent cannot be read.
+/// Why a session ends before its process.
+enum SessionEnd {
+    /// Standard input cannot be read.
     Input(io::Error),
     Signal(u8),
     Detached,
-    /// Nobody reads what we write.
+    /// Standard output is closed.
     Output(io::Error),
 }
 
 impl Session {
-    /// Carries it to its end.
-    pub(crate) async fn run(self, mut process: RemoteProcess) -> Result<Ended, Failure> {
+    /// Runs it to its end.
+    pub(crate) async fn run(self, mut process: RemoteProcess) -> Result<ExitState, Failure> {
         let stdin = process.stdin.take();
         let stdout = process.stdout.take();
         let stderr = process.stderr.take();
         let resizer = process.resizer();
-        // Without a terminal what signals do by themselves is right: there is nothing to
+        // Without a terminal, the default action of signals is right: there is nothing to
         // restore.
         let (raw, signals) = self.raw.unzip();
         let outputs = async {
@@ -88,7 +88,7 @@ impl Session {
             tokio::try_join!(out, err)
         };
         let ending = async {
-            let outputs = async { outputs.await.map_err(Over::Output) };
+            let outputs = async { outputs.await.map_err(SessionEnd::Output) };
             let status = async { Ok(process.wait().await) };
             let (_, status) = tokio::try_join!(outputs, status)?;
             Ok(status)
@@ -97,41 +97,41 @@ impl Session {
         let typing = async {
             match stdin {
                 Some(stdin) => match read(stdin, detach).await {
-                    Typed::End => std::future::pending().await,
-                    Typed::Detach => Over::Detached,
-                    Typed::Failed(error) => Over::Input(error),
+                    InputEnd::End => std::future::pending().await,
+                    InputEnd::Detach => SessionEnd::Detached,
+                    InputEnd::Failed(error) => SessionEnd::Input(error),
                 },
                 None => std::future::pending().await,
             }
         };
-        let watching = watch(signals, resizer, self.redraw);
+        let watching = forward_resizes(signals, resizer, self.redraw);
         let over = tokio::select! {
             ended = ending => ended,
             over = typing => Err(over),
-            code = watching => Err(Over::Signal(code)),
+            code = watching => Err(SessionEnd::Signal(code)),
         };
-        // Before anything is said.
+        // Before anything is printed.
         drop(raw);
         match over {
-            Ok(status) => Ok(Ended::Process(status)),
-            Err(Over::Detached) => Ok(Ended::Detached),
-            Err(Over::Signal(code)) => Err(Failure::silent(code)),
-            Err(Over::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+            Ok(status) => Ok(ExitState::Process(status)),
+            Err(SessionEnd::Detached) => Ok(ExitState::Detached),
+            Err(SessionEnd::Signal(code)) => Err(Failure::silent(code)),
+            Err(SessionEnd::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
                 Err(Failure::silent(EXIT_PIPE))
             }
-            Err(Over::Input(error)) => Err(Failure::new(format!(
+            Err(SessionEnd::Input(error)) => Err(Failure::new(format!(
                 "standard input cannot be read: {error}"
             ))
             .hint("the command was left before the end of its input")),
-            Err(Over::Output(error)) => Err(Failure::new(format!(
+            Err(SessionEnd::Output(error)) => Err(Failure::new(format!(
                 "what the command writes cannot be written here: {error}"
             ))),
         }
     }
 }
 
-/// What becomes of a process that has ended, as kubectl has it.
-pub(crate) fn verdict(status: ExitStatus) -> Result<(), Failure> {
+/// The result of a process that has ended, as with kubectl.
+pub(crate) fn exit_result(status: ExitStatus) -> Result<(), Failure> {
     match status {
         ExitStatus::Success => Ok(()),
         ExitStatus::Code(code) => {
@@ -142,11 +142,11 @@ pub(crate) fn verdict(status: ExitStatus) -> Result<(), Failure> {
             ))
         }
         ExitStatus::Failed(failure) => Err(Failure::new(failure.message)),
-        ExitStatus::Disconnected(cut) => Err(lost(&cut)),
+        ExitStatus::Disconnected(cut) => Err(disconnected(&cut)),
     }
 }
 
-fn lost(cut: &Disconnected) -> Failure {
+fn disconnected(cut: &Disconnected) -> Failure {
     let Disconnected {
         cause,
         sent,
@@ -163,8 +163,8 @@ fn lost(cut: &Disconnected) -> Failure {
     ))
 }
 
-/// How streams are carried, for who wants to know. Before the terminal is raw.
-pub(crate) fn told(transport: &Transport) -> String {
+/// The stream protocol, for verbose output. Printed before raw mode.
+pub(crate) fn describe_transport(transport: &Transport) -> String {
     match transport {
         Transport::WebSocket => "skewbridge: by WebSocket".to_owned(),
         Transport::Spdy {
@@ -177,17 +177,17 @@ pub(crate) fn told(transport: &Transport) -> String {
 }
 
 #[derive(Debug)]
-enum Typed {
-    /// Nothing follows, or nobody takes it.
+enum InputEnd {
+    /// End of input, or the process does not read it.
     End,
     Detach,
-    /// What follows is not known.
+    /// Reading failed.
     Failed(io::Error),
 }
 
-/// From here to the process. An end here is an end there; what fails there is told by its
+/// From standard input to the process. The end of input is passed on; remote failures are in its
 /// status.
-async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
+async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> InputEnd {
     use tokio::io::AsyncWriteExt as _;
     let mut from = StdInput::open();
     loop {
@@ -198,8 +198,9 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
         match from.read(&mut typed).await {
             Ok(0) => break,
             Ok(_) => {}
-            // Not an end: the command would take what it has for all there is.
-            Err(error) => return Typed::Failed(error),
+            // A read error is not the end of input: the command would treat truncated input as
+            // complete.
+            Err(error) => return InputEnd::Failed(error),
         }
         let mut pressed = Pressed::Keys;
         if let Some(detach) = &mut detach {
@@ -208,28 +209,28 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
             typed = keys;
         }
         if to.write_owned(typed).await.is_err() {
-            return Typed::End;
+            return InputEnd::End;
         }
         if pressed == Pressed::Detach {
             let _ = to.flush().await;
-            return Typed::Detach;
+            return InputEnd::Detach;
         }
     }
     let _ = to.shutdown().await;
-    Typed::End
+    InputEnd::End
 }
 
-/// From the process to here.
+/// From the process to standard output or error.
 async fn write(mut from: ProcessOutput, mut to: StdOutput) -> io::Result<()> {
-    // That it was cut off is told by its status.
+    // A lost connection is in its status.
     while let Ok(Some(piece)) = from.next_chunk().await {
         to.write_all(&piece).await?;
     }
     Ok(())
 }
 
-/// Tells the process how large the terminal is, until a signal ends us.
-async fn watch(signals: Option<Signals>, resizer: Resizer, redraw: bool) -> u8 {
+/// Sends window sizes to the process, until a terminating signal.
+async fn forward_resizes(signals: Option<Signals>, resizer: Resizer, redraw: bool) -> u8 {
     let Some(mut signals) = signals else {
         return std::future::pending().await;
     };
@@ -259,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_and_was_not_delivered_is_told() {
+    fn a_lost_connection_reports_what_was_delivered() {
         let cut = |unsent| Disconnected {
             cause: "reset".to_owned(),
             sent: 5,
@@ -267,13 +268,13 @@ mod tests {
             received: 7,
         };
         assert_eq!(
-            lost(&cut(0)).to_string(),
+            disconnected(&cut(0)).to_string(),
             "error: lost connection to the container: reset\n\
              how the command ended is not known, and it may still run; 7 bytes of its output had \
              come, 5 bytes of its input had been sent (not all need have arrived)"
         );
         assert!(
-            lost(&cut(9))
+            disconnected(&cut(9))
                 .to_string()
                 .ends_with(", and 9 more that were read here had not")
         );

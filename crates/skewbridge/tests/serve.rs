@@ -20,14 +20,14 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-/// Certificates of everybody, and an upstream.
+/// All certificates, and an upstream.
 struct Bed {
     dir: ScratchDir,
     serving: Ca,
     users: Ca,
     front_proxies: Ca,
     upstream: ApiServer,
-    /// Lets an answer to `/slow` go.
+    /// Releases the response to `/slow`.
     release: Arc<Notify>,
 }
 
@@ -70,7 +70,7 @@ impl Bed {
         }
     }
 
-    /// The command line, all flags but these given.
+    /// The command line, with all required flags.
     fn command(&self, flags: &[&str]) -> Command {
         let file = |flag: &str, name: &str| {
             let path = self.dir.path().join(name);
@@ -89,7 +89,7 @@ impl Bed {
             .arg(file("proxy-client-cert-file", "front-proxy.crt"))
             .arg(file("proxy-client-key-file", "front-proxy.key"))
             .args(flags)
-            // Must not change anything: headers would be logged.
+            // Must not have an effect: headers would be logged.
             .env("RUST_LOG", "trace")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -169,7 +169,7 @@ impl Served {
         status.unwrap()
     }
 
-    /// Ends it, and gives its whole log.
+    /// Ends it, and returns its whole log.
     async fn whole_log(mut self) -> String {
         self.signal(Signal::TERM);
         assert_eq!(self.exit().await.code(), Some(0));
@@ -231,7 +231,7 @@ async fn no_other_process_of_its_user_can_read_its_keys() {
     let all = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(bed.dir.path(), all).unwrap();
     let mut command = bed.command(&[]);
-    // Of a process of root nothing could be seen.
+    // As root, every process can be read.
     let Some(user) = second_user() else { return };
     command.uid(user).gid(user);
     let bridge = bed.serve_by(command).await;
@@ -322,7 +322,7 @@ async fn either_signal_drains_and_then_exits_with_0() {
             .send("GET /slow HTTP/1.1\r\nHost: k\r\n\r\n")
             .await
             .unwrap();
-        // Probes come in between.
+        // Probes arrive in between.
         let slow = |seen: &&skewbridge_testkit::Seen| seen.path() == "/slow";
         bed.upstream
             .wait_for(|seen| seen.iter().filter(slow).count() > earlier, PATIENCE)
@@ -344,7 +344,7 @@ async fn the_delay_is_served_before_the_drain() {
     let bed = Bed::new().await;
     let mut served = bed.serve(&["--shutdown-delay-duration=3s"]).await;
     let mut client = bed.client().http1(served.address).await.unwrap();
-    // It is ready once it has heard from upstream.
+    // It is ready after the first response of upstream.
     let ready = async || send(&mut client, "GET /readyz", "").await.status == 200;
     eventually("readiness", PATIENCE, ready).await;
     served.signal(Signal::TERM);
@@ -417,7 +417,7 @@ async fn a_refused_certificate_is_explained_at_the_default_verbosity() {
 }
 
 #[tokio::test]
-async fn a_taken_port_is_told_with_its_flag() {
+async fn a_port_in_use_is_reported_with_its_flag() {
     let bed = Bed::new().await;
     let holder = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = holder.local_addr().unwrap();
@@ -575,7 +575,7 @@ async fn no_secret_reaches_the_log_however_verbose() {
         bed.upstream.listen_again().await;
         let flag = format!("--log-format={format}");
         let served = bed.serve(&["--v=10", &flag]).await;
-        // A stranger, a user and a front proxy.
+        // An unknown client, a user and a front proxy.
         let user = bed.client().identity(&bed.users.client("jane", &[]));
         for client in [bed.client(), user.clone()] {
             let h2 = client.http2(served.address).await.unwrap();
@@ -599,14 +599,14 @@ async fn no_secret_reaches_the_log_however_verbose() {
         let mut proxy = proxy.http1(served.address).await.unwrap();
         let asserted = "X-Remote-User: known\r\nX-Remote-Extra-Scopes: SECRET-EXTRA\r\n";
         assert_eq!(send(&mut proxy, "GET /apis", asserted).await.status, 200);
-        // A browser's terminal.
+        // As a terminal in a browser does.
         let mut browser = bed.client().http1(served.address).await.unwrap();
         let upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: \
             base64url.bearer.authorization.k8s.io.SECRET-SUBPROTOCOL, v5.channel.k8s.io\r\n";
         let exec = "GET /api/v1/namespaces/a/pods/b/exec?command=SECRET-COMMAND";
         assert_eq!(send(&mut browser, exec, upgrade).await.status, 101);
         drop(browser);
-        // What is no request.
+        // Bytes that are not a request.
         for bad in [
             "GET /SECRET-PATH HTTP/1.1\r\nAuthorization: Bearer SECRET-TOKEN\r\nSECRET-LINE\r\n\r\n",
             "GET https://user:SECRET-PASSWORD@k/ HTTP/1.1\r\nHost: k\r\n\r\n",
@@ -616,7 +616,7 @@ async fn no_secret_reaches_the_log_however_verbose() {
             h1.send(bad).await.unwrap();
             let _ = h1.read_response().await;
         }
-        // Upstream is gone, which is told.
+        // Upstream is down, which is logged.
         bed.upstream.stop_listening().await;
         bed.upstream.kill_connections().await;
         let mut h1 = bed.client().http1(served.address).await.unwrap();
@@ -625,7 +625,7 @@ async fn no_secret_reaches_the_log_however_verbose() {
         drop((h1, proxy));
 
         let log = served.whole_log().await;
-        for told in [
+        for expected in [
             "jane",
             "known",
             "(bearer)",
@@ -633,7 +633,7 @@ async fn no_secret_reaches_the_log_however_verbose() {
             "503",
             "/proxy/…",
         ] {
-            assert!(log.contains(told), "{told} in {log}");
+            assert!(log.contains(expected), "{expected} in {log}");
         }
         let leaks: Vec<_> = log.lines().filter(|line| line.contains("SECRET")).collect();
         assert!(leaks.is_empty(), "{leaks:#?}");

@@ -66,7 +66,7 @@ fn every_wrong_value_is_told_at_once() {
     let expected = [
         "--bind-address: \"everywhere\" is not an IP address",
         "--secure-port: \"65536\" is not a whole number from 0 to 65535",
-        "--advertise-address: nobody can connect to 0.0.0.0",
+        "--advertise-address: clients cannot connect to 0.0.0.0",
         "--tls-cert-file /nonexistent/tls.crt: no such file",
         "--tls-private-key-file /nonexistent/tls.key: no such file",
         "--tls-min-version: VersionTLS10 is not offered",
@@ -80,7 +80,7 @@ fn every_wrong_value_is_told_at_once() {
         "--upstream-server-name: \"a b\" is neither",
         "--proxy-client-cert-file: required with --client-ca-file",
         "--peer-ca-file /: is a directory",
-        "--peer-advertise-ip: nobody can connect to ::",
+        "--peer-advertise-ip: clients cannot connect to ::",
         "--peer-advertise-port: \"0\" is not a whole number from 1",
         "--peer-registry: \"consul\" is not one of etcd, leases, file:PATH",
         "--peer-cidrs: \"10.0.0.1\" has no prefix length",
@@ -122,11 +122,11 @@ fn every_wrong_value_is_told_at_once() {
         let found = found.unwrap_or_else(|| panic!("no line {line:?} in:\n{stderr}"));
         lines.remove(found);
     }
-    assert_eq!(lines, Vec::<&str>::new(), "nothing else is told");
+    assert_eq!(lines, Vec::<&str>::new(), "nothing else is printed");
 }
 
 #[test]
-fn nothing_given_tells_what_is_required() {
+fn missing_flags_are_listed() {
     let output = serve(&[] as &[&str]);
     assert_eq!(output.status.code(), USAGE);
     let stderr = text(&output.stderr);
@@ -142,7 +142,7 @@ fn nothing_given_tells_what_is_required() {
 }
 
 #[test]
-fn a_key_of_another_certificate_is_told_by_flag_and_both_files() {
+fn a_key_of_another_certificate_is_reported_with_flag_and_both_files() {
     let files = Files::new();
     let other = KeyPair::generate().unwrap();
     files.write("other.key", &other.serialize_pem());
@@ -165,7 +165,7 @@ fn a_key_of_another_certificate_is_told_by_flag_and_both_files() {
 }
 
 #[test]
-fn swapped_files_are_told_for_both_flags() {
+fn swapped_files_are_reported_for_both_flags() {
     let files = Files::new();
     let output = serve(&[
         &files.flag("--tls-cert-file", "tls.key"),
@@ -183,7 +183,7 @@ fn swapped_files_are_told_for_both_flags() {
 }
 
 #[test]
-fn one_file_for_both_flags_is_told_by_the_right_ones() {
+fn one_file_for_both_flags_is_reported_for_the_right_flag() {
     let files = Files::new();
     files.write("empty", "");
     let cert = "--tls-cert-file";
@@ -222,7 +222,7 @@ fn one_file_for_both_flags_is_told_by_the_right_ones() {
 }
 
 #[test]
-fn a_key_in_place_of_a_ca_is_told_what_to_give() {
+fn a_key_in_place_of_a_ca_is_reported_with_advice() {
     let files = Files::new();
     let mut flags = files.enough();
     flags.push(files.flag("--upstream-ca-file", "tls.key"));
@@ -238,7 +238,7 @@ fn a_key_in_place_of_a_ca_is_told_what_to_give() {
 }
 
 #[test]
-fn wrong_flags_are_told_before_a_port_is_touched() {
+fn invalid_flags_are_reported_before_a_port_is_opened() {
     let occupied = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = occupied.local_addr().unwrap().port();
     let files = Files::new();
@@ -282,7 +282,7 @@ fn leases_need_networks() {
 }
 
 #[test]
-fn the_user_of_the_bridge_has_to_be_one() {
+fn the_bridge_user_must_be_valid() {
     let files = Files::new();
     for (flag, cause) in [
         ("--bridge-user=", "--bridge-user: is empty"),
@@ -311,7 +311,7 @@ fn the_user_of_the_bridge_has_to_be_one() {
 }
 
 #[test]
-fn a_wrong_document_is_told_by_its_places() {
+fn an_invalid_document_is_reported_with_its_paths() {
     let files = Files::new();
     files.write("peers.yaml", "peers:\n- {identity: A, address: here}\n");
     files.write("egress.yaml", "apiVersion: v1\nkind: Pod\n");
@@ -347,7 +347,7 @@ fn a_misspelt_flag_is_misuse_with_a_suggestion() {
 
 #[test]
 fn values_are_written_as_kube_apiserver_takes_them() {
-    // Of a repeated flag the last counts; -v is --v; a value may stand apart.
+    // The last value of a repeated flag counts; -v is --v; a value may be the next argument.
     let files = Files::new();
     let mut flags = files.enough();
     flags.extend(["--secure-port=x", "--secure-port", "0", "-v", "3"].map(Into::into));
@@ -402,7 +402,7 @@ fn help_groups_its_flags_and_fits_a_terminal() {
 }
 
 #[test]
-fn the_version_is_told_in_both_ways() {
+fn the_version_is_printed_by_flag_and_by_command() {
     let expected = format!("skewbridge {}\n", env!("CARGO_PKG_VERSION"));
     for argument in ["version", "--version"] {
         let output = skewbridge(&[argument]);
@@ -413,7 +413,7 @@ fn the_version_is_told_in_both_ways() {
 }
 
 #[test]
-fn help_is_told_in_both_ways() {
+fn help_is_printed_by_flag_and_by_command() {
     let flag = skewbridge(&["--help"]);
     let command = skewbridge(&["help"]);
     for output in [&flag, &command] {
@@ -440,7 +440,7 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// A directory with `tls.crt` and `tls.key`, gone with the test.
+/// A directory with `tls.crt` and `tls.key`, removed after the test.
 struct Files(PathBuf);
 
 impl Files {
@@ -469,7 +469,7 @@ impl Files {
         format!("{flag}={}", self.path(name).display())
     }
 
-    /// What `serve` needs at least.
+    /// The required flags of `serve`.
     fn enough(&self) -> Vec<String> {
         vec![
             self.flag("--tls-cert-file", "tls.crt"),

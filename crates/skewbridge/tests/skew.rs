@@ -17,7 +17,7 @@ const FAILED: Option<i32> = Some(1);
 const SKEW: Option<i32> = Some(2);
 const USAGE: Option<i32> = Some(64);
 
-/// A cluster's CA, and a place for kubeconfigs.
+/// A cluster's CA, and a directory for kubeconfigs.
 struct Bench {
     ca: Ca,
     dir: ScratchDir,
@@ -61,7 +61,7 @@ impl Bench {
         self.dir.write("config", text)
     }
 
-    /// Runs the command away from the stand-ins' thread.
+    /// Runs the command on another thread than the fake servers.
     async fn skew(&self, words: &[&str]) -> Ran {
         let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
         command
@@ -122,8 +122,7 @@ fn document(groups: &Value) -> Reply {
         .body(list.to_string())
 }
 
-/// A kube-apiserver: passes over what it does not know, and wants to know who
-/// asks.
+/// A kube-apiserver: ignores unknown media types, and requires authentication.
 fn plain(version: &'static str, apis: &Value) -> impl Fn(Seen) -> Reply + Send + Sync + 'static {
     let apis = apis.clone();
     move |seen| {
@@ -148,7 +147,7 @@ fn new() -> Value {
     json!([group("apps", "v1", &["sets", "policies"])])
 }
 
-/// A bridge that tells of these servers.
+/// A bridge with the list of these servers.
 fn bridge(servers: Value) -> impl Fn(Seen) -> Reply + Send + Sync + 'static {
     move |seen| {
         let accepted = seen.header("accept").unwrap();
@@ -164,7 +163,7 @@ fn bridge(servers: Value) -> impl Fn(Seen) -> Reply + Send + Sync + 'static {
     }
 }
 
-fn told(identity: &str, groups: &Value) -> Value {
+fn server_entry(identity: &str, groups: &Value) -> Value {
     json!({"identity": identity, "version": "v1.34.4", "local": false, "reachable": true,
            "address": "10.0.0.1:6443", "lastSync": "2026-11-15T12:00:00Z", "groups": groups})
 }
@@ -253,7 +252,7 @@ async fn the_servers_of_one_context_are_compared_by_their_urls() {
     assert_eq!(json["servers"][0]["name"], first.addr().to_string());
     assert_eq!(json["servers"][1]["version"], "v1.36.4");
 
-    // A password in a URL is refused, and not shown.
+    // A password in a URL is refused, and not printed.
     let secret = servers[0].replace("https://", "https://me:secret-token@");
     let ran = bench.skew(&[&secret, &servers[1], "-o=wide"]).await;
     assert_eq!(ran.code, FAILED, "{ran:?}");
@@ -264,9 +263,12 @@ async fn the_servers_of_one_context_are_compared_by_their_urls() {
 }
 
 #[tokio::test]
-async fn a_bridge_tells_of_all_servers_of_its_cluster() {
+async fn a_bridge_reports_all_servers_of_its_cluster() {
     let bench = Bench::new();
-    let servers = json!([told("apiserver-a", &old()), told("apiserver-b", &new())]);
+    let servers = json!([
+        server_entry("apiserver-a", &old()),
+        server_entry("apiserver-b", &new())
+    ]);
     let server = bench.serve(bridge(servers)).await;
     let config = bench.kubeconfig(&[("prod", server.addr())]);
     let config = format!("--kubeconfig={}", config.display());
@@ -280,7 +282,10 @@ async fn a_bridge_tells_of_all_servers_of_its_cluster() {
     let ran = bench.skew(&[&config, "-o=json"]).await;
     assert_eq!(ran.json()["servers"][1]["lastSync"], "2026-11-15T12:00:00Z");
 
-    let servers = json!([told("apiserver-a", &new()), told("apiserver-b", &new())]);
+    let servers = json!([
+        server_entry("apiserver-a", &new()),
+        server_entry("apiserver-b", &new())
+    ]);
     let server = bench.serve(bridge(servers)).await;
     let config = bench.kubeconfig(&[("prod", server.addr())]);
     let config = format!("--kubeconfig={}", config.display());
@@ -288,8 +293,8 @@ async fn a_bridge_tells_of_all_servers_of_its_cluster() {
     assert_eq!(ran.code, OK, "{ran:?}");
 }
 
-/// A bridge in front of a server: it tells of all servers of its cluster, and of its own if that
-/// alone is asked for.
+/// A bridge in front of a server: it lists all servers of its cluster, or only its own if that
+/// is requested.
 fn bridge_before(
     version: &'static str,
     own: &Value,
@@ -313,7 +318,7 @@ fn bridge_before(
 #[tokio::test]
 async fn clients_of_the_bridges_of_one_cluster_miss_nothing() {
     let bench = Bench::new();
-    let list = json!({"servers": [told("apiserver-a", &old()), told("apiserver-b", &new())]});
+    let list = json!({"servers": [server_entry("apiserver-a", &old()), server_entry("apiserver-b", &new())]});
     let first = bridge_before("v1.34.4", &old(), list.clone());
     let first = bench.serve(first).await;
     let second = bench.serve(bridge_before("v1.36.4", &new(), list)).await;
@@ -353,7 +358,7 @@ A client pinned to new would miss nothing: its bridge serves what any of 2 serve
         assert!(!server["onlyHere"].as_array().unwrap().is_empty());
     }
 
-    // Past the bridge it is as before.
+    // Without the bridge, nothing changes.
     let ran = bench
         .skew(&[&config, "--context=old", "--context=direct"])
         .await;
@@ -368,10 +373,10 @@ A client pinned to new would miss nothing: its bridge serves what any of 2 serve
 #[tokio::test]
 async fn what_bridges_of_two_clusters_cannot_reach_is_missed() {
     let bench = Bench::new();
-    let mut away = told("apiserver-c", &json!([group("y.io", "v1", &["gone"])]));
+    let mut away = server_entry("apiserver-c", &json!([group("y.io", "v1", &["gone"])]));
     away["reachable"] = json!(false);
-    let one = json!({"servers": [told("apiserver-a", &old()), away]});
-    let other = json!({"servers": [told("apiserver-b", &new())]});
+    let one = json!({"servers": [server_entry("apiserver-a", &old()), away]});
+    let other = json!({"servers": [server_entry("apiserver-b", &new())]});
     let first = bench.serve(bridge_before("v1.34.4", &old(), one)).await;
     let second = bench.serve(bridge_before("v1.36.4", &new(), other)).await;
     let config = bench.kubeconfig(&[("blue", first.addr()), ("green", second.addr())]);
@@ -419,9 +424,9 @@ async fn a_bridge_that_runs_local_only_is_recognised() {
 }
 
 #[tokio::test]
-async fn a_server_that_the_bridge_cannot_ask_is_told_and_nothing_is_certain() {
+async fn a_server_that_the_bridge_cannot_reach_makes_the_result_unknown() {
     let bench = Bench::new();
-    let mut unreachable = told("apiserver-b", &old());
+    let mut unreachable = server_entry("apiserver-b", &old());
     unreachable["reachable"] = json!(false);
     unreachable["problem"] = json!("connection refused");
     let silent = json!({"identity": "apiserver-c", "local": false, "reachable": true});
@@ -433,12 +438,12 @@ async fn a_server_that_the_bridge_cannot_ask_is_told_and_nothing_is_certain() {
         ),
         (
             silent,
-            "apiserver-c: it has not told the bridge yet what it serves",
+            "apiserver-c: the bridge has not fetched its discovery yet",
             "\nNothing to compare: 1 of 2 is known.\n",
         ),
     ] {
         let server = bench
-            .serve(bridge(json!([told("apiserver-a", &old()), other])))
+            .serve(bridge(json!([server_entry("apiserver-a", &old()), other])))
             .await;
         let config = bench.kubeconfig(&[("prod", server.addr())]);
         let config = format!("--kubeconfig={}", config.display());
@@ -450,7 +455,7 @@ async fn a_server_that_the_bridge_cannot_ask_is_told_and_nothing_is_certain() {
 }
 
 #[tokio::test]
-async fn a_server_without_a_bridge_is_told_with_what_to_do() {
+async fn a_server_without_a_bridge_is_reported_with_advice() {
     let bench = Bench::new();
     let server = bench.serve(plain("v1.34.4", &old())).await;
     let config = bench.kubeconfig(&[("prod", server.addr())]);
@@ -505,7 +510,7 @@ async fn a_server_that_does_not_answer_is_named_and_the_others_are_compared() {
 }
 
 #[tokio::test]
-async fn a_server_of_before_aggregated_discovery_is_asked_list_by_list() {
+async fn an_old_server_is_queried_list_by_list() {
     let bench = Bench::new();
     let legacy = |seen: Seen| {
         let list = |resources: Value| {
@@ -542,7 +547,7 @@ async fn a_server_of_before_aggregated_discovery_is_asked_list_by_list() {
 }
 
 #[tokio::test]
-async fn failures_are_told_in_words_that_people_know() {
+async fn failures_have_kubectls_messages() {
     let bench = Bench::new();
     let refusing = |code: u16, message: &'static str| {
         move |_: Seen| {
@@ -605,7 +610,7 @@ async fn failures_are_told_in_words_that_people_know() {
 }
 
 #[tokio::test]
-async fn a_connection_that_ends_between_two_requests_is_opened_again() {
+async fn a_connection_that_ends_between_requests_is_reopened() {
     let bench = Bench::new();
     let leaf = bench.ca.server(&["127.0.0.1"]);
     let server = RawServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
@@ -620,7 +625,7 @@ async fn a_connection_that_ends_between_two_requests_is_opened_again() {
             }
         };
         let body = body.to_string();
-        // It does not say that it will close.
+        // It does not announce that it will close.
         conn.write(&format!(
             "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
@@ -640,7 +645,7 @@ async fn a_connection_that_ends_between_two_requests_is_opened_again() {
 }
 
 #[tokio::test]
-async fn a_wrong_command_line_is_not_taken_for_skew() {
+async fn an_invalid_command_line_has_its_own_exit_code() {
     let bench = Bench::new();
     let rows: [(&[&str], &str); 5] = [
         (

@@ -1,22 +1,22 @@
-//! What has changed between two states of an object, as fields.
+//! The fields that differ between two states of an object.
 
 use serde_json::{Map, Value};
 
 use super::fields::{Element, FieldSet};
 use crate::lists::{ListKind, list_kind};
 
-/// What has changed.
+/// The changed fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Comparison {
-    /// Were not there.
+    /// Fields that did not exist.
     pub added: FieldSet,
-    /// Were something else.
+    /// Fields that had another value.
     pub modified: FieldSet,
-    /// Are not there any more.
+    /// Fields that no longer exist.
     pub removed: FieldSet,
 }
 
-/// Maps that can be there without having anything in them: who makes one owns it.
+/// Maps that exist even when they are empty: the manager that creates one owns it.
 const MAPS: [&str; 9] = [
     "annotations",
     "binaryData",
@@ -30,17 +30,17 @@ const MAPS: [&str; 9] = [
 ];
 
 impl Comparison {
-    /// Of an object before and after.
+    /// Compares an object before and after.
     pub fn of(before: &Value, after: &Value) -> Self {
         let all = compare(Some(before), Some(after), &mut Vec::new());
         Self {
-            added: all.added.without_nobodys(),
-            modified: all.modified.without_nobodys(),
-            removed: all.removed.without_nobodys(),
+            added: all.added.without_server_owned(),
+            modified: all.modified.without_server_owned(),
+            removed: all.removed.without_server_owned(),
         }
     }
 
-    /// Those that have a value now that they did not have.
+    /// Fields with a new value.
     pub fn changed(&self) -> FieldSet {
         self.added.union(&self.modified)
     }
@@ -102,7 +102,7 @@ fn compare<'a>(
     all
 }
 
-/// Null is nothing.
+/// Null is the same as no value.
 fn value<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     fields.get(name).filter(|value| !value.is_null())
 }
@@ -116,7 +116,7 @@ fn union_of_names<'a>(
 }
 
 fn whole<'a>(value: &'a Value, names: &mut Vec<&'a str>) -> FieldSet {
-    // What is stored may have items that cannot be told apart: then the list is one.
+    // A stored list may have items with the same key: then the list counts as one field.
     let mut set = FieldSet::of(value, names).unwrap_or_else(|_| {
         let mut set = FieldSet::default();
         set.mark();
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_are_told_field_by_field() {
+    fn changes_are_listed_field_by_field() {
         let before = json!({
             "metadata": {"resourceVersion": "1", "labels": {"a": "1"}},
             "spec": {"containers": [{"name": "a", "image": "1"}, {"name": "b"}], "tolerations": [1]},

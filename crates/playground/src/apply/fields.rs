@@ -1,4 +1,4 @@
-//! Sets of fields, as `managedFields` keeps them (`FieldsV1`).
+//! Sets of fields in the format of `managedFields` (`FieldsV1`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::lists::{ListKind, key_value, list_kind};
 
-/// A step of a path into an object. Values are JSON text, which has an order.
+/// An element of a field path. Values are JSON text, which is ordered.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Element {
     /// `f:spec`
@@ -21,13 +21,13 @@ pub enum Element {
 /// Fields of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldSet {
-    /// Whether this one is among them, and not just what is below it.
-    here: bool,
+    /// Whether this field itself is in the set, and not only fields below it.
+    included: bool,
     below: BTreeMap<Element, FieldSet>,
 }
 
-/// What only the server writes: nobody's.
-const NOBODYS: [&str; 9] = [
+/// Metadata that only the server writes and that no manager owns.
+const SERVER_OWNED: [&str; 9] = [
     "name",
     "namespace",
     "creationTimestamp",
@@ -40,16 +40,16 @@ const NOBODYS: [&str; 9] = [
 ];
 
 impl FieldSet {
-    /// All fields of an object that somebody can have set. An error names a list
-    /// whose items cannot be told apart.
+    /// All fields of an object that a manager can own. An error names a list whose items have
+    /// the same key.
     pub fn of_object(object: &Value) -> Result<Self, String> {
         let mut set = Self::of(object, &mut Vec::new())?;
-        set.here = false;
-        Ok(set.without_nobodys())
+        set.included = false;
+        Ok(set.without_server_owned())
     }
 
-    /// All fields of a value that stands under these names. An empty object is one; a
-    /// list whose items are told apart is not, only they are.
+    /// All fields of a value below this path. An empty object is a field; a keyed list is not,
+    /// only its items are.
     pub(super) fn of<'a>(value: &'a Value, names: &mut Vec<&'a str>) -> Result<Self, String> {
         let mut set = Self::default();
         match value {
@@ -60,12 +60,12 @@ impl FieldSet {
                     names.pop();
                     set.put(Element::Field(name.clone()), below);
                 }
-                set.here = fields.is_empty();
+                set.included = fields.is_empty();
             }
             Value::Array(items) => {
                 let kind = list_kind(names);
                 if kind == ListKind::Atomic {
-                    set.here = true;
+                    set.included = true;
                     return Ok(set);
                 }
                 for item in items {
@@ -75,7 +75,7 @@ impl FieldSet {
                         ListKind::Keyed(_) => Self::of(item, names)?,
                         _ => Self::default(),
                     };
-                    below.here = true;
+                    below.included = true;
                     if let Some(twice) = set.below.insert(element.clone(), below) {
                         drop(twice);
                         return Err(format!(
@@ -85,19 +85,19 @@ impl FieldSet {
                     }
                 }
             }
-            _ => set.here = true,
+            _ => set.included = true,
         }
         Ok(set)
     }
 
-    pub(super) fn without_nobodys(mut self) -> Self {
+    pub(super) fn without_server_owned(mut self) -> Self {
         for name in ["apiVersion", "kind"] {
             self.below.remove(&Element::Field(name.to_owned()));
         }
         let metadata = Element::Field("metadata".to_owned());
         if let Some(set) = self.below.get_mut(&metadata) {
-            set.here = false;
-            for name in NOBODYS {
+            set.included = false;
+            for name in SERVER_OWNED {
                 set.below.remove(&Element::Field(name.to_owned()));
             }
             if set.below.is_empty() {
@@ -107,10 +107,10 @@ impl FieldSet {
         self
     }
 
-    /// Reads `fieldsV1`. What is not understood is passed over.
+    /// Parses `fieldsV1`. Unknown entries are ignored.
     pub fn parse(value: &Value) -> Self {
         Self {
-            here: false,
+            included: false,
             ..Self::read(value)
         }
     }
@@ -123,15 +123,15 @@ impl FieldSet {
             .iter()
             .filter_map(|(name, value)| Some((Element::parse(name)?, Self::read(value))));
         Self {
-            here: fields.is_empty() || fields.contains_key("."),
+            included: fields.is_empty() || fields.contains_key("."),
             below: below.collect(),
         }
     }
 
-    /// As `fieldsV1`.
+    /// Encodes as `fieldsV1`.
     pub fn write(&self) -> Value {
         let mut fields = Map::new();
-        if self.here && !self.below.is_empty() {
+        if self.included && !self.below.is_empty() {
             fields.insert(".".to_owned(), Value::Object(Map::new()));
         }
         for (element, set) in &self.below {
@@ -140,28 +140,28 @@ impl FieldSet {
         Value::Object(fields)
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
-        !self.here && self.below.values().all(Self::is_empty)
+        !self.included && self.below.values().all(Self::is_empty)
     }
 
-    /// Whether it is one of them by itself.
-    pub fn is_here(&self) -> bool {
-        self.here
+    /// Whether the field itself is in the set.
+    pub fn is_included(&self) -> bool {
+        self.included
     }
 
-    /// Those below a step.
+    /// The fields below.
     pub fn below(&self) -> impl Iterator<Item = (&Element, &Self)> {
         self.below.iter()
     }
 
-    /// Those below a step.
+    /// The fields below an element.
     pub fn get(&self, element: &Element) -> Option<&Self> {
         self.below.get(element)
     }
 
     pub(super) fn mark(&mut self) {
-        self.here = true;
+        self.included = true;
     }
 
     pub(super) fn put(&mut self, element: Element, set: Self) {
@@ -170,11 +170,11 @@ impl FieldSet {
         }
     }
 
-    /// Those of both.
+    /// The union of both sets.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         let mut all = self.clone();
-        all.here |= other.here;
+        all.included |= other.included;
         for (element, set) in &other.below {
             let merged = match all.below.get(element) {
                 Some(own) => own.union(set),
@@ -185,11 +185,11 @@ impl FieldSet {
         all
     }
 
-    /// Those that are in the other one too.
+    /// The intersection of both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         let mut both = Self {
-            here: self.here && other.here,
+            included: self.included && other.included,
             below: BTreeMap::new(),
         };
         for (element, set) in &self.below {
@@ -200,11 +200,11 @@ impl FieldSet {
         both
     }
 
-    /// Those that are not in the other one.
+    /// The fields that are not in the other set.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         let mut rest = Self {
-            here: self.here && !other.here,
+            included: self.included && !other.included,
             below: BTreeMap::new(),
         };
         for (element, set) in &self.below {
@@ -217,17 +217,17 @@ impl FieldSet {
         rest
     }
 
-    /// The paths of all of them, as kube-apiserver writes them.
+    /// The paths of all fields, in kube-apiserver's format.
     pub fn paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
         self.collect("", &mut paths);
         paths
     }
 
-    /// At each place first those that are there, then those below.
+    /// At each level first the fields of that level, then those below.
     fn collect(&self, path: &str, paths: &mut Vec<String>) {
-        let here = self.below.iter().filter(|(_, set)| set.here);
-        paths.extend(here.map(|(element, _)| format!("{path}{element}")));
+        let included = self.below.iter().filter(|(_, set)| set.included);
+        paths.extend(included.map(|(element, _)| format!("{path}{element}")));
         for (element, set) in &self.below {
             set.collect(&format!("{path}{element}"), paths);
         }
@@ -235,7 +235,7 @@ impl FieldSet {
 }
 
 impl Element {
-    /// The step to an item of a list, if it has its keys.
+    /// The path element of a list item, if it has its keys.
     pub fn of_item(item: &Value, kind: ListKind) -> Option<Self> {
         match kind {
             ListKind::Atomic => None,
@@ -251,7 +251,7 @@ impl Element {
     }
 
     fn parse(name: &str) -> Option<Self> {
-        // Read and written again, so that spaces and order do not matter.
+        // Normalised, so that spaces and order do not matter.
         let json = |text: &str| {
             serde_json::from_str::<Value>(text)
                 .ok()
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_written_as_kube_apiserver_writes_them() {
+    fn fields_are_encoded_as_by_kube_apiserver() {
         let object = json!({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn items_have_to_be_told_apart() {
+    fn items_must_have_different_keys() {
         let twice = json!({"spec": {"containers": [{"name": "a"}, {"name": "a"}]}});
         assert_eq!(
             FieldSet::of_object(&twice),
@@ -352,7 +352,7 @@ mod tests {
         paths.prop_map(|paths| {
             paths.iter().fold(FieldSet::default(), |all, path| {
                 let leaf = FieldSet {
-                    here: true,
+                    included: true,
                     below: BTreeMap::new(),
                 };
                 let one = path.iter().rev().fold(leaf, |set, name| {
@@ -367,7 +367,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sets_are_sets(one in set(), other in set()) {
+        fn set_operations_are_consistent(one in set(), other in set()) {
             let both = one.intersection(&other);
             let rest = one.difference(&other);
             prop_assert_eq!(both.union(&rest), one.clone());
@@ -377,7 +377,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read_back(one in set()) {
+        fn encoded_values_are_decoded_unchanged(one in set()) {
             prop_assert_eq!(FieldSet::parse(&one.write()), one);
         }
     }

@@ -1,27 +1,27 @@
-//! Who owns which fields of an object: its `managedFields`.
+//! The owners of the fields of an object: its `managedFields`.
 
 use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::Writer;
+use super::FieldManager;
 use super::compare::Comparison;
 use super::fields::FieldSet;
 use crate::object::Object;
 use crate::status::quoted;
-use crate::time::Moment;
+use crate::time::Time;
 
-/// Somebody who owns fields.
+/// An owner of fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manager {
     name: String,
     operation: Operation,
     api_version: String,
     subresource: String,
-    time: Option<Moment>,
+    time: Option<Time>,
 }
 
-/// How somebody came to own fields.
+/// The operation by which a manager owns fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)] // their names say it
 pub enum Operation {
@@ -29,20 +29,20 @@ pub enum Operation {
     Update,
 }
 
-/// All who own fields of an object.
+/// All owners of fields of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Managers(Vec<(Manager, FieldSet)>);
 
 impl Manager {
-    /// Who applies is the same in every version.
-    fn is(&self, writer: &Writer<'_>, operation: Operation) -> bool {
+    /// A manager that applies is the same in every version.
+    fn is(&self, writer: &FieldManager<'_>, operation: Operation) -> bool {
         self.name == writer.manager
             && self.operation == operation
             && self.subresource == writer.subresource
             && (operation == Operation::Apply || self.api_version == writer.api_version)
     }
 
-    fn of(writer: &Writer<'_>, operation: Operation) -> Self {
+    fn of(writer: &FieldManager<'_>, operation: Operation) -> Self {
         Self {
             name: writer.manager.to_owned(),
             operation,
@@ -53,7 +53,7 @@ impl Manager {
     }
 }
 
-/// As conflicts name them: `"kubectl" using v1 at 2026-11-15T20:59:59Z`.
+/// As in conflict messages: `"kubectl" using v1 at 2026-11-15T20:59:59Z`.
 impl fmt::Display for Manager {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&quoted(&self.name))?;
@@ -71,7 +71,7 @@ impl fmt::Display for Manager {
 }
 
 impl Managers {
-    /// Those of an object.
+    /// The managers of an object.
     pub fn of(object: &Object) -> Self {
         let entries = object.managed_fields().iter().filter_map(|entry| {
             let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
@@ -84,14 +84,14 @@ impl Managers {
                 },
                 api_version: text("apiVersion"),
                 subresource: text("subresource"),
-                time: Moment::parse(&text("time")),
+                time: Time::parse(&text("time")),
             };
             Some((manager, FieldSet::parse(&entry["fieldsV1"])))
         });
         Self(entries.collect())
     }
 
-    /// Notes them in an object.
+    /// Writes `managedFields` of an object.
     pub fn write(&self, object: &mut Object) {
         let owning = self.0.iter().filter(|(_, fields)| !fields.is_empty());
         let mut owning: Vec<_> = owning.collect();
@@ -123,10 +123,10 @@ impl Managers {
         }
     }
 
-    /// What others own of what is to change.
+    /// The changed fields that other managers own.
     pub(super) fn disputed(
         &self,
-        writer: &Writer<'_>,
+        writer: &FieldManager<'_>,
         changed: &FieldSet,
     ) -> Vec<(Manager, FieldSet)> {
         let others = self
@@ -139,7 +139,7 @@ impl Managers {
         disputed
     }
 
-    /// Takes fields from somebody.
+    /// Removes fields from a manager.
     pub(super) fn release(&mut self, manager: &Manager, fields: &FieldSet) {
         for (it, own) in &mut self.0 {
             if it == manager {
@@ -148,20 +148,20 @@ impl Managers {
         }
     }
 
-    /// Takes fields from all.
+    /// Removes fields from all managers.
     pub(super) fn forget(&mut self, gone: &FieldSet) {
         for (_, own) in &mut self.0 {
             *own = own.difference(gone);
         }
     }
 
-    pub(super) fn wanted_by(&self, writer: &Writer<'_>) -> FieldSet {
+    pub(super) fn wanted_by(&self, writer: &FieldManager<'_>) -> FieldSet {
         let mut all = self.0.iter();
         let found = all.find(|(it, _)| it.is(writer, Operation::Apply));
         found.map(|(_, fields)| fields.clone()).unwrap_or_default()
     }
 
-    pub(super) fn owned_by_others(&self, writer: &Writer<'_>) -> FieldSet {
+    pub(super) fn owned_by_others(&self, writer: &FieldManager<'_>) -> FieldSet {
         let others = self
             .0
             .iter()
@@ -169,8 +169,8 @@ impl Managers {
         others.fold(FieldSet::default(), |all, (_, fields)| all.union(fields))
     }
 
-    /// The time is that of the last change of mind.
-    pub(super) fn set_applied(&mut self, writer: &Writer<'_>, wanted: FieldSet) {
+    /// The time is that of the last change of the applied fields.
+    pub(super) fn set_applied(&mut self, writer: &FieldManager<'_>, wanted: FieldSet) {
         let there = self
             .0
             .iter_mut()
@@ -186,8 +186,8 @@ impl Managers {
         }
     }
 
-    /// What has changed is the writer's alone.
-    pub(super) fn note(&mut self, writer: &Writer<'_>, changes: &Comparison) {
+    /// The writer becomes the only owner of the changed fields.
+    pub(super) fn note(&mut self, writer: &FieldManager<'_>, changes: &Comparison) {
         let new = changes.changed();
         let lost = changes.modified.union(&changes.removed);
         for (manager, own) in &mut self.0 {

@@ -2,14 +2,14 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::sample::NOW;
+use crate::test_fixtures::NOW;
 
-fn writer(manager: &str) -> Writer<'_> {
-    Writer {
+fn writer(manager: &str) -> FieldManager<'_> {
+    FieldManager {
         manager,
         api_version: "v1",
         subresource: "",
-        now: Moment::from_unix(NOW),
+        now: Time::from_unix(NOW),
     }
 }
 
@@ -34,7 +34,7 @@ fn forced(live: &Object, manager: &str, fields: Value) -> Object {
     .unwrap()
 }
 
-/// What each manager owns.
+/// The fields of each manager.
 fn owned(object: &Object) -> Vec<(String, Value)> {
     let entries = object.managed_fields().iter();
     entries
@@ -48,7 +48,7 @@ fn owned(object: &Object) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn who_applies_owns_what_is_applied() {
+fn a_manager_owns_the_fields_that_it_applies() {
     let made = applied(None, "a", json!({"data": {"x": "1"}})).unwrap();
     assert_eq!(
         made.managed_fields(),
@@ -61,7 +61,7 @@ fn who_applies_owns_what_is_applied() {
             "fieldsV1": {"f:data": {"f:x": {}}},
         })]
     );
-    // Somebody else adds, and agrees: then both own it.
+    // Another manager applies the same value: both own it.
     let made = applied(Some(&made), "b", json!({"data": {"x": "1", "y": "2"}})).unwrap();
     assert_eq!(made.value()["data"], json!({"x": "1", "y": "2"}));
     assert_eq!(
@@ -74,12 +74,12 @@ fn who_applies_owns_what_is_applied() {
 }
 
 #[test]
-fn what_is_applied_no_more_is_taken_away_unless_others_own_it() {
+fn fields_no_longer_applied_are_removed_unless_another_manager_owns_them() {
     let made = applied(None, "a", json!({"data": {"x": "1", "y": "1", "z": "1"}})).unwrap();
     let made = applied(Some(&made), "b", json!({"data": {"y": "1"}})).unwrap();
     let made = applied(Some(&made), "a", json!({"data": {"x": "1"}})).unwrap();
     assert_eq!(made.value()["data"], json!({"x": "1", "y": "1"}));
-    // When nobody wants anything of it, all of it goes.
+    // A field without an owner is removed.
     let made = applied(Some(&made), "b", json!({})).unwrap();
     assert_eq!(made.value()["data"], json!({"x": "1"}));
     let made = applied(Some(&made), "a", json!({})).unwrap();
@@ -88,7 +88,7 @@ fn what_is_applied_no_more_is_taken_away_unless_others_own_it() {
 }
 
 #[test]
-fn conflicts_are_told_in_kube_apiservers_words() {
+fn conflicts_have_kube_apiservers_message() {
     let made = applied(None, "a", json!({"data": {"x": "1", "y": "1"}})).unwrap();
     let refusal = applied(Some(&made), "b", json!({"data": {"x": "2"}})).unwrap_err();
     assert_eq!((refusal.code, refusal.reason), (409, "Conflict"));
@@ -106,7 +106,7 @@ fn conflicts_are_told_in_kube_apiservers_words() {
         refusal.message,
         "Apply failed with 2 conflicts: conflicts with \"a\":\n- .data.x\n- .data.y"
     );
-    // Those who update own as well.
+    // Managers that update own fields too.
     let mut updated = made.clone();
     updated.set(&["data", "x"], "3");
     note_update(Some(&made), &mut updated, &writer("kubectl-edit"));
@@ -119,7 +119,7 @@ fn conflicts_are_told_in_kube_apiservers_words() {
 }
 
 #[test]
-fn force_takes_fields_from_others() {
+fn force_takes_over_fields() {
     let made = applied(None, "a", json!({"data": {"x": "1", "y": "1"}})).unwrap();
     let made = forced(&made, "b", json!({"data": {"x": "2"}}));
     assert_eq!(made.value()["data"], json!({"x": "2", "y": "1"}));
@@ -156,7 +156,7 @@ fn items_of_lists_are_owned_by_their_keys() {
             {"name": "e"},
         ])
     );
-    // An item stays as long as somebody wants something of it.
+    // An item stays while any manager owns a field of it.
     let made = applied(Some(&made), "a", pod(json!([]))).unwrap();
     assert_eq!(
         made.value()["spec"]["containers"],
@@ -176,7 +176,7 @@ fn items_of_lists_are_owned_by_their_keys() {
 
 /// Results are those of Kubernetes' own field manager (1.36).
 #[test]
-fn items_come_in_the_order_in_which_they_are_wanted() {
+fn items_are_in_the_applied_order() {
     let rows = [
         ("ac", "bc", "abc"),
         ("ab", "ba", "ba"),
@@ -227,7 +227,7 @@ fn an_update_makes_its_writer_the_owner_of_what_it_changes() {
             ("edit".to_owned(), json!({"f:data": {"f:x": {}}})),
         ]
     );
-    // Nothing changed, nothing owned; an empty list takes all back.
+    // Without changes there is no new owner; an empty list resets ownership.
     let mut same = next.clone();
     note_update(Some(&next), &mut same, &writer("other"));
     assert_eq!(same, next);
@@ -238,7 +238,7 @@ fn an_update_makes_its_writer_the_owner_of_what_it_changes() {
 }
 
 #[test]
-fn what_cannot_be_applied_is_refused() {
+fn invalid_applies_are_refused() {
     let refusal = applied(None, "", json!({})).unwrap_err();
     assert_eq!(
         (refusal.code, &*refusal.message),
@@ -263,10 +263,10 @@ fn what_cannot_be_applied_is_refused() {
 }
 
 proptest! {
-    /// Whatever was before: with force, everything wanted is there, and what only
-    /// this manager had wanted and does not want any more is gone.
+    /// With force, all applied fields are present, and fields that only this manager had applied
+    /// before and does not apply any more are removed.
     #[test]
-    fn what_is_applied_is_there_and_what_is_given_up_is_gone(
+    fn applied_fields_are_present_and_dropped_ones_are_removed(
         rounds in proptest::collection::vec(
             ("[ab]", proptest::collection::btree_map("[w-z]", "[12]", 0..4)), 1..12,
         ),
@@ -279,7 +279,7 @@ proptest! {
             let next = apply(live.as_ref(), &applied, &writer(&manager), Conflicts::Force);
             let next = next.unwrap();
             wanted.insert(manager.clone(), data.clone());
-            // Others have lost what was taken from them by another value.
+            // Other managers lose the fields whose value was overwritten.
             for (other, theirs) in &mut wanted {
                 if *other != manager {
                     theirs.retain(|key, value| data.get(key).is_none_or(|it| it == value));
@@ -291,7 +291,7 @@ proptest! {
             }
             let found = next.at(&["data"]).cloned().unwrap_or_else(|| json!({}));
             prop_assert_eq!(found, json!(expected));
-            // The same again changes nothing.
+            // Applying the same again changes nothing.
             let again = apply(Some(&next), &applied, &writer(&manager), Conflicts::Refuse);
             prop_assert_eq!(again.unwrap(), next.clone());
             live = Some(next);

@@ -1,10 +1,10 @@
-//! What begins the processes of pods where nothing else can: the tests of this crate.
-//! The command line of Skewbridge does it itself.
+//! The program that starts processes of pods in the tests of this crate. Otherwise the
+//! `skewbridge` binary does it itself.
 
 use std::process::ExitCode;
 
-use skewbridge_playground::node::program::attend;
+use skewbridge_playground::node::program::run_in_pod;
 
 fn main() -> ExitCode {
-    attend(std::env::args_os().skip(1))
+    run_in_pod(std::env::args_os().skip(1))
 }

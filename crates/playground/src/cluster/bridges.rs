@@ -1,5 +1,5 @@
-//! How a bridge of the playground is configured: as `skewbridge serve` would be by
-//! its flags, but that addresses are exchanged in memory.
+//! The configuration of a bridge: as that of `skewbridge serve` by its flags, except that
+//! addresses are exchanged in memory.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -19,7 +19,7 @@ use super::pki::{FRONT_PROXY, Pki};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// How long what is running when the playground ends may take.
+/// Time for requests in flight when the playground ends.
 const DRAIN: Duration = Duration::from_millis(500);
 
 /// A bridge in front of a server; ports may be 0.
@@ -59,7 +59,7 @@ pub(super) fn config(
             bridge_user: BridgeUser::default(),
         },
         peers: Peers {
-            // The servers share a machine, so the bridge is told whose it is.
+            // The servers share a host name, so the identity of the local one is configured.
             identity: ApiServerIdentity::Named(Identity::of_hostname(hostname).to_string()),
             registry: RegistryKind::Memory(exchange.clone()),
             ca: Some(pki.ca.clone()),
@@ -89,7 +89,7 @@ pub(super) fn config(
             verbosity: 0,
             format: LogFormat::Text,
         },
-        // One client at a time, mostly.
+        // There are few clients.
         workers: NonZeroUsize::MIN,
     }
 }

@@ -1,5 +1,5 @@
-//! The kubeconfig of a playground: a context for each server, for each bridge, and
-//! for who may only look.
+//! The kubeconfig of a playground: a context for each server, for each bridge, and for the
+//! read-only user.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -11,15 +11,14 @@ use super::pki::{ADMIN, Credentials, Token};
 use crate::rbac::VISITOR;
 
 /// A server or a bridge, by its name.
-pub(super) struct Place<'a> {
+pub(super) struct ContextTarget<'a> {
     pub(super) name: &'a str,
     pub(super) address: SocketAddr,
 }
 
-/// The file. The last place is the one of the context that is used unless another
-/// is asked for.
+/// The file. `current` is the current context.
 pub(super) fn kubeconfig(
-    places: &[Place<'_>],
+    places: &[ContextTarget<'_>],
     current: &str,
     visitors_place: &str,
     ca: &str,
@@ -65,13 +64,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_has_a_context() {
+    fn every_server_and_bridge_has_a_context() {
         let admin = Credentials {
             certificate: "C".to_owned(),
             key: "K".to_owned(),
         };
         let visitor = Token("1e1".to_owned());
-        let place = Place {
+        let place = ContextTarget {
             name: "bridge-1.28",
             address: "127.0.0.1:1".parse().unwrap(),
         };

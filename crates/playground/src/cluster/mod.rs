@@ -25,59 +25,56 @@ use tokio::time::timeout;
 use crate::catalogue::Release;
 use crate::node::{Node, NodeConfig, Program};
 use crate::rbac::VISITOR;
-use crate::server::shared::ShareError;
+use crate::server::shared::SharedStoreError;
 use crate::server::{ApiServer, RunningServer, ServerConfig, SharedStore, StartError};
 use pki::Pki;
-pub use pki::{ADMIN, PkiError};
-use port::Port;
-pub use samples::{POD, POD_PORT, POLICY, POLICY_PATH};
+pub use pki::PkiError;
+use port::ReservedPort;
+pub use samples::{POD, POD_PORT, POLICY_PATH};
 
-/// How many servers there are: one of each release.
+/// The number of servers: one of each release.
 const SERVERS: usize = Release::ALL.len();
 
-/// How long bridges may take to leave: what is running then is cut.
-const LEAVING: Duration = Duration::from_secs(2);
+/// Time for bridges to shut down; then they are aborted.
+const BRIDGE_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a playground needs.
+/// Configuration of a playground.
 #[derive(Debug)]
 pub struct ClusterConfig {
-    /// A private directory that is there, and empty.
+    /// An existing, empty, private directory.
     pub directory: PathBuf,
-    /// Where its ports are.
+    /// Its ports.
     pub ports: Ports,
-    /// What begins the processes of pods.
+    /// The program that starts processes of pods.
     pub program: Program,
 }
 
-/// Where the ports of a playground are.
+/// The ports of a playground.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ports {
-    /// Wherever they are free.
+    /// Any free ports.
     Free,
-    /// From this one on: the servers, the bridges, the bridges' admin ports.
+    /// From this port on: the servers, the bridges, the admin ports of the bridges.
     From(u16),
 }
 
-/// How many ports a playground has from the first one on, the control's included.
-pub const PORTS: u16 = 10;
-
-/// A playground that runs. Dropped, all of it ends.
+/// A running playground. Dropping it ends everything.
 pub struct Cluster {
     servers: Vec<Server>,
     bridges: Vec<Bridge>,
     kubeconfig: PathBuf,
     pki: Pki,
     store: SharedStore,
-    // Last, so that servers are gone before what they ask.
+    // Last, so that servers are dropped before the node.
     node: Arc<Node>,
 }
 
-/// A place for an API server, whatever version it has at the moment.
+/// An API server at an address, of any version.
 #[derive(Debug)]
 pub struct Server {
     name: String,
     hostname: String,
-    port: Port,
+    port: ReservedPort,
     release: Release,
     running: Option<RunningServer>,
 }
@@ -89,15 +86,15 @@ pub struct Bridge {
     handle: Handle,
 }
 
-/// Why a playground does not start, or does not do what it is told.
+/// Why a playground does not start, or a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// A port is not to be had.
+    /// A port cannot be bound.
     #[error("{}", no_port(*address, cause))]
     Port {
-        /// Which one.
+        /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The system error.
         cause: io::Error,
     },
     /// Certificates.
@@ -108,7 +105,7 @@ pub enum ClusterError {
     File(#[from] FileProblem),
     /// The store.
     #[error(transparent)]
-    Store(#[from] ShareError),
+    Store(#[from] SharedStoreError),
     /// The objects in it.
     #[error("the samples cannot be made: {}", .0.message)]
     Samples(Status),
@@ -121,8 +118,8 @@ pub enum ClusterError {
     /// The node.
     #[error("the node does not start: {0}")]
     Node(io::Error),
-    /// There is no such server.
-    #[error("there is no server {0:?}; there are 1.28, 1.34 and 1.36")]
+    /// Unknown server.
+    #[error("no server {0:?}; the servers are 1.28, 1.34 and 1.36")]
     Unknown(String),
 }
 
@@ -147,7 +144,7 @@ impl Ports {
 }
 
 impl Cluster {
-    /// Starts one. Servers run on the runtime of the caller, bridges and the node on
+    /// Starts a playground. Servers run on the runtime of the caller, bridges and the node on
     /// threads of their own.
     pub async fn start(config: ClusterConfig) -> Result<Self, ClusterError> {
         let pki = Pki::make(&config.directory)?;
@@ -168,8 +165,8 @@ impl Cluster {
         };
         for (index, release) in Release::ALL.into_iter().enumerate() {
             let address = loopback(config.ports.number(index));
-            let port =
-                Port::take(address).map_err(|cause| ClusterError::Port { address, cause })?;
+            let port = ReservedPort::take(address)
+                .map_err(|cause| ClusterError::Port { address, cause })?;
             cluster.servers.push(Server {
                 name: format!("server-{release}"),
                 hostname: format!("playground-{release}"),
@@ -177,7 +174,7 @@ impl Cluster {
                 release,
                 running: None,
             });
-            cluster.resume(index).await?;
+            cluster.start_server(index).await?;
         }
         let exchange = Exchange::default();
         for (index, server) in cluster.servers.iter().enumerate() {
@@ -204,11 +201,11 @@ impl Cluster {
     }
 
     fn write_kubeconfig(&self, directory: &Path) -> Result<PathBuf, PkiError> {
-        let servers = self.servers.iter().map(|server| kubeconfig::Place {
+        let servers = self.servers.iter().map(|server| kubeconfig::ContextTarget {
             name: &server.name,
             address: server.address(),
         });
-        let bridges = self.bridges.iter().map(|bridge| kubeconfig::Place {
+        let bridges = self.bridges.iter().map(|bridge| kubeconfig::ContextTarget {
             name: &bridge.name,
             address: bridge.handle.address(),
         });
@@ -225,12 +222,12 @@ impl Cluster {
         pki::write_private(directory, "kubeconfig", &text)
     }
 
-    /// Where the kubeconfig is.
+    /// The path of the kubeconfig.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// All places for servers, the oldest first.
+    /// All servers, the oldest first.
     pub fn servers(&self) -> &[Server] {
         &self.servers
     }
@@ -240,12 +237,7 @@ impl Cluster {
         &self.bridges
     }
 
-    /// All objects.
-    pub fn store(&self) -> &SharedStore {
-        &self.store
-    }
-
-    /// The place of a server by its name (`server-1.28`, or `1.28` for short).
+    /// The index of a server by its name (`server-1.28`, or `1.28` for short).
     pub fn find(&self, name: &str) -> Result<usize, ClusterError> {
         let short = name.strip_prefix("server-").unwrap_or(name);
         let mut all = self.servers.iter();
@@ -253,14 +245,14 @@ impl Cluster {
         found.ok_or_else(|| ClusterError::Unknown(name.to_owned()))
     }
 
-    /// Ends a server as if its machine had lost its power.
+    /// Ends a server as by a power failure.
     pub async fn kill(&mut self, index: usize) {
         if let Some(running) = self.running(index) {
             running.kill().await;
         }
     }
 
-    /// Has a server finish what is running, and go.
+    /// Stops a server gracefully.
     pub async fn stop(&mut self, index: usize) {
         if let Some(running) = self.running(index) {
             running.stop().await;
@@ -268,7 +260,7 @@ impl Cluster {
     }
 
     /// Starts a server that does not run.
-    pub async fn resume(&mut self, index: usize) -> Result<(), ClusterError> {
+    pub async fn start_server(&mut self, index: usize) -> Result<(), ClusterError> {
         let Some(server) = self.servers.get_mut(index) else {
             return Ok(());
         };
@@ -301,28 +293,32 @@ impl Cluster {
         Ok(())
     }
 
-    /// Makes a server one of another release: it is stopped and started at its place.
-    pub async fn change(&mut self, index: usize, release: Release) -> Result<(), ClusterError> {
+    /// Replaces a server by one of another release, at the same address.
+    pub async fn set_release(
+        &mut self,
+        index: usize,
+        release: Release,
+    ) -> Result<(), ClusterError> {
         self.stop(index).await;
         if let Some(server) = self.servers.get_mut(index) {
             server.release = release;
         }
-        self.resume(index).await
+        self.start_server(index).await
     }
 
     fn running(&mut self, index: usize) -> Option<RunningServer> {
         self.servers.get_mut(index)?.running.take()
     }
 
-    /// Ends it in order: bridges first, as nobody is to be told of servers that are
-    /// gone, then servers, then the node with its processes.
+    /// Shuts down in order: bridges first, so that they do not report missing servers, then
+    /// servers, then the node with its processes.
     pub async fn end(mut self) {
         let bridges = std::mem::take(&mut self.bridges);
         let mut leaving = JoinSet::new();
         for mut bridge in bridges {
             leaving.spawn(async move { bridge.handle.finish().await });
         }
-        let _ = timeout(LEAVING, leaving.join_all()).await;
+        let _ = timeout(BRIDGE_SHUTDOWN_TIMEOUT, leaving.join_all()).await;
         for index in 0..self.servers.len() {
             self.kill(index).await;
         }
@@ -339,17 +335,17 @@ impl fmt::Debug for Cluster {
 }
 
 impl Server {
-    /// `server-1.28`: what it was at the beginning.
+    /// `server-1.28`, by its initial version.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where it listens.
+    /// Its address.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }
 
-    /// What it is now.
+    /// Its current version.
     pub fn release(&self) -> Release {
         self.release
     }
@@ -366,12 +362,12 @@ impl Bridge {
         &self.name
     }
 
-    /// Where clients connect.
+    /// Its address.
     pub fn address(&self) -> SocketAddr {
         self.handle.address()
     }
 
-    /// Where metrics and health are.
+    /// The address of metrics and health.
     pub fn admin_address(&self) -> SocketAddr {
         self.handle.admin_address()
     }

@@ -1,4 +1,4 @@
-//! Certificates of a playground: made when it starts, for as long as it lasts.
+//! Certificates of a playground, generated at its start.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -11,7 +11,7 @@ use rcgen::{
 };
 use skewbridge_gateway::tls::files::KeyPairFiles;
 
-/// What servers and bridges are reached by, and peers ask each other for.
+/// Names in serving certificates, for clients and peers.
 const SERVING_NAMES: [&str; 4] = [
     "localhost",
     "127.0.0.1",
@@ -19,25 +19,25 @@ const SERVING_NAMES: [&str; 4] = [
     "kubernetes",
 ];
 
-/// The name of who may speak for others.
+/// The common name of the front-proxy certificate.
 pub(super) const FRONT_PROXY: &str = "front-proxy-client";
 
-/// The user who may do everything.
-pub const ADMIN: &str = "playground-admin";
+/// The user with all rights.
+pub(super) const ADMIN: &str = "playground-admin";
 const ADMIN_GROUP: &str = "system:masters";
 
-/// Everybody's certificates, in files that only their owner reads.
+/// All certificates, in files that only the owner can read.
 #[derive(Debug)]
 pub(super) struct Pki {
     /// Signs servers, bridges and users.
     pub(super) ca: PathBuf,
     pub(super) ca_pem: String,
-    /// Signs who may speak for others.
+    /// The CA of the front proxy.
     pub(super) front_proxy_ca: PathBuf,
     pub(super) serving: KeyPairFiles,
     pub(super) front_proxy: KeyPairFiles,
     pub(super) admin: Credentials,
-    /// What the visitor shows, who has no certificate.
+    /// The token of the visitor, which has no certificate.
     pub(super) visitor_token: Token,
 }
 
@@ -62,27 +62,27 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Why there are no certificates.
+/// Why certificates could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
-    /// They cannot be made.
+    /// Generating them failed.
     #[error("cannot make certificates: {0}")]
     Make(#[from] rcgen::Error),
-    /// The system gives no randomness.
+    /// The system has no random numbers.
     #[error("no randomness")]
     Random,
-    /// They cannot be kept.
+    /// Writing them failed.
     #[error("cannot write {}: {cause}", path.display())]
     Write {
         /// Where.
         path: PathBuf,
-        /// What the system says.
+        /// The system error.
         cause: io::Error,
     },
 }
 
 impl Pki {
-    /// Makes all of them, in this directory.
+    /// Generates all of them, in this directory.
     pub(super) fn make(directory: &Path) -> Result<Self, PkiError> {
         let ca = authority("playground-ca")?;
         let front_proxy_ca = authority("playground-front-proxy-ca")?;
@@ -155,7 +155,7 @@ fn issue(
     })
 }
 
-/// Writes a new file that only its owner reads.
+/// Writes a new file that only its owner can read.
 pub(super) fn write_private(directory: &Path, name: &str, text: &str) -> Result<PathBuf, PkiError> {
     let path = directory.join(name);
     let file = fs::OpenOptions::new()

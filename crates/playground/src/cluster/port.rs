@@ -1,29 +1,28 @@
-//! The port of a server, which is its own for as long as the playground runs, whether
-//! anybody listens there or not.
+//! The port of a server, reserved while the playground runs, whether the server listens or not.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 
 use tokio::net::TcpSocket;
 
-/// Connections that wait for being accepted, as tokio has it.
+/// The accept backlog: tokio's default.
 const BACKLOG: u32 = 1024;
 
-/// A port that nobody else can have.
+/// A port that other programs cannot bind.
 #[derive(Debug)]
-pub(super) struct Port {
+pub(super) struct ReservedPort {
     address: SocketAddr,
-    /// Never listens. As it does not say `SO_REUSEADDR`, no other program's socket may
-    /// be where it is; by `SO_REUSEPORT` those may that listen for us.
+    /// Never listens. Without `SO_REUSEADDR`, no socket of another program can be bound to the
+    /// same address; `SO_REUSEPORT` allows the listener of this process.
     _held: TcpSocket,
 }
 
-impl Port {
-    /// Takes one; any that is free if it is 0.
+impl ReservedPort {
+    /// Reserves a port; a free one if it is 0.
     pub(super) fn take(address: SocketAddr) -> io::Result<Self> {
         if address.port() != 0 {
-            // Another playground's port would be shared with it: one that does not share
-            // is refused.
+            // With `SO_REUSEPORT` alone, another playground could share the port: a socket
+            // without it is refused there.
             drop(TcpListener::bind(address)?);
         }
         let held = TcpSocket::new_v4()?;
@@ -35,15 +34,15 @@ impl Port {
         })
     }
 
-    /// Where it is.
+    /// Its address.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Listens. Must be called within a runtime, by one server at a time.
+    /// Listens. Must be called within a runtime, and by one server at a time.
     pub(super) fn listen(&self) -> io::Result<TcpListener> {
         let socket = TcpSocket::new_v4()?;
-        // Connections of the server before may not be over yet.
+        // Connections of the previous server may still be closing.
         socket.set_reuseaddr(true)?;
         socket.set_reuseport(true)?;
         socket.bind(self.address)?;
@@ -59,12 +58,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_port_is_kept_while_nobody_listens() {
-        let port = Port::take((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    async fn a_port_stays_reserved_without_a_listener() {
+        let port = ReservedPort::take((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let others = || {
             let taken = [
                 TcpListener::bind(port.address()).err(),
-                Port::take(port.address()).err(),
+                ReservedPort::take(port.address()).err(),
             ];
             taken.map(|it| it.map(|error| error.kind()))
         };
@@ -74,7 +73,7 @@ mod tests {
             let listener = port.listen().unwrap();
             listener.set_nonblocking(false).unwrap();
             let mut client = TcpStream::connect(port.address()).unwrap();
-            // The side that ends first keeps the address for a while.
+            // The side that closes first keeps the address in TIME_WAIT.
             drop(listener.accept().unwrap());
             assert_eq!(client.read(&mut [0]).unwrap(), 0);
             assert_eq!(others(), refused);

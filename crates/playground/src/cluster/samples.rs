@@ -1,4 +1,4 @@
-//! What is there to be seen from the beginning.
+//! The sample objects that exist at the start.
 
 use serde_json::{Value, json};
 use skewbridge_api::status::Status;
@@ -7,18 +7,18 @@ use crate::object::Object;
 use crate::server::SharedStore;
 use crate::status::GroupResource;
 
-/// The pod that runs from the beginning.
+/// The sample pod.
 pub const POD: &str = "web";
 /// Its port.
 pub const POD_PORT: u16 = 8080;
 
 /// An object of an API that only the newest server has.
-pub const POLICY: &str = "hello";
-/// Where it is.
+const POLICY: &str = "hello";
+/// Its path.
 pub const POLICY_PATH: &str =
     "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/hello";
 
-/// Makes them.
+/// Creates them.
 pub(super) fn create(store: &SharedStore) -> Result<(), Status> {
     let objects: [(&str, &str, &str, Value); 4] = [
         ("", "configmaps", "default", welcome()),

@@ -1,5 +1,5 @@
-//! `autoscaling/v1`, which knows one metric: how busy CPUs are. As kube-apiserver does, it
-//! keeps all others in annotations, where they have the names of their time.
+//! `autoscaling/v1`, which has one metric: CPU utilization. As in kube-apiserver, all others are
+//! in annotations, with the field names of the alpha API.
 
 use serde_json::{Map, Value, json};
 
@@ -17,19 +17,19 @@ const KINDS: [(&str, &str); 5] = [
     ("External", "external"),
 ];
 
-/// Whether what is wanted is told, or what is measured.
+/// Target values of the spec, or current values of the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Of {
-    Wish,
-    Measure,
+enum MetricSide {
+    Target,
+    Current,
 }
 
-impl Of {
-    /// What `v2` calls it.
+impl MetricSide {
+    /// The field name in `v2`.
     fn field(self) -> &'static str {
         match self {
-            Self::Wish => "target",
-            Self::Measure => "current",
+            Self::Target => "target",
+            Self::Current => "current",
         }
     }
 }
@@ -38,10 +38,12 @@ impl Of {
 pub(super) fn to_v1(value: &mut Value) {
     let mut notes = Map::new();
     if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {
-        let metrics = taken(spec, "metrics");
-        let busy = metrics.iter().find_map(|it| cpu(it, Of::Wish));
-        let others = metrics.iter().filter(|it| cpu(it, Of::Wish).is_none());
-        let others: Vec<_> = others.map(|it| simple(it, Of::Wish)).collect();
+        let metrics = take_list(spec, "metrics");
+        let busy = metrics.iter().find_map(|it| cpu(it, MetricSide::Target));
+        let others = metrics
+            .iter()
+            .filter(|it| cpu(it, MetricSide::Target).is_none());
+        let others: Vec<_> = others.map(|it| simple(it, MetricSide::Target)).collect();
         if let Some(busy) = busy {
             spec.insert("targetCPUUtilizationPercentage".to_owned(), busy);
         }
@@ -51,13 +53,20 @@ pub(super) fn to_v1(value: &mut Value) {
         }
     }
     if let Some(status) = value.get_mut("status").and_then(Value::as_object_mut) {
-        let metrics = taken(status, "currentMetrics");
-        if let Some(busy) = metrics.iter().find_map(|it| cpu(it, Of::Measure)) {
+        let metrics = take_list(status, "currentMetrics");
+        if let Some(busy) = metrics.iter().find_map(|it| cpu(it, MetricSide::Current)) {
             status.insert("currentCPUUtilizationPercentage".to_owned(), busy);
         }
-        let all: Vec<_> = metrics.iter().map(|it| simple(it, Of::Measure)).collect();
+        let all: Vec<_> = metrics
+            .iter()
+            .map(|it| simple(it, MetricSide::Current))
+            .collect();
         note(&mut notes, CURRENT, &all.into());
-        note(&mut notes, CONDITIONS, &taken(status, "conditions").into());
+        note(
+            &mut notes,
+            CONDITIONS,
+            &take_list(status, "conditions").into(),
+        );
     }
     if notes.is_empty() {
         return;
@@ -73,8 +82,8 @@ pub(super) fn to_v1(value: &mut Value) {
 
 /// To `v2`.
 pub(super) fn from_v1(value: &mut Value) {
-    let mut notes = taken_notes(value);
-    let mut list = |name: &str| taken(&mut notes, name);
+    let mut notes = take_annotations(value);
+    let mut list = |name: &str| take_list(&mut notes, name);
     let (metrics, current, conditions) = (list(METRICS), list(CURRENT), list(CONDITIONS));
     if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {
         let busy = spec.remove("targetCPUUtilizationPercentage");
@@ -83,7 +92,7 @@ pub(super) fn from_v1(value: &mut Value) {
                 "name": "cpu", "target": {"type": "Utilization", "averageUtilization": percent},
             }})
         });
-        let others = metrics.iter().map(|it| modern(it, Of::Wish));
+        let others = metrics.iter().map(|it| modern(it, MetricSide::Target));
         put(spec, "metrics", others.chain(busy).collect());
         if let Some(behavior) = notes.remove(BEHAVIOR) {
             spec.insert("behavior".to_owned(), with_keys(behavior, small));
@@ -97,7 +106,7 @@ pub(super) fn from_v1(value: &mut Value) {
                 "name": "cpu", "current": {"averageUtilization": percent},
             }})
         });
-        let all = current.iter().map(|it| modern(it, Of::Measure));
+        let all = current.iter().map(|it| modern(it, MetricSide::Current));
         put(
             status,
             "currentMetrics",
@@ -107,8 +116,8 @@ pub(super) fn from_v1(value: &mut Value) {
     }
 }
 
-/// What the annotations say that are not for others.
-fn taken_notes(value: &mut Value) -> Map<String, Value> {
+/// Removes and parses the annotations with metrics.
+fn take_annotations(value: &mut Value) -> Map<String, Value> {
     let mut notes = Map::new();
     let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
     let Some(metadata) = metadata else {
@@ -119,7 +128,7 @@ fn taken_notes(value: &mut Value) -> Map<String, Value> {
         return notes;
     };
     for name in [METRICS, CURRENT, CONDITIONS, BEHAVIOR] {
-        // What cannot be read is lost, as there.
+        // Invalid annotations are dropped, as by kube-apiserver.
         let text = all.remove(name);
         let text = text.as_ref().and_then(Value::as_str).unwrap_or_default();
         if let Ok(read) = serde_json::from_str(text) {
@@ -132,7 +141,7 @@ fn taken_notes(value: &mut Value) -> Map<String, Value> {
     notes
 }
 
-fn taken(fields: &mut Map<String, Value>, name: &str) -> Vec<Value> {
+fn take_list(fields: &mut Map<String, Value>, name: &str) -> Vec<Value> {
     match fields.remove(name) {
         Some(Value::Array(items)) => items,
         _ => Vec::new(),
@@ -145,41 +154,45 @@ fn put(fields: &mut Map<String, Value>, name: &str, items: Vec<Value>) {
     }
 }
 
-/// Writes an annotation, unless it would say nothing.
+/// Writes an annotation, unless the list is empty.
 fn note(notes: &mut Map<String, Value>, name: &str, value: &Value) {
     if *value != json!([]) {
         notes.insert(name.to_owned(), value.to_string().into());
     }
 }
 
-/// The one number that `v1` has a field for.
-fn cpu(metric: &Value, of: Of) -> Option<Value> {
+/// The CPU utilization, for which `v1` has a field.
+fn cpu(metric: &Value, of: MetricSide) -> Option<Value> {
     let resource = metric.get("resource")?;
     let is_cpu = metric["type"] == "Resource" && resource["name"] == "cpu";
     let percent = &resource[of.field()]["averageUtilization"];
     (is_cpu && percent.is_number()).then(|| percent.clone())
 }
 
-/// What a value of `v2` is called within an annotation, by the kind of the metric.
-fn names(kind: &str, of: Of) -> &'static [(&'static str, &'static str)] {
+/// The field names of `v2`, and those in an annotation, by the kind of the metric.
+fn names(kind: &str, of: MetricSide) -> &'static [(&'static str, &'static str)] {
     match (kind, of) {
-        ("resource" | "containerResource", Of::Wish) => &[
+        ("resource" | "containerResource", MetricSide::Target) => &[
             ("averageUtilization", "targetAverageUtilization"),
             ("averageValue", "targetAverageValue"),
         ],
-        ("resource" | "containerResource", Of::Measure) => &[
+        ("resource" | "containerResource", MetricSide::Current) => &[
             ("averageUtilization", "currentAverageUtilization"),
             ("averageValue", "currentAverageValue"),
         ],
-        ("pods", Of::Wish) => &[("averageValue", "targetAverageValue")],
-        ("pods", Of::Measure) => &[("averageValue", "currentAverageValue")],
-        ("object", Of::Wish) => &[("value", "targetValue"), ("averageValue", "averageValue")],
-        ("object", Of::Measure) => &[("value", "currentValue"), ("averageValue", "averageValue")],
-        ("external", Of::Wish) => &[
+        ("pods", MetricSide::Target) => &[("averageValue", "targetAverageValue")],
+        ("pods", MetricSide::Current) => &[("averageValue", "currentAverageValue")],
+        ("object", MetricSide::Target) => {
+            &[("value", "targetValue"), ("averageValue", "averageValue")]
+        }
+        ("object", MetricSide::Current) => {
+            &[("value", "currentValue"), ("averageValue", "averageValue")]
+        }
+        ("external", MetricSide::Target) => &[
             ("value", "targetValue"),
             ("averageValue", "targetAverageValue"),
         ],
-        ("external", Of::Measure) => &[
+        ("external", MetricSide::Current) => &[
             ("value", "currentValue"),
             ("averageValue", "currentAverageValue"),
         ],
@@ -187,7 +200,7 @@ fn names(kind: &str, of: Of) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// Where the selector of a metric is within an annotation.
+/// The field of a metric's selector in an annotation.
 fn selector(kind: &str) -> &'static str {
     if kind == "external" {
         "metricSelector"
@@ -203,8 +216,8 @@ fn kind_of(metric: &Value) -> Option<(&'static str, &Value)> {
     Some((field, metric.get(field)?))
 }
 
-/// A metric of `v2` as it stands in an annotation.
-fn simple(metric: &Value, of: Of) -> Value {
+/// A metric of `v2` as in an annotation.
+fn simple(metric: &Value, of: MetricSide) -> Value {
     let Some((kind, source)) = kind_of(metric) else {
         return json!({"type": metric["type"]});
     };
@@ -231,18 +244,18 @@ fn simple(metric: &Value, of: Of) -> Value {
     json!({"type": metric["type"], kind: out})
 }
 
-/// A metric of an annotation as `v2` has it.
-fn modern(metric: &Value, of: Of) -> Value {
+/// A metric of an annotation, converted to `v2`.
+fn modern(metric: &Value, of: MetricSide) -> Value {
     let Some((kind, source)) = kind_of(metric) else {
         return json!({"type": metric["type"]});
     };
     let mut out = Map::new();
-    let mut told = Map::new();
+    let mut values = Map::new();
     let mut named = Map::new();
     for (name, value) in source.as_object().into_iter().flatten() {
         let number = names(kind, of).iter().find(|(_, simple)| simple == name);
         if let Some((modern, _)) = number {
-            told.insert((*modern).to_owned(), value.clone());
+            values.insert((*modern).to_owned(), value.clone());
         } else if name == "metricName" {
             named.insert("name".to_owned(), value.clone());
         } else if name == selector(kind) {
@@ -253,24 +266,24 @@ fn modern(metric: &Value, of: Of) -> Value {
             out.insert(name.clone(), value.clone());
         }
     }
-    if of == Of::Wish {
+    if of == MetricSide::Target {
         let how = ["averageUtilization", "averageValue", "value"];
-        let how = how.into_iter().find(|it| told.contains_key(*it));
+        let how = how.into_iter().find(|it| values.contains_key(*it));
         let how = match how {
             Some("averageUtilization") => "Utilization",
             Some("averageValue") => "AverageValue",
             _ => "Value",
         };
-        told.insert("type".to_owned(), how.into());
+        values.insert("type".to_owned(), how.into());
     }
     if !named.is_empty() {
         out.insert("metric".to_owned(), named.into());
     }
-    out.insert(of.field().to_owned(), told.into());
+    out.insert(of.field().to_owned(), values.into());
     json!({"type": metric["type"], kind: out})
 }
 
-/// The behaviour is kept under the names of Go's structures.
+/// In the annotation, the behaviour has the names of Go's structures.
 fn with_keys(value: Value, rename: fn(char) -> char) -> Value {
     match value {
         Value::Object(fields) => {
@@ -300,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_one_metric_that_v1_knows_is_a_field() {
+    fn the_cpu_metric_is_a_field_in_v1() {
         let v1 = json!({"metadata": {"name": "web"}, "spec": {
             "maxReplicas": 5, "scaleTargetRef": {"kind": "Deployment", "name": "web"},
             "targetCPUUtilizationPercentage": 80,
@@ -319,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn all_others_are_annotations_and_come_back() {
+    fn other_metrics_round_trip_through_annotations() {
         let labels = json!({"matchLabels": {"a": "b"}});
         let target = json!({"kind": "Ingress", "name": "main"});
         let v2 = json!({

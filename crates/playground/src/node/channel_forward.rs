@@ -17,19 +17,19 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::port_forward::Reach;
-use super::remote::{PIECE, QUEUE};
-use super::websocket::{FAREWELL, Hearing, PINGS};
+use super::port_forward::PodDialer;
+use super::remote::{QUEUE_LENGTH, READ_BUFFER_BYTES};
+use super::websocket::{MAX_PENDING_PONGS, MessageReader, RESULT_TIMEOUT};
 
-/// What a client asks for.
+/// The request of a client.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct ForwardRequest {
     pub(super) agreed: NegotiatedProtocol,
     ports: Vec<Port>,
 }
 
-impl Wanted {
-    /// By the subprotocols that are offered and the query, or why not, as kubelets say it.
+impl ForwardRequest {
+    /// From the offered subprotocols and the query, or a kubelet's error message.
     pub(super) fn of<'a>(
         offers: impl IntoIterator<Item = &'a str>,
         query: &str,
@@ -53,33 +53,43 @@ impl Wanted {
     }
 }
 
-/// What is said on a channel.
+/// A message on a channel.
 type Message = (FromPod, Bytes);
 
-/// Forwards until every connection to the pod has ended, or the client leaves.
-pub(super) async fn carry(io: impl AsyncRead + AsyncWrite, wanted: Wanted, reach: Reach) {
+/// Forwards until every connection to the pod has ended, or the client disconnects.
+pub(super) async fn serve(
+    io: impl AsyncRead + AsyncWrite,
+    wanted: ForwardRequest,
+    reach: PodDialer,
+) {
     let reach = Arc::new(reach);
     let protocol = wanted.agreed.protocol;
     let (read, mut write) = tokio::io::split(io);
-    let (ping, mut pings) = mpsc::channel(PINGS);
-    let (say, mut said) = mpsc::channel(QUEUE);
+    let (ping, mut pings) = mpsc::channel(MAX_PENDING_PONGS);
+    let (outgoing, mut said) = mpsc::channel(QUEUE_LENGTH);
     // Dropped with this future, and the connections with it.
     let mut forwards = JoinSet::new();
     let mut inputs = Vec::new();
-    for (place, port) in (0..).zip(wanted.ports.iter().copied()) {
-        let (input, heard) = mpsc::channel(QUEUE);
+    for (placement, port) in (0..).zip(wanted.ports.iter().copied()) {
+        let (input, heard) = mpsc::channel(QUEUE_LENGTH);
         inputs.push(input);
-        forwards.spawn(forward(reach.clone(), place, port, heard, say.clone()));
+        forwards.spawn(forward(
+            reach.clone(),
+            placement,
+            port,
+            heard,
+            outgoing.clone(),
+        ));
     }
-    drop(say);
-    let mut listening = Box::pin(listen(Hearing::new(read, ping), protocol, inputs));
+    drop(outgoing);
+    let mut listening = Box::pin(listen(MessageReader::new(read, ping), protocol, inputs));
     let talk = async {
         let mut writer = ToClient::new(protocol);
         let mut out = BytesMut::new();
-        for (place, port) in (0..).zip(wanted.ports.iter().copied()) {
+        for (placement, port) in (0..).zip(wanted.ports.iter().copied()) {
             for stream in [Stream::Data, Stream::Error] {
                 let channel = FromPod {
-                    port: place,
+                    port: placement,
                     stream,
                 };
                 writer.write(channel, &encode_port(port), &mut out);
@@ -98,20 +108,20 @@ pub(super) async fn carry(io: impl AsyncRead + AsyncWrite, wanted: Wanted, reach
         }
         let close = Close::new(CloseCode::NORMAL, "");
         writer.control(&Control::Close(Some(close)), &mut out);
-        timeout(FAREWELL, write.write_all_buf(&mut out)).await??;
-        timeout(FAREWELL, write.shutdown()).await?
+        timeout(RESULT_TIMEOUT, write.write_all_buf(&mut out)).await??;
+        timeout(RESULT_TIMEOUT, write.shutdown()).await?
     };
     tokio::select! {
         () = &mut listening => return,
         talked = talk => if talked.is_err() { return },
     }
-    // What is on its way would be lost if the connection were closed upon.
-    let _ = timeout(FAREWELL, listening).await;
+    // Closing at once could lose data in flight.
+    let _ = timeout(RESULT_TIMEOUT, listening).await;
 }
 
-/// Passes on what the client sends, until it leaves.
+/// Forwards data of the client, until it disconnects.
 async fn listen<R: AsyncRead + Unpin>(
-    mut hearing: Hearing<R>,
+    mut hearing: MessageReader<R>,
     protocol: Protocol,
     inputs: Vec<mpsc::Sender<Bytes>>,
 ) {
@@ -130,48 +140,48 @@ async fn listen<R: AsyncRead + Unpin>(
     }
 }
 
-/// One port: its connection, from its beginning to its end.
+/// Forwards one port, to the end of its connection.
 async fn forward(
-    reach: Arc<Reach>,
-    place: u8,
+    reach: Arc<PodDialer>,
+    placement: u8,
     port: Port,
     mut heard: mpsc::Receiver<Bytes>,
-    say: mpsc::Sender<Message>,
+    outgoing: mpsc::Sender<Message>,
 ) {
     let channel = |stream| FromPod {
-        port: place,
+        port: placement,
         stream,
     };
     let stream: TcpStream = match reach.connect(port.number()).await {
         Ok(stream) => stream,
         Err(error) => {
-            let _ = say.send((channel(Stream::Error), error.into())).await;
+            let _ = outgoing.send((channel(Stream::Error), error.into())).await;
             return;
         }
     };
     let (mut from_pod, mut to_pod) = stream.into_split();
-    let upwards = async {
+    let client_to_pod = async {
         while let Some(data) = heard.recv().await {
             // A process that does not read may still write.
             let _ = to_pod.write_all(&data).await;
         }
     };
-    let downwards = async {
+    let pod_to_client = async {
         loop {
-            let mut piece = BytesMut::with_capacity(PIECE);
+            let mut piece = BytesMut::with_capacity(READ_BUFFER_BYTES);
             if !matches!(from_pod.read_buf(&mut piece).await, Ok(1..)) {
                 return;
             }
             let message = (channel(Stream::Data), piece.freeze());
-            if say.send(message).await.is_err() {
+            if outgoing.send(message).await.is_err() {
                 return;
             }
         }
     };
-    // Clients of this protocol cannot end one direction: when the pod has, the port is done.
+    // Clients of this protocol cannot half-close: the port ends with the pod's data.
     tokio::select! {
-        () = downwards => {}
-        () = upwards => {}
+        () = pod_to_client => {}
+        () = client_to_pod => {}
     }
 }
 
@@ -180,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_and_a_protocol_that_is_known_are_needed() {
+    fn ports_and_a_known_protocol_are_required() {
         let v4 = &["v4.channel.k8s.io"][..];
         let many = |count: u16| {
             let ports: Vec<_> = (1..=count).map(|port| port.to_string()).collect();
@@ -201,7 +211,7 @@ mod tests {
             ),
         ];
         for (offers, query, expected) in rows {
-            let wanted = Wanted::of(offers.iter().copied(), &query);
+            let wanted = ForwardRequest::of(offers.iter().copied(), &query);
             match (wanted, expected) {
                 (Ok(wanted), Ok(count)) => assert_eq!(wanted.ports.len(), count),
                 (Err(error), Err(expected)) => assert!(error.contains(expected), "{error}"),

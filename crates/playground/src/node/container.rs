@@ -1,5 +1,5 @@
-//! A container that runs: its process, again and again as the pod wants it, what it
-//! has written, and who is attached to it.
+//! A running container: its process, restarted by the restart policy, its log, and attached
+//! clients.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -10,46 +10,46 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::journal::{Cutter, Journal};
-use super::plan::{ContainerPlan, Place, RestartPolicy};
+use super::container_log::{ContainerLog, LineSplitter};
+use super::pod_plan::{ContainerPlan, PodPlacement, RestartPolicy};
 use super::process::{
-    Ended, Inlet, Input, Launch, LaunchError, Launcher, Life, Outlet, Process, Task, accompany,
+    ExitInfo, Input, InputWriter, Launch, LaunchError, Launcher, OutputReader, Process,
+    ProcessHandle, Task, wait_and_drain,
 };
-use super::remote::PIECE;
-use crate::time::Moment;
+use super::remote::READ_BUFFER_BYTES;
+use crate::time::Time;
 
-/// Pieces that wait for somebody who is attached and does not keep up; then some are
-/// missed.
-const BACKLOG: usize = 256;
+/// Output chunks that are buffered for a slow attached client; beyond it, some are dropped.
+const MAX_ATTACH_BACKLOG: usize = 256;
 
-/// Pieces of input that wait for the process.
-const QUEUE: usize = 4;
+/// Chunks of input that wait for the process.
+const QUEUE_LENGTH: usize = 4;
 
-/// How long the first restart waits; it doubles each time.
-const FIRST_BACKOFF: Duration = Duration::from_secs(1);
-/// How long a restart waits at most: shorter than a kubelet's, for people who watch.
-const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
-/// Whoever has run for so long begins anew.
-const STEADY: Duration = Duration::from_mins(1);
+/// The first restart delay; it doubles each time.
+const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
+/// The longest restart delay: shorter than a kubelet's, for interactive use.
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// A process that has run for this long resets the delay.
+const BACKOFF_RESET_AFTER: Duration = Duration::from_mins(1);
 
-/// As runtimes tell it if a process cannot be started.
-const START_ERROR: u8 = 128;
+/// The exit code of container runtimes for a process that cannot be started.
+const EXIT_START_ERROR: u8 = 128;
 
-/// A container of a pod that runs here.
+/// A container of a running pod.
 #[derive(Debug)]
 pub(super) struct Container {
     pub(super) plan: ContainerPlan,
     state: Mutex<State>,
 }
 
-/// What has become of it.
+/// Its state.
 #[derive(Debug, Clone)]
 pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) last: Option<Termination>,
     pub(super) restarts: u32,
-    journal: Option<Journal>,
-    previous: Option<Journal>,
+    container_log: Option<ContainerLog>,
+    previous: Option<ContainerLog>,
 }
 
 #[derive(Debug, Clone)]
@@ -59,44 +59,44 @@ pub(super) enum Phase {
         message: String,
     },
     Running {
-        since: Moment,
+        since: Time,
         run: Run,
     },
     Terminated(Termination),
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Termination {
     pub(super) code: u8,
     pub(super) reason: &'static str,
     pub(super) message: String,
-    pub(super) started: Moment,
-    pub(super) finished: Moment,
+    pub(super) started: Time,
+    pub(super) finished: Time,
 }
 
-/// A process of it, for those who attach.
+/// A running process, for attached clients.
 #[derive(Debug, Clone)]
 pub(super) struct Run {
-    /// Its output from now on; over when it has ended.
+    /// Its output from now on; closed when it has exited.
     pub(super) output: broadcast::WeakSender<(Output, Bytes)>,
-    pub(super) stdin: Option<mpsc::Sender<Fed>>,
+    pub(super) stdin: Option<mpsc::Sender<AttachInput>>,
     pub(super) sizes: mpsc::Sender<TerminalSize>,
     ended: watch::Receiver<bool>,
 }
 
-/// What those who are attached say.
+/// Input of attached clients.
 #[derive(Debug)]
-pub(super) enum Fed {
+pub(super) enum AttachInput {
     Data(Bytes),
-    /// The last of them has ended its input.
+    /// All attached clients have ended their input.
     End,
 }
 
 impl Run {
     /// Waits for the end of the process.
     pub(super) async fn end(mut self) {
-        // Nobody is left who could tell: that is an end, too.
+        // A dropped sender is the end too.
         let _ = self.ended.wait_for(|ended| *ended).await;
     }
 }
@@ -112,28 +112,28 @@ impl Container {
                 },
                 last: None,
                 restarts: 0,
-                journal: None,
+                container_log: None,
                 previous: None,
             }),
         }
     }
 
-    /// As it is now.
+    /// Its current state.
     pub(super) fn state(&self) -> State {
         self.lock().clone()
     }
 
-    /// What it has written: this time, or the time before.
-    pub(super) fn journal(&self, previous: bool) -> Option<Journal> {
+    /// Its log: of the current or the previous run.
+    pub(super) fn container_log(&self, previous: bool) -> Option<ContainerLog> {
         let state = self.lock();
         if previous {
             state.previous.clone()
         } else {
-            state.journal.clone()
+            state.container_log.clone()
         }
     }
 
-    /// Its process, if one runs.
+    /// Its process, if it runs.
     pub(super) fn run(&self) -> Option<Run> {
         match &self.lock().phase {
             Phase::Running { run, .. } => Some(run.clone()),
@@ -145,21 +145,23 @@ impl Container {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs it until it is over or stopped; tells whenever something has changed.
+    /// Runs it until it is complete or stopped; notifies of every change of state.
     pub(super) async fn keep(
         self: Arc<Self>,
         launcher: Launcher,
-        place: Place,
+        placement: PodPlacement,
         policy: RestartPolicy,
         mut stop: watch::Receiver<Option<Duration>>,
         changed: impl Fn(),
     ) {
-        let mut backoff = FIRST_BACKOFF;
+        let mut backoff = INITIAL_BACKOFF;
         loop {
             let started = SystemTime::now();
-            let termination = self.run_once(&launcher, &place, &mut stop, &changed).await;
-            if started.elapsed().is_ok_and(|it| it > STEADY) {
-                backoff = FIRST_BACKOFF;
+            let termination = self
+                .run_once(&launcher, &placement, &mut stop, &changed)
+                .await;
+            if started.elapsed().is_ok_and(|it| it > BACKOFF_RESET_AFTER) {
+                backoff = INITIAL_BACKOFF;
             }
             let restarts = stop.borrow().is_none() && policy.restarts(termination.code);
             self.lock().phase = Phase::Terminated(termination.clone());
@@ -186,33 +188,33 @@ impl Container {
                     return;
                 }
             }
-            backoff = (backoff * 2).min(LONGEST_BACKOFF);
+            backoff = (backoff * 2).min(MAX_BACKOFF);
             let mut state = self.lock();
             state.last = Some(termination);
             state.restarts += 1;
         }
     }
 
-    /// One process, from its beginning to its end.
+    /// Runs one process to its end.
     async fn run_once(
         &self,
         launcher: &Launcher,
-        place: &Place,
+        placement: &PodPlacement,
         stop: &mut watch::Receiver<Option<Duration>>,
         changed: &impl Fn(),
     ) -> Termination {
         let started = now();
-        let journal = Journal::default();
+        let container_log = ContainerLog::default();
         {
             let mut state = self.lock();
-            state.previous = state.journal.replace(journal.clone());
+            state.previous = state.container_log.replace(container_log.clone());
         }
-        let process = match self.launch(launcher, place) {
+        let process = match self.launch(launcher, placement) {
             Ok(process) => process,
             Err(error) => {
-                journal.close();
+                container_log.close();
                 return Termination {
-                    code: START_ERROR,
+                    code: EXIT_START_ERROR,
                     reason: "StartError",
                     message: error.to_string(),
                     started,
@@ -221,29 +223,29 @@ impl Container {
             }
         };
         let Process {
-            mut life,
+            mut handle,
             stdin,
             stdout,
             stderr,
             window,
         } = process;
-        let (output, _) = broadcast::channel(BACKLOG);
-        let (say, said) = mpsc::channel(QUEUE);
-        let (resize, mut sizes) = mpsc::channel::<TerminalSize>(QUEUE);
+        let (output, _) = broadcast::channel(MAX_ATTACH_BACKLOG);
+        let (say, said) = mpsc::channel(QUEUE_LENGTH);
+        let (resize, mut sizes) = mpsc::channel::<TerminalSize>(QUEUE_LENGTH);
         self.lock().phase = Phase::Running {
             since: started,
             run: Run {
                 output: output.downgrade(),
                 stdin: self.plan.stdin.then_some(say),
                 sizes: resize,
-                ended: life.ended(),
+                ended: handle.ended(),
             },
         };
         changed();
         let outputs = async {
             tokio::join!(
-                write_down(stdout, Output::Stdout, &output, &journal),
-                write_down(stderr, Output::Stderr, &output, &journal),
+                record_output(stdout, Output::Stdout, &output, &container_log),
+                record_output(stderr, Output::Stderr, &output, &container_log),
             );
         };
         let inputs = async {
@@ -254,10 +256,10 @@ impl Container {
                     }
                 }
             };
-            tokio::join!(biased; measure, feed_in(said, stdin, self.plan.stdin_once));
+            tokio::join!(biased; measure, forward_input(said, stdin, self.plan.stdin_once));
         };
-        let ended = accompany(supervise(&mut life, stop), outputs, inputs).await;
-        journal.close();
+        let ended = wait_and_drain(supervise(&mut handle, stop), outputs, inputs).await;
+        container_log.close();
         Termination {
             code: ended.code,
             reason: if ended.code == 0 {
@@ -271,14 +273,18 @@ impl Container {
         }
     }
 
-    fn launch(&self, launcher: &Launcher, place: &Place) -> Result<Process, LaunchError> {
+    fn launch(
+        &self,
+        launcher: &Launcher,
+        placement: &PodPlacement,
+    ) -> Result<Process, LaunchError> {
         let launch = Launch {
-            pod: &place.pod,
+            pod: &placement.pod,
             task: match &self.plan.command {
                 Some(command) => Task::Command(command),
                 None => Task::Sample,
             },
-            directory: &place.directory,
+            directory: &placement.directory,
             environment: &self.plan.environment,
             input: match (self.plan.tty, self.plan.stdin) {
                 (true, _) => Input::Terminal,
@@ -290,60 +296,63 @@ impl Container {
     }
 }
 
-/// Waits for the end of a process, which comes by itself or by being told.
-async fn supervise(life: &mut Life, stop: &mut watch::Receiver<Option<Duration>>) -> Ended {
+/// Waits for the end of a process: by itself, or after a stop request.
+async fn supervise(
+    handle: &mut ProcessHandle,
+    stop: &mut watch::Receiver<Option<Duration>>,
+) -> ExitInfo {
     let grace = tokio::select! {
-        ended = life.wait() => return ended,
-        told = stop.wait_for(Option::is_some) => match told {
+        ended = handle.wait() => return ended,
+        changed = stop.wait_for(Option::is_some) => match changed {
             Ok(grace) => grace.unwrap_or_default(),
-            // Nobody is left who could tell.
+            // The sender is dropped.
             Err(_) => Duration::ZERO,
         },
     };
-    life.terminate();
+    handle.terminate();
     let mut deadline = Instant::now() + grace;
     loop {
         tokio::select! {
-            ended = life.wait() => return ended,
+            ended = handle.wait() => return ended,
             () = sleep_until(deadline) => break,
-            // It may be hurried, not given more time.
+            // A later stop request can shorten the grace period, not extend it.
             Ok(()) = stop.changed() => {
                 let grace = stop.borrow_and_update().unwrap_or_default();
                 deadline = deadline.min(Instant::now() + grace);
             }
         }
     }
-    life.kill().await
+    handle.kill().await
 }
 
-/// Puts output down, and shows it to those who are attached.
-async fn write_down(
-    from: Option<Outlet>,
+/// Appends output to the log, and sends it to attached clients.
+async fn record_output(
+    from: Option<OutputReader>,
     which: Output,
     to: &broadcast::Sender<(Output, Bytes)>,
-    journal: &Journal,
+    container_log: &ContainerLog,
 ) {
     let Some(mut from) = from else { return };
-    let mut cutter = Cutter::default();
+    let mut cutter = LineSplitter::default();
     let mut piece = BytesMut::new();
     loop {
-        piece.reserve(PIECE);
+        piece.reserve(READ_BUFFER_BYTES);
         if !from.read(&mut piece).await {
             break;
         }
-        cutter.push(&piece, journal);
-        // Nobody need be attached.
+        cutter.push(&piece, container_log);
+        // There may be no attached client.
         let _ = to.send((which, piece.split().freeze()));
     }
-    cutter.end(journal);
+    cutter.end(container_log);
 }
 
-/// Hands over what those who are attached say.
-async fn feed_in(mut from: mpsc::Receiver<Fed>, to: Option<Inlet>, once: bool) {
+/// Forwards the input of attached clients.
+async fn forward_input(mut from: mpsc::Receiver<AttachInput>, to: Option<InputWriter>, once: bool) {
     let mut to = to;
     while let Some(fed) = from.recv().await {
         match (fed, &mut to) {
-            (Fed::Data(data), Some(inlet)) => {
+            (AttachInput::Data(data), Some(inlet)) => {
                 let written = async {
                     inlet.write_all(&data).await?;
                     inlet.flush().await
@@ -352,15 +361,15 @@ async fn feed_in(mut from: mpsc::Receiver<Fed>, to: Option<Inlet>, once: bool) {
                     to = None;
                 }
             }
-            (Fed::End, _) if once => to = None,
-            (Fed::End | Fed::Data(_), _) => {}
+            (AttachInput::End, _) if once => to = None,
+            (AttachInput::End | AttachInput::Data(_), _) => {}
         }
     }
-    // The process keeps its input open while nobody is attached.
+    // The process keeps its input open while no client is attached.
     std::future::pending::<()>().await;
     drop(to);
 }
 
-fn now() -> Moment {
-    Moment::from(SystemTime::now())
+fn now() -> Time {
+    Time::from(SystemTime::now())
 }

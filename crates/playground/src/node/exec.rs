@@ -1,4 +1,4 @@
-//! What happens at the near end of exec and attach.
+//! The process side of exec and attach.
 
 use std::path::Path;
 
@@ -7,11 +7,13 @@ use skewbridge_remotecommand::{ExitCode, Failure, Outcome, Output};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{broadcast, mpsc};
 
-use super::container::{Fed, Run};
-use super::process::{Ended, Inlet, Input, Launch, Launcher, Outlet, Process, Task, accompany};
-use super::remote::{Near, PIECE};
+use super::container::{AttachInput, Run};
+use super::process::{
+    ExitInfo, Input, InputWriter, Launch, Launcher, OutputReader, Process, Task, wait_and_drain,
+};
+use super::remote::{ProcessEnd, READ_BUFFER_BYTES};
 
-/// What a terminal takes for the end of its input: a line that ends so.
+/// End of transmission: the end of input on a terminal, at the start of a line.
 const END_OF_TRANSMISSION: &[u8] = &[4];
 
 /// A command to run beside a container's process.
@@ -26,14 +28,14 @@ pub(super) struct Exec<'a> {
 }
 
 impl Exec<'_> {
-    /// Runs it to its end. Dropped, it is killed with all that it has started.
-    pub(super) async fn run(&self, near: Near) -> Outcome {
+    /// Runs it to its end. Dropping this kills it and its descendants.
+    pub(super) async fn run(&self, process_end: ProcessEnd) -> Outcome {
         let launch = Launch {
             pod: self.pod,
             task: Task::Command(self.words),
             directory: self.directory,
             environment: self.environment,
-            input: match (self.tty, &near.stdin) {
+            input: match (self.tty, &process_end.stdin) {
                 (true, _) => Input::Terminal,
                 (false, Some(_)) => Input::Pipe,
                 (false, None) => Input::None,
@@ -47,26 +49,29 @@ impl Exec<'_> {
                 )));
             }
         };
-        attend(process, near, self.tty).await
+        join_streams(process, process_end, self.tty).await
     }
 }
 
-async fn attend(process: Process, near: Near, tty: bool) -> Outcome {
+async fn join_streams(process: Process, process_end: ProcessEnd, tty: bool) -> Outcome {
     let Process {
-        mut life,
+        mut handle,
         stdin,
         stdout,
         stderr,
         window,
     } = process;
-    let Near {
+    let ProcessEnd {
         stdin: input,
         mut sizes,
         stdout: to_stdout,
         stderr: to_stderr,
-    } = near;
+    } = process_end;
     let outputs = async {
-        tokio::join!(tell(stdout, to_stdout), tell(stderr, to_stderr));
+        tokio::join!(
+            forward_output(stdout, to_stdout),
+            forward_output(stderr, to_stderr)
+        );
     };
     let inputs = async {
         let measure = async {
@@ -76,18 +81,18 @@ async fn attend(process: Process, near: Near, tty: bool) -> Outcome {
                 }
             }
         };
-        tokio::join!(biased; measure, feed(input, stdin, tty));
+        tokio::join!(biased; measure, forward_stdin(input, stdin, tty));
     };
-    let ended = accompany(life.wait(), outputs, inputs).await;
+    let ended = wait_and_drain(handle.wait(), outputs, inputs).await;
     outcome(ended)
 }
 
-fn outcome(ended: Ended) -> Outcome {
+fn outcome(ended: ExitInfo) -> Outcome {
     ExitCode::new(ended.code).map_or(Outcome::Success, Outcome::Exited)
 }
 
 /// From the client to the process; its end is the end of the input.
-async fn feed(from: Option<mpsc::Receiver<Bytes>>, to: Option<Inlet>, tty: bool) {
+async fn forward_stdin(from: Option<mpsc::Receiver<Bytes>>, to: Option<InputWriter>, tty: bool) {
     let (Some(mut from), Some(mut to)) = (from, to) else {
         return;
     };
@@ -97,18 +102,18 @@ async fn feed(from: Option<mpsc::Receiver<Bytes>>, to: Option<Inlet>, tty: bool)
         }
     }
     if tty {
-        // A terminal cannot be closed half.
+        // A terminal cannot be half-closed.
         let _ = to.write_all(END_OF_TRANSMISSION).await;
     }
 }
 
-/// From the process to the client, if it wants it; the process is heard in any case,
-/// or it would wait.
-async fn tell(from: Option<Outlet>, mut to: Option<mpsc::Sender<Bytes>>) {
+/// From the process to the client, if it reads. Output is always drained, because the process
+/// would block otherwise.
+async fn forward_output(from: Option<OutputReader>, mut to: Option<mpsc::Sender<Bytes>>) {
     let Some(mut from) = from else { return };
     let mut piece = BytesMut::new();
     loop {
-        piece.reserve(PIECE);
+        piece.reserve(READ_BUFFER_BYTES);
         if !from.read(&mut piece).await {
             return;
         }
@@ -122,13 +127,13 @@ async fn tell(from: Option<Outlet>, mut to: Option<mpsc::Sender<Bytes>>) {
 }
 
 /// Attaches to a container's process until that ends.
-pub(super) async fn attach(run: Run, near: Near) -> Outcome {
-    let Near {
+pub(super) async fn attach(run: Run, process_end: ProcessEnd) -> Outcome {
+    let ProcessEnd {
         stdin,
         mut sizes,
         stdout,
         stderr,
-    } = near;
+    } = process_end;
     let Some(output) = run.output.upgrade() else {
         return Outcome::Success;
     };
@@ -138,7 +143,7 @@ pub(super) async fn attach(run: Run, near: Near) -> Outcome {
         loop {
             let (which, data) = match heard.recv().await {
                 Ok(piece) => piece,
-                // It did not keep up.
+                // The client was too slow.
                 Err(broadcast::error::RecvError::Lagged(_)) => continue,
                 Err(broadcast::error::RecvError::Closed) => return,
             };
@@ -147,30 +152,30 @@ pub(super) async fn attach(run: Run, near: Near) -> Outcome {
                 Output::Stdout | Output::Error => &stdout,
             };
             if let Some(to) = to {
-                // One that has left is noticed by who carries this.
+                // The caller detects a client that has disconnected.
                 let _ = to.send(data).await;
             }
         }
     };
     let to_process = run.stdin.clone();
     let talking = async {
-        let feed = async {
+        let forward_stdin = async {
             let (Some(mut stdin), Some(to)) = (stdin, to_process) else {
                 return;
             };
             while let Some(data) = stdin.recv().await {
-                if to.send(Fed::Data(data)).await.is_err() {
+                if to.send(AttachInput::Data(data)).await.is_err() {
                     return;
                 }
             }
-            let _ = to.send(Fed::End).await;
+            let _ = to.send(AttachInput::End).await;
         };
         let measure = async {
             while let Some(size) = sizes.recv().await {
                 let _ = run.sizes.send(size).await;
             }
         };
-        tokio::join!(feed, measure);
+        tokio::join!(forward_stdin, measure);
         std::future::pending::<()>().await;
     };
     tokio::select! {

@@ -1,11 +1,9 @@
-//! The first process of a container or of a command beside it, as pid 1 is in life: it
-//! starts the command, adopts whatever loses its parents below it, and lets nothing
-//! outlive the command, nor the playground.
+//! The first process of a container or of an exec, like pid 1: it starts the command, adopts
+//! orphans, and ends all of them with the command or with the playground.
 //!
-//! A process may leave its group, its session and its parents; it cannot leave those who
-//! adopt it (`PR_SET_CHILD_SUBREAPER`). The playground's death is a signal
-//! (`PR_SET_PDEATHSIG`) that this process hears, as it cannot hear `SIGKILL` on behalf of
-//! the others.
+//! A process can leave its group, its session and its parents, but not its subreaper
+//! (`PR_SET_CHILD_SUBREAPER`). When the playground dies, this process gets a signal
+//! (`PR_SET_PDEATHSIG`) that it can handle; `SIGKILL` would not reach the other processes.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -19,52 +17,52 @@ use rustix::process::{
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::{Instant, timeout};
 
-use super::family::descendants;
-use super::program::{PARENT, complain, die_with_parent};
+use super::process_tree::descendants;
+use super::program::{PARENT, die_with_parent, report_failure};
 
-/// What tells it to end all there is, at once. Until it listens it ends by it, and has
-/// started nothing.
-pub(super) const END: Signal = Signal::USR1;
+/// The signal to end all processes at once. Before the handler is installed, it ends this
+/// process, which has no children yet.
+pub(super) const END_SIGNAL: Signal = Signal::USR1;
 
-/// How long those who are killed may take to be gone: one that waits for a disk, or that
-/// belongs to somebody else, may stay.
-const DYING: Duration = Duration::from_secs(10);
+/// Time for killed processes to exit: one that waits for a disk, or that belongs to another
+/// user, may stay.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Between two looks whether they are: some have begun another one meanwhile.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Interval between kills: processes may have forked meanwhile.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// As shells tell it: killed.
-const KILLED: u8 = 128 + 9;
+/// The exit code that shells report for SIGKILL.
+const EXIT_KILLED: u8 = 128 + 9;
 
 /// Runs a command line to its end.
 pub(super) fn run(words: &[OsString]) -> ExitCode {
-    match tend(words) {
+    match supervise(words) {
         Ok(code) => ExitCode::from(code),
-        Err(error) => complain(error),
+        Err(error) => report_failure(error),
     }
 }
 
-fn tend(words: &[OsString]) -> io::Result<u8> {
+fn supervise(words: &[OsString]) -> io::Result<u8> {
     let (file, words) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        // Before anything runs that would be left behind.
+        // Before anything is started that needs cleanup.
         let mut end = signal(SignalKind::user_defined1())?;
         let mut ask = signal(SignalKind::terminate())?;
         let mut buried = signal(SignalKind::child())?;
         adopt_orphans()?;
-        die_with_parent(END);
+        die_with_parent(END_SIGNAL);
         let mut command = Command::new(file);
         command
             .args(words)
             .env(PARENT, std::process::id().to_string());
         let child = command.spawn()?;
-        // What it reads and writes is not ours: it ends when all who have it have ended.
+        // Inherited pipes are closed here, so that they end when the command has closed them.
         let_go_of_streams()?;
         let leader = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let mut house = House {
+        let mut house = ProcessGroup {
             leader: leader.ok_or(io::ErrorKind::Other)?,
             code: None,
         };
@@ -72,41 +70,41 @@ fn tend(words: &[OsString]) -> io::Result<u8> {
             tokio::select! {
                 _ = end.recv() => break,
                 _ = ask.recv() => house.signal(Signal::TERM),
-                _ = buried.recv() => drop(house.bury()),
+                _ = buried.recv() => drop(house.reap()),
             }
         }
         house.end(&mut buried).await;
-        Ok(house.code.unwrap_or(KILLED))
+        Ok(house.code.unwrap_or(EXIT_KILLED))
     })
 }
 
-/// All that runs below.
-struct House {
+/// All processes below this one.
+struct ProcessGroup {
     leader: Pid,
-    /// How the leader has ended.
+    /// The exit code of the leader.
     code: Option<u8>,
 }
 
-/// Who is left.
+/// Whether processes are left.
 #[derive(PartialEq, Eq)]
-enum Left {
+enum Remaining {
     Some,
-    Nobody,
+    None,
 }
 
-impl House {
-    /// To the command and its group.
+impl ProcessGroup {
+    /// Sends a signal to the command and its group.
     fn signal(&self, signal: Signal) {
         if self.code.is_none() {
-            // One that has just begun may not lead a group yet.
+            // A new process may not lead a group yet.
             if kill_process_group(self.leader, signal).is_err() {
                 let _ = kill_process(self.leader, signal);
             }
         }
     }
 
-    /// Waits for those who have ended already.
-    fn bury(&mut self) -> Left {
+    /// Waits for processes that have exited.
+    fn reap(&mut self) -> Remaining {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((id, status))) => {
@@ -114,25 +112,25 @@ impl House {
                         self.code = Some(code(status));
                     }
                 }
-                Ok(None) => return Left::Some,
-                // Nobody is left to wait for.
-                Err(_) => return Left::Nobody,
+                Ok(None) => return Remaining::Some,
+                // There are no children.
+                Err(_) => return Remaining::None,
             }
         }
     }
 
-    /// Kills everybody, until nobody is left.
+    /// Kills all processes, until none is left.
     async fn end(&mut self, buried: &mut Signals) {
-        let deadline = Instant::now() + DYING;
+        let deadline = Instant::now() + KILL_TIMEOUT;
         loop {
             self.signal(Signal::KILL);
             for id in descendants([getpid()]) {
                 let _ = kill_process(id, Signal::KILL);
             }
-            if self.bury() == Left::Nobody || Instant::now() > deadline {
+            if self.reap() == Remaining::None || Instant::now() > deadline {
                 return;
             }
-            let _ = timeout(LOOK_AGAIN, buried.recv()).await;
+            let _ = timeout(POLL_INTERVAL, buried.recv()).await;
         }
     }
 }
@@ -152,7 +150,7 @@ fn let_go_of_streams() -> io::Result<()> {
     Ok(())
 }
 
-/// Elsewhere only the command's group is known.
+/// On other systems only the group of the command is known.
 fn adopt_orphans() -> io::Result<()> {
     #[cfg(target_os = "linux")]
     rustix::process::set_child_subreaper(Some(getpid()))?;

@@ -1,6 +1,6 @@
-//! Which sockets listen, and whose they are. All pods share the loopback of this machine
-//! with everybody else on it, so that a port alone says nothing: what counts is that the
-//! process behind it is the pod's.
+//! Listening sockets and their processes. All pods share the loopback interface of this machine
+//! with other programs, so the port alone is not enough: the socket must belong to a process of
+//! the pod.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,21 +8,21 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rustix::process::Pid;
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Listener {
     address: SocketAddr,
-    /// What processes have open.
+    /// The inode, as in the descriptors of processes.
     inode: u64,
 }
 
-/// The state of a socket that listens, as Linux counts them.
+/// Linux's state number of a listening socket.
 const LISTENING: &str = "0A";
 
-/// All that listen on this machine.
+/// All listening sockets of this machine.
 pub(super) fn listeners() -> Vec<Listener> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].into_iter();
-    // A system without IPv6 has no second one.
+    // The second file does not exist without IPv6.
     let tables = tables.filter_map(|path| fs::read_to_string(path).ok());
     tables.flat_map(|table| parse(&table)).collect()
 }
@@ -30,7 +30,7 @@ pub(super) fn listeners() -> Vec<Listener> {
 /// The sockets that processes have open.
 pub(super) fn sockets(of: &[Pid]) -> BTreeSet<u64> {
     let folders = of.iter().map(|id| format!("/proc/{id}/fd"));
-    // One that has ended meanwhile has none.
+    // A process that has exited meanwhile has none.
     let open = folders.flat_map(|path| fs::read_dir(path).into_iter().flatten().flatten());
     let links = open.filter_map(|entry| fs::read_link(entry.path()).ok());
     links.filter_map(|link| socket(link.to_str()?)).collect()
@@ -42,8 +42,8 @@ fn socket(link: &str) -> Option<u64> {
     inode.parse().ok()
 }
 
-/// Where a pod is reached that listens on a port: on its own address, or on what it takes
-/// for its `localhost`. Only where nobody else would answer.
+/// The address of a pod's listener on a port: its own address, or `localhost`. Only if no other
+/// program would accept the connection.
 pub(super) fn reach(
     port: u16,
     pod: IpAddr,
@@ -52,30 +52,33 @@ pub(super) fn reach(
 ) -> Option<SocketAddr> {
     let (v4, v6) = (Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into());
     let places = [pod, v4, v6].map(|address| SocketAddr::new(address, port));
-    places.into_iter().find(|place| {
-        let answering = answering(*place, all);
+    places.into_iter().find(|placement| {
+        let answering = answering(*placement, all);
         !answering.is_empty() && answering.iter().all(|it| own.contains(&it.inode))
     })
 }
 
-/// Who may answer at a place: who listens there, or else who listens everywhere.
-fn answering(place: SocketAddr, all: &[Listener]) -> Vec<Listener> {
+/// The sockets that may accept a connection to an address: those bound to it, or else those
+/// bound to any address.
+fn answering(placement: SocketAddr, all: &[Listener]) -> Vec<Listener> {
     let at = |matches: &dyn Fn(IpAddr) -> bool| -> Vec<Listener> {
-        let found = all.iter().filter(|it| it.address.port() == place.port());
+        let found = all
+            .iter()
+            .filter(|it| it.address.port() == placement.port());
         found
             .filter(|it| matches(it.address.ip()))
             .copied()
             .collect()
     };
-    let there = at(&|ip| ip == place.ip());
+    let there = at(&|ip| ip == placement.ip());
     if !there.is_empty() {
         return there;
     }
-    // Who listens to all of IPv6 may listen to all of IPv4 with it.
-    at(&|ip| ip.is_unspecified() && (place.is_ipv4() || ip.is_ipv6()))
+    // A socket bound to `::` may accept IPv4 too.
+    at(&|ip| ip.is_unspecified() && (placement.is_ipv4() || ip.is_ipv6()))
 }
 
-/// Of a table such as `/proc/net/tcp`.
+/// Parses a table such as `/proc/net/tcp`.
 fn parse(table: &str) -> Vec<Listener> {
     let rows = table.lines().map(|line| line.split_whitespace());
     let listening = rows.filter_map(|mut words| {
@@ -93,7 +96,7 @@ fn parse(table: &str) -> Vec<Listener> {
     listening.collect()
 }
 
-/// `0100007F:1F90`: the words of the address as they are in memory.
+/// `0100007F:1F90`: the 32-bit words of the address in memory order.
 fn address_of(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -124,8 +127,8 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_the_pods_own_is_reached() {
-        // 1 and 2 are the pod's, the others are not.
+    fn only_sockets_of_the_pod_are_reached() {
+        // 1 and 2 belong to the pod, the others do not.
         type All = &'static [(&'static str, u64)];
         let rows: [(All, Option<&str>); 11] = [
             (&[("127.0.0.2:80", 1)], Some("127.0.0.2:80")),
@@ -134,7 +137,7 @@ mod tests {
             (&[("127.0.0.1:80", 7)], None),
             (&[("0.0.0.0:80", 1)], Some("127.0.0.2:80")),
             (&[("0.0.0.0:80", 7)], None),
-            // Somebody else is nearer.
+            // The socket of another program is more specific.
             (
                 &[("0.0.0.0:80", 1), ("127.0.0.2:80", 7)],
                 Some("127.0.0.1:80"),
@@ -143,7 +146,7 @@ mod tests {
                 &[("[::]:80", 1), ("127.0.0.2:80", 7), ("127.0.0.1:80", 8)],
                 Some("[::1]:80"),
             ),
-            // By SO_REUSEPORT either might answer.
+            // With SO_REUSEPORT either may accept.
             (&[("127.0.0.2:80", 1), ("127.0.0.2:80", 7)], None),
             (
                 &[("127.0.0.2:80", 1), ("127.0.0.2:80", 2)],
@@ -161,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_read_as_linux_writes_them() {
+    fn linux_socket_tables_are_parsed() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
              0: 0200007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 12345 1 0 100 0 0 10 0\n   \
              1: 0200007F:1F90 0100007F:9999 01 00000000:00000000 00:00000000 00000000  1000        0 12346 1 0 20 4 30 10 -1\n   \
@@ -183,7 +186,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_listener_of_ours_is_ours() {
+    fn the_own_listener_is_found() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let here = "127.0.0.1".parse().unwrap();

@@ -1,25 +1,24 @@
-//! A node whose pods are processes of this machine, each in a private directory.
-//! It keeps what the store says of them true, and carries exec, attach, port-forward
-//! and logs to them. It listens on no port: it is reached through the API servers
-//! alone.
+//! A node whose pods are processes of this machine, each in a private directory. It reconciles
+//! pods with the store, and serves exec, attach, port-forward and logs. It does not listen on a
+//! port: it is reached only through the API servers.
 
-mod answers;
 mod channel_forward;
 mod container;
+mod container_log;
 mod exec;
-mod family;
 mod init;
-mod journal;
-mod keeper;
 mod listeners;
 mod node_object;
-mod plan;
+mod pod_plan;
 mod pod_status;
+mod pod_sync;
 mod port_forward;
 mod process;
+mod process_tree;
 pub mod program;
 mod remote;
 mod spdy;
+mod stream_validation;
 mod terminal;
 mod websocket;
 
@@ -35,23 +34,22 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::server::SharedStore;
 use crate::server::pod_streams::{PodStreams, StreamAnswer, StreamRequest};
-use keeper::{Keeper, Pods};
-pub use node_object::NODE_NAME;
+use pod_sync::{PodSync, Pods};
 pub use process::Program;
-use process::{DYING, Launcher};
+use process::{KILL_TIMEOUT, Launcher};
 
-/// What a node needs.
+/// Configuration of a node.
 #[derive(Debug)]
 pub struct NodeConfig {
     /// All objects.
     pub store: SharedStore,
-    /// Where pods have their directories; made if it is missing.
+    /// The directory of pod directories; created if it is missing.
     pub directory: PathBuf,
-    /// What begins their processes.
+    /// The program that starts their processes.
     pub program: Program,
 }
 
-/// A node that runs. Dropped, it ends, and all its processes with it.
+/// A running node. Dropping it ends it and all its processes.
 pub struct Node {
     pods: Pods,
     launcher: Launcher,
@@ -60,15 +58,15 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts one, on a thread of its own.
+    /// Starts a node on its own thread.
     pub fn start(config: NodeConfig) -> io::Result<Self> {
-        keeper::private_directory(&config.directory)?;
+        pod_sync::private_directory(&config.directory)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let pods = Pods::default();
         let launcher = Launcher::new(config.program);
-        let keeper = Keeper {
+        let pod_sync = PodSync {
             store: config.store,
             launcher: launcher.clone(),
             directory: config.directory,
@@ -81,7 +79,7 @@ impl Node {
         let thread = std::thread::Builder::new()
             .name("node".to_owned())
             .spawn(move || {
-                runtime.block_on(keeper.run(async {
+                runtime.block_on(pod_sync.run(async {
                     let _ = ended.await;
                 }));
             })?;
@@ -99,7 +97,7 @@ impl PodStreams for Node {
         &self,
         request: StreamRequest,
     ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>> {
-        Box::pin(async move { answers::answer(&self.pods, &self.launcher, &request) })
+        Box::pin(async move { stream_validation::answer(&self.pods, &self.launcher, &request) })
     }
 }
 
@@ -109,8 +107,8 @@ impl Drop for Node {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        // Commands beside containers are not the thread's.
-        self.launcher.end_all(DYING);
+        // Commands of exec do not belong to the thread.
+        self.launcher.end_all(KILL_TIMEOUT);
     }
 }
 

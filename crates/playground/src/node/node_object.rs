@@ -5,21 +5,21 @@ use skewbridge_api::status::Status;
 
 use crate::catalogue::Release;
 use crate::object::Object;
-use crate::time::Moment;
+use crate::time::Time;
 
 /// Its name.
-pub const NODE_NAME: &str = "playground";
+pub(super) const NODE_NAME: &str = "playground";
 
-/// As many pods as a kubelet runs unless told otherwise; each is a process or more.
-pub(super) const MOST_PODS: usize = 110;
+/// A kubelet's default maximum of pods; each is one process or more.
+pub(super) const MAX_PODS: usize = 110;
 
-/// What the node registers itself with.
-pub(super) fn node(now: Moment) -> Result<Object, Status> {
+/// The Node object.
+pub(super) fn node(now: Time) -> Result<Object, Status> {
     let capacity = json!({
         "cpu": std::thread::available_parallelism().map_or(1, usize::from).to_string(),
         "memory": "4Gi",
         "ephemeral-storage": "10Gi",
-        "pods": MOST_PODS.to_string(),
+        "pods": MAX_PODS.to_string(),
     });
     let (os, arch) = (std::env::consts::OS, go_arch());
     Object::new(json!({
@@ -58,7 +58,7 @@ pub(super) fn node(now: Moment) -> Result<Object, Status> {
     }))
 }
 
-fn conditions(now: Moment) -> Value {
+fn conditions(now: Time) -> Value {
     let rows = [
         ("MemoryPressure", "False", "KubeletHasSufficientMemory"),
         ("DiskPressure", "False", "KubeletHasNoDiskPressure"),
@@ -85,7 +85,7 @@ fn kernel() -> String {
         .into_owned()
 }
 
-/// As Go calls it.
+/// Go's name of the architecture.
 fn go_arch() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

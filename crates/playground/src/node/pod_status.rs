@@ -1,20 +1,20 @@
-//! What a node says of a pod that it runs.
+//! The status of a pod that runs here.
 
 use serde_json::{Value, json};
 
 use super::container::{Phase, State, Termination};
-use super::plan::{ContainerPlan, Place, RestartPolicy};
+use super::pod_plan::{ContainerPlan, PodPlacement, RestartPolicy};
 use crate::object::Object;
-use crate::time::Moment;
+use crate::time::Time;
 
 /// The status of a pod, given its containers.
 pub(super) fn status(
     pod: &Object,
-    place: &Place,
+    placement: &PodPlacement,
     policy: RestartPolicy,
     containers: &[(&ContainerPlan, State)],
-    started: Moment,
-    now: Moment,
+    started: Time,
+    now: Time,
 ) -> Value {
     let phase = phase(policy, containers);
     let is_ready = matches!(phase, "Running") && containers.iter().all(|(_, it)| it.is_running());
@@ -43,7 +43,7 @@ pub(super) fn status(
         .into_iter()
         .map(|(kind, is_true, why)| condition(pod, kind, is_true, &why, now))
         .collect();
-    let address = place.address.to_string();
+    let address = placement.address.to_string();
     json!({
         "phase": phase,
         "conditions": conditions,
@@ -68,17 +68,17 @@ fn phase(policy: RestartPolicy, containers: &[(&ContainerPlan, State)]) -> &'sta
             _ => None,
         })
         .collect();
-    let begun = |state: &State| !matches!(state.phase, Phase::Waiting { reason, .. } if reason == "ContainerCreating");
+    let started = |state: &State| !matches!(state.phase, Phase::Waiting { reason, .. } if reason == "ContainerCreating");
     match ended {
         Some(codes) if !codes.is_empty() && codes.iter().all(|code| *code == 0) => "Succeeded",
         Some(codes) if !codes.is_empty() => "Failed",
-        _ if containers.iter().all(|(_, state)| begun(state)) => "Running",
+        _ if containers.iter().all(|(_, state)| started(state)) => "Running",
         _ => "Pending",
     }
 }
 
-/// Its time is that of the last change.
-fn condition(pod: &Object, kind: &str, is_true: bool, why: &Value, now: Moment) -> Value {
+/// Its transition time is that of the last change.
+fn condition(pod: &Object, kind: &str, is_true: bool, why: &Value, now: Time) -> Value {
     let status = if is_true { "True" } else { "False" };
     let before = pod.at(&["status", "conditions"]).and_then(Value::as_array);
     let before = before
@@ -130,7 +130,7 @@ fn container(pod: &Object, plan: &ContainerPlan, state: &State) -> Value {
     })
 }
 
-/// What is wanted now: images are not run, so that another one changes nothing else.
+/// The image of the current spec: images are not run, so a changed one has no other effect.
 fn image<'a>(pod: &'a Object, container: &str) -> &'a str {
     let all = pod.at(&["spec", "containers"]).and_then(Value::as_array);
     let found = all.into_iter().flatten().find(|it| it["name"] == container);

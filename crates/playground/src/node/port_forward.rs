@@ -17,51 +17,51 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::plan::Place;
+use super::pod_plan::PodPlacement;
 use super::process::Launcher;
 use super::program::PORTS_DIRECTORY;
-use super::remote::PIECE;
-use super::{family, listeners};
+use super::remote::READ_BUFFER_BYTES;
+use super::{listeners, process_tree};
 
-/// How long a process may take to accept a connection.
-const CONNECTING: Duration = Duration::from_secs(10);
+/// Time limit to connect to a process.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections at once, and halves of pairs that wait for the other.
-const MOST: usize = 128;
+/// Maximum number of connections, and of incomplete pairs.
+const MAX_CONNECTIONS: usize = 128;
 
-/// How long half of a pair waits for the other: as kubelets.
-const PAIRING: Duration = Duration::from_secs(30);
+/// How long one stream of a pair waits for the other: a kubelet's limit.
+const PAIR_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where a pod can be reached.
+/// Connects to ports of a pod.
 #[derive(Debug, Clone)]
-pub(super) struct Reach {
+pub(super) struct PodDialer {
     /// Its name.
     pub(super) pod: String,
-    pub(super) place: Place,
+    pub(super) placement: PodPlacement,
     pub(super) launcher: Launcher,
 }
 
-impl Reach {
-    /// Where the process listens that stands behind a port. A stranger who takes the port
-    /// between this look and the connection would have to take it from the pod.
+impl PodDialer {
+    /// The address of the process that listens on a port. Between this check and the connection,
+    /// another program could get the port only after the pod releases it.
     fn address(&self, port: u16) -> Option<SocketAddr> {
-        // The sample says which port it took if it could not have this one.
-        let directory = self.place.directory.join(PORTS_DIRECTORY);
+        // The sample records the port that it uses instead of a declared one.
+        let directory = self.placement.directory.join(PORTS_DIRECTORY);
         let said = fs::read_to_string(directory.join(port.to_string())).ok();
         let said = said.and_then(|text| text.trim().parse().ok());
-        let address = self.place.address;
+        let address = self.placement.address;
         if cfg!(not(target_os = "linux")) {
-            // Nobody tells whose sockets are: only the sample's word counts.
+            // The owners of sockets are unknown here: only the record of the sample counts.
             return said.map(|real| SocketAddr::new(address, real));
         }
-        let started = self.launcher.running(&self.place.pod);
-        let mut family = family::descendants(started.iter().copied());
-        family.extend(started);
-        let own = listeners::sockets(&family);
+        let started = self.launcher.running(&self.placement.pod);
+        let mut process_tree = process_tree::descendants(started.iter().copied());
+        process_tree.extend(started);
+        let own = listeners::sockets(&process_tree);
         listeners::reach(said.unwrap_or(port), address, &own, &listeners::listeners())
     }
 
-    /// A connection to a port, or why there is none, as kubelets say it.
+    /// A connection to a port, or a kubelet's error message.
     pub(super) async fn connect(&self, port: u16) -> Result<TcpStream, String> {
         let connected = self.dial(port).await;
         let pod = &self.pod;
@@ -74,7 +74,7 @@ impl Reach {
                 "failed to connect to localhost:{port} inside the pod: connection refused"
             ));
         };
-        match timeout(CONNECTING, TcpStream::connect(address)).await {
+        match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => Err(format!("dial tcp {address}: connect: {error}")),
             Err(_) => Err(format!("dial tcp {address}: i/o timeout")),
@@ -82,8 +82,8 @@ impl Reach {
     }
 }
 
-/// Forwards until the client leaves.
-pub(super) async fn carry(io: impl AsyncRead + AsyncWrite + Unpin, reach: Reach) {
+/// Forwards until the client disconnects.
+pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, reach: PodDialer) {
     let reach = Arc::new(reach);
     let connect = move |port| {
         let reach = reach.clone();
@@ -115,14 +115,14 @@ where
             request = incoming.next() => request,
         };
         let Some(request) = request else { break };
-        if forwards.len() >= MOST {
-            // Refused by being dropped.
+        if forwards.len() >= MAX_CONNECTIONS {
+            // Dropping it refuses it.
             continue;
         }
         let Some((headers, stream)) = accept(request) else {
             continue;
         };
-        waiting.retain(|_, half| half.came.elapsed() < PAIRING);
+        waiting.retain(|_, half| half.came.elapsed() < PAIR_TIMEOUT);
         match waiting.remove(&headers.request) {
             Some(half) if half.which != headers.stream => {
                 let (data, error) = match headers.stream {
@@ -134,7 +134,7 @@ where
                     forward(connecting.await, data, error).await;
                 });
             }
-            _ if waiting.len() < MOST => {
+            _ if waiting.len() < MAX_CONNECTIONS => {
                 let half = Half {
                     which: headers.stream,
                     stream,
@@ -155,21 +155,21 @@ fn accept(request: Request) -> Option<(pair::Headers, Stream)> {
     let number = stream.id().get();
     match pair::Headers::parse(|name| headers.get(name), number) {
         Ok(headers) => Some((headers, stream)),
-        // Dropped, it is reset.
+        // Dropping it resets it.
         Err(_) => None,
     }
 }
 
-/// One connection, from its beginning to its end.
+/// Forwards one connection to its end.
 async fn forward(connected: Result<TcpStream, String>, data: Stream, error: Stream) {
     let (mut said, mut to_client, from_client) = (error.sender, data.sender, data.receiver);
     match connected {
         Ok(stream) => {
             let (mut from_pod, mut to_pod) = stream.into_split();
-            // As long as the process has something to say to a client that listens.
+            // While the process writes and the client reads.
             tokio::select! {
-                () = downwards(&mut from_pod, &mut to_client) => {}
-                () = upwards(from_client, &mut to_pod) => {}
+                () = pod_to_client(&mut from_pod, &mut to_client) => {}
+                () = client_to_pod(from_client, &mut to_pod) => {}
             }
         }
         Err(why) => drop(said.write(why.into()).await),
@@ -180,12 +180,12 @@ async fn forward(connected: Result<TcpStream, String>, data: Stream, error: Stre
     said.flushed().await;
 }
 
-/// Ends when the client has broken off: one that has only ended what it says may still
-/// listen.
-async fn upwards(mut from: Receiver, to: &mut (impl AsyncWrite + Unpin)) {
+/// Ends when the client resets the stream: a client that has only closed its sending side may
+/// still read.
+async fn client_to_pod(mut from: Receiver, to: &mut (impl AsyncWrite + Unpin)) {
     loop {
         match from.read().await {
-            // A process that does not read may still talk.
+            // A process that does not read may still write.
             Ok(Some(data)) => drop(to.write_all(&data).await),
             Ok(None) => {
                 let _ = to.shutdown().await;
@@ -196,10 +196,10 @@ async fn upwards(mut from: Receiver, to: &mut (impl AsyncWrite + Unpin)) {
     }
 }
 
-/// Ends with what the process says, or when the client does not listen any more.
-async fn downwards(from: &mut (impl AsyncRead + Unpin), to: &mut Sender) {
+/// Ends with the output of the process, or when the client stops reading.
+async fn pod_to_client(from: &mut (impl AsyncRead + Unpin), to: &mut Sender) {
     loop {
-        let mut piece = bytes::BytesMut::with_capacity(PIECE);
+        let mut piece = bytes::BytesMut::with_capacity(READ_BUFFER_BYTES);
         tokio::select! {
             read = from.read_buf(&mut piece) => if !matches!(read, Ok(1..)) {
                 return;
@@ -224,7 +224,7 @@ mod tests {
     /// Generous: the machine may be busy with something else.
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// A pair of streams and the pod's end of the connection, which has got a word.
+    /// A pair of streams and the pod's end of the connection, which has received a byte.
     async fn pair(handle: &connection::Handle, pod: &TcpListener) -> (Stream, Stream, TcpStream) {
         let open = |stream| {
             let headers = pair::Headers {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_ends_when_its_client_breaks_off() {
+    async fn a_connection_ends_when_its_client_resets_the_stream() {
         let pod = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = pod.local_addr().unwrap();
         let connect = move |_| async move {
@@ -257,8 +257,8 @@ mod tests {
         let (handle, _incoming, driver) = connection::client(here, Config::default());
         tokio::spawn(driver);
         let test = async {
-            // While it listens, while it has only ended what it says, and while the pod
-            // does not take any more.
+            // While it reads, after it has closed its sending side, and while the pod does not
+            // read.
             for step in 0..3 {
                 let (_error, mut data, mut theirs) = pair(&handle, &pod).await;
                 match step {
@@ -280,7 +280,7 @@ mod tests {
                     _ => {}
                 }
                 data.reset(ResetStatus::Cancel);
-                // Whatever was on the way, and then the end.
+                // Data in flight, and then the end.
                 let mut bytes = vec![0; 64 * 1024];
                 while let Ok(1..) = theirs.read(&mut bytes).await {}
             }

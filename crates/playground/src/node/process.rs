@@ -1,5 +1,5 @@
-//! Processes of pods. Each leads a session of its own, so that it has no terminal
-//! but the one it is given, below an [`init`](super::init) that ends all of it.
+//! Processes of pods. Each leads its own session, so that it has only its own terminal, below an
+//! [`init`](super::init) that ends its descendants.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -21,51 +21,50 @@ use tokio::time::{Instant, timeout};
 
 use super::terminal::{Terminal, Window};
 
-/// Where commands without a slash are looked for.
+/// The search path of commands.
 pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// How long is waited in all for output of a process that has ended: what it has left
-/// running may hold it open.
-const DRAIN: Duration = Duration::from_secs(2);
+/// Total time to read the output of a process that has exited: background processes may hold it
+/// open.
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How much is read of a process that has ended: the most that a pipe holds, unless root
-/// has said otherwise. What comes then is another's, who got away.
-const REST: usize = 1024 * 1024;
+/// Maximum number of bytes that are read after a process has exited: the default limit of a
+/// pipe. Further bytes come from a background process.
+const MAX_REMAINING_OUTPUT_BYTES: usize = 1024 * 1024;
 
-/// How long a process and all that it has started may take to be gone when it is killed:
-/// longer than its init waits for that.
-pub(super) const DYING: Duration = Duration::from_secs(15);
+/// Time for a process and its descendants to exit after a kill: longer than the timeout of init.
+pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Between two looks whether processes are gone.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// Interval between checks whether processes have exited.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The program that begins every process of a pod: what is to be run with
-/// [`attend`](super::program::attend), and the words that lead it there.
+/// The program that starts every process of a pod: it calls
+/// [`run_in_pod`](super::program::run_in_pod). With its first arguments.
 #[derive(Debug, Clone)]
 pub struct Program {
     /// The file.
     pub file: PathBuf,
-    /// What it is told before anything else.
-    pub words: Vec<OsString>,
+    /// Its first arguments.
+    pub arguments: Vec<OsString>,
 }
 
-/// Starts the processes of pods, and knows which of them are there: a clone is the same.
+/// Starts the processes of pods, and tracks them. Clones share their state.
 #[derive(Debug, Clone)]
 pub(super) struct Launcher {
     program: Program,
     running: Arc<Mutex<HashMap<Pid, Running>>>,
 }
 
-/// A process that runs.
+/// A running process.
 #[derive(Debug, Clone)]
 struct Running {
     /// The uid of its pod.
     pod: String,
-    /// What has it end at once.
+    /// The signal that ends it at once.
     end: Signal,
 }
 
-/// What to run.
+/// A process to start.
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
     /// The uid of the pod that it is a part of.
@@ -76,7 +75,7 @@ pub(super) struct Launch<'a> {
     pub(super) input: Input,
 }
 
-/// What is run.
+/// The program of a process.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Task<'a> {
     /// A program and its arguments.
@@ -85,40 +84,40 @@ pub(super) enum Task<'a> {
     Sample,
 }
 
-/// What a process reads from.
+/// The standard input of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Input {
-    /// Nothing.
+    /// No input.
     None,
-    /// What somebody writes.
+    /// A pipe.
     Pipe,
-    /// A terminal, which is also what it writes to.
+    /// A terminal, for input and output.
     Terminal,
 }
 
 /// A byte stream out of a process.
-pub(super) struct Outlet {
+pub(super) struct OutputReader {
     bytes: Pin<Box<dyn AsyncRead + Send>>,
     ended: watch::Receiver<bool>,
-    /// What is left of [`DRAIN`] and [`REST`]. How long readers take with what they have
-    /// read does not count.
-    patience: Duration,
+    /// The rest of [`OUTPUT_DRAIN_TIMEOUT`] and [`MAX_REMAINING_OUTPUT_BYTES`]. Time that
+    /// readers spend between reads does not count.
+    max_wait: Duration,
     rest: usize,
 }
 
 /// A byte stream into a process.
-pub(super) type Inlet = Pin<Box<dyn AsyncWrite + Send>>;
+pub(super) type InputWriter = Pin<Box<dyn AsyncWrite + Send>>;
 
-/// A process that runs, and the ends of what it reads and writes.
+/// A running process, and its streams.
 pub(super) struct Process {
-    pub(super) life: Life,
-    pub(super) stdin: Option<Inlet>,
-    pub(super) stdout: Option<Outlet>,
-    pub(super) stderr: Option<Outlet>,
+    pub(super) handle: ProcessHandle,
+    pub(super) stdin: Option<InputWriter>,
+    pub(super) stdout: Option<OutputReader>,
+    pub(super) stderr: Option<OutputReader>,
     pub(super) window: Option<Window>,
 }
 
-/// Why nothing runs.
+/// Why a process could not be started.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LaunchError {
     #[error("no command was given")]
@@ -141,8 +140,7 @@ impl Launcher {
         }
     }
 
-    /// Those that were started for a pod and have not ended: the ids of others may be
-    /// strangers' by now.
+    /// The running processes of a pod. The ids of exited ones may be reused.
     pub(super) fn running(&self, pod: &str) -> Vec<Pid> {
         let mut running = self.lock();
         running.retain(|id, _| is_running(*id));
@@ -150,20 +148,20 @@ impl Launcher {
         its.map(|(id, _)| *id).collect()
     }
 
-    /// Ends all that are left, whoever waits for them, and waits until they are gone.
+    /// Ends all processes, and waits until they have exited.
     pub(super) fn end_all(&self, limit: Duration) {
-        let begun = std::time::Instant::now();
-        while begun.elapsed() < limit {
+        let started = std::time::Instant::now();
+        while started.elapsed() < limit {
             let mut running = self.lock();
             running.retain(|id, _| is_running(*id));
             if running.is_empty() {
                 return;
             }
             for (id, it) in running.iter() {
-                order_end(*id, it.end);
+                request_end(*id, it.end);
             }
             drop(running);
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -171,22 +169,22 @@ impl Launcher {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn spawn(&self, command: &mut Command, launch: &Launch<'_>) -> io::Result<Life> {
-        // Held meanwhile: whoever asks for them then sees this one, too.
+    fn spawn(&self, command: &mut Command, launch: &Launch<'_>) -> io::Result<ProcessHandle> {
+        // Locked meanwhile, so that readers see this process too.
         let mut running = self.lock();
         running.retain(|id, _| is_running(*id));
         let child = command.spawn()?;
         let id = child.id().and_then(|id| i32::try_from(id).ok());
         let id = id.and_then(Pid::from_raw);
         let end = match launch.task {
-            Task::Command(_) => super::init::END,
+            Task::Command(_) => super::init::END_SIGNAL,
             Task::Sample => Signal::KILL,
         };
         if let Some(id) = id {
             let pod = launch.pod.to_owned();
             running.insert(id, Running { pod, end });
         }
-        Ok(Life {
+        Ok(ProcessHandle {
             child,
             id,
             end,
@@ -194,15 +192,15 @@ impl Launcher {
         })
     }
 
-    /// Runs something. Must be called within a runtime.
+    /// Starts a process. Must be called within a runtime.
     pub(super) fn start(&self, launch: &Launch<'_>) -> Result<Process, LaunchError> {
-        let Program { file, words } = &self.program;
+        let Program { file, arguments } = &self.program;
         let mut command = Command::new(file);
-        command.args(words);
+        command.args(arguments);
         match launch.task {
             Task::Command(argv) => {
                 launch.find(argv)?;
-                command.arg(super::program::INIT).arg(file).args(words);
+                command.arg(super::program::INIT).arg(file).args(arguments);
                 command.arg(match launch.input {
                     Input::Terminal => super::program::TERMINAL,
                     Input::None | Input::Pipe => super::program::SESSION,
@@ -218,7 +216,7 @@ impl Launcher {
             .envs(environment.map(|(name, value)| (name, value)))
             .env(super::program::PARENT, std::process::id().to_string())
             .current_dir(launch.directory)
-            // Ctrl-C at our terminal is not for it.
+            // Ctrl-C at the terminal of the playground must not reach it.
             .process_group(0);
         if launch.input == Input::Terminal {
             let Terminal {
@@ -231,15 +229,15 @@ impl Launcher {
                 .stdin(theirs.try_clone()?)
                 .stdout(theirs.try_clone()?)
                 .stderr(theirs);
-            let life = self.spawn(&mut command, launch)?;
-            // It has its own ends; the terminal is over when nobody else has them.
+            let handle = self.spawn(&mut command, launch)?;
+            // The process has its own descriptors; the terminal is closed when all are.
             drop(command);
             return Ok(Process {
                 stdin: Some(Box::pin(input)),
-                stdout: Some(life.outlet(output)),
+                stdout: Some(handle.output_reader(output)),
                 stderr: None,
                 window: Some(window),
-                life,
+                handle,
             });
         }
         command
@@ -249,26 +247,30 @@ impl Launcher {
             })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut life = self.spawn(&mut command, launch)?;
-        let (stdout, stderr) = (life.child.stdout.take(), life.child.stderr.take());
+        let mut handle = self.spawn(&mut command, launch)?;
+        let (stdout, stderr) = (handle.child.stdout.take(), handle.child.stderr.take());
         Ok(Process {
-            stdin: life.child.stdin.take().map(|it| Box::pin(it) as Inlet),
-            stdout: stdout.map(|it| life.outlet(it)),
-            stderr: stderr.map(|it| life.outlet(it)),
+            stdin: handle
+                .child
+                .stdin
+                .take()
+                .map(|it| Box::pin(it) as InputWriter),
+            stdout: stdout.map(|it| handle.output_reader(it)),
+            stderr: stderr.map(|it| handle.output_reader(it)),
             window: None,
-            life,
+            handle,
         })
     }
 }
 
-/// Whether a child of ours has not ended yet. It stays to be waited for.
+/// Whether a child process still runs. It is not reaped.
 fn is_running(id: Pid) -> bool {
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     matches!(waitid(WaitId::Pid(id), look), Ok(None))
 }
 
-/// Has a process end that may have been stopped.
-fn order_end(id: Pid, signal: Signal) {
+/// Sends a signal, and continues a stopped process.
+fn request_end(id: Pid, signal: Signal) {
     let _ = kill_process(id, signal);
     let _ = kill_process(id, Signal::CONT);
 }
@@ -282,7 +284,7 @@ impl Launch<'_> {
     }
 }
 
-/// Whether there is such a program: who asks is told before anything is started.
+/// Whether the program exists: checked before anything is started.
 fn find(word: &str, path: &str, directory: &Path) -> Result<(), LaunchError> {
     let is_executable = |file: &Path| {
         let found = file.metadata();
@@ -303,23 +305,23 @@ fn find(word: &str, path: &str, directory: &Path) -> Result<(), LaunchError> {
     Err(LaunchError::NotFound(word.to_owned()))
 }
 
-impl Outlet {
-    /// Reads something; `false` if nothing more comes.
+impl OutputReader {
+    /// Reads some bytes; `false` at the end.
     pub(super) async fn read(&mut self, into: &mut BytesMut) -> bool {
         if !*self.ended.borrow() {
             tokio::select! {
                 biased;
                 read = self.bytes.read_buf(into) => return matches!(read, Ok(1..)),
-                // Nobody is left who waits for it: that is an end, too.
+                // A dropped sender is the end too.
                 _ = self.ended.wait_for(|ended| *ended) => {}
             }
         }
         if self.rest == 0 {
             return false;
         }
-        let begun = Instant::now();
-        let read = timeout(self.patience, self.bytes.read_buf(into)).await;
-        self.patience = self.patience.saturating_sub(begun.elapsed());
+        let started = Instant::now();
+        let read = timeout(self.max_wait, self.bytes.read_buf(into)).await;
+        self.max_wait = self.max_wait.saturating_sub(started.elapsed());
         let Ok(Ok(read @ 1..)) = read else {
             return false;
         };
@@ -328,13 +330,13 @@ impl Outlet {
     }
 }
 
-/// Waits for the end of a process while it is fed and heard, and then until the rest of
-/// what it has written is heard: by whoever is slow, as late as that may be.
-pub(super) async fn accompany(
-    end: impl Future<Output = Ended>,
+/// Waits for a process to exit while its streams are forwarded, and then until its remaining
+/// output is read, however slow the reader is.
+pub(super) async fn wait_and_drain(
+    end: impl Future<Output = ExitInfo>,
     outputs: impl Future<Output = ()>,
     inputs: impl Future<Output = ()>,
-) -> Ended {
+) -> ExitInfo {
     let (mut end, mut outputs, mut inputs) = (pin!(end), pin!(outputs), pin!(inputs));
     let (mut heard, mut fed) = (false, false);
     let ended = loop {
@@ -345,7 +347,7 @@ pub(super) async fn accompany(
         }
     };
     while !heard {
-        // Whoever still writes to it is not to be kept waiting.
+        // Writers to the process must not block any more.
         tokio::select! {
             () = &mut outputs => heard = true,
             () = &mut inputs, if !fed => fed = true,
@@ -354,68 +356,68 @@ pub(super) async fn accompany(
     ended
 }
 
-/// A process and all that it has started. Dropped, it is killed.
+/// A process and its descendants. Dropping this kills them.
 #[derive(Debug)]
-pub(super) struct Life {
+pub(super) struct ProcessHandle {
     child: Child,
-    /// While it runs.
+    /// `Some` while it runs.
     id: Option<Pid>,
-    /// What has it end at once.
+    /// The signal that ends it at once.
     end: Signal,
     ended: watch::Sender<bool>,
 }
 
-/// How a process ended.
+/// The result of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ended {
-    /// As shells tell it: 128 and the signal if there was one.
+pub(super) struct ExitInfo {
+    /// As shells report it: 128 + signal.
     pub(super) code: u8,
 }
 
-impl Life {
-    fn outlet(&self, bytes: impl AsyncRead + Send + 'static) -> Outlet {
-        Outlet {
+impl ProcessHandle {
+    fn output_reader(&self, bytes: impl AsyncRead + Send + 'static) -> OutputReader {
+        OutputReader {
             bytes: Box::pin(bytes),
             ended: self.ended.subscribe(),
-            patience: DRAIN,
-            rest: REST,
+            max_wait: OUTPUT_DRAIN_TIMEOUT,
+            rest: MAX_REMAINING_OUTPUT_BYTES,
         }
     }
 
-    /// Turns true when it has ended.
+    /// Becomes true when it has exited.
     pub(super) fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
     }
 
-    /// Waits for its end. What it has left running ends with it: a container of the
-    /// playground is no more than its process.
-    pub(super) async fn wait(&mut self) -> Ended {
+    /// Waits until it exits. Its background processes end with it: a container of the playground
+    /// is only its main process.
+    pub(super) async fn wait(&mut self) -> ExitInfo {
         let status = self.child.wait().await;
         self.id = None;
         self.ended.send_replace(true);
-        // That a child cannot be waited for does not happen; if it does, it is gone.
-        status.map_or(Ended { code: 255 }, Ended::of)
+        // Waiting for a child does not fail; if it does, the child is gone.
+        status.map_or(ExitInfo { code: 255 }, ExitInfo::of)
     }
 
-    /// Asks it to end.
+    /// Sends SIGTERM.
     pub(super) fn terminate(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// Has it end, and waits for that.
-    pub(super) async fn kill(&mut self) -> Ended {
-        self.order_end();
-        if let Ok(ended) = timeout(DYING, self.wait()).await {
+    /// Kills it, and waits until it has exited.
+    pub(super) async fn kill(&mut self) -> ExitInfo {
+        self.request_end();
+        if let Ok(ended) = timeout(KILL_TIMEOUT, self.wait()).await {
             return ended;
         }
-        // Somebody has stopped the one who was to do it.
+        // Init was stopped and cannot do it.
         self.signal(Signal::KILL);
         self.wait().await
     }
 
-    fn order_end(&self) {
+    fn request_end(&self) {
         if let Some(id) = self.id {
-            order_end(id, self.end);
+            request_end(id, self.end);
         }
     }
 
@@ -426,14 +428,14 @@ impl Life {
     }
 }
 
-impl Drop for Life {
+impl Drop for ProcessHandle {
     fn drop(&mut self) {
-        // It is waited for by tokio.
-        self.order_end();
+        // tokio reaps it.
+        self.request_end();
     }
 }
 
-impl Ended {
+impl ExitInfo {
     fn of(status: ExitStatus) -> Self {
         let code = status.code().or(status.signal().map(|signal| 128 + signal));
         Self {
@@ -447,7 +449,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_run_is_told_in_the_words_of_runtimes() {
+    fn launch_errors_have_the_messages_of_runtimes() {
         let scratch = std::env::temp_dir();
         let said = |word: &str| {
             let found = find(word, PATH, &scratch);

@@ -1,6 +1,5 @@
-//! What runs in a process of a pod before, or instead of, its command: it makes a
-//! session of its own out of it, gives it its terminal, and is the sample that pods
-//! without a command run.
+//! The code that runs in a process of a pod before its command: it creates a session and sets
+//! the terminal. It is also the sample of pods without a command.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -16,83 +15,84 @@ use std::time::Duration;
 use rustix::process::{Signal, ioctl_tiocsctty, setsid};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The word for the first process of a container, which starts what is told behind it.
+/// Argument: the first process of a container, which starts the rest of the command line.
 pub(super) const INIT: &str = "init";
-/// The word for a command without a terminal.
+/// Argument: a command without a terminal.
 pub(super) const SESSION: &str = "session";
-/// The word for a command on the terminal that is its stdin.
+/// Argument: a command on the terminal that is its stdin.
 pub(super) const TERMINAL: &str = "terminal";
-/// The word for the sample.
+/// Argument: the sample.
 pub(super) const SAMPLE: &str = "sample";
 
-/// Who has started the process: its id. Commands do not see it.
+/// Environment variable with the id of the parent. It is removed before the command starts.
 pub(super) const PARENT: &str = "SKEWBRIDGE_PARENT";
 
-/// Where the sample is to listen: an address.
+/// The address that the sample listens on.
 pub(super) const ADDRESS: &str = "POD_IP";
-/// The ports that the pod has declared, with commas.
+/// The declared ports of the pod, separated by commas.
 pub(super) const PORTS: &str = "POD_PORTS";
-/// Who it is.
+/// The name of the pod.
 pub(super) const NAME: &str = "POD_NAME";
 
-/// Where the sample says which real port stands for a declared one, which it may not have
-/// had, within its directory: the name of the file is the declared port, its content the
-/// real one.
+/// The directory in which the sample records the ports that it uses instead of declared ones:
+/// the file name is the declared port, its content the used one.
 pub(super) const PORTS_DIRECTORY: &str = ".ports";
 
-/// As shells: the command cannot be run.
-const CANNOT_RUN: u8 = 126;
+/// The exit code of shells for a command that cannot be run.
+const EXIT_CANNOT_RUN: u8 = 126;
 
-/// How often the sample says that it lives.
-const SAYS_EVERY: Duration = Duration::from_secs(5);
+/// Interval between log lines of the sample.
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Connections that the sample answers at once.
-const MOST_CONNECTIONS: usize = 32;
+/// Maximum number of connections to the sample.
+const MAX_CONNECTIONS: usize = 32;
 
-/// How long a client of the sample may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit of a client of the sample.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The longest request that the sample reads before it answers.
-const LONGEST_REQUEST: u64 = 16 * 1024;
+/// Maximum size of a request to the sample.
+const MAX_REQUEST_BYTES: u64 = 16 * 1024;
 
-/// Runs as the process of a pod. The words are those that follow
-/// [`Program::words`](super::Program).
-pub fn attend(words: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let mut words = words.into_iter();
-    let task = words.next().unwrap_or_default();
+/// Runs as the process of a pod. `arguments` are those that follow
+/// [`Program::arguments`](super::Program).
+pub fn run_in_pod(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let mut arguments = arguments.into_iter();
+    let task = arguments.next().unwrap_or_default();
     let task = task.to_str().unwrap_or_default();
     if task == INIT {
-        return super::init::run(&words.collect::<Vec<_>>());
+        return super::init::run(&arguments.collect::<Vec<_>>());
     }
     if task == SAMPLE {
         die_with_parent(Signal::KILL);
         return sample();
     }
     if ![SESSION, TERMINAL].contains(&task) {
-        return complain("this is a part of the playground, not a command");
+        return report_failure("this is a part of the playground, not a command");
     }
     die_with_parent(Signal::KILL);
-    // Fails only for the leader of a group, which is its own already.
+    // Fails only for a group leader, which has its own session already.
     let _ = setsid();
     if task == TERMINAL
         && let Err(error) = ioctl_tiocsctty(io::stdin())
     {
-        return complain(format_args!("no controlling terminal: {error}"));
+        return report_failure(format_args!("no controlling terminal: {error}"));
     }
-    let Some(file) = words.next() else {
-        return complain("no command");
+    let Some(file) = arguments.next() else {
+        return report_failure("no command");
     };
-    if let Err(error) = heed_signals() {
-        return complain(format_args!("signals: {error}"));
+    if let Err(error) = reset_ignored_signals() {
+        return report_failure(format_args!("signals: {error}"));
     }
-    let error = Command::new(&file).args(words).env_remove(PARENT).exec();
-    complain(format_args!("{}: {error}", Path::new(&file).display()))
+    let error = Command::new(&file)
+        .args(arguments)
+        .env_remove(PARENT)
+        .exec();
+    report_failure(format_args!("{}: {error}", Path::new(&file).display()))
 }
 
-/// A container begins with nothing ignored. What the playground was told to ignore, as
-/// shells tell what they run in the background, would stay so through exec; what is caught
-/// does not.
-fn heed_signals() -> io::Result<()> {
+/// A container starts with no signal ignored. Signals that the playground ignores, as background
+/// jobs of a shell do, would stay ignored through exec; handlers do not.
+fn reset_ignored_signals() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()?;
@@ -109,35 +109,35 @@ fn heed_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// A playground that is killed leaves no processes behind: what happens to a process
-/// when the one that has started it is gone.
+/// Sets the signal that this process gets when its parent dies, so that a killed playground
+/// leaves no processes behind.
 pub(super) fn die_with_parent(signal: Signal) {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{Pid, getppid, set_parent_process_death_signal};
         let _ = set_parent_process_death_signal(Some(signal));
         let parent = std::env::var(PARENT).ok().and_then(|id| id.parse().ok());
-        // It may be gone already.
+        // The parent may have exited already.
         if getppid() != parent.and_then(Pid::from_raw) {
-            std::process::exit(i32::from(CANNOT_RUN));
+            std::process::exit(i32::from(EXIT_CANNOT_RUN));
         }
     }
     #[cfg(not(target_os = "linux"))]
     let _ = signal;
 }
 
-pub(super) fn complain(what: impl std::fmt::Display) -> ExitCode {
-    // With nobody to read it, the exit code still tells.
+pub(super) fn report_failure(what: impl std::fmt::Display) -> ExitCode {
+    // Write errors are ignored. The exit code still shows the failure.
     let _ = writeln!(io::stderr(), "{what}");
-    ExitCode::from(CANNOT_RUN)
+    ExitCode::from(EXIT_CANNOT_RUN)
 }
 
-/// What runs in pods that say nothing else: it logs, and answers on its ports.
+/// The sample of pods without a command: it logs, and answers on its ports.
 fn sample() -> ExitCode {
     let variable = |name| std::env::var(name).unwrap_or_default();
     let name: Arc<str> = variable(NAME).into();
     let Ok(address) = variable(ADDRESS).parse::<IpAddr>() else {
-        return complain("POD_IP is not an address");
+        return report_failure("POD_IP is not an address");
     };
     let ports = variable(PORTS);
     let ports = ports.split(',').filter_map(|it| it.parse::<u16>().ok());
@@ -146,28 +146,28 @@ fn sample() -> ExitCode {
             Ok(listener) => {
                 let who = name.clone();
                 thread::spawn(move || answer_all(&listener, &who, port));
-                say(format_args!("{name}: serving on port {port}"))
+                print_line(format_args!("{name}: serving on port {port}"))
             }
-            Err(error) => say(format_args!("{name}: port {port}: {error}")),
+            Err(error) => print_line(format_args!("{name}: port {port}: {error}")),
         };
     }
     for number in 1_u64.. {
-        if !say(format_args!("{name}: still here ({number})")) {
+        if !print_line(format_args!("{name}: still here ({number})")) {
             break;
         }
-        thread::sleep(SAYS_EVERY);
+        thread::sleep(LOG_INTERVAL);
     }
     ExitCode::SUCCESS
 }
 
-/// `false` if nobody listens any more.
-fn say(what: std::fmt::Arguments<'_>) -> bool {
+/// `false` if stdout is closed.
+fn print_line(what: std::fmt::Arguments<'_>) -> bool {
     let mut out = io::stdout().lock();
     writeln!(out, "{what}").and_then(|()| out.flush()).is_ok()
 }
 
-/// The port itself if it may be had, or one that stands for it: low ports belong to
-/// root, and another playground may have the same address.
+/// Binds the port, or a free one instead: low ports need root, and another playground may use
+/// the same address.
 fn listen(address: IpAddr, port: u16) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(SocketAddr::new(address, port))
         .or_else(|_| TcpListener::bind(SocketAddr::new(address, 0)))?;
@@ -185,7 +185,7 @@ fn answer_all(listener: &TcpListener, name: &Arc<str>, port: u16) {
             thread::sleep(Duration::from_millis(100));
             continue;
         };
-        if busy.load(Ordering::Relaxed) >= MOST_CONNECTIONS {
+        if busy.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
             continue;
         }
         busy.fetch_add(1, Ordering::Relaxed);
@@ -197,11 +197,11 @@ fn answer_all(listener: &TcpListener, name: &Arc<str>, port: u16) {
     }
 }
 
-/// One request, one answer.
+/// Reads one request, and answers it.
 fn answer(mut stream: &TcpStream, name: &str, port: u16) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut lines = BufReader::new(stream.take(LONGEST_REQUEST));
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+    let mut lines = BufReader::new(stream.take(MAX_REQUEST_BYTES));
     let mut first = String::new();
     lines.read_line(&mut first)?;
     let mut line = String::from("-");
@@ -211,10 +211,10 @@ fn answer(mut stream: &TcpStream, name: &str, port: u16) -> io::Result<()> {
             break;
         }
     }
-    let asked = first.split_whitespace().nth(1).unwrap_or("nothing");
-    say(format_args!(
+    let requested = first.split_whitespace().nth(1).unwrap_or("nothing");
+    print_line(format_args!(
         "{name}: asked for {} on port {port}",
-        asked.escape_debug()
+        requested.escape_debug()
     ));
     let body = format!("Hello from pod {name}, port {port}.\n");
     write!(

@@ -1,43 +1,42 @@
-//! The two ends of a remote command: the near one is the process's, the far one is
-//! carried to the client by SPDY or WebSocket. Between them are short queues, so
-//! that neither end outruns the other.
+//! The two ends of a remote command: that of the process, and that of the client, which SPDY or
+//! WebSocket serves. Bounded queues between them provide backpressure.
 
 use bytes::Bytes;
 use skewbridge_remotecommand::{Channel, Options, Output, ResizeDecoder, TerminalSize};
 use tokio::sync::mpsc;
 
-/// Pieces that wait between the two ends: enough to keep both busy.
-pub(super) const QUEUE: usize = 4;
+/// Length of the queues: enough to keep both ends busy.
+pub(super) const QUEUE_LENGTH: usize = 4;
 
-/// What is read of a process at once.
-pub(super) const PIECE: usize = 16 * 1024;
+/// Size of one read from a process.
+pub(super) const READ_BUFFER_BYTES: usize = 16 * 1024;
 
-/// What a process sees of its client.
+/// The streams of a remote command on the side of the process.
 #[derive(Debug)]
-pub(super) struct Near {
+pub(super) struct ProcessEnd {
     pub(super) stdin: Option<mpsc::Receiver<Bytes>>,
     pub(super) sizes: mpsc::Receiver<TerminalSize>,
     pub(super) stdout: Option<mpsc::Sender<Bytes>>,
     pub(super) stderr: Option<mpsc::Sender<Bytes>>,
 }
 
-/// What a client sees of its process.
+/// The streams of a remote command on the side of the client.
 #[derive(Debug)]
-pub(super) struct Far {
+pub(super) struct ClientEnd {
     pub(super) inputs: Inputs,
     pub(super) outputs: Outputs,
 }
 
-/// Towards the process.
+/// Direction the process.
 #[derive(Debug)]
 pub(super) struct Inputs {
     pub(super) stdin: Option<mpsc::Sender<Bytes>>,
-    pub(super) resizing: Resizing,
+    pub(super) resizing: ResizeSender,
 }
 
-/// The sizes of a terminal as they come.
+/// Sends terminal sizes to the process.
 #[derive(Debug)]
-pub(super) struct Resizing {
+pub(super) struct ResizeSender {
     sender: Option<mpsc::Sender<TerminalSize>>,
     parser: ResizeDecoder,
 }
@@ -49,27 +48,27 @@ pub(super) struct Outputs {
     pub(super) stderr: Option<mpsc::Receiver<Bytes>>,
 }
 
-/// Both ends of what a client asks for.
-pub(super) fn ends(options: Options) -> (Near, Far) {
+/// Both ends of the requested streams.
+pub(super) fn ends(options: Options) -> (ProcessEnd, ClientEnd) {
     let queue = |channel| {
-        let (sender, receiver) = mpsc::channel(QUEUE);
+        let (sender, receiver) = mpsc::channel(QUEUE_LENGTH);
         let is_on = options.has(channel);
         (is_on.then_some(sender), is_on.then_some(receiver))
     };
     let (to_stdin, stdin) = queue(Channel::Stdin);
     let (stdout, from_stdout) = queue(Channel::Stdout);
     let (stderr, from_stderr) = queue(Channel::Stderr);
-    let (sender, sizes) = mpsc::channel(QUEUE);
-    let near = Near {
+    let (sender, sizes) = mpsc::channel(QUEUE_LENGTH);
+    let process_end = ProcessEnd {
         stdin,
         sizes,
         stdout,
         stderr,
     };
-    let far = Far {
+    let client_end = ClientEnd {
         inputs: Inputs {
             stdin: to_stdin,
-            resizing: Resizing {
+            resizing: ResizeSender {
                 sender: Some(sender),
                 parser: ResizeDecoder::default(),
             },
@@ -79,11 +78,11 @@ pub(super) fn ends(options: Options) -> (Near, Far) {
             stderr: from_stderr,
         },
     };
-    (near, far)
+    (process_end, client_end)
 }
 
 impl Inputs {
-    /// Hands input over, or throws it away if nobody reads it.
+    /// Forwards input, or drops it if the process does not read.
     pub(super) async fn write(&mut self, data: Bytes) {
         if data.is_empty() {
             return;
@@ -96,30 +95,30 @@ impl Inputs {
     }
 }
 
-impl Resizing {
-    /// Takes what came on the channel for sizes.
+impl ResizeSender {
+    /// Takes data of the resize channel.
     pub(super) fn push(&mut self, data: &[u8]) {
         match self.parser.push(data) {
-            // With many at once the last few do not matter: another one follows.
+            // If the queue is full, sizes are dropped: another one follows.
             Ok(Some(size)) => {
                 if let Some(sender) = &self.sender {
                     let _ = sender.try_send(size);
                 }
             }
             Ok(None) => {}
-            // As kubelets: no further ones are listened to.
+            // Like a kubelet, stops reading sizes after an invalid one.
             Err(_) => self.sender = None,
         }
     }
 }
 
 impl Outputs {
-    /// Whether more may come.
+    /// Whether more input may follow.
     pub(super) fn is_open(&self) -> bool {
         self.stdout.is_some() || self.stderr.is_some()
     }
 
-    /// The next piece; `None` when both have ended. Cancelled, it has taken nothing.
+    /// The next chunk; `None` when both streams have ended. It is cancellation-safe.
     pub(super) async fn next(&mut self) -> Option<(Output, Bytes)> {
         while self.is_open() {
             let (output, data) = tokio::select! {

@@ -13,21 +13,20 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::remote::{Near, Resizing, ends};
+use super::remote::{ProcessEnd, ResizeSender, ends};
 
-/// How long a client may take to open its streams: as kubelets.
-const OPENING: Duration = Duration::from_secs(30);
+/// Time for a client to open its streams: a kubelet's limit.
+const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a client may take to hear how its command ended.
-const FAREWELL: Duration = Duration::from_secs(10);
+/// Time for a client to receive the result.
+const RESULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Carries a command to its end, or until the client is gone: then the command is
-/// dropped.
-pub(super) async fn carry<T, F>(
+/// Serves a command to its end, or until the client disconnects: then the command is dropped.
+pub(super) async fn serve<T, F>(
     io: T,
     options: Options,
     protocol: SpdyProtocol,
-    run: impl FnOnce(Near) -> F,
+    run: impl FnOnce(ProcessEnd) -> F,
 ) where
     T: AsyncRead + AsyncWrite + Unpin,
     F: Future<Output = Outcome>,
@@ -35,31 +34,31 @@ pub(super) async fn carry<T, F>(
     let (handle, mut incoming, driver) = connection::server(io, Config::default());
     let mut driver = pin!(driver);
     let opened = tokio::select! {
-        opened = timeout(OPENING, CommandStreams::accept(&mut incoming, options, protocol)) => opened.ok(),
+        opened = timeout(STREAM_OPEN_TIMEOUT, CommandStreams::accept(&mut incoming, options, protocol)) => opened.ok(),
         _ = &mut driver => None,
     };
     let Some(mut streams) = opened else { return };
     // Further streams are refused.
     drop(incoming);
-    let (near, mut far) = ends(options);
-    let command = run(near);
+    let (process_end, mut client_end) = ends(options);
+    let command = run(process_end);
     let feeding = async {
         let (stdin, resize) = (streams.stdin.take(), streams.resize.take());
         tokio::join!(
-            feed(stdin, far.inputs.stdin.take()),
-            measure(resize, &mut far.inputs.resizing)
+            forward_stdin(stdin, client_end.inputs.stdin.take()),
+            forward_resizes(resize, &mut client_end.inputs.resizing)
         );
         std::future::pending::<()>().await;
     };
     let (stdout, stderr) = (&mut streams.stdout, &mut streams.stderr);
     let work = async {
-        let tell = async {
+        let forward_output = async {
             tokio::join!(
-                tell(far.outputs.stdout.take(), stdout),
-                tell(far.outputs.stderr.take(), stderr)
+                forward_output(client_end.outputs.stdout.take(), stdout),
+                forward_output(client_end.outputs.stderr.take(), stderr)
             )
         };
-        let (outcome, _) = tokio::join!(command, tell);
+        let (outcome, _) = tokio::join!(command, forward_output);
         outcome
     };
     let outcome = tokio::select! {
@@ -70,15 +69,15 @@ pub(super) async fn carry<T, F>(
     let words = outcome.encode(protocol.version());
     tokio::select! {
         _ = &mut driver => return,
-        ended = timeout(FAREWELL, streams.finish(words)) => if ended.is_err() { return },
+        ended = timeout(RESULT_TIMEOUT, streams.finish(words)) => if ended.is_err() { return },
     }
     handle.close();
     drop(handle);
-    let _ = timeout(FAREWELL, driver).await;
+    let _ = timeout(RESULT_TIMEOUT, driver).await;
 }
 
 /// From the client to the process. Its end is the end of the input.
-async fn feed(from: Option<Receiver>, to: Option<mpsc::Sender<Bytes>>) {
+async fn forward_stdin(from: Option<Receiver>, to: Option<mpsc::Sender<Bytes>>) {
     let (Some(mut from), Some(to)) = (from, to) else {
         return;
     };
@@ -89,15 +88,15 @@ async fn feed(from: Option<Receiver>, to: Option<mpsc::Sender<Bytes>>) {
     }
 }
 
-async fn measure(from: Option<Receiver>, to: &mut Resizing) {
+async fn forward_resizes(from: Option<Receiver>, to: &mut ResizeSender) {
     let Some(mut from) = from else { return };
     while let Ok(Some(data)) = from.read().await {
         to.push(&data);
     }
 }
 
-/// From the process to the client, to the end of it, whoever listens.
-async fn tell(from: Option<mpsc::Receiver<Bytes>>, to: &mut Option<Sender>) {
+/// From the process to the client, always to the end.
+async fn forward_output(from: Option<mpsc::Receiver<Bytes>>, to: &mut Option<Sender>) {
     let (Some(mut from), Some(to)) = (from, to) else {
         return;
     };

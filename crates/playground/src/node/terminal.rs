@@ -1,5 +1,4 @@
-//! A pseudoterminal: what a process takes for its terminal, and the end of it that
-//! is ours.
+//! A pseudoterminal: the terminal of a process, and its controlling side.
 
 use std::fs::File;
 use std::io;
@@ -18,21 +17,21 @@ use tokio::net::unix::pipe;
 /// A terminal of a process.
 #[derive(Debug)]
 pub(super) struct Terminal {
-    /// What the process writes is read here.
+    /// The output of the process.
     pub(super) output: TerminalOutput,
-    /// What is written here the process reads.
+    /// The input of the process.
     pub(super) input: pipe::Sender,
-    /// How large it is.
+    /// Its size.
     pub(super) window: Window,
-    /// The end for the process.
+    /// The side of the process.
     pub(super) theirs: OwnedFd,
 }
 
-/// How large a terminal is.
+/// The size of a terminal.
 #[derive(Debug)]
 pub(super) struct Window(OwnedFd);
 
-/// What comes out of a terminal.
+/// The output of a terminal.
 #[derive(Debug)]
 pub(super) struct TerminalOutput(pipe::Receiver);
 
@@ -40,7 +39,7 @@ impl Terminal {
     /// Opens one.
     pub(super) fn open() -> io::Result<Self> {
         let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
-        // Else every process that is started meanwhile would keep it open.
+        // Otherwise processes that are started meanwhile would inherit it.
         fcntl_setfd(&ours, FdFlags::CLOEXEC)?;
         grantpt(&ours)?;
         unlockpt(&ours)?;
@@ -48,7 +47,7 @@ impl Terminal {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let theirs = open_file(name.as_c_str(), flags, Mode::empty())?;
         fcntl_setfl(&ours, fcntl_getfl(&ours)? | OFlags::NONBLOCK)?;
-        // To the system it reads and writes as a pipe does.
+        // It is read and written like a pipe.
         let file = |fd: &OwnedFd| fd.try_clone().map(File::from);
         Ok(Self {
             output: TerminalOutput(pipe::Receiver::from_file_unchecked(file(&ours)?)?),
@@ -60,7 +59,7 @@ impl Terminal {
 }
 
 impl Window {
-    /// Tells the process.
+    /// Sets the window size.
     pub(super) fn resize(&self, size: TerminalSize) {
         let size = Winsize {
             ws_row: size.height,
@@ -68,7 +67,7 @@ impl Window {
             ws_xpixel: 0,
             ws_ypixel: 0,
         };
-        // Of a process that is gone nobody looks at it.
+        // An error is ignored: the process has exited.
         let _ = tcsetwinsize(&self.0, size);
     }
 }
@@ -80,7 +79,7 @@ impl AsyncRead for TerminalOutput {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         match ready!(Pin::new(&mut self.0).poll_read(cx, buf)) {
-            // Linux: nobody has the other end any more.
+            // Linux: all descriptors of the other side are closed.
             Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => {
                 Poll::Ready(Ok(()))
             }

@@ -17,37 +17,36 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Du
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::remote::{Inputs, Near, PIECE, ends};
+use super::remote::{Inputs, ProcessEnd, READ_BUFFER_BYTES, ends};
 
-/// Pieces are passed on as they come: nothing is kept of a message, however long.
+/// Chunks are forwarded as they arrive: messages of any size are not buffered.
 const LIMITS: Limits = Limits {
     frame: u64::MAX,
     message: u64::MAX,
 };
 
-/// Pings that wait to be answered; of more, some are not.
-pub(super) const PINGS: usize = 4;
+/// Pings that wait for their pong; further ones are dropped.
+pub(super) const MAX_PENDING_PONGS: usize = 4;
 
-/// How long a client may take to hear how its command ended, and to say goodbye.
-pub(super) const FAREWELL: Duration = Duration::from_secs(10);
+/// Time for a client to receive the result and to close.
+pub(super) const RESULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Carries a command to its end, or until the client is gone: then the command is
-/// dropped.
-pub(super) async fn carry<T, F>(
+/// Serves a command to its end, or until the client disconnects: then the command is dropped.
+pub(super) async fn serve<T, F>(
     io: T,
     options: Options,
     protocol: Protocol,
-    run: impl FnOnce(Near) -> F,
+    run: impl FnOnce(ProcessEnd) -> F,
 ) where
     T: AsyncRead + AsyncWrite,
     F: Future<Output = Outcome>,
 {
-    let (near, far) = ends(options);
-    let (mut outputs, inputs) = (far.outputs, far.inputs);
+    let (process_end, client_end) = ends(options);
+    let (mut outputs, inputs) = (client_end.outputs, client_end.inputs);
     let (read, mut write) = tokio::io::split(io);
-    let (ping, mut pings) = mpsc::channel(PINGS);
+    let (ping, mut pings) = mpsc::channel(MAX_PENDING_PONGS);
     let mut reading = pin!(listen(read, protocol, inputs, ping));
-    let mut command = pin!(run(near));
+    let mut command = pin!(run(process_end));
     let talk = async {
         let mut writer = ToClient::new(protocol);
         let mut out = BytesMut::new();
@@ -66,25 +65,25 @@ pub(super) async fn carry<T, F>(
         }
         let words = as_translated(outcome.unwrap_or(Outcome::Disconnected), protocol)
             .encode(protocol.version());
-        // Before the fourth version success is silent.
+        // Before v4, success is not reported.
         if !words.is_empty() {
             writer.write(Output::Error, &words, &mut out);
         }
         let close = Close::new(CloseCode::NORMAL, "");
         writer.control(&Control::Close(Some(close)), &mut out);
-        timeout(FAREWELL, write.write_all_buf(&mut out)).await??;
-        timeout(FAREWELL, write.shutdown()).await?
+        timeout(RESULT_TIMEOUT, write.write_all_buf(&mut out)).await??;
+        timeout(RESULT_TIMEOUT, write.shutdown()).await?
     };
     tokio::select! {
         () = &mut reading => return,
         said = talk => if said.is_err() { return },
     }
-    // What is on its way would be lost if the connection were closed upon.
-    let _ = timeout(FAREWELL, reading).await;
+    // Closing at once could lose data in flight.
+    let _ = timeout(RESULT_TIMEOUT, reading).await;
 }
 
-/// A failure as kube-apiserver passes it on. The fifth version it translates itself, and
-/// what the node said has become an error of its own.
+/// A failure as kube-apiserver forwards it. It translates the fifth version itself, and turns
+/// the node's message into an error of its own.
 fn as_translated(outcome: Outcome, protocol: Protocol) -> Outcome {
     match outcome {
         Outcome::Failed(failure) if protocol.version() == Version::V5 => {
@@ -94,14 +93,14 @@ fn as_translated(outcome: Outcome, protocol: Protocol) -> Outcome {
     }
 }
 
-/// Hears the client until it leaves.
+/// Reads from the client until it disconnects.
 async fn listen(
     read: impl AsyncRead + Unpin,
     protocol: Protocol,
     mut inputs: Inputs,
     pings: mpsc::Sender<ControlPayload>,
 ) {
-    let mut hearing = Hearing::new(read, pings);
+    let mut hearing = MessageReader::new(read, pings);
     let mut reader = FromClient::new(protocol);
     while let Some(piece) = hearing.next().await {
         match reader.read_chunk(piece) {
@@ -114,13 +113,13 @@ async fn listen(
     }
 }
 
-/// The bytes of a tunnel: SPDY is spoken on the other end of `inside`.
+/// Tunnels bytes: `inside` is the other end of the SPDY connection.
 pub(super) async fn tunnel(io: impl AsyncRead + AsyncWrite, inside: DuplexStream) {
     let (read, mut write) = tokio::io::split(io);
     let (mut from_inside, mut to_inside) = tokio::io::split(inside);
-    let (ping, mut pings) = mpsc::channel(PINGS);
+    let (ping, mut pings) = mpsc::channel(MAX_PENDING_PONGS);
     let inwards = async {
-        let mut hearing = Hearing::new(read, ping);
+        let mut hearing = MessageReader::new(read, ping);
         while let Some(piece) = hearing.next().await {
             let Ok(data) = tunnel::tunnel_payload(piece) else {
                 return;
@@ -132,7 +131,7 @@ pub(super) async fn tunnel(io: impl AsyncRead + AsyncWrite, inside: DuplexStream
     };
     let outwards = async {
         let mut encoder = Encoder::new(Role::Server);
-        let (mut out, mut piece) = (BytesMut::new(), BytesMut::with_capacity(PIECE));
+        let (mut out, mut piece) = (BytesMut::new(), BytesMut::with_capacity(READ_BUFFER_BYTES));
         loop {
             tokio::select! {
                 read = from_inside.read_buf(&mut piece) => {
@@ -149,26 +148,26 @@ pub(super) async fn tunnel(io: impl AsyncRead + AsyncWrite, inside: DuplexStream
         }
         let close = Close::new(CloseCode::NORMAL, "");
         encoder.control(&Control::Close(Some(close)), &mut out);
-        timeout(FAREWELL, write.write_all_buf(&mut out)).await??;
-        timeout(FAREWELL, write.shutdown()).await?
+        timeout(RESULT_TIMEOUT, write.write_all_buf(&mut out)).await??;
+        timeout(RESULT_TIMEOUT, write.shutdown()).await?
     };
     let mut inwards = pin!(inwards);
     tokio::select! {
         () = &mut inwards => return,
         said = outwards => if said.is_err() { return },
     }
-    let _ = timeout(FAREWELL, inwards).await;
+    let _ = timeout(RESULT_TIMEOUT, inwards).await;
 }
 
-/// What a client says, message by message.
-pub(super) struct Hearing<R> {
+/// Reads messages of a client.
+pub(super) struct MessageReader<R> {
     read: R,
     buffer: BytesMut,
     decoder: Decoder,
     pings: mpsc::Sender<ControlPayload>,
 }
 
-impl<R: AsyncRead + Unpin> Hearing<R> {
+impl<R: AsyncRead + Unpin> MessageReader<R> {
     pub(super) fn new(read: R, pings: mpsc::Sender<ControlPayload>) -> Self {
         Self {
             read,
@@ -178,19 +177,19 @@ impl<R: AsyncRead + Unpin> Hearing<R> {
         }
     }
 
-    /// The next piece; `None` when the client has left, or broke the rules.
+    /// The next chunk; `None` if the client has disconnected or violated the protocol.
     pub(super) async fn next(&mut self) -> Option<MessageChunk> {
         loop {
             match self.decoder.decode(&mut self.buffer) {
                 Ok(Some(Event::Chunk(piece))) => return Some(piece),
                 Ok(Some(Event::Control(Control::Ping(payload)))) => {
-                    // One that asks faster than it is answered is answered for some.
+                    // Pongs are dropped if pings arrive faster than they can be answered.
                     let _ = self.pings.try_send(payload);
                 }
                 Ok(Some(Event::Control(Control::Pong(_)))) => {}
                 Ok(Some(Event::Control(Control::Close(_)))) | Err(_) => return None,
                 Ok(None) => {
-                    self.buffer.reserve(PIECE);
+                    self.buffer.reserve(READ_BUFFER_BYTES);
                     match self.read.read_buf(&mut self.buffer).await {
                         Ok(1..) => {}
                         Ok(0) | Err(_) => return None,

@@ -6,15 +6,15 @@ use skewbridge_api::status::Status;
 
 use crate::object::json_size;
 
-/// As kube-apiserver: a patch may be short and its work long.
-const MOST_OPERATIONS: usize = 10_000;
+/// kube-apiserver's limit: a short patch may cost much.
+const MAX_OPERATIONS: usize = 10_000;
 
-/// What `copy` may copy in all, as JSON: as kube-apiserver. Copying what was copied, a few
-/// steps would fill any memory.
-const MOST_COPIED: usize = 3 * 1024 * 1024;
+/// The limit of all `copy` operations, as JSON: kube-apiserver's. Otherwise a few copies of
+/// copies could fill the memory.
+const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
 
-/// How deep values may be after a patch: as deep as they are read.
-const DEEPEST: usize = 128;
+/// Maximum depth of the result: that of the parser.
+const MAX_DEPTH: usize = 128;
 
 /// A step.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -54,19 +54,19 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Value, D
     Value::deserialize(deserializer)
 }
 
-/// The target after all steps; none of them is taken if one cannot be.
+/// The target after all operations; an error if one fails.
 pub fn apply(target: &Value, operations: &[Operation]) -> Result<Value, String> {
     let mut value = target.clone();
     let mut copied = 0;
-    // No less than it is: looked at again only when it might be too much.
+    // An upper bound: the depth is computed only when the bound exceeds the limit.
     let mut deep = depth(&value);
     for operation in operations {
         operation.take(&mut value, &mut copied)?;
         deep = operation.deepened(deep);
-        if deep > DEEPEST {
+        if deep > MAX_DEPTH {
             deep = depth(&value);
-            if deep > DEEPEST {
-                return Err(format!("the value is more than {DEEPEST} levels deep"));
+            if deep > MAX_DEPTH {
+                return Err(format!("the value is more than {MAX_DEPTH} levels deep"));
             }
         }
     }
@@ -74,18 +74,18 @@ pub fn apply(target: &Value, operations: &[Operation]) -> Result<Value, String> 
 }
 
 pub(super) fn check_length(operations: usize) -> Result<(), Status> {
-    if operations <= MOST_OPERATIONS {
+    if operations <= MAX_OPERATIONS {
         return Ok(());
     }
     let message = format!(
         "Request entity too large: The allowed maximum operations in a JSON patch is \
-         {MOST_OPERATIONS}, got {operations}"
+         {MAX_OPERATIONS}, got {operations}"
     );
     Err(Status::new(413, "RequestEntityTooLarge", message))
 }
 
 impl Operation {
-    /// How deep a value can be after this step that was so deep before.
+    /// An upper bound of the depth after this operation.
     fn deepened(&self, deep: usize) -> usize {
         let levels = |path: &str| path.matches('/').count();
         match self {
@@ -117,17 +117,17 @@ impl Operation {
             Self::Copy { from, path } => {
                 let value = find(target, from).ok_or_else(|| missing("copy", from))?;
                 *copied = copied.saturating_add(json_size(value));
-                if *copied > MOST_COPIED {
+                if *copied > MAX_COPIED_BYTES {
                     return Err(format!(
                         "unable to complete the copy, the accumulated size increase of copy is \
-                         {copied}, exceeding the limit {MOST_COPIED}"
+                         {copied}, exceeding the limit {MAX_COPIED_BYTES}"
                     ));
                 }
                 let value = value.clone();
                 add(target, path, value)
             }
             Self::Test { path, value } => {
-                // Where nothing is, nothing may be expected.
+                // `null` matches a missing value.
                 let found = find(target, path);
                 match found {
                     Some(found) if same(found, value) => Ok(()),
@@ -138,8 +138,8 @@ impl Operation {
     }
 }
 
-/// How deep a value is. Not by going down itself: what is too deep to be walked so is what
-/// this is to find.
+/// The depth of a value. Not recursive, because a value that is too deep would overflow the
+/// stack.
 fn depth(value: &Value) -> usize {
     let mut deepest = 0;
     let mut open = vec![(value, 1)];
@@ -158,7 +158,7 @@ fn missing(operation: &str, path: &str) -> String {
     format!("{operation} operation does not apply: doc is missing path: {path}: missing value")
 }
 
-/// RFC 6901; `None` for what does not begin with a slash.
+/// RFC 6901; `None` without a leading slash.
 fn tokens(path: &str) -> Option<Vec<String>> {
     if path.is_empty() {
         return Some(Vec::new());
@@ -234,7 +234,7 @@ fn remove(target: &mut Value, path: &str) -> Result<Value, String> {
     removed.ok_or_else(|| missing("remove", path))
 }
 
-/// Numbers are compared by what they are worth (RFC 6902, 4.6).
+/// Numbers are compared by value (RFC 6902, 4.6).
 fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_has_so_many_steps_and_no_more() {
+    fn a_patch_has_a_maximum_number_of_operations() {
         assert_eq!(check_length(10_000), Ok(()));
         let refused = check_length(10_001).unwrap_err();
         assert_eq!(
@@ -282,12 +282,12 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_copies_come_to_an_end() {
+    fn repeated_copies_are_limited() {
         let target = json!({"data": {"a": "x".repeat(1024)}});
         let copy = json!({"op": "copy", "from": "/data", "path": "/data/b"});
         let times = |count| patched(&target, Value::Array(vec![copy.clone(); count]));
         assert_eq!(times(3).unwrap()["data"]["b"]["b"]["b"], target["data"]);
-        // Each copies all that there is.
+        // Each copies the whole document.
         let refused = times(100).unwrap_err();
         assert!(refused.contains("exceeding the limit 3145728"), "{refused}");
         let flat = json!({"op": "copy", "from": "/data/a", "path": "/data/b"});
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_becomes_too_deep() {
+    fn the_depth_of_a_result_is_limited() {
         let target = json!({"a": {}, "b": {}});
         let deeper = [
             json!({"op": "move", "from": "/a", "path": "/b/c"}),
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_cannot_be_taken_are_errors() {
+    fn invalid_operations_are_errors() {
         let target = json!({"a": {"b": 1}, "list": [1, 2]});
         for patch in [
             json!([{"op": "remove", "path": "/none"}]),
@@ -440,7 +440,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_added_is_found_there_and_can_be_removed(key in "[a-z~/]{0,6}", number in any::<i32>()) {
+        fn an_added_value_is_found_and_can_be_removed(key in "[a-z~/]{0,6}", number in any::<i32>()) {
             let target = json!({"other": 1});
             let path = format!("/{}", key.replace('~', "~0").replace('/', "~1"));
             prop_assume!(key != "other");

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// The target as the patch would have it.
+/// The patched target.
 pub fn apply(target: &Value, patch: &Value) -> Value {
     let Value::Object(changes) = patch else {
         return patch.clone();

@@ -1,5 +1,5 @@
-//! Strategic merge patch: a merge patch that knows which lists are more than a
-//! sequence, with directives for what an example cannot say.
+//! Strategic merge patch: a merge patch that merges lists by key, with directives for deletion
+//! and order.
 
 use serde_json::{Map, Value};
 
@@ -10,7 +10,7 @@ const RETAIN: &str = "$retainKeys";
 const DELETE_FROM: &str = "$deleteFromPrimitiveList/";
 const ORDER: &str = "$setElementOrder/";
 
-/// The target as the patch would have it. An error is for the client.
+/// The patched target. The error is for the client.
 pub fn apply(target: &Value, patch: &Value) -> Result<Value, String> {
     let (Value::Object(target), Value::Object(patch)) = (target, patch) else {
         return Ok(patch.clone());
@@ -70,7 +70,7 @@ fn merge_fields<'a>(
             target.insert(name.clone(), merged);
         }
     }
-    // An order alone, for a list that is not changed otherwise.
+    // An order directive for a list that is not changed otherwise.
     for (name, order) in patch {
         if let Some(field) = name.strip_prefix(ORDER)
             && !patch.contains_key(field)
@@ -78,7 +78,8 @@ fn merge_fields<'a>(
             names.push(field);
             if let Some(Value::Array(items)) = target.get_mut(field) {
                 let before = items.clone();
-                *items = in_order(std::mem::take(items), order, &before, key_of(names))?;
+                *items =
+                    sort_by_client_order(std::mem::take(items), order, &before, key_of(names))?;
             }
             names.pop();
         }
@@ -107,14 +108,14 @@ fn merge_items<'a>(
     };
     match order {
         Some(order) => {
-            // Kubernetes merges in place, so that new items count as the server's where
-            // others were deleted. kubectl's users know no other order.
+            // Kubernetes merges in place, so new items count as the server's where others were
+            // deleted. The same is done here.
             let places = before.len().min(merged.len());
             let server = merged[..places].to_vec();
-            in_order(merged, order, &server, key_of(names))
+            sort_by_client_order(merged, order, &server, key_of(names))
         }
-        // Who says nothing else wants the order of the patch.
-        None => in_order(merged, &Value::Array(patch.to_vec()), before, key_of(names)),
+        // Without a directive, the order is that of the patch.
+        None => sort_by_client_order(merged, &Value::Array(patch.to_vec()), before, key_of(names)),
     }
 }
 
@@ -129,7 +130,7 @@ fn merge_keyed<'a>(
             .and_then(Value::as_str)
             .map(str::to_owned)
     };
-    // It says so of the whole list, whatever else stands in its item.
+    // The directive applies to the whole list, whatever else is in its item.
     let is_replacement = |item: &&Value| directive(item).as_deref() == Some("replace");
     if patch.iter().any(|item| is_replacement(&item)) {
         let rest = patch.iter().filter(|item| !is_replacement(item));
@@ -169,9 +170,9 @@ fn key_of(names: &[&str]) -> Option<&'static str> {
     }
 }
 
-/// Those that the client knows in its order; one that only the server knows stays
-/// before those that it stood before.
-fn in_order(
+/// Items of the client in its order; an item that only the server has stays before the items
+/// that it preceded.
+fn sort_by_client_order(
     items: Vec<Value>,
     order: &Value,
     before: &[Value],
@@ -207,7 +208,7 @@ fn in_order(
     Ok(sorted)
 }
 
-/// What is left of a patch where there is nothing to be patched.
+/// The patch without directives, for a target that does not exist.
 fn plain(patch: &Value) -> Option<Value> {
     match patch {
         Value::Null => None,
@@ -229,7 +230,7 @@ fn plain_fields(patch: &Map<String, Value>) -> Map<String, Value> {
         .collect()
 }
 
-/// As Go's `%v` writes a value.
+/// A value in Go's `%v` format.
 fn go_value(value: &Value) -> String {
     match value {
         Value::Null => "<nil>".to_owned(),

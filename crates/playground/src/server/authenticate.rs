@@ -1,4 +1,4 @@
-//! Who asks, and on whose behalf.
+//! Authentication and impersonation.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,25 +13,26 @@ use skewbridge_api::status::Status;
 use skewbridge_api::version::Version;
 use skewbridge_gateway::authn::{Caller, ClientCertState, TrustConfig};
 
-use crate::rbac::Deed;
+use crate::rbac::Attributes;
 
-/// The user whom nobody knows.
+/// The anonymous user.
 const ANONYMOUS: &str = "system:anonymous";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 const AUTHENTICATED: &str = "system:authenticated";
 
-/// How browsers bring a token on a WebSocket, where they can set no other header.
+/// The subprotocol in which browsers send a token, because they cannot set headers of a
+/// WebSocket.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// Whom a server believes.
+/// The authenticators of a server.
 pub(super) struct Authenticator {
     trust: Arc<TrustConfig>,
     tokens: Tokens,
     version: Option<Version>,
 }
 
-/// Users by their tokens, of which only digests are kept: looking one up tells nothing
-/// of the others by the time that it takes.
+/// Users by the digest of their token, so that the time of a lookup reveals nothing about other
+/// tokens.
 struct Tokens(HashMap<[u8; 32], User>);
 
 impl Authenticator {
@@ -52,8 +53,8 @@ impl Authenticator {
         }
     }
 
-    /// Who sent a request, in kube-apiserver's order; 401 for those who show something
-    /// that is not good.
+    /// The user of a request, in kube-apiserver's order of authenticators; 401 for invalid
+    /// credentials.
     pub(super) fn user(
         &self,
         presented: &ClientCertState,
@@ -62,7 +63,7 @@ impl Authenticator {
         let mut user = match presented.caller(&self.trust, headers).caller {
             Caller::Peer(user) => user,
             Caller::Certificate(user) => {
-                // What a bridge would say of the certificate is what a server makes of it.
+                // A server derives the same user from the certificate as a bridge.
                 let mut said = HeaderMap::new();
                 user.headers(self.version.as_ref()).apply(&mut said);
                 let read = self.trust.headers().read(&said);
@@ -76,14 +77,14 @@ impl Authenticator {
             // Only bridges have keys for signatures.
             Caller::Signed(_) | Caller::Unauthorized => return Err(Status::unauthorized()),
         };
-        join_the_known(&mut user);
+        add_authenticated_group(&mut user);
         Ok(user)
     }
 
-    /// Whose token it is.
+    /// The user of a token.
     pub(super) fn of_token(&self, token: &str) -> Option<User> {
         let mut user = self.tokens.0.get(&fingerprint(token)).cloned()?;
-        join_the_known(&mut user);
+        add_authenticated_group(&mut user);
         Some(user)
     }
 }
@@ -96,8 +97,8 @@ fn anonymous() -> User {
     }
 }
 
-/// Everybody whose name is known is in one group.
-fn join_the_known(user: &mut User) {
+/// Adds `system:authenticated` to named users.
+fn add_authenticated_group(user: &mut User) {
     let is_in = |group: &str| user.groups.iter().any(|it| it == group);
     if user.name != ANONYMOUS && !is_in(AUTHENTICATED) && !is_in(UNAUTHENTICATED) {
         user.groups.push(AUTHENTICATED.to_owned());
@@ -126,7 +127,7 @@ fn bearer(headers: &HeaderMap) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Takes away what only the server had to see.
+/// Removes credentials, which only the server needs.
 pub(super) fn remove_credentials(headers: &mut HeaderMap) {
     headers.remove(AUTHORIZATION);
     IdentityHeaders::default().remove(headers);
@@ -146,12 +147,12 @@ pub(super) fn remove_credentials(headers: &mut HeaderMap) {
     }
 }
 
-/// On whose behalf a request is made (`Impersonate-*`): the caller's own, or somebody
-/// else's if the caller may do so.
+/// The effective user (`Impersonate-*`): the caller, or another user if the caller may
+/// impersonate it.
 pub(super) fn impersonated(
     user: User,
     headers: &HeaderMap,
-    may: &dyn Fn(&User, Deed<'_>) -> Result<(), Status>,
+    may: &dyn Fn(&User, Attributes<'_>) -> Result<(), Status>,
 ) -> Result<User, Status> {
     let names = IdentityHeaders {
         username: vec![http::HeaderName::from_static("impersonate-user")],
@@ -171,7 +172,7 @@ pub(super) fn impersonated(
         return Ok(user);
     };
     let ask = |group: &str, resource: &str, subresource: &str, namespace: &str, name: &str| {
-        let deed = Deed::Resource {
+        let attributes = Attributes::Resource {
             verb: "impersonate",
             group,
             resource,
@@ -179,7 +180,7 @@ pub(super) fn impersonated(
             namespace,
             name,
         };
-        may(&user, deed)
+        may(&user, attributes)
     };
     let account = service_account(&wanted.name);
     match account {
@@ -190,7 +191,7 @@ pub(super) fn impersonated(
         ask("", "groups", "", "", group)?;
     }
     if let (Some((namespace, _)), true) = (account, wanted.groups.is_empty()) {
-        // Those that every one has, for which nobody has to ask.
+        // The groups of all service accounts need no permission.
         wanted.groups = vec![
             "system:serviceaccounts".to_owned(),
             format!("system:serviceaccounts:{namespace}"),
@@ -207,7 +208,7 @@ pub(super) fn impersonated(
     if wanted.name == ANONYMOUS && wanted.groups.is_empty() {
         wanted.groups.push(UNAUTHENTICATED.to_owned());
     }
-    join_the_known(&mut wanted);
+    add_authenticated_group(&mut wanted);
     Ok(wanted)
 }
 
@@ -221,6 +222,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
+    use crate::rbac::is_master;
 
     fn user(name: &str, groups: &[&str]) -> User {
         User {
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_found_where_clients_put_them() {
+    fn tokens_are_found_in_headers_and_subprotocols() {
         let mut headers = HeaderMap::new();
         assert_eq!(bearer(&headers), None);
         headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer abc"));
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_go_from_whichever_line_they_are_on() {
+    fn tokens_are_removed_from_any_header_line() {
         let token = "base64url.bearer.authorization.k8s.io.YWJj";
         let rows: [(&[&'static str], Option<&str>); 3] = [
             (&["v5.channel.k8s.io", token], Some("v5.channel.k8s.io")),
@@ -269,9 +271,14 @@ mod tests {
     }
 
     #[test]
-    fn only_those_who_may_act_for_others() {
-        let authorizer = crate::rbac::Authorizer::playground();
-        let may = |user: &User, deed: Deed<'_>| authorizer.authorize(user, deed);
+    fn impersonation_needs_permission() {
+        let may = |user: &User, attributes: Attributes<'_>| {
+            if is_master(user) {
+                Ok(())
+            } else {
+                Err(attributes.refused(user))
+            }
+        };
         let mut headers = HeaderMap::new();
         headers.insert("impersonate-user", HeaderValue::from_static("bob"));
         headers.insert("impersonate-group", HeaderValue::from_static("dev"));
@@ -299,9 +306,9 @@ mod tests {
                 AUTHENTICATED
             ]
         );
-        // Whoever may act for the account need not be allowed to act for its groups.
-        let only_accounts = |_: &User, deed: Deed<'_>| match deed {
-            Deed::Resource {
+        // Permission to impersonate the account includes its groups.
+        let only_accounts = |_: &User, attributes: Attributes<'_>| match attributes {
+            Attributes::Resource {
                 resource: "serviceaccounts",
                 namespace: "shop",
                 name: "web",
@@ -320,13 +327,13 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_a_name_is_among_the_known() {
+    fn named_users_are_in_system_authenticated() {
         let mut someone = user("a", &[]);
-        join_the_known(&mut someone);
-        join_the_known(&mut someone);
+        add_authenticated_group(&mut someone);
+        add_authenticated_group(&mut someone);
         assert_eq!(someone.groups, [AUTHENTICATED]);
-        let mut nobody = anonymous();
-        join_the_known(&mut nobody);
-        assert_eq!(nobody.groups, [UNAUTHENTICATED]);
+        let mut unnamed = anonymous();
+        add_authenticated_group(&mut unnamed);
+        assert_eq!(unnamed.groups, [UNAUTHENTICATED]);
     }
 }

@@ -1,8 +1,8 @@
-//! What controllers do in a real cluster, as far as a plain one needs it: namespaces that
-//! are to end are emptied, and what depends on something that is gone ends too.
+//! The controllers that a playground needs: deletion of namespaces, and garbage collection of
+//! dependents.
 //!
-//! Every server has them ready, and those of one work: when it goes, another one's take
-//! over.
+//! Every server runs them, and those of one server are active. When it ends, those of another
+//! take over.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,33 +14,33 @@ use tokio::time::timeout;
 use super::shared::SharedStore;
 use crate::namespaces;
 use crate::object::Object;
-use crate::store::{Effect, Key, Occasion, Preconditions, Store};
+use crate::store::{DryRun, Key, Preconditions, Store, WriteContext};
 use crate::strategy::{Definition, Part, Scope, StatusPart};
 
-/// Looked at again although nobody has written: a finalizer may have been in the way.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// Resync interval without writes: a finalizer may have been removed.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Works whenever something was written, until it is dropped.
+/// Runs after every write, until it is dropped.
 pub(super) async fn run(store: SharedStore) {
     let _leading = store.lead().await;
-    let mut bell = store.bell();
+    let mut changed = store.changed();
     loop {
-        bell.mark_unchanged();
-        for work in [namespaces::settle, collect_garbage] {
-            if let Err(status) = store.write(Effect::Lasting, work) {
+        changed.mark_unchanged();
+        for work in [namespaces::finalize_terminating, collect_garbage] {
+            if let Err(status) = store.write(DryRun::Off, work) {
                 tracing::warn!(problem = %status.message, "a controller could not do its work");
             }
         }
-        // Late is the same as a ring.
-        let _ = timeout(LOOK_AGAIN, bell.changed()).await;
+        // A timeout is the same as a write.
+        let _ = timeout(RESYNC_INTERVAL, changed.changed()).await;
     }
 }
 
-/// Lets those stay that depend on what ends.
+/// Removes owner references of dependents, which stay.
 pub(super) fn orphan(
     store: &mut Store,
     owner: &str,
-    occasion: &mut Occasion<'_>,
+    context: &mut WriteContext<'_>,
 ) -> Result<(), Status> {
     let dependents: Vec<(Key, Object)> = store
         .all()
@@ -56,14 +56,14 @@ pub(super) fn orphan(
             .collect();
         object.set(&["metadata", "ownerReferences"], others);
         let (of, namespace, name) = (definition(&key), &key.namespace, &key.name);
-        store.update(&of, namespace, name, object, Part::Main, occasion)?;
+        store.update(&of, namespace, name, object, Part::Main, context)?;
     }
     Ok(())
 }
 
-/// Ends what depends on nothing that is still there. What goes wrong with one object keeps
-/// none of the others; the first of it is told.
-fn collect_garbage(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+/// Deletes objects whose owners no longer exist. An error with one object does not stop the
+/// others; the first one is returned.
+fn collect_garbage(store: &mut Store, context: &mut WriteContext<'_>) -> Result<(), Status> {
     let has_owners = |object: &Object| !object.owner_references().is_empty();
     if !store.all().any(|(_, object)| has_owners(object)) {
         return Ok(());
@@ -84,13 +84,13 @@ fn collect_garbage(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(),
     for (key, object) in garbage {
         let (of, any) = (definition(&key), Preconditions::default());
         let grace = of.grace(&object, None);
-        let deleted = store.delete_within(&of, &key.namespace, &key.name, grace, &any, occasion);
+        let deleted = store.delete_within(&of, &key.namespace, &key.name, grace, &any, context);
         collected = collected.and(deleted.map(drop));
     }
     collected
 }
 
-/// Enough to write what is there already.
+/// Enough to write existing objects.
 fn definition(key: &Key) -> Definition {
     Definition {
         kind: key.resource.resource.clone(),
@@ -109,12 +109,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::sample::{config_maps, now, object};
+    use crate::test_fixtures::{config_maps, now, object};
 
     #[test]
-    fn a_pod_that_has_lost_its_owner_gets_its_time() {
+    fn an_orphaned_pod_gets_its_grace_period() {
         let mut store = Store::default();
-        let pods = crate::sample::definition("", "v1", "pods");
+        let pods = crate::test_fixtures::definition("", "v1", "pods");
         let owner = object("owner", json!({}));
         let owner = now(|it| store.create(&config_maps(), "shop", owner, it)).unwrap();
         let references = json!([{"kind": "ConfigMap", "name": "owner", "uid": owner.uid()}]);

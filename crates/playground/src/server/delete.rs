@@ -1,58 +1,58 @@
-//! Ending objects: one, or all that are selected.
+//! Deletes objects: one, or a selection.
 
 use http::StatusCode;
 use serde_json::{Value, json};
 use skewbridge_api::status::Status;
 
-use super::answers::{self, Reply};
-use super::ask::{Ask, Subject};
+use super::api_request::{ApiRequest, ApiTarget};
 use super::negotiate::Form;
 use super::query;
 use super::read::{present, present_list, selection};
+use super::responses::{self, ApiResponse};
 use crate::namespaces::admit_deletion;
 use crate::object::{Object, texts};
 use crate::status::quoted;
-use crate::store::{Deletion, Effect, Listed, Occasion, Preconditions, Store};
+use crate::store::{Deletion, DryRun, Listed, Preconditions, Store, WriteContext};
 use crate::strategy::Definition;
 
-/// How something is to be deleted: `DeleteOptions` in the body, or the query.
+/// Options of a deletion: `DeleteOptions` of the body, or the query.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Options {
     pub(super) grace: Option<u32>,
     pub(super) preconditions: Preconditions,
     pub(super) dependents: Dependents,
-    pub(super) effect: Effect,
+    pub(super) dry_run: DryRun,
 }
 
-/// What becomes of those that depend on it.
+/// What happens to dependents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dependents {
-    /// They end after it.
+    /// They are deleted after it.
     End,
     /// They stay.
     Stay,
 }
 
 impl Options {
-    pub(super) fn of(ask: &Ask<'_>) -> Result<Self, Status> {
-        if ask.body.is_empty() {
-            Self::read(&Value::Null, ask)
+    pub(super) fn of(request: &ApiRequest<'_>) -> Result<Self, Status> {
+        if request.body.is_empty() {
+            Self::read(&Value::Null, request)
         } else {
-            Self::read(&ask.value()?, ask)
+            Self::read(&request.value()?, request)
         }
     }
 
-    /// `DeleteOptions` wherever they stand; the query counts where they do not say.
-    pub(super) fn read(body: &Value, ask: &Ask<'_>) -> Result<Self, Status> {
+    /// `DeleteOptions` of a body; options that are not set are taken from the query.
+    pub(super) fn read(body: &Value, request: &ApiRequest<'_>) -> Result<Self, Status> {
         let said = |name: &str| match &body[name] {
             Value::String(text) => text.clone(),
             Value::Number(number) => number.to_string(),
             Value::Bool(flag) => flag.to_string(),
-            _ => ask.query.get(name).to_owned(),
+            _ => request.query.get(name).to_owned(),
         };
         let text = |name: &str| body["preconditions"][name].as_str().map(str::to_owned);
         let mut dry_run = texts(body.get("dryRun"));
-        dry_run.push(ask.query.get("dryRun"));
+        dry_run.push(request.query.get("dryRun"));
         let grace = match said("gracePeriodSeconds").as_str() {
             "" => None,
             text => Some(text.parse().map_err(|_| {
@@ -75,91 +75,103 @@ impl Options {
                 ("Orphan", _) | ("", "true") => Dependents::Stay,
                 _ => Dependents::End,
             },
-            effect: query::effect(dry_run.into_iter(), "DeleteOptions")?,
+            dry_run: query::dry_run(dry_run.into_iter(), "DeleteOptions")?,
         })
     }
 }
 
 /// `DELETE` of an object.
-pub(super) fn delete(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
-    let form = Form::of(&ask.head.headers)?;
-    let options = Options::of(ask)?;
-    let deletion = ask.server.store.write(options.effect, |store, occasion| {
-        end(
-            store,
-            subject,
-            subject.namespace,
-            subject.name,
-            &options,
-            occasion,
-        )
-    })?;
+pub(super) fn delete(
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
+) -> Result<ApiResponse, Status> {
+    let form = Form::of(&request.head.headers)?;
+    let options = Options::of(request)?;
+    let deletion = request
+        .server
+        .store
+        .write(options.dry_run, |store, context| {
+            end(
+                store,
+                target,
+                target.namespace,
+                target.name,
+                &options,
+                context,
+            )
+        })?;
     Ok(match &deletion {
-        Deletion::Gone(object) if !is_told_whole(&subject.definition) => {
-            answers::json(StatusCode::OK, &success(&subject.definition, object))
+        Deletion::Removed(object) if !is_told_whole(&target.definition) => {
+            responses::json(StatusCode::OK, &success(&target.definition, object))
         }
-        Deletion::Gone(object) | Deletion::Pending(object) => {
-            answers::json(StatusCode::OK, &present(ask, subject, object, form))
+        Deletion::Removed(object) | Deletion::Pending(object) => {
+            responses::json(StatusCode::OK, &present(request, target, object, form))
         }
     })
 }
 
 /// `DELETE` of a collection.
-pub(super) fn delete_collection(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
-    let form = Form::of(&ask.head.headers)?;
-    let options = Options::of(ask)?;
-    let selection = selection(ask, subject)?;
-    let (items, version) = ask.server.store.write(options.effect, |store, occasion| {
-        let all = store.list(
-            subject.resource(),
-            subject.namespace,
-            &selection,
-            &crate::store::ListOptions::default(),
-        )?;
-        let mut items = Vec::new();
-        for object in &all.items {
-            let (namespace, name) = (object.namespace(), object.name());
-            let (Deletion::Gone(object) | Deletion::Pending(object)) =
-                end(store, subject, namespace, name, &options, occasion)?;
-            items.push(object);
-        }
-        Ok((items, store.version()))
-    })?;
+pub(super) fn delete_collection(
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
+) -> Result<ApiResponse, Status> {
+    let form = Form::of(&request.head.headers)?;
+    let options = Options::of(request)?;
+    let selection = selection(request, target)?;
+    let (items, version) = request
+        .server
+        .store
+        .write(options.dry_run, |store, context| {
+            let all = store.list(
+                target.resource(),
+                target.namespace,
+                &selection,
+                &crate::store::ListOptions::default(),
+            )?;
+            let mut items = Vec::new();
+            for object in &all.items {
+                let (namespace, name) = (object.namespace(), object.name());
+                let (Deletion::Removed(object) | Deletion::Pending(object)) =
+                    end(store, target, namespace, name, &options, context)?;
+                items.push(object);
+            }
+            Ok((items, store.version()))
+        })?;
     let listed = Listed {
         items,
         version,
         continue_token: String::new(),
         remaining: None,
     };
-    Ok(answers::json(
+    Ok(responses::json(
         StatusCode::OK,
-        &present_list(ask, subject, &listed, form),
+        &present_list(request, target, &listed, form),
     ))
 }
 
 /// Deletes an object in the store.
 pub(super) fn end(
     store: &mut Store,
-    subject: &Subject<'_>,
+    target: &ApiTarget<'_>,
     namespace: &str,
     name: &str,
     options: &Options,
-    occasion: &mut Occasion<'_>,
+    context: &mut WriteContext<'_>,
 ) -> Result<Deletion, Status> {
-    let definition = &subject.definition;
+    let definition = &target.definition;
     admit_deletion(definition, name)?;
     let before = store.get(definition, namespace, name)?;
     let grace = definition.grace(&before, options.grace);
     let preconditions = &options.preconditions;
     let deletion =
-        store.delete_within(definition, namespace, name, grace, preconditions, occasion)?;
-    if options.dependents == Dependents::Stay && options.effect == Effect::Lasting {
-        super::controllers::orphan(store, before.uid(), occasion)?;
+        store.delete_within(definition, namespace, name, grace, preconditions, context)?;
+    if options.dependents == Dependents::Stay && options.dry_run == DryRun::Off {
+        super::controllers::orphan(store, before.uid(), context)?;
     }
     Ok(deletion)
 }
 
-/// Whose deletion is answered with the object.
+/// Whether the response to a deletion is the object.
 fn is_told_whole(definition: &Definition) -> bool {
     let resource = &definition.resource;
     resource.group.is_empty()

@@ -1,4 +1,4 @@
-//! What a server serves, told in documents and in lists.
+//! Discovery: aggregated documents and lists.
 
 use std::net::SocketAddr;
 
@@ -9,20 +9,20 @@ use skewbridge_api::status::Status;
 use skewbridge_discovery::accept::RequestedDiscovery;
 use skewbridge_discovery::{Layout, Object};
 
-use super::answers::{self, Reply};
+use super::responses::{self, ApiResponse};
 use crate::catalogue::{Catalogue, Root};
 use crate::status::{not_acceptable, unknown_resource};
 
-/// What lists are written in, the best first.
+/// Formats of lists, in order of preference.
 const OFFERS: [Format; 3] = [Format::Json, Format::Yaml, Format::Protobuf];
 
-/// `/api`, `/apis` and what is below them; `None` if that is nothing.
+/// `/api`, `/apis` and the paths below; `None` for others.
 pub(super) fn answer(
     catalogue: &Catalogue,
     address: SocketAddr,
     path: &str,
     headers: &HeaderMap,
-) -> Option<Result<Reply, Status>> {
+) -> Option<Result<ApiResponse, Status>> {
     let parts: Vec<_> = path.trim_matches('/').split('/').collect();
     Some(match parts[..] {
         ["api"] => {
@@ -40,8 +40,8 @@ pub(super) fn answer(
     })
 }
 
-/// A document, if that is what is wanted.
-fn document(catalogue: &Catalogue, root: Root, headers: &HeaderMap) -> Option<Reply> {
+/// An aggregated document, if the client accepts one.
+fn document(catalogue: &Catalogue, root: Root, headers: &HeaderMap) -> Option<ApiResponse> {
     let wanted =
         RequestedDiscovery::from_headers(headers, |schema| catalogue.release().understands(schema));
     let (RequestedDiscovery::Merged(wish) | RequestedDiscovery::Local(wish)) = wanted else {
@@ -50,13 +50,13 @@ fn document(catalogue: &Catalogue, root: Root, headers: &HeaderMap) -> Option<Re
     let etag = catalogue.etag(root);
     let known = headers.get(IF_NONE_MATCH);
     let mut reply = if known.is_some_and(|it| it.as_bytes() == etag.as_bytes()) {
-        let mut reply = answers::whole(StatusCode::NOT_MODIFIED, "", "");
+        let mut reply = responses::whole(StatusCode::NOT_MODIFIED, "", "");
         reply.headers_mut().remove(CONTENT_TYPE);
         reply
     } else {
         let document = catalogue.document(root, wish.schema)?;
         let bytes = document.write(wish.format, wish.layout);
-        answers::whole(StatusCode::OK, wish.content_type(), bytes)
+        responses::whole(StatusCode::OK, wish.content_type(), bytes)
     };
     let fields = reply.headers_mut();
     if let Ok(etag) = HeaderValue::from_str(&etag) {
@@ -67,15 +67,15 @@ fn document(catalogue: &Catalogue, root: Root, headers: &HeaderMap) -> Option<Re
     Some(reply)
 }
 
-/// A list, in a format that the caller reads.
-fn list<T: Object>(list: &T, headers: &HeaderMap) -> Result<Reply, Status> {
+/// A list, in a format that the client accepts.
+fn list<T: Object>(list: &T, headers: &HeaderMap) -> Result<ApiResponse, Status> {
     let format = format(headers)?;
     let media = match format {
         Format::Json | Format::Cbor => "application/json",
         Format::Yaml => "application/yaml",
         Format::Protobuf => "application/vnd.kubernetes.protobuf",
     };
-    let mut reply = answers::whole(StatusCode::OK, media, list.write(format, Layout::Compact));
+    let mut reply = responses::whole(StatusCode::OK, media, list.write(format, Layout::Compact));
     let fields = reply.headers_mut();
     fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     Ok(reply)
@@ -92,15 +92,15 @@ fn format(headers: &HeaderMap) -> Result<Format, Status> {
     negotiate(headers, &OFFERS).ok_or_else(refusal)
 }
 
-/// `/api` for those who know no documents.
-fn versions(address: SocketAddr, headers: &HeaderMap) -> Result<Reply, Status> {
+/// `/api` for clients without aggregated discovery.
+fn versions(address: SocketAddr, headers: &HeaderMap) -> Result<ApiResponse, Status> {
     format(headers)?;
-    // In the order in which Go writes it.
+    // With the field order of Go.
     let text = format!(
         "{{\"kind\":\"APIVersions\",\"versions\":[\"v1\"],\"serverAddressByClientCIDRs\":\
          [{{\"clientCIDR\":\"0.0.0.0/0\",\"serverAddress\":\"{address}\"}}]}}\n"
     );
-    let mut reply = answers::whole(StatusCode::OK, "application/json", text);
+    let mut reply = responses::whole(StatusCode::OK, "application/json", text);
     let fields = reply.headers_mut();
     fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     Ok(reply)

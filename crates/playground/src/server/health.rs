@@ -6,10 +6,10 @@ use http::StatusCode;
 use serde_json::json;
 
 use super::Server;
-use super::answers::{self, Reply};
 use super::query::Query;
+use super::responses::{self, ApiResponse};
 
-/// What is looked after, as `?verbose` shows it.
+/// The checks that `?verbose` shows.
 const CHECKS: [&str; 4] = [
     "ping",
     "log",
@@ -17,8 +17,8 @@ const CHECKS: [&str; 4] = [
     "poststarthook/start-apiserver-identity",
 ];
 
-/// Answers what is no object and no discovery; `None` if that is nothing.
-pub(super) fn answer(server: &Server, path: &str, query: &Query) -> Option<Reply> {
+/// Responses of non-resource paths other than discovery; `None` for unknown paths.
+pub(super) fn answer(server: &Server, path: &str, query: &Query) -> Option<ApiResponse> {
     let trimmed = path.trim_end_matches('/');
     Some(match trimmed {
         "/version" => version(server),
@@ -31,16 +31,16 @@ pub(super) fn answer(server: &Server, path: &str, query: &Query) -> Option<Reply
             if !is_known || !CHECKS.contains(&check) {
                 return None;
             }
-            answers::text(StatusCode::OK, "ok")
+            responses::text(StatusCode::OK, "ok")
         }
     })
 }
 
-fn version(server: &Server) -> Reply {
+fn version(server: &Server) -> ApiResponse {
     let git = server.release.git_version();
     let mut numbers = git.trim_start_matches('v').split('.');
     let (major, minor) = (numbers.next(), numbers.next());
-    answers::json(
+    responses::json(
         StatusCode::OK,
         &json!({
             "major": major.unwrap_or_default(),
@@ -64,7 +64,7 @@ fn go_architecture() -> &'static str {
     }
 }
 
-fn health(server: &Server, endpoint: &str, query: &Query) -> Reply {
+fn health(server: &Server, endpoint: &str, query: &Query) -> ApiResponse {
     let leaving = endpoint == "readyz" && server.drain.is_leaving();
     let code = if leaving {
         StatusCode::INTERNAL_SERVER_ERROR
@@ -72,7 +72,7 @@ fn health(server: &Server, endpoint: &str, query: &Query) -> Reply {
         StatusCode::OK
     };
     if query.find("verbose").is_none() && !leaving {
-        return answers::text(code, "ok");
+        return responses::text(code, "ok");
     }
     let mut text = String::new();
     for check in CHECKS {
@@ -87,10 +87,10 @@ fn health(server: &Server, endpoint: &str, query: &Query) -> Reply {
     } else {
         writeln!(text, "{endpoint} check passed")
     };
-    answers::text(code, text)
+    responses::text(code, text)
 }
 
-fn metrics(server: &Server) -> Reply {
+fn metrics(server: &Server) -> ApiResponse {
     let git = server.release.git_version();
     let (objects, version) = server
         .store
@@ -106,7 +106,7 @@ fn metrics(server: &Server) -> Reply {
          # TYPE playground_resource_version counter\n\
          playground_resource_version {version}\n"
     );
-    answers::whole(
+    responses::whole(
         StatusCode::OK,
         "text/plain; version=0.0.4; charset=utf-8",
         text,
@@ -114,7 +114,7 @@ fn metrics(server: &Server) -> Reply {
 }
 
 /// `/`: where to go from here.
-fn paths(server: &Server) -> Reply {
+fn paths(server: &Server) -> ApiResponse {
     let mut paths = vec!["/api".to_owned(), "/api/v1".to_owned(), "/apis".to_owned()];
     for group in server.catalogue.groups().groups {
         paths.push(format!("/apis/{}", group.name));
@@ -129,5 +129,5 @@ fn paths(server: &Server) -> Reply {
         paths.push(path.to_owned());
     }
     paths.sort();
-    answers::json(StatusCode::OK, &json!({"paths": paths}))
+    responses::json(StatusCode::OK, &json!({"paths": paths}))
 }

@@ -1,5 +1,4 @@
-//! In which form a client wants objects: as they are, as a table for people, or only
-//! what is said of each.
+//! The requested form of objects: full, as a table, or metadata only.
 
 use http::HeaderMap;
 use skewbridge_api::media::{Format, MediaRange, alternatives};
@@ -7,10 +6,10 @@ use skewbridge_api::status::Status;
 
 use crate::status::not_acceptable;
 
-/// What objects are answered as.
+/// The form of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As they are.
+    /// Full objects.
     Objects,
     /// `as=Table`
     Table,
@@ -18,11 +17,11 @@ pub(super) enum Form {
     Metadata,
 }
 
-/// What servers write here: JSON, which is YAML as well (YAML 1.2, 1.3).
+/// Formats of responses: JSON, which is YAML as well (YAML 1.2, 1.3).
 const OFFERS: [Format; 2] = [Format::Json, Format::Yaml];
 
 impl Form {
-    /// The first that is understood, in kube-apiserver's order; 406 if none is.
+    /// The first supported form, in kube-apiserver's order; 406 if there is none.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, Status> {
         let Some(ranges) = alternatives(headers) else {
             return Ok(Self::Objects);
@@ -58,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_form_that_is_understood_is_taken() {
+    fn the_first_supported_form_is_chosen() {
         let rows = [
             ("", Ok(Form::Objects)),
             ("application/json", Ok(Form::Objects)),

@@ -1,112 +1,116 @@
-//! From what is asked of the API to who does it.
+//! Dispatches requests by resource, subresource and verb.
 
 use skewbridge_api::request_info::Verb;
 use skewbridge_api::status::Status;
 use skewbridge_gateway::serve::Answer;
 
-use super::answers;
-use super::ask::{Ask, Subject};
+use super::api_request::{ApiRequest, ApiTarget};
 use super::pod_streams::StreamKind;
-use super::{delete, pods, read, reviews, scale, watching, write};
+use super::responses;
+use super::{delete, pods, read, reviews, scale, watch_stream, write};
 use crate::catalogue::{Release, Served};
 use crate::status::{method_not_allowed, unknown_resource};
 use crate::strategy::{Definition, Part};
 
-/// What is said to everybody who asks for endpoints.
+/// The deprecation warning of endpoints.
 const ENDPOINTS: &str =
     "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice";
 
 /// Answers a request for objects.
-pub(super) async fn answer(ask: &Ask<'_>) -> Result<Answer, Status> {
-    let info = ask.info;
-    let catalogue = &ask.server.catalogue;
+pub(super) async fn answer(request: &ApiRequest<'_>) -> Result<Answer, Status> {
+    let info = request.info;
+    let catalogue = &request.server.catalogue;
     if !catalogue.has_version(info.group, info.version) {
-        return Ok(Answer::new(answers::nothing_here()));
+        return Ok(Answer::new(responses::not_found_page()));
     }
     let served = catalogue.find(info).ok_or_else(unknown_resource)?;
-    let subject = subject(ask, served)?;
+    let target = target(request, served)?;
     let verb = match (info.verb, info.name.is_empty()) {
-        // A name that is only selected is no name of a path.
+        // A name in a field selector is not a name in the path.
         (Verb::Get, true) => Verb::List,
         (verb, _) => verb,
     };
-    let told = match served.subresource {
+    let subresource = match served.subresource {
         Some(subresource) => subresource.subresource.as_str(),
         None => "",
     };
     let is_pod = served.group.is_empty() && served.resource.resource == "pods";
-    if let (true, Some(kind)) = (is_pod, StreamKind::of_subresource(told)) {
-        return pods::stream(ask, &subject, kind).await;
+    if let (true, Some(kind)) = (is_pod, StreamKind::of_subresource(subresource)) {
+        return pods::stream(request, &target, kind).await;
     }
-    // Some list more verbs than they have paths for.
+    // Some resources list verbs without a path for them.
     if !served.allows(verb.as_str()) {
         return Err(method_not_allowed());
     }
-    let reply = match (told, verb) {
+    let reply = match (subresource, verb) {
         ("", Verb::Create) if reviews::is_review(served.group, &served.resource.resource) => {
-            reviews::create(ask, &subject)
+            reviews::create(request, &target)
         }
         ("", Verb::Create)
-            if served.group.is_empty() && subject.resource().resource == "bindings" =>
+            if served.group.is_empty() && target.resource().resource == "bindings" =>
         {
-            bind_by_name(ask, &subject)
+            bind_by_name(request, &target)
         }
-        ("", Verb::List) => read::list(ask, &subject),
-        ("", Verb::Watch) => watching::watch(ask, &subject),
-        ("", Verb::Create) => write::create(ask, &subject),
-        ("", Verb::Update) => write::update(ask, &subject, Part::Main),
-        ("", Verb::Patch) => write::patch(ask, &subject, Part::Main),
-        ("", Verb::Delete) => delete::delete(ask, &subject),
-        ("", Verb::DeleteCollection) => delete::delete_collection(ask, &subject),
-        ("binding", Verb::Create) => pods::bind(ask, &subject, subject.name),
-        ("eviction", Verb::Create) => pods::evict(ask, &subject),
-        ("scale", Verb::Get) => scale::get(ask, &subject),
-        ("scale", Verb::Update | Verb::Patch) => scale::write(ask, &subject),
+        ("", Verb::List) => read::list(request, &target),
+        ("", Verb::Watch) => watch_stream::watch(request, &target),
+        ("", Verb::Create) => write::create(request, &target),
+        ("", Verb::Update) => write::update(request, &target, Part::Main),
+        ("", Verb::Patch) => write::patch(request, &target, Part::Main),
+        ("", Verb::Delete) => delete::delete(request, &target),
+        ("", Verb::DeleteCollection) => delete::delete_collection(request, &target),
+        ("binding", Verb::Create) => pods::bind(request, &target, target.name),
+        ("eviction", Verb::Create) => pods::evict(request, &target),
+        ("scale", Verb::Get) => scale::get(request, &target),
+        ("scale", Verb::Update | Verb::Patch) => scale::write(request, &target),
         ("proxy", _) => Err(Status::service_unavailable(
             "nothing is proxied to workloads here",
             1,
         )),
-        (_, Verb::Get) => read::get(ask, &subject),
-        (part, Verb::Update) => write::update(ask, &subject, part_of(part)),
-        (part, Verb::Patch) => write::patch(ask, &subject, part_of(part)),
+        (_, Verb::Get) => read::get(request, &target),
+        (part, Verb::Update) => write::update(request, &target, part_of(part)),
+        (part, Verb::Patch) => write::patch(request, &target, part_of(part)),
         _ => Err(method_not_allowed()),
     };
     let mut reply = reply?;
     let is_core = served.group.is_empty();
-    if is_core && served.resource.resource == "endpoints" && ask.server.release > Release::V1_28 {
-        answers::warn(&mut reply, &[ENDPOINTS.to_owned()]);
+    if is_core && served.resource.resource == "endpoints" && request.server.release > Release::V1_28
+    {
+        responses::warn(&mut reply, &[ENDPOINTS.to_owned()]);
     }
     Ok(Answer::new(reply))
 }
 
-/// Which part of an object a subresource is.
+/// The part of an object that a subresource writes.
 fn part_of(subresource: &str) -> Part {
     match subresource {
         "finalize" => Part::Finalize,
         "status" | "approval" => Part::Status,
-        // Containers and their sizes are wishes.
+        // Containers and their resources are part of the spec.
         _ => Part::Main,
     }
 }
 
 /// `bindings`, where the pod is named by the object.
-fn bind_by_name(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<answers::Reply, Status> {
-    let binding = ask.value()?;
+fn bind_by_name(
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
+) -> Result<responses::ApiResponse, Status> {
+    let binding = request.value()?;
     let pod = binding["metadata"]["name"].as_str().unwrap_or_default();
-    let served = ask.server.catalogue.resource("", "v1", "pods");
+    let served = request.server.catalogue.resource("", "v1", "pods");
     let served = served.ok_or_else(unknown_resource)?;
-    let subject = Subject {
+    let target = ApiTarget {
         served,
         definition: Definition::of(&served),
-        namespace: subject.namespace,
+        namespace: target.namespace,
         name: pod,
     };
-    pods::bind(ask, &subject, pod)
+    pods::bind(request, &target, pod)
 }
 
-/// What is asked for, where the path is one of its paths.
-fn subject<'a>(ask: &Ask<'a>, served: Served<'a>) -> Result<Subject<'a>, Status> {
-    let info: &'a _ = ask.info;
+/// The target of a request, if its path is valid for the resource.
+fn target<'a>(request: &ApiRequest<'a>, served: Served<'a>) -> Result<ApiTarget<'a>, Status> {
+    let info: &'a _ = request.info;
     let definition = Definition::of(&served);
     let is_named = matches!(
         info.verb,
@@ -127,12 +131,12 @@ fn subject<'a>(ask: &Ask<'a>, served: Served<'a>) -> Result<Subject<'a>, Status>
         }
         ""
     };
-    Ok(Subject {
+    Ok(ApiTarget {
         served,
         definition,
         namespace,
         name: match info.verb {
-            // There it is what is selected, and a selector says so.
+            // In a list, the name is a field selector.
             Verb::List | Verb::DeleteCollection => "",
             _ => &info.name,
         },

@@ -1,8 +1,8 @@
-//! OpenAPI: enough for `kubectl apply` to know which options a server takes, and for
-//! `kubectl explain` to explain what people write by hand.
+//! OpenAPI: enough for `kubectl apply` to detect options of a server, and for `kubectl explain`
+//! with hand-written descriptions.
 //!
-//! Strategic merge patches are taken but not told of: kubectl would work them out by
-//! these schemas, which do not know every list. It has the real ones built in.
+//! Strategic merge patches are supported but not advertised: kubectl would compute them from
+//! these schemas, which lack some lists. It has the real ones built in.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,19 +16,19 @@ use serde_json::{Map, Value, json};
 use skewbridge_api::media::{Format, alternatives, negotiate};
 use skewbridge_api::protobuf::Writer;
 
-use super::answers::{self, Reply};
 use super::query::Query;
+use super::responses::{self, ApiResponse};
 use super::schemas::{Dialect, gvk, kind_name, schemas};
 use crate::catalogue::{Catalogue, Served};
 use crate::status::not_acceptable;
 
-/// The only form of version 3 that is written here.
+/// The only format of version 3.
 const JSON: &str = "application/json";
-/// How clients ask for version 2 in protobuf; and how it is answered.
+/// The media type of version 2 in protobuf, in requests and in responses.
 const V2_PROTOBUF: &str = "com.github.proto-openapi.spec.v2@v1.0+protobuf";
 const V2_PROTOBUF_TYPE: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
-/// The documents of a server, made when they are first asked for.
+/// The documents of a server, generated when they are first requested.
 pub(super) struct Documents {
     catalogue: Catalogue,
     v3: OnceLock<BTreeMap<String, Document>>,
@@ -103,7 +103,7 @@ impl Documents {
         })
     }
 
-    /// Without definitions: kubectl falls back to those that it has built in.
+    /// Without definitions: kubectl falls back to its built-in ones.
     fn v2_protobuf(&self) -> Bytes {
         let info = Writer::default()
             .text(1, "Kubernetes")
@@ -121,13 +121,13 @@ impl Documents {
     }
 }
 
-/// `/openapi/v2`, `/openapi/v3` and what is below it; `None` if that is nothing.
+/// `/openapi/v2`, `/openapi/v3` and the paths below; `None` for others.
 pub(super) fn answer(
     documents: &Documents,
     path: &str,
     query: &Query,
     headers: &HeaderMap,
-) -> Option<Reply> {
+) -> Option<ApiResponse> {
     match path.trim_end_matches('/') {
         "/openapi/v2" => Some(v2(documents, headers)),
         "/openapi/v3" => Some(index(documents)),
@@ -138,26 +138,26 @@ pub(super) fn answer(
     }
 }
 
-fn index(documents: &Documents) -> Reply {
+fn index(documents: &Documents) -> ApiResponse {
     let paths: Map<String, Value> = (documents.v3().iter())
         .map(|(path, document)| {
             let url = format!("/openapi/v3/{path}?hash={}", document.hash);
             (path.clone(), json!({"serverRelativeURL": url}))
         })
         .collect();
-    answers::json(StatusCode::OK, &json!({"paths": paths}))
+    responses::json(StatusCode::OK, &json!({"paths": paths}))
 }
 
-fn v3(document: &Document, query: &Query, headers: &HeaderMap) -> Reply {
+fn v3(document: &Document, query: &Query, headers: &HeaderMap) -> ApiResponse {
     if negotiate(headers, &[Format::Json]).is_none() {
-        return answers::failure(&not_acceptable(&[JSON]), headers);
+        return responses::failure(&not_acceptable(&[JSON]), headers);
     }
     let etag = format!("\"{}\"", document.hash);
     let known = headers.get(IF_NONE_MATCH);
     let mut reply = if known.is_some_and(|it| it.as_bytes() == etag.as_bytes()) {
-        answers::whole(StatusCode::NOT_MODIFIED, JSON, "")
+        responses::whole(StatusCode::NOT_MODIFIED, JSON, "")
     } else {
-        answers::whole(StatusCode::OK, JSON, document.bytes.clone())
+        responses::whole(StatusCode::OK, JSON, document.bytes.clone())
     };
     let fields = reply.headers_mut();
     if let Ok(etag) = HeaderValue::from_str(&etag) {
@@ -173,7 +173,7 @@ fn v3(document: &Document, query: &Query, headers: &HeaderMap) -> Reply {
     reply
 }
 
-fn v2(documents: &Documents, headers: &HeaderMap) -> Reply {
+fn v2(documents: &Documents, headers: &HeaderMap) -> ApiResponse {
     let ranges = alternatives(headers).unwrap_or_default();
     let is_protobuf = |subkind: &str| {
         subkind == V2_PROTOBUF || V2_PROTOBUF_TYPE.strip_prefix("application/") == Some(subkind)
@@ -185,14 +185,14 @@ fn v2(documents: &Documents, headers: &HeaderMap) -> Reply {
     });
     match wanted {
         Some(Format::Protobuf) => {
-            answers::whole(StatusCode::OK, V2_PROTOBUF_TYPE, documents.v2_protobuf())
+            responses::whole(StatusCode::OK, V2_PROTOBUF_TYPE, documents.v2_protobuf())
         }
-        None if !ranges.is_empty() => answers::failure(&not_acceptable(&[JSON]), headers),
-        _ => answers::whole(StatusCode::OK, JSON, documents.v2().clone()),
+        None if !ranges.is_empty() => responses::failure(&not_acceptable(&[JSON]), headers),
+        _ => responses::whole(StatusCode::OK, JSON, documents.v2().clone()),
     }
 }
 
-/// The paths of a resource, and what can be done there.
+/// The paths of a resource, and their operations.
 fn describe(served: &Served<'_>, root: &str, paths: &mut Map<String, Value>) {
     let resource = &served.resource.resource;
     let collection = if served.is_namespaced() {

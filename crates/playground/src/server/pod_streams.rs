@@ -1,7 +1,7 @@
-//! What the servers leave to who runs the pods: exec, attach, port-forward and logs.
+//! The interface to the node: exec, attach, port-forward and logs.
 //!
-//! A server authenticates and authorises, finds the pod, refuses what its version does
-//! not speak, and then asks its [`PodStreams`] for an answer.
+//! A server authenticates and authorizes, finds the pod, rejects protocols that its version does
+//! not support, and then calls its [`PodStreams`].
 
 use std::fmt;
 use std::future::Future;
@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, Response};
-use skewbridge_api::identity::User;
 use skewbridge_api::status::Status;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
@@ -18,45 +17,33 @@ use tokio::sync::mpsc;
 use crate::catalogue::Release;
 use crate::object::Object;
 
-/// Runs pods, and lets clients talk to what runs in them.
+/// A node that serves streams of its pods.
 pub trait PodStreams: Send + Sync + 'static {
-    /// Answers a request for a pod that is there, and is on a node.
+    /// Serves a request for a pod that exists and is bound to a node.
     fn answer(
         &self,
         request: StreamRequest,
     ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>>;
 }
 
-/// A request for `pods/{exec,attach,portforward,log}` that is allowed.
+/// An authorized request for `pods/{exec,attach,portforward,log}`.
 #[derive(Debug, Clone)]
 pub struct StreamRequest {
-    /// What is wanted of the pod.
+    /// The subresource.
     pub kind: StreamKind,
     /// `GET` by WebSocket and for logs, `POST` by SPDY.
     pub method: Method,
-    /// Without the query.
-    pub path: String,
-    /// As it came, without `?`; empty where there is none.
+    /// The raw query without `?`; may be empty.
     pub query: String,
-    /// All of them, `Upgrade` and `X-Stream-Protocol-Version` included; without
-    /// credentials.
+    /// All headers, including `Upgrade` and `X-Stream-Protocol-Version`; without credentials.
     pub headers: HeaderMap,
     /// Of the pod.
-    pub namespace: String,
-    /// Of the pod.
     pub name: String,
-    /// As it is stored now.
+    /// Its current state.
     pub pod: Arc<Object>,
-    /// Who asks.
-    pub user: User,
-    /// The version of the server that is asked.
-    pub release: Release,
-    /// What it speaks. Where that is [`Protocols::Spdy`], the only WebSocket that gets here is
-    /// a port-forward by channels.
-    pub protocols: Protocols,
 }
 
-/// What is wanted of a pod.
+/// A streaming subresource of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // their names say it
 pub enum StreamKind {
@@ -66,7 +53,7 @@ pub enum StreamKind {
     Log,
 }
 
-/// In which protocols a server streams.
+/// The streaming protocols of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocols {
     /// SPDY/3.1, and port-forward by the channels of a WebSocket.
@@ -75,41 +62,39 @@ pub enum Protocols {
     SpdyAndWebSocket,
 }
 
-/// What a client is told.
+/// The response to a client.
 #[derive(Debug)]
 pub enum StreamAnswer {
-    /// All at once.
-    Whole(Response<Bytes>),
-    /// Piece by piece until the sender is dropped, as `log -f` does. Who sends learns by
-    /// the channel that nobody listens any more.
+    /// In chunks until the sender is dropped, as for `log -f`. The sender is notified by the
+    /// channel when the client disconnects.
     Pieces(Response<()>, mpsc::Receiver<Bytes>),
     /// A failure.
     Refused(Status),
-    /// 101 with these headers, and then the connection is somebody else's.
+    /// 101 with these headers; then the node takes over the connection.
     Switch(Response<()>, Takeover),
 }
 
 /// A connection after 101.
 pub struct Switched {
-    /// Both ways, above TLS.
+    /// Both directions, above TLS.
     pub io: Box<dyn Io>,
-    /// What was read behind the request's head.
+    /// Bytes that were read after the request head.
     pub input: BytesMut,
 }
 
-/// Both ways of a connection.
+/// Both directions of a connection.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// Carries a connection on after 101. It runs in the task of the connection: when the
-/// server is killed, it is dropped.
+/// Takes over a connection after 101. It runs in the task of the connection: if the server is
+/// killed, it is dropped.
 pub struct Takeover(Box<TakeoverFn>);
 
 type TakeoverFn = dyn FnOnce(Switched) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send;
 
 impl Takeover {
-    /// By a function.
+    /// From a function.
     pub fn new<F, R>(run: F) -> Self
     where
         F: FnOnce(Switched) -> R + Send + 'static,
@@ -118,7 +103,7 @@ impl Takeover {
         Self(Box::new(|switched| Box::pin(run(switched))))
     }
 
-    /// Carries it on, to its end.
+    /// Runs it to its end.
     pub async fn run(self, switched: Switched) {
         (self.0)(switched).await;
     }
@@ -131,7 +116,7 @@ impl fmt::Debug for Takeover {
 }
 
 impl StreamKind {
-    /// Of a subresource of pods.
+    /// By the name of the subresource.
     pub fn of_subresource(name: &str) -> Option<Self> {
         Some(match name {
             "exec" => Self::Exec,
@@ -144,26 +129,11 @@ impl StreamKind {
 }
 
 impl Protocols {
-    /// Of a version.
+    /// The protocols of a version.
     pub fn of(release: Release) -> Self {
         match release {
             Release::V1_28 => Self::Spdy,
             Release::V1_34 | Release::V1_36 => Self::SpdyAndWebSocket,
         }
-    }
-}
-
-/// For a cluster without a node: no pod runs.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoNode;
-
-impl PodStreams for NoNode {
-    fn answer(
-        &self,
-        request: StreamRequest,
-    ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>> {
-        let node = request.pod.text(&["spec", "nodeName"]);
-        let message = format!("the node {node} of pod {} does not answer", request.name);
-        Box::pin(async { StreamAnswer::Refused(Status::internal(message)) })
     }
 }

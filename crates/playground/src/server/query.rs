@@ -1,10 +1,10 @@
-//! The query of a request: options of the API.
+//! The query of a request.
 
 use percent_encoding::percent_decode_str;
 use skewbridge_api::status::Status;
 
-use crate::status::{Fault, FieldError, invalid};
-use crate::store::Effect;
+use crate::status::{FieldError, FieldErrorKind, invalid};
+use crate::store::DryRun;
 
 /// Names and values, decoded, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl Query {
         Some(&found.1)
     }
 
-    /// As Kubernetes reads what is true or false: anything but `false` and `0` is true.
+    /// Booleans as Kubernetes parses them: anything but `false` and `0` is true.
     pub(super) fn flag(&self, name: &str) -> Option<bool> {
         let value = self.find(name)?;
         Some(!value.eq_ignore_ascii_case("false") && value != "0")
@@ -48,9 +48,9 @@ impl Query {
         }
     }
 
-    /// Whether a write is to be done, by `dryRun`.
-    pub(super) fn effect(&self, options: &'static str) -> Result<Effect, Status> {
-        effect(
+    /// Whether a write is a dry run, by `dryRun`.
+    pub(super) fn dry_run(&self, options: &'static str) -> Result<DryRun, Status> {
+        dry_run(
             self.0
                 .iter()
                 .filter(|(name, _)| name == "dryRun")
@@ -60,27 +60,27 @@ impl Query {
     }
 }
 
-/// Whether a write is to be done, by the values of `dryRun`.
-pub(super) fn effect<'a>(
+/// Whether a write is a dry run, by the values of `dryRun`.
+pub(super) fn dry_run<'a>(
     values: impl Iterator<Item = &'a str>,
     options: &'static str,
-) -> Result<Effect, Status> {
-    let mut effect = Effect::Lasting;
+) -> Result<DryRun, Status> {
+    let mut dry_run = DryRun::Off;
     for value in values {
         match value {
-            "All" => effect = Effect::DryRun,
+            "All" => dry_run = DryRun::On,
             "" => {}
             other => {
                 let why = r#"supported values: "All""#;
                 let error = FieldError {
                     field: "dryRun".to_owned(),
-                    fault: Fault::Unsupported(other.to_owned(), why.to_owned()),
+                    fault: FieldErrorKind::Unsupported(other.to_owned(), why.to_owned()),
                 };
                 return Err(invalid("meta.k8s.io", options, "", &[error]));
             }
         }
     }
-    Ok(effect)
+    Ok(dry_run)
 }
 
 fn decode(text: &str) -> String {
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_read_as_they_are_written() {
+    fn query_options_are_parsed() {
         let query = Query::parse(Some(
             "labelSelector=a%3Db%2Cc&watch&limit=5&x=1+2&follow=false",
         ));
@@ -108,11 +108,11 @@ mod tests {
 
     #[test]
     fn only_all_is_a_dry_run() {
-        let effect = |text| Query::parse(Some(text)).effect("CreateOptions");
-        assert_eq!(effect("dryRun=All"), Ok(Effect::DryRun));
-        assert_eq!(effect("dryRun="), Ok(Effect::Lasting));
-        assert_eq!(effect(""), Ok(Effect::Lasting));
-        let refused = effect("dryRun=some").unwrap_err();
+        let dry_run = |text| Query::parse(Some(text)).dry_run("CreateOptions");
+        assert_eq!(dry_run("dryRun=All"), Ok(DryRun::On));
+        assert_eq!(dry_run("dryRun="), Ok(DryRun::Off));
+        assert_eq!(dry_run(""), Ok(DryRun::Off));
+        let refused = dry_run("dryRun=some").unwrap_err();
         assert_eq!(
             refused.message,
             "CreateOptions.meta.k8s.io \"\" is invalid: dryRun: Unsupported value: \"some\": \

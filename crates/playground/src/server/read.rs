@@ -1,66 +1,72 @@
-//! Getting and listing objects.
+//! Gets and lists objects.
 
 use http::StatusCode;
 use serde_json::{Value, json};
 use skewbridge_api::status::Status;
 
-use super::answers::{self, Reply};
-use super::ask::{Ask, Subject};
+use super::api_request::{ApiRequest, ApiTarget};
 use super::negotiate::Form;
+use super::responses::{self, ApiResponse};
 use super::shared::now;
 use crate::catalogue::Release;
 use crate::conversion;
 use crate::object::Object;
-use crate::select::Selection;
+use crate::selectors::Selection;
 use crate::status::{FieldError, GroupResource, invalid};
 use crate::store::{ListOptions, Listed, VersionMatch};
 use crate::table::{Include, ListMeta, table};
 
-/// One object.
-pub(super) fn get(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
-    let form = Form::of(&ask.head.headers)?;
-    let (definition, namespace, name) = (&subject.definition, subject.namespace, subject.name);
-    let found = ask
+/// Gets one object.
+pub(super) fn get(request: &ApiRequest<'_>, target: &ApiTarget<'_>) -> Result<ApiResponse, Status> {
+    let form = Form::of(&request.head.headers)?;
+    let (definition, namespace, name) = (&target.definition, target.namespace, target.name);
+    let found = request
         .server
         .store
         .read(|store| store.get(definition, namespace, name))?;
-    Ok(answers::json(
+    Ok(responses::json(
         StatusCode::OK,
-        &present(ask, subject, &found, form),
+        &present(request, target, &found, form),
     ))
 }
 
 /// Several.
-pub(super) fn list(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
-    let form = Form::of(&ask.head.headers)?;
-    let selection = selection(ask, subject)?;
-    let options = options(ask)?;
-    let listed = ask
+pub(super) fn list(
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
+) -> Result<ApiResponse, Status> {
+    let form = Form::of(&request.head.headers)?;
+    let selection = selection(request, target)?;
+    let options = options(request)?;
+    let listed = request
         .server
         .store
-        .read(|store| store.list(subject.resource(), subject.namespace, &selection, &options))?;
-    Ok(answers::json(
+        .read(|store| store.list(target.resource(), target.namespace, &selection, &options))?;
+    Ok(responses::json(
         StatusCode::OK,
-        &present_list(ask, subject, &listed, form),
+        &present_list(request, target, &listed, form),
     ))
 }
 
-/// What `labelSelector` and `fieldSelector` mean; a name in the path is meant too.
-pub(super) fn selection(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Selection, Status> {
-    let mut fields = ask.query.get("fieldSelector").to_owned();
-    if !subject.name.is_empty() && fields.is_empty() {
-        fields = format!("metadata.name={}", subject.name);
+/// The selection of `labelSelector`, `fieldSelector` and a name in the path.
+pub(super) fn selection(
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
+) -> Result<Selection, Status> {
+    let mut fields = request.query.get("fieldSelector").to_owned();
+    if !target.name.is_empty() && fields.is_empty() {
+        fields = format!("metadata.name={}", target.name);
     }
     Selection::parse(
-        ask.query.get("labelSelector"),
+        request.query.get("labelSelector"),
         &fields,
-        subject.served.group,
-        &subject.definition.kind,
+        target.served.group,
+        &target.definition.kind,
     )
 }
 
-fn options(ask: &Ask<'_>) -> Result<ListOptions, Status> {
-    let query = &ask.query;
+fn options(request: &ApiRequest<'_>) -> Result<ListOptions, Status> {
+    let query = &request.query;
     let limit = query.number("limit")?.unwrap_or_default();
     let resource_version = query.get("resourceVersion");
     let forbidden = |why: &str| {
@@ -68,7 +74,7 @@ fn options(ask: &Ask<'_>) -> Result<ListOptions, Status> {
         Err(invalid("meta.k8s.io", "ListOptions", "", &[error]))
     };
     let version_match = match query.get("resourceVersionMatch") {
-        // Before there was a word for it, a page meant just this version.
+        // Without `resourceVersionMatch`, a limit implies the exact version.
         "" if limit > 0 && !matches!(resource_version, "" | "0") => VersionMatch::Exact,
         "" => VersionMatch::NotOlderThan,
         _ if resource_version.is_empty() => {
@@ -89,7 +95,7 @@ fn options(ask: &Ask<'_>) -> Result<ListOptions, Status> {
         other => {
             let error = FieldError {
                 field: "resourceVersionMatch".to_owned(),
-                fault: crate::status::Fault::Unsupported(
+                fault: crate::status::FieldErrorKind::Unsupported(
                     other.to_owned(),
                     r#"supported values: "Exact", "NotOlderThan", """#.to_owned(),
                 ),
@@ -105,7 +111,7 @@ fn options(ask: &Ask<'_>) -> Result<ListOptions, Status> {
     })
 }
 
-/// An object as a release writes it, where releases differ.
+/// An object as a release serialises it.
 pub(super) fn as_released(
     release: Release,
     resource: &GroupResource,
@@ -117,7 +123,7 @@ pub(super) fn as_released(
     match (resource.group.as_str(), resource.resource.as_str()) {
         // Pods had no generations.
         ("", "pods") => drop(object.remove(&["metadata", "generation"])),
-        // A time that is not set was written as well.
+        // Unset times were serialised too.
         ("batch", "cronjobs") => {
             let job = ["spec", "jobTemplate"];
             without_time(&mut object, &[&job[..], &["metadata"]].concat());
@@ -139,37 +145,42 @@ fn without_time(object: &mut Object, metadata: &[&str]) {
     }
 }
 
-/// An object in the version in which it is asked for.
-pub(super) fn versioned(subject: &Subject<'_>, object: &Object) -> Object {
-    let api_version = subject.served.api_version();
-    conversion::shown(object, &api_version, &subject.definition.kind)
+/// An object in the requested version.
+pub(super) fn versioned(target: &ApiTarget<'_>, object: &Object) -> Object {
+    let api_version = target.served.api_version();
+    conversion::from_storage(object, &api_version, &target.definition.kind)
 }
 
-/// An object in a form.
-pub(super) fn present(ask: &Ask<'_>, subject: &Subject<'_>, object: &Object, form: Form) -> Value {
+/// An object in the requested form.
+pub(super) fn present(
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
+    object: &Object,
+    form: Form,
+) -> Value {
     match form {
         Form::Objects => {
-            let object = versioned(subject, object);
-            as_released(ask.server.release, subject.resource(), object).into_value()
+            let object = versioned(target, object);
+            as_released(request.server.release, target.resource(), object).into_value()
         }
-        Form::Metadata => partial(&versioned(subject, object)),
+        Form::Metadata => partial(&versioned(target, object)),
         Form::Table => {
             let meta = ListMeta {
                 resource_version: object.resource_version().to_owned(),
                 ..ListMeta::default()
             };
-            let object = versioned(subject, object);
-            let release = ask.server.release;
-            let resource = subject.resource();
-            table(release, resource, [&object], &meta, include(ask), now())
+            let object = versioned(target, object);
+            let release = request.server.release;
+            let resource = target.resource();
+            table(release, resource, [&object], &meta, include(request), now())
         }
     }
 }
 
-/// Objects in a form.
+/// Objects in the requested form.
 pub(super) fn present_list(
-    ask: &Ask<'_>,
-    subject: &Subject<'_>,
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
     listed: &Listed,
     form: Form,
 ) -> Value {
@@ -180,11 +191,11 @@ pub(super) fn present_list(
     };
     if form == Form::Table {
         let objects: Vec<_> = (listed.items.iter())
-            .map(|object| versioned(subject, object))
+            .map(|object| versioned(target, object))
             .collect();
-        let release = ask.server.release;
-        let resource = subject.resource();
-        return table(release, resource, &objects, &meta, include(ask), now());
+        let release = request.server.release;
+        let resource = target.resource();
+        return table(release, resource, &objects, &meta, include(request), now());
     }
     let (kind, api_version) = match form {
         Form::Metadata => (
@@ -192,17 +203,17 @@ pub(super) fn present_list(
             "meta.k8s.io/v1".to_owned(),
         ),
         _ => (
-            format!("{}List", subject.definition.kind),
-            subject.served.api_version(),
+            format!("{}List", target.definition.kind),
+            target.served.api_version(),
         ),
     };
     let items = listed.items.iter().map(|object| {
-        let object = versioned(subject, object);
+        let object = versioned(target, object);
         if form == Form::Metadata {
             return partial(&object);
         }
-        // The list says what they are.
-        let mut object = as_released(ask.server.release, subject.resource(), object);
+        // The list has the kind of its items.
+        let mut object = as_released(request.server.release, target.resource(), object);
         object.remove(&["apiVersion"]);
         object.remove(&["kind"]);
         object.into_value()
@@ -218,9 +229,9 @@ pub(super) fn present_list(
     json!({"kind": kind, "apiVersion": api_version, "metadata": metadata, "items": items})
 }
 
-/// What a table's rows are to bring along.
-pub(super) fn include(ask: &Ask<'_>) -> Include {
-    match ask.query.get("includeObject") {
+/// The `includeObject` option of a table.
+pub(super) fn include(request: &ApiRequest<'_>) -> Include {
+    match request.query.get("includeObject") {
         "None" => Include::None,
         "Object" => Include::Object,
         _ => Include::Metadata,

@@ -1,17 +1,16 @@
-//! Questions that are asked by creating an object: may I, what may I, who am I, whose
-//! token is this.
+//! Reviews, which are answered when they are created: access, rules, the own user, tokens.
 
 use http::StatusCode;
 use serde_json::{Value, json};
 use skewbridge_api::identity::User;
 use skewbridge_api::status::Status;
 
-use super::answers::{self, Reply};
-use super::ask::{Ask, Subject};
+use super::api_request::{ApiRequest, ApiTarget};
+use super::responses::{self, ApiResponse};
 use crate::object::texts;
-use crate::rbac::{Deed, Rule, stored};
+use crate::rbac::{Attributes, is_master, roles};
 
-/// Whether a resource is such a question.
+/// Whether a resource is a review.
 pub(super) fn is_review(group: &str, resource: &str) -> bool {
     matches!(
         (group, resource),
@@ -24,22 +23,27 @@ pub(super) fn is_review(group: &str, resource: &str) -> bool {
 }
 
 /// Answers one.
-pub(super) fn create(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
-    let mut review = ask.object(subject)?.object.into_value();
+pub(super) fn create(
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
+) -> Result<ApiResponse, Status> {
+    let mut review = request.object(target)?.object.into_value();
     let spec = review["spec"].clone();
-    let status = match subject.served.resource.resource.as_str() {
-        "selfsubjectaccessreviews" => access(ask, ask.user, &spec),
-        "subjectaccessreviews" | "localsubjectaccessreviews" => access(ask, &user_of(&spec), &spec),
-        "selfsubjectrulesreviews" => rules(ask, &spec)?,
-        "selfsubjectreviews" => json!({"userInfo": user_info(ask.user)}),
-        "tokenreviews" => token(ask, &spec),
+    let status = match target.served.resource.resource.as_str() {
+        "selfsubjectaccessreviews" => access(request, request.user, &spec),
+        "subjectaccessreviews" | "localsubjectaccessreviews" => {
+            access(request, &user_of(&spec), &spec)
+        }
+        "selfsubjectrulesreviews" => rules(request, &spec)?,
+        "selfsubjectreviews" => json!({"userInfo": user_info(request.user)}),
+        "tokenreviews" => token(request, &spec),
         _ => return Err(crate::status::method_not_allowed()),
     };
     review["status"] = status;
-    Ok(answers::json(StatusCode::CREATED, &review))
+    Ok(responses::json(StatusCode::CREATED, &review))
 }
 
-fn access(ask: &Ask<'_>, user: &User, spec: &Value) -> Value {
+fn access(request: &ApiRequest<'_>, user: &User, spec: &Value) -> Value {
     let text = |value: &'_ Value| value.as_str().unwrap_or_default().to_owned();
     let about = &spec["resourceAttributes"];
     let allowed = if about.is_object() {
@@ -53,9 +57,9 @@ fn access(ask: &Ask<'_>, user: &User, spec: &Value) -> Value {
         ];
         let [verb, group, resource, subresource, namespace, name] =
             fields.map(|field| text(&about[field]));
-        ask.server.allows(
+        request.server.allows(
             user,
-            Deed::Resource {
+            Attributes::Resource {
                 verb: &verb,
                 group: &group,
                 resource: &resource,
@@ -67,14 +71,14 @@ fn access(ask: &Ask<'_>, user: &User, spec: &Value) -> Value {
     } else {
         let about = &spec["nonResourceAttributes"];
         let (verb, path) = (text(&about["verb"]), text(&about["path"]));
-        let deed = Deed::Path {
+        let attributes = Attributes::Path {
             verb: &verb,
             path: &path,
         };
-        ask.server.allows(user, deed)
+        request.server.allows(user, attributes)
     };
     let mut status = json!({"allowed": allowed});
-    if allowed && user.groups.iter().any(|it| it == "system:masters") {
+    if allowed && is_master(user) {
         status["reason"] = "RBAC: allowed by ClusterRoleBinding \"cluster-admin\" of ClusterRole \
                             \"cluster-admin\" to Group \"system:masters\""
             .into();
@@ -82,25 +86,19 @@ fn access(ask: &Ask<'_>, user: &User, spec: &Value) -> Value {
     status
 }
 
-fn rules(ask: &Ask<'_>, spec: &Value) -> Result<Value, Status> {
+fn rules(request: &ApiRequest<'_>, spec: &Value) -> Result<Value, Status> {
     let namespace = spec["namespace"].as_str().unwrap_or_default();
     if namespace.is_empty() {
         return Err(Status::bad_request("no namespace on request"));
     }
-    let of_paths = |rule: &Rule| json!({"verbs": rule.verbs, "nonResourceURLs": rule.paths});
-    let of_resources = |rule: &Rule| json!({"verbs": rule.verbs, "apiGroups": rule.groups, "resources": rule.resources});
     let mut resources = Vec::new();
     let mut paths = Vec::new();
-    for rule in ask.server.authorizer.rules(ask.user, namespace) {
-        if !rule.resources.is_empty() {
-            resources.push(of_resources(rule));
-        }
-        if !rule.paths.is_empty() {
-            paths.push(of_paths(rule));
-        }
+    if is_master(request.user) {
+        resources.push(json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}));
+        paths.push(json!({"verbs": ["*"], "nonResourceURLs": ["*"]}));
     }
-    let stored = &ask.server.store;
-    for rule in stored.read(|store| stored::rules(store, ask.user, namespace)) {
+    let stored = &request.server.store;
+    for rule in stored.read(|store| roles::rules(store, request.user, namespace)) {
         if rule["resources"].is_array() {
             resources.push(rule);
         } else {
@@ -110,9 +108,9 @@ fn rules(ask: &Ask<'_>, spec: &Value) -> Result<Value, Status> {
     Ok(json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": false}))
 }
 
-fn token(ask: &Ask<'_>, spec: &Value) -> Value {
+fn token(request: &ApiRequest<'_>, spec: &Value) -> Value {
     let token = spec["token"].as_str().unwrap_or_default();
-    match ask.server.authenticator.of_token(token) {
+    match request.server.authenticator.of_token(token) {
         Some(user) => json!({"authenticated": true, "user": user_info(&user)}),
         None => json!({
             "user": {},

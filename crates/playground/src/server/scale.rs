@@ -4,9 +4,9 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use skewbridge_api::status::Status;
 
-use super::answers::{self, Reply};
-use super::ask::{Ask, Subject};
+use super::api_request::{ApiRequest, ApiTarget};
 use super::read::versioned;
+use super::responses::{self, ApiResponse};
 use super::write::change;
 use crate::object::Object;
 use crate::patch::{Patch, PatchKind};
@@ -14,44 +14,47 @@ use crate::status::{FieldError, invalid};
 use crate::strategy::Part;
 
 /// `GET`
-pub(super) fn get(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
-    let found = ask
+pub(super) fn get(request: &ApiRequest<'_>, target: &ApiTarget<'_>) -> Result<ApiResponse, Status> {
+    let found = request
         .server
         .store
-        .read(|store| store.get(&subject.definition, subject.namespace, subject.name))?;
-    Ok(answers::json(StatusCode::OK, &scale(&found)))
+        .read(|store| store.get(&target.definition, target.namespace, target.name))?;
+    Ok(responses::json(StatusCode::OK, &scale(&found)))
 }
 
 /// `PUT` and `PATCH`
-pub(super) fn write(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
-    let effect = ask.query.effect("UpdateOptions")?;
-    let api_version = subject.served.api_version();
-    let writer = ask.writer(&api_version);
-    let patch = if ask.head.method == http::Method::PATCH {
-        let kind = PatchKind::of_content_type(ask.content_type())?;
-        Some(Patch::parse(kind, &ask.body)?)
+pub(super) fn write(
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
+) -> Result<ApiResponse, Status> {
+    let dry_run = request.query.dry_run("UpdateOptions")?;
+    let api_version = target.served.api_version();
+    let writer = request.writer(&api_version);
+    let patch = if request.head.method == http::Method::PATCH {
+        let kind = PatchKind::of_content_type(request.content_type())?;
+        Some(Patch::parse(kind, &request.body)?)
     } else {
         None
     };
-    let changed = ask.server.store.write(effect, |store, occasion| {
-        let before = store.get(&subject.definition, subject.namespace, subject.name)?;
+    let changed = request.server.store.write(dry_run, |store, context| {
+        let before = store.get(&target.definition, target.namespace, target.name)?;
         let wanted = match &patch {
             Some(patch) => patch.apply(&Object::new(scale(&before))?)?,
-            None => Object::new(ask.value()?)?,
+            None => Object::new(request.value()?)?,
         };
         let replicas = wanted.at(&["spec", "replicas"]).and_then(Value::as_i64);
         let replicas = replicas.unwrap_or_default();
         if replicas < 0 {
             let why = "must be greater than or equal to 0";
             let error = FieldError::invalid("spec.replicas", replicas.to_string(), why);
-            return Err(invalid("autoscaling", "Scale", subject.name, &[error]));
+            return Err(invalid("autoscaling", "Scale", target.name, &[error]));
         }
-        let mut next = versioned(subject, &before);
+        let mut next = versioned(target, &before);
         next.set(&["spec", "replicas"], replicas);
         next.take_from(&wanted, &["metadata", "resourceVersion"]);
-        change(store, subject, next, Part::Main, &writer, occasion)
+        change(store, target, next, Part::Main, &writer, context)
     })?;
-    Ok(answers::json(StatusCode::OK, &scale(&changed)))
+    Ok(responses::json(StatusCode::OK, &scale(&changed)))
 }
 
 /// An `autoscaling/v1` Scale of an object.

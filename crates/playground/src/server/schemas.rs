@@ -1,6 +1,5 @@
-//! What is told of types: their fields by the table of [`protobuf`], in the words of a
-//! smaller one that was written by hand; and of kinds that are in neither, what every
-//! object has.
+//! Schemas of types: fields from the table of [`protobuf`], descriptions from a hand-written
+//! table. Kinds that are in neither have only the common fields.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -12,21 +11,20 @@ use crate::protobuf::{self, Field, Shape};
 
 static TEXT: &str = include_str!("../../data/schemas.txt");
 
-/// What types are for, and what their fields are for, by package and name: `core Pod`,
-/// and `core Pod spec`.
+/// Descriptions of types and fields, by package and name: `core Pod`, and `core Pod spec`.
 static WORDS: LazyLock<HashMap<String, &'static str>> = LazyLock::new(|| read(TEXT));
 
-/// What every object has.
+/// The metadata of every object.
 const OBJECT_META: &str = "meta.v1.ObjectMeta";
 
-/// Which version of OpenAPI is written.
+/// The version of OpenAPI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
     V2,
     V3,
 }
 
-/// The schemas of kinds, and of what they are made of, by the names that refer to them.
+/// The schemas of kinds and of the types that they refer to, by reference name.
 pub(super) fn schemas<'a>(
     served: impl Iterator<Item = Served<'a>>,
     release: Release,
@@ -77,16 +75,16 @@ pub(super) fn kind_name(served: &Served<'_>) -> String {
     ))
 }
 
-/// A kind as OpenAPI marks it.
+/// The `x-kubernetes-group-version-kind` of a kind.
 pub(super) fn gvk(served: &Served<'_>) -> Value {
     json!({"group": served.group, "version": served.version, "kind": served.kind()})
 }
 
-/// Writes schemas, and remembers what they refer to.
+/// Writes schemas, and collects the types that they refer to.
 struct Writer {
     release: Release,
     dialect: Dialect,
-    /// What has been referred to.
+    /// Types that are referred to.
     left: Vec<String>,
 }
 
@@ -102,8 +100,8 @@ impl Writer {
         schema
     }
 
-    /// The fields of a message, with those of messages whose fields stand among them;
-    /// the whole is what words are about.
+    /// The fields of a message, including those of inlined messages; `whole` selects the
+    /// descriptions.
     fn fields(
         &mut self,
         whole: &str,
@@ -137,7 +135,7 @@ impl Writer {
         }
     }
 
-    /// The schema of a type, or where that is.
+    /// The schema of a type, or a reference to it.
     fn kind(&mut self, within: &str, kind: &str) -> Value {
         let name = match kind {
             "string" => return json!({"type": "string"}),
@@ -165,7 +163,7 @@ impl Writer {
         }
     }
 
-    /// What stands beside a reference is not read, so in version 3 it is wrapped.
+    /// Siblings of a reference are ignored, so version 3 wraps it.
     fn alone(&self, schema: Value, about: Option<&str>) -> Value {
         if schema.get("$ref").is_some() && self.dialect == Dialect::V3 {
             return described(json!({"allOf": [schema]}), about);
@@ -173,7 +171,7 @@ impl Writer {
         described(schema, about)
     }
 
-    /// What can be said of any kind.
+    /// The common fields of any kind.
     fn anything(&mut self, served: &Served<'_>) -> Value {
         let metadata = json!({"$ref": self.place(OBJECT_META)});
         let mut properties = json!({
@@ -193,9 +191,9 @@ impl Writer {
     }
 }
 
-/// The schemas of types that are no messages and have names.
+/// The schemas of named scalars.
 fn scalar(name: &str, dialect: Dialect) -> Option<Value> {
-    // Version 2 knows no alternatives.
+    // Version 2 has no `oneOf`.
     let either = |kind: &str| match dialect {
         Dialect::V2 => json!({"type": "string"}),
         Dialect::V3 => json!({"oneOf": [{"type": "string"}, {"type": kind}]}),
@@ -212,7 +210,7 @@ fn scalar(name: &str, dialect: Dialect) -> Option<Value> {
     })
 }
 
-/// As OpenAPI calls a message, or a type that is none.
+/// The OpenAPI name of a message or a named scalar.
 fn full_name(message: &str) -> String {
     const MACHINERY: &str = "io.k8s.apimachinery.pkg";
     match message {
@@ -240,7 +238,7 @@ fn describe(schema: &mut Value, about: Option<&str>) {
     }
 }
 
-/// What is said of a message, or of a field of it.
+/// The description of a message, or of its field.
 fn words(message: &str, field: Option<&str>) -> Option<&'static str> {
     let package = message.split('.').next()?;
     let name = message.rsplit('.').next()?;
@@ -251,8 +249,7 @@ fn words(message: &str, field: Option<&str>) -> Option<&'static str> {
     WORDS.get(&key).copied()
 }
 
-/// Reads the words. What cannot be read is left out; that there is nothing such, a test
-/// shows.
+/// Parses the descriptions. Invalid lines are ignored; a test shows that there are none.
 fn read(text: &'static str) -> HashMap<String, &'static str> {
     let mut words = HashMap::new();
     let mut last = "";
@@ -281,13 +278,13 @@ mod tests {
     }
 
     #[test]
-    fn whatever_has_words_is_there() {
+    fn every_description_belongs_to_a_schema() {
         let lines = TEXT
             .lines()
             .filter(|it| !it.is_empty() && !it.starts_with('#'));
         assert_eq!(WORDS.len(), lines.count());
         let schemas = of(Release::V1_36);
-        let told = |package: &str, name: &str| {
+        let find_schema = |package: &str, name: &str| {
             let suffix = format!(".{name}");
             let part = format!(".{package}.");
             let mut schemas = schemas.iter();
@@ -296,7 +293,7 @@ mod tests {
         };
         for (key, about) in WORDS.iter() {
             let parts: Vec<_> = key.split(' ').collect();
-            let Some(schema) = told(parts[0], parts[1]) else {
+            let Some(schema) = find_schema(parts[0], parts[1]) else {
                 panic!("{key}");
             };
             let schema = match parts.get(2) {
@@ -308,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_referred_to_is_there() {
+    fn every_reference_has_a_schema() {
         for release in Release::ALL {
             let schemas = of(release);
             let text = Value::Object(schemas.clone()).to_string();
@@ -332,7 +329,7 @@ mod tests {
         let required = |of: &Map<String, Value>| of[stateful]["required"].to_string();
         assert!(required(&old).contains("serviceName"));
         assert!(!required(&new).contains("serviceName"));
-        // Those of messages that have no name in JSON.
+        // Fields of inlined messages.
         let volume = &new["io.k8s.api.core.v1.Volume"]["properties"];
         assert!(volume["emptyDir"].is_object() && volume["volumeSource"].is_null());
     }

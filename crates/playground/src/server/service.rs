@@ -1,5 +1,4 @@
-//! A connection's requests, one by one: who asks, for what, whether they may, and the
-//! answer.
+//! The requests of a connection: authentication, authorization, dispatch and response.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -14,14 +13,14 @@ use skewbridge_gateway::authn::ClientCertState;
 use skewbridge_gateway::body::{Frame, RequestBody};
 use skewbridge_gateway::serve::{Answer, Service};
 
-use super::ask::Ask;
+use super::api_request::ApiRequest;
 use super::query::Query;
-use super::{Server, answers, authenticate, discovery, health, objects, openapi};
-use crate::object::make_up_uid;
-use crate::rbac::Deed;
+use super::{Server, authenticate, discovery, health, objects, openapi, responses};
+use crate::object::generate_uid;
+use crate::rbac::Attributes;
 
-/// The largest object that is taken: as kube-apiserver.
-const MAX_BODY: usize = 3 * 1024 * 1024;
+/// Maximum size of a body: kube-apiserver's.
+const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 
 /// The requests of one client.
 #[derive(Clone)]
@@ -39,9 +38,9 @@ impl Service for Requests {
         let (head, body) = request.into_parts();
         let mut answer = match self.answer(&head, body).await {
             Ok(answer) => answer,
-            Err(status) => Answer::new(answers::failure(&status, &head.headers)),
+            Err(status) => Answer::new(responses::failure(&status, &head.headers)),
         };
-        let id = make_up_uid(&mut super::shared::entropy);
+        let id = generate_uid(&mut super::shared::entropy);
         if let Ok(id) = HeaderValue::from_str(&id) {
             answer.response.headers_mut().insert("audit-id", id);
         }
@@ -56,11 +55,11 @@ impl Requests {
             .map_err(|error| Status::bad_request(error.to_string()))?;
         let info = RequestInfo::parse(&head.method, &path, head.uri.query());
         let user = server.authenticator.user(&self.presented, &head.headers)?;
-        let may = |user: &User, deed: Deed<'_>| server.authorize(user, deed);
+        let may = |user: &User, attributes: Attributes<'_>| server.authorize(user, attributes);
         let user = authenticate::impersonated(user, &head.headers, &may)?;
-        server.authorize(&user, Deed::of(&info))?;
+        server.authorize(&user, Attributes::of(&info))?;
         if info.kind == Kind::Resource {
-            let ask = Ask {
+            let request = ApiRequest {
                 server,
                 head,
                 info: &info,
@@ -68,7 +67,7 @@ impl Requests {
                 user: &user,
                 body: whole(body).await?,
             };
-            return objects::answer(&ask).await;
+            return objects::answer(&request).await;
         }
         let query = Query::parse(head.uri.query());
         if !matches!(head.method, Method::GET | Method::HEAD) {
@@ -78,19 +77,19 @@ impl Requests {
         let reply = discovery::answer(&server.catalogue, server.address, info.path, headers)
             .or_else(|| openapi::answer(&server.documents, info.path, &query, headers).map(Ok))
             .or_else(|| health::answer(server, info.path, &query).map(Ok))
-            .unwrap_or_else(|| Ok(answers::nothing_here()));
+            .unwrap_or_else(|| Ok(responses::not_found_page()));
         reply.map(Answer::new)
     }
 }
 
-/// A body as a whole; 413 if it is too large.
+/// Reads the whole body; 413 if it is too large.
 async fn whole(mut body: RequestBody) -> Result<Bytes, Status> {
     let mut whole = BytesMut::new();
     while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
         let frame = frame.map_err(|error| Status::bad_request(error.to_string()))?;
         if let Frame::Data(data) = frame {
-            if whole.len() + data.len() > MAX_BODY {
-                let message = format!("Request entity too large: limit is {MAX_BODY}");
+            if whole.len() + data.len() > MAX_BODY_BYTES {
+                let message = format!("Request entity too large: limit is {MAX_BODY_BYTES}");
                 return Err(Status::new(413, "RequestEntityTooLarge", message));
             }
             whole.extend_from_slice(&data);

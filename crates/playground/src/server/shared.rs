@@ -1,5 +1,5 @@
-//! The store that servers of all versions share, with a clock, dice, and a bell that
-//! rings when something has happened.
+//! The store that servers of all versions share, with a clock, random numbers and change
+//! notifications.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -15,18 +15,17 @@ use crate::catalogue::{Catalogue, Release};
 use crate::namespaces;
 use crate::object::Object;
 use crate::rbac;
-use crate::select::Selection;
+use crate::selectors::Selection;
 use crate::status::{GroupResource, unknown_resource};
-use crate::store::{Deletion, Effect, ListOptions, Listed, Occasion, Preconditions, Store};
+use crate::store::{Deletion, DryRun, ListOptions, Listed, Preconditions, Store, WriteContext};
 use crate::strategy::{Definition, Part};
-use crate::time::Moment;
-use crate::watch::{Beginning, Change, Watcher};
+use crate::time::Time;
+use crate::watch::{Change, WatchStart, Watcher};
 
-/// One store for all servers, and for whoever runs beside them: a clone is the same
-/// store.
+/// One store for all servers and the node. Clones share it.
 ///
-/// Its own methods are those of a controller that nobody has to authorise: a node
-/// registers itself, watches pods and writes what has become of them.
+/// Its methods need no authorization. The node uses them: it registers itself, watches pods and
+/// writes their status.
 #[derive(Debug, Clone)]
 pub struct SharedStore(Arc<Shared>);
 
@@ -36,13 +35,13 @@ struct Shared {
     /// The version of the store: it changes with every write.
     version: watch::Sender<u64>,
     definitions: BTreeMap<GroupResource, Definition>,
-    /// Held by the server whose controllers work.
+    /// Held by the server whose controllers are active.
     leader: tokio::sync::Mutex<()>,
 }
 
-/// Why there is no store.
+/// Why the store could not be created.
 #[derive(Debug, thiserror::Error)]
-pub enum ShareError {
+pub enum SharedStoreError {
     /// The program's own data.
     #[error("the discovery documents of the playground cannot be read: {0}")]
     Catalogue(#[from] ParseError),
@@ -52,13 +51,13 @@ pub enum ShareError {
 }
 
 impl SharedStore {
-    /// With what every cluster has: its namespaces, its roles, and the service of the API.
-    pub fn new() -> Result<Self, ShareError> {
+    /// With the initial objects of a cluster: namespaces, roles, and the service of the API.
+    pub fn new() -> Result<Self, SharedStoreError> {
         Self::over(Store::default())
     }
 
-    /// Over a store.
-    pub fn over(store: Store) -> Result<Self, ShareError> {
+    /// Shares a store.
+    pub fn over(store: Store) -> Result<Self, SharedStoreError> {
         let mut definitions = BTreeMap::new();
         for release in Release::ALL {
             let catalogue = Catalogue::new(release)?;
@@ -72,13 +71,15 @@ impl SharedStore {
             definitions,
             leader: tokio::sync::Mutex::new(()),
         }));
-        shared.make_initial_objects().map_err(ShareError::Initial)?;
+        shared
+            .make_initial_objects()
+            .map_err(SharedStoreError::Initial)?;
         Ok(shared)
     }
 
     fn make_initial_objects(&self) -> Result<(), Status> {
-        self.write(Effect::Lasting, namespaces::create_initial)?;
-        self.write(Effect::Lasting, rbac::stored::create_initial)?;
+        self.write(DryRun::Off, namespaces::create_initial)?;
+        self.write(DryRun::Off, rbac::roles::create_initial)?;
         let service = Object::new(json!({
             "apiVersion": "v1",
             "kind": "Service",
@@ -104,7 +105,7 @@ impl SharedStore {
         Ok(())
     }
 
-    /// What is known of a resource, if any version of the playground has it.
+    /// The definition of a resource, if any version of the playground has it.
     pub fn definition(&self, resource: &GroupResource) -> Result<&Definition, Status> {
         let found = self.0.definitions.get(resource);
         found.ok_or_else(unknown_resource)
@@ -121,13 +122,13 @@ impl SharedStore {
         self.read(|store| store.get(definition, namespace, name))
     }
 
-    /// All objects of a resource, in a namespace or in all (an empty one).
+    /// All objects of a resource, in a namespace or in all (empty).
     pub fn list(&self, resource: &GroupResource, namespace: &str) -> Result<Listed, Status> {
         let (all, options) = (Selection::default(), ListOptions::default());
         self.read(|store| store.list(resource, namespace, &all, &options))
     }
 
-    /// Makes a new object.
+    /// Creates an object.
     pub fn create(
         &self,
         resource: &GroupResource,
@@ -135,14 +136,13 @@ impl SharedStore {
         object: Object,
     ) -> Result<Arc<Object>, Status> {
         let definition = self.definition(resource)?;
-        self.write(Effect::Lasting, |store, occasion| {
+        self.write(DryRun::Off, |store, context| {
             namespaces::admit_creation(store, definition, namespace, object.name())?;
-            store.create(definition, namespace, object, occasion)
+            store.create(definition, namespace, object, context)
         })
     }
 
-    /// Changes a part of an object that is there, whatever its version is now: nobody
-    /// can write in between.
+    /// Changes a part of an object atomically, whatever its version.
     pub fn modify(
         &self,
         resource: &GroupResource,
@@ -152,18 +152,18 @@ impl SharedStore {
         change: impl FnOnce(&mut Object),
     ) -> Result<Arc<Object>, Status> {
         let definition = self.definition(resource)?;
-        self.write(Effect::Lasting, |store, occasion| {
+        self.write(DryRun::Off, |store, context| {
             let mut object = Object::clone(&*store.get(definition, namespace, name)?);
             change(&mut object);
-            store.update(definition, namespace, name, object, part, occasion)
+            store.update(definition, namespace, name, object, part, context)
         })
     }
 
-    /// Ends an object without grace: for a pod, what the node says when its processes
-    /// are gone.
+    /// Deletes an object without grace: for a pod, the node calls it when its processes have
+    /// exited.
     ///
-    /// A pod that is on a node and is deleted by a client gets a `deletionTimestamp`
-    /// and stays until the node calls this.
+    /// A pod that is bound to a node and is deleted by a client gets a `deletionTimestamp`, and
+    /// stays until the node calls this.
     pub fn delete(
         &self,
         resource: &GroupResource,
@@ -172,29 +172,28 @@ impl SharedStore {
         preconditions: &Preconditions,
     ) -> Result<Deletion, Status> {
         let definition = self.definition(resource)?;
-        self.write(Effect::Lasting, |store, occasion| {
-            store.delete(definition, namespace, name, preconditions, occasion)
+        self.write(DryRun::Off, |store, context| {
+            store.delete(definition, namespace, name, preconditions, context)
         })
     }
 
-    /// Watches a resource, in a namespace or in all (an empty one), beginning with what
-    /// is there.
+    /// Watches a resource, in a namespace or in all (empty), starting with the current objects.
     pub fn watch(&self, resource: &GroupResource, namespace: &str) -> Result<StoreWatch, Status> {
         let all = Selection::default();
-        self.watch_selected(resource, namespace, all, "", Beginning::Unsaid)
+        self.watch_selected(resource, namespace, all, "", WatchStart::Default)
     }
 
-    /// Watches what is selected, from a version on as a client writes it.
+    /// Watches the selected objects, from a client's resource version on.
     pub fn watch_selected(
         &self,
         resource: &GroupResource,
         namespace: &str,
         selection: Selection,
         resource_version: &str,
-        beginning: Beginning,
+        beginning: WatchStart,
     ) -> Result<StoreWatch, Status> {
-        // First the bell, then the store: nothing can happen unheard in between.
-        let bell = self.0.version.subscribe();
+        // Subscribe before reading the store, so that no change is missed.
+        let changed = self.0.version.subscribe();
         let (watcher, first) = self.read(|store| {
             Watcher::start(
                 store,
@@ -209,34 +208,29 @@ impl SharedStore {
             store: self.clone(),
             watcher,
             first,
-            bell,
+            changed,
         })
     }
 
-    /// The latest version.
-    pub fn version(&self) -> u64 {
-        self.lock().version()
-    }
-
-    /// Looks at the store while nobody writes.
+    /// Reads the store under its lock.
     pub fn read<T>(&self, look: impl FnOnce(&Store) -> T) -> T {
         look(&self.lock())
     }
 
-    /// Writes to the store, and tells everybody who waits.
+    /// Writes to the store, and notifies watchers.
     pub fn write<T>(
         &self,
-        effect: Effect,
-        write: impl FnOnce(&mut Store, &mut Occasion<'_>) -> Result<T, Status>,
+        dry_run: DryRun,
+        write: impl FnOnce(&mut Store, &mut WriteContext<'_>) -> Result<T, Status>,
     ) -> Result<T, Status> {
         let mut store = self.lock();
-        let mut occasion = Occasion {
+        let mut context = WriteContext {
             now: now(),
             entropy: &mut entropy,
-            effect,
+            dry_run,
         };
-        let written = write(&mut store, &mut occasion);
-        // Rung while the store is held, or it could ring for an older version last.
+        let written = write(&mut store, &mut context);
+        // Sent under the lock, so that versions are sent in order.
         let version = store.version();
         self.0
             .version
@@ -244,69 +238,69 @@ impl SharedStore {
         written
     }
 
-    /// Rings with every write.
-    pub(super) fn bell(&self) -> watch::Receiver<u64> {
+    /// Changes with every write.
+    pub(super) fn changed(&self) -> watch::Receiver<u64> {
         self.0.version.subscribe()
     }
 
-    /// Waits to be the one whose controllers work.
+    /// Waits for the leadership of the controllers.
     pub(super) async fn lead(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.0.leader.lock().await
     }
 
     fn lock(&self) -> MutexGuard<'_, Store> {
-        // A write that panicked has changed nothing or all: the store changes in its
-        // last step.
+        // A write that panicked has changed nothing or everything: the store changes in its last
+        // step.
         self.0.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What happens to a resource, as it happens.
+/// A watch of a resource.
 #[derive(Debug)]
 pub struct StoreWatch {
     store: SharedStore,
     watcher: Watcher,
     first: Vec<Change>,
-    bell: watch::Receiver<u64>,
+    changed: watch::Receiver<u64>,
 }
 
 impl StoreWatch {
-    /// What has happened since the last call, in order and never nothing; 410 if the
-    /// caller was away for too long. Nothing is lost if it is dropped while it waits.
+    /// The changes since the last call, in order, at least one; 410 if the history no longer has
+    /// them. It is cancellation-safe.
     pub async fn next(&mut self) -> Result<Vec<Change>, Status> {
         if !self.first.is_empty() {
             return Ok(self.take_first());
         }
         loop {
-            self.bell.mark_unchanged();
+            self.changed.mark_unchanged();
             let news = self.store.read(|store| self.watcher.news(store))?;
             if !news.is_empty() {
                 return Ok(news);
             }
-            if self.bell.changed().await.is_err() {
-                // The bell is part of the store that is held here.
+            if self.changed.changed().await.is_err() {
+                // The sender is part of the store, which is kept alive here.
                 return std::future::pending().await;
             }
         }
     }
 
-    /// What was there when it began, unless that was taken already.
+    /// The initial objects, unless they were taken already.
     pub(super) fn take_first(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.first)
     }
 
-    /// How far it has come: with all that was taken from it.
+    /// A bookmark after all changes that were returned.
     pub fn bookmark(&self) -> Change {
         self.watcher.bookmark()
     }
 }
 
-/// What time it is.
-pub(super) fn now() -> Moment {
-    Moment::from(SystemTime::now())
+/// The current time.
+pub(super) fn now() -> Time {
+    Time::from(SystemTime::now())
 }
 
-/// For uids and names, which have to be unique and not secret.
+/// For uids and names, which must be unique and not secret.
 pub(super) fn entropy() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -1,103 +1,114 @@
-//! Making and changing objects. Each write is judged and done while nobody else writes.
+//! Creates and changes objects. Each write is validated and done under the lock of the store.
 
 use std::sync::Arc;
 
 use http::StatusCode;
 use skewbridge_api::status::Status;
 
-use super::answers::{self, Reply};
-use super::ask::{Ask, Subject, Typed, yaml};
+use super::api_request::{ApiRequest, ApiTarget, Typed, yaml};
 use super::negotiate::Form;
 use super::read::{present, versioned};
-use crate::apply::{self, Conflicts, Writer, note_update};
-use crate::conversion::kept;
+use super::responses::{self, ApiResponse};
+use crate::apply::{self, Conflicts, FieldManager, note_update};
+use crate::conversion::to_storage;
 use crate::defaults;
 use crate::namespaces::admit_creation;
 use crate::object::Object;
 use crate::patch::{Patch, PatchKind};
 use crate::pod_updates;
-use crate::shape;
+use crate::schema_validation;
 use crate::status::{FieldError, invalid};
-use crate::store::{Occasion, Store};
+use crate::store::{Store, WriteContext};
 use crate::strategy::Part;
-/// What came of a write.
+/// The result of a write.
 pub(super) enum Written {
     Created(Arc<Object>),
     Changed(Arc<Object>),
 }
 
 /// `POST`
-pub(super) fn create(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
-    let form = Form::of(&ask.head.headers)?;
-    let effect = ask.query.effect("CreateOptions")?;
-    let Typed { object, warnings } = ask.object(subject)?;
-    let api_version = subject.served.api_version();
-    let writer = ask.writer(&api_version);
-    let made = ask.server.store.write(effect, |store, occasion| {
-        make(store, subject, object, Some(&writer), occasion)
+pub(super) fn create(
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
+) -> Result<ApiResponse, Status> {
+    let form = Form::of(&request.head.headers)?;
+    let dry_run = request.query.dry_run("CreateOptions")?;
+    let Typed { object, warnings } = request.object(target)?;
+    let api_version = target.served.api_version();
+    let writer = request.writer(&api_version);
+    let made = request.server.store.write(dry_run, |store, context| {
+        make(store, target, object, Some(&writer), context)
     })?;
-    let mut reply = reply(ask, subject, &Written::Created(made), form);
-    answers::warn(&mut reply, &warnings);
+    let mut reply = reply(request, target, &Written::Created(made), form);
+    responses::warn(&mut reply, &warnings);
     Ok(reply)
 }
 
 /// `PUT`
-pub(super) fn update(ask: &Ask<'_>, subject: &Subject<'_>, part: Part) -> Result<Reply, Status> {
-    let form = Form::of(&ask.head.headers)?;
-    let effect = ask.query.effect("UpdateOptions")?;
-    let Typed { object, warnings } = ask.object(subject)?;
-    let api_version = subject.served.api_version();
-    let writer = ask.writer(&api_version);
-    let changed = ask.server.store.write(effect, |store, occasion| {
-        change(store, subject, object, part, &writer, occasion)
+pub(super) fn update(
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
+    part: Part,
+) -> Result<ApiResponse, Status> {
+    let form = Form::of(&request.head.headers)?;
+    let dry_run = request.query.dry_run("UpdateOptions")?;
+    let Typed { object, warnings } = request.object(target)?;
+    let api_version = target.served.api_version();
+    let writer = request.writer(&api_version);
+    let changed = request.server.store.write(dry_run, |store, context| {
+        change(store, target, object, part, &writer, context)
     })?;
-    let mut reply = reply(ask, subject, &Written::Changed(changed), form);
-    answers::warn(&mut reply, &warnings);
+    let mut reply = reply(request, target, &Written::Changed(changed), form);
+    responses::warn(&mut reply, &warnings);
     Ok(reply)
 }
 
 /// `PATCH`
-pub(super) fn patch(ask: &Ask<'_>, subject: &Subject<'_>, part: Part) -> Result<Reply, Status> {
-    let form = Form::of(&ask.head.headers)?;
-    let effect = ask.query.effect("PatchOptions")?;
-    let kind = PatchKind::of_content_type(ask.content_type())?;
-    let api_version = subject.served.api_version();
-    let mut writer = ask.writer(&api_version);
+pub(super) fn patch(
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
+    part: Part,
+) -> Result<ApiResponse, Status> {
+    let form = Form::of(&request.head.headers)?;
+    let dry_run = request.query.dry_run("PatchOptions")?;
+    let kind = PatchKind::of_content_type(request.content_type())?;
+    let api_version = target.served.api_version();
+    let mut writer = request.writer(&api_version);
     if kind == PatchKind::Apply {
-        // Who applies has to say who it is.
-        writer.manager = ask.query.get("fieldManager");
-        let applied = applied(ask, subject)?;
-        let conflicts = match ask.query.flag("force") {
+        // Apply requires a field manager.
+        writer.manager = request.query.get("fieldManager");
+        let applied = applied(request, target)?;
+        let conflicts = match request.query.flag("force") {
             Some(true) => Conflicts::Force,
             _ => Conflicts::Refuse,
         };
-        let written = ask.server.store.write(effect, |store, occasion| {
-            apply_to(store, subject, &applied, part, &writer, conflicts, occasion)
+        let written = request.server.store.write(dry_run, |store, context| {
+            apply_to(store, target, &applied, part, &writer, conflicts, context)
         })?;
-        return Ok(reply(ask, subject, &written, form));
+        return Ok(reply(request, target, &written, form));
     }
-    if ask.query.find("force").is_some() {
+    if request.query.find("force").is_some() {
         let why = "may not be specified for non-apply patch";
         let error = FieldError::forbidden("force", why);
         return Err(invalid("meta.k8s.io", "PatchOptions", "", &[error]));
     }
-    let patch = Patch::parse(kind, &ask.body)?;
-    let (changed, warnings) = ask.server.store.write(effect, |store, occasion| {
-        let (definition, namespace) = (&subject.definition, subject.namespace);
-        let before = store.get(definition, namespace, subject.name)?;
-        let after = patch.apply(&versioned(subject, &before))?;
-        let Typed { object, warnings } = ask.typed(subject, after)?;
-        let changed = change(store, subject, object, part, &writer, occasion)?;
+    let patch = Patch::parse(kind, &request.body)?;
+    let (changed, warnings) = request.server.store.write(dry_run, |store, context| {
+        let (definition, namespace) = (&target.definition, target.namespace);
+        let before = store.get(definition, namespace, target.name)?;
+        let after = patch.apply(&versioned(target, &before))?;
+        let Typed { object, warnings } = request.typed(target, after)?;
+        let changed = change(store, target, object, part, &writer, context)?;
         Ok((changed, warnings))
     })?;
-    let mut reply = reply(ask, subject, &Written::Changed(changed), form);
-    answers::warn(&mut reply, &warnings);
+    let mut reply = reply(request, target, &Written::Changed(changed), form);
+    responses::warn(&mut reply, &warnings);
     Ok(reply)
 }
 
 /// The object of a server-side apply.
-fn applied(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Object, Status> {
-    let applied = Object::new(yaml(&ask.body)?)?;
+fn applied(request: &ApiRequest<'_>, target: &ApiTarget<'_>) -> Result<Object, Status> {
+    let applied = Object::new(yaml(&request.body)?)?;
     let missing = [
         ("apiVersion", applied.api_version()),
         ("kind", applied.kind()),
@@ -109,7 +120,7 @@ fn applied(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Object, Status> {
             )));
         }
     }
-    let (kind, api_version) = (&subject.definition.kind, subject.served.api_version());
+    let (kind, api_version) = (&target.definition.kind, target.served.api_version());
     if (applied.kind(), applied.api_version()) != (kind.as_str(), api_version.as_str()) {
         return Err(Status::bad_request(format!(
             "invalid object type: {}, Kind={} is not {api_version}, Kind={kind}",
@@ -117,32 +128,32 @@ fn applied(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Object, Status> {
             applied.kind()
         )));
     }
-    if !matches!(applied.name(), "") && applied.name() != subject.name {
+    if !matches!(applied.name(), "") && applied.name() != target.name {
         return Err(Status::bad_request(format!(
             "metadata.name Invalid value: {:?}: must match the name on the URL ({})",
             applied.name(),
-            subject.name
+            target.name
         )));
     }
     let mut value = applied.into_value();
     let undeclared = |why: String| {
         let message = format!(
             "failed to create typed patch object ({}/{}; {}, Kind={kind}): {why}",
-            subject.namespace,
-            subject.name,
+            target.namespace,
+            target.name,
             apply::long_version(&api_version),
         );
-        // Not one of the API's own failures, so 500 and no reason.
+        // Not an API error, so 500 without a reason.
         Status::new(500, "", message)
     };
-    match shape::prune(&api_version, kind, &mut value) {
+    match schema_validation::prune(&api_version, kind, &mut value) {
         Ok(unknown) if unknown.is_empty() => Object::new(value),
         Ok(unknown) => {
             let unknown = unknown.iter();
-            let faults: Vec<_> = unknown
+            let errors: Vec<_> = unknown
                 .map(|it| format!(".{it}: field not declared in schema"))
                 .collect();
-            Err(undeclared(faults.join(", ")))
+            Err(undeclared(errors.join(", ")))
         }
         Err(mismatch) => Err(undeclared(mismatch.0)),
     }
@@ -150,130 +161,137 @@ fn applied(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Object, Status> {
 
 fn apply_to(
     store: &mut Store,
-    subject: &Subject<'_>,
+    target: &ApiTarget<'_>,
     applied: &Object,
     part: Part,
-    writer: &Writer<'_>,
+    writer: &FieldManager<'_>,
     conflicts: Conflicts,
-    occasion: &mut Occasion<'_>,
+    context: &mut WriteContext<'_>,
 ) -> Result<Written, Status> {
-    let live = store.get(&subject.definition, subject.namespace, subject.name);
+    let live = store.get(&target.definition, target.namespace, target.name);
     let live = match (live, part) {
         (Ok(live), _) => Some(live),
         (Err(_), Part::Main) => None,
         (Err(missing), _) => return Err(missing),
     };
-    let shown = live.as_deref().map(|live| versioned(subject, live));
+    let shown = live.as_deref().map(|live| versioned(target, live));
     let mut after = apply::apply(shown.as_ref(), applied, writer, conflicts)?;
     if live.is_none() {
-        after.set(&["metadata", "name"], subject.name);
-        return make(store, subject, after, None, occasion).map(Written::Created);
+        after.set(&["metadata", "name"], target.name);
+        return make(store, target, after, None, context).map(Written::Created);
     }
-    complete(store, subject, &mut after, live.as_deref(), occasion)?;
+    complete(store, target, &mut after, live.as_deref(), context)?;
     if let Some(live) = &live {
-        judge(subject, part, live, &mut after)?;
+        validate_update(target, part, live, &mut after)?;
     }
-    let (definition, namespace, name) = (&subject.definition, subject.namespace, subject.name);
-    let changed = store.update(definition, namespace, name, kept(after), part, occasion)?;
+    let (definition, namespace, name) = (&target.definition, target.namespace, target.name);
+    let changed = store.update(
+        definition,
+        namespace,
+        name,
+        to_storage(after),
+        part,
+        context,
+    )?;
     Ok(Written::Changed(changed))
 }
 
-/// Makes an object in the store. A writer owns what is in it.
+/// Creates an object in the store. The writer owns its fields.
 pub(super) fn make(
     store: &mut Store,
-    subject: &Subject<'_>,
+    target: &ApiTarget<'_>,
     mut object: Object,
-    writer: Option<&Writer<'_>>,
-    occasion: &mut Occasion<'_>,
+    writer: Option<&FieldManager<'_>>,
+    context: &mut WriteContext<'_>,
 ) -> Result<Arc<Object>, Status> {
-    let definition = &subject.definition;
-    admit_creation(store, definition, subject.namespace, object.name())?;
+    let definition = &target.definition;
+    admit_creation(store, definition, target.namespace, object.name())?;
     definition.prepare_new(&mut object);
-    complete(store, subject, &mut object, None, occasion)?;
+    complete(store, target, &mut object, None, context)?;
     if let Some(writer) = writer {
         note_update(None, &mut object, writer);
     }
-    store.create(definition, subject.namespace, kept(object), occasion)
+    store.create(definition, target.namespace, to_storage(object), context)
 }
 
-/// Changes a part of an object in the store. The writer owns what it changes.
+/// Changes a part of an object in the store. The writer owns the changed fields.
 pub(super) fn change(
     store: &mut Store,
-    subject: &Subject<'_>,
+    target: &ApiTarget<'_>,
     object: Object,
     part: Part,
-    writer: &Writer<'_>,
-    occasion: &mut Occasion<'_>,
+    writer: &FieldManager<'_>,
+    context: &mut WriteContext<'_>,
 ) -> Result<Arc<Object>, Status> {
-    let (definition, namespace, name) = (&subject.definition, subject.namespace, subject.name);
+    let (definition, namespace, name) = (&target.definition, target.namespace, target.name);
     let live = store.get(definition, namespace, name)?;
     let given = object.clone();
-    // As they are kept: what is status there may be annotations in another version.
-    let next = definition.prepare_update(part, &live, kept(object));
-    // Compared in the version that is written: that is what the writer owns.
-    let (before, mut next) = (versioned(subject, &live), versioned(subject, &next));
-    // The store judges what was expected to be there.
+    // In their stored form: a status field may be an annotation in another version.
+    let next = definition.prepare_update(part, &live, to_storage(object));
+    // Compared in the version of the request, whose fields the writer owns.
+    let (before, mut next) = (versioned(target, &live), versioned(target, &next));
+    // The store checks the resource version.
     for field in ["name", "namespace", "uid"] {
         next.take_from(&given, &["metadata", field]);
     }
-    complete(store, subject, &mut next, Some(&before), occasion)?;
-    judge(subject, part, &before, &mut next)?;
+    complete(store, target, &mut next, Some(&before), context)?;
+    validate_update(target, part, &before, &mut next)?;
     note_update(Some(&before), &mut next, writer);
-    store.update(definition, namespace, name, kept(next), part, occasion)
+    store.update(definition, namespace, name, to_storage(next), part, context)
 }
 
-/// Fills in what nobody said; 422 for what is still missing.
+/// Fills in defaults; 422 for missing fields.
 fn complete(
     store: &Store,
-    subject: &Subject<'_>,
+    target: &ApiTarget<'_>,
     object: &mut Object,
     before: Option<&Object>,
-    occasion: &mut Occasion<'_>,
+    context: &mut WriteContext<'_>,
 ) -> Result<(), Status> {
-    let resource = subject.resource();
+    let resource = target.resource();
     defaults::fill(resource, object);
     if resource.group.is_empty() && resource.resource == "services" {
-        give_address(store, object, before, occasion);
+        assign_cluster_ip(store, object, before, context);
     }
-    match &defaults::faults(resource, object)[..] {
+    match &defaults::errors(resource, object)[..] {
         [] => Ok(()),
-        faults => {
-            let (group, kind) = (&resource.group, &subject.definition.kind);
-            Err(invalid(group, kind, object.name(), faults))
+        errors => {
+            let (group, kind) = (&resource.group, &target.definition.kind);
+            Err(invalid(group, kind, object.name(), errors))
         }
     }
 }
 
-/// 422 for what may not be changed any more.
-fn judge(
-    subject: &Subject<'_>,
+/// 422 for changes of immutable fields.
+fn validate_update(
+    target: &ApiTarget<'_>,
     part: Part,
     before: &Object,
     next: &mut Object,
 ) -> Result<(), Status> {
-    let resource = subject.resource();
+    let resource = target.resource();
     if !resource.group.is_empty() || resource.resource != "pods" || part != Part::Main {
         return Ok(());
     }
-    if let Some(subresource) = subject.served.subresource {
+    if let Some(subresource) = target.served.subresource {
         pod_updates::confine(&subresource.subresource, before, next);
         return Ok(());
     }
-    match &pod_updates::faults(before, next)[..] {
+    match &pod_updates::errors(before, next)[..] {
         [] => Ok(()),
-        faults => Err(invalid("", "Pod", before.name(), faults)),
+        errors => Err(invalid("", "Pod", before.name(), errors)),
     }
 }
 
-/// Tries to find an address that is free: of 65,536 hardly any are taken.
-const ADDRESS_TRIES: usize = 16;
+/// Attempts to find an unused cluster IP: of 65,536, hardly any are used.
+const MAX_ADDRESS_ATTEMPTS: usize = 16;
 
-/// A service keeps its address, and gets one if it has none.
-fn give_address(
+/// A service keeps its cluster IP, and gets one if it has none.
+fn assign_cluster_ip(
     store: &Store,
     service: &mut Object,
     before: Option<&Object>,
-    occasion: &mut Occasion<'_>,
+    context: &mut WriteContext<'_>,
 ) {
     let at = ["spec", "clusterIP"];
     if !service.text(&at).is_empty() || service.text(&["spec", "type"]) == "ExternalName" {
@@ -284,8 +302,8 @@ fn give_address(
         service.take_from(before, &["spec", "clusterIPs"]);
         return;
     }
-    for _ in 0..ADDRESS_TRIES {
-        let [third, fourth, ..] = (occasion.entropy)().to_le_bytes();
+    for _ in 0..MAX_ADDRESS_ATTEMPTS {
+        let [third, fourth, ..] = (context.entropy)().to_le_bytes();
         let address = format!("10.97.{third}.{fourth}");
         if !store.all().any(|(_, it)| it.text(&at) == address) {
             service.set(&["spec", "clusterIPs"], vec![address.clone()]);
@@ -295,10 +313,15 @@ fn give_address(
     }
 }
 
-fn reply(ask: &Ask<'_>, subject: &Subject<'_>, written: &Written, form: Form) -> Reply {
+fn reply(
+    request: &ApiRequest<'_>,
+    target: &ApiTarget<'_>,
+    written: &Written,
+    form: Form,
+) -> ApiResponse {
     let (code, object) = match written {
         Written::Created(object) => (StatusCode::CREATED, object),
         Written::Changed(object) => (StatusCode::OK, object),
     };
-    answers::json(code, &present(ask, subject, object, form))
+    responses::json(code, &present(request, target, object, form))
 }

@@ -1,5 +1,4 @@
-//! Lists: all at once or in pages, and pages that belong together although
-//! objects change between them.
+//! Lists: complete or in pages, where all pages have the same version.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,31 +9,31 @@ use serde::{Deserialize, Serialize};
 use skewbridge_api::status::Status;
 
 use super::{Key, Store, parse_version};
-use crate::conversion::kept_as;
+use crate::conversion::storage_resource;
 use crate::object::Object;
-use crate::select::Selection;
+use crate::selectors::Selection;
 use crate::status::{self, GroupResource};
 
-/// How a list is asked for.
+/// Options of a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListOptions {
-    /// At most so many; 0 is all.
+    /// Maximum number of objects; 0 is all.
     pub limit: usize,
-    /// Where a list goes on; empty for a new one.
+    /// The continue token; empty for a new list.
     pub continue_token: String,
-    /// As the client writes it; empty for the latest.
+    /// The client's resource version; empty for the latest.
     pub resource_version: String,
-    /// How the version is meant.
+    /// How the version is matched.
     pub version_match: VersionMatch,
 }
 
-/// How the version of a list is meant.
+/// `resourceVersionMatch`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VersionMatch {
-    /// As it was then, or later.
+    /// This version or a later one.
     #[default]
     NotOlderThan,
-    /// As it was then.
+    /// Exactly this version.
     Exact,
 }
 
@@ -43,15 +42,15 @@ pub enum VersionMatch {
 pub struct Listed {
     /// Sorted by namespace and name.
     pub items: Vec<Arc<Object>>,
-    /// When this was so.
+    /// The version of the list.
     pub version: u64,
-    /// How to ask for the next page; empty for the last one.
+    /// The token of the next page; empty for the last one.
     pub continue_token: String,
-    /// How many there are on further pages, if nothing was selected.
+    /// The number of objects on further pages, if there is no selector.
     pub remaining: Option<usize>,
 }
 
-/// What is in a token: kube-apiserver's form.
+/// The content of a token, as in kube-apiserver.
 #[derive(Debug, Serialize, Deserialize)]
 struct Token {
     #[serde(rename = "v")]
@@ -69,7 +68,7 @@ const TOKEN_EXPIRED: &str = "The provided continue parameter is too old to displ
 const LIST_EXPIRED: &str = "The resourceVersion for the provided list is too old.";
 
 impl Store {
-    /// The selected objects of a resource, in a namespace or in all (an empty one).
+    /// The selected objects of a resource, in a namespace or in all (empty).
     pub fn list(
         &self,
         resource: &GroupResource,
@@ -77,18 +76,18 @@ impl Store {
         selection: &Selection,
         options: &ListOptions,
     ) -> Result<Listed, Status> {
-        let resource = &kept_as(resource);
-        let asked = parse_version(&options.resource_version)?;
+        let resource = &storage_resource(resource);
+        let requested = parse_version(&options.resource_version)?;
         let (version, behind) = if options.continue_token.is_empty() {
-            match (asked, options.version_match) {
-                (asked, _) if asked > self.version() => {
-                    return Err(status::too_large_version(asked, self.version()));
+            match (requested, options.version_match) {
+                (requested, _) if requested > self.version() => {
+                    return Err(status::too_large_version(requested, self.version()));
                 }
-                (1.., VersionMatch::Exact) => (asked, None),
+                (1.., VersionMatch::Exact) => (requested, None),
                 _ => (self.version(), None),
             }
         } else {
-            if asked != 0 {
+            if requested != 0 {
                 return Err(Status::bad_request(
                     "specifying resource version is not allowed when using continue",
                 ));
@@ -128,7 +127,8 @@ impl Store {
         Ok(listed)
     }
 
-    /// How it was: what has happened since is undone. `None` if that is forgotten.
+    /// The objects at a past version: later events are undone. `None` if the history no longer
+    /// has them.
     fn as_of(
         &self,
         resource: &GroupResource,
@@ -173,7 +173,7 @@ impl Token {
             .ok_or_else(invalid_token)
     }
 
-    /// The namespace and name that it stands behind.
+    /// The namespace and name that it continues after.
     fn place(&self) -> Result<(String, String), Status> {
         let place = self
             .start

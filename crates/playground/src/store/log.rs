@@ -1,4 +1,4 @@
-//! What has happened, as far back as is remembered.
+//! The history of events.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use super::{History, Key};
 use crate::object::Object;
 use crate::status;
 
-/// Something that has happened to an object.
+/// An event of an object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    /// Later events have larger ones.
+    /// Increases with every event.
     pub version: u64,
-    /// What has happened.
+    /// The kind of event.
     pub kind: EventKind,
     /// Where.
     pub key: Key,
-    /// As it is now, or last was.
+    /// The current or last state.
     pub object: Arc<Object>,
-    /// As it was before, if it was there.
+    /// The previous state, if it existed.
     pub before: Option<Arc<Object>>,
 }
 
-/// What has happened to an object.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // their names say it
 pub enum EventKind {
@@ -38,10 +38,10 @@ pub enum EventKind {
 pub(super) struct Log {
     events: VecDeque<Event>,
     most: History,
-    /// Of the objects of all events.
+    /// The size of the objects of all events.
     bytes: usize,
     version: u64,
-    /// The version of the last event that was forgotten.
+    /// The version of the last dropped event.
     forgotten: u64,
 }
 
@@ -51,7 +51,7 @@ impl Log {
             events: VecDeque::new(),
             most,
             bytes: 0,
-            // 0 is "any version" to clients, so nothing can have it.
+            // 0 means "any version" to clients, so no event has it.
             version: 1,
             forgotten: 0,
         }
@@ -82,7 +82,7 @@ impl Log {
         count > self.most.events || count > 1 && self.bytes > self.most.bytes
     }
 
-    /// In order; 410 if some of them are forgotten.
+    /// The events in order; 410 if the history no longer has them.
     pub(super) fn after(
         &self,
         version: u64,

@@ -2,8 +2,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::sample::{config_maps, definition, now, object, with};
-use crate::select::LabelSelector;
+use crate::selectors::Selection;
+use crate::test_fixtures::{config_maps, definition, now, object, with};
 
 fn create(store: &mut Store, name: &str) -> Arc<Object> {
     let object = object(name, json!({"data": {"x": "1"}}));
@@ -24,13 +24,13 @@ fn all(store: &Store) -> Listed {
 }
 
 #[test]
-fn a_new_object_gets_what_only_the_server_gives() {
+fn a_new_object_gets_server_set_metadata() {
     let mut store = Store::default();
-    let asked = object(
+    let requested = object(
         "web",
         json!({"metadata": {"uid": "mine", "generation": 9, "deletionTimestamp": "x"}}),
     );
-    let made = now(|it| store.create(&config_maps(), "shop", asked, it)).unwrap();
+    let made = now(|it| store.create(&config_maps(), "shop", requested, it)).unwrap();
     assert_eq!((made.name(), made.namespace()), ("web", "shop"));
     assert_eq!(made.uid().len(), 36);
     assert_eq!(made.resource_version(), "2");
@@ -51,7 +51,7 @@ fn a_new_object_gets_what_only_the_server_gives() {
 }
 
 #[test]
-fn what_cannot_be_created_is_refused() {
+fn invalid_objects_are_refused() {
     let mut store = Store::default();
     create(&mut store, "web");
     let rows = [
@@ -88,24 +88,24 @@ fn what_cannot_be_created_is_refused() {
 }
 
 #[test]
-fn a_name_is_made_up_until_one_is_free() {
+fn names_are_generated_until_one_is_free() {
     let mut store = Store::default();
-    let asked = || Object::new(json!({"metadata": {"generateName": "web-"}})).unwrap();
-    let mut create = |mut luck: Vec<u64>| {
-        // The last number is for uids.
+    let requested = || Object::new(json!({"metadata": {"generateName": "web-"}})).unwrap();
+    let mut create = |mut entropy: Vec<u64>| {
+        // The last number is for the uid.
         let mut entropy = || {
-            if luck.len() > 1 {
-                luck.remove(0)
+            if entropy.len() > 1 {
+                entropy.remove(0)
             } else {
-                luck[0]
+                entropy[0]
             }
         };
-        let mut occasion = Occasion {
-            now: Moment::from_unix(0),
+        let mut context = WriteContext {
+            now: Time::from_unix(0),
             entropy: &mut entropy,
-            effect: Effect::Lasting,
+            dry_run: DryRun::Off,
         };
-        store.create(&config_maps(), "shop", asked(), &mut occasion)
+        store.create(&config_maps(), "shop", requested(), &mut context)
     };
     assert_eq!(create(vec![0, 7]).unwrap().name(), "web-bbbbb");
     assert_eq!(create(vec![0, 0, 1, 7]).unwrap().name(), "web-cbbbb");
@@ -118,7 +118,7 @@ fn a_name_is_made_up_until_one_is_free() {
 }
 
 #[test]
-fn an_update_needs_the_version_that_is_there() {
+fn an_update_needs_the_current_version() {
     let mut store = Store::default();
     let first = create(&mut store, "web");
     let mut next = Object::clone(&first);
@@ -133,14 +133,14 @@ fn an_update_needs_the_version_that_is_there() {
         update(&mut store, next.clone()).unwrap_err().reason,
         "Conflict"
     );
-    // Without a version it is not compared, and what only the server sets stays.
+    // Without a version there is no conflict, and server-set fields stay.
     next.remove(&["metadata", "resourceVersion"]);
     next.remove(&["metadata", "uid"]);
     next.remove(&["metadata", "creationTimestamp"]);
     let third = update(&mut store, next.clone()).unwrap();
     assert_eq!((third.resource_version(), third.uid()), ("4", first.uid()));
     assert_eq!(third.creation_timestamp(), first.creation_timestamp());
-    // Nothing new is no event.
+    // Without changes there is no event.
     assert_eq!(update(&mut store, next.clone()), Ok(third));
     assert_eq!(store.version(), 4);
     next.set(&["metadata", "uid"], "other");
@@ -165,14 +165,14 @@ fn an_update_needs_the_version_that_is_there() {
 }
 
 #[test]
-fn spec_and_status_are_written_apart_and_only_wishes_count_as_generations() {
+fn spec_and_status_are_written_separately_and_only_the_spec_changes_the_generation() {
     let deployments = definition("apps", "v1", "deployments");
     let mut store = Store::default();
-    let asked = object(
+    let requested = object(
         "web",
         json!({"spec": {"replicas": 1}, "status": {"replicas": 9}}),
     );
-    let made = now(|it| store.create(&deployments, "shop", asked, it)).unwrap();
+    let made = now(|it| store.create(&deployments, "shop", requested, it)).unwrap();
     assert_eq!(
         (made.generation(), made.at(&["status"])),
         (Some(1), Some(&json!({})))
@@ -198,8 +198,8 @@ fn spec_and_status_are_written_apart_and_only_wishes_count_as_generations() {
 #[test]
 fn an_object_waits_for_its_finalizers() {
     let mut store = Store::default();
-    let asked = object("web", json!({"metadata": {"finalizers": ["a", "b"]}}));
-    now(|it| store.create(&config_maps(), "shop", asked, it)).unwrap();
+    let requested = object("web", json!({"metadata": {"finalizers": ["a", "b"]}}));
+    now(|it| store.create(&config_maps(), "shop", requested, it)).unwrap();
     let none = Preconditions::default();
     let delete = |store: &mut Store| {
         now(|it| store.delete(&config_maps(), "shop", "web", &none, it)).unwrap()
@@ -208,7 +208,7 @@ fn an_object_waits_for_its_finalizers() {
         panic!("gone");
     };
     assert!(waiting.deletion_timestamp().is_some());
-    // A second time changes nothing.
+    // A second deletion changes nothing.
     assert_eq!(delete(&mut store), Deletion::Pending(Arc::clone(&waiting)));
     assert_eq!(store.version(), 3);
     let again = now(|it| store.create(&config_maps(), "shop", object("web", json!({})), it));
@@ -258,7 +258,7 @@ fn preconditions_guard_deletion() {
          precondition (9) does not match the ResourceVersion in record (2). The object might have \
          been modified"
     );
-    let Ok(Deletion::Gone(gone)) = delete(Some(made.uid()), Some("2")) else {
+    let Ok(Deletion::Removed(gone)) = delete(Some(made.uid()), Some("2")) else {
         panic!("not gone");
     };
     assert_eq!(gone.resource_version(), "3");
@@ -266,31 +266,13 @@ fn preconditions_guard_deletion() {
 }
 
 #[test]
-fn a_collection_is_deleted_as_far_as_it_is_selected() {
-    let mut store = Store::default();
-    for (name, app) in [("a", "x"), ("b", "y"), ("c", "x")] {
-        let asked = object(name, json!({"metadata": {"labels": {"app": app}}}));
-        now(|it| store.create(&config_maps(), "shop", asked, it)).unwrap();
-    }
-    let selection = Selection {
-        labels: LabelSelector::parse("app=x").unwrap(),
-        ..Selection::default()
-    };
-    let other = now(|it| store.delete_collection(&config_maps(), "other", &selection, it));
-    assert_eq!(other, Ok(Vec::new()));
-    let deleted = now(|it| store.delete_collection(&config_maps(), "shop", &selection, it));
-    assert_eq!(deleted.unwrap().len(), 2);
-    assert_eq!(all(&store).items.len(), 1);
-}
-
-#[test]
 fn a_dry_run_leaves_no_trace() {
     let mut store = Store::default();
     let made = create(&mut store, "web");
     let none = Preconditions::default();
-    with(Effect::DryRun, |it| {
-        let asked = object("new", json!({}));
-        let answer = store.create(&config_maps(), "shop", asked, it).unwrap();
+    with(DryRun::On, |it| {
+        let requested = object("new", json!({}));
+        let answer = store.create(&config_maps(), "shop", requested, it).unwrap();
         assert_eq!((answer.uid().len(), answer.resource_version()), (36, ""));
         let again = object("web", json!({}));
         assert_eq!(
@@ -310,14 +292,14 @@ fn a_dry_run_leaves_no_trace() {
             ("2", "2")
         );
         let answer = store.delete(&config_maps(), "shop", "web", &none, it);
-        assert!(matches!(answer, Ok(Deletion::Gone(_))));
+        assert!(matches!(answer, Ok(Deletion::Removed(_))));
     });
     assert_eq!(store.get(&config_maps(), "shop", "web"), Ok(made));
     assert_eq!(store.version(), 2);
 }
 
 #[test]
-fn lists_in_pages_are_of_one_moment_until_it_is_forgotten() {
+fn pages_have_one_version_until_the_history_drops_it() {
     let mut store = Store::new(History::of(3));
     for name in ["a", "b", "c"] {
         create(&mut store, name);
@@ -340,7 +322,7 @@ fn lists_in_pages_are_of_one_moment_until_it_is_forgotten() {
         (names(&first), first.remaining),
         (vec!["a".into(), "b".into()], Some(1))
     );
-    // Neither what comes nor what goes is seen by the next page.
+    // Objects that are created or deleted meanwhile do not affect the next page.
     create(&mut store, "bb");
     let none = Preconditions::default();
     now(|it| store.delete(&config_maps(), "shop", "c", &none, it)).unwrap();
@@ -365,7 +347,7 @@ fn lists_in_pages_are_of_one_moment_until_it_is_forgotten() {
 }
 
 #[test]
-fn a_list_is_of_the_version_that_is_asked_for() {
+fn a_list_has_the_requested_version() {
     let mut store = Store::default();
     create(&mut store, "a");
     create(&mut store, "b");
@@ -388,9 +370,9 @@ fn a_list_is_of_the_version_that_is_asked_for() {
 }
 
 proptest! {
-    /// Whatever is written between pages, they make up the list of the first.
+    /// Pages together are the list of the first one, whatever is written in between.
     #[test]
-    fn pages_make_up_the_list_of_their_moment(
+    fn pages_together_are_the_list_of_one_version(
         names in proptest::collection::btree_set("[a-f]{1,2}", 0..12),
         limit in 1_usize..5,
         writes in proptest::collection::vec("[a-f]{1,2}", 12),
@@ -426,7 +408,7 @@ proptest! {
 }
 
 #[test]
-fn an_object_is_as_large_as_etcd_takes_it() {
+fn an_object_has_etcds_maximum_size() {
     let mut store = Store::default();
     let large = |bytes| object("large", json!({"data": {"a": "x".repeat(bytes)}}));
     let refused = now(|it| store.create(&config_maps(), "shop", large(1_572_865), it));
@@ -436,8 +418,8 @@ fn an_object_is_as_large_as_etcd_takes_it() {
         (500, "etcdserver: request is too large")
     );
     now(|it| store.create(&config_maps(), "shop", large(1_570_000), it)).unwrap();
-    let update = |store: &mut Store, bytes, effect| {
-        with(effect, |it| {
+    let update = |store: &mut Store, bytes, dry_run| {
+        with(dry_run, |it| {
             store.update(
                 &config_maps(),
                 "shop",
@@ -448,14 +430,17 @@ fn an_object_is_as_large_as_etcd_takes_it() {
             )
         })
     };
-    for effect in [Effect::Lasting, Effect::DryRun] {
-        assert_eq!(update(&mut store, 1_572_865, effect).unwrap_err().code, 500);
-        update(&mut store, 10, effect).unwrap();
+    for dry_run in [DryRun::Off, DryRun::On] {
+        assert_eq!(
+            update(&mut store, 1_572_865, dry_run).unwrap_err().code,
+            500
+        );
+        update(&mut store, 10, dry_run).unwrap();
     }
 }
 
 #[test]
-fn a_store_is_full_until_something_goes() {
+fn a_full_store_accepts_writes_after_a_deletion() {
     let mut store = Store::new(History::of(1));
     let large = |name: &str| object(name, json!({"data": {"a": "x".repeat(1_500_000)}}));
     let mut names = (0..).map(|number| format!("large-{number}"));
@@ -472,7 +457,7 @@ fn a_store_is_full_until_something_goes() {
 }
 
 #[test]
-fn a_full_store_can_be_emptied_of_what_waits_for_others() {
+fn a_full_store_can_be_emptied_of_terminating_objects() {
     let mut store = Store::new(History::of(1));
     let held = |name: &str, bytes| {
         let fields = json!({
@@ -481,7 +466,7 @@ fn a_full_store_can_be_emptied_of_what_waits_for_others() {
         });
         object(name, fields)
     };
-    // To the last byte, nearly.
+    // Nearly full.
     for bytes in [1_500_000, 10_000, 100, 1] {
         let mut names = (0..).map(|number| format!("held-{bytes}-{number}"));
         names
@@ -499,7 +484,7 @@ fn a_full_store_can_be_emptied_of_what_waits_for_others() {
     assert_eq!(update(&mut store, longer()).unwrap_err().code, 500);
     let deleted = now(|it| store.delete(&config_maps(), "shop", name, &any, it)).unwrap();
     assert!(matches!(deleted, Deletion::Pending(_)));
-    // Whoever holds it may note how far that is.
+    // A controller can still write its progress.
     update(&mut store, longer()).unwrap();
     let free = object(name, json!({"metadata": {"finalizers": []}}));
     update(&mut store, free).unwrap();
@@ -508,7 +493,7 @@ fn a_full_store_can_be_emptied_of_what_waits_for_others() {
 }
 
 #[test]
-fn what_has_happened_is_remembered_in_so_many_bytes() {
+fn the_history_has_a_maximum_size() {
     let history = History {
         events: 100,
         bytes: 10_000,
@@ -526,7 +511,7 @@ fn what_has_happened_is_remembered_in_so_many_bytes() {
     let version = store.version();
     let remembered = |store: &Store, back| store.events_after(version - back).is_ok();
     assert!(remembered(&store, 5) && !remembered(&store, 20));
-    // One that is larger than all is still told.
+    // An event that is larger than the limit is still delivered.
     now(|it| store.create(&config_maps(), "shop", named(50, 20_000), it)).unwrap();
     assert_eq!(store.events_after(version).unwrap().count(), 1);
     assert!(!remembered(&store, 1));

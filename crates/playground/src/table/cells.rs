@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{age, more, pod, rest};
+use super::{age, pod, services_and_policies, workloads};
 use crate::catalogue::Release;
 use crate::object::{Object, texts};
 use crate::status::GroupResource;
-use crate::time::Moment;
+use crate::time::Time;
 
 const NONE: &str = "<none>";
 
@@ -15,7 +15,7 @@ pub(super) fn cells(
     release: Release,
     resource: &GroupResource,
     object: &Object,
-    now: Moment,
+    now: Time,
 ) -> Vec<Value> {
     let name = || Value::from(object.name());
     let since = || Value::from(age(object.creation_timestamp(), now));
@@ -41,8 +41,10 @@ pub(super) fn cells(
             ]
         }
         ("" | "events.k8s.io", "events") => event(object, now),
-        _ if more::columns(resource).is_some() => more::cells(resource, object, now),
-        _ if rest::columns(resource).is_some() => rest::cells(release, resource, object, now),
+        _ if workloads::columns(resource).is_some() => workloads::cells(resource, object, now),
+        _ if services_and_policies::columns(resource).is_some() => {
+            services_and_policies::cells(release, resource, object, now)
+        }
         _ => vec![
             name(),
             object.text(&["metadata", "creationTimestamp"]).into(),
@@ -73,7 +75,7 @@ pub(super) fn number(object: &Object, path: &[&str]) -> i64 {
     object.at(path).and_then(Value::as_i64).unwrap_or_default()
 }
 
-fn node(release: Release, object: &Object, now: Moment) -> Vec<Value> {
+fn node(release: Release, object: &Object, now: Time) -> Vec<Value> {
     let ready = list(object, &["status", "conditions"]).find(|it| it["type"] == "Ready");
     let mut status = match ready.map(|it| it["status"] == "True") {
         Some(true) => "Ready".to_owned(),
@@ -118,7 +120,7 @@ fn node(release: Release, object: &Object, now: Moment) -> Vec<Value> {
     ]
 }
 
-fn service(object: &Object, now: Moment) -> Vec<Value> {
+fn service(object: &Object, now: Time) -> Vec<Value> {
     let kind = or(object.text(&["spec", "type"]), "ClusterIP");
     let ports = list(object, &["spec", "ports"]).map(|port| {
         let protocol = port["protocol"].as_str().unwrap_or("TCP");
@@ -156,9 +158,9 @@ fn external_address(object: &Object, kind: &str) -> String {
     }
 }
 
-fn deployment(object: &Object, now: Moment) -> Vec<Value> {
+fn deployment(object: &Object, now: Time) -> Vec<Value> {
     let status = |field: &str| number(object, &["status", field]);
-    // A deployment that does not say wants one.
+    // The default is one replica.
     let wanted = object
         .at(&["spec", "replicas"])
         .and_then(Value::as_i64)
@@ -180,10 +182,10 @@ fn deployment(object: &Object, now: Moment) -> Vec<Value> {
     ]
 }
 
-fn event(object: &Object, now: Moment) -> Vec<Value> {
+fn event(object: &Object, now: Time) -> Vec<Value> {
     let text =
         |path: &[&str], instead: &[&str]| or(object.text(path), object.text(instead)).to_owned();
-    let moment = |path: &[&str]| Moment::parse(object.text(path));
+    let moment = |path: &[&str]| Time::parse(object.text(path));
     let first = moment(&["firstTimestamp"])
         .or_else(|| moment(&["deprecatedFirstTimestamp"]))
         .or_else(|| moment(&["eventTime"]));
@@ -196,7 +198,7 @@ fn event(object: &Object, now: Moment) -> Vec<Value> {
         number(object, &["count"]),
     ];
     let count = count.into_iter().find(|it| *it > 0).unwrap_or(1);
-    // events.k8s.io has other names for what is the same.
+    // events.k8s.io has other names for these fields.
     let about = |field: &str| text(&["involvedObject", field], &["regarding", field]);
     let mut target = about("kind").to_lowercase();
     if !about("name").is_empty() {

@@ -1,20 +1,20 @@
-//! How a pod is doing, in one word: the rules are kube-apiserver's.
+//! The status column of a pod: the rules are kube-apiserver's.
 
 use serde_json::Value;
 
 use super::age;
 use crate::object::Object;
-use crate::time::Moment;
+use crate::time::Time;
 
-/// What the containers of a pod come to.
+/// A summary of the containers of a pod.
 struct Summary {
     word: String,
     ready: usize,
     restarts: i64,
-    last_restart: Option<Moment>,
+    last_restart: Option<Time>,
 }
 
-pub(super) fn cells(pod: &Object, now: Moment) -> Vec<Value> {
+pub(super) fn cells(pod: &Object, now: Time) -> Vec<Value> {
     let list = |path: &[&str]| {
         pod.at(path)
             .and_then(Value::as_array)
@@ -98,8 +98,8 @@ fn summary(pod: &Object) -> Summary {
 }
 
 impl Summary {
-    /// Containers that come first. The restarts of sidecars, if all has begun.
-    fn initial(&mut self, pod: &Object) -> Option<(i64, Option<Moment>)> {
+    /// Init containers. Returns the restarts of sidecars, if all have started.
+    fn initial(&mut self, pod: &Object) -> Option<(i64, Option<Time>)> {
         let specs = pod
             .at(&["spec", "initContainers"])
             .and_then(Value::as_array);
@@ -128,7 +128,7 @@ impl Summary {
         Some(sidecar_restarts(pod))
     }
 
-    /// The containers themselves, from the last to the first: the first has the word.
+    /// The main containers, from the last to the first: the first one decides.
     fn main(&mut self, pod: &Object) {
         let mut runs = false;
         let mut failure = None;
@@ -171,7 +171,7 @@ fn statuses<'a>(pod: &'a Object, field: &str) -> &'a [Value] {
         .map_or(&[], |it| it)
 }
 
-fn sidecar_restarts(pod: &Object) -> (i64, Option<Moment>) {
+fn sidecar_restarts(pod: &Object) -> (i64, Option<Time>) {
     let specs = pod
         .at(&["spec", "initContainers"])
         .and_then(Value::as_array);
@@ -189,8 +189,8 @@ fn sidecar_restarts(pod: &Object) -> (i64, Option<Moment>) {
     })
 }
 
-fn last_end(status: &Value) -> Option<Moment> {
-    Moment::parse(status["lastState"]["terminated"]["finishedAt"].as_str()?)
+fn last_end(status: &Value) -> Option<Time> {
+    Time::parse(status["lastState"]["terminated"]["finishedAt"].as_str()?)
 }
 
 fn is_sidecar(spec: &Value) -> bool {

@@ -1,11 +1,11 @@
 use super::*;
-use crate::sample::{NOW, object};
+use crate::test_fixtures::{NOW, object};
 
 fn cells(group: &str, resource: &str, fields: Value) -> Vec<Value> {
     let mut object = object("web", fields);
     object.set(&["metadata", "creationTimestamp"], "2026-11-15T20:54:54Z");
     let resource = GroupResource::new(group, resource);
-    let now = Moment::from_unix(NOW);
+    let now = Time::from_unix(NOW);
     let cells = super::cells::cells(Release::V1_36, &resource, &object, now);
     assert_eq!(cells.len(), columns(&resource).len(), "{resource}");
     cells
@@ -146,7 +146,7 @@ fn rows_are_those_that_kubectl_prints() {
 }
 
 #[test]
-fn a_pod_says_in_a_word_how_it_is_doing() {
+fn the_status_column_of_a_pod_is_that_of_kubectl() {
     let running = json!({"name": "c", "ready": true, "restartCount": 0, "state": {"running": {}}});
     let done = |code: i64| {
         let reason = if code == 0 { "Completed" } else { "Error" };
@@ -231,7 +231,7 @@ fn a_pod_says_in_a_word_how_it_is_doing() {
 }
 
 #[test]
-fn a_table_has_columns_rows_and_what_is_said_of_the_list() {
+fn a_table_has_columns_rows_and_list_metadata() {
     let resource = GroupResource::new("resource.k8s.io", "deviceclasses");
     let one = object("web", json!({"spec": {}}));
     let meta = ListMeta {
@@ -239,7 +239,7 @@ fn a_table_has_columns_rows_and_what_is_said_of_the_list() {
         continue_token: "t".to_owned(),
         remaining: Some(2),
     };
-    let now = Moment::from_unix(NOW);
+    let now = Time::from_unix(NOW);
     let make = |include| table(Release::V1_36, &resource, [&one], &meta, include, now);
     assert_eq!(
         make(Include::Metadata),
@@ -281,7 +281,7 @@ fn columns_are_those_of_the_release() {
         let one = object("web", json!({}));
         let got = Release::ALL.map(|release| {
             let meta = ListMeta::default();
-            let now = Moment::from_unix(NOW);
+            let now = Time::from_unix(NOW);
             let table = table(release, &resource, [&one], &meta, Include::None, now);
             let columns = table["columnDefinitions"].as_array().unwrap();
             let cells = table["rows"][0]["cells"].as_array().unwrap();

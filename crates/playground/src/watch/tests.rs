@@ -3,9 +3,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::sample::{config_maps, now, object};
 use crate::store::{History, Preconditions};
 use crate::strategy::Part;
+use crate::test_fixtures::{config_maps, now, object};
 
 fn write(store: &mut Store, name: &str, app: &str) {
     let asked = || object(name, json!({"metadata": {"labels": {"app": app}}}));
@@ -23,7 +23,7 @@ fn watch(
     store: &Store,
     labels: &str,
     version: &str,
-    beginning: Beginning,
+    beginning: WatchStart,
 ) -> Result<(Watcher, Vec<Change>), Status> {
     let selection = Selection::parse(labels, "", "", "ConfigMap").unwrap();
     Watcher::start(
@@ -46,7 +46,7 @@ fn words(changes: &[Change]) -> Vec<String> {
 }
 
 #[test]
-fn a_watch_begins_as_it_is_asked_to() {
+fn a_watch_starts_as_requested() {
     let mut store = Store::new(History::of(2));
     for name in ["a", "b", "c"] {
         write(&mut store, name, "x");
@@ -57,28 +57,28 @@ fn a_watch_begins_as_it_is_asked_to() {
             .map_err(|it| it.message)
     };
     let there = ["ADDED a", "ADDED b", "ADDED c"];
-    assert_eq!(begin("", Beginning::Unsaid).unwrap(), there);
-    assert_eq!(begin("0", Beginning::Unsaid).unwrap(), there);
-    assert_eq!(begin("3", Beginning::Unsaid).unwrap(), [""; 0]);
-    assert_eq!(begin("", Beginning::News).unwrap(), [""; 0]);
+    assert_eq!(begin("", WatchStart::Default).unwrap(), there);
+    assert_eq!(begin("0", WatchStart::Default).unwrap(), there);
+    assert_eq!(begin("3", WatchStart::Default).unwrap(), [""; 0]);
+    assert_eq!(begin("", WatchStart::News).unwrap(), [""; 0]);
     assert_eq!(
-        begin("", Beginning::Initial).unwrap(),
+        begin("", WatchStart::Initial).unwrap(),
         ["ADDED a", "ADDED b", "ADDED c", "BOOKMARK -"]
     );
     assert_eq!(
-        begin("1", Beginning::Unsaid).unwrap_err(),
+        begin("1", WatchStart::Default).unwrap_err(),
         "too old resource version: 1 (2)"
     );
     assert_eq!(
-        begin("9", Beginning::Initial).unwrap_err(),
+        begin("9", WatchStart::Initial).unwrap_err(),
         "Too large resource version: 9, current: 4"
     );
 }
 
 #[test]
-fn an_object_comes_and_goes_as_it_is_selected() {
+fn an_object_is_added_and_deleted_as_its_selection_changes() {
     let mut store = Store::default();
-    let (mut watcher, _) = watch(&store, "app=x", "", Beginning::Unsaid).unwrap();
+    let (mut watcher, _) = watch(&store, "app=x", "", WatchStart::Default).unwrap();
     write(&mut store, "a", "y");
     write(&mut store, "a", "x");
     write(&mut store, "b", "x");
@@ -93,7 +93,7 @@ fn an_object_comes_and_goes_as_it_is_selected() {
     let Change::Deleted(gone) = &news[2] else {
         panic!("{news:?}");
     };
-    // As it was when it last mattered.
+    // Its last matching state.
     assert_eq!(
         (gone.label("app"), gone.resource_version()),
         (Some("x"), "5")
@@ -103,9 +103,9 @@ fn an_object_comes_and_goes_as_it_is_selected() {
 }
 
 #[test]
-fn who_is_too_slow_is_told_so() {
+fn a_slow_watcher_gets_410() {
     let mut store = Store::new(History::of(2));
-    let (mut watcher, _) = watch(&store, "", "", Beginning::Unsaid).unwrap();
+    let (mut watcher, _) = watch(&store, "", "", WatchStart::Default).unwrap();
     for name in ["a", "b", "c"] {
         write(&mut store, name, "x");
     }
@@ -116,7 +116,7 @@ fn who_is_too_slow_is_told_so() {
 fn events_are_sent_in_the_version_that_is_watched() {
     let mut store = Store::default();
     write(&mut store, "a", "x");
-    let (_, begun) = watch(&store, "", "", Beginning::Initial).unwrap();
+    let (_, begun) = watch(&store, "", "", WatchStart::Initial).unwrap();
     let json = begun[0].to_json("v1", "ConfigMap");
     assert_eq!(
         (&json["object"]["apiVersion"], &json["object"]["kind"]),
@@ -135,13 +135,13 @@ fn events_are_sent_in_the_version_that_is_watched() {
     );
 }
 
-/// Something that happens, or a watcher that comes or asks.
+/// An event, or a watcher that starts or polls.
 #[derive(Debug, Clone)]
 enum Step {
     Write(String, String),
     Delete(String),
     Watch(bool),
-    Ask(usize),
+    ApiRequest(usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -149,11 +149,11 @@ fn step() -> impl Strategy<Value = Step> {
         4 => ("[a-e]", "[xy]").prop_map(|(name, app)| Step::Write(name, app)),
         2 => "[a-e]".prop_map(Step::Delete),
         1 => any::<bool>().prop_map(Step::Watch),
-        3 => (0_usize..8).prop_map(Step::Ask),
+        3 => (0_usize..8).prop_map(Step::ApiRequest),
     ]
 }
 
-/// What a client makes of what it is told.
+/// The cache of a client, built from changes.
 struct Client {
     watcher: Watcher,
     selects: bool,
@@ -202,7 +202,7 @@ fn a_thousand_objects_are_seen_by_twenty_watchers_once_and_in_order() {
     let mut store = Store::default();
     let mut clients: Vec<Client> = Vec::new();
     for _ in 0..20 {
-        let (watcher, begun) = watch(&store, "", "", Beginning::Unsaid).unwrap();
+        let (watcher, begun) = watch(&store, "", "", WatchStart::Default).unwrap();
         assert_eq!(begun, []);
         clients.push(Client {
             watcher,
@@ -251,14 +251,14 @@ proptest! {
                 Step::Watch(selects) => {
                     let labels = if selects { "app=x" } else { "" };
                     let (watcher, begun) =
-                        watch(&store, labels, "", Beginning::Unsaid).unwrap();
+                        watch(&store, labels, "", WatchStart::Default).unwrap();
                     let mut client =
                         Client { watcher, selects, seen: Vec::new(), objects: BTreeMap::new() };
                     client.take(begun);
                     let initial = client.seen.len();
                     clients.push((client, store.version(), initial));
                 }
-                Step::Ask(which) => {
+                Step::ApiRequest(which) => {
                     if let Some((client, ..)) = clients.get_mut(which) {
                         client.ask(&store);
                     }
@@ -273,12 +273,12 @@ proptest! {
             ).unwrap();
             let objects: Vec<_> = client.objects.values().cloned().collect();
             prop_assert_eq!(objects, listed.items);
-            let told = &client.seen[*initial..];
-            prop_assert!(told.is_sorted_by(|one, next| one < next));
+            let versions = &client.seen[*initial..];
+            prop_assert!(versions.is_sorted_by(|one, next| one < next));
             if !client.selects {
                 let events: Vec<_> =
                     store.events_after(*since).unwrap().map(|it| it.version).collect();
-                prop_assert_eq!(told, events);
+                prop_assert_eq!(versions, events);
             }
         }
     }

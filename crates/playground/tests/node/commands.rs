@@ -8,13 +8,13 @@ use skewbridge_remotecommand::{
     ExitCode, Input, Outcome, Protocol, SpdyProtocol, TerminalSize, Version,
 };
 
-use crate::site::{Site, eventually, heard, query};
+use crate::node_fixture::{NodeFixture, command_result, eventually, query};
 
-async fn site() -> Site {
-    let site = Site::new();
+async fn fixture() -> NodeFixture {
+    let fixture = NodeFixture::new();
     let spec = json!({"containers": [{"name": "web", "image": "web"}]});
-    site.running("web", &spec).await;
-    site
+    fixture.running("web", &spec).await;
+    fixture
 }
 
 fn exited(code: u8) -> Outcome {
@@ -22,38 +22,45 @@ fn exited(code: u8) -> Outcome {
 }
 
 #[tokio::test]
-async fn a_command_is_told_as_it_went_in_every_protocol() {
-    let site = site().await;
+async fn the_result_of_a_command_is_reported_in_every_protocol() {
+    let fixture = fixture().await;
     let words = ["/bin/sh", "-c", "cat; echo no >&2; exit 3"];
     let query = query(&words, "stdin=true&stdout=true&stderr=true");
     for protocol in SpdyProtocol::ALL {
-        let mut client = site.spdy(Exec, &query, protocol).await;
+        let mut client = fixture.spdy(Exec, &query, protocol).await;
         client.write("hello\n").await;
         let got = client.finish().await;
-        assert_eq!(got, heard("hello\n", "no\n", exited(3)), "{protocol:?}");
+        assert_eq!(
+            got,
+            command_result("hello\n", "no\n", exited(3)),
+            "{protocol:?}"
+        );
     }
-    let mut client = site.websocket(Exec, &query, Protocol::V5).await;
+    let mut client = fixture.websocket(Exec, &query, Protocol::V5).await;
     client.ping().await;
     client.write(Input::Stdin, b"hello\n").await;
     client.close_stdin().await;
-    assert_eq!(client.finish().await, heard("hello\n", "no\n", exited(3)));
+    assert_eq!(
+        client.finish().await,
+        command_result("hello\n", "no\n", exited(3))
+    );
 }
 
 #[tokio::test]
-async fn all_that_a_command_has_said_is_heard_by_who_is_slow() {
-    let site = site().await;
-    // Fills all there is on the way, again and again, and does not wait for room.
+async fn a_slow_client_gets_all_output() {
+    let fixture = fixture().await;
+    // Fills all buffers, again and again, without waiting for room.
     let fill = "dd if=/dev/zero bs=4096 count=256 oflag=nonblock 2>> counts";
     let script = format!("for i in 1 2 3 4 5 6 7 8; do {fill}; sleep 0.1; done; echo > over");
     let query = query(&["/bin/sh", "-c", &script], "stdout=true");
-    let client = site.spdy(Exec, &query, SpdyProtocol::V4).await;
-    let directory = site.directory(&site.pod("web"));
+    let client = fixture.spdy(Exec, &query, SpdyProtocol::V4).await;
+    let directory = fixture.directory(&fixture.pod("web"));
     eventually(
         || directory.join("over").exists().then_some(()),
         "it is over",
     )
     .await;
-    // Longer than is waited for what a command leaves open.
+    // Longer than the time for output that a background process holds open.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let got = client.finish().await;
     assert_eq!(got.outcome, Outcome::Success);
@@ -67,27 +74,35 @@ async fn all_that_a_command_has_said_is_heard_by_who_is_slow() {
 }
 
 #[tokio::test]
-async fn a_command_that_leaves_its_output_open_is_over_all_the_same() {
-    let site = site().await;
-    // What it leaves is in a session of its own, and says more and more.
+async fn a_command_ends_though_a_background_process_holds_its_output() {
+    let fixture = fixture().await;
+    // The background process has its own session, and writes continuously.
     let left = "setsid sh -c 'echo $$ > id; while echo more; do :; done' & ";
     let script = format!("{left} until [ -s id ]; do sleep 0.05; done; echo done");
     let query = query(&["/bin/sh", "-c", &script], "stdout=true");
-    let client = site.websocket(Exec, &query, Protocol::V5).await;
+    let client = fixture.websocket(Exec, &query, Protocol::V5).await;
     let got = client.finish().await;
     assert_eq!(got.outcome, Outcome::Success);
     assert!(got.stdout.contains("done\n"));
 }
 
 #[tokio::test]
-async fn success_and_what_cannot_be_run_are_told_apart() {
-    let site = site().await;
+async fn success_and_launch_errors_are_distinguished() {
+    let fixture = fixture().await;
     let good = query(&["true"], "stdout=true");
     let bad = query(&["nope-1"], "stdout=true");
     for protocol in Protocol::ALL {
-        let got = site.websocket(Exec, &good, protocol).await.finish().await;
-        assert_eq!(got, heard("", "", Outcome::Success), "{protocol:?}");
-        let got = site.websocket(Exec, &bad, protocol).await.finish().await;
+        let got = fixture
+            .websocket(Exec, &good, protocol)
+            .await
+            .finish()
+            .await;
+        assert_eq!(
+            got,
+            command_result("", "", Outcome::Success),
+            "{protocol:?}"
+        );
+        let got = fixture.websocket(Exec, &bad, protocol).await.finish().await;
         let Outcome::Failed(failure) = got.outcome else {
             panic!("{got:?}")
         };
@@ -105,18 +120,22 @@ async fn success_and_what_cannot_be_run_are_told_apart() {
 
 #[tokio::test]
 async fn a_command_has_a_clean_environment_in_the_pods_own_directory() {
-    let site = site().await;
+    let fixture = fixture().await;
     let query = query(
         &["/bin/sh", "-c", "pwd; echo $HOME; env | wc -l; ls -a"],
         "stdout=true",
     );
-    let got = site
+    let got = fixture
         .spdy(Exec, &query, SpdyProtocol::V4)
         .await
         .finish()
         .await;
     let lines: Vec<_> = got.stdout.lines().collect();
-    let directory = site.scratch.path().join("pods").join(site.pod("web").uid());
+    let directory = fixture
+        .scratch
+        .path()
+        .join("pods")
+        .join(fixture.pod("web").uid());
     assert_eq!(
         lines[0],
         directory.canonicalize().unwrap().to_str().unwrap()
@@ -134,7 +153,7 @@ async fn a_command_has_a_clean_environment_in_the_pods_own_directory() {
 
 #[tokio::test]
 async fn a_terminal_is_the_commands_own_and_has_a_size() {
-    let site = site().await;
+    let fixture = fixture().await;
     let words = [
         "/bin/sh",
         "-c",
@@ -145,33 +164,39 @@ async fn a_terminal_is_the_commands_own_and_has_a_size() {
         width: 101,
         height: 33,
     };
-    let mut client = site.websocket(Exec, &query, Protocol::V5).await;
+    let mut client = fixture.websocket(Exec, &query, Protocol::V5).await;
     client.write(Input::Resize, &window.encode()).await;
     client.write(Input::Stdin, b"yes\n").await;
     let got = client.finish().await;
     // The terminal echoes.
-    assert_eq!(got, heard("yes\r\n33 101\r\nyes\r\n", "", exited(5)));
+    assert_eq!(
+        got,
+        command_result("yes\r\n33 101\r\nyes\r\n", "", exited(5))
+    );
 
-    let mut client = site.spdy(Exec, &query, SpdyProtocol::V4).await;
+    let mut client = fixture.spdy(Exec, &query, SpdyProtocol::V4).await;
     let resize = client.resize.as_mut().unwrap();
     resize.write(window.encode()).await.unwrap();
     client.write("yes\n").await;
     let got = client.finish().await;
-    assert_eq!(got, heard("yes\r\n33 101\r\nyes\r\n", "", exited(5)));
+    assert_eq!(
+        got,
+        command_result("yes\r\n33 101\r\nyes\r\n", "", exited(5))
+    );
 }
 
 #[tokio::test]
 async fn keys_of_a_terminal_go_to_the_job_and_not_to_the_shell() {
-    let site = site().await;
+    let fixture = fixture().await;
     let query = query(&["/bin/sh", "-i"], "stdin=true&stdout=true&tty=true");
-    let mut client = site.websocket(Exec, &query, Protocol::V5).await;
-    let mut heard = String::new();
-    // What is echoed is not what is said.
+    let mut client = fixture.websocket(Exec, &query, Protocol::V5).await;
+    let mut command_result = String::new();
+    // The echo differs from the output.
     let job = b"sh -c 'echo rea''dy; exec sleep 1000'\n";
     client.write(Input::Stdin, job).await;
-    while !heard.contains("ready") {
+    while !command_result.contains("ready") {
         let (_, data) = client.next().await.unwrap();
-        heard.push_str(std::str::from_utf8(&data).unwrap());
+        command_result.push_str(std::str::from_utf8(&data).unwrap());
     }
     client.write(Input::Stdin, b"\x03").await;
     client.write(Input::Stdin, b"exit 4\n").await;
@@ -179,55 +204,57 @@ async fn keys_of_a_terminal_go_to_the_job_and_not_to_the_shell() {
 }
 
 #[tokio::test]
-async fn who_leaves_takes_the_command_and_its_children_along() {
-    let site = site().await;
+async fn a_disconnect_ends_the_command_and_its_children() {
+    let fixture = fixture().await;
     let words = ["/bin/sh", "-c", "sleep 1000 & echo $$ $!; wait"];
     let query = query(&words, "stdin=true&stdout=true&stderr=true");
-    let mut client = site.spdy(Exec, &query, SpdyProtocol::V4).await;
-    let said = client.read_some().await;
-    let said = String::from_utf8(said.to_vec()).unwrap();
-    let ids: Vec<i32> = said
+    let mut client = fixture.spdy(Exec, &query, SpdyProtocol::V4).await;
+    let text = client.read_some().await;
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    let ids: Vec<i32> = text
         .split_whitespace()
         .map(|it| it.parse().unwrap())
         .collect();
-    assert!(ids.iter().all(|id| lives(*id)));
-    client.abandon();
+    assert!(ids.iter().all(|id| is_alive(*id)));
+    client.disconnect();
     eventually(
-        || ids.iter().all(|id| !lives(*id)).then_some(()),
+        || ids.iter().all(|id| !is_alive(*id)).then_some(()),
         "both are gone",
     )
     .await;
 }
 
-/// Whether there is such a process, zombies apart.
-pub(crate) fn lives(id: i32) -> bool {
+/// Whether a process exists that is not a zombie.
+pub(crate) fn is_alive(id: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat"));
     stat.is_ok_and(|stat| !stat.contains(") Z "))
 }
 
 #[tokio::test]
-async fn who_attaches_talks_to_the_containers_own_process() {
-    let site = Site::new();
+async fn attach_connects_to_the_main_process() {
+    let fixture = NodeFixture::new();
     let container = json!({
         "name": "web", "stdin": true, "stdinOnce": true,
         "command": ["/bin/sh", "-c", "while read x; do echo \"got $x\"; done; echo end"],
     });
     let spec = json!({"restartPolicy": "Never", "containers": [container]});
-    site.running("web", &spec).await;
+    fixture.running("web", &spec).await;
     let query = "stdin=true&stdout=true&stderr=true";
-    let mut client = site.spdy(Attach, query, SpdyProtocol::V4).await;
+    let mut client = fixture.spdy(Attach, query, SpdyProtocol::V4).await;
     client.write("one\n").await;
     let got = client.finish().await;
-    assert_eq!(got, heard("got one\nend\n", "", Outcome::Success));
-    site.until("web", |pod| pod.text(&["status", "phase"]) == "Succeeded")
+    assert_eq!(got, command_result("got one\nend\n", "", Outcome::Success));
+    fixture
+        .until("web", |pod| pod.text(&["status", "phase"]) == "Succeeded")
         .await;
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_is_refused_in_kubernetes_words() {
-    let site = Site::new();
+async fn invalid_stream_requests_have_kubernetes_messages() {
+    let fixture = NodeFixture::new();
     let containers = json!([{"name": "a", "image": "a"}, {"name": "b", "image": "b"}]);
-    site.running("web", &json!({"containers": containers}))
+    fixture
+        .running("web", &json!({"containers": containers}))
         .await;
     let rows = [
         (
@@ -257,7 +284,7 @@ async fn what_cannot_be_done_is_refused_in_kubernetes_words() {
         ),
     ];
     for (kind, query, message) in rows {
-        let status = site.refused(kind, "web", query).await;
+        let status = fixture.refused(kind, "web", query).await;
         assert_eq!((status.code, &*status.message), (400, message), "{query}");
     }
 }

@@ -6,17 +6,17 @@ use serde_json::json;
 use skewbridge_playground::server::pod_streams::{StreamAnswer, StreamKind::Log};
 use tokio::sync::mpsc;
 
-use crate::site::{LIMIT, Site};
+use crate::node_fixture::{LIMIT, NodeFixture};
 
 /// A log that is read.
-struct Reading {
+struct LogReader {
     pieces: mpsc::Receiver<Bytes>,
     text: String,
 }
 
-impl Reading {
-    async fn of(site: &Site, query: &str) -> Self {
-        let answer = site.ask(Log, "web", query, HeaderMap::new()).await;
+impl LogReader {
+    async fn of(fixture: &NodeFixture, query: &str) -> Self {
+        let answer = fixture.ask(Log, "web", query, HeaderMap::new()).await;
         let StreamAnswer::Pieces(head, pieces) = answer else {
             panic!("{answer:?}")
         };
@@ -27,7 +27,7 @@ impl Reading {
         }
     }
 
-    /// Reads until there is enough, or nothing more.
+    /// Reads until there is enough, or the end.
     async fn read(&mut self, enough: impl Fn(&str) -> bool) {
         let read = async {
             while !enough(&self.text)
@@ -40,36 +40,36 @@ impl Reading {
     }
 }
 
-async fn log(site: &Site, query: &str) -> String {
-    let mut reading = Reading::of(site, query).await;
+async fn log(fixture: &NodeFixture, query: &str) -> String {
+    let mut reading = LogReader::of(fixture, query).await;
     reading.read(|_| false).await;
     reading.text
 }
 
 #[tokio::test]
-async fn logs_are_followed_to_the_end_and_cut_as_asked() {
-    let site = Site::new();
+async fn logs_are_followed_to_the_end_and_limited() {
+    let fixture = NodeFixture::new();
     let script = "echo one; echo two >&2; until [ -e go ]; do sleep 0.05; done; echo three";
     let container = json!({"name": "web", "command": ["/bin/sh", "-c", script]});
     let spec = json!({"restartPolicy": "Never", "containers": [container]});
-    let pod = site.running("web", &spec).await;
-    let mut followed = Reading::of(&site, "follow=true").await;
+    let pod = fixture.running("web", &spec).await;
+    let mut followed = LogReader::of(&fixture, "follow=true").await;
     followed.read(|text| text.lines().count() == 2).await;
-    std::fs::write(site.directory(&pod).join("go"), "").unwrap();
+    std::fs::write(fixture.directory(&pod).join("go"), "").unwrap();
     followed.read(|_| false).await;
     let mut lines: Vec<_> = followed.text.lines().collect();
     assert_eq!(lines.pop(), Some("three"));
-    // Which of two outputs is heard first, nobody knows.
+    // The order of stdout and stderr is not defined.
     lines.sort_unstable();
     assert_eq!(lines, ["one", "two"]);
-    assert_eq!(log(&site, "tailLines=1").await, "three\n");
-    assert_eq!(log(&site, "tailLines=1&limitBytes=2").await, "th");
+    assert_eq!(log(&fixture, "tailLines=1").await, "three\n");
+    assert_eq!(log(&fixture, "tailLines=1&limitBytes=2").await, "th");
     assert!(
-        log(&site, "timestamps=true&tailLines=1")
+        log(&fixture, "timestamps=true&tailLines=1")
             .await
             .ends_with("Z three\n")
     );
-    let status = site.refused(Log, "web", "previous=true").await;
+    let status = fixture.refused(Log, "web", "previous=true").await;
     assert_eq!(
         status.message,
         "previous terminated container \"web\" in pod \"web\" not found"

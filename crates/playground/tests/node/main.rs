@@ -1,9 +1,9 @@
-//! The node by itself: pods that run, and what clients do with them, without a server
-//! in between.
+//! The node alone: running pods and streams to them, without a server in between.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod commands;
-mod lives;
+mod lifecycle;
 mod logs;
+#[path = "../support/node_fixture.rs"]
+mod node_fixture;
 mod ports;
-mod site;

@@ -14,7 +14,7 @@ use skewbridge_spdy::{Config, Headers};
 use skewbridge_websocket::{Control, Decoder, Event, Limits, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
-use crate::site::{LIMIT, Site, spdy_headers, websocket_headers};
+use crate::node_fixture::{LIMIT, NodeFixture, spdy_headers, websocket_headers};
 
 fn open(handle: &Handle, stream: Which, port: u16, request: &str) -> Stream {
     let headers = pair::Headers {
@@ -40,7 +40,7 @@ async fn all(mut receiver: Receiver) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// What comes from a port, and what is said of it.
+/// The data and the error of a port.
 async fn get(handle: &Handle, port: u16, request: &str) -> (String, String) {
     let mut error = open(handle, Which::Error, port, request);
     error.sender.finish().unwrap();
@@ -51,21 +51,22 @@ async fn get(handle: &Handle, port: u16, request: &str) -> (String, String) {
     tokio::join!(all(data.receiver), all(error.receiver))
 }
 
-async fn connection(site: &Site) -> DuplexStream {
+async fn connection(fixture: &NodeFixture) -> DuplexStream {
     let headers: HeaderMap = spdy_headers("portforward.k8s.io");
-    site.switched(PortForward, "web", "", headers).await
+    fixture.switched(PortForward, "web", "", headers).await
 }
 
 #[tokio::test]
 async fn what_a_pod_listens_on_is_forwarded() {
-    let site = Site::new();
-    // One that only root may have, and one that anybody may.
+    let fixture = NodeFixture::new();
+    // A privileged port and an unprivileged one.
     let ports = json!([{"containerPort": 80}, {"containerPort": 18_080}]);
     let container = json!({"name": "web", "image": "web", "ports": ports});
-    site.running("web", &json!({"containers": [container]}))
+    fixture
+        .running("web", &json!({"containers": [container]}))
         .await;
     let (handle, _incoming, driver) =
-        connection::client(connection(&site).await, Config::default());
+        connection::client(connection(&fixture).await, Config::default());
     let driver = tokio::spawn(driver);
     for (number, port) in [(1, 80), (2, 18_080), (3, 80)] {
         // The process may not listen yet.
@@ -87,20 +88,20 @@ async fn what_a_pod_listens_on_is_forwarded() {
 }
 
 #[tokio::test]
-async fn nobody_else_is_reached_through_a_pod() {
-    let site = Site::new();
+async fn listeners_of_other_programs_are_not_reached() {
+    let fixture = NodeFixture::new();
     let pod = |port: u16| {
         let ports = json!([{"containerPort": port}]);
         json!({"containers": [{"name": "web", "command": ["sleep", "1000"], "ports": ports}]})
     };
-    // Strangers at the address of pods, everywhere, and at what pods call localhost.
+    // Listeners of other programs: at the address of pods, at any address, and at localhost.
     let strangers = ["127.0.0.2:0", "0.0.0.0:0", "127.0.0.1:0", "[::1]:0"];
     let strangers = strangers.map(|address| std::net::TcpListener::bind(address).ok());
     let strangers: Vec<_> = strangers.into_iter().flatten().collect();
     let first = strangers[0].local_addr().unwrap().port();
-    site.running("web", &pod(first)).await;
+    fixture.running("web", &pod(first)).await;
     let (handle, _incoming, driver) =
-        connection::client(connection(&site).await, Config::default());
+        connection::client(connection(&fixture).await, Config::default());
     let driver = tokio::spawn(driver);
     for (number, stranger) in strangers.iter().enumerate() {
         let port = stranger.local_addr().unwrap().port();
@@ -114,9 +115,9 @@ async fn nobody_else_is_reached_through_a_pod() {
             )
         );
         stranger.set_nonblocking(true).unwrap();
-        let nobody = stranger.accept().map(|(_, address)| address);
-        let nobody = nobody.unwrap_err().kind();
-        assert_eq!(nobody, std::io::ErrorKind::WouldBlock);
+        let accepted = stranger.accept().map(|(_, address)| address);
+        let accepted = accepted.unwrap_err().kind();
+        assert_eq!(accepted, std::io::ErrorKind::WouldBlock);
     }
     driver.abort();
 }
@@ -131,14 +132,14 @@ struct Channels {
 }
 
 impl Channels {
-    async fn open(site: &Site, query: &str, protocol: Protocol) -> Self {
+    async fn open(fixture: &NodeFixture, query: &str, protocol: Protocol) -> Self {
         let headers = websocket_headers(protocol.name());
         let limits = Limits {
             frame: 1 << 20,
             message: 1 << 20,
         };
         Self {
-            io: site.switched(PortForward, "web", query, headers).await,
+            io: fixture.switched(PortForward, "web", query, headers).await,
             buffer: BytesMut::new(),
             decoder: Decoder::new(Role::Client, limits),
             reader: FromServer::new(protocol),
@@ -170,7 +171,7 @@ impl Channels {
         }
     }
 
-    /// What comes on each channel until the close, after the ports were announced.
+    /// The data of each channel until the close, after the port numbers.
     async fn finish(&mut self, ports: &[u16]) -> Vec<[String; 2]> {
         let mut texts = vec![[const { Vec::new() }; 2]; ports.len()];
         let mut announced_on = Vec::new();
@@ -191,40 +192,49 @@ impl Channels {
 
 #[tokio::test]
 async fn ports_are_forwarded_by_channels() {
-    let site = Site::new();
+    let fixture = NodeFixture::new();
     let ports = json!([{"containerPort": 18_081}, {"containerPort": 18_082}]);
     let container = json!({"name": "web", "image": "web", "ports": ports});
-    site.running("web", &json!({"containers": [container]}))
+    fixture
+        .running("web", &json!({"containers": [container]}))
         .await;
     // A closed port is reported on its own error channel.
     let ports = [18_081, 9, 18_082];
     for protocol in [Protocol::V4, Protocol::V4_BASE64] {
         for attempt in 0..200 {
-            let mut client = Channels::open(&site, "ports=18081,9&ports=18082", protocol).await;
+            let mut client = Channels::open(&fixture, "ports=18081,9&ports=18082", protocol).await;
             for port in [0, 2] {
                 let ask = b"GET / HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n";
                 client.write(port, ask).await;
             }
-            // No such port: passed over.
+            // An unknown port is ignored.
             client.write(7, b"?").await;
-            let heard = client.finish(&ports).await;
+            let command_result = client.finish(&ports).await;
             // The process may not listen yet.
-            if attempt < 199 && (!heard[0][1].is_empty() || !heard[2][1].is_empty()) {
+            if attempt < 199
+                && (!command_result[0][1].is_empty() || !command_result[2][1].is_empty())
+            {
                 tokio::time::sleep(std::time::Duration::from_millis(50)).await;
                 continue;
             }
             for place in [0, 2] {
                 let expected = format!("Hello from pod web, port {}.\n", ports[place]);
-                assert!(heard[place][0].ends_with(&expected), "{heard:?}");
-                assert_eq!(heard[place][1], "");
+                assert!(
+                    command_result[place][0].ends_with(&expected),
+                    "{command_result:?}"
+                );
+                assert_eq!(command_result[place][1], "");
             }
             let refused = "error forwarding port 9 to pod web, uid : failed to connect";
-            assert!(heard[1][1].starts_with(refused), "{heard:?}");
+            assert!(
+                command_result[1][1].starts_with(refused),
+                "{command_result:?}"
+            );
             break;
         }
     }
     let headers = websocket_headers("v4.channel.k8s.io");
-    let answer = site.ask(PortForward, "web", "", headers).await;
+    let answer = fixture.ask(PortForward, "web", "", headers).await;
     let answer = format!("{answer:?}");
     assert!(answer.contains("is required"), "{answer}");
 }

@@ -1,30 +1,39 @@
-//! Who is let in, as whom, and what they may.
+//! Authentication and authorization.
 
 use http::Method;
 use serde_json::json;
 use skewbridge_testkit::TlsClient;
 
-use crate::cluster::{Client, Cluster, Said, VISITOR_TOKEN};
+use crate::cluster_fixture::{Client, Cluster, TestResponse, VISITOR_TOKEN};
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const WHO_AM_I: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-async fn ask(client: &TlsClient, cluster: &Cluster, path: &str, headers: &[(&str, &str)]) -> Said {
+async fn ask(
+    client: &TlsClient,
+    cluster: &Cluster,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> TestResponse {
     let client = Client(client.http2(cluster.new.address()).await.unwrap());
     client.ask(Method::GET, path, headers, "").await
 }
 
-async fn who(client: &TlsClient, cluster: &Cluster, headers: &[(&str, &str)]) -> Said {
+async fn current_user(
+    client: &TlsClient,
+    cluster: &Cluster,
+    headers: &[(&str, &str)],
+) -> TestResponse {
     let client = Client(client.http2(cluster.new.address()).await.unwrap());
     client.ask(Method::POST, WHO_AM_I, headers, "{}").await
 }
 
 #[tokio::test]
-async fn a_certificate_says_who_somebody_is() {
+async fn a_certificate_authenticates_a_user() {
     let cluster = Cluster::start().await;
-    let said = who(&cluster.pki.admin(), &cluster, &[]).await;
-    let user = &said.body["status"]["userInfo"];
-    assert_eq!(user["username"], "admin", "{said:?}");
+    let response = current_user(&cluster.pki.admin(), &cluster, &[]).await;
+    let user = &response.body["status"]["userInfo"];
+    assert_eq!(user["username"], "admin", "{response:?}");
     assert_eq!(
         user["groups"],
         json!(["system:masters", "system:authenticated"])
@@ -34,7 +43,7 @@ async fn a_certificate_says_who_somebody_is() {
         .pki
         .anonymous()
         .identity(&strangers.client("admin", &["system:masters"]));
-    let refused = who(&stranger, &cluster, &[]).await;
+    let refused = current_user(&stranger, &cluster, &[]).await;
     assert_eq!(
         (refused.code, &refused.body["message"]),
         (401, &json!("Unauthorized"))
@@ -42,16 +51,16 @@ async fn a_certificate_says_who_somebody_is() {
 }
 
 #[tokio::test]
-async fn a_token_says_who_somebody_is() {
+async fn a_token_authenticates_a_user() {
     let cluster = Cluster::start().await;
     let bearer = format!("Bearer {VISITOR_TOKEN}");
     let headers = [("authorization", &*bearer)];
-    let nobody = cluster.pki.anonymous();
-    let said = who(&nobody, &cluster, &headers).await;
-    assert_eq!(said.body["status"]["userInfo"]["username"], "visitor");
-    assert_eq!(ask(&nobody, &cluster, PODS, &headers).await.code, 200);
+    let anonymous = cluster.pki.anonymous();
+    let response = current_user(&anonymous, &cluster, &headers).await;
+    assert_eq!(response.body["status"]["userInfo"]["username"], "visitor");
+    assert_eq!(ask(&anonymous, &cluster, PODS, &headers).await.code, 200);
     let refused = ask(
-        &nobody,
+        &anonymous,
         &cluster,
         "/api/v1/namespaces/kube-system/pods",
         &headers,
@@ -64,21 +73,21 @@ async fn a_token_says_who_somebody_is() {
          the namespace \"kube-system\""
     );
     let wrong = [("authorization", "Bearer another")];
-    assert_eq!(ask(&nobody, &cluster, PODS, &wrong).await.code, 401);
+    assert_eq!(ask(&anonymous, &cluster, PODS, &wrong).await.code, 401);
 }
 
 #[tokio::test]
-async fn nobody_in_particular_may_ask_how_it_is() {
+async fn anonymous_users_can_read_health_and_version() {
     let cluster = Cluster::start().await;
-    let nobody = cluster.pki.anonymous();
+    let anonymous = cluster.pki.anonymous();
     for path in ["/healthz", "/livez", "/readyz", "/readyz/ping"] {
-        let said = ask(&nobody, &cluster, path, &[]).await;
+        let response = ask(&anonymous, &cluster, path, &[]).await;
         let expected = if path == "/readyz/ping" { 403 } else { 200 };
-        assert_eq!(said.code, expected, "{path}");
+        assert_eq!(response.code, expected, "{path}");
     }
-    let version = ask(&nobody, &cluster, "/version", &[]).await;
+    let version = ask(&anonymous, &cluster, "/version", &[]).await;
     assert_eq!(version.body["gitVersion"], "v1.36.4");
-    let refused = ask(&nobody, &cluster, "/api", &[]).await;
+    let refused = ask(&anonymous, &cluster, "/api", &[]).await;
     assert_eq!(refused.code, 403);
     assert_eq!(
         refused.body["message"],
@@ -87,7 +96,7 @@ async fn nobody_in_particular_may_ask_how_it_is() {
 }
 
 #[tokio::test]
-async fn a_front_proxy_speaks_for_others() {
+async fn a_front_proxy_asserts_users() {
     let cluster = Cluster::start().await;
     let headers = [
         ("x-remote-user", "jane"),
@@ -98,28 +107,28 @@ async fn a_front_proxy_speaks_for_others() {
         .pki
         .anonymous()
         .identity(&proxies.client("front-proxy", &[]));
-    let said = who(&proxy, &cluster, &headers).await;
-    assert_eq!(said.body["status"]["userInfo"]["username"], "jane");
+    let response = current_user(&proxy, &cluster, &headers).await;
+    assert_eq!(response.body["status"]["userInfo"]["username"], "jane");
     assert_eq!(ask(&proxy, &cluster, PODS, &headers).await.code, 200);
-    // Without a word of whom, it is not anonymous.
+    // Without user headers, it is not anonymous.
     assert_eq!(ask(&proxy, &cluster, "/healthz", &[]).await.code, 401);
     let other = cluster
         .pki
         .anonymous()
         .identity(&proxies.client("somebody", &[]));
     assert_eq!(ask(&other, &cluster, PODS, &headers).await.code, 401);
-    // Headers alone are nobody's word.
-    let nobody = cluster.pki.anonymous();
-    assert_eq!(ask(&nobody, &cluster, PODS, &headers).await.code, 403);
+    // Headers without the front-proxy certificate are ignored.
+    let anonymous = cluster.pki.anonymous();
+    assert_eq!(ask(&anonymous, &cluster, PODS, &headers).await.code, 403);
 }
 
 #[tokio::test]
-async fn an_administrator_may_act_for_others() {
+async fn an_administrator_can_impersonate_users() {
     let cluster = Cluster::start().await;
     let admin = cluster.pki.admin();
     let headers = [("impersonate-user", "visitor")];
-    let said = who(&admin, &cluster, &headers).await;
-    assert_eq!(said.body["status"]["userInfo"]["username"], "visitor");
+    let response = current_user(&admin, &cluster, &headers).await;
+    assert_eq!(response.body["status"]["userInfo"]["username"], "visitor");
     let nodes = ask(&admin, &cluster, "/api/v1/nodes", &headers).await;
     assert_eq!(nodes.code, 403);
     let bearer = format!("Bearer {VISITOR_TOKEN}");
@@ -129,13 +138,13 @@ async fn an_administrator_may_act_for_others() {
 }
 
 #[tokio::test]
-async fn rights_are_given_by_objects_at_any_server() {
+async fn roles_apply_at_every_server() {
     let cluster = Cluster::start().await;
     let bearer = format!("Bearer {VISITOR_TOKEN}");
     let headers = [("authorization", &*bearer)];
-    let nobody = cluster.pki.anonymous();
+    let anonymous = cluster.pki.anonymous();
     let nodes = "/api/v1/nodes";
-    assert_eq!(ask(&nobody, &cluster, nodes, &headers).await.code, 403);
+    assert_eq!(ask(&anonymous, &cluster, nodes, &headers).await.code, 403);
     let admin = cluster.admin(&cluster.old).await;
     let group = "/apis/rbac.authorization.k8s.io/v1";
     let role = json!({"metadata": {"name": "nodes"}, "rules": [
@@ -155,53 +164,53 @@ async fn rights_are_given_by_objects_at_any_server() {
     });
     let bindings = format!("{group}/clusterrolebindings");
     assert_eq!(admin.post(&bindings, &binding).await.code, 201);
-    assert_eq!(ask(&nobody, &cluster, nodes, &headers).await.code, 200);
+    assert_eq!(ask(&anonymous, &cluster, nodes, &headers).await.code, 200);
     assert_eq!(admin.delete(&format!("{bindings}/nodes")).await.code, 200);
-    assert_eq!(ask(&nobody, &cluster, nodes, &headers).await.code, 403);
+    assert_eq!(ask(&anonymous, &cluster, nodes, &headers).await.code, 403);
 }
 
 #[tokio::test]
-async fn questions_of_rights_are_answered() {
+async fn access_reviews_are_answered() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.old).await;
     let group = "/apis/authorization.k8s.io/v1";
     let about = json!({"verb": "delete", "resource": "pods", "namespace": "default"});
     let mine = json!({"spec": {"resourceAttributes": about}});
-    let said = client
+    let response = client
         .post(&format!("{group}/selfsubjectaccessreviews"), &mine)
         .await;
     assert_eq!(
-        (said.code, &said.body["status"]["allowed"]),
+        (response.code, &response.body["status"]["allowed"]),
         (201, &json!(true))
     );
     let theirs = json!({"spec": {"user": "visitor", "resourceAttributes": about}});
-    let said = client
+    let response = client
         .post(&format!("{group}/subjectaccessreviews"), &theirs)
         .await;
-    assert_eq!(said.body["status"]["allowed"], false);
+    assert_eq!(response.body["status"]["allowed"], false);
     let path = json!({"spec": {"nonResourceAttributes": {"verb": "get", "path": "/metrics"}}});
-    let said = client
+    let response = client
         .post(&format!("{group}/selfsubjectaccessreviews"), &path)
         .await;
-    assert_eq!(said.body["status"]["allowed"], true);
+    assert_eq!(response.body["status"]["allowed"], true);
     let rules = json!({"spec": {"namespace": "default"}});
-    let said = client
+    let response = client
         .post(&format!("{group}/selfsubjectrulesreviews"), &rules)
         .await;
     assert_eq!(
-        said.body["status"]["resourceRules"][0]["verbs"],
+        response.body["status"]["resourceRules"][0]["verbs"],
         json!(["*"])
     );
     let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
-    let said = client
+    let response = client
         .post(reviews, &json!({"spec": {"token": VISITOR_TOKEN}}))
         .await;
-    assert_eq!(said.body["status"]["user"]["username"], "visitor");
-    let said = client
+    assert_eq!(response.body["status"]["user"]["username"], "visitor");
+    let response = client
         .post(reviews, &json!({"spec": {"token": "wrong"}}))
         .await;
     assert_eq!(
-        said.body["status"]["authenticated"],
+        response.body["status"]["authenticated"],
         serde_json::Value::Null
     );
 }

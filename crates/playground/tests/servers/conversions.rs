@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::Cluster;
+use crate::cluster_fixture::Cluster;
 
 #[tokio::test]
 async fn one_autoscaler_is_read_in_all_versions() {
@@ -37,11 +37,11 @@ async fn one_autoscaler_is_read_in_all_versions() {
     );
     seen["spec"]["metrics"] = json!([busy, memory]);
     assert_eq!(new.put(&one, &seen).await.code, 200);
-    // Whoever only knows the older version changes what it knows, and loses nothing.
+    // A client of the older version changes its fields, and loses no others.
     let form = "application/merge-patch+json";
-    let change = json!({"spec": {"maxReplicas": 4, "targetCPUUtilizationPercentage": 80}});
+    let set_release = json!({"spec": {"maxReplicas": 4, "targetCPUUtilizationPercentage": 80}});
     let changed = old
-        .patch(&format!("{}/web", path("v1")), form, &change)
+        .patch(&format!("{}/web", path("v1")), form, &set_release)
         .await;
     assert_eq!(changed.code, 200, "{changed:?}");
     let seen = new.get(&one).await.body;
@@ -89,7 +89,7 @@ async fn the_status_of_an_autoscaler_is_written_in_all_versions() {
     assert_eq!(seen["status"]["currentCPUUtilizationPercentage"], 90);
     let notes = seen["metadata"]["annotations"].as_object().unwrap();
     assert_eq!(notes.len(), 2, "{seen:#}");
-    // What the older version does not say of the rest is as it was.
+    // Fields that the older version does not have stay in the spec.
     seen["metadata"]["annotations"] = Value::Null;
     seen["spec"]["maxReplicas"] = json!(4);
     let changed = client.put(&one("v1", ""), &seen).await;
@@ -97,7 +97,7 @@ async fn the_status_of_an_autoscaler_is_written_in_all_versions() {
     let kept = client.get(&one("v2", "")).await.body;
     assert_eq!(kept["status"], made["status"]);
     assert_eq!(kept["spec"]["maxReplicas"], 4);
-    // And what it does not say of the status is nothing.
+    // Fields that it does not set in the status are removed.
     let mut seen = client.get(&one("v1", "")).await.body;
     let notes = json!({"autoscaling.alpha.kubernetes.io/conditions": "[]"});
     seen["metadata"]["annotations"] = notes;
@@ -134,14 +134,14 @@ async fn one_event_is_read_in_both_groups() {
         (&json!("hello"), &Value::Null)
     );
     assert_eq!(seen["regarding"]["name"], "web");
-    let told = watch.next().await.unwrap();
-    assert_eq!(told["object"]["apiVersion"], "events.k8s.io/v1");
-    assert_eq!(told["object"]["note"], "hello");
+    let next_event_name = watch.next().await.unwrap();
+    assert_eq!(next_event_name["object"]["apiVersion"], "events.k8s.io/v1");
+    assert_eq!(next_event_name["object"]["note"], "hello");
     let again = client
         .post(later, &json!({"metadata": {"name": "e"}}))
         .await;
     assert_eq!(again.code, 409, "{again:?}");
-    // The group that is asked is the one that is told of.
+    // The response has the group of the request.
     assert_eq!(
         again.body["message"],
         "events.events.k8s.io \"e\" already exists"

@@ -1,4 +1,4 @@
-//! What servers say that they serve.
+//! Discovery of the servers.
 
 use http::Method;
 use serde_json::Value;
@@ -6,24 +6,27 @@ use skewbridge_discovery::Document;
 use skewbridge_discovery::accept::{V2, V2_BETA1};
 use skewbridge_playground::catalogue::Release;
 
-use crate::cluster::{Client, Cluster};
+use crate::cluster_fixture::{Client, Cluster};
 
 async fn whole(client: &Client, path: &str, accept: &str) -> (u16, String, Option<String>, String) {
     let request = http::Request::get(format!("https://localhost{path}"))
         .header("accept", accept)
         .body(())
         .unwrap();
-    let said = client.0.request(request, "").await.unwrap();
+    let response = client.0.request(request, "").await.unwrap();
     (
-        said.status,
-        said.header("content-type").unwrap_or_default().to_owned(),
-        said.header("etag").map(str::to_owned),
-        said.text(),
+        response.status,
+        response
+            .header("content-type")
+            .unwrap_or_default()
+            .to_owned(),
+        response.header("etag").map(str::to_owned),
+        response.text(),
     )
 }
 
 #[tokio::test]
-async fn each_release_tells_what_it_serves() {
+async fn each_release_serves_its_discovery() {
     let cluster = Cluster::start().await;
     let mut counts = Vec::new();
     for server in cluster.servers() {
@@ -80,7 +83,7 @@ async fn each_release_tells_what_it_serves() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_or_not_understood_is_told_as_elsewhere() {
+async fn unknown_paths_and_media_types_have_kube_apiservers_errors() {
     let cluster = Cluster::start().await;
     for server in cluster.servers() {
         let client = cluster.admin(server).await;
@@ -91,7 +94,7 @@ async fn what_is_not_there_or_not_understood_is_told_as_elsewhere() {
         for path in ["/api", "/apis"] {
             let (code, media, _, text) = whole(&client, path, strange).await;
             assert_eq!((code, media.as_str()), (406, "application/json"), "{path}");
-            // For people, since nobody knows what the caller reads.
+            // Plain text, because no accepted format is known.
             assert!(text.starts_with("{\n  \"kind\": \"Status\",\n"), "{text}");
             let status: Value = serde_json::from_str(&text).unwrap();
             assert_eq!(status["reason"], "NotAcceptable");
@@ -109,14 +112,14 @@ async fn what_is_not_there_or_not_understood_is_told_as_elsewhere() {
         let endpoints = "/api/v1/namespaces/default/endpoints";
         let request = http::Request::get(format!("https://localhost{endpoints}"));
         let request = request.body(()).unwrap();
-        let said = client.0.request(request, "").await.unwrap();
+        let response = client.0.request(request, "").await.unwrap();
         let is_old = server.release() == Release::V1_28;
-        assert_eq!(said.header("warning").is_none(), is_old);
+        assert_eq!(response.header("warning").is_none(), is_old);
     }
 }
 
 #[tokio::test]
-async fn open_api_describes_what_people_write() {
+async fn open_api_has_descriptions() {
     let cluster = Cluster::start().await;
     for server in cluster.servers() {
         let client = cluster.admin(server).await;
@@ -159,7 +162,7 @@ async fn open_api_describes_what_people_write() {
 }
 
 #[tokio::test]
-async fn both_versions_of_http_are_spoken() {
+async fn http_1_1_and_http_2_are_supported() {
     let cluster = Cluster::start().await;
     let mut client = cluster
         .pki
@@ -170,15 +173,15 @@ async fn both_versions_of_http_are_spoken() {
     for _ in 0..2 {
         let request = "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n";
         client.send(request).await.unwrap();
-        let said = client.read_response().await.unwrap();
-        assert_eq!(said.status, 200);
-        let version: Value = serde_json::from_str(&said.text()).unwrap();
+        let response = client.read_response().await.unwrap();
+        assert_eq!(response.status, 200);
+        let version: Value = serde_json::from_str(&response.text()).unwrap();
         assert_eq!(version["gitVersion"], "v1.28.15");
-        assert!(said.header("audit-id").is_some());
+        assert!(response.header("audit-id").is_some());
     }
     let client = cluster.admin(&cluster.old).await;
-    let said = client.ask(Method::HEAD, "/version", &[], "").await;
-    assert_eq!((said.code, said.body), (200, "".into()));
+    let response = client.ask(Method::HEAD, "/version", &[], "").await;
+    assert_eq!((response.code, response.body), (200, "".into()));
     let metrics = client.get("/metrics").await.body;
     assert!(
         metrics

@@ -1,4 +1,4 @@
-//! Servers come and go: what they leave behind, and who notices.
+//! Starting, stopping and killing servers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,14 +6,13 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use skewbridge_peers::Identity;
 use skewbridge_playground::catalogue::Release;
-use skewbridge_playground::server::pod_streams::NoNode;
 use tokio::time::timeout;
 
-use crate::cluster::{Client, Cluster};
+use crate::cluster_fixture::{Client, Cluster, NoNode};
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn each_server_has_a_lease_under_its_name() {
@@ -31,7 +30,7 @@ async fn each_server_has_a_lease_under_its_name() {
 }
 
 #[tokio::test]
-async fn only_later_releases_take_their_lease_with_them() {
+async fn only_later_releases_delete_their_lease() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.middle).await;
     let there = async |identity: &str| client.get(&format!("{LEASES}/{identity}")).await.code;
@@ -42,7 +41,7 @@ async fn only_later_releases_take_their_lease_with_them() {
     cluster.old.stop().await;
     cluster.new.stop().await;
     assert_eq!((there(&old).await, there(&new).await), (200, 404));
-    // A server that loses its power deletes nothing.
+    // A killed server deletes nothing.
     let again = cluster
         .pki
         .start(Release::V1_36, &cluster.store, Arc::new(NoNode))
@@ -59,13 +58,13 @@ async fn watches_end_cleanly_with_a_server_that_is_stopped() {
     client.post(MAPS, &json!({"metadata": {"name": "a"}})).await;
     let address = cluster.new.address();
     cluster.new.stop().await;
-    assert_eq!(watch.told().await.0, "ADDED");
+    assert_eq!(watch.next_event_name().await.0, "ADDED");
     assert_eq!(watch.next().await, None);
     assert!(cluster.pki.admin().http2(address).await.is_err());
 }
 
 #[tokio::test]
-async fn a_killed_server_cuts_everybody_off_and_others_go_on() {
+async fn a_killed_server_drops_its_connections_and_others_continue() {
     let cluster = Cluster::start().await;
     let mut watcher = cluster
         .pki
@@ -79,8 +78,8 @@ async fn a_killed_server_cuts_everybody_off_and_others_go_on() {
     let address = cluster.old.address();
     let others = cluster.admin(&cluster.middle).await;
     cluster.old.kill().await;
-    // Not the end of a body: an end without one.
-    let cut = timeout(PATIENCE, watcher.read_chunk()).await.unwrap();
+    // The body is truncated, not complete.
+    let cut = timeout(TEST_TIMEOUT, watcher.read_chunk()).await.unwrap();
     assert!(cut.is_err(), "{cut:?}");
     assert!(cluster.pki.admin().http2(address).await.is_err());
     assert_eq!(others.get(MAPS).await.code, 200);
@@ -88,14 +87,14 @@ async fn a_killed_server_cuts_everybody_off_and_others_go_on() {
     let namespace = json!({"metadata": {"name": "shop"}});
     others.post("/api/v1/namespaces", &namespace).await;
     others.delete("/api/v1/namespaces/shop").await;
-    skewbridge_testkit::eventually("the namespace is gone", PATIENCE, async || {
+    skewbridge_testkit::eventually("the namespace is gone", TEST_TIMEOUT, async || {
         others.get("/api/v1/namespaces/shop").await.code == 404
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_cluster_begins_with_what_every_cluster_has() {
+async fn a_cluster_starts_with_initial_objects() {
     let cluster = Cluster::start().await;
     let client: Client = cluster.admin(&cluster.old).await;
     let namespaces = client.get("/api/v1/namespaces").await.body;
@@ -113,7 +112,7 @@ async fn a_cluster_begins_with_what_every_cluster_has() {
 }
 
 #[tokio::test]
-async fn who_has_begun_to_ask_is_answered_by_a_server_that_is_stopped() {
+async fn a_stopped_server_answers_requests_in_flight() {
     let cluster = Cluster::start().await;
     let address = cluster.new.address();
     let new = cluster.new;
@@ -126,22 +125,22 @@ async fn who_has_begun_to_ask_is_answered_by_a_server_that_is_stopped() {
         body.len()
     );
     client.send(head).await.unwrap();
-    // It is being asked.
+    // The request is in flight.
     assert_eq!(client.read_head().await.unwrap().status, 100);
     client.send(first).await.unwrap();
     let stopping = tokio::spawn(new.stop());
-    skewbridge_testkit::eventually("nobody else is let in", PATIENCE, async || {
+    skewbridge_testkit::eventually("new connections are refused", TEST_TIMEOUT, async || {
         cluster.pki.admin().http1(address).await.is_err()
     })
     .await;
     client.send(rest).await.unwrap();
-    let answered = timeout(PATIENCE, client.read_head()).await.unwrap();
+    let answered = timeout(TEST_TIMEOUT, client.read_head()).await.unwrap();
     assert_eq!(answered.unwrap().status, 201);
-    timeout(PATIENCE, stopping).await.unwrap().unwrap();
+    timeout(TEST_TIMEOUT, stopping).await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn nobody_is_answered_by_a_server_that_is_killed() {
+async fn a_killed_server_answers_no_request() {
     let cluster = Cluster::start().await;
     let address = cluster.new.address();
     let mut client = cluster.pki.admin().http1(address).await.unwrap();
@@ -154,7 +153,7 @@ async fn nobody_is_answered_by_a_server_that_is_killed() {
     let others = cluster.admin(&cluster.old).await;
     cluster.new.kill().await;
     let _ = client.send(r#"{"metadata": {"name": "killed"}}"#).await;
-    let cut = timeout(PATIENCE, client.read_head()).await.unwrap();
+    let cut = timeout(TEST_TIMEOUT, client.read_head()).await.unwrap();
     assert!(cut.is_err(), "{cut:?}");
     assert_eq!(others.get(&format!("{MAPS}/killed")).await.code, 404);
 }

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod access;
-mod cluster;
+#[path = "../support/cluster_fixture.rs"]
+mod cluster_fixture;
+mod concurrency;
 mod conversions;
-mod crowd;
 mod discovery;
 mod lifecycle;
 mod objects;

@@ -1,14 +1,14 @@
-//! Objects are made, read, changed and ended.
+//! Creating, reading, changing and deleting objects.
 
 use http::Method;
 use serde_json::{Value, json};
 use skewbridge_api::protobuf::{Writer, envelope};
 use skewbridge_testkit::eventually;
 
-use crate::cluster::Cluster;
+use crate::cluster_fixture::Cluster;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 fn config_map(name: &str, value: &str) -> Value {
     json!({
@@ -19,7 +19,7 @@ fn config_map(name: &str, value: &str) -> Value {
 }
 
 #[tokio::test]
-async fn what_one_server_is_told_all_servers_know() {
+async fn a_write_at_one_server_is_visible_at_all() {
     let cluster = Cluster::start().await;
     let old = cluster.admin(&cluster.old).await;
     let made = old.post(MAPS, &config_map("web", "1")).await;
@@ -44,7 +44,7 @@ async fn what_one_server_is_told_all_servers_know() {
 }
 
 #[tokio::test]
-async fn an_object_of_a_version_that_a_server_lacks_is_not_there() {
+async fn an_object_of_an_unserved_version_is_404() {
     let cluster = Cluster::start().await;
     let (old, new) = (
         cluster.admin(&cluster.old).await,
@@ -59,7 +59,7 @@ async fn an_object_of_a_version_that_a_server_lacks_is_not_there() {
     assert_eq!(missing.code, 404);
     let words = "the server could not find the requested resource";
     assert_eq!(missing.body["message"], words);
-    // Of a version that is not served at all it is said otherwise.
+    // An unknown version has a different message.
     let claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
     assert_eq!(old.get(claims).await.body, "404 page not found\n");
     assert_eq!(new.get(claims).await.code, 200);
@@ -68,7 +68,7 @@ async fn an_object_of_a_version_that_a_server_lacks_is_not_there() {
 }
 
 #[tokio::test]
-async fn writes_that_somebody_else_was_before_are_refused() {
+async fn conflicting_writes_are_refused() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
     let other = cluster.admin(&cluster.old).await;
@@ -110,14 +110,14 @@ async fn writes_that_somebody_else_was_before_are_refused() {
 }
 
 #[tokio::test]
-async fn lists_come_in_pages_and_by_selection() {
+async fn lists_have_pages_and_selectors() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.middle).await;
     for name in ["a", "b", "c", "d", "e"] {
         assert_eq!(client.post(MAPS, &config_map(name, "1")).await.code, 201);
     }
-    let names = |said: &Value| -> Vec<String> {
-        let items = said["items"].as_array().unwrap().iter();
+    let names = |response: &Value| -> Vec<String> {
+        let items = response["items"].as_array().unwrap().iter();
         items
             .map(|it| it["metadata"]["name"].as_str().unwrap().to_owned())
             .collect()
@@ -125,7 +125,7 @@ async fn lists_come_in_pages_and_by_selection() {
     let first = client.get(&format!("{MAPS}?limit=2")).await.body;
     assert_eq!(names(&first), ["a", "b"]);
     assert_eq!(first["metadata"]["remainingItemCount"], 3);
-    // What comes in between is not on later pages.
+    // Objects that are created meanwhile are not on later pages.
     assert_eq!(client.post(MAPS, &config_map("bb", "1")).await.code, 201);
     let token = first["metadata"]["continue"].as_str().unwrap();
     let rest = client
@@ -162,7 +162,7 @@ async fn lists_come_in_pages_and_by_selection() {
 }
 
 #[tokio::test]
-async fn tables_are_for_people() {
+async fn tables_are_served() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.old).await;
     client.post(MAPS, &config_map("web", "1")).await;
@@ -184,7 +184,7 @@ async fn tables_are_for_people() {
 }
 
 #[tokio::test]
-async fn objects_come_in_yaml_and_protobuf_too() {
+async fn objects_are_accepted_in_yaml_and_protobuf() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
     let media = [("content-type", "application/yaml")];
@@ -205,7 +205,7 @@ async fn objects_come_in_yaml_and_protobuf_too() {
 }
 
 #[tokio::test]
-async fn fields_that_nobody_knows_are_refused_or_warned_of() {
+async fn unknown_fields_are_refused_or_cause_warnings() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
     let mut object = config_map("web", "1");
@@ -236,7 +236,7 @@ async fn fields_that_nobody_knows_are_refused_or_warned_of() {
 }
 
 #[tokio::test]
-async fn what_nobody_said_is_filled_in() {
+async fn defaults_are_filled_in() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.old).await;
     let services = "/api/v1/namespaces/default/services";
@@ -244,7 +244,7 @@ async fn what_nobody_said_is_filled_in() {
     let made = client.post(services, &service).await.body;
     let address = made["spec"]["clusterIP"].as_str().unwrap();
     assert!(address.starts_with("10.97."), "{made}");
-    // Who does not know the address leaves it as it is.
+    // An update without the address keeps it.
     let again = client.put(&format!("{services}/web"), &service).await.body;
     assert_eq!(again["spec"]["clusterIP"], address);
     let secrets = "/api/v1/namespaces/default/secrets";
@@ -265,7 +265,7 @@ async fn what_nobody_said_is_filled_in() {
 }
 
 #[tokio::test]
-async fn names_are_made_up_and_checked() {
+async fn names_are_generated_and_validated() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.old).await;
     let made = client
@@ -296,7 +296,7 @@ async fn names_are_made_up_and_checked() {
 }
 
 #[tokio::test]
-async fn a_namespace_ends_with_all_that_is_in_it() {
+async fn a_namespace_is_deleted_with_its_content() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
     let made = client
@@ -312,7 +312,7 @@ async fn a_namespace_ends_with_all_that_is_in_it() {
     assert_eq!(ending.body["status"]["phase"], "Terminating");
     let late = client.post(inside, &config_map("late", "1")).await;
     assert_eq!(late.code, 403);
-    eventually("what is not held is gone", PATIENCE, async || {
+    eventually("what is not held is gone", TEST_TIMEOUT, async || {
         client.get(&format!("{inside}/plain")).await.code == 404
     })
     .await;
@@ -323,7 +323,7 @@ async fn a_namespace_ends_with_all_that_is_in_it() {
         .patch(&path, "application/merge-patch+json", &freed)
         .await;
     assert_eq!(freed.code, 200);
-    eventually("the namespace is gone", PATIENCE, async || {
+    eventually("the namespace is gone", TEST_TIMEOUT, async || {
         client.get("/api/v1/namespaces/shop").await.code == 404
     })
     .await;
@@ -332,7 +332,7 @@ async fn a_namespace_ends_with_all_that_is_in_it() {
 }
 
 #[tokio::test]
-async fn pods_on_a_node_are_given_time() {
+async fn pods_on_a_node_get_their_grace_period() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
     let pods = "/api/v1/namespaces/default/pods";
@@ -346,18 +346,18 @@ async fn pods_on_a_node_are_given_time() {
     let ending = client.delete(&format!("{path}?gracePeriodSeconds=7")).await;
     assert_eq!(ending.body["metadata"]["deletionGracePeriodSeconds"], 7);
     assert_eq!(client.get(&path).await.code, 200);
-    // A status is written beside it, and does not end it.
+    // A status update does not end it.
     let status = json!({"status": {"phase": "Running"}});
     let form = "application/merge-patch+json";
-    let said = client.patch(&format!("{path}/status"), form, &status).await;
-    assert_eq!(said.body["status"]["phase"], "Running");
+    let response = client.patch(&format!("{path}/status"), form, &status).await;
+    assert_eq!(response.body["status"]["phase"], "Running");
     let gone = client.delete(&format!("{path}?gracePeriodSeconds=0")).await;
     assert_eq!((gone.code, &gone.body["kind"]), (200, &json!("Pod")));
     assert_eq!(client.get(&path).await.code, 404);
 }
 
 #[tokio::test]
-async fn what_depends_on_something_ends_with_it() {
+async fn dependents_are_garbage_collected() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.old).await;
     for (policy, stays) in [("Background", false), ("Orphan", true)] {
@@ -368,15 +368,15 @@ async fn what_depends_on_something_ends_with_it() {
             "uid": owner["metadata"]["uid"],
         }]);
         assert_eq!(client.post(MAPS, &child).await.code, 201);
-        let said = client
+        let response = client
             .delete(&format!("{MAPS}/owner?propagationPolicy={policy}"))
             .await;
-        assert_eq!(said.body["status"], "Success");
+        assert_eq!(response.body["status"], "Success");
         if stays {
             let child = client.get(&format!("{MAPS}/child")).await.body;
             assert_eq!(child["metadata"]["ownerReferences"], json!([]), "{child}");
         } else {
-            eventually("the dependent is gone", PATIENCE, async || {
+            eventually("the dependent is gone", TEST_TIMEOUT, async || {
                 client.get(&format!("{MAPS}/child")).await.code == 404
             })
             .await;
@@ -385,7 +385,7 @@ async fn what_depends_on_something_ends_with_it() {
 }
 
 #[tokio::test]
-async fn little_of_a_pod_can_be_changed() {
+async fn few_fields_of_a_pod_can_be_changed() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
     let pods = "/api/v1/namespaces/default/pods";
@@ -427,16 +427,19 @@ async fn little_of_a_pod_can_be_changed() {
         "nodeName": "other",
         "ephemeralContainers": [{"name": "debug", "image": "busybox"}],
     }});
-    let said = client
+    let response = client
         .patch(&format!("{path}/ephemeralcontainers"), form, &debug)
         .await;
-    assert_eq!(said.code, 200, "{said:?}");
-    assert_eq!(said.body["spec"]["ephemeralContainers"][0]["name"], "debug");
-    assert_eq!(said.body["spec"]["nodeName"], "n");
+    assert_eq!(response.code, 200, "{response:?}");
+    assert_eq!(
+        response.body["spec"]["ephemeralContainers"][0]["name"],
+        "debug"
+    );
+    assert_eq!(response.body["spec"]["nodeName"], "n");
 }
 
 #[tokio::test]
-async fn what_is_too_large_is_refused() {
+async fn large_objects_are_refused() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
     let path = "/apis/apps/v1/namespaces/default/controllerrevisions";

@@ -1,8 +1,8 @@
-//! Changes that are described: patches, server-side apply, and how many there are to be.
+//! Patches, server-side apply, and scale.
 
 use serde_json::{Value, json};
 
-use crate::cluster::Cluster;
+use crate::cluster_fixture::Cluster;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/default/deployments";
@@ -23,7 +23,7 @@ fn deployment() -> Value {
 }
 
 #[tokio::test]
-async fn patches_of_every_form_are_understood() {
+async fn every_patch_type_is_supported() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
     assert_eq!(client.post(DEPLOYMENTS, &deployment()).await.code, 201);
@@ -32,31 +32,31 @@ async fn patches_of_every_form_are_understood() {
         {"name": "side", "image": "side:1"},
     ]}}}});
     let form = "application/strategic-merge-patch+json";
-    let said = client.patch(&path, form, &strategic).await.body;
-    let containers = said["spec"]["template"]["spec"]["containers"]
+    let response = client.patch(&path, form, &strategic).await.body;
+    let containers = response["spec"]["template"]["spec"]["containers"]
         .as_array()
         .unwrap();
-    assert_eq!(containers.len(), 2, "{said}");
-    assert_eq!(said["metadata"]["generation"], 2);
+    assert_eq!(containers.len(), 2, "{response}");
+    assert_eq!(response["metadata"]["generation"], 2);
     let json_patch = json!([
         {"op": "test", "path": "/apiVersion", "value": "apps/v1"},
         {"op": "replace", "path": "/spec/replicas", "value": 3},
     ]);
-    let said = client
+    let response = client
         .patch(&path, "application/json-patch+json", &json_patch)
         .await;
-    assert_eq!(said.body["spec"]["replicas"], 3, "{said:?}");
+    assert_eq!(response.body["spec"]["replicas"], 3, "{response:?}");
     let merge =
         json!({"spec": {"template": {"spec": {"containers": [{"name": "one", "image": "i"}]}}}});
-    let said = client
+    let response = client
         .patch(&path, "application/merge-patch+json", &merge)
         .await
         .body;
-    let containers = said["spec"]["template"]["spec"]["containers"].as_array();
+    let containers = response["spec"]["template"]["spec"]["containers"].as_array();
     assert_eq!(containers.unwrap().len(), 1);
     let unknown = client.patch(&path, "application/json", &merge).await;
     assert_eq!(unknown.code, 415);
-    let version = &said["metadata"]["resourceVersion"];
+    let version = &response["metadata"]["resourceVersion"];
     let stale = json!({"metadata": {"resourceVersion": "1"}, "spec": {"replicas": 9}});
     let refused = client
         .patch(&path, "application/merge-patch+json", &stale)
@@ -70,7 +70,7 @@ async fn patches_of_every_form_are_understood() {
 }
 
 #[tokio::test]
-async fn whoever_applies_owns_what_it_applies() {
+async fn server_side_apply_tracks_ownership() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
     let form = "application/apply-patch+yaml";
@@ -129,10 +129,10 @@ async fn a_deployment_is_scaled_beside_the_rest() {
     assert_eq!(client.put(&path, &scale).await.body["spec"]["replicas"], 4);
     assert_eq!(client.put(&path, &scale).await.code, 409);
     let form = "application/merge-patch+json";
-    let said = client
+    let response = client
         .patch(&path, form, &json!({"spec": {"replicas": 2}}))
         .await;
-    assert_eq!(said.body["spec"]["replicas"], 2);
+    assert_eq!(response.body["spec"]["replicas"], 2);
     let deployment = client.get(&format!("{DEPLOYMENTS}/web")).await.body;
     assert_eq!(deployment["spec"]["replicas"], 2);
     let wrong = client

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::Cluster;
+use crate::cluster_fixture::Cluster;
 
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/default/deployments";
 const DAEMONS: &str = "/apis/apps/v1/namespaces/default/daemonsets";
@@ -22,7 +22,7 @@ fn workload(name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn what_an_old_server_shows_can_be_given_back_to_it() {
+async fn an_object_of_an_old_server_can_be_written_back() {
     let cluster = Cluster::start().await;
     let old = cluster.admin(&cluster.old).await;
     let new = cluster.admin(&cluster.new).await;
@@ -44,7 +44,7 @@ async fn what_an_old_server_shows_can_be_given_back_to_it() {
 }
 
 #[tokio::test]
-async fn pods_have_generations_where_they_are_counted_and_a_node_is_none() {
+async fn binding_a_pod_does_not_change_its_generation() {
     let cluster = Cluster::start().await;
     let old = cluster.admin(&cluster.old).await;
     let new = cluster.admin(&cluster.new).await;

@@ -1,4 +1,4 @@
-//! What runs in pods is somebody else's: the servers let it answer.
+//! Streams, which the servers hand over to the node.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,11 +17,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::cluster::{Cluster, VISITOR_TOKEN};
+use crate::cluster_fixture::{Cluster, VISITOR_TOKEN};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Says back what it is told.
+/// Echoes its input.
 struct Echo;
 
 impl PodStreams for Echo {
@@ -100,17 +100,17 @@ async fn a_connection_is_handed_over_with_what_was_read() {
         client.send(exec(method, protocol)).await.unwrap();
         assert_eq!(client.read_head().await.unwrap().status, 101);
         let mut io = client.into_connection();
-        let mut said = Vec::new();
-        timeout(PATIENCE, io.read_to_end(&mut said))
+        let mut response = Vec::new();
+        timeout(TEST_TIMEOUT, io.read_to_end(&mut response))
             .await
             .unwrap()
             .unwrap();
-        assert_eq!(said, b"ping");
+        assert_eq!(response, b"ping");
     }
 }
 
 #[tokio::test]
-async fn the_oldest_release_knows_no_websocket() {
+async fn the_oldest_release_has_no_websocket() {
     let cluster = cluster().await;
     let mut client = connect(&cluster, &cluster.old).await;
     client.send(exec("GET", "websocket")).await.unwrap();
@@ -136,7 +136,7 @@ async fn the_oldest_release_knows_no_websocket() {
 }
 
 #[tokio::test]
-async fn logs_come_piece_by_piece() {
+async fn logs_are_streamed() {
     let cluster = cluster().await;
     let client = cluster.admin(&cluster.middle).await;
     let log = client
@@ -151,7 +151,7 @@ async fn logs_come_piece_by_piece() {
 }
 
 #[tokio::test]
-async fn who_may_only_look_may_not_enter() {
+async fn read_only_users_cannot_exec() {
     let cluster = cluster().await;
     for server in [&cluster.middle, &cluster.new] {
         let mut client = cluster
@@ -201,14 +201,14 @@ async fn pods_are_bound_and_evicted() {
         ),
     ] {
         let eviction = json!({"metadata": {"name": "lone"}, "deleteOptions": options});
-        let said = client.post(&path, &eviction).await;
-        assert_eq!(said.code, code, "{said:?}");
+        let response = client.post(&path, &eviction).await;
+        assert_eq!(response.code, code, "{response:?}");
         let pod = client.get(&format!("{pods}/lone")).await.body;
         assert!(pod["metadata"]["deletionTimestamp"].is_null(), "{options}");
     }
     let eviction = json!({"metadata": {"name": "lone"}});
-    let said = client.post(&path, &eviction).await;
-    assert_eq!(said.code, 201, "{said:?}");
+    let response = client.post(&path, &eviction).await;
+    assert_eq!(response.code, 201, "{response:?}");
     let pod = client.get(&format!("{pods}/lone")).await.body;
     assert_eq!(pod["metadata"]["deletionGracePeriodSeconds"], 30);
 }

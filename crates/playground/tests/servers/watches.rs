@@ -1,13 +1,12 @@
-//! Watches: what happens is told once, in order, and until when.
+//! Watches: every event once, in order, and their end.
 
 use serde_json::{Value, json};
 use skewbridge_playground::catalogue::Release;
 use skewbridge_playground::server::SharedStore;
-use skewbridge_playground::server::pod_streams::NoNode;
 use skewbridge_playground::store::{History, Store};
 use std::sync::Arc;
 
-use crate::cluster::{Client, Cluster, Pki};
+use crate::cluster_fixture::{Client, Cluster, NoNode, Pki};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
@@ -20,7 +19,7 @@ fn pair(kind: &str, name: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn what_happens_at_one_server_is_seen_at_all() {
+async fn a_change_at_one_server_is_watched_at_all() {
     let cluster = Cluster::start().await;
     let mut watches = Vec::new();
     for server in cluster.servers() {
@@ -31,21 +30,21 @@ async fn what_happens_at_one_server_is_seen_at_all() {
     }
     let client = cluster.admin(&cluster.middle).await;
     client.post(MAPS, &config_map("a", "x")).await;
-    let change = json!({"data": {"k": "v"}});
+    let set_release = json!({"data": {"k": "v"}});
     let path = format!("{MAPS}/a");
     client
-        .patch(&path, "application/merge-patch+json", &change)
+        .patch(&path, "application/merge-patch+json", &set_release)
         .await;
     client.delete(&path).await;
     for (_, watch) in &mut watches {
-        assert_eq!(watch.told().await, pair("ADDED", "a"));
-        assert_eq!(watch.told().await, pair("MODIFIED", "a"));
-        assert_eq!(watch.told().await, pair("DELETED", "a"));
+        assert_eq!(watch.next_event_name().await, pair("ADDED", "a"));
+        assert_eq!(watch.next_event_name().await, pair("MODIFIED", "a"));
+        assert_eq!(watch.next_event_name().await, pair("DELETED", "a"));
     }
 }
 
 #[tokio::test]
-async fn a_watch_goes_on_where_a_list_ended() {
+async fn a_watch_continues_from_a_list() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.old).await;
     client.post(MAPS, &config_map("before", "x")).await;
@@ -54,25 +53,27 @@ async fn a_watch_goes_on_where_a_list_ended() {
     client.post(MAPS, &config_map("after", "x")).await;
     let path = format!("{MAPS}?watch=1&resourceVersion={version}&labelSelector=app%3Dx");
     let mut watch = client.watch(&path).await;
-    assert_eq!(watch.told().await, pair("ADDED", "after"));
-    // What is not selected any more is gone.
-    let change = json!({"metadata": {"labels": {"app": "y"}}});
+    assert_eq!(watch.next_event_name().await, pair("ADDED", "after"));
+    // An object that is no longer selected is deleted.
+    let set_release = json!({"metadata": {"labels": {"app": "y"}}});
     let form = "application/merge-patch+json";
-    client.patch(&format!("{MAPS}/after"), form, &change).await;
-    assert_eq!(watch.told().await, pair("DELETED", "after"));
+    client
+        .patch(&format!("{MAPS}/after"), form, &set_release)
+        .await;
+    assert_eq!(watch.next_event_name().await, pair("DELETED", "after"));
     let named = format!("{MAPS}?watch=1&fieldSelector=metadata.name%3Dbefore");
     let mut named = client.watch(&named).await;
-    assert_eq!(named.told().await, pair("ADDED", "before"));
+    assert_eq!(named.next_event_name().await, pair("ADDED", "before"));
 }
 
 #[tokio::test]
-async fn a_watch_ends_when_its_time_is_over_and_says_how_far_it_came() {
+async fn a_watch_ends_at_its_timeout_with_a_bookmark() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
     client.post(MAPS, &config_map("a", "x")).await;
     let path = format!("{MAPS}?watch=1&timeoutSeconds=1&allowWatchBookmarks=true");
     let mut watch = client.watch(&path).await;
-    assert_eq!(watch.told().await, pair("ADDED", "a"));
+    assert_eq!(watch.next_event_name().await, pair("ADDED", "a"));
     let last = watch.next().await.unwrap();
     assert_eq!(last["type"], "BOOKMARK");
     assert_eq!(last["object"]["kind"], "ConfigMap");
@@ -89,12 +90,12 @@ async fn lists_are_streamed_where_the_release_can() {
     let new = cluster.admin(&cluster.new).await;
     new.post(MAPS, &config_map("a", "x")).await;
     let mut watch = new.watch(&path).await;
-    assert_eq!(watch.told().await, pair("ADDED", "a"));
+    assert_eq!(watch.next_event_name().await, pair("ADDED", "a"));
     let end = watch.next().await.unwrap();
     let annotations = &end["object"]["metadata"]["annotations"];
     assert_eq!(annotations["k8s.io/initial-events-end"], "true");
     new.post(MAPS, &config_map("b", "x")).await;
-    assert_eq!(watch.told().await, pair("ADDED", "b"));
+    assert_eq!(watch.next_event_name().await, pair("ADDED", "b"));
     let old = cluster.admin(&cluster.old).await;
     assert_eq!(old.get(&path).await.code, 422);
     let alone = new
@@ -124,16 +125,16 @@ async fn tables_are_watched_too() {
 }
 
 #[tokio::test]
-async fn what_is_forgotten_cannot_be_watched() {
+async fn a_watch_from_an_expired_version_gets_410() {
     let pki = Pki::new();
     let store = SharedStore::over(Store::new(History::of(20))).unwrap();
     let server = pki.start(Release::V1_36, &store, Arc::new(NoNode)).await;
     let client = Client(pki.admin().http2(server.address()).await.unwrap());
     for number in 0..30 {
-        let said = client
+        let response = client
             .post(MAPS, &config_map(&format!("m{number}"), "x"))
             .await;
-        assert_eq!(said.code, 201);
+        assert_eq!(response.code, 201);
     }
     let mut gone = client
         .watch(&format!("{MAPS}?watch=1&resourceVersion=5"))
@@ -155,14 +156,14 @@ async fn what_is_forgotten_cannot_be_watched() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_does_not_read_is_told_that_it_is_too_late() {
+async fn a_watcher_that_does_not_read_gets_410() {
     let pki = Pki::new();
     let store = SharedStore::over(Store::new(History::of(10))).unwrap();
     let server = pki.start(Release::V1_36, &store, Arc::new(NoNode)).await;
     let client = Client(pki.admin().http2(server.address()).await.unwrap());
     let watcher = Client(pki.admin().http2(server.address()).await.unwrap());
     let mut watch = watcher.watch(&format!("{MAPS}?watch=1")).await;
-    // More than the windows and buffers on the way hold, while nobody reads.
+    // More than all windows and buffers hold, while the client does not read.
     let padding = "x".repeat(64 * 1024);
     for number in 0..40 {
         let object = json!({"metadata": {"name": format!("m{number}")}, "data": {"p": padding}});

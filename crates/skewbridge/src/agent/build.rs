@@ -11,7 +11,7 @@ use skewbridge_signatures::{http_signature, sigv4};
 use super::Problem;
 use super::flags::{self, Flags, Signer};
 
-/// A harness, and what its signers need before it can be started.
+/// A harness, and the checks and keys that its signers need before it starts.
 pub(super) struct Signers {
     harness: Harness,
     token: Option<TokenConfig>,
@@ -19,8 +19,8 @@ pub(super) struct Signers {
 }
 
 impl Signers {
-    /// Looks for the credentials that requests will be signed with: without them every
-    /// request fails, and kubectl does not show why.
+    /// Resolves the credentials that requests will be signed with. Without them every request
+    /// fails, and kubectl does not show the reason.
     pub(super) async fn check_credentials(&self) -> Result<(), Problem> {
         let Some(sigv4) = &self.sigv4 else {
             return Ok(());
@@ -29,8 +29,8 @@ impl Signers {
         checked.map_err(|cause| Problem::Failed(format!("--signer=sigv4: {cause}")))
     }
 
-    /// The harness with all of its signers. This is the last step, because it may ask the user
-    /// for a PIN.
+    /// The harness with all of its signers. This is the last step, because it may prompt for a
+    /// PIN.
     pub(super) fn open(self) -> Result<Harness, Problem> {
         match self.token {
             None => Ok(self.harness),
@@ -43,8 +43,8 @@ impl Signers {
     }
 }
 
-/// The signers of these flags, or all that is wrong with the flags.
-pub(super) fn signers(flags: &Flags, asked: &Asked) -> Result<Signers, Problem> {
+/// The signers of these flags, or all errors of the flags.
+pub(super) fn signers(flags: &Flags, exec_info: &Asked) -> Result<Signers, Problem> {
     let mut problems = misplaced(flags);
     let mut harness = Harness::new()
         .listen(match flags.listen {
@@ -59,7 +59,7 @@ pub(super) fn signers(flags: &Flags, asked: &Asked) -> Result<Signers, Problem> 
     let (mut token, mut aws) = (None, None);
     for signer in &flags.signer {
         let built = match signer {
-            Signer::Pkcs11 => match token_config(flags, asked) {
+            Signer::Pkcs11 => match token_config(flags, exec_info) {
                 Ok(config) => {
                     token = Some(config);
                     continue;
@@ -95,7 +95,7 @@ enum Part {
     Modifier(Box<dyn skewbridge_harness::RequestModifier>),
 }
 
-/// Flags of signers that are not named, and signers that do not go together.
+/// Flags of signers that are not selected, and incompatible signers.
 fn misplaced(flags: &Flags) -> Vec<String> {
     let has = |signer| flags.signer.contains(&signer);
     let rows = [
@@ -182,7 +182,7 @@ fn misplaced(flags: &Flags) -> Vec<String> {
     problems
 }
 
-fn token_config(flags: &Flags, asked: &Asked) -> Result<TokenConfig, String> {
+fn token_config(flags: &Flags, exec_info: &Asked) -> Result<TokenConfig, String> {
     let named = Selection {
         token: flags.pkcs11_token.clone(),
         serial: flags.pkcs11_serial.clone(),
@@ -207,7 +207,7 @@ fn token_config(flags: &Flags, asked: &Asked) -> Result<TokenConfig, String> {
     let pin = match (&flags.pkcs11_askpass, &which.pin_file) {
         (Some(program), _) => PinSource::Askpass(program.clone()),
         (None, Some(path)) => PinSource::File(path.clone()),
-        (None, None) if asked.interactive => PinSource::Prompt,
+        (None, None) if exec_info.interactive => PinSource::Prompt,
         (None, None) => PinSource::Nowhere,
     };
     let certificate = match &flags.client_certificate {

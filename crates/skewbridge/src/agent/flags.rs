@@ -10,8 +10,8 @@ use skewbridge_pkcs11::Selection;
 use crate::serve::parse;
 
 const HELP: &str = "\
-A credential plugin that proxies the client's requests (KEP-2718). It is not run by
-hand, but named in a kubeconfig:
+A credential plugin that proxies the client's requests (KEP-2718). It is
+configured in a kubeconfig, and started by clients:
 
   users:
   - name: jane
@@ -27,22 +27,22 @@ hand, but named in a kubeconfig:
         provideClusterInfo: true
         interactiveMode: IfAvailable
 
-Clients that know nothing of it (kubectl, helm, k9s) run below `skewbridge run`:
+Clients without support for it (kubectl, helm, k9s) are started by `skewbridge run`:
 
   skewbridge run -- kubectl get pods
 
-Of pkcs11 and file there can be one: it is the key of the TLS handshake. The others
-change each request, in the order in which they are named.";
+pkcs11 and file set the key of the TLS handshake; only one of them can be given. The
+others change each request, in the given order.";
 
-// Everything that `agent` can be told. (What it is for, `main.rs` says.)
+// The flags of `agent`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// What proves who the user is; may be repeated
+    /// How to authenticate the user; may be repeated
     #[arg(long, value_name = "NAME", required = true, value_enum)]
     pub(crate) signer: Vec<Signer>,
 
-    /// pkcs11: the library of the token's maker
+    /// pkcs11: the PKCS#11 library of the token
     #[arg(long, value_name = "FILE", help_heading = "Signer pkcs11")]
     pub(crate) pkcs11_module: Option<PathBuf>,
     /// pkcs11: token and key as a URI (RFC 7512), such as pkcs11:token=jane;object=kubernetes
@@ -60,10 +60,10 @@ pub(crate) struct Flags {
     /// pkcs11: the identifier of key and certificate, in hexadecimal
     #[arg(long, value_name = "HEX", value_parser = hex, help_heading = "Signer pkcs11")]
     pub(crate) pkcs11_id: Option<Id>,
-    /// pkcs11: a file whose first line is the PIN; without it the terminal is asked
+    /// pkcs11: a file whose first line is the PIN; without it, the PIN is read from the terminal
     #[arg(long, value_name = "FILE", help_heading = "Signer pkcs11")]
     pub(crate) pkcs11_pin_file: Option<PathBuf>,
-    /// pkcs11: a program that prints the PIN; it is given the question
+    /// pkcs11: a program that prints the PIN; its argument is the prompt
     #[arg(
         long,
         value_name = "PROGRAM",
@@ -72,15 +72,15 @@ pub(crate) struct Flags {
     )]
     pub(crate) pkcs11_askpass: Option<OsString>,
 
-    /// file: the certificate for the cluster, with its intermediates; pkcs11: the same, where it
-    /// is not in the token
+    /// file: the client certificate, with its intermediates; pkcs11: the same, if it is not in
+    /// the token
     #[arg(long, value_name = "FILE", help_heading = "Signer file")]
     pub(crate) client_certificate: Option<PathBuf>,
-    /// file: its key
+    /// file: the key of the certificate
     #[arg(long, value_name = "FILE", help_heading = "Signer file")]
     pub(crate) client_key: Option<PathBuf>,
 
-    /// headers: lines of NAME: VALUE; read again when it changes
+    /// headers: a file with lines of NAME: VALUE; reloaded when it changes
     #[arg(long, value_name = "FILE", help_heading = "Signer headers")]
     pub(crate) headers_file: Option<PathBuf>,
     /// headers: a program that prints lines of NAME: VALUE
@@ -94,14 +94,14 @@ pub(crate) struct Flags {
         help_heading = "Signer headers"
     )]
     pub(crate) headers_command_arg: Vec<OsString>,
-    /// headers: how long what the program has printed counts
+    /// headers: how long the output of the program is cached
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse::duration, help_heading = "Signer headers")]
     pub(crate) headers_refresh: Duration,
 
-    /// sigv4: the region; without it that of the environment or of the profile
+    /// sigv4: the region [default: that of the environment or of the profile]
     #[arg(long, value_name = "NAME", help_heading = "Signer sigv4")]
     pub(crate) sigv4_region: Option<String>,
-    /// sigv4: the service that signatures are for
+    /// sigv4: the service name in signatures
     #[arg(
         long,
         value_name = "NAME",
@@ -109,42 +109,42 @@ pub(crate) struct Flags {
         help_heading = "Signer sigv4"
     )]
     pub(crate) sigv4_service: String,
-    /// sigv4: the profile; without it the keys or the profile of the environment
+    /// sigv4: the profile [default: the keys or the profile of the environment]
     #[arg(long, value_name = "NAME", help_heading = "Signer sigv4")]
     pub(crate) sigv4_profile: Option<String>,
 
     /// http-signature: a private key in PEM (Ed25519, ECDSA with P-256 or P-384)
     #[arg(long, value_name = "FILE", help_heading = "Signer http-signature")]
     pub(crate) http_signature_key: Option<PathBuf>,
-    /// http-signature: a shared secret instead, for HMAC
+    /// http-signature: a file with a shared secret instead, for HMAC
     #[arg(long, value_name = "FILE", help_heading = "Signer http-signature")]
     pub(crate) http_signature_secret: Option<PathBuf>,
     /// http-signature: the name of the key
     #[arg(long, value_name = "NAME", help_heading = "Signer http-signature")]
     pub(crate) http_signature_key_id: Option<String>,
-    /// http-signature: a further header to sign; may be repeated
+    /// http-signature: an additional header to sign; may be repeated
     #[arg(long, value_name = "NAME", help_heading = "Signer http-signature")]
     pub(crate) http_signature_header: Vec<String>,
 
     /// Where clients connect
     #[arg(long, value_name = "WHERE", default_value = "unix", value_enum)]
     pub(crate) listen: Listen,
-    /// How long to stay when nothing is asked
+    /// How long to run without requests
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse::duration)]
     pub(crate) idle_timeout: Duration,
-    /// The largest body that a signer may look at, in bytes
+    /// Maximum size of a body that a signer reads, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = skewbridge_harness::forward::BODY_LIMIT)]
     pub(crate) max_signed_body: usize,
-    /// Let all clients of the same configuration share one process, which outlives them
+    /// Share one process between all clients of the same configuration; it outlives them
     #[arg(long)]
     pub(crate) shared: bool,
-    /// Serve a client that has no lock file, until nothing is asked any more
+    /// Serve a client that has no lock file, until --idle-timeout
     #[arg(long)]
     pub(crate) without_lock_file: bool,
-    /// How much to say on standard error
+    /// Log verbosity on standard error
     #[arg(long, value_name = "LEVEL", default_value_t = 0)]
     pub(crate) v: u8,
-    /// Is the process that is shared
+    /// This is the shared process
     #[arg(long, hide = true)]
     pub(crate) shared_instance: bool,
     /// Print this help
@@ -152,7 +152,7 @@ pub(crate) struct Flags {
     help: Option<bool>,
 }
 
-/// What proves who the user is.
+/// A way to authenticate the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Signer {
     /// A key in a PKCS#11 token (smart card, security key, HSM), in the TLS handshake
@@ -170,7 +170,7 @@ pub(crate) enum Signer {
 /// Where clients connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Listen {
-    /// A socket in a directory of this user alone
+    /// A socket in a private directory
     Unix,
     /// A port of 127.0.0.1
     Tcp,

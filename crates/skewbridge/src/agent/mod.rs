@@ -13,9 +13,9 @@ use skewbridge_api::exec_credential::{ExecCredential, Spec, Version};
 use skewbridge_gateway::config::{LogFormat, Logs};
 use skewbridge_harness::{Asked, Ended, Error, LockFile, Seat, Vigil};
 
-/// What a shell changes by itself, and the question, whose cluster is looked at apart.
-/// Everything else in the environment may say who the user is: plugins of plugins
-/// (`credential_process`, askpass, libraries of tokens) read what we do not know of.
+/// Variables that a shell changes by itself, and the exec info, whose cluster is compared
+/// separately. Any other variable may select the user: plugins of plugins (`credential_process`,
+/// askpass, PKCS#11 libraries) read variables that are not known here.
 const VOLATILE: [&str; 8] = [
     "KUBERNETES_EXEC_INFO",
     "PWD",
@@ -27,7 +27,7 @@ const VOLATILE: [&str; 8] = [
     "LINES",
 ];
 
-/// Flags to signers, signers to a plugin, until its end.
+/// From flags to signers to a running plugin, until its end.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     crate::logs::init(Logs {
         verbosity: flags.v,
@@ -50,13 +50,13 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(Problem::Usage(problems)) => {
             for problem in problems {
-                complain(&problem);
+                print_error(&problem);
             }
             let _ = writeln!(std::io::stderr(), "see skewbridge agent --help");
             ExitCode::from(crate::EXIT_USAGE)
         }
         Err(Problem::Failed(problem)) => {
-            complain(&problem);
+            print_error(&problem);
             ExitCode::FAILURE
         }
     }
@@ -79,35 +79,34 @@ impl From<std::io::Error> for Problem {
     }
 }
 
-/// Is the proxy, for one client or for all.
+/// Serves as the proxy, for one client or as the shared instance.
 fn serve(flags: &Flags) -> Result<(), Problem> {
-    let asked = Asked::from_environment()?;
-    // For what ends it. Requests are served on a thread of their own.
+    let exec_info = Asked::from_environment()?;
+    // For the shutdown watcher. Requests are served on a thread of their own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let ended = runtime.block_on(live(flags, &asked));
-    // What is asked just now nobody will answer any more.
+    let ended = runtime.block_on(serve_until_end(flags, &exec_info));
+    // A prompt that is still open is abandoned.
     skewbridge_pkcs11::give_up();
-    // A handshake that waits for a token is not waited for.
+    // Does not wait for a handshake that waits for a token.
     runtime.shutdown_background();
     let ended = ended?;
     tracing::debug!("ended: {ended}");
     Ok(())
 }
 
-/// From before the first question to the user: its client may be gone while it waits for
-/// a PIN.
-async fn live(flags: &Flags, asked: &Asked) -> Result<Ended, Problem> {
+/// Starts before the first prompt: the client may exit while a PIN is awaited.
+async fn serve_until_end(flags: &Flags, exec_info: &Asked) -> Result<Ended, Problem> {
     let lock = if flags.without_lock_file || flags.shared_instance {
         LockFile::Optional
     } else {
         LockFile::Required
     };
-    let mut vigil = Vigil::begin(asked, lock)?;
+    let mut vigil = Vigil::begin(exec_info, lock)?;
     let build = {
-        let (flags, asked) = (flags.clone(), asked.clone());
-        move || build::signers(&flags, &asked)
+        let (flags, exec_info) = (flags.clone(), exec_info.clone());
+        move || build::signers(&flags, &exec_info)
     };
     let signers = match vigil.prepare(build).await {
         Ok(signers) => signers?,
@@ -122,19 +121,19 @@ async fn live(flags: &Flags, asked: &Asked) -> Result<Ended, Problem> {
         Err(ended) => return Ok(ended),
     };
     let ended = if flags.shared_instance {
-        let seat = seat(asked)?;
-        harness.run_shared_under(asked, &seat, vigil).await
+        let seat = seat(exec_info)?;
+        harness.run_shared_under(exec_info, &seat, vigil).await
     } else {
-        harness.run_under(asked, vigil).await
+        harness.run_under(exec_info, vigil).await
     };
     Ok(ended?)
 }
 
-/// Asks the instance that is shared, and starts it if there is none. It notices itself
-/// if its client goes while it asks its user for something.
+/// Connects to the shared instance, and starts it if there is none. The instance itself detects
+/// that its client exits during a prompt.
 fn ask_shared() -> Result<(), Problem> {
-    let asked = Asked::from_environment()?;
-    let seat = seat(&asked)?;
+    let exec_info = Asked::from_environment()?;
+    let seat = seat(&exec_info)?;
     let mut instance = Command::new(std::env::current_exe()?);
     instance
         .args(std::env::args_os().skip(1))
@@ -143,9 +142,9 @@ fn ask_shared() -> Result<(), Problem> {
         .enable_all()
         .build()?;
     let answer = runtime.block_on(async {
-        let mut vigil = Vigil::begin(&asked, LockFile::Optional)?;
+        let mut vigil = Vigil::begin(&exec_info, LockFile::Optional)?;
         tokio::select! {
-            answer = seat.ask(asked.version, instance) => answer.map(Some),
+            answer = seat.ask(exec_info.version, instance) => answer.map(Some),
             _ = vigil.ended() => Ok(None),
         }
     });
@@ -156,11 +155,10 @@ fn ask_shared() -> Result<(), Problem> {
     }
 }
 
-/// Where the instance is found that does what these flags say, for this cluster, by
-/// the same way.
-fn seat(asked: &Asked) -> Result<Seat, Error> {
+/// The path of the shared instance for these flags, this cluster and this connection.
+fn seat(exec_info: &Asked) -> Result<Seat, Error> {
     let cluster = Spec {
-        cluster: Some(asked.cluster.clone()),
+        cluster: Some(exec_info.cluster.clone()),
         ..Spec::default()
     };
     let cluster = ExecCredential::asking(Version::V1, cluster).to_json();
@@ -169,7 +167,7 @@ fn seat(asked: &Asked) -> Result<Seat, Error> {
         .filter(|argument| argument != "--shared-instance")
         .collect();
     let here = std::env::current_dir().unwrap_or_default();
-    let environment = lasting(std::env::vars_os());
+    let environment = stable_environment(std::env::vars_os());
     let version = env!("CARGO_PKG_VERSION");
     let mut parts = vec![
         version.as_bytes(),
@@ -179,21 +177,21 @@ fn seat(asked: &Asked) -> Result<Seat, Error> {
     for (name, value) in &environment {
         parts.extend([name.as_encoded_bytes(), value.as_encoded_bytes()]);
     }
-    // So that a word is not taken for a variable.
+    // A prefix keeps arguments and variables apart.
     parts.push(b"");
     parts.extend(arguments.iter().map(|value| value.as_encoded_bytes()));
     Seat::of(parts)
 }
 
-/// What of the environment tells one instance from another, in one order.
-fn lasting(
+/// The variables that distinguish instances, sorted.
+fn stable_environment(
     environment: impl Iterator<Item = (OsString, OsString)>,
 ) -> BTreeMap<OsString, OsString> {
     let is_volatile = |name: &OsString| VOLATILE.iter().any(|volatile| name == volatile);
     environment.filter(|(name, _)| !is_volatile(name)).collect()
 }
 
-fn complain(problem: &str) {
+fn print_error(problem: &str) {
     let problem = crate::skew::plain(problem);
     let _ = writeln!(std::io::stderr(), "skewbridge agent: {problem}");
 }
@@ -203,10 +201,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_variable_tells_instances_apart_but_those_that_shells_change() {
+    fn shared_instances_differ_by_all_variables_except_volatile_ones() {
         let of = |pairs: &[(&str, &str)]| {
             let pairs = pairs.iter();
-            lasting(pairs.map(|(name, value)| (OsString::from(name), OsString::from(value))))
+            stable_environment(
+                pairs.map(|(name, value)| (OsString::from(name), OsString::from(value))),
+            )
         };
         let jane = of(&[("VAULT_TOKEN", "jane"), ("PWD", "/a"), ("HOME", "/root")]);
         assert_ne!(jane, of(&[("VAULT_TOKEN", "joe"), ("HOME", "/root")]));

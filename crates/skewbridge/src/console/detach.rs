@@ -1,4 +1,4 @@
-//! Keys that leave a process alone with itself: `ctrl-p,ctrl-q`, as with other runtimes.
+//! Keys that detach from a process: `ctrl-p,ctrl-q`, as in other runtimes.
 
 /// A sequence of keys, and how much of it has been pressed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -7,12 +7,12 @@ pub(crate) struct DetachKeys {
     pressed: usize,
 }
 
-/// What became of some keys.
+/// The result of some key presses.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Pressed {
-    /// They are for the process: those in the buffer.
+    /// The bytes in the buffer are for the process.
     Keys,
-    /// Those before are for the process; then it is left.
+    /// The bytes before the sequence are for the process; then the user detaches.
     Detach,
 }
 
@@ -38,8 +38,8 @@ impl DetachKeys {
         Ok(Self { keys, pressed: 0 })
     }
 
-    /// Takes what was typed, and leaves in `out` what is for the process. Keys that may
-    /// become the sequence are held back until it is known.
+    /// Takes typed bytes, and puts those for the process into `out`. A possible prefix of the
+    /// sequence is held back until it is complete or fails.
     pub(crate) fn press(&mut self, typed: &[u8], out: &mut Vec<u8>) -> Pressed {
         out.clear();
         if self.keys.is_empty() {
@@ -47,7 +47,7 @@ impl DetachKeys {
             return Pressed::Keys;
         }
         for key in typed {
-            // What is held back and no longer fits may end in a beginning of the sequence.
+            // The end of a failed prefix may start the sequence again.
             while self.pressed > 0 && *key != self.keys[self.pressed] {
                 let held = &self.keys[..self.pressed];
                 let shorter = (0..held.len()).rev();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_read_or_refused() {
+    fn detach_keys_are_parsed_or_refused() {
         assert_eq!(DetachKeys::parse("").unwrap().keys, b"");
         assert_eq!(DetachKeys::parse("ctrl-[,d").unwrap().keys, b"\x1bd");
         assert!(DetachKeys::parse("ctrl-pq").is_err());

@@ -1,5 +1,5 @@
-//! The terminal, and what is read and written here: raw mode that always ends, window
-//! sizes, keys to detach, and pipes without threads.
+//! The local terminal and standard streams: raw mode that is always restored, window sizes,
+//! detach keys, and pipes without threads.
 
 mod detach;
 mod stdio;
@@ -7,4 +7,4 @@ mod terminal;
 
 pub(crate) use detach::{DetachKeys, Pressed};
 pub(crate) use stdio::{StdInput, StdOutput};
-pub(crate) use terminal::{Endings, INTERRUPTED, RawTerminal, Signals, is_terminal, size};
+pub(crate) use terminal::{INTERRUPTED, RawTerminal, Signals, TermSignals, is_terminal, size};

@@ -1,9 +1,9 @@
 //! Standard input and output without threads.
 //!
-//! Pipes and terminals are opened anew by way of `/proc/self/fd`, which gives them flags
-//! of their own: what we make non-blocking stays blocking for the shell that we share it
-//! with. Files are read and written as they are, for they never keep anybody waiting.
-//! Where neither can be done (sockets, terminals of somebody else), threads do it.
+//! Pipes and terminals are reopened through `/proc/self/fd`, which gives them their own flags:
+//! the descriptor shared with the shell stays blocking. Files are read and written directly,
+//! since they never block. Where neither works (sockets, terminals of another user), threads are
+//! used.
 
 use std::fs::File;
 use std::io;
@@ -32,52 +32,51 @@ pub(crate) enum StdOutput {
     Err(tokio::io::Stderr),
 }
 
-/// What a descriptor is, to us.
-enum Nature {
-    /// It never keeps anybody waiting.
+/// How a descriptor is read or written.
+enum DescriptorKind {
+    /// It never blocks.
     File,
-    /// It can be waited for.
+    /// It can be polled.
     Pollable(File),
     Other,
 }
 
-fn nature(fd: BorrowedFd<'_>, number: i32, flags: OFlags) -> Nature {
+fn descriptor_kind(fd: BorrowedFd<'_>, number: i32, flags: OFlags) -> DescriptorKind {
     let Ok(stat) = fstat(fd) else {
-        return Nature::Other;
+        return DescriptorKind::Other;
     };
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Nature::File,
-        FileType::CharacterDevice if !rustix::termios::isatty(fd) => Nature::File,
+        FileType::RegularFile => DescriptorKind::File,
+        FileType::CharacterDevice if !rustix::termios::isatty(fd) => DescriptorKind::File,
         FileType::Fifo | FileType::CharacterDevice => {
             let path = format!("/proc/self/fd/{number}");
             let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
             match open(path, flags, Mode::empty()) {
-                Ok(fd) => Nature::Pollable(fd.into()),
-                Err(_) => Nature::Other,
+                Ok(fd) => DescriptorKind::Pollable(fd.into()),
+                Err(_) => DescriptorKind::Other,
             }
         }
-        _ => Nature::Other,
+        _ => DescriptorKind::Other,
     }
 }
 
 impl StdInput {
     pub(crate) fn open() -> Self {
         let fd = rustix::stdio::stdin();
-        let polled = match nature(fd, 0, OFlags::RDONLY) {
-            Nature::File => return Self::File(fd),
-            // A terminal is as good as a pipe.
-            Nature::Pollable(file) => Receiver::from_file_unchecked(file).ok(),
-            Nature::Other => None,
+        let polled = match descriptor_kind(fd, 0, OFlags::RDONLY) {
+            DescriptorKind::File => return Self::File(fd),
+            // A terminal can be read like a pipe.
+            DescriptorKind::Pollable(file) => Receiver::from_file_unchecked(file).ok(),
+            DescriptorKind::Other => None,
         };
         polled.map_or_else(|| Self::Thread(tokio::io::stdin()), Self::Polled)
     }
 
-    /// Appends some bytes, as many as there is room for at most; 0 is the end.
-    /// Cancelled, it has read nothing.
+    /// Appends bytes, up to the free capacity; 0 is the end. It is cancellation-safe.
     pub(crate) async fn read(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         match self {
             Self::Polled(pipe) => match pipe.read_buf(buffer).await {
-                // A terminal whose other end has gone.
+                // The other end of the terminal is closed.
                 Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => Ok(0),
                 read => read,
             },
@@ -99,14 +98,16 @@ impl StdOutput {
     }
 
     fn open(fd: BorrowedFd<'static>, number: i32) -> Option<Self> {
-        match nature(fd, number, OFlags::WRONLY) {
-            Nature::File => Some(Self::File(fd)),
-            Nature::Pollable(file) => Sender::from_file_unchecked(file).ok().map(Self::Polled),
-            Nature::Other => None,
+        match descriptor_kind(fd, number, OFlags::WRONLY) {
+            DescriptorKind::File => Some(Self::File(fd)),
+            DescriptorKind::Pollable(file) => {
+                Sender::from_file_unchecked(file).ok().map(Self::Polled)
+            }
+            DescriptorKind::Other => None,
         }
     }
 
-    /// Writes all of it.
+    /// Writes all bytes.
     pub(crate) async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Polled(pipe) => pipe.write_all(bytes).await,

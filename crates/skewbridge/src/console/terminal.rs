@@ -1,4 +1,4 @@
-//! Raw mode, and what happens to a terminal.
+//! Raw mode, window sizes and signals of the terminal.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ pub(crate) fn is_terminal() -> bool {
     isatty(stdin())
 }
 
-/// How large the terminal is, if there is one.
+/// The size of the terminal, if there is one.
 pub(crate) fn size() -> Option<TerminalSize> {
     let sized = [stdout(), stdin(), stderr()].into_iter().find_map(|fd| {
         let size = tcgetwinsize(fd).ok()?;
@@ -26,16 +26,16 @@ pub(crate) fn size() -> Option<TerminalSize> {
     })
 }
 
-/// A terminal that passes every key on. When this is dropped, it is as it was before:
-/// also when we are told to end ([`Signals`]), and when something panics.
+/// A terminal in raw mode. Dropping this restores it, also on a terminating signal ([`Signals`])
+/// and on a panic.
 #[derive(Debug)]
 pub(crate) struct RawTerminal {
     before: Termios,
 }
 
 impl RawTerminal {
-    /// Of standard input. Signals are listened to before: one that came in between would
-    /// leave the terminal as nobody wants it.
+    /// For standard input. Signals are caught first: one that arrived in between would leave the
+    /// terminal in raw mode.
     pub(crate) fn enter() -> io::Result<(Self, Signals)> {
         let signals = Signals::listen()?;
         let before = tcgetattr(stdin().as_fd())?;
@@ -48,29 +48,29 @@ impl RawTerminal {
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // At once: a terminal that takes nothing must not keep us.
+        // Without draining: a stopped terminal must not block the exit.
         let _ = tcsetattr(stdin().as_fd(), OptionalActions::Now, &self.before);
     }
 }
 
-/// Signals that end a program, and that of a window that has changed.
+/// Terminating signals, and the signal of a changed window size.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    ends: Endings,
+    ends: TermSignals,
     window: Signal,
 }
 
 impl Signals {
-    /// From here on they do not end the program by themselves.
+    /// From now on, they do not end the program.
     fn listen() -> io::Result<Self> {
         Ok(Self {
-            ends: Endings::listen()?,
+            ends: TermSignals::listen()?,
             window: signal(SignalKind::window_change())?,
         })
     }
 
-    /// Waits for another size of the window, or for the end: that with the exit code of
-    /// shells for it.
+    /// Waits for a new window size, or for a terminating signal, which returns the exit code of
+    /// shells.
     pub(crate) async fn end_or_resize(&mut self) -> Result<(), u8> {
         tokio::select! {
             _ = self.window.recv() => Ok(()),
@@ -79,22 +79,21 @@ impl Signals {
     }
 }
 
-/// Signals that end a program. Those that whoever started us wants to be ignored, as
-/// `nohup` does, are.
+/// Terminating signals. Those that were ignored at the start, as by `nohup`, stay ignored.
 #[derive(Debug)]
-pub(crate) struct Endings([(Heard, u8); 4]);
+pub(crate) struct TermSignals([(Heard, u8); 4]);
 
-/// What a shell makes of a program that was ended by ctrl-c.
+/// The exit code that shells report after Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-impl Endings {
-    /// From here on they do not end the program by themselves.
+impl TermSignals {
+    /// From now on, they do not end the program.
     pub(crate) fn listen() -> io::Result<Self> {
         Self::listen_unless(IgnoredSignals::now())
     }
 
     /// The same, but SIGINT ends the program even if it was ignored at the start: a shell
-    /// without job control starts background jobs so, and they are ended by `kill -INT`.
+    /// without job control ignores it in background jobs, which are ended by `kill -INT`.
     pub(crate) fn listen_in_background() -> io::Result<Self> {
         Self::listen_unless(IgnoredSignals::now().without(SignalKind::interrupt()))
     }
@@ -112,7 +111,7 @@ impl Endings {
         ]))
     }
 
-    /// Waits for one; gives the exit code of shells for it.
+    /// Waits for a signal; returns the exit code of shells for it.
     pub(crate) async fn recv(&mut self) -> u8 {
         let [(a, one), (b, two), (c, three), (d, four)] = &mut self.0;
         tokio::select! {

@@ -6,45 +6,46 @@ use skewbridge_client::copy::{CopySpec, Options, Preserve, Retries};
 use crate::cluster_flags::ClusterFlags;
 
 const HELP: &str = "\
-One of SRC and DEST is in a pod, or both are:
+SRC or DEST is in a pod, or both are:
 
-  PATH                       here; a PATH with a colon is written ./PATH
+  PATH                       a local path; with a colon in it, ./PATH
   POD:PATH                   in a pod of the namespace
-  NAMESPACE/POD:PATH         in a pod of another one
+  NAMESPACE/POD:PATH         in a pod of another namespace
 
-What is copied to a directory goes into it. A directory from a pod is the exception,
-as with kubectl: what is in it goes into DEST. A / at the end of SRC follows a symlink.
+If DEST is a directory, SRC is copied into it. The exception is a directory from a
+pod, as with kubectl: its content is copied into DEST. A / at the end of SRC follows
+a symlink.
 
-The container needs nothing but tar; without it, single files are copied by cat.
-Nothing is ever written outside of DEST, whatever the pod's archive says: symlinks
-that lead out of it, devices and pipes are left out and named, and the exit code is 1.
-A file has its name when it is whole, and not before.
+The container needs only tar; without it, single files are copied by cat. Nothing is
+written outside of DEST, whatever is in the pod's archive: symlinks out of it,
+devices and pipes are skipped with a message, and the exit code is 1. A file gets its
+name only when it is complete.
 
 Examples:
   # A directory to a pod, and back
   skewbridge cp ./site web-0:/var/www/site
   skewbridge cp web-0:/var/www/site ./site
 
-  # A large file over a bad connection: go on where it broke, up to 10 times
+  # A large file over a bad connection: resume up to 10 times
   skewbridge cp --retries=10 batch/loader-0:/data/dump.sql dump.sql
 
-  # From one pod to another one
+  # From one pod to another
   skewbridge cp -c app web-0:/etc/app web-1:/tmp/app";
 
-// Everything that `cp` can be told. (What it is for, `main.rs` says.)
+// The flags of `cp`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// What to copy
+    /// Source
     #[arg(value_name = "SRC")]
     source: String,
-    /// Where to
+    /// Destination
     #[arg(value_name = "DEST")]
     target: String,
-    /// The container (of both pods, if there are two); without it the pod's default one
+    /// Container, of both pods if there are two [default: that of the pod]
     #[arg(short, long, value_name = "NAME")]
     pub(super) container: Option<String>,
-    /// How often to go on after a lost connection; negative is for ever
+    /// How often to resume after a lost connection; negative is without limit
     #[arg(
         long,
         value_name = "N",
@@ -52,15 +53,15 @@ pub(crate) struct Flags {
         allow_negative_numbers = true
     )]
     retries: i64,
-    /// Do not keep permissions, times, and owners in a pod
+    /// Do not preserve permissions, times, and owners in a pod
     #[arg(long, num_args = 0..=1, require_equals = true, value_name = "BOOL",
           default_value_t = false, default_missing_value = "true", hide_default_value = true,
           hide_possible_values = true, action = ArgAction::Set)]
     no_preserve: bool,
-    /// Refuse, before it is written here, more than this; without it, more than is free
+    /// Maximum size of a download [default: the free disk space]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_bytes: Option<u64>,
-    /// Say nothing but errors
+    /// Print errors only
     #[arg(short, long)]
     pub(super) quiet: bool,
     /// Print this help
@@ -70,22 +71,22 @@ pub(crate) struct Flags {
     pub(super) cluster: ClusterFlags,
 }
 
-/// From where to where.
+/// Source and destination.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Journey {
+pub(super) struct Direction {
     pub(super) source: CopySpec,
     pub(super) target: CopySpec,
 }
 
 impl Flags {
-    /// The two places, or kubectl's words for what is wrong with them.
-    pub(super) fn journey(&self) -> Result<Journey, String> {
+    /// Source and destination, or kubectl's message if they are invalid.
+    pub(super) fn direction(&self) -> Result<Direction, String> {
         let place = |text: &str| CopySpec::parse(text).map_err(|error| error.to_string());
         let (source, target) = (place(&self.source)?, place(&self.target)?);
         if let (CopySpec::Local(_), CopySpec::Local(_)) = (&source, &target) {
             return Err("one of src or dest must be a remote file specification".to_owned());
         }
-        Ok(Journey { source, target })
+        Ok(Direction { source, target })
     }
 
     pub(super) fn options(&self) -> Options {
@@ -102,7 +103,7 @@ impl Flags {
     }
 }
 
-/// A number of bytes, or of a thousand times as many in Kubernetes' units.
+/// A number of bytes, with Kubernetes' suffixes.
 fn size(text: &str) -> Result<u64, String> {
     const UNITS: [(&str, u64); 8] = [
         ("Ki", 1 << 10),
@@ -142,21 +143,21 @@ mod tests {
     }
 
     #[test]
-    fn one_place_has_to_be_in_a_pod() {
-        let told = parse(&["a", "b"]).journey().unwrap_err();
+    fn source_or_destination_must_be_in_a_pod() {
+        let reported = parse(&["a", "b"]).direction().unwrap_err();
         assert_eq!(
-            told,
+            reported,
             "one of src or dest must be a remote file specification"
         );
-        let told = parse(&["a", "pod:"]).journey().unwrap_err();
-        assert_eq!(told, "filepath can not be empty");
+        let reported = parse(&["a", "pod:"]).direction().unwrap_err();
+        assert_eq!(reported, "filepath can not be empty");
         for places in [["a", "pod:b"], ["pod:a", "b"], ["a:a", "b/b:b"]] {
-            assert!(parse(&places).journey().is_ok(), "{places:?}");
+            assert!(parse(&places).direction().is_ok(), "{places:?}");
         }
     }
 
     #[test]
-    fn flags_are_read_as_kubectl_reads_them() {
+    fn flags_are_parsed_as_by_kubectl() {
         let plain = parse(&["a", "p:b"]).options();
         assert_eq!(
             (plain.preserve, plain.retries),
@@ -169,15 +170,15 @@ mod tests {
             "--retries=-1",
             "--max-bytes=10Gi",
         ];
-        let told = parse(&words).options();
+        let reported = parse(&words).options();
         assert_eq!(
-            (told.preserve, told.retries),
+            (reported.preserve, reported.retries),
             (Preserve::No, Retries::Forever)
         );
-        assert_eq!(told.max_bytes, Some(10 << 30));
-        let told = parse(&["a", "p:b", "--no-preserve=false", "--retries", "3"]).options();
+        assert_eq!(reported.max_bytes, Some(10 << 30));
+        let reported = parse(&["a", "p:b", "--no-preserve=false", "--retries", "3"]).options();
         assert_eq!(
-            (told.preserve, told.retries),
+            (reported.preserve, reported.retries),
             (Preserve::Yes, Retries::AtMost(3))
         );
         assert!(size("10X").is_err() && size("-1").is_err() && size("99999999Ti").is_err());

@@ -1,6 +1,6 @@
 //! `skewbridge cp`: files and trees into pods, out of them, and from one to another.
 
-mod ends;
+mod endpoints;
 mod flags;
 mod progress;
 mod signals;
@@ -16,43 +16,43 @@ use skewbridge_client::copy::{
 
 use tokio::runtime::Runtime;
 
-use ends::{Ends, Spot};
+use endpoints::{Endpoints, Location};
+use flags::Direction;
 pub(crate) use flags::Flags;
-use flags::Journey;
-use progress::{Manner, Screen};
+use progress::{Screen, Verbosity};
 use signals::Signals;
 
-use crate::client_command::{self, Failure, say};
+use crate::client_command::{self, Failure, print_stderr};
 
-/// How long what is not whole may take to be removed, after a signal: here, where a disk
-/// may be slow, and in a container.
-const TIDYING: Duration = Duration::from_secs(10);
+/// Time to remove partial files after a signal: here, where a disk may be slow, and in a
+/// container.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Flags to places, places to a copy, a copy to an exit code.
+/// From flags to source and destination, to a copy, to an exit code.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
-    let journey = match flags.journey() {
-        Ok(journey) => journey,
+    let direction = match flags.direction() {
+        Ok(direction) => direction,
         Err(problem) => {
-            say(format_args!("error: {problem}"));
-            say("see skewbridge cp --help");
+            print_stderr(format_args!("error: {problem}"));
+            print_stderr("see skewbridge cp --help");
             return ExitCode::from(crate::EXIT_USAGE);
         }
     };
-    client_command::end(carry_out(flags, &journey))
+    client_command::end(run_copy(flags, &direction))
 }
 
-fn carry_out(flags: &Flags, journey: &Journey) -> Result<(), Failure> {
+fn run_copy(flags: &Flags, direction: &Direction) -> Result<(), Failure> {
     let runtime = runtime()?;
     let (stop, mut hurry) = (CancellationToken::default(), None);
     let ended = runtime.block_on(async {
         let mut signals = Signals::listen().map_err(Failure::new)?;
-        let ended = until_signal(copy(flags, journey, &stop), &stop, &mut signals).await;
+        let ended = until_signal(copy(flags, direction, &stop), &stop, &mut signals).await;
         hurry = (!signals.are_urgent()).then_some(signals);
         ended
     });
     match hurry {
         Some(signals) if ended.is_err() => wait_for_the_disk(runtime, signals),
-        // All is in its place, or nobody wants to wait for what is not.
+        // The copy is complete, or a second signal skipped the cleanup.
         _ => runtime.shutdown_background(),
     }
     ended
@@ -65,14 +65,14 @@ fn runtime() -> Result<Runtime, Failure> {
     runtime.map_err(Failure::new)
 }
 
-/// Whoever writes to the disk removes what is not whole. The runtime of the copy can hear
-/// nothing while it waits for that, so another one does.
+/// The thread that writes to the disk removes partial files. The runtime of the copy blocks on
+/// it and cannot receive signals, so another runtime does.
 fn wait_for_the_disk(copied: Runtime, mut signals: Signals) {
     let Ok(listening) = runtime() else {
-        return copied.shutdown_timeout(TIDYING);
+        return copied.shutdown_timeout(CLEANUP_TIMEOUT);
     };
     listening.block_on(async {
-        let waiting = tokio::task::spawn_blocking(|| copied.shutdown_timeout(TIDYING));
+        let waiting = tokio::task::spawn_blocking(|| copied.shutdown_timeout(CLEANUP_TIMEOUT));
         tokio::select! {
             _ = waiting => {}
             _ = signals.next() => {}
@@ -81,8 +81,8 @@ fn wait_for_the_disk(copied: Runtime, mut signals: Signals) {
     listening.shutdown_background();
 }
 
-/// A copy that is given up leaves nothing behind that looks whole, so a signal is heard;
-/// who sends a second one does not want to wait for that.
+/// A cancelled copy must not leave files that look complete, so signals are caught. A second
+/// signal skips the cleanup.
 async fn until_signal(
     copy: impl Future<Output = Result<(), Failure>>,
     stop: &CancellationToken,
@@ -95,8 +95,8 @@ async fn until_signal(
     };
     stop.cancel();
     tokio::select! {
-        ended = tokio::time::timeout(TIDYING, copy) => match ended {
-            // It was just done.
+        ended = tokio::time::timeout(CLEANUP_TIMEOUT, copy) => match ended {
+            // The copy completed at the same time.
             Ok(Ok(())) => Ok(()),
             _ => Err(Failure::silent(code)),
         },
@@ -104,44 +104,48 @@ async fn until_signal(
     }
 }
 
-async fn copy(flags: &Flags, journey: &Journey, stop: &CancellationToken) -> Result<(), Failure> {
-    // Before anybody is asked.
-    if let CopySpec::Local(path) = &journey.source
+async fn copy(
+    flags: &Flags,
+    direction: &Direction,
+    stop: &CancellationToken,
+) -> Result<(), Failure> {
+    // Before the first request.
+    if let CopySpec::Local(path) = &direction.source
         && path.symlink_metadata().is_err()
     {
         return Err(Failure::new(Error::NoSource(path.clone())));
     }
-    let ends = tokio::select! {
-        ends = Ends::find(flags, journey) => ends?,
+    let endpoints = tokio::select! {
+        endpoints = Endpoints::find(flags, direction) => endpoints?,
         () = stop.cancelled() => return Err(Failure::new(Error::Cancelled)),
     };
-    let screen = Screen::new(Manner::choose(flags.quiet));
+    let screen = Screen::new(Verbosity::choose(flags.quiet));
     let progress = Arc::new(Progress::default());
     let options = Options {
         cancel: stop.clone(),
         on_event: Some({
             let screen = screen.clone();
-            Arc::new(move |event| screen.tell(&event))
+            Arc::new(move |event| screen.print_event(&event))
         }),
         ..flags.options()
     };
     let started = Instant::now();
     let copying = async {
-        match (&ends.source, &ends.target) {
-            (Spot::Pod(from), Spot::Local(to)) => {
+        match (&endpoints.source, &endpoints.target) {
+            (Location::Pod(from), Location::Local(to)) => {
                 copy_from(&from.pod, &from.path, to, &options, &progress).await
             }
-            (Spot::Local(from), Spot::Pod(to)) => {
+            (Location::Local(from), Location::Pod(to)) => {
                 if screen.is_live() {
                     measure(from, &progress);
                 }
                 copy_to(&to.pod, from, &to.path, &options, &progress).await
             }
-            (Spot::Pod(from), Spot::Pod(to)) => {
+            (Location::Pod(from), Location::Pod(to)) => {
                 let (source, target) = ((&from.pod as _, &*from.path), (&to.pod as _, &*to.path));
                 copy_between(source, target, &options, &progress).await
             }
-            (Spot::Local(_), Spot::Local(_)) => Ok(()),
+            (Location::Local(_), Location::Local(_)) => Ok(()),
         }
     };
     let ended = tokio::select! {
@@ -149,13 +153,13 @@ async fn copy(flags: &Flags, journey: &Journey, stop: &CancellationToken) -> Res
         () = screen.watch(&progress) => Ok(()),
     };
     screen.finish(&progress, started.elapsed(), ended.is_ok());
-    ended.map_err(|error| ends.explain(error))
+    ended.map_err(|error| endpoints.explain(error))
 }
 
-/// How many directories are looked into beforehand: a bar is not worth more.
-const MEASURED: usize = 10_000;
+/// Maximum number of directories to count in advance, for the progress bar.
+const MAX_MEASURED_DIRECTORIES: usize = 10_000;
 
-/// Adds up what is to be copied, beside the copy, for a bar that knows its end.
+/// Sums up the bytes to copy, concurrently with the copy, for the total of the progress bar.
 fn measure(from: &Path, progress: &Arc<Progress>) {
     let (from, progress) = (from.to_path_buf(), progress.clone());
     tokio::task::spawn_blocking(move || {
@@ -170,7 +174,7 @@ fn measure(from: &Path, progress: &Arc<Progress>) {
         let mut waiting = vec![from];
         while let Some(directory) = waiting.pop() {
             looked += 1;
-            if looked > MEASURED {
+            if looked > MAX_MEASURED_DIRECTORIES {
                 return;
             }
             for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {

@@ -1,4 +1,4 @@
-//! How far a copy is, on a terminal: one line that is drawn again and again.
+//! Progress of a copy on a terminal: one line that is redrawn.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,27 +8,27 @@ use skewbridge_client::copy::{CopyEvent, Progress};
 
 use crate::skew::plain;
 
-/// How often the line is drawn: fast enough to look alive, slow enough to be read.
-const EVERY: Duration = Duration::from_millis(200);
+/// Redraw interval of the progress line.
+const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How wide a bar is.
-const BAR: usize = 24;
+/// Width of the bar.
+const BAR_WIDTH: usize = 24;
 
-/// How much of a name is shown, so that the line fits into 80 columns.
-const NAME: usize = 24;
+/// Width of a name, so that the line fits into 80 columns.
+const MAX_NAME_WIDTH: usize = 24;
 
-/// The terminal, or what takes its place.
+/// Standard error, with or without a progress line.
 #[derive(Debug, Clone)]
 pub(super) struct Screen {
     /// Whether a line of progress is on it.
     drawn: Arc<Mutex<bool>>,
-    manner: Manner,
+    manner: Verbosity,
 }
 
-/// How much is shown.
+/// The amount of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Manner {
-    /// Errors alone.
+pub(super) enum Verbosity {
+    /// Errors only.
     Quiet,
     /// Warnings too: for files and pipes.
     Plain,
@@ -36,7 +36,7 @@ pub(super) enum Manner {
     Live,
 }
 
-impl Manner {
+impl Verbosity {
     pub(super) fn choose(quiet: bool) -> Self {
         if quiet {
             Self::Quiet
@@ -49,24 +49,24 @@ impl Manner {
 }
 
 impl Screen {
-    pub(super) fn new(manner: Manner) -> Self {
+    pub(super) fn new(manner: Verbosity) -> Self {
         Self {
             drawn: Arc::default(),
             manner,
         }
     }
 
-    /// A line that stays.
-    pub(super) fn tell(&self, notice: &CopyEvent) {
-        if self.manner == Manner::Quiet {
+    /// Prints a permanent line.
+    pub(super) fn print_event(&self, notice: &CopyEvent) {
+        if self.manner == Verbosity::Quiet {
             return;
         }
         self.line(&plain(&notice.to_string()));
     }
 
-    /// Whether there is somebody to look at it.
+    /// Whether standard error is a terminal.
     pub(super) fn is_live(&self) -> bool {
-        self.manner == Manner::Live
+        self.manner == Verbosity::Live
     }
 
     fn line(&self, text: &str) {
@@ -82,11 +82,11 @@ impl Screen {
 
     /// Draws until it is dropped.
     pub(super) async fn watch(&self, progress: &Progress) {
-        if self.manner != Manner::Live {
+        if self.manner != Verbosity::Live {
             return std::future::pending().await;
         }
         let mut rate = Rate::new(Instant::now());
-        let mut ticks = tokio::time::interval(EVERY);
+        let mut ticks = tokio::time::interval(REDRAW_INTERVAL);
         loop {
             ticks.tick().await;
             let now = Instant::now();
@@ -99,9 +99,9 @@ impl Screen {
         }
     }
 
-    /// Takes the line away, and says what it came to.
+    /// Removes the progress line, and prints the summary.
     pub(super) fn finish(&self, progress: &Progress, took: Duration, done: bool) {
-        if self.manner != Manner::Live {
+        if self.manner != Verbosity::Live {
             return;
         }
         if done {
@@ -127,7 +127,7 @@ struct Rate {
     seen: Vec<(Instant, u64)>,
 }
 
-/// How many measurements the rate is made from.
+/// Number of measurements of the rate.
 const MEASUREMENTS: usize = 10;
 
 impl Rate {
@@ -138,7 +138,7 @@ impl Rate {
     }
 
     fn at(&mut self, now: Instant, bytes: u64) -> u64 {
-        // After a retry that began again there is less than before.
+        // After a restarted copy there are fewer bytes than before.
         self.seen.retain(|(_, before)| *before <= bytes);
         if self.seen.len() > MEASUREMENTS {
             self.seen.remove(0);
@@ -172,11 +172,11 @@ fn describe(progress: &Progress, rate: u64) -> String {
 
 fn bar(bytes: u64, total: u64) -> String {
     let part = |whole: u64| u128::from(bytes.min(total)) * u128::from(whole) / u128::from(total);
-    let full = usize::try_from(part(BAR as u64)).unwrap_or(BAR);
+    let full = usize::try_from(part(BAR_WIDTH as u64)).unwrap_or(BAR_WIDTH);
     format!(
         "[{}{}] {:3}%",
         "=".repeat(full),
-        " ".repeat(BAR - full),
+        " ".repeat(BAR_WIDTH - full),
         part(100)
     )
 }
@@ -211,15 +211,15 @@ fn time(took: Duration) -> String {
     }
 }
 
-/// The end of a name, which tells more than its beginning. A name of an archive must
-/// not move the cursor.
+/// The end of a name, which is more specific than its start. A name from an archive must not
+/// move the cursor.
 fn shortened(name: &str) -> String {
     let name: Vec<char> = name
         .trim_end_matches('/')
         .chars()
         .map(|it| if it.is_control() { '?' } else { it })
         .collect();
-    match name.len().checked_sub(NAME) {
+    match name.len().checked_sub(MAX_NAME_WIDTH) {
         None | Some(0) => name.into_iter().collect(),
         Some(over) => format!("...{}", name[over + 3..].iter().collect::<String>()),
     }
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_told_as_people_say_them() {
+    fn sizes_have_binary_units() {
         let rows = [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_fits_and_moves_no_cursor() {
+    fn a_progress_line_fits_and_has_no_control_characters() {
         let progress = Progress::default();
         progress.expect(1000);
         assert_eq!(bar(500, 1000), "[============            ]  50%");
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_of_the_last_seconds() {
+    fn a_rate_covers_the_last_seconds() {
         let start = Instant::now();
         let mut rate = Rate::new(start);
         let at = |millis| start + Duration::from_millis(millis);

@@ -1,25 +1,25 @@
-//! What ends a copy before its time.
+//! Signals that cancel a copy.
 
 use skewbridge_harness::{Heard, IgnoredSignals};
 use tokio::signal::unix::SignalKind;
 
-/// Signals that end a program, but for those that whoever started us wants to be ignored.
+/// Terminating signals, except those that were ignored at the start.
 pub(super) struct Signals {
-    ends: [(Heard, u8); 3],
+    endpoints: [(Heard, u8); 3],
     heard: usize,
 }
 
 impl Signals {
-    /// From here on they do not end the program by themselves.
+    /// From now on, they do not end the program.
     pub(super) fn listen() -> std::io::Result<Self> {
         let ignored = IgnoredSignals::now();
         let listen = |kind: SignalKind| -> std::io::Result<(Heard, u8)> {
             let number = u8::try_from(kind.as_raw_value()).unwrap_or(0);
-            // What a shell says of a command that was ended so.
+            // The exit code that shells report for the signal.
             Ok((ignored.listen(kind)?, 128 + number))
         };
         Ok(Self {
-            ends: [
+            endpoints: [
                 listen(SignalKind::interrupt())?,
                 listen(SignalKind::terminate())?,
                 listen(SignalKind::hangup())?,
@@ -28,9 +28,9 @@ impl Signals {
         })
     }
 
-    /// The exit code of the next one.
+    /// Waits for the next signal; returns the exit code for it.
     pub(super) async fn next(&mut self) -> u8 {
-        let [(interrupt, one), (terminate, two), (hang_up, three)] = &mut self.ends;
+        let [(interrupt, one), (terminate, two), (hang_up, three)] = &mut self.endpoints;
         let code = tokio::select! {
             () = interrupt.recv() => *one,
             () = terminate.recv() => *two,
@@ -40,7 +40,7 @@ impl Signals {
         code
     }
 
-    /// Whether there was more than one: who sends a second does not want to wait.
+    /// Whether a second signal arrived, which skips the cleanup.
     pub(super) fn are_urgent(&self) -> bool {
         self.heard > 1
     }

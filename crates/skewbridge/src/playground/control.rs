@@ -1,8 +1,7 @@
-//! The control over HTTP: plain, on loopback, for who can read the private directory.
+//! The control API: plain HTTP on loopback, for processes that can read the private directory.
 //!
-//! A page in a browser can reach loopback too. It does not have the token, its
-//! requests carry an `Origin`, and by a name that was rebound to 127.0.0.1 it is
-//! recognised by the `Host`.
+//! A web page can reach loopback too. It does not have the token, its requests carry an
+//! `Origin`, and a DNS name that was rebound to 127.0.0.1 is recognised by the `Host`.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,59 +17,59 @@ use serde_json::{Value, json};
 use skewbridge_gateway::body::{RequestBody, ResponseBody};
 use skewbridge_gateway::drain::announcement;
 use skewbridge_gateway::serve::h1::{self, ClientTimeouts};
-use skewbridge_gateway::serve::{Answer as Answered, ClientIo, Service};
+use skewbridge_gateway::serve::{Answer as HttpAnswer, ClientIo, Service};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::orders::{Answer, Deed, Order, Wish};
+use super::commands::{Command, CommandResult, ControlRequest, ServerAction};
 
-/// A person and a script; not a crowd.
-const MOST_CONNECTIONS: usize = 16;
+/// Enough for a user and some scripts.
+const MAX_CONNECTIONS: usize = 16;
 
-/// What clients are allowed, who have little to say.
-pub(super) const PATIENCE: ClientTimeouts = ClientTimeouts {
+/// Timeouts of clients, which send short requests.
+pub(super) const CLIENT_TIMEOUTS: ClientTimeouts = ClientTimeouts {
     head: Duration::from_secs(10),
     idle: Duration::from_secs(10),
     stall: Duration::from_secs(10),
 };
 
-/// After the system has given no connection.
-const AFTER_FAILURE: Duration = Duration::from_millis(100);
+/// Delay after a failed accept.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The control.
 #[derive(Clone)]
 pub(super) struct Control {
     pub(super) address: SocketAddr,
-    /// What whoever asks has to know.
+    /// The bearer token that clients must send.
     pub(super) token: String,
-    pub(super) orders: mpsc::Sender<Order>,
+    pub(super) commands: mpsc::Sender<Command>,
 }
 
 impl fmt::Debug for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the token.
+        // Without the token.
         f.debug_struct("Control")
             .field("address", &self.address)
             .finish_non_exhaustive()
     }
 }
 
-/// Serves until it is dropped. Those who say nothing make room for those who come.
+/// Serves until it is dropped. Idle connections are closed to make room for new ones.
 pub(super) async fn run(listener: TcpListener, control: Control, patience: ClientTimeouts) {
     let (_never, drain) = announcement();
     let mut connections = JoinSet::new();
     let mut open: VecDeque<Open> = VecDeque::new();
     loop {
         let Ok((tcp, _)) = listener.accept().await else {
-            tokio::time::sleep(AFTER_FAILURE).await;
+            tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
         while connections.try_join_next().is_some() {}
         open.retain(|it| !it.task.is_finished());
-        if open.len() >= MOST_CONNECTIONS {
+        if open.len() >= MAX_CONNECTIONS {
             let Some(idle) = open.iter().position(Open::is_idle) else {
-                // All are being served, and it is not a crowd.
+                // All connections are busy; the new one is dropped.
                 continue;
             };
             if let Some(idle) = open.remove(idle) {
@@ -91,7 +90,7 @@ pub(super) async fn run(listener: TcpListener, control: Control, patience: Clien
 /// A connection, the oldest first.
 struct Open {
     task: AbortHandle,
-    /// While it is being served: then it is not cut.
+    /// Whether a request is in progress: then it is not closed.
     busy: Arc<AtomicBool>,
 }
 
@@ -111,19 +110,19 @@ struct Requests {
 impl Service for Requests {
     fn refused(&self, _status: StatusCode) {}
 
-    async fn call(&self, request: Request<RequestBody>) -> Answered {
+    async fn call(&self, request: Request<RequestBody>) -> HttpAnswer {
         let control = &self.control;
-        // RFC 9110, 15.5.6: a 405 says what is allowed.
+        // RFC 9110, 15.5.6: a 405 lists the allowed methods.
         let allowed = match request.uri().path().trim_matches('/') {
             "servers" => "GET",
             _ => "POST",
         };
-        let (status, value) = match control.understand(&request) {
-            Ok(wish) => {
+        let (status, value) = match control.parse_request(&request) {
+            Ok(control_request) => {
                 self.busy.store(true, Ordering::Relaxed);
-                let told = control.order(wish).await;
+                let result = control.order(control_request).await;
                 self.busy.store(false, Ordering::Relaxed);
-                told
+                result
             }
             Err(refusal) => refusal,
         };
@@ -137,16 +136,16 @@ impl Service for Requests {
             let allowed = HeaderValue::from_static(allowed);
             response.headers_mut().insert(ALLOW, allowed);
         }
-        Answered::new(response)
+        HttpAnswer::new(response)
     }
 }
 
 type Refusal = (StatusCode, Value);
 
 impl Control {
-    fn understand(&self, request: &Request<RequestBody>) -> Result<Wish, Refusal> {
+    fn parse_request(&self, request: &Request<RequestBody>) -> Result<ControlRequest, Refusal> {
         self.admit(request.headers())?;
-        wish(request.method(), request.uri().path())
+        control_request(request.method(), request.uri().path())
     }
 
     fn admit(&self, headers: &HeaderMap) -> Result<(), Refusal> {
@@ -174,18 +173,24 @@ impl Control {
         Ok(())
     }
 
-    async fn order(&self, wish: Wish) -> (StatusCode, Value) {
+    async fn order(&self, control_request: ControlRequest) -> (StatusCode, Value) {
         let (answer, answered) = oneshot::channel();
-        let sent = self.orders.send(Order { wish, answer }).await;
+        let sent = self
+            .commands
+            .send(Command {
+                control_request,
+                answer,
+            })
+            .await;
         let answered = match sent {
             Ok(()) => answered.await.ok(),
             Err(_) => None,
         };
         match answered {
-            Some(Answer::Done(value)) => (StatusCode::OK, value),
-            Some(Answer::Unknown(why)) => refuse(StatusCode::NOT_FOUND, &why),
-            Some(Answer::Impossible(why)) => refuse(StatusCode::CONFLICT, &why),
-            Some(Answer::Failed(why)) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &why),
+            Some(CommandResult::Done(value)) => (StatusCode::OK, value),
+            Some(CommandResult::Unknown(why)) => refuse(StatusCode::NOT_FOUND, &why),
+            Some(CommandResult::Impossible(why)) => refuse(StatusCode::CONFLICT, &why),
+            Some(CommandResult::Failed(why)) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &why),
             None => refuse(StatusCode::SERVICE_UNAVAILABLE, "the playground ends"),
         }
     }
@@ -195,22 +200,22 @@ fn refuse(status: StatusCode, why: &str) -> Refusal {
     (status, json!({"error": why}))
 }
 
-/// In a time that tells nothing about where they differ.
+/// In constant time.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     let differences = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
     one.len() == other.len() && differences == 0
 }
 
-fn wish(method: &Method, path: &str) -> Result<Wish, Refusal> {
+fn control_request(method: &Method, path: &str) -> Result<ControlRequest, Refusal> {
     let known = "here are GET /servers and POST /servers/VERSION/kill (or stop, start, upgrade, \
                  downgrade)";
     let words: Vec<_> = path.trim_matches('/').split('/').collect();
     match (method, &words[..]) {
-        (&Method::GET, ["servers"]) => Ok(Wish::Show),
-        (&Method::POST, ["servers", server, deed]) => match Deed::named(deed) {
-            Some(deed) => Ok(Wish::Do {
+        (&Method::GET, ["servers"]) => Ok(ControlRequest::Show),
+        (&Method::POST, ["servers", server, action]) => match ServerAction::named(action) {
+            Some(action) => Ok(ControlRequest::Do {
                 server: (*server).to_owned(),
-                deed,
+                action,
             }),
             None => Err(refuse(StatusCode::NOT_FOUND, known)),
         },
@@ -230,22 +235,22 @@ mod tests {
         Control {
             address: "127.0.0.1:7006".parse().unwrap(),
             token: "secret".to_owned(),
-            orders: mpsc::channel(1).0,
+            commands: mpsc::channel(1).0,
         }
     }
 
     #[tokio::test]
-    async fn those_who_say_nothing_are_in_nobodys_way() {
+    async fn idle_connections_make_room_for_new_ones() {
         let limit = Duration::from_secs(30);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (orders, mut ordered) = mpsc::channel(1);
+        let (commands, mut ordered) = mpsc::channel(1);
         let control = Control {
             address,
-            orders,
+            commands,
             ..control()
         };
-        // Nobody is sent away for being slow: that is not what helps here.
+        // Long enough that no connection times out in this test.
         let patience = ClientTimeouts {
             head: 100 * limit,
             idle: 100 * limit,
@@ -261,11 +266,11 @@ mod tests {
             asking
         };
         let test = async {
-            // One that waits for its answer is not idle.
+            // A connection that waits for its response is not idle.
             let mut first = ask().await;
-            let order: Order = ordered.recv().await.unwrap();
+            let order: Command = ordered.recv().await.unwrap();
             let mut idle = Vec::new();
-            for _ in 0..3 * MOST_CONNECTIONS {
+            for _ in 0..3 * MAX_CONNECTIONS {
                 idle.push(TcpStream::connect(address).await.unwrap());
             }
             let mut last = ask().await;
@@ -273,12 +278,12 @@ mod tests {
                 (&mut last, ordered.recv().await.unwrap()),
                 (&mut first, order),
             ] {
-                order.answer.send(Answer::Done(json!({}))).unwrap();
-                let mut said = [0; 12];
-                asking.read_exact(&mut said).await.unwrap();
-                assert_eq!(&said, b"HTTP/1.1 200");
+                order.answer.send(CommandResult::Done(json!({}))).unwrap();
+                let mut response = [0; 12];
+                asking.read_exact(&mut response).await.unwrap();
+                assert_eq!(&response, b"HTTP/1.1 200");
             }
-            // The oldest has made room.
+            // The oldest connection was closed.
             assert!(matches!(idle[0].read(&mut [0]).await, Ok(0) | Err(_)));
         };
         tokio::time::timeout(limit, test).await.unwrap();
@@ -286,13 +291,16 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_not_told() {
-        let told = format!("{:?}", control());
-        assert!(told.contains("7006") && !told.contains("secret"), "{told}");
+    fn debug_output_has_no_token() {
+        let result = format!("{:?}", control());
+        assert!(
+            result.contains("7006") && !result.contains("secret"),
+            "{result}"
+        );
     }
 
     #[test]
-    fn only_who_knows_the_token_and_is_no_browser_is_admitted() {
+    fn requests_need_the_token_and_must_not_come_from_a_browser() {
         let rows: [(&[(&str, &str)], u16); 6] = [
             (
                 &[
@@ -346,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_are_read_from_paths() {
+    fn commands_are_parsed_from_paths() {
         let rows = [
             (Method::GET, "/servers", 200),
             (Method::POST, "/servers/1.28/kill", 200),
@@ -355,7 +363,9 @@ mod tests {
             (Method::GET, "/", 404),
         ];
         for (method, path, expected) in rows {
-            let status = wish(&method, path).err().map_or(200, |it| it.0.as_u16());
+            let status = control_request(&method, path)
+                .err()
+                .map_or(200, |it| it.0.as_u16());
             assert_eq!(status, expected, "{method} {path}");
         }
     }

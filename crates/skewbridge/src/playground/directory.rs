@@ -1,4 +1,4 @@
-//! The private directory of a playground, and its end.
+//! The private directory of a playground, and its removal.
 
 use std::collections::hash_map::RandomState;
 use std::fs;
@@ -10,19 +10,19 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::geteuid;
 
-/// Only for its owner.
-const PRIVATE: u32 = 0o700;
+/// Accessible only to the owner.
+const PRIVATE_MODE: u32 = 0o700;
 
-/// The user who may do everything.
+/// The uid of root.
 const ROOT: u32 = 0;
 
-/// Who is neither the owner nor trusted may write.
-const OTHERS_WRITE: u32 = 0o022;
+/// Mode bits: group or others may write.
+const OTHERS_WRITE_MODE: u32 = 0o022;
 
-/// How often a name is made up again if there is one like it.
-const NAME_TRIES: usize = 16;
+/// Attempts to find an unused name.
+const MAX_NAME_ATTEMPTS: usize = 16;
 
-/// A directory that is ours. Dropped, it is emptied, and gone if it was made here.
+/// A private directory. Dropping it empties it, and removes it if it was created here.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
@@ -30,25 +30,25 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// The one that was given, or a fresh one.
+    /// Prepares the given directory, or a new one.
     pub(crate) fn prepare(given: Option<&Path>) -> Result<Self> {
         let Some(path) = given else {
             return Self::fresh();
         };
         let shown = path.display();
-        match fs::DirBuilder::new().mode(PRIVATE).create(path) {
+        match fs::DirBuilder::new().mode(PRIVATE_MODE).create(path) {
             Ok(()) => Self::absolute(path, true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let entries =
                     fs::read_dir(path).with_context(|| format!("--directory: {shown}"))?;
                 if entries.count() > 0 {
                     bail!(
-                        "--directory: {shown} is not empty; name one that is, or that is not \
-                         there yet"
+                        "--directory: {shown} is not empty; name an empty directory, or one \
+                         that does not exist"
                     );
                 }
                 check_owner(path, &fs::metadata(path)?)?;
-                fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE))
+                fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE_MODE))
                     .with_context(|| format!("--directory: {shown}"))?;
                 Self::absolute(path, false)
             }
@@ -62,47 +62,46 @@ impl Directory {
     }
 
     fn fresh() -> Result<Self> {
-        for _ in 0..NAME_TRIES {
-            // As short as it may be: it is typed and pasted.
+        for _ in 0..MAX_NAME_ATTEMPTS {
+            // Short, because it is typed and pasted.
             let chance = RandomState::new().build_hasher().finish() >> 40;
             let path = std::env::temp_dir().join(format!("skewbridge-{chance:06x}"));
-            match fs::DirBuilder::new().mode(PRIVATE).create(&path) {
+            match fs::DirBuilder::new().mode(PRIVATE_MODE).create(&path) {
                 Ok(()) => return Self::absolute(&path, true),
-                // Somebody else's.
+                // It exists already.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => bail!("cannot make {}: {error}; give --directory", path.display()),
             }
         }
-        bail!("there is no free name for a directory; give --directory")
+        bail!("no free name for a directory; give --directory")
     }
 
-    /// Where it is.
+    /// Its path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Keys and processes of ours are not for a directory of somebody else, who could put
-/// others in their place.
+/// Keys and files of pods must not be in a directory of another user, who could replace them.
 fn check_owner(path: &Path, found: &fs::Metadata) -> Result<()> {
     let us = geteuid();
     judge_owner(us.as_raw(), found.uid(), found.mode())
         .map_err(|why| anyhow!("--directory: {} {why}", path.display()))
 }
 
-/// Why a directory of this owner and mode is not for us. Root's have to be safe already:
-/// what root trusts, others may have prepared.
+/// Why a directory of this owner and mode is refused. A directory of root must be safe already,
+/// because other users may have put files into one that was not.
 fn judge_owner(us: u32, owner: u32, mode: u32) -> Result<(), String> {
     if owner != us {
         return Err(format!(
-            "belongs to user {owner}, and we are user {us}; name one of your own, or one that \
-             is not there yet"
+            "belongs to user {owner}, not to user {us}; name one of your own, or one that \
+             does not exist"
         ));
     }
-    if us == ROOT && mode & OTHERS_WRITE != 0 {
+    if us == ROOT && mode & OTHERS_WRITE_MODE != 0 {
         return Err(format!(
-            "can be written to by others (mode {:03o}); `chmod go-w` it, or name one that is not \
-             there yet",
+            "can be written to by others (mode {:03o}); `chmod go-w` it, or name one that does \
+             not exist",
             mode & 0o777
         ));
     }
@@ -134,10 +133,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_directory_of_ours_will_do() {
+    fn a_directory_must_belong_to_the_user() {
         let rows = [
             (1000, 1000, 0o700, true),
-            // It is made private.
+            // Its mode is changed.
             (1000, 1000, 0o775, true),
             (1000, 1001, 0o700, false),
             (1000, 0, 0o777, false),
@@ -163,17 +162,19 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_is_gone_and_what_was_there_is_empty() {
+    fn a_created_directory_is_removed_and_an_existing_one_is_emptied() {
         let fresh = Directory::prepare(None).unwrap();
         let path = fresh.path().to_owned();
         let mode = fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, PRIVATE);
+        assert_eq!(mode & 0o777, PRIVATE_MODE);
         let there = path.join("there");
         fs::create_dir(&there).unwrap();
         let given = Directory::prepare(Some(&there)).unwrap();
         fs::write(there.join("file"), "").unwrap();
         let refused = Directory::prepare(Some(&there)).unwrap_err().to_string();
-        assert!(refused.ends_with("is not empty; name one that is, or that is not there yet"));
+        assert!(
+            refused.ends_with("is not empty; name an empty directory, or one that does not exist")
+        );
         drop(given);
         assert_eq!(fs::read_dir(&there).unwrap().count(), 0);
         drop(fresh);

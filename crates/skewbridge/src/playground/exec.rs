@@ -9,23 +9,23 @@ use skewbridge_client::streams::{ExecRequest, Executor as _, ExitStatus, Fallbac
 use skewbridge_client::streams::{ProcessOutput, Transport};
 use tokio::time::timeout;
 
-/// How long a command of the tour may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Time limit of a command of the tour.
+const EXEC_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The longest output of a command of the tour, in bytes.
 const MAX_OUTPUT_BYTES: usize = 64 * 1024;
 
-/// What came of it.
+/// The outcome of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Ran {
-    /// Why there was no WebSocket, if there was none.
+pub(super) struct ExecOutcome {
+    /// Why WebSocket was not used, if it was not.
     pub(super) fallback: Option<String>,
     pub(super) stdout: String,
     pub(super) ended: ExitStatus,
 }
 
 /// Runs a command in a pod of `default`.
-pub(super) async fn exec(endpoint: Endpoint, pod: &str, words: &[&str]) -> Result<Ran> {
+pub(super) async fn exec(endpoint: Endpoint, pod: &str, words: &[&str]) -> Result<ExecOutcome> {
     let request = ExecRequest {
         namespace: "default".to_owned(),
         pod: pod.to_owned(),
@@ -46,13 +46,13 @@ pub(super) async fn exec(endpoint: Endpoint, pod: &str, words: &[&str]) -> Resul
             None => String::new(),
         };
         let ended = process.wait().await;
-        Ok(Ran {
+        Ok(ExecOutcome {
             fallback,
             stdout,
             ended,
         })
     };
-    let ran = timeout(PATIENCE, running).await;
+    let ran = timeout(EXEC_TIMEOUT, running).await;
     ran.context("the command does not end")?
 }
 
@@ -65,7 +65,7 @@ async fn read(mut stdout: ProcessOutput) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).trim_end().to_owned())
 }
 
-impl fmt::Display for Ran {
+impl fmt::Display for ExecOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.fallback {
             None => f.write_str("WebSocket: ")?,

@@ -1,5 +1,4 @@
-//! Keys, while the playground runs on a terminal: a digit chooses a server, a letter
-//! says what becomes of it.
+//! Keys of a playground that runs on a terminal: a digit selects a server, a letter an action.
 
 use std::io::{IsTerminal as _, Read as _, stdin, stdout};
 
@@ -7,16 +6,16 @@ use rustix::process::getpgrp;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 use tokio::sync::mpsc;
 
-use super::orders::Deed;
+use super::commands::ServerAction;
 
-/// Keys that wait: nobody types faster.
-const QUEUE: usize = 16;
+/// Key presses that wait to be handled.
+const KEY_QUEUE_LENGTH: usize = 16;
 
-/// What a key says.
+/// The meaning of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Key {
     Choose(usize),
-    Do(Deed),
+    Do(ServerAction),
     Help,
     Quit,
 }
@@ -25,10 +24,10 @@ impl Key {
     fn of(byte: u8) -> Option<Self> {
         Some(match byte.to_ascii_lowercase() {
             digit @ b'1'..=b'3' => Self::Choose(usize::from(digit - b'1')),
-            b'k' => Self::Do(Deed::Kill),
-            b's' => Self::Do(Deed::Toggle),
-            b'u' => Self::Do(Deed::Upgrade),
-            b'd' => Self::Do(Deed::Downgrade),
+            b'k' => Self::Do(ServerAction::Kill),
+            b's' => Self::Do(ServerAction::Toggle),
+            b'u' => Self::Do(ServerAction::Upgrade),
+            b'd' => Self::Do(ServerAction::Downgrade),
             b'h' | b'?' => Self::Help,
             b'q' => Self::Quit,
             _ => return None,
@@ -36,19 +35,19 @@ impl Key {
     }
 }
 
-/// The terminal without lines and echo. Dropped, it is as it was.
+/// The terminal without line mode and echo. Dropping this restores it.
 pub(super) struct Keys {
     before: Termios,
     pub(super) pressed: mpsc::Receiver<Key>,
 }
 
 impl Keys {
-    /// Listens, if there is a terminal and it is ours to change.
+    /// Reads keys, if stdin is a terminal and this process is in the foreground.
     pub(super) fn listen() -> Option<Self> {
         if !stdin().is_terminal() || !stdout().is_terminal() {
             return None;
         }
-        // In the background we would be stopped for it.
+        // A background process would be stopped by SIGTTOU.
         if tcgetpgrp(stdin()).ok()? != getpgrp() {
             return None;
         }
@@ -56,14 +55,14 @@ impl Keys {
         let mut modes = before.clone();
         modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
         tcsetattr(stdin(), OptionalActions::Now, &modes).ok()?;
-        let (press, pressed) = mpsc::channel(QUEUE);
-        // It cannot be woken, and ends with the program.
+        let (run_key_action, pressed) = mpsc::channel(KEY_QUEUE_LENGTH);
+        // The blocking read cannot be interrupted; the thread ends with the program.
         let thread = std::thread::Builder::new().name("keys".to_owned());
         let started = thread.spawn(move || {
             let mut bytes = stdin().lock().bytes();
             while let Some(Ok(byte)) = bytes.next() {
                 if let Some(key) = Key::of(byte)
-                    && press.blocking_send(key).is_err()
+                    && run_key_action.blocking_send(key).is_err()
                 {
                     return;
                 }
@@ -85,13 +84,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_mean_what_the_help_says() {
+    fn keys_match_the_help() {
         let rows = [
             (b'1', Some(Key::Choose(0))),
             (b'3', Some(Key::Choose(2))),
             (b'4', None),
-            (b'K', Some(Key::Do(Deed::Kill))),
-            (b's', Some(Key::Do(Deed::Toggle))),
+            (b'K', Some(Key::Do(ServerAction::Kill))),
+            (b's', Some(Key::Do(ServerAction::Toggle))),
             (b'q', Some(Key::Quit)),
             (b'\n', None),
         ];

@@ -1,13 +1,13 @@
 //! `skewbridge playground`: the whole system in one process.
 
-mod ask;
+mod client;
+mod color;
+mod commands;
 mod control;
 mod directory;
 mod exec;
 mod flags;
 mod keys;
-mod orders;
-mod paint;
 mod topology;
 mod tour;
 
@@ -30,38 +30,40 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-use ask::Contexts;
+use client::Contexts;
+use color::Color;
+use commands::{Command, CommandResult, ControlRequest, ServerAction, execute};
 use control::Control;
 use directory::Directory;
 pub(crate) use flags::Flags;
 use flags::Output;
 use keys::{Key, Keys};
-use orders::{Answer, Deed, Order, Wish, carry_out};
-use paint::Paint;
-use topology::Scene;
-use tour::{Guide, Voice};
+use topology::Topology;
+use tour::{Tour, TourOutput};
 
-/// The word that leads a process of a pod to its beginning; no command for people.
-pub(crate) const PROCESS: &str = "playground-process";
+/// The first argument of a process of a pod. It is not a command for users.
+const PROCESS: &str = "playground-process";
 
-/// How long it may take until every bridge knows of every server.
-const GETTING_READY: Duration = Duration::from_secs(30);
+/// Time until every bridge has the discovery of every server.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Between two looks whether it is.
-const INTERVAL: Duration = Duration::from_millis(20);
+/// Interval between checks whether everything is ready.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Orders that wait.
-const QUEUE: usize = 8;
+/// Commands that wait to be executed.
+const COMMAND_QUEUE_LENGTH: usize = 8;
 
-/// The control's port, counted from the first.
+/// The offset of the control port.
 const CONTROL_PORT: usize = 6;
 
-/// Runs as a process of a pod.
-pub(crate) fn process(words: impl Iterator<Item = OsString>) -> ExitCode {
-    skewbridge_playground::node::program::attend(words)
+/// Runs as a process of a pod, if the first argument is [`PROCESS`]. The arguments after it are
+/// the command line of a container, so clap does not parse them.
+pub(crate) fn run_pod_process(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+    let is_pod_process = arguments.next()? == PROCESS;
+    is_pod_process.then(|| skewbridge_playground::node::program::run_in_pod(arguments))
 }
 
-/// Flags to playground; returns when it has ended, and nothing of it is left.
+/// Runs the playground; returns when it has ended and everything is removed.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     if let Some(verbosity) = flags.v {
         crate::logs::init(Logs {
@@ -85,13 +87,13 @@ fn play(flags: &Flags) -> Result<ExitCode> {
         .context("cannot start")?;
     let directory = Directory::prepare(flags.directory.as_deref())?;
     let code = runtime.block_on(async {
-        // Before anything runs that would be left behind.
+        // Before anything is started that needs cleanup.
         let mut signals = Signals::listen()?;
         let mut playground = None;
         let code = tokio::select! {
-            played = show(flags, &directory, &mut playground) => played,
+            played = run_cluster(flags, &directory, &mut playground) => played,
             number = signals.any() => Ok(if flags.tour {
-                // It has not shown what it was to show: as shells tell it.
+                // The tour is incomplete; the exit code that shells report for the signal.
                 ExitCode::from(128 + number)
             } else {
                 ExitCode::SUCCESS
@@ -102,14 +104,14 @@ fn play(flags: &Flags) -> Result<ExitCode> {
         }
         code
     });
-    // All that writes to it has ended.
+    // All tasks that write to the directory have ended.
     drop(runtime);
     drop(directory);
     code
 }
 
-/// Runs all of it. The cluster stays with the caller, who ends it however this ends.
-async fn show(
+/// Starts and serves the cluster. It stays with the caller, which ends it in any case.
+async fn run_cluster(
     flags: &Flags,
     directory: &Directory,
     playground: &mut Option<Cluster>,
@@ -125,21 +127,21 @@ async fn show(
         ports,
         program: Program {
             file: std::env::current_exe().context("cannot find this program")?,
-            words: vec![PROCESS.into()],
+            arguments: vec![PROCESS.into()],
         },
     });
     let cluster = playground.insert(started.await?);
     get_ready(cluster).await?;
-    let paint = Paint::of_stdout();
+    let color = Color::of_stdout();
     if flags.tour {
-        let voice = match flags.output {
-            Output::Text => Voice::Text(paint),
-            Output::Json => Voice::Json,
+        let output = match flags.output {
+            Output::Text => TourOutput::Text(color),
+            Output::Json => TourOutput::Json,
         };
-        if let Voice::Text(paint) = voice {
-            say(&Scene::of(cluster, None).draw_topology(paint));
+        if let TourOutput::Text(color) = output {
+            print_stdout(&Topology::of(cluster, None).draw_topology(color));
         }
-        let report = Guide::new(cluster, voice, std::io::stdout())?.run().await?;
+        let report = Tour::new(cluster, output, std::io::stdout())?.run().await?;
         return Ok(if report.passed() {
             ExitCode::SUCCESS
         } else {
@@ -149,26 +151,26 @@ async fn show(
     let address = listener.local_addr()?;
     let token = token()?;
     let token_file = write_token(directory.path(), &token)?;
-    let (orders, ordered) = mpsc::channel(QUEUE);
+    let (commands, ordered) = mpsc::channel(COMMAND_QUEUE_LENGTH);
     let control = Control {
         address,
         token,
-        orders,
+        commands,
     };
-    let serving = control::run(listener, control, control::PATIENCE);
+    let serving = control::run(listener, control, control::CLIENT_TIMEOUTS);
     let command = format!(
         "curl -XPOST -H \"Authorization: Bearer $(cat {})\" http://{address}/servers/1.36/kill",
         topology::shown(&token_file)
     );
-    say(&Scene::of(cluster, Some(command)).draw(paint));
+    print_stdout(&Topology::of(cluster, Some(command)).draw(color));
     tokio::select! {
         () = serving => {}
-        () = stage(cluster, ordered, paint) => {}
+        () = run_interactive(cluster, ordered, color) => {}
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits until the sample runs and every bridge tells of all servers.
+/// Waits until the sample pod runs and every bridge serves the APIs of all servers.
 async fn get_ready(cluster: &Cluster) -> Result<()> {
     let contexts = Contexts::read(cluster.kubeconfig())?;
     let started = Instant::now();
@@ -178,27 +180,31 @@ async fn get_ready(cluster: &Cluster) -> Result<()> {
     for (context, path) in questions {
         loop {
             let last = match contexts.get(&context, path).await {
-                Ok(said) if said.status == StatusCode::OK => break,
-                Ok(said) => format!("{context}: {said}"),
+                Ok(response) if response.status == StatusCode::OK => break,
+                Ok(response) => format!("{context}: {response}"),
                 Err(error) => format!("{context}: {error:#}"),
             };
-            if started.elapsed() > GETTING_READY {
-                bail!("not ready after {GETTING_READY:?}: {last}");
+            if started.elapsed() > READY_TIMEOUT {
+                bail!("not ready after {READY_TIMEOUT:?}: {last}");
             }
-            tokio::time::sleep(INTERVAL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
     Ok(())
 }
 
-/// Carries out what keys and the control say, until somebody quits.
-async fn stage(cluster: &mut Cluster, mut orders: mpsc::Receiver<Order>, paint: Paint) {
+/// Executes commands of keys and of the control API, until the user quits.
+async fn run_interactive(
+    cluster: &mut Cluster,
+    mut commands: mpsc::Receiver<Command>,
+    color: Color,
+) {
     let mut keys = Keys::listen();
     let mut chosen = 0;
     if keys.is_some() {
-        say(&help(cluster, chosen, paint));
+        print_stdout(&help(cluster, chosen, color));
     } else {
-        say("Ctrl-C ends it.\n");
+        print_stdout("Ctrl-C ends it.\n");
     }
     loop {
         let key = async {
@@ -208,69 +214,71 @@ async fn stage(cluster: &mut Cluster, mut orders: mpsc::Receiver<Order>, paint: 
             }
         };
         tokio::select! {
-            order = orders.recv() => {
-                let Some(Order { wish, answer }) = order else { return };
-                let told = carry_out(cluster, &wish).await;
-                if let Wish::Do { server, deed } = &wish {
-                    say(&controlled(server, *deed, &told, paint));
+            order = commands.recv() => {
+                let Some(Command { control_request, answer }) = order else { return };
+                let result = execute(cluster, &control_request).await;
+                if let ControlRequest::Do { server, action } = &control_request {
+                    print_stdout(&controlled(server, *action, &result, color));
                     if keys.is_some() {
-                        say(&help(cluster, chosen, paint));
+                        print_stdout(&help(cluster, chosen, color));
                     }
                 }
-                // Whoever asked may have left.
-                let _ = answer.send(told);
+                // The client may have disconnected.
+                let _ = answer.send(result);
             }
             key = key => match key {
                 Some(Key::Choose(index)) => {
                     chosen = index;
-                    say(&help(cluster, chosen, paint));
+                    print_stdout(&help(cluster, chosen, color));
                 }
-                Some(Key::Do(deed)) => press(cluster, chosen, deed, paint).await,
-                Some(Key::Help) => say(&help(cluster, chosen, paint)),
+                Some(Key::Do(action)) => run_key_action(cluster, chosen, action, color).await,
+                Some(Key::Help) => print_stdout(&help(cluster, chosen, color)),
                 Some(Key::Quit) | None => return,
             },
         }
     }
 }
 
-/// What the control was asked for, and what came of it.
-fn controlled(server: &str, deed: Deed, answer: &Answer, paint: Paint) -> String {
+/// The line that is printed for a command of the control API.
+fn controlled(server: &str, action: ServerAction, answer: &CommandResult, color: Color) -> String {
     match answer {
-        Answer::Done(_) => format!("{deed} {server}\n"),
-        Answer::Unknown(why) | Answer::Impossible(why) | Answer::Failed(why) => {
-            format!("{}\n", paint.bad(why))
+        CommandResult::Done(_) => format!("{action} {server}\n"),
+        CommandResult::Unknown(why)
+        | CommandResult::Impossible(why)
+        | CommandResult::Failed(why) => {
+            format!("{}\n", color.bad(why))
         }
     }
 }
 
-async fn press(cluster: &mut Cluster, chosen: usize, deed: Deed, paint: Paint) {
+async fn run_key_action(cluster: &mut Cluster, chosen: usize, action: ServerAction, color: Color) {
     let before = cluster.servers().get(chosen).map(|it| it.name().to_owned());
     let name = before.unwrap_or_default();
-    if let Some(reason) = orders::refusal(cluster, chosen, deed) {
-        say(&format!("{}\n", paint.bad(reason)));
-        say(&help(cluster, chosen, paint));
+    if let Some(reason) = commands::refusal(cluster, chosen, action) {
+        print_stdout(&format!("{}\n", color.bad(reason)));
+        print_stdout(&help(cluster, chosen, color));
         return;
     }
-    say(&format!("{deed} {name} ...\n"));
-    match orders::perform(cluster, chosen, deed).await {
-        Ok(()) => say(&help(cluster, chosen, paint)),
-        Err(error) => say(&format!("{}\n", paint.bad(error))),
+    print_stdout(&format!("{action} {name} ...\n"));
+    match commands::perform(cluster, chosen, action).await {
+        Ok(()) => print_stdout(&help(cluster, chosen, color)),
+        Err(error) => print_stdout(&format!("{}\n", color.bad(error))),
     }
 }
 
-/// The servers as they are, and the keys.
-fn help(cluster: &Cluster, chosen: usize, paint: Paint) -> String {
+/// The state of the servers, and the keys.
+fn help(cluster: &Cluster, chosen: usize, color: Color) -> String {
     let servers = cluster.servers().iter().enumerate();
     let servers: Vec<_> = servers
         .map(|(index, server)| {
             let state = if server.is_running() {
-                paint.good(server.release())
+                color.good(server.release())
             } else {
-                paint.bad("down")
+                color.bad("down")
             };
             let name = format!("{} {}", index + 1, server.name());
             let name = if index == chosen {
-                paint.bold(format_args!("[{name}]"))
+                color.bold(format_args!("[{name}]"))
             } else {
                 format!(" {name} ")
             };
@@ -280,18 +288,18 @@ fn help(cluster: &Cluster, chosen: usize, paint: Paint) -> String {
     format!(
         "{}   {}\n",
         servers.join("  "),
-        paint.dim("1 2 3 choose, k kill, s stop/start, u upgrade, d downgrade, q quit")
+        color.dim("1 2 3 choose, k kill, s stop/start, u upgrade, d downgrade, q quit")
     )
 }
 
-fn say(text: &str) {
-    // Whoever closed the pipe does not want to know.
+fn print_stdout(text: &str) {
+    // Write errors are ignored: the reader may have closed the pipe.
     let mut out = std::io::stdout();
     let _ = out.write_all(text.as_bytes());
     let _ = out.flush();
 }
 
-/// What the control asks for: nobody guesses it.
+/// A random token for the control API.
 fn token() -> Result<String> {
     let mut bytes = [0_u8; 16];
     let mut file = std::fs::File::open("/dev/urandom").context("no randomness")?;
@@ -312,7 +320,7 @@ fn write_token(directory: &Path, token: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What ends it.
+/// Signals that end the playground.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -328,7 +336,7 @@ impl Signals {
         })
     }
 
-    /// The number of the first that comes.
+    /// The number of the first signal that arrives.
     async fn any(&mut self) -> u8 {
         tokio::select! {
             _ = self.interrupt.recv() => 2,

@@ -1,23 +1,23 @@
-//! What there is, drawn, and what to try with it.
+//! The diagram of the cluster, and commands to try.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use skewbridge_playground::cluster::{Cluster, POD, POD_PORT};
 
-use super::paint::Paint;
+use super::color::Color;
 
-/// What is drawn.
-pub(super) struct Scene {
+/// The content of the diagram.
+pub(super) struct Topology {
     /// Names and addresses of bridges and their servers.
     rows: Vec<[String; 4]>,
     kubeconfig: String,
-    /// How this program was called.
+    /// The command to run this program.
     program: String,
     control: Option<String>,
 }
 
-impl Scene {
+impl Topology {
     pub(super) fn of(cluster: &Cluster, control: Option<String>) -> Self {
         let pairs = cluster.bridges().iter().zip(cluster.servers());
         let rows = pairs.map(|(bridge, server)| {
@@ -36,21 +36,21 @@ impl Scene {
         }
     }
 
-    /// All of it: what there is, and what to try.
-    pub(super) fn draw(&self, paint: Paint) -> String {
-        let mut out = self.draw_topology(paint);
-        self.draw_commands(paint, &mut out);
+    /// The diagram and the commands to try.
+    pub(super) fn draw(&self, color: Color) -> String {
+        let mut out = self.draw_topology(color);
+        self.draw_commands(color, &mut out);
         out
     }
 
-    /// What there is.
-    pub(super) fn draw_topology(&self, paint: Paint) -> String {
+    /// The diagram.
+    pub(super) fn draw_topology(&self, color: Color) -> String {
         let mut out = String::new();
         // Writing to a String does not fail.
         let _ = writeln!(
             out,
             "{}\n",
-            paint.bold(
+            color.bold(
                 "Three API servers of three versions over one store, a bridge in front of each."
             )
         );
@@ -71,10 +71,10 @@ impl Scene {
             let _ = writeln!(
                 out,
                 "  {client} {} {} ─▶ {} {} ─{corner}{rest}",
-                paint.name(bridge),
-                paint.dim(format_args!("{bridge_address:<15}")),
-                paint.name(server),
-                paint.dim(format_args!("{server_address:<15}")),
+                color.name(bridge),
+                color.dim(format_args!("{bridge_address:<15}")),
+                color.name(server),
+                color.dim(format_args!("{server_address:<15}")),
             );
             if index + 1 < self.rows.len() {
                 let gap = 2 + 10 + 1 + bridge.len();
@@ -86,20 +86,20 @@ impl Scene {
         out
     }
 
-    fn draw_commands(&self, paint: Paint, out: &mut String) {
-        let _ = writeln!(out, "{}", paint.bold("Try, in another terminal:"));
+    fn draw_commands(&self, color: Color, out: &mut String) {
+        let _ = writeln!(out, "{}", color.bold("Try, in another terminal:"));
         let width = self.commands().iter().map(|(it, _)| it.len()).max();
         let width = width.unwrap_or_default();
         let _ = writeln!(out, "  export KUBECONFIG={}", self.kubeconfig);
         for (command, why) in self.commands() {
-            let why = paint.dim(format_args!("# {why}"));
+            let why = color.dim(format_args!("# {why}"));
             let _ = writeln!(out, "  {command:width$}  {why}");
         }
         if let Some(control) = &self.control {
             let _ = writeln!(
                 out,
                 "\n{}\n  {control}",
-                paint.bold("Stop, start, kill, upgrade or downgrade a server:")
+                color.bold("Stop, start, kill, upgrade or downgrade a server:")
             );
         }
         out.push('\n');
@@ -111,15 +111,15 @@ impl Scene {
         vec![
             (
                 kubectl("server-1.28", policies),
-                "the old server knows no such thing",
+                "the old server does not have this API",
             ),
             (
                 kubectl("bridge-1.28", policies),
-                "through its bridge it is there",
+                "through its bridge it is served",
             ),
             (
                 kubectl("bridge-1.28", "api-resources"),
-                "what all servers serve, in one list",
+                "the APIs of all servers, in one list",
             ),
             (
                 kubectl("bridge-1.28", &format!("exec -it {POD} -- sh")),
@@ -127,25 +127,25 @@ impl Scene {
             ),
             (
                 kubectl("bridge-1.28", &format!("logs -f {POD}")),
-                "the pod talks",
+                "the log of the pod",
             ),
             (
                 kubectl("bridge-1.28", &format!("port-forward {POD} {POD_PORT}")),
-                "and answers",
+                "its port",
             ),
             (
                 kubectl("visitor", "delete pod web"),
-                "a visitor may only look",
+                "the visitor can only read",
             ),
             (
                 format!("{} skew", self.program),
-                "what differs between the servers",
+                "the differences between the servers",
             ),
         ]
     }
 }
 
-/// How to call this program from here.
+/// The command to run this program from the current directory.
 fn program() -> String {
     let Ok(file) = std::env::current_exe() else {
         return "skewbridge".to_owned();
@@ -157,7 +157,7 @@ fn program() -> String {
     }
 }
 
-/// As a shell takes it for one word.
+/// Quoted for a shell.
 pub(super) fn shown(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |it: char| it.is_ascii_alphanumeric() || "/._-".contains(it);
@@ -189,13 +189,13 @@ mod tests {
                 format!("127.0.0.1:{}", port + 1),
             ]
         };
-        let scene = Scene {
+        let scene = Topology {
             rows: vec![row("1.28", 40_000), row("1.34", 4000), row("1.36", 40_004)],
             kubeconfig: "/tmp/k".to_owned(),
             program: "skewbridge".to_owned(),
             control: None,
         };
-        let drawn = scene.draw(Paint::Plain);
+        let drawn = scene.draw(Color::Plain);
         let lines: Vec<Vec<char>> = drawn.lines().map(|it| it.chars().collect()).collect();
         let at = |line: usize, what: char| lines[line].iter().rposition(|it| *it == what);
         let column = at(2, '┐').unwrap();

@@ -1,5 +1,5 @@
-//! The tour: the story of the README, told by doing it, with before and after. Each
-//! step says what it promises, and whether that came true.
+//! The tour: demonstrates the claims of the README, with and without bridges. Each step states
+//! what is expected, and whether it was observed.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -11,17 +11,17 @@ use skewbridge_client::streams::ExitStatus;
 use skewbridge_playground::catalogue::Release;
 use skewbridge_playground::cluster::{Cluster, POD, POLICY_PATH};
 
-use super::ask::{Contexts, Said};
-use super::exec::{Ran, exec};
-use super::paint::Paint;
+use super::client::{Contexts, ResponseSummary};
+use super::color::Color;
+use super::exec::{ExecOutcome, exec};
 
-/// How long a change may take to be seen everywhere.
-const PATIENCE: Duration = Duration::from_secs(45);
+/// Time for a change to reach all bridges.
+const CONVERGENCE_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// Between two looks at something that is about to change.
-const INTERVAL: Duration = Duration::from_millis(100);
+/// Interval between requests while waiting for a change.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the tour has shown.
+/// The results of the tour.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
     steps: Vec<Step>,
@@ -32,53 +32,53 @@ pub(super) struct Report {
 #[derive(Debug, Serialize)]
 struct Step {
     title: &'static str,
-    sights: Vec<Sight>,
-    /// What it could not be finished for.
+    sights: Vec<Observation>,
+    /// Why the step could not be completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     passed: bool,
 }
 
-/// What was seen somewhere.
+/// An observation.
 #[derive(Debug, Serialize)]
-struct Sight {
-    /// The context that was asked.
+struct Observation {
+    /// The context of the request.
     context: String,
-    /// What somebody would type to see the same.
+    /// The equivalent kubectl command.
     command: String,
-    /// What came.
+    /// What was observed.
     saw: String,
-    /// What it means.
+    /// The explanation.
     meaning: &'static str,
-    /// Whether it is what was promised.
+    /// Whether it was as expected.
     as_promised: bool,
 }
 
-/// Who tells the tour.
-pub(super) struct Guide<'a, W> {
+/// The running tour.
+pub(super) struct Tour<'a, W> {
     contexts: Contexts,
     cluster: &'a mut Cluster,
     out: W,
-    voice: Voice,
+    output: TourOutput,
     report: Report,
 }
 
-/// How it is told.
+/// How the tour is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Voice {
+pub(super) enum TourOutput {
     /// Step by step.
-    Text(Paint),
-    /// All at once, in the end.
+    Text(Color),
+    /// At the end, as one document.
     Json,
 }
 
 impl Report {
-    /// Whether everything came out as promised.
+    /// Whether all steps passed.
     pub(super) fn passed(&self) -> bool {
         self.passed
     }
 
-    /// The last step could not be finished.
+    /// Marks the last step as failed.
     fn fail(&mut self, error: String) {
         if let Some(step) = self.steps.last_mut() {
             step.passed = false;
@@ -89,45 +89,45 @@ impl Report {
 
 const POLICIES: &str = "get mutatingadmissionpolicies hello";
 
-impl<'a, W: Write> Guide<'a, W> {
-    /// Before the first step.
-    pub(super) fn new(cluster: &'a mut Cluster, voice: Voice, out: W) -> Result<Self> {
+impl<'a, W: Write> Tour<'a, W> {
+    /// A tour before its first step.
+    pub(super) fn new(cluster: &'a mut Cluster, output: TourOutput, out: W) -> Result<Self> {
         Ok(Self {
             contexts: Contexts::read(cluster.kubeconfig())?,
             cluster,
             out,
-            voice,
+            output,
             report: Report::default(),
         })
     }
 
-    /// All steps, whether those before could be finished or not.
+    /// Runs all steps, even if an earlier one failed.
     pub(super) async fn run(mut self) -> Result<Report> {
         let done = self.object().await;
-        self.settle(done);
+        self.finish_step(done);
         let done = self.counts().await;
-        self.settle(done);
+        self.finish_step(done);
         let done = self.exec().await;
-        self.settle(done);
+        self.finish_step(done);
         let done = self.kill().await;
-        self.settle(done);
+        self.finish_step(done);
         let done = self.upgrade().await;
-        self.settle(done);
+        self.finish_step(done);
         let report = &mut self.report;
         report.passed = report.steps.iter().all(|step| step.passed);
-        match self.voice {
-            Voice::Text(paint) => {
+        match self.output {
+            TourOutput::Text(color) => {
                 let steps = self.report.steps.len();
                 let kept = self.report.steps.iter().filter(|it| it.passed).count();
-                let words = format!("{kept} of {steps} steps came out as promised.");
+                let words = format!("{kept} of {steps} steps passed.");
                 let words = if kept == steps {
-                    paint.good(words)
+                    color.good(words)
                 } else {
-                    paint.bad(words)
+                    color.bad(words)
                 };
-                self.say(&words);
+                self.print_line(&words);
             }
-            Voice::Json => {
+            TourOutput::Json => {
                 let text = serde_json::to_string_pretty(&self.report)?;
                 self.write(&text);
             }
@@ -136,35 +136,35 @@ impl<'a, W: Write> Guide<'a, W> {
     }
 
     async fn object(&mut self) -> Result<()> {
-        self.begin("An object of an API that only the newest server has");
-        let said = self.contexts.get("server-1.28", POLICY_PATH).await?;
-        self.show(
+        self.start_step("An object of an API that only the newest server has");
+        let response = self.contexts.get("server-1.28", POLICY_PATH).await?;
+        self.record(
             "server-1.28",
             POLICIES,
-            &said.to_string(),
-            "straight from the old server: a 404, though the object is there",
-            said.status == StatusCode::NOT_FOUND,
+            &response.to_string(),
+            "directly from the old server: a 404, although the object exists",
+            response.status == StatusCode::NOT_FOUND,
         );
-        let said = self.contexts.get("bridge-1.28", POLICY_PATH).await?;
-        self.show(
+        let response = self.contexts.get("bridge-1.28", POLICY_PATH).await?;
+        self.record(
             "bridge-1.28",
             POLICIES,
-            &said.to_string(),
-            "through its bridge: a server that knows it was asked",
-            said.status == StatusCode::OK,
+            &response.to_string(),
+            "through its bridge: forwarded to a server that has the API",
+            response.status == StatusCode::OK,
         );
         Ok(())
     }
 
     async fn counts(&mut self) -> Result<()> {
-        self.begin("One complete discovery");
+        self.start_step("One complete discovery");
         let mut of_servers = Vec::new();
         for release in Release::ALL {
             let context = format!("server-{release}");
             let count = self.contexts.resources(&context).await?;
             of_servers.push(count);
             let meaning = "what this server serves itself";
-            self.show(
+            self.record(
                 &context,
                 "api-resources",
                 &resources(count),
@@ -180,7 +180,7 @@ impl<'a, W: Write> Guide<'a, W> {
             of_bridges.push(count);
             let is_whole = count >= most && of_bridges.iter().all(|it| *it == count);
             let meaning = "what all servers serve together";
-            self.show(
+            self.record(
                 &context,
                 "api-resources",
                 &resources(count),
@@ -192,11 +192,11 @@ impl<'a, W: Write> Guide<'a, W> {
     }
 
     async fn exec(&mut self) -> Result<()> {
-        self.begin("exec by WebSocket, where the server only speaks SPDY");
+        self.start_step("exec by WebSocket, where the server only speaks SPDY");
         let words = ["sh", "-c", "echo hello from $POD_NAME; exit 3"];
         // At this verbosity kubectl shows which protocol it uses.
         let command = format!("exec -v=4 {POD} -- sh -c 'echo hello from $POD_NAME; exit 3'");
-        let is_promised = |ran: &Ran| {
+        let is_promised = |ran: &ExecOutcome| {
             let code = match &ran.ended {
                 ExitStatus::Code(code) => code.number(),
                 _ => 0,
@@ -205,16 +205,16 @@ impl<'a, W: Write> Guide<'a, W> {
         };
         let endpoint = self.contexts.endpoint("server-1.28").await?;
         let ran = exec(endpoint, POD, &words).await?;
-        self.show(
+        self.record(
             "server-1.28",
             &command,
             &ran.to_string(),
-            "straight: kubectl falls back to SPDY; a client that has only WebSocket fails",
+            "directly: kubectl falls back to SPDY; a client that has only WebSocket fails",
             ran.fallback.is_some() && is_promised(&ran),
         );
         let endpoint = self.contexts.endpoint("bridge-1.28").await?;
         let ran = exec(endpoint, POD, &words).await?;
-        self.show(
+        self.record(
             "bridge-1.28",
             &command,
             &ran.to_string(),
@@ -225,123 +225,129 @@ impl<'a, W: Write> Guide<'a, W> {
     }
 
     async fn kill(&mut self) -> Result<()> {
-        self.begin("The newest server is killed");
+        self.start_step("The newest server is killed");
         let newest = self.cluster.find("1.36")?;
         self.cluster.kill(newest).await;
-        self.note("server-1.36 is gone, as if its machine had lost its power.");
+        self.note("server-1.36 is killed, as if its machine had lost power.");
         let seen = self.without_newest().await;
-        // Whatever was seen: the next step needs it.
+        // In any case: the next step needs the server.
         let back = self.with_newest_again(newest).await;
         seen.and(back)
     }
 
     async fn with_newest_again(&mut self, newest: usize) -> Result<()> {
-        self.cluster.resume(newest).await?;
-        self.note("server-1.36 comes back.");
-        let (said, lied) = self
-            .until("bridge-1.28", |said| said.status == StatusCode::OK)
+        self.cluster.start_server(newest).await?;
+        self.note("server-1.36 is started again.");
+        let (response, saw_404) = self
+            .until("bridge-1.28", |response| response.status == StatusCode::OK)
             .await?;
-        self.show(
+        self.record(
             "bridge-1.28",
             POLICIES,
-            &said.to_string(),
+            &response.to_string(),
             "there was never a 404",
-            said.status == StatusCode::OK && !lied,
+            response.status == StatusCode::OK && !saw_404,
         );
         Ok(())
     }
 
     async fn without_newest(&mut self) -> Result<()> {
-        let said = self.contexts.get("server-1.28", POLICY_PATH).await?;
-        self.show(
+        let response = self.contexts.get("server-1.28", POLICY_PATH).await?;
+        self.record(
             "server-1.28",
             POLICIES,
-            &said.to_string(),
-            "straight: the same 404; a controller would take the object for deleted",
-            said.status == StatusCode::NOT_FOUND,
+            &response.to_string(),
+            "directly: the same 404; a controller would treat the object as deleted",
+            response.status == StatusCode::NOT_FOUND,
         );
-        let (said, lied) = self
-            .until("bridge-1.28", |said| {
-                said.status == StatusCode::SERVICE_UNAVAILABLE
+        let (response, saw_404) = self
+            .until("bridge-1.28", |response| {
+                response.status == StatusCode::SERVICE_UNAVAILABLE
             })
             .await?;
-        self.show(
+        self.record(
             "bridge-1.28",
             POLICIES,
-            &said.to_string(),
-            "through its bridge: nobody can say now, come again",
-            said.status == StatusCode::SERVICE_UNAVAILABLE && !lied,
+            &response.to_string(),
+            "through its bridge: unavailable for now, try again",
+            response.status == StatusCode::SERVICE_UNAVAILABLE && !saw_404,
         );
         Ok(())
     }
 
     async fn upgrade(&mut self) -> Result<()> {
-        self.begin("A server is upgraded while it is used");
+        self.start_step("A server is upgraded while it is used");
         let newest = self.cluster.find("1.36")?;
-        self.cluster.change(newest, Release::V1_34).await?;
-        self.note("server-1.36 is rolled back to 1.34: nobody has the API now.");
-        let (said, _) = self
-            .until("bridge-1.28", |said| said.status == StatusCode::NOT_FOUND)
+        self.cluster.set_release(newest, Release::V1_34).await?;
+        self.note("server-1.36 is rolled back to 1.34: no server has the API now.");
+        let (response, _) = self
+            .until("bridge-1.28", |response| {
+                response.status == StatusCode::NOT_FOUND
+            })
             .await?;
-        self.show(
+        self.record(
             "bridge-1.28",
             POLICIES,
-            &said.to_string(),
-            "now a 404 is true",
-            said.status == StatusCode::NOT_FOUND,
+            &response.to_string(),
+            "now the 404 is correct",
+            response.status == StatusCode::NOT_FOUND,
         );
         let before = self.contexts.resources("bridge-1.28").await?;
-        self.show(
+        self.record(
             "bridge-1.28",
             "api-resources",
             &resources(before),
             "before the upgrade",
             before > 0,
         );
-        self.cluster.change(newest, Release::V1_36).await?;
+        self.cluster.set_release(newest, Release::V1_36).await?;
         self.note("server-1.36 is upgraded in place, from 1.34 to 1.36.");
         for release in Release::ALL {
             let context = format!("bridge-{release}");
-            let (said, _) = self
-                .until(&context, |said| said.status == StatusCode::OK)
+            let (response, _) = self
+                .until(&context, |response| response.status == StatusCode::OK)
                 .await?;
-            self.show(
+            self.record(
                 &context,
                 POLICIES,
-                &said.to_string(),
+                &response.to_string(),
                 "the API appears everywhere",
-                said.status == StatusCode::OK,
+                response.status == StatusCode::OK,
             );
         }
         let started = Instant::now();
         let mut after = self.contexts.resources("bridge-1.28").await?;
-        while after <= before && started.elapsed() < PATIENCE {
-            tokio::time::sleep(INTERVAL).await;
+        while after <= before && started.elapsed() < CONVERGENCE_TIMEOUT {
+            tokio::time::sleep(POLL_INTERVAL).await;
             after = self.contexts.resources("bridge-1.28").await?;
         }
         let grown = after.saturating_sub(before);
         let saw = format!("{}, {grown} more", resources(after));
-        let meaning = "and so does all that came with it";
-        self.show("bridge-1.28", "api-resources", &saw, meaning, grown > 0);
+        let meaning = "and so do the other APIs of 1.36";
+        self.record("bridge-1.28", "api-resources", &saw, meaning, grown > 0);
         Ok(())
     }
 
-    /// Asks until the answer is the one that is waited for, and says whether there was
-    /// a 404 before.
-    async fn until(&self, context: &str, wanted: impl Fn(&Said) -> bool) -> Result<(Said, bool)> {
+    /// Repeats the request until the response matches, and returns whether there was a 404
+    /// before.
+    async fn until(
+        &self,
+        context: &str,
+        wanted: impl Fn(&ResponseSummary) -> bool,
+    ) -> Result<(ResponseSummary, bool)> {
         let started = Instant::now();
-        let mut lied = false;
+        let mut saw_404 = false;
         loop {
-            let said = self.contexts.get(context, POLICY_PATH).await?;
-            if wanted(&said) || started.elapsed() > PATIENCE {
-                return Ok((said, lied));
+            let response = self.contexts.get(context, POLICY_PATH).await?;
+            if wanted(&response) || started.elapsed() > CONVERGENCE_TIMEOUT {
+                return Ok((response, saw_404));
             }
-            lied |= said.status == StatusCode::NOT_FOUND;
-            tokio::time::sleep(INTERVAL).await;
+            saw_404 |= response.status == StatusCode::NOT_FOUND;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    fn begin(&mut self, title: &'static str) {
+    fn start_step(&mut self, title: &'static str) {
         self.report.steps.push(Step {
             title,
             sights: Vec::new(),
@@ -349,18 +355,18 @@ impl<'a, W: Write> Guide<'a, W> {
             passed: true,
         });
         let number = self.report.steps.len();
-        if let Voice::Text(paint) = self.voice {
-            self.say(&paint.bold(format_args!("{number}. {title}")));
+        if let TourOutput::Text(color) = self.output {
+            self.print_line(&color.bold(format_args!("{number}. {title}")));
         }
     }
 
     fn note(&mut self, words: &str) {
-        if let Voice::Text(_) = self.voice {
-            self.say(&format!("   {words}"));
+        if let TourOutput::Text(_) = self.output {
+            self.print_line(&format!("   {words}"));
         }
     }
 
-    fn show(
+    fn record(
         &mut self,
         context: &str,
         command: &str,
@@ -369,19 +375,19 @@ impl<'a, W: Write> Guide<'a, W> {
         as_promised: bool,
     ) {
         let command = format!("kubectl --context={context} {command}");
-        if let Voice::Text(paint) = self.voice {
-            self.say(&format!("   $ {command}"));
+        if let TourOutput::Text(color) = self.output {
+            self.print_line(&format!("   $ {command}"));
             let (mark, saw) = if as_promised {
-                (paint.good("✓"), saw.to_owned())
+                (color.good("✓"), saw.to_owned())
             } else {
-                (paint.bad("✗"), paint.bad(saw))
+                (color.bad("✗"), color.bad(saw))
             };
-            self.say(&format!("   {mark} {saw}"));
-            self.say(&format!("     {}", paint.dim(meaning)));
+            self.print_line(&format!("   {mark} {saw}"));
+            self.print_line(&format!("     {}", color.dim(meaning)));
         }
         if let Some(step) = self.report.steps.last_mut() {
             step.passed &= as_promised;
-            step.sights.push(Sight {
+            step.sights.push(Observation {
                 context: context.to_owned(),
                 command,
                 saw: saw.to_owned(),
@@ -392,26 +398,27 @@ impl<'a, W: Write> Guide<'a, W> {
     }
 
     /// Ends a step.
-    fn settle(&mut self, done: Result<()>) {
+    fn finish_step(&mut self, done: Result<()>) {
         if let Err(error) = done {
             let error = format!("{error:#}");
-            if let Voice::Text(paint) = self.voice {
-                let (mark, words) = (paint.bad("✗"), paint.bad(&error));
-                self.say(&format!("   {mark} {words}"));
+            if let TourOutput::Text(color) = self.output {
+                let (mark, words) = (color.bad("✗"), color.bad(&error));
+                self.print_line(&format!("   {mark} {words}"));
             }
             self.report.fail(error);
         }
-        if let Voice::Text(_) = self.voice {
-            self.say("");
+        if let TourOutput::Text(_) = self.output {
+            self.print_line("");
         }
     }
 
-    fn say(&mut self, line: &str) {
+    fn print_line(&mut self, line: &str) {
         self.write(line);
     }
 
     fn write(&mut self, line: &str) {
-        // Whoever closed the pipe does not want to know; the exit code still tells.
+        // Write errors are ignored: the reader may have closed the pipe. The exit code still
+        // shows the result.
         let _ = writeln!(self.out, "{line}");
         let _ = self.out.flush();
     }
@@ -421,7 +428,7 @@ fn resources(count: usize) -> String {
     format!("{count} resources")
 }
 
-impl std::fmt::Display for Said {
+impl std::fmt::Display for ResponseSummary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.status.as_u16(), self.words)
     }
@@ -432,7 +439,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_that_cannot_be_finished_is_told_and_has_failed() {
+    fn a_step_that_cannot_be_completed_has_failed_with_its_error() {
         let mut report = Report::default();
         for title in ["one", "two"] {
             report.steps.push(Step {
@@ -443,9 +450,9 @@ mod tests {
             });
         }
         report.fail("server-1.28: connection refused".to_owned());
-        let told = serde_json::to_value(&report).unwrap();
+        let result = serde_json::to_value(&report).unwrap();
         assert_eq!(
-            told["steps"],
+            result["steps"],
             serde_json::json!([
                 {"title": "one", "sights": [], "passed": true},
                 {

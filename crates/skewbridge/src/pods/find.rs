@@ -1,4 +1,4 @@
-//! Asks the server for a pod.
+//! Finds a pod by its name or by its owner.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use serde::de::DeserializeOwned;
 use skewbridge_client::{Endpoint, Error, ErrorResponse, Request};
 use tokio::time::{Instant, sleep};
 
-use super::near::near;
-use super::object::{Known, List, Pod, Service, Workload};
+use super::object::{List, NamedObject, Pod, Service, Workload};
 use super::reference::{Kind, Reference};
+use super::suggestions::similar_names;
 use crate::client_command::Failure;
 
-/// Between two looks for a pod that is not there yet.
-const INTERVAL: Duration = Duration::from_millis(500);
+/// Interval between lists while waiting for a pod.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// As many pods as are looked at for the best of a workload, or for a near name.
-const MOST: usize = 500;
+/// Maximum number of pods that are listed, to choose one of a workload or to suggest names.
+const MAX_LISTED_PODS: usize = 500;
 
 /// The pods of a namespace.
 #[derive(Debug, Clone)]
@@ -26,24 +26,28 @@ pub(crate) struct Pods {
 
 /// A pod that was found.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
+pub(crate) struct FoundPod {
     pub(crate) pod: Pod,
-    /// By way of this service.
+    /// The service that selected it.
     pub(crate) service: Option<Service>,
 }
 
 impl Pods {
-    /// The pod that is referred to: itself, or the best of those that are run by
-    /// something else; if there is none yet, it is waited for so long.
-    pub(crate) async fn find(&self, to: &Reference, patience: Duration) -> Result<Found, Failure> {
+    /// The pod of a reference: the pod itself, or the best one of its owner. Waits up to
+    /// `max_wait` if there is none yet.
+    pub(crate) async fn find(
+        &self,
+        to: &Reference,
+        max_wait: Duration,
+    ) -> Result<FoundPod, Failure> {
         if to.kind == Kind::Pod {
             let pod = self.pod(&to.name).await?;
-            return Ok(Found { pod, service: None });
+            return Ok(FoundPod { pod, service: None });
         }
         let path = format!("{}/{}", to.kind.path(&self.namespace), escaped(&to.name));
         let body = match self.body(&path).await {
             Ok(body) => body,
-            Err(error) => return Err(self.explain_missing(error, to.kind, &to.name).await),
+            Err(error) => return Err(self.not_found_failure(error, to.kind, &to.name).await),
         };
         let workload: Workload = read(&body, &path)?;
         let Some(selector) = workload.selector() else {
@@ -58,7 +62,7 @@ impl Pods {
             Kind::Service => Some(read(&body, &path)?),
             _ => None,
         };
-        let pod = self.best_of(&selector, patience).await?;
+        let pod = self.best_of(&selector, max_wait).await?;
         let Some(pod) = pod else {
             return Err(
                 Failure::new("timed out waiting for the condition").hint(format!(
@@ -69,7 +73,7 @@ impl Pods {
                 )),
             );
         };
-        Ok(Found { pod, service })
+        Ok(FoundPod { pod, service })
     }
 
     /// A pod by its name.
@@ -77,29 +81,31 @@ impl Pods {
         let path = format!("{}/{}", Kind::Pod.path(&self.namespace), escaped(name));
         match self.body(&path).await {
             Ok(body) => read(&body, &path),
-            Err(error) => Err(self.explain_missing(error, Kind::Pod, name).await),
+            Err(error) => Err(self.not_found_failure(error, Kind::Pod, name).await),
         }
     }
 
-    async fn best_of(&self, selector: &str, patience: Duration) -> Result<Option<Pod>, Failure> {
-        let query = format!("labelSelector={}&limit={MOST}", escaped(selector));
+    async fn best_of(&self, selector: &str, max_wait: Duration) -> Result<Option<Pod>, Failure> {
+        let query = format!(
+            "labelSelector={}&limit={MAX_LISTED_PODS}",
+            escaped(selector)
+        );
         let path = format!("{}?{query}", Kind::Pod.path(&self.namespace));
-        let until = Instant::now() + patience;
+        let until = Instant::now() + max_wait;
         loop {
             let body = self.body(&path).await;
             let body = body.map_err(|error| self.explain(error, "list", Kind::Pod))?;
             let list: List<Pod> = read(&body, &path)?;
             let best = list.items.into_iter().max_by_key(Pod::fitness);
-            if best.is_some() || Instant::now() + INTERVAL >= until {
+            if best.is_some() || Instant::now() + POLL_INTERVAL >= until {
                 return Ok(best);
             }
-            sleep(INTERVAL).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Why something cannot be had by its name; if there is no such thing, with what may
-    /// have been meant.
-    async fn explain_missing(&self, error: Error, kind: Kind, name: &str) -> Failure {
+    /// The failure to get an object by name; if it does not exist, with similar names.
+    async fn not_found_failure(&self, error: Error, kind: Kind, name: &str) -> Failure {
         match error {
             Error::Api { response, .. } if response.code == 404 => {
                 self.suggest(Failure::refused(&response), kind, name).await
@@ -109,18 +115,18 @@ impl Pods {
     }
 
     async fn suggest(&self, failure: Failure, kind: Kind, name: &str) -> Failure {
-        let path = format!("{}?limit={MOST}", kind.path(&self.namespace));
-        // Who may not list them is told no names.
+        let path = format!("{}?limit={MAX_LISTED_PODS}", kind.path(&self.namespace));
+        // Without permission to list, there are no suggestions.
         let Ok(body) = self.body(&path).await else {
             return failure;
         };
-        let Ok(list) = read::<List<Known>>(&body, &path) else {
+        let Ok(list) = read::<List<NamedObject>>(&body, &path) else {
             return failure;
         };
         let names = list.items.iter().map(|it| it.metadata.name.as_str());
-        let near = near(name, names);
+        let similar = similar_names(name, names);
         let (namespace, kinds) = (&self.namespace, kind.plural());
-        if near.is_empty() {
+        if similar.is_empty() {
             let known = match list.items.len() {
                 0 => format!("has no {kinds}"),
                 _ => format!("has {kinds}, but none with a name like it"),
@@ -131,7 +137,7 @@ impl Pods {
         }
         failure.hint(format!(
             "did you mean {}? (namespace {namespace:?})",
-            near.join(", ")
+            similar.join(", ")
         ))
     }
 
@@ -156,7 +162,7 @@ impl Pods {
     }
 }
 
-/// A refusal, and what is to be done where that is known.
+/// A refusal, with advice where there is some.
 pub(crate) fn explain_refusal(
     response: &ErrorResponse,
     verb: &str,
@@ -165,7 +171,9 @@ pub(crate) fn explain_refusal(
 ) -> Failure {
     let failure = Failure::refused(response);
     match response.code {
-        401 => failure.hint("the server does not know who you are: log in again, or give --token"),
+        401 => {
+            failure.hint("the server did not accept the credentials: log in again, or give --token")
+        }
         403 if response.is_status() => failure.hint(format!(
             "it needs the verb {verb} on {resource} in namespace {namespace:?}; \
              see kubectl auth can-i {verb} {resource} -n {namespace}"

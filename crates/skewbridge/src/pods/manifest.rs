@@ -1,4 +1,4 @@
-//! A file that names what a command is for: `exec --filename`.
+//! A file that names the target of a command: `exec --filename`.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -8,10 +8,10 @@ use serde::Deserialize;
 
 use super::reference::{Kind, Reference};
 
-/// The largest file that is read: more than an API server takes for one object.
+/// Maximum size of a file: more than an API server accepts for one object.
 const MAX_SIZE: u64 = 4 * 1024 * 1024;
 
-/// What a file says of its object. The server is asked for the rest.
+/// The identity of the object in a file. The rest is read from the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Manifest {
     pub(crate) reference: Reference,
@@ -34,7 +34,7 @@ struct Metadata {
 }
 
 impl Manifest {
-    /// The one object of these files, JSON or YAML; `-` is standard input.
+    /// The only object of these files, JSON or YAML; `-` is standard input.
     pub(crate) fn read(paths: &[String]) -> Result<Self, String> {
         let [path] = paths else {
             return Err(MULTIPLE.to_owned());
@@ -98,8 +98,8 @@ impl Manifest {
         })
     }
 
-    /// The namespace of the object: its own, which has to be the one that was asked for
-    /// with a flag, else that of the context.
+    /// The namespace of the object: its own, which must match the flag if that is given, else
+    /// that of the context.
     pub(crate) fn namespace(&self, flag: Option<&str>, context: &str) -> Result<String, String> {
         match (&self.namespace, flag) {
             (Some(own), Some(asked)) if own != asked => Err(format!(
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_object_is_named_by_a_file() {
+    fn a_file_names_one_object() {
         let other = |text: &str| Err(Wrong::Other(text.to_owned()));
         let named = |kind, name: &str, namespace: Option<&str>| {
             Ok(Manifest {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_of_the_object_has_to_be_the_one_asked_for() {
+    fn the_namespace_of_the_object_must_match_the_flag() {
         let rows = [
             (None, None, Ok("here")),
             (None, Some("shop"), Ok("here")),

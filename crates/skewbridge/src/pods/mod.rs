@@ -1,14 +1,14 @@
-//! The pod that a command is for: by its name, or by what runs it.
+//! The pod of a command: by its name, or by its owner.
 
+mod container_name;
 mod find;
 mod manifest;
-mod name;
-mod near;
 mod object;
 mod reference;
+mod suggestions;
 
-pub(crate) use find::{Found, Pods, explain_refusal};
+pub(crate) use container_name::choose_container;
+pub(crate) use find::{FoundPod, Pods, explain_refusal};
 pub(crate) use manifest::Manifest;
-pub(crate) use name::choose_container;
 pub(crate) use object::{Pod, Service, TargetPort};
 pub(crate) use reference::Reference;

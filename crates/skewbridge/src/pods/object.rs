@@ -1,4 +1,4 @@
-//! Pods and what has them, as far as we read them.
+//! The fields of pods and their owners that the commands read.
 
 use std::collections::BTreeMap;
 
@@ -134,7 +134,7 @@ pub(crate) enum TargetPort {
     Name(String),
 }
 
-/// What has pods.
+/// An owner of pods.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Workload {
@@ -147,10 +147,10 @@ pub(crate) struct WorkloadSpec {
     selector: serde_json::Value,
 }
 
-/// Anything, of which the name is known.
+/// Any object, with its name.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Known {
+pub(crate) struct NamedObject {
     pub(crate) metadata: Metadata,
 }
 
@@ -162,7 +162,7 @@ pub(crate) struct List<T> {
 }
 
 impl Pod {
-    /// All containers, with what kubectl writes behind their names.
+    /// All containers, with kubectl's suffix for their names.
     pub(crate) fn containers(&self) -> impl Iterator<Item = (&Container, &'static str)> {
         let plain = self.spec.containers.iter().map(|it| (it, ""));
         let ephemeral = self
@@ -181,7 +181,7 @@ impl Pod {
             .find(|it| it.name == name)
     }
 
-    /// Whether a container was added to debug the others.
+    /// Whether a container is ephemeral.
     pub(crate) fn is_ephemeral(&self, container: &str) -> bool {
         let mut ephemeral = self.spec.ephemeral_containers.iter();
         ephemeral.any(|it| it.name == container)
@@ -199,12 +199,14 @@ impl Pod {
         .flatten();
         let found = all.find(|status| status.name == container)?;
         let state = &found.state;
-        let told = match (&state.running, &state.waiting, &state.terminated) {
+        let describe_state = match (&state.running, &state.waiting, &state.terminated) {
             (Some(_), ..) => return None,
-            (_, Some(waiting), _) => told("is waiting", &waiting.reason, &waiting.message),
+            (_, Some(waiting), _) => {
+                describe_state("is waiting", &waiting.reason, &waiting.message)
+            }
             (_, _, Some(ended)) => {
                 let what = format!("has ended with exit code {}", ended.exit_code);
-                told(&what, &ended.reason, &ended.message)
+                describe_state(&what, &ended.reason, &ended.message)
             }
             _ => "has not been started".to_owned(),
         };
@@ -215,12 +217,11 @@ impl Pod {
         };
         let pod = &self.metadata.name;
         Some(format!(
-            "container {container:?} of pod {pod:?} {told}{restarts}"
+            "container {container:?} of pod {pod:?} {describe_state}{restarts}"
         ))
     }
 
-    /// What makes one pod better than another: the more, the better. As kubectl has it
-    /// (reversed `ActivePods`).
+    /// Sort key: the greatest pod is chosen. The order is kubectl's (reversed `ActivePods`).
     pub(crate) fn fitness(&self) -> impl Ord + use<> {
         let phase = match self.status.phase.as_str() {
             "Running" => 2,
@@ -248,7 +249,7 @@ fn older_is_more(time: Option<&str>) -> Option<std::cmp::Reverse<String>> {
     time.map(|time| std::cmp::Reverse(time.to_owned()))
 }
 
-fn told(what: &str, reason: &str, message: &str) -> String {
+fn describe_state(what: &str, reason: &str, message: &str) -> String {
     match (reason.is_empty(), message.is_empty()) {
         (true, true) => what.to_owned(),
         (false, true) => format!("{what} ({reason})"),
@@ -258,7 +259,7 @@ fn told(what: &str, reason: &str, message: &str) -> String {
 }
 
 impl Workload {
-    /// As it stands in a query; `None` if there is no selector.
+    /// As a query value; `None` if there is no selector.
     pub(crate) fn selector(&self) -> Option<String> {
         use serde_json::Value;
         let equal = |labels: &Value| -> Vec<String> {
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_does_not_run_is_told_with_its_state() {
+    fn a_container_that_does_not_run_is_reported_with_its_state() {
         let with = |state: &str| {
             pod(&format!(
                 r#"{{"metadata":{{"name":"web"}},"status":{{"containerStatuses":[{{"name":"app","restartCount":3,"state":{state}}}]}}}}"#
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fittest_pod_is_the_one_that_kubectl_takes() {
+    fn the_pod_that_kubectl_would_choose_is_chosen() {
         let made = |node: &str, phase: &str, ready: Option<&str>, restarts: u32, born: &str| {
             let ready = ready.map_or(String::new(), |since| {
                 format!(r#"{{"type":"Ready","status":"True","lastTransitionTime":"{since}"}}"#)
@@ -379,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_are_written_as_for_a_query() {
+    fn selectors_are_encoded_for_a_query() {
         let selector = |json: &str| {
             let json = format!(r#"{{"spec":{{"selector":{json}}}}}"#);
             serde_json::from_str::<Workload>(&json).unwrap().selector()

@@ -1,13 +1,13 @@
-//! What people write for a pod: `NAME`, `pod/NAME`, `deployment/NAME` and so on.
+//! References to a pod: `NAME`, `pod/NAME`, `deployment/NAME` and so on.
 
-/// What is named, and how.
+/// A kind and a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reference {
     pub(crate) kind: Kind,
     pub(crate) name: String,
 }
 
-/// What has pods, besides pods themselves.
+/// Pods and their owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Pod,
@@ -76,7 +76,7 @@ impl Kind {
         (rest.is_empty() || named == group).then_some(kind)
     }
 
-    /// By what an object says of itself. All of them are `v1` of their group.
+    /// By `apiVersion` and `kind` of an object. All of them are `v1` of their group.
     pub(crate) fn of_object(api_version: &str, kind: &str) -> Option<Self> {
         let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
         let kind = kind.to_ascii_lowercase();
@@ -100,7 +100,7 @@ impl Kind {
         found.map_or(("", "pods"), |(_, _, group, plural)| (group, plural))
     }
 
-    /// In the plural, as it stands in paths.
+    /// The plural, as in paths.
     pub(crate) fn plural(self) -> &'static str {
         self.resource().1
     }
@@ -114,7 +114,7 @@ impl Kind {
 }
 
 impl Reference {
-    /// `NAME`, `TYPE/NAME`, or `TYPE NAME` in two words.
+    /// `NAME`, `TYPE/NAME`, or `TYPE NAME` as two arguments.
     pub(crate) fn parse_words(words: &[String]) -> Result<Self, String> {
         match words {
             [] => Err("at least 1 argument is required for attach".to_owned()),
@@ -129,7 +129,7 @@ impl Reference {
         }
     }
 
-    /// In kubectl's words where it is wrong.
+    /// With kubectl's message if it is invalid.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (kind, name) = match text.split_once('/') {
             None => (Kind::Pod, text),
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_and_what_has_them_are_named_as_for_kubectl() {
+    fn pods_and_owners_are_named_as_for_kubectl() {
         let rows = [
             ("web", Ok((Kind::Pod, "web"))),
             ("pod/web", Ok((Kind::Pod, "web"))),

@@ -1,4 +1,4 @@
-//! Where connections come in.
+//! Local listeners.
 
 use std::fmt;
 use std::fs::{File, TryLockError};
@@ -13,19 +13,19 @@ use socket2::{Domain, SockAddr, Type};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::time::{sleep, timeout};
 
-/// Whose socket it is may use it, and nobody else: ports of this machine are open to all
-/// who are on it, but there is no need for it here.
+/// Only the owner can connect to the socket. Local ports are open to all users of the machine; a
+/// socket need not be.
 const SOCKET_MODE: u32 = 0o600;
 
-/// Connections that wait to be accepted: as many as the system allows.
+/// The backlog: as long as the system allows.
 const BACKLOG: i32 = -1;
 
-/// How long another one may take to listen in the same directory: it takes no time, but
-/// a machine may have much to do.
-const TURN: Duration = Duration::from_secs(3);
+/// Time to wait for another process that binds in the same directory. It takes milliseconds, but
+/// the machine may be busy.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Between two looks whether it has done so.
-const BREATH: Duration = Duration::from_millis(5);
+/// Interval between attempts to lock the directory.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// An address to listen at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(crate) enum Address {
 }
 
 impl Address {
-    /// A list, as kubectl takes it.
+    /// Parses kubectl's list.
     pub(crate) fn parse_all(texts: &[String]) -> Result<Vec<Self>, String> {
         let words = texts.iter().flat_map(|text| text.split(','));
         let mut all = Vec::new();
@@ -71,7 +71,7 @@ pub(crate) enum Listener {
 #[derive(Debug)]
 pub(crate) struct Socket {
     path: PathBuf,
-    /// Device and inode: another one at the same place is not ours.
+    /// Device and inode: another file at the same path is not removed.
     is: Option<(u64, u64)>,
 }
 
@@ -98,7 +98,7 @@ fn which(path: &Path) -> Option<(u64, u64)> {
 }
 
 impl Listener {
-    /// Listens at a port of all addresses; 0 is any, the same for all.
+    /// Listens on a port of all addresses; 0 is a free port, the same for all.
     pub(crate) async fn tcp(addresses: &[Address], port: u16) -> Result<Vec<Self>, String> {
         let (mut all, mut port) = (Vec::new(), port);
         for address in addresses {
@@ -129,11 +129,11 @@ impl Listener {
         Ok(all)
     }
 
-    /// Listens at a socket. One that nobody listens at any more is replaced; who does so at
-    /// the same time waits, and finds ours.
+    /// Listens at a socket. A stale socket is replaced. A process that does so at the same time
+    /// waits for the lock, and finds this listener.
     pub(crate) async fn unix(path: &Path) -> Result<Self, String> {
         let wrong = |error: io::Error| format!("Unable to listen on {}: {error}", path.display());
-        let _turn = turn(path).await;
+        let _turn = lock_directory(path).await;
         let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
         if is_socket {
             if !is_stale(path) {
@@ -145,7 +145,7 @@ impl Listener {
         Ok(Self::Unix(listener, socket))
     }
 
-    /// The next connection. Until it is carried to a clean end it closes by a reset.
+    /// The next connection. Until it is forwarded to a clean end, it closes with a reset.
     pub(crate) async fn accept(&self) -> io::Result<Box<dyn LocalStream>> {
         match self {
             Self::Tcp(listener, _) => {
@@ -176,27 +176,27 @@ impl fmt::Display for Listener {
     }
 }
 
-/// Our turn to listen in a directory, for as long as this is kept: it is locked, so that
-/// no file is left behind. Where that cannot be done there is no turn; nor where somebody
-/// keeps it, who may be another user of a directory for all.
-async fn turn(path: &Path) -> Option<File> {
+/// A lock on the directory of a socket, held while this is kept. The directory itself is locked,
+/// so no file is left behind. `None` if it cannot be locked, or is locked for too long, possibly
+/// by another user of a shared directory.
+async fn lock_directory(path: &Path) -> Option<File> {
     let beside = path.parent().filter(|it| !it.as_os_str().is_empty());
     let directory = File::open(beside.unwrap_or(Path::new("."))).ok()?;
     let taking = async {
         loop {
             match directory.try_lock() {
                 Ok(()) => return true,
-                Err(TryLockError::WouldBlock) => sleep(BREATH).await,
+                Err(TryLockError::WouldBlock) => sleep(LOCK_POLL_INTERVAL).await,
                 Err(TryLockError::Error(_)) => return false,
             }
         }
     };
-    let taken = timeout(TURN, taking).await.unwrap_or(false);
+    let taken = timeout(LOCK_TIMEOUT, taking).await.unwrap_or(false);
     taken.then_some(directory)
 }
 
-/// Whether nobody listens at a socket. One that has no room for us is in use: that is
-/// not waited for.
+/// Whether no process listens at a socket. A socket with a full backlog is in use; this does not
+/// wait for it.
 fn is_stale(path: &Path) -> bool {
     let connected = socket2::Socket::new(Domain::UNIX, Type::STREAM, None).and_then(|socket| {
         socket.set_nonblocking(true)?;
@@ -205,8 +205,8 @@ fn is_stale(path: &Path) -> bool {
     connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Nobody is listened to before it is known who may speak: what is bound and does not
-/// listen refuses everybody.
+/// Sets the permissions before it listens: a socket that is bound and does not listen refuses
+/// connections.
 fn bind_private(path: &Path) -> io::Result<(UnixListener, Socket)> {
     let listener = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
     listener.bind(&SockAddr::unix(path)?)?;
@@ -261,7 +261,7 @@ mod tests {
         assert!(Listener::unix(&path).await.unwrap_err().contains("in use"));
         drop(listener);
         assert!(!path.exists());
-        // What somebody else has put there meanwhile is theirs.
+        // A file that another process put there meanwhile is not removed.
         let listener = Listener::unix(&path).await.unwrap();
         std::fs::rename(&path, dir.path().join("moved")).unwrap();
         let theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -274,13 +274,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_that_has_no_room_is_in_use() {
+    async fn a_socket_with_a_full_backlog_is_in_use() {
         let dir = ScratchDir::new();
         let path = dir.path().join("s");
         let busy = socket2::Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
         busy.bind(&SockAddr::unix(&path).unwrap()).unwrap();
         busy.listen(0).unwrap();
-        // Nobody accepts these; the next one would wait.
+        // They are never accepted; the next one would block.
         let waiting: Vec<_> = std::iter::repeat_with(|| {
             let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
             socket.set_nonblocking(true).unwrap();
@@ -296,8 +296,8 @@ mod tests {
     }
 
     #[test]
-    fn of_several_that_start_at_once_one_listens() {
-        /// How many there are.
+    fn only_one_of_several_concurrent_processes_listens() {
+        /// Number of threads.
         const MANY: usize = 4;
         let dir = ScratchDir::new();
         let path = dir.path().join("s");
@@ -312,7 +312,7 @@ mod tests {
                     .unwrap();
                 all.wait();
                 let listener = runtime.block_on(Listener::unix(&path));
-                // Nobody leaves before all have come.
+                // All threads hold their listeners until all have tried.
                 all.wait();
                 listener.is_ok()
             };
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn any_port_is_the_same_at_all_addresses() {
+    async fn a_free_port_is_the_same_at_all_addresses() {
         let all = Listener::tcp(&[Address::Localhost], 0).await.unwrap();
         let names: Vec<_> = all.iter().map(Listener::name).collect();
         assert!(names.iter().all(|name| *name == names[0]), "{names:?}");

@@ -1,10 +1,10 @@
 //! `skewbridge port-forward`: ports of this machine that lead to those of a pod.
 
-mod link;
 mod listen;
+mod printer;
 mod retries;
+mod session;
 mod spec;
-mod tell;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -19,30 +19,30 @@ use tokio::time::{sleep, timeout};
 
 use crate::client_command::{self, Failure, pod_running_timeout};
 use crate::cluster_flags::ClusterFlags;
-use crate::console::{Endings, INTERRUPTED};
+use crate::console::{INTERRUPTED, TermSignals};
 use crate::pods::{Pods, Reference};
-use link::{Linker, Links};
 use listen::{Address, Listener};
+use printer::{print_stderr, print_stdout, print_stdout_now};
+use session::{ConnectionReceiver, Connector};
 use spec::{Local as Listening, Spec};
-use tell::{print, print_now, say};
 
-/// How many connections go through at once: each has two streams, of which a connection
-/// to a pod has 1024. Of more, one at each listener is accepted and waits for its turn;
-/// the others wait to be accepted.
-const MOST_CONNECTIONS: usize = 500;
+/// Maximum number of connections at once: each has two streams, of which a connection to a pod
+/// has 1024. Beyond it, one connection per listener is accepted and waits; the others wait in
+/// the backlog.
+const MAX_CONNECTIONS: usize = 500;
 
-/// How long a connection waits for a pod while there is none.
-const WITHOUT_POD: Duration = Duration::from_secs(30);
+/// How long a connection waits for a connected pod.
+const POD_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// After a failure to accept: out of descriptors, mostly, and some are freed soon.
-const BREATH: Duration = Duration::from_millis(100);
+/// Delay after a failed accept, which is mostly a lack of descriptors.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 const HELP: &str = "\
-A connection to the pod that is lost is made anew, for --pod-running-timeout: to
-another pod if the pod was found by what runs it. We keep listening meanwhile. A
-connection that fails ends by itself, and no other with it: what was cut off is reset
-here, and only what is whole has an end. One whose program reads nothing for 30 s and
-keeps others waiting by that is given up.
+If the connection to the pod is lost, it is reopened within --pod-running-timeout, to
+another pod if TYPE/NAME was given. The local ports stay open meanwhile. A failed
+connection does not affect others: truncated data ends with a reset, only complete
+data with a normal end. A connection whose program reads nothing for 30 s, and so blocks
+others, is closed.
 
 Examples:
   skewbridge port-forward web 8080:80
@@ -50,20 +50,20 @@ Examples:
   skewbridge port-forward --address 0.0.0.0 deploy/web 8080:http
   skewbridge port-forward pod/db unix:/run/user/1000/db.sock:5432";
 
-// Everything that `port-forward` can be told. (What it is for, `main.rs` says.)
+// The flags of `port-forward`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// A pod, or TYPE/NAME of what runs it (deployment, statefulset, service, job…)
+    /// A pod, or TYPE/NAME of its owner (deployment, statefulset, service, job…)
     #[arg(value_name = "POD | TYPE/NAME")]
     target: String,
     /// `[LOCAL:]REMOTE`; :REMOTE for any local port; unix:PATH:REMOTE for a socket
     #[arg(value_name = "PORT", required = true)]
     ports: Vec<String>,
-    /// Addresses to listen at: IP addresses, or localhost for both of this machine
+    /// Addresses to listen on: IP addresses, or localhost for IPv4 and IPv6
     #[arg(long, value_name = "ADDRESS", default_value = "localhost")]
     address: Vec<String>,
-    /// How long to wait until there is a pod of what is named, or one again
+    /// How long to wait for a running pod of TYPE/NAME, also after one is lost
     #[arg(long, value_name = "DURATION", default_value = "1m0s")]
     pod_running_timeout: String,
     /// Print this help
@@ -73,13 +73,13 @@ pub(crate) struct Flags {
     cluster: ClusterFlags,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     client_command::run(async {
         let ended = forward(flags).await;
-        // What ends it is told as all else: nobody may be there to read it.
-        let (last, ended) = client_command::told_apart(ended);
-        tell::finish(last);
+        // The final message is queued too, because writing it may block.
+        let (last, ended) = client_command::split_message(ended);
+        printer::finish(last);
         ended
     })
 }
@@ -90,42 +90,42 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
     let specs: Vec<Spec> = specs.collect::<Result<_, _>>()?;
     let addresses =
         Address::parse_all(&flags.address).map_err(|wrong| format!("--address: {wrong}"))?;
-    let patience = pod_running_timeout(&flags.pod_running_timeout)?;
+    let max_wait = pod_running_timeout(&flags.pod_running_timeout)?;
     let access = flags.cluster.access().await?;
-    let linker = Linker {
+    let linker = Connector {
         pods: Pods {
             endpoint: access.endpoint,
             namespace: access.namespace,
         },
         reference,
         remotes: specs.iter().map(|spec| spec.remote.clone()).collect(),
-        patience,
+        max_wait,
         verbosity: access.verbosity,
     };
-    let mut endings = Endings::listen_in_background().map_err(Failure::new)?;
-    let link = tokio::select! {
-        link = linker.link(linker.patience) => Arc::new(link?),
+    let mut endings = TermSignals::listen_in_background().map_err(Failure::new)?;
+    let connection = tokio::select! {
+        connection = linker.connect(linker.max_wait) => Arc::new(connection?),
         code = endings.recv() => return ended(code),
     };
-    let (tell, links) = watch::channel(Some(link.clone()));
+    let (printer, connections) = watch::channel(Some(connection.clone()));
     let listeners = tokio::select! {
-        listeners = listen(&specs, &addresses, &link.ports) => listeners?,
+        listeners = listen(&specs, &addresses, &connection.ports) => listeners?,
         code = endings.recv() => return ended(code),
     };
-    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut accepting = JoinSet::new();
     for (at, listener) in listeners {
-        accepting.spawn(accept(listener, at, links.clone(), room.clone()));
+        accepting.spawn(accept(listener, at, connections.clone(), permits.clone()));
     }
-    drop(links);
-    // With the tasks the sockets go.
+    drop(connections);
+    // The sockets are removed with the tasks.
     tokio::select! {
-        failure = linker.keep(link, tell) => Err(failure),
+        failure = linker.keep(connection, printer) => Err(failure),
         code = endings.recv() => ended(code),
     }
 }
 
-/// As kubectl: whoever presses ctrl-c wants no error.
+/// As with kubectl, Ctrl-C is not an error.
 fn ended(code: u8) -> Result<(), Failure> {
     match code {
         INTERRUPTED => Ok(()),
@@ -133,7 +133,7 @@ fn ended(code: u8) -> Result<(), Failure> {
     }
 }
 
-/// Listens for all ports, and says so as kubectl does.
+/// Listens for all ports, and prints kubectl's messages.
 async fn listen(
     specs: &[Spec],
     addresses: &[Address],
@@ -149,38 +149,38 @@ async fn listen(
         };
         for listener in listeners? {
             let remote = port.remote.number();
-            print_now(format_args!("Forwarding from {listener} -> {remote}"));
+            print_stdout_now(format_args!("Forwarding from {listener} -> {remote}"));
             all.push((at, listener));
         }
     }
     Ok(all)
 }
 
-/// Takes connections, and carries each by itself.
-async fn accept(listener: Listener, at: usize, links: Links, room: Arc<Semaphore>) {
+/// Accepts connections, and forwards each in its own task.
+async fn accept(listener: Listener, at: usize, pod: ConnectionReceiver, permits: Arc<Semaphore>) {
     let name: Arc<str> = listener.name().into();
     let mut connections = JoinSet::new();
     loop {
         let local = match listener.accept().await {
             Ok(local) => local,
             Err(error) => {
-                say(format_args!("error: accepting at {listener}: {error}"));
-                sleep(BREATH).await;
+                print_stderr(format_args!("error: accepting at {listener}: {error}"));
+                sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
-        // Not before: a listener where nobody comes would take the place of a connection.
-        let Ok(place) = room.clone().acquire_owned().await else {
+        // After accept: an idle listener must not hold a permit.
+        let Ok(place) = permits.clone().acquire_owned().await else {
             return;
         };
-        print(format_args!("Handling connection for {name}"));
+        print_stdout(format_args!("Handling connection for {name}"));
         while connections.try_join_next().is_some() {}
-        let (name, links) = (name.clone(), links.clone());
+        let (name, pod) = (name.clone(), pod.clone());
         connections.spawn(async move {
             let _place = place;
-            if let Err(Problem { remote, cause }) = carry(local, at, links).await {
+            if let Err(Problem { remote, cause }) = forward_connection(local, at, pod).await {
                 let remote = remote.map_or_else(String::new, |port| format!(" -> {port}"));
-                say(format_args!(
+                print_stderr(format_args!(
                     "error: an error occurred forwarding {name}{remote}: {cause}"
                 ));
             }
@@ -188,30 +188,37 @@ async fn accept(listener: Listener, at: usize, links: Links, room: Arc<Semaphore
     }
 }
 
-/// Why a connection was not carried to its end.
+/// Why a connection failed.
 struct Problem {
-    /// Where it was to go, if that is known.
+    /// The remote port, if it is known.
     remote: Option<u16>,
     cause: String,
 }
 
-/// Carries one connection to its end.
-async fn carry(local: Box<dyn LocalStream>, at: usize, mut links: Links) -> Result<(), Problem> {
+/// Forwards one connection to its end.
+async fn forward_connection(
+    local: Box<dyn LocalStream>,
+    at: usize,
+    mut pod: ConnectionReceiver,
+) -> Result<(), Problem> {
     let nowhere = |cause: &str| Problem {
         remote: None,
         cause: cause.to_owned(),
     };
-    let linked = async {
-        let link = links.wait_for(Option::is_some).await;
-        link.ok().and_then(|link| link.clone())
+    let connected = async {
+        let connection = pod.wait_for(Option::is_some).await;
+        connection.ok().and_then(|connection| connection.clone())
     };
-    let link = timeout(WITHOUT_POD, linked).await.ok().flatten();
-    let link = link.ok_or_else(|| nowhere("there is no pod to connect to"))?;
-    let port = link::port(&link, at).ok_or_else(|| nowhere("the pod has no such port"))?;
+    let connection = timeout(POD_WAIT_TIMEOUT, connected).await.ok().flatten();
+    let connection = connection.ok_or_else(|| nowhere("no pod is connected"))?;
+    let port = session::port(&connection, at).ok_or_else(|| nowhere("the pod has no such port"))?;
     let failed = |error: &dyn fmt::Display| Problem {
         remote: Some(port.number()),
         cause: error.to_string(),
     };
-    let stream = link.forwarder.open(port).map_err(|error| failed(&error))?;
+    let stream = connection
+        .forwarder
+        .open(port)
+        .map_err(|error| failed(&error))?;
     stream.forward(local).await.map_err(|error| failed(&error))
 }

@@ -1,67 +1,66 @@
-//! When a lost connection is made anew, and when no more.
+//! Backoff of reconnects, and their limit.
 
 use std::time::{Duration, Instant};
 
-/// The first pause before a connection is made anew, and the longest: each is twice the
-/// one before.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// The first and the longest delay before a reconnect: each is twice the previous one.
+const BACKOFF_RANGE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// One trouble: from the loss of a connection that was steady until there is one again.
-/// Those that are lost at once belong to it, or a server that grants and closes would be
-/// asked without a pause, for ever.
+/// One outage: from the loss of a stable connection until there is another stable one.
+/// Connections that are lost at once belong to the outage; otherwise a server that accepts and
+/// closes would be retried without a pause, for ever.
 #[derive(Debug)]
 pub(super) struct Retries {
-    patience: Duration,
-    /// When the trouble ends us.
+    max_wait: Duration,
+    /// When the outage is given up.
     until: Instant,
-    /// Before the next attempt; the first is made at once.
+    /// The delay before the next attempt; none before the first.
     pause: Duration,
 }
 
-/// What became of a connection.
+/// The lifetime of a connection that was lost.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Lived {
+pub(super) struct Uptime {
     pub(super) time: Duration,
-    /// Something has come by it.
+    /// It has carried data.
     pub(super) served: bool,
 }
 
 impl Retries {
-    pub(super) fn new(patience: Duration, now: Instant) -> Self {
+    pub(super) fn new(max_wait: Duration, now: Instant) -> Self {
         Self {
-            patience,
-            until: now + patience,
+            max_wait,
+            until: now + max_wait,
             pause: Duration::ZERO,
         }
     }
 
     /// A connection is lost.
-    pub(super) fn lost(&mut self, lived: Lived, now: Instant) {
-        if lived.time >= self.steady(lived.served) {
-            *self = Self::new(self.patience, now);
+    pub(super) fn lost(&mut self, uptime: Uptime, now: Instant) {
+        if uptime.time >= self.steady(uptime.served) {
+            *self = Self::new(self.max_wait, now);
         }
     }
 
-    /// How long a connection lives that has ended the trouble before it: longer than any
-    /// pause, or than the shortest one if it was of use, but not longer than we have patience.
+    /// The lifetime of a connection that ends an outage: longer than any delay, or than the
+    /// shortest one if it has carried data, but not longer than the limit.
     fn steady(&self, served: bool) -> Duration {
-        let (shortest, longest) = PAUSES;
+        let (shortest, longest) = BACKOFF_RANGE;
         let steady = if served { shortest } else { longest };
-        steady.min(self.patience)
+        steady.min(self.max_wait)
     }
 
-    /// The pause before the next attempt; `None` if there is to be none.
+    /// The delay before the next attempt; `None` if the limit is reached.
     pub(super) fn next(&mut self, now: Instant) -> Option<Duration> {
         let pause = self.pause;
         if now + pause >= self.until {
             return None;
         }
-        let (first, longest) = PAUSES;
+        let (first, longest) = BACKOFF_RANGE;
         self.pause = (pause * 2).clamp(first, longest);
         Some(pause)
     }
 
-    /// How long an attempt may take.
+    /// Time limit of an attempt.
     pub(super) fn left(&self, now: Instant) -> Duration {
         self.until.saturating_duration_since(now)
     }
@@ -71,23 +70,23 @@ impl Retries {
 mod tests {
     use super::*;
 
-    /// What happens, and when, in milliseconds.
+    /// Events, in milliseconds.
     enum Event {
-        /// A connection is lost, that had lived so long.
+        /// A connection is lost after this lifetime.
         Lost(u64, u64),
-        /// The same of one that something had come by.
+        /// The same, of a connection that has carried data.
         LostInUse(u64, u64),
-        /// An attempt is due: this is the pause before it, or it is over.
+        /// An attempt is due: the delay before it, or `None` at the limit.
         Attempt(u64, Option<u64>),
     }
     use Event::{Attempt, Lost, LostInUse};
 
     const MINUTE: u64 = 60_000;
 
-    /// How long we have patience in milliseconds, and what happens.
+    /// The limit in milliseconds, and the events.
     const ROWS: [(&str, u64, &[Event]); 7] = [
         (
-            "nobody answers",
+            "no server answers",
             2_000,
             &[
                 Lost(0, MINUTE),
@@ -128,7 +127,7 @@ mod tests {
                 Attempt(0, Some(6_400)),
                 Attempt(0, Some(10_000)),
                 Attempt(0, Some(10_000)),
-                // It lived, and all is forgotten.
+                // It was stable, so the backoff is reset.
                 Lost(5 * MINUTE, 10_000),
                 Attempt(5 * MINUTE, Some(0)),
                 Lost(5 * MINUTE, 9_999),
@@ -171,7 +170,7 @@ mod tests {
             ],
         ),
         (
-            "who has little patience is content with less",
+            "with a short limit, a short lifetime is stable",
             1_000,
             &[
                 Lost(0, MINUTE),
@@ -183,15 +182,15 @@ mod tests {
     ];
 
     #[test]
-    fn pauses_grow_until_a_connection_lives_and_patience_ends_them() {
-        for (what, patience, events) in ROWS {
+    fn backoff_grows_until_a_stable_connection_or_the_limit() {
+        for (what, max_wait, events) in ROWS {
             let start = Instant::now();
             let at = |time: u64| start + millis(time);
-            let mut retries = Retries::new(millis(patience), start);
+            let mut retries = Retries::new(millis(max_wait), start);
             for event in events {
                 match *event {
-                    Lost(time, lived) => retries.lost(after(lived, false), at(time)),
-                    LostInUse(time, lived) => retries.lost(after(lived, true), at(time)),
+                    Lost(time, uptime) => retries.lost(after(uptime, false), at(time)),
+                    LostInUse(time, uptime) => retries.lost(after(uptime, true), at(time)),
                     Attempt(time, expected) => {
                         let pause = retries.next(at(time));
                         assert_eq!(pause, expected.map(millis), "{what}, at {time}");
@@ -202,16 +201,16 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_takes_no_longer_than_there_is_patience() {
+    fn an_attempt_does_not_exceed_the_remaining_time() {
         let now = Instant::now();
         let retries = Retries::new(millis(500), now);
         assert_eq!(retries.left(now + millis(200)), millis(300));
         assert_eq!(retries.left(now + millis(700)), Duration::ZERO);
     }
 
-    fn after(lived: u64, served: bool) -> Lived {
-        let time = millis(lived);
-        Lived { time, served }
+    fn after(uptime: u64, served: bool) -> Uptime {
+        let time = millis(uptime);
+        Uptime { time, served }
     }
 
     fn millis(time: u64) -> Duration {

@@ -1,4 +1,4 @@
-//! Which ports: `8080:80`, `80`, `:80`, `8080:http`, `unix:/tmp/web.sock:80`.
+//! Port specs: `8080:80`, `80`, `:80`, `8080:http`, `unix:/tmp/web.sock:80`.
 
 use std::path::PathBuf;
 
@@ -6,19 +6,19 @@ use skewbridge_client::streams::Port;
 
 use crate::pods::{Pod, Service, TargetPort};
 
-/// One port, or one socket, and where it leads.
+/// A local port or socket, and the remote port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Spec {
     pub(crate) local: Local,
     pub(crate) remote: Remote,
 }
 
-/// Where we listen.
+/// The local side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Local {
-    /// At the port of the same number as there.
+    /// The same port as the remote one.
     Same,
-    /// At any that is free.
+    /// Any free port.
     Any,
     Port(Port),
     Unix(PathBuf),
@@ -72,17 +72,17 @@ impl Remote {
     }
 }
 
-/// What a spec comes to with a pod.
+/// A spec that is resolved for a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Resolved {
     /// The port of the pod.
     pub(crate) remote: Port,
-    /// The port to listen at, if it is to be the same.
+    /// The local port, if it is to be the same.
     pub(crate) same: Port,
 }
 
-/// The port of a pod that is meant, by way of its service if that was named. In kubectl's
-/// words where there is none.
+/// The port of the pod, by way of its service if that was named. With kubectl's message if there
+/// is none.
 pub(crate) fn resolve(
     remote: &Remote,
     pod: &Pod,
@@ -127,7 +127,7 @@ pub(crate) fn resolve(
     let ports = ports.map(|it| (it.port, it.protocol.as_str()));
     speaks_tcp(remote, own, ports)?;
     let target = match &found.target_port {
-        // Without an address of its own, its ports are those of the pods.
+        // A headless service has the ports of its pods.
         _ if service.spec.cluster_ip == "None" => own,
         None | Some(TargetPort::Number(0)) => own,
         Some(TargetPort::Number(number)) => Port::new(*number).unwrap_or(own),
@@ -139,7 +139,7 @@ pub(crate) fn resolve(
     })
 }
 
-/// UDP is not forwarded: a port that has nothing else is refused, in kubectl's words.
+/// UDP is not forwarded: a port that is only UDP is refused, with kubectl's message.
 fn speaks_tcp<'a>(
     remote: &Remote,
     port: Port,
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_services_lead_to_those_of_pods() {
+    fn ports_of_services_are_resolved_to_ports_of_pods() {
         let pod: Pod = serde_json::from_str(
             r#"{"metadata":{"name":"web"},"spec":{"containers":[{"name":"a","ports":[{"name":"http","containerPort":8080}]}]}}"#,
         )
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_speak_only_udp_are_refused() {
+    fn udp_ports_are_refused() {
         let pod: Pod = serde_json::from_str(
             r#"{"metadata":{"name":"dns"},"spec":{"containers":[{"name":"a","ports":[
             {"name":"dns","containerPort":53,"protocol":"UDP"},{"name":"dns-tcp","containerPort":53,"protocol":"TCP"},

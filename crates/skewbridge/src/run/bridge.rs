@@ -1,4 +1,4 @@
-//! The listener that a command talks to, and the way on from there.
+//! The listener for the command, and forwarding from there.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use tokio::net::TcpListener;
 
 use super::kubeconfig::Access;
 
-/// The header without which no other header of impersonation counts.
+/// Other impersonation headers are ignored without this one.
 const IMPERSONATE: &str = "impersonate-user";
 
-/// How long that may take: processes are ended and directories removed at once, on a machine
-/// that is not busy.
-const GOODBYE: Duration = Duration::from_secs(5);
+/// Time for the shutdown: on an idle machine, ending processes and removing directories takes
+/// milliseconds.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A port of loopback that takes whoever has the certificate, and leads to a cluster.
-/// It ends when it is dropped.
+/// A loopback listener that accepts clients with the certificate, and forwards to a cluster.
+/// Dropping it closes it.
 #[derive(Debug)]
 pub(super) struct Bridge {
     access: Access,
@@ -33,7 +33,7 @@ pub(super) struct Bridge {
 }
 
 impl Bridge {
-    /// Opens the port, with an authority that nobody else has ever seen.
+    /// Opens the listener, with a new CA.
     pub(super) async fn open(endpoint: Arc<Endpoint>) -> Result<Self, String> {
         let host: HostAndPort = endpoint
             .authority()
@@ -60,20 +60,20 @@ impl Bridge {
         Ok(Self { access, serving })
     }
 
-    /// Closes it, and ends the plugin. What is under way when the command has ended is of no
-    /// use to anybody.
+    /// Closes it, and ends the plugin. Requests in flight are dropped, because the command has
+    /// ended.
     pub(super) async fn close(self) {
-        self.serving.end(GOODBYE).await;
+        self.serving.end(SHUTDOWN_TIMEOUT).await;
     }
 
-    /// What the command has to know.
+    /// The kubeconfig data for the command.
     pub(super) fn access(&self) -> &Access {
         &self.access
     }
 }
 
-/// To the plugin's proxy, or to the cluster: the endpoint knows, and runs the plugin
-/// again where that is needed.
+/// To the plugin's proxy, or to the cluster: the endpoint decides, and runs the plugin again
+/// when needed.
 struct Upstream(Arc<Endpoint>);
 
 impl Dial for Upstream {
@@ -93,7 +93,7 @@ impl Dial for Upstream {
     }
 }
 
-/// What the plugin gave counts for as long as it says, and until the cluster says 401.
+/// The credential of the plugin is used until it expires, or until the cluster answers 401.
 struct ByPlugin(ConnectionCredential);
 
 impl Standing for ByPlugin {
@@ -110,7 +110,7 @@ impl Standing for ByPlugin {
     }
 }
 
-/// Adds what the context has and the command does not know.
+/// Adds the headers of the context that the command does not send.
 struct Credentials(Arc<Endpoint>);
 
 impl RequestModifier for Credentials {
@@ -128,8 +128,7 @@ impl RequestModifier for Credentials {
     }
 }
 
-/// What a command says itself counts, as kubectl's `--token` and `--as` count before a
-/// kubeconfig.
+/// Headers of the command take precedence, as kubectl's `--token` and `--as` do.
 fn add(ours: HeaderMap, headers: &mut HeaderMap) {
     let has_token = headers.contains_key(AUTHORIZATION);
     let has_role = headers.contains_key(IMPERSONATE);
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_command_says_counts_before_the_context() {
+    fn headers_of_the_command_override_the_context() {
         let ours = headers(&[("authorization", "Bearer ours"), (IMPERSONATE, "you")]);
         let rows = [
             (
@@ -186,16 +185,16 @@ mod tests {
                 headers(&[("authorization", "Bearer ours"), (IMPERSONATE, "them")]),
             ),
         ];
-        for (mut asked, expected) in rows {
-            add(ours.clone(), &mut asked);
-            assert_eq!(asked, expected);
+        for (mut requested, expected) in rows {
+            add(ours.clone(), &mut requested);
+            assert_eq!(requested, expected);
         }
         let mut many = HeaderMap::new();
         for group in ["a", "b"] {
             many.append("impersonate-group", HeaderValue::from_static(group));
         }
-        let mut asked = HeaderMap::new();
-        add(many.clone(), &mut asked);
-        assert_eq!(asked, many);
+        let mut requested = HeaderMap::new();
+        add(many.clone(), &mut requested);
+        assert_eq!(requested, many);
     }
 }

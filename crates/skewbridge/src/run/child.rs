@@ -1,5 +1,4 @@
-//! The command: what it finds in its environment, the signals that reach it, and how it
-//! ends.
+//! The command: its environment, its signals and its exit code.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -12,20 +11,20 @@ use skewbridge_harness::{Heard, IgnoredSignals};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::SignalKind;
 
-/// What shells have for a program that is not there, or is none.
+/// Exit codes of shells for a program that does not exist or cannot be executed.
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
-/// How the command ended.
+/// The result of the command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Ended {
     pub(super) code: u8,
-    /// Why there was none.
+    /// Why it was not started.
     pub(super) problem: Option<String>,
 }
 
 impl Ended {
-    /// We were told to end before there was a command.
+    /// A terminating signal arrived before the command was started.
     pub(super) fn by(signal: Signal) -> Self {
         Self {
             code: code(ExitStatus::from_raw(signal.as_raw())),
@@ -34,7 +33,7 @@ impl Ended {
     }
 }
 
-/// What the command finds.
+/// The environment of the command.
 pub(super) fn environment(
     command: &mut Command,
     kubeconfig: &Path,
@@ -53,7 +52,7 @@ pub(super) fn environment(
         "all_proxy",
     ];
     if has_proxy.into_iter().any(|name| variable(name).is_some()) {
-        // Go asks no proxy for loopback; other clients have to be told.
+        // Go does not use a proxy for loopback; other clients need `NO_PROXY`.
         let list = variable("NO_PROXY").or_else(|| variable("no_proxy"));
         let list = with_loopback(list.as_deref());
         command.env("NO_PROXY", &list).env("no_proxy", list);
@@ -71,7 +70,7 @@ fn with_loopback(list: Option<&OsStr>) -> OsString {
     }
 }
 
-/// Runs the command to its end, in our group of processes and with our terminal.
+/// Runs the command to its end, in the same process group and on the same terminal.
 pub(super) async fn run(mut command: Command, mut signals: Signals) -> Ended {
     let program = command
         .as_std()
@@ -105,7 +104,7 @@ pub(super) async fn run(mut command: Command, mut signals: Signals) -> Ended {
     }
 }
 
-/// As shells tell it.
+/// The exit code that shells report.
 fn code(status: ExitStatus) -> u8 {
     let code = match (status.code(), status.signal()) {
         (Some(code), _) => code,
@@ -116,8 +115,8 @@ fn code(status: ExitStatus) -> u8 {
 }
 
 fn pass_on(child: &Child, signal: Signal) {
-    // The keys of a terminal reach the command themselves, and a second ^C means more
-    // than one.
+    // Keys of the terminal reach the command directly, so they are not forwarded: a second ^C
+    // has a meaning of its own.
     let is_key = matches!(signal, Signal::INT | Signal::QUIT);
     if is_key && has_terminal() {
         return;
@@ -128,7 +127,7 @@ fn pass_on(child: &Child, signal: Signal) {
     }
 }
 
-/// Whether we are in the foreground of a terminal, and so is the command.
+/// Whether this process, and so the command, is in the foreground of a terminal.
 fn has_terminal() -> bool {
     let terminal = std::fs::File::open("/dev/tty");
     terminal.is_ok_and(|terminal| {
@@ -136,8 +135,7 @@ fn has_terminal() -> bool {
     })
 }
 
-/// The signals that mean the command. What was ignored when we started is ignored by it,
-/// too.
+/// Signals for the command. Those that were ignored at the start stay ignored in the command.
 pub(super) struct Signals {
     interrupt: Heard,
     quit: Heard,
@@ -148,7 +146,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// From now on signals wait for the command instead of ending us.
+    /// From now on, signals are kept for the command and do not end this process.
     pub(super) fn listen() -> std::io::Result<Self> {
         let ignored = IgnoredSignals::now();
         let signal = |kind| ignored.listen(kind);
@@ -162,7 +160,7 @@ impl Signals {
         })
     }
 
-    /// The next of them.
+    /// The next signal.
     pub(super) async fn next(&mut self) -> Signal {
         tokio::select! {
             () = self.interrupt.recv() => Signal::INT,
@@ -180,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exit_code_is_the_commands_or_tells_its_signal() {
+    fn the_exit_code_is_that_of_the_command_or_of_its_signal() {
         let rows = [(0, 0), (3 << 8, 3), (255 << 8, 255), (9, 137), (2, 130)];
         for (raw, expected) in rows {
             assert_eq!(code(ExitStatus::from_raw(raw)), expected);
@@ -188,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn proxies_are_not_asked_for_loopback() {
+    fn loopback_bypasses_proxies() {
         let environment = |pairs: &'static [(&str, &str)]| {
             let mut command = Command::new("true");
             super::environment(&mut command, Path::new("/x/config"), "c", |name| {

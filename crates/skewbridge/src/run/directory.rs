@@ -1,8 +1,8 @@
-//! A directory for what only a command may read.
+//! A private directory for the command.
 //!
-//! Not an anonymous file: `kubectl config`, helm and others write beside a kubeconfig
-//! or replace it, and a path below `/proc` is nothing to a command in another namespace
-//! of processes. What is in the directory is worth something only while we live.
+//! Not an anonymous file: `kubectl config`, helm and others write beside a kubeconfig or replace
+//! it, and a path below `/proc` is not valid in another PID namespace. The content is useful
+//! only while this process runs.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
@@ -13,30 +13,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::OFlags;
 use skewbridge_client::exec::runtime_directories;
 
-/// How our directories begin; then come our process and a number.
+/// The prefix of the directories, followed by the process id and a number.
 const PREFIX: &str = "skewbridge-run-";
 
-/// How many names are tried: they are taken by dead processes of our number at most.
+/// Maximum number of names to try: they can only be taken by dead processes with the same pid.
 const ATTEMPTS: usize = 64;
 
-/// How many directories of dead processes are looked at.
+/// Maximum number of stale directories to check.
 const SWEPT: usize = 256;
 
-/// A directory that only its user can enter, gone with all that is in it when it is
-/// dropped. We hold a lock on it: who is killed leaves it unlocked, for the next to
-/// remove.
+/// A private directory, removed with its content when dropped. It is locked while in use: a
+/// killed process leaves it unlocked, and the next process removes it.
 #[derive(Debug)]
 pub(super) struct PrivateDirectory {
     path: PathBuf,
     _held: File,
 }
 
-/// How a lock is tried.
+/// The function that tries to lock.
 type TryLock = fn(&File) -> Result<(), TryLockError>;
 
 impl PrivateDirectory {
-    /// Makes one where runtime files of this user are: in memory, where the system has
-    /// such a place.
+    /// Creates a directory among the runtime files of the user: in memory, where the system
+    /// supports it.
     pub(super) fn new() -> io::Result<Self> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for beside in runtime_directories() {
@@ -67,8 +66,8 @@ impl PrivateDirectory {
         DirBuilder::new().mode(0o700).create(path)?;
         Self::hold(path, lock).inspect_err(|error| {
             use io::ErrorKind::{AlreadyExists, NotFound, WouldBlock};
-            // Where nothing can be locked, we have made it nevertheless. What was taken for
-            // a dead one's is removed by whoever did so.
+            // Without locks, the directory is used anyway. If it was taken for a stale one, that
+            // process removes it.
             if !matches!(error.kind(), AlreadyExists | NotFound | WouldBlock) {
                 let _ = fs::remove_dir(path);
             }
@@ -78,7 +77,7 @@ impl PrivateDirectory {
     fn hold(path: &Path, lock: TryLock) -> io::Result<Self> {
         let held = File::open(path)?;
         lock(&held)?;
-        // Between the two somebody may have taken it for a dead one's.
+        // Another process may have removed it as stale in between.
         let (there, ours) = (fs::symlink_metadata(path)?, held.metadata()?);
         if (there.dev(), there.ino()) != (ours.dev(), ours.ino()) {
             return Err(io::Error::from(io::ErrorKind::AlreadyExists));
@@ -89,12 +88,12 @@ impl PrivateDirectory {
         })
     }
 
-    /// Where it is.
+    /// Its path.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes a file that only its user can read, and says where it is.
+    /// Writes a file that only the owner can read, and returns its path.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
         let path = self.path.join(name);
         let mut options = OpenOptions::new();
@@ -114,7 +113,7 @@ impl Drop for PrivateDirectory {
     }
 }
 
-/// Removes what those left who were killed: directories of ours that nobody holds.
+/// Removes stale directories: those that are not locked.
 fn sweep(beside: &Path) {
     let Ok(entries) = fs::read_dir(beside) else {
         return;
@@ -125,7 +124,7 @@ fn sweep(beside: &Path) {
         name.to_str().is_some_and(|name| name.starts_with(PREFIX))
     });
     for entry in named.take(SWEPT) {
-        // What is another user's is not touched.
+        // Directories of other users are not touched.
         let is_ours = |it: fs::Metadata| it.is_dir() && it.uid() == us;
         let is_left = || {
             let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -150,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_for_one_user_and_go_with_the_directory() {
+    fn files_are_private_and_removed_with_the_directory() {
         let scratch = ScratchDir::new();
         let directory = PrivateDirectory::new_in(scratch.path(), File::try_lock).unwrap();
         let file = directory.write("config", b"text").unwrap();
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_can_be_locked_nothing_is_left() {
+    fn without_locks_nothing_is_left_behind() {
         fn without_locks(_: &File) -> Result<(), TryLockError> {
             Err(TryLockError::Error(io::ErrorKind::Unsupported.into()))
         }
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_dead_left_is_swept_and_what_lives_is_not() {
+    fn stale_directories_are_removed_and_used_ones_are_not() {
         let scratch = ScratchDir::new();
         let living = PrivateDirectory::new_in(scratch.path(), File::try_lock).unwrap();
         let dead = scratch.path().join(format!("{PREFIX}1-0"));

@@ -9,49 +9,50 @@ use clap::{ArgAction, Args};
 use crate::serve::parse;
 
 const HELP: &str = "\
-The command finds $KUBECONFIG set to a private kubeconfig of one context. Its server is
-a port of 127.0.0.1 that takes nobody without the certificate in there; what is asked
-there goes on through the credential plugin's proxy, or straight to the cluster with the
-credentials of the context.
+$KUBECONFIG of the command is a private kubeconfig with one context. Its server is a
+port of 127.0.0.1 that accepts only the client certificate in it. Requests are forwarded
+to the credential plugin's proxy, or directly to the cluster with the credentials of the
+context.
 
-Exit code: the command's, 128 + N if signal N has ended it, 127 if it is not found, 126
-if it cannot be run, 125 if there is no way to the cluster, 64 a wrong command line.
+Exit code: that of the command, 128 + N if signal N ended it, 127 if it is not found, 126
+if it cannot be run, 125 if the cluster cannot be reached, 64 if the command line is
+invalid.
 
 Examples:
   skewbridge run -- kubectl get pods
   skewbridge run --context=prod -- helm upgrade web ./web
   skewbridge run --shell";
 
-// Everything that `run` can be told. (What it is for, `main.rs` says.)
+// The flags of `run`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// The kubeconfig; without it $KUBECONFIG, ~/.kube/config or that of the pod
+    /// The kubeconfig [default: $KUBECONFIG, ~/.kube/config or that of the pod]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// The context to use
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// The namespace of requests that name none, instead of the context's
+    /// The default namespace [default: that of the context]
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
     /// Open $SHELL instead of running a command
     #[arg(long)]
     shell: bool,
-    /// How long the credential plugin may take to give a credential
+    /// Time limit of the credential plugin
     #[arg(long, value_name = "DURATION", default_value = "5m")]
     plugin_timeout: String,
     /// Print this help
     #[arg(short, long, action = ArgAction::Help)]
     help: Option<bool>,
-    /// The command, behind --
+    /// The command, after --
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
-/// What the flags come to.
+/// The parsed flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct Options {
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) context: Option<String>,
     pub(crate) namespace: Option<String>,
@@ -59,7 +60,7 @@ pub(crate) struct Wish {
     pub(crate) what: What,
 }
 
-/// What to run.
+/// The command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum What {
     /// A program with its arguments.
@@ -69,8 +70,8 @@ pub(crate) enum What {
 }
 
 impl Flags {
-    /// What they come to, or all that is wrong with them.
-    pub(crate) fn understand(&self) -> Result<Wish, Vec<String>> {
+    /// Parses the flags, or returns all errors.
+    pub(crate) fn parse(&self) -> Result<Options, Vec<String>> {
         let mut problems = Vec::new();
         let what = match (self.command.split_first(), self.shell) {
             (Some(_), true) => {
@@ -93,7 +94,7 @@ impl Flags {
         let plugin_timeout =
             plugin_timeout.map_err(|wrong| problems.push(format!("--plugin-timeout: {wrong}")));
         match (what, plugin_timeout) {
-            (Some(what), Ok(plugin_timeout)) if problems.is_empty() => Ok(Wish {
+            (Some(what), Ok(plugin_timeout)) if problems.is_empty() => Ok(Options {
                 kubeconfig: self.kubeconfig.clone(),
                 context: self.context.clone(),
                 namespace: self.namespace.clone(),
@@ -117,14 +118,14 @@ mod tests {
         flags: Flags,
     }
 
-    fn understand(words: &[&str]) -> Result<Wish, Vec<String>> {
+    fn parse(words: &[&str]) -> Result<Options, Vec<String>> {
         let line = Line::try_parse_from(["run"].iter().chain(words)).unwrap();
-        line.flags.understand()
+        line.flags.parse()
     }
 
     #[test]
-    fn a_command_stands_behind_the_dashes_with_flags_of_its_own() {
-        let wish = understand(&[
+    fn a_command_after_the_dashes_has_its_own_flags() {
+        let options = parse(&[
             "--context=c",
             "-n",
             "shop",
@@ -134,28 +135,28 @@ mod tests {
             "-n",
             "x",
         ]);
-        let wish = wish.unwrap();
+        let options = options.unwrap();
         let command = What::Command(
             "kubectl".into(),
             vec!["get".into(), "-n".into(), "x".into()],
         );
-        assert_eq!(wish.what, command);
-        assert_eq!(wish.context.as_deref(), Some("c"));
-        assert_eq!(wish.namespace.as_deref(), Some("shop"));
-        assert_eq!(wish.plugin_timeout, Duration::from_mins(5));
-        assert_eq!(understand(&["--shell"]).unwrap().what, What::Shell);
+        assert_eq!(options.what, command);
+        assert_eq!(options.context.as_deref(), Some("c"));
+        assert_eq!(options.namespace.as_deref(), Some("shop"));
+        assert_eq!(options.plugin_timeout, Duration::from_mins(5));
+        assert_eq!(parse(&["--shell"]).unwrap().what, What::Shell);
     }
 
     #[test]
-    fn all_that_is_wrong_is_told_at_once() {
-        let problems = understand(&["--plugin-timeout=x"]).unwrap_err();
+    fn all_flag_errors_are_reported_at_once() {
+        let problems = parse(&["--plugin-timeout=x"]).unwrap_err();
         assert_eq!(problems.len(), 2, "{problems:?}");
         assert!(problems[0].contains("--shell"), "{problems:?}");
         assert!(
             problems[1].starts_with("--plugin-timeout: "),
             "{problems:?}"
         );
-        assert!(understand(&["--shell", "--", "kubectl"]).is_err());
-        assert!(understand(&["--plugin-timeout=0s", "--shell"]).is_err());
+        assert!(parse(&["--shell", "--", "kubectl"]).is_err());
+        assert!(parse(&["--plugin-timeout=0s", "--shell"]).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The kubeconfig that a command is given.
+//! The kubeconfig of the command.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use skewbridge_api::exec_credential::Sensitive;
 use skewbridge_client::Target;
 
-/// How the command gets to us, and to nobody else.
+/// The address and credentials of the loopback listener.
 #[derive(Debug)]
 pub(crate) struct Access {
     /// `https://127.0.0.1:PORT`, with the path that the cluster's has.
@@ -19,8 +19,8 @@ pub(crate) struct Access {
     pub(crate) key: Sensitive,
 }
 
-/// One context, named as in the kubeconfig that it stands for, so that commands with
-/// `--context` work as well. In JSON, which is YAML.
+/// One context, with the name of the original one, so that commands with `--context` work. In
+/// JSON, which is YAML.
 pub(crate) fn text(target: &Target, namespace: Option<&str>, access: &Access) -> Sensitive {
     let user = match target.user_name.as_str() {
         "" => "skewbridge",
@@ -57,14 +57,14 @@ pub(crate) fn text(target: &Target, namespace: Option<&str>, access: &Access) ->
             ..Named::default()
         }],
     };
-    // Room for all of it, as a rule: a buffer that grows leaves copies of the key behind.
+    // Usually large enough: a buffer that grows would leave copies of the key behind.
     let mut json = Vec::with_capacity(ROOM);
-    // Strings and lists of them: there is nothing in it that JSON could not hold.
+    // Strings and lists of strings always serialise.
     let _ = serde_json::to_writer(&mut json, &config);
     Sensitive::new(String::from_utf8(json).unwrap_or_default())
 }
 
-/// More than a certificate, its authority and its key.
+/// More than a certificate, its CA and its key.
 const ROOM: usize = 16 * 1024;
 
 #[derive(Serialize)]

@@ -1,5 +1,5 @@
-//! `skewbridge run`: a command with a kubeconfig of its own, whose requests go where a
-//! credential plugin leads. The command need not know of any of it.
+//! `skewbridge run`: a command with a temporary kubeconfig, whose requests go through a
+//! credential plugin. The command needs no support for it.
 
 mod bridge;
 mod child;
@@ -18,21 +18,21 @@ use bridge::Bridge;
 use child::{Ended, Signals};
 use directory::PrivateDirectory;
 pub(crate) use flags::Flags;
-use flags::Wish;
+use flags::Options;
 
-/// We failed before the command could be started: what `env` and `timeout` have for
-/// that, as the command's own exit codes are all others.
+/// Exit code of a failure before the command starts: that of `env` and `timeout`, since all
+/// others are exit codes of the command.
 const EXIT_FAILED: u8 = 125;
 
-/// Flags to endpoint, endpoint to bridge, bridge to kubeconfig, kubeconfig to command.
+/// From flags to endpoint, listener, kubeconfig and command.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
-    // The command below keeps its own limits.
+    // The command keeps its own core-file limit.
     crate::private_memory::deny_dumps();
-    let wish = match flags.understand() {
-        Ok(wish) => wish,
+    let options = match flags.parse() {
+        Ok(options) => options,
         Err(problems) => {
             for problem in problems {
-                complain(&problem);
+                print_error(&problem);
             }
             let _ = writeln!(std::io::stderr(), "see skewbridge run --help");
             return ExitCode::from(crate::EXIT_USAGE);
@@ -43,8 +43,8 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
         .build();
     let ran = match runtime {
         Ok(runtime) => {
-            let ran = runtime.block_on(session(&wish));
-            // Only the look-up of a name can be under way.
+            let ran = runtime.block_on(session(&options));
+            // Only a DNS lookup can still be running.
             runtime.shutdown_background();
             ran
         }
@@ -53,47 +53,47 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     match ran {
         Ok(ended) => {
             if let Some(problem) = &ended.problem {
-                complain(problem);
+                print_error(problem);
             }
             ExitCode::from(ended.code)
         }
         Err(problem) => {
-            complain(&problem);
+            print_error(&problem);
             ExitCode::from(EXIT_FAILED)
         }
     }
 }
 
-/// From the plugin's first run to the command's end. Everything that was made for it is
-/// gone afterwards.
-async fn session(wish: &Wish) -> Result<Ended, String> {
-    let config = Kubeconfig::load(wish.kubeconfig.as_deref()).map_err(|it| it.to_string())?;
+/// From the first run of the plugin to the end of the command. Everything that was created for
+/// it is removed afterwards.
+async fn session(options: &Options) -> Result<Ended, String> {
+    let config = Kubeconfig::load(options.kubeconfig.as_deref()).map_err(|it| it.to_string())?;
     let target = config
-        .target(wish.context.as_deref())
+        .target(options.context.as_deref())
         .map_err(|error| error.to_string())?;
     let timeouts = Timeouts {
         request: None,
-        plugin: wish.plugin_timeout,
+        plugin: options.plugin_timeout,
     };
-    // Before anything is started or written that would stay behind.
+    // Before anything is started or written that needs cleanup.
     let mut signals =
         Signals::listen().map_err(|error| format!("cannot listen to signals: {error}"))?;
     let endpoint = tokio::select! {
         endpoint = Endpoint::prepare_with_timeouts(&target, timeouts) => endpoint,
-        // There is no command yet: it means us. The plugin goes with who waits for it.
+        // There is no command yet: the signal ends this program, and the plugin with it.
         signal = signals.next() => return Ok(Ended::by(signal)),
     };
     let endpoint = Arc::new(endpoint.map_err(|error| error.to_string())?);
     let bridge = Bridge::open(endpoint).await?;
-    let ended = behind(&bridge, wish, &target, signals).await;
+    let ended = behind(&bridge, options, &target, signals).await;
     bridge.close().await;
     ended
 }
 
-/// The command, from its kubeconfig to its end.
+/// Writes the kubeconfig, and runs the command to its end.
 async fn behind(
     bridge: &Bridge,
-    wish: &Wish,
+    options: &Options,
     target: &Target,
     signals: Signals,
 ) -> Result<Ended, String> {
@@ -103,21 +103,21 @@ async fn behind(
              files can be locked"
         )
     })?;
-    let text = kubeconfig::text(target, wish.namespace.as_deref(), bridge.access());
+    let text = kubeconfig::text(target, options.namespace.as_deref(), bridge.access());
     let path = directory
         .write("config", text.expose().as_bytes())
         .map_err(|error| format!("{}: {error}", directory.path().display()))?;
     drop(text);
-    let mut command = shell::command(&wish.what, &target.context, &directory)?;
+    let mut command = shell::command(&options.what, &target.context, &directory)?;
     child::environment(&mut command, &path, &target.context, |name| {
         std::env::var_os(name)
     });
-    // From here on the terminal is the command's.
+    // From now on, the command uses the terminal.
     exec::reserve_stdin("the command that skewbridge run has started reads it");
     Ok(child::run(command, signals).await)
 }
 
-fn complain(problem: &str) {
+fn print_error(problem: &str) {
     let problem = crate::skew::plain(problem);
     let _ = writeln!(std::io::stderr(), "skewbridge: {problem}");
 }

@@ -1,5 +1,4 @@
-//! Which program is started: the command, or the user's shell with a prompt that says
-//! where it leads.
+//! The program to start: the command, or the user's shell with a prompt that names the context.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -10,14 +9,14 @@ use tokio::process::Command;
 use super::directory::PrivateDirectory;
 use super::flags::What;
 
-/// The user's own file first, and then the hint. The context is expanded when the
-/// prompt is shown, and not read as a part of it.
+/// The user's own file first, then the hint. The context is expanded when the prompt is printed,
+/// and not parsed as a part of it.
 const BASH_RC: &str = "\
 [ -f ~/.bashrc ] && . ~/.bashrc
 PS1='($SKEWBRIDGE_CONTEXT) '\"$PS1\"
 ";
 
-/// For shells that keep what the environment has.
+/// For shells that keep the prompt of the environment.
 const PROMPT: &str = "($SKEWBRIDGE_CONTEXT) $ ";
 
 /// The program with its arguments.

@@ -1,4 +1,4 @@
-//! From flags to [`Config`]: every value understood, every file read once.
+//! From flags to [`Config`]: parses every value, and reads every file once.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -15,9 +15,9 @@ use skewbridge_gateway::config::{
 use skewbridge_gateway::tls::ca_conflict::{self, CaConflict};
 use skewbridge_gateway::tls::files::{KeyPairFiles, load_ca};
 
+use super::diagnostics::{Diagnostics, Problems, Warning};
 use super::egress;
 use super::features::features;
-use super::findings::{Findings, Problems, Warning};
 use super::flags::{
     AuthenticationFlags, EtcdFlags, Flags, GenericFlags, LimitFlags, LogFlags, PeerFlags,
     ServingFlags, StreamFlags, UpstreamFlags,
@@ -25,39 +25,37 @@ use super::flags::{
 use super::parse::{self, Endpoint, Parsed};
 use super::signatures;
 
-/// Where kube-apiserver listens unless told otherwise.
+/// kube-apiserver's default port.
 const DEFAULT_UPSTREAM_PORT: u16 = 6443;
 
-/// Understands a command line: a config and what its administrator should
-/// know, or everything that is wrong with it.
+/// Parses a command line: a config and its warnings, or all errors.
 pub(crate) fn config(flags: &Flags) -> Result<(Config, Vec<Warning>), Problems> {
-    let mut findings = Findings::default();
-    let built = build(flags, &mut findings);
-    findings.conclude(built)
+    let mut diagnostics = Diagnostics::default();
+    let built = build(flags, &mut diagnostics);
+    diagnostics.conclude(built)
 }
 
-/// Goes through all of the flags whatever it finds; a part that is missing in
-/// the end has had its problem noted.
-fn build(flags: &Flags, findings: &mut Findings) -> Option<Config> {
-    let listen = listen(&flags.serving, &flags.generic, findings);
-    let serving = serving(&flags.serving, findings);
-    let callers = callers(&flags.authentication, findings);
-    let admin = findings.value(
+/// Checks all flags, and records every error. A missing part has had its error recorded.
+fn build(flags: &Flags, diagnostics: &mut Diagnostics) -> Option<Config> {
+    let listen = listen(&flags.serving, &flags.generic, diagnostics);
+    let serving = serving(&flags.serving, diagnostics);
+    let callers = callers(&flags.authentication, diagnostics);
+    let admin = diagnostics.value(
         "--admin-address",
         parse::loopback_socket(&flags.admin.admin_address),
     );
-    let upstream = upstream(&flags.upstream, listen.as_ref(), admin, findings);
-    let features = features(&flags.features.feature_gates, findings);
-    let peers = peers(&flags.peers, &flags.etcd, findings);
-    let streams = streams(&flags.streams, findings);
-    let limits = limits(&flags.limits, findings);
-    let shutdown = shutdown(&flags.generic, findings);
-    let logs = logs(&flags.logs, findings);
-    let workers = workers(&flags.generic, findings);
+    let upstream = upstream(&flags.upstream, listen.as_ref(), admin, diagnostics);
+    let features = features(&flags.features.feature_gates, diagnostics);
+    let peers = peers(&flags.peers, &flags.etcd, diagnostics);
+    let streams = streams(&flags.streams, diagnostics);
+    let limits = limits(&flags.limits, diagnostics);
+    let shutdown = shutdown(&flags.generic, diagnostics);
+    let logs = logs(&flags.logs, diagnostics);
+    let workers = workers(&flags.generic, diagnostics);
 
-    front_proxy_where_needed(flags, findings);
+    check_front_proxy_present(flags, diagnostics);
     if let (Some(listen), Some(admin)) = (&listen, admin) {
-        no_clash(listen, admin, findings);
+        check_listeners_differ(listen, admin, diagnostics);
     }
 
     let config = Config {
@@ -74,23 +72,23 @@ fn build(flags: &Flags, findings: &mut Findings) -> Option<Config> {
         logs: logs?,
         workers: workers?,
     };
-    peers_need_more(&flags.peers, &config, findings);
-    front_proxy_is_no_user(&config, findings);
+    warn_of_incomplete_peering(&flags.peers, &config, diagnostics);
+    check_front_proxy_is_not_user(&config, diagnostics);
     Some(config)
 }
 
 fn listen(
     serving: &ServingFlags,
     generic: &GenericFlags,
-    findings: &mut Findings,
+    diagnostics: &mut Diagnostics,
 ) -> Option<Listen> {
-    let bind_address = findings.value("--bind-address", parse::ip(&serving.bind_address));
-    let secure_port = findings.value(
+    let bind_address = diagnostics.value("--bind-address", parse::ip(&serving.bind_address));
+    let secure_port = diagnostics.value(
         "--secure-port",
         parse::number(&serving.secure_port, &(0..=u16::MAX)),
     );
     let advertise_address = given(generic.advertise_address.as_ref())
-        .and_then(|ip| findings.value("--advertise-address", parse::advertised_ip(ip)));
+        .and_then(|ip| diagnostics.value("--advertise-address", parse::advertised_ip(ip)));
     Some(Listen {
         bind_address: bind_address?,
         secure_port: secure_port?,
@@ -98,18 +96,18 @@ fn listen(
     })
 }
 
-fn serving(flags: &ServingFlags, findings: &mut Findings) -> Option<Serving> {
+fn serving(flags: &ServingFlags, diagnostics: &mut Diagnostics) -> Option<Serving> {
     let cert = ("--tls-cert-file", given(flags.tls_cert_file.as_ref()));
     let key = (
         "--tls-private-key-file",
         given(flags.tls_private_key_file.as_ref()),
     );
     if cert.1.is_none() && key.1.is_none() {
-        findings.problem(cert.0, None, "required: the certificate shown to clients");
-        findings.problem(key.0, None, "required: the private key of --tls-cert-file");
+        diagnostics.problem(cert.0, None, "required: the certificate shown to clients");
+        diagnostics.problem(key.0, None, "required: the private key of --tls-cert-file");
     }
-    let key_pair = findings.key_pair(cert, key);
-    let min_version = findings.value("--tls-min-version", tls_version(&flags.tls_min_version));
+    let key_pair = diagnostics.key_pair(cert, key);
+    let min_version = diagnostics.value("--tls-min-version", tls_version(&flags.tls_min_version));
     Some(Serving {
         key_pair: key_pair?,
         min_version: min_version?,
@@ -131,34 +129,34 @@ fn tls_version(text: &str) -> Parsed<TlsVersion> {
     )
 }
 
-fn callers(flags: &AuthenticationFlags, findings: &mut Findings) -> Callers {
+fn callers(flags: &AuthenticationFlags, diagnostics: &mut Diagnostics) -> Callers {
     const REQUEST_HEADER_CA: &str = "--requestheader-client-ca-file";
-    let client_ca = findings.ca(("--client-ca-file", given(flags.client_ca_file.as_ref())));
+    let client_ca = diagnostics.ca(("--client-ca-file", given(flags.client_ca_file.as_ref())));
     let path = given(flags.requestheader_client_ca_file.as_ref());
-    let peer_ca = findings.ca((REQUEST_HEADER_CA, path));
-    let allowed_names = findings.values(
+    let peer_ca = diagnostics.ca((REQUEST_HEADER_CA, path));
+    let allowed_names = diagnostics.values(
         "--requestheader-allowed-names",
         &flags.requestheader_allowed_names,
         |name| Ok(name.to_owned()),
     );
-    let headers = identity_headers(flags, findings);
+    let headers = identity_headers(flags, diagnostics);
     let (client_ca, users) = client_ca.unzip();
     let (peer_ca, proxies) = peer_ca.unzip();
     let callers = Callers {
         client_ca,
         request_header: peer_ca.map(|ca| RequestHeader { ca, allowed_names }),
-        signatures: signatures::read(flags, &headers, findings),
+        signatures: signatures::read(flags, &headers, diagnostics),
         headers,
     };
     if let (Some(users), Some(proxies)) = (users, proxies) {
         let conflict = ca_conflict::request_header_conflict(&callers, &proxies, &users);
-        refuse(conflict, findings);
+        refuse(conflict, diagnostics);
     }
     callers
 }
 
-/// The front-proxy certificate must not be a user's where it is presented to peers.
-fn front_proxy_is_no_user(config: &Config, findings: &mut Findings) {
+/// The front-proxy certificate must not authenticate as a user where it is presented to peers.
+fn check_front_proxy_is_not_user(config: &Config, diagnostics: &mut Diagnostics) {
     let (Some(front_proxy), Some(client_ca)) =
         (&config.upstream.front_proxy, &config.callers.client_ca)
     else {
@@ -167,33 +165,33 @@ fn front_proxy_is_no_user(config: &Config, findings: &mut Findings) {
     // Files that cannot be read have been reported.
     if let (Ok(front_proxy), Ok(client_ca)) = (front_proxy.load(), load_ca(client_ca)) {
         let conflict = ca_conflict::front_proxy_conflict(config, &front_proxy, &client_ca);
-        refuse(conflict, findings);
+        refuse(conflict, diagnostics);
     }
 }
 
-fn refuse(conflict: Option<CaConflict>, findings: &mut Findings) {
+fn refuse(conflict: Option<CaConflict>, diagnostics: &mut Diagnostics) {
     if let Some(conflict) = conflict {
-        findings.problem(conflict.flag(), Some(conflict.file()), conflict.message());
+        diagnostics.problem(conflict.flag(), Some(conflict.file()), conflict.message());
     }
 }
 
-fn identity_headers(flags: &AuthenticationFlags, findings: &mut Findings) -> IdentityHeaders {
-    let username = findings.values(
+fn identity_headers(flags: &AuthenticationFlags, diagnostics: &mut Diagnostics) -> IdentityHeaders {
+    let username = diagnostics.values(
         "--requestheader-username-headers",
         &flags.requestheader_username_headers,
         parse::identity_header,
     );
-    let uid = findings.values(
+    let uid = diagnostics.values(
         "--requestheader-uid-headers",
         &flags.requestheader_uid_headers,
         parse::identity_header,
     );
-    let group = findings.values(
+    let group = diagnostics.values(
         "--requestheader-group-headers",
         &flags.requestheader_group_headers,
         parse::identity_header,
     );
-    let extra_prefix = findings.values(
+    let extra_prefix = diagnostics.values(
         "--requestheader-extra-headers-prefix",
         &flags.requestheader_extra_headers_prefix,
         parse::identity_prefix,
@@ -204,7 +202,7 @@ fn identity_headers(flags: &AuthenticationFlags, findings: &mut Findings) -> Ide
             .flatten()
             .find(|name| name.as_str().starts_with(prefix.as_str()));
         if let Some(name) = swallowed {
-            findings.problem(
+            diagnostics.problem(
                 "--requestheader-extra-headers-prefix",
                 None,
                 format!("{prefix:?} is too short: it would take {name} for itself"),
@@ -223,33 +221,33 @@ fn upstream(
     flags: &UpstreamFlags,
     listen: Option<&Listen>,
     admin: Option<SocketAddr>,
-    findings: &mut Findings,
+    diagnostics: &mut Diagnostics,
 ) -> Option<Upstream> {
     let endpoint = required(
         flags.upstream.as_ref(),
         "https://HOST[:PORT] of the kube-apiserver",
     )
     .and_then(https_endpoint);
-    let endpoint = findings.value("--upstream", endpoint);
-    let ca = findings.value(
+    let endpoint = diagnostics.value("--upstream", endpoint);
+    let ca = diagnostics.value(
         "--upstream-ca-file",
         required(
             flags.upstream_ca_file.as_ref(),
             "the CA that signs its certificate; the system's are not used",
         ),
     );
-    let ca = findings.ca(("--upstream-ca-file", ca));
+    let ca = diagnostics.ca(("--upstream-ca-file", ca));
     let server_name = given(flags.upstream_server_name.as_ref())
-        .and_then(|name| findings.value("--upstream-server-name", parse::server_name(name)));
-    let front_proxy = front_proxy(flags, findings);
-    let bridge_user = bridge_user(flags, findings);
+        .and_then(|name| diagnostics.value("--upstream-server-name", parse::server_name(name)));
+    let front_proxy = front_proxy(flags, diagnostics);
+    let bridge_user = bridge_user(flags, diagnostics);
     let Endpoint { host, port, .. } = endpoint?;
     let port = port.unwrap_or(DEFAULT_UPSTREAM_PORT);
     if let Some(listen) = listen {
-        no_loop(listen, &host, port, findings);
+        check_upstream_is_not_self(listen, &host, port, diagnostics);
     }
     if let Some(admin) = admin {
-        not_the_admin(admin, &host, port, findings);
+        check_upstream_is_not_admin(admin, &host, port, diagnostics);
     }
     let server_name = server_name.or_else(|| parse::server_name(&host).ok());
     Some(Upstream {
@@ -273,8 +271,8 @@ fn https_endpoint(text: &str) -> Parsed<Endpoint> {
     }
 }
 
-fn front_proxy(flags: &UpstreamFlags, findings: &mut Findings) -> Option<KeyPairFiles> {
-    findings.key_pair(
+fn front_proxy(flags: &UpstreamFlags, diagnostics: &mut Diagnostics) -> Option<KeyPairFiles> {
+    diagnostics.key_pair(
         (
             "--proxy-client-cert-file",
             given(flags.proxy_client_cert_file.as_ref()),
@@ -286,10 +284,10 @@ fn front_proxy(flags: &UpstreamFlags, findings: &mut Findings) -> Option<KeyPair
     )
 }
 
-fn bridge_user(flags: &UpstreamFlags, findings: &mut Findings) -> Option<BridgeUser> {
+fn bridge_user(flags: &UpstreamFlags, diagnostics: &mut Diagnostics) -> Option<BridgeUser> {
     let default = BridgeUser::default();
-    let name = findings.value("--bridge-user", bridge_user_name(&flags.bridge_user));
-    let groups = findings.values("--bridge-groups", &flags.bridge_groups, bridge_group);
+    let name = diagnostics.value("--bridge-user", bridge_user_name(&flags.bridge_user));
+    let groups = diagnostics.values("--bridge-groups", &flags.bridge_groups, bridge_group);
     let name = name?;
     Some(BridgeUser {
         groups: if flags.bridge_groups.is_empty() && name == default.name {
@@ -336,40 +334,40 @@ fn asserted(text: &str) -> Parsed<String> {
     }
 }
 
-fn peers(flags: &PeerFlags, etcd: &EtcdFlags, findings: &mut Findings) -> Option<Peers> {
-    let identity = findings.value("--apiserver-identity", identity(&flags.apiserver_identity));
-    let ca = findings.ca(("--peer-ca-file", given(flags.peer_ca_file.as_ref())));
+fn peers(flags: &PeerFlags, etcd: &EtcdFlags, diagnostics: &mut Diagnostics) -> Option<Peers> {
+    let identity = diagnostics.value("--apiserver-identity", identity(&flags.apiserver_identity));
+    let ca = diagnostics.ca(("--peer-ca-file", given(flags.peer_ca_file.as_ref())));
     let advertise_ip = given(flags.peer_advertise_ip.as_ref())
-        .and_then(|ip| findings.value("--peer-advertise-ip", parse::advertised_ip(ip)));
+        .and_then(|ip| diagnostics.value("--peer-advertise-ip", parse::advertised_ip(ip)));
     let advertise_port = given(flags.peer_advertise_port.as_ref()).and_then(|port| {
-        findings.value(
+        diagnostics.value(
             "--peer-advertise-port",
             parse::number(port, &(1..=u16::MAX)),
         )
     });
-    let cidrs = findings.values("--peer-cidrs", &flags.peer_cidrs, parse::cidr);
+    let cidrs = diagnostics.values("--peer-cidrs", &flags.peer_cidrs, parse::cidr);
     let registry = registry(given(flags.peer_registry.as_ref()).unwrap_or("etcd"));
-    let registry = findings.value("--peer-registry", registry);
+    let registry = diagnostics.value("--peer-registry", registry);
     match &registry {
-        Some(RegistryKind::Leases) if flags.peer_cidrs.is_empty() => findings.problem(
+        Some(RegistryKind::Leases) if flags.peer_cidrs.is_empty() => diagnostics.problem(
             "--peer-cidrs",
             None,
-            "required with --peer-registry=leases: whoever may write Leases could otherwise \
+            "required with --peer-registry=leases: a client that can write Leases could otherwise \
              send requests anywhere",
         ),
         Some(RegistryKind::File(path)) => {
             let read = skewbridge_peers::registry::file::read(path, &cidrs);
             for wrong in read.err().unwrap_or_default() {
-                findings.problem("--peer-registry", Some(path), wrong);
+                diagnostics.problem("--peer-registry", Some(path), wrong);
             }
         }
         _ => {}
     }
     let egress = match given(flags.egress_selector_config_file.as_ref()) {
-        Some(path) => egress::read(Path::new(path), findings),
+        Some(path) => egress::read(Path::new(path), diagnostics),
         None => Some(Egress::Direct),
     };
-    let etcd = self::etcd(etcd, findings);
+    let etcd = self::etcd(etcd, diagnostics);
     Some(Peers {
         identity: identity?,
         registry: registry?,
@@ -399,22 +397,22 @@ fn registry(text: &str) -> Parsed<RegistryKind> {
     }
 }
 
-fn etcd(flags: &EtcdFlags, findings: &mut Findings) -> Option<Etcd> {
-    let servers = findings.values("--etcd-servers", &flags.etcd_servers, etcd_server);
+fn etcd(flags: &EtcdFlags, diagnostics: &mut Diagnostics) -> Option<Etcd> {
+    let servers = diagnostics.values("--etcd-servers", &flags.etcd_servers, etcd_server);
     let ca = ("--etcd-cafile", given(flags.etcd_cafile.as_ref()));
     if ca.1.is_none() && servers.iter().any(|server| server.secure) {
-        findings.problem(
+        diagnostics.problem(
             ca.0,
             None,
             "required with https in --etcd-servers; the system's CAs are not used",
         );
     }
-    let ca = findings.ca(ca);
-    let key_pair = findings.key_pair(
+    let ca = diagnostics.ca(ca);
+    let key_pair = diagnostics.key_pair(
         ("--etcd-certfile", given(flags.etcd_certfile.as_ref())),
         ("--etcd-keyfile", given(flags.etcd_keyfile.as_ref())),
     );
-    let prefix = findings.value("--etcd-prefix", etcd_prefix(&flags.etcd_prefix));
+    let prefix = diagnostics.value("--etcd-prefix", etcd_prefix(&flags.etcd_prefix));
     Some(Etcd {
         servers: servers.into_iter().map(|server| server.uri).collect(),
         ca: ca.map(|(path, _)| path),
@@ -441,23 +439,23 @@ fn etcd_prefix(text: &str) -> Parsed<String> {
     }
 }
 
-/// What is pinged more often has nothing else to do.
-const SHORTEST_PING: Duration = Duration::from_secs(1);
+/// More frequent pings would be most of the traffic.
+const MIN_PING_INTERVAL: Duration = Duration::from_secs(1);
 
-fn streams(flags: &StreamFlags, findings: &mut Findings) -> Option<Streams> {
+fn streams(flags: &StreamFlags, diagnostics: &mut Diagnostics) -> Option<Streams> {
     let words = [
         ("auto", TranslateStreams::Auto),
         ("always", TranslateStreams::Always),
         ("never", TranslateStreams::Never),
     ];
-    let translate = findings.value(
+    let translate = diagnostics.value(
         "--translate-streams",
         parse::word(&flags.translate_streams, &words),
     );
-    let ping_interval = findings.value(
+    let ping_interval = diagnostics.value(
         "--stream-ping-interval",
         parse::duration(&flags.stream_ping_interval).and_then(|interval| {
-            if interval.is_zero() || interval >= SHORTEST_PING {
+            if interval.is_zero() || interval >= MIN_PING_INTERVAL {
                 Ok(interval)
             } else {
                 Err(format!(
@@ -467,7 +465,7 @@ fn streams(flags: &StreamFlags, findings: &mut Findings) -> Option<Streams> {
             }
         }),
     );
-    let idle_timeout = findings.value(
+    let idle_timeout = diagnostics.value(
         "--streaming-connection-idle-timeout",
         parse::duration(&flags.streaming_connection_idle_timeout),
     );
@@ -475,7 +473,7 @@ fn streams(flags: &StreamFlags, findings: &mut Findings) -> Option<Streams> {
         ("any", UpstreamStreams::Any),
         ("websocket", UpstreamStreams::WebSocket),
     ];
-    let upstream = findings.value(
+    let upstream = diagnostics.value(
         "--upstream-streams",
         parse::word(&flags.upstream_streams, &words).and_then(|upstream| {
             if upstream == UpstreamStreams::WebSocket && translate == Some(TranslateStreams::Always)
@@ -497,59 +495,59 @@ fn streams(flags: &StreamFlags, findings: &mut Findings) -> Option<Streams> {
     })
 }
 
-fn limits(flags: &LimitFlags, findings: &mut Findings) -> Option<Limits> {
-    let max_connections = findings.value(
+fn limits(flags: &LimitFlags, diagnostics: &mut Diagnostics) -> Option<Limits> {
+    let max_connections = diagnostics.value(
         "--max-connections",
         parse::number(&flags.max_connections, &(1..=1_000_000)),
     );
     let reserved = given(flags.reserved_connections.as_ref()).and_then(|count| {
         let less_than_all = 0..=max_connections.unwrap_or(1_000_000_usize) - 1;
-        findings.value(
+        diagnostics.value(
             "--reserved-connections",
             parse::number(count, &less_than_all),
         )
     });
     let per_source = given(flags.max_unauthenticated_connections_per_source.as_ref());
     let per_source = per_source.and_then(|count| {
-        findings.value(
+        diagnostics.value(
             "--max-unauthenticated-connections-per-source",
             parse::number(count, &(1..=1_000_000)),
         )
     });
-    let max_failures = findings.value(
+    let max_failures = diagnostics.value(
         "--max-authentication-failures-per-source",
         parse::number(
             &flags.max_authentication_failures_per_source,
             &(0..=1_000_000),
         ),
     );
-    let max_streams = findings.value(
+    let max_streams = diagnostics.value(
         "--http2-max-streams-per-connection",
         parse::number(&flags.http2_max_streams_per_connection, &(0..=10_000)),
     );
-    let max_buffered_bytes = findings.value(
+    let max_buffered_bytes = diagnostics.value(
         "--max-buffered-bytes",
-        // A few stalled answers, and what fits any machine.
+        // From a few stalled responses to the memory of any machine.
         parse::bytes(&flags.max_buffered_bytes, &((1 << 20)..=(1 << 40))),
     );
-    let handshake_timeout = findings.value(
+    let handshake_timeout = diagnostics.value(
         "--tls-handshake-timeout",
         parse::timeout(&flags.tls_handshake_timeout),
     );
-    let read_header_timeout = findings.value(
+    let read_header_timeout = diagnostics.value(
         "--read-header-timeout",
         parse::timeout(&flags.read_header_timeout),
     );
-    let idle_timeout = findings.value("--idle-timeout", parse::timeout(&flags.idle_timeout));
+    let idle_timeout = diagnostics.value("--idle-timeout", parse::timeout(&flags.idle_timeout));
     let request_timeout =
-        findings.value("--request-timeout", parse::timeout(&flags.request_timeout));
+        diagnostics.value("--request-timeout", parse::timeout(&flags.request_timeout));
     Some(Limits {
         max_connections: max_connections?,
         reserved_connections: reserved,
         max_unauthenticated_connections_per_source: per_source,
         max_authentication_failures_per_source: max_failures?,
         max_streams_per_connection: match max_streams? {
-            // As with kube-apiserver.
+            // As in kube-apiserver.
             0 => Limits::default().max_streams_per_connection,
             count => count,
         },
@@ -562,12 +560,12 @@ fn limits(flags: &LimitFlags, findings: &mut Findings) -> Option<Limits> {
     })
 }
 
-fn shutdown(flags: &GenericFlags, findings: &mut Findings) -> Option<Shutdown> {
-    let delay = findings.value(
+fn shutdown(flags: &GenericFlags, diagnostics: &mut Diagnostics) -> Option<Shutdown> {
+    let delay = diagnostics.value(
         "--shutdown-delay-duration",
         parse::duration(&flags.shutdown_delay_duration),
     );
-    let drain = findings.value(
+    let drain = diagnostics.value(
         "--shutdown-drain-timeout",
         parse::duration(&flags.shutdown_drain_timeout),
     );
@@ -577,28 +575,28 @@ fn shutdown(flags: &GenericFlags, findings: &mut Findings) -> Option<Shutdown> {
     })
 }
 
-fn logs(flags: &LogFlags, findings: &mut Findings) -> Option<Logs> {
-    let verbosity = findings.value("--v", parse::number(&flags.v, &(0..=10)));
+fn logs(flags: &LogFlags, diagnostics: &mut Diagnostics) -> Option<Logs> {
+    let verbosity = diagnostics.value("--v", parse::number(&flags.v, &(0..=10)));
     let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
-    let format = findings.value("--log-format", parse::word(&flags.log_format, &formats));
+    let format = diagnostics.value("--log-format", parse::word(&flags.log_format, &formats));
     Some(Logs {
         verbosity: verbosity?,
         format: format?,
     })
 }
 
-fn workers(flags: &GenericFlags, findings: &mut Findings) -> Option<NonZeroUsize> {
+fn workers(flags: &GenericFlags, diagnostics: &mut Diagnostics) -> Option<NonZeroUsize> {
     let Some(count) = given(flags.worker_threads.as_ref()) else {
         return Some(available_parallelism().unwrap_or(NonZeroUsize::MIN));
     };
     let count = parse::number(count, &(1..=1024));
-    findings
+    diagnostics
         .value("--worker-threads", count)
         .and_then(NonZeroUsize::new)
 }
 
-/// Users that the bridge recognises have to be asserted to the upstream.
-fn front_proxy_where_needed(flags: &Flags, findings: &mut Findings) {
+/// Users that the bridge authenticates must be asserted to the upstream.
+fn check_front_proxy_present(flags: &Flags, diagnostics: &mut Diagnostics) {
     let front_proxy = [
         &flags.upstream.proxy_client_cert_file,
         &flags.upstream.proxy_client_key_file,
@@ -622,7 +620,7 @@ fn front_proxy_where_needed(flags: &Flags, findings: &mut Findings) {
         .iter()
         .find(|(_, file)| given(file.as_ref()).is_some());
     if let Some((flag, _)) = recognises {
-        findings.problem(
+        diagnostics.problem(
             "--proxy-client-cert-file",
             None,
             format!(
@@ -633,9 +631,8 @@ fn front_proxy_where_needed(flags: &Flags, findings: &mut Findings) {
     }
 }
 
-/// Says so where somebody expects peers and there will be none; without these
-/// flags nobody does.
-fn peers_need_more(flags: &PeerFlags, config: &Config, findings: &mut Findings) {
+/// Warns if peer flags are given and peering stays off.
+fn warn_of_incomplete_peering(flags: &PeerFlags, config: &Config, diagnostics: &mut Diagnostics) {
     let peers = &config.peers;
     let given: Vec<_> = [
         ("--peer-ca-file", peers.ca.is_some()),
@@ -670,7 +667,7 @@ fn peers_need_more(flags: &PeerFlags, config: &Config, findings: &mut Findings) 
     let wanted = (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy);
     if wanted && !given.is_empty() && !missing.is_empty() {
         let missing = missing.join(", ");
-        findings.warning(
+        diagnostics.warning(
             &given.join(", "),
             None,
             format!("of no use without {missing}: there will be no peers; give {missing}"),
@@ -678,16 +675,20 @@ fn peers_need_more(flags: &PeerFlags, config: &Config, findings: &mut Findings) 
     }
 }
 
-/// With every default, a bridge on the kube-apiserver's own port would be its
-/// own upstream.
-fn no_loop(listen: &Listen, host: &str, port: u16, findings: &mut Findings) {
+/// With the defaults, a bridge on the kube-apiserver's own port would be its own upstream.
+fn check_upstream_is_not_self(
+    listen: &Listen,
+    host: &str,
+    port: u16,
+    diagnostics: &mut Diagnostics,
+) {
     let ours = ip_of(host).is_some_and(|ip| {
         ip == listen.bind_address
             || Some(ip) == listen.advertise_address
             || (listen.bind_address.is_unspecified() && (ip.is_loopback() || ip.is_unspecified()))
     });
     if ours && port == listen.secure_port {
-        findings.problem(
+        diagnostics.problem(
             "--upstream",
             None,
             format!(
@@ -698,9 +699,14 @@ fn no_loop(listen: &Listen, host: &str, port: u16, findings: &mut Findings) {
     }
 }
 
-fn not_the_admin(admin: SocketAddr, host: &str, port: u16, findings: &mut Findings) {
+fn check_upstream_is_not_admin(
+    admin: SocketAddr,
+    host: &str,
+    port: u16,
+    diagnostics: &mut Diagnostics,
+) {
     if port == admin.port() && ip_of(host) == Some(admin.ip()) {
-        findings.problem(
+        diagnostics.problem(
             "--upstream",
             None,
             format!("{host}:{port} is this bridge's --admin-address; give the kube-apiserver's"),
@@ -716,15 +722,15 @@ fn ip_of(host: &str) -> Option<IpAddr> {
     }
 }
 
-fn no_clash(listen: &Listen, admin: SocketAddr, findings: &mut Findings) {
+fn check_listeners_differ(listen: &Listen, admin: SocketAddr, diagnostics: &mut Diagnostics) {
     let same_ip = listen.bind_address == admin.ip() || listen.bind_address.is_unspecified();
     if same_ip && admin.port() != 0 && admin.port() == listen.secure_port {
         let message = format!("{admin} is taken by --secure-port; choose another port");
-        findings.problem("--admin-address", None, message);
+        diagnostics.problem("--admin-address", None, message);
     }
 }
 
-/// A flag that was given something; as with kube-apiserver, nothing is no file.
+/// The value of a flag; as with kube-apiserver, an empty value is no file.
 fn given(value: Option<&String>) -> Option<&str> {
     value.map(String::as_str).filter(|value| !value.is_empty())
 }

@@ -1,9 +1,9 @@
 //! `--egress-selector-config-file`: how connections leave this machine.
 //!
-//! The file is kube-apiserver's `EgressSelectorConfiguration`, and administrators copy
-//! it. The entry `controlplane` is judged by kube-apiserver's rules, less what this
-//! bridge does not speak. Entries that the bridge does not use are warnings, whatever
-//! is in them.
+//! The file is kube-apiserver's `EgressSelectorConfiguration`, which administrators copy. The
+//! entry `controlplane` is checked by kube-apiserver's rules, except for protocols that the
+//! bridge does not support. Entries that the bridge does not use cause warnings, whatever their
+//! content.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,20 +12,20 @@ use serde::Deserialize;
 use skewbridge_gateway::config::{Egress, ProxyTransport};
 use skewbridge_gateway::tls::files::KeyPairFiles;
 
+use super::diagnostics::Diagnostics;
 use super::files;
-use super::findings::Findings;
 use super::parse::{self, Parsed};
 
-/// What the file says.
+/// The parsed file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct EgressSelector {
-    /// How peers are reached; directly where the file does not name them.
+    /// How peers are reached; directly if the file has no entry for them.
     to_peers: Egress,
     /// Entries of the file that the bridge does not use.
     unused: BTreeSet<Destination>,
 }
 
-/// Where a connection goes.
+/// The destination of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Destination {
     /// Nodes, pods and services.
@@ -59,20 +59,19 @@ const VERSIONS: [&str; 3] = [
     "apiserver.k8s.io/v1",
 ];
 
-/// Reads the file and those it names, and gives what it says of connections to
-/// peers.
-pub(crate) fn read(path: &Path, findings: &mut Findings) -> Option<Egress> {
-    let understood = files::yaml(path)
+/// Reads the file and the files it names, and returns its settings for peers.
+pub(crate) fn read(path: &Path, diagnostics: &mut Diagnostics) -> Option<Egress> {
+    let parsed = files::yaml(path)
         .map_err(|wrong| vec![wrong])
-        .and_then(understand);
-    match understood {
+        .and_then(parse);
+    match parsed {
         Ok(EgressSelector { to_peers, unused }) => {
             for why in unused.into_iter().filter_map(Destination::not_used) {
-                findings.warning(FLAG, Some(path), why);
+                diagnostics.warning(FLAG, Some(path), why);
             }
             if let Egress::HttpConnect(ProxyTransport::Tls { ca, key_pair, .. }) = &to_peers {
-                findings.ca((FLAG, ca.to_str()));
-                findings.key_pair(
+                diagnostics.ca((FLAG, ca.to_str()));
+                diagnostics.key_pair(
                     (FLAG, key_pair.cert.to_str()),
                     (FLAG, key_pair.key.to_str()),
                 );
@@ -81,15 +80,15 @@ pub(crate) fn read(path: &Path, findings: &mut Findings) -> Option<Egress> {
         }
         Err(problems) => {
             for wrong in problems {
-                findings.problem(FLAG, Some(path), wrong);
+                diagnostics.problem(FLAG, Some(path), wrong);
             }
             None
         }
     }
 }
 
-// The aliases are Go's field names: its decoder takes keys in any case, and
-// configurations in use are written so.
+// The aliases are Go's field names: its decoder ignores case, and configurations in use have
+// them.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Document {
@@ -103,8 +102,8 @@ struct Document {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Selection {
     name: String,
-    /// Read only where the entry is used: a newer kube-apiserver may know fields of
-    /// the others that this bridge does not.
+    /// Parsed only if the entry is used: the entries of a newer kube-apiserver may have unknown
+    /// fields.
     connection: serde_json::Value,
 }
 
@@ -152,7 +151,7 @@ struct RawUds {
     uds_name: String,
 }
 
-fn understand(document: Document) -> Result<EgressSelector, Vec<String>> {
+fn parse(document: Document) -> Result<EgressSelector, Vec<String>> {
     let mut wrong = Vec::new();
     if !VERSIONS.contains(&document.api_version.as_str()) {
         let known = VERSIONS.join(", ");
@@ -180,7 +179,7 @@ fn understand(document: Document) -> Result<EgressSelector, Vec<String>> {
             wrong.push(at(format!("name: {:?} is there twice", selection.name)));
         }
         if name != Destination::ControlPlane {
-            // That it is reached directly is what the bridge does anyhow.
+            // A direct connection is the default.
             if selection.connection["proxyProtocol"] != "Direct" {
                 selector.unused.insert(name);
             }
@@ -206,7 +205,7 @@ fn destination(name: &str, version: &str) -> Parsed<Destination> {
         "cluster" => Ok(Destination::Cluster),
         "etcd" => Ok(Destination::Etcd),
         "controlplane" => Ok(Destination::ControlPlane),
-        // What it was called before v1beta1.
+        // Its name before v1beta1.
         "master" if version == VERSIONS[0] => Ok(Destination::ControlPlane),
         _ => Err(format!(
             "name: {name:?} is not one of cluster, controlplane, etcd"
@@ -289,7 +288,7 @@ fn tcp(raw: RawTcp) -> Parsed<ProxyTransport> {
     })
 }
 
-/// kube-apiserver takes a URL without a port and then cannot connect.
+/// kube-apiserver accepts a URL without a port, and then cannot connect.
 fn port(url: &str, port: Option<u16>) -> Parsed<u16> {
     port.ok_or_else(|| format!("url: {url:?} has no port; write it like https://HOST:PORT"))
 }
@@ -300,19 +299,19 @@ mod tests {
 
     const HEAD: &str = "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n";
 
-    fn understood(text: &str) -> Result<EgressSelector, Vec<String>> {
+    fn parsed(text: &str) -> Result<EgressSelector, Vec<String>> {
         let document = files::parse_yaml(text).map_err(|wrong| vec![wrong])?;
-        understand(document)
+        parse(document)
     }
 
     fn selection(connection: &str) -> Result<EgressSelector, Vec<String>> {
-        understood(&format!(
+        parsed(&format!(
             "{HEAD}- name: controlplane\n  connection: {connection}\n"
         ))
     }
 
     #[test]
-    fn each_transport_is_understood() {
+    fn each_transport_is_parsed() {
         let table = [
             ("{proxyProtocol: Direct}", Egress::Direct),
             (
@@ -349,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wrong_connection_is_told_by_its_place() {
+    fn each_invalid_connection_is_reported_with_its_path() {
         let table = [
             ("{}", "connection.proxyProtocol: \"\" is not one of"),
             (
@@ -414,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_not_used_is_noted_whatever_is_in_it() {
+    fn an_unused_entry_causes_a_warning_whatever_its_content() {
         let connections = [
             "{proxyProtocol: GRPC, transport: {uds: {udsName: /run/konnectivity}}}",
             "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://k:8131', tlsConfig: \
@@ -430,26 +429,26 @@ mod tests {
                 ("etcd", Destination::Etcd),
             ] {
                 let text = format!("{HEAD}- name: {name}\n  connection: {connection}\n{peers}");
-                let selector = understood(&text).unwrap();
+                let selector = parsed(&text).unwrap();
                 assert_eq!(selector.unused, BTreeSet::from([destination]), "{text}");
                 let uds = ProxyTransport::Uds("/a".into());
                 assert_eq!(selector.to_peers, Egress::HttpConnect(uds), "{text}");
             }
         }
         let direct = format!("{HEAD}- name: cluster\n  connection: {{proxyProtocol: Direct}}\n");
-        assert_eq!(understood(&direct).unwrap(), EgressSelector::default());
+        assert_eq!(parsed(&direct).unwrap(), EgressSelector::default());
     }
 
     #[test]
-    fn the_head_and_the_names_are_checked() {
+    fn version_kind_and_names_are_checked() {
         let direct = "connection: {proxyProtocol: Direct}";
         let twice = format!("{HEAD}- {{name: etcd, {direct}}}\n- {{name: Etcd, {direct}}}\n");
         let old = format!("{HEAD}- {{name: master, {direct}}}\n");
-        assert!(understood(&twice).unwrap_err()[0].contains("is there twice"));
-        assert!(understood(&old).unwrap_err()[0].contains("not one of cluster"));
-        assert!(understood(&old.replace("v1beta1", "v1alpha1")).is_ok());
+        assert!(parsed(&twice).unwrap_err()[0].contains("is there twice"));
+        assert!(parsed(&old).unwrap_err()[0].contains("not one of cluster"));
+        assert!(parsed(&old.replace("v1beta1", "v1alpha1")).is_ok());
         let foreign = "apiVersion: v1\nkind: Pod\negressSelections: []\n";
-        assert_eq!(understood(foreign).unwrap_err().len(), 2);
-        assert!(understood(&format!("{HEAD}[]\nmore: 1\n")).is_err());
+        assert_eq!(parsed(foreign).unwrap_err().len(), 2);
+        assert!(parsed(&format!("{HEAD}[]\nmore: 1\n")).is_err());
     }
 }

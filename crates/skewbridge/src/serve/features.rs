@@ -2,7 +2,7 @@
 
 use skewbridge_gateway::config::{Feature, Features};
 
-use super::findings::Findings;
+use super::diagnostics::Diagnostics;
 use super::parse;
 
 const FLAG: &str = "--feature-gates";
@@ -11,7 +11,7 @@ const FLAG: &str = "--feature-gates";
 /// the list does not compile.
 macro_rules! gates {
     ($first:ident $(, $other:ident)*) => {
-        /// Every gate, by the name it has in Kubernetes where it is one of those.
+        /// Every gate, by its name in Kubernetes where it has one.
         const GATES: &[(&str, Feature)] = &[
             (stringify!($first), Feature::$first)
             $(, (stringify!($other), Feature::$other))*
@@ -36,13 +36,13 @@ gates!(
     UnknownVersionInteroperabilityProxy
 );
 
-/// The gates that are on: the default ones, changed by `A=true,B=false`; of
-/// two words about one gate the later counts.
-pub(crate) fn features(given: &[String], findings: &mut Findings) -> Features {
+/// The enabled gates: the defaults, changed by `A=true,B=false`; the last value of a gate
+/// counts.
+pub(crate) fn features(given: &[String], diagnostics: &mut Diagnostics) -> Features {
     let mut features = Features::default();
-    for item in findings.values(FLAG, given, |item| Ok(item.to_owned())) {
+    for item in diagnostics.values(FLAG, given, |item| Ok(item.to_owned())) {
         let Some((name, value)) = item.split_once('=') else {
-            findings.problem(
+            diagnostics.problem(
                 FLAG,
                 None,
                 format!("{item:?} has no value; write {item}=true"),
@@ -51,7 +51,7 @@ pub(crate) fn features(given: &[String], findings: &mut Findings) -> Features {
         };
         let name = name.trim();
         let value = parse::boolean(value.trim()).map_err(|wrong| format!("{name}: {wrong}"));
-        let Some(on) = findings.value(FLAG, value) else {
+        let Some(on) = diagnostics.value(FLAG, value) else {
             continue;
         };
         match GATES.iter().find(|(gate, _)| *gate == name) {
@@ -61,22 +61,22 @@ pub(crate) fn features(given: &[String], findings: &mut Findings) -> Features {
             Some((_, feature)) => {
                 features.0.remove(feature);
             }
-            None => unknown(name, findings),
+            None => unknown(name, diagnostics),
         }
     }
     features
 }
 
-fn unknown(name: &str, findings: &mut Findings) {
+fn unknown(name: &str, diagnostics: &mut Diagnostics) {
     match name {
-        // Copied from kube-apiserver they mean its gates. Ours do not hang on
-        // them: which would be alpha differs from one Kubernetes to the next.
-        "AllAlpha" | "AllBeta" => findings.warning(
+        // Copied from kube-apiserver, they refer to its gates. They do not affect the bridge's
+        // gates, because alpha gates differ between versions of Kubernetes.
+        "AllAlpha" | "AllBeta" => diagnostics.warning(
             FLAG,
             None,
             format!("{name} has no effect; name the gates themselves"),
         ),
-        "ClientExecProxy" => findings.problem(
+        "ClientExecProxy" => diagnostics.problem(
             FLAG,
             None,
             "ClientExecProxy is a gate of the client commands, not of serve",
@@ -84,7 +84,7 @@ fn unknown(name: &str, findings: &mut Findings) {
         _ => {
             let known: Vec<_> = GATES.iter().map(|(gate, _)| *gate).collect();
             let known = known.join(", ");
-            findings.problem(
+            diagnostics.problem(
                 FLAG,
                 None,
                 format!("unknown gate {name:?}; known are {known}"),
@@ -97,31 +97,31 @@ fn unknown(name: &str, findings: &mut Findings) {
 mod tests {
     use super::*;
 
-    fn read(given: &[&str]) -> (Features, Findings) {
+    fn read(given: &[&str]) -> (Features, Diagnostics) {
         let given: Vec<_> = given.iter().map(ToString::to_string).collect();
-        let mut findings = Findings::default();
-        (features(&given, &mut findings), findings)
+        let mut diagnostics = Diagnostics::default();
+        (features(&given, &mut diagnostics), diagnostics)
     }
 
     #[test]
     fn gates_are_on_unless_turned_off() {
-        let (all, findings) = read(&[]);
-        assert!(findings.conclude(Some(())).is_ok());
+        let (all, diagnostics) = read(&[]);
+        assert!(diagnostics.conclude(Some(())).is_ok());
         assert_eq!(all, Features::default());
-        let (some, findings) = read(&[
+        let (some, diagnostics) = read(&[
             "PortForwardWebsockets=false, UnknownVersionInteroperabilityProxy=F",
             "PortForwardWebsockets=true",
         ]);
-        assert!(findings.conclude(Some(())).is_ok());
+        assert!(diagnostics.conclude(Some(())).is_ok());
         assert!(some.enabled(Feature::PortForwardWebsockets));
         assert!(some.enabled(Feature::TranslateStreamCloseWebsocketRequests));
         assert!(!some.enabled(Feature::UnknownVersionInteroperabilityProxy));
     }
 
     #[test]
-    fn every_wrong_gate_is_told() {
-        let (_, findings) = read(&["Nonsense=true,PortForwardWebsockets=maybe,AllAlpha"]);
-        let text = findings.conclude(Some(())).unwrap_err().to_string();
+    fn every_invalid_gate_is_reported() {
+        let (_, diagnostics) = read(&["Nonsense=true,PortForwardWebsockets=maybe,AllAlpha"]);
+        let text = diagnostics.conclude(Some(())).unwrap_err().to_string();
         for expected in [
             "unknown gate \"Nonsense\"; known are CompleteDiscovery, PortForwardWebsockets, Trans",
             "PortForwardWebsockets: \"maybe\" is neither true nor false",
@@ -153,8 +153,8 @@ mod tests {
 
     #[test]
     fn all_alpha_is_accepted_and_does_nothing() {
-        let (features, findings) = read(&["AllAlpha=false,AllBeta=true"]);
-        let ((), warnings) = findings.conclude(Some(())).unwrap();
+        let (features, diagnostics) = read(&["AllAlpha=false,AllBeta=true"]);
+        let ((), warnings) = diagnostics.conclude(Some(())).unwrap();
         assert_eq!(warnings.len(), 2);
         assert_eq!(features, Features::default());
     }

@@ -1,5 +1,5 @@
-//! The files that flags name: read once before the start, so that a wrong one
-//! is found by its flag and not by the first client.
+//! The files of flags: read once before the start, so that errors are reported with the flag and
+//! not by the first client.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -9,17 +9,17 @@ use std::time::SystemTime;
 use serde::de::DeserializeOwned;
 use skewbridge_gateway::tls::files::{self, CaBundle, FileProblem, Found, KeyPairFiles, Problem};
 
-use super::findings::Findings;
+use super::diagnostics::Diagnostics;
 use super::parse::Parsed;
 
-/// The largest YAML file that is read: thousands of peers fit, a wrong path
-/// (a device, a log) does not.
+/// The largest YAML file: enough for thousands of peers, not for a wrong path such as a device
+/// or a log.
 const MAX_DOCUMENT_SIZE: u64 = 1024 * 1024;
 
-/// A flag and what was given for it.
+/// A flag and its value.
 pub(crate) type Given<'a> = (&'static str, Option<&'a str>);
 
-impl Findings {
+impl Diagnostics {
     /// A CA bundle, if one was given.
     pub(crate) fn ca(&mut self, (flag, path): Given<'_>) -> Option<(PathBuf, CaBundle)> {
         let path = PathBuf::from(path?);
@@ -36,7 +36,7 @@ impl Findings {
             }
             Err(wrong) => {
                 let message = match wrong.problem {
-                    // No second flag is there to be swapped with.
+                    // There is no second flag that it could be swapped with.
                     Problem::NoCertificate(Found::PrivateKey) => {
                         "holds no PEM certificate, but a private key; give the certificate, \
                          often the .crt beside it"
@@ -75,7 +75,7 @@ impl Findings {
                 return Some(files);
             }
             Err(first) => match files.problems() {
-                // Corrected since, but what was read is what counts.
+                // The file was corrected meanwhile, but the first read counts.
                 none if none.is_empty() => vec![first],
                 problems => problems,
             },
@@ -93,8 +93,8 @@ impl Findings {
     }
 }
 
-/// Whether the certificate is to blame for the only problem of two files. They
-/// may be one, so the path only counts where the problem itself does not tell.
+/// Whether the only problem of two files is about the certificate. Both paths may be the same,
+/// so the path counts only if the problem itself does not show it.
 fn is_of_cert(wrong: &FileProblem, files: &KeyPairFiles) -> bool {
     match wrong.problem {
         Problem::NoCertificate(_) | Problem::MalformedCertificate { .. } => true,

@@ -1,7 +1,7 @@
 //! The flags of `serve`, as text.
 //!
-//! kube-apiserver's names wherever it has one. Every value is taken as it was
-//! written: `config` understands them, so that all mistakes are told at once.
+//! Names are kube-apiserver's wherever it has one. Values are not parsed here: `config` does it,
+//! so that all errors are reported at once.
 
 #![expect(clippy::doc_markdown, reason = "comments on fields are the help text")]
 #![expect(clippy::struct_field_names, reason = "fields are named as their flags")]
@@ -35,7 +35,7 @@ LIST is comma-separated, and its flag may be repeated. DURATION is written
 like 30s, 1m30s or 100ms. Files are PEM unless stated otherwise. Certificates,
 keys and CAs are reloaded when their files change.";
 
-// Everything that `serve` can be told. (What it is for, `main.rs` says.)
+// The flags of `serve`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(
     args_override_self = true,

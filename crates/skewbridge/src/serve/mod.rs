@@ -1,10 +1,10 @@
 //! `skewbridge serve`: the gateway beside one kube-apiserver.
 
 mod config;
+mod diagnostics;
 mod egress;
 mod features;
 mod files;
-mod findings;
 mod flags;
 pub(crate) mod parse;
 mod signatures;
@@ -14,14 +14,14 @@ use std::process::ExitCode;
 
 pub(crate) use flags::Flags;
 
-/// Flags to config, config to gateway; returns when the gateway has drained.
+/// From flags to config to gateway; returns when the gateway has drained.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     // Before a key is read: serving, front-proxy and etcd keys stay in this process.
     crate::private_memory::deny_dumps_and_core_files();
     let (config, warnings) = match config::config(flags) {
-        Ok(understood) => understood,
+        Ok(parsed) => parsed,
         Err(problems) => {
-            // With nobody to read it, the exit code still tells.
+            // Write errors are ignored. The exit code still shows the failure.
             let _ = write!(std::io::stderr(), "{problems}");
             return ExitCode::from(crate::EXIT_USAGE);
         }

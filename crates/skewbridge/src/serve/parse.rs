@@ -1,8 +1,7 @@
-//! The small languages that flag values are written in.
+//! Parsers of flag values.
 //!
-//! Each function takes one value and returns it understood, or a sentence that
-//! says what is wrong with it. They are kube-apiserver's languages, so that a
-//! value can be copied from its manifest.
+//! Each function parses one value, or returns a sentence that describes the error. The syntax is
+//! kube-apiserver's, so that values can be copied from its manifest.
 
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -14,7 +13,7 @@ use http::{HeaderName, Uri};
 use ipnet::IpNet;
 use rustls_pki_types::ServerName;
 
-/// A value, or what is wrong with it.
+/// A parsed value, or the error.
 pub(crate) type Parsed<T> = Result<T, String>;
 
 /// Go's `time.ParseDuration`, without its negative half: `1m30s`, `1.5h`, `0`.
@@ -56,14 +55,14 @@ pub(crate) fn duration(text: &str) -> Parsed<Duration> {
         };
         let too_long = || format!("{text:?} is too long a time");
         let whole: u128 = parse_digits(whole).ok_or_else(too_long)?;
-        // What is smaller than a nanosecond of an hour cannot be told.
+        // Digits beyond a nanosecond are dropped.
         let fraction = &fraction[..fraction.len().min(16)];
         let scale = 10_u128.pow(u32::try_from(fraction.len()).unwrap_or(0));
         let part = parse_digits(fraction).ok_or_else(too_long)? * unit / scale;
         total = whole
             .checked_mul(unit)
             .and_then(|whole| total.checked_add(whole)?.checked_add(part))
-            // Go counts in an int64 of nanoseconds: 292 years.
+            // Go's limit is an int64 of nanoseconds: 292 years.
             .filter(|total| i64::try_from(*total).is_ok())
             .ok_or_else(too_long)?;
         rest = after;
@@ -88,7 +87,7 @@ fn parse_digits(digits: &str) -> Option<u128> {
     }
 }
 
-/// A duration that is more than nothing.
+/// A duration greater than zero.
 pub(crate) fn timeout(text: &str) -> Parsed<Duration> {
     match duration(text)? {
         Duration::ZERO => Err("must be more than 0".into()),
@@ -96,8 +95,8 @@ pub(crate) fn timeout(text: &str) -> Parsed<Duration> {
     }
 }
 
-/// A comma-separated list, given any number of times. Quotes keep a comma, as
-/// in kube-apiserver's (CSV): `"a,b",c`.
+/// A comma-separated list; the flag may be repeated. Quoted commas are kept, as in
+/// kube-apiserver's syntax (CSV): `"a,b",c`.
 pub(crate) fn list(values: &[String]) -> Parsed<Vec<String>> {
     let mut items = Vec::new();
     for value in values.iter().filter(|value| !value.is_empty()) {
@@ -184,7 +183,7 @@ pub(crate) fn bytes(text: &str, range: &RangeInclusive<usize>) -> Parsed<usize> 
         })
 }
 
-/// One of a few words.
+/// One of a few keywords.
 pub(crate) fn word<T: Copy>(text: &str, words: &[(&str, T)]) -> Parsed<T> {
     let found = words.iter().find(|(word, _)| *word == text);
     found.map(|(_, value)| *value).ok_or_else(|| {
@@ -199,12 +198,12 @@ pub(crate) fn ip(text: &str) -> Parsed<IpAddr> {
         .map_err(|_| format!("{text:?} is not an IP address"))
 }
 
-/// An IP address at which others reach this machine.
+/// An IP address at which other machines reach this one.
 pub(crate) fn advertised_ip(text: &str) -> Parsed<IpAddr> {
     let ip = ip(text)?;
     if ip.is_unspecified() || ip.is_multicast() {
         return Err(format!(
-            "nobody can connect to {ip}; give one address of this machine"
+            "clients cannot connect to {ip}; give one address of this machine"
         ));
     }
     Ok(ip)
@@ -237,7 +236,7 @@ pub(crate) fn cidr(text: &str) -> Parsed<IpNet> {
         .map_err(|_| format!("{text:?} is not a network; write it like 10.0.0.0/24 or fd00::/64"))
 }
 
-/// Host and port of a URL that has nothing else.
+/// Host and port of a URL without path or query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     /// Whether it is `https`.
@@ -251,7 +250,7 @@ pub(crate) struct Endpoint {
 /// `http[s]://HOST[:PORT]`.
 pub(crate) fn endpoint(text: &str) -> Parsed<Endpoint> {
     let wrong = |what: &str| Err(format!("{text:?} {what}; write it like https://HOST:PORT"));
-    // A URL may hold a password: it is never repeated.
+    // A URL may contain a password, so it is never printed.
     if text.contains('@') {
         return Err("a user or password has no place in this URL".into());
     }
@@ -288,11 +287,11 @@ pub(crate) fn endpoint(text: &str) -> Parsed<Endpoint> {
         .strip_prefix('[')
         .and_then(|rest| rest.strip_suffix(']'));
     let host = literal.unwrap_or(bracketed);
-    let understood = match literal {
+    let parsed = match literal {
         Some(ip) => ip.parse::<Ipv6Addr>().is_ok(),
         None => server_name(host).is_ok(),
     };
-    if !understood {
+    if !parsed {
         return wrong("has a host that is neither a DNS name nor an IP address");
     }
     Ok(Endpoint {
@@ -303,7 +302,7 @@ pub(crate) fn endpoint(text: &str) -> Parsed<Endpoint> {
     })
 }
 
-/// What a server's certificate is checked against.
+/// The name that is expected in a server's certificate.
 pub(crate) fn server_name(text: &str) -> Parsed<ServerName<'static>> {
     ServerName::try_from(text)
         .map(|name| name.to_owned())
@@ -315,7 +314,7 @@ pub(crate) fn identity_header(text: &str) -> Parsed<HeaderName> {
     let name: HeaderName = text
         .parse()
         .map_err(|_| format!("{text:?} is not a header name"))?;
-    if MEANT_OTHERWISE.contains(&name.as_str()) {
+    if RESERVED_HEADERS.contains(&name.as_str()) {
         return Err(format!(
             "{name} means something else; an identity cannot travel in it"
         ));
@@ -323,13 +322,13 @@ pub(crate) fn identity_header(text: &str) -> Parsed<HeaderName> {
     Ok(name)
 }
 
-/// The beginning of the names of headers that carry what else is known of a
-/// user; in lower case, as header names are compared.
+/// The prefix of headers with the user's extra fields; in lower case, as header names are
+/// compared.
 pub(crate) fn identity_prefix(text: &str) -> Parsed<String> {
     let name: HeaderName = text
         .parse()
         .map_err(|_| format!("{text:?} cannot begin a header name"))?;
-    let swallowed = MEANT_OTHERWISE
+    let swallowed = RESERVED_HEADERS
         .iter()
         .find(|other| other.starts_with(name.as_str()));
     match swallowed {
@@ -340,8 +339,8 @@ pub(crate) fn identity_prefix(text: &str) -> Parsed<String> {
     }
 }
 
-/// Headers whose meaning HTTP, Kubernetes or this bridge depends on.
-const MEANT_OTHERWISE: [&str; 20] = [
+/// Headers with another meaning in HTTP, Kubernetes or the bridge.
+const RESERVED_HEADERS: [&str; 20] = [
     "accept",
     "accept-encoding",
     "audit-id",
@@ -364,8 +363,8 @@ const MEANT_OTHERWISE: [&str; 20] = [
     "x-stream-protocol-version",
 ];
 
-/// RFC 1123 as Kubernetes means it: labels of lower-case letters, digits and
-/// inner dashes, joined by dots, 253 characters at most.
+/// RFC 1123 as in Kubernetes: labels of lower-case letters, digits and inner dashes, joined by
+/// dots, at most 253 characters.
 pub(crate) fn dns_subdomain(text: &str) -> Parsed<String> {
     let label = |label: &str| {
         !label.is_empty()
@@ -389,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_go_reads_them() {
+    fn durations_are_parsed_as_by_go() {
         let table = [
             ("0", 0),
             ("0s", 0),
@@ -460,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn booleans_are_read_as_go_reads_them() {
+    fn booleans_are_parsed_as_by_go() {
         assert_eq!(boolean("T"), Ok(true));
         assert_eq!(boolean("False"), Ok(false));
         for wrong in ["", "yes", "on", "tRUE", "2"] {
@@ -469,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_keep_to_their_range() {
+    fn numbers_must_be_in_their_range() {
         assert_eq!(number("0", &(0..=65_535_u16)), Ok(0));
         for wrong in ["", "-1", "65536", "1e3", "6443 ", "six"] {
             let message = number(wrong, &(0..=65_535_u16)).unwrap_err();
@@ -504,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_is_a_host_and_perhaps_a_port() {
+    fn an_endpoint_is_a_host_with_an_optional_port() {
         let table = [
             ("https://10.0.0.1:6443", true, "10.0.0.1", Some(6443)),
             ("https://10.0.0.1:6443/", true, "10.0.0.1", Some(6443)),
@@ -573,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_travels_in_headers_of_its_own() {
+    fn identity_headers_must_not_have_another_meaning() {
         assert_eq!(identity_header("X-Remote-User").unwrap(), "x-remote-user");
         assert_eq!(
             identity_prefix("X-Remote-Extra-").unwrap(),

@@ -8,50 +8,51 @@ use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::config::Signatures;
 use skewbridge_gateway::signatures::keys::SignatureKeys;
 
-use super::findings::Findings;
+use super::diagnostics::Diagnostics;
 use super::flags::AuthenticationFlags;
 use super::parse::{self, Parsed};
 
 const KEYS: &str = "--http-signature-keys";
 const AUTHORITIES: &str = "--http-signature-authorities";
 
-/// What is good for longer would have to be remembered for longer.
-const LONGEST_AGE: Duration = Duration::from_hours(1);
+/// A longer age would need a longer replay memory.
+const MAX_SIGNATURE_AGE: Duration = Duration::from_hours(1);
 
-/// Clocks that differ by more are broken.
-const LARGEST_SKEW: Duration = Duration::from_mins(5);
+/// A larger difference means a broken clock.
+const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);
 
-/// Understands them; nothing where no keys are given.
+/// Parses the flags; `None` without keys.
 pub(super) fn read(
     flags: &AuthenticationFlags,
     headers: &IdentityHeaders,
-    findings: &mut Findings,
+    diagnostics: &mut Diagnostics,
 ) -> Option<Signatures> {
-    let authorities = findings.values(AUTHORITIES, &flags.http_signature_authorities, authority);
-    let max_age = findings.value(
+    let authorities = diagnostics.values(AUTHORITIES, &flags.http_signature_authorities, authority);
+    let max_age = diagnostics.value(
         "--http-signature-max-age",
-        parse::timeout(&flags.http_signature_max_age).and_then(|it| bounded(it, LONGEST_AGE)),
+        parse::timeout(&flags.http_signature_max_age).and_then(|it| bounded(it, MAX_SIGNATURE_AGE)),
     );
-    let clock_skew = findings.value(
+    let clock_skew = diagnostics.value(
         "--http-signature-clock-skew",
-        parse::duration(&flags.http_signature_clock_skew).and_then(|it| bounded(it, LARGEST_SKEW)),
+        parse::duration(&flags.http_signature_clock_skew)
+            .and_then(|it| bounded(it, MAX_CLOCK_SKEW)),
     );
     let keys = flags.http_signature_keys.as_deref();
     let Some(keys) = keys.filter(|it| !it.is_empty()).map(PathBuf::from) else {
         if !authorities.is_empty() {
-            findings.problem(AUTHORITIES, None, format!("of no use without {KEYS}"));
+            diagnostics.problem(AUTHORITIES, None, format!("of no use without {KEYS}"));
         }
         return None;
     };
     if let Err(wrong) = SignatureKeys::load(&keys, headers) {
-        findings.problem(KEYS, Some(&wrong.path), wrong.problem.to_string());
+        diagnostics.problem(KEYS, Some(&wrong.path), wrong.problem.to_string());
     }
     if flags
         .http_signature_authorities
         .iter()
         .all(String::is_empty)
     {
-        findings.problem(
+        diagnostics.problem(
             AUTHORITIES,
             None,
             format!(
@@ -114,8 +115,14 @@ mod tests {
 
     #[test]
     fn durations_are_whole_seconds_within_bounds() {
-        assert!(bounded(LONGEST_AGE, LONGEST_AGE).is_ok());
-        assert!(bounded(LONGEST_AGE + Duration::from_secs(1), LONGEST_AGE).is_err());
-        assert!(bounded(Duration::from_millis(1500), LONGEST_AGE).is_err());
+        assert!(bounded(MAX_SIGNATURE_AGE, MAX_SIGNATURE_AGE).is_ok());
+        assert!(
+            bounded(
+                MAX_SIGNATURE_AGE + Duration::from_secs(1),
+                MAX_SIGNATURE_AGE
+            )
+            .is_err()
+        );
+        assert!(bounded(Duration::from_millis(1500), MAX_SIGNATURE_AGE).is_err());
     }
 }

@@ -8,37 +8,37 @@ use clap::{ArgAction, Args};
 use crate::serve::parse;
 
 const HELP: &str = "\
-With one context, the server is asked for all servers of its cluster: that is
-what a bridge (skewbridge serve) knows. With several --context, or several
---server, each of them is asked for what it serves itself; that needs no bridge.
+With one context, the server must be a bridge (skewbridge serve), which reports all
+servers of its cluster. With several --context, or several --server, each of them is
+queried for what it serves itself; that needs no bridge.
 
-Exit code: 0 no skew, 2 skew, 1 a server could not be asked or another failure.
+Exit code: 0 no skew, 2 skew, 1 a server could not be queried, or another failure.
 
 Examples:
   skewbridge skew
   skewbridge skew --context=blue --context=green
   skewbridge skew --server=https://10.0.0.1:6443 --server=https://10.0.0.2:6443 -o json";
 
-// Everything that `skew` can be told. (What it is for, `main.rs` says.)
+// The flags of `skew`. The description of the command is in `main.rs`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// The kubeconfig; without it $KUBECONFIG, ~/.kube/config or that of the pod
+    /// The kubeconfig [default: $KUBECONFIG, ~/.kube/config or that of the pod]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// The context to use; several are compared with each other
     #[arg(long, value_name = "NAME")]
     context: Vec<String>,
-    /// The server to ask instead of the context's; several are compared
+    /// The server to query instead of the context's; several are compared
     #[arg(short, long, value_name = "URL")]
     server: Vec<String>,
     /// Name to expect in the certificates of --server, if not their hosts
     #[arg(long, value_name = "NAME")]
     tls_server_name: Option<String>,
-    /// How to print: table, wide or json
+    /// Output format: table, wide or json
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: String,
-    /// How long a single request may take; 0 is for ever
+    /// Time limit of a single request; 0 is no limit
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     request_timeout: String,
     /// Print this help
@@ -46,41 +46,41 @@ pub(crate) struct Flags {
     help: Option<bool>,
 }
 
-/// What the flags come to.
+/// The parsed flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct Options {
     pub(crate) kubeconfig: Option<PathBuf>,
-    pub(crate) whom: Whom,
+    pub(crate) targets: Targets,
     pub(crate) format: Format,
-    /// None is for ever.
+    /// `None` is no limit.
     pub(crate) timeout: Option<Duration>,
 }
 
-/// Whom to ask.
+/// The servers to query.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Whom {
-    /// A bridge, about its cluster.
+pub(crate) enum Targets {
+    /// A bridge, for all servers of its cluster.
     Bridge {
         context: Option<String>,
-        at: Option<At>,
+        at: Option<ServerLocation>,
     },
-    /// These contexts, each about itself.
+    /// These contexts, each for its own APIs.
     Contexts(Vec<String>),
-    /// These servers, each about itself, as the user of this context.
+    /// These servers, each for its own APIs, as the user of this context.
     Servers {
         context: Option<String>,
-        at: Vec<At>,
+        at: Vec<ServerLocation>,
     },
 }
 
 /// Another server than the context's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct At {
+pub(crate) struct ServerLocation {
     pub(crate) server: String,
     pub(crate) tls_server_name: Option<String>,
 }
 
-/// How to print.
+/// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     Table,
@@ -89,8 +89,8 @@ pub(crate) enum Format {
 }
 
 impl Flags {
-    /// What they come to, or all that is wrong with them.
-    pub(crate) fn understand(&self) -> Result<Wish, Vec<String>> {
+    /// Parses the flags, or returns all errors.
+    pub(crate) fn parse(&self) -> Result<Options, Vec<String>> {
         const FORMATS: [(&str, Format); 3] = [
             ("table", Format::Table),
             ("wide", Format::Wide),
@@ -102,8 +102,8 @@ impl Flags {
         let timeout = timeout(&self.request_timeout)
             .map_err(|wrong| problems.push(format!("--request-timeout: {wrong}")));
         for (flag, values) in [("--context", &self.context), ("--server", &self.server)] {
-            for (place, value) in values.iter().enumerate() {
-                if values[..place].contains(value) {
+            for (index, value) in values.iter().enumerate() {
+                if values[..index].contains(value) {
                     problems.push(format!("{flag}: {value:?} is given twice"));
                 }
             }
@@ -119,9 +119,9 @@ impl Flags {
             problems.push("--tls-server-name: goes with --server".to_owned());
         }
         match (format, timeout) {
-            (Ok(format), Ok(timeout)) if problems.is_empty() => Ok(Wish {
+            (Ok(format), Ok(timeout)) if problems.is_empty() => Ok(Options {
                 kubeconfig: self.kubeconfig.clone(),
-                whom: self.whom(),
+                targets: self.targets(),
                 format,
                 timeout,
             }),
@@ -129,22 +129,22 @@ impl Flags {
         }
     }
 
-    fn whom(&self) -> Whom {
+    fn targets(&self) -> Targets {
         let context = self.context.first().cloned();
         let mut at: Vec<_> = self
             .server
             .iter()
-            .map(|server| At {
+            .map(|server| ServerLocation {
                 server: server.clone(),
                 tls_server_name: self.tls_server_name.clone(),
             })
             .collect();
         if self.context.len() > 1 {
-            Whom::Contexts(self.context.clone())
+            Targets::Contexts(self.context.clone())
         } else if at.len() > 1 {
-            Whom::Servers { context, at }
+            Targets::Servers { context, at }
         } else {
-            Whom::Bridge {
+            Targets::Bridge {
                 context,
                 at: at.pop(),
             }
@@ -152,7 +152,7 @@ impl Flags {
     }
 }
 
-/// As kubectl takes it: `30s`, or a bare number of seconds.
+/// In kubectl's syntax: `30s`, or a bare number of seconds.
 fn timeout(text: &str) -> Result<Option<Duration>, String> {
     let timeout = match text.parse() {
         Ok(seconds) => Duration::from_secs(seconds),
@@ -173,60 +173,60 @@ mod tests {
         flags: Flags,
     }
 
-    fn understand(words: &[&str]) -> Result<Wish, Vec<String>> {
+    fn parse(words: &[&str]) -> Result<Options, Vec<String>> {
         let line = Line::try_parse_from(["skew"].iter().chain(words)).unwrap();
-        line.flags.understand()
+        line.flags.parse()
     }
 
     #[test]
     fn one_context_is_a_bridge_and_several_are_servers() {
-        let at = |server: &str| At {
+        let at = |server: &str| ServerLocation {
             server: server.to_owned(),
             tls_server_name: None,
         };
         let a = || Some("a".to_owned());
-        let rows: [(&[&str], Whom); 5] = [
+        let rows: [(&[&str], Targets); 5] = [
             (
                 &[],
-                Whom::Bridge {
+                Targets::Bridge {
                     context: None,
                     at: None,
                 },
             ),
             (
                 &["--context=a"],
-                Whom::Bridge {
+                Targets::Bridge {
                     context: a(),
                     at: None,
                 },
             ),
             (
                 &["-s", "https://x"],
-                Whom::Bridge {
+                Targets::Bridge {
                     context: None,
                     at: Some(at("https://x")),
                 },
             ),
             (
                 &["--context=a", "--context=b"],
-                Whom::Contexts(vec!["a".to_owned(), "b".to_owned()]),
+                Targets::Contexts(vec!["a".to_owned(), "b".to_owned()]),
             ),
             (
                 &["--context=a", "--server=x", "--server=y"],
-                Whom::Servers {
+                Targets::Servers {
                     context: a(),
                     at: vec![at("x"), at("y")],
                 },
             ),
         ];
         for (words, expected) in rows {
-            assert_eq!(understand(words).unwrap().whom, expected, "{words:?}");
+            assert_eq!(parse(words).unwrap().targets, expected, "{words:?}");
         }
     }
 
     #[test]
-    fn everything_that_is_wrong_is_told_at_once() {
-        let problems = understand(&[
+    fn all_flag_errors_are_reported_at_once() {
+        let problems = parse(&[
             "-o=xml",
             "--request-timeout=soon",
             "--context=a",
@@ -242,11 +242,11 @@ mod tests {
             flags,
             ["--output", "--request-timeout", "--context", "--server"]
         );
-        assert!(understand(&["--tls-server-name=x"]).is_err());
+        assert!(parse(&["--tls-server-name=x"]).is_err());
     }
 
     #[test]
-    fn a_timeout_is_read_as_kubectl_reads_it() {
+    fn a_timeout_is_parsed_as_by_kubectl() {
         let rows = [
             ("0", None),
             ("0s", None),

@@ -1,4 +1,4 @@
-//! The report for programs. What it looks like is in docs/skew.md, and stays.
+//! The report as JSON. The format is documented in docs/skew.md, and is stable.
 
 use serde::Serialize;
 use skewbridge_discovery::diff::{Difference, Missing};
@@ -33,7 +33,7 @@ struct ServerView<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     bridge: Option<BridgeView<'a>>,
     #[serde(flatten)]
-    known: Option<KnownView>,
+    served: Option<ServedView>,
 }
 
 #[derive(Serialize)]
@@ -73,7 +73,7 @@ impl<'a> BridgeView<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct KnownView {
+struct ServedView {
     resources: usize,
     subresources: usize,
     only_here: Vec<String>,
@@ -108,7 +108,7 @@ struct StaleView<'a> {
 
 /// The whole report, with a line break at its end.
 pub(crate) fn render(report: &Report) -> String {
-    let name = |place: &usize| report.server(*place).map_or("", |server| &server.name);
+    let name = |index: &usize| report.server(*index).map_or("", |server| &server.name);
     let names = |places: &[usize]| places.iter().map(name).collect();
     let differences = report.skew.differences.iter().map(|it| DifferenceView {
         group: &it.group,
@@ -134,14 +134,14 @@ pub(crate) fn render(report: &Report) -> String {
         last_sync: server.last_sync.as_deref(),
         problem: server.problem(),
         bridge: server.bridge.as_ref().map(BridgeView::of),
-        known: report.place(number).map(|place| KnownView {
-            resources: report.skew.servers[place].resources,
-            subresources: report.skew.servers[place].subresources,
-            only_here: lines(report.skew.only_on(place), |it| {
+        served: report.index(number).map(|index| ServedView {
+            resources: report.skew.servers[index].resources,
+            subresources: report.skew.servers[index].subresources,
+            only_here: lines(report.skew.only_on(index), |it| {
                 it.missing.iter().any(|it| it.missing == Missing::Verbs)
             }),
-            misses: lines(report.reach.missing_from(place), |it| {
-                it.missing_on(place) == Some(Missing::Verbs)
+            misses: lines(report.reach.missing_from(index), |it| {
+                it.missing_on(index) == Some(Missing::Verbs)
             }),
         }),
     });
@@ -173,7 +173,7 @@ fn word(lacks: Missing) -> &'static str {
     }
 }
 
-/// `apps/v1 deployments/scale`, with verbs where others of it are there.
+/// `apps/v1 deployments/scale`, with verbs if only some are missing.
 fn lines<'a>(
     differences: impl Iterator<Item = &'a Difference>,
     of_verbs: impl Fn(&Difference) -> bool,
@@ -187,7 +187,7 @@ fn lines<'a>(
         }
     };
     let mut lines: Vec<_> = differences.map(line).collect();
-    // What other servers differ in may have told one resource apart.
+    // A resource can be in several differences, because of other servers.
     lines.dedup();
     lines
 }

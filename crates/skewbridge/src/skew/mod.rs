@@ -1,9 +1,8 @@
-//! `skewbridge skew`: what differs between servers, and what a client of each
-//! would miss.
+//! `skewbridge skew`: how servers differ, and what a client of each would miss.
 
-mod ask;
+mod collect;
+mod fetch;
 mod flags;
-mod gather;
 mod json;
 mod report;
 mod table;
@@ -12,55 +11,55 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 pub(crate) use flags::Flags;
-use flags::{Format, Wish};
+use flags::{Format, Options};
 use report::Report;
 pub(crate) use report::plain;
 
-/// There is skew; 1 is any failure, and 64 a wrong command line.
+/// Exit code if there is skew; 1 is any failure, and 64 an invalid command line.
 const EXIT_SKEW: u8 = 2;
 
-/// Flags to servers, servers to report, report to text and exit code.
+/// From flags to servers, report, text and exit code.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
-    let wish = match flags.understand() {
-        Ok(wish) => wish,
+    let options = match flags.parse() {
+        Ok(options) => options,
         Err(problems) => {
             for problem in problems {
-                complain(&problem);
+                print_error(&problem);
             }
             let _ = writeln!(std::io::stderr(), "see skewbridge skew --help");
             return ExitCode::from(crate::EXIT_USAGE);
         }
     };
-    let report = match gather(&wish) {
+    let report = match collect(&options) {
         Ok(report) => report,
         Err(problem) => {
-            complain(&problem);
+            print_error(&problem);
             return ExitCode::FAILURE;
         }
     };
-    let text = match wish.format {
+    let text = match options.format {
         Format::Table => table::render(&report, table::Detail::Short),
         Format::Wide => table::render(&report, table::Detail::Long),
         Format::Json => json::render(&report),
     };
-    // Whoever closed the pipe does not want to know; the exit code still tells.
+    // Write errors are ignored: the reader may have closed the pipe. The exit code still shows
+    // the result.
     let _ = std::io::stdout().write_all(text.as_bytes());
     for (server, problem) in report.problems() {
-        complain(&format!("{server}: {problem}"));
+        print_error(&format!("{server}: {problem}"));
     }
     verdict(&report)
 }
 
-fn gather(wish: &Wish) -> Result<Report, String> {
+fn collect(options: &Options) -> Result<Report, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| error.to_string())?;
-    runtime.block_on(gather::gather(wish))
+    runtime.block_on(collect::collect(options))
 }
 
-/// What is not known of a server could be skew, or could be none: neither is
-/// said then.
+/// An unknown server could cause skew or not, so the exit code is that of a failure.
 fn verdict(report: &Report) -> ExitCode {
     if !report.is_complete() {
         ExitCode::FAILURE
@@ -71,6 +70,6 @@ fn verdict(report: &Report) -> ExitCode {
     }
 }
 
-fn complain(problem: &str) {
+fn print_error(problem: &str) {
     let _ = writeln!(std::io::stderr(), "skewbridge: {}", report::plain(problem));
 }

@@ -1,4 +1,4 @@
-//! What is known of the servers, and what they differ in.
+//! The servers, and their differences.
 
 use std::collections::BTreeSet;
 
@@ -9,15 +9,15 @@ use skewbridge_discovery::document::{Document, Group, Schema};
 /// The servers and their skew.
 #[derive(Debug)]
 pub(crate) struct Report {
-    /// As they were asked for.
+    /// In the order of the command line.
     pub(crate) servers: Vec<Server>,
-    /// Between those of which something is known, by their place among these.
+    /// Between the servers whose APIs are known, by their index among these.
     pub(crate) skew: Skew,
-    /// The same between what their clients reach: through a bridge, that is what any server
-    /// of its cluster serves.
+    /// The same between the APIs that their clients reach: through a bridge, these are the APIs
+    /// of all servers of its cluster.
     pub(crate) reach: Skew,
-    /// Which of the servers these are.
-    known: Vec<usize>,
+    /// The indexes of these servers.
+    served: Vec<usize>,
 }
 
 /// A server.
@@ -26,23 +26,23 @@ pub(crate) struct Server {
     pub(crate) name: String,
     pub(crate) version: Option<String>,
     pub(crate) address: Option<String>,
-    /// When it told a bridge what it serves.
+    /// When the bridge last fetched its discovery.
     pub(crate) last_sync: Option<String>,
-    pub(crate) known: Known,
-    /// The bridge that was asked about it, if one answered for this server alone.
+    pub(crate) served: ServedState,
+    /// The bridge in front of it, if one answered for this server alone.
     pub(crate) bridge: Option<Bridge>,
 }
 
-/// What a bridge in front of a server does for its clients.
+/// How a bridge in front of a server routes requests.
 #[derive(Debug)]
 pub(crate) enum Bridge {
-    /// Sends a request on to a server that serves it.
+    /// Forwards a request to a server that serves it.
     Peering {
         /// All servers of its cluster, its own included.
         servers: usize,
-        /// How many of these it cannot reach.
+        /// The number of servers that it cannot reach.
         unreachable: usize,
-        /// What they serve.
+        /// Their APIs.
         groups: Vec<Group>,
     },
     /// Sends every request to its own server, for this reason.
@@ -65,32 +65,32 @@ impl From<ServerDiscoveryList> for Bridge {
     }
 }
 
-/// What is known of a server.
+/// The known APIs of a server.
 #[derive(Debug)]
-pub(crate) enum Known {
-    /// What it serves.
+pub(crate) enum ServedState {
+    /// Its current APIs.
     Now(Vec<Group>),
-    /// What it served when it could last be asked, and why it could not since.
+    /// Its APIs at the last successful fetch, and the error since.
     Before(Vec<Group>, String),
-    /// Why nothing is.
+    /// Why nothing is known.
     Nothing(String),
 }
 
-/// How much a client would miss.
+/// The number of APIs that a client misses.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Loss {
     pub(crate) resources: usize,
-    /// Of resources that it has.
+    /// Of resources that the server has.
     pub(crate) subresources: usize,
-    /// Of resources and subresources that it has.
+    /// Of resources and subresources that the server has.
     pub(crate) verbs: usize,
 }
 
 impl Report {
-    /// Compares them.
+    /// Compares the servers.
     pub(crate) fn new(servers: Vec<Server>) -> Self {
-        let known: Vec<_> = (0..servers.len())
-            .filter(|place| servers[*place].groups().is_some())
+        let served: Vec<_> = (0..servers.len())
+            .filter(|index| servers[*index].groups().is_some())
             .collect();
         let document = |items: Vec<Group>| Document {
             schema: Schema::V2,
@@ -107,45 +107,44 @@ impl Report {
             skew: compare(own.map(|groups| document(groups.to_vec())).collect()),
             reach: compare(reached.map(document).collect()),
             servers,
-            known,
+            served,
         }
     }
 
-    /// Whether it is known of each server what it serves now.
+    /// Whether the current APIs of all servers are known.
     pub(crate) fn is_complete(&self) -> bool {
         self.problems().next().is_none()
     }
 
-    /// Why not, by server.
+    /// The reasons, by server.
     pub(crate) fn problems(&self) -> impl Iterator<Item = (&str, &str)> {
         let servers = self.servers.iter();
         servers.filter_map(|server| Some((&*server.name, server.problem()?)))
     }
 
-    /// Where a server is in the skew, if something is known of it.
-    pub(crate) fn place(&self, server: usize) -> Option<usize> {
-        self.known.iter().position(|known| *known == server)
+    /// The index of a server in the skew, if its APIs are known.
+    pub(crate) fn index(&self, server: usize) -> Option<usize> {
+        self.served.iter().position(|served| *served == server)
     }
 
-    /// A server by its place in the skew.
-    pub(crate) fn server(&self, place: usize) -> Option<&Server> {
-        self.servers.get(*self.known.get(place)?)
+    /// A server by its index in the skew.
+    pub(crate) fn server(&self, index: usize) -> Option<&Server> {
+        self.servers.get(*self.served.get(index)?)
     }
 
-    /// Which one that is, of all of them.
-    pub(crate) fn number(&self, place: usize) -> usize {
-        self.known.get(place).copied().unwrap_or_default()
+    /// The index among all servers.
+    pub(crate) fn number(&self, index: usize) -> usize {
+        self.served.get(index).copied().unwrap_or_default()
     }
 
-    /// How much a client of the server at this place would miss.
-    pub(crate) fn loss(&self, place: usize) -> Loss {
+    /// The APIs that a client of this server misses.
+    pub(crate) fn loss(&self, index: usize) -> Loss {
         let mut verbs = 0;
-        // One of either may be told in several differences, by who else has
-        // which verbs of it.
+        // A resource can be in several differences, by the verbs that other servers have.
         let (mut resources, mut subresources) = (BTreeSet::new(), BTreeSet::new());
-        for it in self.reach.missing_from(place) {
+        for it in self.reach.missing_from(index) {
             let resource = (&it.group, &it.version, &it.resource);
-            match it.missing_on(place) {
+            match it.missing_on(index) {
                 Some(Missing::Version | Missing::Resource) => {
                     resources.insert(resource);
                 }
@@ -165,16 +164,16 @@ impl Report {
 }
 
 impl Server {
-    /// What it serves, as far as is known.
+    /// Its APIs, as far as known.
     pub(crate) fn groups(&self) -> Option<&[Group]> {
-        match &self.known {
-            Known::Now(groups) | Known::Before(groups, _) => Some(groups),
-            Known::Nothing(_) => None,
+        match &self.served {
+            ServedState::Now(groups) | ServedState::Before(groups, _) => Some(groups),
+            ServedState::Nothing(_) => None,
         }
     }
 
-    /// What its clients reach, as far as is known: with a bridge, what all servers of its
-    /// cluster serve.
+    /// The APIs that its clients reach, as far as known: with a bridge, those of all servers of
+    /// its cluster.
     fn reached_groups(&self) -> Option<Vec<Group>> {
         let mut groups = self.groups()?.to_vec();
         if let Some(Bridge::Peering { groups: others, .. }) = &self.bridge {
@@ -183,11 +182,11 @@ impl Server {
         Some(groups)
     }
 
-    /// Why that is not known, or not for sure.
+    /// Why its APIs are not known, or not current.
     pub(crate) fn problem(&self) -> Option<&str> {
-        match &self.known {
-            Known::Now(_) => None,
-            Known::Before(_, problem) | Known::Nothing(problem) => Some(problem),
+        match &self.served {
+            ServedState::Now(_) => None,
+            ServedState::Before(_, problem) | ServedState::Nothing(problem) => Some(problem),
         }
     }
 }
@@ -208,7 +207,7 @@ pub(crate) fn resource(it: &Difference) -> String {
     }
 }
 
-/// Text that can do nothing to a terminal: names come from servers.
+/// Text without control characters: names come from servers.
 pub(crate) fn plain(text: &str) -> String {
     let harmless = |letter: char| match letter {
         '\n' | '\t' => letter,

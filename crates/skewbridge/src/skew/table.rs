@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,22 +7,22 @@ use skewbridge_discovery::diff::{Difference, Missing};
 
 use super::report::{Bridge, Loss, Report, group_version, plain, resource};
 
-/// A longer name than this is told by its number.
+/// A longer name is replaced by its number.
 const LONGEST_LABEL: usize = 24;
 
-/// Lists are broken to fit the narrowest terminal that people have.
+/// Lists are wrapped for a narrow terminal.
 const WIDTH: usize = 80;
 
-/// How much is told.
+/// The level of detail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Detail {
-    /// Subresources stand with their resource.
+    /// Subresources are on the line of their resource.
     Short,
-    /// Everything by itself, with its verbs; servers with their addresses.
+    /// Every resource on its own line, with its verbs; servers with their addresses.
     Long,
 }
 
-/// First the servers, then what differs, then what their clients would miss.
+/// First the servers, then the differences, then what their clients miss.
 pub(crate) fn render(report: &Report, detail: Detail) -> String {
     let table = Table {
         report,
@@ -64,8 +64,8 @@ impl Table<'_> {
                 Some(text) => text.clone(),
                 None => "-".to_owned(),
             };
-            let tally = self.report.place(number);
-            let tally = tally.map(|place| self.report.skew.servers[place]);
+            let tally = self.report.index(number);
+            let tally = tally.map(|index| self.report.skew.servers[index]);
             let mut resources = tally.map_or("?".to_owned(), |it| it.resources.to_string());
             if server.problem().is_some() && tally.is_some() {
                 resources.push_str(" (before)");
@@ -90,16 +90,16 @@ impl Table<'_> {
 
     fn nothing(&self) -> String {
         let all = self.report.servers.len();
-        let known = self.report.skew.servers.len();
-        match (self.report.is_complete(), known) {
+        let served = self.report.skew.servers.len();
+        match (self.report.is_complete(), served) {
             (true, 1) => "\nNo skew: there is one server.\n".to_owned(),
             (true, _) => format!("\nNo skew: all {all} servers serve the same.\n"),
-            (false, 0 | 1) => format!("\nNothing to compare: {known} of {all} is known.\n"),
+            (false, 0 | 1) => format!("\nNothing to compare: {served} of {all} is known.\n"),
             (false, _) => "\nNo skew, as far as is known.\n".to_owned(),
         }
     }
 
-    /// By version of a group: what not all servers have.
+    /// By group-version: what not all servers have.
     fn differences(&self) -> String {
         let mut sections = BTreeMap::<(&str, &str), Vec<&Difference>>::new();
         for it in &self.report.skew.differences {
@@ -142,8 +142,7 @@ impl Table<'_> {
         aligned(&rows)
     }
 
-    /// What stands in a line of its own: a resource with those of its
-    /// subresources that the same servers have, or verbs of it.
+    /// One line: a resource with those subresources that the same servers have, or its verbs.
     fn entries<'d>(&self, section: &[&'d Difference]) -> Vec<(String, &'d Difference)> {
         let is_verbs = |it: &Difference| it.missing.iter().any(|it| it.missing == Missing::Verbs);
         let itself = |it: &Difference| {
@@ -186,11 +185,11 @@ impl Table<'_> {
     /// Server by server.
     fn losses(&self) -> String {
         let mut out = String::new();
-        for place in 0..self.report.skew.servers.len() {
-            let label = self.label(place);
-            let loss = self.report.loss(place);
+        for index in 0..self.report.skew.servers.len() {
+            let label = self.label(index);
+            let loss = self.report.loss(index);
             if loss == Loss::default() {
-                let reason = match self.report.server(place).and_then(|it| it.bridge.as_ref()) {
+                let reason = match self.report.server(index).and_then(|it| it.bridge.as_ref()) {
                     Some(Bridge::Peering { servers, .. }) if *servers > 1 => {
                         format!(": its bridge serves what any of {servers} servers serves")
                     }
@@ -208,17 +207,17 @@ impl Table<'_> {
                 words(loss)
             );
             let mut sections = BTreeMap::<(&str, &str), Vec<&Difference>>::new();
-            for it in self.report.reach.missing_from(place) {
+            for it in self.report.reach.missing_from(index) {
                 let section = sections.entry((&it.group, &it.version)).or_default();
                 section.push(it);
             }
             for ((group, version), section) in sections {
-                let whole = section[0].missing_on(place) == Some(Missing::Version);
+                let whole = section[0].missing_on(index) == Some(Missing::Version);
                 let title = group_version(group, version);
                 let all = if whole { ", all of it" } else { "" };
                 let mut items: Vec<String> = Vec::new();
                 for it in section {
-                    let item = match it.missing_on(place) {
+                    let item = match it.missing_on(index) {
                         Some(Missing::Version | Missing::Resource) => it.resource.clone(),
                         Some(Missing::Verbs) => {
                             format!("{} ({})", resource(it), it.verbs.join(" "))
@@ -235,12 +234,12 @@ impl Table<'_> {
         out
     }
 
-    /// What an administrator should know of the bridges that were asked.
+    /// Notes about the bridges.
     fn bridges(&self) -> String {
         let mut out = String::new();
-        for place in 0..self.report.skew.servers.len() {
-            let label = self.label(place);
-            match self.report.server(place).and_then(|it| it.bridge.as_ref()) {
+        for index in 0..self.report.skew.servers.len() {
+            let label = self.label(index);
+            match self.report.server(index).and_then(|it| it.bridge.as_ref()) {
                 Some(Bridge::LocalOnly(reason)) => {
                     let _ = write!(
                         out,
@@ -265,15 +264,15 @@ impl Table<'_> {
         out
     }
 
-    /// Who has something, shortly.
+    /// The servers that have something, abbreviated.
     fn served_by(&self, on: &[usize]) -> String {
         let all = self.report.skew.servers.len();
         match on {
             [only] => format!("only {}", self.label(*only)),
-            // Of three and more, the one that has not is easier to see.
+            // With three servers or more, the one without it is shorter to name.
             on if on.len() + 1 == all => {
-                let missing = (0..all).find(|place| !on.contains(place));
-                let missing = missing.map(|place| self.label(place));
+                let missing = (0..all).find(|index| !on.contains(index));
+                let missing = missing.map(|index| self.label(index));
                 format!("all but {}", missing.unwrap_or_default())
             }
             on => self.labels(on).join(", "),
@@ -281,14 +280,14 @@ impl Table<'_> {
     }
 
     fn labels(&self, places: &[usize]) -> Vec<String> {
-        places.iter().map(|place| self.label(*place)).collect()
+        places.iter().map(|index| self.label(*index)).collect()
     }
 
-    fn label(&self, place: usize) -> String {
-        match self.report.server(place) {
+    fn label(&self, index: usize) -> String {
+        match self.report.server(index) {
             Some(server) if !self.numbered => server.name.clone(),
             Some(server) => {
-                let number = self.report.number(place) + 1;
+                let number = self.report.number(index) + 1;
                 match &server.version {
                     Some(version) => format!("#{number} ({version})"),
                     None => format!("#{number}"),
@@ -321,12 +320,12 @@ fn words(loss: Loss) -> String {
     }
 }
 
-/// A title and items, with commas, broken at the width.
+/// A title and items, separated by commas, wrapped at the width.
 fn listed(title: &str, items: &[String]) -> String {
     let mut out = String::from(title);
     let mut column = title.chars().count();
-    for (place, item) in items.iter().enumerate() {
-        let comma = if place + 1 < items.len() { "," } else { "" };
+    for (index, item) in items.iter().enumerate() {
+        let comma = if index + 1 < items.len() { "," } else { "" };
         let length = item.chars().count() + comma.len();
         if column + 1 + length > WIDTH {
             out.push_str("\n   ");
@@ -339,8 +338,8 @@ fn listed(title: &str, items: &[String]) -> String {
     out
 }
 
-/// Columns as kubectl has them: as wide as their widest, three spaces between.
-/// A row of one column is a title and as wide as it is.
+/// Columns as in kubectl: as wide as their widest cell, three spaces apart. A row with one cell
+/// is a title of any width.
 fn aligned(rows: &[Vec<String>]) -> String {
     let length = |cell: &String| cell.chars().count();
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();

@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod life;
+#[path = "../support/agent_fixture.rs"]
+mod agent_fixture;
+mod lifecycle;
 mod prompts;
 mod proxies;
-mod rig;
 mod secrets;
 mod signers;
 mod tokens;

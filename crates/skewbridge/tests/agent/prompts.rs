@@ -1,4 +1,4 @@
-//! A PIN that somebody types, and terminals that are as before.
+//! PIN prompts on a terminal, which is restored afterwards.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_testkit::{ApiServer, SoftToken, Stopwatch, Terminal, eventually};
 
-use crate::rig::{Bench, PATIENCE, is_gone};
+use crate::agent_fixture::{AgentFixture, TEST_TIMEOUT, is_gone};
 
 const PIN: &str = "246810";
 
-/// Within so much of its client's death a plugin is gone.
+/// Time for a plugin to exit after its client has died.
 const LIMIT: Duration = Duration::from_secs(2);
 
 fn parent_of(process: i32) -> i32 {
@@ -22,25 +22,25 @@ fn parent_of(process: i32) -> i32 {
     rest.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// A kubeconfig whose user's plugin may ask, and `skewbridge run` as its client.
+/// A kubeconfig with an interactive plugin, and `skewbridge run` as its client.
 struct Desk {
-    bench: Bench,
+    fixture: AgentFixture,
     server: ApiServer,
 }
 
 impl Desk {
     async fn new() -> Self {
-        let bench = Bench::new();
-        let server = bench.server().await;
-        Self { bench, server }
+        let fixture = AgentFixture::new();
+        let server = fixture.server().await;
+        Self { fixture, server }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.bench.dir.path().join(name)
+        self.fixture.dir.path().join(name)
     }
 
-    /// `skewbridge run` with a plugin of this script, whose number is in `plugin`, and a
-    /// command that waits for a line in `go`.
+    /// `skewbridge run` with a plugin of this script, whose pid is in `plugin`, and a command
+    /// that waits for a line in `go`.
     fn client(
         &self,
         timeout: &str,
@@ -55,7 +55,7 @@ impl Desk {
             .iter()
             .map(|(name, value)| json!({"name": name, "value": value}))
             .collect();
-        let ca = self.bench.dir.write("ca.crt", self.bench.ca.pem());
+        let ca = self.fixture.dir.write("ca.crt", self.fixture.ca.pem());
         let config = json!({
             "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
@@ -72,7 +72,7 @@ impl Desk {
                 "provideClusterInfo": true,
             }}}],
         });
-        let config = self.bench.dir.write("kubeconfig", config.to_string());
+        let config = self.fixture.dir.write("kubeconfig", config.to_string());
         if !self.path("go").exists() {
             let made = Command::new("mkfifo").arg(self.path("go")).status();
             assert!(made.unwrap().success());
@@ -85,7 +85,7 @@ impl Desk {
             .arg("cp \"$KUBECONFIG\" copy.new; mv copy.new copy; read line < go")
             .env("XDG_RUNTIME_DIR", self.path("run"))
             .env_remove("KUBECONFIG")
-            .current_dir(self.bench.dir.path());
+            .current_dir(self.fixture.dir.path());
         client
     }
 
@@ -106,7 +106,7 @@ impl Desk {
     fn token(&self) -> Option<SoftToken> {
         let token = SoftToken::new("jane", PIN)?;
         let key = token.generate("EC:prime256v1", "kubernetes", "01");
-        let certificate = self.bench.ca.client_with_key(&key, "token-jane", &[]);
+        let certificate = self.fixture.ca.client_with_key(&key, "token-jane", &[]);
         token.store(&certificate, "kubernetes", "01");
         Some(token)
     }
@@ -122,7 +122,7 @@ impl Desk {
 }
 
 #[tokio::test]
-async fn a_pin_is_asked_for_at_the_terminal_and_not_shown_and_may_be_mistyped() {
+async fn a_pin_is_prompted_for_without_echo_and_can_be_retried() {
     let desk = Desk::new().await;
     let Some(token) = desk.token() else { return };
     let terminal = Terminal::open(80, 24);
@@ -133,19 +133,24 @@ async fn a_pin_is_asked_for_at_the_terminal_and_not_shown_and_may_be_mistyped() 
     let again = "That PIN is wrong. PIN of token \"jane\": ";
     terminal.shows(again).await;
     terminal.becomes_raw().await;
-    // With what is taken back before it is sent.
+    // With erased characters.
     terminal.type_keys("24x\x7f6810\r");
-    eventually("the command", PATIENCE, async || desk.path("copy").exists()).await;
+    eventually("the command", TEST_TIMEOUT, async || {
+        desk.path("copy").exists()
+    })
+    .await;
     assert!(!terminal.is_raw());
     let config = Kubeconfig::load(Some(&desk.path("copy"))).unwrap();
     let target = config.target(None).unwrap();
-    let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
+    let endpoint = Endpoint::prepare(&target, Some(TEST_TIMEOUT))
+        .await
+        .unwrap();
     let answer = endpoint.send(&Request::get("/")).await.unwrap();
     assert_eq!(answer.body, "token-jane");
     std::fs::write(desk.path("go"), "go\n").unwrap();
     terminal.shows("ended 0.").await;
-    eventually("the end of the plugin", PATIENCE, async || {
-        desk.plugin_is_gone() && desk.bench.left().is_empty()
+    eventually("the end of the plugin", TEST_TIMEOUT, async || {
+        desk.plugin_is_gone() && desk.fixture.left().is_empty()
     })
     .await;
     let shown = terminal.shown();
@@ -155,7 +160,7 @@ async fn a_pin_is_asked_for_at_the_terminal_and_not_shown_and_may_be_mistyped() 
 }
 
 #[tokio::test]
-async fn nobody_is_asked_in_the_middle_of_a_command_when_another_token_is_put_in() {
+async fn a_replaced_token_causes_no_prompt_during_a_command() {
     let desk = Desk::new().await;
     let Some(token) = desk.token() else { return };
     let terminal = Terminal::open(80, 24);
@@ -163,12 +168,17 @@ async fn nobody_is_asked_in_the_middle_of_a_command_when_another_token_is_put_in
     terminal.shows("PIN of token \"jane\": ").await;
     terminal.becomes_raw().await;
     terminal.type_keys(&format!("{PIN}\r"));
-    eventually("the command", PATIENCE, async || desk.path("copy").exists()).await;
+    eventually("the command", TEST_TIMEOUT, async || {
+        desk.path("copy").exists()
+    })
+    .await;
     let config = Kubeconfig::load(Some(&desk.path("copy"))).unwrap();
     let target = config.target(None).unwrap();
-    let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
+    let endpoint = Endpoint::prepare(&target, Some(TEST_TIMEOUT))
+        .await
+        .unwrap();
     let answers = async |expected: &str| {
-        eventually(expected, PATIENCE, async || {
+        eventually(expected, TEST_TIMEOUT, async || {
             let answer = endpoint.send(&Request::get("/")).await;
             answer.is_ok_and(|answer| String::from_utf8_lossy(&answer.body).contains(expected))
         })
@@ -189,7 +199,7 @@ async fn nobody_is_asked_in_the_middle_of_a_command_when_another_token_is_put_in
 }
 
 #[tokio::test]
-async fn a_question_can_be_given_up_and_leaves_the_terminal_as_it_was() {
+async fn a_cancelled_prompt_restores_the_terminal() {
     let desk = Desk::new().await;
     let Some(token) = desk.token() else { return };
     let terminal = Terminal::open(80, 24);
@@ -203,11 +213,11 @@ async fn a_question_can_be_given_up_and_leaves_the_terminal_as_it_was() {
         terminal.shown()
     );
     assert!(!terminal.is_raw());
-    assert!(desk.bench.left().is_empty(), "{:?}", desk.bench.left());
+    assert!(desk.fixture.left().is_empty(), "{:?}", desk.fixture.left());
 }
 
 #[tokio::test]
-async fn a_client_that_is_killed_at_the_question_takes_its_plugin_along() {
+async fn a_prompting_plugin_ends_with_a_killed_client() {
     let desk = Desk::new().await;
     let Some(token) = desk.token() else { return };
     for signal in [Signal::KILL, Signal::TERM] {
@@ -218,9 +228,9 @@ async fn a_client_that_is_killed_at_the_question_takes_its_plugin_along() {
         let client = parent_of(desk.plugin());
         let watch = Stopwatch::start();
         kill_process(Pid::from_raw(client).unwrap(), signal).unwrap();
-        let gone = async || desk.plugin_is_gone() && desk.bench.left().is_empty();
+        let gone = async || desk.plugin_is_gone() && desk.fixture.left().is_empty();
         watch.within(LIMIT, "the end of the plugin", gone).await;
-        // The shell lives, and shows what is typed.
+        // The shell runs, and echoes.
         assert!(!terminal.is_raw(), "{signal:?}");
         terminal
             .shows(&format!("ended {}.", 128 + signal.as_raw()))
@@ -229,7 +239,7 @@ async fn a_client_that_is_killed_at_the_question_takes_its_plugin_along() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_is_ended_at_its_time_limit_leaves_the_terminal_as_it_was() {
+async fn a_plugin_that_times_out_restores_the_terminal() {
     let desk = Desk::new().await;
     let terminal = Terminal::open(80, 24);
     let script = "stty -echo -icanon; exec sleep 300";
@@ -246,16 +256,16 @@ async fn a_plugin_that_is_ended_at_its_time_limit_leaves_the_terminal_as_it_was(
 }
 
 #[tokio::test]
-async fn without_a_terminal_a_plugin_that_has_to_ask_is_told_of() {
+async fn without_a_terminal_a_needed_prompt_is_reported() {
     let desk = Desk::new().await;
     let mut client = desk.client("1m", "exit 1", &[], &[]);
     client.stdin(std::process::Stdio::null());
     let ran = tokio::task::spawn_blocking(move || client.output());
     let ran = ran.await.unwrap().unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert_eq!(ran.status.code(), Some(125), "{said}");
+    let printed = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(ran.status.code(), Some(125), "{printed}");
     let expected = "exec: sh (user \"u\"): exec plugin cannot support interactive mode: standard \
                     input is not a terminal";
-    assert!(said.contains(expected), "{said}");
+    assert!(printed.contains(expected), "{printed}");
     assert!(!desk.path("plugin").exists(), "it is not even started");
 }

@@ -1,17 +1,17 @@
-//! Proxies between the plugin and the cluster that are spoken to by TLS.
+//! HTTPS proxies between the plugin and the cluster.
 
 use skewbridge_testkit::RawServer;
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 
-use crate::rig::{Bench, Client, FILE, Plugin};
+use crate::agent_fixture::{AgentFixture, Client, FILE, Plugin};
 
 #[tokio::test]
 async fn an_https_proxy_of_the_environment_may_have_a_certificate_of_the_clusters_ca() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    let (leaf, to) = (bench.ca.server(&["127.0.0.1"]), server.addr());
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    let (leaf, to) = (fixture.ca.server(&["127.0.0.1"]), server.addr());
     let proxy = RawServer::start(&leaf, None, &["http/1.1"], move |mut conn| async move {
         let asked = conn.read_head().await;
         assert!(
@@ -23,8 +23,8 @@ async fn an_https_proxy_of_the_environment_may_have_a_certificate_of_the_cluster
         let _ = copy_bidirectional(&mut conn.io, &mut upstream).await;
     })
     .await;
-    let info = bench.info("https://cluster.example:6443", Some(&client.lock));
-    let mut command = bench.agent(&info, &FILE);
+    let info = fixture.info("https://cluster.example:6443", Some(&client.lock));
+    let mut command = fixture.agent(&info, &FILE);
     command.env("HTTPS_PROXY", format!("https://{}", proxy.addr()));
     let plugin = Plugin::of(command);
     assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));

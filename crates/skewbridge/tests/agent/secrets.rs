@@ -1,4 +1,4 @@
-//! What a plugin tells of itself: its arguments, its environment and its log.
+//! What a plugin exposes: its arguments, its environment and its log.
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -6,18 +6,18 @@ use skewbridge_testkit::ScratchDir;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpListener;
 
-use crate::rig::{Bench, Client, Plugin, get};
+use crate::agent_fixture::{AgentFixture, Client, Plugin, get};
 
-/// What can be seen of a plugin from outside.
-pub(crate) struct Told {
+/// The visible data of a plugin.
+pub(crate) struct ExposedData {
     pub(crate) arguments: String,
-    /// Nothing where only root may see it.
+    /// Empty if only root can read it.
     pub(crate) environment: String,
     pub(crate) log: String,
 }
 
-/// Looks at a plugin, and ends it.
-pub(crate) async fn told_by(mut plugin: Plugin) -> Told {
+/// Inspects a plugin, and ends it.
+pub(crate) async fn inspect(mut plugin: Plugin) -> ExposedData {
     let process = format!("/proc/{}", plugin.child.id());
     let read = |name: &str| {
         let bytes = std::fs::read(format!("{process}/{name}")).unwrap_or_default();
@@ -29,7 +29,7 @@ pub(crate) async fn told_by(mut plugin: Plugin) -> Told {
     let mut log = String::new();
     let mut stderr = plugin.child.stderr.take().unwrap();
     std::io::Read::read_to_string(&mut stderr, &mut log).unwrap();
-    Told {
+    ExposedData {
         arguments,
         environment,
         log,
@@ -46,11 +46,11 @@ fn write_profile(dir: &ScratchDir) {
 }
 
 #[tokio::test]
-async fn neither_keys_for_aws_nor_a_proxys_password_are_told() {
-    let bench = Bench::new();
-    write_profile(&bench.dir);
-    let client = Client::start(&bench);
-    // It lets nobody through, which is told to the client and in the log.
+async fn aws_keys_and_proxy_passwords_are_not_printed() {
+    let fixture = AgentFixture::new();
+    write_profile(&fixture.dir);
+    let client = Client::start(&fixture);
+    // It refuses every request, and reports it to the client and in the log.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = listener.local_addr().unwrap();
     let asked = tokio::spawn(async move {
@@ -66,11 +66,11 @@ async fn neither_keys_for_aws_nor_a_proxys_password_are_told() {
         stream.write_all(refused).await.unwrap();
         asked
     });
-    let info = bench.info("https://cluster.example:6443", Some(&client.lock));
+    let info = fixture.info("https://cluster.example:6443", Some(&client.lock));
     let mut info: Value = serde_json::from_str(&info).unwrap();
     let url = format!("http://me:hunter-of-proxies@{proxy}");
     info["spec"]["cluster"]["proxy-url"] = json!(url);
-    let mut command = bench.agent(&info.to_string(), &["--v=10", "--signer=sigv4"]);
+    let mut command = fixture.agent(&info.to_string(), &["--v=10", "--signer=sigv4"]);
     for (name, _) in std::env::vars_os() {
         if name.as_encoded_bytes().starts_with(b"AWS_") {
             command.env_remove(name);
@@ -87,26 +87,26 @@ async fn neither_keys_for_aws_nor_a_proxys_password_are_told() {
     // "me:hunter-of-proxies"
     let expected = "Proxy-Authorization: Basic bWU6aHVudGVyLW9mLXByb3hpZXM=";
     assert!(asked.contains(expected), "{asked}");
-    let told = told_by(plugin).await;
+    let exposed = inspect(plugin).await;
     assert!(
-        told.log.contains("a request was not answered"),
+        exposed.log.contains("a request was not answered"),
         "{}",
-        told.log
+        exposed.log
     );
-    for text in [&answer, &told.arguments, &told.log] {
+    for text in [&answer, &exposed.arguments, &exposed.log] {
         assert!(!text.contains("hunter"), "{text}");
         assert!(!text.contains("bWU6aHVudGVy"), "{text}");
     }
-    // The client has told of the proxy there, and of nothing else.
-    let environment = told.environment.replace("hunter-of-proxies", "");
+    // The client has sent only the address of the proxy.
+    let environment = exposed.environment.replace("hunter-of-proxies", "");
     assert!(!environment.contains("hunter"), "{environment}");
 }
 
 #[tokio::test]
 async fn a_pin_in_a_uri_is_refused_and_printed_nowhere() {
-    let bench = Bench::new();
-    let client = Client::start(&bench);
-    let info = bench.info("https://cluster.example:6443", Some(&client.lock));
+    let fixture = AgentFixture::new();
+    let client = Client::start(&fixture);
+    let info = fixture.info("https://cluster.example:6443", Some(&client.lock));
     let uri = "pkcs11:token=jane?module-path=/x.so&pin-value=hunter-of-pins";
     let rows: [&[&str]; 5] = [
         &["--signer=pkcs11", "--pkcs11-uri", uri],
@@ -115,19 +115,19 @@ async fn a_pin_in_a_uri_is_refused_and_printed_nowhere() {
             "--signer=pkcs11",
             "--pkcs11-uri=token=a&PIN-VALUE=hunter-of-pins",
         ],
-        // Not a flag: clap repeats what it does not expect.
+        // Not a flag: clap repeats unexpected arguments.
         &["--signer=pkcs11", uri],
         &["--signer", uri],
     ];
     for words in rows {
-        let ran = bench.agent(&info, words).output().unwrap();
-        let said = [ran.stdout, ran.stderr].map(|it| String::from_utf8(it).unwrap());
-        assert_eq!(ran.status.code(), Some(64), "{said:?}");
+        let ran = fixture.agent(&info, words).output().unwrap();
+        let printed = [ran.stdout, ran.stderr].map(|it| String::from_utf8(it).unwrap());
+        assert_eq!(ran.status.code(), Some(64), "{printed:?}");
         assert!(
-            said[1].contains("pin-source or --pkcs11-pin-file"),
-            "{said:?}"
+            printed[1].contains("pin-source or --pkcs11-pin-file"),
+            "{printed:?}"
         );
-        assert!(!said.concat().contains("hunter"), "{said:?}");
+        assert!(!printed.concat().contains("hunter"), "{printed:?}");
     }
-    assert!(bench.left().is_empty(), "a shared instance was started");
+    assert!(fixture.left().is_empty(), "a shared instance was started");
 }

@@ -1,4 +1,4 @@
-//! What signers make of a request.
+//! The effect of signers on a request.
 
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,7 +11,7 @@ use skewbridge_signatures::Request;
 use skewbridge_signatures::http_signature::{Algorithm, HasBody, Verifier, VerifyingKey, Window};
 use skewbridge_testkit::Seen;
 
-use crate::rig::{Bench, Client, Plugin, send};
+use crate::agent_fixture::{AgentFixture, Client, Plugin, send};
 
 fn headers_of(seen: &Seen) -> HeaderMap {
     let mut headers = HeaderMap::new();
@@ -27,7 +27,7 @@ fn headers_of(seen: &Seen) -> HeaderMap {
 const POST: &str = "POST /api/v1/namespaces?dryRun=All HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
                     Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
 
-/// Whether a request is one that the owner of this key has just signed, body and all.
+/// Whether a request has a fresh signature of this key, including the body.
 fn is_signed_by(key: &VerifyingKey, seen: &Seen, host: &str) -> bool {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -51,17 +51,17 @@ fn is_signed_by(key: &VerifyingKey, seen: &Seen, host: &str) -> bool {
 }
 
 #[tokio::test]
-async fn several_signers_have_their_turn_in_order() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    bench.dir.write("badge", "X-Badge: 4711\n");
-    bench
+async fn several_signers_run_in_order() {
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    fixture.dir.write("badge", "X-Badge: 4711\n");
+    fixture
         .dir
         .write("secret", "0123456789abcdef0123456789abcdef");
     let host = server.addr().to_string();
-    let info = bench.info(&format!("https://{host}"), Some(&client.lock));
-    let plugin = Plugin::of(bench.agent(
+    let info = fixture.info(&format!("https://{host}"), Some(&client.lock));
+    let plugin = Plugin::of(fixture.agent(
         &info,
         &[
             "--signer=headers",
@@ -85,11 +85,11 @@ async fn several_signers_have_their_turn_in_order() {
 
 #[tokio::test]
 async fn requests_are_signed_by_every_kind_of_key() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
     let host = server.addr().to_string();
-    let info = bench.info(&format!("https://{host}"), Some(&client.lock));
+    let info = fixture.info(&format!("https://{host}"), Some(&client.lock));
     let rows = [
         (&PKCS_ED25519, Algorithm::Ed25519),
         (&PKCS_ECDSA_P256_SHA256, Algorithm::EcdsaP256Sha256),
@@ -97,8 +97,8 @@ async fn requests_are_signed_by_every_kind_of_key() {
     ];
     for (place, (kind, algorithm)) in rows.into_iter().enumerate() {
         let key = KeyPair::generate_for(kind).unwrap();
-        bench.dir.write("key.pem", key.serialize_pem());
-        let plugin = Plugin::of(bench.agent(
+        fixture.dir.write("key.pem", key.serialize_pem());
+        let plugin = Plugin::of(fixture.agent(
             &info,
             &[
                 "--signer=http-signature",
@@ -126,8 +126,8 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Whether a front proxy takes a request for one of the owner of this secret. Written from
-/// AWS' own description of the signature, with none of our code.
+/// Whether a front proxy accepts a request as signed with this secret. Written from AWS'
+/// description of the signature, without code of this project.
 fn is_signed_for_aws(seen: &Seen, id: &str, secret: &str) -> bool {
     let header = |name| match name {
         "host" => seen.authority.as_deref(),
@@ -174,12 +174,12 @@ fn is_signed_for_aws(seen: &Seen, id: &str, secret: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_front_proxy_believes_what_is_signed_for_aws() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
-    let mut command = bench.agent(&info, &["--signer=sigv4", "--sigv4-region=eu-west-1"]);
+async fn a_front_proxy_accepts_aws_signatures() {
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let mut command = fixture.agent(&info, &["--signer=sigv4", "--sigv4-region=eu-west-1"]);
     command
         .env("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
         .env("AWS_SECRET_ACCESS_KEY", "hunter2")
@@ -214,15 +214,15 @@ async fn a_front_proxy_believes_what_is_signed_for_aws() {
 }
 
 #[tokio::test]
-async fn a_program_prints_headers_and_is_given_its_arguments() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
-    let program = bench
+async fn a_program_with_arguments_prints_headers() {
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let program = fixture
         .dir
         .write_program("badges", "#!/bin/sh\necho \"X-Badge: $# $1 $2\"\n");
-    let plugin = Plugin::of(bench.agent(
+    let plugin = Plugin::of(fixture.agent(
         &info,
         &[
             "--signer=headers",
@@ -241,11 +241,11 @@ async fn a_program_prints_headers_and_is_given_its_arguments() {
 
 #[tokio::test]
 async fn a_request_is_signed_for_aws() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
-    let mut command = bench.agent(&info, &["--signer=sigv4", "--sigv4-region=eu-west-1"]);
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let mut command = fixture.agent(&info, &["--signer=sigv4", "--sigv4-region=eu-west-1"]);
     command
         .env("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
         .env("AWS_SECRET_ACCESS_KEY", "hunter2");
@@ -263,16 +263,16 @@ async fn a_request_is_signed_for_aws() {
 
 #[tokio::test]
 async fn credentials_for_aws_come_from_profiles_and_programs_too() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
-    std::fs::create_dir(bench.dir.path().join(".aws")).unwrap();
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    std::fs::create_dir(fixture.dir.path().join(".aws")).unwrap();
     let keys = "aws_access_key_id = AKIDFILE\naws_secret_access_key = hunter2\n";
-    bench
+    fixture
         .dir
         .write(".aws/credentials", format!("[default]\n{keys}"));
-    let program = bench.dir.write_program(
+    let program = fixture.dir.write_program(
         "login",
         "#!/bin/sh\necho '{\"Version\": 1, \"AccessKeyId\": \"AKIDPROGRAM\", \
          \"SecretAccessKey\": \"hunter2\"}'\n",
@@ -281,13 +281,13 @@ async fn credentials_for_aws_come_from_profiles_and_programs_too() {
         "[profile work]\nregion = eu-north-1\ncredential_process = {}\n",
         program.display()
     );
-    bench.dir.write(".aws/config", profile);
+    fixture.dir.write(".aws/config", profile);
     let rows: [(&[&str], &str); 2] = [
         (&["--sigv4-region=eu-west-1"], "AKIDFILE/"),
         (&["--sigv4-profile=work"], "AKIDPROGRAM/"),
     ];
     for (place, (words, expected)) in rows.into_iter().enumerate() {
-        let mut command = bench.agent(&info, &[&["--signer=sigv4"], words].concat());
+        let mut command = fixture.agent(&info, &[&["--signer=sigv4"], words].concat());
         for (name, _) in std::env::vars_os() {
             if name.as_encoded_bytes().starts_with(b"AWS_") {
                 command.env_remove(name);
@@ -304,18 +304,18 @@ async fn credentials_for_aws_come_from_profiles_and_programs_too() {
 
 #[tokio::test]
 async fn a_signer_that_cannot_sign_is_named_in_the_answer() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
-    let plugin = Plugin::of(bench.agent(&info, &["--signer=headers", "--headers-file=gone"]));
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let plugin = Plugin::of(fixture.agent(&info, &["--signer=headers", "--headers-file=gone"]));
     let answer = plugin.get("/").await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
     assert!(answer.contains("headers: gone: No such file"), "{answer}");
     assert!(server.requests().is_empty());
 }
 
-/// Without what the environment of the test says about AWS.
+/// Without the AWS variables of the test's environment.
 fn without_aws(mut command: std::process::Command) -> std::process::Command {
     for (name, _) in std::env::vars_os() {
         if name.as_encoded_bytes().starts_with(b"AWS_") {
@@ -327,16 +327,16 @@ fn without_aws(mut command: std::process::Command) -> std::process::Command {
 
 #[tokio::test]
 async fn sigv4_without_credentials_fails_at_start_and_names_where_it_looked() {
-    let bench = Bench::new();
-    let client = Client::start(&bench);
-    let info = bench.info("https://cluster.example:6443", Some(&client.lock));
+    let fixture = AgentFixture::new();
+    let client = Client::start(&fixture);
+    let info = fixture.info("https://cluster.example:6443", Some(&client.lock));
     for shared in [&[][..], &["--shared"]] {
         let words = [&["--signer=sigv4", "--sigv4-region=r"], shared].concat();
-        let ran = without_aws(bench.agent(&info, &words)).output().unwrap();
-        let said = String::from_utf8(ran.stderr).unwrap();
-        assert_eq!(ran.status.code(), Some(1), "{said}");
-        assert!(ran.stdout.is_empty(), "{said}");
-        let file = bench.dir.path().join(".aws/credentials");
+        let ran = without_aws(fixture.agent(&info, &words)).output().unwrap();
+        let printed = String::from_utf8(ran.stderr).unwrap();
+        assert_eq!(ran.status.code(), Some(1), "{printed}");
+        assert!(ran.stdout.is_empty(), "{printed}");
+        let file = fixture.dir.path().join(".aws/credentials");
         let looked = format!("{} (no such file)", file.display());
         for expected in [
             "--signer=sigv4: no AWS credentials",
@@ -344,24 +344,24 @@ async fn sigv4_without_credentials_fails_at_start_and_names_where_it_looked() {
             &looked,
             "--sigv4-profile",
         ] {
-            assert!(said.contains(expected), "{expected}: {said}");
+            assert!(printed.contains(expected), "{expected}: {printed}");
         }
     }
 }
 
 #[tokio::test]
 async fn a_signer_that_fails_later_is_logged_once() {
-    let bench = Bench::new();
-    let server = bench.server().await;
-    let client = Client::start(&bench);
-    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
-    let plugin = Plugin::of(bench.agent(&info, &["--signer=headers", "--headers-file=gone"]));
+    let fixture = AgentFixture::new();
+    let server = fixture.server().await;
+    let client = Client::start(&fixture);
+    let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let plugin = Plugin::of(fixture.agent(&info, &["--signer=headers", "--headers-file=gone"]));
     for _ in 0..3 {
         let answer = plugin.get("/").await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
     }
-    let log = crate::secrets::told_by(plugin).await.log;
-    let told = log.matches("headers: gone: No such file").count();
-    assert_eq!(told, 1, "{log}");
+    let log = crate::secrets::inspect(plugin).await.log;
+    let count = log.matches("headers: gone: No such file").count();
+    assert_eq!(count, 1, "{log}");
     assert!(log.contains("WARN"), "{log}");
 }

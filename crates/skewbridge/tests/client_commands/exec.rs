@@ -6,9 +6,9 @@ use tokio::time::timeout;
 use super::Cluster;
 
 #[tokio::test]
-async fn a_command_is_run_and_its_exit_code_is_ours() {
+async fn the_exit_code_of_the_remote_command_is_returned() {
     let cluster = Cluster::start().await;
-    let said = cluster
+    let output = cluster
         .run(&[
             "exec",
             "web",
@@ -18,31 +18,34 @@ async fn a_command_is_run_and_its_exit_code_is_ours() {
             "echo out; echo err >&2; exit 7",
         ])
         .await;
-    assert_eq!(said.code, Some(7), "{said:?}");
-    assert_eq!(said.stdout, "out\n");
-    assert_eq!(said.stderr, "err\ncommand terminated with exit code 7\n");
-    let said = cluster.run(&["exec", "pod/web", "--", "true"]).await;
-    assert_eq!((said.code, &*said.stdout, &*said.stderr), (Some(0), "", ""));
+    assert_eq!(output.code, Some(7), "{output:?}");
+    assert_eq!(output.stdout, "out\n");
+    assert_eq!(output.stderr, "err\ncommand terminated with exit code 7\n");
+    let output = cluster.run(&["exec", "pod/web", "--", "true"]).await;
+    assert_eq!(
+        (output.code, &*output.stdout, &*output.stderr),
+        (Some(0), "", "")
+    );
 }
 
 #[tokio::test]
-async fn input_comes_back_whole() {
+async fn input_is_echoed_completely() {
     let cluster = Cluster::start().await;
     let input = "0123456789\n".repeat(100_000);
-    let said = cluster
+    let output = cluster
         .run_with(&["exec", "-i", "web", "--", "cat"], input.as_bytes())
         .await;
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
     assert!(
-        said.stdout == input,
+        output.stdout == input,
         "{} of {} bytes",
-        said.stdout.len(),
+        output.stdout.len(),
         input.len()
     );
 }
 
 #[tokio::test]
-async fn files_are_read_and_written_as_they_are() {
+async fn files_can_be_standard_streams() {
     let cluster = Cluster::start().await;
     let input = cluster.dir.write("input", "from a file\n");
     let output = cluster.dir.path().join("output");
@@ -58,15 +61,15 @@ async fn files_are_read_and_written_as_they_are() {
 }
 
 #[tokio::test]
-async fn input_that_cannot_be_read_is_no_end_of_input() {
+async fn a_read_error_is_not_the_end_of_input() {
     let cluster = Cluster::start().await;
     let mut command = cluster.command(&["exec", "-i", "web", "--", "cat"]);
     // A directory can be opened, but not read.
     command.stdin(std::fs::File::open(cluster.dir.path()).unwrap());
     let ended = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert_eq!(ended.status.code(), Some(1), "{said}");
-    assert!(said.contains("standard input cannot be read"), "{said}");
+    let output = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{output}");
+    assert!(output.contains("standard input cannot be read"), "{output}");
 }
 
 #[tokio::test]
@@ -74,25 +77,25 @@ async fn the_container_is_chosen_as_kubectl_chooses_it() {
     let cluster = Cluster::start().await;
     cluster.pods.pod("default", "two", &["app", "side"]);
     let notice = "Defaulted container \"app\" out of: app, side\n";
-    let said = cluster.run(&["exec", "two", "--", "true"]).await;
-    assert_eq!((said.code, &*said.stderr), (Some(0), notice));
-    let said = cluster.run(&["exec", "-q", "two", "--", "true"]).await;
-    assert_eq!((said.code, &*said.stderr), (Some(0), ""));
-    let said = cluster
+    let output = cluster.run(&["exec", "two", "--", "true"]).await;
+    assert_eq!((output.code, &*output.stderr), (Some(0), notice));
+    let output = cluster.run(&["exec", "-q", "two", "--", "true"]).await;
+    assert_eq!((output.code, &*output.stderr), (Some(0), ""));
+    let output = cluster
         .run(&["exec", "two", "-c", "side", "--", "true"])
         .await;
-    assert_eq!((said.code, &*said.stderr), (Some(0), ""));
+    assert_eq!((output.code, &*output.stderr), (Some(0), ""));
     let last = cluster.pods.seen().pop().unwrap();
     assert!(last.contains("&container=side&"), "{last}");
-    let said = cluster.run(&["exec", "two", "-c", "x", "--", "true"]).await;
-    assert_eq!(said.code, Some(1));
+    let output = cluster.run(&["exec", "two", "-c", "x", "--", "true"]).await;
+    assert_eq!(output.code, Some(1));
     assert_eq!(
-        said.stderr,
+        output.stderr,
         "error: container x is not valid for pod two out of: app, side\n"
     );
-    let said = cluster.run(&["attach", "two", "-c", "x"]).await;
+    let output = cluster.run(&["attach", "two", "-c", "x"]).await;
     assert_eq!(
-        (said.code, &*said.stderr),
+        (output.code, &*output.stderr),
         (
             Some(1),
             "error: cannot attach to the container: container x is not valid for pod two out of: app, side\n"
@@ -103,37 +106,37 @@ async fn the_container_is_chosen_as_kubectl_chooses_it() {
         r#"{"metadata":{"name":"stale","annotations":{"kubectl.kubernetes.io/default-container":"gone"}},
         "spec":{"containers":[{"name":"app"}]},"status":{"phase":"Running"}}"#,
     );
-    // Nothing is run in a container that was not meant.
-    let said = cluster.run(&["exec", "stale", "--", "true"]).await;
+    // No command is run in another container.
+    let output = cluster.run(&["exec", "stale", "--", "true"]).await;
     assert_eq!(
-        (said.code, &*said.stderr),
+        (output.code, &*output.stderr),
         (
             Some(1),
             "error: container gone is not valid for pod stale out of: app\n"
         )
     );
-    let said = cluster
+    let output = cluster
         .run(&["exec", "stale", "-c", "app", "--", "true"])
         .await;
-    assert_eq!((said.code, &*said.stderr), (Some(0), ""));
+    assert_eq!((output.code, &*output.stderr), (Some(0), ""));
 }
 
 #[tokio::test]
-async fn a_pod_that_there_is_not_is_told_with_near_names() {
+async fn a_missing_pod_is_reported_with_similar_names() {
     let cluster = Cluster::start().await;
     let list = r#"{"items":[{"metadata":{"name":"web"}},{"metadata":{"name":"db-0"}}]}"#;
     cluster.pods.object("/api/v1/namespaces/default/pods", list);
-    let said = cluster.run(&["exec", "wb", "--", "true"]).await;
-    assert_eq!(said.code, Some(1));
+    let output = cluster.run(&["exec", "wb", "--", "true"]).await;
+    assert_eq!(output.code, Some(1));
     assert_eq!(
-        said.stderr,
+        output.stderr,
         "Error from server (NotFound): pods \"wb\" not found\n\
          did you mean web? (namespace \"default\")\n"
     );
 }
 
 #[tokio::test]
-async fn a_deployment_leads_to_the_best_of_its_pods() {
+async fn a_deployment_is_resolved_to_its_best_pod() {
     let cluster = Cluster::start().await;
     cluster.pods.object(
         "/apis/apps/v1/namespaces/default/deployments/shop",
@@ -145,21 +148,21 @@ async fn a_deployment_leads_to_the_best_of_its_pods() {
             {"metadata":{"name":"shop-1"},"spec":{"nodeName":"n","containers":[{"name":"a"}]},"status":{"phase":"Pending"}},
             {"metadata":{"name":"shop-2"},"spec":{"nodeName":"n","containers":[{"name":"a"}]},"status":{"phase":"Running"}}]}"#,
     );
-    let said = cluster
+    let output = cluster
         .run(&["exec", "deploy/shop", "--", "echo", "hello"])
         .await;
     assert_eq!(
-        (said.code, &*said.stdout),
+        (output.code, &*output.stdout),
         (Some(0), "hello\n"),
         "{}",
-        said.stderr
+        output.stderr
     );
     let last = cluster.pods.seen().pop().unwrap();
     assert!(last.contains("/pods/shop-2/exec?"), "{last}");
 }
 
 #[tokio::test]
-async fn a_container_that_does_not_run_is_told_with_its_state() {
+async fn a_container_that_does_not_run_is_reported_with_its_state() {
     let cluster = Cluster::start().await;
     cluster.pods.object(
         "/api/v1/namespaces/default/pods/sick",
@@ -173,25 +176,25 @@ async fn a_container_that_does_not_run_is_told_with_its_state() {
         "@fail",
         "unable to upgrade connection: container not found (\"app\")",
     ];
-    let said = cluster.run(&words).await;
-    assert_eq!(said.code, Some(1));
+    let output = cluster.run(&words).await;
+    assert_eq!(output.code, Some(1));
     assert_eq!(
-        said.stderr,
+        output.stderr,
         "error: Internal error occurred: unable to upgrade connection: container not found (\"app\")\n\
          container \"app\" of pod \"sick\" is waiting (CrashLoopBackOff); it was restarted once\n"
     );
 }
 
 #[tokio::test]
-async fn who_may_not_is_told_what_it_needs() {
+async fn a_forbidden_request_names_the_missing_permission() {
     let cluster = Cluster::start().await;
     let forbidden = r#"{"kind":"Status","reason":"Forbidden","message":"pods \"web\" is forbidden: User \"bob\" cannot create resource \"pods/exec\"","code":403}"#;
     cluster.pods.websocket(Grant::No(403, forbidden.to_owned()));
     cluster.pods.spdy(Grant::No(403, forbidden.to_owned()));
-    let said = cluster.run(&["exec", "web", "--", "true"]).await;
-    assert_eq!(said.code, Some(1));
+    let output = cluster.run(&["exec", "web", "--", "true"]).await;
+    assert_eq!(output.code, Some(1));
     assert_eq!(
-        said.stderr,
+        output.stderr,
         "Error from server (Forbidden): pods \"web\" is forbidden: User \"bob\" cannot create resource \"pods/exec\"\n\
          it needs the verb create on pods/exec in namespace \"default\"; see kubectl auth can-i create pods/exec -n default\n"
     );
@@ -204,16 +207,16 @@ async fn who_may_not_is_told_what_it_needs() {
         r#"{"kind":"Status","reason":"Forbidden","message":"pods is forbidden","code":403}"#;
     let pods = "/api/v1/namespaces/default/pods";
     cluster.pods.answer(pods, 403, forbidden);
-    let said = cluster.run(&["exec", "deploy/shop", "--", "true"]).await;
+    let output = cluster.run(&["exec", "deploy/shop", "--", "true"]).await;
     assert_eq!(
-        said.stderr,
+        output.stderr,
         "Error from server (Forbidden): pods is forbidden\n\
          it needs the verb list on pods in namespace \"default\"; see kubectl auth can-i list pods -n default\n"
     );
 }
 
 #[tokio::test]
-async fn what_a_server_says_does_nothing_to_the_terminal() {
+async fn server_messages_have_no_control_characters() {
     let cluster = Cluster::start().await;
     let evil = "\u{1b}[2J\u{9b}2J\u{7}";
     cluster.pods.websocket(Grant::No(400, evil.to_owned()));
@@ -222,47 +225,47 @@ async fn what_a_server_says_does_nothing_to_the_terminal() {
         r#"{"metadata":{"name":"odd"},"spec":{"containers":[{"name":"a\u001b[2J"},{"name":"b"}]},
         "status":{"phase":"Running"}}"#,
     );
-    let said = cluster.run(&["exec", "-v=1", "odd", "--", "true"]).await;
-    assert!(said.stderr.contains("[2J"), "{said:?}");
+    let output = cluster.run(&["exec", "-v=1", "odd", "--", "true"]).await;
+    assert!(output.stderr.contains("[2J"), "{output:?}");
     let shown = |it: &str| !it.chars().any(|it| it.is_control() && it != '\n');
-    assert!(shown(&said.stderr), "{said:?}");
+    assert!(shown(&output.stderr), "{output:?}");
     cluster.pods.spdy(Grant::No(500, evil.to_owned()));
-    let said = cluster.run(&["exec", "web", "--", "true"]).await;
-    assert!(said.stderr.contains("[2J"), "{said:?}");
-    assert!(shown(&said.stderr), "{said:?}");
+    let output = cluster.run(&["exec", "web", "--", "true"]).await;
+    assert!(output.stderr.contains("[2J"), "{output:?}");
+    assert!(shown(&output.stderr), "{output:?}");
 }
 
 #[tokio::test]
-async fn the_reason_for_spdy_is_shown_to_who_asks() {
+async fn the_reason_for_spdy_is_printed_if_requested() {
     let cluster = Cluster::start().await;
     cluster
         .pods
         .websocket(Grant::No(400, "no WebSockets here".to_owned()));
-    let said = cluster.run(&["exec", "web", "--", "true"]).await;
-    assert_eq!((said.code, &*said.stderr), (Some(0), ""));
-    let said = cluster.run(&["exec", "-v=1", "web", "--", "true"]).await;
+    let output = cluster.run(&["exec", "web", "--", "true"]).await;
+    assert_eq!((output.code, &*output.stderr), (Some(0), ""));
+    let output = cluster.run(&["exec", "-v=1", "web", "--", "true"]).await;
     let expected =
         "skewbridge: by SPDY, because a WebSocket was refused: no WebSockets here (400)\n";
-    assert_eq!((said.code, &*said.stderr), (Some(0), expected));
-    // It can be left out.
+    assert_eq!((output.code, &*output.stderr), (Some(0), expected));
+    // WebSocket can be disabled.
     let mut command = cluster.command(&["exec", "-v=1", "web", "--", "true"]);
     command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false");
     let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
     assert_eq!(output.stderr, b"skewbridge: by SPDY\n");
-    // If that is refused too, both are told.
+    // If the fallback is refused too, both reasons are printed.
     cluster.pods.spdy(Grant::No(502, "nor SPDY".to_owned()));
-    let said = cluster.run(&["exec", "web", "--", "true"]).await;
+    let output = cluster.run(&["exec", "web", "--", "true"]).await;
     let expected = "error: unable to upgrade connection: nor SPDY\n\
                     that was by SPDY; a WebSocket had been refused before: no WebSockets here (400)\n";
-    assert_eq!((said.code, &*said.stderr), (Some(1), expected));
+    assert_eq!((output.code, &*output.stderr), (Some(1), expected));
 }
 
 #[tokio::test]
-async fn a_stream_that_is_cut_is_never_a_success() {
+async fn a_lost_stream_is_never_a_success() {
     let cluster = Cluster::start().await;
     for cut in [0, 1, 20, 40, 60] {
         cluster.pods.cut_after(Some(cut));
-        let said = cluster
+        let output = cluster
             .run(&[
                 "exec",
                 "web",
@@ -271,21 +274,22 @@ async fn a_stream_that_is_cut_is_never_a_success() {
                 "0123456789012345678901234567890",
             ])
             .await;
-        assert_eq!(said.code, Some(1), "cut after {cut}: {said:?}");
+        assert_eq!(output.code, Some(1), "cut after {cut}: {output:?}");
         assert!(
-            said.stderr
+            output
+                .stderr
                 .starts_with("error: lost connection to the container: "),
-            "{said:?}"
+            "{output:?}"
         );
         assert!(
-            said.stderr.contains("bytes of its output had come"),
-            "{said:?}"
+            output.stderr.contains("bytes of its output had come"),
+            "{output:?}"
         );
     }
 }
 
 #[tokio::test]
-async fn what_is_written_wrongly_is_told_in_kubectls_words() {
+async fn invalid_arguments_have_kubectls_messages() {
     let cluster = Cluster::start().await;
     let rows: [(&[&str], &str); 4] = [
         (
@@ -306,20 +310,20 @@ async fn what_is_written_wrongly_is_told_in_kubectls_words() {
         ),
     ];
     for (words, expected) in rows {
-        let said = cluster.run(words).await;
-        assert!(said.stderr.starts_with(expected), "{words:?}: {said:?}");
+        let output = cluster.run(words).await;
+        assert!(output.stderr.starts_with(expected), "{words:?}: {output:?}");
     }
 }
 
 #[tokio::test]
-async fn a_process_that_runs_is_joined() {
+async fn a_running_process_is_attached() {
     let cluster = Cluster::start().await;
-    let said = cluster.run_with(&["attach", "-i", "web"], b"hello\n").await;
+    let output = cluster.run_with(&["attach", "-i", "web"], b"hello\n").await;
     assert_eq!(
-        (said.code, &*said.stdout),
+        (output.code, &*output.stdout),
         (Some(0), "hello\n"),
         "{}",
-        said.stderr
+        output.stderr
     );
     let last = cluster.pods.seen().pop().unwrap();
     assert!(
@@ -329,7 +333,7 @@ async fn a_process_that_runs_is_joined() {
 }
 
 #[tokio::test]
-async fn who_stops_reading_ends_the_command() {
+async fn a_closed_stdout_ends_the_command() {
     let cluster = Cluster::start().await;
     let script = format!(
         "{} exec web -- yes | head -n 1; echo ${{PIPESTATUS[0]}}",

@@ -1,4 +1,4 @@
-//! What is made from the definitions of the commands.
+//! Output that is generated from the definitions of the commands.
 
 use std::os::unix::fs::symlink;
 
@@ -10,26 +10,30 @@ use super::Cluster;
 async fn shells_can_complete_every_command() {
     let cluster = Cluster::start().await;
     for shell in ["bash", "zsh", "fish", "powershell"] {
-        let said = cluster.run(&["completion", shell]).await;
-        assert_eq!(said.code, Some(0));
+        let output = cluster.run(&["completion", shell]).await;
+        assert_eq!(output.code, Some(0));
         for word in ["port-forward", "attach", "pod-running-timeout", "skew"] {
-            assert!(said.stdout.contains(word), "{shell}: {word}");
+            assert!(output.stdout.contains(word), "{shell}: {word}");
         }
     }
-    let said = cluster.run(&["completion", "tcsh"]).await;
-    assert_eq!(said.code, Some(64));
+    let output = cluster.run(&["completion", "tcsh"]).await;
+    assert_eq!(output.code, Some(64));
 }
 
 #[tokio::test]
 async fn there_is_a_page_for_every_command() {
     let cluster = Cluster::start().await;
-    let said = cluster.run(&["man"]).await;
-    assert!(said.stdout.contains(".TH skewbridge 1"), "{}", said.stdout);
+    let output = cluster.run(&["man"]).await;
+    assert!(
+        output.stdout.contains(".TH skewbridge 1"),
+        "{}",
+        output.stdout
+    );
     let directory = cluster.dir.path().join("man1");
-    let said = cluster
+    let output = cluster
         .run(&["man", "--directory", directory.to_str().unwrap()])
         .await;
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
     let page = std::fs::read_to_string(directory.join("skewbridge-exec.1")).unwrap();
     assert!(page.contains("Run a command in a container"), "{page}");
     for name in [
@@ -43,7 +47,7 @@ async fn there_is_a_page_for_every_command() {
 }
 
 #[tokio::test]
-async fn it_is_a_plugin_of_kubectl_by_its_name() {
+async fn the_name_makes_it_a_kubectl_plugin() {
     let cluster = Cluster::start().await;
     let plugin = cluster.dir.path().join("kubectl-skewbridge");
     symlink(env!("CARGO_BIN_EXE_skewbridge"), &plugin).unwrap();
@@ -64,7 +68,7 @@ async fn it_is_a_plugin_of_kubectl_by_its_name() {
 }
 
 #[tokio::test]
-async fn kubectl_is_told_what_a_word_may_become() {
+async fn kubectl_gets_completions_of_a_word() {
     let cluster = Cluster::start().await;
     let program = cluster.dir.path().join("kubectl_complete-skewbridge");
     symlink(env!("CARGO_BIN_EXE_skewbridge"), &program).unwrap();

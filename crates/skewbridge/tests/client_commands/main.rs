@@ -1,12 +1,12 @@
-//! The commands that people use as they use kubectl's, run as they run them: against a
-//! stand-in for pods, with pipes and with a terminal.
+//! The client commands, run as users run them: against a fake cluster with pods, with pipes and
+//! with a terminal.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test ends where it cannot go on
 
-mod copies;
+mod cp;
 mod exec;
 mod generated;
-mod named;
+mod pod_selection;
 mod port_forward;
 mod terminal;
 
@@ -17,15 +17,15 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// What a command said.
+/// The output of a command.
 #[derive(Debug)]
-struct Said {
+struct CommandOutput {
     code: Option<i32>,
     stdout: String,
     stderr: String,
 }
 
-/// A stand-in with a pod, and a kubeconfig for it.
+/// A fake cluster with a pod, and a kubeconfig for it.
 struct Cluster {
     pods: Pods,
     dir: ScratchDir,
@@ -40,13 +40,13 @@ impl Cluster {
         Self { pods, dir }
     }
 
-    /// Our program, that knows this cluster.
+    /// The program, with the kubeconfig of this cluster.
     fn command(&self, words: &[&str]) -> Command {
         self.command_with("--default-signal=HUP,INT,QUIT,TERM", words)
     }
 
-    /// The same, with signals as `env` has them: they are passed on, and whoever runs the
-    /// tests may ignore some.
+    /// The same, with signals as `env` sets them: dispositions are inherited, and the test
+    /// runner may ignore some.
     fn command_with(&self, signals: &str, words: &[&str]) -> Command {
         let mut command = Command::new("env");
         command
@@ -59,11 +59,11 @@ impl Cluster {
         command
     }
 
-    async fn run(&self, words: &[&str]) -> Said {
+    async fn run(&self, words: &[&str]) -> CommandOutput {
         self.run_with(words, b"").await
     }
 
-    async fn run_with(&self, words: &[&str], input: &[u8]) -> Said {
+    async fn run_with(&self, words: &[&str], input: &[u8]) -> CommandOutput {
         let mut child = self
             .command(words)
             .stdin(Stdio::piped())
@@ -77,7 +77,7 @@ impl Cluster {
         };
         let both = async { tokio::join!(writing, child.wait_with_output()).1 };
         let output = timeout(PATIENCE, both).await.unwrap().unwrap();
-        Said {
+        CommandOutput {
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),

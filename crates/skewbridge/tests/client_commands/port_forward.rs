@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::Cluster;
 
-/// Answers every connection with a word, when it has sent one.
+/// Answers every connection with a word, when it has received one.
 async fn answering(word: &'static str) -> (u16, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -79,7 +79,7 @@ impl Forwarding {
         ended.expect("an end in time").unwrap().code()
     }
 
-    /// The local port of the next line, which is of 127.0.0.1.
+    /// The local port of the next line for 127.0.0.1.
     async fn port(&mut self, remote: u16) -> u16 {
         loop {
             let line = self.line().await;
@@ -101,7 +101,7 @@ async fn ask(port: u16) -> String {
 }
 
 #[tokio::test]
-async fn ports_and_sockets_lead_to_the_pod() {
+async fn ports_and_sockets_are_forwarded_to_the_pod() {
     let cluster = Cluster::start().await;
     let (one, first) = answering("one").await;
     let (two, second) = answering("two").await;
@@ -138,7 +138,7 @@ async fn ports_and_sockets_lead_to_the_pod() {
 }
 
 #[tokio::test]
-async fn whatever_ends_us_leaves_no_socket_behind() {
+async fn no_exit_leaves_a_socket_behind() {
     let cluster = Cluster::start().await;
     for (signal, code) in [(Signal::HUP, 129), (Signal::TERM, 143), (Signal::QUIT, 131)] {
         let socket = cluster.dir.path().join("s");
@@ -153,7 +153,7 @@ async fn whatever_ends_us_leaves_no_socket_behind() {
 }
 
 #[tokio::test]
-async fn a_hangup_that_is_ignored_stays_so() {
+async fn an_ignored_hangup_stays_ignored() {
     let cluster = Cluster::start().await;
     let (port, task) = answering("here").await;
     // As by nohup.
@@ -168,7 +168,7 @@ async fn a_hangup_that_is_ignored_stays_so() {
 }
 
 #[tokio::test]
-async fn an_interrupt_ends_what_a_shell_runs_in_the_background() {
+async fn an_interrupt_ends_a_background_job() {
     let cluster = Cluster::start().await;
     // A shell without job control has its background jobs ignore SIGINT and SIGQUIT.
     let script = "\"$@\" & echo $!; wait $!";
@@ -191,7 +191,7 @@ async fn an_interrupt_ends_what_a_shell_runs_in_the_background() {
 }
 
 #[tokio::test]
-async fn only_what_is_whole_has_an_end_here() {
+async fn only_complete_data_ends_with_eof() {
     let cluster = Cluster::start().await;
     let (port, task) = answering("here").await;
     let mut forwarding = Forwarding::start(&cluster, &["web", &format!(":{port}")]);
@@ -204,10 +204,10 @@ async fn only_what_is_whole_has_an_end_here() {
     let read = timeout(PATIENCE, tcp.read_to_string(&mut answer)).await;
     read.unwrap().unwrap();
     assert_eq!(answer, "here");
-    // The connection to the cluster is cut; we are killed.
+    // The connection to the cluster is lost; the program is killed.
     for kill in [false, true] {
         let mut tcp = TcpStream::connect(address).await.unwrap();
-        // Who came later has been served: this one has been accepted.
+        // A later connection has been served, so this one has been accepted.
         assert_eq!(ask(local).await, "here");
         if kill {
             forwarding.signal(Signal::KILL);
@@ -227,8 +227,8 @@ async fn only_what_is_whole_has_an_end_here() {
 async fn one_bad_connection_ends_no_other() {
     let cluster = Cluster::start().await;
     let (good, task) = answering("fine").await;
-    let nobody = SilentPort::new();
-    let bad = nobody.addr().port();
+    let silent = SilentPort::new();
+    let bad = silent.addr().port();
     let words = ["web".to_owned(), format!(":{bad}"), format!(":{good}")];
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let mut forwarding = Forwarding::start(&cluster, &words);
@@ -244,7 +244,7 @@ async fn one_bad_connection_ends_no_other() {
 }
 
 #[tokio::test]
-async fn a_lost_connection_is_made_anew_while_we_listen() {
+async fn a_lost_connection_is_reopened_while_listening() {
     let cluster = Cluster::start().await;
     let (port, task) = answering("here").await;
     let remote = format!(":{port}");
@@ -254,7 +254,7 @@ async fn a_lost_connection_is_made_anew_while_we_listen() {
     cluster.pods.cut_all();
     let mut complaint = forwarding.complaint().await;
     if complaint.contains("an error occurred forwarding") {
-        // What we have read was not yet known to be all.
+        // The data was not known to be complete yet.
         complaint = forwarding.complaint().await;
     }
     assert!(
@@ -290,7 +290,7 @@ async fn a_server_that_restarts_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_server_that_grants_and_closes_is_asked_with_pauses_and_not_for_ever() {
+async fn a_server_that_accepts_and_closes_is_retried_with_backoff_and_a_limit() {
     let cluster = Cluster::start().await;
     let words = ["--pod-running-timeout=2s", "web", ":80"];
     let mut forwarding = Forwarding::start(&cluster, &words);
@@ -313,7 +313,7 @@ async fn a_server_that_grants_and_closes_is_asked_with_pauses_and_not_for_ever()
 }
 
 #[tokio::test]
-async fn a_server_that_says_nothing_is_not_waited_for_for_ever() {
+async fn a_silent_server_times_out() {
     let cluster = Cluster::start().await;
     let words = ["--pod-running-timeout=1s", "web", ":80"];
     let mut forwarding = Forwarding::start(&cluster, &words);
@@ -338,8 +338,8 @@ async fn a_server_that_says_nothing_is_not_waited_for_for_ever() {
 }
 
 #[tokio::test]
-async fn listeners_where_nobody_comes_take_nobodys_place() {
-    /// One more than there are places.
+async fn idle_listeners_hold_no_connection_permits() {
+    /// One more than the limit.
     const LISTENERS: usize = 501;
     let cluster = Cluster::start().await;
     let (port, task) = answering("here").await;
@@ -356,7 +356,7 @@ async fn listeners_where_nobody_comes_take_nobodys_place() {
 }
 
 #[tokio::test]
-async fn a_service_leads_to_another_pod_when_one_is_gone() {
+async fn a_service_falls_over_to_another_pod() {
     let cluster = Cluster::start().await;
     let (port, task) = answering("here").await;
     cluster.pods.object(
@@ -390,16 +390,16 @@ async fn a_service_leads_to_another_pod_when_one_is_gone() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_forwarded_is_told() {
+async fn impossible_forwards_are_reported() {
     let cluster = Cluster::start().await;
     cluster.pods.object(
         "/api/v1/namespaces/default/pods/slow",
         r#"{"metadata":{"name":"slow"},"spec":{"containers":[{"name":"a"}]},"status":{"phase":"Pending","containerStatuses":[{"name":"a","state":{"waiting":{"reason":"ContainerCreating"}}}]}}"#,
     );
-    let said = cluster.run(&["port-forward", "slow", "80"]).await;
-    assert_eq!(said.code, Some(1));
+    let output = cluster.run(&["port-forward", "slow", "80"]).await;
+    assert_eq!(output.code, Some(1));
     assert_eq!(
-        said.stderr,
+        output.stderr,
         "error: unable to forward port because pod is not running. Current status=Pending\n\
          container \"a\" of pod \"slow\" is waiting (ContainerCreating)\n"
     );
@@ -407,36 +407,36 @@ async fn what_cannot_be_forwarded_is_told() {
         "/api/v1/namespaces/default/pods/dns",
         r#"{"metadata":{"name":"dns"},"spec":{"containers":[{"name":"a","ports":[{"containerPort":53,"protocol":"UDP"}]}]},"status":{"phase":"Running"}}"#,
     );
-    let said = cluster.run(&["port-forward", "dns", ":53"]).await;
+    let output = cluster.run(&["port-forward", "dns", ":53"]).await;
     assert_eq!(
-        (said.code, &*said.stderr),
+        (output.code, &*output.stderr),
         (Some(1), "error: UDP protocol is not supported for 53\n")
     );
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = taken.local_addr().unwrap().port();
     let both = format!("{port}:80");
-    let said = cluster
+    let output = cluster
         .run(&["port-forward", "--address=127.0.0.1", "web", &both])
         .await;
-    assert_eq!(said.code, Some(1));
+    assert_eq!(output.code, Some(1));
     let expected = format!("error: Unable to listen on port {port}: 127.0.0.1:{port}: ");
-    assert!(said.stderr.starts_with(&expected), "{said:?}");
+    assert!(output.stderr.starts_with(&expected), "{output:?}");
 }
 
 #[tokio::test]
-async fn whoever_does_not_read_what_is_told_stops_nothing() {
-    /// A connection is told of by more bytes than that.
+async fn an_unread_pipe_blocks_no_connection() {
+    /// A message about a connection has more bytes than that.
     const LINE: usize = 24;
-    /// Lines that may wait.
+    /// Lines in the queue.
     const WAITING: usize = 256;
     let cluster = Cluster::start().await;
     let (port, task) = answering("here").await;
     let mut forwarding = Forwarding::start(&cluster, &["web", &format!(":{port}")]);
     let local = forwarding.port(port).await;
-    // A page, however large that is.
+    // A page, of any size.
     let stdout = forwarding.stdout.get_ref().get_ref();
     let pipe = rustix::pipe::fcntl_setpipe_size(stdout, 1).unwrap();
-    // More than the pipe and what waits before it hold.
+    // More than the pipe and the queue hold.
     for _ in 0..pipe / LINE + 2 * WAITING {
         assert_eq!(ask(local).await, "here");
     }

@@ -19,7 +19,7 @@ async fn code(mut child: Child) -> Option<i32> {
 }
 
 #[tokio::test]
-async fn keys_go_through_and_the_terminal_is_as_before() {
+async fn keys_are_forwarded_and_the_terminal_is_restored() {
     let cluster = Cluster::start().await;
     let terminal = Terminal::open(80, 24);
     assert!(!terminal.is_raw());
@@ -43,13 +43,13 @@ async fn keys_go_through_and_the_terminal_is_as_before() {
 }
 
 #[tokio::test]
-async fn the_command_is_told_the_size_and_its_changes() {
+async fn the_command_gets_the_terminal_size_and_its_changes() {
     let cluster = Cluster::start().await;
     let terminal = Terminal::open(81, 25);
     let child = terminal.run(cluster.command(&["exec", "-it", "web", "--", "@sizes"]));
     terminal.shows("81x25").await;
     terminal.resize(132, 50);
-    // Without a session of its own, the kernel tells nobody.
+    // Without its own session, the process gets no SIGWINCH.
     kill_process(pid(&child), Signal::WINCH).unwrap();
     terminal.shows("132x50").await;
     kill_process(pid(&child), Signal::TERM).unwrap();
@@ -83,7 +83,7 @@ async fn every_end_restores_the_terminal() {
 }
 
 #[tokio::test]
-async fn a_process_can_be_left_alone() {
+async fn a_process_can_be_detached_from() {
     let cluster = Cluster::start().await;
     cluster.pods.object(
         "/api/v1/namespaces/default/pods/web",
@@ -107,7 +107,7 @@ async fn a_process_can_be_left_alone() {
 }
 
 #[tokio::test]
-async fn a_process_that_ends_is_told_how_to_be_joined_again() {
+async fn a_detached_process_is_printed_with_the_attach_command() {
     let cluster = Cluster::start().await;
     cluster.pods.object(
         "/api/v1/namespaces/default/pods/web",
@@ -125,13 +125,13 @@ async fn a_process_that_ends_is_told_how_to_be_joined_again() {
              using 'skewbridge attach web -c debug -n default -i -t' if it is still running",
         ),
     ];
-    for (container, said) in ends {
+    for (container, output) in ends {
         let terminal = Terminal::open(80, 24);
         let child = terminal.run(cluster.command(&["attach", "-it", "web", "-c", container]));
         terminal.becomes_raw().await;
         terminal.type_keys("bye\n");
         assert_eq!(code(child).await, Some(0));
-        terminal.shows(said).await;
+        terminal.shows(output).await;
         assert!(!terminal.is_raw());
     }
 }

@@ -2,7 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
-mod life;
-mod rig;
-mod shown;
+mod doc_examples;
+mod lifecycle;
+#[path = "../support/playground_fixture.rs"]
+mod playground_fixture;
 mod tour;

@@ -1,4 +1,4 @@
-//! As whom the command is known to the cluster.
+//! The identity of the command at the cluster.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -6,27 +6,27 @@ use serde_json::{Value, json};
 use skewbridge_testkit::{PATIENCE, Reply, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::stage::{BADGE, Stage, is_gone, output, said, token};
+use crate::run_fixture::{BADGE, RunFixture, is_gone, output, stderr, token};
 
 #[tokio::test]
 async fn requests_go_through_the_proxy_of_the_plugin_and_nothing_is_left() {
-    let stage = Stage::new().await;
-    let ran = output(stage.asking(&stage.plugin(), "get")).await;
-    assert!(ran.status.success(), "{}", said(&ran));
-    assert_eq!(stage.read("answer"), "/prefix/asked none 4711");
-    assert!(stage.read("server").starts_with("https://127.0.0.1:"));
-    let plugin = stage.read("execs");
+    let fixture = RunFixture::new().await;
+    let ran = output(fixture.asking(&fixture.plugin(), "get")).await;
+    assert!(ran.status.success(), "{}", stderr(&ran));
+    assert_eq!(fixture.read("answer"), "/prefix/asked none 4711");
+    assert!(fixture.read("server").starts_with("https://127.0.0.1:"));
+    let plugin = fixture.read("execs");
     assert_eq!(plugin.lines().count(), 1);
     eventually("the end of all that was made", PATIENCE, async || {
-        stage.left() == 0 && is_gone(plugin.trim())
+        fixture.left() == 0 && is_gone(plugin.trim())
     })
     .await;
 }
 
 #[tokio::test]
 async fn the_reference_plugin_needs_no_more_than_its_name() {
-    let stage = Stage::new().await;
-    let headers = stage
+    let fixture = RunFixture::new().await;
+    let headers = fixture
         .dir
         .write("headers", format!("{BADGE}: from-a-file\n"));
     std::fs::set_permissions(&headers, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -37,18 +37,18 @@ async fn the_reference_plugin_needs_no_more_than_its_name() {
         "interactiveMode": "Never",
         "provideClusterInfo": true,
     }});
-    let ran = output(stage.asking(&user, "get")).await;
-    assert!(ran.status.success(), "{}", said(&ran));
-    assert_eq!(stage.read("answer"), "/prefix/asked none from-a-file");
+    let ran = output(fixture.asking(&user, "get")).await;
+    assert!(ran.status.success(), "{}", stderr(&ran));
+    assert_eq!(fixture.read("answer"), "/prefix/asked none from-a-file");
     eventually("the end of all that was made", PATIENCE, async || {
-        stage.left() == 0
+        fixture.left() == 0
     })
     .await;
 }
 
 #[tokio::test]
 async fn a_plugin_without_aws_credentials_is_explained_before_the_command_starts() {
-    let stage = Stage::new().await;
+    let fixture = RunFixture::new().await;
     let user = json!({"exec": {
         "apiVersion": "client.authentication.k8s.io/v1",
         "command": env!("CARGO_BIN_EXE_skewbridge"),
@@ -62,40 +62,40 @@ async fn a_plugin_without_aws_credentials_is_explained_before_the_command_starts
         "interactiveMode": "Never",
         "provideClusterInfo": true,
     }});
-    let ran = output(stage.script(&user, "echo ran")).await;
-    let said = said(&ran);
-    assert_eq!(ran.status.code(), Some(125), "{said}");
-    assert!(said.contains("no AWS credentials"), "{said}");
+    let ran = output(fixture.script(&user, "echo ran")).await;
+    let printed = stderr(&ran);
+    assert_eq!(ran.status.code(), Some(125), "{printed}");
+    assert!(printed.contains("no AWS credentials"), "{printed}");
     assert!(
-        said.contains("/nonexistent/credentials (no such file)"),
-        "{said}"
+        printed.contains("/nonexistent/credentials (no such file)"),
+        "{printed}"
     );
-    assert!(ran.stdout.is_empty(), "{said}");
+    assert!(ran.stdout.is_empty(), "{printed}");
 }
 
 #[tokio::test]
-async fn plain_credentials_go_straight_to_the_cluster_and_the_command_does_not_see_them() {
-    let stage = Stage::new().await;
-    let ran = output(stage.asking(&token(), "get")).await;
-    assert!(ran.status.success(), "{}", said(&ran));
+async fn plain_credentials_are_sent_to_the_cluster_and_hidden_from_the_command() {
+    let fixture = RunFixture::new().await;
+    let ran = output(fixture.asking(&token(), "get")).await;
+    assert!(ran.status.success(), "{}", stderr(&ran));
     assert_eq!(
-        stage.read("answer"),
+        fixture.read("answer"),
         "/prefix/asked Bearer secret-token none"
     );
     let script = "cat \"$KUBECONFIG\"; env; cat /proc/$PPID/cmdline";
-    let ran = output(stage.script(&token(), script)).await;
+    let ran = output(fixture.script(&token(), script)).await;
     let seen = String::from_utf8_lossy(&ran.stdout).into_owned();
     assert!(seen.contains("\"namespace\":\"shop\"") && seen.contains("SKEWBRIDGE_CONTEXT=c"));
     assert!(!seen.contains("secret-token"), "{seen}");
 }
 
-/// A user whose plugin gives `token-1`, `token-2` and so on.
-fn tokens(stage: &Stage, status: &str) -> Value {
+/// A user whose plugin returns `token-1`, `token-2` and so on.
+fn tokens(fixture: &RunFixture, status: &str) -> Value {
     let script = format!(
         "cd {}; echo x >> count; n=$(wc -l < count | tr -d ' '); \
          echo '{{\"kind\":\"ExecCredential\",\"apiVersion\":\"client.authentication.k8s.io/v1\",\
          \"status\":{{{status}\"token\":\"token-'$n'\"}}}}'",
-        stage.dir.path().display()
+        fixture.dir.path().display()
     );
     json!({"exec": {
         "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never",
@@ -104,30 +104,33 @@ fn tokens(stage: &Stage, status: &str) -> Value {
 }
 
 #[tokio::test]
-async fn what_had_expired_when_it_came_costs_one_exec_for_each_request() {
-    let stage = Stage::new().await;
-    let user = tokens(&stage, "\"expirationTimestamp\":\"2001-01-01T00:00:00Z\",");
-    let ran = output(stage.asking(&user, "get")).await;
-    assert!(ran.status.success(), "{}", said(&ran));
-    assert_eq!(stage.read("answer"), "/prefix/asked Bearer token-1 none");
-    assert_eq!(stage.read("count").lines().count(), 1);
-    let ran = output(stage.asking(&user, "first ")).await;
-    assert!(ran.status.success(), "{}", said(&ran));
-    assert_eq!(stage.read("answer"), "/prefix/asked Bearer token-3 none");
-    assert_eq!(stage.read("count").lines().count(), 3);
+async fn an_expired_credential_costs_one_exec_per_request() {
+    let fixture = RunFixture::new().await;
+    let user = tokens(
+        &fixture,
+        "\"expirationTimestamp\":\"2001-01-01T00:00:00Z\",",
+    );
+    let ran = output(fixture.asking(&user, "get")).await;
+    assert!(ran.status.success(), "{}", stderr(&ran));
+    assert_eq!(fixture.read("answer"), "/prefix/asked Bearer token-1 none");
+    assert_eq!(fixture.read("count").lines().count(), 1);
+    let ran = output(fixture.asking(&user, "first ")).await;
+    assert!(ran.status.success(), "{}", stderr(&ran));
+    assert_eq!(fixture.read("answer"), "/prefix/asked Bearer token-3 none");
+    assert_eq!(fixture.read("count").lines().count(), 3);
 }
 
 #[tokio::test]
-async fn after_401_the_plugin_is_asked_again_unless_the_command_had_its_own_token() {
+async fn after_401_the_plugin_runs_again_unless_the_command_sent_its_own_token() {
     const WORKLOAD: &str = "first /api/v1/namespaces/shop/services/web/proxy/login";
     let rows = [
         ("first ", "/prefix/asked Bearer token-2", 2),
         ("first Bearer its-own", "/prefix/asked Bearer token-1", 1),
-        // Nor if it was a workload that said so.
+        // Nor if a workload answered 401.
         (WORKLOAD, "/prefix/asked Bearer token-1", 1),
     ];
     for (asks, answer, execs) in rows {
-        let stage = Stage::with(move |seen| {
+        let fixture = RunFixture::with(move |seen| {
             let token = seen.header("authorization").unwrap_or("none");
             let is_refused = match asks {
                 "first " => token == "Bearer token-1",
@@ -140,22 +143,22 @@ async fn after_401_the_plugin_is_asked_again_unless_the_command_had_its_own_toke
             Reply::json(format!("{} {token}", seen.target))
         })
         .await;
-        let user = tokens(&stage, "");
-        let ran = output(stage.asking(&user, asks)).await;
-        assert!(ran.status.success(), "{}", said(&ran));
+        let user = tokens(&fixture, "");
+        let ran = output(fixture.asking(&user, asks)).await;
+        assert!(ran.status.success(), "{}", stderr(&ran));
         assert_eq!(
-            (&*stage.read("first"), &*stage.read("answer")),
+            (&*fixture.read("first"), &*fixture.read("answer")),
             ("401", answer)
         );
-        assert_eq!(stage.read("count").lines().count(), execs);
+        assert_eq!(fixture.read("count").lines().count(), execs);
     }
 }
 
 #[tokio::test]
-async fn streams_are_carried_and_so_is_what_they_say() {
+async fn streams_and_their_data_are_forwarded() {
     let (reply, stream) = Reply::upgrade("SPDY/3.1");
     let reply = std::sync::Mutex::new(Some(reply));
-    let stage = Stage::with(move |seen| match seen.path() {
+    let fixture = RunFixture::with(move |seen| match seen.path() {
         "/prefix/upgrade" => reply.lock().unwrap().take().unwrap(),
         _ => Reply::json("done"),
     })
@@ -168,8 +171,8 @@ async fn streams_are_carried_and_so_is_what_they_say() {
         far.flush().await.unwrap();
         far
     });
-    let ran = output(stage.asking(&stage.plugin(), "upgrade")).await;
-    assert!(ran.status.success(), "{}", said(&ran));
-    assert_eq!(stage.read("answer"), "done");
+    let ran = output(fixture.asking(&fixture.plugin(), "upgrade")).await;
+    assert!(ran.status.success(), "{}", stderr(&ran));
+    assert_eq!(fixture.read("answer"), "done");
     far.await.unwrap();
 }

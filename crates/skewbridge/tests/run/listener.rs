@@ -1,4 +1,4 @@
-//! The port that the command is told of, and who gets in.
+//! The loopback listener, and its authentication.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -10,29 +10,29 @@ use skewbridge_client::kubeconfig::PemSource;
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_testkit::{Ca, PATIENCE, eventually};
 
-use crate::stage::{PATIENT, Stage, output, token};
+use crate::run_fixture::{PATIENT, RunFixture, output, token};
 
 #[tokio::test]
-async fn only_the_command_has_what_the_listener_asks_for() {
-    let stage = Stage::new().await;
+async fn only_the_command_can_authenticate_to_the_listener() {
+    let fixture = RunFixture::new().await;
     let script = "stat -c '%a %u' \"$KUBECONFIG\" \"$(dirname \"$KUBECONFIG\")\"; \
                   cp \"$KUBECONFIG\" \"$CHILD_DIR/copy\"; read line < \"$CHILD_DIR/go\"";
-    let go = stage.dir.path().join("go");
+    let go = fixture.dir.path().join("go");
     assert!(Command::new("mkfifo").arg(&go).status().unwrap().success());
-    let command = stage.script(&token(), script);
+    let command = fixture.script(&token(), script);
     let running = tokio::spawn(output(command));
     eventually("a copy", PATIENCE * 2, async || {
-        stage.read("copy").ends_with('}')
+        fixture.read("copy").ends_with('}')
     })
     .await;
-    let config = Kubeconfig::parse(&stage.read("copy"), Path::new("/nonexistent/x")).unwrap();
+    let config = Kubeconfig::parse(&fixture.read("copy"), Path::new("/nonexistent/x")).unwrap();
     let mut target = config.target(None).unwrap();
     let get = async |target: &skewbridge_client::Target| {
         let endpoint = Endpoint::prepare(target, PATIENT).await?;
         let mut connection = endpoint.connect().await?;
         connection.send(&Request::get("/")).await
     };
-    let asked = stage.server.requests().len();
+    let asked = fixture.server.requests().len();
     assert!(get(&target).await.is_ok());
     openssl_would_not_take_it_for_self_signed(&target).await;
     target.user.client_certificate = None;
@@ -46,17 +46,17 @@ async fn only_the_command_has_what_the_listener_asks_for() {
     target.user.client_certificate = data(&stranger.cert_pem);
     target.user.client_key = data(&stranger.key_pem);
     assert!(get(&target).await.is_err());
-    assert_eq!(stage.server.requests().len(), asked + 1);
-    let me = std::fs::metadata(stage.dir.path()).unwrap().uid();
+    assert_eq!(fixture.server.requests().len(), asked + 1);
+    let me = std::fs::metadata(fixture.dir.path()).unwrap().uid();
     std::fs::write(&go, "go\n").unwrap();
     let ran = running.await.unwrap();
     let modes = String::from_utf8_lossy(&ran.stdout).into_owned();
     assert_eq!(modes, format!("600 {me}\n700 {me}\n"));
-    assert_eq!(stage.left(), 0);
+    assert_eq!(fixture.left(), 0);
 }
 
-/// Python's clients, and others on OpenSSL, take a certificate whose issuer is called as
-/// its owner for one that is signed by itself, and refuse it.
+/// Clients on OpenSSL, such as Python's, treat a certificate with equal issuer and subject as
+/// self-signed, and refuse it.
 async fn openssl_would_not_take_it_for_self_signed(target: &skewbridge_client::Target) {
     let pem = |material: &Option<PemSource>| match material {
         Some(PemSource::Data(pem)) => pem.expose().to_vec(),

@@ -1,12 +1,13 @@
-//! `skewbridge run`: a command that knows nothing of plugins. The command, and the
-//! plugin, are this test program.
+//! `skewbridge run`, with a command that has no support for plugins. The command and the plugin
+//! are this test program.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod credentials;
-mod life;
+mod lifecycle;
 mod listener;
-mod stage;
+#[path = "../support/run_fixture.rs"]
+mod run_fixture;
 mod terminal;
 
 use std::fs::OpenOptions;
@@ -19,7 +20,7 @@ use skewbridge_harness::forward::BoxFuture;
 use skewbridge_harness::{Asked, Harness, ModifyError, Outgoing, RequestModifier};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::stage::{BADGE, PATIENT};
+use crate::run_fixture::{BADGE, PATIENT};
 
 #[test]
 #[ignore = "it is executed by the other tests"]

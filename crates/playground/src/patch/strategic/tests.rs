@@ -9,8 +9,8 @@ fn pod(containers: Value) -> Value {
     pod
 }
 
-/// Each row: what it shows, target, patch, result. Results are those of Kubernetes'
-/// own `strategicpatch` (1.36), but for nulls, which it leaves to the decoder.
+/// Each row: description, target, patch, result. Results are those of Kubernetes' own
+/// `strategicpatch` (1.36), except for nulls, which it leaves to the decoder.
 #[test]
 #[allow(clippy::too_many_lines)] // a table
 fn lists_are_merged_as_the_api_says() {
@@ -154,7 +154,7 @@ fn lists_are_merged_as_the_api_says() {
 }
 
 #[test]
-fn patches_that_make_no_sense_are_refused() {
+fn invalid_patches_are_refused() {
     let error = |patch: Value| apply(&pod(json!([{"name": "a"}])), &patch).unwrap_err();
     assert_eq!(
         error(pod(json!([{"image": "x"}]))),
@@ -179,9 +179,9 @@ fn patches_that_make_no_sense_are_refused() {
 }
 
 proptest! {
-    /// As it is for kubectl, which sends the same patch again after a conflict.
+    /// kubectl repeats the same patch after a conflict.
     #[test]
-    fn a_second_time_changes_nothing(
+    fn applying_a_patch_twice_changes_nothing(
         there in proptest::collection::btree_set("[a-d]", 0..4),
         changed in proptest::collection::btree_map("[a-f]", "[12]", 0..4),
         gone in proptest::collection::btree_set("[a-d]", 0..2),
@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn what_has_no_lists_is_merged_as_by_a_merge_patch(
+    fn without_lists_the_result_is_that_of_a_merge_patch(
         before in proptest::collection::btree_map("[a-d]", 0..3_i32, 0..4),
         change in proptest::collection::btree_map("[a-d]", proptest::option::of(0..3_i32), 0..4),
     ) {
@@ -213,7 +213,7 @@ proptest! {
     }
 }
 
-/// Kubernetes merges in place; what it answers is what counts.
+/// Kubernetes merges in place; its results count.
 #[test]
 fn a_new_item_takes_the_place_of_one_that_is_deleted() {
     let target = pod(json!([{"name": "c"}, {"name": "e"}, {"name": "b"}]));

@@ -1,5 +1,4 @@
-//! Right command lines and what they mean; wrong ones are in
-//! `tests/serve_flags.rs`.
+//! Valid command lines and their meaning; invalid ones are in `tests/serve_flags.rs`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,9 +18,9 @@ struct Line {
 }
 
 #[test]
-fn the_least_that_is_needed_leaves_the_defaults() {
+fn required_flags_alone_leave_the_defaults() {
     let files = Files::new();
-    let (config, warnings) = files.understand(&[]).unwrap();
+    let (config, warnings) = files.parse(&[]).unwrap();
     assert_eq!(config.listen.bind_address.to_string(), "0.0.0.0");
     assert_eq!(config.listen.secure_port, 6443);
     assert_eq!(config.serving.min_version, TlsVersion::Tls12);
@@ -55,7 +54,7 @@ fn the_least_that_is_needed_leaves_the_defaults() {
 }
 
 #[test]
-fn another_user_of_the_bridge_has_the_groups_that_are_given() {
+fn another_bridge_user_has_only_the_given_groups() {
     let files = Files::new();
     let rows: [(&[&str], &str, &[&str]); 5] = [
         (&[], "system:apiserver", &["system:masters"]),
@@ -70,14 +69,14 @@ fn another_user_of_the_bridge_has_the_groups_that_are_given() {
     ];
     for (flags, name, groups) in rows {
         let flags: Vec<_> = flags.iter().map(|&flag| flag.to_owned()).collect();
-        let user = files.understand(&flags).unwrap().0.upstream.bridge_user;
+        let user = files.parse(&flags).unwrap().0.upstream.bridge_user;
         assert_eq!(user.name, name, "{flags:?}");
         assert_eq!(user.groups, groups, "{flags:?}");
     }
 }
 
 #[test]
-fn everything_given_arrives() {
+fn every_flag_reaches_the_config() {
     let files = Files::new();
     let ca = files.path("other.crt");
     let (crt, key) = (files.path("tls.crt"), files.path("tls.key"));
@@ -122,7 +121,7 @@ fn everything_given_arrives() {
         "--worker-threads=3".into(),
         "--shutdown-delay-duration=100ms".into(),
     ];
-    let (config, warnings) = files.understand(&flags).unwrap();
+    let (config, warnings) = files.parse(&flags).unwrap();
     assert!(warnings.is_empty(), "{warnings:?}");
     assert_eq!(config.listen.bind_address.to_string(), "::1");
     assert_eq!(config.serving.min_version, TlsVersion::Tls13);
@@ -165,14 +164,14 @@ fn everything_given_arrives() {
 fn an_empty_value_is_no_value() {
     let files = Files::new();
     let flags = ["--client-ca-file=", "--etcd-servers=", "--peer-ca-file="];
-    let (config, warnings) = files.understand(&flags.map(Into::into)).unwrap();
+    let (config, warnings) = files.parse(&flags.map(Into::into)).unwrap();
     assert_eq!(config.callers.client_ca, None);
     assert!(config.peers.etcd.servers.is_empty());
     assert!(warnings.is_empty(), "{warnings:?}");
 }
 
 #[test]
-fn who_gives_some_peer_flags_is_told_of_those_that_are_missing() {
+fn incomplete_peer_flags_are_reported() {
     let files = Files::new();
     let ca = format!("--peer-ca-file={}", files.path("other.crt"));
     let etcd = "--etcd-servers=http://127.0.0.1:2379".to_owned();
@@ -203,13 +202,13 @@ fn who_gives_some_peer_flags_is_told_of_those_that_are_missing() {
         (vec![ca, etcd, off], vec![]),
         (vec![], vec![]),
     ] {
-        let (_, warnings) = files.understand(&flags).unwrap();
-        assert_eq!(told(&warnings), expected);
+        let (_, warnings) = files.parse(&flags).unwrap();
+        assert_eq!(messages(&warnings), expected);
     }
 }
 
 #[test]
-fn of_an_egress_selector_the_way_to_peers_is_used_and_other_proxies_are_warned_of() {
+fn the_controlplane_egress_is_used_and_other_proxies_cause_warnings() {
     let files = Files::new();
     let egress = files.path("egress.yaml");
     let flags = [format!("--egress-selector-config-file={egress}")];
@@ -237,7 +236,7 @@ fn of_an_egress_selector_the_way_to_peers_is_used_and_other_proxies_are_warned_o
     let cluster =
         "the entry cluster is not used: skewbridge itself connects to no node, pod or service";
     let etcd = "the entry etcd is not used: skewbridge connects to etcd directly";
-    // As konnectivity is often set up, with files that only kube-apiserver has.
+    // A common setup of konnectivity, with files that only kube-apiserver has.
     let grpc = "{proxyProtocol: GRPC, transport: {uds: {udsName: /run/k.sock}}}";
     let missing = "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://k:8131', \
                    tlsConfig: {caBundle: /missing, clientCert: /missing, clientKey: /missing}}}}";
@@ -291,9 +290,9 @@ fn of_an_egress_selector_the_way_to_peers_is_used_and_other_proxies_are_warned_o
             selections.concat()
         );
         files.write("egress.yaml", &text);
-        let (config, warnings) = files.understand(&flags).unwrap();
+        let (config, warnings) = files.parse(&flags).unwrap();
         assert_eq!(config.peers.egress, expected, "{text}");
-        let warnings = told(&warnings);
+        let warnings = messages(&warnings);
         assert_eq!(warnings.len(), warned.len(), "{warnings:?}");
         for (warning, beginning) in warnings.iter().zip(warned) {
             let beginning = format!("--egress-selector-config-file {egress}: {beginning}");
@@ -303,7 +302,7 @@ fn of_an_egress_selector_the_way_to_peers_is_used_and_other_proxies_are_warned_o
 }
 
 #[test]
-fn a_certificate_that_is_no_ca_is_warned_of_where_a_ca_belongs() {
+fn a_certificate_that_is_not_a_ca_causes_a_warning() {
     let files = Files::new();
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::default();
@@ -314,10 +313,10 @@ fn a_certificate_that_is_no_ca_is_warned_of_where_a_ca_belongs() {
     files.write("alice.crt", &params.self_signed(&key).unwrap().pem());
     let alice = files.path("alice.crt");
     let (_, warnings) = files
-        .understand(&[format!("--upstream-ca-file={alice}")])
+        .parse(&[format!("--upstream-ca-file={alice}")])
         .unwrap();
     assert_eq!(
-        told(&warnings),
+        messages(&warnings),
         [format!(
             "--upstream-ca-file {alice}: is not a CA certificate (CN=alice)"
         )]
@@ -335,14 +334,14 @@ fn one_ca_for_users_and_front_proxies_needs_allowed_names() {
         format!("--proxy-client-cert-file={crt}"),
         format!("--proxy-client-key-file={key}"),
     ];
-    let problems = files.understand(&flags).unwrap_err().0;
+    let problems = files.parse(&flags).unwrap_err().0;
     let [problem] = problems.as_slice() else {
         panic!("{problems:?}");
     };
     assert_eq!(problem.flag, "--requestheader-client-ca-file");
     assert!(problem.message.contains("--requestheader-allowed-names"));
     flags.push("--requestheader-allowed-names=front-proxy-client".into());
-    let (_, warnings) = files.understand(&flags).unwrap();
+    let (_, warnings) = files.parse(&flags).unwrap();
     assert!(warnings.is_empty(), "{warnings:?}");
 }
 
@@ -354,7 +353,7 @@ fn an_expired_certificate_is_a_warning() {
     params.not_after = rcgen::date_time_ymd(2001, 1, 1);
     files.write("tls.crt", &params.self_signed(&key).unwrap().pem());
     files.write("tls.key", &key.serialize_pem());
-    let (_, warnings) = files.understand(&[]).unwrap();
+    let (_, warnings) = files.parse(&[]).unwrap();
     let text = warnings[0].to_string();
     assert!(text.starts_with("--tls-cert-file /"), "{text}");
     assert!(text.contains("the certificate expired"), "{text}");
@@ -364,10 +363,10 @@ fn an_expired_certificate_is_a_warning() {
 fn two_listeners_do_not_share_a_port() {
     let files = Files::new();
     let flags = ["--admin-address=127.0.0.1:6443".into()];
-    let problems = files.understand(&flags).unwrap_err();
+    let problems = files.parse(&flags).unwrap_err();
     assert_eq!(problems.0.len(), 1, "{problems}");
     let apart = ["--bind-address=127.0.0.2".into(), flags[0].clone()];
-    assert!(files.understand(&apart).is_ok());
+    assert!(files.parse(&apart).is_ok());
 }
 
 #[test]
@@ -375,21 +374,21 @@ fn the_admin_address_is_not_the_upstream() {
     let files = Files::new();
     for host in ["127.0.0.1", "localhost"] {
         let flags = [format!("--upstream=https://{host}:10270")];
-        let problems = files.understand(&flags).unwrap_err();
+        let problems = files.parse(&flags).unwrap_err();
         assert_eq!(
-            told(&problems.0),
+            messages(&problems.0),
             [format!(
                 "--upstream: {host}:10270 is this bridge's --admin-address; give the \
                  kube-apiserver's"
             )]
         );
         let apart = [flags[0].clone(), "--admin-address=127.0.0.1:10271".into()];
-        assert!(files.understand(&apart).is_ok());
+        assert!(files.parse(&apart).is_ok());
     }
 }
 
-fn told(findings: &[Warning]) -> Vec<String> {
-    findings.iter().map(ToString::to_string).collect()
+fn messages(diagnostics: &[Warning]) -> Vec<String> {
+    diagnostics.iter().map(ToString::to_string).collect()
 }
 
 #[test]
@@ -409,7 +408,7 @@ fn signed_requests_need_keys_and_authorities() {
     let authorities = "--http-signature-authorities=Kube.example:443,10.0.0.1:6443".to_owned();
     let with = |flags: &[&String]| {
         let flags: Vec<_> = flags.iter().map(|it| (*it).clone()).collect();
-        files.understand(&[&front_proxy[..], &flags].concat())
+        files.parse(&[&front_proxy[..], &flags].concat())
     };
     let (config, _) = with(&[&keys, &authorities]).unwrap();
     let signatures = config.callers.signatures.unwrap();
@@ -441,12 +440,12 @@ fn signed_requests_need_keys_and_authorities() {
         let problems = with(flags).unwrap_err().to_string();
         assert!(problems.contains(expected), "{problems}");
     }
-    let problems = files.understand(&[keys, authorities]).unwrap_err();
+    let problems = files.parse(&[keys, authorities]).unwrap_err();
     let expected = "--proxy-client-cert-file: required with --http-signature-keys";
     assert!(problems.to_string().contains(expected), "{problems}");
 }
 
-/// A directory with a certificate, a CA and their keys, gone with the test.
+/// A directory with a certificate, a CA and their keys, removed after the test.
 struct Files(PathBuf);
 
 impl Files {
@@ -476,8 +475,8 @@ impl Files {
         self.0.join(name).display().to_string()
     }
 
-    /// Those flags, after the ones that are required.
-    fn understand(&self, flags: &[String]) -> Result<(Config, Vec<Warning>), Problems> {
+    /// Parses the required flags, followed by these.
+    fn parse(&self, flags: &[String]) -> Result<(Config, Vec<Warning>), Problems> {
         let required = [
             "serve".to_owned(),
             "--upstream=https://kube.example".into(),

@@ -2,7 +2,7 @@ use skewbridge_discovery::document::{Group, Metadata, Resource, Subresource, Ver
 
 use super::*;
 use crate::skew::json;
-use crate::skew::report::{Known, Server};
+use crate::skew::report::{ServedState, Server};
 
 /// Written as `apps/v1 deployments get,list`, one line for each.
 fn serving(lines: &[&str]) -> Vec<Group> {
@@ -39,13 +39,13 @@ fn serving(lines: &[&str]) -> Vec<Group> {
     lines.iter().map(group).collect()
 }
 
-fn server(name: &str, version: &str, known: Known) -> Server {
+fn server(name: &str, version: &str, served: ServedState) -> Server {
     Server {
         name: name.to_owned(),
         version: Some(version.to_owned()),
         address: Some("https://10.0.0.1:6443".to_owned()),
         last_sync: None,
-        known,
+        served,
         bridge: None,
     }
 }
@@ -65,8 +65,8 @@ const NEW: [&str; 5] = [
 
 fn two() -> Report {
     Report::new(vec![
-        server("old", "v1.34.4", Known::Now(serving(&OLD))),
-        server("new", "v1.36.4", Known::Now(serving(&NEW))),
+        server("old", "v1.34.4", ServedState::Now(serving(&OLD))),
+        server("new", "v1.36.4", ServedState::Now(serving(&NEW))),
     ])
 }
 
@@ -97,7 +97,7 @@ A client pinned to new would miss 1 resource:
 }
 
 #[test]
-fn wide_tells_everything_by_itself() {
+fn wide_output_lists_every_difference() {
     let expected = "\
 SERVER   VERSION   RESOURCES   SUBRESOURCES   ADDRESS                 LAST SYNC
 old      v1.34.4   3           0              https://10.0.0.1:6443   -
@@ -119,7 +119,7 @@ x.io/v1alpha1 (all of it)   only old
 }
 
 #[test]
-fn long_names_are_told_by_number_and_several_servers_shortly() {
+fn long_names_are_replaced_by_numbers_and_server_lists_are_abbreviated() {
     let identity = |letter: &str| format!("apiserver-{}", letter.repeat(26));
     let servers = [
         ("a", &["v1 pods get"][..]),
@@ -132,7 +132,13 @@ fn long_names_are_told_by_number_and_several_servers_shortly() {
     let servers = servers.into_iter().chain(more);
     let report = Report::new(
         servers
-            .map(|(letter, lines)| server(&identity(letter), "v1.1.1", Known::Now(serving(lines))))
+            .map(|(letter, lines)| {
+                server(
+                    &identity(letter),
+                    "v1.1.1",
+                    ServedState::Now(serving(lines)),
+                )
+            })
             .collect(),
     );
     let table = render(&report, Detail::Short);
@@ -155,10 +161,13 @@ g/v1
 }
 
 #[test]
-fn a_server_of_which_nothing_is_known_is_shown_and_compared_with_nobody() {
+fn an_unknown_server_is_shown_and_not_compared() {
     let mut report = two();
     let mut servers = std::mem::take(&mut report.servers);
-    servers.insert(1, server("dead", "", Known::Nothing("no route".to_owned())));
+    servers.insert(
+        1,
+        server("dead", "", ServedState::Nothing("no route".to_owned())),
+    );
     servers[1].version = None;
     let report = Report::new(servers);
     assert!(!report.is_complete());
@@ -179,11 +188,11 @@ fn a_server_of_which_nothing_is_known_is_shown_and_compared_with_nobody() {
 }
 
 #[test]
-fn what_is_known_of_before_is_compared_and_marked() {
-    let known = Known::Before(serving(&OLD), "refused".to_owned());
+fn stale_discovery_is_compared_and_marked() {
+    let served = ServedState::Before(serving(&OLD), "refused".to_owned());
     let report = Report::new(vec![
-        server("old", "v1.34.4", known),
-        server("new", "v1.36.4", Known::Now(serving(&OLD))),
+        server("old", "v1.34.4", served),
+        server("new", "v1.36.4", ServedState::Now(serving(&OLD))),
     ]);
     assert!(!report.is_complete());
     let table = render(&report, Detail::Short);
@@ -246,14 +255,14 @@ fn the_json_is_as_documented() {
 }
 
 #[test]
-fn names_from_servers_do_nothing_to_a_terminal() {
+fn names_from_servers_have_no_control_characters() {
     let report = Report::new(vec![
         server(
             "old\u{1b}[31m",
             "v1\u{7}",
-            Known::Now(serving(&["v1 pods\u{1b}[2J get"])),
+            ServedState::Now(serving(&["v1 pods\u{1b}[2J get"])),
         ),
-        server("new", "v1.36.4", Known::Now(Vec::new())),
+        server("new", "v1.36.4", ServedState::Now(Vec::new())),
     ]);
     for text in [
         render(&report, Detail::Short),
@@ -268,7 +277,7 @@ fn names_from_servers_do_nothing_to_a_terminal() {
 }
 
 #[test]
-fn long_lists_are_broken() {
+fn long_lists_are_wrapped() {
     let items: Vec<_> = (0..30).map(|number| format!("resource{number}")).collect();
     let text = listed("  group/v1:", &items);
     assert!(text.lines().count() > 3);

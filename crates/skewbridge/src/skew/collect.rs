@@ -1,0 +1,197 @@
+//! Finds the servers, and queries them concurrently.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use skewbridge_client::{Endpoint, Kubeconfig, Target};
+use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList};
+use tokio::task::JoinSet;
+
+use super::fetch::{self, FetchResult};
+use super::flags::{Options, ServerLocation, Targets};
+use super::report::{Bridge, Report, ServedState, Server, plain};
+
+/// After this time a progress message is printed on a terminal.
+const PROGRESS_DELAY: Duration = Duration::from_secs(1);
+
+/// The report, or why there is none.
+pub(crate) async fn collect(options: &Options) -> Result<Report, String> {
+    let config =
+        Kubeconfig::load(options.kubeconfig.as_deref()).map_err(|error| error.to_string())?;
+    let target = |context: Option<&String>| {
+        let target = config.target(context.map(String::as_str));
+        target.map_err(|error| error.to_string())
+    };
+    let servers = match &options.targets {
+        Targets::Bridge { context, at } => {
+            let target = moved(target(context.as_ref())?, at.as_ref());
+            return of_bridge(&target, options.timeout).await;
+        }
+        Targets::Contexts(contexts) => {
+            let mut servers = Vec::new();
+            for context in contexts {
+                servers.push((context.clone(), target(Some(context))?));
+            }
+            servers
+        }
+        Targets::Servers { context, at } => {
+            let target = target(context.as_ref())?;
+            let named = |at: &ServerLocation| {
+                let target = moved(target.clone(), Some(at));
+                let url = target.server();
+                let name = url.split_once("://").map_or(&*url, |it| it.1);
+                (name.trim_end_matches('/').to_owned(), target)
+            };
+            at.iter().map(named).collect()
+        }
+    };
+    Ok(of_servers(servers, options.timeout).await)
+}
+
+fn moved(target: Target, at: Option<&ServerLocation>) -> Target {
+    match at {
+        Some(at) => target.with_server(&at.server, at.tls_server_name.as_deref()),
+        None => target,
+    }
+}
+
+/// The servers of a cluster, from its bridge.
+async fn of_bridge(target: &Target, timeout: Option<Duration>) -> Result<Report, String> {
+    let client = async {
+        let endpoint = Endpoint::prepare(target, timeout).await;
+        let endpoint = endpoint.map_err(|error| error.to_string())?;
+        let server = endpoint.server();
+        Ok::<_, String>((server, fetch::bridge(endpoint).await?))
+    };
+    let waiting = || vec![target.context.clone()];
+    let requested = with_progress(client, waiting).await;
+    let failed = |cause: &str| Err(format!("{}: {cause}", target.context));
+    match requested {
+        Err(cause) => failed(&cause),
+        Ok((server, FetchResult::NoBridge)) => failed(&format!(
+            "the server {server} has no bridge (skewbridge serve), so it knows of no other server \
+             to compare with; give several --context, or several --server"
+        )),
+        Ok((
+            server,
+            FetchResult::Bridge(ServerDiscoveryList {
+                local_only: Some(reason),
+                ..
+            }),
+        )) => failed(&format!(
+            "the bridge {server} runs local-only ({reason}), so it knows of no other server to \
+             compare with; give several --context, or several --server"
+        )),
+        Ok((_, FetchResult::Bridge(list))) if list.servers.is_empty() => {
+            failed("the bridge knows of no server yet; try again")
+        }
+        Ok((_, FetchResult::Bridge(list))) => Ok(Report::new(
+            list.servers.into_iter().map(from_bridge).collect(),
+        )),
+    }
+}
+
+fn from_bridge(reported: ServerDiscovery) -> Server {
+    let problem = match (reported.problem, reported.reachable, &reported.groups) {
+        (Some(problem), _, _) => Some(problem),
+        (None, true, Some(_)) => None,
+        (None, false, _) => Some("the bridge cannot reach it".to_owned()),
+        (None, true, None) => Some("the bridge has not fetched its discovery yet".to_owned()),
+    };
+    Server {
+        name: match reported.host {
+            Some(host) => format!("{host} ({})", reported.identity),
+            None => reported.identity,
+        },
+        version: reported.version,
+        address: reported.address,
+        last_sync: reported.last_sync,
+        served: match (reported.groups, problem) {
+            (Some(groups), None) => ServedState::Now(groups),
+            (Some(groups), Some(problem)) => ServedState::Before(groups, problem),
+            (None, problem) => ServedState::Nothing(problem.unwrap_or_default()),
+        },
+        bridge: None,
+    }
+}
+
+/// The discovery of each server.
+async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -> Report {
+    let mut waiting: Vec<_> = servers.iter().map(|(name, _)| Some(name.clone())).collect();
+    let mut answers: Vec<_> = servers.iter().map(|_| None).collect();
+    let mut client = JoinSet::new();
+    let mut addresses = Vec::new();
+    for (index, (_, target)) in servers.iter().enumerate() {
+        addresses.push(target.server());
+        let target = target.clone();
+        client.spawn(async move {
+            let reported = match Endpoint::prepare(&target, timeout).await {
+                Ok(endpoint) => fetch::server(endpoint).await,
+                Err(error) => Err(error.to_string()),
+            };
+            (index, reported)
+        });
+    }
+    let mut reported = false;
+    loop {
+        let next = tokio::select! {
+            next = client.join_next() => next,
+            () = tokio::time::sleep(PROGRESS_DELAY), if !reported => {
+                reported = true;
+                print_pending(&waiting.iter().flatten().cloned().collect::<Vec<_>>());
+                continue;
+            }
+        };
+        match next {
+            None => break,
+            Some(Ok((index, answer))) => {
+                waiting[index] = None;
+                answers[index] = Some(answer);
+            }
+            // The task is never aborted, so it panicked; its server stays unknown.
+            Some(Err(_)) => {}
+        }
+    }
+    let names = servers.into_iter().map(|(name, _)| name);
+    let servers = names.zip(addresses).zip(answers);
+    let servers = servers.map(|((name, address), answer)| {
+        let (version, served, bridge) = match answer {
+            Some(Ok(reported)) => (
+                reported.version,
+                ServedState::Now(reported.groups),
+                reported.bridge,
+            ),
+            Some(Err(problem)) => (None, ServedState::Nothing(problem), None),
+            None => {
+                let problem = "it could not be asked".to_owned();
+                (None, ServedState::Nothing(problem), None)
+            }
+        };
+        Server {
+            name,
+            version,
+            address: Some(address),
+            last_sync: None,
+            served,
+            bridge: bridge.map(Bridge::from),
+        }
+    });
+    Report::new(servers.collect())
+}
+
+/// Waits, and prints a progress message after a while.
+async fn with_progress<T>(client: impl Future<Output = T>, targets: impl Fn() -> Vec<String>) -> T {
+    let mut client = std::pin::pin!(client);
+    tokio::select! {
+        requested = &mut client => return requested,
+        () = tokio::time::sleep(PROGRESS_DELAY) => print_pending(&targets()),
+    }
+    client.await
+}
+
+fn print_pending(targets: &[String]) {
+    let mut stderr = std::io::stderr();
+    if stderr.is_terminal() {
+        let _ = writeln!(stderr, "waiting for {} ...", plain(&targets.join(", ")));
+    }
+}
