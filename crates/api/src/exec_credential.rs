@@ -19,7 +19,6 @@
 
 mod read;
 mod sensitive;
-mod timestamp;
 mod write;
 
 use std::fmt;

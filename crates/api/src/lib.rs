@@ -21,4 +21,5 @@ pub mod pem;
 pub mod protobuf;
 pub mod request_info;
 pub mod status;
+pub mod time;
 pub mod version;

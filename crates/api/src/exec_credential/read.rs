@@ -5,6 +5,7 @@
 mod unescape;
 
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -14,8 +15,8 @@ use zeroize::Zeroizing;
 
 use super::{
     Cluster, ExecCredential, KIND, ParseError, ProxyConfig, Sensitive, Spec, Status, Version,
-    timestamp,
 };
+use crate::time::Time;
 
 /// Fields as they stand in a document. Of what is in them nothing has been copied.
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
@@ -139,10 +140,12 @@ fn status(mut fields: Fields<'_>) -> Result<Status, ParseError> {
     const EXPIRATION: &str = "status.expirationTimestamp";
     let expiration = text(&mut fields, "expirationTimestamp", EXPIRATION)?;
     let expiration = expiration.map(|text| {
-        timestamp::parse(&text).ok_or(ParseError::Field {
-            field: EXPIRATION,
-            cause: "is not a time of RFC 3339; write it like 2026-11-15T12:00:00Z",
-        })
+        Time::parse(&text)
+            .map(SystemTime::from)
+            .ok_or(ParseError::Field {
+                field: EXPIRATION,
+                cause: "is not a time of RFC 3339; write it like 2026-11-15T12:00:00Z",
+            })
     });
     Ok(Status {
         expiration_timestamp: expiration.transpose()?,

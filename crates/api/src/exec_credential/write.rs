@@ -1,10 +1,13 @@
 //! Writing an `ExecCredential`, field by field as Kubernetes and KEP-2718 spell them.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 
-use super::{Cluster, ExecCredential, KIND, ProxyConfig, Sensitive, Spec, Status, timestamp};
+use super::{Cluster, ExecCredential, KIND, ProxyConfig, Sensitive, Spec, Status};
+use crate::time::Time;
 
 impl ExecCredential {
     /// In JSON. It may hold a token, a key or a password.
@@ -115,13 +118,18 @@ impl<'a> WrittenCluster<'a> {
 impl<'a> WrittenStatus<'a> {
     fn of(status: &'a Status) -> Self {
         Self {
-            expiration_timestamp: status.expiration_timestamp.map(timestamp::format),
+            expiration_timestamp: status.expiration_timestamp.map(expiration),
             token: status.token.as_ref().map(Sensitive::expose),
             client_certificate_data: status.client_certificate_data.as_deref(),
             client_key_data: status.client_key_data.as_ref().map(Sensitive::expose),
             proxy_config: status.proxy_config.as_ref().map(WrittenProxy::of),
         }
     }
+}
+
+/// A time before 1970 is written as the beginning of 1970.
+fn expiration(time: SystemTime) -> String {
+    Time::from(time.max(UNIX_EPOCH)).to_string()
 }
 
 impl<'a> WrittenProxy<'a> {

@@ -9,8 +9,7 @@ pub mod chain;
 mod process;
 mod profile;
 mod sign;
-mod time;
 
 pub use chain::{Chain, Environment};
 pub use sign::{Credentials, Payload, SignedHeaders, Signer, signature};
-pub use time::timestamp;
+pub use skewbridge_api::time::iso8601_basic as timestamp;

@@ -4,12 +4,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde::Deserialize;
+use skewbridge_api::time::parse_unix_seconds;
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 use zeroize::Zeroizing;
 
 use super::Credentials;
-use super::time::parse_rfc3339;
 use crate::{Error, Secret};
 
 /// Somebody may have to touch a key or type a code.
@@ -97,7 +97,8 @@ fn understand(printed: &[u8]) -> Result<Credentials, &'static str> {
     let expires = match printed.expiration.filter(|it| !it.is_empty()) {
         None => None,
         Some(text) => {
-            Some(parse_rfc3339(text).ok_or("it prints an Expiration that is not RFC 3339")?)
+            let seconds = parse_unix_seconds(text).and_then(|it| u64::try_from(it).ok());
+            Some(seconds.ok_or("it prints an Expiration that is not RFC 3339")?)
         }
     };
     Ok(Credentials {
@@ -201,6 +202,8 @@ mod tests {
             (bad(&GOOD.replace(":1", ":2")), "Version"),
             (bad(&GOOD.replace("AKID", "")), "empty key"),
             (bad(&GOOD.replace("2015-08", "2015")), "Expiration"),
+            (bad(&GOOD.replace("2015-08-30", "2015-02-31")), "Expiration"),
+            (bad(&GOOD.replace("2015", "1969")), "Expiration"),
         ];
         for (line, expected) in rows {
             let patience = line

@@ -3,10 +3,10 @@
 use aws_lc_rs::hmac;
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue};
+use skewbridge_api::time::iso8601_basic;
 use zeroize::Zeroizing;
 
 use super::canonical::{PathStyle, canonical_request, hex, hex_digest};
-use super::time::timestamp;
 use crate::{Error, Request, Secret};
 
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
@@ -89,7 +89,7 @@ impl Signer {
         credentials: &Credentials,
         now: u64,
     ) -> Result<Vec<(HeaderName, HeaderValue)>, Error> {
-        let at = timestamp(now);
+        let at = iso8601_basic(now);
         let (hash, content_header) = match payload {
             Payload::Bytes(body) => (hex_digest(body), self.content_header),
             Payload::Unsigned => (UNSIGNED_PAYLOAD.to_owned(), true),
