@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::structured::{ParseError, Unwritable};
+use crate::structured::ParseError;
 
 /// Why a request cannot be signed, or a key or credential not be used. Never
 /// repeats a secret.
@@ -36,8 +36,8 @@ pub enum Error {
         cause: &'static str,
     },
     /// A name or a parameter that a header cannot carry.
-    #[error(transparent)]
-    Unwritable(#[from] Unwritable),
+    #[error("{0} cannot be written in a structured field")]
+    Unwritable(&'static str),
     /// The request cannot be signed as it is.
     #[error("the request cannot be signed: {0}")]
     Request(&'static str),

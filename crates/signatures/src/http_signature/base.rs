@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::SignatureInput;
+use crate::structured::serialize;
 use crate::{Error, Request};
 
 /// The text that a signature is over.
@@ -13,7 +14,7 @@ pub fn signature_base(request: &Request<'_>, input: &SignatureInput) -> Result<S
         let _ = writeln!(
             base,
             "{}: {}",
-            identifier.item(),
+            serialize(identifier.item()),
             identifier.value(request)?
         );
     }

@@ -5,8 +5,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::{HeaderMap, HeaderName};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, utf8_percent_encode};
+use sfv::StringRef;
 
-use crate::structured::{BareItem, Dictionary, Item, List};
+use crate::structured::{
+    BareItem, Item, parse_dictionary, parse_list, serialize, serialize_member,
+};
 use crate::{Error, Request};
 
 /// A covered part of a request.
@@ -46,7 +49,7 @@ pub enum FieldForm {
 }
 
 /// A component, and the words in which it was named: they are signed too.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Identifier {
     component: Component,
     item: Item,
@@ -69,30 +72,30 @@ const LISTS: [&str; 3] = ["accept-ch", "cache-status", "proxy-status"];
 impl Identifier {
     /// A derived component, or a header in its plain form.
     pub fn named(name: &str) -> Result<Self, Error> {
-        Self::read(&Item::new(BareItem::String(name.to_owned())))
+        Self::read(&Item::new(string(name)?))
     }
 
     /// A header in its plain form.
-    pub fn field(name: &HeaderName) -> Self {
-        Self {
+    pub fn field(name: &HeaderName) -> Result<Self, Error> {
+        Ok(Self {
             component: Component::Field(name.clone(), FieldForm::Joined),
-            item: Item::new(BareItem::String(name.as_str().to_owned())),
-        }
+            item: Item::new(string(name.as_str())?),
+        })
     }
 
     /// One that stands in `Signature-Input`.
     pub fn read(item: &Item) -> Result<Self, Error> {
         let refuse = |cause| Error::Component {
-            identifier: item.to_string(),
+            identifier: serialize(item),
             cause,
         };
-        let BareItem::String(name) = &item.value else {
+        let BareItem::String(name) = &item.bare_item else {
             return Err(refuse("its name is not a string"));
         };
-        let component = if let Some(derived) = name.strip_prefix('@') {
+        let component = if let Some(derived) = name.as_str().strip_prefix('@') {
             derived_component(derived, item)
         } else {
-            field(name, item)
+            field(name.as_str(), item)
         };
         Ok(Self {
             component: component.map_err(refuse)?,
@@ -125,20 +128,30 @@ impl Identifier {
             }
         });
         value.map_err(|cause| Error::Component {
-            identifier: self.item.to_string(),
+            identifier: serialize(&self.item),
             cause,
         })
     }
 }
 
+/// A string of a structured field.
+pub(super) fn string(text: &str) -> Result<BareItem, Error> {
+    match StringRef::from_str(text) {
+        Ok(text) => Ok(text.into()),
+        Err(_) => Err(Error::Unwritable("a string that is not printable ASCII")),
+    }
+}
+
 fn derived_component(name: &str, item: &Item) -> Result<Component, &'static str> {
     if name == "query-param" {
-        return match (item.parameters.len(), item.parameters.get("name")) {
-            (1, Some(BareItem::String(name))) => Ok(Component::QueryParam(name.clone())),
+        return match (item.params.len(), item.params.get("name")) {
+            (1, Some(BareItem::String(name))) => {
+                Ok(Component::QueryParam(name.as_str().to_owned()))
+            }
             _ => Err("it takes a name, and nothing else"),
         };
     }
-    if !item.parameters.is_empty() {
+    if !item.params.is_empty() {
         return Err("it takes no parameters in a request");
     }
     Ok(match name {
@@ -160,11 +173,11 @@ fn field(name: &str, item: &Item) -> Result<Component, &'static str> {
         return Err("it is no header's name in lower case");
     };
     let (mut strict, mut bytes, mut key) = (false, false, None);
-    for (parameter, value) in item.parameters.iter() {
-        match (parameter, value) {
+    for (parameter, value) in &item.params {
+        match (parameter.as_str(), value) {
             ("sf", BareItem::Boolean(true)) => strict = true,
             ("bs", BareItem::Boolean(true)) => bytes = true,
-            ("key", BareItem::String(of)) => key = Some(of.clone()),
+            ("key", BareItem::String(of)) => key = Some(of.as_str().to_owned()),
             ("req", _) => return Err("a request belongs to no other request"),
             ("tr", _) => return Err("trailers are not covered"),
             _ => return Err("it has a parameter that is not known"),
@@ -256,10 +269,12 @@ fn field_value(
             .join(", ")),
         FieldForm::Strict => strict(&lines.join(&b", "[..]), FieldType::of(name)),
         FieldForm::Key(key) => {
-            let dictionary = Dictionary::parse(&lines.join(&b", "[..]));
+            let dictionary = parse_dictionary(&lines.join(&b", "[..]));
             let dictionary = dictionary.map_err(|_| "it is no dictionary")?;
-            let member = dictionary.get(key).ok_or("it has no such member")?;
-            Ok(member.to_string())
+            let member = dictionary
+                .get(key.as_str())
+                .ok_or("it has no such member")?;
+            Ok(serialize_member(member))
         }
     }
 }
@@ -285,8 +300,8 @@ impl FieldType {
 fn strict(text: &[u8], kind: Option<FieldType>) -> Result<String, &'static str> {
     let written = match kind {
         None => return Err("it is not known to be a structured field"),
-        Some(FieldType::List) => List::parse(text).map(|it| it.to_string()),
-        Some(FieldType::Dictionary) => Dictionary::parse(text).map(|it| it.to_string()),
+        Some(FieldType::List) => parse_list(text).map(|it| serialize(&it)),
+        Some(FieldType::Dictionary) => parse_dictionary(text).map(|it| serialize(&it)),
     };
     written.map_err(|_| "it is no structured field")
 }
@@ -298,6 +313,7 @@ mod tests {
     use http::{HeaderValue, Method};
 
     use super::*;
+    use crate::structured::parse_item;
 
     fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
         let mut headers = HeaderMap::new();
@@ -311,7 +327,7 @@ mod tests {
         let uri = uri.parse().unwrap();
         let headers = headers(lines);
         let request = Request::of("https", &Method::POST, &uri, &headers)?;
-        let item = Item::parse(identifier.as_bytes()).unwrap();
+        let item = parse_item(identifier.as_bytes()).unwrap();
         Identifier::read(&item).ok()?.value(&request).ok()
     }
 

@@ -5,10 +5,11 @@ use std::str::FromStr;
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::digest::{Algorithm, SHA256, SHA512, digest};
 use http::{HeaderMap, HeaderValue};
+use sfv::{DictSerializer, KeyRef, key_ref};
 
 use super::CONTENT_DIGEST;
 use crate::Error;
-use crate::structured::{BareItem, Dictionary, Item, Member};
+use crate::structured::{BareItem, Item, ListEntry, parse_dictionary};
 
 /// The algorithms that RFC 9530 calls active.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,11 +23,15 @@ pub enum DigestAlgorithm {
 const ALL: [DigestAlgorithm; 2] = [DigestAlgorithm::Sha256, DigestAlgorithm::Sha512];
 
 impl DigestAlgorithm {
-    /// As it is written.
+    /// The name in `Content-Digest`.
     pub fn as_str(self) -> &'static str {
+        self.key().as_str()
+    }
+
+    fn key(self) -> &'static KeyRef {
         match self {
-            Self::Sha256 => "sha-256",
-            Self::Sha512 => "sha-512",
+            Self::Sha256 => const { key_ref("sha-256") },
+            Self::Sha512 => const { key_ref("sha-512") },
         }
     }
 
@@ -39,14 +44,11 @@ impl DigestAlgorithm {
 
     /// The header for this body.
     pub fn header(self, body: &[u8]) -> HeaderValue {
-        let bytes = digest(self.function(), body).as_ref().to_vec();
-        let mut dictionary = Dictionary::default();
-        dictionary.set(
-            self.as_str(),
-            Member::Item(Item::new(BareItem::Bytes(bytes))),
-        );
+        let bytes = digest(self.function(), body);
+        let mut dictionary = DictSerializer::new();
+        dictionary.bare_item(self.key(), bytes.as_ref());
         // Base64 between colons is a header value.
-        HeaderValue::try_from(dictionary.to_string())
+        HeaderValue::try_from(dictionary.finish().unwrap_or_default())
             .unwrap_or_else(|_| HeaderValue::from_static(""))
     }
 }
@@ -81,7 +83,7 @@ impl ExpectedDigest {
         if lines.is_empty() {
             return Ok(None);
         }
-        let dictionary = Dictionary::parse(&lines.join(&b", "[..]));
+        let dictionary = parse_dictionary(&lines.join(&b", "[..]));
         let dictionary = dictionary.map_err(|cause| Error::Field {
             field: FIELD,
             cause,
@@ -94,8 +96,8 @@ impl ExpectedDigest {
         for algorithm in ALL {
             match dictionary.get(algorithm.as_str()) {
                 None => {}
-                Some(Member::Item(Item {
-                    value: BareItem::Bytes(bytes),
+                Some(ListEntry::Item(Item {
+                    bare_item: BareItem::ByteSequence(bytes),
                     ..
                 })) => expected.push((algorithm, bytes.clone())),
                 Some(_) => return Err(wrong("a digest is a byte sequence")),

@@ -3,10 +3,10 @@
 
 use super::component::{Component, Identifier};
 use crate::Error;
-use crate::structured::{BareItem, InnerList};
+use crate::structured::{BareItem, InnerList, serialize};
 
 /// One member of `Signature-Input`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SignatureInput {
     /// In order, none twice.
     pub components: Vec<Identifier>,
@@ -28,6 +28,10 @@ pub struct SignatureInput {
 impl SignatureInput {
     /// Reads one. Parameters that are not known are kept: they are signed too.
     pub fn read(list: &InnerList) -> Result<Self, Error> {
+        Self::from_list(list.clone())
+    }
+
+    pub(super) fn from_list(list: InnerList) -> Result<Self, Error> {
         let mut components: Vec<Identifier> = Vec::with_capacity(list.items.len());
         for item in &list.items {
             let identifier = Identifier::read(item)?;
@@ -38,7 +42,7 @@ impl SignatureInput {
                 .any(|it| it.component() == identifier.component())
             {
                 return Err(Error::Component {
-                    identifier: item.to_string(),
+                    identifier: serialize(item),
                     cause: "it is covered already",
                 });
             }
@@ -48,14 +52,14 @@ impl SignatureInput {
             field: "Signature-Input",
             cause,
         };
-        let integer = |key| match list.parameters.get(key) {
+        let integer = |key| match list.params.get(key) {
             None => Ok(None),
-            Some(BareItem::Integer(number)) => Ok(Some(*number)),
+            Some(BareItem::Integer(number)) => Ok(Some(i64::from(*number))),
             Some(_) => Err(wrong("created and expires are integers")),
         };
-        let string = |key| match list.parameters.get(key) {
+        let string = |key| match list.params.get(key) {
             None => Ok(None),
-            Some(BareItem::String(text)) => Ok(Some(text.clone())),
+            Some(BareItem::String(text)) => Ok(Some(text.as_str().to_owned())),
             Some(_) => Err(wrong("nonce, alg, keyid and tag are strings")),
         };
         Ok(Self {
@@ -66,7 +70,7 @@ impl SignatureInput {
             algorithm: string("alg")?,
             key_id: string("keyid")?,
             tag: string("tag")?,
-            written: list.clone(),
+            written: list,
         })
     }
 

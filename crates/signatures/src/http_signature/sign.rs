@@ -5,17 +5,18 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
+use sfv::{InnerList, Integer, KeyRef, key_ref};
 
 use super::base::signature_base;
-use super::component::Identifier;
+use super::component::{Identifier, string};
 use super::verify::must_be_covered;
 use super::{CONTENT_DIGEST, DigestAlgorithm, SIGNATURE, SIGNATURE_INPUT};
 use super::{SignatureInput, SigningKey};
-use crate::structured::{BareItem, Dictionary, InnerList, Item, Member, Parameters};
+use crate::structured::{BareItem, ListEntry, parse_dictionary, serialize};
 use crate::{Error, Request};
 
 /// The label under which signatures stand; it has no meaning (RFC 9421, 7.2.5).
-const LABEL: &str = "sig1";
+const LABEL: &KeyRef = key_ref("sig1");
 
 /// Signs requests with one key.
 #[derive(Debug)]
@@ -50,7 +51,7 @@ impl Signer {
     /// what a request means to Kubernetes.
     pub fn new(key: SigningKey, key_id: impl Into<String>) -> Result<Self, Error> {
         let key_id = key_id.into();
-        Item::new(BareItem::String(key_id.clone())).check()?;
+        string(&key_id)?;
         Ok(Self {
             key,
             key_id,
@@ -74,7 +75,7 @@ impl Signer {
     /// What signatures are for.
     pub fn tag(self, tag: impl Into<String>) -> Result<Self, Error> {
         let tag = tag.into();
-        Item::new(BareItem::String(tag.clone())).check()?;
+        string(&tag)?;
         Ok(Self {
             tag: Some(tag),
             ..self
@@ -121,13 +122,12 @@ impl Signer {
             headers: &headers,
             ..*request
         };
-        let input = SignatureInput::read(&self.input(&headers, created, nonce)?)?;
+        let input = SignatureInput::from_list(self.input(&headers, created, nonce)?.into())?;
         let base = signature_base(&request, &input)?;
         let signature = self.key.sign(base.as_bytes())?;
-        let input = Member::InnerList(input.written().clone());
-        let signature = Member::Item(Item::new(BareItem::Bytes(signature)));
-        to_set.push(joined(&headers, SIGNATURE_INPUT, input)?);
-        to_set.push(joined(&headers, SIGNATURE, signature)?);
+        let input = InnerList::from(input.written().clone());
+        to_set.push(joined(&headers, SIGNATURE_INPUT, input.into())?);
+        to_set.push(joined(&headers, SIGNATURE, signature.into())?);
         Ok(to_set)
     }
 
@@ -140,48 +140,57 @@ impl Signer {
         let present = headers.keys().filter(|name| {
             usual.contains(name) || must_be_covered(name) || self.also.contains(name)
         });
-        covered.extend(present.map(Identifier::field));
-        let mut list = InnerList {
-            items: covered.iter().map(|it| it.item().clone()).collect(),
-            parameters: Parameters::default(),
-        };
-        let created = i64::try_from(created).map_err(|_| Error::Request("the time is wrong"))?;
-        let parameters = &mut list.parameters;
-        let text = |text: &str| BareItem::String(text.to_owned());
-        parameters.set("created", BareItem::Integer(created));
+        for name in present {
+            covered.push(Identifier::field(name)?);
+        }
+        let items = covered.iter().map(|it| it.item().clone()).collect();
+        let mut list = InnerList::new(items);
+        let mut set = |name: &KeyRef, value: BareItem| list.params.insert(name.to_owned(), value);
+        set(const { key_ref("created") }, integer(created)?);
         if let Some(lifetime) = self.lifetime {
-            let expires = created.saturating_add(lifetime.into());
-            parameters.set("expires", BareItem::Integer(expires));
+            set(
+                const { key_ref("expires") },
+                integer(created.saturating_add(lifetime.into()))?,
+            );
         }
-        parameters.set("nonce", text(nonce));
-        parameters.set("keyid", text(&self.key_id));
-        parameters.set("alg", text(self.key.algorithm().as_str()));
+        set(const { key_ref("nonce") }, string(nonce)?);
+        set(const { key_ref("keyid") }, string(&self.key_id)?);
+        set(
+            const { key_ref("alg") },
+            string(self.key.algorithm().as_str())?,
+        );
         if let Some(tag) = &self.tag {
-            parameters.set("tag", text(tag));
+            set(const { key_ref("tag") }, string(tag)?);
         }
-        list.check()?;
         Ok(list)
     }
+}
+
+fn integer(number: u64) -> Result<BareItem, Error> {
+    let integer = Integer::try_from(number);
+    let integer =
+        integer.map_err(|_| Error::Unwritable("an integer of more than fifteen digits"))?;
+    Ok(integer.into())
 }
 
 /// The header with one member more. Other signatures stay as they are.
 fn joined(
     headers: &HeaderMap,
     name: HeaderName,
-    member: Member,
+    member: ListEntry,
 ) -> Result<(HeaderName, HeaderValue), Error> {
     let lines: Vec<_> = headers
         .get_all(&name)
         .iter()
         .map(HeaderValue::as_bytes)
         .collect();
-    let mut dictionary = Dictionary::parse(&lines.join(&b", "[..]))
+    let mut dictionary = parse_dictionary(&lines.join(&b", "[..]))
         .map_err(|_| Error::Request("it has a signature already that cannot be read"))?;
     if dictionary.get(LABEL).is_some() {
         return Err(Error::Request("it has a signature already"));
     }
-    dictionary.set(LABEL, member);
-    let value = HeaderValue::try_from(dictionary.to_string());
+    dictionary.insert(LABEL.to_owned(), member);
+    let value = HeaderValue::try_from(serialize(&dictionary));
     let value = value.map_err(|_| Error::Request("its signature is no header"))?;
     Ok((name, value))
 }

@@ -6,7 +6,7 @@ use super::base::signature_base;
 use super::component::{Component, FieldForm};
 use super::{CONTENT_DIGEST, ExpectedDigest, Fingerprint, SIGNATURE, SIGNATURE_INPUT};
 use super::{SignatureInput, VerifyingKey};
-use crate::structured::{BareItem, Dictionary, Item, Member};
+use crate::structured::{BareItem, Dictionary, Item, ListEntry, parse_dictionary};
 use crate::{Error, Request};
 
 /// Longer than the signature headers of anybody; parsing takes a time that goes
@@ -209,26 +209,27 @@ fn offered(headers: &HeaderMap) -> Result<Vec<Offered>, Refusal> {
     let inputs = dictionary(headers, SIGNATURE_INPUT)?;
     let signatures = dictionary(headers, SIGNATURE)?;
     let mut all = Vec::new();
-    for (label, signature) in signatures.iter() {
-        let Member::Item(Item {
-            value: BareItem::Bytes(signature),
+    for (label, signature) in &signatures {
+        let ListEntry::Item(Item {
+            bare_item: BareItem::ByteSequence(signature),
             ..
         }) = signature
         else {
             return Err(Refusal::Malformed);
         };
-        let Some(Member::InnerList(input)) = inputs.get(label) else {
+        let Some(ListEntry::InnerList(input)) = inputs.get(label) else {
             return Err(Refusal::Malformed);
         };
-        let key_id = match input.parameters.get("keyid") {
-            Some(BareItem::String(key_id)) => key_id.clone(),
+        let key_id = match input.params.get("keyid") {
+            Some(BareItem::String(key_id)) => key_id.as_str().to_owned(),
             // Somebody else's business, perhaps.
             _ => continue,
         };
-        let input = SignatureInput::read(input).map_err(|error| match error {
-            Error::Component { .. } => Refusal::NotCovered,
-            _ => Refusal::Malformed,
-        })?;
+        let input =
+            SignatureInput::from_list(input.clone().into()).map_err(|error| match error {
+                Error::Component { .. } => Refusal::NotCovered,
+                _ => Refusal::Malformed,
+            })?;
         all.push(Offered {
             input,
             key_id,
@@ -251,7 +252,7 @@ fn dictionary(headers: &HeaderMap, name: HeaderName) -> Result<Dictionary, Refus
     if text.len() > MAX_FIELD {
         return Err(Refusal::Malformed);
     }
-    Dictionary::parse(&text).map_err(|_| Refusal::Malformed)
+    parse_dictionary(&text).map_err(|_| Refusal::Malformed)
 }
 
 impl SignatureInput {
