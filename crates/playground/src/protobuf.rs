@@ -206,7 +206,7 @@ impl Field {
                     _ => (*number).into(),
                 }));
             }
-            Wire::Other => return Err(Unreadable::Malformed),
+            Wire::Other(_) => return Err(Unreadable::Malformed),
         };
         Ok(Some(match self.kind {
             "string" => text(bytes)?.into(),
