@@ -11,6 +11,7 @@ use http::header::{
     TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderName, HeaderValue};
+use skewbridge_api::secret::Secret;
 use skewbridge_harness::forward::BoxFuture;
 use skewbridge_harness::{ModifyError, Outgoing, RequestModifier};
 use tokio::io::AsyncReadExt as _;
@@ -52,8 +53,8 @@ pub enum Source {
 
 /// What a header is set to. It is shown nowhere, and overwritten when it is dropped: it
 /// becomes the value of a header on each request anew, which nobody overwrites.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Value(Zeroizing<Vec<u8>>);
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Value(Secret);
 
 impl Value {
     /// What a header can hold (RFC 9110, 5.5). Not by making one, which would be a copy that
@@ -61,20 +62,14 @@ impl Value {
     fn read(bytes: &[u8]) -> Option<Self> {
         let may_stand = |byte: &u8| *byte == b'\t' || (*byte >= b' ' && *byte != 0x7f);
         let may_stand = bytes.iter().all(may_stand);
-        may_stand.then(|| Self(Zeroizing::new(bytes.to_owned())))
+        may_stand.then(|| Self(Secret::new(bytes)))
     }
 
     /// For one request.
     pub fn header(&self) -> Option<HeaderValue> {
-        let mut value = HeaderValue::from_bytes(&self.0).ok()?;
+        let mut value = HeaderValue::from_bytes(self.0.expose()).ok()?;
         value.set_sensitive(true);
         Some(value)
-    }
-}
-
-impl std::fmt::Debug for Value {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("[redacted]")
     }
 }
 

@@ -20,6 +20,7 @@ pub mod media;
 pub mod pem;
 pub mod protobuf;
 pub mod request_info;
+pub mod secret;
 pub mod status;
 pub mod time;
 pub mod version;

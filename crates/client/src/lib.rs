@@ -56,7 +56,6 @@ pub mod kubeconfig;
 mod opened_stream;
 mod proxy;
 mod proxy_route;
-mod secret;
 mod socks;
 pub mod streams;
 mod tcp;
@@ -69,7 +68,7 @@ pub use endpoint::{Endpoint, Timeouts};
 pub use error::{Entry, Error, ErrorResponse};
 pub use kubeconfig::{Kubeconfig, Target};
 pub use opened_stream::OpenedStream;
-pub use secret::Secret;
+pub use skewbridge_api::secret::Secret;
 pub use streams::{
     AttachRequest, ExecRequest, Executor, ExitStatus, FallbackExecutor, PortForwarder,
     RemoteProcess, SpdyExecutor, WebSocketExecutor,

@@ -11,9 +11,9 @@ use skewbridge_stream_io::{ConnectError, NotHttp, http_connect};
 use tokio::io::{AsyncRead, AsyncWrite};
 use zeroize::Zeroizing;
 
+use crate::Secret;
 use crate::address::{Address, Scheme};
 use crate::credential;
-use crate::secret::Secret;
 use crate::socks::{self, Login};
 
 /// A proxy.

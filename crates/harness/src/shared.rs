@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
-use skewbridge_api::exec_credential::{ExecCredential, Sensitive, Version};
+use skewbridge_api::exec_credential::{ExecCredential, Version};
+use skewbridge_api::secret::SecretString;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
@@ -117,7 +118,7 @@ impl Seat {
     /// `instance` starts one: a command that comes to
     /// [`Harness::run_shared`](crate::Harness::run_shared) with this seat. However
     /// many ask at once, one is started.
-    pub async fn ask(&self, version: Version, instance: Command) -> Result<Sensitive, Error> {
+    pub async fn ask(&self, version: Version, instance: Command) -> Result<SecretString, Error> {
         if let Some(answer) = self.ask_running(version).await? {
             return Ok(answer);
         }
@@ -134,12 +135,12 @@ impl Seat {
     }
 
     /// Prints what [`Seat::ask`] gives, for the client.
-    pub fn print(answer: &Sensitive) -> Result<(), Error> {
+    pub fn print(answer: &SecretString) -> Result<(), Error> {
         let credential = ExecCredential::parse(answer.expose().as_bytes())?;
         crate::harness::print(&credential)
     }
 
-    async fn ask_running(&self, version: Version) -> Result<Option<Sensitive>, Error> {
+    async fn ask_running(&self, version: Version) -> Result<Option<SecretString>, Error> {
         let mut stream = match UnixStream::connect(self.socket()).await {
             Ok(stream) => stream,
             Err(error)
@@ -169,7 +170,7 @@ impl Seat {
             // It is about to end: another one takes its place.
             Ok(Ok(0)) => Ok(None),
             Ok(Ok(_)) => match std::str::from_utf8(&answer) {
-                Ok(text) => Ok(Some(Sensitive::new(text.to_owned()))),
+                Ok(text) => Ok(Some(SecretString::new(text.to_owned()))),
                 Err(_) => Err(self.failed("it answers what is not text")),
             },
         }

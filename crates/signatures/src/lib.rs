@@ -28,10 +28,9 @@
 mod error;
 pub mod http_signature;
 mod request;
-mod secret;
 pub mod sigv4;
 pub mod structured;
 
 pub use error::Error;
 pub use request::{Request, normalize_authority};
-pub use secret::Secret;
+pub use skewbridge_api::secret::Secret;

@@ -13,9 +13,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use zeroize::Zeroizing;
 
-use super::{
-    Cluster, ExecCredential, KIND, ParseError, ProxyConfig, Sensitive, Spec, Status, Version,
-};
+use super::{Cluster, ExecCredential, KIND, ParseError, ProxyConfig, Spec, Status, Version};
+use crate::secret::SecretString;
 use crate::time::Time;
 
 /// Fields as they stand in a document. Of what is in them nothing has been copied.
@@ -188,7 +187,7 @@ fn secret(
     fields: &mut Fields<'_>,
     name: &str,
     field: &'static str,
-) -> Result<Option<Sensitive>, ParseError> {
+) -> Result<Option<SecretString>, ParseError> {
     let wrong = |cause| ParseError::Field { field, cause };
     let Some(raw) = given(fields, name) else {
         return Ok(None);
@@ -197,7 +196,7 @@ fn secret(
     let quoted = quoted.ok_or_else(|| wrong("is not a string"))?;
     let text = unescape::text(quoted);
     let mut text: Zeroizing<String> = text.ok_or_else(|| wrong("holds half a character"))?;
-    Ok((!text.is_empty()).then(|| Sensitive::new(std::mem::take(&mut *text))))
+    Ok((!text.is_empty()).then(|| SecretString::new(std::mem::take(&mut *text))))
 }
 
 /// The same, of what anybody may see.
