@@ -54,6 +54,7 @@ mod error;
 pub mod exec;
 pub mod kubeconfig;
 mod opened_stream;
+pub mod private_dir;
 mod proxy;
 mod proxy_route;
 mod socks;

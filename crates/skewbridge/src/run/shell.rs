@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::Path;
 
+use skewbridge_client::private_dir::PrivateDir;
 use tokio::process::Command;
 
-use super::directory::PrivateDirectory;
 use super::flags::What;
 
 /// The user's own file first, and then the hint. The context is expanded when the
@@ -24,7 +24,7 @@ const PROMPT: &str = "($SKEWBRIDGE_CONTEXT) $ ";
 pub(super) fn command(
     what: &What,
     context: &str,
-    directory: &PrivateDirectory,
+    directory: &PrivateDir,
 ) -> Result<Command, String> {
     match what {
         What::Command(program, arguments) => {
