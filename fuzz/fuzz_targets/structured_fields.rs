@@ -4,8 +4,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use libfuzzer_sys::fuzz_target;
-use skewbridge_signatures::http_signature::{ExpectedDigest, SignatureInput};
-use skewbridge_signatures::structured::{
+use skewbridge_http_signature::{ExpectedDigest, SignatureInput};
+use skewbridge_http_signature::structured::{
     ListEntry, parse_dictionary, parse_item, parse_list, serialize,
 };
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use skewbridge_harness::forward::BoxFuture;
 use skewbridge_harness::{ModifyError, NeedsBody, Outgoing, RequestModifier};
-use skewbridge_signatures::http_signature::{Content, Signer, SigningKey, random_nonce};
-use skewbridge_signatures::{Error, Request};
+use skewbridge_http_signature::{Content, Signer, SigningKey, random_nonce};
+use skewbridge_http_signature::{Error, Request};
 
 use crate::secret_file;
 

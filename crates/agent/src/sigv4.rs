@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use skewbridge_harness::forward::BoxFuture;
 use skewbridge_harness::{ModifyError, NeedsBody, Outgoing, RequestModifier};
-use skewbridge_signatures::Request;
-use skewbridge_signatures::sigv4::{Chain, Credentials, Payload, Signer};
+use skewbridge_sigv4::Request;
+use skewbridge_sigv4::{Chain, Credentials, Payload, Signer};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -75,7 +75,7 @@ impl RequestModifier for SigV4 {
 
     fn modify<'a>(&'a self, request: Outgoing<'a>) -> BoxFuture<'a, Result<(), ModifyError>> {
         Box::pin(async move {
-            let failed = |error: skewbridge_signatures::Error| ModifyError::new(error.to_string());
+            let failed = |error: skewbridge_sigv4::Error| ModifyError::new(error.to_string());
             let now = crate::now();
             let credentials = self.credentials(now).await.map_err(ModifyError::new)?;
             let head = Request::of("https", request.method, request.url, request.headers)
@@ -95,7 +95,7 @@ impl RequestModifier for SigV4 {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_signatures::sigv4::Environment;
+    use skewbridge_sigv4::Environment;
     use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
 
     use super::*;

@@ -17,8 +17,8 @@ use skewbridge_api::media::{Format, negotiate_error_format};
 use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
 use skewbridge_api::status::Status;
 use skewbridge_api::version::Version as KubeVersion;
+use skewbridge_http_signature::Refusal as SignatureRefusal;
 use skewbridge_peers::Peer;
-use skewbridge_signatures::http_signature::Refusal as SignatureRefusal;
 
 use crate::access_log::AccessLogEntry;
 use crate::authentication_limit::{Attempt, AuthenticationLimit, Credential, Outcome, TokenHash};

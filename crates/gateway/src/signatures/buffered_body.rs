@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
-use skewbridge_signatures::http_signature::{ExpectedDigest, Refusal};
+use skewbridge_http_signature::{ExpectedDigest, Refusal};
 use tokio::time::timeout;
 
 use super::error::Rejected;
@@ -119,7 +119,7 @@ impl Room {
 #[cfg(test)]
 mod tests {
     use http::HeaderName;
-    use skewbridge_signatures::http_signature::DigestAlgorithm;
+    use skewbridge_http_signature::DigestAlgorithm;
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! Callers who sign their requests (RFC 9421): whose key it is, whether the
 //! signature is over this request, of now, and new, and whether the body is the one
-//! that was signed. What is judged how is in `skewbridge_signatures`; here it meets
+//! that was signed. What is judged how is in `skewbridge_http_signature`; here it meets
 //! clocks, memory and bodies.
 
 mod buffered_body;
@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use http::request::Parts;
-use skewbridge_signatures::Request;
-use skewbridge_signatures::http_signature::{
+use skewbridge_http_signature::Request;
+use skewbridge_http_signature::{
     ExpectedDigest, HasBody, Refusal, Remembered, Replays, Verifier, Window, is_signed,
     remove_signatures,
 };

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
-use skewbridge_signatures::Request;
-use skewbridge_signatures::sigv4::{Payload, Signer};
+use skewbridge_sigv4::Request;
+use skewbridge_sigv4::{Payload, Signer};
 use skewbridge_testkit::{ApiServer, Ca, Options, Reply, Seen, TlsClient};
 
 use crate::sigv4::{credentials, is_good};

@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use skewbridge_signatures::Secret;
-use skewbridge_signatures::sigv4::{Chain, Environment};
+use skewbridge_sigv4::Secret;
+use skewbridge_sigv4::{Chain, Environment};
 use skewbridge_testkit::ScratchDir;
 
 const NOW: u64 = 1_440_938_160;

@@ -1,11 +1,9 @@
 //! Signature Version 4 against its public test suite, and against who verifies.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use skewbridge_signatures::sigv4::canonical::{PathStyle, canonical_request, hex_digest};
-use skewbridge_signatures::sigv4::{
-    Credentials, Payload, SignedHeaders, Signer, signature, timestamp,
-};
-use skewbridge_signatures::{Request, Secret};
+use skewbridge_sigv4::canonical::{PathStyle, canonical_request, hex_digest};
+use skewbridge_sigv4::{Credentials, Payload, SignedHeaders, Signer, signature, timestamp};
+use skewbridge_sigv4::{Request, Secret};
 
 use crate::sigv4_suite::{SUITE, Vector};
 

@@ -5,13 +5,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use proptest::prelude::*;
-use skewbridge_signatures::Request;
-use skewbridge_signatures::http_signature::base::signature_base;
-use skewbridge_signatures::http_signature::{
+use skewbridge_http_signature::Request;
+use skewbridge_http_signature::base::signature_base;
+use skewbridge_http_signature::structured::InnerList;
+use skewbridge_http_signature::{
     Algorithm, Content, HasBody, Refusal, SignatureInput, Signer, SigningKey, Verified, Verifier,
     VerifyingKey, Window, random_nonce,
 };
-use skewbridge_signatures::structured::InnerList;
 
 use crate::rfc9421::{ED25519, ED25519_PRIVATE};
 
@@ -245,7 +245,7 @@ fn all_that_matters_has_to_be_covered() {
         ("()".to_owned(), Err(Refusal::NotCovered)),
     ];
     let mut request = Owned::new();
-    let digest = skewbridge_signatures::http_signature::DigestAlgorithm::Sha256.header(BODY);
+    let digest = skewbridge_http_signature::DigestAlgorithm::Sha256.header(BODY);
     request.headers.insert("content-digest", digest);
     for (covered, expected) in rows {
         let signed = request.clone().sign_as(&format!("{covered}{tail}"));

@@ -3,10 +3,10 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::{HeaderMap, HeaderValue, Method};
-use skewbridge_signatures::Request;
-use skewbridge_signatures::http_signature::base::signature_base;
-use skewbridge_signatures::http_signature::{Algorithm, SignatureInput, SigningKey, VerifyingKey};
-use skewbridge_signatures::structured::InnerList;
+use skewbridge_http_signature::Request;
+use skewbridge_http_signature::base::signature_base;
+use skewbridge_http_signature::structured::InnerList;
+use skewbridge_http_signature::{Algorithm, SignatureInput, SigningKey, VerifyingKey};
 
 /// B.1.1, a key in PKCS#1.
 const RSA: &str = "MIIBCgKCAQEAhAKYdtoeoy8zcAcR874L8cnZxKzAGwd7v36APp7Pv6Q2jdsPBRrwWEBnez6d0UDKDwGbc6nxfEXAy5mbhgajzrw3MOEt8uA5txSKobBpKDeBLOsdJKFqMGmXCQvEG7YemcxDTRPxAleIAgYYRjTSd/QBwVW9OwNFhekro3RtlinV0a75jfZgkne/YiktSvLG34lw2zqXBDTC5NHROUqGTlML4PlNZS5Ri2U4aCNx2rUPRcKIlE0PuKxI4T+HIaFpv8+rdV6eUgOrB2xeI1dSFFn/nnv5OoZJEIB+VmuKn3DCUcCZSFlQPSXSfBDiUGhwOw76WuSSsf1D4b/vLoJ10wIDAQAB";

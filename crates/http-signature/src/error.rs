@@ -1,7 +1,5 @@
 //! Why there is no signature.
 
-use std::path::PathBuf;
-
 use crate::structured::ParseError;
 
 /// Why a request cannot be signed, or a key or credential not be used. Never
@@ -44,31 +42,4 @@ pub enum Error {
     /// The cryptographic library gave up.
     #[error("signing failed")]
     Signing,
-    /// No source has a credential.
-    #[error("no AWS credentials: {0}")]
-    NoCredentials(String),
-    /// A profile cannot be used.
-    #[error("the AWS profile {profile:?}: {cause}")]
-    Profile {
-        /// Its name.
-        profile: String,
-        /// What is wrong with it, and what to do.
-        cause: String,
-    },
-    /// A file of AWS settings cannot be read.
-    #[error("{}: {cause}", path.display())]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// What is wrong with it.
-        cause: String,
-    },
-    /// A program that was to print a credential has not.
-    #[error("credential_process of the AWS profile {profile:?}: {cause}")]
-    Process {
-        /// Whose it is.
-        profile: String,
-        /// What went wrong.
-        cause: String,
-    },
 }

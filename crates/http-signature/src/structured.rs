@@ -6,7 +6,7 @@
 //! outside of a field.
 //!
 //! ```
-//! use skewbridge_signatures::structured::{ListEntry, parse_dictionary, serialize};
+//! use skewbridge_http_signature::structured::{ListEntry, parse_dictionary, serialize};
 //! let digests = parse_dictionary(b"sha-256=:AQI=:,  weak;q=1").unwrap();
 //! assert!(matches!(digests.get("weak"), Some(ListEntry::Item(_))));
 //! assert_eq!(serialize(&digests), "sha-256=:AQI=:, weak;q=1");
