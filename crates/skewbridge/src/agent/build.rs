@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::HeaderName;
-use skewbridge_agent::{FileKey, Headers, HttpSignature, KeyFile, SigV4, Source};
+use skewbridge_exec_proxy_signers::{FileKey, Headers, HttpSignature, KeyFile, SigV4, Source};
 use skewbridge_harness::{Asked, ClientKey, Harness, Listen};
 use skewbridge_http_signature as http_signature;
 use skewbridge_pkcs11::{PinSource, Selection, TokenConfig, TokenKey};

@@ -5,7 +5,7 @@
 //! of their own, for their library.
 //!
 //! ```
-//! use skewbridge_agent::{Headers, Source};
+//! use skewbridge_exec_proxy_signers::{Headers, Source};
 //! use skewbridge_harness::Harness;
 //!
 //! let badge = Headers::new(Source::File("/run/badge".into()));
