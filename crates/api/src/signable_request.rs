@@ -1,28 +1,28 @@
-//! A request as its signer and its verifier see it.
+//! A request as signers and verifiers of signatures see it.
 
 use http::header::HOST;
 use http::{HeaderMap, Method, Uri};
 
-/// A request's head, by reference.
+/// The head of a request as it is sent, by reference.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// As it is sent.
+    /// The method.
     pub method: &'a Method,
     /// `https`, in lower case.
     pub scheme: &'a str,
-    /// `Host`, or `:authority`: as it is sent.
+    /// `Host`, or `:authority`.
     pub authority: &'a str,
-    /// As it is sent, without the query.
+    /// The path, without the query.
     pub path: &'a str,
-    /// As it is sent, without the question mark.
+    /// The query, without the question mark.
     pub query: Option<&'a str>,
-    /// As they are sent.
+    /// The headers.
     pub headers: &'a HeaderMap,
 }
 
 impl<'a> Request<'a> {
-    /// Of a head: the authority is the target's, or else that of `Host`. Nothing
-    /// where there is none, or where it is not certain which.
+    /// The request of a head. The authority is that of the target, or else that of `Host`; `None`
+    /// if there is none or several.
     pub fn of(
         scheme: &'a str,
         method: &'a Method,
@@ -49,14 +49,14 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// The authority as it is compared: in lower case, and without the port that
-    /// the scheme implies (RFC 9110, 4.2.3).
+    /// The authority in lower case, and without the default port of the scheme (RFC 9110,
+    /// 4.2.3).
     pub fn normalized_authority(&self) -> String {
         normalize_authority(self.scheme, self.authority)
     }
 }
 
-/// An authority as it is compared.
+/// An authority in lower case, and without the default port of the scheme.
 pub fn normalize_authority(scheme: &str, authority: &str) -> String {
     let default = match scheme {
         "https" => ":443",
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_authority_is_compared_in_lower_case_and_without_the_usual_port() {
+    fn an_authority_is_normalized_to_lower_case_without_the_default_port() {
         let rows = [
             ("https", "WWW.Example.com", "www.example.com"),
             ("https", "www.example.com:443", "www.example.com"),
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_target_names_the_authority_or_else_one_host_does() {
+    fn the_authority_is_that_of_the_target_or_of_one_host_header() {
         let rows: [(&str, &[&str], Option<&str>); 5] = [
             ("https://a/x", &[], Some("a")),
             ("https://a/x", &["b"], Some("a")),

@@ -1,5 +1,5 @@
-//! A TLS key from files, as a kubeconfig has it: for tests, and on the way to
-//! something better.
+//! A TLS key in files, like those of a kubeconfig: for tests, and for migration to a better
+//! place.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,16 +14,16 @@ use skewbridge_harness::{Certificate, ClientKey, KeyError};
 
 use crate::secret_file;
 
-/// A certificate and its key in files. They are read for each handshake, so they may
-/// be replaced.
+/// A certificate and its key in files. They are read for each handshake, so that they can be
+/// replaced.
 pub struct FileKey {
     certificate: PathBuf,
     key: PathBuf,
-    /// Of the handshake that is under way.
+    /// The key of the handshake in progress.
     last: Mutex<Option<Arc<dyn SigningKey>>>,
 }
 
-/// What TLS signs with, the best first.
+/// Signature schemes of TLS in order of preference.
 const SCHEMES: [SignatureScheme; 9] = [
     SignatureScheme::ED25519,
     SignatureScheme::ECDSA_NISTP256_SHA256,
@@ -37,8 +37,8 @@ const SCHEMES: [SignatureScheme; 9] = [
 ];
 
 impl FileKey {
-    /// In PEM, the certificate with its intermediates. What is wrong with them is
-    /// said at once.
+    /// Both files are PEM; the certificate is followed by its intermediates. Errors in them are
+    /// reported at once.
     pub fn new(certificate: PathBuf, key: PathBuf) -> Result<Self, KeyError> {
         let files = Self {
             certificate,
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_the_files_is_said_with_their_names() {
+    fn errors_name_the_file() {
         let dir = ScratchDir::new();
         let ca = Ca::new("users");
         let jane = ca.client("jane", &[]);

@@ -1,4 +1,4 @@
-//! Headers that a front proxy demands, from a file or a command.
+//! Headers that a front proxy requires, from a file or a command.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -20,52 +20,52 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 use zeroize::Zeroizing;
 
-use crate::{FAILURE_AGE, secret_file};
+use crate::{FAILURE_CACHE_DURATION, secret_file};
 
-/// How often a file is read again while requests come.
-const FILE_AGE: Duration = Duration::from_secs(1);
+/// How long the content of a file is used before it is read again.
+const FILE_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a command may take.
-const COMMAND_PATIENCE: Duration = Duration::from_secs(30);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// More than any list of headers.
-const MAX_OUTPUT: u64 = 64 * 1024;
+/// The longest output: longer than any list of headers.
+const MAX_OUTPUT_BYTES: u64 = 64 * 1024;
 
-/// More headers than anybody demands.
+/// More headers than a front proxy requires.
 const MAX_HEADERS: usize = 64;
 
-/// Where headers come from: lines of `NAME: VALUE`. Empty ones, and those that begin
-/// with `#`, do not count.
+/// Where headers come from: lines of `NAME: VALUE`. Empty lines and lines that begin with `#`
+/// are ignored.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// A file, read again within a second of being changed.
+    /// A file. A change takes effect within a second.
     File(PathBuf),
-    /// What a program prints.
+    /// The output of a program.
     Command {
         /// The program.
         program: OsString,
         /// Its arguments.
         arguments: Vec<OsString>,
-        /// How long what it has printed counts.
-        every: Duration,
+        /// How long its output is used.
+        max_age: Duration,
     },
 }
 
-/// What a header is set to. It is shown nowhere, and overwritten when it is dropped: it
-/// becomes the value of a header on each request anew, which nobody overwrites.
+/// The value of a header. A `HeaderValue` is made from it for each request, because the memory
+/// of a `HeaderValue` is not zeroed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Value(Secret);
 
 impl Value {
-    /// What a header can hold (RFC 9110, 5.5). Not by making one, which would be a copy that
-    /// nobody overwrites.
-    fn read(bytes: &[u8]) -> Option<Self> {
-        let may_stand = |byte: &u8| *byte == b'\t' || (*byte >= b' ' && *byte != 0x7f);
-        let may_stand = bytes.iter().all(may_stand);
-        may_stand.then(|| Self(Secret::new(bytes)))
+    /// Checks that a header can have this value (RFC 9110, 5.5). It does not make a
+    /// `HeaderValue`, which would be a copy that is not zeroed.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let is_allowed = |byte: &u8| *byte == b'\t' || (*byte >= b' ' && *byte != 0x7f);
+        let is_valid = bytes.iter().all(is_allowed);
+        is_valid.then(|| Self(Secret::new(bytes)))
     }
 
-    /// For one request.
+    /// The value for one request.
     pub fn header(&self) -> Option<HeaderValue> {
         let mut value = HeaderValue::from_bytes(self.0.expose()).ok()?;
         value.set_sensitive(true);
@@ -76,34 +76,34 @@ impl Value {
 /// Names and values, in order.
 type List = Arc<[(HeaderName, Value)]>;
 
-/// Sets headers on each request, in place of what the client has under their names.
+/// Sets headers on each request. They replace headers of the client with the same names.
 #[derive(Debug)]
 pub struct Headers {
     source: Arc<Source>,
-    last: Arc<Mutex<Option<Found>>>,
+    last: Arc<Mutex<Option<CachedHeaders>>>,
 }
 
-/// What came of the last look.
+/// The result of the last load.
 #[derive(Debug)]
-struct Found {
+struct CachedHeaders {
     at: Instant,
     headers: Result<List, String>,
 }
 
-impl Found {
-    /// Whether it counts for who has asked then.
-    fn counts(&self, source: &Source, asked: Instant) -> bool {
+impl CachedHeaders {
+    /// Whether the result can be used for a request of this time.
+    fn is_fresh(&self, source: &Source, requested: Instant) -> bool {
         let age = match (&self.headers, source) {
-            (Err(_), _) => FAILURE_AGE,
-            (Ok(_), Source::File(_)) => FILE_AGE,
-            (Ok(_), Source::Command { every, .. }) => *every,
+            (Err(_), _) => FAILURE_CACHE_DURATION,
+            (Ok(_), Source::File(_)) => FILE_REFRESH_INTERVAL,
+            (Ok(_), Source::Command { max_age, .. }) => *max_age,
         };
-        self.at >= asked || self.at.elapsed() < age
+        self.at >= requested || self.at.elapsed() < age
     }
 }
 
 impl Headers {
-    /// From there.
+    /// Loads headers from this source.
     pub fn new(source: Source) -> Self {
         Self {
             source: Arc::new(source),
@@ -111,32 +111,35 @@ impl Headers {
         }
     }
 
-    /// The headers as they are now. However many ask, one looks, and all who have waited
-    /// for it are told what came of it. Whoever has begun to look may leave: it is a task of
-    /// its own, which ends at the limit of a command.
+    /// The current headers. Concurrent callers wait for one load and share its result. The load
+    /// is a task of its own, so that the caller that started it can be cancelled; it ends at the
+    /// time limit of a command.
     pub async fn current(&self) -> Result<List, String> {
-        let asked = Instant::now();
+        let requested = Instant::now();
         let mut last = self.last.clone().lock_owned().await;
-        if let Some(found) = last.as_ref().filter(|it| it.counts(&self.source, asked)) {
-            return found.headers.clone();
+        if let Some(cached) = last
+            .as_ref()
+            .filter(|it| it.is_fresh(&self.source, requested))
+        {
+            return cached.headers.clone();
         }
         let source = self.source.clone();
-        let looking = tokio::spawn(async move {
-            let headers = source.look().await;
-            *last = Some(Found {
+        let loading = tokio::spawn(async move {
+            let headers = source.load().await;
+            *last = Some(CachedHeaders {
                 at: Instant::now(),
                 headers: headers.clone(),
             });
             headers
         });
-        looking
+        loading
             .await
-            .unwrap_or_else(|_| Err("looking for headers was broken off".to_owned()))
+            .unwrap_or_else(|_| Err("loading the headers was cancelled".to_owned()))
     }
 }
 
 impl Source {
-    async fn look(&self) -> Result<List, String> {
+    async fn load(&self) -> Result<List, String> {
         match self {
             Self::File(path) => {
                 let text = secret_file::read(path)?;
@@ -165,7 +168,7 @@ impl RequestModifier for Headers {
                 request.headers.remove(name);
             }
             for (name, value) in &*headers {
-                // It was one when it was read.
+                // It was valid when it was parsed.
                 if let Some(value) = value.header() {
                     request.headers.append(name, value);
                 }
@@ -183,19 +186,19 @@ async fn run(program: &OsString, arguments: &[OsString]) -> Result<Zeroizing<Vec
         .kill_on_drop(true)
         .spawn()
         .map_err(|error| error.to_string())?;
-    // Room for all of it: a buffer that grows leaves copies behind.
-    let room = usize::try_from(MAX_OUTPUT + 1).unwrap_or_default();
+    // Room for all of it: a buffer that grows leaves copies in memory.
+    let room = usize::try_from(MAX_OUTPUT_BYTES + 1).unwrap_or_default();
     let mut printed = Zeroizing::new(Vec::with_capacity(room));
     let running = async {
         if let Some(stdout) = child.stdout.take() {
-            let mut limited = stdout.take(MAX_OUTPUT + 1);
+            let mut limited = stdout.take(MAX_OUTPUT_BYTES + 1);
             limited.read_to_end(&mut printed).await?;
         }
         child.wait().await
     };
-    let ended = match timeout(COMMAND_PATIENCE, running).await {
+    let ended = match timeout(COMMAND_TIMEOUT, running).await {
         Err(_) => {
-            let seconds = COMMAND_PATIENCE.as_secs();
+            let seconds = COMMAND_TIMEOUT.as_secs();
             return Err(format!("did not end within {seconds} s"));
         }
         Ok(ended) => ended.map_err(|error| error.to_string())?,
@@ -203,7 +206,7 @@ async fn run(program: &OsString, arguments: &[OsString]) -> Result<Zeroizing<Vec
     if !ended.success() {
         return Err(format!("failed with {ended}"));
     }
-    if printed.len() as u64 > MAX_OUTPUT {
+    if printed.len() as u64 > MAX_OUTPUT_BYTES {
         return Err("prints more than headers".to_owned());
     }
     Ok(printed)
@@ -245,7 +248,7 @@ fn parse(text: &[u8]) -> Result<List, String> {
         if is_reserved(&name) {
             return Err(format!("line {at}: {name} belongs to the connection"));
         }
-        let value = Value::read(line[colon + 1..].trim_ascii())
+        let value = Value::parse(line[colon + 1..].trim_ascii())
             .ok_or_else(|| format!("line {at}: what {name} is set to cannot stand in a header"))?;
         if headers.len() == MAX_HEADERS {
             return Err(format!("there are more than {MAX_HEADERS} headers"));
@@ -265,14 +268,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_headers_and_what_belongs_to_the_connection_is_refused() {
+    fn lines_are_parsed_as_headers_and_headers_of_the_connection_are_refused() {
         let headers = parse(b"# for the front proxy\n\nX-Badge: 4711 \r\nx-badge:12\n").unwrap();
-        let told: Vec<_> = headers
+        let found: Vec<_> = headers
             .iter()
             .map(|(name, value)| (name.as_str(), value.header().unwrap()))
             .collect();
         let expected = ["4711", "12"].map(|it| ("x-badge", HeaderValue::from_static(it)));
-        assert_eq!(told, expected);
+        assert_eq!(found, expected);
         assert!(!format!("{headers:?}").contains("4711"));
         let rows = [
             ("", "there is no header"),
@@ -298,10 +301,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_leaves_while_the_command_runs_takes_nothing_from_those_who_wait() {
+    async fn a_cancelled_caller_does_not_end_the_command_that_others_wait_for() {
         let dir = ScratchDir::new();
         let (runs, go_on) = (dir.path().join("runs"), dir.path().join("go-on"));
-        // A pipe: whoever reads from it waits for who writes.
+        // Reading from the FIFO waits for a writer.
         let made = std::process::Command::new("mkfifo").arg(&go_on).status();
         assert!(made.unwrap().success());
         let script = format!(
@@ -312,7 +315,7 @@ mod tests {
         let headers = Arc::new(Headers::new(Source::Command {
             program: "sh".into(),
             arguments: vec!["-c".into(), script.into()],
-            every: Duration::from_mins(1),
+            max_age: Duration::from_mins(1),
         }));
         let first = tokio::spawn({
             let headers = headers.clone();
@@ -350,7 +353,7 @@ mod tests {
             Headers::new(Source::Command {
                 program: "sh".into(),
                 arguments: vec!["-c".into(), script.into()],
-                every: Duration::from_mins(1),
+                max_age: Duration::from_mins(1),
             })
         };
         assert_eq!(badge(&command("echo X-Badge: 3")).await, "3");
@@ -367,7 +370,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_who_ask_at_once_are_told_of_one_failure_and_later_it_is_looked_again() {
+    async fn concurrent_callers_share_one_failure_and_a_later_caller_retries() {
         let dir = ScratchDir::new();
         let (runs, good) = (dir.path().join("runs"), dir.path().join("good"));
         let script = format!(
@@ -378,7 +381,7 @@ mod tests {
         let headers = Headers::new(Source::Command {
             program: "sh".into(),
             arguments: vec!["-c".into(), script.into()],
-            every: Duration::from_mins(1),
+            max_age: Duration::from_mins(1),
         });
         let headers = Arc::new(headers);
         let runs = || std::fs::read_to_string(&runs).unwrap().lines().count();

@@ -4,33 +4,32 @@ use std::path::Path;
 
 use skewbridge_harness::forward::BoxFuture;
 use skewbridge_harness::{ModifyError, NeedsBody, Outgoing, RequestModifier};
-use skewbridge_http_signature::{Content, Signer, SigningKey, random_nonce};
-use skewbridge_http_signature::{Error, Request};
+use skewbridge_http_signature::{Content, Error, Request, Signer, SigningKey, random_nonce};
 
 use crate::secret_file;
 
-/// Signs requests, and their bodies by a digest.
+/// Signs requests. Bodies are covered by their digest.
 #[derive(Debug)]
 pub struct HttpSignature {
     signer: Signer,
 }
 
-/// How a key stands in its file.
+/// The format of a key file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyFile {
     /// A private key in PEM: Ed25519, or ECDSA with P-256 or P-384.
     Pem,
-    /// A shared secret for HMAC: all bytes of the file but a newline at its end.
+    /// A shared secret for HMAC: all bytes of the file except a newline at its end.
     Secret,
 }
 
 impl HttpSignature {
-    /// With this one.
+    /// Signs with this signer.
     pub fn new(signer: Signer) -> Self {
         Self { signer }
     }
 
-    /// Reads a key. An error names the file.
+    /// Reads a key from a file. An error names the file.
     pub fn read_key(path: &Path, kind: KeyFile) -> Result<SigningKey, String> {
         let bytes = secret_file::read(path)?;
         let key = match kind {

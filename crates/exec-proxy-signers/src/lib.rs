@@ -1,8 +1,9 @@
-//! Signers of the reference plugin: what is put into the harness.
+//! Signers of the reference plugin (`skewbridge agent`), which it adds to a
+//! [`Harness`](skewbridge_harness::Harness).
 //!
-//! [`FileKey`] is a TLS key from files; [`Headers`] come from a file or a command;
-//! [`SigV4`] and [`HttpSignature`] sign each request. Keys in hardware have a crate
-//! of their own, for their library.
+//! [`FileKey`] is a TLS key in files. [`Headers`] come from a file or a command. [`SigV4`] and
+//! [`HttpSignature`] sign each request. Keys in hardware are in `skewbridge_pkcs11`, because
+//! they need a library of their own.
 //!
 //! ```
 //! use skewbridge_exec_proxy_signers::{Headers, Source};
@@ -26,9 +27,9 @@ pub use sigv4::SigV4;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How long a failure of a command is told to whoever asks, instead of running it again:
-/// clients repeat their requests, many at a time.
-const FAILURE_AGE: Duration = Duration::from_secs(1);
+/// How long the failure of a command is returned to further requests before the command runs
+/// again: clients repeat their requests, many at a time.
+const FAILURE_CACHE_DURATION: Duration = Duration::from_secs(1);
 
 /// Seconds since 1970.
 fn now() -> u64 {

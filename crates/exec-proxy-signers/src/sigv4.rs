@@ -4,24 +4,23 @@ use std::sync::Arc;
 
 use skewbridge_harness::forward::BoxFuture;
 use skewbridge_harness::{ModifyError, NeedsBody, Outgoing, RequestModifier};
-use skewbridge_sigv4::Request;
-use skewbridge_sigv4::{Chain, Credentials, Payload, Signer};
+use skewbridge_sigv4::{Chain, Credentials, Payload, Request, Signer};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use crate::FAILURE_AGE;
+use crate::FAILURE_CACHE_DURATION;
 
 /// Signs requests with the credentials that a [`Chain`] finds.
 #[derive(Debug, Clone)]
 pub struct SigV4 {
     signer: Signer,
     chain: Arc<Chain>,
-    /// Why there were no credentials when they were looked for last, and when that was.
+    /// The last failure of the chain, and its time.
     failed: Arc<Mutex<Option<(Instant, String)>>>,
 }
 
 impl SigV4 {
-    /// With these.
+    /// Signs with this signer and the credentials of this chain.
     pub fn new(signer: Signer, chain: Chain) -> Self {
         Self {
             signer,
@@ -30,37 +29,37 @@ impl SigV4 {
         }
     }
 
-    /// Whether there are credentials now, or why not. A `credential_process` is run for that,
-    /// and ended if the future is dropped; the first request uses what it has printed.
+    /// Checks that there are credentials. A `credential_process` is executed for that, and killed
+    /// if the future is dropped; the first request uses its output.
     pub async fn check(&self) -> Result<(), String> {
         let found = self.chain.credentials(crate::now()).await;
         found.map(drop).map_err(|error| error.to_string())
     }
 
-    /// The credentials that are good now. However many ask, one looks, and all who have
-    /// waited for it are told if that fails. Whoever has begun to look may leave: it is a
-    /// task of its own, which ends at the limit of a program.
+    /// The credentials that are valid now. Concurrent callers wait for one search and share its
+    /// failure. The search is a task of its own, so that the caller that started it can be
+    /// cancelled; it ends at the time limit of a program.
     async fn credentials(&self, now: u64) -> Result<Arc<Credentials>, String> {
-        let asked = Instant::now();
+        let requested = Instant::now();
         let mut failed = self.failed.clone().lock_owned().await;
         if let Some((at, cause)) = &*failed
-            && (*at >= asked || at.elapsed() < FAILURE_AGE)
+            && (*at >= requested || at.elapsed() < FAILURE_CACHE_DURATION)
         {
             return Err(cause.clone());
         }
-        if let Some(known) = self.chain.known(now).await {
-            return Ok(known);
+        if let Some(cached) = self.chain.cached(now).await {
+            return Ok(cached);
         }
         let chain = self.chain.clone();
-        let looking = tokio::spawn(async move {
+        let searching = tokio::spawn(async move {
             let found = chain.credentials(now).await;
             let found = found.map_err(|error| error.to_string());
             *failed = (found.as_ref().err()).map(|cause| (Instant::now(), cause.clone()));
             found
         });
-        looking
+        searching
             .await
-            .unwrap_or_else(|_| Err("looking for credentials was broken off".to_owned()))
+            .unwrap_or_else(|_| Err("the search for credentials was cancelled".to_owned()))
     }
 }
 
@@ -101,10 +100,10 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_leaves_while_the_program_runs_takes_nothing_from_those_who_wait() {
+    async fn a_cancelled_caller_does_not_end_the_program_that_others_wait_for() {
         let dir = ScratchDir::new();
         let (runs, go_on) = (dir.path().join("runs"), dir.path().join("go-on"));
-        // A pipe: whoever reads from it waits for who writes.
+        // Reading from the FIFO waits for a writer.
         let made = std::process::Command::new("mkfifo").arg(&go_on).status();
         assert!(made.unwrap().success());
         let program = dir.write(

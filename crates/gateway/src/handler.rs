@@ -17,7 +17,7 @@ use skewbridge_api::media::{Format, negotiate_error_format};
 use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
 use skewbridge_api::status::Status;
 use skewbridge_api::version::Version as KubeVersion;
-use skewbridge_http_signature::Refusal as SignatureRefusal;
+use skewbridge_http_signature::VerifyError;
 use skewbridge_peers::Peer;
 
 use crate::access_log::AccessLogEntry;
@@ -466,7 +466,7 @@ impl Connection {
         let bridge = &*self.0.bridge;
         // There are some wherever signatures are judged.
         let keys = bridge.live.signature_keys.load_full();
-        let keys = keys.ok_or(SignatureRefusal::UnknownKey)?;
+        let keys = keys.ok_or(VerifyError::UnknownKey)?;
         let metrics = bridge.metrics.signatures();
         let judged = signatures.judge(&keys, &caller, head, body, metrics);
         let (user, body) = judged.await?;

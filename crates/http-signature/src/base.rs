@@ -1,4 +1,4 @@
-//! The signature base: what is signed (RFC 9421, 2.5).
+//! The signature base: the text that is signed (RFC 9421, 2.5).
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::SignatureInput;
 use crate::structured::serialize;
 use crate::{Error, Request};
 
-/// The text that a signature is over.
+/// The signature base of a request.
 pub fn signature_base(request: &Request<'_>, input: &SignatureInput) -> Result<String, Error> {
     let mut base = String::with_capacity(512);
     for identifier in &input.components {

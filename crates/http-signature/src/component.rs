@@ -1,5 +1,5 @@
-//! What a signature covers: identifiers, and their values in a request (RFC 9421,
-//! 2).
+//! The components that a signature covers: their identifiers, and their values in a request
+//! (RFC 9421, 2).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -12,7 +12,7 @@ use crate::structured::{
 };
 use crate::{Error, Request};
 
-/// A covered part of a request.
+/// A component of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Component {
     /// `@method`
@@ -35,12 +35,12 @@ pub enum Component {
     Field(HeaderName, FieldForm),
 }
 
-/// How a header's lines become one value.
+/// How the lines of a header become one value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FieldForm {
     /// Joined by commas.
     Joined,
-    /// `sf`: read as a structured field, and written in the one form.
+    /// `sf`: parsed as a structured field, and serialized again.
     Strict,
     /// `key`: one member of a dictionary.
     Key(String),
@@ -48,15 +48,15 @@ pub enum FieldForm {
     Bytes,
 }
 
-/// A component, and the words in which it was named: they are signed too.
+/// A component, and its identifier in `Signature-Input`, which is signed too.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Identifier {
     component: Component,
     item: Item,
 }
 
-/// Structured fields that have to do with requests, whose type is known. `sf`
-/// cannot be used with others (RFC 9421, 2.1.1).
+/// Structured fields of requests whose type is known. `sf` cannot be used with other fields
+/// (RFC 9421, 2.1.1).
 const DICTIONARIES: [&str; 8] = [
     "accept-signature",
     "content-digest",
@@ -70,12 +70,12 @@ const DICTIONARIES: [&str; 8] = [
 const LISTS: [&str; 3] = ["accept-ch", "cache-status", "proxy-status"];
 
 impl Identifier {
-    /// A derived component, or a header in its plain form.
+    /// A derived component, or a header without parameters.
     pub fn named(name: &str) -> Result<Self, Error> {
         Self::read(&Item::new(string(name)?))
     }
 
-    /// A header in its plain form.
+    /// A header without parameters.
     pub fn field(name: &HeaderName) -> Result<Self, Error> {
         Ok(Self {
             component: Component::Field(name.clone(), FieldForm::Joined),
@@ -83,7 +83,7 @@ impl Identifier {
         })
     }
 
-    /// One that stands in `Signature-Input`.
+    /// Parses an identifier of `Signature-Input`.
     pub fn read(item: &Item) -> Result<Self, Error> {
         let refuse = |cause| Error::Component {
             identifier: serialize(item),
@@ -103,20 +103,20 @@ impl Identifier {
         })
     }
 
-    /// What it names.
+    /// The component that it identifies.
     pub fn component(&self) -> &Component {
         &self.component
     }
 
-    /// How it is written.
+    /// The identifier as it is serialized.
     pub fn item(&self) -> &Item {
         &self.item
     }
 
-    /// What it is in this request.
+    /// The value of the component in this request.
     pub fn value(&self, request: &Request<'_>) -> Result<String, Error> {
         let value = value(&self.component, request);
-        // RFC 9421, 2.5: no value may look like another line.
+        // RFC 9421, 2.5: a value must not look like another line of the base.
         let value = value.and_then(|value| {
             if value
                 .bytes()
@@ -220,26 +220,26 @@ fn value(component: &Component, request: &Request<'_>) -> Result<String, &'stati
     })
 }
 
-/// What "percent-encode after encoding" leaves alone in a form (URL Standard, 5.2).
-const FORM: &AsciiSet = &NON_ALPHANUMERIC
+/// Characters that "percent-encode after encoding" encodes in a form (URL Standard, 5.2).
+const FORM_ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'*')
     .remove(b'-')
     .remove(b'.')
     .remove(b'_');
 
-/// The value of the one parameter of this name; both are encoded anew, so that
-/// one meaning has one form.
+/// The value of the only parameter of this name. Names and values are decoded and encoded
+/// again, so that one meaning has one form.
 fn query_param(query: &str, name: &str) -> Result<String, &'static str> {
-    let anew = |part: &str| -> Result<String, &'static str> {
+    let reencode = |part: &str| -> Result<String, &'static str> {
         let part = part.replace('+', " ");
         let decoded = percent_decode(part.as_bytes()).decode_utf8();
         let decoded = decoded.map_err(|_| "the query is not UTF-8")?;
-        Ok(utf8_percent_encode(&decoded, FORM).to_string())
+        Ok(utf8_percent_encode(&decoded, FORM_ENCODED).to_string())
     };
     let mut found = None;
     for pair in query.split('&').filter(|it| !it.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        if anew(key)? == name && found.replace(anew(value)?).is_some() {
+        if reencode(key)? == name && found.replace(reencode(value)?).is_some() {
             return Err("the query has it more than once");
         }
     }
@@ -333,7 +333,7 @@ mod tests {
 
     /// The examples of RFC 9421, 2.2.
     #[test]
-    fn derived_components_are_as_the_rfc_shows_them() {
+    fn derived_components_have_the_values_of_the_rfc() {
         let at = "https://www.example.com/path?param=value&foo=bar&baz=batman&qux=";
         let rows = [
             ("\"@method\"", at, Some("POST")),
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn query_parameters_are_encoded_as_the_rfc_shows_them() {
+    fn query_parameters_are_encoded_as_in_the_rfc() {
         let query = "var=this%20is%20a%20big%0Amultiline%20value&\
                      bar=with+plus+whitespace&fa%C3%A7ade%22%3A%20=something";
         let rows = [
@@ -394,7 +394,7 @@ mod tests {
 
     /// The examples of RFC 9421, 2.1.
     #[test]
-    fn fields_are_as_the_rfc_shows_them() {
+    fn fields_have_the_values_of_the_rfc() {
         let lines = [
             ("host", "www.example.com"),
             ("date", "Tue, 20 Apr 2021 02:07:56 GMT"),

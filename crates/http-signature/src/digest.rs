@@ -1,4 +1,4 @@
-//! `Content-Digest` (RFC 9530): what ties a body to a signed head.
+//! `Content-Digest` (RFC 9530): binds a body to a signed head.
 
 use std::str::FromStr;
 
@@ -11,7 +11,7 @@ use super::CONTENT_DIGEST;
 use crate::Error;
 use crate::structured::{BareItem, Item, ListEntry, parse_dictionary};
 
-/// The algorithms that RFC 9530 calls active.
+/// The algorithms with status "active" in RFC 9530.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DigestAlgorithm {
     /// `sha-256`
@@ -42,7 +42,7 @@ impl DigestAlgorithm {
         }
     }
 
-    /// The header for this body.
+    /// The header value for this body.
     pub fn header(self, body: &[u8]) -> HeaderValue {
         let bytes = digest(self.function(), body);
         let mut dictionary = DictSerializer::new();
@@ -66,13 +66,13 @@ impl FromStr for DigestAlgorithm {
     }
 }
 
-/// What a body has to have as its digests.
+/// The digests that a body must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedDigest(Vec<(DigestAlgorithm, Vec<u8>)>);
 
 impl ExpectedDigest {
-    /// Reads the header; nothing where there is none. One that has no digest of a
-    /// known algorithm is an error: it would tie nothing.
+    /// Parses the header; `None` if there is none. A header without a digest of a known
+    /// algorithm is an error: it would bind nothing.
     pub fn of(headers: &HeaderMap) -> Result<Option<Self>, Error> {
         const FIELD: &str = "Content-Digest";
         let lines: Vec<_> = headers
@@ -109,7 +109,7 @@ impl ExpectedDigest {
         Ok(Some(Self(expected)))
     }
 
-    /// Whether all of them are this body's.
+    /// Whether this body has all of these digests.
     pub fn matches(&self, body: &[u8]) -> bool {
         self.0.iter().all(|(algorithm, expected)| {
             let actual = digest(algorithm.function(), body);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn every_known_digest_has_to_match_and_one_has_to_be_there() {
+    fn every_known_digest_must_match_and_at_least_one_is_required() {
         let body = b"body";
         let sha256 = DigestAlgorithm::Sha256.header(body);
         let sha512 = DigestAlgorithm::Sha512.header(body);

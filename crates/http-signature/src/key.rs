@@ -1,6 +1,5 @@
-//! Keys and algorithms (RFC 9421, 3.3). Private keys live in the cryptographic
-//! library, which overwrites them when they are dropped; what they were read from
-//! is overwritten here.
+//! Keys and algorithms (RFC 9421, 3.3). Private keys are held by the cryptographic library,
+//! which zeroes them when they are dropped; the buffers they are parsed from are zeroed here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +18,7 @@ use zeroize::Zeroize as _;
 
 use crate::Error;
 
-/// How a signature is made.
+/// A signature algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Algorithm {
     /// `ed25519`
@@ -30,9 +29,9 @@ pub enum Algorithm {
     EcdsaP384Sha384,
     /// `hmac-sha256`
     HmacSha256,
-    /// `rsa-pss-sha512`: verified, not made.
+    /// `rsa-pss-sha512`: only for verification.
     RsaPssSha512,
-    /// `rsa-v1_5-sha256`: verified, not made.
+    /// `rsa-v1_5-sha256`: only for verification.
     RsaV15Sha256,
 }
 
@@ -45,11 +44,11 @@ const ALL: [Algorithm; 6] = [
     Algorithm::RsaV15Sha256,
 ];
 
-/// A shared secret is at least as long as what it makes (RFC 2104, 3).
-pub const MIN_HMAC_SECRET: usize = 32;
+/// A shared secret is at least as long as the signature (RFC 2104, 3).
+pub const MIN_HMAC_SECRET_BYTES: usize = 32;
 
 impl Algorithm {
-    /// As the registry of RFC 9421, 6.2 names it.
+    /// The name in the registry of RFC 9421, 6.2.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ed25519 => "ed25519",
@@ -61,7 +60,7 @@ impl Algorithm {
         }
     }
 
-    /// Where it has a public key.
+    /// The verification algorithm, if it uses a public key.
     fn verification(self) -> Option<&'static dyn VerificationAlgorithm> {
         match self {
             Self::Ed25519 => Some(&ED25519),
@@ -96,8 +95,8 @@ enum Signing {
 }
 
 impl SigningKey {
-    /// A private key in PEM: PKCS#8, or for ECDSA also SEC 1. Its kind decides the
-    /// algorithm.
+    /// Parses a private key in PEM: PKCS#8, or for ECDSA also SEC 1. The type of the key
+    /// determines the algorithm.
     pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
         let key = PrivateKey::from_pem(pem)
             .ok_or_else(|| Error::Key("there is no private key in PEM".to_owned()))?;
@@ -137,7 +136,7 @@ impl SigningKey {
         Ok(Self(Signing::Hmac(hmac_key(secret)?)))
     }
 
-    /// How it signs.
+    /// The algorithm of its signatures.
     pub fn algorithm(&self) -> Algorithm {
         match &self.0 {
             Signing::Ed25519(_) => Algorithm::Ed25519,
@@ -178,7 +177,7 @@ enum Verifying {
 }
 
 impl VerifyingKey {
-    /// A public key in PEM.
+    /// Parses a public key in PEM.
     pub fn from_pem(algorithm: Algorithm, pem: &[u8]) -> Result<Self, Error> {
         let (kind, der) = <(SectionKind, Vec<u8>)>::from_pem_slice(pem)
             .map_err(|_| Error::Key("there is no public key in PEM".to_owned()))?;
@@ -195,7 +194,7 @@ impl VerifyingKey {
         Self::from_der(algorithm, &der)
     }
 
-    /// A public key in DER: a `SubjectPublicKeyInfo`, or for RSA also PKCS#1.
+    /// Parses a public key in DER: a `SubjectPublicKeyInfo`, or for RSA also PKCS#1.
     pub fn from_der(algorithm: Algorithm, der: &[u8]) -> Result<Self, Error> {
         let Some(verification) = algorithm.verification() else {
             let name = algorithm.as_str();
@@ -217,12 +216,12 @@ impl VerifyingKey {
         })
     }
 
-    /// How it verifies.
+    /// The algorithm of the signatures that it verifies.
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// Whether a signature is over this base and by this key.
+    /// Whether this key made the signature over this base.
     pub fn verify(&self, base: &[u8], signature: &[u8]) -> bool {
         match &self.key {
             Verifying::Public(key) => key.verify_sig(base, signature).is_ok(),
@@ -237,10 +236,10 @@ impl fmt::Debug for VerifyingKey {
     }
 }
 
-/// Boxed: what is moved leaves a copy behind.
+/// Boxed: moving a key leaves a copy in memory.
 fn hmac_key(secret: &[u8]) -> Result<Box<hmac::Key>, Error> {
-    if secret.len() < MIN_HMAC_SECRET {
-        let problem = format!("a shared secret has at least {MIN_HMAC_SECRET} bytes");
+    if secret.len() < MIN_HMAC_SECRET_BYTES {
+        let problem = format!("a shared secret has at least {MIN_HMAC_SECRET_BYTES} bytes");
         return Err(Error::Key(problem));
     }
     Ok(Box::new(hmac::Key::new(hmac::HMAC_SHA256, secret)))

@@ -41,17 +41,17 @@ pub use digest::{DigestAlgorithm, ExpectedDigest};
 pub use error::Error;
 pub use key::{Algorithm, SigningKey, VerifyingKey};
 pub use parameters::SignatureInput;
-pub use replay::{Fingerprint, Remembered, Replays};
+pub use replay::{Fingerprint, ReplayCache, ReplayCheck};
 pub use sign::{Content, Signer, random_nonce};
 pub use skewbridge_api::signable_request::{Request, normalize_authority};
-pub use verify::{HasBody, Refusal, Verified, Verifier, Window, is_signed, remove_signatures};
+pub use verify::{HasBody, Verified, Verifier, VerifyError, Window, is_signed, remove_signatures};
 
 use http::HeaderName;
 
-/// What is covered, and by whom (RFC 9421, 4.1).
+/// The covered components and the parameters of each signature (RFC 9421, 4.1).
 pub const SIGNATURE_INPUT: HeaderName = HeaderName::from_static("signature-input");
 
-/// The signatures themselves (RFC 9421, 4.2).
+/// The signatures (RFC 9421, 4.2).
 pub const SIGNATURE: HeaderName = HeaderName::from_static("signature");
 
 /// The digest of the body as it is sent (RFC 9530, 2).

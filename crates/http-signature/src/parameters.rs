@@ -1,5 +1,5 @@
-//! What a signature says of itself: its covered components and its parameters, as
-//! they stand in `Signature-Input` (RFC 9421, 2.3).
+//! The covered components and the parameters of a signature, as in `Signature-Input` (RFC 9421,
+//! 2.3).
 
 use super::component::{Component, Identifier};
 use crate::Error;
@@ -8,25 +8,25 @@ use crate::structured::{BareItem, InnerList, serialize};
 /// One member of `Signature-Input`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SignatureInput {
-    /// In order, none twice.
+    /// In order, without duplicates.
     pub components: Vec<Identifier>,
     /// Seconds since 1970.
     pub created: Option<i64>,
     /// Seconds since 1970.
     pub expires: Option<i64>,
-    /// Different for each signature.
+    /// Unique for each signature.
     pub nonce: Option<String>,
-    /// What the signer says the algorithm is.
+    /// The algorithm that the signer claims.
     pub algorithm: Option<String>,
-    /// Which key.
+    /// The identifier of the key.
     pub key_id: Option<String>,
-    /// What for.
+    /// The application that the signature is for.
     pub tag: Option<String>,
     written: InnerList,
 }
 
 impl SignatureInput {
-    /// Reads one. Parameters that are not known are kept: they are signed too.
+    /// Parses one member. Unknown parameters are kept: they are signed too.
     pub fn read(list: &InnerList) -> Result<Self, Error> {
         Self::from_list(list.clone())
     }
@@ -35,8 +35,8 @@ impl SignatureInput {
         let mut components: Vec<Identifier> = Vec::with_capacity(list.items.len());
         for item in &list.items {
             let identifier = Identifier::read(item)?;
-            // RFC 9421, 2.5: the order of an identifier's parameters makes no
-            // second one of it.
+            // RFC 9421, 2.5: identifiers that differ only in the order of their parameters are
+            // the same.
             if components
                 .iter()
                 .any(|it| it.component() == identifier.component())
@@ -74,12 +74,12 @@ impl SignatureInput {
         })
     }
 
-    /// The list as it is written, and signed.
+    /// The list as it is serialized and signed.
     pub fn written(&self) -> &InnerList {
         &self.written
     }
 
-    /// Whether a part is covered.
+    /// Whether a component is covered.
     pub fn covers(&self, component: &Component) -> bool {
         self.components.iter().any(|it| it.component() == component)
     }

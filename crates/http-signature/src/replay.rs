@@ -1,11 +1,11 @@
-//! What has been accepted is remembered until it would be refused anyway.
+//! Remembers accepted signatures until they would be refused because they have expired.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use aws_lc_rs::digest::{Context, SHA256};
 
-/// What a signature is remembered by: half a digest, for who finds two that are
-/// alike only has one of them refused.
+/// Identifies a signature in the cache: half a digest. A collision only causes the second
+/// signature to be refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
     key: [u8; 8],
@@ -13,12 +13,12 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Of a nonce, which a key uses once.
+    /// The fingerprint of a nonce, which a key uses once.
     pub fn of_nonce(key_id: &str, nonce: &str) -> Self {
         Self::of(key_id, b"nonce", nonce)
     }
 
-    /// Of what was signed, where there is no nonce.
+    /// The fingerprint of a signature base, for signatures without a nonce.
     pub fn of_base(key_id: &str, base: &str) -> Self {
         Self::of(key_id, b"base", base)
     }
@@ -46,92 +46,98 @@ impl Fingerprint {
     }
 }
 
-/// Whether a signature is new.
+/// The result of an insertion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Remembered {
-    /// It is, and will not be again.
+pub enum ReplayCheck {
+    /// The signature is new, and remembered from now on.
     New,
-    /// It has been seen.
-    Seen,
-    /// It may be, but there is no room to remember it: it must not be accepted.
+    /// The signature has been used before.
+    Replayed,
+    /// The cache is full. The signature may be new, but must not be accepted.
     Full,
-    /// Nobody knows: the clock has gone back to where what was alike has been
-    /// forgotten already. It must not be accepted.
-    Forgotten,
+    /// The clock was set back to a time whose signatures have been evicted already, so that it is
+    /// unknown whether the signature is new. It must not be accepted.
+    Evicted,
 }
 
-/// Signatures that have been accepted, each until it runs out.
+/// Accepted signatures, each until it expires.
 #[derive(Debug)]
-pub struct Replays {
+pub struct ReplayCache {
     seen: HashSet<[u8; 16]>,
-    /// By the second after which they need not be remembered.
-    by_end: BTreeMap<u64, Vec<Fingerprint>>,
-    /// How many are of one key: nobody may use up everybody's room.
-    by_key: HashMap<[u8; 8], usize>,
-    /// The last second up to which something has been forgotten. While the clock
-    /// goes forward, nothing comes that ends before it.
-    forgotten: u64,
+    /// By the second in which they expire.
+    by_expiry: BTreeMap<u64, Vec<Fingerprint>>,
+    /// The number of signatures per key: one key must not use up the capacity of others.
+    count_by_key: HashMap<[u8; 8], usize>,
+    /// The latest expiry of an evicted signature. Only a signature that expires later is known to
+    /// be new.
+    evicted_until: u64,
     capacity: usize,
 }
 
-/// What one key may take of the room: a quarter.
-const SHARES: usize = 4;
+/// One key may use a quarter of the capacity.
+const MAX_KEY_SHARE_DIVISOR: usize = 4;
 
-impl Replays {
-    /// Remembers this many at most, of one key a quarter of them.
+impl ReplayCache {
+    /// A cache for this number of signatures, and a quarter of them per key.
     pub fn new(capacity: usize) -> Self {
         Self {
             seen: HashSet::new(),
-            by_end: BTreeMap::new(),
-            by_key: HashMap::new(),
-            forgotten: 0,
+            by_expiry: BTreeMap::new(),
+            count_by_key: HashMap::new(),
+            evicted_until: 0,
             capacity,
         }
     }
 
-    /// How many are remembered.
+    /// The number of remembered signatures.
     pub fn len(&self) -> usize {
         self.seen.len()
     }
 
-    /// Whether none is remembered.
+    /// Whether no signature is remembered.
     pub fn is_empty(&self) -> bool {
         self.seen.is_empty()
     }
 
-    /// Remembers one until a second has passed (both since 1970), if it is new.
-    pub fn remember(&mut self, fingerprint: Fingerprint, until: u64, now: u64) -> Remembered {
-        self.forget(now);
+    /// Remembers a signature until this second, if it is new. Times are in seconds since 1970.
+    pub fn insert(&mut self, fingerprint: Fingerprint, until: u64, now: u64) -> ReplayCheck {
+        self.evict_expired(now);
         if self.seen.contains(&fingerprint.signature) {
-            return Remembered::Seen;
+            return ReplayCheck::Replayed;
         }
-        if until <= self.forgotten {
-            return Remembered::Forgotten;
+        if until <= self.evicted_until {
+            return ReplayCheck::Evicted;
         }
-        let of_key = self.by_key.get(&fingerprint.key).copied().unwrap_or(0);
-        if self.seen.len() >= self.capacity || of_key >= self.capacity.div_ceil(SHARES) {
-            return Remembered::Full;
+        let of_key = self
+            .count_by_key
+            .get(&fingerprint.key)
+            .copied()
+            .unwrap_or(0);
+        if self.seen.len() >= self.capacity
+            || of_key >= self.capacity.div_ceil(MAX_KEY_SHARE_DIVISOR)
+        {
+            return ReplayCheck::Full;
         }
         self.seen.insert(fingerprint.signature);
-        self.by_end.entry(until).or_default().push(fingerprint);
-        self.by_key.insert(fingerprint.key, of_key + 1);
-        Remembered::New
+        self.by_expiry.entry(until).or_default().push(fingerprint);
+        self.count_by_key.insert(fingerprint.key, of_key + 1);
+        ReplayCheck::New
     }
 
-    /// Forgets what has run out. Each is forgotten once, so that remembering pays
-    /// for it.
-    fn forget(&mut self, now: u64) {
-        while let Some(entry) = self.by_end.first_entry() {
+    /// Removes expired signatures. Each is removed once, so that the cost is amortized over
+    /// insertions.
+    fn evict_expired(&mut self, now: u64) {
+        while let Some(entry) = self.by_expiry.first_entry() {
             if *entry.key() >= now {
                 return;
             }
-            self.forgotten = self.forgotten.max(*entry.key());
+            self.evicted_until = self.evicted_until.max(*entry.key());
             for fingerprint in entry.remove() {
                 self.seen.remove(&fingerprint.signature);
-                if let Some(count) = self.by_key.get_mut(&fingerprint.key) {
+                if let Some(count) = self.count_by_key.get_mut(&fingerprint.key) {
                     *count -= 1;
                     if *count == 0 {
-                        self.by_key.remove(&fingerprint.key);
+                        self.count_by_key.remove(&fingerprint.key);
                     }
                 }
             }
@@ -148,72 +154,72 @@ mod tests {
     }
 
     #[test]
-    fn what_has_been_seen_is_known_until_it_runs_out() {
-        let mut replays = Replays::new(16);
-        assert_eq!(replays.remember(nonce("a", 1), 20, 10), Remembered::New);
+    fn a_signature_is_remembered_until_it_expires() {
+        let mut cache = ReplayCache::new(16);
+        assert_eq!(cache.insert(nonce("a", 1), 20, 10), ReplayCheck::New);
         for now in 10..=20 {
-            assert_eq!(replays.remember(nonce("a", 1), 20, now), Remembered::Seen);
+            assert_eq!(cache.insert(nonce("a", 1), 20, now), ReplayCheck::Replayed);
         }
-        assert_eq!(replays.remember(nonce("a", 2), 30, 21), Remembered::New);
-        assert_eq!(replays.len(), 1);
+        assert_eq!(cache.insert(nonce("a", 2), 30, 21), ReplayCheck::New);
+        assert_eq!(cache.len(), 1);
     }
 
     #[test]
-    fn a_clock_that_goes_back_brings_nothing_back() {
-        let mut replays = Replays::new(64);
+    fn setting_the_clock_back_permits_no_replay() {
+        let mut cache = ReplayCache::new(64);
         let (a, b, c) = (nonce("a", 1), nonce("a", 2), nonce("a", 3));
-        assert_eq!(replays.remember(a, 100, 10), Remembered::New);
-        assert_eq!(replays.remember(b, 200, 10), Remembered::New);
-        // An hour ahead, for a moment.
-        assert_eq!(replays.remember(c, 4_000, 3_610), Remembered::New);
+        assert_eq!(cache.insert(a, 100, 10), ReplayCheck::New);
+        assert_eq!(cache.insert(b, 200, 10), ReplayCheck::New);
+        // The clock is an hour ahead for a moment.
+        assert_eq!(cache.insert(c, 4_000, 3_610), ReplayCheck::New);
         for now in [10, 99] {
-            assert_eq!(replays.remember(a, 100, now), Remembered::Forgotten);
-            assert_eq!(replays.remember(b, 200, now), Remembered::Forgotten);
-            assert_eq!(replays.remember(c, 4_000, now), Remembered::Seen);
+            assert_eq!(cache.insert(a, 100, now), ReplayCheck::Evicted);
+            assert_eq!(cache.insert(b, 200, now), ReplayCheck::Evicted);
+            assert_eq!(cache.insert(c, 4_000, now), ReplayCheck::Replayed);
         }
-        // What ends later than anything that was forgotten is known to be new.
-        assert_eq!(replays.remember(nonce("a", 4), 201, 12), Remembered::New);
+        // A signature that expires after all evicted ones is known to be new.
+        assert_eq!(cache.insert(nonce("a", 4), 201, 12), ReplayCheck::New);
     }
 
     #[test]
-    fn keys_kinds_and_texts_are_told_apart() {
+    fn fingerprints_differ_by_key_kind_and_text() {
         let all = [
             Fingerprint::of_nonce("a", "b"),
             Fingerprint::of_nonce("ab", ""),
             Fingerprint::of_nonce("b", "b"),
             Fingerprint::of_base("a", "b"),
         ];
-        let mut replays = Replays::new(64);
+        let mut cache = ReplayCache::new(64);
         for fingerprint in all {
-            assert_eq!(replays.remember(fingerprint, 9, 0), Remembered::New);
+            assert_eq!(cache.insert(fingerprint, 9, 0), ReplayCheck::New);
         }
     }
 
     #[test]
-    fn full_is_told_and_nothing_is_forgotten_for_it() {
-        let mut replays = Replays::new(8);
+    fn a_full_cache_refuses_and_evicts_nothing() {
+        let mut cache = ReplayCache::new(8);
         for key in ["a", "b", "c", "d"] {
             for number in 0..2 {
                 let of = nonce(key, number);
-                assert_eq!(replays.remember(of, 50, 0), Remembered::New);
+                assert_eq!(cache.insert(of, 50, 0), ReplayCheck::New);
             }
-            // Each has its share, and no more.
-            assert_eq!(replays.remember(nonce(key, 2), 50, 0), Remembered::Full);
+            // The share of this key is used up.
+            assert_eq!(cache.insert(nonce(key, 2), 50, 0), ReplayCheck::Full);
         }
-        assert_eq!(replays.remember(nonce("e", 0), 50, 50), Remembered::Full);
-        assert_eq!(replays.remember(nonce("a", 0), 50, 50), Remembered::Seen);
-        assert_eq!(replays.remember(nonce("e", 0), 99, 51), Remembered::New);
-        assert_eq!(replays.len(), 1);
+        assert_eq!(cache.insert(nonce("e", 0), 50, 50), ReplayCheck::Full);
+        assert_eq!(cache.insert(nonce("a", 0), 50, 50), ReplayCheck::Replayed);
+        assert_eq!(cache.insert(nonce("e", 0), 99, 51), ReplayCheck::New);
+        assert_eq!(cache.len(), 1);
     }
 
     #[test]
-    fn one_key_cannot_use_up_the_room_of_others() {
-        let mut replays = Replays::new(8);
+    fn one_key_cannot_use_up_the_capacity_of_others() {
+        let mut cache = ReplayCache::new(8);
         let greedy: Vec<_> = (0..8)
-            .map(|number| replays.remember(nonce("greedy", number), 50, 0))
+            .map(|number| cache.insert(nonce("greedy", number), 50, 0))
             .collect();
-        assert_eq!(greedy[1], Remembered::New);
-        assert_eq!(greedy[2], Remembered::Full);
-        assert_eq!(replays.remember(nonce("other", 0), 50, 0), Remembered::New);
+        assert_eq!(greedy[1], ReplayCheck::New);
+        assert_eq!(greedy[2], ReplayCheck::Full);
+        assert_eq!(cache.insert(nonce("other", 0), 50, 0), ReplayCheck::New);
     }
 }

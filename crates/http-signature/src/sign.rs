@@ -1,4 +1,4 @@
-//! Signing a request.
+//! Signs requests.
 
 use aws_lc_rs::rand;
 use base64::Engine as _;
@@ -15,7 +15,7 @@ use super::{SignatureInput, SigningKey};
 use crate::structured::{BareItem, ListEntry, parse_dictionary, serialize};
 use crate::{Error, Request};
 
-/// The label under which signatures stand; it has no meaning (RFC 9421, 7.2.5).
+/// The label of our signatures; it has no meaning (RFC 9421, 7.2.5).
 const LABEL: &KeyRef = key_ref("sig1");
 
 /// Signs requests with one key.
@@ -23,47 +23,46 @@ const LABEL: &KeyRef = key_ref("sig1");
 pub struct Signer {
     key: SigningKey,
     key_id: String,
-    /// How long a signature is good, in seconds.
+    /// How long a signature is valid, in seconds.
     lifetime: Option<u32>,
     tag: Option<String>,
     digest: DigestAlgorithm,
-    also: Vec<HeaderName>,
+    extra_headers: Vec<HeaderName>,
 }
 
-/// A request's body, as far as a signature is concerned.
+/// The body of a request, as the signature covers it.
 #[derive(Debug, Clone, Copy)]
 pub enum Content<'a> {
-    /// There is none.
+    /// There is no body.
     None,
-    /// All of it.
+    /// The whole body.
     Bytes(&'a [u8]),
-    /// Its digest is in `Content-Digest` already.
+    /// The digest of the body is in `Content-Digest` already.
     Digested,
 }
 
-/// Long enough for a request on its way, too short to be of use to a thief: what
-/// has run out need not be remembered by who verifies.
-const LIFETIME: u32 = 60;
+/// Long enough for a request to arrive, too short to be of use to an attacker. A verifier need
+/// not remember expired signatures.
+const DEFAULT_LIFETIME_SECONDS: u32 = 60;
 
 impl Signer {
-    /// Signs with this key, under this name. What is covered: method, authority,
-    /// path and query, the body by its digest, and of the headers those that change
-    /// what a request means to Kubernetes.
+    /// Signs with this key and its identifier. Signatures cover method, authority, path, query,
+    /// the digest of the body, and the headers that change the meaning of a request to
+    /// Kubernetes.
     pub fn new(key: SigningKey, key_id: impl Into<String>) -> Result<Self, Error> {
         let key_id = key_id.into();
         string(&key_id)?;
         Ok(Self {
             key,
             key_id,
-            lifetime: Some(LIFETIME),
+            lifetime: Some(DEFAULT_LIFETIME_SECONDS),
             tag: None,
             digest: DigestAlgorithm::Sha256,
-            also: Vec::new(),
+            extra_headers: Vec::new(),
         })
     }
 
-    /// How long signatures are good, in seconds; none: as long as who verifies
-    /// allows.
+    /// How long signatures are valid, in seconds. `None` leaves that to the verifier.
     #[must_use]
     pub fn lifetime(self, seconds: Option<u32>) -> Self {
         Self {
@@ -72,7 +71,7 @@ impl Signer {
         }
     }
 
-    /// What signatures are for.
+    /// The application that signatures are for.
     pub fn tag(self, tag: impl Into<String>) -> Result<Self, Error> {
         let tag = tag.into();
         string(&tag)?;
@@ -82,23 +81,23 @@ impl Signer {
         })
     }
 
-    /// How bodies are digested.
+    /// The digest algorithm for bodies.
     #[must_use]
     pub fn digest(self, digest: DigestAlgorithm) -> Self {
         Self { digest, ..self }
     }
 
-    /// Also covers these headers, where a request has them.
+    /// Also covers these headers, if a request has them.
     #[must_use]
     pub fn also_cover(self, headers: Vec<HeaderName>) -> Self {
         Self {
-            also: headers,
+            extra_headers: headers,
             ..self
         }
     }
 
-    /// The headers to set, each in place of what the request has under its name.
-    /// `created` is in seconds since 1970; the nonce is never used again.
+    /// The headers to set. Each replaces the header of the same name. `created` is in seconds
+    /// since 1970; the nonce must be unique.
     pub fn sign(
         &self,
         request: &Request<'_>,
@@ -136,9 +135,9 @@ impl Signer {
         for name in ["@method", "@authority", "@path", "@query"] {
             covered.push(Identifier::named(name)?);
         }
-        let usual = [CONTENT_DIGEST, CONTENT_TYPE, CONTENT_ENCODING];
+        let default = [CONTENT_DIGEST, CONTENT_TYPE, CONTENT_ENCODING];
         let present = headers.keys().filter(|name| {
-            usual.contains(name) || must_be_covered(name) || self.also.contains(name)
+            default.contains(name) || must_be_covered(name) || self.extra_headers.contains(name)
         });
         for name in present {
             covered.push(Identifier::field(name)?);
@@ -173,7 +172,7 @@ fn integer(number: u64) -> Result<BareItem, Error> {
     Ok(integer.into())
 }
 
-/// The header with one member more. Other signatures stay as they are.
+/// The header with a further member. Signatures of others are kept.
 fn joined(
     headers: &HeaderMap,
     name: HeaderName,
@@ -195,7 +194,7 @@ fn joined(
     Ok((name, value))
 }
 
-/// A nonce that nobody has used: 128 random bits.
+/// A unique nonce: 128 random bits.
 pub fn random_nonce() -> Result<String, Error> {
     let mut bytes = [0; 16];
     rand::fill(&mut bytes).map_err(|_| Error::Signing)?;

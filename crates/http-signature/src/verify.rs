@@ -1,4 +1,4 @@
-//! Judging the signature of a request.
+//! Verifies the signature of a request.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -9,76 +9,76 @@ use super::{SignatureInput, VerifyingKey};
 use crate::structured::{BareItem, Dictionary, Item, ListEntry, parse_dictionary};
 use crate::{Error, Request};
 
-/// Longer than the signature headers of anybody; parsing takes a time that goes
-/// with their length, and nobody has proven anything by then.
-const MAX_FIELD: usize = 16 * 1024;
+/// The longest signature header. Parsing takes time in proportion to the length, and the client
+/// is not authenticated yet.
+const MAX_FIELD_BYTES: usize = 16 * 1024;
 
-/// What a request has to be like.
+/// The requirements on a signature.
 #[derive(Debug, Clone)]
 pub struct Verifier {
-    /// For whom signatures may have been made: normalised, as
-    /// [`Request::normalized_authority`] gives them.
+    /// The authorities that signatures may be for, as [`Request::normalized_authority`] returns
+    /// them.
     pub authorities: Vec<String>,
-    /// When they may have been made.
+    /// When signatures may have been created.
     pub window: Window,
 }
 
-/// When a signature may have been made.
+/// When a signature may have been created.
 #[derive(Debug, Clone, Copy)]
 pub struct Window {
-    /// Seconds for which it is good.
+    /// Seconds for which a signature is valid.
     pub max_age: u32,
     /// Seconds by which clocks may differ.
     pub skew: u32,
-    /// Seconds since 1970: from when on what is accepted is remembered. Who verified
-    /// before accepted what was made by then, or later by the skew of clocks: that is
-    /// not known to be new.
+    /// Since when accepted signatures are remembered, in seconds since 1970. A signature that was
+    /// created before, or later by less than the skew of clocks, may have been accepted by a
+    /// previous process: it is unknown whether it is new.
     pub since: u64,
 }
 
-/// A signature that is good, unless it has been seen before.
+/// A valid signature. Whether it is a replay is still to be checked.
 #[derive(Debug)]
 pub struct Verified {
-    /// Whose it is.
+    /// The identifier of its key.
     pub key_id: String,
-    /// What to remember it by.
+    /// Identifies the signature in the replay cache.
     pub fingerprint: Fingerprint,
-    /// Seconds since 1970: until when it has to be remembered.
+    /// Until when the signature has to be remembered, in seconds since 1970.
     pub until: u64,
-    /// What the body has to be; none: there is no body.
+    /// The digests that the body must have; `None` if there is no body.
     pub digest: Option<ExpectedDigest>,
 }
 
-/// Why a request is not believed.
+/// Why a signature is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    /// The headers have no reading, or not the parameters that are needed.
+pub enum VerifyError {
+    /// The headers cannot be parsed, or lack required parameters.
     Malformed,
-    /// Nobody here has a key of this name.
+    /// No key has this identifier.
     UnknownKey,
-    /// Several signatures could be meant.
+    /// Several signatures are of known keys.
     Ambiguous,
-    /// A part that matters is not covered.
+    /// A required component is not covered.
     NotCovered,
-    /// It was made for somebody else.
+    /// The signature is for another server.
     WrongAuthority,
-    /// It has run out.
-    Late,
-    /// It was made in the future.
-    Early,
-    /// It is not known whether it has been seen: it was made before this verifier
-    /// started, as far as clocks can tell.
+    /// The signature has expired.
+    Expired,
+    /// The signature was created in the future.
+    NotYetValid,
+    /// The signature may have been created before this verifier started, so that it is unknown
+    /// whether it is a replay.
     BeforeStart,
-    /// It is not over this request, or not by this key.
+    /// The signature does not match the request or the key.
     Mismatch,
-    /// It has been seen before.
+    /// The signature has been used before.
     Replayed,
-    /// The body is another.
+    /// The body does not match the digest.
     WrongDigest,
 }
 
-impl Refusal {
-    /// For metrics.
+impl VerifyError {
+    /// The value of metric labels.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Malformed => "malformed",
@@ -86,8 +86,8 @@ impl Refusal {
             Self::Ambiguous => "ambiguous",
             Self::NotCovered => "not-covered",
             Self::WrongAuthority => "wrong-authority",
-            Self::Late => "late",
-            Self::Early => "early",
+            Self::Expired => "late",
+            Self::NotYetValid => "early",
             Self::BeforeStart => "before-start",
             Self::Mismatch => "mismatch",
             Self::Replayed => "replayed",
@@ -95,7 +95,7 @@ impl Refusal {
         }
     }
 
-    /// For people: what is wrong in general, and nothing that would help a forger.
+    /// The message for clients: the general reason, and nothing that helps a forger.
     pub fn message(self) -> &'static str {
         match self {
             Self::Malformed => {
@@ -109,8 +109,8 @@ impl Refusal {
                  content-encoding of a body, and impersonation headers"
             }
             Self::WrongAuthority => "the request is signed for another server",
-            Self::Late => "the request's signature has run out",
-            Self::Early => "the request's signature was made in the future: clocks differ",
+            Self::Expired => "the request's signature has run out",
+            Self::NotYetValid => "the request's signature was made in the future: clocks differ",
             Self::BeforeStart => {
                 "the request was signed before this server started, or too shortly after to \
                  tell by clocks: it has to be signed again"
@@ -122,69 +122,69 @@ impl Refusal {
     }
 }
 
-/// Whether a request says that it is signed.
+/// Whether a request has signature headers.
 pub fn is_signed(headers: &HeaderMap) -> bool {
     headers.contains_key(SIGNATURE) || headers.contains_key(SIGNATURE_INPUT)
 }
 
-/// Removes signatures: whoever comes next was not meant.
+/// Removes signatures: they are not meant for the next server.
 pub fn remove_signatures(headers: &mut HeaderMap) {
     headers.remove(SIGNATURE);
     headers.remove(SIGNATURE_INPUT);
 }
 
-/// Whether a header changes what a request means so much that it is covered or
-/// not there: whom it acts as. With a body, also `Content-Type` and
-/// `Content-Encoding`, which say what the signed bytes are.
+/// Whether a header must be covered if it is present, because it changes the meaning of a
+/// request: impersonation headers. With a body, also `Content-Type` and `Content-Encoding`, which
+/// determine the meaning of the signed bytes.
 pub(super) fn must_be_covered(name: &HeaderName) -> bool {
     name.as_str().starts_with("impersonate")
 }
 
-struct Offered {
+struct SignatureCandidate {
     input: SignatureInput,
     key_id: String,
     signature: Vec<u8>,
 }
 
 impl Verifier {
-    /// Whether a request is signed by one of these keys, now (seconds since 1970).
+    /// Verifies that a request is signed by one of these keys at this time (seconds since 1970).
     pub fn verify<'k>(
         &self,
         request: &Request<'_>,
         body: HasBody,
         now: u64,
         key: impl Fn(&str) -> Option<&'k VerifyingKey>,
-    ) -> Result<Verified, Refusal> {
-        let mut known = offered(request.headers)?
+    ) -> Result<Verified, VerifyError> {
+        let mut known = candidates(request.headers)?
             .into_iter()
-            .filter_map(|offered| Some((key(&offered.key_id)?, offered)));
-        let (key, offered) = known.next().ok_or(Refusal::UnknownKey)?;
+            .filter_map(|candidates| Some((key(&candidates.key_id)?, candidates)));
+        let (key, candidates) = known.next().ok_or(VerifyError::UnknownKey)?;
         if known.next().is_some() {
-            return Err(Refusal::Ambiguous);
+            return Err(VerifyError::Ambiguous);
         }
-        let Offered {
+        let SignatureCandidate {
             input,
             key_id,
             signature,
-        } = offered;
-        // RFC 9421, 3.2: the key decides; who says otherwise is refused.
+        } = candidates;
+        // RFC 9421, 3.2: the key determines the algorithm; a different `alg` is refused.
         let named = input.algorithm.as_deref();
         if named.is_some_and(|it| it != key.algorithm().as_str()) {
-            return Err(Refusal::Mismatch);
+            return Err(VerifyError::Mismatch);
         }
         covers(&input, request, body)?;
         if !self.authorities.contains(&request.normalized_authority()) {
-            return Err(Refusal::WrongAuthority);
+            return Err(VerifyError::WrongAuthority);
         }
         let until = self.window.check(&input, now)?;
-        let base = signature_base(request, &input).map_err(|_| Refusal::Mismatch)?;
+        let base = signature_base(request, &input).map_err(|_| VerifyError::Mismatch)?;
         if !key.verify(base.as_bytes(), &signature) {
-            return Err(Refusal::Mismatch);
+            return Err(VerifyError::Mismatch);
         }
-        let digest = ExpectedDigest::of(request.headers).map_err(|_| Refusal::Malformed)?;
+        let digest = ExpectedDigest::of(request.headers).map_err(|_| VerifyError::Malformed)?;
         Ok(Verified {
-            // An ECDSA signature has a twin that is as good: what is remembered is
-            // what was signed, not the signature.
+            // For each ECDSA signature there is a second valid one: the signed text is
+            // remembered, not the signature.
             fingerprint: match &input.nonce {
                 Some(nonce) => Fingerprint::of_nonce(&key_id, nonce),
                 None => Fingerprint::of_base(&key_id, &base),
@@ -199,13 +199,13 @@ impl Verifier {
 /// Whether a request has a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HasBody {
-    /// It has.
+    /// It has one.
     Yes,
     /// It has none.
     No,
 }
 
-fn offered(headers: &HeaderMap) -> Result<Vec<Offered>, Refusal> {
+fn candidates(headers: &HeaderMap) -> Result<Vec<SignatureCandidate>, VerifyError> {
     let inputs = dictionary(headers, SIGNATURE_INPUT)?;
     let signatures = dictionary(headers, SIGNATURE)?;
     let mut all = Vec::new();
@@ -215,48 +215,48 @@ fn offered(headers: &HeaderMap) -> Result<Vec<Offered>, Refusal> {
             ..
         }) = signature
         else {
-            return Err(Refusal::Malformed);
+            return Err(VerifyError::Malformed);
         };
         let Some(ListEntry::InnerList(input)) = inputs.get(label) else {
-            return Err(Refusal::Malformed);
+            return Err(VerifyError::Malformed);
         };
         let key_id = match input.params.get("keyid") {
             Some(BareItem::String(key_id)) => key_id.as_str().to_owned(),
-            // Somebody else's business, perhaps.
+            // It may be for another verifier.
             _ => continue,
         };
         let input =
             SignatureInput::from_list(input.clone().into()).map_err(|error| match error {
-                Error::Component { .. } => Refusal::NotCovered,
-                _ => Refusal::Malformed,
+                Error::Component { .. } => VerifyError::NotCovered,
+                _ => VerifyError::Malformed,
             })?;
-        all.push(Offered {
+        all.push(SignatureCandidate {
             input,
             key_id,
             signature: signature.clone(),
         });
     }
     if all.is_empty() {
-        return Err(Refusal::Malformed);
+        return Err(VerifyError::Malformed);
     }
     Ok(all)
 }
 
-fn dictionary(headers: &HeaderMap, name: HeaderName) -> Result<Dictionary, Refusal> {
+fn dictionary(headers: &HeaderMap, name: HeaderName) -> Result<Dictionary, VerifyError> {
     let lines: Vec<_> = headers
         .get_all(name)
         .iter()
         .map(HeaderValue::as_bytes)
         .collect();
     let text = lines.join(&b", "[..]);
-    if text.len() > MAX_FIELD {
-        return Err(Refusal::Malformed);
+    if text.len() > MAX_FIELD_BYTES {
+        return Err(VerifyError::Malformed);
     }
-    parse_dictionary(&text).map_err(|_| Refusal::Malformed)
+    parse_dictionary(&text).map_err(|_| VerifyError::Malformed)
 }
 
 impl SignatureInput {
-    /// Whether a header is covered as a whole.
+    /// Whether all of a header is covered.
     fn covers_field(&self, name: &HeaderName) -> bool {
         use FieldForm::{Bytes, Joined, Strict};
         [Joined, Strict, Bytes]
@@ -269,13 +269,13 @@ impl SignatureInput {
     }
 }
 
-/// Whether all is covered that makes a request what it is.
-fn covers(input: &SignatureInput, request: &Request<'_>, body: HasBody) -> Result<(), Refusal> {
+/// Checks that all components that determine the meaning of a request are covered.
+fn covers(input: &SignatureInput, request: &Request<'_>, body: HasBody) -> Result<(), VerifyError> {
     use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
     let covered = |component| input.covers(&component);
     let whole = covered(Component::TargetUri);
     let authority = whole || covered(Component::Authority);
-    // A query that is added is one that is not covered.
+    // A query that was added on the way is not covered.
     let query = request.query.is_none() || covered(Component::Query);
     let target = whole || (covered(Component::Path) && query);
     let headers = request.headers.keys().all(|name| {
@@ -287,34 +287,34 @@ fn covers(input: &SignatureInput, request: &Request<'_>, body: HasBody) -> Resul
     if covered(Component::Method) && authority && target && headers && digest {
         Ok(())
     } else {
-        Err(Refusal::NotCovered)
+        Err(VerifyError::NotCovered)
     }
 }
 
 impl Window {
-    /// Seconds since 1970: what was made then or before may have been accepted before
-    /// anything was remembered.
+    /// Signatures that were created at this time (seconds since 1970) or before may have been
+    /// accepted before this process started.
     pub fn is_unknown_until(&self) -> u64 {
         self.since.saturating_add(self.skew.into())
     }
 
-    /// Until when a signature has to be remembered, if it is good now.
-    fn check(&self, input: &SignatureInput, now: u64) -> Result<u64, Refusal> {
+    /// Until when a signature has to be remembered, if it is valid now.
+    fn check(&self, input: &SignatureInput, now: u64) -> Result<u64, VerifyError> {
         let second = |at: Option<i64>| at.and_then(|it| u64::try_from(it).ok());
-        let created = second(input.created).ok_or(Refusal::Malformed)?;
+        let created = second(input.created).ok_or(VerifyError::Malformed)?;
         let mut end = created.saturating_add(self.max_age.into());
         if let Some(expires) = input.expires {
-            let expires = u64::try_from(expires).map_err(|_| Refusal::Malformed)?;
+            let expires = u64::try_from(expires).map_err(|_| VerifyError::Malformed)?;
             end = end.min(expires);
         }
         let skew = u64::from(self.skew);
         let until = end.saturating_add(skew);
         if created > now.saturating_add(skew) {
-            Err(Refusal::Early)
+            Err(VerifyError::NotYetValid)
         } else if now > until {
-            Err(Refusal::Late)
+            Err(VerifyError::Expired)
         } else if created <= self.is_unknown_until() {
-            Err(Refusal::BeforeStart)
+            Err(VerifyError::BeforeStart)
         } else {
             Ok(until)
         }

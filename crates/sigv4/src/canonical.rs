@@ -1,4 +1,4 @@
-//! The canonical request: one form for all requests that mean the same.
+//! The canonical request: one form for all requests with the same meaning.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use percent_encoding::{
 
 use crate::Request;
 
-/// Everything but what RFC 3986 calls unreserved.
+/// Everything but the unreserved characters of RFC 3986.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -21,28 +21,28 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
 
 const ENCODED_PATH: &AsciiSet = &ENCODED.remove(b'/');
 
-/// How a path is brought into its one form.
+/// How a path is brought into its canonical form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PathStyle {
-    /// Dots and double slashes are resolved, and what is on the wire is encoded
-    /// once more: all services but one.
+    /// Dots and double slashes are resolved, and the path of the wire is encoded once more: all
+    /// services except S3.
     #[default]
     Standard,
-    /// Encoded once, and nothing resolved: S3.
+    /// Encoded once, without resolving anything: S3.
     S3,
 }
 
 /// A canonical request, and the names of the headers in it.
 #[derive(Debug)]
 pub struct Canonical {
-    /// What is hashed.
+    /// The text that is hashed.
     pub text: Vec<u8>,
-    /// In order, with semicolons between them.
+    /// The names in order, separated by semicolons.
     pub signed_headers: String,
 }
 
-/// Puts it together from the headers that are to be signed, and the hash of the
-/// body in hexadecimal (or what stands for it). `host` is always signed.
+/// Builds it from the headers that are to be signed and the hash of the body in hexadecimal,
+/// or the constant that replaces the hash. `host` is always signed.
 pub fn canonical_request(
     request: &Request<'_>,
     style: PathStyle,
@@ -50,11 +50,11 @@ pub fn canonical_request(
     payload: &str,
 ) -> Canonical {
     let mut headers: BTreeMap<&str, Vec<Cow<'_, [u8]>>> = BTreeMap::new();
-    headers.insert("host", vec![squeezed(request.authority.as_bytes())]);
+    headers.insert("host", vec![collapse_spaces(request.authority.as_bytes())]);
     for (name, value) in request.headers {
         if *name != HOST && is_signed(name) {
             let values = headers.entry(name.as_str()).or_default();
-            values.push(squeezed(value.as_bytes()));
+            values.push(collapse_spaces(value.as_bytes()));
         }
     }
     let names: Vec<_> = headers.keys().copied().collect();
@@ -94,20 +94,20 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// Without spaces around, and with one where there are several.
-fn squeezed(value: &[u8]) -> Cow<'_, [u8]> {
+/// Removes spaces at both ends, and all but one of several in a row.
+fn collapse_spaces(value: &[u8]) -> Cow<'_, [u8]> {
     let value = value.trim_ascii();
     if !value.windows(2).any(|it| it == b"  ") {
         return Cow::Borrowed(value);
     }
-    let mut squeezed = value.to_vec();
-    squeezed.dedup_by(|next, before| *next == b' ' && *before == b' ');
-    Cow::Owned(squeezed)
+    let mut collapsed = value.to_vec();
+    collapsed.dedup_by(|next, before| *next == b' ' && *before == b' ');
+    Cow::Owned(collapsed)
 }
 
 fn path(path: &str, style: PathStyle) -> String {
     match style {
-        PathStyle::Standard => percent_encode(resolved(path).as_bytes(), ENCODED_PATH).to_string(),
+        PathStyle::Standard => percent_encode(normalize(path).as_bytes(), ENCODED_PATH).to_string(),
         PathStyle::S3 if path.is_empty() => "/".to_owned(),
         PathStyle::S3 => {
             let decoded: Vec<u8> = percent_decode_str(path).collect();
@@ -116,8 +116,8 @@ fn path(path: &str, style: PathStyle) -> String {
     }
 }
 
-/// Without `.`, `..` and empty segments (RFC 3986, 5.2.4).
-fn resolved(path: &str) -> String {
+/// Removes `.`, `..` and empty segments (RFC 3986, 5.2.4).
+fn normalize(path: &str) -> String {
     let mut segments = Vec::new();
     for segment in path.split('/') {
         match segment {
@@ -126,17 +126,17 @@ fn resolved(path: &str) -> String {
             segment => segments.push(segment),
         }
     }
-    let mut resolved = format!("/{}", segments.join("/"));
-    let ends_a_folder = ["/", "/.", "/.."].iter().any(|it| path.ends_with(it));
-    if ends_a_folder && resolved.len() > 1 {
-        resolved.push('/');
+    let mut normalized = format!("/{}", segments.join("/"));
+    let is_directory = ["/", "/.", "/.."].iter().any(|it| path.ends_with(it));
+    if is_directory && normalized.len() > 1 {
+        normalized.push('/');
     }
-    resolved
+    normalized
 }
 
-/// Sorted, and encoded anew.
+/// Sorted, and decoded and encoded again.
 fn query(query: &str) -> String {
-    let anew = |part: &str| {
+    let reencode = |part: &str| {
         let part = part.replace('+', " ");
         let decoded: Vec<u8> = percent_decode(part.as_bytes()).collect();
         percent_encode(&decoded, ENCODED).to_string()
@@ -146,7 +146,7 @@ fn query(query: &str) -> String {
         .filter(|pair| !pair.is_empty())
         .map(|pair| {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (anew(key), anew(value))
+            (reencode(key), reencode(value))
         })
         .collect();
     pairs.sort();

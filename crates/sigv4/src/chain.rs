@@ -1,5 +1,5 @@
-//! Where credentials are looked for: the environment, the profile's keys, the
-//! profile's `credential_process`. The other links of AWS' chain need a network.
+//! The sources of credentials: the environment, the keys of the profile, the
+//! `credential_process` of the profile. The other sources of AWS' chain need a network.
 
 use std::ffi::OsString;
 use std::io::Read as _;
@@ -9,25 +9,25 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 use zeroize::{Zeroize as _, Zeroizing};
 
-use super::profile::{Kind, Profile};
+use super::profile::{FileKind, Profile};
 use super::{Credentials, process};
 use crate::{Error, Secret};
 
-/// More than anybody's profiles; the file is read whole.
-const MAX_FILE: u64 = 1024 * 1024;
+/// The largest file of profiles. Files are read as a whole.
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
-/// Seconds after which keys in files are looked at again: they are rotated now and
-/// then, and requests are many.
-const LOOK_AGAIN: u64 = 60;
+/// Seconds after which keys in files are read again: keys are rotated rarely, and requests are
+/// many.
+const FILE_REFRESH_SECONDS: u64 = 60;
 
-/// Seconds before its end at which a lent credential is replaced. AWS' programs
-/// take longer; a request needs seconds.
-const REPLACE_BEFORE: u64 = 60;
+/// Seconds before its expiration at which a temporary credential is replaced. AWS' programs
+/// replace it earlier; a request needs seconds.
+const REFRESH_BEFORE_EXPIRY_SECONDS: u64 = 60;
 
-/// Seconds between two runs of a program, whatever it prints.
-const RUN_AGAIN: u64 = 10;
+/// The least seconds between two executions of a program, whatever it prints.
+const MIN_PROCESS_INTERVAL_SECONDS: u64 = 10;
 
-/// What the environment says.
+/// The environment variables that the chain reads.
 #[derive(Debug, Clone, Default)]
 pub struct Environment {
     /// `AWS_ACCESS_KEY_ID`
@@ -49,12 +49,12 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// That of this process.
+    /// The environment of this process.
     pub fn current() -> Self {
         Self::of(|name| std::env::var_os(name))
     }
 
-    /// Any; empty variables count as absent.
+    /// Any environment. Empty variables count as absent.
     pub fn of(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let os = |name: &str| variable(name).filter(|it| !it.is_empty());
         let text = |name: &str| os(name)?.into_string().ok();
@@ -71,69 +71,69 @@ impl Environment {
     }
 }
 
-/// Finds credentials, and keeps them as long as they are good.
+/// Finds credentials, and caches them while they are valid.
 #[derive(Debug)]
 pub struct Chain {
     environment: Environment,
-    /// Asked for by name: then the environment's keys do not count.
+    /// A profile that was requested by name. The keys of the environment are then ignored.
     profile: Option<String>,
-    kept: Mutex<Option<Kept>>,
+    cached: Mutex<Option<CachedCredentials>>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CachedCredentials {
     credentials: Arc<Credentials>,
-    /// Seconds since 1970: when to look again.
+    /// When to search again, in seconds since 1970.
     until: u64,
 }
 
 impl Chain {
-    /// Looks in this environment, and for this profile if one is asked for.
+    /// Searches this environment, and this profile if one is requested.
     pub fn new(environment: Environment, profile: Option<String>) -> Self {
         Self {
             environment,
             profile,
-            kept: Mutex::new(None),
+            cached: Mutex::new(None),
         }
     }
 
-    /// What was found before, if it is good now (seconds since 1970) and need not be looked
-    /// for again.
-    pub async fn known(&self, now: u64) -> Option<Arc<Credentials>> {
-        let kept = self.kept.lock().await;
-        let kept = kept.as_ref().filter(|kept| now < kept.until);
-        kept.map(|kept| kept.credentials.clone())
+    /// The cached credentials, if they need not be searched again at this time (seconds since
+    /// 1970).
+    pub async fn cached(&self, now: u64) -> Option<Arc<Credentials>> {
+        let cached = self.cached.lock().await;
+        let cached = cached.as_ref().filter(|cached| now < cached.until);
+        cached.map(|cached| cached.credentials.clone())
     }
 
-    /// The credentials that are good now (seconds since 1970). However many ask,
-    /// one looks. A program that is run is killed when whoever looks gives up: who has
-    /// others wait for it looks in a task of its own.
+    /// The credentials that are valid at this time (seconds since 1970). Concurrent callers wait
+    /// for one search. A running program is killed when the future that searches is dropped: a
+    /// caller that others wait for runs it in a task of its own.
     pub async fn credentials(&self, now: u64) -> Result<Arc<Credentials>, Error> {
-        let mut kept = self.kept.lock().await;
-        if let Some(kept) = &*kept
-            && now < kept.until
+        let mut cached = self.cached.lock().await;
+        if let Some(cached) = &*cached
+            && now < cached.until
         {
-            return Ok(kept.credentials.clone());
+            return Ok(cached.credentials.clone());
         }
         let found = match self.find(now).await {
             Ok(found) => found,
             Err(error) => {
-                // What was found before may be good for a while yet.
-                let Some(kept) = &mut *kept else {
+                // The cached credentials may still be valid for a while.
+                let Some(cached) = &mut *cached else {
                     return Err(error);
                 };
-                let good = |it: &Credentials| it.expires.is_some_and(|at| now < at);
-                if !good(&kept.credentials) {
+                let is_valid = |it: &Credentials| it.expires.is_some_and(|at| now < at);
+                if !is_valid(&cached.credentials) {
                     return Err(error);
                 }
-                kept.until = now + RUN_AGAIN;
-                return Ok(kept.credentials.clone());
+                cached.until = now + MIN_PROCESS_INTERVAL_SECONDS;
+                return Ok(cached.credentials.clone());
             }
         };
-        Ok(kept.insert(found).credentials.clone())
+        Ok(cached.insert(found).credentials.clone())
     }
 
-    /// The region: the environment's, or else the profile's.
+    /// The region of the environment, or else of the profile.
     pub fn region(&self) -> Result<Option<String>, Error> {
         if let Some(region) = &self.environment.region {
             return Ok(Some(region.clone()));
@@ -147,11 +147,11 @@ impl Chain {
         name.map_or("default", String::as_str)
     }
 
-    async fn find(&self, now: u64) -> Result<Kept, Error> {
+    async fn find(&self, now: u64) -> Result<CachedCredentials, Error> {
         if self.profile.is_none()
             && let Some(credentials) = self.environment.credentials()?
         {
-            return Ok(Kept {
+            return Ok(CachedCredentials {
                 credentials: Arc::new(credentials),
                 until: u64::MAX,
             });
@@ -162,8 +162,8 @@ impl Chain {
             profile: name.to_owned(),
             cause: cause.to_owned(),
         };
-        let asked_for = self.profile.is_some() || self.environment.profile.is_some();
-        if !exists && asked_for {
+        let is_requested = self.profile.is_some() || self.environment.profile.is_some();
+        if !exists && is_requested {
             return Err(wrong(&format!("it is not in {}", self.searched_files())));
         }
         match (
@@ -172,14 +172,14 @@ impl Chain {
         ) {
             (Some(id), Some(secret)) => {
                 let token = profile.get("aws_session_token").map(Secret::new);
-                return Ok(Kept {
+                return Ok(CachedCredentials {
                     credentials: Arc::new(Credentials {
                         access_key_id: id.to_owned(),
                         secret_access_key: Secret::new(secret),
                         session_token: token,
                         expires: None,
                     }),
-                    until: now.saturating_add(LOOK_AGAIN),
+                    until: now.saturating_add(FILE_REFRESH_SECONDS),
                 });
             }
             (None, None) => {}
@@ -191,7 +191,7 @@ impl Chain {
         }
         if let Some(line) = profile.get("credential_process") {
             let credentials = process::run(name, line, None).await?;
-            return kept(name, credentials, now);
+            return cache_until_expiry(name, credentials, now);
         }
         for setting in [
             "role_arn",
@@ -209,11 +209,11 @@ impl Chain {
                 });
             }
         }
-        Err(Error::NoCredentials(self.nowhere()))
+        Err(Error::NoCredentials(self.not_found_message()))
     }
 
-    /// Where credentials were looked for in vain, and what to do.
-    fn nowhere(&self) -> String {
+    /// Where the search found no credentials, and what to do.
+    fn not_found_message(&self) -> String {
         let variables = match &self.profile {
             None => "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set",
             Some(_) => "AWS_ACCESS_KEY_ID is not used, because a profile is given",
@@ -240,7 +240,7 @@ impl Chain {
         }
     }
 
-    /// The profile as both files have it, and whether either has.
+    /// The profile as merged from both files, and whether one of them has it.
     fn read(&self) -> Result<(Profile, bool), Error> {
         let (mut profile, mut exists) = (Profile::default(), false);
         for (kind, path) in self.files() {
@@ -252,19 +252,19 @@ impl Chain {
     }
 
     /// The files that profiles are read from.
-    fn files(&self) -> impl Iterator<Item = (Kind, PathBuf)> {
+    fn files(&self) -> impl Iterator<Item = (FileKind, PathBuf)> {
         let environment = &self.environment;
         let files = [
             (
-                Kind::Credentials,
+                FileKind::Credentials,
                 &environment.credentials_file,
                 "credentials",
             ),
-            (Kind::Config, &environment.config_file, "config"),
+            (FileKind::Config, &environment.config_file, "config"),
         ];
-        files.into_iter().filter_map(|(kind, told, usual)| {
-            let usual = || Some(environment.home.as_ref()?.join(".aws").join(usual));
-            Some((kind, told.clone().or_else(usual)?))
+        files.into_iter().filter_map(|(kind, configured, name)| {
+            let default = || Some(environment.home.as_ref()?.join(".aws").join(name));
+            Some((kind, configured.clone().or_else(default)?))
         })
     }
 }
@@ -286,10 +286,14 @@ impl Environment {
     }
 }
 
-/// How long what a program has printed is kept.
-fn kept(profile: &str, credentials: Credentials, now: u64) -> Result<Kept, Error> {
+/// Determines how long the credential that a program has printed is cached.
+fn cache_until_expiry(
+    profile: &str,
+    credentials: Credentials,
+    now: u64,
+) -> Result<CachedCredentials, Error> {
     let until = match credentials.expires {
-        // AWS: without an end, it is not asked for again.
+        // AWS: without an expiration, the program is not executed again.
         None => u64::MAX,
         Some(end) if end <= now => {
             return Err(Error::Process {
@@ -297,17 +301,17 @@ fn kept(profile: &str, credentials: Credentials, now: u64) -> Result<Kept, Error
                 cause: "it prints a credential that has expired".to_owned(),
             });
         }
-        Some(end) => (end.saturating_sub(REPLACE_BEFORE))
-            .max(now.saturating_add(RUN_AGAIN))
+        Some(end) => (end.saturating_sub(REFRESH_BEFORE_EXPIRY_SECONDS))
+            .max(now.saturating_add(MIN_PROCESS_INTERVAL_SECONDS))
             .min(end),
     };
-    Ok(Kept {
+    Ok(CachedCredentials {
         credentials: Arc::new(credentials),
         until,
     })
 }
 
-/// The text of a file; nothing where there is none.
+/// The text of a file, or nothing if it does not exist.
 fn read(path: &Path) -> Result<Option<Zeroizing<String>>, Error> {
     let failed = |cause: String| Error::File {
         path: path.to_owned(),
@@ -320,13 +324,13 @@ fn read(path: &Path) -> Result<Option<Zeroizing<String>>, Error> {
     };
     let length = file.metadata().map_err(|it| failed(it.to_string()))?.len();
     // A buffer that grows leaves copies behind.
-    let room = usize::try_from(length.min(MAX_FILE) + 1).unwrap_or_default();
+    let room = usize::try_from(length.min(MAX_FILE_BYTES) + 1).unwrap_or_default();
     let mut bytes = Vec::with_capacity(room);
-    let read = file.take(MAX_FILE + 1).read_to_end(&mut bytes);
-    if read.is_err() || bytes.len() as u64 > MAX_FILE {
+    let read = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes);
+    if read.is_err() || bytes.len() as u64 > MAX_FILE_BYTES {
         bytes.zeroize();
         let cause = read.err().map_or_else(
-            || format!("it is longer than {MAX_FILE} bytes"),
+            || format!("it is longer than {MAX_FILE_BYTES} bytes"),
             |error| error.to_string(),
         );
         return Err(failed(cause));

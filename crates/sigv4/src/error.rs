@@ -17,25 +17,25 @@ pub enum Error {
     /// A profile cannot be used.
     #[error("the AWS profile {profile:?}: {cause}")]
     Profile {
-        /// Its name.
+        /// The name of the profile.
         profile: String,
-        /// What is wrong with it, and what to do.
+        /// What is wrong with the profile, and what to do.
         cause: String,
     },
     /// A file of AWS settings cannot be read.
     #[error("{}: {cause}", path.display())]
     File {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why it cannot be read.
         cause: String,
     },
-    /// A program that was to print a credential has not.
+    /// A program did not print a credential.
     #[error("credential_process of the AWS profile {profile:?}: {cause}")]
     Process {
-        /// Whose it is.
+        /// The profile that names the program.
         profile: String,
-        /// What went wrong.
+        /// What the program did instead.
         cause: String,
     },
 }

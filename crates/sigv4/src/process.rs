@@ -12,24 +12,25 @@ use zeroize::Zeroizing;
 use super::Credentials;
 use crate::{Error, Secret};
 
-/// Somebody may have to touch a key or type a code.
-const PATIENCE: Duration = Duration::from_mins(1);
+/// How long the program may run: the user may have to touch a key or type a code.
+const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// More than any credential.
-const MAX_OUTPUT: usize = 64 * 1024;
+/// The longest output: longer than any credential.
+const MAX_OUTPUT_BYTES: usize = 64 * 1024;
 
-/// Runs it. It has no standard input, and our standard error for what it wants to
-/// say to people.
+/// Executes the program. It has no standard input, and inherits standard error for messages to
+/// the user.
 pub(super) async fn run(
     profile: &str,
     line: &str,
-    patience: Option<Duration>,
+    timeout: Option<Duration>,
 ) -> Result<Credentials, Error> {
     let failed = |cause: String| Error::Process {
         profile: profile.to_owned(),
         cause,
     };
-    let words = words(line).ok_or_else(|| failed("a quote is not closed".to_owned()))?;
+    let words =
+        split_command_line(line).ok_or_else(|| failed("a quote is not closed".to_owned()))?;
     let Some((program, arguments)) = words.split_first() else {
         return Err(failed("it is empty".to_owned()));
     };
@@ -43,21 +44,21 @@ pub(super) async fn run(
     let Some(stdout) = child.stdout.take() else {
         return Err(failed("it has no output".to_owned()));
     };
-    // Reserved at once: a buffer that grows leaves copies behind.
-    let mut printed = Zeroizing::new(Vec::with_capacity(MAX_OUTPUT + 1));
+    // Reserved at once: a buffer that grows leaves copies in memory.
+    let mut printed = Zeroizing::new(Vec::with_capacity(MAX_OUTPUT_BYTES + 1));
     let running = async {
-        let mut stdout = stdout.take(MAX_OUTPUT as u64 + 1);
-        while printed.len() <= MAX_OUTPUT {
+        let mut stdout = stdout.take(MAX_OUTPUT_BYTES as u64 + 1);
+        while printed.len() <= MAX_OUTPUT_BYTES {
             if stdout.read_buf(&mut *printed).await? == 0 {
                 return child.wait().await.map(Some);
             }
         }
         Ok(None)
     };
-    let patience = patience.unwrap_or(PATIENCE);
-    let ended = match tokio::time::timeout(patience, running).await {
+    let timeout = timeout.unwrap_or(TIMEOUT);
+    let ended = match tokio::time::timeout(timeout, running).await {
         Err(_) => {
-            let limit = patience.as_secs();
+            let limit = timeout.as_secs();
             return Err(failed(format!("{program} did not end within {limit} s")));
         }
         Ok(Err(error)) => return Err(failed(format!("{program}: {error}"))),
@@ -67,7 +68,7 @@ pub(super) async fn run(
     if !ended.success() {
         return Err(failed(format!("{program} failed with {ended}")));
     }
-    understand(&printed).map_err(|cause| failed(format!("{program}: {cause}")))
+    parse_output(&printed).map_err(|cause| failed(format!("{program}: {cause}")))
 }
 
 #[derive(Deserialize)]
@@ -82,9 +83,8 @@ struct Printed<'a> {
     expiration: Option<&'a str>,
 }
 
-/// What was printed must not be repeated. It is borrowed: text with escapes is no
-/// key.
-fn understand(printed: &[u8]) -> Result<Credentials, &'static str> {
+/// Errors must not repeat the output. Its text is borrowed: text with escapes is no key.
+fn parse_output(printed: &[u8]) -> Result<Credentials, &'static str> {
     let printed: Printed<'_> =
         serde_json::from_slice(printed).map_err(|_| "it does not print a credential in JSON")?;
     if printed.version != 1 {
@@ -109,9 +109,9 @@ fn understand(printed: &[u8]) -> Result<Credentials, &'static str> {
     })
 }
 
-/// A command line in words: quotes and backslashes as in a shell, nothing else of
-/// one. Nothing if a quote is not closed.
-fn words(line: &str) -> Option<Vec<String>> {
+/// Splits a command line into words: quotes and backslashes as in a shell, and nothing else of
+/// a shell. `None` if a quote is not closed.
+fn split_command_line(line: &str) -> Option<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut characters = line.chars();
@@ -171,12 +171,12 @@ mod tests {
         ];
         for (line, expected) in rows {
             let expected = expected.map(|it| it.iter().map(|it| (*it).to_owned()).collect());
-            assert_eq!(words(line), expected, "{line}");
+            assert_eq!(split_command_line(line), expected, "{line}");
         }
     }
 
     #[tokio::test]
-    async fn what_is_printed_is_a_credential() {
+    async fn the_output_is_parsed_as_a_credential() {
         let read = run("p", &format!("printf %s '{GOOD}'"), None)
             .await
             .unwrap();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_goes_wrong_is_told_without_what_was_printed() {
+    async fn errors_do_not_repeat_the_output() {
         let bad = |text: &str| format!("printf %s '{text}'");
         let rows = [
             ("false".to_owned(), "failed with exit status: 1"),
@@ -206,10 +206,10 @@ mod tests {
             (bad(&GOOD.replace("2015", "1969")), "Expiration"),
         ];
         for (line, expected) in rows {
-            let patience = line
+            let timeout = line
                 .starts_with("sleep")
                 .then_some(Duration::from_millis(10));
-            let error = run("p", &line, patience).await.unwrap_err().to_string();
+            let error = run("p", &line, timeout).await.unwrap_err().to_string();
             assert!(error.contains(expected), "{line}: {error}");
             assert!(
                 error.contains("\"p\"") && !error.contains("s3cret"),

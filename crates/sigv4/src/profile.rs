@@ -1,4 +1,4 @@
-//! AWS' two files: `~/.aws/credentials` and `~/.aws/config`.
+//! The two files of AWS: `~/.aws/credentials` and `~/.aws/config`.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use zeroize::Zeroizing;
 #[derive(Default)]
 pub(super) struct Profile(BTreeMap<String, Zeroizing<String>>);
 
-/// Which of the files a text is: they name profiles differently.
+/// Which of the files a text comes from: they name profiles differently.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FileKind {
     Credentials,
     Config,
 }
@@ -21,16 +21,15 @@ impl Profile {
         value.filter(|it| !it.is_empty())
     }
 
-    /// Takes over what this text says of a profile, unless something is said
-    /// already: the file of credentials is read first, and counts. Whether it says
-    /// anything.
-    pub(super) fn read(&mut self, text: &str, kind: Kind, profile: &str) -> bool {
+    /// Adds the settings that this text has for a profile. Settings that exist stay: the file of
+    /// credentials is read first and takes precedence. Returns whether the text has the profile.
+    pub(super) fn read(&mut self, text: &str, kind: FileKind, profile: &str) -> bool {
         let (mut inside, mut found) = (false, false);
-        let mut here: BTreeMap<String, Zeroizing<String>> = BTreeMap::new();
+        let mut settings: BTreeMap<String, Zeroizing<String>> = BTreeMap::new();
         for line in text.lines() {
-            // What is indented belongs to a setting that has parts (`s3 =`).
+            // Indented lines belong to a setting with nested settings (`s3 =`).
             let nested = line.starts_with([' ', '\t']);
-            let line = without_comment(line).trim();
+            let line = strip_comment(line).trim();
             if line.is_empty() || nested {
                 continue;
             }
@@ -42,18 +41,18 @@ impl Profile {
             }
             if let (true, Some((key, value))) = (inside, line.split_once('=')) {
                 let value = Zeroizing::new(value.trim().to_owned());
-                here.insert(key.trim().to_ascii_lowercase(), value);
+                settings.insert(key.trim().to_ascii_lowercase(), value);
             }
         }
-        for (key, value) in here {
+        for (key, value) in settings {
             self.0.entry(key).or_insert(value);
         }
         found
     }
 }
 
-/// A whole line, or what follows a space and a mark.
-fn without_comment(line: &str) -> &str {
+/// Removes a comment: a whole line, or the part behind a space and `#` or `;`.
+fn strip_comment(line: &str) -> &str {
     if line.starts_with(['#', ';']) {
         return "";
     }
@@ -62,16 +61,16 @@ fn without_comment(line: &str) -> &str {
     &line[..end.unwrap_or(line.len())]
 }
 
-fn is_profile(section: &str, kind: Kind, profile: &str) -> bool {
+fn is_profile(section: &str, kind: FileKind, profile: &str) -> bool {
     match kind {
-        Kind::Credentials => section == profile,
-        Kind::Config => {
+        FileKind::Credentials => section == profile,
+        FileKind::Config => {
             let named = section
                 .strip_prefix("profile")
                 .filter(|rest| rest.starts_with([' ', '\t']));
             match named {
                 Some(name) => name.trim().trim_matches('"') == profile,
-                // Only this one goes without the word.
+                // Only this profile is named without the prefix.
                 None => section == "default" && profile == "default",
             }
         }
@@ -112,13 +111,13 @@ region = s
 
     fn of(profile: &str) -> (Profile, bool) {
         let mut read = Profile::default();
-        let first = read.read(CREDENTIALS, Kind::Credentials, profile);
-        let second = read.read(CONFIG, Kind::Config, profile);
+        let first = read.read(CREDENTIALS, FileKind::Credentials, profile);
+        let second = read.read(CONFIG, FileKind::Config, profile);
         (read, first || second)
     }
 
     #[test]
-    fn both_files_are_read_and_the_credentials_count_first() {
+    fn both_files_are_read_and_credentials_take_precedence() {
         let rows = [
             ("default", "aws_access_key_id", Some("AKID")),
             ("default", "aws_secret_access_key", Some("secret")),

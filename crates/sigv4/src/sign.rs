@@ -1,4 +1,4 @@
-//! Signing a request with a credential.
+//! Signs a request with a credential.
 
 use aws_lc_rs::hmac;
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE};
@@ -15,16 +15,16 @@ const X_AMZ_DATE: HeaderName = HeaderName::from_static("x-amz-date");
 const X_AMZ_SECURITY_TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token");
 const X_AMZ_CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
 
-/// Who signs.
+/// The credential of the signer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// Names the key.
+    /// The identifier of the key.
     pub access_key_id: String,
     /// The key.
     pub secret_access_key: Secret,
-    /// With keys that were lent for a time.
+    /// The token of a temporary credential.
     pub session_token: Option<Secret>,
-    /// Seconds since 1970: when that time ends.
+    /// When a temporary credential expires, in seconds since 1970.
     pub expires: Option<u64>,
 }
 
@@ -39,37 +39,37 @@ pub struct Signer {
     pub headers: SignedHeaders,
     /// How the path is signed.
     pub path: PathStyle,
-    /// Whether the hash of the body is a header too, as S3 wants it: who verifies
-    /// can judge the head before the body has come.
+    /// Whether the hash of the body is sent as a header too, as S3 requires: a verifier can then
+    /// check the head before the body has arrived.
     pub content_header: bool,
 }
 
 /// Which headers are signed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SignedHeaders {
-    /// What a body is, whom the request acts as, and these.
-    And(Vec<HeaderName>),
+    /// Headers that describe the body, impersonation headers, and these.
+    DefaultAnd(Vec<HeaderName>),
     /// All of them.
     All,
 }
 
-/// A request's body, as far as a signature is concerned.
+/// The body of a request, as the signature covers it.
 #[derive(Debug, Clone, Copy)]
 pub enum Payload<'a> {
-    /// All of it; empty where there is none.
+    /// The whole body; empty if there is none.
     Bytes(&'a [u8]),
-    /// Not signed: it is as long as it is, or goes on as long as it does.
+    /// Not signed: too long to be buffered, or a stream.
     Unsigned,
 }
 
 impl Signer {
-    /// The usual way of signing.
+    /// The default settings for a region and a service.
     pub fn new(region: impl Into<String>, service: impl Into<String>) -> Self {
         let service = service.into();
         let s3 = service == "s3";
         Self {
             region: region.into(),
-            headers: SignedHeaders::And(Vec::new()),
+            headers: SignedHeaders::DefaultAnd(Vec::new()),
             path: if s3 {
                 PathStyle::S3
             } else {
@@ -80,8 +80,8 @@ impl Signer {
         }
     }
 
-    /// The headers to set, each in place of what the request has under its name.
-    /// `now` is in seconds since 1970.
+    /// The headers to set. Each replaces the header of the same name. `now` is in seconds since
+    /// 1970.
     pub fn sign(
         &self,
         request: &Request<'_>,
@@ -130,7 +130,7 @@ impl Signer {
         }
         match &self.headers {
             SignedHeaders::All => true,
-            SignedHeaders::And(also) => {
+            SignedHeaders::DefaultAnd(also) => {
                 *name == CONTENT_TYPE
                     || *name == CONTENT_ENCODING
                     || name.as_str().starts_with("x-amz-")
@@ -146,9 +146,8 @@ fn value(bytes: &[u8]) -> Result<HeaderValue, Error> {
         .map_err(|_| Error::Request("the credential, the region or the service is no header"))
 }
 
-/// The signature of a canonical request made at a time (`20150830T123600Z`) for a
-/// scope (`DAY/REGION/SERVICE/aws4_request`): what a signer writes, and who
-/// verifies compares.
+/// The signature over a canonical request at a time (`20150830T123600Z`) for a scope
+/// (`DAY/REGION/SERVICE/aws4_request`). A signer sends it, a verifier compares it.
 pub fn signature(
     secret: &Secret,
     at: &str,

@@ -6,7 +6,7 @@ use sfv::{Decimal, Integer, Key, KeyRef, Parameters, StringRef, TokenRef};
 use super::*;
 
 #[test]
-fn items_have_one_reading_and_one_form() {
+fn items_are_parsed_and_serialized_in_one_form() {
     let rows: [(&str, Option<&str>); 44] = [
         ("1", Some("1")),
         ("-0", Some("0")),
@@ -36,7 +36,7 @@ fn items_have_one_reading_and_one_form() {
         ("Foo", Some("Foo")),
         ("::", Some("::")),
         (":aGVsbG8=:", Some(":aGVsbG8=:")),
-        // Padding that is missing is no error; bits that are left over are.
+        // Missing padding is no error; unused bits that are not zero are.
         (":aGVsbG8:", Some(":aGVsbG8=:")),
         (":aGVsbG9=:", None),
         (":aGVs bG8=:", None),
@@ -61,7 +61,7 @@ fn items_have_one_reading_and_one_form() {
 }
 
 #[test]
-fn lists_have_one_reading_and_one_form() {
+fn lists_are_parsed_and_serialized_in_one_form() {
     let rows = [
         ("", Some("")),
         ("  ", Some("")),
@@ -85,7 +85,7 @@ fn lists_have_one_reading_and_one_form() {
 }
 
 #[test]
-fn dictionaries_have_one_reading_and_one_form() {
+fn dictionaries_are_parsed_and_serialized_in_one_form() {
     let rows = [
         ("", Some("")),
         (
@@ -93,7 +93,7 @@ fn dictionaries_have_one_reading_and_one_form() {
             Some("a=1, b=2;x=1;y=2, c=(a b c), d"),
         ),
         ("a, b;x, c=?0, d=?1;y", Some("a, b;x, c=?0, d;y")),
-        // The last counts, in the place of the first.
+        // The last value takes the place of the first.
         ("a=1, b=2, a=3", Some("a=3, b=2")),
         ("a=", None),
         ("a=1 b=2", None),
@@ -109,7 +109,7 @@ fn dictionaries_have_one_reading_and_one_form() {
 }
 
 #[test]
-fn no_more_is_read_than_the_bounds() {
+fn fields_beyond_the_bounds_are_refused() {
     let inner = |count: usize| format!("({})", vec!["a"; count].join(" "));
     assert!(InnerList::parse(inner(MAX_INNER).as_bytes()).is_ok());
     assert!(InnerList::parse(inner(MAX_INNER + 1).as_bytes()).is_err());
@@ -171,7 +171,7 @@ fn an_inner_list_is_parsed_on_its_own() {
 }
 
 #[test]
-fn what_only_rfc_9651_has_is_refused() {
+fn types_that_only_rfc_9651_has_are_refused() {
     for text in ["@1659578233", "%\"f%c3%bc\"", "a;p=@1"] {
         assert!(parse_item(text.as_bytes()).is_err(), "{text}");
     }
@@ -186,7 +186,7 @@ fn errors_do_not_repeat_the_field() {
 }
 
 #[test]
-fn values_that_have_no_form_cannot_be_made() {
+fn values_without_a_serialized_form_cannot_be_created() {
     assert!(Integer::try_from(1_000_000_000_000_000_i64).is_err());
     assert!(Integer::try_from(-1_000_000_000_000_000_i64).is_err());
     assert!(StringRef::from_str("caf\u{e9}").is_err());
@@ -236,7 +236,7 @@ fn member() -> impl Strategy<Value = ListEntry> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_back(members in proptest::collection::vec((key(), member()), 0..5)) {
+    fn serialized_fields_are_parsed_to_the_same_fields(members in proptest::collection::vec((key(), member()), 0..5)) {
         let mut dictionary = Dictionary::default();
         for (key, member) in &members {
             dictionary.insert(key.clone(), member.clone());
@@ -253,7 +253,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_refused_or_come_out_in_a_form_that_is_stable(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+    fn any_bytes_are_refused_or_have_a_stable_form(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
         if let Ok(read) = parse_dictionary(&bytes) {
             let written = serialize(&read);
             prop_assert_eq!(serialize(&parse_dictionary(written.as_bytes()).unwrap()), written);

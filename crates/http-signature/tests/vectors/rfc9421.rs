@@ -87,8 +87,8 @@ fn test_request(input: &str) -> String {
     base(&Method::POST, "/foo?param=Value&Pet=dog", &FIELDS, input)
 }
 
-/// Good as it is printed, and with no bit changed.
-fn assert_good(key: &VerifyingKey, base: &str, signature: &str) {
+/// The signature verifies, and no altered one does.
+fn assert_verifies(key: &VerifyingKey, base: &str, signature: &str) {
     let signature = decode(signature);
     assert!(key.verify(base.as_bytes(), &signature), "{base}");
     let mut altered = base.as_bytes().to_vec();
@@ -109,7 +109,7 @@ fn b_2_1_minimal_signature_using_rsa_pss_sha512() {
     let base = test_request(input);
     assert_eq!(base, format!("\"@signature-params\": {input}"));
     let signature = "d2pmTvmbncD3xQm8E9ZV2828BjQWGgiwAaw5bAkgibUopemLJcWDy/lkbbHAve4cRAtx31Iq786U7it++wgGxbtRxf8Udx7zFZsckzXaJMkA7ChG52eSkFxykJeNqsrWH5S+oxNFlD4dzVuwe8DhTSja8xxbR/Z2cOGdCbzR72rgFWhzx2VjBqJzsPLMIQKhO4DGezXehhWwE56YCE+O6c0mKZsfxVrogUvA4HELjVKWmAvtl6UnCh8jYzuVG5WSb/QEVPnP5TmcAnLH1g+s++v6d4s8m0gCw1fV5/SITLq9mhho8K3+7EPYTU8IU1bLhdxO5Nyt8C8ssinQ98Xw9Q==";
-    assert_good(&public(Algorithm::RsaPssSha512, RSA_PSS), &base, signature);
+    assert_verifies(&public(Algorithm::RsaPssSha512, RSA_PSS), &base, signature);
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn b_2_2_selective_covered_components_using_rsa_pss_sha512() {
         )
     );
     let signature = "LjbtqUbfmvjj5C5kr1Ugj4PmLYvx9wVjZvD9GsTT4F7GrcQEdJzgI9qHxICagShLRiLMlAJjtq6N4CDfKtjvuJyE5qH7KT8UCMkSowOB4+ECxCmT8rtAmj/0PIXxi0A0nxKyB09RNrCQibbUjsLS/2YyFYXEu4TRJQzRw1rLEuEfY17SARYhpTlaqwZVtR8NV7+4UKkjqpcAoFqWFQh62s7Cl+H2fjBSpqfZUJcsIk4N6wiKYd4je2U/lankenQ99PZfB4jY3I5rSV2DSBVkSFsURIjYErOs0tFTQosMTAoxk//0RoKUqiYY8Bh0aaUEb0rQl3/XaVe4bXTugEjHSw==";
-    assert_good(&public(Algorithm::RsaPssSha512, RSA_PSS), &base, signature);
+    assert_verifies(&public(Algorithm::RsaPssSha512, RSA_PSS), &base, signature);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn b_2_3_full_coverage_using_rsa_pss_sha512() {
         )
     );
     let signature = "bbN8oArOxYoyylQQUU6QYwrTuaxLwjAC9fbY2F6SVWvh0yBiMIRGOnMYwZ/5MR6fb0Kh1rIRASVxFkeGt683+qRpRRU5p2voTp768ZrCUb38K0fUxN0O0iC59DzYx8DFll5GmydPxSmme9v6ULbMFkl+V5B1TP/yPViV7KsLNmvKiLJH1pFkh/aYA2HXXZzNBXmIkoQoLd7YfW91kE9o/CCoC1xMy7JA1ipwvKvfrs65ldmlu9bpG6A9BmzhuzF8Eim5f8ui9eH8LZH896+QIF61ka39VBrohr9iyMUJpvRX2Zbhl5ZJzSRxpJyoEZAFL2FUo5fTIztsDZKEgM4cUA==";
-    assert_good(&public(Algorithm::RsaPssSha512, RSA_PSS), &base, signature);
+    assert_verifies(&public(Algorithm::RsaPssSha512, RSA_PSS), &base, signature);
 }
 
 /// Of a response: we sign requests only, but the algorithm is the same.
@@ -161,7 +161,7 @@ fn b_2_4_a_response_using_ecdsa_p256_sha256() {
         \"@signature-params\": (\"@status\" \"content-type\" \"content-digest\" \"content-length\");created=1618884473;keyid=\"test-key-ecc-p256\"";
     let signature =
         "wNmSUAhwb5LxtOtOpNa6W5xj067m5hFrj0XQ4fvpaCLx0NKocgPquLgyahnzDnDAUy5eCdlYUEkLIj+32oiasw==";
-    assert_good(&public(Algorithm::EcdsaP256Sha256, P256), base, signature);
+    assert_verifies(&public(Algorithm::EcdsaP256Sha256, P256), base, signature);
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn b_2_5_a_request_using_hmac_sha256() {
     let secret = decode(SECRET);
     let made = SigningKey::hmac(&secret).unwrap().sign(base.as_bytes());
     assert_eq!(made.unwrap(), decode(signature));
-    assert_good(&VerifyingKey::hmac(&secret).unwrap(), &base, signature);
+    assert_verifies(&VerifyingKey::hmac(&secret).unwrap(), &base, signature);
 }
 
 #[test]
@@ -206,11 +206,11 @@ fn b_2_6_a_request_using_ed25519() {
     let key = SigningKey::from_pem(ED25519_PRIVATE.as_bytes()).unwrap();
     assert_eq!(key.algorithm(), Algorithm::Ed25519);
     assert_eq!(key.sign(base.as_bytes()).unwrap(), decode(signature));
-    assert_good(&public(Algorithm::Ed25519, ED25519), &base, signature);
+    assert_verifies(&public(Algorithm::Ed25519, ED25519), &base, signature);
 }
 
 #[test]
-fn b_3_a_proxy_that_ends_tls_signs_with_ecdsa() {
+fn b_3_a_tls_terminating_proxy_signs_with_ecdsa() {
     let certificate = ":MIIBqDCCAU6gAwIBAgIBBzAKBggqhkjOPQQDAjA6MRswGQYDVQQKDBJMZXQncyBBdXRoZW50aWNhdGUxGzAZBgNVBAMMEkxBIEludGVybWVkaWF0ZSBDQTAeFw0yMDAxMTQyMjU1MzNaFw0yMTAxMjMyMjU1MzNaMA0xCzAJBgNVBAMMAkJDMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE8YnXXfaUgmnMtOXU/IncWalRhebrXmckC8vdgJ1p5Be5F/3YC8OthxM4+k1M6aEAEFcGzkJiNy6J84y7uzo9M6NyMHAwCQYDVR0TBAIwADAfBgNVHSMEGDAWgBRm3WjLa38lbEYCuiCPct0ZaSED2DAOBgNVHQ8BAf8EBAMCBsAwEwYDVR0lBAwwCgYIKwYBBQUHAwIwHQYDVR0RAQH/BBMwEYEPYmRjQGV4YW1wbGUuY29tMAoGCCqGSM49BAMCA0gAMEUCIBHda/r1vaL6G3VliL4/Di6YK0Q6bMjeSkC3dFCOOB8TAiEAx/kHSB4urmiZ0NX5r5XarmPk0wmuydBVoU4hBVZ1yhk=:";
     let fields = [
         ("host", "service.internal.example"),
@@ -220,11 +220,11 @@ fn b_3_a_proxy_that_ends_tls_signs_with_ecdsa() {
     let base = base(&Method::POST, "/foo?param=Value&Pet=dog", &fields, input);
     let signature =
         "xVMHVpawaAC/0SbHrKRs9i8I3eOs5RtTMGCWXm/9nvZzoHsIg6Mce9315T6xoklyy0yzhD9ah4JHRwMLOgmizw==";
-    assert_good(&public(Algorithm::EcdsaP256Sha256, P256), &base, signature);
+    assert_verifies(&public(Algorithm::EcdsaP256Sha256, P256), &base, signature);
 }
 
 #[test]
-fn b_4_what_may_change_on_the_way_and_what_may_not() {
+fn b_4_changes_in_transit_that_are_allowed_and_that_are_not() {
     let key = public(Algorithm::Ed25519, ED25519);
     let signature = decode(
         "ZT1kooQsEHpZ0I1IjCqtQppOmIqlJPeo7DHR3SoMn0s5JZ1eRGS0A+vyYP9t/LXlh5QMFFQ6cpLt2m0pmj3NDA==",
@@ -278,7 +278,7 @@ fn section_4_3_two_signatures_of_two_keys() {
     let client = base(&Method::POST, "/foo", &client, input);
     let signature =
         "X5spyd6CFnAG5QnDyHfqoSNICd+BUP4LYMz2Q0JXlb//4Ijpzp+kve2w4NIyqeAuM7jTDX+sNalzA8ESSaHD3A==";
-    assert_good(
+    assert_verifies(
         &public(Algorithm::EcdsaP256Sha256, P256),
         &client,
         signature,
@@ -289,11 +289,11 @@ fn section_4_3_two_signatures_of_two_keys() {
     let proxy = base(&Method::POST, "/foo", &proxy, input);
     let signature = "S6ZzPXSdAMOPjN/6KXfXWNO/f7V6cHm7BXYUh3YD/fRad4BCaRZxP+JH+8XY1I6+8Cy+CM5g92iHgxtRPz+MjniOaYmdkDcnL9cCpXJleXsOckpURl49GwiyUpZ10KHgOEe11sx3G2gxI8S0jnxQB+Pu68U9vVcasqOWAEObtNKKZd8tSFu7LB5YAv0RAGhB8tmpv7sFnIm9y+7X5kXQfi8NMaZaA8i2ZHwpBdg7a6CMfwnnrtflzvZdXAsD3LH2TwevU+/PBPv0B6NMNk93wUs/vfJvye+YuI87HU38lZHowtznbLVdp770I6VHR6WfgS9ddzirrswsE1w5o0LV/g==";
     let key = VerifyingKey::from_der(Algorithm::RsaV15Sha256, &decode(RSA)).unwrap();
-    assert_good(&key, &proxy, signature);
+    assert_verifies(&key, &proxy, signature);
 }
 
 #[test]
-fn what_is_signed_with_ecdsa_verifies() {
+fn ecdsa_signatures_verify() {
     let key = SigningKey::from_pem(P256_PRIVATE.as_bytes()).unwrap();
     assert_eq!(key.algorithm(), Algorithm::EcdsaP256Sha256);
     let signature = key.sign(b"base").unwrap();
@@ -302,7 +302,7 @@ fn what_is_signed_with_ecdsa_verifies() {
 }
 
 #[test]
-fn keys_of_the_wrong_kind_are_refused_and_none_is_shown() {
+fn keys_of_the_wrong_type_are_refused_and_not_shown() {
     let refused = |algorithm, pem: &str| {
         let error = VerifyingKey::from_pem(algorithm, pem.as_bytes()).unwrap_err();
         error.to_string()

@@ -1,5 +1,5 @@
-//! What is signed is accepted, in whatever order its headers come; what is altered
-//! anywhere is refused.
+//! Signed requests are accepted, in any order of headers; requests that are altered anywhere are
+//! refused.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,8 +9,8 @@ use skewbridge_http_signature::Request;
 use skewbridge_http_signature::base::signature_base;
 use skewbridge_http_signature::structured::InnerList;
 use skewbridge_http_signature::{
-    Algorithm, Content, HasBody, Refusal, SignatureInput, Signer, SigningKey, Verified, Verifier,
-    VerifyingKey, Window, random_nonce,
+    Algorithm, Content, HasBody, SignatureInput, Signer, SigningKey, Verified, Verifier,
+    VerifyError, VerifyingKey, Window, random_nonce,
 };
 
 use crate::rfc9421::{ED25519, ED25519_PRIVATE};
@@ -96,7 +96,7 @@ impl Owned {
         self
     }
 
-    /// Signs with parameters of our choice.
+    /// Signs with these parameters.
     fn sign_as(mut self, input: &str) -> Self {
         let list = InnerList::parse(input.as_bytes()).unwrap();
         let input = SignatureInput::read(&list).unwrap();
@@ -115,19 +115,19 @@ impl Owned {
         self
     }
 
-    fn verify_at(&self, now: u64) -> Result<Verified, Refusal> {
+    fn verify_at(&self, now: u64) -> Result<Verified, VerifyError> {
         let key = key();
         let known = |id: &str| (id == "laptop").then_some(&key);
         verifier().verify(&self.request(), self.body, now, known)
     }
 
-    fn verify(&self) -> Result<Verified, Refusal> {
+    fn verify(&self) -> Result<Verified, VerifyError> {
         self.verify_at(NOW)
     }
 }
 
 #[test]
-fn what_is_signed_is_accepted_and_says_what_the_body_has_to_be() {
+fn a_signed_request_is_accepted_and_determines_the_digest_of_its_body() {
     let signed = Owned::new().sign(&signer(), NOW);
     let verified = signed.verify().unwrap();
     assert_eq!(verified.key_id, "laptop");
@@ -143,7 +143,7 @@ fn what_is_signed_is_accepted_and_says_what_the_body_has_to_be() {
 }
 
 #[test]
-fn two_signatures_are_never_remembered_as_one() {
+fn two_signatures_have_two_fingerprints() {
     let (a, b) = (
         Owned::new().sign(&signer(), NOW),
         Owned::new().sign(&signer(), NOW),
@@ -154,16 +154,16 @@ fn two_signatures_are_never_remembered_as_one() {
 }
 
 #[test]
-fn the_time_has_to_be_right() {
+fn expired_and_future_signatures_are_refused() {
     let lasting = signer().lifetime(None);
     let rows = [
         (NOW - 90, &signer(), Ok(())),
-        (NOW - 91, &signer(), Err(Refusal::Late)),
+        (NOW - 91, &signer(), Err(VerifyError::Expired)),
         (NOW - 330, &lasting, Ok(())),
-        (NOW - 331, &lasting, Err(Refusal::Late)),
+        (NOW - 331, &lasting, Err(VerifyError::Expired)),
         (NOW + 30, &lasting, Ok(())),
-        (NOW + 31, &lasting, Err(Refusal::Early)),
-        (0, &lasting, Err(Refusal::Late)),
+        (NOW + 31, &lasting, Err(VerifyError::NotYetValid)),
+        (0, &lasting, Err(VerifyError::Expired)),
     ];
     for (created, signer, expected) in rows {
         let verified = Owned::new().sign(signer, created).verify();
@@ -172,7 +172,7 @@ fn the_time_has_to_be_right() {
     let mut strict = verifier();
     strict.window.since = NOW - 30;
     let key = key();
-    for (created, expected) in [(NOW + 1, Ok(())), (NOW, Err(Refusal::BeforeStart))] {
+    for (created, expected) in [(NOW + 1, Ok(())), (NOW, Err(VerifyError::BeforeStart))] {
         let signed = Owned::new().sign(&signer(), created);
         let verified = strict.verify(&signed.request(), signed.body, NOW, |_| Some(&key));
         assert_eq!(verified.map(|_| ()), expected);
@@ -180,7 +180,7 @@ fn the_time_has_to_be_right() {
 }
 
 #[test]
-fn what_was_accepted_before_a_restart_is_not_accepted_after_it() {
+fn a_signature_from_before_a_restart_is_refused_after_it() {
     let key = key();
     let until = |since: u64| {
         let mut verifier = verifier();
@@ -197,14 +197,18 @@ fn what_was_accepted_before_a_restart_is_not_accepted_after_it() {
         };
         assert_eq!(judge(&first, NOW), Ok(()), "{created}");
         for now in [NOW + 1, NOW + 20] {
-            assert_eq!(judge(&second, now), Err(Refusal::BeforeStart), "{created}");
+            assert_eq!(
+                judge(&second, now),
+                Err(VerifyError::BeforeStart),
+                "{created}"
+            );
         }
     }
 }
 
-/// Parameters, and what becomes of them.
+/// Parameters and the result.
 #[test]
-fn all_that_matters_has_to_be_covered() {
+fn all_required_components_must_be_covered() {
     let good = r#"("@method" "@authority" "@path" "@query" "content-digest" "content-type" "impersonate-user" "impersonate-group")"#;
     let tail = format!(r#";created={NOW};keyid="laptop""#);
     let without = |name: &str| good.replace(name, "").replace("  ", " ");
@@ -226,23 +230,29 @@ fn all_that_matters_has_to_be_covered() {
             good.replace("\"impersonate-group\"", "\"impersonate-group\";bs"),
             Ok(()),
         ),
-        (without("\"@method\""), Err(Refusal::NotCovered)),
-        (without("\"@authority\""), Err(Refusal::NotCovered)),
-        (without("\"@path\""), Err(Refusal::NotCovered)),
-        (without("\"@query\""), Err(Refusal::NotCovered)),
+        (without("\"@method\""), Err(VerifyError::NotCovered)),
+        (without("\"@authority\""), Err(VerifyError::NotCovered)),
+        (without("\"@path\""), Err(VerifyError::NotCovered)),
+        (without("\"@query\""), Err(VerifyError::NotCovered)),
         (
             good.replace("\"@query\"", "\"@query-param\";name=\"dryRun\""),
-            Err(Refusal::NotCovered),
+            Err(VerifyError::NotCovered),
         ),
-        (without("\"content-digest\""), Err(Refusal::NotCovered)),
+        (without("\"content-digest\""), Err(VerifyError::NotCovered)),
         (
             good.replace("\"content-digest\"", "\"content-digest\";key=\"sha-256\""),
-            Err(Refusal::NotCovered),
+            Err(VerifyError::NotCovered),
         ),
-        (without("\"content-type\""), Err(Refusal::NotCovered)),
-        (without("\"impersonate-user\""), Err(Refusal::NotCovered)),
-        (without("\"impersonate-group\""), Err(Refusal::NotCovered)),
-        ("()".to_owned(), Err(Refusal::NotCovered)),
+        (without("\"content-type\""), Err(VerifyError::NotCovered)),
+        (
+            without("\"impersonate-user\""),
+            Err(VerifyError::NotCovered),
+        ),
+        (
+            without("\"impersonate-group\""),
+            Err(VerifyError::NotCovered),
+        ),
+        ("()".to_owned(), Err(VerifyError::NotCovered)),
     ];
     let mut request = Owned::new();
     let digest = skewbridge_http_signature::DigestAlgorithm::Sha256.header(BODY);
@@ -254,7 +264,7 @@ fn all_that_matters_has_to_be_covered() {
 }
 
 #[test]
-fn a_query_that_is_added_is_not_covered() {
+fn an_added_query_is_not_covered() {
     let mut bare = Owned::new();
     bare.query = None;
     bare.body = HasBody::No;
@@ -265,12 +275,12 @@ fn a_query_that_is_added_is_not_covered() {
     assert!(signed.verify().is_ok());
     for query in ["", "a=b"] {
         signed.query = Some(query.to_owned());
-        assert_eq!(signed.verify().unwrap_err(), Refusal::NotCovered);
+        assert_eq!(signed.verify().unwrap_err(), VerifyError::NotCovered);
     }
 }
 
 #[test]
-fn parameters_have_to_be_there_and_right() {
+fn required_parameters_must_be_present_and_valid() {
     let covered =
         r#"("@method" "@authority" "@path" "@query" "impersonate-user" "impersonate-group")"#;
     let mut request = Owned::new();
@@ -286,25 +296,28 @@ fn parameters_have_to_be_there_and_right() {
         ),
         (
             format!(r#";created={NOW};keyid="other""#),
-            Some(Refusal::UnknownKey),
+            Some(VerifyError::UnknownKey),
         ),
         (
             format!(r#";created={NOW};keyid="laptop";alg="hmac-sha256""#),
-            Some(Refusal::Mismatch),
+            Some(VerifyError::Mismatch),
         ),
-        (format!(";created={NOW}"), Some(Refusal::Malformed)),
-        (r#";keyid="laptop""#.to_owned(), Some(Refusal::Malformed)),
+        (format!(";created={NOW}"), Some(VerifyError::Malformed)),
+        (
+            r#";keyid="laptop""#.to_owned(),
+            Some(VerifyError::Malformed),
+        ),
         (
             r#";created=-5;keyid="laptop""#.to_owned(),
-            Some(Refusal::Malformed),
+            Some(VerifyError::Malformed),
         ),
         (
             format!(r#";created={NOW};expires=-1;keyid="laptop""#),
-            Some(Refusal::Malformed),
+            Some(VerifyError::Malformed),
         ),
         (
             format!(r#";created={NOW};expires={};keyid="laptop""#, NOW - 31),
-            Some(Refusal::Late),
+            Some(VerifyError::Expired),
         ),
     ];
     for (parameters, expected) in rows {
@@ -314,7 +327,7 @@ fn parameters_have_to_be_there_and_right() {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_and_others_signatures_are_left_alone() {
+fn malformed_headers_are_refused_and_signatures_of_other_keys_are_ignored() {
     let signed = Owned::new().sign(&signer(), NOW);
     let with = |name: &'static str, change: &dyn Fn(&str) -> String| {
         let mut changed = signed.clone();
@@ -325,29 +338,32 @@ fn what_cannot_be_read_is_refused_and_others_signatures_are_left_alone() {
     let input = "signature-input";
     assert_eq!(
         with(input, &|it| it.replace("sig1", "sig2")),
-        Err(Refusal::Malformed)
+        Err(VerifyError::Malformed)
     );
-    assert_eq!(with(input, &|it| format!("{it},")), Err(Refusal::Malformed));
+    assert_eq!(
+        with(input, &|it| format!("{it},")),
+        Err(VerifyError::Malformed)
+    );
     assert_eq!(
         with(input, &|_| "sig1=1".to_owned()),
-        Err(Refusal::Malformed)
+        Err(VerifyError::Malformed)
     );
     assert_eq!(
         with("signature", &|_| "sig1=1".to_owned()),
-        Err(Refusal::Malformed)
+        Err(VerifyError::Malformed)
     );
     assert_eq!(
         with("signature", &|_| String::new()),
-        Err(Refusal::Malformed)
+        Err(VerifyError::Malformed)
     );
     assert_eq!(
         with(input, &|it| format!("{it}, a={}", "x".repeat(20_000))),
-        Err(Refusal::Malformed)
+        Err(VerifyError::Malformed)
     );
     assert_eq!(
         with(input, &|it| it
             .replace("\"@method\" ", "\"@method\" \"@method\" ")),
-        Err(Refusal::NotCovered)
+        Err(VerifyError::NotCovered)
     );
 
     // Another's, which this verifier knows nothing of.
@@ -365,7 +381,7 @@ fn what_cannot_be_read_is_refused_and_others_signatures_are_left_alone() {
         .append(input, first.replace("sig1", "c").parse().unwrap());
     two.headers
         .append("signature", second.replace("sig1", "c").parse().unwrap());
-    assert_eq!(two.verify().unwrap_err(), Refusal::Ambiguous);
+    assert_eq!(two.verify().unwrap_err(), VerifyError::Ambiguous);
 }
 
 #[test]
@@ -373,7 +389,7 @@ fn a_signature_for_another_server_is_refused() {
     let mut elsewhere = Owned::new();
     elsewhere.authority = "other.example".to_owned();
     let signed = elsewhere.sign(&signer(), NOW);
-    assert_eq!(signed.verify().unwrap_err(), Refusal::WrongAuthority);
+    assert_eq!(signed.verify().unwrap_err(), VerifyError::WrongAuthority);
     let mut upper = Owned::new().sign(&signer(), NOW);
     upper.authority = AUTHORITY.to_uppercase();
     assert!(upper.verify().is_ok());
@@ -383,11 +399,11 @@ fn a_signature_for_another_server_is_refused() {
 fn another_key_of_the_same_name_is_refused() {
     let key = SigningKey::hmac(&[1; 32]).unwrap();
     let forged = Owned::new().sign(&Signer::new(key, "laptop").unwrap(), NOW);
-    assert_eq!(forged.verify().unwrap_err(), Refusal::Mismatch);
+    assert_eq!(forged.verify().unwrap_err(), VerifyError::Mismatch);
 }
 
 #[test]
-fn signing_twice_or_with_what_no_header_carries_is_an_error() {
+fn signing_twice_or_with_invalid_parameters_is_an_error() {
     let signed = Owned::new().sign(&signer(), NOW);
     let again = signer().sign(&signed.request(), Content::Bytes(BODY), NOW, "n");
     assert!(again.unwrap_err().to_string().contains("already"));
@@ -414,7 +430,7 @@ fn signing_twice_or_with_what_no_header_carries_is_an_error() {
 
 proptest! {
     #[test]
-    fn headers_may_come_in_any_order(order in Just((0..8_usize).collect::<Vec<_>>()).prop_shuffle()) {
+    fn headers_may_be_in_any_order(order in Just((0..8_usize).collect::<Vec<_>>()).prop_shuffle()) {
         let signed = Owned::new().sign(&signer(), NOW);
         let lines: Vec<_> = signed.headers.keys().cloned().collect();
         prop_assert!(lines.len() <= 8);

@@ -41,7 +41,7 @@ async fn found(chain: &Chain) -> Result<String, String> {
 }
 
 #[tokio::test]
-async fn the_order_is_environment_keys_of_the_profile_process() {
+async fn the_order_is_environment_then_profile_keys_then_process() {
     let dir = ScratchDir::new();
     let process = r#"credential_process = printf %s '{"Version":1,"AccessKeyId":"PROCESS","SecretAccessKey":"s"}'"#;
     files(
@@ -108,7 +108,7 @@ async fn the_order_is_environment_keys_of_the_profile_process() {
 }
 
 #[tokio::test]
-async fn other_files_can_be_named_and_absent_ones_are_no_error() {
+async fn other_files_can_be_named_and_missing_files_are_no_error() {
     let dir = ScratchDir::new();
     let none = Chain::new(environment(&dir, &[]), None);
     let aws = dir.path().join(".aws");
@@ -143,7 +143,7 @@ async fn other_files_can_be_named_and_absent_ones_are_no_error() {
 }
 
 #[tokio::test]
-async fn keys_in_files_are_looked_at_again_after_a_minute() {
+async fn keys_in_files_are_read_again_after_a_minute() {
     let dir = ScratchDir::new();
     let with = |key: &str| format!("[default]\naws_access_key_id={key}\naws_secret_access_key=s");
     files(&dir, &with("OLD"), "");
@@ -182,7 +182,7 @@ fn runs(dir: &ScratchDir) -> usize {
 }
 
 #[tokio::test]
-async fn a_program_is_run_once_for_all_and_again_before_its_credential_ends() {
+async fn a_program_runs_once_for_all_callers_and_again_before_its_credential_expires() {
     let dir = ScratchDir::new();
     // An hour after NOW.
     let chain = Arc::new(counting(&dir, ",\"Expiration\":\"2015-08-30T13:36:00Z\""));
@@ -217,7 +217,7 @@ async fn a_program_is_run_once_for_all_and_again_before_its_credential_ends() {
 }
 
 #[tokio::test]
-async fn a_credential_without_an_end_is_kept_and_one_that_has_ended_refused() {
+async fn a_credential_without_expiration_is_cached_and_an_expired_one_is_refused() {
     let dir = ScratchDir::new();
     let chain = counting(&dir, "");
     for now in [NOW, NOW * 2] {
@@ -231,7 +231,7 @@ async fn a_credential_without_an_end_is_kept_and_one_that_has_ended_refused() {
 }
 
 #[test]
-fn nothing_secret_is_shown() {
+fn secrets_are_not_shown() {
     let environment = Environment {
         secret_access_key: Some(Secret::new("s3cret")),
         session_token: Some(Secret::new("t0ken")),

@@ -92,7 +92,7 @@ fn the_canonical_requests_and_signatures_of_the_public_suite_are_reproduced() {
 }
 
 #[test]
-fn a_session_token_is_sent_signed_and_shown_nowhere() {
+fn a_session_token_is_sent_and_signed_and_not_shown() {
     let signer = Signer::new("us-east-1", "service");
     let none = HeaderMap::new();
     let method = Method::GET;
@@ -144,7 +144,11 @@ fn s3_paths_are_encoded_once_and_others_twice() {
 }
 
 /// Who verifies: from the request as it came, with nothing but the secret.
-pub(crate) fn is_good(request: &Request<'_>, body: &[u8], secret: &Secret) -> Option<()> {
+pub(crate) fn has_valid_signature(
+    request: &Request<'_>,
+    body: &[u8],
+    secret: &Secret,
+) -> Option<()> {
     let text = request.headers.get("authorization")?.to_str().ok()?;
     let text = text.strip_prefix("AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/")?;
     let (scope, rest) = text.split_once(", SignedHeaders=")?;
@@ -172,7 +176,7 @@ fn of(headers: &HeaderMap) -> Request<'_> {
 }
 
 #[test]
-fn who_verifies_accepts_what_was_signed_and_nothing_that_was_altered() {
+fn a_verifier_accepts_the_signed_request_and_no_altered_one() {
     let credentials = credentials(Some("t0ken"));
     let secret = &credentials.secret_access_key;
     let signer = Signer::new("eu-west-1", "execute-api");
@@ -187,9 +191,9 @@ fn who_verifies_accepts_what_was_signed_and_nothing_that_was_altered() {
         sent.insert(name, value);
     }
     let good = of(&sent);
-    assert!(is_good(&good, body, secret).is_some());
-    assert!(is_good(&good, b"{ }", secret).is_none());
-    assert!(is_good(&good, body, &Secret::new("other")).is_none());
+    assert!(has_valid_signature(&good, body, secret).is_some());
+    assert!(has_valid_signature(&good, b"{ }", secret).is_none());
+    assert!(has_valid_signature(&good, body, &Secret::new("other")).is_none());
     let altered = [
         Request {
             method: &Method::PUT,
@@ -213,7 +217,10 @@ fn who_verifies_accepts_what_was_signed_and_nothing_that_was_altered() {
         },
     ];
     for request in altered {
-        assert!(is_good(&request, body, secret).is_none(), "{request:?}");
+        assert!(
+            has_valid_signature(&request, body, secret).is_none(),
+            "{request:?}"
+        );
     }
     for name in [
         "content-type",
@@ -223,18 +230,24 @@ fn who_verifies_accepts_what_was_signed_and_nothing_that_was_altered() {
     ] {
         let mut headers = sent.clone();
         headers.insert(name, HeaderValue::from_static("20150830T123601Z"));
-        assert!(is_good(&of(&headers), body, secret).is_none(), "{name}");
+        assert!(
+            has_valid_signature(&of(&headers), body, secret).is_none(),
+            "{name}"
+        );
         headers.remove(name);
-        assert!(is_good(&of(&headers), body, secret).is_none(), "{name}");
+        assert!(
+            has_valid_signature(&of(&headers), body, secret).is_none(),
+            "{name}"
+        );
     }
     // Not signed: proxies on the way may change it.
     let mut headers = sent.clone();
     headers.remove("accept");
-    assert!(is_good(&of(&headers), body, secret).is_some());
+    assert!(has_valid_signature(&of(&headers), body, secret).is_some());
 }
 
 #[test]
-fn an_unsigned_payload_says_so_in_a_signed_header() {
+fn an_unsigned_payload_is_marked_in_a_signed_header() {
     let credentials = credentials(None);
     let secret = &credentials.secret_access_key;
     let mut sent = HeaderMap::new();
@@ -250,10 +263,10 @@ fn an_unsigned_payload_says_so_in_a_signed_header() {
         sent.insert(name, value);
     }
     let good = request(&SUITE[0], &method, &sent);
-    assert!(is_good(&good, b"any", secret).is_some());
+    assert!(has_valid_signature(&good, b"any", secret).is_some());
     let mut forged = sent.clone();
     let hash = HeaderValue::from_str(&hex_digest(b"any")).unwrap();
     forged.insert("x-amz-content-sha256", hash);
     let forged = request(&SUITE[0], &method, &forged);
-    assert!(is_good(&forged, b"any", secret).is_none());
+    assert!(has_valid_signature(&forged, b"any", secret).is_none());
 }

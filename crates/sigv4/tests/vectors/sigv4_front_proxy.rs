@@ -7,10 +7,10 @@ use skewbridge_sigv4::Request;
 use skewbridge_sigv4::{Payload, Signer};
 use skewbridge_testkit::{ApiServer, Ca, Options, Reply, Seen, TlsClient};
 
-use crate::sigv4::{credentials, is_good};
+use crate::sigv4::{credentials, has_valid_signature};
 
 /// Whether this is what was signed, as far as the wire tells.
-fn is_believed(seen: &Seen) -> bool {
+fn is_accepted(seen: &Seen) -> bool {
     let mut headers = HeaderMap::new();
     for (name, value) in &seen.headers {
         let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
@@ -29,7 +29,7 @@ fn is_believed(seen: &Seen) -> bool {
         headers: &headers,
     };
     let secret = credentials(None).secret_access_key;
-    is_good(&request, &seen.body, &secret).is_some()
+    has_valid_signature(&request, &seen.body, &secret).is_some()
 }
 
 /// What is sent: a method, a target, headers and a body.
@@ -83,11 +83,11 @@ async fn status(server: &ApiServer, ca: &Ca, version: Version, message: &Message
 }
 
 #[tokio::test]
-async fn a_front_proxy_believes_what_was_signed_and_nothing_else() {
+async fn a_front_proxy_accepts_the_signed_request_and_no_other() {
     let ca = Ca::new("front-proxy");
     let options = Options::new(ca.server(&["localhost", "127.0.0.1"])).alpn(&["h2", "http/1.1"]);
     let server = ApiServer::start(options, |seen| {
-        let code = if is_believed(&seen) { 200 } else { 401 };
+        let code = if is_accepted(&seen) { 200 } else { 401 };
         Reply::json("{}").status(code)
     })
     .await;

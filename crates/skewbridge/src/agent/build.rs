@@ -242,7 +242,7 @@ fn headers(flags: &Flags) -> Result<Headers, String> {
         (None, Some(program)) => Source::Command {
             program: program.clone(),
             arguments: flags.headers_command_arg.clone(),
-            every: flags.headers_refresh,
+            max_age: flags.headers_refresh,
         },
         _ => {
             return Err(
