@@ -212,7 +212,7 @@ async fn run(program: &OsString, arguments: &[OsString]) -> Result<Zeroizing<Vec
     Ok(printed)
 }
 
-/// What concerns the connection or the message's length is not for a list to say.
+/// Whether a header belongs to the connection or the framing, and cannot be set by a list.
 fn is_reserved(name: &HeaderName) -> bool {
     const OTHERS: [&str; 3] = ["keep-alive", "proxy-connection", "http2-settings"];
     [
@@ -231,7 +231,7 @@ fn is_reserved(name: &HeaderName) -> bool {
         || OTHERS.contains(&name.as_str())
 }
 
-/// Reads lines of `NAME: VALUE`. An error names the line, and never the value.
+/// Parses lines of `NAME: VALUE`. An error names the line, never the value.
 fn parse(text: &[u8]) -> Result<List, String> {
     let mut headers = Vec::new();
     for (at, line) in text.split(|byte| *byte == b'\n').enumerate() {

@@ -24,7 +24,7 @@ const FILE_REFRESH_SECONDS: u64 = 60;
 /// replace it earlier; a request needs seconds.
 const REFRESH_BEFORE_EXPIRY_SECONDS: u64 = 60;
 
-/// The least seconds between two executions of a program, whatever it prints.
+/// The minimum of seconds between two executions of a program, whatever it prints.
 const MIN_PROCESS_INTERVAL_SECONDS: u64 = 10;
 
 /// The environment variables that the chain reads.
@@ -311,7 +311,7 @@ fn cache_until_expiry(
     })
 }
 
-/// The text of a file, or nothing if it does not exist.
+/// The text of a file, or `None` if it does not exist.
 fn read(path: &Path) -> Result<Option<Zeroizing<String>>, Error> {
     let failed = |cause: String| Error::File {
         path: path.to_owned(),
@@ -323,7 +323,7 @@ fn read(path: &Path) -> Result<Option<Zeroizing<String>>, Error> {
         Err(error) => return Err(failed(error.to_string())),
     };
     let length = file.metadata().map_err(|it| failed(it.to_string()))?.len();
-    // A buffer that grows leaves copies behind.
+    // A buffer that grows leaves copies in memory.
     let room = usize::try_from(length.min(MAX_FILE_BYTES) + 1).unwrap_or_default();
     let mut bytes = Vec::with_capacity(room);
     let read = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes);

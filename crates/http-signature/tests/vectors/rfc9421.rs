@@ -151,7 +151,7 @@ fn b_2_3_full_coverage_using_rsa_pss_sha512() {
     assert_verifies(&public(Algorithm::RsaPssSha512, RSA_PSS), &base, signature);
 }
 
-/// Of a response: we sign requests only, but the algorithm is the same.
+/// The example signs a response: only requests are signed here, but the algorithm is the same.
 #[test]
 fn b_2_4_a_response_using_ecdsa_p256_sha256() {
     let base = "\"@status\": 200\n\
@@ -263,8 +263,7 @@ fn b_4_changes_in_transit_that_are_allowed_and_that_are_not() {
     }
 }
 
-/// 4.3: the client's by ECDSA over its own request, the proxy's by RSA over the
-/// changed one.
+/// 4.3: the client signs its request with ECDSA, the proxy signs the changed request with RSA.
 #[test]
 fn section_4_3_two_signatures_of_two_keys() {
     let fields = [

@@ -188,7 +188,7 @@ fn a_signature_from_before_a_restart_is_refused_after_it() {
         verifier
     };
     let (first, second) = (until(NOW - 1000), until(NOW + 1));
-    // All that the first may accept in its last second.
+    // All signatures that the first verifier accepts in its last second.
     for created in NOW - 300..=NOW + 30 {
         let signed = Owned::new().sign(&signer().lifetime(None), created);
         let judge = |by: &Verifier, now| {
@@ -366,7 +366,7 @@ fn malformed_headers_are_refused_and_signatures_of_other_keys_are_ignored() {
         Err(VerifyError::NotCovered)
     );
 
-    // Another's, which this verifier knows nothing of.
+    // A further signature, of a key that this verifier does not know.
     let mut two = signed.clone();
     let (first, second) = (
         two.headers[input].to_str().unwrap().to_owned(),
@@ -376,7 +376,7 @@ fn malformed_headers_are_refused_and_signatures_of_other_keys_are_ignored() {
         .append(input, "b=();keyid=\"unknown\"".parse().unwrap());
     two.headers.append("signature", "b=:AAAA:".parse().unwrap());
     assert!(two.verify().is_ok());
-    // Another of the same key: which one is meant?
+    // A second signature of the same key is ambiguous.
     two.headers
         .append(input, first.replace("sig1", "c").parse().unwrap());
     two.headers

@@ -1,4 +1,4 @@
-//! Where AWS credentials are found.
+//! The search for AWS credentials.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ const KEYS: [(&str, &str); 2] = [
     ("AWS_SECRET_ACCESS_KEY", "env-s3cret"),
 ];
 
-/// The key that is found, or what is said.
+/// The key that is found, or the error.
 async fn found(chain: &Chain) -> Result<String, String> {
     let credentials = chain.credentials(NOW).await;
     let credentials = credentials.map_err(|error| error.to_string())?;
@@ -59,7 +59,7 @@ async fn the_order_is_environment_then_profile_keys_then_process() {
     let rows: [(Variables<'_>, Option<&str>, Result<&str, &str>); 12] = [
         (&KEYS, None, Ok("ENV")),
         (&keys_and("AWS_PROFILE", "keys"), None, Ok("ENV")),
-        // Asked for by name, the profile counts.
+        // A profile that is requested by name takes precedence.
         (&KEYS, Some("keys"), Ok("KEYS")),
         (&[], None, Ok("DEFAULT")),
         (&[("AWS_PROFILE", "keys")], None, Ok("KEYS")),
@@ -155,7 +155,7 @@ async fn keys_in_files_are_read_again_after_a_minute() {
     assert_eq!(key(NOW + 60).await, "NEW");
 }
 
-/// A profile whose program counts its runs, and prints a credential until then.
+/// A profile whose program counts its executions and prints a credential with this expiration.
 fn counting(dir: &ScratchDir, expiration: &str) -> Chain {
     let script = dir.path().join("script");
     let runs = dir.path().join("runs");
@@ -198,14 +198,14 @@ async fn a_program_runs_once_for_all_callers_and_again_before_its_credential_exp
     assert_eq!(runs(&dir), 1);
     chain.credentials(NOW + 3_539).await.unwrap();
     assert_eq!(runs(&dir), 1);
-    // It prints the same again, and is not run for each request because of it.
+    // It prints the same credential again, and still does not run for each request.
     for now in [NOW + 3_540, NOW + 3_549] {
         chain.credentials(now).await.unwrap();
         assert_eq!(runs(&dir), 2);
     }
     chain.credentials(NOW + 3_550).await.unwrap();
     assert_eq!(runs(&dir), 3);
-    // It fails, but what it gave last is good for a while.
+    // It fails, but the last credential is still valid.
     std::fs::write(dir.path().join("script"), "exit 1").unwrap();
     chain.credentials(NOW + 3_590).await.unwrap();
     let told = chain

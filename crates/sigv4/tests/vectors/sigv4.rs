@@ -1,4 +1,4 @@
-//! Signature Version 4 against its public test suite, and against who verifies.
+//! Signature Version 4 against its public test suite, and against a verifier.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use skewbridge_sigv4::canonical::{PathStyle, canonical_request, hex_digest};
@@ -143,7 +143,7 @@ fn s3_paths_are_encoded_once_and_others_twice() {
     assert_eq!(second(PathStyle::S3, ""), "/");
 }
 
-/// Who verifies: from the request as it came, with nothing but the secret.
+/// A verifier that has only the received request and the secret.
 pub(crate) fn has_valid_signature(
     request: &Request<'_>,
     body: &[u8],
@@ -240,7 +240,7 @@ fn a_verifier_accepts_the_signed_request_and_no_altered_one() {
             "{name}"
         );
     }
-    // Not signed: proxies on the way may change it.
+    // Not signed: proxies may change it.
     let mut headers = sent.clone();
     headers.remove("accept");
     assert!(has_valid_signature(&of(&headers), body, secret).is_some());

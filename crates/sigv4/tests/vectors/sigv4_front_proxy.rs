@@ -1,4 +1,4 @@
-//! A front proxy that verifies Signature Version 4 from what came over the wire.
+//! A front proxy that verifies Signature Version 4 of received requests.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use skewbridge_testkit::{ApiServer, Ca, Options, Reply, Seen, TlsClient};
 
 use crate::sigv4::{credentials, has_valid_signature};
 
-/// Whether this is what was signed, as far as the wire tells.
+/// Whether the signature matches the received request.
 fn is_accepted(seen: &Seen) -> bool {
     let mut headers = HeaderMap::new();
     for (name, value) in &seen.headers {
@@ -32,7 +32,7 @@ fn is_accepted(seen: &Seen) -> bool {
     has_valid_signature(&request, &seen.body, &secret).is_some()
 }
 
-/// What is sent: a method, a target, headers and a body.
+/// A request: method, target, headers and body.
 type Message = (Method, &'static str, HeaderMap, &'static str);
 
 fn signed(

@@ -1,14 +1,14 @@
 //! The public test suite of Signature Version 4: requests, the hashes of their
 //! canonical forms, and their signatures. All are for `example.amazonaws.com`, at
 //! 20150830T123600Z, and signed with the suite's key. One is left out: it folds a
-//! header over several lines, which HTTP does not have any more.
+//! header over several lines, which HTTP no longer permits.
 
 pub(crate) struct Vector {
-    /// In the suite.
+    /// The name in the suite.
     pub(crate) name: &'static str,
     pub(crate) method: &'static str,
     pub(crate) target: &'static str,
-    /// But `host` and `x-amz-date`.
+    /// Without `host` and `x-amz-date`.
     pub(crate) headers: &'static [(&'static str, &'static str)],
     pub(crate) body: &'static str,
     /// Whether the suite's session token is signed.
