@@ -83,26 +83,10 @@ mod tests {
         assert_eq!(found[3].content(), Ok(&[7, 8][..]));
     }
 
+    /// All rows are in the tests of the decoder.
     #[test]
     fn malformed_messages_are_rejected() {
-        for bytes in [
-            &[0x0a][..],
-            &[0x0a, 1],
-            &[
-                0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1,
-            ],
-            &[0x80],
-            &[0x08, 0x80],
-            &[9, 1, 2],
-            &[0x15, 1],
-            // Field 0, field 2^29, groups, varints that are too long or too large.
-            &[2, 0],
-            &[0x82, 0x80, 0x80, 0x80, 0x10, 0],
-            &[0x0b],
-            &[0x0c],
-            &[8, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 1],
-            &[8, 128, 128, 128, 128, 128, 128, 128, 128, 128, 2],
-        ] {
+        for bytes in [&[0x0a][..], &[2, 0], &[0x0a, 0, 0x08, 0x80]] {
             assert_eq!(
                 split_fields(bytes),
                 Err(DecodeError::Malformed),
