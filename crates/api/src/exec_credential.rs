@@ -18,15 +18,13 @@
 //! ```
 
 mod read;
-mod sensitive;
-mod timestamp;
 mod write;
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-pub use sensitive::Sensitive;
+use crate::secret::SecretString;
 
 /// The environment variable in which a plugin finds what it is asked.
 pub const EXEC_INFO: &str = "KUBERNETES_EXEC_INFO";
@@ -78,7 +76,7 @@ pub struct Cluster {
     /// CAs in PEM that sign its certificate; without, those of the system.
     pub certificate_authority_data: Vec<u8>,
     /// The proxy on the way. It may have a password.
-    pub proxy_url: Option<Sensitive>,
+    pub proxy_url: Option<SecretString>,
     /// Whether answers come as they are.
     pub disable_compression: bool,
     /// What the kubeconfig has for plugins of this cluster. It may be secret.
@@ -91,12 +89,12 @@ pub struct Status {
     /// Until when it may be used.
     pub expiration_timestamp: Option<SystemTime>,
     /// A bearer token for the cluster.
-    pub token: Option<Sensitive>,
+    pub token: Option<SecretString>,
     /// A certificate with its intermediates, in PEM: for the cluster, or for the proxy
     /// if there is a [`Status::proxy_config`].
     pub client_certificate_data: Option<String>,
     /// Its key, in PEM.
-    pub client_key_data: Option<Sensitive>,
+    pub client_key_data: Option<SecretString>,
     /// Where the plugin proxies requests, if it does (KEP-2718).
     pub proxy_config: Option<ProxyConfig>,
 }

@@ -20,5 +20,8 @@ pub mod media;
 pub mod pem;
 pub mod protobuf;
 pub mod request_info;
+pub mod secret;
+pub mod signable_request;
 pub mod status;
+pub mod time;
 pub mod version;

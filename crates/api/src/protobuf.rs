@@ -1,8 +1,8 @@
-//! Protobuf's wire format, as far as Kubernetes uses it: in stored objects and in
-//! answers.
+//! Protobuf's wire format, as far as Kubernetes uses it: in stored objects, in responses and in
+//! OpenAPI documents.
 
-/// A message that is being written. Kubernetes' Go code writes fields in order
-/// of their numbers, and empty strings too.
+/// A message that is being encoded. Kubernetes' Go code encodes fields in order of their
+/// numbers, and empty strings too.
 #[derive(Debug, Default)]
 #[must_use]
 pub struct Writer(Vec<u8>);
@@ -10,8 +10,7 @@ pub struct Writer(Vec<u8>);
 impl Writer {
     /// A length-delimited field.
     pub fn bytes(mut self, number: u8, value: &[u8]) -> Self {
-        self.varint(u64::from(number) << 3 | 2);
-        self.varint(value.len() as u64);
+        write_prefix(u32::from(number), value.len(), &mut self.0);
         self.0.extend_from_slice(value);
         self
     }
@@ -40,24 +39,36 @@ impl Writer {
 
     /// A field that is a number.
     pub fn number(mut self, number: u8, value: i64) -> Self {
-        self.varint(u64::from(number) << 3);
-        self.varint(value.cast_unsigned());
+        write_varint(u64::from(number) << 3, &mut self.0);
+        write_varint(value.cast_unsigned(), &mut self.0);
         self
     }
 
-    /// What was written.
+    /// The encoded message.
     pub fn finish(self) -> Vec<u8> {
         self.0
     }
+}
 
-    fn varint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            // The low seven bits, and that more follow.
-            self.0.push(low_seven(value) | 0x80);
-            value >>= 7;
-        }
-        self.0.push(low_seven(value));
+/// The number and the length that stand before the content of a length-delimited field.
+pub fn length_delimited_prefix(number: u32, length: usize) -> Vec<u8> {
+    let mut prefix = Vec::new();
+    write_prefix(number, length, &mut prefix);
+    prefix
+}
+
+fn write_prefix(number: u32, length: usize, to: &mut Vec<u8>) {
+    write_varint(u64::from(number) << 3 | 2, to);
+    write_varint(length as u64, to);
+}
+
+fn write_varint(mut value: u64, to: &mut Vec<u8>) {
+    while value >= 0x80 {
+        // The low seven bits, and that more follow.
+        to.push(low_seven(value) | 0x80);
+        value >>= 7;
     }
+    to.push(low_seven(value));
 }
 
 /// An object as Kubernetes stores and sends it: `k8s\0` and a `runtime.Unknown`
@@ -78,47 +89,69 @@ fn low_seven(value: u64) -> u8 {
     value.to_le_bytes()[0] & 0x7f
 }
 
-/// A field of a message that is being read.
+/// A field of a message that is being decoded, after the number of the field.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Field<'a> {
-    /// A string, bytes or a message, and its number before it.
+    /// A string, bytes or a message.
     Bytes(u64, &'a [u8]),
-    /// A number, and that of the field before it.
+    /// A number.
     Number(u64, i64),
-    /// Of a wire type that none of our fields has.
-    Other,
+    /// A wire type that no known field has.
+    Other(u64),
 }
 
-/// The fields of a message, in the order in which they come; an error ends them.
+impl Field<'_> {
+    /// The number of the field.
+    pub fn number(&self) -> u64 {
+        match self {
+            Self::Bytes(number, _) | Self::Number(number, _) | Self::Other(number) => *number,
+        }
+    }
+}
+
+/// The fields of a message, in their order. An error ends them.
 #[derive(Debug, Clone)]
 pub struct Fields<'a>(&'a [u8]);
 
-/// The bytes end in the middle of a field, or are no field.
+/// The bytes end inside of a field, or are no field.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Malformed;
 
+/// 2^29 - 1, as the specification says.
+pub const MAX_FIELD_NUMBER: u32 = (1 << 29) - 1;
+
 impl<'a> Fields<'a> {
-    /// Of these bytes.
+    /// The fields of these bytes.
     pub fn of(message: &'a [u8]) -> Self {
         Self(message)
+    }
+
+    /// Each field together with its bytes, including number and length.
+    pub fn with_raw(mut self) -> impl Iterator<Item = Result<(Field<'a>, &'a [u8]), Malformed>> {
+        std::iter::from_fn(move || {
+            let before = self.0;
+            let field = self.next()?;
+            let raw = &before[..before.len() - self.0.len()];
+            Some(field.map(|field| (field, raw)))
+        })
     }
 
     fn field(&mut self) -> Result<Field<'a>, Malformed> {
         let key = self.varint()?;
         let number = key >> 3;
-        if number == 0 {
+        if number == 0 || number > u64::from(MAX_FIELD_NUMBER) {
             return Err(Malformed);
         }
         match key & 7 {
             0 => Ok(Field::Number(number, self.varint()?.cast_signed())),
-            1 => self.take(8).map(|_| Field::Other),
+            1 => self.take(8).map(|_| Field::Other(number)),
             2 => {
                 let length = self.varint()?;
                 let length = usize::try_from(length).map_err(|_| Malformed)?;
                 Ok(Field::Bytes(number, self.take(length)?))
             }
-            5 => self.take(4).map(|_| Field::Other),
-            // Groups, which nobody writes any more, and nonsense.
+            5 => self.take(4).map(|_| Field::Other(number)),
+            // Groups, which are obsolete, and invalid types.
             _ => Err(Malformed),
         }
     }
@@ -134,6 +167,10 @@ impl<'a> Fields<'a> {
         for shift in (0..64).step_by(7) {
             let (byte, rest) = self.0.split_first().ok_or(Malformed)?;
             self.0 = rest;
+            // The tenth byte holds only one of 64 bits.
+            if shift == 63 && *byte > 1 {
+                return Err(Malformed);
+            }
             value |= u64::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {
                 return Ok(value);
@@ -173,7 +210,7 @@ mod tests {
         ]
         .concat();
         let fields: Result<Vec<_>, _> = Fields::of(&fixed).collect();
-        let expected = vec![Field::Other, Field::Other, Field::Number(3, 5)];
+        let expected = vec![Field::Other(1), Field::Other(2), Field::Number(3, 5)];
         assert_eq!(fields, Ok(expected));
     }
 
@@ -189,14 +226,36 @@ mod tests {
             &[0x08, 0x80],
             &[9, 1, 2],
             &[0x15, 1],
-            // Field 0, a group, a varint of eleven bytes.
+            // Field 0, field 2^29, groups, varints that are too long or too large.
             &[2, 0],
+            &[0x82, 0x80, 0x80, 0x80, 0x10, 0],
             &[0x0b],
+            &[0x0c],
             &[8, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 1],
+            &[8, 128, 128, 128, 128, 128, 128, 128, 128, 128, 2],
         ] {
             let last = Fields::of(bytes).last();
             assert_eq!(last, Some(Err(Malformed)), "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn the_bytes_of_each_field_are_known() {
+        let chunks: [&[u8]; 4] = [
+            &[9, 1, 2, 3, 4, 5, 6, 7, 8],
+            &[0x15, 1, 2, 3, 4],
+            &[0x18, 0x80, 5],
+            &[0xa2, 0x1f, 2, 7, 8],
+        ];
+        let message = chunks.concat();
+        let found: Vec<_> = Fields::of(&message)
+            .with_raw()
+            .map(Result::unwrap)
+            .collect();
+        let raw: Vec<_> = found.iter().map(|(_, raw)| *raw).collect();
+        assert_eq!(raw, chunks);
+        let numbers: Vec<_> = found.iter().map(|(field, _)| field.number()).collect();
+        assert_eq!(numbers, [1, 2, 3, 500]);
     }
 
     proptest! {

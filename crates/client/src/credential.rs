@@ -8,9 +8,9 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use zeroize::Zeroizing;
 
+use crate::Secret;
 use crate::error::{Entry, Error};
 use crate::kubeconfig::{Exec, Impersonation, PemSource, Target, User};
-use crate::secret::Secret;
 
 /// The largest certificate, key or token file.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;

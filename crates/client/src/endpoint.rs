@@ -9,6 +9,7 @@ use http::header::{AUTHORIZATION, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderValue};
 use rustls_pki_types::ServerName;
 
+use crate::Secret;
 use crate::address::{Address, Scheme};
 use crate::byte_stream::{Stream, StreamWithGuard};
 use crate::ca_roots::CaRoots;
@@ -22,7 +23,6 @@ use crate::kubeconfig::Target;
 use crate::opened_stream::OpenedStream;
 use crate::proxy::Proxy;
 use crate::proxy_route::{ProxyRoute, TlsTarget};
-use crate::secret::Secret;
 use crate::tcp;
 use crate::tls;
 

@@ -55,9 +55,9 @@ mod error;
 pub mod exec;
 pub mod kubeconfig;
 mod opened_stream;
+pub mod private_dir;
 mod proxy;
 mod proxy_route;
-mod secret;
 mod socks;
 pub mod streams;
 mod tcp;
@@ -71,7 +71,7 @@ pub use endpoint::{Endpoint, Timeouts};
 pub use error::{Entry, Error, ErrorResponse};
 pub use kubeconfig::{Kubeconfig, Target};
 pub use opened_stream::OpenedStream;
-pub use secret::Secret;
+pub use skewbridge_api::secret::Secret;
 pub use streams::{
     AttachRequest, ExecRequest, Executor, ExitStatus, FallbackExecutor, PortForwarder,
     RemoteProcess, SpdyExecutor, WebSocketExecutor,

@@ -5,19 +5,16 @@ use std::fmt;
 use std::net::IpAddr;
 
 use bytes::BytesMut;
-use http::{Method, StatusCode, Uri};
+use http::{StatusCode, Uri};
 use percent_encoding::percent_decode_str;
-use skewbridge_h1::{HeadEnd, parse_response};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use skewbridge_stream_io::{ConnectError, NotHttp, http_connect};
+use tokio::io::{AsyncRead, AsyncWrite};
 use zeroize::Zeroizing;
 
+use crate::Secret;
 use crate::address::{Address, Scheme};
 use crate::credential;
-use crate::secret::Secret;
 use crate::socks::{self, Login};
-
-/// The longest response head to CONNECT.
-const MAX_RESPONSE_HEAD_BYTES: usize = 16 * 1024;
 
 /// A proxy.
 #[derive(Debug, Clone)]
@@ -118,43 +115,22 @@ impl Proxy {
                 return Ok(BytesMut::new());
             }
         };
-        let mut request =
-            BytesMut::from(format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n").as_str());
-        if let Some(authorization) = authorization {
-            request.extend_from_slice(b"Proxy-Authorization: ");
-            request.extend_from_slice(authorization.expose());
-            request.extend_from_slice(b"\r\n");
-        }
-        request.extend_from_slice(b"\r\n");
-        let connection_lost = |error: std::io::Error| format!("ended the connection: {error}");
-        io.write_all(&request).await.map_err(connection_lost)?;
-        io.flush().await.map_err(connection_lost)?;
-        let mut response = BytesMut::new();
-        let mut end = HeadEnd::default();
-        loop {
-            if io.read_buf(&mut response).await.map_err(connection_lost)? == 0 {
-                return Err("ended the connection instead of an answer to CONNECT".to_owned());
+        let authorization = authorization.as_ref().map(Secret::expose);
+        let connected = http_connect(io, to, authorization).await;
+        connected.map_err(|error| match error {
+            ConnectError::Io(error) => format!("ended the connection: {error}"),
+            ConnectError::Closed => {
+                "ended the connection instead of an answer to CONNECT".to_owned()
             }
-            if end.reached(&response) {
-                // A 200 is followed by the tunnel, whatever length it claims (RFC 9110, 9.3.6),
-                // so it is parsed like a response to HEAD.
-                let head = parse_response(&mut response, &Method::HEAD)
-                    .map_err(|error| format!("does not answer in HTTP/1.1: {error}"))?;
-                if let Some(head) = head {
-                    return match head.status {
-                        StatusCode::OK => Ok(response),
-                        StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
-                            Err("wants a user and a password (407); put them into its URL"
-                                .to_owned())
-                        }
-                        status => Err(format!("answered {} to CONNECT", status.as_u16())),
-                    };
-                }
+            ConnectError::Refused(StatusCode::PROXY_AUTHENTICATION_REQUIRED) => {
+                "wants a user and a password (407); put them into its URL".to_owned()
             }
-            if response.len() > MAX_RESPONSE_HEAD_BYTES {
-                return Err("does not answer in HTTP/1.1".to_owned());
+            ConnectError::Refused(status) => format!("answered {} to CONNECT", status.as_u16()),
+            ConnectError::NotHttp(NotHttp::Head(error)) => {
+                format!("does not answer in HTTP/1.1: {error}")
             }
-        }
+            ConnectError::NotHttp(_) => "does not answer in HTTP/1.1".to_owned(),
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use crate::secret::Secret;
+use crate::Secret;
 
 const VERSION: u8 = 5;
 const CONNECT: u8 = 1;

@@ -18,7 +18,7 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 use skewbridge_api::hygiene::has_hopped;
 use skewbridge_api::identity::{IdentityHeaders, PreparedIdentity, User};
 use skewbridge_api::version::Version;
-use skewbridge_signatures::http_signature::VerifyingKey;
+use skewbridge_http_signature::VerifyingKey;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::access_log::sanitized;

@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 use http::uri::Authority;
 use rustls::client::ResolvesClientCert;
 use rustls_pki_types::ServerName;
-use skewbridge_api::exec_credential::{self, Sensitive};
+use skewbridge_api::exec_credential;
+use skewbridge_api::secret::SecretString;
 use skewbridge_client::{CaRoots, Dialer, Stream};
 use skewbridge_stream_io::ReadAhead;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -41,7 +42,7 @@ impl Cluster {
         key: Option<Arc<dyn ClientKey>>,
     ) -> Result<Self, Error> {
         let wrong = Error::Cluster;
-        let proxy = cluster.proxy_url.as_ref().map(Sensitive::expose);
+        let proxy = cluster.proxy_url.as_ref().map(SecretString::expose);
         let authorities = Some(&*cluster.certificate_authority_data).filter(|it| !it.is_empty());
         let authorities = CaRoots::from_kubeconfig(authorities, cluster.insecure_skip_tls_verify);
         let dialer = Dialer::new(&cluster.server, proxy, authorities.map_err(wrong)?);

@@ -17,7 +17,7 @@ use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use skewbridge_api::exec_credential::Sensitive;
+use skewbridge_api::secret::SecretString;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::Error;
@@ -43,7 +43,7 @@ pub struct ClientIdentity {
     /// In PEM.
     pub certificate: String,
     /// In PEM.
-    pub key: Sensitive,
+    pub key: SecretString,
 }
 
 impl Authority {
@@ -146,7 +146,7 @@ impl Wiped {
     }
 
     /// In PEM (RFC 7468), without a copy that would not be overwritten.
-    fn pem(&self) -> Sensitive {
+    fn pem(&self) -> SecretString {
         const LINE: usize = 64;
         let base64 = Zeroizing::new(STANDARD.encode(self.0.serialized_der()));
         // Room for all of it: a buffer that grows leaves copies behind.
@@ -160,7 +160,7 @@ impl Wiped {
             rest = next;
         }
         pem.push_str("-----END PRIVATE KEY-----\n");
-        Sensitive::new(pem)
+        SecretString::new(pem)
     }
 }
 

@@ -2,15 +2,17 @@
 //! runtime directory, and each is given a certificate of its own.
 
 use std::fmt::Write as _;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
-use skewbridge_api::exec_credential::{ExecCredential, Sensitive, Version};
+use skewbridge_api::exec_credential::{ExecCredential, Version};
+use skewbridge_api::secret::SecretString;
+use skewbridge_client::private_dir::{create_private_dir, is_private_dir};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
@@ -53,7 +55,7 @@ impl Seat {
     /// another one has to be in `parts`. They are kept as a digest only.
     pub fn of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Result<Self, Error> {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let runtime = runtime.filter(|path| path.is_absolute() && is_private(path));
+        let runtime = runtime.filter(|path| path.is_absolute() && is_private_dir(path));
         Self::below(&runtime.ok_or(Error::NoSeat)?, parts)
     }
 
@@ -71,14 +73,14 @@ impl Seat {
             all.extend_from_slice(part);
         }
         let directory = runtime.join("skewbridge-agent");
-        match DirBuilder::new().mode(0o700).create(&directory) {
+        match create_private_dir(&directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(Error::Shared {
                     path: directory,
                     cause: error.to_string(),
                 });
             }
-            _ if !is_private(&directory) => {
+            _ if !is_private_dir(&directory) => {
                 return Err(Error::Shared {
                     path: directory,
                     cause: "it is not a directory of this user alone".to_owned(),
@@ -117,7 +119,7 @@ impl Seat {
     /// `instance` starts one: a command that comes to
     /// [`Harness::run_shared`](crate::Harness::run_shared) with this seat. However
     /// many ask at once, one is started.
-    pub async fn ask(&self, version: Version, instance: Command) -> Result<Sensitive, Error> {
+    pub async fn ask(&self, version: Version, instance: Command) -> Result<SecretString, Error> {
         if let Some(answer) = self.ask_running(version).await? {
             return Ok(answer);
         }
@@ -134,12 +136,12 @@ impl Seat {
     }
 
     /// Prints what [`Seat::ask`] gives, for the client.
-    pub fn print(answer: &Sensitive) -> Result<(), Error> {
+    pub fn print(answer: &SecretString) -> Result<(), Error> {
         let credential = ExecCredential::parse(answer.expose().as_bytes())?;
         crate::harness::print(&credential)
     }
 
-    async fn ask_running(&self, version: Version) -> Result<Option<Sensitive>, Error> {
+    async fn ask_running(&self, version: Version) -> Result<Option<SecretString>, Error> {
         let mut stream = match UnixStream::connect(self.socket()).await {
             Ok(stream) => stream,
             Err(error)
@@ -169,7 +171,7 @@ impl Seat {
             // It is about to end: another one takes its place.
             Ok(Ok(0)) => Ok(None),
             Ok(Ok(_)) => match std::str::from_utf8(&answer) {
-                Ok(text) => Ok(Some(Sensitive::new(text.to_owned()))),
+                Ok(text) => Ok(Some(SecretString::new(text.to_owned()))),
                 Err(_) => Err(self.failed("it answers what is not text")),
             },
         }
@@ -349,14 +351,6 @@ async fn answer(
     let json = credential.to_json();
     stream.write_all(json.expose().as_bytes()).await?;
     stream.shutdown().await
-}
-
-/// Whether it is a directory that only we can enter.
-fn is_private(path: &Path) -> bool {
-    let ours = rustix::process::geteuid().as_raw();
-    fs::symlink_metadata(path)
-        // Six bits for group and others, none of them set.
-        .is_ok_and(|it| it.is_dir() && it.uid() == ours && it.mode().trailing_zeros() >= 6)
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
 //! Where clients find the plugin: a socket in a directory that nobody else can
 //! enter, or a port of loopback.
 
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs::{self, Permissions};
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
-use skewbridge_client::exec::runtime_directories;
+use skewbridge_client::private_dir::{self, DirUse, PrivateDir, runtime_directories};
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::Error;
@@ -40,7 +40,7 @@ pub enum Listen {
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) url: String,
-    directory: Option<PrivateDirectory>,
+    directory: Option<SocketDirectory>,
 }
 
 /// Opens a listener.
@@ -63,8 +63,8 @@ pub(crate) async fn open(listen: Listen) -> Result<(Listener, Place), Error> {
             Ok((Listener::Tcp(listener), place))
         }
         Listen::Unix => {
-            let directory = PrivateDirectory::new()?;
-            let path = directory.path.join(SOCKET);
+            let directory = SocketDirectory::new()?;
+            let path = directory.0.path().join(SOCKET);
             let listener = bind(&path)?;
             let place = Place {
                 url: url_of(&path),
@@ -110,13 +110,11 @@ impl Place {
     }
 }
 
-/// A directory of mode 0700 that did not exist before, gone when it is dropped.
+/// The directory of a socket, removed when it is dropped.
 #[derive(Debug)]
-pub(crate) struct PrivateDirectory {
-    path: PathBuf,
-}
+struct SocketDirectory(PrivateDir);
 
-impl PrivateDirectory {
+impl SocketDirectory {
     fn new() -> Result<Self, Error> {
         let mut failure = None;
         for above in runtime_directories() {
@@ -126,14 +124,10 @@ impl PrivateDirectory {
                 if path.as_os_str().len() > MAX_SOCKET_PATH {
                     break;
                 }
-                match DirBuilder::new().mode(0o700).create(&path) {
-                    Ok(()) => return Ok(Self { path }),
-                    Err(cause) => {
-                        failure = Some(Error::Listen {
-                            at: path.display().to_string(),
-                            cause,
-                        });
-                    }
+                let at = path.display().to_string();
+                match PrivateDir::create(path) {
+                    Ok(directory) => return Ok(Self(directory)),
+                    Err(cause) => failure = Some(Error::Listen { at, cause }),
                 }
             }
         }
@@ -144,54 +138,36 @@ impl PrivateDirectory {
     }
 }
 
-impl Drop for PrivateDirectory {
+impl Drop for SocketDirectory {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.path)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket's directory");
+        if let Err(error) = self.0.remove() {
+            tracing::warn!(path = %self.0.path().display(), %error, "cannot remove the socket's directory");
         }
     }
 }
 
-/// How our directories begin; then come random digits.
+/// Prefix of the socket directories; random digits follow.
 const PREFIX: &str = "skewbridge-agent-";
 
-/// How many directories are looked at: enough to keep up with crashes, and bounded
-/// where somebody else makes them.
-const SWEPT: usize = 256;
-
-/// Nobody takes so long between making a directory and listening in it.
+/// No process takes this long between creating a directory and listening in it.
 const SETTLED: Duration = Duration::from_mins(1);
 
-/// Removes what plugins left that were killed: directories of ours with a socket on
-/// which nobody listens, or with nothing yet.
+/// Removes directories of killed plugins: those with a socket on which no process listens, or
+/// with nothing in them yet.
 fn sweep(above: &Path) {
-    let ours = rustix::process::geteuid().as_raw();
-    let Ok(entries) = fs::read_dir(above) else {
-        return;
-    };
-    let named = entries.filter_map(Result::ok).filter(|entry| {
-        let name = entry.file_name();
-        name.as_encoded_bytes().starts_with(PREFIX.as_bytes())
-    });
-    for entry in named.take(SWEPT) {
-        let is_old = entry.metadata().is_ok_and(|it| {
-            let age = it.modified().ok().and_then(|since| since.elapsed().ok());
-            it.is_dir() && it.uid() == ours && age.is_some_and(|age| age > SETTLED)
-        });
-        if !is_old {
-            continue;
+    private_dir::sweep(above, PREFIX, |entry, metadata| {
+        let modified = metadata.modified().ok();
+        let age = modified.and_then(|since| since.elapsed().ok());
+        if age.is_none_or(|age| age <= SETTLED) {
+            return DirUse::InUse;
         }
-        let _ = match UnixStream::connect(entry.path().join(SOCKET)) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                fs::remove_dir_all(entry.path())
-            }
-            // Killed before it was there. Only an empty one goes.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => fs::remove_dir(entry.path()),
-            _ => continue,
-        };
-    }
+        match UnixStream::connect(entry.path().join(SOCKET)) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => DirUse::Abandoned,
+            // Its process was killed before it bound the socket.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => DirUse::Empty,
+            _ => DirUse::InUse,
+        }
+    });
 }
 
 fn random() -> Result<u64, Error> {

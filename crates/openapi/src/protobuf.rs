@@ -1,7 +1,7 @@
 //! Merges documents in gnostic's protobuf. Paths, methods and names are parsed; everything
 //! below is copied byte for byte.
 
-mod wire_format;
+mod fields;
 
 use std::borrow::Cow;
 use std::collections::btree_map::Entry;
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use crate::error::DecodeError;
 use crate::error::{Error, Server};
 use crate::spec::{self, FieldRole, Spec};
-use wire_format::{Chunks, Field, length_delimited};
+use fields::{Chunks, Field, length_delimited, split_fields};
 
 /// Merges documents of one group version (v3) or of whole servers (v2), by the rules of
 /// [`json::merge`](crate::json::merge).
@@ -22,14 +22,11 @@ pub fn merge<'a>(
     others: &[&'a [u8]],
     take: impl Fn(&str) -> bool,
 ) -> Result<Cow<'a, [u8]>, Error> {
-    let document = wire_format::fields(local).map_err(with_server(Server::Local))?;
+    let document = split_fields(local).map_err(with_server(Server::Local))?;
     let mut other_documents = Vec::with_capacity(others.len());
     for (number, other) in others.iter().enumerate() {
         let server = Server::Other(number);
-        other_documents.push((
-            server,
-            wire_format::fields(other).map_err(with_server(server))?,
-        ));
+        other_documents.push((server, split_fields(other).map_err(with_server(server))?));
     }
     let merge = Merge { spec, take: &take };
     let merged = merge.fields(spec.document(), &document, &other_documents)?;
@@ -254,7 +251,7 @@ impl<'a> MapEntry<'a> {
             name: "",
             values: Vec::new(),
         };
-        for inner in wire_format::fields(field.content()?)? {
+        for inner in split_fields(field.content()?)? {
             match inner.number {
                 NAME => {
                     entry.name =
@@ -300,7 +297,7 @@ fn concat_fields<'a>(
 ) -> Result<Vec<Field<'a>>, DecodeError> {
     let mut fields = Vec::new();
     for chunk in chunks {
-        fields.extend(wire_format::fields(chunk)?);
+        fields.extend(split_fields(chunk)?);
     }
     Ok(fields)
 }

@@ -7,9 +7,6 @@ pub enum Error {
     /// Not a name that Kubernetes gives.
     #[error("{0:?} is not the name of a kube-apiserver: it must be a DNS subdomain")]
     Identity(String),
-    /// Not a time of RFC 3339.
-    #[error("{0:?} is not a time as RFC 3339 writes it")]
-    Time(String),
     /// Not JSON, or not of this kind.
     #[error("cannot read an object of the API: {0}")]
     Json(#[from] serde_json::Error),

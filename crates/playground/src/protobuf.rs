@@ -205,7 +205,7 @@ impl Field {
                     _ => (*number).into(),
                 }));
             }
-            Wire::Other => return Err(DecodeError::Malformed),
+            Wire::Other(_) => return Err(DecodeError::Malformed),
         };
         Ok(Some(match self.kind {
             "string" => text(bytes)?.into(),

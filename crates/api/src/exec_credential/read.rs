@@ -5,6 +5,7 @@
 mod unescape;
 
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -12,10 +13,9 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use zeroize::Zeroizing;
 
-use super::{
-    Cluster, ExecCredential, KIND, ParseError, ProxyConfig, Sensitive, Spec, Status, Version,
-    timestamp,
-};
+use super::{Cluster, ExecCredential, KIND, ParseError, ProxyConfig, Spec, Status, Version};
+use crate::secret::SecretString;
+use crate::time::Time;
 
 /// Fields as they stand in a document. Of what is in them nothing has been copied.
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
@@ -139,10 +139,12 @@ fn status(mut fields: Fields<'_>) -> Result<Status, ParseError> {
     const EXPIRATION: &str = "status.expirationTimestamp";
     let expiration = text(&mut fields, "expirationTimestamp", EXPIRATION)?;
     let expiration = expiration.map(|text| {
-        timestamp::parse(&text).ok_or(ParseError::Field {
-            field: EXPIRATION,
-            cause: "is not a time of RFC 3339; write it like 2026-11-15T12:00:00Z",
-        })
+        Time::parse(&text)
+            .map(SystemTime::from)
+            .ok_or(ParseError::Field {
+                field: EXPIRATION,
+                cause: "is not a time of RFC 3339; write it like 2026-11-15T12:00:00Z",
+            })
     });
     Ok(Status {
         expiration_timestamp: expiration.transpose()?,
@@ -185,7 +187,7 @@ fn secret(
     fields: &mut Fields<'_>,
     name: &str,
     field: &'static str,
-) -> Result<Option<Sensitive>, ParseError> {
+) -> Result<Option<SecretString>, ParseError> {
     let wrong = |cause| ParseError::Field { field, cause };
     let Some(raw) = given(fields, name) else {
         return Ok(None);
@@ -194,7 +196,7 @@ fn secret(
     let quoted = quoted.ok_or_else(|| wrong("is not a string"))?;
     let text = unescape::text(quoted);
     let mut text: Zeroizing<String> = text.ok_or_else(|| wrong("holds half a character"))?;
-    Ok((!text.is_empty()).then(|| Sensitive::new(std::mem::take(&mut *text))))
+    Ok((!text.is_empty()).then(|| SecretString::new(std::mem::take(&mut *text))))
 }
 
 /// The same, of what anybody may see.

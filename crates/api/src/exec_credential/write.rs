@@ -1,14 +1,18 @@
 //! Writing an `ExecCredential`, field by field as Kubernetes and KEP-2718 spell them.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 
-use super::{Cluster, ExecCredential, KIND, ProxyConfig, Sensitive, Spec, Status, timestamp};
+use super::{Cluster, ExecCredential, KIND, ProxyConfig, Spec, Status};
+use crate::secret::SecretString;
+use crate::time::Time;
 
 impl ExecCredential {
     /// In JSON. It may hold a token, a key or a password.
-    pub fn to_json(&self) -> Sensitive {
+    pub fn to_json(&self) -> SecretString {
         let written = WrittenCredential {
             kind: KIND,
             api_version: self.version.as_str(),
@@ -20,7 +24,7 @@ impl ExecCredential {
         // Strings, numbers and maps with strings as keys: there is nothing in it that
         // JSON could not hold, and JSON is text.
         let _ = serde_json::to_writer(&mut json, &written);
-        Sensitive::new(String::from_utf8(json).unwrap_or_default())
+        SecretString::new(String::from_utf8(json).unwrap_or_default())
     }
 }
 
@@ -105,7 +109,7 @@ impl<'a> WrittenCluster<'a> {
             tls_server_name: cluster.tls_server_name.as_deref(),
             insecure_skip_tls_verify: cluster.insecure_skip_tls_verify,
             certificate_authority_data: STANDARD.encode(&cluster.certificate_authority_data),
-            proxy_url: cluster.proxy_url.as_ref().map(Sensitive::expose),
+            proxy_url: cluster.proxy_url.as_ref().map(SecretString::expose),
             disable_compression: cluster.disable_compression,
             config: cluster.config.as_ref(),
         }
@@ -115,13 +119,18 @@ impl<'a> WrittenCluster<'a> {
 impl<'a> WrittenStatus<'a> {
     fn of(status: &'a Status) -> Self {
         Self {
-            expiration_timestamp: status.expiration_timestamp.map(timestamp::format),
-            token: status.token.as_ref().map(Sensitive::expose),
+            expiration_timestamp: status.expiration_timestamp.map(expiration),
+            token: status.token.as_ref().map(SecretString::expose),
             client_certificate_data: status.client_certificate_data.as_deref(),
-            client_key_data: status.client_key_data.as_ref().map(Sensitive::expose),
+            client_key_data: status.client_key_data.as_ref().map(SecretString::expose),
             proxy_config: status.proxy_config.as_ref().map(WrittenProxy::of),
         }
     }
+}
+
+/// A time before 1970 is written as the beginning of 1970.
+fn expiration(time: SystemTime) -> String {
+    Time::from(time.max(UNIX_EPOCH)).to_string()
 }
 
 impl<'a> WrittenProxy<'a> {

@@ -4,8 +4,10 @@ use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use skewbridge_api::exec_credential::{self, ExecCredential, Sensitive, Spec};
+use skewbridge_api::exec_credential::{self, ExecCredential, Spec};
+use skewbridge_api::secret::SecretString;
 
+use super::process::lossy_text;
 use crate::credential;
 use crate::error::Error;
 use crate::kubeconfig::{Cluster, Exec, InteractiveMode};
@@ -64,7 +66,7 @@ pub(super) fn exec_info(
     cluster: &Cluster,
     interactive: bool,
     lock_file_path: Option<PathBuf>,
-) -> Result<Sensitive, Error> {
+) -> Result<SecretString, Error> {
     let cluster = if plugin.provide_cluster_info {
         Some(cluster_info(cluster)?)
     } else {
@@ -89,7 +91,7 @@ fn cluster_info(cluster: &Cluster) -> Result<exec_credential::Cluster, Error> {
         tls_server_name: cluster.tls_server_name.clone(),
         insecure_skip_tls_verify: cluster.insecure_skip_tls_verify,
         certificate_authority_data: authority,
-        proxy_url: proxy.map(|url| Sensitive::new(url.to_text())),
+        proxy_url: proxy.map(|url| SecretString::new(lossy_text(url))),
         disable_compression: false,
         config: cluster.exec_config.clone(),
     })

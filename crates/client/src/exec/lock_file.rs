@@ -2,15 +2,17 @@
 //! process ends, even if it is killed; a plugin that acquires the lock knows that its client is
 //! gone.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::OFlags;
 
-use super::runtime_dir::runtime_directories;
+use crate::private_dir::{
+    self, DirUse, create_private_dir, create_private_file, is_same_file, open_no_follow,
+    runtime_directories,
+};
 
 /// Prefix of the lock directories; our process ID and a counter follow.
 const DIR_PREFIX: &str = "skewbridge-exec-";
@@ -21,10 +23,6 @@ const FILE_NAME: &str = "lock";
 /// How many directory names are tried. At most dead processes with the same process ID have
 /// taken names.
 const MAX_ATTEMPTS: usize = 64;
-
-/// How many stale directories are examined per sweep: enough to keep up with crashes, and
-/// bounded if another user creates many.
-const MAX_SWEPT_DIRS: usize = 256;
 
 /// A locked file in a directory that only this user can enter. Dropping it removes both.
 #[derive(Debug)]
@@ -85,7 +83,7 @@ impl LockFile {
     }
 
     fn create_locked(directory: &Path, lock: TryLock) -> Result<Self, CreateError> {
-        (DirBuilder::new().mode(0o700).create(directory)).map_err(|error| match error.kind() {
+        create_private_dir(directory).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => CreateError::NameTaken(error),
             _ => CreateError::Other(error),
         })?;
@@ -100,12 +98,7 @@ impl LockFile {
     }
 
     fn create_and_lock(path: &Path, lock: TryLock) -> Result<Self, CreateError> {
-        let opened = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path);
-        let file = opened.map_err(|error| match error.kind() {
+        let file = create_private_file(path).map_err(|error| match error.kind() {
             // Another process swept our directory as stale.
             io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => CreateError::NameTaken(error),
             _ => CreateError::Other(error),
@@ -116,9 +109,7 @@ impl LockFile {
         })?;
         // Another process may have swept our file between creation and locking.
         let ours = file.metadata().map_err(CreateError::Other)?;
-        let is_ours =
-            |current: fs::Metadata| (current.dev(), current.ino()) == (ours.dev(), ours.ino());
-        if !fs::symlink_metadata(path).is_ok_and(is_ours) {
+        if !is_same_file(path, &ours).unwrap_or(false) {
             return Err(CreateError::NameTaken(io::ErrorKind::AlreadyExists.into()));
         }
         Ok(Self {
@@ -149,44 +140,22 @@ fn remove(path: &Path) {
 /// Removes lock directories of killed clients that their plugins did not remove: those
 /// with a free lock.
 fn sweep(parent: &Path) {
-    let Ok(entries) = fs::read_dir(parent) else {
-        return;
-    };
-    let ours = entries.filter_map(Result::ok).filter(|entry| {
-        let name = entry.file_name();
-        name.to_str()
-            .is_some_and(|name| name.starts_with(DIR_PREFIX))
-    });
-    let uid = rustix::process::geteuid().as_raw();
-    for entry in ours.take(MAX_SWEPT_DIRS) {
+    private_dir::sweep(parent, DIR_PREFIX, |entry, _| {
         let path = entry.path().join(FILE_NAME);
-        // Directories of other users and symlinks are left alone.
-        let is_ours = |it: fs::Metadata| it.is_dir() && it.uid() == uid;
-        if !entry.metadata().is_ok_and(is_ours) {
-            continue;
-        }
-        match open_to_lock(&path) {
+        match open_no_follow(&path, OFlags::empty()) {
             Ok(file) => match file.try_lock() {
-                Ok(()) => remove(&path),
-                Err(TryLockError::WouldBlock | TryLockError::Error(_)) => {}
+                Ok(()) => {
+                    let _ = fs::remove_file(&path);
+                    DirUse::Empty
+                }
+                Err(TryLockError::WouldBlock | TryLockError::Error(_)) => DirUse::InUse,
             },
             // Its owner was killed before it created the file, or is about to create it: then
             // it retries with another name.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let _ = fs::remove_dir(entry.path());
-            }
-            Err(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => DirUse::Empty,
+            Err(_) => DirUse::InUse,
         }
-    }
-}
-
-/// Opens without blocking, also if it is a FIFO, and without following a symlink.
-fn open_to_lock(path: &Path) -> io::Result<File> {
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    OpenOptions::new()
-        .read(true)
-        .custom_flags(flags.bits().cast_signed())
-        .open(path)
+    });
 }
 
 #[cfg(test)]

@@ -17,7 +17,6 @@ mod plugin_cache;
 mod plugin_output;
 mod process;
 mod proxy_connector;
-mod runtime_dir;
 mod stderr_capture;
 mod terminal_guard;
 
@@ -31,4 +30,3 @@ pub(crate) use plugin::{Direct, IssuedCredential, Plugin, Route};
 pub(crate) use plugin_cache::shared_plugin;
 pub use process::PLUGIN_TIMEOUT;
 pub(crate) use proxy_connector::{ProxyConnectError, ProxyConnector};
-pub use runtime_dir::runtime_directories;

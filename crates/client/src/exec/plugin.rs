@@ -17,11 +17,11 @@ use super::metrics::{self, CallStatus};
 use super::plugin_output::validate_output;
 use super::process::{Call, CallFailure, CallOutput, RunningPlugin};
 use super::{FeatureGate, ProxyConnector, stderr_capture};
+use crate::Secret;
 use crate::ca_roots::CaRoots;
 use crate::credential::{self, Certificate};
 use crate::error::Error;
 use crate::kubeconfig::{Cluster, Exec};
-use crate::secret::Secret;
 use crate::tls;
 
 /// Interactive plugins run one at a time: there is one terminal.

@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::{FeatureGate, Plugin};
+use crate::Secret;
 use crate::ca_roots::CaRoots;
 use crate::kubeconfig::{Cluster, Exec, PemSource, Target, User};
-use crate::secret::Secret;
 
 /// Environment variables that a plugin or its proxy may use beside our input.
 const PROXY_VARIABLES: [&str; 8] = [

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 use skewbridge_api::exec_credential::{ExecCredential, ProxyConfig, Status, Version};
 
 use super::feature_gate::FeatureGate;
+use crate::Secret;
 use crate::credential::Certificate;
-use crate::secret::Secret;
 
 /// The validated output of a plugin.
 #[derive(Debug)]

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use skewbridge_api::exec_credential::{EXEC_INFO, ExecCredential, ParseError, Sensitive};
+use skewbridge_api::exec_credential::{EXEC_INFO, ExecCredential, ParseError};
+use skewbridge_api::secret::SecretString;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::task::JoinHandle;
@@ -16,8 +17,8 @@ use super::deadline::Deadline;
 use super::metrics::CallStatus;
 use super::stderr_capture::StderrCapture;
 use super::terminal_guard::TerminalGuard;
+use crate::Secret;
 use crate::kubeconfig::Exec;
-use crate::secret::Secret;
 
 /// How long a plugin may take: some wait for the user to log in with a browser.
 pub const PLUGIN_TIMEOUT: Duration = Duration::from_mins(5);
@@ -50,7 +51,7 @@ const TAKEOVER_DELAY: Duration = Duration::from_mins(1);
 /// A plugin and its input.
 pub(super) struct Call<'a> {
     pub(super) plugin: &'a Exec,
-    pub(super) exec_info: &'a Sensitive,
+    pub(super) exec_info: &'a SecretString,
     pub(super) interactive: bool,
     pub(super) deadline: &'a Deadline,
 }
@@ -130,7 +131,7 @@ impl Call<'_> {
     fn start(&self) -> Result<PluginProcess, CallFailure> {
         let mut command = Command::new(&self.plugin.command);
         command
-            .args(self.plugin.args.iter().map(Secret::to_text))
+            .args(self.plugin.args.iter().map(lossy_text))
             .env(EXEC_INFO, self.exec_info.expose())
             .stdout(Stdio::piped());
         if self.interactive {
@@ -143,7 +144,7 @@ impl Call<'_> {
             command.process_group(0);
         }
         for (name, value) in &self.plugin.env {
-            command.env(name, value.to_text());
+            command.env(name, lossy_text(value));
         }
         let mut child = command.spawn().map_err(|error| CallFailure {
             cause: match error.kind() {
@@ -434,6 +435,11 @@ impl Drop for RunningPlugin {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// A secret that was text when it was parsed, as text.
+pub(super) fn lossy_text(secret: &Secret) -> String {
+    String::from_utf8_lossy(secret.expose()).into_owned()
 }
 
 #[cfg(test)]

@@ -272,7 +272,7 @@ mod tests {
     use tokio::net::UnixSocket;
 
     use super::*;
-    use crate::secret::Secret;
+    use crate::Secret;
 
     #[test]
     fn a_connector_matches_only_the_same_url_and_certificates() {

@@ -12,8 +12,8 @@ use super::{
     Cluster, Context, Exec, ExecVersion, Impersonation, InteractiveMode, Kubeconfig, PemSource,
     User,
 };
+use crate::Secret;
 use crate::error::{Entry, Error};
-use crate::secret::Secret;
 
 impl Kubeconfig {
     /// Parses the text of a file. Paths in it are relative to the file. Unknown fields are

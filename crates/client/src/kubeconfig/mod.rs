@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 pub use skewbridge_api::exec_credential::Version as ExecVersion;
 
+use crate::Secret;
 use crate::error::{Entry, Error};
-use crate::secret::Secret;
 
 /// The merged kubeconfig files.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -10,6 +10,7 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{HeaderMap, Request, Response};
 use rustls::ServerConfig;
+use skewbridge_api::protobuf::Writer;
 use skewbridge_etcd::Endpoint;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -281,24 +282,12 @@ pub(crate) fn frame(message: &[u8]) -> Vec<u8> {
 
 /// A varint field.
 pub(crate) fn number(tag: u8, value: u64) -> Vec<u8> {
-    [varint(u64::from(tag) << 3), varint(value)].concat()
+    Writer::default().number(tag, value.cast_signed()).finish()
 }
 
 /// A field of bytes or a message.
 pub(crate) fn field(tag: u8, value: impl AsRef<[u8]>) -> Vec<u8> {
-    let value = value.as_ref();
-    let length = varint(value.len() as u64);
-    [&varint(u64::from(tag) << 3 | 2), &length, value].concat()
-}
-
-fn varint(mut value: u64) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    while value >= 0x80 {
-        bytes.push((value & 0x7f) as u8 | 0x80);
-        value >>= 7;
-    }
-    bytes.push(u8::try_from(value).unwrap());
-    bytes
+    Writer::default().bytes(tag, value.as_ref()).finish()
 }
 
 /// The header of every response of etcd.

@@ -14,7 +14,7 @@ use skewbridge_api::hygiene::{self, Hops};
 use skewbridge_api::media::negotiate_error_format;
 use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
 use skewbridge_api::status::Status;
-use skewbridge_signatures::http_signature::Refusal as SignatureRefusal;
+use skewbridge_http_signature::VerifyError;
 
 use super::discovery::Intercept;
 use super::error::ProxyError;
@@ -373,7 +373,7 @@ impl Connection {
         let bridge = &*self.0.bridge;
         // There are some wherever signatures are judged.
         let keys = bridge.live.signature_keys.load_full();
-        let keys = keys.ok_or(SignatureRefusal::UnknownKey)?;
+        let keys = keys.ok_or(VerifyError::UnknownKey)?;
         let metrics = bridge.metrics.signatures();
         let judged = signatures.judge(&keys, &caller, head, body, metrics);
         let (user, body) = judged.await?;

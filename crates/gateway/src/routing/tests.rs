@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use skewbridge_api::identity::{IdentityHeaders, User};
 use skewbridge_api::request_info::DecodedPath;
 use skewbridge_discovery::{Document, Index};
+use skewbridge_http_signature::VerifyingKey;
 use skewbridge_peers::{CustomResourceDefinition, Exclusions, Roster, Seen, Served};
-use skewbridge_signatures::http_signature::VerifyingKey;
 
 use super::*;
 use crate::authn::CertificateUser;

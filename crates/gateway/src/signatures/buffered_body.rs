@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
-use skewbridge_signatures::http_signature::{ExpectedDigest, Refusal};
+use skewbridge_http_signature::{ExpectedDigest, VerifyError};
 use tokio::time::timeout;
 
 use super::error::Rejected;
@@ -85,7 +85,7 @@ impl Room {
         let collected = timeout(patience, self.collect(body)).await;
         let whole = collected.map_err(|_| Rejected::BodySlow)??;
         if !digest.matches(&whole) {
-            return Err(Refusal::WrongDigest.into());
+            return Err(VerifyError::WrongDigest.into());
         }
         Ok(if whole.is_empty() {
             RequestBody::Empty
@@ -119,7 +119,7 @@ impl Room {
 #[cfg(test)]
 mod tests {
     use http::HeaderName;
-    use skewbridge_signatures::http_signature::DigestAlgorithm;
+    use skewbridge_http_signature::DigestAlgorithm;
 
     use super::*;
 
@@ -142,7 +142,7 @@ mod tests {
     async fn only_what_was_signed_is_passed_on_and_only_if_it_fits() {
         let room = Room::default();
         assert_eq!(whole(&room, b"a", b"a").await, Ok(()));
-        let wrong = Err(Rejected::Refused(Refusal::WrongDigest));
+        let wrong = Err(Rejected::Refused(VerifyError::WrongDigest));
         assert_eq!(whole(&room, b"a", b"b").await, wrong);
         let most = vec![1; MAX_BODY];
         assert_eq!(whole(&room, &most, &most).await, Ok(()));

@@ -1,7 +1,7 @@
 //! Why a signed request is not passed on, and how that is told.
 
 use skewbridge_api::status::Status;
-use skewbridge_signatures::http_signature::Refusal;
+use skewbridge_http_signature::VerifyError;
 
 use super::buffered_body::MAX_BODY;
 use crate::error_response;
@@ -10,7 +10,7 @@ use crate::error_response;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rejected {
     /// Its signature is not good.
-    Refused(Refusal),
+    Refused(VerifyError),
     /// It may have been accepted before we started. Signed in so many seconds, it
     /// will do.
     BeforeStart(u32),
@@ -28,10 +28,10 @@ pub(crate) enum Rejected {
     BodySlow,
 }
 
-impl From<Refusal> for Rejected {
-    fn from(refusal: Refusal) -> Self {
+impl From<VerifyError> for Rejected {
+    fn from(refusal: VerifyError) -> Self {
         match refusal {
-            Refusal::BeforeStart => Self::BeforeStart(1),
+            VerifyError::BeforeStart => Self::BeforeStart(1),
             refusal => Self::Refused(refusal),
         }
     }
@@ -40,17 +40,17 @@ impl From<Refusal> for Rejected {
 impl Rejected {
     /// All that there are, for metrics.
     pub(super) const ALL: [Self; 17] = [
-        Self::Refused(Refusal::Malformed),
-        Self::Refused(Refusal::UnknownKey),
-        Self::Refused(Refusal::Ambiguous),
-        Self::Refused(Refusal::NotCovered),
-        Self::Refused(Refusal::WrongAuthority),
-        Self::Refused(Refusal::Late),
-        Self::Refused(Refusal::Early),
+        Self::Refused(VerifyError::Malformed),
+        Self::Refused(VerifyError::UnknownKey),
+        Self::Refused(VerifyError::Ambiguous),
+        Self::Refused(VerifyError::NotCovered),
+        Self::Refused(VerifyError::WrongAuthority),
+        Self::Refused(VerifyError::Expired),
+        Self::Refused(VerifyError::NotYetValid),
         Self::BeforeStart(1),
-        Self::Refused(Refusal::Mismatch),
-        Self::Refused(Refusal::Replayed),
-        Self::Refused(Refusal::WrongDigest),
+        Self::Refused(VerifyError::Mismatch),
+        Self::Refused(VerifyError::Replayed),
+        Self::Refused(VerifyError::WrongDigest),
         Self::OtherCredential,
         Self::NoMemory,
         Self::TooLarge,
@@ -63,7 +63,7 @@ impl Rejected {
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Refused(refusal) => refusal.as_str(),
-            Self::BeforeStart(_) => Refusal::BeforeStart.as_str(),
+            Self::BeforeStart(_) => VerifyError::BeforeStart.as_str(),
             Self::OtherCredential => "other-credential",
             Self::NoMemory => "no-memory",
             Self::TooLarge => "too-large",
@@ -79,7 +79,7 @@ impl Rejected {
         match self {
             // Signed again, it will do; nothing is wrong with who asks.
             Self::BeforeStart(seconds) => {
-                Status::service_unavailable(Refusal::BeforeStart.message(), seconds)
+                Status::service_unavailable(VerifyError::BeforeStart.message(), seconds)
             }
             Self::Refused(refusal) => unauthorized(refusal.message()),
             Self::OtherCredential => unauthorized(

@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use skewbridge_api::identity::{IdentityHeaders, User};
-use skewbridge_signatures::http_signature::{Algorithm, VerifyingKey};
+use skewbridge_http_signature::{Algorithm, VerifyingKey};
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::authn::SignedUser;

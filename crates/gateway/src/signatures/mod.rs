@@ -1,6 +1,6 @@
 //! Callers who sign their requests (RFC 9421): whose key it is, whether the
 //! signature is over this request, of now, and new, and whether the body is the one
-//! that was signed. What is judged how is in `skewbridge_signatures`; here it meets
+//! that was signed. What is judged how is in `skewbridge_http_signature`; here it meets
 //! clocks, memory and bodies.
 
 mod buffered_body;
@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use http::request::Parts;
-use skewbridge_signatures::Request;
-use skewbridge_signatures::http_signature::{
-    ExpectedDigest, HasBody, Refusal, Remembered, Replays, Verifier, Window, is_signed,
+use skewbridge_http_signature::Request;
+use skewbridge_http_signature::{
+    ExpectedDigest, HasBody, ReplayCache, ReplayCheck, Verifier, VerifyError, Window, is_signed,
     remove_signatures,
 };
 
@@ -34,7 +34,7 @@ const MAX_REMEMBERED: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Signatures {
     verifier: Verifier,
-    replays: Mutex<Replays>,
+    replays: Mutex<ReplayCache>,
     room: Room,
     patience: Duration,
     started: Instant,
@@ -55,7 +55,7 @@ impl Signatures {
                     since: 0,
                 },
             },
-            replays: Mutex::new(Replays::new(MAX_REMEMBERED)),
+            replays: Mutex::new(ReplayCache::new(MAX_REMEMBERED)),
             room: Room::default(),
             patience: config.limits.request_timeout,
             started: Instant::now(),
@@ -101,7 +101,7 @@ impl Signatures {
             return Err(Rejected::OtherCredential);
         }
         let request = Request::of("https", &head.method, &head.uri, &head.headers)
-            .ok_or(Refusal::WrongAuthority)?;
+            .ok_or(VerifyError::WrongAuthority)?;
         let has_body = if body.is_done() {
             HasBody::No
         } else {
@@ -114,19 +114,19 @@ impl Signatures {
         let now = now.as_secs();
         let verified = judge.verify(&request, has_body, now, key);
         let verified = verified.map_err(|refusal| match refusal {
-            Refusal::BeforeStart => Rejected::BeforeStart(wait(&judge.window, now)),
+            VerifyError::BeforeStart => Rejected::BeforeStart(wait(&judge.window, now)),
             refusal => refusal.into(),
         })?;
-        let user = keys.get(&verified.key_id).ok_or(Refusal::UnknownKey)?;
+        let user = keys.get(&verified.key_id).ok_or(VerifyError::UnknownKey)?;
         if matches!(caller, Caller::Certificate(other) if other.name != user.name) {
             return Err(Rejected::OtherCredential);
         }
         let mut replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
-        match replays.remember(verified.fingerprint, verified.until, now) {
-            Remembered::New => Ok((user.clone(), verified.digest)),
-            Remembered::Seen => Err(Refusal::Replayed.into()),
-            Remembered::Full => Err(Rejected::NoMemory),
-            Remembered::Forgotten => Err(Refusal::Late.into()),
+        match replays.insert(verified.fingerprint, verified.until, now) {
+            ReplayCheck::New => Ok((user.clone(), verified.digest)),
+            ReplayCheck::Replayed => Err(VerifyError::Replayed.into()),
+            ReplayCheck::Full => Err(Rejected::NoMemory),
+            ReplayCheck::Evicted => Err(VerifyError::Expired.into()),
         }
     }
 

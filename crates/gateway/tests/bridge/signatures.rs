@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Config, Signatures};
-use skewbridge_signatures::http_signature::{Content, Signer, SigningKey, random_nonce};
+use skewbridge_http_signature::{Content, Signer, SigningKey, random_nonce};
 use skewbridge_testkit::{
     ApiServer, ClientAuth, Options, PATIENCE, Reply, Response, Seen, TlsClient, eventually,
 };
@@ -254,7 +254,7 @@ impl Message {
         let uri = format!("https://{}{}", self.authority, self.target);
         let uri = uri.parse().unwrap();
         let request =
-            skewbridge_signatures::Request::of("https", &self.method, &uri, &self.headers);
+            skewbridge_http_signature::Request::of("https", &self.method, &uri, &self.headers);
         let content = if self.body.is_empty() {
             Content::None
         } else {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use skewbridge_api::exec_credential::Sensitive;
+use skewbridge_api::secret::SecretString;
 use skewbridge_testkit::{ApiServer, Ca, Options, RawConn, RawServer, Reply};
 use tokio::io::{
     AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _,
@@ -90,7 +90,7 @@ async fn server(ca: &Ca) -> ApiServer {
 async fn rig(server: &ApiServer, ca: &Ca, proxy: String) -> Rig {
     let mut told = cluster(server.addr(), ca);
     told.server = format!("https://{NAME}:6443");
-    told.proxy_url = Some(Sensitive::new(proxy));
+    told.proxy_url = Some(SecretString::new(proxy));
     Rig::with(&told, None, Vec::new()).await
 }
 
@@ -143,7 +143,7 @@ async fn an_https_proxy_may_be_anybody_where_the_cluster_may() {
     let proxy = by_https(&Ca::new("stranger"), server.addr()).await;
     let mut told = cluster(server.addr(), &ca);
     told.server = format!("https://{NAME}:6443");
-    told.proxy_url = Some(Sensitive::new(format!("https://{}", proxy.addr())));
+    told.proxy_url = Some(SecretString::new(format!("https://{}", proxy.addr())));
     told.certificate_authority_data = Vec::new();
     told.insecure_skip_tls_verify = true;
     let rig = Rig::with(&told, None, Vec::new()).await;

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use http::HeaderName;
-use skewbridge_agent::{FileKey, Headers, HttpSignature, KeyFile, SigV4, Source};
+use skewbridge_exec_proxy_signers::{FileKey, Headers, HttpSignature, KeyFile, SigV4, Source};
 use skewbridge_harness::{Asked, ClientKey, Harness, Listen};
+use skewbridge_http_signature as http_signature;
 use skewbridge_pkcs11::{PinSource, Selection, TokenConfig, TokenKey};
-use skewbridge_signatures::{http_signature, sigv4};
+use skewbridge_sigv4 as sigv4;
 
 use super::Problem;
 use super::flags::{self, Flags, Signer};
@@ -241,7 +242,7 @@ fn headers(flags: &Flags) -> Result<Headers, String> {
         (None, Some(program)) => Source::Command {
             program: program.clone(),
             arguments: flags.headers_command_arg.clone(),
-            every: flags.headers_refresh,
+            max_age: flags.headers_refresh,
         },
         _ => {
             return Err(

@@ -4,11 +4,12 @@ use std::collections::hash_map::RandomState;
 use std::fs;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::geteuid;
+use skewbridge_client::private_dir::create_private_dir;
 
 /// Accessible only to the owner.
 const PRIVATE_MODE: u32 = 0o700;
@@ -36,7 +37,7 @@ impl Directory {
             return Self::fresh();
         };
         let shown = path.display();
-        match fs::DirBuilder::new().mode(PRIVATE_MODE).create(path) {
+        match create_private_dir(path) {
             Ok(()) => Self::absolute(path, true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let entries =
@@ -66,7 +67,7 @@ impl Directory {
             // Short, because it is typed and pasted.
             let chance = RandomState::new().build_hasher().finish() >> 40;
             let path = std::env::temp_dir().join(format!("skewbridge-{chance:06x}"));
-            match fs::DirBuilder::new().mode(PRIVATE_MODE).create(&path) {
+            match create_private_dir(&path) {
                 Ok(()) => return Self::absolute(&path, true),
                 // It exists already.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
-use skewbridge_api::exec_credential::Sensitive;
+use skewbridge_api::secret::SecretString;
 use skewbridge_client::Target;
 
 /// The address and credentials of the loopback listener.
@@ -16,17 +16,17 @@ pub(crate) struct Access {
     /// In PEM.
     pub(crate) certificate: String,
     /// In PEM.
-    pub(crate) key: Sensitive,
+    pub(crate) key: SecretString,
 }
 
 /// One context, with the name of the original one, so that commands with `--context` work. In
 /// JSON, which is YAML.
-pub(crate) fn text(target: &Target, namespace: Option<&str>, access: &Access) -> Sensitive {
+pub(crate) fn text(target: &Target, namespace: Option<&str>, access: &Access) -> SecretString {
     let user = match target.user_name.as_str() {
         "" => "skewbridge",
         name => name,
     };
-    let key = Sensitive::new(STANDARD.encode(access.key.expose()));
+    let key = SecretString::new(STANDARD.encode(access.key.expose()));
     let config = Written {
         api_version: "v1",
         kind: "Config",
@@ -61,7 +61,7 @@ pub(crate) fn text(target: &Target, namespace: Option<&str>, access: &Access) ->
     let mut json = Vec::with_capacity(ROOM);
     // Strings and lists of strings always serialise.
     let _ = serde_json::to_writer(&mut json, &config);
-    Sensitive::new(String::from_utf8(json).unwrap_or_default())
+    SecretString::new(String::from_utf8(json).unwrap_or_default())
 }
 
 /// More than a certificate, its CA and its key.
@@ -138,7 +138,7 @@ mod tests {
             server: "https://127.0.0.1:1234/prefix".to_owned(),
             authority: "ca".to_owned(),
             certificate: "cert".to_owned(),
-            key: Sensitive::new("key".to_owned()),
+            key: SecretString::new("key".to_owned()),
         };
         let written = text(&target, None, &access);
         assert!(!written.expose().contains("secret"));

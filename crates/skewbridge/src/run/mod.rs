@@ -3,7 +3,6 @@
 
 mod bridge;
 mod child;
-mod directory;
 mod flags;
 mod kubeconfig;
 mod shell;
@@ -12,17 +11,20 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use skewbridge_client::private_dir::PrivateDir;
 use skewbridge_client::{Endpoint, Kubeconfig, Target, Timeouts, exec};
 
 use bridge::Bridge;
 use child::{Ended, Signals};
-use directory::PrivateDirectory;
 pub(crate) use flags::Flags;
 use flags::Options;
 
 /// Exit code of a failure before the command starts: that of `env` and `timeout`, since all
 /// others are exit codes of the command.
 const EXIT_FAILED: u8 = 125;
+
+/// Prefix of the directory with the kubeconfig; the process ID and a counter follow.
+const DIRECTORY_PREFIX: &str = "skewbridge-run-";
 
 /// From flags to endpoint, listener, kubeconfig and command.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
@@ -97,7 +99,9 @@ async fn behind(
     target: &Target,
     signals: Signals,
 ) -> Result<Ended, String> {
-    let directory = PrivateDirectory::new().map_err(|error| {
+    // Not an anonymous file: `kubectl config`, helm and others write beside a kubeconfig or
+    // replace it, and a path below `/proc` means nothing in another namespace of processes.
+    let directory = PrivateDir::create_locked(DIRECTORY_PREFIX).map_err(|error| {
         format!(
             "no private directory for a kubeconfig can be made: {error}; set $TMPDIR to one where \
              files can be locked"

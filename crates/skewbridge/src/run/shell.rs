@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::Path;
 
+use skewbridge_client::private_dir::PrivateDir;
 use tokio::process::Command;
 
-use super::directory::PrivateDirectory;
 use super::flags::What;
 
 /// The user's own file first, then the hint. The context is expanded when the prompt is printed,
@@ -23,7 +23,7 @@ const PROMPT: &str = "($SKEWBRIDGE_CONTEXT) $ ";
 pub(super) fn command(
     what: &What,
     context: &str,
-    directory: &PrivateDirectory,
+    directory: &PrivateDir,
 ) -> Result<Command, String> {
     match what {
         What::Command(program, arguments) => {

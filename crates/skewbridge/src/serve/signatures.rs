@@ -73,7 +73,7 @@ fn authority(text: &str) -> Parsed<String> {
     let parsed: Option<Authority> = text.parse().ok();
     match parsed {
         Some(authority) if !text.contains('@') && !authority.host().is_empty() => {
-            let normalized = skewbridge_signatures::normalize_authority("https", text);
+            let normalized = skewbridge_http_signature::normalize_authority("https", text);
             Ok(normalized)
         }
         _ => Err(format!("{text:?} is not HOST or HOST:PORT")),

@@ -7,8 +7,8 @@ use aws_lc_rs::digest::{SHA256, digest};
 use aws_lc_rs::hmac::{HMAC_SHA256, Key, sign};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519};
-use skewbridge_signatures::Request;
-use skewbridge_signatures::http_signature::{Algorithm, HasBody, Verifier, VerifyingKey, Window};
+use skewbridge_http_signature::Request;
+use skewbridge_http_signature::{Algorithm, HasBody, Verifier, VerifyingKey, Window};
 use skewbridge_testkit::Seen;
 
 use crate::agent_fixture::{AgentFixture, Client, Plugin, send};

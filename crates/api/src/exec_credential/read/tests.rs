@@ -20,7 +20,7 @@ fn fields_are_spelt_as_in_the_kep() {
                 tls_server_name: Some("name".to_owned()),
                 insecure_skip_tls_verify: true,
                 certificate_authority_data: b"hello".to_vec(),
-                proxy_url: Some(Sensitive::new("http://me:secret@proxy".to_owned())),
+                proxy_url: Some(SecretString::new("http://me:secret@proxy".to_owned())),
                 disable_compression: true,
                 config: Some(json!({"audience": "x"})),
             }),
@@ -55,9 +55,9 @@ fn fields_are_spelt_as_in_the_kep() {
         Version::V1Beta1,
         Status {
             expiration_timestamp: Some(UNIX_EPOCH + Duration::from_secs(1_794_776_399)),
-            token: Some(Sensitive::new("secret".to_owned())),
+            token: Some(SecretString::new("secret".to_owned())),
             client_certificate_data: Some("cert".to_owned()),
-            client_key_data: Some(Sensitive::new("key".to_owned())),
+            client_key_data: Some(SecretString::new("key".to_owned())),
             proxy_config: Some(ProxyConfig {
                 url: "unix:///run/socket".to_owned(),
                 certificate_authority_data: b"hello".to_vec(),
@@ -172,7 +172,7 @@ proptest! {
         let more = format!("{whole}{behind}");
         let (read, length) = ExecCredential::parse_first(more.as_bytes()).unwrap().unwrap();
         prop_assert_eq!(length, whole.len());
-        prop_assert_eq!(read.status.unwrap().token, Some(Sensitive::new("t".to_owned())));
+        prop_assert_eq!(read.status.unwrap().token, Some(SecretString::new("t".to_owned())));
     }
 
     #[test]
