@@ -2,7 +2,7 @@
 
 use std::env;
 
-use skewbridge_api::version::Version;
+use skewbridge_k8s_api::version::Version;
 
 /// Set by `cargo xtask e2e`: planes apart from each other, each the versions of
 /// servers that share an etcd, as in [`DEFAULT`].

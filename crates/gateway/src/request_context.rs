@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri};
-use skewbridge_api::identity::User;
-use skewbridge_api::request_info::{DecodedPath, Kind, RequestInfo, Verb};
-use skewbridge_api::status::Status;
-use skewbridge_api::version::Version;
+use skewbridge_k8s_api::identity::User;
+use skewbridge_k8s_api::request_info::{DecodedPath, Kind, RequestInfo, Verb};
+use skewbridge_k8s_api::status::Status;
+use skewbridge_k8s_api::version::Version;
 use tokio::time::{self, sleep};
 
 use crate::authn::{Caller, TrustConfig};

@@ -2,7 +2,7 @@
 //! of a controller in a real cluster; here somebody calls [`settle`] now and then.
 
 use serde_json::{Value, json};
-use skewbridge_api::status::{Cause, Status};
+use skewbridge_k8s_api::status::{Cause, Status};
 
 use crate::object::{Object, texts};
 use crate::status::{GroupResource, forbidden, not_found};

@@ -1,7 +1,7 @@
 //! An object of the API: JSON, with a typed look at what all objects have.
 
 use serde_json::{Map, Value, json};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use crate::time::Moment;
 

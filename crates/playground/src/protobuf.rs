@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
-use skewbridge_api::protobuf::{Field as Wire, Fields, Malformed};
+use skewbridge_k8s_api::protobuf::{DecodeError, Field as Wire, Fields};
 
 use crate::span::Span;
 use crate::time::Moment;
@@ -66,8 +66,8 @@ pub enum Unreadable {
     Unknown(String),
 }
 
-impl From<Malformed> for Unreadable {
-    fn from(_: Malformed) -> Self {
+impl From<DecodeError> for Unreadable {
+    fn from(_: DecodeError) -> Self {
         Self::Malformed
     }
 }
@@ -346,7 +346,7 @@ fn read(text: &'static str) -> HashMap<&'static str, Vec<Field>> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use skewbridge_api::protobuf::{Writer, envelope};
+    use skewbridge_k8s_api::protobuf::{Writer, envelope};
 
     use super::*;
 

@@ -5,9 +5,9 @@ pub mod stored;
 
 use std::fmt;
 
-use skewbridge_api::identity::User;
-use skewbridge_api::request_info::{Kind, RequestInfo};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::identity::User;
+use skewbridge_k8s_api::request_info::{Kind, RequestInfo};
+use skewbridge_k8s_api::status::Status;
 
 use crate::status::{GroupResource, forbidden, quoted};
 
@@ -353,7 +353,7 @@ impl Rule {
 #[cfg(test)]
 mod tests {
     use http::Method;
-    use skewbridge_api::request_info::DecodedPath;
+    use skewbridge_k8s_api::request_info::DecodedPath;
 
     use super::*;
 

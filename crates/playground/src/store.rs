@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use crate::conversion::kept_as;
 use crate::names::NameRule;

@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use skewbridge_api::exec_credential::{self, ExecCredential, Sensitive, Spec};
+use skewbridge_k8s_api::exec_credential::{self, ExecCredential, Sensitive, Spec};
 
 use crate::credential;
 use crate::error::Error;
@@ -75,7 +75,7 @@ pub(super) fn exec_info(
         interactive,
         lock_file_path,
     };
-    Ok(ExecCredential::asking(plugin.api_version, spec).to_json())
+    Ok(ExecCredential::request(plugin.api_version, spec).to_json())
 }
 
 fn cluster_info(cluster: &Cluster) -> Result<exec_credential::Cluster, Error> {

@@ -2,7 +2,7 @@
 
 use http::Response;
 use http::request::Parts;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use super::discovery_request::{is_for_all, is_for_local_alone};
 use super::{MergedResponse, ServerList};

@@ -7,11 +7,11 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
-use skewbridge_api::media::Format;
 use skewbridge_discovery::accept::{
     LEGACY, LOCAL_AGGREGATED, LOCAL_DOCUMENT, V2, V2_BETA1, V2_NOPEER,
 };
 use skewbridge_discovery::{Index, Layout, Object as _};
+use skewbridge_k8s_api::content_negotiation::Format;
 use skewbridge_peers::registry::Advertised;
 use skewbridge_peers::{Exclusions, Roster, Seen};
 

@@ -2,9 +2,9 @@ use std::time::{Duration, SystemTime};
 
 use http::Method;
 use serde_json::{Value, json};
-use skewbridge_api::identity::{IdentityHeaders, User};
-use skewbridge_api::request_info::DecodedPath;
 use skewbridge_discovery::{Document, Index};
+use skewbridge_k8s_api::identity::{IdentityHeaders, User};
+use skewbridge_k8s_api::request_info::DecodedPath;
 use skewbridge_peers::{CustomResourceDefinition, Exclusions, Roster, Seen, Served};
 use skewbridge_signatures::http_signature::VerifyingKey;
 

@@ -1,6 +1,6 @@
 //! Why a signed request is not passed on, and how that is told.
 
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 use skewbridge_signatures::http_signature::Refusal;
 
 use super::buffered_body::MAX_BODY;

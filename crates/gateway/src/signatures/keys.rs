@@ -8,7 +8,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
-use skewbridge_api::identity::{IdentityHeaders, PreparedIdentity, User};
+use skewbridge_k8s_api::identity::{IdentityHeaders, PreparedIdentity, User};
 use skewbridge_signatures::http_signature::{Algorithm, VerifyingKey};
 use zeroize::{Zeroize as _, Zeroizing};
 

@@ -1,9 +1,9 @@
 //! A gateway whose upstream tells who it was told a request is from.
 
 use http::{HeaderName, Request, Version};
-use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Config;
+use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_testkit::{ApiServer, ClientAuth, Options, Reply, Response, Seen, TlsClient};
 
 use crate::bed::{Bed, start};

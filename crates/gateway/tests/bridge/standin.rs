@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
-use skewbridge_api::request_info::{DecodedPath, RequestInfo};
 use skewbridge_discovery::{Document, Index};
+use skewbridge_k8s_api::request_info::{DecodedPath, RequestInfo};
 use skewbridge_peers::{Identity, IdentityLease};
 use skewbridge_testkit::{ApiServer, Options, Reply, Seen};
 use tokio::sync::mpsc;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use skewbridge_api::exec_credential::Sensitive;
+use skewbridge_k8s_api::exec_credential::Sensitive;
 use skewbridge_testkit::{ApiServer, Ca, Options, RawConn, RawServer, Reply};
 use tokio::io::{
     AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _,

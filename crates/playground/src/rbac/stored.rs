@@ -2,8 +2,8 @@
 //! `rbac.authorization.k8s.io` has them.
 
 use serde_json::{Value, json};
-use skewbridge_api::identity::User;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::identity::User;
+use skewbridge_k8s_api::status::Status;
 
 use super::Deed;
 use crate::object::{Object, texts};

@@ -2,8 +2,8 @@
 //! what is said of each.
 
 use http::HeaderMap;
-use skewbridge_api::media::{Format, MediaRange, alternatives};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::content_negotiation::{Format, MediaRange, sorted_accept};
+use skewbridge_k8s_api::status::Status;
 
 use crate::status::not_acceptable;
 
@@ -24,7 +24,7 @@ const OFFERS: [Format; 2] = [Format::Json, Format::Yaml];
 impl Form {
     /// The first that is understood, in kube-apiserver's order; 406 if none is.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, Status> {
-        let Some(ranges) = alternatives(headers) else {
+        let Some(ranges) = sorted_accept(headers) else {
             return Ok(Self::Objects);
         };
         let found = ranges.iter().find_map(Self::of_range);
@@ -32,7 +32,7 @@ impl Form {
     }
 
     fn of_range(range: &MediaRange<'_>) -> Option<Self> {
-        if range.is_beyond_objects() || !OFFERS.iter().any(|it| range.includes(*it)) {
+        if range.has_unsupported_parameters() || !OFFERS.iter().any(|it| range.includes(*it)) {
             return None;
         }
         if !range.is_transformed() {

@@ -1,8 +1,8 @@
 //! From what is asked of the API to who does it.
 
-use skewbridge_api::request_info::Verb;
-use skewbridge_api::status::Status;
 use skewbridge_gateway::serve::Answer;
+use skewbridge_k8s_api::request_info::Verb;
+use skewbridge_k8s_api::status::Status;
 
 use super::answers;
 use super::ask::{Ask, Subject};

@@ -3,8 +3,8 @@
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use skewbridge_api::identity::User;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::identity::User;
+use skewbridge_k8s_api::status::Status;
 
 use super::answers::{self, Reply};
 use super::ask::{Ask, Subject};

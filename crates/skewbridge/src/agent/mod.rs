@@ -9,9 +9,9 @@ use std::io::Write as _;
 use std::process::{Command, ExitCode};
 
 pub(crate) use flags::Flags;
-use skewbridge_api::exec_credential::{ExecCredential, Spec, Version};
 use skewbridge_gateway::config::{LogFormat, Logs};
 use skewbridge_harness::{Asked, Ended, Error, LockFile, Seat, Vigil};
+use skewbridge_k8s_api::exec_credential::{ExecCredential, Spec, Version};
 
 /// What a shell changes by itself, and the question, whose cluster is looked at apart.
 /// Everything else in the environment may say who the user is: plugins of plugins
@@ -163,7 +163,7 @@ fn seat(asked: &Asked) -> Result<Seat, Error> {
         cluster: Some(asked.cluster.clone()),
         ..Spec::default()
     };
-    let cluster = ExecCredential::asking(Version::V1, cluster).to_json();
+    let cluster = ExecCredential::request(Version::V1, cluster).to_json();
     let arguments: Vec<_> = std::env::args_os()
         .skip(1)
         .filter(|argument| argument != "--shared-instance")

@@ -3,8 +3,8 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
-use skewbridge_api::exec_credential::Sensitive;
 use skewbridge_client::Target;
+use skewbridge_k8s_api::exec_credential::Sensitive;
 
 /// How the command gets to us, and to nobody else.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-use skewbridge_api::request_info::DecodedPath;
+use skewbridge_k8s_api::request_info::DecodedPath;
 
 use super::*;
 

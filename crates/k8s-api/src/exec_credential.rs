@@ -1,20 +1,20 @@
-//! What a client and a credential plugin say to each other:
-//! `client.authentication.k8s.io` `ExecCredential`, with the fields that KEP-2718
-//! adds for plugins that proxy the client's requests.
+//! The protocol between a client and a credential plugin: `client.authentication.k8s.io`
+//! `ExecCredential`, with the fields that KEP-2718 adds for plugins that proxy the client's
+//! requests.
 //!
-//! The client writes a [`Spec`] (the environment variable [`EXEC_INFO`]), the plugin
-//! answers with a [`Status`] on its standard output. Tokens, keys and what a cluster
-//! has for its plugins are shown by no `Debug` and repeated by no error.
+//! The client writes a [`Spec`] (the environment variable [`EXEC_INFO`]); the plugin responds
+//! with a [`Status`] on its standard output. Tokens, keys and the plugin configuration of a
+//! cluster appear in no `Debug` output and in no error.
 //!
 //! ```
-//! use skewbridge_api::exec_credential::{ExecCredential, Spec, Version};
+//! use skewbridge_k8s_api::exec_credential::{ExecCredential, Spec, Version};
 //!
-//! let asked = ExecCredential::asking(Version::V1, Spec {
+//! let request = ExecCredential::request(Version::V1, Spec {
 //!     lock_file_path: Some("/run/user/1000/skewbridge-1/lock".into()),
 //!     ..Spec::default()
 //! });
-//! let told = ExecCredential::parse(asked.to_json().expose().as_bytes()).unwrap();
-//! assert_eq!(told.spec, asked.spec);
+//! let parsed = ExecCredential::parse(request.to_json().expose().as_bytes()).unwrap();
+//! assert_eq!(parsed.spec, request.spec);
 //! ```
 
 mod read;
@@ -28,20 +28,20 @@ use std::time::SystemTime;
 
 pub use sensitive::Sensitive;
 
-/// The environment variable in which a plugin finds what it is asked.
+/// The environment variable that holds the request to a plugin.
 pub const EXEC_INFO: &str = "KUBERNETES_EXEC_INFO";
 
 /// The kind of the document, in both directions.
 pub const KIND: &str = "ExecCredential";
 
-/// A question to a plugin, or its answer.
+/// A request to a plugin, or its response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExecCredential {
-    /// In which version it is written.
+    /// The API version of the document.
     pub version: Version,
-    /// What the client says.
+    /// The request of the client.
     pub spec: Spec,
-    /// What the plugin says.
+    /// The response of the plugin.
     pub status: Option<Status>,
 }
 
@@ -54,103 +54,103 @@ pub enum Version {
     V1Beta1,
 }
 
-/// What the client says to a plugin: `ExecCredentialSpec`.
+/// The request of a client: `ExecCredentialSpec`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Spec {
     /// The cluster, if the kubeconfig has `provideClusterInfo`.
     pub cluster: Option<Cluster>,
-    /// Whether the plugin's standard input is the user's.
+    /// Whether the plugin's standard input is connected to the user's terminal.
     pub interactive: bool,
-    /// A file that the client keeps locked for as long as it lives (KEP-2718, "Proxy
-    /// Shutdown"): a plugin that gets the lock is alone, and quits.
+    /// A file that the client keeps locked while it runs (KEP-2718, "Proxy Shutdown"): a
+    /// plugin that acquires the lock has no client left, and exits.
     pub lock_file_path: Option<PathBuf>,
 }
 
-/// The cluster that a plugin is asked for.
+/// The cluster for which a credential is requested.
 #[derive(Clone, Default, PartialEq)]
 pub struct Cluster {
     /// `https://HOST:PORT`
     pub server: String,
-    /// The name that its certificate has to be for, if not the host.
+    /// The name expected in the server certificate, if it differs from the host.
     pub tls_server_name: Option<String>,
-    /// Whether its certificate does not matter.
+    /// Whether the server certificate is not verified.
     pub insecure_skip_tls_verify: bool,
-    /// CAs in PEM that sign its certificate; without, those of the system.
+    /// CA certificates in PEM that sign the server certificate; empty for the system's CAs.
     pub certificate_authority_data: Vec<u8>,
-    /// The proxy on the way. It may have a password.
+    /// The proxy to the cluster. It may contain a password.
     pub proxy_url: Option<Sensitive>,
-    /// Whether answers come as they are.
+    /// Whether the client requests uncompressed responses.
     pub disable_compression: bool,
-    /// What the kubeconfig has for plugins of this cluster. It may be secret.
+    /// The plugin configuration for this cluster in the kubeconfig. It may contain secrets.
     pub config: Option<serde_json::Value>,
 }
 
-/// What a plugin says: `ExecCredentialStatus`.
+/// The response of a plugin: `ExecCredentialStatus`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Until when it may be used.
+    /// When the credential expires.
     pub expiration_timestamp: Option<SystemTime>,
     /// A bearer token for the cluster.
     pub token: Option<Sensitive>,
-    /// A certificate with its intermediates, in PEM: for the cluster, or for the proxy
-    /// if there is a [`Status::proxy_config`].
+    /// A certificate with its intermediates, in PEM: for the cluster, or for the proxy if
+    /// [`Status::proxy_config`] is set.
     pub client_certificate_data: Option<String>,
-    /// Its key, in PEM.
+    /// The key of the certificate, in PEM.
     pub client_key_data: Option<Sensitive>,
-    /// Where the plugin proxies requests, if it does (KEP-2718).
+    /// The address at which the plugin proxies requests, if it does (KEP-2718).
     pub proxy_config: Option<ProxyConfig>,
 }
 
-/// Where a plugin's proxy listens, and who vouches for it: `ProxyConfig`.
+/// The address of a plugin's proxy and the CA of its certificate: `ProxyConfig`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProxyConfig {
     /// `unix:///PATH`, or `https://127.0.0.1:PORT`.
     pub url: String,
-    /// CAs in PEM that sign the proxy's certificate.
+    /// CA certificates in PEM that sign the proxy's certificate.
     pub certificate_authority_data: Vec<u8>,
 }
 
-/// What is wrong with a document. What stands in it is never repeated, but for its
-/// kind and version.
+/// Why a document is invalid. The error contains nothing of the document but its kind and
+/// version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// There is nothing.
+    /// The document is empty.
     #[error("it is empty; an {KIND} in JSON is expected")]
     Empty,
-    /// No JSON, or JSON of something else.
+    /// The document is not JSON, or not a JSON object.
     #[error("it is not JSON from line {line}, column {column} on; an {KIND} is expected")]
     NotJson {
-        /// Counted from 1.
+        /// The line, counted from 1.
         line: usize,
-        /// Counted from 1.
+        /// The column, counted from 1.
         column: usize,
     },
-    /// It ends in the middle.
+    /// The document is incomplete.
     #[error("it ends before its JSON does; an {KIND} is expected")]
-    CutOff,
-    /// Another kind of document.
+    Incomplete,
+    /// The document has another kind.
     #[error("its kind is {0:?}, not {KIND}")]
     Kind(String),
-    /// A version that is not known.
+    /// The API version is not supported.
     #[error("its apiVersion is {found:?}, which is neither {v1} nor {v1beta1}", v1 = Version::V1, v1beta1 = Version::V1Beta1)]
     Version {
-        /// The one it says.
+        /// The version in the document.
         found: String,
     },
-    /// A field that cannot be what it is.
+    /// A field has an invalid value.
     #[error("{field} {cause}")]
     Field {
         /// `status.proxyConfig.url`
         field: &'static str,
-        /// In words.
+        /// The reason.
         cause: &'static str,
     },
 }
 
 impl ExecCredential {
-    /// What a client says to a plugin.
-    pub fn asking(version: Version, spec: Spec) -> Self {
+    /// Creates the request of a client.
+    pub fn request(version: Version, spec: Spec) -> Self {
         Self {
             version,
             spec,
@@ -158,8 +158,8 @@ impl ExecCredential {
         }
     }
 
-    /// What a plugin answers.
-    pub fn answering(version: Version, status: Status) -> Self {
+    /// Creates the response of a plugin.
+    pub fn response(version: Version, status: Status) -> Self {
         Self {
             version,
             spec: Spec::default(),
@@ -177,7 +177,7 @@ impl Version {
         }
     }
 
-    /// The version of this name.
+    /// The version with this name.
     pub fn of(name: &str) -> Option<Self> {
         [Self::V1, Self::V1Beta1]
             .into_iter()
@@ -191,7 +191,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Without what may be a password: in a URL, or in what is meant for plugins.
+/// Omits what may contain a password: credentials in the URL, and the plugin configuration.
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scheme, rest) = self

@@ -1,11 +1,11 @@
-//! Media types: what a caller can read.
+//! Negotiation of response formats from `Accept` headers.
 
 use std::borrow::Cow;
 
 use http::header::ACCEPT;
 use http::{HeaderMap, HeaderValue};
 
-/// A way to write an object down.
+/// A serialization format of API objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// `application/json`
@@ -18,7 +18,7 @@ pub enum Format {
     Yaml,
 }
 
-/// The header for a format.
+/// The `Content-Type` value of a format.
 pub fn content_type(format: Format) -> HeaderValue {
     HeaderValue::from_static(match format {
         Format::Json => "application/json",
@@ -28,21 +28,20 @@ pub fn content_type(format: Format) -> HeaderValue {
     })
 }
 
-/// One alternative of an `Accept` header, or a `Content-Type`.
+/// One media range of an `Accept` header, or a `Content-Type`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MediaRange<'a> {
     /// `application` of `application/json`, or `*`; in lower case.
     pub kind: Cow<'a, str>,
     /// `json` of `application/json`, or `*`; in lower case.
-    pub subkind: Cow<'a, str>,
-    /// `g=apidiscovery.k8s.io` and the like, without `q`.
+    pub subtype: Cow<'a, str>,
+    /// Parameters such as `g=apidiscovery.k8s.io`, without `q`.
     pub parameters: Vec<(Cow<'a, str>, Cow<'a, str>)>,
-    /// How much it is wanted, in thousandths.
+    /// The quality value in thousandths.
     pub quality: u16,
 }
 
-/// All alternatives of all `Accept` headers, in order. What cannot be
-/// understood is passed over.
+/// All media ranges of all `Accept` headers, in order. Invalid ones are skipped.
 pub fn parse_accept(headers: &HeaderMap) -> impl Iterator<Item = MediaRange<'_>> {
     headers
         .get_all(ACCEPT)
@@ -52,20 +51,23 @@ pub fn parse_accept(headers: &HeaderMap) -> impl Iterator<Item = MediaRange<'_>>
         .filter_map(MediaRange::parse)
 }
 
-/// The alternatives in the order in which kube-apiserver tries them, which looks at
-/// the first `Accept` header only. `None` where there is none: then the first thing
-/// on offer is taken.
-pub fn alternatives(headers: &HeaderMap) -> Option<Vec<MediaRange<'_>>> {
+/// The media ranges in the order in which kube-apiserver tries them. kube-apiserver reads
+/// the first `Accept` header only. `None` means that there is no such header: then the
+/// first offered format is used.
+pub fn sorted_accept(headers: &HeaderMap) -> Option<Vec<MediaRange<'_>>> {
     let text = headers.get(ACCEPT)?.to_str().ok()?;
     if text.is_empty() {
         return None;
     }
-    let mut ranges: Vec<_> = text.split(',').filter_map(MediaRange::clause).collect();
-    // By insertion, with a comparison that is no order: so does the library that
-    // kube-apiserver uses, and with other sorting other alternatives would win.
+    let mut ranges: Vec<_> = text
+        .split(',')
+        .filter_map(MediaRange::parse_goautoneg)
+        .collect();
+    // An insertion sort with a comparison that is not a total order, as in goautoneg, the
+    // library that kube-apiserver uses: another sort would let other ranges win.
     for place in 1..ranges.len() {
         let mut at = place;
-        while at > 0 && ranges[at].goes_before(&ranges[at - 1]) {
+        while at > 0 && ranges[at].sorts_before(&ranges[at - 1]) {
             ranges.swap(at, at - 1);
             at -= 1;
         }
@@ -73,14 +75,14 @@ pub fn alternatives(headers: &HeaderMap) -> Option<Vec<MediaRange<'_>>> {
     Some(ranges)
 }
 
-/// In which format kube-apiserver would answer with an object, of those that it
-/// offers; `None` is 406.
+/// The format in which kube-apiserver would encode an object, out of the offered ones;
+/// `None` means 406.
 pub fn negotiate(headers: &HeaderMap, offers: &[Format]) -> Option<Format> {
-    let Some(ranges) = alternatives(headers) else {
+    let Some(ranges) = sorted_accept(headers) else {
         return offers.first().copied();
     };
-    let plain =
-        (ranges.iter()).filter(|range| !range.is_transformed() && !range.is_beyond_objects());
+    let plain = (ranges.iter())
+        .filter(|range| !range.is_transformed() && !range.has_unsupported_parameters());
     let mut formats = plain.filter_map(|range| {
         let mut offers = offers.iter().copied();
         offers.find(|offer| range.includes(*offer))
@@ -88,31 +90,31 @@ pub fn negotiate(headers: &HeaderMap, offers: &[Format]) -> Option<Format> {
     formats.next()
 }
 
-/// How to tell this caller of a failure: in JSON, unless it reads only
-/// something else that we can write.
+/// The format of an error response: JSON, unless the client accepts only another format
+/// that can be encoded here.
 pub fn negotiate_error_format(headers: &HeaderMap) -> Format {
-    let mut instead = None;
+    let mut alternative = None;
     for range in parse_accept(headers).filter(|range| range.quality > 0) {
-        match (&*range.kind, &*range.subkind) {
+        match (&*range.kind, &*range.subtype) {
             ("*", _) | ("application", "*" | "json") => return Format::Json,
             ("application", "vnd.kubernetes.protobuf") => {
-                instead = instead.or(Some(Format::Protobuf));
+                alternative = alternative.or(Some(Format::Protobuf));
             }
-            ("application", "cbor") => instead = instead.or(Some(Format::Cbor)),
+            ("application", "cbor") => alternative = alternative.or(Some(Format::Cbor)),
             _ => {}
         }
     }
-    instead.unwrap_or(Format::Json)
+    alternative.unwrap_or(Format::Json)
 }
 
 impl<'a> MediaRange<'a> {
-    /// Reads one. Spaces, quotes and the case of names do not matter.
+    /// Parses a media range. White space, quotes and the case of names are ignored.
     pub fn parse(text: &'a str) -> Option<Self> {
         let mut parts = split_outside_quotes(text, ';');
-        let (kind, subkind) = parts.next()?.trim().split_once('/')?;
+        let (kind, subtype) = parts.next()?.trim().split_once('/')?;
         let mut range = Self {
             kind: lower(kind.trim()),
-            subkind: lower(subkind.trim()),
+            subtype: lower(subtype.trim()),
             parameters: Vec::new(),
             quality: 1000,
         };
@@ -133,21 +135,21 @@ impl<'a> MediaRange<'a> {
 }
 
 impl<'a> MediaRange<'a> {
-    /// As the library reads it that kube-apiserver uses: case and quotes matter, a
-    /// quality that is no number is none, and one above 1 is more than all.
-    fn clause(text: &'a str) -> Option<Self> {
+    /// Parses as goautoneg, the library that kube-apiserver uses: case and quotes are
+    /// significant, a quality that is not a number is 0, and a quality above 1 is accepted.
+    fn parse_goautoneg(text: &'a str) -> Option<Self> {
         let text = text.trim_matches(' ');
         let mut parts = text.split(';');
         let media = parts.next()?;
-        let (kind, subkind) = match media.split_once('/') {
+        let (kind, subtype) = match media.split_once('/') {
             None if media.trim_matches(' ') == "*" => ("*", "*"),
             None | Some((_, "")) => return None,
-            Some((_, subkind)) if subkind.contains('/') => return None,
+            Some((_, subtype)) if subtype.contains('/') => return None,
             Some(pair) => pair,
         };
         let mut range = Self {
             kind: Cow::Borrowed(kind.trim_matches(' ')),
-            subkind: Cow::Borrowed(subkind.trim_matches(' ')),
+            subtype: Cow::Borrowed(subtype.trim_matches(' ')),
             parameters: Vec::new(),
             quality: 1000,
         };
@@ -159,7 +161,7 @@ impl<'a> MediaRange<'a> {
                 continue;
             }
             match name.trim_matches(' ') {
-                "q" => range.quality = loose_quality(value),
+                "q" => range.quality = goautoneg_quality(value),
                 name => {
                     let value = value.trim_matches(' ');
                     range.parameters.push((name.into(), value.into()));
@@ -171,13 +173,13 @@ impl<'a> MediaRange<'a> {
 }
 
 impl MediaRange<'_> {
-    fn goes_before(&self, other: &Self) -> bool {
+    fn sorts_before(&self, other: &Self) -> bool {
         self.quality > other.quality
             || (self.kind != "*" && other.kind == "*")
-            || (self.subkind != "*" && other.subkind == "*")
+            || (self.subtype != "*" && other.subtype == "*")
     }
 
-    /// The value of a parameter; the last one's, if there are several.
+    /// The value of a parameter; the last value if there are several.
     pub fn parameter(&self, name: &str) -> Option<&str> {
         let mut found = self.parameters.iter().rev();
         found
@@ -185,32 +187,32 @@ impl MediaRange<'_> {
             .map(|(_, value)| &**value)
     }
 
-    /// Whether it asks for an object of another kind than it is.
+    /// Whether it requests a conversion to another kind (`as`, `g`, `v`).
     pub fn is_transformed(&self) -> bool {
         ["as", "g", "v"]
             .iter()
             .any(|name| self.parameter(name).is_some())
     }
 
-    /// Whether it asks for something that no object has: a stream that is no watch,
-    /// or a version of the server.
-    pub fn is_beyond_objects(&self) -> bool {
+    /// Whether it has parameters that no object supports: a stream other than a watch, or a
+    /// server version (`sv`).
+    pub fn has_unsupported_parameters(&self) -> bool {
         let stream = self.parameter("stream").unwrap_or_default();
         let version = self.parameter("sv").unwrap_or_default();
         !matches!(stream, "" | "watch") || !version.is_empty()
     }
 
-    /// Whether a format is what it asks for.
+    /// Whether the media range includes a format.
     pub fn includes(&self, format: Format) -> bool {
-        let subkind = match format {
+        let subtype = match format {
             Format::Json => "json",
             Format::Protobuf => "vnd.kubernetes.protobuf",
             Format::Cbor => "cbor",
             Format::Yaml => "yaml",
         };
-        match (&*self.kind, &*self.subkind) {
+        match (&*self.kind, &*self.subtype) {
             ("*" | "application", "*") => true,
-            ("application", this) => this == subkind,
+            ("application", this) => this == subtype,
             _ => false,
         }
     }
@@ -248,13 +250,13 @@ fn quality(text: &str) -> Option<u16> {
     Some((value * 1000.0).round() as u16)
 }
 
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // it saturates
-fn loose_quality(text: &str) -> u16 {
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // saturates
+fn goautoneg_quality(text: &str) -> u16 {
     text.parse::<f32>()
         .map_or(0, |value| (value * 1000.0).round() as u16)
 }
 
-/// Splits where the separator is not inside a quoted string.
+/// Splits at separators outside quoted strings.
 fn split_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
@@ -291,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_written_unless_only_something_else_is_read() {
+    fn errors_are_json_unless_only_another_format_is_accepted() {
         let rows: &[(&[&str], Format)] = &[
             (&[], Format::Json),
             (&["*/*"], Format::Json),
@@ -337,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_written_as_kube_apiserver_would_choose() {
+    fn the_format_is_chosen_like_kube_apiserver() {
         let offers = [Format::Json, Format::Yaml, Format::Protobuf];
         let protobuf = "application/vnd.kubernetes.protobuf";
         let first = format!("{protobuf},application/json");
@@ -355,7 +357,7 @@ mod tests {
             (&[&first], Some(Format::Protobuf)),
             (&[&less], Some(Format::Json)),
             (&[table], Some(Format::Yaml)),
-            // Not by the book, but as kube-apiserver does it.
+            // Not RFC 9110, but kube-apiserver's behaviour.
             (
                 &["application/yaml;q=0.5,application/json;q=x"],
                 Some(Format::Yaml),
@@ -370,7 +372,7 @@ mod tests {
             (&["*"], Some(Format::Json)),
             (&["application"], None),
             (&["application/json/x"], None),
-            // Only the first header is looked at.
+            // Only the first header counts.
             (
                 &["application/yaml", "application/json"],
                 Some(Format::Yaml),
@@ -384,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_kept_and_quotes_respected() {
+    fn parameters_and_quoted_strings_are_parsed() {
         let headers = accept(&[r#"application/json;as="a,b;c";G=x;q=0.25 , text/plain"#]);
         let ranges: Vec<_> = parse_accept(&headers).collect();
         assert_eq!(ranges.len(), 2);

@@ -5,14 +5,14 @@ use serde_json::json;
 
 use super::*;
 
-fn answer(status: &Value) -> String {
+fn response_json(status: &Value) -> String {
     let version = Version::V1.as_str();
     json!({"kind": KIND, "apiVersion": version, "status": status}).to_string()
 }
 
 #[test]
-fn fields_are_spelt_as_in_the_kep() {
-    let asked = ExecCredential::asking(
+fn fields_have_the_names_of_the_kep() {
+    let request = ExecCredential::request(
         Version::V1,
         Spec {
             cluster: Some(Cluster {
@@ -45,13 +45,13 @@ fn fields_are_spelt_as_in_the_kep() {
             "lockFilePath": "/run/lock",
         },
     });
-    let written = asked.to_json();
+    let written = request.to_json();
     let found: Value = serde_json::from_str(written.expose()).unwrap();
     assert_eq!(found, expected);
     let read = ExecCredential::parse(written.expose().as_bytes());
-    assert_eq!(read, Ok(asked));
+    assert_eq!(read, Ok(request));
 
-    let answered = ExecCredential::answering(
+    let response = ExecCredential::response(
         Version::V1Beta1,
         Status {
             expiration_timestamp: Some(UNIX_EPOCH + Duration::from_secs(1_794_776_399)),
@@ -79,38 +79,38 @@ fn fields_are_spelt_as_in_the_kep() {
             },
         },
     });
-    let written = answered.to_json();
+    let written = response.to_json();
     let found: Value = serde_json::from_str(written.expose()).unwrap();
     assert_eq!(found, expected);
     let read = ExecCredential::parse(written.expose().as_bytes());
-    assert_eq!(read, Ok(answered));
+    assert_eq!(read, Ok(response));
 }
 
 #[test]
-fn what_is_not_given_is_not_written() {
-    let asked = ExecCredential::asking(Version::V1, Spec::default());
+fn absent_fields_are_omitted() {
+    let request = ExecCredential::request(Version::V1, Spec::default());
     assert_eq!(
-        asked.to_json().expose(),
+        request.to_json().expose(),
         r#"{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","spec":{"interactive":false}}"#
     );
 }
 
 #[test]
-fn the_name_that_go_gives_the_url_is_understood_too() {
-    let written = answer(&json!({"proxyConfig": {"URL": "unix:///s"}}));
+fn the_go_field_name_of_the_url_is_accepted() {
+    let written = response_json(&json!({"proxyConfig": {"URL": "unix:///s"}}));
     let read = ExecCredential::parse(written.as_bytes()).unwrap();
     assert_eq!(read.status.unwrap().proxy_config.unwrap().url, "unix:///s");
 }
 
 #[test]
-fn what_is_wrong_is_told_and_nothing_is_repeated() {
+fn errors_name_the_problem_and_quote_no_value() {
     let rows = [
         (" \n".to_owned(), "it is empty"),
         ("secret".to_owned(), "not JSON from line 1, column 1"),
         ("[\"secret\"]".to_owned(), "not JSON from line 1, column 1"),
         ("{}\n{} secret".to_owned(), "its kind is \"\""),
         (
-            format!("{}\n secret", answer(&json!({}))),
+            format!("{}\n secret", response_json(&json!({}))),
             "not JSON from line 2, column 2",
         ),
         ("{\"kind\": \"secr".to_owned(), "it ends before"),
@@ -119,21 +119,23 @@ fn what_is_wrong_is_told_and_nothing_is_repeated() {
             r#"{"kind":"ExecCredential","apiVersion":"v1"}"#.to_owned(),
             "its apiVersion is \"v1\"",
         ),
-        (answer(&json!("secret")), "status is not an object"),
+        (response_json(&json!("secret")), "status is not an object"),
         (
-            answer(&json!({"token": ["secret"]})),
+            response_json(&json!({"token": ["secret"]})),
             "status.token is not a string",
         ),
         (
-            answer(&json!({"expirationTimestamp": "secret"})),
+            response_json(&json!({"expirationTimestamp": "secret"})),
             "status.expirationTimestamp is not a time",
         ),
         (
-            answer(&json!({"proxyConfig": {"certificate-authority-data": "secret"}})),
+            response_json(&json!({"proxyConfig": {"certificate-authority-data": "secret"}})),
             "status.proxyConfig.url is missing",
         ),
         (
-            answer(&json!({"proxyConfig": {"url": "x", "certificate-authority-data": "secret!"}})),
+            response_json(
+                &json!({"proxyConfig": {"url": "x", "certificate-authority-data": "secret!"}}),
+            ),
             "status.proxyConfig.certificate-authority-data is not base64",
         ),
     ];
@@ -146,7 +148,7 @@ fn what_is_wrong_is_told_and_nothing_is_repeated() {
 }
 
 #[test]
-fn secrets_are_not_shown() {
+fn secrets_are_redacted() {
     let written = json!({
         "kind": KIND,
         "apiVersion": Version::V1.as_str(),
@@ -165,18 +167,18 @@ fn secrets_are_not_shown() {
 
 proptest! {
     #[test]
-    fn a_document_is_read_as_soon_as_it_is_whole(cut in 0_usize..2000, behind in "\\PC{0,20}") {
-        let whole = answer(&json!({"token": "t", "proxyConfig": {"url": "unix:///s"}}));
+    fn a_document_is_parsed_as_soon_as_it_is_complete(cut in 0_usize..2000, trailing in "\\PC{0,20}") {
+        let whole = response_json(&json!({"token": "t", "proxyConfig": {"url": "unix:///s"}}));
         let cut = cut.min(whole.len() - 1);
         prop_assert_eq!(ExecCredential::parse_first(&whole.as_bytes()[..cut]), Ok(None));
-        let more = format!("{whole}{behind}");
+        let more = format!("{whole}{trailing}");
         let (read, length) = ExecCredential::parse_first(more.as_bytes()).unwrap().unwrap();
         prop_assert_eq!(length, whole.len());
         prop_assert_eq!(read.status.unwrap().token, Some(Sensitive::new("t".to_owned())));
     }
 
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn no_bytes_make_the_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = ExecCredential::parse(&bytes);
     }
 }

@@ -1,7 +1,7 @@
-//! The headers in which a front proxy says who a caller is.
+//! The headers in which a front proxy sends the identity of a caller.
 //!
-//! The rules are those of kube-apiserver's requestheader authenticator, for
-//! reading, and of client-go's authenticating proxy transport, for writing.
+//! Reading follows kube-apiserver's requestheader authenticator; writing follows client-go's
+//! authenticating proxy transport.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,19 +9,19 @@ use std::collections::BTreeMap;
 use http::header::InvalidHeaderValue;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// What every name of the usual family begins with.
-const FAMILY: &str = "x-remote-";
+/// The prefix of the default identity headers.
+const DEFAULT_PREFIX: &str = "x-remote-";
 
-/// The names under which an identity travels (`--requestheader-*`).
+/// The header names that carry an identity (`--requestheader-*`).
 #[derive(Debug, Clone)]
 pub struct IdentityHeaders {
-    /// The first that is there and not empty names the user.
+    /// The first of these headers that is present and not empty is the user name.
     pub username: Vec<HeaderName>,
-    /// The first that is there and not empty is the user's uid.
+    /// The first of these headers that is present and not empty is the user's UID.
     pub uid: Vec<HeaderName>,
-    /// Each value of each is a group.
+    /// Each value of each of these headers is a group.
     pub group: Vec<HeaderName>,
-    /// What the names of extra fields begin with, in lower case.
+    /// Prefixes of the headers with extra fields, in lower case.
     pub extra_prefix: Vec<String>,
 }
 
@@ -36,27 +36,27 @@ impl Default for IdentityHeaders {
     }
 }
 
-/// A user, as kube-apiserver knows one.
+/// A user, as in kube-apiserver's `user.Info`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {
-    /// The name; never empty.
+    /// The user name; never empty.
     pub name: String,
-    /// Empty where there is none.
+    /// The UID; empty if there is none.
     pub uid: String,
-    /// In order.
+    /// Groups, in order.
     pub groups: Vec<String>,
-    /// Further facts, by key.
+    /// Extra fields by key.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// A user that cannot be written in headers as it is, and must not be changed.
+/// The user cannot be encoded in headers without a change.
 #[derive(Debug, thiserror::Error)]
 #[error("the caller's identity cannot be written in headers: {0}")]
-pub struct Unwritable(String);
+pub struct EncodeError(String);
 
 impl IdentityHeaders {
-    /// Who these headers speak for, if for anybody. An identity that is not
-    /// UTF-8 is nobody's: read loosely, it could become somebody else's.
+    /// Decodes the identity in these headers, if there is one. An identity that is not
+    /// UTF-8 is ignored: a lossy conversion could yield the name of another user.
     pub fn read(&self, headers: &HeaderMap) -> Option<User> {
         let first = |names: &[HeaderName]| {
             names
@@ -65,16 +65,16 @@ impl IdentityHeaders {
                 .find(|value| !value.is_empty())
         };
         let mut user = User {
-            name: text(first(&self.username)?)?,
+            name: decode_value(first(&self.username)?)?,
             uid: match first(&self.uid) {
-                Some(uid) => text(uid)?,
+                Some(uid) => decode_value(uid)?,
                 None => String::new(),
             },
             ..User::default()
         };
         for name in &self.group {
             for value in headers.get_all(name).iter().filter(|it| !it.is_empty()) {
-                user.groups.push(text(value)?);
+                user.groups.push(decode_value(value)?);
             }
         }
         for name in headers.keys() {
@@ -83,22 +83,22 @@ impl IdentityHeaders {
             };
             let values = user.extra.entry(unescape(encoded)?).or_default();
             for value in headers.get_all(name) {
-                values.push(text(value)?);
+                values.push(decode_value(value)?);
             }
         }
         Some(user)
     }
 
-    /// The key of an extra field, still encoded.
+    /// The key of an extra field, still percent-encoded.
     fn extra_key<'a>(&self, name: &'a HeaderName) -> Option<&'a str> {
         self.extra_prefix
             .iter()
             .find_map(|prefix| name.as_str().strip_prefix(prefix.as_str()))
     }
 
-    /// Removes everything that could be taken for an identity: the configured
-    /// names, and the usual family, since what is behind us may believe that
-    /// one too; both in any spelling.
+    /// Removes every header that could be taken for an identity: the configured names, and
+    /// the default `X-Remote-*` names because the upstream may trust those too. Names are
+    /// matched in any spelling.
     pub fn remove(&self, headers: &mut HeaderMap) {
         if !headers.keys().any(|name| self.is_identity_header(name)) {
             return;
@@ -118,30 +118,29 @@ impl IdentityHeaders {
         let mut configured = [&self.username, &self.uid, &self.group]
             .into_iter()
             .flatten();
-        begins_with(name, FAMILY)
+        has_prefix(name, DEFAULT_PREFIX)
             || configured.any(|it| same_name(name, it.as_str()))
             || self
                 .extra_prefix
                 .iter()
-                .any(|prefix| begins_with(name, prefix))
+                .any(|prefix| has_prefix(name, prefix))
     }
 
-    /// Says who the caller is. Whatever was said before has to be removed
-    /// first.
-    pub fn write(&self, headers: &mut HeaderMap, user: &User) -> Result<(), Unwritable> {
+    /// Adds the identity of the caller. Existing identity headers have to be removed first.
+    pub fn write(&self, headers: &mut HeaderMap, user: &User) -> Result<(), EncodeError> {
         self.prepare(user)?.apply(headers);
         Ok(())
     }
 
-    /// The same headers, ready to be written many times.
-    pub fn prepare(&self, user: &User) -> Result<PreparedIdentity, Unwritable> {
+    /// Encodes the identity once, for repeated use.
+    pub fn prepare(&self, user: &User) -> Result<PreparedIdentity, EncodeError> {
         let mut fields = Vec::with_capacity(user.groups.len() + user.extra.len() + 2);
-        let mut add = |name: &HeaderName, text: &str| -> Result<(), Unwritable> {
-            let value = value(text).map_err(|_| Unwritable(format!("{name}: {text:?}")))?;
+        let mut add = |name: &HeaderName, text: &str| -> Result<(), EncodeError> {
+            let value = encode_value(text).map_err(|_| EncodeError(format!("{name}: {text:?}")))?;
             fields.push((name.clone(), value));
             Ok(())
         };
-        let missing = |what: &str| Unwritable(format!("no header is configured for the {what}"));
+        let missing = |what: &str| EncodeError(format!("no header is configured for the {what}"));
         let username = self.username.first().ok_or_else(|| missing("user name"))?;
         add(username, &user.name)?;
         if let (false, Some(uid)) = (user.uid.is_empty(), self.uid.first()) {
@@ -157,7 +156,8 @@ impl IdentityHeaders {
             let prefix = self.extra_prefix.first().ok_or_else(|| missing("extra"))?;
             for (key, values) in &user.extra {
                 let name = format!("{prefix}{}", escape(key));
-                let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| Unwritable(name))?;
+                let name =
+                    HeaderName::from_bytes(name.as_bytes()).map_err(|_| EncodeError(name))?;
                 for text in values {
                     add(&name, text)?;
                 }
@@ -167,12 +167,12 @@ impl IdentityHeaders {
     }
 }
 
-/// An identity as headers.
+/// An identity encoded as headers.
 #[derive(Debug, Clone)]
 pub struct PreparedIdentity(Vec<(HeaderName, HeaderValue)>);
 
 impl PreparedIdentity {
-    /// Adds them.
+    /// Appends the identity headers.
     pub fn apply(&self, headers: &mut HeaderMap) {
         for (name, value) in &self.0 {
             headers.append(name, value.clone());
@@ -180,13 +180,13 @@ impl PreparedIdentity {
     }
 }
 
-/// Whether two names are the same to a server that takes `_` for `-`.
+/// Whether two names are equal for a server that treats `_` as `-`.
 pub(crate) fn same_name(name: &str, other: &str) -> bool {
-    name.len() == other.len() && begins_with(name, other)
+    name.len() == other.len() && has_prefix(name, other)
 }
 
-/// Whether a name begins so to a server that takes `_` for `-`.
-pub(crate) fn begins_with(name: &str, prefix: &str) -> bool {
+/// Whether a name has this prefix for a server that treats `_` as `-`.
+pub(crate) fn has_prefix(name: &str, prefix: &str) -> bool {
     let dash = |byte: u8| byte == b'-' || byte == b'_';
     name.len() >= prefix.len()
         && name
@@ -195,24 +195,23 @@ pub(crate) fn begins_with(name: &str, prefix: &str) -> bool {
             .all(|(byte, expected)| byte == expected || (dash(byte) && dash(expected)))
 }
 
-fn text(value: &HeaderValue) -> Option<String> {
+fn decode_value(value: &HeaderValue) -> Option<String> {
     std::str::from_utf8(value.as_bytes())
         .ok()
         .map(str::to_owned)
 }
 
-fn value(text: &str) -> Result<HeaderValue, InvalidHeaderValue> {
-    // Go trims values when it reads them: an identity that would come out
-    // different is refused.
+fn encode_value(text: &str) -> Result<HeaderValue, InvalidHeaderValue> {
+    // Go trims header values when it reads them: an identity that would change is rejected.
     if text.trim_matches([' ', '\t']) != text {
         return HeaderValue::from_bytes(b"\n");
     }
     HeaderValue::from_bytes(text.as_bytes())
 }
 
-/// client-go's `headerKeyEscape`: every byte that is no token byte (RFC 9110,
-/// 5.6.2), and `%`, as `%XX`. Upper-case letters too, which a header's name
-/// would not keep.
+/// client-go's `headerKeyEscape`: every byte that is not a token byte (RFC 9110, 5.6.2),
+/// and `%`, is written as `%XX`. Upper-case letters are escaped too because header names do
+/// not preserve them.
 fn escape(key: &str) -> Cow<'_, str> {
     use std::fmt::Write as _;
     let plain = |byte: u8| {
@@ -226,16 +225,16 @@ fn escape(key: &str) -> Cow<'_, str> {
         if plain(byte) {
             escaped.push(char::from(byte));
         } else {
-            // Writing to a String does not fail.
+            // Writing to a String cannot fail.
             let _ = write!(escaped, "%{byte:02X}");
         }
     }
     Cow::Owned(escaped)
 }
 
-/// Go's `url.PathUnescape`; a key with a broken escape is kept as it is.
+/// Go's `url.PathUnescape`; a key with an invalid escape is kept unchanged.
 fn unescape(key: &str) -> Option<String> {
-    if !key.contains('%') || !escapes_are_whole(key.as_bytes()) {
+    if !key.contains('%') || !escapes_are_valid(key.as_bytes()) {
         return Some(key.to_owned());
     }
     let decoded = percent_encoding::percent_decode_str(key).decode_utf8();
@@ -243,7 +242,7 @@ fn unescape(key: &str) -> Option<String> {
 }
 
 /// Whether every `%` is followed by two hexadecimal digits.
-pub(crate) fn escapes_are_whole(text: &[u8]) -> bool {
+pub(crate) fn escapes_are_valid(text: &[u8]) -> bool {
     text.iter().enumerate().all(|(at, byte)| {
         *byte != b'%'
             || text
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_tried_in_order_and_empty_ones_passed_over() {
+    fn header_names_are_tried_in_order_and_empty_values_skipped() {
         let names = IdentityHeaders {
             username: vec![
                 HeaderName::from_static("x-first"),
@@ -334,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn a_written_identity_is_read_back_unchanged() {
         let user = User {
             name: "system:serviceaccount:a:b".to_owned(),
             uid: "42".to_owned(),
@@ -355,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_that_would_change_on_the_way_is_refused() {
+    fn an_identity_that_headers_would_change_is_rejected() {
         for name in ["a\nb", " padded", "padded\t", "nul\0"] {
             let user = User {
                 name: name.to_owned(),
@@ -369,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn every_spelling_of_the_family_is_removed() {
+    fn every_spelling_of_the_default_headers_is_removed() {
         let mut map = headers(&[
             ("X-Remote-User", "a"),
             ("x_remote_user", "b"),
@@ -385,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn configured_names_are_removed_with_the_family() {
+    fn configured_headers_are_removed_with_the_default_ones() {
         let names = IdentityHeaders {
             username: vec![HeaderName::from_static("x-user")],
             extra_prefix: vec!["x-more-".to_owned()],

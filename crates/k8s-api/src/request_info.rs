@@ -1,38 +1,38 @@
-//! What a request asks for, by kube-apiserver's rules.
+//! What a request asks for, by kube-apiserver's rules (`RequestInfo`).
 //!
-//! kube-apiserver looks at the decoded path (Go's `URL.Path`), cut at every
-//! slash, also at one that was written `%2F`. So do we: whoever decides by a
-//! path has to see the path that the server behind will see.
+//! kube-apiserver splits the decoded path (Go's `URL.Path`) at every slash, including slashes
+//! that were sent as `%2F`. This parser does the same: a routing decision has to be based on
+//! the path that the upstream server will see.
 
 use std::borrow::Cow;
 
 use http::Method;
 use percent_encoding::percent_decode_str;
 
-use crate::identity::escapes_are_whole;
+use crate::identity::escapes_are_valid;
 
-/// A path without escapes. Borrows what it can: nearly every path has none.
+/// A percent-decoded path. It borrows where possible: almost no path contains escapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodedPath<'a>(Cow<'a, str>);
 
-/// A path that Go's server refuses to read.
+/// A path that Go's HTTP server rejects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the request path holds a broken percent escape")]
-pub struct BrokenEscape;
+#[error("the request path contains an invalid percent escape")]
+pub struct InvalidEscape;
 
 impl<'a> DecodedPath<'a> {
-    /// Decodes a path as it stands in a request.
-    pub fn new(raw: &'a str) -> Result<Self, BrokenEscape> {
+    /// Decodes the path of a request target.
+    pub fn new(raw: &'a str) -> Result<Self, InvalidEscape> {
         if !raw.contains('%') {
             return Ok(Self(Cow::Borrowed(raw)));
         }
-        if !escapes_are_whole(raw.as_bytes()) {
-            return Err(BrokenEscape);
+        if !escapes_are_valid(raw.as_bytes()) {
+            return Err(InvalidEscape);
         }
         Ok(Self(percent_decode_str(raw).decode_utf8_lossy()))
     }
 
-    /// The path.
+    /// The decoded path.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -41,9 +41,9 @@ impl<'a> DecodedPath<'a> {
 /// What a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestInfo<'a> {
-    /// An object or collection of the API, or something else.
+    /// Whether it is a resource request.
     pub kind: Kind,
-    /// What is to be done with it.
+    /// The requested verb.
     pub verb: Verb,
     /// The whole path.
     pub path: &'a str,
@@ -51,9 +51,9 @@ pub struct RequestInfo<'a> {
     pub group: &'a str,
     /// The version of the group.
     pub version: &'a str,
-    /// Empty for what is in no namespace, or in all.
+    /// Empty for cluster-scoped resources and for all namespaces.
     pub namespace: &'a str,
-    /// In the plural: `pods`.
+    /// The plural resource name, such as `pods`.
     pub resource: &'a str,
     /// Empty for the object itself.
     pub subresource: &'a str,
@@ -61,16 +61,16 @@ pub struct RequestInfo<'a> {
     pub name: Cow<'a, str>,
 }
 
-/// Whether a path names something of the API.
+/// Whether a path is a resource path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// An object or a collection.
     Resource,
-    /// Discovery, health, metrics, and everything else.
+    /// Discovery, health, metrics, and every other path.
     NonResource,
 }
 
-/// What is to be done, in RBAC's words. A closed set, since it is a label.
+/// The verb, as in RBAC. The set is closed because it is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // their names say it
 pub enum Verb {
@@ -91,7 +91,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// As RBAC writes it.
+    /// The RBAC name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Get => "get",
@@ -111,7 +111,7 @@ impl Verb {
         }
     }
 
-    /// For what is not of the API: the method in lower case.
+    /// For non-resource requests: the method in lower case.
     fn of_method(method: &Method) -> Self {
         match *method {
             Method::GET => Self::Get,
@@ -138,7 +138,7 @@ impl Verb {
 }
 
 impl<'a> RequestInfo<'a> {
-    /// Understands a request.
+    /// Parses a request.
     pub fn parse(method: &Method, path: &'a DecodedPath<'_>, query: Option<&str>) -> Self {
         let path = path.as_str();
         let mut info = Self {
@@ -153,10 +153,10 @@ impl<'a> RequestInfo<'a> {
             name: Cow::Borrowed(""),
         };
         let trimmed = path.trim_matches('/');
-        let (prefix, rest) = cut(trimmed);
+        let (prefix, rest) = split_segment(trimmed);
         let rest = match (prefix, rest) {
             ("api", Some(rest)) => rest,
-            ("apis", Some(rest)) => match cut(rest) {
+            ("apis", Some(rest)) => match split_segment(rest) {
                 (group, Some(rest)) => {
                     info.group = group;
                     rest
@@ -165,14 +165,14 @@ impl<'a> RequestInfo<'a> {
             },
             _ => return info,
         };
-        let (version, Some(rest)) = cut(rest) else {
+        let (version, Some(rest)) = split_segment(rest) else {
             info.group = "";
             return info;
         };
         info.kind = Kind::Resource;
         info.version = version;
         info.verb = Verb::of_resource(method);
-        let rest = match cut(rest) {
+        let rest = match split_segment(rest) {
             ("watch", Some(rest)) => {
                 info.verb = Verb::Watch;
                 rest
@@ -181,47 +181,47 @@ impl<'a> RequestInfo<'a> {
                 info.verb = Verb::Proxy;
                 rest
             }
-            // kube-apiserver answers 500 to a special verb without an object.
+            // kube-apiserver responds 500 to a special verb without a resource.
             ("watch" | "proxy", None) => return info,
             _ => rest,
         };
-        info.object(rest);
-        info.settle(query);
+        info.parse_object(rest);
+        info.set_collection_verb(query);
         info
     }
 
     /// `[namespaces/NS/]RESOURCE[/NAME[/SUBRESOURCE[/…]]]`
-    fn object(&mut self, rest: &'a str) {
+    fn parse_object(&mut self, rest: &'a str) {
         let mut rest = rest;
-        if let ("namespaces", Some(inside)) = cut(rest) {
-            let (namespace, inside) = cut(inside);
+        if let ("namespaces", Some(inside)) = split_segment(rest) {
+            let (namespace, inside) = split_segment(inside);
             self.namespace = namespace;
             if let Some(inside) = inside
-                && !matches!(cut(inside).0, "status" | "finalize")
+                && !matches!(split_segment(inside).0, "status" | "finalize")
             {
                 rest = inside;
             }
         }
-        let (resource, rest) = cut(rest);
+        let (resource, rest) = split_segment(rest);
         self.resource = resource;
         if let Some(rest) = rest {
-            let (name, rest) = cut(rest);
+            let (name, rest) = split_segment(rest);
             self.name = Cow::Borrowed(name);
             if let (Some(rest), true) = (rest, self.verb != Verb::Proxy) {
-                self.subresource = cut(rest).0;
+                self.subresource = split_segment(rest).0;
             }
         }
     }
 
-    /// Without a name, a get is a list or a watch and a delete is that of a
-    /// collection.
-    fn settle(&mut self, query: Option<&str>) {
+    /// Without a name, a get becomes a list or a watch, and a delete becomes a
+    /// deletecollection.
+    fn set_collection_verb(&mut self, query: Option<&str>) {
         if !self.name.is_empty() {
             return;
         }
         match self.verb {
             Verb::Get => {
-                self.verb = if asks_to_watch(query) {
+                self.verb = if is_watch_query(query) {
                     Verb::Watch
                 } else {
                     Verb::List
@@ -235,19 +235,20 @@ impl<'a> RequestInfo<'a> {
         }
     }
 
-    /// Whether it asks if the server is ready, in whole or in part.
+    /// Whether it is a readiness request, for all checks or for one.
     pub fn is_readyz(&self) -> bool {
         self.path == "/readyz" || self.path.starts_with("/readyz/")
     }
 
-    /// Whether it is a workload or a node that answers, and not the API.
+    /// Whether a workload or a node responds, and not the API server.
     pub fn reaches_workload(&self) -> bool {
         self.kind == Kind::Resource && (self.verb == Verb::Proxy || self.subresource == "proxy")
     }
 
-    /// Whether asking twice does no harm: a read of the API itself. What is
-    /// passed on to a workload or a node may do anything, whatever its method.
-    pub fn is_harmless(&self, method: &Method) -> bool {
+    /// Whether the request can be repeated without side effects: a read of the API itself.
+    /// A request that is proxied to a workload or a node may have side effects with any
+    /// method.
+    pub fn is_idempotent_read(&self, method: &Method) -> bool {
         matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
             && self.verb != Verb::Proxy
             && !matches!(
@@ -256,8 +257,7 @@ impl<'a> RequestInfo<'a> {
             )
     }
 
-    /// Whether the answer may take as long as it likes, by kube-apiserver's
-    /// `LongRunningFunc`.
+    /// Whether the response may take any amount of time, by kube-apiserver's `LongRunningFunc`.
     pub fn is_long_running(&self) -> bool {
         match self.kind {
             Kind::Resource => {
@@ -272,15 +272,15 @@ impl<'a> RequestInfo<'a> {
     }
 }
 
-/// The first part of a path, and what follows its slash.
-fn cut(path: &str) -> (&str, Option<&str>) {
+/// The first segment of a path, and the rest after its slash.
+fn split_segment(path: &str) -> (&str, Option<&str>) {
     match path.split_once('/') {
         Some((part, rest)) => (part, Some(rest)),
         None => (path, None),
     }
 }
 
-/// The first value of a key in a query, decoded.
+/// The first value of a query parameter, decoded.
 fn first_value<'a>(query: Option<&'a str>, key: &str) -> Option<Cow<'a, str>> {
     query?
         .split('&')
@@ -298,13 +298,13 @@ fn form_decode(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Anything but `false` and `0` is true, also nothing at all (`?watch`).
-fn asks_to_watch(query: Option<&str>) -> bool {
+/// Every value but `false` and `0` is true, including an absent one (`?watch`).
+fn is_watch_query(query: Option<&str>) -> bool {
     first_value(query, "watch")
         .is_some_and(|value| !value.eq_ignore_ascii_case("false") && value != "0")
 }
 
-/// `fieldSelector=metadata.name=web` names an object, if that is a name.
+/// `fieldSelector=metadata.name=web` selects one object, if the value is a valid name.
 fn selected_name(query: Option<&str>) -> Option<String> {
     let selector = first_value(query, "fieldSelector")?;
     let mut found = None;
@@ -322,7 +322,7 @@ fn selected_name(query: Option<&str>) -> Option<String> {
     })
 }
 
-/// Terms are separated by commas that are not escaped.
+/// Splits at commas that are not escaped.
 fn split_terms(selector: &str) -> impl Iterator<Item = &str> {
     let mut escaped = false;
     selector

@@ -1,6 +1,6 @@
-//! Reading an `ExecCredential`. By hand, since serde's errors repeat what they do not
-//! understand, and that may be a token; and value by value, since the copies that serde
-//! makes on its way are not overwritten when they are dropped.
+//! Parses an `ExecCredential`. The parser is written by hand because serde's errors quote
+//! values that they reject, which may be a token, and because the copies that serde makes
+//! while parsing are not zeroized.
 
 mod unescape;
 
@@ -17,31 +17,31 @@ use super::{
     timestamp,
 };
 
-/// Fields as they stand in a document. Of what is in them nothing has been copied.
+/// The fields of a document, as raw JSON. No value has been copied.
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
-/// How much of a kind or a version is repeated: more than any of Kubernetes has.
-const SHOWN: usize = 80;
+/// The maximum length of a quoted kind or version: more than any Kubernetes name has.
+const MAX_QUOTED_CHARS: usize = 80;
 
 impl ExecCredential {
-    /// Reads a whole document. Behind it there may be only white space.
+    /// Parses a whole document. Only white space may follow it.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         match Self::parse_first(bytes)? {
             Some((credential, length)) => {
-                let behind = &bytes[length..];
-                match behind.iter().position(|byte| !byte.is_ascii_whitespace()) {
+                let trailing = &bytes[length..];
+                match trailing.iter().position(|byte| !byte.is_ascii_whitespace()) {
                     None => Ok(credential),
                     Some(at) => Err(not_json_at(bytes, length + at)),
                 }
             }
             None if bytes.iter().all(u8::is_ascii_whitespace) => Err(ParseError::Empty),
-            None => Err(ParseError::CutOff),
+            None => Err(ParseError::Incomplete),
         }
     }
 
-    /// Reads the first document of what has come so far, and says how long it is;
-    /// none if it is not whole yet. So a plugin that goes on running is understood as
-    /// soon as it has said what it has to say.
+    /// Parses the first document of the bytes received so far and returns its length;
+    /// `None` if it is incomplete. The response of a plugin that keeps running is available
+    /// as soon as it is complete.
     pub fn parse_first(bytes: &[u8]) -> Result<Option<(Self, usize)>, ParseError> {
         let documents = serde_json::Deserializer::from_slice(bytes);
         let mut documents = documents.into_iter::<&RawValue>();
@@ -70,7 +70,7 @@ fn not_json_at(bytes: &[u8], at: usize) -> ParseError {
     }
 }
 
-/// None if it is no object.
+/// `None` if it is not an object.
 fn fields(raw: &RawValue) -> Option<Fields<'_>> {
     serde_json::from_str(raw.get()).ok()
 }
@@ -78,11 +78,13 @@ fn fields(raw: &RawValue) -> Option<Fields<'_>> {
 fn credential(mut fields: Fields<'_>) -> Result<ExecCredential, ParseError> {
     let kind = text(&mut fields, "kind", "kind")?.unwrap_or_default();
     if kind != KIND {
-        return Err(ParseError::Kind(kind.chars().take(SHOWN).collect()));
+        return Err(ParseError::Kind(
+            kind.chars().take(MAX_QUOTED_CHARS).collect(),
+        ));
     }
     let version = text(&mut fields, "apiVersion", "apiVersion")?.unwrap_or_default();
     let Some(version) = Version::of(&version) else {
-        let found = version.chars().take(SHOWN).collect();
+        let found = version.chars().take(MAX_QUOTED_CHARS).collect();
         return Err(ParseError::Version { found });
     };
     Ok(ExecCredential {
@@ -131,7 +133,7 @@ fn cluster(mut fields: Fields<'_>) -> Result<Cluster, ParseError> {
             "disable-compression",
             "spec.cluster.disable-compression",
         )?,
-        config: whatever(&mut fields, "config", "spec.cluster.config")?,
+        config: any_value(&mut fields, "config", "spec.cluster.config")?,
     })
 }
 
@@ -161,8 +163,8 @@ fn status(mut fields: Fields<'_>) -> Result<Status, ParseError> {
 
 fn proxy(mut fields: Fields<'_>) -> Result<ProxyConfig, ParseError> {
     const URL: &str = "status.proxyConfig.url";
-    // The tag in the KEP's Go (`json: "url"`, with a space) is none to Go, which then
-    // writes the field by its name.
+    // The tag in the KEP's Go code (`json: "url"`, with a space) is invalid, so Go uses the
+    // field's name.
     let url = match text(&mut fields, "url", URL)? {
         Some(url) => Some(url),
         None => text(&mut fields, "URL", URL)?,
@@ -180,24 +182,25 @@ fn proxy(mut fields: Fields<'_>) -> Result<ProxyConfig, ParseError> {
     })
 }
 
-/// What is empty or null is not given, as with Go's `omitempty`.
+/// An empty string or null counts as absent, like Go's `omitempty`.
 fn secret(
     fields: &mut Fields<'_>,
     name: &str,
     field: &'static str,
 ) -> Result<Option<Sensitive>, ParseError> {
     let wrong = |cause| ParseError::Field { field, cause };
-    let Some(raw) = given(fields, name) else {
+    let Some(raw) = take_present(fields, name) else {
         return Ok(None);
     };
     let quoted = raw.strip_prefix('"').and_then(|raw| raw.strip_suffix('"'));
     let quoted = quoted.ok_or_else(|| wrong("is not a string"))?;
     let text = unescape::text(quoted);
-    let mut text: Zeroizing<String> = text.ok_or_else(|| wrong("holds half a character"))?;
+    let mut text: Zeroizing<String> =
+        text.ok_or_else(|| wrong("contains an unpaired surrogate"))?;
     Ok((!text.is_empty()).then(|| Sensitive::new(std::mem::take(&mut *text))))
 }
 
-/// The same, of what anybody may see.
+/// The same for a value that is not secret.
 fn text(
     fields: &mut Fields<'_>,
     name: &str,
@@ -208,7 +211,7 @@ fn text(
 }
 
 fn flag(fields: &mut Fields<'_>, name: &str, field: &'static str) -> Result<bool, ParseError> {
-    match given(fields, name) {
+    match take_present(fields, name) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
         Some(_) => Err(ParseError::Field {
@@ -242,12 +245,12 @@ fn object<'a>(
     })
 }
 
-fn whatever(
+fn any_value(
     fields: &mut Fields<'_>,
     name: &str,
     field: &'static str,
 ) -> Result<Option<Value>, ParseError> {
-    let value = given(fields, name).map(serde_json::from_str);
+    let value = take_present(fields, name).map(serde_json::from_str);
     value.transpose().map_err(|_| ParseError::Field {
         field,
         cause: "is nested too deeply",
@@ -256,8 +259,8 @@ fn whatever(
 
 const NULL: &str = "null";
 
-/// What stands in a field; null is nothing.
-fn given<'a>(fields: &mut Fields<'a>, name: &str) -> Option<&'a str> {
+/// The raw value of a field; null counts as absent.
+fn take_present<'a>(fields: &mut Fields<'a>, name: &str) -> Option<&'a str> {
     let raw = fields.remove(name).map(RawValue::get);
     raw.filter(|raw| *raw != NULL)
 }

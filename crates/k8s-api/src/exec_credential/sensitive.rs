@@ -1,21 +1,21 @@
-//! Text that nobody may see.
+//! Redacted and zeroized text.
 
 use std::fmt;
 
 use zeroize::Zeroizing;
 
-/// A token, a key, or a document with one. It is shown nowhere, and overwritten when
-/// it is dropped; whoever needs it has to [`expose`](Sensitive::expose) it.
+/// A token, a key, or a document that contains one. `Debug` redacts it, and it is zeroized
+/// on drop. [`expose`](Sensitive::expose) returns the text.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Sensitive(Zeroizing<String>);
 
 impl Sensitive {
-    /// Keeps it, without a further copy.
+    /// Wraps a text without a further copy.
     pub fn new(text: String) -> Self {
         Self(Zeroizing::new(text))
     }
 
-    /// Gives it away.
+    /// Returns the secret text.
     pub fn expose(&self) -> &str {
         &self.0
     }

@@ -1,23 +1,23 @@
-//! Versions of Kubernetes as its servers report them.
+//! Kubernetes versions, as servers report them.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A released version, without vendors' additions.
+/// A release version, without vendor suffixes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
-    /// 1, so far.
+    /// The major version, always 1 so far.
     pub major: u16,
-    /// The release.
+    /// The minor version.
     pub minor: u16,
-    /// The patch of a release.
+    /// The patch version.
     pub patch: u16,
 }
 
-/// Text that is not a version.
+/// The text is not a Kubernetes version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a Kubernetes version such as v1.34.4")]
-pub struct NotAVersion(String);
+pub struct ParseVersionError(String);
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -26,10 +26,10 @@ impl fmt::Display for Version {
 }
 
 impl FromStr for Version {
-    type Err = NotAVersion;
+    type Err = ParseVersionError;
 
-    /// Reads a `gitVersion`: `v1.34.4`, `v1.30.2-eks-1552ad0`, `v1.28.15+k3s1`.
-    fn from_str(text: &str) -> Result<Self, NotAVersion> {
+    /// Parses a `gitVersion`: `v1.34.4`, `v1.30.2-eks-1552ad0`, `v1.28.15+k3s1`.
+    fn from_str(text: &str) -> Result<Self, ParseVersionError> {
         let numbers = text.strip_prefix('v').unwrap_or(text);
         let numbers = numbers.split(['-', '+']).next().unwrap_or_default();
         let mut parts = numbers.split('.').map(|part| {
@@ -44,7 +44,7 @@ impl FromStr for Version {
                 minor,
                 patch,
             }),
-            _ => Err(NotAVersion(text.to_owned())),
+            _ => Err(ParseVersionError(text.to_owned())),
         }
     }
 }
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vendors_additions_are_not_part_of_the_version() {
+    fn vendor_suffixes_are_ignored() {
         let version = |text: &str| {
             text.parse::<Version>()
                 .map(|it| (it.major, it.minor, it.patch))
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_ordered_by_number() {
+    fn versions_are_ordered_numerically() {
         assert!("v1.9.9".parse::<Version>().unwrap() < "v1.10.0".parse().unwrap());
     }
 }

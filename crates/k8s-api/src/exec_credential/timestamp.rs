@@ -1,11 +1,12 @@
-//! Times of RFC 3339, as `metav1.Time` reads and writes them: to the second, in UTC.
+//! RFC 3339 times, as `metav1.Time` reads and writes them: with a resolution of seconds, in
+//! UTC.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-const DAY: i64 = 86_400;
+const SECONDS_PER_DAY: i64 = 86_400;
 
-/// Reads a time in any zone. Fractions are cut off: a credential that ends within
-/// this second has ended.
+/// Parses a time in any zone. Fractions are truncated: a credential that expires within
+/// this second counts as expired.
 pub(super) fn parse(text: &str) -> Option<SystemTime> {
     let (date_time, rest) = text.split_at_checked("2006-01-02T15:04:05".len())?;
     let shape = date_time
@@ -37,7 +38,8 @@ pub(super) fn parse(text: &str) -> Option<SystemTime> {
         }
         _ => return None,
     };
-    let seconds = days(year, month, day) * DAY + hour * 3600 + minute * 60 + second - offset;
+    let seconds =
+        days(year, month, day) * SECONDS_PER_DAY + hour * 3600 + minute * 60 + second - offset;
     let after = Duration::from_secs(seconds.unsigned_abs());
     in_range
         .then(|| match seconds {
@@ -47,23 +49,23 @@ pub(super) fn parse(text: &str) -> Option<SystemTime> {
         .flatten()
 }
 
-/// Writes a time in UTC. What lies before 1970 is written as its beginning.
+/// Formats a time in UTC. Times before 1970 become the epoch.
 pub(super) fn format(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    // The last second that four digits of a year can tell.
+    // The last second of the year 9999.
     let seconds =
         i64::try_from(since.as_secs()).map_or(253_402_300_799, |it| it.min(253_402_300_799));
-    let (year, month, day) = date(seconds / DAY);
-    let of_day = seconds % DAY;
+    let (year, month, day) = date(seconds / SECONDS_PER_DAY);
+    let second_of_day = seconds % SECONDS_PER_DAY;
     format!(
         "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
-        of_day / 3600,
-        of_day / 60 % 60,
-        of_day % 60
+        second_of_day / 3600,
+        second_of_day / 60 % 60,
+        second_of_day % 60
     )
 }
 
-/// Days since 1970, in years that begin with March, so that leap days are last.
+/// Days since 1970. Years begin in March here, so that the leap day is the last day.
 fn days(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
@@ -89,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_in_every_zone() {
+    fn times_are_parsed_in_every_zone() {
         let rows = [
             ("1970-01-01T00:00:00Z", Some(0)),
             ("2000-02-29T00:00:00Z", Some(951_782_400)),
@@ -111,13 +113,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(seconds in 0_u64..253_402_300_800) {
+        fn a_formatted_time_is_parsed_back(seconds in 0_u64..253_402_300_800) {
             let time = UNIX_EPOCH + Duration::from_secs(seconds);
             prop_assert_eq!(parse(&format(time)), Some(time));
         }
 
         #[test]
-        fn any_text_is_read_or_refused(text in "\\PC{0,40}") {
+        fn no_text_makes_the_parser_panic(text in "\\PC{0,40}") {
             let _ = parse(&text);
         }
     }

@@ -1,7 +1,7 @@
 use super::*;
 
-/// `verb group/version namespace|resource|name|subresource`, or `verb -` for
-/// what is not of the API.
+/// `verb group/version namespace|resource|name|subresource`, or `verb -` for non-resource
+/// requests.
 fn describe(method: &str, target: &str) -> String {
     let method = Method::from_bytes(method.as_bytes()).unwrap();
     let (path, query) = match target.split_once('?') {
@@ -23,10 +23,10 @@ fn describe(method: &str, target: &str) -> String {
     }
 }
 
-/// Method, target, and what it means.
+/// Method, target, and the expected request info.
 #[rustfmt::skip]
 const ROWS: &[(&str, &str, &str)] = &[
-    // Not of the API: the method in lower case.
+    // Non-resource requests: the method in lower case.
     ("GET", "/", "get -"),
     ("GET", "", "get -"),
     ("GET", "//", "get -"),
@@ -55,7 +55,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("GET", "/apis/apps", "get -"),
     ("GET", "/apis/apps/v1", "get -"),
     ("GET", "/apis/apps/v1/", "get -"),
-    // Not the prefixes that they look like.
+    // Paths that resemble the API prefixes.
     ("GET", "/API/v1/pods", "get -"),
     ("GET", "/apix/v1/pods", "get -"),
     ("GET", "/v1/api/pods", "get -"),
@@ -92,7 +92,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("GET", "/api/v1/nodes/n1/proxy/stats/summary", "get /v1 |nodes|n1|proxy"),
     ("POST", "/api/v1/namespaces/a/services/https:b:443/proxy/x/y", "create /v1 a|services|https:b:443|proxy"),
     ("DELETE", "/api/v1/namespaces/a/pods/b/proxy/c", "delete /v1 a|pods|b|proxy"),
-    // A namespace named like something else.
+    // Namespaces named like a resource or verb.
     ("GET", "/api/v1/namespaces/namespaces", "get /v1 namespaces|namespaces|namespaces|"),
     ("GET", "/api/v1/namespaces/status/pods", "list /v1 status|pods||"),
     ("GET", "/api/v1/namespaces/shop/statuses", "list /v1 shop|statuses||"),
@@ -105,7 +105,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("PUT", "/apis/example.com/v1alpha1/widgets/w/status", "update example.com/v1alpha1 |widgets|w|status"),
     ("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", "create authorization.k8s.io/v1 |selfsubjectaccessreviews||"),
     ("GET", "/apis/metrics.k8s.io/v1beta1/nodes", "list metrics.k8s.io/v1beta1 |nodes||"),
-    // Watching by query.
+    // Watch by query parameter.
     ("GET", "/api/v1/pods?watch=true", "watch /v1 |pods||"),
     ("GET", "/api/v1/pods?watch=1", "watch /v1 |pods||"),
     ("GET", "/api/v1/pods?watch", "watch /v1 |pods||"),
@@ -120,7 +120,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("GET", "/api/v1/namespaces/a/pods/b?watch=true", "get /v1 a|pods|b|"),
     ("POST", "/api/v1/pods?watch=true", "create /v1 |pods||"),
     ("DELETE", "/api/v1/pods?watch=true", "deletecollection /v1 |pods||"),
-    // Watching and proxying by path.
+    // Watch and proxy by path.
     ("GET", "/api/v1/watch/pods", "watch /v1 |pods||"),
     ("GET", "/api/v1/watch/namespaces", "watch /v1 |namespaces||"),
     ("GET", "/api/v1/watch/namespaces/shop/pods", "watch /v1 shop|pods||"),
@@ -131,7 +131,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("GET", "/api/v1/proxy/nodes/n1/x/y", "proxy /v1 |nodes|n1|"),
     ("PUT", "/api/v1/proxy/namespaces/a/services/b", "proxy /v1 a|services|b|"),
     ("GET", "/api/v1/proxy", "get /v1 |||"),
-    // One object by selector.
+    // One object by field selector.
     ("GET", "/api/v1/pods?fieldSelector=metadata.name%3Dweb", "list /v1 |pods|web|"),
     ("GET", "/api/v1/pods?fieldSelector=metadata.name==web&watch=1", "watch /v1 |pods|web|"),
     ("GET", "/api/v1/pods?fieldSelector=spec.nodeName=n,metadata.name=web", "list /v1 |pods|web|"),
@@ -141,7 +141,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("GET", "/api/v1/pods?fieldSelector=metadata.name=a%2fb", "list /v1 |pods||"),
     ("GET", "/api/v1/pods?fieldSelector=nonsense,metadata.name=web", "list /v1 |pods||"),
     ("DELETE", "/api/v1/pods?fieldSelector=metadata.name=web", "deletecollection /v1 |pods||"),
-    // Escapes: the decoded path counts, also for slashes.
+    // Escapes: the decoded path counts, including its slashes.
     ("GET", "/api/v1/namespaces/%73hop/pods", "list /v1 shop|pods||"),
     ("GET", "/%61pi/v1/pods", "list /v1 |pods||"),
     ("GET", "/api%2Fv1%2fpods", "list /v1 |pods||"),
@@ -154,7 +154,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("GET", "/api/v1/pods%", "the request path holds a broken percent escape"),
     ("GET", "/api/v1/pods%2", "the request path holds a broken percent escape"),
     ("GET", "/api/v1/pods%zz", "the request path holds a broken percent escape"),
-    // Hostile: nothing is cleaned up, and empty parts count.
+    // Hostile paths: nothing is normalised, and empty segments count.
     ("GET", "//api/v1/pods", "list /v1 |pods||"),
     ("GET", "/api//v1/pods", "get / |v1|pods|"),
     ("GET", "/api/v1//pods", "get /v1 ||pods|"),
@@ -168,7 +168,7 @@ const ROWS: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn requests_are_understood_as_kube_apiserver_does() {
+fn requests_are_parsed_like_kube_apiserver() {
     assert!(ROWS.len() >= 80);
     for (method, target, expected) in ROWS {
         assert_eq!(describe(method, target), *expected, "{method} {target}");
@@ -176,7 +176,7 @@ fn requests_are_understood_as_kube_apiserver_does() {
 }
 
 #[test]
-fn long_running_requests_are_known() {
+fn long_running_requests_are_detected() {
     let long = |method: &str, target: &str| {
         let method = Method::from_bytes(method.as_bytes()).unwrap();
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
@@ -208,10 +208,10 @@ fn long_running_requests_are_known() {
 }
 
 #[test]
-fn only_reads_of_the_api_itself_are_harmless() {
+fn only_reads_of_the_api_itself_are_idempotent_reads() {
     let harmless = |method: Method, path: &str| {
         let path = DecodedPath::new(path).unwrap();
-        RequestInfo::parse(&method, &path, None).is_harmless(&method)
+        RequestInfo::parse(&method, &path, None).is_idempotent_read(&method)
     };
     let pod = "/api/v1/namespaces/a/pods/b";
     assert!(harmless(Method::GET, pod));

@@ -1,9 +1,9 @@
-//! CBOR as Kubernetes writes it (RFC 8949): the self-described tag before it,
-//! strings as byte strings, the keys of a map by length and then by their bytes.
+//! CBOR as Kubernetes encodes it (RFC 8949): with the self-described tag, strings as byte
+//! strings, map keys sorted by length and then by bytes.
 
 use serde_json::Value;
 
-/// The tag that says of itself that this is CBOR (RFC 8949, 3.4.6).
+/// The self-described CBOR tag (RFC 8949, 3.4.6).
 const SELF_DESCRIBED: [u8; 3] = [0xd9, 0xd9, 0xf7];
 
 /// Major types (RFC 8949, 3.1).
@@ -14,7 +14,7 @@ const TEXT: u8 = 3;
 const ARRAY: u8 = 4;
 const MAP: u8 = 5;
 
-/// Writes an object.
+/// Encodes an object.
 pub fn write(object: &Value) -> Vec<u8> {
     let mut out = SELF_DESCRIBED.to_vec();
     item(&mut out, object);
@@ -28,7 +28,7 @@ fn item(out: &mut Vec<u8>, value: &Value) {
         Value::Bool(_) => out.push(0xf5),
         Value::Number(number) => match (number.as_u64(), number.as_i64()) {
             (Some(number), _) => head(out, UNSIGNED, number),
-            // -1 is 0, -2 is 1, and so on.
+            // -1 is encoded as 0, -2 as 1, and so on.
             (None, Some(negative)) => head(out, NEGATIVE, !negative.cast_unsigned()),
             (None, None) => {
                 out.push(0xfb);
@@ -60,7 +60,7 @@ fn bytes(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-/// The type of an item, and a number in the shortest form (RFC 8949, 3).
+/// Writes the type of an item with an argument in its shortest form (RFC 8949, 3).
 fn head(out: &mut Vec<u8>, major: u8, value: u64) {
     let major = major << 5;
     if let Ok(byte) = u8::try_from(value) {
@@ -80,35 +80,35 @@ fn head(out: &mut Vec<u8>, major: u8, value: u64) {
     }
 }
 
-/// Why bytes are no object in CBOR.
+/// The bytes are not an object in CBOR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not an object in CBOR as Kubernetes writes it")]
-pub struct Malformed;
+#[error("not an object in the CBOR encoding of Kubernetes")]
+pub struct DecodeError;
 
-/// Deeper than any object of the API.
+/// More nesting than any API object has.
 const MAX_DEPTH: usize = 64;
 
-/// Reads what a server has written: items of known length, strings as byte strings
-/// or as text.
-pub fn read(bytes: &[u8]) -> Result<Value, Malformed> {
-    let mut rest = bytes.strip_prefix(&SELF_DESCRIBED).ok_or(Malformed)?;
+/// Decodes an object from a server: definite-length items, strings as byte strings or text
+/// strings.
+pub fn read(bytes: &[u8]) -> Result<Value, DecodeError> {
+    let mut rest = bytes.strip_prefix(&SELF_DESCRIBED).ok_or(DecodeError)?;
     let value = take_item(&mut rest, MAX_DEPTH)?;
     if rest.is_empty() {
         Ok(value)
     } else {
-        Err(Malformed)
+        Err(DecodeError)
     }
 }
 
-fn take_item(rest: &mut &[u8], depth: usize) -> Result<Value, Malformed> {
-    let depth = depth.checked_sub(1).ok_or(Malformed)?;
+fn take_item(rest: &mut &[u8], depth: usize) -> Result<Value, DecodeError> {
+    let depth = depth.checked_sub(1).ok_or(DecodeError)?;
     let first = take(rest, 1)?[0];
     match first {
         0xf4 => return Ok(Value::Bool(false)),
         0xf5 => return Ok(Value::Bool(true)),
         0xf6 => return Ok(Value::Null),
         0xfb => {
-            let bytes = take(rest, 8)?.try_into().map_err(|_| Malformed)?;
+            let bytes = take(rest, 8)?.try_into().map_err(|_| DecodeError)?;
             return Ok(f64::from_be_bytes(bytes).into());
         }
         _ => {}
@@ -119,13 +119,13 @@ fn take_item(rest: &mut &[u8], depth: usize) -> Result<Value, Malformed> {
             let bytes = take(rest, 1 << (size - 24))?;
             (bytes.iter()).fold(0, |value, byte| value << 8 | u64::from(*byte))
         }
-        _ => return Err(Malformed),
+        _ => return Err(DecodeError),
     };
-    let length = || usize::try_from(argument).map_err(|_| Malformed);
+    let length = || usize::try_from(argument).map_err(|_| DecodeError);
     match first >> 5 {
         UNSIGNED => Ok(argument.into()),
         NEGATIVE => {
-            let value = i64::try_from(argument).map_err(|_| Malformed)?;
+            let value = i64::try_from(argument).map_err(|_| DecodeError)?;
             Ok((!value).into())
         }
         BYTES | TEXT => take_text(rest, length()?).map(Value::String),
@@ -136,23 +136,23 @@ fn take_item(rest: &mut &[u8], depth: usize) -> Result<Value, Malformed> {
         MAP => {
             let fields = (0..argument).map(|_| {
                 let Value::String(key) = take_item(rest, depth)? else {
-                    return Err(Malformed);
+                    return Err(DecodeError);
                 };
                 Ok((key, take_item(rest, depth)?))
             });
             fields.collect::<Result<_, _>>().map(Value::Object)
         }
-        _ => Err(Malformed),
+        _ => Err(DecodeError),
     }
 }
 
-fn take_text(rest: &mut &[u8], length: usize) -> Result<String, Malformed> {
+fn take_text(rest: &mut &[u8], length: usize) -> Result<String, DecodeError> {
     let bytes = take(rest, length)?;
-    String::from_utf8(bytes.to_vec()).map_err(|_| Malformed)
+    String::from_utf8(bytes.to_vec()).map_err(|_| DecodeError)
 }
 
-fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Malformed> {
-    let (taken, after) = rest.split_at_checked(length).ok_or(Malformed)?;
+fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], DecodeError> {
+    let (taken, after) = rest.split_at_checked(length).ok_or(DecodeError)?;
     *rest = after;
     Ok(taken)
 }
@@ -163,9 +163,9 @@ mod tests {
 
     use super::*;
 
-    /// Rows of RFC 8949, appendix A, but for strings, which are byte strings here.
+    /// Examples of RFC 8949, appendix A, except that strings are byte strings.
     #[test]
-    fn items_are_written_as_the_rfc_has_them() {
+    fn items_are_encoded_as_in_the_rfc() {
         let rows: &[(Value, &[u8])] = &[
             (json!(0), &[0x00]),
             (json!(23), &[0x17]),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused() {
+    fn invalid_objects_are_rejected() {
         let nested = [SELF_DESCRIBED.as_slice(), &vec![0x81; 100_000]].concat();
         let rows: &[&[u8]] = &[
             b"",
@@ -222,7 +222,7 @@ mod tests {
         for bytes in rows {
             assert_eq!(
                 read(bytes),
-                Err(Malformed),
+                Err(DecodeError),
                 "{:?}",
                 &bytes[..bytes.len().min(9)]
             );

@@ -1,11 +1,11 @@
-//! Strings of JSON (RFC 8259, 7).
+//! Decoding of JSON strings (RFC 8259, 7).
 
 use zeroize::Zeroizing;
 
-/// What is meant by what stands between two quotes; none if half a character is. Its
+/// Decodes the text between two quotes; `None` if it contains an unpaired surrogate. The
 /// buffer never grows, so no copies are left behind.
 pub(super) fn text(raw: &str) -> Option<Zeroizing<String>> {
-    // An escape is longer than what it means.
+    // An escape is longer than the character it encodes.
     let mut text = Zeroizing::new(String::with_capacity(raw.len()));
     let mut rest = raw;
     while let Some((plain, escaped)) = rest.split_once('\\') {
@@ -22,7 +22,7 @@ pub(super) fn text(raw: &str) -> Option<Zeroizing<String>> {
                 characters = behind.chars();
                 character
             }
-            // A quote, a slash, a backslash.
+            // A quote, a slash or a backslash.
             itself => itself,
         };
         text.push(character);
@@ -32,7 +32,7 @@ pub(super) fn text(raw: &str) -> Option<Zeroizing<String>> {
     Some(text)
 }
 
-/// Four digits, or twice four in UTF-16.
+/// Four digits, or a UTF-16 surrogate pair.
 fn code_point(digits: &str) -> Option<(char, &str)> {
     let (first, rest) = unit(digits)?;
     if let Some(character) = char::from_u32(first.into()) {
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escapes_are_understood_and_halves_are_not() {
+    fn escapes_are_decoded_and_unpaired_surrogates_rejected() {
         let rows = [
             (r"plain", Some("plain")),
             (r#"\"\\\/\b\f\n\r\t"#, Some("\"\\/\u{8}\u{c}\n\r\t")),
@@ -76,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(written in any::<String>()) {
+        fn an_encoded_string_is_decoded_unchanged(written in any::<String>()) {
             let quoted = serde_json::to_string(&written).unwrap();
             let read = text(&quoted[1..quoted.len() - 1]).unwrap();
             prop_assert_eq!(&*read, &written);

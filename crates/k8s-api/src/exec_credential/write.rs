@@ -1,4 +1,4 @@
-//! Writing an `ExecCredential`, field by field as Kubernetes and KEP-2718 spell them.
+//! Encodes an `ExecCredential` with the field names of Kubernetes and KEP-2718.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -7,41 +7,41 @@ use serde::Serialize;
 use super::{Cluster, ExecCredential, KIND, ProxyConfig, Sensitive, Spec, Status, timestamp};
 
 impl ExecCredential {
-    /// In JSON. It may hold a token, a key or a password.
+    /// Encodes it as JSON. The result may contain a token, a key or a password.
     pub fn to_json(&self) -> Sensitive {
-        let written = WrittenCredential {
+        let document = CredentialJson {
             kind: KIND,
             api_version: self.version.as_str(),
-            spec: WrittenSpec::of(&self.spec),
-            status: self.status.as_ref().map(WrittenStatus::of),
+            spec: SpecJson::of(&self.spec),
+            status: self.status.as_ref().map(StatusJson::of),
         };
-        // Room for all of it, as a rule: a buffer that grows leaves copies behind.
-        let mut json = Vec::with_capacity(ROOM);
-        // Strings, numbers and maps with strings as keys: there is nothing in it that
-        // JSON could not hold, and JSON is text.
-        let _ = serde_json::to_writer(&mut json, &written);
+        // Enough capacity in most cases: a buffer that grows leaves copies behind.
+        let mut json = Vec::with_capacity(INITIAL_CAPACITY);
+        // Strings, numbers and maps with string keys cannot fail to serialise, and JSON is
+        // UTF-8.
+        let _ = serde_json::to_writer(&mut json, &document);
         Sensitive::new(String::from_utf8(json).unwrap_or_default())
     }
 }
 
-/// More than certificates of most lengths, with a key and a token.
-const ROOM: usize = 32 * 1024;
+/// More than most certificate chains with a key and a token need.
+const INITIAL_CAPACITY: usize = 32 * 1024;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct WrittenCredential<'a> {
+struct CredentialJson<'a> {
     kind: &'static str,
     api_version: &'static str,
-    spec: WrittenSpec<'a>,
+    spec: SpecJson<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    status: Option<WrittenStatus<'a>>,
+    status: Option<StatusJson<'a>>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct WrittenSpec<'a> {
+struct SpecJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    cluster: Option<WrittenCluster<'a>>,
+    cluster: Option<ClusterJson<'a>>,
     interactive: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     lock_file_path: Option<String>,
@@ -49,7 +49,7 @@ struct WrittenSpec<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct WrittenCluster<'a> {
+struct ClusterJson<'a> {
     server: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     tls_server_name: Option<&'a str>,
@@ -67,7 +67,7 @@ struct WrittenCluster<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct WrittenStatus<'a> {
+struct StatusJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     expiration_timestamp: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,28 +77,28 @@ struct WrittenStatus<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     client_key_data: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    proxy_config: Option<WrittenProxy<'a>>,
+    proxy_config: Option<ProxyConfigJson<'a>>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct WrittenProxy<'a> {
+struct ProxyConfigJson<'a> {
     url: &'a str,
     certificate_authority_data: String,
 }
 
-impl<'a> WrittenSpec<'a> {
+impl<'a> SpecJson<'a> {
     fn of(spec: &'a Spec) -> Self {
         let lock = spec.lock_file_path.as_ref();
         Self {
-            cluster: spec.cluster.as_ref().map(WrittenCluster::of),
+            cluster: spec.cluster.as_ref().map(ClusterJson::of),
             interactive: spec.interactive,
             lock_file_path: lock.map(|path| path.to_string_lossy().into_owned()),
         }
     }
 }
 
-impl<'a> WrittenCluster<'a> {
+impl<'a> ClusterJson<'a> {
     fn of(cluster: &'a Cluster) -> Self {
         Self {
             server: &cluster.server,
@@ -112,19 +112,19 @@ impl<'a> WrittenCluster<'a> {
     }
 }
 
-impl<'a> WrittenStatus<'a> {
+impl<'a> StatusJson<'a> {
     fn of(status: &'a Status) -> Self {
         Self {
             expiration_timestamp: status.expiration_timestamp.map(timestamp::format),
             token: status.token.as_ref().map(Sensitive::expose),
             client_certificate_data: status.client_certificate_data.as_deref(),
             client_key_data: status.client_key_data.as_ref().map(Sensitive::expose),
-            proxy_config: status.proxy_config.as_ref().map(WrittenProxy::of),
+            proxy_config: status.proxy_config.as_ref().map(ProxyConfigJson::of),
         }
     }
 }
 
-impl<'a> WrittenProxy<'a> {
+impl<'a> ProxyConfigJson<'a> {
     fn of(proxy: &'a ProxyConfig) -> Self {
         Self {
             url: &proxy.url,

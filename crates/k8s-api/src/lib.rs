@@ -1,9 +1,10 @@
-//! What Kubernetes' API machinery says about a request, without I/O: what it
-//! asks for, who sends it, and how a failure is told.
+//! The Kubernetes API machinery that a proxy needs, without I/O: request info, caller
+//! identity headers, content negotiation, `metav1.Status` errors and the `ExecCredential`
+//! protocol.
 //!
 //! ```
 //! use http::Method;
-//! use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
+//! use skewbridge_k8s_api::request_info::{DecodedPath, RequestInfo, Verb};
 //!
 //! let path = DecodedPath::new("/apis/apps/v1/namespaces/shop/deployments/web/scale").unwrap();
 //! let info = RequestInfo::parse(&Method::PUT, &path, None);
@@ -13,10 +14,10 @@
 //! ```
 
 pub mod cbor;
+pub mod content_negotiation;
 pub mod exec_credential;
-pub mod hygiene;
+pub mod forwarding_headers;
 pub mod identity;
-pub mod media;
 pub mod pem;
 pub mod protobuf;
 pub mod request_info;

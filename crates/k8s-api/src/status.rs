@@ -1,61 +1,60 @@
-//! `metav1.Status`: how the API tells of a failure, in each of the three
-//! formats that its clients read.
+//! `metav1.Status`, the error response of the API, in the three formats that clients read.
 
 use bytes::Bytes;
 use serde::Serialize;
 
 use crate::cbor;
-use crate::media::Format;
+use crate::content_negotiation::Format;
 use crate::protobuf::{Writer, envelope};
 
-/// A failure.
+/// A failure status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     /// The HTTP status code.
     pub code: u16,
-    /// For programs; empty where Kubernetes has no word for it.
+    /// The machine-readable reason; empty where Kubernetes defines none.
     pub reason: &'static str,
-    /// For people.
+    /// The human-readable message.
     pub message: String,
-    /// When it is worth trying again.
+    /// Seconds after which the client may retry.
     pub retry_after_seconds: Option<u32>,
-    /// What it is about, where that is an object.
+    /// The object concerned, if there is one.
     pub details: Option<Box<Details>>,
 }
 
-/// What a failure is about.
+/// The object that a failure concerns.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Details {
-    /// Of the object.
+    /// The name of the object.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Of the resource.
+    /// The API group of the resource.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub group: String,
     /// The resource, or the kind where an object is invalid.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kind: String,
-    /// One by one.
+    /// The individual causes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub causes: Vec<Cause>,
 }
 
-/// A part of a failure.
+/// One cause of a failure.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Cause {
-    /// For programs.
+    /// The machine-readable reason.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// For people.
+    /// The human-readable message.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Where in the object.
+    /// The path of the field in the object.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub field: String,
 }
 
 impl Status {
-    /// A failure with a code and a reason that belong together.
+    /// Creates a status from a code and its reason.
     pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -66,41 +65,41 @@ impl Status {
         }
     }
 
-    /// The same failure, said to be about something.
+    /// Adds details about the object concerned.
     #[must_use]
-    pub fn about(self, details: Details) -> Self {
+    pub fn with_details(self, details: Details) -> Self {
         Self {
             details: Some(Box::new(details)),
             ..self
         }
     }
 
-    /// 400: the request cannot be understood.
+    /// 400: the request is invalid.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(400, "BadRequest", message)
     }
 
-    /// 401, in kube-apiserver's own words.
+    /// 401, with kube-apiserver's message.
     pub fn unauthorized() -> Self {
         Self::new(401, "Unauthorized", "Unauthorized")
     }
 
-    /// 403: this caller may not.
+    /// 403: the caller lacks permission.
     pub fn forbidden(message: impl Into<String>) -> Self {
         Self::new(403, "Forbidden", message)
     }
 
-    /// 404: nothing of that name is here.
+    /// 404: there is no such object or path.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(404, "NotFound", message)
     }
 
-    /// 405: not with this method.
+    /// 405: the method is not supported.
     pub fn method_not_allowed(message: impl Into<String>) -> Self {
         Self::new(405, "MethodNotAllowed", message)
     }
 
-    /// 408: the client was too slow.
+    /// 408: the client did not send its request in time.
     pub fn client_timeout(message: impl Into<String>) -> Self {
         Self::new(408, "", message)
     }
@@ -110,23 +109,23 @@ impl Status {
         Self::new(414, "", message)
     }
 
-    /// 431: too many or too large headers.
+    /// 431: the headers are too many or too large.
     pub fn header_fields_too_large(message: impl Into<String>) -> Self {
         Self::new(431, "", message)
     }
 
-    /// 500: it is our fault.
+    /// 500: an internal error of the bridge.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(500, "InternalError", message)
     }
 
-    /// 502: upstream broke off. Not retriable by itself: what was asked may
-    /// have been done.
+    /// 502: the upstream closed the connection early. Clients must not retry automatically:
+    /// the request may have been executed.
     pub fn bad_gateway(message: impl Into<String>) -> Self {
         Self::new(502, "InternalError", message)
     }
 
-    /// 503: upstream is not there, nothing was done, try again.
+    /// 503: the upstream is unreachable, the request was not executed, the client may retry.
     pub fn service_unavailable(message: impl Into<String>, retry_after_seconds: u32) -> Self {
         Self {
             retry_after_seconds: Some(retry_after_seconds),
@@ -134,42 +133,42 @@ impl Status {
         }
     }
 
-    /// 503: another server is not there, and what was asked may have been done:
-    /// without an invitation to ask again.
+    /// 503: another server is unreachable and the request may have been executed: without
+    /// `retryAfterSeconds`.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(503, "ServiceUnavailable", message)
     }
 
-    /// 504: upstream took too long. What was asked may have been done.
+    /// 504: the upstream timed out. The request may have been executed.
     pub fn timeout(message: impl Into<String>) -> Self {
         Self::new(504, "Timeout", message)
     }
 
-    /// 508: the request came back to where it had been.
+    /// 508: the request has already passed this bridge.
     pub fn loop_detected(message: impl Into<String>) -> Self {
         Self::new(508, "", message)
     }
 
-    /// Writes it down.
+    /// Encodes the status.
     pub fn encode(&self, format: Format) -> Bytes {
         match format {
-            // Every JSON is YAML (YAML 1.2, 1.3).
+            // JSON is a subset of YAML (YAML 1.2, 1.3).
             Format::Json | Format::Yaml => self.json(),
             Format::Protobuf => self.protobuf(),
             Format::Cbor => self.cbor(),
         }
     }
 
-    /// Field for field as kube-apiserver writes it, with its newline.
+    /// Exactly as kube-apiserver encodes it, with the trailing newline.
     fn json(&self) -> Bytes {
-        // A plain structure with string keys does not fail to serialise.
+        // A plain structure with string keys cannot fail to serialise.
         let mut bytes = serde_json::to_vec(&self.document()).unwrap_or_default();
         bytes.push(b'\n');
         bytes.into()
     }
 
     fn protobuf(&self) -> Bytes {
-        // metadata (1) is written although it is empty, as Go writes it.
+        // metadata (1) is written although it is empty, as in Go.
         let mut status = Writer::default()
             .text(1, "")
             .text(2, "Failure")
@@ -186,7 +185,7 @@ impl Status {
     }
 
     fn cbor(&self) -> Bytes {
-        // A plain structure with string keys does not fail to serialise.
+        // A plain structure with string keys cannot fail to serialise.
         let value = serde_json::to_value(self.document()).unwrap_or_default();
         cbor::write(&value).into()
     }
@@ -199,12 +198,12 @@ impl Status {
             status: "Failure",
             message: &self.message,
             reason: self.reason,
-            details: self.told(),
+            details: self.json_details(),
             code: self.code,
         }
     }
 
-    fn told(&self) -> Option<JsonDetails<'_>> {
+    fn json_details(&self) -> Option<JsonDetails<'_>> {
         let details = self.details.as_deref();
         (details.is_some() || self.retry_after_seconds.is_some()).then_some(JsonDetails {
             details,
@@ -213,7 +212,7 @@ impl Status {
     }
 }
 
-/// Fields by number as in the `generated.proto` of apimachinery.
+/// Field numbers from apimachinery's `generated.proto`.
 impl Details {
     fn protobuf(&self) -> Writer {
         Writer::default()
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_written_as_kube_apiserver_writes_it() {
+    fn json_is_encoded_as_by_kube_apiserver() {
         let expected = concat!(
             r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","#,
             r#""message":"kube-apiserver \"a\" is away","reason":"ServiceUnavailable","#,
@@ -278,13 +277,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failure_is_about_is_told_in_every_format() {
+    fn details_are_encoded_in_every_format() {
         let cause = Cause {
             reason: "FieldValueRequired".to_owned(),
             message: "Required value".to_owned(),
             field: "spec".to_owned(),
         };
-        let status = Status::new(422, "Invalid", "no").about(Details {
+        let status = Status::new(422, "Invalid", "no").with_details(Details {
             name: "web".to_owned(),
             group: "apps".to_owned(),
             kind: "Deployment".to_owned(),
@@ -310,12 +309,12 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_without_a_word_for_it_has_no_reason() {
+    fn a_status_without_a_reason_omits_the_field() {
         let json = Status::header_fields_too_large("x").encode(Format::Json);
         assert!(!String::from_utf8(json.to_vec()).unwrap().contains("reason"));
     }
 
-    /// The fields of a protobuf message: bytes, or a number as its varint.
+    /// The fields of a protobuf message: bytes, or an integer as decimal text.
     fn fields(mut bytes: &[u8]) -> BTreeMap<u8, Vec<u8>> {
         fn take_varint(bytes: &mut &[u8]) -> usize {
             let (mut value, mut shift) = (0, 0);
@@ -345,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn protobuf_is_an_unknown_that_holds_the_status() {
+    fn protobuf_wraps_the_status_in_runtime_unknown() {
         let message = "x".repeat(200);
         let encoded = Status::service_unavailable(message.clone(), 300).encode(Format::Protobuf);
         let unknown = fields(encoded.strip_prefix(b"k8s\0").unwrap());
@@ -362,7 +361,7 @@ mod tests {
         assert_eq!(status[&6], b"503");
     }
 
-    /// A CBOR item as text, and what follows it.
+    /// A CBOR item in diagnostic notation, and the remaining bytes.
     fn diagnose(bytes: &[u8]) -> (String, &[u8]) {
         let (major, short) = (bytes[0] >> 5, usize::from(bytes[0] & 31));
         let (value, mut rest) = match short {
