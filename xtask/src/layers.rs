@@ -29,7 +29,6 @@ const MODULES_IN_CYCLES: &[(&str, usize)] = &[
     ("h1", 2),
     ("harness", 6),
     ("peers", 4),
-    ("pkcs11", 2),
     ("remotecommand", 3),
     ("spdy", 2),
     ("websocket", 3),

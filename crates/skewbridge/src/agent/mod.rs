@@ -88,7 +88,7 @@ fn serve(flags: &Flags) -> Result<(), Problem> {
         .build()?;
     let ended = runtime.block_on(live(flags, &asked));
     // What is asked just now nobody will answer any more.
-    skewbridge_pkcs11::give_up();
+    skewbridge_pkcs11::cancel_pin_prompt();
     // A handshake that waits for a token is not waited for.
     runtime.shutdown_background();
     let ended = ended?;

@@ -178,7 +178,7 @@ async fn nobody_is_asked_in_the_middle_of_a_command_when_another_token_is_put_in
     // The same label, another serial number, and another PIN.
     token.exchange("jane", "13579");
     desk.server.kill_connections().await;
-    answers("nobody is asked while a command has the terminal; put the token").await;
+    answers("the plugin does not prompt while a command uses the terminal; insert the token").await;
     assert!(!terminal.is_raw());
     token.put_back();
     answers("token-jane").await;
