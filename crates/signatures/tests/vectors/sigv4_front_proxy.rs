@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 use skewbridge_signatures::Request;
 use skewbridge_signatures::sigv4::{Payload, Signer};
-use skewbridge_testkit::{ApiServer, Ca, Options, Reply, Seen, TlsClient};
+use skewbridge_testkit::{ApiServer, Ca, Options, RecordedRequest, Reply, TlsClient};
 
 use crate::sigv4::{credentials, is_good};
 
 /// Whether this is what was signed, as far as the wire tells.
-fn is_believed(seen: &Seen) -> bool {
+fn is_believed(seen: &RecordedRequest) -> bool {
     let mut headers = HeaderMap::new();
     for (name, value) in &seen.headers {
         let name = HeaderName::from_bytes(name.as_bytes()).unwrap();

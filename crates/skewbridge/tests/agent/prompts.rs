@@ -176,11 +176,11 @@ async fn nobody_is_asked_in_the_middle_of_a_command_when_another_token_is_put_in
     };
     answers("token-jane").await;
     // The same label, another serial number, and another PIN.
-    token.exchange("jane", "13579");
+    token.replace("jane", "13579");
     desk.server.kill_connections().await;
     answers("the plugin does not prompt while a command uses the terminal; insert the token").await;
     assert!(!terminal.is_raw());
-    token.put_back();
+    token.insert_again();
     answers("token-jane").await;
     std::fs::write(desk.path("go"), "go\n").unwrap();
     terminal.shows("ended 0.").await;

@@ -50,7 +50,7 @@ async fn the_key_in_the_token_is_the_users() {
     let is_jane = || async { plugin.get("/").await.unwrap().contains("\ntoken-jane\r\n") };
     assert!(is_jane().await);
     // The connection is lost while the token is away.
-    token.take_out();
+    token.remove();
     server.kill_connections().await;
     // What goes out before the loss is noticed fails otherwise.
     eventually("a word about the token", PATIENCE, async || {
@@ -58,7 +58,7 @@ async fn the_key_in_the_token_is_the_users() {
         answer.contains("it is not present; insert it")
     })
     .await;
-    token.put_back();
+    token.insert_again();
     eventually("the token's key", PATIENCE, async || is_jane().await).await;
 }
 

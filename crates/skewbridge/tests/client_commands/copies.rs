@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use skewbridge_testkit::{Grant, PATIENCE, Stopwatch, Terminal, eventually};
+use skewbridge_testkit::{PATIENCE, Stopwatch, Terminal, UpgradeResponse, eventually};
 use tokio::time::timeout;
 
 use super::Cluster;
@@ -39,7 +39,7 @@ async fn a_tree_goes_to_a_pod_and_comes_back() {
 async fn web_sockets_can_be_left_out() {
     let cluster = Cluster::start().await;
     // Whoever asks for one learns nothing, and asks no more.
-    cluster.pods.websocket(Grant::Hangup);
+    cluster.pods.websocket(UpgradeResponse::Close);
     let dir = cluster.dir.path();
     fs::write(dir.join("file"), "contents").unwrap();
     let local = |name: &str| dir.join(name).display().to_string();
@@ -114,7 +114,9 @@ async fn what_is_left_out_is_named_and_no_success() {
 #[tokio::test]
 async fn how_it_is_carried_is_told_once_if_asked_for() {
     let cluster = Cluster::start().await;
-    cluster.pods.websocket(Grant::No(400, "no".to_owned()));
+    cluster
+        .pods
+        .websocket(UpgradeResponse::Reject(400, "no".to_owned()));
     let file = cluster.dir.write("file", "contents").display().to_string();
     let remote = format!("web:{}/copy", cluster.dir.path().display());
     let said = cluster.run(&["cp", "-v=1", &file, &remote]).await;
@@ -299,8 +301,12 @@ async fn what_is_refused_is_told_with_the_pod_that_it_is_about() {
     let cluster = Cluster::start().await;
     cluster.pods.pod("other", "web", &["app"]);
     let forbidden = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","message":"no","code":403}"#;
-    cluster.pods.websocket(Grant::No(403, forbidden.to_owned()));
-    cluster.pods.spdy(Grant::No(403, forbidden.to_owned()));
+    cluster
+        .pods
+        .websocket(UpgradeResponse::Reject(403, forbidden.to_owned()));
+    cluster
+        .pods
+        .spdy(UpgradeResponse::Reject(403, forbidden.to_owned()));
     let here = cluster.dir.write("file", "contents").display().to_string();
     for words in [["other/web:/x", &here], [&here, "other/web:/x"]] {
         let said = cluster.run(&[&["cp"], &words[..]].concat()).await;
@@ -313,7 +319,7 @@ async fn what_is_refused_is_told_with_the_pod_that_it_is_about() {
         "status":{"phase":"Pending","containerStatuses":[{"name":"app","state":{"waiting":{"reason":"ImagePullBackOff"}}}]}}"#;
     let path = "/api/v1/namespaces/default/pods/late";
     cluster.pods.object(path, waiting);
-    let missing = Grant::No(500, "container not found (\"app\")\u{1b}[2J".to_owned());
+    let missing = UpgradeResponse::Reject(500, "container not found (\"app\")\u{1b}[2J".to_owned());
     cluster.pods.websocket(missing.clone());
     cluster.pods.spdy(missing);
     for words in [["late:/x", &here], [&here, "late:/x"]] {

@@ -1,6 +1,6 @@
 //! `exec` and `attach` with pipes.
 
-use skewbridge_testkit::{Grant, PATIENCE};
+use skewbridge_testkit::{PATIENCE, UpgradeResponse};
 use tokio::time::timeout;
 
 use super::Cluster;
@@ -82,7 +82,7 @@ async fn the_container_is_chosen_as_kubectl_chooses_it() {
         .run(&["exec", "two", "-c", "side", "--", "true"])
         .await;
     assert_eq!((said.code, &*said.stderr), (Some(0), ""));
-    let last = cluster.pods.seen().pop().unwrap();
+    let last = cluster.pods.requests().pop().unwrap();
     assert!(last.contains("&container=side&"), "{last}");
     let said = cluster.run(&["exec", "two", "-c", "x", "--", "true"]).await;
     assert_eq!(said.code, Some(1));
@@ -154,7 +154,7 @@ async fn a_deployment_leads_to_the_best_of_its_pods() {
         "{}",
         said.stderr
     );
-    let last = cluster.pods.seen().pop().unwrap();
+    let last = cluster.pods.requests().pop().unwrap();
     assert!(last.contains("/pods/shop-2/exec?"), "{last}");
 }
 
@@ -186,8 +186,12 @@ async fn a_container_that_does_not_run_is_told_with_its_state() {
 async fn who_may_not_is_told_what_it_needs() {
     let cluster = Cluster::start().await;
     let forbidden = r#"{"kind":"Status","reason":"Forbidden","message":"pods \"web\" is forbidden: User \"bob\" cannot create resource \"pods/exec\"","code":403}"#;
-    cluster.pods.websocket(Grant::No(403, forbidden.to_owned()));
-    cluster.pods.spdy(Grant::No(403, forbidden.to_owned()));
+    cluster
+        .pods
+        .websocket(UpgradeResponse::Reject(403, forbidden.to_owned()));
+    cluster
+        .pods
+        .spdy(UpgradeResponse::Reject(403, forbidden.to_owned()));
     let said = cluster.run(&["exec", "web", "--", "true"]).await;
     assert_eq!(said.code, Some(1));
     assert_eq!(
@@ -203,7 +207,7 @@ async fn who_may_not_is_told_what_it_needs() {
     let forbidden =
         r#"{"kind":"Status","reason":"Forbidden","message":"pods is forbidden","code":403}"#;
     let pods = "/api/v1/namespaces/default/pods";
-    cluster.pods.answer(pods, 403, forbidden);
+    cluster.pods.respond(pods, 403, forbidden);
     let said = cluster.run(&["exec", "deploy/shop", "--", "true"]).await;
     assert_eq!(
         said.stderr,
@@ -216,7 +220,9 @@ async fn who_may_not_is_told_what_it_needs() {
 async fn what_a_server_says_does_nothing_to_the_terminal() {
     let cluster = Cluster::start().await;
     let evil = "\u{1b}[2J\u{9b}2J\u{7}";
-    cluster.pods.websocket(Grant::No(400, evil.to_owned()));
+    cluster
+        .pods
+        .websocket(UpgradeResponse::Reject(400, evil.to_owned()));
     cluster.pods.object(
         "/api/v1/namespaces/default/pods/odd",
         r#"{"metadata":{"name":"odd"},"spec":{"containers":[{"name":"a\u001b[2J"},{"name":"b"}]},
@@ -226,7 +232,9 @@ async fn what_a_server_says_does_nothing_to_the_terminal() {
     assert!(said.stderr.contains("[2J"), "{said:?}");
     let shown = |it: &str| !it.chars().any(|it| it.is_control() && it != '\n');
     assert!(shown(&said.stderr), "{said:?}");
-    cluster.pods.spdy(Grant::No(500, evil.to_owned()));
+    cluster
+        .pods
+        .spdy(UpgradeResponse::Reject(500, evil.to_owned()));
     let said = cluster.run(&["exec", "web", "--", "true"]).await;
     assert!(said.stderr.contains("[2J"), "{said:?}");
     assert!(shown(&said.stderr), "{said:?}");
@@ -235,9 +243,10 @@ async fn what_a_server_says_does_nothing_to_the_terminal() {
 #[tokio::test]
 async fn the_reason_for_spdy_is_shown_to_who_asks() {
     let cluster = Cluster::start().await;
-    cluster
-        .pods
-        .websocket(Grant::No(400, "no WebSockets here".to_owned()));
+    cluster.pods.websocket(UpgradeResponse::Reject(
+        400,
+        "no WebSockets here".to_owned(),
+    ));
     let said = cluster.run(&["exec", "web", "--", "true"]).await;
     assert_eq!((said.code, &*said.stderr), (Some(0), ""));
     let said = cluster.run(&["exec", "-v=1", "web", "--", "true"]).await;
@@ -250,7 +259,9 @@ async fn the_reason_for_spdy_is_shown_to_who_asks() {
     let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
     assert_eq!(output.stderr, b"skewbridge: by SPDY\n");
     // If that is refused too, both are told.
-    cluster.pods.spdy(Grant::No(502, "nor SPDY".to_owned()));
+    cluster
+        .pods
+        .spdy(UpgradeResponse::Reject(502, "nor SPDY".to_owned()));
     let said = cluster.run(&["exec", "web", "--", "true"]).await;
     let expected = "error: unable to upgrade connection: nor SPDY\n\
                     that was by SPDY; a WebSocket had been refused before: no WebSockets here (400)\n";
@@ -321,7 +332,7 @@ async fn a_process_that_runs_is_joined() {
         "{}",
         said.stderr
     );
-    let last = cluster.pods.seen().pop().unwrap();
+    let last = cluster.pods.requests().pop().unwrap();
     assert!(
         last.contains("/pods/web/attach?container=app&stdin=true&stdout=true&stderr=true"),
         "{last}"

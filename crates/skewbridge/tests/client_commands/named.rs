@@ -40,7 +40,7 @@ async fn a_file_may_name_what_a_command_is_for() {
         "{}",
         said.stderr
     );
-    let last = cluster.pods.seen().pop().unwrap();
+    let last = cluster.pods.requests().pop().unwrap();
     assert!(last.contains("/pods/shop-1/exec?"), "{last}");
     // Its namespace counts, unless another one is asked for.
     cluster.pods.pod("zoo", "ape", &["app"]);
@@ -53,7 +53,7 @@ async fn a_file_may_name_what_a_command_is_for() {
         "{}",
         said.stderr
     );
-    let last = cluster.pods.seen().pop().unwrap();
+    let last = cluster.pods.requests().pop().unwrap();
     assert!(last.contains("/namespaces/zoo/pods/ape/exec?"), "{last}");
     let words = ["exec", "-n", "default", "-f", "-", "--", "true"];
     let said = cluster.run_with(&words, object.as_bytes()).await;
@@ -107,7 +107,7 @@ async fn a_type_and_a_name_may_be_two_words_of_attach() {
         "{}",
         said.stderr
     );
-    let last = cluster.pods.seen().pop().unwrap();
+    let last = cluster.pods.requests().pop().unwrap();
     assert!(last.contains("/pods/shop-1/attach?"), "{last}");
     let said = cluster.run(&["attach", "a", "b", "c"]).await;
     assert_eq!(
@@ -145,7 +145,7 @@ async fn who_attaches_is_told_what_kubectl_tells() {
     }
     // Also to who only looks on, and before it is known whether that goes well.
     let refusal = r#"{"kind":"Status","reason":"Forbidden","message":"no","code":403}"#;
-    let grant = || skewbridge_testkit::Grant::No(403, refusal.to_owned());
+    let grant = || skewbridge_testkit::UpgradeResponse::Reject(403, refusal.to_owned());
     cluster.pods.websocket(grant());
     cluster.pods.spdy(grant());
     let said = cluster.run(&["attach", "web"]).await;
@@ -260,7 +260,7 @@ async fn several_kubeconfigs_are_one_and_flags_choose_from_them() {
         (&["--context=there", "-n", "default"], &other, "default"),
     ];
     for (flags, pods, namespace) in rows {
-        let before = pods.seen().len();
+        let before = pods.requests().len();
         let said = exec(flags).await;
         assert_eq!(
             (said.code, &*said.stdout),
@@ -268,7 +268,7 @@ async fn several_kubeconfigs_are_one_and_flags_choose_from_them() {
             "{flags:?}: {}",
             said.stderr
         );
-        let asked = pods.seen().split_off(before);
+        let asked = pods.requests().split_off(before);
         let path = format!("/api/v1/namespaces/{namespace}/pods/web");
         assert!(asked[0].contains(&path), "{flags:?}: {asked:?}");
     }

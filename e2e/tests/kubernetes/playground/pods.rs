@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 
 use skewbridge_e2e::{Staying, steady};
-use skewbridge_testkit::SilentPort;
+use skewbridge_testkit::ReservedPort;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::join;
 use tokio::net::TcpStream;
@@ -50,7 +50,7 @@ pub(super) async fn differences(
 ) -> Vec<String> {
     let [real, server, bridge] = sites;
     // Of the pod in the playground, which is all that is behind the stand-in as well.
-    let kept = SilentPort::new();
+    let kept = ReservedPort::new();
     let port = kept.addr().port();
     let manifest = manifest(port);
     let (expected, got) = join!(begin(real, &manifest), begin(server, &manifest));

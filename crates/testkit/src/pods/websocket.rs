@@ -1,4 +1,4 @@
-//! Streams by WebSocket, as kube-apiserver's translator has them.
+//! Streams over WebSocket, as kube-apiserver's translator serves them.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::cut::Cut;
+use super::fault::FaultyIo;
 use super::process::Process;
 use crate::eventually::PATIENCE;
-use crate::task::Owned;
+use crate::task::OwnedTask;
 
-type Io = Cut<TcpStream>;
+type Io = FaultyIo<TcpStream>;
 
 fn socket(io: Io, input: BytesMut) -> WebSocketConn<Io> {
     let never = Duration::from_hours(1);
@@ -31,7 +31,7 @@ fn socket(io: Io, input: BytesMut) -> WebSocketConn<Io> {
     )
 }
 
-pub(super) async fn command(io: Io, input: BytesMut, options: Options, words: &[String]) {
+pub(super) async fn command(io: Io, input: BytesMut, options: Options, command: &[String]) {
     let mut socket = socket(io, input);
     let mut reader = FromClient::new(Protocol::V5);
     let mut writer = ToClient::new(Protocol::V5);
@@ -39,12 +39,12 @@ pub(super) async fn command(io: Io, input: BytesMut, options: Options, words: &[
         writer.open(options, out);
         None
     });
-    let mut process = Process::start(words, options);
-    // Whoever does not read its stdin is still heard.
+    let mut process = Process::start(command, options);
+    // A process that does not read its stdin can still write output.
     let (to_stdin, mut for_stdin) = mpsc::channel::<Bytes>(1);
     let mut to_stdin = Some(to_stdin);
     let stdin = process.stdin.take();
-    let _writing = Owned::spawn(async move {
+    let _writing = OwnedTask::spawn(async move {
         let Some(mut stdin) = stdin else { return };
         while let Some(data) = for_stdin.recv().await {
             if stdin
@@ -65,9 +65,9 @@ pub(super) async fn command(io: Io, input: BytesMut, options: Options, words: &[
             return;
         }
         let sender = to_stdin.clone();
-        let room = async move { sender?.reserve_owned().await.ok() };
+        let capacity = async move { sender?.reserve_owned().await.ok() };
         tokio::select! {
-            permit = room, if pending.is_some() => {
+            permit = capacity, if pending.is_some() => {
                 if let (Some(permit), Some(data)) = (permit, pending.take()) {
                     permit.send(data);
                 }
@@ -100,12 +100,12 @@ pub(super) async fn command(io: Io, input: BytesMut, options: Options, words: &[
         }
     }
     let outcome = process.wait().await;
-    let words = outcome.encode(Protocol::V5.version());
-    socket.write(|out| writer.frame(Output::Error, words, out));
+    let status = outcome.encode(Protocol::V5.version());
+    socket.write(|out| writer.frame(Output::Error, status, out));
     socket.close(Close::new(CloseCode::NORMAL, ""));
     let _ = socket.finish(PATIENCE).await;
 }
 
 pub(super) async fn port_forward(io: Io, input: BytesMut) {
-    super::by_spdy::forward(WebSocketIo::new(socket(io, input))).await;
+    super::spdy::forward(WebSocketIo::new(socket(io, input))).await;
 }

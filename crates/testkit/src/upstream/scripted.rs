@@ -10,24 +10,24 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
-use super::{anywhere, listen, negotiated_alpn};
+use super::{any_local_port, listen, negotiated_alpn};
 use crate::h2frames::{self, Frame};
 use crate::pki::{Ca, ClientAuth, Leaf};
-use crate::task::{Owned, PanicFlag};
-use crate::{Connection, PATIENCE, wire};
+use crate::task::{OwnedTask, PanicFlag};
+use crate::{Connection, PATIENCE, h1_codec};
 
-/// A TLS server whose every byte is scripted by the test.
+/// A TLS server whose every byte the test's script sends.
 ///
-/// The script runs once for each connection; when it returns, the connection is closed. A
-/// script that panicked fails the test when the server is dropped.
+/// The script runs once per connection; when it returns, the connection is closed. A panic
+/// in the script fails the test when the server is dropped.
 ///
 /// ```
-/// use skewbridge_testkit::{Ca, RawServer, get};
+/// use skewbridge_testkit::{Ca, ScriptedServer, get};
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 /// let ca = Ca::new("cluster");
 /// let tls = ca.server(&["localhost"]);
-/// let server = RawServer::start(&tls, None, &["http/1.1"], |mut conn| async move {
+/// let server = ScriptedServer::start(&tls, None, &["http/1.1"], |mut conn| async move {
 ///     assert!(conn.read_head().await.starts_with("GET /healthz "));
 ///     conn.write("HTTP/1.1 200 OK\r\n\r\nclose ends me").await;
 ///     conn.half_close().await;
@@ -39,25 +39,24 @@ use crate::{Connection, PATIENCE, wire};
 /// # });
 /// ```
 #[derive(Debug)]
-pub struct RawServer {
+pub struct ScriptedServer {
     addr: SocketAddr,
     counters: Arc<Counters>,
-    _accepting: Owned<()>,
+    _accepting: OwnedTask<()>,
 }
 
-/// One connection of a [`RawServer`]. Its methods panic where the peer does not play along;
-/// where a test expects that, it uses [`RawConn::io`].
+/// One connection of a [`ScriptedServer`]. Its methods panic on unexpected behaviour of the
+/// client; a test that expects such behaviour uses [`ScriptedConn::io`].
 #[derive(Debug)]
-pub struct RawConn {
-    /// The connection itself; it reads and writes as any `tokio` stream, and through
-    /// [`h2frames`].
+pub struct ScriptedConn {
+    /// The connection itself, a `tokio` stream, also for [`h2frames`].
     pub io: Connection,
-    /// Which connection of the server this is, from 0.
+    /// The index of the connection on this server, from 0.
     pub ordinal: usize,
-    /// The protocol agreed on.
+    /// The negotiated protocol.
     pub alpn: Option<String>,
-    /// The certificates the client presented, its own first.
-    pub peer_certs: Vec<CertificateDer<'static>>,
+    /// The certificates that the client presented, the leaf first.
+    pub client_certs: Vec<CertificateDer<'static>>,
 }
 
 #[derive(Debug)]
@@ -67,20 +66,20 @@ struct Counters {
     panicked: PanicFlag,
 }
 
-impl RawServer {
-    /// Listens on a free port. With a `client_ca` clients must present a certificate of it.
+impl ScriptedServer {
+    /// Listens on a free port. With a `client_ca`, clients must present a certificate of it.
     #[expect(
         clippy::unused_async,
         reason = "it needs the runtime that it listens in"
     )]
     pub async fn start<F, Fut>(tls: &Leaf, client_ca: Option<&Ca>, alpn: &[&str], script: F) -> Self
     where
-        F: Fn(RawConn) -> Fut + Send + Sync + 'static,
+        F: Fn(ScriptedConn) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = ()> + Send + 'static,
     {
         let clients = client_ca.map_or(ClientAuth::Off, ClientAuth::Require);
         let acceptor = TlsAcceptor::from(tls.server_config(clients, alpn));
-        let listener = listen(anywhere());
+        let listener = listen(any_local_port());
         let addr = listener.local_addr().unwrap();
         let counters = Arc::new(Counters {
             connections: watch::Sender::new(0),
@@ -91,11 +90,11 @@ impl RawServer {
         Self {
             addr,
             counters,
-            _accepting: Owned::spawn(accepting),
+            _accepting: OwnedTask::spawn(accepting),
         }
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -105,7 +104,7 @@ impl RawServer {
         *self.counters.connections.borrow()
     }
 
-    /// How many connections failed in their handshake so far.
+    /// How many connections failed during their handshake so far.
     pub fn failed_handshakes(&self) -> usize {
         self.counters.failed_handshakes.load(Ordering::Relaxed)
     }
@@ -116,35 +115,35 @@ impl RawServer {
     /// When that takes longer than [`PATIENCE`].
     pub async fn wait_for_connections(&self, count: usize) {
         let mut connections = self.counters.connections.subscribe();
-        let enough = connections.wait_for(|seen| *seen >= count);
+        let reached = connections.wait_for(|seen| *seen >= count);
         assert!(
-            tokio::time::timeout(PATIENCE, enough).await.is_ok(),
+            tokio::time::timeout(PATIENCE, reached).await.is_ok(),
             "waited for {count} connections, saw {}",
             self.connections()
         );
     }
 }
 
-impl Drop for RawServer {
+impl Drop for ScriptedServer {
     fn drop(&mut self) {
         self.counters.panicked.check("a script");
     }
 }
 
-impl RawConn {
-    /// Reads a request's head as it stands, the blank line included.
+impl ScriptedConn {
+    /// Reads a request head as sent, including the blank line.
     pub async fn read_head(&mut self) -> String {
-        wire::read_raw_head(&mut self.io).await.unwrap()
+        h1_codec::read_raw_head(&mut self.io).await.unwrap()
     }
 
-    /// Reads as many bytes.
+    /// Reads `count` bytes.
     pub async fn read(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         self.io.read_exact(&mut bytes).await.unwrap();
         bytes
     }
 
-    /// Reads until the client is gone, in good order or not, and gives what came.
+    /// Reads until the client disconnects, cleanly or not, and returns the bytes.
     pub async fn read_to_end(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let _ = self.io.read_to_end(&mut bytes).await;
@@ -167,12 +166,13 @@ impl RawConn {
         h2frames::read_until(&mut self.io, kind).await.unwrap()
     }
 
-    /// Ends the sending direction in good order; reading goes on.
+    /// Closes the sending direction cleanly; reading goes on.
     pub async fn half_close(&mut self) {
         self.io.shutdown().await.unwrap();
     }
 
-    /// Ends the sending direction of TCP without TLS's farewell: to the client, a truncation.
+    /// Closes the sending direction of TCP without TLS's `close_notify`: a truncation for
+    /// the client.
     pub async fn truncate(&mut self) {
         let tcp = self.io.get_mut().get_mut().0;
         tcp.shutdown().await.unwrap();
@@ -184,7 +184,7 @@ impl RawConn {
         tcp.set_zero_linger().unwrap();
     }
 
-    /// Does nothing more, with the connection open, until the server is dropped.
+    /// Keeps the connection open and idle until the server is dropped.
     pub async fn stall(self) {
         std::future::pending::<()>().await;
     }
@@ -196,7 +196,7 @@ async fn accept_all<F, Fut>(
     counters: Arc<Counters>,
     script: Arc<F>,
 ) where
-    F: Fn(RawConn) -> Fut + Send + Sync + 'static,
+    F: Fn(ScriptedConn) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = ()> + Send + 'static,
 {
     let mut running = JoinSet::new();
@@ -212,14 +212,14 @@ async fn accept_all<F, Fut>(
                 counters.failed_handshakes.fetch_add(1, Ordering::Relaxed);
                 return;
             };
-            let conn = RawConn::new(tls, &counters.connections);
+            let conn = ScriptedConn::new(tls, &counters.connections);
             let _watch = counters.panicked.watch();
             script(conn).await;
         });
     }
 }
 
-impl RawConn {
+impl ScriptedConn {
     fn new(tls: TlsStream<TcpStream>, connections: &watch::Sender<usize>) -> Self {
         let mut ordinal = 0;
         connections.send_modify(|count| {
@@ -230,7 +230,7 @@ impl RawConn {
         Self {
             ordinal,
             alpn: negotiated_alpn(&tls),
-            peer_certs: certificates
+            client_certs: certificates
                 .iter()
                 .cloned()
                 .map(CertificateDer::into_owned)

@@ -1,5 +1,5 @@
-//! HTTP/1.1 as it stands on the wire, read strictly and kept as it was: order and case of the
-//! headers included. Written apart from the gateway's own reader, to be able to judge it.
+//! A strict HTTP/1.1 parser that preserves the order and case of headers. It is independent
+//! of the gateway's own parser, in order to verify it.
 
 use std::io;
 
@@ -9,12 +9,12 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 /// Headers or trailers in wire order and wire case.
 pub(crate) type Fields = Vec<(String, String)>;
 
-/// More than any test sends in a head; a peer that never ends its head fails the test instead
-/// of filling the memory.
-const MAX_HEAD: usize = 1 << 20;
+/// More than any test sends in a head; an endless head fails the test instead of filling
+/// the memory.
+const MAX_HEAD_BYTES: usize = 1 << 20;
 
-/// What is read at once of a body that is not chunked.
-const PIECE: usize = 64 << 10;
+/// The maximum number of bytes read at once from a body that is not chunked.
+const MAX_PART_BYTES: usize = 64 << 10;
 
 /// A start line and its headers.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// Reads a head; `None` when the peer closed before its first byte.
+    /// Reads a head; `None` if the connection was closed before its first byte.
     pub(crate) async fn read(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<Self>> {
         if io.fill_buf().await?.is_empty() {
             return Ok(None);
@@ -51,7 +51,7 @@ impl Head {
     }
 }
 
-/// The first value of a header, whatever its case.
+/// The first value of a header, case-insensitively.
 pub(crate) fn find<'a>(fields: &'a [(String, String)], name: &str) -> Option<&'a str> {
     fields
         .iter()
@@ -59,7 +59,7 @@ pub(crate) fn find<'a>(fields: &'a [(String, String)], name: &str) -> Option<&'a
         .map(|(_, value)| value.as_str())
 }
 
-/// Where a body ends.
+/// How a body ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
     Length(u64),
@@ -68,7 +68,7 @@ pub(crate) enum Framing {
 }
 
 impl Framing {
-    /// The framing its headers name, if they name one.
+    /// The framing that the headers declare, if any.
     pub(crate) fn declared(head: &Head) -> io::Result<Option<Self>> {
         if head.lists("transfer-encoding", "chunked") {
             return Ok(Some(Self::Chunked));
@@ -80,7 +80,7 @@ impl Framing {
     }
 }
 
-/// Reads one body, piece by piece.
+/// Reads one body in parts.
 #[derive(Debug)]
 pub(crate) struct BodyReader {
     framing: Framing,
@@ -97,7 +97,7 @@ impl BodyReader {
         }
     }
 
-    /// The next chunk, or what has arrived of a body that is not chunked; `None` at its end.
+    /// The next chunk, or the available part of a body that is not chunked; `None` at its end.
     pub(crate) async fn next(
         &mut self,
         io: &mut (impl AsyncBufRead + Unpin),
@@ -108,20 +108,22 @@ impl BodyReader {
         match self.framing {
             Framing::Chunked => self.next_chunk(io).await,
             Framing::UntilClose => {
-                let piece = read_some(io, PIECE).await?;
-                self.ended = piece.is_empty();
-                Ok((!self.ended).then_some(piece))
+                let part = read_some(io, MAX_PART_BYTES).await?;
+                self.ended = part.is_empty();
+                Ok((!self.ended).then_some(part))
             }
             Framing::Length(left) => {
-                let limit = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
-                let piece = read_some(io, limit).await?;
-                if piece.is_empty() {
+                let limit = usize::try_from(left)
+                    .unwrap_or(MAX_PART_BYTES)
+                    .min(MAX_PART_BYTES);
+                let part = read_some(io, limit).await?;
+                if part.is_empty() {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
-                let left = left - piece.len() as u64;
+                let left = left - part.len() as u64;
                 self.framing = Framing::Length(left);
                 self.ended = left == 0;
-                Ok(Some(piece))
+                Ok(Some(part))
             }
         }
     }
@@ -159,7 +161,7 @@ impl BodyReader {
     }
 }
 
-/// A head as a request or an answer starts with it, the blank line included.
+/// Encodes the head of a request or response, including the blank line.
 pub(crate) fn encode_head(start_line: &str, headers: &[(String, String)]) -> String {
     let lines = headers
         .iter()
@@ -175,11 +177,11 @@ pub(crate) fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-/// Reads a head as it stands, the blank line included.
+/// Reads a head as sent, including the blank line.
 pub(crate) async fn read_raw_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        if head.len() > MAX_HEAD {
+        if head.len() > MAX_HEAD_BYTES {
             return Err(invalid("a head without end"));
         }
         head.push(io.read_u8().await?);
@@ -196,7 +198,7 @@ async fn read_fields(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Fields>
             return Ok(fields);
         }
         size += line.len();
-        if size > MAX_HEAD {
+        if size > MAX_HEAD_BYTES {
             return Err(invalid("a head without end"));
         }
         let (name, value) = line
@@ -206,10 +208,10 @@ async fn read_fields(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Fields>
     }
 }
 
-/// Reads a line up to CRLF, which is left out; a bare LF is an error.
+/// Reads a line up to CRLF, which is removed; a bare LF is an error.
 async fn read_line(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<String> {
     let mut line = Vec::new();
-    let mut limited = io.take(MAX_HEAD as u64);
+    let mut limited = io.take(MAX_HEAD_BYTES as u64);
     limited.read_until(b'\n', &mut line).await?;
     match line.strip_suffix(b"\r\n") {
         Some(line) => Ok(String::from_utf8_lossy(line).into_owned()),
@@ -220,9 +222,9 @@ async fn read_line(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<String> {
 
 async fn read_some(io: &mut (impl AsyncBufRead + Unpin), limit: usize) -> io::Result<Bytes> {
     let available = io.fill_buf().await?;
-    let piece = Bytes::copy_from_slice(&available[..available.len().min(limit)]);
-    io.consume(piece.len());
-    Ok(piece)
+    let part = Bytes::copy_from_slice(&available[..available.len().min(limit)]);
+    io.consume(part.len());
+    Ok(part)
 }
 
 #[cfg(test)]
@@ -231,23 +233,23 @@ mod tests {
 
     async fn body(framing: Framing, mut wire: &[u8]) -> io::Result<(Vec<Bytes>, Fields)> {
         let mut reader = BodyReader::new(framing);
-        let mut pieces = Vec::new();
-        while let Some(piece) = reader.next(&mut wire).await? {
-            pieces.push(piece);
+        let mut parts = Vec::new();
+        while let Some(part) = reader.next(&mut wire).await? {
+            parts.push(part);
         }
-        Ok((pieces, reader.into_trailers()))
+        Ok((parts, reader.into_trailers()))
     }
 
     #[tokio::test]
-    async fn chunks_come_one_by_one_and_trailers_keep_their_case() {
+    async fn chunks_are_read_one_by_one_and_trailers_keep_their_case() {
         let wire = b"3;ext=1\r\nabc\r\nA\r\n0123456789\r\n0\r\nX-Sum: 1\r\n\r\n";
-        let (pieces, trailers) = body(Framing::Chunked, wire).await.unwrap();
-        assert_eq!(pieces, [&b"abc"[..], b"0123456789"]);
+        let (parts, trailers) = body(Framing::Chunked, wire).await.unwrap();
+        assert_eq!(parts, [&b"abc"[..], b"0123456789"]);
         assert_eq!(trailers, [("X-Sum".to_owned(), "1".to_owned())]);
     }
 
     #[tokio::test]
-    async fn a_cut_body_is_an_error_unless_the_close_ends_it() {
+    async fn a_truncated_body_is_an_error_unless_close_delimits_it() {
         assert!(body(Framing::Length(5), b"1234").await.is_err());
         assert!(body(Framing::Chunked, b"3\r\nabc\r\n").await.is_err());
         assert!(

@@ -1,5 +1,5 @@
-//! The stand-ins against the clients, over loopback.
-// Panicking is how a test reports, in its helpers too.
+//! The fake servers against the clients, over loopback.
+// Tests and their helpers report errors by panicking.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use skewbridge_testkit::h2frames::{self, code, flag, kind};
 use skewbridge_testkit::upstream::Body;
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Options, PATIENCE, RawServer, Reply, TlsClient, Validity,
+    ApiServer, Ca, ClientAuth, Options, PATIENCE, Reply, ScriptedServer, TlsClient, Validity,
     eventually, get,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -71,7 +71,7 @@ async fn http2_carries_large_bodies_both_ways_and_names_the_client() {
 }
 
 #[tokio::test]
-async fn certificates_out_of_their_time_are_refused() {
+async fn certificates_outside_their_validity_are_rejected() {
     let ca = Ca::new("cluster");
     for validity in [Validity::Expired, Validity::NotYetValid] {
         let options = Options::new(ca.server_valid(NAMES, validity));
@@ -120,7 +120,7 @@ async fn a_watch_streams_and_reports_cancellation_over_both_protocols() {
 }
 
 #[tokio::test]
-async fn an_upload_that_breaks_off_is_recorded_as_such() {
+async fn an_aborted_upload_is_recorded_as_aborted() {
     let ca = Ca::new("cluster");
     let server = ApiServer::start(Options::new(ca.server(NAMES)), |_| Reply::new(200)).await;
     let client = TlsClient::new(&ca).http2(server.addr()).await.unwrap();
@@ -130,13 +130,14 @@ async fn an_upload_that_breaks_off_is_recorded_as_such() {
         .wait_for(|seen| seen.iter().any(|seen| seen.body_len == 4), PATIENCE)
         .await;
     stream.reset(h2::Reason::CANCEL);
-    let broken = |seen: &[skewbridge_testkit::Seen]| seen[0].body_state == Body::BrokenOff;
+    let broken =
+        |seen: &[skewbridge_testkit::RecordedRequest]| seen[0].body_state == Body::BrokenOff;
     let seen = server.wait_for(broken, PATIENCE).await;
     assert_eq!(seen[0].body, "half");
 }
 
 #[tokio::test]
-async fn goaway_lets_streams_finish_and_kill_does_not() {
+async fn goaway_waits_for_streams_and_kill_does_not() {
     let ca = Ca::new("cluster");
     let release = Arc::new(Notify::new());
     let held = Arc::clone(&release);
@@ -203,10 +204,10 @@ async fn an_upgrade_hands_the_connection_over_with_early_bytes() {
 }
 
 #[tokio::test]
-async fn a_raw_server_resets_tcp_and_refuses_streams() {
+async fn a_scripted_server_resets_tcp_and_refuses_streams() {
     let ca = Ca::new("cluster");
     let tls = ca.server(NAMES);
-    let server = RawServer::start(&tls, None, &["h2", "http/1.1"], |mut conn| async move {
+    let server = ScriptedServer::start(&tls, None, &["h2", "http/1.1"], |mut conn| async move {
         if conn.alpn.as_deref() == Some("http/1.1") {
             conn.read_head().await;
             conn.reset();
@@ -241,7 +242,7 @@ async fn a_raw_server_resets_tcp_and_refuses_streams() {
 }
 
 #[tokio::test]
-async fn raw_frames_make_a_request_that_the_api_server_answers() {
+async fn the_api_server_responds_to_a_request_of_raw_frames() {
     let ca = Ca::new("cluster");
     let server = ApiServer::start(Options::new(ca.server(NAMES)), |_| Reply::json("{}")).await;
     let client = TlsClient::new(&ca).alpn(&["h2"]);
@@ -265,16 +266,16 @@ async fn raw_frames_make_a_request_that_the_api_server_answers() {
 async fn a_script_that_panics_fails_the_test() {
     let ca = Ca::new("cluster");
     let tls = ca.server(NAMES);
-    let server = RawServer::start(&tls, None, &[], |_| async { panic!("as scripted") }).await;
+    let server = ScriptedServer::start(&tls, None, &[], |_| async { panic!("as scripted") }).await;
     let client = TlsClient::new(&ca);
     let mut client = client.http1(server.addr()).await.unwrap();
     client.read_head().await.unwrap_err();
 }
 
 #[tokio::test]
-async fn an_answer_at_the_head_does_not_wait_for_the_body() {
+async fn a_response_at_the_head_does_not_wait_for_the_body() {
     let ca = Ca::new("cluster");
-    let options = Options::new(ca.server(NAMES)).answer_at_head();
+    let options = Options::new(ca.server(NAMES)).respond_at_head();
     let server = ApiServer::start(options, |_| Reply::json("{}")).await;
     let client = TlsClient::new(&ca).http2(server.addr()).await.unwrap();
     let mut stream = client.stream(post("/early")).await.unwrap();
@@ -282,12 +283,13 @@ async fn an_answer_at_the_head_does_not_wait_for_the_body() {
     assert_eq!(server.requests()[0].body_state, Body::Coming);
     stream.send("late").await.unwrap();
     stream.finish().unwrap();
-    let complete = |seen: &[skewbridge_testkit::Seen]| seen[0].body_state == Body::Complete;
+    let complete =
+        |seen: &[skewbridge_testkit::RecordedRequest]| seen[0].body_state == Body::Complete;
     assert_eq!(server.wait_for(complete, PATIENCE).await[0].body, "late");
 }
 
 #[tokio::test]
-async fn a_dropped_sender_breaks_the_answer_off_over_both_protocols() {
+async fn a_dropped_sender_aborts_the_response_over_both_protocols() {
     let ca = Ca::new("cluster");
     let server = ApiServer::start(Options::new(ca.server(NAMES)), |_| Reply::stream().0).await;
     let client = TlsClient::new(&ca);

@@ -1,4 +1,4 @@
-//! Streams by SPDY, as kubelets have them.
+//! Streams over SPDY, as the kubelet serves them.
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_remotecommand::port_forward::{Stream as Kind, pair};
@@ -9,17 +9,17 @@ use skewbridge_stream_io::Rewind;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::cut::Cut;
+use super::fault::FaultyIo;
 use super::process::Process;
-use crate::task::Owned;
+use crate::task::OwnedTask;
 
-type Io = Cut<TcpStream>;
+type Io = FaultyIo<TcpStream>;
 
-pub(super) async fn command(io: Io, prefix: BytesMut, options: Options, words: &[String]) {
+pub(super) async fn command(io: Io, prefix: BytesMut, options: Options, command: &[String]) {
     let io = Rewind { prefix, io };
     let (handle, mut incoming, driver) = connection::server(io, Config::default());
     let running = async {
-        let mut process = Process::start(words, options);
+        let mut process = Process::start(command, options);
         let (mut stdin, mut resize) = (None, None);
         let (mut stdout, mut stderr, mut error) = (None, None, None);
         let mut idle = Vec::new();
@@ -44,7 +44,7 @@ pub(super) async fn command(io: Io, prefix: BytesMut, options: Options, words: &
         }
         let to_stdin = process.stdin.take();
         let (ended, end_of_input) = tokio::sync::oneshot::channel();
-        let _writing = Owned::spawn(async move {
+        let _writing = OwnedTask::spawn(async move {
             write_all(stdin, to_stdin).await;
             let _ = ended.send(());
         });
@@ -63,19 +63,19 @@ pub(super) async fn command(io: Io, prefix: BytesMut, options: Options, words: &
                 tokio::join!(read_all(output, &mut stdout), read_all(errors, &mut stderr))
             };
             let mut outputs = std::pin::pin!(outputs);
-            let until = tokio::select! {
+            let outputs_ended = tokio::select! {
                 _ = &mut outputs => true,
                 _ = end_of_input => false,
                 () = sizes => unreachable!(),
             };
-            if !until {
+            if !outputs_ended {
                 process.end_of_input();
                 outputs.await;
             }
         }
-        let words = process.wait().await.encode(SpdyProtocol::V4.version());
+        let status = process.wait().await.encode(SpdyProtocol::V4.version());
         let mut error = error?;
-        error.write(words).await.ok()?;
+        error.write(status).await.ok()?;
         for sender in [&mut stdout, &mut stderr, &mut Some(error)]
             .into_iter()
             .flatten()
@@ -124,11 +124,11 @@ pub(super) async fn port_forward(io: Io, prefix: BytesMut) {
     forward(Rewind { prefix, io }).await;
 }
 
-/// Connects pairs of streams with ports of this machine. Port 1 says something wrong.
+/// Connects stream pairs to local ports. A port without a listener yields an error.
 pub(super) async fn forward<T: AsyncRead + AsyncWrite + Unpin>(io: T) {
     let (_handle, mut incoming, driver) = connection::server(io, Config::default());
     let accepting = async {
-        let mut connections: Vec<Owned<()>> = Vec::new();
+        let mut connections: Vec<OwnedTask<()>> = Vec::new();
         let mut errors: Vec<(String, Sender)> = Vec::new();
         while let Some(request) = incoming.next().await {
             let headers = pair::Headers::parse(|name| request.headers().get(name), 1).unwrap();
@@ -145,7 +145,7 @@ pub(super) async fn forward<T: AsyncRead + AsyncWrite + Unpin>(io: T) {
                 .unwrap();
             let (_, error) = errors.swap_remove(at);
             let port = headers.port.number();
-            connections.push(Owned::spawn(connect(
+            connections.push(OwnedTask::spawn(connect(
                 port,
                 stream.sender,
                 stream.receiver,
@@ -175,8 +175,8 @@ async fn connect(port: u16, mut to: Sender, from: Receiver, mut error: Sender) {
             let _ = error.finish();
         }
         Err(cause) => {
-            let words = format!("error forwarding port {port} to pod: {cause}");
-            let _ = error.write(Bytes::from(words)).await;
+            let message = format!("error forwarding port {port} to pod: {cause}");
+            let _ = error.write(Bytes::from(message)).await;
             let _ = error.finish();
             error.flushed().await;
             let _ = to.finish();

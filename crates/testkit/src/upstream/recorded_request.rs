@@ -7,19 +7,19 @@ use tokio::sync::watch;
 use tokio_rustls::TlsStream;
 
 use crate::der::Subject;
-use crate::wire::{self, Fields};
+use crate::h1_codec::{self, Fields};
 
-/// How much of a body is kept; what comes after is counted and dropped.
-const KEPT_BODY: usize = 1 << 20;
+/// The maximum number of body bytes that are kept; the rest is counted and dropped.
+const MAX_KEPT_BODY_BYTES: usize = 1 << 20;
 
-/// A request as an [`ApiServer`](super::ApiServer) saw it.
+/// A request as received by an [`ApiServer`](super::ApiServer).
 #[derive(Clone, Debug)]
-pub struct Seen {
-    /// Which request of the server this is, from 0, in the order their heads came.
+pub struct RecordedRequest {
+    /// The index of the request on this server, from 0, in the order of their heads.
     pub ordinal: usize,
-    /// Which connection of the server it came on, from 0.
+    /// The index of its connection on this server, from 0.
     pub connection: usize,
-    /// The certificate the connection presented.
+    /// The client certificate of the connection.
     pub client: Option<ClientCertificate>,
     /// HTTP/1.1 or HTTP/2.
     pub version: Version,
@@ -29,31 +29,31 @@ pub struct Seen {
     pub target: String,
     /// The `Host` header or the `:authority`.
     pub authority: Option<String>,
-    /// Over HTTP/1.1 all headers in the order and case of the wire. Over HTTP/2 without the
-    /// pseudo-headers, and a repeated name stands where it came first.
+    /// Over HTTP/1.1 all headers in wire order and case. Over HTTP/2 without the
+    /// pseudo-headers, with repeated values of a name after its first one.
     pub headers: Vec<(String, String)>,
     /// The first mebibyte of the body.
     pub body: Bytes,
-    /// How many bytes the body had so far.
+    /// How many bytes of the body have arrived so far.
     pub body_len: u64,
-    /// Whether the body has come to its end.
+    /// Whether the body is complete.
     pub body_state: Body,
     /// The trailers, once the body is complete.
     pub trailers: Vec<(String, String)>,
 }
 
-/// How far a request's body has come.
+/// The progress of a request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// It is still coming.
+    /// Not complete yet.
     Coming,
-    /// It ended as it should.
+    /// Complete.
     Complete,
-    /// The client broke off.
+    /// The client aborted it.
     BrokenOff,
 }
 
-/// What a client certificate says.
+/// The identity in a client certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificate {
     /// The user.
@@ -62,13 +62,13 @@ pub struct ClientCertificate {
     pub organizations: Vec<String>,
 }
 
-impl Seen {
-    /// The first value of a header, whatever its case.
+impl RecordedRequest {
+    /// The first value of a header, case-insensitively.
     pub fn header(&self, name: &str) -> Option<&str> {
-        wire::find(&self.headers, name)
+        h1_codec::find(&self.headers, name)
     }
 
-    /// All values of a header, whatever its case.
+    /// All values of a header, case-insensitively.
     pub fn all(&self, name: &str) -> Vec<&str> {
         self.headers
             .iter()
@@ -77,7 +77,7 @@ impl Seen {
             .collect()
     }
 
-    /// Whether a bridge asked it for itself.
+    /// Whether a bridge sent it on its own behalf.
     pub fn is_probe(&self) -> bool {
         self.header("user-agent")
             .is_some_and(|agent| agent.starts_with("skewbridge/"))
@@ -107,17 +107,17 @@ impl ClientCertificate {
 /// All requests of a server.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Record {
-    list: Arc<Mutex<Vec<Seen>>>,
+    list: Arc<Mutex<Vec<RecordedRequest>>>,
     changed: watch::Sender<()>,
 }
 
 impl Record {
-    pub(super) fn all(&self) -> Vec<Seen> {
+    pub(super) fn all(&self) -> Vec<RecordedRequest> {
         self.lock().clone()
     }
 
-    /// Enters a request whose head was read.
-    pub(super) fn enter(&self, mut seen: Seen) -> Entry {
+    /// Adds a request whose head was read.
+    pub(super) fn enter(&self, mut seen: RecordedRequest) -> Entry {
         let mut list = self.lock();
         let ordinal = list.len();
         seen.ordinal = ordinal;
@@ -133,13 +133,13 @@ impl Record {
 
     pub(super) async fn wait_for(
         &self,
-        condition: impl Fn(&[Seen]) -> bool,
+        condition: impl Fn(&[RecordedRequest]) -> bool,
         timeout: Duration,
-    ) -> Vec<Seen> {
+    ) -> Vec<RecordedRequest> {
         let mut changed = self.changed.subscribe();
         let waiting = async {
             while !condition(&self.lock()) {
-                // The record itself holds the sender.
+                // The record itself owns the sender.
                 let _ = changed.changed().await;
             }
         };
@@ -151,13 +151,13 @@ impl Record {
         self.all()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Seen>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<RecordedRequest>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The place of one request in the record while its body is read. Dropped before the end, it
-/// says that the client broke off.
+/// The entry of one request in the record while its body is read. Dropping it early means
+/// that the client aborted the request.
 pub(super) struct Entry {
     record: Record,
     ordinal: usize,
@@ -165,14 +165,14 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn push(&mut self, piece: &[u8]) {
-        let room = KEPT_BODY - self.body.len();
-        self.body.extend_from_slice(&piece[..piece.len().min(room)]);
-        self.update(|seen| seen.body_len += piece.len() as u64);
+    pub(super) fn push(&mut self, part: &[u8]) {
+        let room = MAX_KEPT_BODY_BYTES - self.body.len();
+        self.body.extend_from_slice(&part[..part.len().min(room)]);
+        self.update(|seen| seen.body_len += part.len() as u64);
     }
 
-    /// The body is complete. Gives the request as it is recorded.
-    pub(super) fn complete(mut self, trailers: Fields) -> Seen {
+    /// Marks the body as complete and returns the recorded request.
+    pub(super) fn complete(mut self, trailers: Fields) -> RecordedRequest {
         let body = self.body.split().freeze();
         self.update(|seen| {
             seen.body = body;
@@ -182,12 +182,12 @@ impl Entry {
         self.seen()
     }
 
-    /// The request as it is recorded by now.
-    pub(super) fn seen(&self) -> Seen {
+    /// The request as recorded so far.
+    pub(super) fn seen(&self) -> RecordedRequest {
         self.record.lock()[self.ordinal].clone()
     }
 
-    fn update(&self, change: impl FnOnce(&mut Seen)) {
+    fn update(&self, change: impl FnOnce(&mut RecordedRequest)) {
         change(&mut self.record.lock()[self.ordinal]);
         self.record.changed.send_replace(());
     }
