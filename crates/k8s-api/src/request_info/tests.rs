@@ -151,9 +151,9 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("GET", "/api/v1/pods%3Fwatch=true", "list /v1 |pods?watch=true||"),
     ("GET", "/api/v1/pods%00", "list /v1 |pods\0||"),
     ("GET", "/api/v1/%252e%252e/x", "get /v1 |%2e%2e|x|"),
-    ("GET", "/api/v1/pods%", "the request path holds a broken percent escape"),
-    ("GET", "/api/v1/pods%2", "the request path holds a broken percent escape"),
-    ("GET", "/api/v1/pods%zz", "the request path holds a broken percent escape"),
+    ("GET", "/api/v1/pods%", "the request path contains an invalid percent escape"),
+    ("GET", "/api/v1/pods%2", "the request path contains an invalid percent escape"),
+    ("GET", "/api/v1/pods%zz", "the request path contains an invalid percent escape"),
     // Hostile paths: nothing is normalised, and empty segments count.
     ("GET", "//api/v1/pods", "list /v1 |pods||"),
     ("GET", "/api//v1/pods", "get / |v1|pods|"),
