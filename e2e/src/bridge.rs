@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use skewbridge_testkit::eventually;
 
 use crate::binaries;
-use crate::plane::{Plane, READY, admin_at, bridge_flags};
+use crate::control_plane::{ControlPlane, READY, admin_at, bridge_flags};
 use crate::ports::free_address;
 use crate::process::Process;
 
@@ -20,7 +20,7 @@ pub struct Bridge {
     pub process: Process,
 }
 
-impl Plane {
+impl ControlPlane {
     /// Starts a bridge in front of this address, and waits until it is ready.
     pub async fn bridge_before(&self, upstream: SocketAddr, flags: &[&str]) -> Bridge {
         let bridge = self.starting_bridge_before(upstream, flags);

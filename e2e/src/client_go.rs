@@ -6,10 +6,11 @@ use std::process::Stdio;
 use tokio::process::Command;
 
 use crate::binaries;
-use crate::kubectl::{Output, User, Via};
-use crate::plane::Plane;
+use crate::control_plane::ControlPlane;
+use crate::endpoint::Via;
+use crate::kubectl::{Output, User};
 
-impl Plane {
+impl ControlPlane {
     /// Lets client-go do something in a namespace: the name of a check, after
     /// the flags that it needs.
     pub async fn client_go(

@@ -7,10 +7,11 @@ use std::process::Stdio;
 use tokio::process::Command;
 
 use crate::binaries;
-use crate::kubectl::{Output, User, Via};
-use crate::plane::Plane;
+use crate::control_plane::ControlPlane;
+use crate::endpoint::Via;
+use crate::kubectl::{Output, User};
 
-impl Plane {
+impl ControlPlane {
     /// Runs skewbridge with these kubeconfig files (with colons between them)
     /// and arguments.
     pub async fn skewbridge(&self, kubeconfig: &str, words: &[&str]) -> Output {

@@ -4,12 +4,13 @@
 use std::net::SocketAddr;
 
 use crate::binaries;
-use crate::kubectl::{User, Via};
-use crate::plane::Plane;
-use crate::planes::{newest, versions};
+use crate::control_plane::ControlPlane;
+use crate::endpoint::Via;
+use crate::kubectl::User;
 use crate::process::Process;
+use crate::versions::{newest, versions};
 
-impl Plane {
+impl ControlPlane {
     /// Starts it as the admin, against a server by this way.
     pub fn start_controller_manager(
         &self,

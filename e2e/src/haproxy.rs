@@ -7,7 +7,7 @@ use std::time::Duration;
 use skewbridge_testkit::{PATIENCE, eventually};
 use tokio::net::TcpStream;
 
-use crate::plane::Plane;
+use crate::control_plane::ControlPlane;
 use crate::ports::free_address;
 use crate::process::Process;
 
@@ -19,7 +19,7 @@ pub struct Haproxy {
     pub process: Process,
 }
 
-impl Plane {
+impl ControlPlane {
     /// Starts one in front of this address that cuts connections after so much
     /// silence.
     pub async fn haproxy_before(&self, behind: SocketAddr, silence: Duration) -> Haproxy {

@@ -6,16 +6,8 @@ use std::process::Stdio;
 use tokio::process::Command;
 
 use crate::binaries;
-use crate::plane::Plane;
-
-/// By which way to a server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Via {
-    /// Straight.
-    Server,
-    /// Through its bridge.
-    Bridge,
-}
+use crate::control_plane::ControlPlane;
+use crate::endpoint::Via;
 
 /// As whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +44,7 @@ impl Output {
     }
 }
 
-impl Plane {
+impl ControlPlane {
     /// Runs kubectl of the server's own version against a server.
     pub async fn kubectl(&self, server: usize, via: Via, user: User, words: &[&str]) -> Output {
         let mut command = self.kubectl_command(server, via, user);

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use crate::plane::{Plane, admin_at};
+use crate::control_plane::{ControlPlane, admin_at};
 
 /// The metrics of one moment.
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ impl Metrics {
     }
 }
 
-impl Plane {
+impl ControlPlane {
     /// What the bridge that tells about itself there has counted.
     pub async fn metrics(&self, admin: SocketAddr) -> Metrics {
         match admin_at(admin, "/metrics").await {

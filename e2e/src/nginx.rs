@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use skewbridge_testkit::{PATIENCE, eventually};
 use tokio::net::TcpStream;
 
-use crate::plane::Plane;
+use crate::control_plane::ControlPlane;
 use crate::ports::free_address;
 use crate::process::Process;
 
@@ -19,7 +19,7 @@ pub struct Nginx {
     pub process: Process,
 }
 
-impl Plane {
+impl ControlPlane {
     /// Starts one in front of this address: plain HTTP, and no upgrade but that to
     /// WebSocket.
     pub async fn nginx_before(&self, behind: SocketAddr) -> Nginx {

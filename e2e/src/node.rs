@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::binaries;
-use crate::plane::Plane;
+use crate::control_plane::ControlPlane;
+use crate::http_client::{HttpClient, Protocol, Request};
 use crate::ports::free_address;
 use crate::process::Process;
-use crate::raw::{Protocol, Raw, Request};
 
 /// Something that answers for a pod's containers. It ends when it is dropped.
 pub struct Node {
@@ -42,7 +42,7 @@ impl Node {
     pub const CONTAINER: &str = "container";
 }
 
-impl Plane {
+impl ControlPlane {
     /// Starts a node, and shows it and its pod to the servers.
     pub async fn start_node(&self) -> Node {
         let node = self.start_kubelet().await;
@@ -174,7 +174,7 @@ impl Plane {
         };
         let request = Request::new(method, target).body(media, &object.to_string());
         let server = self.servers[0].address;
-        let mut raw = Raw::new(self.client("admin"), server, Protocol::H1);
+        let mut raw = HttpClient::new(self.client("admin"), server, Protocol::H1);
         let response = raw.send(&request).await.expect("an answer");
         assert!(
             matches!(response.status, 200 | 201),

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use skewbridge_e2e::{Plane, Server, Special, User, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, ServerSpec, User, VersionSpecificApi, Via, old_and_new_versions,
+};
 use skewbridge_testkit::eventually;
 
 use crate::pair::{FOUND, NEW, OLD, is_found, is_found_by, lease_of, lease_path};
@@ -22,7 +24,7 @@ fn manifest() -> &'static str {
 }
 
 /// What a server has noted of the bridge's own requests.
-fn own_requests(plane: &Plane, server: usize) -> Vec<Value> {
+fn own_requests(plane: &ControlPlane, server: usize) -> Vec<Value> {
     let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap();
     log.lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
@@ -32,11 +34,11 @@ fn own_requests(plane: &Plane, server: usize) -> Vec<Value> {
 
 #[tokio::test]
 async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
-    let Some([old, new]) = told_apart() else {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
     let bridge = |version: &str| {
-        Server::of(version)
+        ServerSpec::of(version)
             .peer()
             .bridge_flag("--bridge-user=skewbridge")
             .bridge_flag("--peer-registry=leases")
@@ -44,7 +46,7 @@ async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
     };
     // The old server keeps no Lease: its bridge does. The new one's is annotated.
     let servers = [bridge(&old).gate("APIServerIdentity", false), bridge(&new)];
-    let mut plane = Plane::prepare(&servers);
+    let mut plane = ControlPlane::prepare(&servers);
     for server in [OLD, NEW] {
         plane.run_server(server);
     }
@@ -62,8 +64,8 @@ async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
     }
     plane.all_ready().await;
 
-    is_found(&plane, &Special::POLICIES, FOUND).await;
-    is_found_by(&plane, NEW, &Special::ATTRIBUTES_CLASSES, FOUND).await;
+    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    is_found_by(&plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
     let listed = plane
         .kubectl(OLD, Via::Bridge, User::Admin, &["api-resources"])
         .await;

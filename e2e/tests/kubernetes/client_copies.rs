@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use skewbridge_client::copy::tar::{self, Kind};
 use skewbridge_e2e::{
-    Node, Output, Plane, Server, User, Via, is_since, newest, oldest, planes, versions,
+    ControlPlane, Node, Output, ServerSpec, User, Via, control_planes, is_since, newest, oldest,
+    versions,
 };
 use skewbridge_testkit::ScratchDir;
 use tokio::time::timeout;
@@ -34,7 +35,7 @@ const HALF_OF_TREE: u64 = 8 << 20;
 
 /// A pod, and by which way it is reached.
 struct Way<'a> {
-    plane: &'a Plane,
+    plane: &'a ControlPlane,
     node: &'a Node,
     server: usize,
     via: Via,
@@ -43,7 +44,7 @@ struct Way<'a> {
 }
 
 impl<'a> Way<'a> {
-    async fn open(plane: &'a Plane, node: &'a Node, server: usize, via: Via) -> Self {
+    async fn open(plane: &'a ControlPlane, node: &'a Node, server: usize, via: Via) -> Self {
         let cutting = Cutting::start(plane.servers[server].at(via)).await;
         let config = plane.kubeconfig_of(&[("c", cutting.address)]);
         Self {
@@ -105,9 +106,12 @@ impl<'a> Way<'a> {
 #[tokio::test]
 async fn files_and_trees_are_copied_as_kubectl_copies_them() {
     let versions = versions();
-    for plane_of in planes() {
-        let servers: Vec<_> = plane_of.iter().map(|version| Server::of(version)).collect();
-        let plane = Plane::start(&servers).await;
+    for plane_of in control_planes() {
+        let servers: Vec<_> = plane_of
+            .iter()
+            .map(|version| ServerSpec::of(version))
+            .collect();
+        let plane = ControlPlane::start(&servers).await;
         let node = plane.start_node().await;
         let others = pods::Others::start(&plane).await;
         for (server, version) in plane_of.iter().enumerate() {
@@ -458,7 +462,7 @@ async fn failures_are_told(way: &Way<'_>) {
 #[ignore = "long: cargo xtask e2e --all"]
 async fn a_gigabyte_goes_both_ways_through_a_bridge_too() {
     let versions = versions();
-    let plane = Plane::start(&[Server::of(oldest(&versions))]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(oldest(&versions))]).await;
     let node = plane.start_node().await;
     let way = Way::open(&plane, &node, 0, Via::Bridge).await;
     a_file_goes_both_ways_though_connections_are_cut(&way, GIGABYTE).await;

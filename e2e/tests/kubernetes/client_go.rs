@@ -1,14 +1,14 @@
 //! What users of client-go do works through a bridge as it does straight.
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Node, Plane, Server, User, Via, is_since, planes};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, User, Via, control_planes, is_since};
 
 /// What every server can do.
 const CHECKS: [&str; 5] = ["informers", "protobuf", "apply", "pages", "election"];
 
 #[tokio::test]
 async fn client_go_sees_every_plane_the_same_through_its_bridges() {
-    for versions in planes() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
         judge(&versions).await;
     }
@@ -18,7 +18,7 @@ async fn judge(versions: &[String]) {
     // Servers speak CBOR only when they are told to.
     let speaks_cbor = |version: &str| is_since(version, 32);
     let servers = versions.iter().map(|version| {
-        let server = Server::of(version);
+        let server = ServerSpec::of(version);
         if speaks_cbor(version) {
             server.gate("CBORServingAndStorage", true)
         } else {
@@ -26,7 +26,7 @@ async fn judge(versions: &[String]) {
         }
     });
     let servers: Vec<_> = servers.collect();
-    let plane = Plane::start(&servers).await;
+    let plane = ControlPlane::start(&servers).await;
     let _node = plane.start_node().await;
     for (server, version) in versions.iter().enumerate() {
         for check in CHECKS {
@@ -55,7 +55,7 @@ async fn judge(versions: &[String]) {
 }
 
 /// Commands run in a container the same by both ways.
-async fn commands_run(plane: &Plane, server: usize, check: &str) {
+async fn commands_run(plane: &ControlPlane, server: usize, check: &str) {
     let words = ["--pod", Node::POD, "--container", Node::CONTAINER, check];
     let by = async |via| {
         let output = plane.client_go(server, via, User::Admin, Node::NAMESPACE, &words);
@@ -70,7 +70,7 @@ async fn commands_run(plane: &Plane, server: usize, check: &str) {
 
 /// Does the same by both ways, each in a namespace of its own, and returns what
 /// both saw.
-async fn both(plane: &Plane, server: usize, check: &str) -> Value {
+async fn both(plane: &ControlPlane, server: usize, check: &str) -> Value {
     let by = async |via, way: &str| {
         let namespace = format!("{check}-{server}-{way}");
         let words = [check];

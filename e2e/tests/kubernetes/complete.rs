@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 use skewbridge_e2e::{
-    Plane, Protocol, Request, Server, Special, User, Via, newest, oldest, planes, versions,
+    ControlPlane, Protocol, Request, ServerSpec, User, VersionSpecificApi, Via, control_planes,
+    newest, oldest, versions,
 };
 use skewbridge_testkit::eventually;
 
@@ -18,13 +19,15 @@ const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGrou
 
 #[tokio::test]
 async fn older_clients_and_openapi_see_the_whole_cluster() {
-    for versions in planes() {
+    for versions in control_planes() {
         if newest(&versions) == oldest(&versions) {
             continue;
         }
         println!("plane {versions:?}");
-        let servers = versions.iter().map(|version| Server::of(version).peer());
-        let plane = Plane::start(&servers.collect::<Vec<_>>()).await;
+        let servers = versions
+            .iter()
+            .map(|version| ServerSpec::of(version).peer());
+        let plane = ControlPlane::start(&servers.collect::<Vec<_>>()).await;
         let all = 0..versions.len();
         eventually("all bridges show the same", FOUND, async || {
             let mut shown = BTreeSet::new();
@@ -49,7 +52,7 @@ async fn older_clients_and_openapi_see_the_whole_cluster() {
     }
 }
 
-async fn get(plane: &Plane, server: usize, path: &str, accept: &str) -> Value {
+async fn get(plane: &ControlPlane, server: usize, path: &str, accept: &str) -> Value {
     let request = Request::get(path).header("Accept", accept);
     let mut client = plane.raw(server, Via::Bridge, Protocol::H2);
     let answer = client.send(&request).await.unwrap();
@@ -58,9 +61,9 @@ async fn get(plane: &Plane, server: usize, path: &str, accept: &str) -> Value {
 }
 
 /// Which of the special APIs only some servers serve.
-async fn special(plane: &Plane) -> Vec<Special> {
+async fn special(plane: &ControlPlane) -> Vec<VersionSpecificApi> {
     let mut special = Vec::new();
-    for it in Special::ALL {
+    for it in VersionSpecificApi::ALL {
         let mut statuses = BTreeSet::new();
         for server in 0..plane.servers.len() {
             statuses.insert(plane.status(server, Via::Server, it.path).await);
@@ -82,7 +85,7 @@ fn words(list: &Value) -> BTreeSet<String> {
 }
 
 /// As aggregated discovery has it.
-async fn documents(plane: &Plane, server: usize) -> Whole {
+async fn documents(plane: &ControlPlane, server: usize) -> Whole {
     let mut whole = Whole::new();
     for (path, prefix) in [("/api", "/api/"), ("/apis", "/apis/")] {
         let document = get(plane, server, path, AGGREGATED).await;
@@ -113,7 +116,7 @@ async fn documents(plane: &Plane, server: usize) -> Whole {
 }
 
 /// What clients read that know no aggregated discovery.
-async fn lists_say_the_same(plane: &Plane, server: usize, whole: &Whole) {
+async fn lists_say_the_same(plane: &ControlPlane, server: usize, whole: &Whole) {
     let groups = get(plane, server, "/apis", "application/json").await;
     let mut listed = Whole::new();
     let mut paths = vec!["/api/v1".to_owned()];
@@ -154,7 +157,7 @@ async fn lists_say_the_same(plane: &Plane, server: usize, whole: &Whole) {
 
 /// Every document that is listed is there under its hash, and together they have a
 /// path for every resource.
-async fn every_document_of_openapi_is_there(plane: &Plane, server: usize, whole: &Whole) {
+async fn every_document_of_openapi_is_there(plane: &ControlPlane, server: usize, whole: &Whole) {
     let mut client = plane.raw(server, Via::Bridge, Protocol::H2);
     let index = get(plane, server, "/openapi/v3", "*/*").await;
     let index = index["paths"].as_object().unwrap();
@@ -216,7 +219,7 @@ fn assert_has_resources(
 }
 
 /// `kubectl explain`, of every version that is there, from both kinds of documents.
-async fn it_is_explained(plane: &Plane, server: usize, special: &Special) {
+async fn it_is_explained(plane: &ControlPlane, server: usize, special: &VersionSpecificApi) {
     let mut parts = special.kubectl.splitn(3, '.');
     let (resource, version) = (parts.next().unwrap(), parts.next().unwrap());
     let api_version = format!("--api-version={}/{version}", parts.next().unwrap());
@@ -239,7 +242,7 @@ async fn it_is_explained(plane: &Plane, server: usize, special: &Special) {
 }
 
 /// What OpenAPI says is what the server takes: strictly, and without doing it.
-async fn it_is_validated(plane: &Plane, server: usize, special: &Special) {
+async fn it_is_validated(plane: &ControlPlane, server: usize, special: &VersionSpecificApi) {
     let good = plane.file("good.json", &special.object("dry"));
     for kubectl in versions() {
         let run = async |file: &str, validate: &str| {

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use skewbridge_e2e::{
-    Discovered, Plane, Protocol, Raw, Request, Server, User, Via, newest, oldest, planes,
+    ControlPlane, DiscoveredResource, HttpClient, Protocol, Request, ServerSpec, User, Via,
+    control_planes, newest, oldest,
 };
 use skewbridge_testkit::{Response, eventually};
 use tokio::task::JoinSet;
@@ -20,7 +21,7 @@ const WALKERS: usize = 16;
 /// Nothing has this name.
 const NOBODY: &str = "no-such-object";
 
-async fn api_resources(plane: &Plane, server: usize, via: Via) -> BTreeSet<String> {
+async fn api_resources(plane: &ControlPlane, server: usize, via: Via) -> BTreeSet<String> {
     let words = [
         "api-resources",
         "--no-headers",
@@ -39,14 +40,16 @@ async fn api_resources(plane: &Plane, server: usize, via: Via) -> BTreeSet<Strin
 
 #[tokio::test]
 async fn every_bridge_shows_what_all_servers_serve() {
-    for versions in planes() {
+    for versions in control_planes() {
         if newest(&versions) == oldest(&versions) {
             continue;
         }
         println!("plane {versions:?}");
-        let servers = versions.iter().map(|version| Server::of(version).peer());
+        let servers = versions
+            .iter()
+            .map(|version| ServerSpec::of(version).peer());
         let servers: Vec<_> = servers.collect();
-        let plane = Plane::start(&servers).await;
+        let plane = ControlPlane::start(&servers).await;
         let all = 0..versions.len();
         eventually("all bridges show the same", FOUND, async || {
             let mut shown = BTreeSet::new();
@@ -75,7 +78,7 @@ async fn every_bridge_shows_what_all_servers_serve() {
 type Asked = BTreeMap<&'static str, usize>;
 
 /// Each resource with each verb, and each subresource, as far as that does no harm.
-async fn everything_shown_works(plane: &Plane, server: usize) {
+async fn everything_shown_works(plane: &ControlPlane, server: usize) {
     let began = Instant::now();
     let all = plane.discovered(server, Via::Bridge).await;
     assert!(all.len() > 50, "{}", all.len());
@@ -99,7 +102,7 @@ async fn everything_shown_works(plane: &Plane, server: usize) {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-async fn walk_part(mut client: Raw, part: Vec<Discovered>) -> (Asked, Vec<String>) {
+async fn walk_part(mut client: HttpClient, part: Vec<DiscoveredResource>) -> (Asked, Vec<String>) {
     let (mut asked, mut faults) = (Asked::new(), Vec::new());
     for resource in part {
         for (what, request, right) in questions(&resource) {
@@ -117,7 +120,7 @@ async fn walk_part(mut client: Raw, part: Vec<Discovered>) -> (Asked, Vec<String
 
 type Question = (&'static str, Request, fn(&Response) -> bool);
 
-fn questions(of: &Discovered) -> Vec<Question> {
+fn questions(of: &DiscoveredResource) -> Vec<Question> {
     let everywhere = format!("{}/{}", of.prefix, of.resource);
     let collection = if of.namespaced {
         format!("{}/namespaces/default/{}", of.prefix, of.resource)

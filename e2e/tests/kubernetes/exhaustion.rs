@@ -4,7 +4,10 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Bridge, Plane, Protocol, Raw, Request, Server, Stream, newest, versions};
+use skewbridge_e2e::{
+    Bridge, ControlPlane, HttpClient, Protocol, Request, ResponseStream, ServerSpec, newest,
+    versions,
+};
 use skewbridge_testkit::h2frames::{self, Frame, code, flag, kind, setting};
 use skewbridge_testkit::{Connection, PATIENCE, TlsClient};
 use tokio::io::AsyncWriteExt as _;
@@ -41,9 +44,9 @@ const POST: &str = "/api/v1/namespaces/default/configmaps";
 const WHOLE: u8 = flag::END_HEADERS | flag::END_STREAM;
 
 /// The newest server, and a bridge with this budget.
-async fn scene() -> (Plane, Bridge) {
+async fn scene() -> (ControlPlane, Bridge) {
     let version = newest(&versions()).to_owned();
-    let plane = Plane::start(&[Server::of(&version).without_bridge()]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(&version).without_bridge()]).await;
     let server = plane.servers[0].address;
     let bridge = plane.bridge_before(server, &[BUDGET_FLAG]).await;
     (plane, bridge)
@@ -112,7 +115,7 @@ async fn is_sent_away(client: &TlsClient, address: SocketAddr) -> bool {
 async fn anonymous_connections_get_goaway_as_from_kube_apiserver() {
     let (plane, bridge) = scene().await;
     let server = plane.servers[0].address;
-    for client in [plane.stranger(), plane.client("jane")] {
+    for client in [plane.anonymous_client(), plane.client("jane")] {
         let straight = is_sent_away(&client, server).await;
         // Once for each worker, and once more.
         for _ in 0..4 {
@@ -120,7 +123,7 @@ async fn anonymous_connections_get_goaway_as_from_kube_apiserver() {
             assert_eq!(bridged, straight, "{:?}", client.identity.is_some());
         }
     }
-    assert!(is_sent_away(&plane.stranger(), bridge.address).await);
+    assert!(is_sent_away(&plane.anonymous_client(), bridge.address).await);
 }
 
 /// With one header in HPACK's table, a request of 270 bytes is one of a megabyte.
@@ -148,14 +151,14 @@ impl HeaderBomb {
 async fn header_bombs_cut_no_watch_of_another_user() {
     let (plane, bridge) = scene().await;
     let watch = Request::get(&format!("{POST}?watch=1"));
-    let victim = Raw::new(plane.client("admin"), bridge.address, Protocol::H2);
-    let mut watches: Vec<Stream> = Vec::new();
+    let victim = HttpClient::new(plane.client("admin"), bridge.address, Protocol::H2);
+    let mut watches: Vec<ResponseStream> = Vec::new();
     for _ in 0..6 {
         watches.push(victim.stream(&watch).await.unwrap());
     }
     let server = plane.servers[0].process.as_ref().unwrap().id();
     let before = bytes_read(server);
-    for client in [plane.stranger(), plane.client("jane")] {
+    for client in [plane.anonymous_client(), plane.client("jane")] {
         // Strangers try more often: they are ended. A user may do it 20 times.
         let requests = if client.identity.is_some() { 20 } else { 200 };
         let mut io = open(&client, bridge.address, &[]).await;
@@ -181,7 +184,7 @@ async fn header_bombs_cut_no_watch_of_another_user() {
         }
     }
     // A megabyte each, with long values that are joined: what Go's HTTP/2 would not take.
-    let mut raw = Raw::new(plane.client("jane"), bridge.address, Protocol::H2);
+    let mut raw = HttpClient::new(plane.client("jane"), bridge.address, Protocol::H2);
     let mut large = Request::get("/api");
     for number in 0..500 {
         large = large.header("Cookie", &format!("c{number}={}", "v".repeat(2000)));
@@ -195,7 +198,7 @@ async fn header_bombs_cut_no_watch_of_another_user() {
     // All six go on.
     let body = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"seen-by-all"}}"#;
     let create = Request::new("POST", POST).body("application/json", body);
-    let mut admin = Raw::new(plane.client("admin"), bridge.address, Protocol::H2);
+    let mut admin = HttpClient::new(plane.client("admin"), bridge.address, Protocol::H2);
     assert_eq!(admin.send(&create).await.unwrap().status, 201);
     for watch in &mut watches {
         assert_eq!(watch.status, 200);
@@ -211,7 +214,7 @@ async fn header_bombs_cut_no_watch_of_another_user() {
 }
 
 /// The median of a user's latency; each request has to succeed.
-async fn latency(user: &mut Raw) -> Duration {
+async fn latency(user: &mut HttpClient) -> Duration {
     let get = Request::get("/api/v1/namespaces/default");
     let mut took = Vec::new();
     for _ in 0..ASKED {
@@ -275,10 +278,10 @@ async fn pin(client: TlsClient, address: SocketAddr) -> Option<Connection> {
 async fn a_thousand_unauthenticated_connections_stay_within_the_budget_and_harm_no_user() {
     let (plane, bridge) = scene().await;
     let process = bridge.process.id();
-    let mut user = Raw::new(plane.client("admin"), bridge.address, Protocol::H2);
+    let mut user = HttpClient::new(plane.client("admin"), bridge.address, Protocol::H2);
     latency(&mut user).await;
     let (usual, resident_before) = (latency(&mut user).await, resident(process));
-    let (stranger, address) = (plane.stranger(), bridge.address);
+    let (stranger, address) = (plane.anonymous_client(), bridge.address);
     let mut attack = tokio::spawn(async move {
         let (mut opening, mut held, mut begun) = (JoinSet::new(), Vec::new(), 0);
         while held.len() + opening.len() < STRANGERS || !opening.is_empty() {

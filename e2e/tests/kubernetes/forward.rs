@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use skewbridge_client::streams::{KeepAlive, Port, PortForwardOptions, TransportPreference};
 use skewbridge_client::{Endpoint, Kubeconfig, PortForwarder};
-use skewbridge_e2e::{Node, Plane, Staying};
+use skewbridge_e2e::{ControlPlane, Node, RunningKubectl};
 use skewbridge_testkit::Connection;
 use skewbridge_websocket::{Decoder, Encoder, Event, Frame, Limits, MessageKind, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
@@ -21,7 +21,7 @@ use crate::streaming::{BOUND, Way};
 
 /// A running `kubectl port-forward`.
 pub(crate) struct Forward {
-    pub(crate) child: Staying,
+    pub(crate) child: RunningKubectl,
     /// In the order of the ports.
     addresses: Vec<SocketAddr>,
 }
@@ -45,7 +45,7 @@ impl Forward {
         words.extend(ports.iter().map(String::as_str));
         let mut command = way.command(&words);
         change(&mut command);
-        let mut child = Staying::start(&mut command);
+        let mut child = RunningKubectl::start(&mut command);
         let mut addresses = Vec::new();
         for _ in &ports {
             let line = child.line().await;
@@ -78,7 +78,7 @@ pub(crate) struct Quiet {
 
 impl Quiet {
     pub(crate) async fn start(
-        plane: &Plane,
+        plane: &ControlPlane,
         address: SocketAddr,
         transport: TransportPreference,
         port: u16,

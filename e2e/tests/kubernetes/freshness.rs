@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use skewbridge_e2e::{
-    AGGREGATED, Discovered, Plane, Protocol, Raw, Request, Server, Via, newest, oldest, planes,
+    AGGREGATED, ControlPlane, DiscoveredResource, HttpClient, Protocol, Request, ServerSpec, Via,
+    control_planes, newest, oldest,
 };
 use skewbridge_testkit::eventually;
 use tokio::time::sleep;
@@ -34,7 +35,7 @@ const ROUNDS: u32 = 10;
 /// The test itself blocks while servers end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_has_changed_is_shown_in_time() {
-    for versions in planes() {
+    for versions in control_planes() {
         let (old, new) = (oldest(&versions), newest(&versions));
         if versions.len() == 2 && old != new {
             println!("plane {versions:?}");
@@ -44,8 +45,8 @@ async fn what_has_changed_is_shown_in_time() {
 }
 
 async fn judge(old: &str, new: &str) {
-    let server = |version| Server::of(version).peer().flag(END_WATCHES);
-    let mut plane = Plane::start(&[server(old), server(new)]).await;
+    let server = |version| ServerSpec::of(version).peer().flag(END_WATCHES);
+    let mut plane = ControlPlane::start(&[server(old), server(new)]).await;
     everybody_shows_the_union(&plane, &[0, 1], FOUND).await;
     custom_resources_are_right_at_once(&plane, 0).await;
     custom_resources_are_right_at_once(&plane, 1).await;
@@ -65,12 +66,12 @@ async fn judge(old: &str, new: &str) {
     leave(&mut plane, 0, 1).await;
 }
 
-fn end(plane: &mut Plane, node: usize) {
+fn end(plane: &mut ControlPlane, node: usize) {
     plane.end_bridge(node, "TERM");
     plane.end_server(node, "TERM");
 }
 
-async fn come_back(plane: &mut Plane, node: usize, version: &str) {
+async fn come_back(plane: &mut ControlPlane, node: usize, version: &str) {
     plane.replace_server(node, version);
     plane.run_server(node);
     plane.run_bridge(node);
@@ -80,7 +81,7 @@ async fn come_back(plane: &mut Plane, node: usize, version: &str) {
 /// A server and its bridge end together, as when their host restarts. What only that server
 /// has is unavailable then, and not "not found": a controller that reads 404 treats its
 /// objects as gone. The end of that time is a rule of the pure core (`ROLLOUT_GRACE`).
-async fn leave(plane: &mut Plane, node: usize, other: usize) {
+async fn leave(plane: &mut ControlPlane, node: usize, other: usize) {
     let other_names = names(plane, other, Via::Server).await;
     let mut own = plane.discovered(node, Via::Server).await.into_iter();
     let only = own.find(|it| it.verbs.contains("list") && !other_names.contains(&path(it)));
@@ -95,7 +96,7 @@ async fn leave(plane: &mut Plane, node: usize, other: usize) {
 }
 
 /// Waits until a server is back, and every bridge shows what all servers serve.
-async fn is_shown_in_time(plane: &Plane, node: usize, how: &str) {
+async fn is_shown_in_time(plane: &ControlPlane, node: usize, how: &str) {
     let server = &plane.servers[node];
     let what = format!("{node} as {}", server.version);
     plane.ready(&what, server.address).await;
@@ -109,7 +110,7 @@ async fn is_shown_in_time(plane: &Plane, node: usize, how: &str) {
 
 /// Waits until the bridges of these servers show what these servers serve, and
 /// nothing else.
-async fn everybody_shows_the_union(plane: &Plane, servers: &[usize], within: Duration) {
+async fn everybody_shows_the_union(plane: &ControlPlane, servers: &[usize], within: Duration) {
     let mut union = BTreeSet::new();
     for server in servers {
         union.extend(names(plane, *server, Via::Server).await);
@@ -125,18 +126,18 @@ async fn everybody_shows_the_union(plane: &Plane, servers: &[usize], within: Dur
     .await;
 }
 
-async fn names(plane: &Plane, server: usize, via: Via) -> BTreeSet<String> {
+async fn names(plane: &ControlPlane, server: usize, via: Via) -> BTreeSet<String> {
     let all = plane.discovered(server, via).await;
     all.iter().map(path).collect()
 }
 
-fn path(of: &Discovered) -> String {
+fn path(of: &DiscoveredResource) -> String {
     format!("{}/{}", of.prefix, of.resource)
 }
 
 /// Waits until the bridge answers by itself: it remembers who may read, once it
 /// has heard of no change for 5 s. Servers give their own answers an id.
-async fn is_remembered(client: &mut Raw) {
+async fn is_remembered(client: &mut HttpClient) {
     eventually("the bridge answers by itself", SHOWN, async || {
         let request = Request::get("/apis").header("Accept", AGGREGATED);
         let answer = client.send(&request).await.unwrap();
@@ -146,7 +147,7 @@ async fn is_remembered(client: &mut Raw) {
 }
 
 /// Of one who has asked a moment before, and whose permission is remembered.
-async fn custom_resources_are_right_at_once(plane: &Plane, server: usize) {
+async fn custom_resources_are_right_at_once(plane: &ControlPlane, server: usize) {
     let mut straight = plane.raw(server, Via::Server, Protocol::H2);
     let mut bridged = plane.raw(server, Via::Bridge, Protocol::H2);
     let mut longest = Duration::ZERO;
@@ -197,7 +198,7 @@ fn custom_resource(group: &str) -> Value {
 }
 
 /// Whether a group is shown with what is in it.
-async fn shows(client: &mut Raw, group: &str) -> bool {
+async fn shows(client: &mut HttpClient, group: &str) -> bool {
     let request = Request::get("/apis").header("Accept", AGGREGATED);
     let answer = client.send(&request).await.unwrap();
     assert_eq!(answer.status, 200, "{}", answer.text());

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Node, Plane, Server, Staying, User, Via, newest, versions};
+use skewbridge_e2e::{ControlPlane, Node, RunningKubectl, ServerSpec, User, Via, newest, versions};
 use skewbridge_testkit::{ScratchDir, SoftToken};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -25,7 +25,7 @@ async fn kubectl_does_what_it_always_does_with_a_key_that_exists_only_in_a_token
         return;
     };
     let versions = versions();
-    let mut plane = Plane::prepare(&[Server::of(newest(&versions)).without_bridge()]);
+    let mut plane = ControlPlane::prepare(&[ServerSpec::of(newest(&versions)).without_bridge()]);
     plane.run_all();
     let server = &plane.servers[0];
     plane.ready(&server.version, server.address).await;
@@ -50,14 +50,14 @@ async fn kubectl_does_what_it_always_does_with_a_key_that_exists_only_in_a_token
 }
 
 struct Kubectl<'a> {
-    plane: &'a Plane,
+    plane: &'a ControlPlane,
     token: &'a SoftToken,
     config: String,
     web_sockets: bool,
 }
 
 impl<'a> Kubectl<'a> {
-    fn new(plane: &'a Plane, token: &'a SoftToken, label: &str, web_sockets: bool) -> Self {
+    fn new(plane: &'a ControlPlane, token: &'a SoftToken, label: &str, web_sockets: bool) -> Self {
         let pin = plane.file("pin", "246810\n");
         let file = |name: &str| {
             let there = std::path::Path::new(&pin).with_file_name(name);
@@ -151,7 +151,7 @@ async fn objects_are_listed_and_watched(kubectl: &Kubectl<'_>) {
     let listed = kubectl.ok(&["get", "pods", "-o", "name"]).await;
     assert_eq!(listed.trim(), format!("pod/{}", Node::POD));
     let words = ["get", "pods", "--watch", "-o", "name"];
-    let mut watch = Staying::start(&mut kubectl.command(&words));
+    let mut watch = RunningKubectl::start(&mut kubectl.command(&words));
     assert_eq!(watch.line().await, format!("pod/{}", Node::POD));
     // Seen by the watch, which has begun: kubectl has listed before.
     let label = format!("seen={}", kubectl.web_sockets);
@@ -194,7 +194,7 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
         let _ = tokio::io::copy(&mut reader, &mut writer).await;
     });
     let words = ["port-forward", "--address=127.0.0.1", Node::POD, &ports];
-    let mut forward = Staying::start(&mut kubectl.command(&words));
+    let mut forward = RunningKubectl::start(&mut kubectl.command(&words));
     let line = forward.line().await;
     let address = line.strip_prefix("Forwarding from ").expect(&line);
     let (address, _) = address.split_once(" -> ").expect(&line);

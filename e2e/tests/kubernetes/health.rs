@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use skewbridge_e2e::{Bridge, Plane, Server, Special, Via, planes, told_apart};
+use skewbridge_e2e::{
+    Bridge, ControlPlane, ServerSpec, VersionSpecificApi, Via, control_planes, old_and_new_versions,
+};
 use skewbridge_testkit::{Ca, eventually};
 
 use crate::pair::{FOUND, NEW, OLD, identity, is_found};
@@ -23,9 +25,9 @@ async fn line_of(bridge: &Bridge, beginning: &str) -> String {
 
 #[tokio::test]
 async fn the_self_test_passes_and_finds_files_that_are_not_upstreams() {
-    for versions in planes() {
-        let servers: Vec<_> = versions.iter().map(|it| Server::of(it)).collect();
-        let plane = Plane::start(&servers).await;
+    for versions in control_planes() {
+        let servers: Vec<_> = versions.iter().map(|it| ServerSpec::of(it)).collect();
+        let plane = ControlPlane::start(&servers).await;
         for (number, version) in versions.iter().enumerate() {
             eventually("the self-test passes", TESTED, async || {
                 let ready = plane.admin(number, "/readyz?verbose").await;
@@ -68,12 +70,12 @@ async fn the_self_test_passes_and_finds_files_that_are_not_upstreams() {
 
 #[tokio::test]
 async fn a_peer_that_is_killed_is_named_by_host_and_its_requests_are_counted() {
-    let Some(versions) = told_apart() else {
+    let Some(versions) = old_and_new_versions() else {
         return;
     };
-    let servers = versions.map(|version| Server::of(&version).peer());
-    let mut plane = Plane::start(&servers).await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
+    let servers = versions.map(|version| ServerSpec::of(&version).peer());
+    let mut plane = ControlPlane::start(&servers).await;
+    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
     // Requests reach a peer before its discovery has been read: a kube-apiserver that has just
     // started refuses discovery until its RBAC rules exist.
     for line in ["[+]peers ok: 1 of 1 reachable\n", "[+]registry ok: etcd\n"] {
@@ -86,7 +88,7 @@ async fn a_peer_that_is_killed_is_named_by_host_and_its_requests_are_counted() {
 
     plane.end_bridge(NEW, "KILL");
     plane.end_server(NEW, "KILL");
-    let policies = Special::POLICIES.path;
+    let policies = VersionSpecificApi::POLICIES.path;
     assert_eq!(plane.status(OLD, Via::Bridge, policies).await, 503);
     let (host, identity) = (plane.servers[NEW].host.clone(), identity(&plane, NEW));
     let line = format!("[+]peers ok: 0 of 1 reachable; unreachable: {host} ({identity}): ");

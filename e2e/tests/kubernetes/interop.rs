@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Plane, Protocol, Request, Server, Special, User, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, Protocol, Request, ServerSpec, User, VersionSpecificApi, Via,
+    old_and_new_versions,
+};
 use skewbridge_etcd::Client;
 use skewbridge_peers::{Identity, Record};
 use skewbridge_testkit::eventually;
@@ -21,17 +24,20 @@ const REAL: usize = 1;
 
 #[tokio::test]
 async fn a_bridge_and_a_real_peer_are_peers_of_each_other() {
-    let Some([old, new]) = told_apart() else {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
-    let servers = [Server::of(&old).peer(), Server::of(&new).native_peer()];
-    let mut plane = Plane::start(&servers).await;
+    let servers = [
+        ServerSpec::of(&old).peer(),
+        ServerSpec::of(&new).native_peer(),
+    ];
+    let mut plane = ControlPlane::start(&servers).await;
 
     // Neither server serves what is asked of it here.
     let there = [
-        (OURS, Special::POLICIES),
-        (OURS, Special::TAINT_RULES),
-        (REAL, Special::ATTRIBUTES_CLASSES),
+        (OURS, VersionSpecificApi::POLICIES),
+        (OURS, VersionSpecificApi::TAINT_RULES),
+        (REAL, VersionSpecificApi::ATTRIBUTES_CLASSES),
     ];
     for (server, special) in there {
         let path = special.path;
@@ -41,7 +47,10 @@ async fn a_bridge_and_a_real_peer_are_peers_of_each_other() {
         })
         .await;
     }
-    for special in [Special::POLICIES, Special::TAINT_RULES] {
+    for special in [
+        VersionSpecificApi::POLICIES,
+        VersionSpecificApi::TAINT_RULES,
+    ] {
         assert_eq!(plane.status(OURS, Via::Server, special.path).await, 404);
     }
     the_record_is_ours(&mut plane).await;
@@ -50,15 +59,15 @@ async fn a_bridge_and_a_real_peer_are_peers_of_each_other() {
         objects_live_and_die(&plane, server, &special).await;
     }
     for (from, to, special) in [
-        (OURS, REAL, Special::POLICIES),
-        (REAL, OURS, Special::ATTRIBUTES_CLASSES),
+        (OURS, REAL, VersionSpecificApi::POLICIES),
+        (REAL, OURS, VersionSpecificApi::ATTRIBUTES_CLASSES),
     ] {
         the_destination_knows_who_asks(&plane, from, to, &special).await;
     }
 }
 
 /// The real server goes by this record, and has just been shown to.
-async fn the_record_is_ours(plane: &mut Plane) {
+async fn the_record_is_ours(plane: &mut ControlPlane) {
     let endpoint = format!("http://{}", plane.etcd().address).parse().unwrap();
     let etcd = Client::new(vec![endpoint], None).unwrap();
     for (server, address) in [
@@ -73,7 +82,7 @@ async fn the_record_is_ours(plane: &mut Plane) {
     }
 }
 
-async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
+async fn objects_live_and_die(plane: &ControlPlane, server: usize, special: &VersionSpecificApi) {
     let kubectl = async |words: &[&str]| {
         let output = plane.kubectl(server, Via::Bridge, User::Admin, words).await;
         assert_eq!(output.code, Some(0), "{words:?}: {}", output.stderr);
@@ -88,7 +97,7 @@ async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
 
 /// kube-apiserver lets nobody through to a peer who may not do there what he
 /// asks for.
-async fn allow_reading(plane: &Plane, special: &Special) {
+async fn allow_reading(plane: &ControlPlane, special: &VersionSpecificApi) {
     let mut parts = special.path.rsplit('/');
     let resource = parts.next().unwrap();
     let group = parts.nth(1).unwrap();
@@ -112,7 +121,12 @@ async fn allow_reading(plane: &Plane, special: &Special) {
 }
 
 /// They may ask, and there is nothing to be had.
-async fn the_destination_knows_who_asks(plane: &Plane, from: usize, to: usize, special: &Special) {
+async fn the_destination_knows_who_asks(
+    plane: &ControlPlane,
+    from: usize,
+    to: usize,
+    special: &VersionSpecificApi,
+) {
     allow_reading(plane, special).await;
     for (user, name) in [(User::Alice, "alice"), (User::AdminAs("carol"), "carol")] {
         let path = format!("{}/asked-for-by-{name}", special.path);
@@ -142,7 +156,7 @@ async fn the_destination_knows_who_asks(plane: &Plane, from: usize, to: usize, s
 }
 
 /// What a server has noted of a request for something that is not there.
-fn audited(plane: &Plane, server: usize, path: &str) -> Option<Value> {
+fn audited(plane: &ControlPlane, server: usize, path: &str) -> Option<Value> {
     let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap();
     let mut entries = log
         .lines()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use skewbridge_e2e::{Output, Plane, Server, Staying, User, Via, planes};
+use skewbridge_e2e::{ControlPlane, Output, RunningKubectl, ServerSpec, User, Via, control_planes};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 /// For an answer that comes at once on an idle machine.
@@ -10,16 +10,16 @@ const BOUND: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn every_plane_answers_the_same_through_its_bridges() {
-    for versions in planes() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
         judge(&versions).await;
     }
 }
 
 async fn judge(versions: &[String]) {
-    let servers = versions.iter().map(|version| Server::of(version));
+    let servers = versions.iter().map(|version| ServerSpec::of(version));
     let servers: Vec<_> = servers.collect();
-    let plane = Plane::start(&servers).await;
+    let plane = ControlPlane::start(&servers).await;
     for server in 0..servers.len() {
         identities_are_the_same(&plane, server).await;
         objects_live_and_die(&plane, server).await;
@@ -33,7 +33,7 @@ async fn judge(versions: &[String]) {
     }
 }
 
-async fn both(plane: &Plane, server: usize, user: User, words: &[&str]) -> Output {
+async fn both(plane: &ControlPlane, server: usize, user: User, words: &[&str]) -> Output {
     let straight = plane.kubectl(server, Via::Server, user, words).await;
     let bridged = plane.kubectl(server, Via::Bridge, user, words).await;
     assert_eq!(bridged, straight, "{words:?} as {user:?}");
@@ -41,7 +41,7 @@ async fn both(plane: &Plane, server: usize, user: User, words: &[&str]) -> Outpu
 }
 
 /// Certificates, tokens and impersonation are who they were.
-async fn identities_are_the_same(plane: &Plane, server: usize) {
+async fn identities_are_the_same(plane: &ControlPlane, server: usize) {
     for (user, name, group) in [
         (User::Admin, "admin", "system:masters"),
         (User::Alice, "alice", "ops"),
@@ -69,7 +69,7 @@ async fn identities_are_the_same(plane: &Plane, server: usize) {
 
 /// Create, apply, patch, watch and delete, each by one way and seen by the
 /// other.
-async fn objects_live_and_die(plane: &Plane, server: usize) {
+async fn objects_live_and_die(plane: &ControlPlane, server: usize) {
     let admin = async |via, words: &[&str]| {
         let output = plane.kubectl(server, via, User::Admin, words).await;
         assert_eq!(output.code, Some(0), "{words:?}: {}", output.stderr);
@@ -105,7 +105,7 @@ async fn objects_live_and_die(plane: &Plane, server: usize) {
 }
 
 /// Questions that change nothing.
-async fn answers_are_the_same(plane: &Plane, server: usize) {
+async fn answers_are_the_same(plane: &ControlPlane, server: usize) {
     for user in [User::Admin, User::Bob] {
         for words in [
             &["auth", "can-i", "get", "secrets"][..],
@@ -128,7 +128,7 @@ async fn answers_are_the_same(plane: &Plane, server: usize) {
 
 /// Server-side apply: what is applied by one way is unchanged by the other, and
 /// another manager's field is a conflict by both.
-async fn applied_objects_are_the_same(plane: &Plane, server: usize) {
+async fn applied_objects_are_the_same(plane: &ControlPlane, server: usize) {
     let directory = skewbridge_testkit::ScratchDir::new();
     let namespace = format!("e2e-{server}");
     let n = namespace.as_str();
@@ -177,7 +177,7 @@ async fn applied_objects_are_the_same(plane: &Plane, server: usize) {
 }
 
 /// What an editor makes of an object comes back as a patch.
-async fn edited_objects_are_the_same(plane: &Plane, server: usize) {
+async fn edited_objects_are_the_same(plane: &ControlPlane, server: usize) {
     let namespace = format!("e2e-{server}");
     let n = namespace.as_str();
     let straight = async |words: &[&str]| {
@@ -202,14 +202,14 @@ async fn edited_objects_are_the_same(plane: &Plane, server: usize) {
     assert_eq!(results[1], results[0]);
 }
 
-async fn a_watch_sees_what_comes_by_the_other_way(plane: &Plane, server: usize) {
+async fn a_watch_sees_what_comes_by_the_other_way(plane: &ControlPlane, server: usize) {
     let namespace = format!("e2e-{server}");
     let n = namespace.as_str();
     for (watching, other) in [(Via::Bridge, Via::Server), (Via::Server, Via::Bridge)] {
         // The object of before is the sign that the watch is about to start.
         let words = ["-n", n, "get", "configmaps", "-w", "-o", "name"];
         let mut command = plane.kubectl_command(server, watching, User::Admin);
-        let mut watch = Staying::start(command.args(words));
+        let mut watch = RunningKubectl::start(command.args(words));
         assert_eq!(watch.line().await, "configmap/applied");
         let change = async |words: &[&str]| {
             let words = [&["-n", n], words].concat();
@@ -224,11 +224,11 @@ async fn a_watch_sees_what_comes_by_the_other_way(plane: &Plane, server: usize) 
     }
 }
 
-async fn a_proxy_answers_the_same(plane: &Plane, server: usize) {
+async fn a_proxy_answers_the_same(plane: &ControlPlane, server: usize) {
     let mut answers = Vec::new();
     for via in [Via::Server, Via::Bridge] {
         let mut command = plane.kubectl_command(server, via, User::Admin);
-        let mut proxy = Staying::start(command.args(["proxy", "--port=0"]));
+        let mut proxy = RunningKubectl::start(command.args(["proxy", "--port=0"]));
         let line = proxy.line().await;
         let address = line.strip_prefix("Starting to serve on ").expect(&line);
         let mut connection = tokio::net::TcpStream::connect(address).await.unwrap();
@@ -249,7 +249,7 @@ async fn a_proxy_answers_the_same(plane: &Plane, server: usize) {
 }
 
 /// The server itself has read the token, whichever way it came.
-async fn a_service_account_is_audited_the_same(plane: &Plane, server: usize) {
+async fn a_service_account_is_audited_the_same(plane: &ControlPlane, server: usize) {
     let namespace = format!("e2e-{server}");
     let n = namespace.as_str();
     let admin = async |words: &[&str]| {
@@ -287,7 +287,7 @@ async fn a_service_account_is_audited_the_same(plane: &Plane, server: usize) {
 }
 
 /// An ordinary client says that it is somebody else.
-async fn a_forged_identity_is_nobodys(plane: &Plane, server: usize) {
+async fn a_forged_identity_is_nobodys(plane: &ControlPlane, server: usize) {
     let running = &plane.servers[server];
     let mut client = plane.client("alice").http1(running.bridge).await.unwrap();
     client

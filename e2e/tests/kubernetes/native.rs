@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{AGGREGATED, Plane, Protocol, Request, Server, Special, Via};
+use skewbridge_e2e::{
+    AGGREGATED, ControlPlane, Protocol, Request, ServerSpec, VersionSpecificApi, Via,
+};
 use skewbridge_peers::Identity;
 use skewbridge_testkit::{Response, eventually};
 
@@ -14,11 +16,11 @@ const FOUND: Duration = Duration::from_secs(30);
 /// Merging goes by the order of identities: once one is the first, once the other.
 #[tokio::test]
 async fn a_bridge_merges_as_a_real_server_does() {
-    let ours = || Server::of("1.34.4").peer();
-    let real = || Server::of("1.36.4").native_peer();
+    let ours = || ServerSpec::of("1.34.4").peer();
+    let real = || ServerSpec::of("1.36.4").native_peer();
     let mut first = Vec::new();
     for (servers, (ours, real)) in [([ours(), real()], (0, 1)), ([real(), ours()], (1, 0))] {
-        let plane = Plane::start(&servers).await;
+        let plane = ControlPlane::start(&servers).await;
         let identity = |server: usize| Identity::of_hostname(&plane.servers[server].host);
         first.push(identity(ours) < identity(real));
         everything_is_known(&plane, ours, real).await;
@@ -30,12 +32,15 @@ async fn a_bridge_merges_as_a_real_server_does() {
 }
 
 /// Everything that only one of them serves is there at both.
-async fn everything_is_known(plane: &Plane, ours: usize, real: usize) {
+async fn everything_is_known(plane: &ControlPlane, ours: usize, real: usize) {
     eventually("both show everything", FOUND, async || {
         let mut shown = true;
         for server in [ours, real] {
             let document = plane.aggregated(server, Via::Bridge, "/apis").await;
-            for special in [Special::POLICIES, Special::ATTRIBUTES_CLASSES] {
+            for special in [
+                VersionSpecificApi::POLICIES,
+                VersionSpecificApi::ATTRIBUTES_CLASSES,
+            ] {
                 let mut parts = special.path.rsplit('/');
                 let (resource, version) = (parts.next().unwrap(), parts.next().unwrap());
                 shown &= shows(&document, parts.next().unwrap(), version, resource);
@@ -47,7 +52,7 @@ async fn everything_is_known(plane: &Plane, ours: usize, real: usize) {
 }
 
 /// What is shared by all servers is shown once, by each as its own.
-async fn make_a_custom_resource(plane: &Plane, ours: usize, real: usize) {
+async fn make_a_custom_resource(plane: &ControlPlane, ours: usize, real: usize) {
     let definition = json!({"apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition", "metadata": {"name": "things.example.com"},
         "spec": {"group": "example.com", "scope": "Namespaced",
@@ -72,7 +77,7 @@ async fn make_a_custom_resource(plane: &Plane, ours: usize, real: usize) {
     .await;
 }
 
-async fn compare(plane: &Plane, ours: usize, real: usize) {
+async fn compare(plane: &ControlPlane, ours: usize, real: usize) {
     let merged = async |server: usize| plane.aggregated(server, Via::Bridge, "/apis").await;
     let (bridged, straight) = (merged(ours).await, merged(real).await);
     let different = differences(&read(&straight), &read(&bridged));
@@ -99,7 +104,12 @@ async fn compare(plane: &Plane, ours: usize, real: usize) {
 }
 
 /// A client that has read one need not read the other.
-async fn the_name_of_one_counts_at_the_other(plane: &Plane, ours: usize, real: usize, etag: &str) {
+async fn the_name_of_one_counts_at_the_other(
+    plane: &ControlPlane,
+    ours: usize,
+    real: usize,
+    etag: &str,
+) {
     for server in [ours, real] {
         let request = Request::get("/apis").header("Accept", AGGREGATED);
         let request = request.header("If-None-Match", etag);

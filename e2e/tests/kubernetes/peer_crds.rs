@@ -5,7 +5,10 @@
 use std::time::Duration;
 
 use serde_json::json;
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ServerSpec, VersionSpecificApi, Via,
+    old_and_new_versions,
+};
 use skewbridge_testkit::eventually;
 
 use crate::pair::{FOUND, NEW, OLD, is_found, is_found_by};
@@ -21,9 +24,11 @@ const ENOUGH: usize = 50;
 
 #[tokio::test]
 async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
-    let Some(versions) = told_apart() else { return };
-    let servers = versions.map(|version| Server::of(&version).peer());
-    let mut plane = Plane::prepare(&servers);
+    let Some(versions) = old_and_new_versions() else {
+        return;
+    };
+    let servers = versions.map(|version| ServerSpec::of(&version).peer());
+    let mut plane = ControlPlane::prepare(&servers);
     for server in [OLD, NEW] {
         plane.run_server(server);
     }
@@ -42,8 +47,8 @@ async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
         plane.run_bridge(server);
     }
     plane.all_ready().await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
-    is_found_by(&plane, NEW, &Special::ATTRIBUTES_CLASSES, FOUND).await;
+    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    is_found_by(&plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
     let thing = json!({"apiVersion": "bounce.example.com/v1", "kind": "Thing",
         "metadata": {"name": "thing"}});
     create(&plane, THINGS, &thing).await;
@@ -83,12 +88,12 @@ async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
 /// A bridge that is asked again and again for things.
 struct Watched {
     server: usize,
-    client: Raw,
+    client: HttpClient,
     gone: bool,
 }
 
 impl Watched {
-    fn new(plane: &Plane, server: usize) -> Self {
+    fn new(plane: &ControlPlane, server: usize) -> Self {
         Self {
             server,
             client: plane.raw(server, Via::Bridge, Protocol::H2),
@@ -112,7 +117,7 @@ impl Watched {
     }
 }
 
-async fn create(plane: &Plane, path: &str, object: &serde_json::Value) {
+async fn create(plane: &ControlPlane, path: &str, object: &serde_json::Value) {
     let request = Request::new("POST", path).body("application/json", &object.to_string());
     let mut client = plane.raw(OLD, Via::Server, Protocol::H2);
     let created = client.send(&request).await.unwrap();

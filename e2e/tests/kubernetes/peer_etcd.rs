@@ -3,7 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ServerSpec, VersionSpecificApi, Via,
+    old_and_new_versions,
+};
 use skewbridge_etcd::{Client, Event};
 use skewbridge_peers::Record;
 use skewbridge_testkit::eventually;
@@ -26,25 +29,31 @@ const BOUND: Duration = Duration::from_mins(1);
 /// For how many members etcd goes on if one is lost.
 const MEMBERS: usize = 3;
 
-fn servers() -> Option<[Server; 2]> {
-    Some(told_apart()?.map(|version| Server::of(&version).peer()))
+fn servers() -> Option<[ServerSpec; 2]> {
+    Some(old_and_new_versions()?.map(|version| ServerSpec::of(&version).peer()))
 }
 
 /// What the bridge of the old server is asked for: the new server has it in its
 /// memory.
 fn cached() -> Request {
-    Request::get(&format!("{}?resourceVersion=0", Special::POLICIES.path))
+    Request::get(&format!(
+        "{}?resourceVersion=0",
+        VersionSpecificApi::POLICIES.path
+    ))
 }
 
-fn clients(plane: &Plane) -> [Raw; 2] {
+fn clients(plane: &ControlPlane) -> [HttpClient; 2] {
     [Protocol::H1, Protocol::H2].map(|it| plane.raw(OLD, Via::Bridge, it))
 }
 
-async fn everybody_is_found(plane: &mut Plane) {
-    for special in [Special::POLICIES, Special::TAINT_RULES] {
+async fn everybody_is_found(plane: &mut ControlPlane) {
+    for special in [
+        VersionSpecificApi::POLICIES,
+        VersionSpecificApi::TAINT_RULES,
+    ] {
         is_found(plane, &special, FOUND).await;
     }
-    is_found_by(plane, NEW, &Special::ATTRIBUTES_CLASSES, FOUND).await;
+    is_found_by(plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
     for server in [OLD, NEW] {
         is_published(plane, server).await;
     }
@@ -53,7 +62,7 @@ async fn everybody_is_found(plane: &mut Plane) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn routing_goes_on_while_etcd_is_away() {
     let Some(servers) = servers() else { return };
-    let mut plane = Plane::start(&servers).await;
+    let mut plane = ControlPlane::start(&servers).await;
     everybody_is_found(&mut plane).await;
 
     plane.etcd().suspend();
@@ -85,7 +94,7 @@ async fn routing_goes_on_while_etcd_is_away() {
 #[ignore = "long: cargo xtask e2e --all"]
 async fn what_was_published_outlives_a_crash_of_etcd() {
     let Some(servers) = servers() else { return };
-    let mut plane = Plane::start(&servers).await;
+    let mut plane = ControlPlane::start(&servers).await;
     everybody_is_found(&mut plane).await;
 
     plane.etcd().kill();
@@ -118,7 +127,7 @@ async fn what_was_published_outlives_a_crash_of_etcd() {
 #[ignore = "long: cargo xtask e2e --all"]
 async fn what_was_published_outlives_the_loss_of_any_member_of_etcd() {
     let Some(servers) = servers() else { return };
-    let mut plane = Plane::prepare_on(MEMBERS, &servers);
+    let mut plane = ControlPlane::prepare_on(MEMBERS, &servers);
     plane.run_all();
     plane.all_ready().await;
     everybody_is_found(&mut plane).await;
@@ -130,7 +139,7 @@ async fn what_was_published_outlives_the_loss_of_any_member_of_etcd() {
             .status(
                 OLD,
                 Via::Bridge,
-                &format!("{}?resourceVersion=0", Special::POLICIES.path),
+                &format!("{}?resourceVersion=0", VersionSpecificApi::POLICIES.path),
             )
             .await;
         assert_eq!(status, 200);
@@ -152,7 +161,7 @@ async fn what_was_published_outlives_the_loss_of_any_member_of_etcd() {
 
 /// A record of ours that is not kept alive ends; those of the bridges were there
 /// whenever etcd could be asked meanwhile, and are there after it.
-async fn records_outlive_one_that_nobody_keeps(plane: &Plane, etcd: &Client) {
+async fn records_outlive_one_that_nobody_keeps(plane: &ControlPlane, etcd: &Client) {
     let marker = b"/skewbridge-e2e/marker";
     let granted = async || {
         let lease = etcd.grant(RECORD).await.ok()?;
@@ -186,7 +195,7 @@ async fn records_outlive_one_that_nobody_keeps(plane: &Plane, etcd: &Client) {
     records_are_there(plane, etcd).await;
 }
 
-async fn records_are_there(plane: &Plane, etcd: &Client) {
+async fn records_are_there(plane: &ControlPlane, etcd: &Client) {
     for server in [OLD, NEW] {
         let address = plane.servers[server].bridge;
         let [_, of_the_bridge] = keys(plane, server);
@@ -197,7 +206,7 @@ async fn records_are_there(plane: &Plane, etcd: &Client) {
     }
 }
 
-async fn they_are_peers_of_each_other(plane: &Plane) {
+async fn they_are_peers_of_each_other(plane: &ControlPlane) {
     for (server, other) in [(OLD, NEW), (NEW, OLD)] {
         let view = debug_peers(plane, server).await;
         let peers = view["peers"].as_array().unwrap();
@@ -210,8 +219,8 @@ async fn they_are_peers_of_each_other(plane: &Plane) {
 }
 
 /// Waits until an object can be created through the bridge of the old server.
-async fn is_written(plane: &Plane) {
-    let special = Special::TAINT_RULES;
+async fn is_written(plane: &ControlPlane) {
+    let special = VersionSpecificApi::TAINT_RULES;
     let object = special.object("written-again");
     let request = Request::new("POST", special.path).body("application/json", &object);
     let mut client = plane.raw(OLD, Via::Bridge, Protocol::H2);

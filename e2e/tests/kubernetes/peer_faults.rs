@@ -9,7 +9,10 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, User, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ServerSpec, User, VersionSpecificApi, Via,
+    old_and_new_versions,
+};
 use skewbridge_testkit::eventually;
 use tokio::time::sleep;
 
@@ -27,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 const GATE_OFF: &str = "--feature-gates=UnknownVersionInteroperabilityProxy=false";
 
 /// A 503 Status that says when to ask again.
-async fn assert_unavailable(client: &mut Raw, path: &str) {
+async fn assert_unavailable(client: &mut HttpClient, path: &str) {
     let response = client.send(&Request::get(path)).await.expect("an answer");
     let text = response.text();
     assert_eq!(response.status, 503, "{text}");
@@ -39,11 +42,13 @@ async fn assert_unavailable(client: &mut Raw, path: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone() {
-    let Some(versions) = told_apart() else { return };
-    let servers = versions.map(|version| Server::of(&version).peer());
-    let mut plane = Plane::start(&servers).await;
-    let path = Special::POLICIES.path;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
+    let Some(versions) = old_and_new_versions() else {
+        return;
+    };
+    let servers = versions.map(|version| ServerSpec::of(&version).peer());
+    let mut plane = ControlPlane::start(&servers).await;
+    let path = VersionSpecificApi::POLICIES.path;
+    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
 
     plane.end_server(NEW, "KILL");
     plane.end_bridge(NEW, "KILL");
@@ -76,29 +81,29 @@ async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone()
     plane.run_bridge(NEW);
     plane.all_ready().await;
     let since = Instant::now();
-    is_found(&plane, &Special::POLICIES, USED_AGAIN).await;
+    is_found(&plane, &VersionSpecificApi::POLICIES, USED_AGAIN).await;
     println!("found again {:.1?} after readiness", since.elapsed());
 }
 
 #[tokio::test]
 async fn without_the_gate_a_bridge_is_a_plain_gateway() {
-    let Some([old, new]) = told_apart() else {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
     let servers = [
-        Server::of(&old).peer().bridge_flag(GATE_OFF),
-        Server::of(&new).peer(),
+        ServerSpec::of(&old).peer().bridge_flag(GATE_OFF),
+        ServerSpec::of(&new).peer(),
     ];
-    let mut plane = Plane::start(&servers).await;
+    let mut plane = ControlPlane::start(&servers).await;
     is_published(&mut plane, NEW).await;
     let etcd = etcd(&mut plane);
-    let no_record = async |plane: &Plane| {
+    let no_record = async |plane: &ControlPlane| {
         // The servers themselves write none before 1.36.
         for key in keys(plane, OLD) {
             assert!(etcd.get(key.as_bytes()).await.unwrap().is_none(), "{key}");
         }
     };
-    let path = Special::POLICIES.path;
+    let path = VersionSpecificApi::POLICIES.path;
     assert_eq!(plane.status(OLD, Via::Server, path).await, 404);
     assert_eq!(plane.status(OLD, Via::Bridge, path).await, 404);
     no_record(&plane).await;
@@ -107,7 +112,7 @@ async fn without_the_gate_a_bridge_is_a_plain_gateway() {
     plane.remove_bridge_flag(OLD, GATE_OFF);
     plane.run_bridge(OLD);
     plane.all_ready().await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
+    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
     is_published(&mut plane, OLD).await;
 
     let before = lease_of(&plane, OLD).await;

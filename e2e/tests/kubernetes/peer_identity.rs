@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use skewbridge_e2e::{Plane, Server, Special, Via, newest, oldest, told_apart, versions};
+use skewbridge_e2e::{
+    ControlPlane, ServerSpec, VersionSpecificApi, Via, newest, old_and_new_versions, oldest,
+    versions,
+};
 use skewbridge_testkit::eventually;
 
 use crate::pair::{
@@ -15,14 +18,14 @@ const KEPT: Duration = Duration::from_mins(1);
 
 #[tokio::test]
 async fn where_a_server_keeps_no_lease_its_bridge_does() {
-    let Some([old, new]) = told_apart() else {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
     let servers = [
-        Server::of(&old).peer().gate("APIServerIdentity", false),
-        Server::of(&new).peer(),
+        ServerSpec::of(&old).peer().gate("APIServerIdentity", false),
+        ServerSpec::of(&new).peer(),
     ];
-    let mut plane = Plane::start(&servers).await;
+    let mut plane = ControlPlane::start(&servers).await;
     let path = lease_path(&plane, OLD);
     eventually("the Lease is there", KEPT, async || {
         plane.status(NEW, Via::Server, &path).await == 200
@@ -37,8 +40,8 @@ async fn where_a_server_keeps_no_lease_its_bridge_does() {
     assert!(holder.starts_with(&expected), "{lease}");
     assert_eq!(lease["spec"]["leaseDurationSeconds"], 3600, "{lease}");
 
-    is_found(&plane, &Special::POLICIES, FOUND).await;
-    is_found_by(&plane, NEW, &Special::ATTRIBUTES_CLASSES, FOUND).await;
+    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    is_found_by(&plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
     eventually("the Lease is renewed", KEPT, async || {
         lease_of(&plane, OLD).await["spec"]["renewTime"] != lease["spec"]["renewTime"]
     })
@@ -64,10 +67,10 @@ async fn where_a_server_keeps_no_lease_its_bridge_does() {
 async fn an_identity_that_no_server_has_is_doubted() {
     let versions = versions();
     for version in [oldest(&versions), newest(&versions)] {
-        let server = Server::of(version)
+        let server = ServerSpec::of(version)
             .peer()
             .bridge_flag("--apiserver-identity=apiserver-of-nobody");
-        let plane = Plane::start(&[server]).await;
+        let plane = ControlPlane::start(&[server]).await;
         eventually("it is doubted", KEPT, async || {
             debug_peers(&plane, 0).await["local"]["problem"].is_string()
         })

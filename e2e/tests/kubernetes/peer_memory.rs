@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
+use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_new_versions};
 use skewbridge_testkit::eventually;
 
 use crate::pair::{FOUND, NEW, OLD, etcd, identity, is_found};
@@ -16,7 +16,7 @@ use crate::watched::{WATCHED, watch};
 const USED_AGAIN: Duration = Duration::from_secs(15);
 
 /// Waits until the registry has what the new server serves.
-async fn is_recorded(plane: &mut Plane) {
+async fn is_recorded(plane: &mut ControlPlane) {
     let key = format!("/registry/skewbridge/served/{}", identity(plane, NEW));
     let etcd = etcd(plane);
     eventually(&key, FOUND, async || {
@@ -25,36 +25,36 @@ async fn is_recorded(plane: &mut Plane) {
     .await;
 }
 
-async fn planes(old: &str, new: &str) -> [Plane; 2] {
+async fn control_planes(old: &str, new: &str) -> [ControlPlane; 2] {
     let plane = |state: Option<&str>| {
-        let server = Server::of(old).peer();
+        let server = ServerSpec::of(old).peer();
         let server = match state {
             Some(directory) => server.bridge_flag(&format!("--state-dir={directory}")),
             None => server,
         };
-        [server, Server::of(new).peer()]
+        [server, ServerSpec::of(new).peer()]
     };
-    let mut planes = [
-        Plane::prepare(&plane(None)),
-        Plane::prepare(&plane(Some("state"))),
+    let mut control_planes = [
+        ControlPlane::prepare(&plane(None)),
+        ControlPlane::prepare(&plane(Some("state"))),
     ];
-    for plane in &mut planes {
+    for plane in &mut control_planes {
         plane.run_all();
     }
-    for plane in &mut planes {
+    for plane in &mut control_planes {
         plane.all_ready().await;
-        is_found(plane, &Special::POLICIES, FOUND).await;
+        is_found(plane, &VersionSpecificApi::POLICIES, FOUND).await;
         is_recorded(plane).await;
     }
-    planes
+    control_planes
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bridge_that_restarts_beside_a_dead_peer_never_says_not_found() {
-    let Some([old, new]) = told_apart() else {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
-    let [mut bridge_lives, mut both_die] = planes(&old, &new).await;
+    let [mut bridge_lives, mut both_die] = control_planes(&old, &new).await;
     bridge_lives.end_server(NEW, "KILL");
     both_die.end_server(NEW, "KILL");
     both_die.end_bridge(NEW, "KILL");
@@ -65,7 +65,7 @@ async fn a_bridge_that_restarts_beside_a_dead_peer_never_says_not_found() {
         plane.end_bridge(OLD, "KILL");
         plane.run_bridge(OLD);
     }
-    let path = Special::POLICIES.path;
+    let path = VersionSpecificApi::POLICIES.path;
     let (one, other) = tokio::join!(
         watch(&bridge_lives, OLD, path, WATCHED),
         watch(&both_die, OLD, path, WATCHED),
@@ -88,7 +88,7 @@ async fn a_bridge_that_restarts_beside_a_dead_peer_never_says_not_found() {
     for plane in [&mut bridge_lives, &mut both_die] {
         plane.all_ready().await;
         let since = Instant::now();
-        is_found(plane, &Special::POLICIES, USED_AGAIN).await;
+        is_found(plane, &VersionSpecificApi::POLICIES, USED_AGAIN).await;
         println!("found again {:.1?} after readiness", since.elapsed());
     }
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
+use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_new_versions};
 use skewbridge_testkit::eventually;
 
 use crate::pair::{
@@ -18,28 +18,31 @@ const OF_THE_SERVER: &str = "kubernetes.io/peer-advertise-address";
 const OF_THE_BRIDGE: &str = "skewbridge.io/peer-advertise-address";
 const SERVED: &str = "skewbridge.io/served";
 
-fn servers(registry: &str) -> Option<[Server; 2]> {
+fn servers(registry: &str) -> Option<[ServerSpec; 2]> {
     let registry = format!("--peer-registry={registry}");
     let server = |version: String| {
-        Server::of(&version)
+        ServerSpec::of(&version)
             .peer()
             .bridge_flag(&registry)
             .bridge_flag("--peer-cidrs=127.0.0.0/8")
     };
-    Some(told_apart()?.map(server))
+    Some(old_and_new_versions()?.map(server))
 }
 
-async fn they_reach_each_other(plane: &Plane) {
-    for special in [Special::POLICIES, Special::TAINT_RULES] {
+async fn they_reach_each_other(plane: &ControlPlane) {
+    for special in [
+        VersionSpecificApi::POLICIES,
+        VersionSpecificApi::TAINT_RULES,
+    ] {
         assert_eq!(plane.status(OLD, Via::Server, special.path).await, 404);
         is_found(plane, &special, FOUND).await;
     }
-    let special = Special::ATTRIBUTES_CLASSES;
+    let special = VersionSpecificApi::ATTRIBUTES_CLASSES;
     assert_eq!(plane.status(NEW, Via::Server, special.path).await, 404);
     is_found_by(plane, NEW, &special, FOUND).await;
 }
 
-async fn nothing_of_theirs_is_in_etcd(plane: &mut Plane) {
+async fn nothing_of_theirs_is_in_etcd(plane: &mut ControlPlane) {
     let etcd = etcd(plane);
     for server in [OLD, NEW] {
         let [_, of_the_bridge] = keys(plane, server);
@@ -53,7 +56,7 @@ async fn peers_are_found_by_their_leases() {
     let Some(servers) = servers("leases") else {
         return;
     };
-    let mut plane = Plane::start(&servers).await;
+    let mut plane = ControlPlane::start(&servers).await;
     they_reach_each_other(&plane).await;
     nothing_of_theirs_is_in_etcd(&mut plane).await;
 
@@ -64,7 +67,7 @@ async fn peers_are_found_by_their_leases() {
 
     // The new server writes where it is itself, and that does not bring the
     // two into a circle.
-    let renewals = async |plane: &Plane| {
+    let renewals = async |plane: &ControlPlane| {
         let lease = lease_of(plane, NEW).await;
         let annotations = &lease["metadata"]["annotations"];
         let [server, bridge] = [OF_THE_SERVER, OF_THE_BRIDGE].map(|it| annotations[it].clone());
@@ -88,7 +91,7 @@ async fn peers_are_found_by_their_leases() {
     let lease = lease_of(&plane, NEW).await;
     let annotations = &lease["metadata"]["annotations"];
     assert_eq!(annotations[OF_THE_BRIDGE], Value::Null, "{lease}");
-    is_found(&plane, &Special::POLICIES, FOUND).await;
+    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
 }
 
 #[tokio::test]
@@ -96,12 +99,14 @@ async fn peers_are_found_by_a_file() {
     let Some(servers) = servers("file:peers.yaml") else {
         return;
     };
-    let mut plane = Plane::prepare(&servers);
+    let mut plane = ControlPlane::prepare(&servers);
     plane.file("peers.yaml", "peers: []\n");
     plane.run_all();
     plane.all_ready().await;
     assert_ne!(
-        plane.status(OLD, Via::Bridge, Special::POLICIES.path).await,
+        plane
+            .status(OLD, Via::Bridge, VersionSpecificApi::POLICIES.path)
+            .await,
         200
     );
 
@@ -128,8 +133,8 @@ async fn peers_are_found_by_a_file() {
 
     // A bridge that leaves announces it there. Only the file says where its server is.
     plane.end_bridge(NEW, "TERM");
-    let policies = Special::POLICIES.path;
-    let peer = async |plane: &Plane| debug_peers(plane, OLD).await["peers"][0].clone();
+    let policies = VersionSpecificApi::POLICIES.path;
+    let peer = async |plane: &ControlPlane| debug_peers(plane, OLD).await["peers"][0].clone();
     eventually("it is known to have left", FOUND, async || {
         peer(&plane).await["state"] == "bridge-left"
     })
@@ -141,7 +146,7 @@ async fn peers_are_found_by_a_file() {
         "peers.yaml",
         &format!("peers:\n{}{with_server}", entries[0]),
     );
-    is_found(&plane, &Special::POLICIES, FOUND).await;
+    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
     assert_eq!(peer(&plane).await["address"], server.to_string());
 
     // A server that the administrator removes has left, too.
@@ -155,6 +160,6 @@ async fn peers_are_found_by_a_file() {
     plane.run_bridge(NEW);
     plane.file("peers.yaml", &format!("peers:\n{}", entries.concat()));
     plane.all_ready().await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
+    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
     assert_eq!(peer(&plane).await["state"], Value::Null);
 }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
+use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_new_versions};
 use skewbridge_peers::roster::ROLLOUT_GRACE;
 use skewbridge_testkit::eventually;
 
@@ -19,9 +19,9 @@ const GIVEN_UP: Duration = Duration::from_secs(30);
 const THIRD: usize = 2;
 
 /// What the old server alone serves.
-const OLD_ONLY: Special = Special::ATTRIBUTES_CLASSES;
+const OLD_ONLY: VersionSpecificApi = VersionSpecificApi::ATTRIBUTES_CLASSES;
 
-fn peers_file(plane: &Plane) {
+fn peers_file(plane: &ControlPlane) {
     let entries = [OLD, NEW].map(|server| {
         let address = plane.servers[server].bridge;
         let identity = identity(plane, server);
@@ -32,20 +32,20 @@ fn peers_file(plane: &Plane) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bridge_that_leaves_makes_no_api_not_found_during_a_rollout() {
-    let Some([old, new]) = told_apart() else {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
-    let peer = |version: &str| Server::of(version).peer();
+    let peer = |version: &str| ServerSpec::of(version).peer();
     let in_file = |version: &str| peer(version).bridge_flag("--peer-registry=file:peers.yaml");
-    let mut direct = Plane::prepare(&[peer(&old), peer(&new)]);
-    let mut three = Plane::prepare(&[peer(&old), peer(&new), peer(&new)]);
-    let mut file = Plane::prepare(&[in_file(&old), in_file(&new)]);
+    let mut direct = ControlPlane::prepare(&[peer(&old), peer(&new)]);
+    let mut three = ControlPlane::prepare(&[peer(&old), peer(&new), peer(&new)]);
+    let mut file = ControlPlane::prepare(&[in_file(&old), in_file(&new)]);
     peers_file(&file);
     for plane in [&mut direct, &mut three, &mut file] {
         plane.run_all();
         plane.all_ready().await;
     }
-    is_found(&direct, &Special::POLICIES, FOUND).await;
+    is_found(&direct, &VersionSpecificApi::POLICIES, FOUND).await;
     is_found_by(&three, NEW, &OLD_ONLY, FOUND).await;
     is_found_by(&three, THIRD, &OLD_ONLY, FOUND).await;
     is_found_by(&file, NEW, &OLD_ONLY, FOUND).await;
@@ -57,19 +57,19 @@ async fn a_bridge_that_leaves_makes_no_api_not_found_during_a_rollout() {
 }
 
 /// Since 1.36 a server says itself where it is, and answers other hosts.
-async fn served_directly(plane: &mut Plane) {
+async fn served_directly(plane: &mut ControlPlane) {
     plane.end_bridge(NEW, "TERM");
-    let answers = watch(plane, OLD, Special::POLICIES.path, WATCHED).await;
+    let answers = watch(plane, OLD, VersionSpecificApi::POLICIES.path, WATCHED).await;
     println!("served directly: {answers:?}");
     assert_eq!(answers.count(404), 0, "{answers:?}");
     assert!(answers.count(200) > 100, "{answers:?}");
     plane.run_bridge(NEW);
     plane.all_ready().await;
-    is_found(plane, &Special::POLICIES, FOUND).await;
+    is_found(plane, &VersionSpecificApi::POLICIES, FOUND).await;
 }
 
 /// An older one does not, and listens on loopback.
-async fn not_reachable(plane: &mut Plane, others: &[usize], what: &str) {
+async fn not_reachable(plane: &mut ControlPlane, others: &[usize], what: &str) {
     let left = Instant::now();
     plane.end_bridge(OLD, "TERM");
     for server in others {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
+use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_new_versions};
 use skewbridge_testkit::eventually;
 
 const ROUNDS: u32 = 10;
@@ -14,21 +14,23 @@ const SEED: &str = "SKEWBRIDGE_E2E_SEED";
 /// From the last readiness to when everybody knows everybody.
 const FOUND: Duration = Duration::from_secs(30);
 
-const APIS: [Special; 3] = [
-    Special::POLICIES,
-    Special::TAINT_RULES,
-    Special::ATTRIBUTES_CLASSES,
+const APIS: [VersionSpecificApi; 3] = [
+    VersionSpecificApi::POLICIES,
+    VersionSpecificApi::TAINT_RULES,
+    VersionSpecificApi::ATTRIBUTES_CLASSES,
 ];
 
 #[tokio::test]
 async fn no_order_of_starting_loses_a_peer() {
-    let Some(versions) = told_apart() else { return };
+    let Some(versions) = old_and_new_versions() else {
+        return;
+    };
     let mut chance = Chance::new();
     println!("{SEED}={}", chance.0);
     for round in 1..=ROUNDS {
         let began = Instant::now();
-        let servers = versions.each_ref().map(|it| Server::of(it).peer());
-        let mut plane = Plane::prepare(&servers);
+        let servers = versions.each_ref().map(|it| ServerSpec::of(it).peer());
+        let mut plane = ControlPlane::prepare(&servers);
         let mut order = [
             Start::Server(0),
             Start::Bridge(0),
@@ -56,7 +58,7 @@ async fn no_order_of_starting_loses_a_peer() {
     }
 }
 
-async fn everything_is_reached(plane: &Plane) -> bool {
+async fn everything_is_reached(plane: &ControlPlane) -> bool {
     for server in 0..plane.servers.len() {
         for special in APIS {
             if plane.status(server, Via::Bridge, special.path).await != 200 {

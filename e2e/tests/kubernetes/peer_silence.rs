@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
+use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_new_versions};
 use skewbridge_testkit::eventually;
 
 use crate::pair::{FOUND, NEW, OLD, debug_peers, is_found, is_found_by, lease_path};
@@ -21,44 +21,44 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 const DIRECTLY: Duration = Duration::from_secs(20);
 
 /// What the bridge of one server says of the other.
-async fn state(plane: &Plane, server: usize) -> Value {
+async fn state(plane: &ControlPlane, server: usize) -> Value {
     debug_peers(plane, server).await["peers"][0]["state"].clone()
 }
 
 /// The address of the new server's bridge is one where nothing answers, as behind a
 /// firewall: the kernel takes connections, and no program does.
-fn never_reachable(old: &str, new: &str, wall: &TcpListener) -> Plane {
+fn never_reachable(old: &str, new: &str, wall: &TcpListener) -> ControlPlane {
     let port = wall.local_addr().unwrap().port();
     let servers = [
-        Server::of(old).peer(),
-        Server::of(new)
+        ServerSpec::of(old).peer(),
+        ServerSpec::of(new)
             .peer()
             .bridge_flag("--peer-advertise-ip=127.0.0.1")
             .bridge_flag(&format!("--peer-advertise-port={port}")),
     ];
-    let mut plane = Plane::prepare(&servers);
+    let mut plane = ControlPlane::prepare(&servers);
     plane.run_all();
     plane
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_peers_and_bridges_that_leave_never_make_an_api_not_found() {
-    let Some([old, new]) = told_apart() else {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
     let wall = TcpListener::bind("127.0.0.1:0").unwrap();
-    let pair = [Server::of(&old).peer(), Server::of(&new).peer()];
+    let pair = [ServerSpec::of(&old).peer(), ServerSpec::of(&new).peer()];
     let walled = never_reachable(&old, &new, &wall);
-    let mut left = Plane::prepare(&pair);
-    let mut stopped = Plane::prepare(&pair);
+    let mut left = ControlPlane::prepare(&pair);
+    let mut stopped = ControlPlane::prepare(&pair);
     left.run_all();
     stopped.run_all();
     for plane in [&walled, &left, &stopped] {
         plane.all_ready().await;
     }
-    is_found(&left, &Special::POLICIES, FOUND).await;
-    is_found_by(&left, NEW, &Special::ATTRIBUTES_CLASSES, FOUND).await;
-    is_found(&stopped, &Special::POLICIES, FOUND).await;
+    is_found(&left, &VersionSpecificApi::POLICIES, FOUND).await;
+    is_found_by(&left, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
+    is_found(&stopped, &VersionSpecificApi::POLICIES, FOUND).await;
 
     let ((), (), ()) = tokio::join!(
         a_peer_behind_a_firewall(&walled),
@@ -67,8 +67,8 @@ async fn silent_peers_and_bridges_that_leave_never_make_an_api_not_found() {
     );
 }
 
-async fn a_peer_behind_a_firewall(plane: &Plane) {
-    let path = Special::POLICIES.path;
+async fn a_peer_behind_a_firewall(plane: &ControlPlane) {
+    let path = VersionSpecificApi::POLICIES.path;
     eventually(
         "what it serves is known from the registry",
         FOUND,
@@ -82,17 +82,17 @@ async fn a_peer_behind_a_firewall(plane: &Plane) {
     assert!(answers.slowest_later < DETECTED, "{answers:?}");
 }
 
-async fn a_bridge_leaves(plane: &mut Plane) {
+async fn a_bridge_leaves(plane: &mut ControlPlane) {
     // Since 1.36 a server says itself where it is: it is asked directly.
     plane.end_bridge(NEW, "TERM");
-    let answers = watch(plane, OLD, Special::POLICIES.path, DIRECTLY).await;
+    let answers = watch(plane, OLD, VersionSpecificApi::POLICIES.path, DIRECTLY).await;
     println!("served without its bridge: {answers:?}");
     assert_eq!(answers.count(404), 0, "{answers:?}");
     // It writes its address every 10 s.
     assert!(answers.count(200) > 10, "{answers:?}");
     plane.run_bridge(NEW);
     plane.all_ready().await;
-    is_found_by(plane, NEW, &Special::ATTRIBUTES_CLASSES, FOUND).await;
+    is_found_by(plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
 
     // An older one does not, and listens on loopback.
     plane.end_bridge(OLD, "TERM");
@@ -100,7 +100,7 @@ async fn a_bridge_leaves(plane: &mut Plane) {
         state(plane, NEW).await == "bridge-left"
     })
     .await;
-    let path = Special::ATTRIBUTES_CLASSES.path;
+    let path = VersionSpecificApi::ATTRIBUTES_CLASSES.path;
     let answers = watch(plane, NEW, path, WATCHED).await;
     println!("without a bridge: {answers:?}");
     assert_eq!(answers.count(404) + answers.count(200), 0, "{answers:?}");
@@ -111,7 +111,7 @@ async fn a_bridge_leaves(plane: &mut Plane) {
     assert!(log.contains("the bridge of a peer has left"), "{log}");
     plane.run_bridge(OLD);
     plane.all_ready().await;
-    is_found_by(plane, NEW, &Special::ATTRIBUTES_CLASSES, FOUND).await;
+    is_found_by(plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
     assert_eq!(state(plane, NEW).await, Value::Null);
 
     // Before 1.35 a server leaves its Lease behind: its bridge deletes it.
@@ -123,9 +123,9 @@ async fn a_bridge_leaves(plane: &mut Plane) {
     assert_eq!(plane.status(NEW, Via::Bridge, path).await, 503);
 }
 
-async fn a_bridge_is_stopped(plane: &Plane) {
+async fn a_bridge_is_stopped(plane: &ControlPlane) {
     let bridge = plane.servers[NEW].bridge_process.as_ref().unwrap();
-    let path = Special::POLICIES.path;
+    let path = VersionSpecificApi::POLICIES.path;
     bridge.signal("STOP");
     let answers = watch(plane, OLD, path, WATCHED).await;
     println!("stopped: {answers:?}");
@@ -136,6 +136,6 @@ async fn a_bridge_is_stopped(plane: &Plane) {
     assert!(answers.first < DETECTED, "{answers:?}");
     assert!(answers.slowest_later < AT_ONCE, "{answers:?}");
     let since = Instant::now();
-    is_found(plane, &Special::POLICIES, FOUND).await;
+    is_found(plane, &VersionSpecificApi::POLICIES, FOUND).await;
     println!("found again {:.1?} after it went on", since.elapsed());
 }

@@ -13,7 +13,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Stream, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ResponseStream, ServerSpec, VersionSpecificApi,
+    Via, old_and_new_versions,
+};
 use skewbridge_testkit::eventually;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -38,8 +41,8 @@ const ENOUGH: usize = 20;
 const END_WATCHES: &str = "--shutdown-watch-termination-grace-period=10s";
 
 /// As an administrator would have it for a rolling upgrade.
-fn upgraded(version: &str) -> Server {
-    Server::of(version)
+fn upgraded(version: &str) -> ServerSpec {
+    ServerSpec::of(version)
         .peer()
         .flag(END_WATCHES)
         .bridge_flag("--shutdown-delay-duration=2s")
@@ -50,12 +53,12 @@ fn upgraded(version: &str) -> Server {
 /// their own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_two_peers_dies_returns_and_ends_and_nobody_notices() {
-    let Some([old, new]) = told_apart() else {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
-    let servers = [Server::of(&old).peer(), upgraded(&new), upgraded(&new)];
-    let mut plane = Plane::start(&servers).await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
+    let servers = [ServerSpec::of(&old).peer(), upgraded(&new), upgraded(&new)];
+    let mut plane = ControlPlane::start(&servers).await;
+    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
     both_are_used(&plane, FOUND).await;
 
     let load = Load::default();
@@ -146,10 +149,12 @@ enum Then {
 
 /// Waits until the old server's bridge has sent something to each of the
 /// others since now.
-async fn both_are_used(plane: &Plane, within: Duration) {
+async fn both_are_used(plane: &ControlPlane, within: Duration) {
     let before = [1, 2].map(|server| times_used(plane, server));
     eventually("both peers are used", within, async || {
-        plane.status(OLD, Via::Bridge, Special::POLICIES.path).await;
+        plane
+            .status(OLD, Via::Bridge, VersionSpecificApi::POLICIES.path)
+            .await;
         let now = [1, 2].map(|server| times_used(plane, server));
         now.iter().zip(before).all(|(now, then)| *now > then)
     })
@@ -157,9 +162,9 @@ async fn both_are_used(plane: &Plane, within: Duration) {
 }
 
 /// How often a server was asked, by its own account.
-fn times_used(plane: &Plane, server: usize) -> usize {
+fn times_used(plane: &ControlPlane, server: usize) -> usize {
     let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap_or_default();
-    log.matches(Special::POLICIES.path).count()
+    log.matches(VersionSpecificApi::POLICIES.path).count()
 }
 
 /// What the clients share.
@@ -254,9 +259,12 @@ impl Member {
     }
 }
 
-async fn read(mut client: Raw, member: Member) {
+async fn read(mut client: HttpClient, member: Member) {
     while member.goes_on() {
-        match client.send(&Request::get(Special::POLICIES.path)).await {
+        match client
+            .send(&Request::get(VersionSpecificApi::POLICIES.path))
+            .await
+        {
             Ok(response) if response.status == 200 => member.succeeded(),
             Ok(response) => member.failed(format!(
                 "{} to a read: {}",
@@ -270,8 +278,8 @@ async fn read(mut client: Raw, member: Member) {
 }
 
 /// Objects named by the server: one that is made twice would be there twice.
-async fn write(mut client: Raw, member: Member) {
-    let special = Special::TAINT_RULES;
+async fn write(mut client: HttpClient, member: Member) {
+    let special = VersionSpecificApi::TAINT_RULES;
     for attempt in 0.. {
         if !member.goes_on() {
             return;
@@ -308,14 +316,16 @@ fn name_of(object: &Value) -> String {
 
 /// A client that watches, and resumes its watch where it ended.
 struct Follower {
-    client: Raw,
+    client: HttpClient,
     version: String,
     seen: HashMap<String, usize>,
 }
 
 impl Follower {
-    async fn start(mut client: Raw) -> Self {
-        let list = client.send(&Request::get(Special::TAINT_RULES.path)).await;
+    async fn start(mut client: HttpClient) -> Self {
+        let list = client
+            .send(&Request::get(VersionSpecificApi::TAINT_RULES.path))
+            .await;
         let list: Value = serde_json::from_slice(&list.unwrap().body).unwrap();
         let items = list["items"].as_array().unwrap();
         Self {
@@ -332,7 +342,7 @@ impl Follower {
         loop {
             let path = format!(
                 "{}?watch=true&timeoutSeconds=600&resourceVersion={}",
-                Special::TAINT_RULES.path,
+                VersionSpecificApi::TAINT_RULES.path,
                 self.version
             );
             match self.client.stream(&Request::get(&path)).await {
@@ -354,7 +364,7 @@ impl Follower {
 
     /// Until it ends, or all that was written has been seen and there is no
     /// more to come.
-    async fn events(&mut self, mut stream: Stream, member: &Member) -> Result<(), String> {
+    async fn events(&mut self, mut stream: ResponseStream, member: &Member) -> Result<(), String> {
         let mut text = Vec::new();
         loop {
             let next = tokio::select! {
@@ -391,9 +401,11 @@ impl Follower {
     }
 }
 
-async fn every_write_was_done_once(plane: &Plane, load: &Load) {
+async fn every_write_was_done_once(plane: &ControlPlane, load: &Load) {
     let mut client = plane.raw(OLD, Via::Bridge, Protocol::H2);
-    let list = client.send(&Request::get(Special::TAINT_RULES.path)).await;
+    let list = client
+        .send(&Request::get(VersionSpecificApi::TAINT_RULES.path))
+        .await;
     let list: Value = serde_json::from_slice(&list.unwrap().body).unwrap();
     let written = load.shared.written.lock().unwrap();
     let mut there = HashMap::<_, Vec<_>>::new();

@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ServerSpec, VersionSpecificApi, Via,
+    old_and_new_versions,
+};
 use skewbridge_testkit::{TlsClient, eventually};
 
 use crate::pair::{FOUND, NEW, OLD, is_found};
@@ -27,10 +30,12 @@ struct Asker {
 
 #[tokio::test]
 async fn the_server_that_answers_knows_who_asks() {
-    let Some(versions) = told_apart() else { return };
-    let servers = versions.map(|version| Server::of(&version).peer());
-    let plane = Plane::start(&servers).await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
+    let Some(versions) = old_and_new_versions() else {
+        return;
+    };
+    let servers = versions.map(|version| ServerSpec::of(&version).peer());
+    let plane = ControlPlane::start(&servers).await;
+    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
     for asker in askers(&plane).await {
         for protocol in [Protocol::H1, Protocol::H2] {
             asks(&plane, &asker, protocol).await;
@@ -38,7 +43,7 @@ async fn the_server_that_answers_knows_who_asks() {
     }
 }
 
-async fn askers(plane: &Plane) -> Vec<Asker> {
+async fn askers(plane: &ControlPlane) -> Vec<Asker> {
     let robot = "system:serviceaccount:default:robot";
     let bearer = |token: &str| ("Authorization", format!("Bearer {token}"));
     let by_certificate = json!({"username": "alice",
@@ -68,7 +73,7 @@ async fn askers(plane: &Plane) -> Vec<Asker> {
         },
         Asker {
             name: "bob",
-            client: plane.stranger(),
+            client: plane.anonymous_client(),
             headers: vec![bearer("bob-token")],
             user: json!({"username": "bob", "uid": "1001",
                 "groups": ["qa", "readers", "system:authenticated"]}),
@@ -77,7 +82,7 @@ async fn askers(plane: &Plane) -> Vec<Asker> {
         },
         Asker {
             name: "robot",
-            client: plane.stranger(),
+            client: plane.anonymous_client(),
             headers: vec![bearer(&token(plane).await)],
             user: json!({"username": robot, "groups": ["system:serviceaccounts",
                 "system:serviceaccounts:default", "system:authenticated"]}),
@@ -86,7 +91,7 @@ async fn askers(plane: &Plane) -> Vec<Asker> {
         },
         Asker {
             name: "nobody",
-            client: plane.stranger(),
+            client: plane.anonymous_client(),
             headers: vec![],
             user: json!({"username": "system:anonymous", "groups": ["system:unauthenticated"]}),
             role: Value::Null,
@@ -118,7 +123,7 @@ async fn askers(plane: &Plane) -> Vec<Asker> {
 }
 
 /// Of a service account that is made for it.
-async fn token(plane: &Plane) -> String {
+async fn token(plane: &ControlPlane) -> String {
     let path = "/api/v1/namespaces/default/serviceaccounts";
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
         "metadata": {"name": "robot"}});
@@ -138,11 +143,11 @@ async fn token(plane: &Plane) -> String {
     given["status"]["token"].as_str().unwrap().to_owned()
 }
 
-async fn asks(plane: &Plane, asker: &Asker, protocol: Protocol) {
+async fn asks(plane: &ControlPlane, asker: &Asker, protocol: Protocol) {
     let name = asker.name;
     let path = format!(
         "{}/asked-for-by-{name}-{protocol:?}",
-        Special::POLICIES.path
+        VersionSpecificApi::POLICIES.path
     );
     let path = path.to_lowercase();
     let mut request = Request::get(&path);
@@ -150,7 +155,7 @@ async fn asks(plane: &Plane, asker: &Asker, protocol: Protocol) {
         request = request.header(name, value);
     }
     let address = plane.servers[OLD].bridge;
-    let mut client = Raw::new(asker.client.clone(), address, protocol);
+    let mut client = HttpClient::new(asker.client.clone(), address, protocol);
     let response = client.send(&request).await.unwrap();
     assert_eq!(response.status, 403, "{name}: {}", response.text());
     let status: Value = serde_json::from_slice(&response.body).unwrap();
@@ -187,7 +192,7 @@ fn said(user: &Value, expected: &Value) -> Value {
 }
 
 /// What a server has noted of an answer.
-fn audited(plane: &Plane, server: usize, path: &str) -> Option<Value> {
+fn audited(plane: &ControlPlane, server: usize, path: &str) -> Option<Value> {
     let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap();
     let mut entries = log
         .lines()

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use skewbridge_e2e::{
-    Plane, Protocol, Raw, Request, Server, Special, Staying, User, Via, is_since, newest, oldest,
-    planes,
+    ControlPlane, HttpClient, Protocol, Request, RunningKubectl, ServerSpec, User,
+    VersionSpecificApi, Via, control_planes, is_since, newest, oldest,
 };
 use skewbridge_peers::Identity;
 use skewbridge_testkit::eventually;
@@ -15,10 +15,10 @@ use skewbridge_testkit::eventually;
 /// From the last readiness to when everybody knows everybody.
 const FOUND: Duration = Duration::from_secs(30);
 
-fn peers(versions: &[String]) -> Vec<Server> {
+fn peers(versions: &[String]) -> Vec<ServerSpec> {
     let servers = versions.iter().map(|version| {
         // It would put finalizers on what is to be deleted at once.
-        Server::of(version)
+        ServerSpec::of(version)
             .peer()
             .flag("--disable-admission-plugins=StorageObjectInUseProtection")
     });
@@ -27,14 +27,14 @@ fn peers(versions: &[String]) -> Vec<Server> {
 
 /// The planes that have something to share: 1.28 alone is no cluster.
 fn mixed_planes() -> Vec<Vec<String>> {
-    let mut planes = planes();
-    planes.retain(|versions| newest(versions) != oldest(versions));
-    planes
+    let mut control_planes = control_planes();
+    control_planes.retain(|versions| newest(versions) != oldest(versions));
+    control_planes
 }
 
 /// Which of the special APIs only some servers of this plane serve.
-async fn shared(plane: &Plane) -> Vec<Special> {
-    for special in Special::ALL {
+async fn shared(plane: &ControlPlane) -> Vec<VersionSpecificApi> {
+    for special in VersionSpecificApi::ALL {
         for (number, server) in plane.servers.iter().enumerate() {
             let expected = if special.is_served_by(&server.version) {
                 200
@@ -45,7 +45,7 @@ async fn shared(plane: &Plane) -> Vec<Special> {
             assert_eq!(status, expected, "{} {}", special.path, server.version);
         }
     }
-    let mut shared = Special::ALL.to_vec();
+    let mut shared = VersionSpecificApi::ALL.to_vec();
     shared.retain(|special| {
         let serving = serving(plane, special).len();
         serving > 0 && serving < plane.servers.len()
@@ -54,7 +54,7 @@ async fn shared(plane: &Plane) -> Vec<Special> {
 }
 
 /// The servers that serve it.
-fn serving(plane: &Plane, special: &Special) -> Vec<usize> {
+fn serving(plane: &ControlPlane, special: &VersionSpecificApi) -> Vec<usize> {
     let servers = plane.servers.iter().enumerate();
     let serving = servers.filter(|(_, server)| special.is_served_by(&server.version));
     serving.map(|(number, _)| number).collect()
@@ -64,7 +64,7 @@ fn serving(plane: &Plane, special: &Special) -> Vec<usize> {
 async fn what_one_server_serves_is_served_by_all() {
     for versions in mixed_planes() {
         println!("plane {versions:?}");
-        let plane = Plane::start(&peers(&versions)).await;
+        let plane = ControlPlane::start(&peers(&versions)).await;
         let shared = shared(&plane).await;
         assert!(!shared.is_empty(), "the versions differ by nothing");
         for special in &shared {
@@ -90,7 +90,7 @@ async fn what_one_server_serves_is_served_by_all() {
 }
 
 /// kubectl lists, creates, watches, patches and deletes.
-async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
+async fn objects_live_and_die(plane: &ControlPlane, server: usize, special: &VersionSpecificApi) {
     let name = format!("thing-{server}");
     let kubectl = async |words: &[&str]| {
         let output = plane.kubectl(server, Via::Bridge, User::Admin, words).await;
@@ -106,7 +106,7 @@ async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
     let version = list["metadata"]["resourceVersion"].as_str().unwrap();
     let path = format!("{}?watch=true&resourceVersion={version}", special.path);
     let mut command = plane.kubectl_command(server, Via::Bridge, User::Admin);
-    let mut watch = Staying::start(command.args(["get", "--raw", &path]));
+    let mut watch = RunningKubectl::start(command.args(["get", "--raw", &path]));
 
     let manifest = special.object(&name);
     let file = plane.file(&format!("{name}.json"), &manifest);
@@ -148,12 +148,12 @@ async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
 
 /// Both 1.34 and 1.36 serve these rules, but only 1.36 their status. Kubernetes
 /// advertises it on both, and does not find it on the older.
-async fn a_subresource_that_only_one_has_is_found(plane: &Plane) {
+async fn a_subresource_that_only_one_has_is_found(plane: &ControlPlane) {
     let path = "/apis/resource.k8s.io/v1alpha3/devicetaintrules";
     for server in 0..plane.servers.len() {
         assert_eq!(plane.status(server, Via::Server, path).await, 200);
     }
-    let manifest = Special::TAINT_RULES.object("told");
+    let manifest = VersionSpecificApi::TAINT_RULES.object("told");
     let manifest = manifest.replace("v1beta2", "v1alpha3");
     let request = Request::new("POST", path).body("application/json", &manifest);
     let created = bridge(plane, 0).send(&request).await.unwrap();
@@ -185,12 +185,12 @@ async fn a_subresource_that_only_one_has_is_found(plane: &Plane) {
     assert_eq!(deleted.status, 200, "{}", deleted.text());
 }
 
-fn bridge(plane: &Plane, server: usize) -> Raw {
+fn bridge(plane: &ControlPlane, server: usize) -> HttpClient {
     plane.raw(server, Via::Bridge, Protocol::H2)
 }
 
 /// What nobody serves is not found, as ever; and it is the server that says so.
-async fn nobodys_api_is_not_found(plane: &Plane) {
+async fn nobodys_api_is_not_found(plane: &ControlPlane) {
     let path = "/apis/none.example.com/v1/nothings";
     for server in 0..plane.servers.len() {
         let response = bridge(plane, server)
@@ -203,7 +203,7 @@ async fn nobodys_api_is_not_found(plane: &Plane) {
 }
 
 /// Kubernetes believes anybody that a request has hopped, and says 404.
-async fn a_forged_hop_changes_nothing(plane: &Plane, shared: &[Special]) {
+async fn a_forged_hop_changes_nothing(plane: &ControlPlane, shared: &[VersionSpecificApi]) {
     for special in shared {
         for server in 0..plane.servers.len() {
             for name in [
@@ -223,7 +223,7 @@ async fn a_forged_hop_changes_nothing(plane: &Plane, shared: &[Special]) {
     }
 }
 
-async fn what_was_rerouted_is_counted(plane: &Plane, server: usize) {
+async fn what_was_rerouted_is_counted(plane: &ControlPlane, server: usize) {
     let metrics = plane.admin(server, "/metrics").await;
     let others = (0..plane.servers.len()).filter(|other| *other != server);
     let peers = others.map(|other| format!("peer=\"{}\"", identity(plane, other)));
@@ -250,12 +250,16 @@ async fn what_was_rerouted_is_counted(plane: &Plane, server: usize) {
     }
 }
 
-fn identity(plane: &Plane, server: usize) -> String {
+fn identity(plane: &ControlPlane, server: usize) -> String {
     Identity::of_hostname(&plane.servers[server].host).to_string()
 }
 
 /// `/debug/peers` of the bridge of a server.
-async fn the_others_are_told_of(plane: &Plane, server: usize, shared: &[Special]) {
+async fn the_others_are_told_of(
+    plane: &ControlPlane,
+    server: usize,
+    shared: &[VersionSpecificApi],
+) {
     let view = async || -> Value {
         serde_json::from_str(&plane.admin(server, "/debug/peers").await).unwrap()
     };

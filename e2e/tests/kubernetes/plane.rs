@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Via, newest, oldest, planes};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ServerSpec, Via, control_planes, newest, oldest,
+};
 
 /// Well under it on two cores that others use too.
 const SOON: Duration = Duration::from_mins(1);
@@ -15,10 +17,10 @@ const IDENTITIES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/le
 
 #[tokio::test]
 async fn a_plane_of_three_is_ready_soon_and_leaves_nothing_behind() {
-    let versions = planes().swap_remove(0);
+    let versions = control_planes().swap_remove(0);
     let versions = [oldest(&versions), newest(&versions), newest(&versions)];
     let start = Instant::now();
-    let plane = Plane::start(&versions.map(Server::of)).await;
+    let plane = ControlPlane::start(&versions.map(ServerSpec::of)).await;
     let took = start.elapsed();
     println!("{versions:?} were ready after {:.1} s", took.as_secs_f64());
     assert!(took < SOON, "{took:?}");
@@ -37,9 +39,10 @@ async fn a_plane_of_three_is_ready_soon_and_leaves_nothing_behind() {
     }
 }
 
-async fn each_server_has_an_identity_of_its_own(plane: &Plane) {
+async fn each_server_has_an_identity_of_its_own(plane: &ControlPlane) {
     for server in &plane.servers {
-        let mut client = Raw::new(plane.client("admin"), server.at(Via::Bridge), Protocol::H2);
+        let mut client =
+            HttpClient::new(plane.client("admin"), server.at(Via::Bridge), Protocol::H2);
         let answer = client.send(&Request::get(IDENTITIES)).await.unwrap();
         let list: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
         let leases = list["items"].as_array().unwrap();

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Playground, Staying, newest, versions};
+use skewbridge_e2e::{Playground, RunningKubectl, newest, versions};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::join;
 use tokio::net::TcpStream;
@@ -127,7 +127,7 @@ impl Streams<'_> {
     async fn logs(&self) {
         let mut command = self.playground.kubectl(self.version, self.context);
         let words = ["logs", "-f", "web", "--tail=1"];
-        let mut following = Staying::start(command.args(words));
+        let mut following = RunningKubectl::start(command.args(words));
         // The last line that there is, and one that is still to come.
         for _ in 0..2 {
             assert!(following.line().await.starts_with("web: "));
@@ -136,7 +136,7 @@ impl Streams<'_> {
 
     async fn forward(&self) {
         let mut command = self.playground.kubectl(self.version, self.context);
-        let mut forward = Staying::start(command.args(["port-forward", "web", ":8080"]));
+        let mut forward = RunningKubectl::start(command.args(["port-forward", "web", ":8080"]));
         let line = forward.line().await;
         let address = line.split_whitespace().nth(2).unwrap();
         let mut stream = TcpStream::connect(address).await.unwrap();

@@ -4,7 +4,9 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{AGGREGATED, Plane, Protocol, Raw, Request, Server, Shape, Via};
+use skewbridge_e2e::{
+    AGGREGATED, ControlPlane, HttpClient, Protocol, Request, ResponseSnapshot, ServerSpec, Via,
+};
 use skewbridge_testkit::{TlsClient, Validity, eventually};
 
 /// From the last readiness to when everybody knows everybody.
@@ -29,8 +31,8 @@ struct Reader {
 
 #[tokio::test]
 async fn everybody_gets_what_the_server_gives_him() {
-    let servers = ["1.34.4", "1.36.4"].map(|version| Server::of(version).peer());
-    let plane = Plane::start(&servers).await;
+    let servers = ["1.34.4", "1.36.4"].map(|version| ServerSpec::of(version).peer());
+    let plane = ControlPlane::start(&servers).await;
     eventually("both show the same", FOUND, async || {
         let kinds = plane.kinds(0, Via::Bridge).await;
         kinds == plane.kinds(1, Via::Bridge).await && kinds != plane.kinds(0, Via::Server).await
@@ -61,7 +63,7 @@ async fn everybody_gets_what_the_server_gives_him() {
     }
 }
 
-async fn readers(plane: &Plane) -> Vec<Reader> {
+async fn readers(plane: &ControlPlane) -> Vec<Reader> {
     let bearer = |token: &str| vec![("Authorization", format!("Bearer {token}"))];
     let uid = account(plane).await;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -82,22 +84,22 @@ async fn readers(plane: &Plane) -> Vec<Reader> {
         reader("alice", plane.client("alice"), vec![], 200),
         reader(
             "an account",
-            plane.stranger(),
+            plane.anonymous_client(),
             bearer(&token(now + LONG_AGO)),
             200,
         ),
-        reader("anonymous", plane.stranger(), vec![], 403),
-        reader("bob", plane.stranger(), bearer("bob-token"), 403),
+        reader("anonymous", plane.anonymous_client(), vec![], 403),
+        reader("bob", plane.anonymous_client(), bearer("bob-token"), 403),
         reader("admin as bob", plane.client("admin"), impersonated, 403),
         reader(
             "an unknown token",
-            plane.stranger(),
+            plane.anonymous_client(),
             bearer("nobody's"),
             401,
         ),
         reader(
             "an expired token",
-            plane.stranger(),
+            plane.anonymous_client(),
             bearer(&token(now - LONG_AGO)),
             401,
         ),
@@ -111,9 +113,9 @@ async fn readers(plane: &Plane) -> Vec<Reader> {
 }
 
 impl Reader {
-    fn client(&self, plane: &Plane, server: usize, via: Via) -> Raw {
+    fn client(&self, plane: &ControlPlane, server: usize, via: Via) -> HttpClient {
         let address = plane.servers[server].at(via);
-        Raw::new(self.tls.clone(), address, Protocol::H2)
+        HttpClient::new(self.tls.clone(), address, Protocol::H2)
     }
 
     fn request(&self, path: &str) -> Request {
@@ -128,7 +130,12 @@ impl Reader {
 }
 
 /// Whoever may read goes before each who may not.
-async fn each_is_told_the_same(plane: &Plane, server: usize, path: &str, readers: &[Reader]) {
+async fn each_is_told_the_same(
+    plane: &ControlPlane,
+    server: usize,
+    path: &str,
+    readers: &[Reader],
+) {
     let mut allowed = readers[1].client(plane, server, Via::Bridge);
     // The bridge answers her by itself: servers give their own answers an id.
     eventually("alice is remembered", REMEMBERED, async || {
@@ -168,7 +175,10 @@ async fn each_is_told_the_same(plane: &Plane, server: usize, path: &str, readers
                 assert_eq!(read(&bridged.body), read(&straight.body), "{name}");
                 continue;
             }
-            let (straight, bridged) = (Shape::of(Ok(straight.clone())), Shape::of(Ok(bridged)));
+            let (straight, bridged) = (
+                ResponseSnapshot::of(Ok(straight.clone())),
+                ResponseSnapshot::of(Ok(bridged)),
+            );
             let difference = straight.difference(&bridged);
             assert_eq!(difference, None, "{server} {path} {name}");
         }
@@ -180,7 +190,7 @@ fn group(name: &str) -> Value {
 }
 
 /// Only these may read discovery; waits until all servers know.
-async fn allow(plane: &Plane, subjects: Value) {
+async fn allow(plane: &ControlPlane, subjects: Value) {
     let patch = json!({"subjects": subjects}).to_string();
     let request = Request::new("PATCH", BINDING).body("application/merge-patch+json", &patch);
     let mut client = plane.raw(0, Via::Server, Protocol::H2);
@@ -198,7 +208,7 @@ async fn allow(plane: &Plane, subjects: Value) {
                 .client(user, if user == "alice" { &["dev"] } else { &[] });
             let tls = TlsClient::new(plane.ca()).identity(&leaf);
             let address = plane.servers[server].at(Via::Server);
-            let mut client = Raw::new(tls, address, Protocol::H2);
+            let mut client = HttpClient::new(tls, address, Protocol::H2);
             eventually("the server knows the new rights", REMEMBERED, async || {
                 client.send(&Request::get("/apis")).await.unwrap().status == expected
             })
@@ -208,7 +218,7 @@ async fn allow(plane: &Plane, subjects: Value) {
 }
 
 /// The uid of a service account.
-async fn account(plane: &Plane) -> String {
+async fn account(plane: &ControlPlane) -> String {
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
         "metadata": {"name": "reader"}});
     let path = "/api/v1/namespaces/default/serviceaccounts";

@@ -8,7 +8,10 @@
 
 use std::io;
 
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Shape, Via, is_since, newest, planes};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ResponseSnapshot, ServerSpec, Via, control_planes,
+    is_since, newest,
+};
 use skewbridge_testkit::{Response, TlsClient};
 use tokio::task::JoinSet;
 
@@ -39,7 +42,7 @@ const CLUSTER_ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
 
 #[tokio::test]
 async fn every_plane_answers_every_request_the_same_through_its_bridges() {
-    for versions in planes() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
         replay(&versions).await;
     }
@@ -50,14 +53,14 @@ async fn replay(versions: &[String]) {
     // with both.
     let cbor = |version: &str| is_since(version, 32) && version == newest(versions);
     let servers = versions.iter().map(|version| {
-        let server = Server::of(version);
+        let server = ServerSpec::of(version);
         if cbor(version) {
             server.gate("CBORServingAndStorage", true)
         } else {
             server
         }
     });
-    let plane = Plane::start(&servers.collect::<Vec<_>>()).await;
+    let plane = ControlPlane::start(&servers.collect::<Vec<_>>()).await;
     for (server, version) in versions.iter().enumerate() {
         let mut differences = Vec::new();
         for protocol in [Protocol::H1, Protocol::H2] {
@@ -271,7 +274,7 @@ fn accepting(request: Request, accept: &str) -> Request {
 }
 
 /// The rows are worth their time only if they are not all errors.
-async fn the_list_asks_what_it_means_to(plane: &Plane, server: usize, cbor: bool) {
+async fn the_list_asks_what_it_means_to(plane: &ControlPlane, server: usize, cbor: bool) {
     let mut both = Both::new(plane, server, User::Admin, Protocol::H2);
     let version = plane.servers[server].version.as_str();
     let if_it_knows = |knows: bool| if knows { 200 } else { 406 };
@@ -405,7 +408,12 @@ async fn watches(both: &Both, differences: &mut Vec<String>) {
                 watch_to_its_end(server, &request),
                 watch_to_its_end(bridge, &request)
             );
-            (number, request, Shape::of(straight), Shape::of(bridged))
+            (
+                number,
+                request,
+                ResponseSnapshot::of(straight),
+                ResponseSnapshot::of(bridged),
+            )
         });
     }
     let mut statuses = [0; 7];
@@ -418,7 +426,7 @@ async fn watches(both: &Both, differences: &mut Vec<String>) {
     }
 }
 
-async fn watch_to_its_end(raw: Raw, request: &Request) -> io::Result<Response> {
+async fn watch_to_its_end(raw: HttpClient, request: &Request) -> io::Result<Response> {
     let mut stream = raw.stream(request).await?;
     Ok(Response {
         version: http::Version::HTTP_11,
@@ -440,19 +448,19 @@ enum User {
 
 /// One server by both ways.
 struct Both {
-    server: Raw,
-    bridge: Raw,
+    server: HttpClient,
+    bridge: HttpClient,
     user: User,
     protocol: Protocol,
 }
 
 impl Both {
-    fn new(plane: &Plane, server: usize, user: User, protocol: Protocol) -> Self {
+    fn new(plane: &ControlPlane, server: usize, user: User, protocol: Protocol) -> Self {
         let tls: TlsClient = match user {
             User::Admin => plane.client("admin"),
-            User::Bob | User::Nobody => plane.stranger(),
+            User::Bob | User::Nobody => plane.anonymous_client(),
         };
-        let way = |via| Raw::new(tls.clone(), plane.servers[server].at(via), protocol);
+        let way = |via| HttpClient::new(tls.clone(), plane.servers[server].at(via), protocol);
         Self {
             server: way(Via::Server),
             bridge: way(Via::Bridge),
@@ -487,7 +495,7 @@ impl Both {
         panic!("{request:?} is answered otherwise each time, also straight: {straight:?}");
     }
 
-    async fn ask(&mut self, via: Via, request: &Request) -> Shape {
+    async fn ask(&mut self, via: Via, request: &Request) -> ResponseSnapshot {
         let raw = match via {
             Via::Server => &mut self.server,
             Via::Bridge => &mut self.bridge,
@@ -497,10 +505,15 @@ impl Both {
         if self.user == User::Nobody {
             *raw = raw.another();
         }
-        Shape::of(raw.send(request).await)
+        ResponseSnapshot::of(raw.send(request).await)
     }
 
-    fn report(&self, request: &Request, straight: &Shape, bridged: &Shape) -> Option<String> {
+    fn report(
+        &self,
+        request: &Request,
+        straight: &ResponseSnapshot,
+        bridged: &ResponseSnapshot,
+    ) -> Option<String> {
         let (user, protocol) = (self.user, self.protocol);
         let difference = straight.difference(bridged)?;
         Some(format!(

@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use skewbridge_e2e::{
-    Plane, Protocol, Raw, Request, Server, Via, newest, planes, planes_are_chosen, versions,
+    ControlPlane, HttpClient, Protocol, Request, ServerSpec, Via, control_planes,
+    has_custom_control_planes, newest, versions,
 };
 use skewbridge_testkit::{Response, eventually};
 use tokio::sync::watch;
@@ -61,23 +62,23 @@ async fn clients_ride_out_a_restart() {
 /// The newest of each plane is enough for every day; whoever chooses others has
 /// the time for each version.
 fn restarted() -> Vec<String> {
-    if planes_are_chosen() {
+    if has_custom_control_planes() {
         return versions();
     }
-    let planes = planes();
-    let newest = planes.iter().map(|plane| newest(plane).to_owned());
+    let control_planes = control_planes();
+    let newest = control_planes.iter().map(|plane| newest(plane).to_owned());
     newest.collect()
 }
 
 async fn ride_out(version: &str) {
-    let server = Server::of(version).flag(END_WATCHES);
-    let mut plane = Plane::start(&[server]).await;
+    let server = ServerSpec::of(version).flag(END_WATCHES);
+    let mut plane = ControlPlane::start(&[server]).await;
     let load = Load::default();
     let mut clients = JoinSet::new();
     for protocol in [Protocol::H1, Protocol::H2] {
         let client = || {
             let address = plane.servers[0].at(Via::Bridge);
-            Raw::new(plane.client("admin"), address, protocol)
+            HttpClient::new(plane.client("admin"), address, protocol)
         };
         for _ in 0..2 {
             clients.spawn(read(client(), load.member()));
@@ -227,7 +228,7 @@ fn assert_retriable(response: &Response) {
     assert_eq!(status["code"], response.status, "{text}");
 }
 
-async fn read(mut client: Raw, member: Member) {
+async fn read(mut client: HttpClient, member: Member) {
     while member.goes_on() {
         let request = Request::get("/api/v1/namespaces");
         let response = client.send(&request).await.expect("an answer to a read");
@@ -244,7 +245,7 @@ async fn read(mut client: Raw, member: Member) {
 }
 
 /// Objects named by the server: one that is made twice would be there twice.
-async fn write(mut client: Raw, member: Member) {
+async fn write(mut client: HttpClient, member: Member) {
     for attempt in 0.. {
         if !member.goes_on() {
             return;
@@ -276,7 +277,7 @@ async fn write(mut client: Raw, member: Member) {
 
 /// Each event counts as a success, each end as a refusal. Once nobody writes any
 /// more no event comes either, so it does not wait for one to be told to stop.
-async fn watch(client: Raw, member: Member) {
+async fn watch(client: HttpClient, member: Member) {
     let request = Request::get(&format!("{MAPS}?watch=true&timeoutSeconds=600"));
     while member.goes_on() {
         let mut stream = client.stream(&request).await.expect("an answer to a watch");
@@ -299,9 +300,9 @@ async fn watch(client: Raw, member: Member) {
     }
 }
 
-async fn every_write_was_done_as_it_was_answered(plane: &Plane, load: &Load) {
+async fn every_write_was_done_as_it_was_answered(plane: &ControlPlane, load: &Load) {
     let address = plane.servers[0].at(Via::Server);
-    let mut client = Raw::new(plane.client("admin"), address, Protocol::H2);
+    let mut client = HttpClient::new(plane.client("admin"), address, Protocol::H2);
     let list = client.send(&Request::get(MAPS)).await.unwrap();
     let list: serde_json::Value = serde_json::from_slice(&list.body).unwrap();
     let mut times = HashMap::<&str, usize>::new();

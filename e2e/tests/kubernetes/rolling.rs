@@ -11,7 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Plane, Protocol, Request, Server, User, Via, Vip, newest, oldest, planes};
+use skewbridge_e2e::{
+    ControlPlane, Protocol, Request, ServerSpec, User, Via, VirtualIp, control_planes, newest,
+    oldest,
+};
 use skewbridge_testkit::eventually;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin};
@@ -39,7 +42,7 @@ const NAMESPACE: &str = "rolling";
 /// own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_kind_is_lost_while_servers_are_replaced() {
-    for versions in planes() {
+    for versions in control_planes() {
         if newest(&versions) != oldest(&versions) {
             println!("plane {versions:?}");
             up_and_down(&versions).await;
@@ -50,9 +53,12 @@ async fn no_kind_is_lost_while_servers_are_replaced() {
 /// As many servers as the plane has, all of its oldest version at first.
 async fn up_and_down(versions: &[String]) {
     let (old, new) = (oldest(versions), newest(versions));
-    let server = Server::of(old).peer().flag(END_WATCHES).bridge_flag(DRAIN);
-    let mut plane = Plane::start(&vec![server; versions.len()]).await;
-    let vip = Vip::start(plane.servers[0].bridge).await;
+    let server = ServerSpec::of(old)
+        .peer()
+        .flag(END_WATCHES)
+        .bridge_flag(DRAIN);
+    let mut plane = ControlPlane::start(&vec![server; versions.len()]).await;
+    let vip = VirtualIp::start(plane.servers[0].bridge).await;
     let mut client = Client::start(&plane, &vip);
     let mut kinds = Vec::new();
     for server in 0..versions.len() {
@@ -106,7 +112,7 @@ impl Union for Vec<BTreeSet<String>> {
 }
 
 /// As an administrator does it on one node.
-async fn replace(plane: &mut Plane, node: usize, version: &str) {
+async fn replace(plane: &mut ControlPlane, node: usize, version: &str) {
     plane.end_bridge(node, "TERM");
     plane.end_server(node, "TERM");
     plane.replace_server(node, version);
@@ -118,7 +124,7 @@ async fn replace(plane: &mut Plane, node: usize, version: &str) {
         .await;
 }
 
-async fn every_bridge_shows(plane: &Plane, kinds: &BTreeSet<String>) {
+async fn every_bridge_shows(plane: &ControlPlane, kinds: &BTreeSet<String>) {
     eventually("every bridge shows all kinds", FOUND, async || {
         let mut shown = true;
         for server in 0..plane.servers.len() {
@@ -129,7 +135,7 @@ async fn every_bridge_shows(plane: &Plane, kinds: &BTreeSet<String>) {
     .await;
 }
 
-async fn write(plane: &Plane, node: usize, name: &str) {
+async fn write(plane: &ControlPlane, node: usize, name: &str) {
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}});
     let path = format!("/api/v1/namespaces/{NAMESPACE}/configmaps");
     let request = Request::new("POST", &path).body("application/json", &map.to_string());
@@ -148,7 +154,7 @@ struct Client {
 }
 
 impl Client {
-    fn start(plane: &Plane, vip: &Vip) -> Self {
+    fn start(plane: &ControlPlane, vip: &VirtualIp) -> Self {
         let mut command = plane.client_go_command(vip.address, User::Admin, NAMESPACE);
         let mut child = command
             .arg("mapping")

@@ -6,7 +6,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
-use skewbridge_e2e::{Node, Plane, Server, Staying, is_since, newest, planes, versions};
+use skewbridge_e2e::{
+    ControlPlane, Node, RunningKubectl, ServerSpec, control_planes, is_since, newest, versions,
+};
 use skewbridge_testkit::ScratchDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -23,11 +25,11 @@ const FILE: usize = 8 << 20;
 
 #[tokio::test]
 async fn a_kubectl_without_a_credential_does_what_it_always_does() {
-    for versions in planes() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
-        let servers = versions.iter().map(|version| Server::of(version));
-        let servers: Vec<_> = servers.map(Server::without_bridge).collect();
-        let mut plane = Plane::prepare(&servers);
+        let servers = versions.iter().map(|version| ServerSpec::of(version));
+        let servers: Vec<_> = servers.map(ServerSpec::without_bridge).collect();
+        let mut plane = ControlPlane::prepare(&servers);
         plane.run_all();
         for server in &plane.servers {
             plane.ready(&server.version, server.address).await;
@@ -58,7 +60,7 @@ async fn a_kubectl_without_a_credential_does_what_it_always_does() {
 async fn kubectl_shows_why_its_requests_cannot_be_signed() {
     let versions = versions();
     let newest = newest(&versions);
-    let plane = Plane::start(&[Server::of(newest).without_bridge()]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(newest).without_bridge()]).await;
     let gone = plane.file("headers", "x-badge: 1\n");
     std::fs::remove_file(&gone).unwrap();
     let headers = vec![
@@ -109,7 +111,7 @@ impl Speaks {
 }
 
 struct Kubectl<'a> {
-    plane: &'a Plane,
+    plane: &'a ControlPlane,
     server: usize,
     agent: &'a [String],
     speaks: Speaks,
@@ -186,7 +188,7 @@ async fn objects_are_read_written_and_watched(kubectl: &Kubectl<'_>) {
     let name = format!("by-{:?}-{}", kubectl.speaks, kubectl.server).to_lowercase();
     let selector = format!("--field-selector=metadata.name={name}");
     let words = ["get", "configmaps", "--watch-only", "-o=name", &selector];
-    let mut watch = Staying::start(&mut kubectl.command(&words));
+    let mut watch = RunningKubectl::start(&mut kubectl.command(&words));
     // The watch may begin after the object: it is changed until the watch has seen it.
     kubectl
         .ok(&["create", "configmap", &name, "--from-literal=a=b"])
@@ -265,7 +267,7 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
     });
     let ports = format!(":{port}");
     let words = ["port-forward", "--address=127.0.0.1", Node::POD, &ports];
-    let mut forward = Staying::start(&mut kubectl.command(&words));
+    let mut forward = RunningKubectl::start(&mut kubectl.command(&words));
     let line = forward.line().await;
     let address = line.strip_prefix("Forwarding from ").expect(&line);
     let (address, _) = address.split_once(" -> ").expect(&line);

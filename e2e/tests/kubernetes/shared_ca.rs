@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ServerSpec, VersionSpecificApi, Via,
+    old_and_new_versions,
+};
 use skewbridge_testkit::{Response, TlsClient, eventually};
 
 use crate::pair::{FOUND, NEW, OLD, is_found};
@@ -16,22 +19,22 @@ const JUNK: (&str, &str) = ("Authorization", "Bearer junk");
 
 async fn ask(
     client: &TlsClient,
-    plane: &Plane,
+    plane: &ControlPlane,
     server: usize,
     via: Via,
     headers: &[(&str, &str)],
 ) -> Response {
-    let mut request = Request::get(Special::POLICIES.path);
+    let mut request = Request::get(VersionSpecificApi::POLICIES.path);
     for (name, value) in headers {
         request = request.header(name, value);
     }
     let address = plane.servers[server].at(via);
-    let mut client = Raw::new(client.clone(), address, Protocol::H2);
+    let mut client = HttpClient::new(client.clone(), address, Protocol::H2);
     client.send(&request).await.unwrap()
 }
 
 /// Requests that a server has taken for those of the front proxy itself.
-fn as_front_proxy(plane: &Plane, server: usize) -> usize {
+fn as_front_proxy(plane: &ControlPlane, server: usize) -> usize {
     let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap();
     log.lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
@@ -41,11 +44,13 @@ fn as_front_proxy(plane: &Plane, server: usize) -> usize {
 
 #[tokio::test]
 async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
-    let Some(versions) = told_apart() else { return };
-    let servers = versions.map(|version| Server::of(&version).peer());
-    let mut plane = Plane::start(&servers).await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
-    let (stranger, front_proxy) = (plane.stranger(), plane.front_proxy());
+    let Some(versions) = old_and_new_versions() else {
+        return;
+    };
+    let servers = versions.map(|version| ServerSpec::of(&version).peer());
+    let mut plane = ControlPlane::start(&servers).await;
+    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    let (stranger, front_proxy) = (plane.anonymous_client(), plane.front_proxy());
     // Distinct CAs: a junk token is refused by the server that serves the API.
     let answer = ask(&stranger, &plane, OLD, Via::Bridge, &[JUNK]).await;
     assert_eq!(answer.status, 401, "{}", answer.text());
@@ -62,7 +67,7 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
         },
     )
     .await;
-    let metrics = async |plane: &Plane| plane.admin(OLD, "/metrics").await;
+    let metrics = async |plane: &ControlPlane| plane.admin(OLD, "/metrics").await;
     eventually("peering is switched off", FOUND, async || {
         metrics(&plane).await.contains("skewbridge_peering 0")
     })
@@ -109,19 +114,19 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
 /// cannot see that file. Only what the servers publish together tells of it.
 #[tokio::test]
 async fn a_server_that_is_asked_directly_gets_tokens_without_the_certificate() {
-    let Some([old, new]) = told_apart() else {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
-    let direct = Server::of(&new).native_peer();
+    let direct = ServerSpec::of(&new).native_peer();
     let direct = direct.flag("--client-ca-file=direct-ca.crt");
-    let mut plane = Plane::prepare(&[Server::of(&old).peer(), direct]);
+    let mut plane = ControlPlane::prepare(&[ServerSpec::of(&old).peer(), direct]);
     plane.file("direct-ca.crt", &plane.ca().pem());
     plane.run_all();
     plane.all_ready().await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
-    let (stranger, front_proxy) = (plane.stranger(), plane.front_proxy());
+    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    let (stranger, front_proxy) = (plane.anonymous_client(), plane.front_proxy());
     let bob = [("Authorization", "Bearer bob-token")];
-    let as_bob = async |plane: &Plane| {
+    let as_bob = async |plane: &ControlPlane| {
         let answer = ask(&stranger, plane, OLD, Via::Bridge, &bob).await;
         assert_eq!(answer.status, 403, "{}", answer.text());
         assert!(answer.text().contains(r#"User \"bob\""#));

@@ -1,13 +1,13 @@
 //! `skewbridge skew` against real servers.
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Output, Plane, Server};
+use skewbridge_e2e::{ControlPlane, Output, ServerSpec};
 
 const OLD: &str = "1.34.4";
 const NEW: &str = "1.36.4";
 
 /// Runs it with this kubeconfig on these contexts.
-async fn skew(plane: &Plane, config: &str, contexts: &[&str], words: &[&str]) -> Output {
+async fn skew(plane: &ControlPlane, config: &str, contexts: &[&str], words: &[&str]) -> Output {
     let contexts = contexts
         .iter()
         .map(|context| format!("--context={context}"));
@@ -38,7 +38,12 @@ fn on<'a>(report: &'a Value, group: &str, version: &str, resource: &str) -> &'a 
 
 #[tokio::test]
 async fn servers_of_two_versions_are_compared_without_a_bridge() {
-    let mut plane = Plane::start(&[Server::of(OLD), Server::of(NEW), Server::of(NEW)]).await;
+    let mut plane = ControlPlane::start(&[
+        ServerSpec::of(OLD),
+        ServerSpec::of(NEW),
+        ServerSpec::of(NEW),
+    ])
+    .await;
     let address = |server: usize| plane.servers[server].address;
     let config = plane.kubeconfig_of(&[
         ("old", address(0)),
@@ -116,8 +121,8 @@ async fn servers_of_two_versions_are_compared_without_a_bridge() {
 
 #[tokio::test]
 async fn clusters_that_have_nothing_to_do_with_each_other_are_compared_too() {
-    let old = Plane::start(&[Server::of("1.28.15")]).await;
-    let new = Plane::start(&[Server::of(NEW)]).await;
+    let old = ControlPlane::start(&[ServerSpec::of("1.28.15")]).await;
+    let new = ControlPlane::start(&[ServerSpec::of(NEW)]).await;
     let config = [
         old.kubeconfig_of(&[("old", old.servers[0].address)]),
         new.kubeconfig_of(&[("new", new.servers[0].address)]),
@@ -141,8 +146,8 @@ const FOUND: std::time::Duration = std::time::Duration::from_secs(30);
 
 #[tokio::test]
 async fn a_bridge_tells_of_all_servers_of_its_cluster() {
-    let servers = [OLD, NEW].map(|version| Server::of(version).peer());
-    let plane = Plane::start(&servers).await;
+    let servers = [OLD, NEW].map(|version| ServerSpec::of(version).peer());
+    let plane = ControlPlane::start(&servers).await;
     let contexts = ["old", "new"].map(|name| (name, usize::from(name == "new")));
     let contexts = contexts.map(|(name, it)| (name, plane.servers[it].bridge));
     let config = plane.kubeconfig_of(&contexts);

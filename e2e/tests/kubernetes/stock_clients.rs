@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use skewbridge_e2e::{
-    Node, Plane, Playground, Server, Stock, Tmux, Vip, is_since, newest, versions,
+    ControlPlane, Node, Playground, ServerSpec, StockClient, Tmux, VirtualIp, is_since, newest,
+    versions,
 };
 use skewbridge_testkit::ScratchDir;
 
@@ -16,7 +17,7 @@ const BELIEVED: Duration = Duration::from_mins(1);
 #[tokio::test]
 async fn clients_in_go_python_and_rust_and_helm_need_no_change() {
     let versions = versions();
-    let mut plane = Plane::prepare(&[Server::of(newest(&versions)).without_bridge()]);
+    let mut plane = ControlPlane::prepare(&[ServerSpec::of(newest(&versions)).without_bridge()]);
     plane.run_all();
     let server = &plane.servers[0];
     plane.ready(&server.version, server.address).await;
@@ -67,7 +68,7 @@ async fn the_python_client_forwards_ports_of_the_playground() {
 #[ignore = "k9s takes minutes to build"]
 async fn k9s_needs_no_change() {
     let versions = versions();
-    let plane = Plane::start(&[Server::of(newest(&versions)).without_bridge()]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(newest(&versions)).without_bridge()]).await;
     let _node = plane.start_node().await;
     let agent = plane.key_in_a_file("admin");
     let words = [
@@ -79,7 +80,7 @@ async fn k9s_needs_no_change() {
         "pods",
     ];
     let server = plane.servers[0].address;
-    let command = plane.stock_client_line(server, &agent, Stock::K9s, &words);
+    let command = plane.stock_client_line(server, &agent, StockClient::K9s, &words);
     let tmux = Tmux::start("k9s", &command).await;
     tmux.run(&["resize-window", "-x", "160", "-y", "40"]).await;
     tmux.types(&format!("{}\r", tmux.line)).await;
@@ -99,14 +100,14 @@ async fn k9s_needs_no_change() {
 
 /// Where clients are run, and with which plugin.
 struct Below<'a> {
-    plane: &'a Plane,
+    plane: &'a ControlPlane,
     server: SocketAddr,
     agent: Vec<String>,
 }
 
 impl Below<'_> {
     /// The exit code, what is printed, and what is complained of.
-    async fn run(&self, client: Stock, words: &[&str]) -> (Option<i32>, String, String) {
+    async fn run(&self, client: StockClient, words: &[&str]) -> (Option<i32>, String, String) {
         let run = self
             .plane
             .stock_client(self.server, &self.agent, client, words)
@@ -118,7 +119,7 @@ impl Below<'_> {
         (run.output.code, run.output.stdout, run.output.stderr)
     }
 
-    async fn ok(&self, client: Stock, words: &[&str]) -> String {
+    async fn ok(&self, client: StockClient, words: &[&str]) -> String {
         let (code, printed, complaint) = self.run(client, words).await;
         assert_eq!(code, Some(0), "{client:?} {words:?}: {complaint}");
         printed
@@ -128,7 +129,7 @@ impl Below<'_> {
 /// Informers, and commands by both protocols.
 async fn go(below: &Below<'_>) {
     let seen = below
-        .ok(Stock::Go, &["--namespace=by-go", "informers"])
+        .ok(StockClient::Go, &["--namespace=by-go", "informers"])
         .await;
     let seen: Value = serde_json::from_str(&seen).unwrap();
     assert_eq!(seen["Events"].as_array().unwrap().len(), 4, "{seen}");
@@ -139,7 +140,7 @@ async fn go(below: &Below<'_>) {
         let namespace = format!("--namespace={}", Node::NAMESPACE);
         let words = ["--pod", Node::POD, "--container", Node::CONTAINER, check];
         let words = [&[namespace.as_str()], &words[..]].concat();
-        let ran = below.ok(Stock::Go, &words).await;
+        let ran = below.ok(StockClient::Go, &words).await;
         let ran: Value = serde_json::from_str(&ran).unwrap();
         assert_eq!(ran, expected, "{check}");
     }
@@ -147,7 +148,7 @@ async fn go(below: &Below<'_>) {
 
 async fn python(below: &Below<'_>) {
     let words = [Node::NAMESPACE, Node::POD, Node::CONTAINER];
-    let seen = below.ok(Stock::Python, &words).await;
+    let seen = below.ok(StockClient::Python, &words).await;
     let seen: Value = serde_json::from_str(&seen).unwrap();
     let expected = json!({
         "user": "admin",
@@ -163,7 +164,7 @@ async fn python(below: &Below<'_>) {
 const COMMAND: [&str; 4] = [Node::POD, "sh", "-c", "echo out; echo err >&2; exit 7"];
 
 async fn rust(below: &Below<'_>) {
-    let (code, printed, complaint) = below.run(Stock::Rust, &COMMAND).await;
+    let (code, printed, complaint) = below.run(StockClient::Rust, &COMMAND).await;
     assert_eq!((code, &*printed), (Some(7), "out\n"), "{complaint}");
     assert_eq!(complaint, "err\n");
 }
@@ -174,7 +175,7 @@ async fn helm(below: &Below<'_>) {
     let chart = chart.path().to_str().unwrap();
     let helm = async |words: &[&str]| {
         let words = [words, &["--namespace=default"]].concat();
-        below.ok(Stock::Helm, &words).await
+        below.ok(StockClient::Helm, &words).await
     };
     let installed = helm(&["install", "ours", chart, "--set=greeting=good morning"]).await;
     assert!(installed.contains("STATUS: deployed"), "{installed}");
@@ -192,9 +193,9 @@ async fn helm(below: &Below<'_>) {
 }
 
 /// What the program in Rust does, where a bridge believes signatures, and nothing else is brought.
-async fn signed(plane: &Plane) {
+async fn signed(plane: &ControlPlane) {
     // Signatures are for an address, which is to be known before the bridge is there.
-    let vip = Vip::start(plane.servers[0].address).await;
+    let vip = VirtualIp::start(plane.servers[0].address).await;
     let keys = plane.file(
         "keys.yaml",
         "keys:\n  laptop:\n    algorithm: hmac-sha256\n    \
@@ -221,7 +222,7 @@ async fn signed(plane: &Plane) {
     };
     let began = Instant::now();
     loop {
-        let (code, printed, complaint) = below.run(Stock::Rust, &COMMAND).await;
+        let (code, printed, complaint) = below.run(StockClient::Rust, &COMMAND).await;
         if code == Some(7) {
             assert_eq!((&*printed, &*complaint), ("out\n", "err\n"));
             break;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use skewbridge_e2e::{
-    Plane, Process, Protocol, Raw, Request, Server, User, Via, Vip, is_since, newest, oldest,
-    planes,
+    ControlPlane, HttpClient, Process, Protocol, Request, ServerSpec, User, Via, VirtualIp,
+    control_planes, is_since, newest, oldest,
 };
 use skewbridge_etcd::{Client, Event};
 use skewbridge_peers::Identity;
@@ -192,15 +192,15 @@ async fn by_its_bridge_what_belongs_to_a_living_owner_is_kept() {
 
 /// The planes on which the newest server can have something of its own.
 fn mixed_planes() -> Vec<Vec<String>> {
-    let mut planes = planes();
+    let mut control_planes = control_planes();
     // This version of resource.k8s.io is of 1.34.
-    planes.retain(|it| newest(it) != oldest(it) && is_since(newest(it), 34));
-    planes
+    control_planes.retain(|it| newest(it) != oldest(it) && is_since(newest(it), 34));
+    control_planes
 }
 
 /// Where a story happens: a plane whose newest server alone has claims.
 struct Stage {
-    plane: Plane,
+    plane: ControlPlane,
     oldest: usize,
     newest: usize,
     etcd: Client,
@@ -210,14 +210,14 @@ impl Stage {
     async fn set(versions: &[String]) -> Self {
         println!("plane {versions:?}");
         let servers = versions.iter().map(|version| {
-            let server = Server::of(version).peer();
+            let server = ServerSpec::of(version).peer();
             if version == newest(versions) {
                 server
             } else {
                 server.runtime_config(WITHOUT_CLAIMS)
             }
         });
-        let mut plane = Plane::start(&servers.collect::<Vec<_>>()).await;
+        let mut plane = ControlPlane::start(&servers.collect::<Vec<_>>()).await;
         let endpoint = format!("http://{}", plane.etcd().address);
         let position = |version| versions.iter().position(|it| it == version).unwrap();
         let stage = Self {
@@ -246,9 +246,9 @@ impl Stage {
 
     /// Controllers that have learnt from the newest server which kinds there
     /// are, and whose connections then go to the oldest: a balancer does that.
-    async fn controllers_led_astray(&self, via: Via) -> (Vip, Process) {
+    async fn controllers_led_astray(&self, via: Via) -> (VirtualIp, Process) {
         let plane = &self.plane;
-        let vip = Vip::start(plane.servers[self.newest].at(via)).await;
+        let vip = VirtualIp::start(plane.servers[self.newest].at(via)).await;
         let controllers = plane.start_controller_manager_at(vip.address, &CONTROLLERS);
         eventually("the controllers know the cluster", SOON, async || {
             said(&controllers, &["all resource monitors have synced"]) > 0
@@ -355,7 +355,7 @@ impl Stage {
     }
 
     async fn send(&self, to: SocketAddr, request: &Request) -> (u16, Value) {
-        let mut client = Raw::new(self.plane.client("admin"), to, Protocol::H2);
+        let mut client = HttpClient::new(self.plane.client("admin"), to, Protocol::H2);
         let response = client.send(request).await.unwrap();
         let body = serde_json::from_slice(&response.body).unwrap_or_default();
         (response.status, body)

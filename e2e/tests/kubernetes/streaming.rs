@@ -9,8 +9,8 @@ use std::time::Duration;
 use bytes::BytesMut;
 use serde_json::{Value, json};
 use skewbridge_e2e::{
-    Bridge, Metrics, Node, Output, Plane, Protocol as Http, Request, User, Via, is_since, newest,
-    versions,
+    Bridge, ControlPlane, Metrics, Node, Output, Protocol as Http, Request, User, Via, is_since,
+    newest, versions,
 };
 use skewbridge_remotecommand::{
     ChannelEvent, FromServer, Input, Output as Channel, Protocol, ToServer,
@@ -40,7 +40,7 @@ pub(crate) enum Speaks {
 /// A way to a server.
 #[derive(Clone, Copy)]
 pub(crate) struct Way<'a> {
-    pub(crate) plane: &'a Plane,
+    pub(crate) plane: &'a ControlPlane,
     pub(crate) address: SocketAddr,
     /// Where its bridge tells about itself, if there is one.
     pub(crate) admin: Option<SocketAddr>,
@@ -60,7 +60,7 @@ pub(crate) fn kubectl_version() -> Option<String> {
 
 impl<'a> Way<'a> {
     /// Straight to a server.
-    pub(crate) fn straight(plane: &'a Plane, server: usize, speaks: Speaks) -> Self {
+    pub(crate) fn straight(plane: &'a ControlPlane, server: usize, speaks: Speaks) -> Self {
         Self {
             plane,
             address: plane.servers[server].address,
@@ -70,7 +70,7 @@ impl<'a> Way<'a> {
     }
 
     /// Through the bridge that a server was started with.
-    pub(crate) fn bridged(plane: &'a Plane, server: usize, speaks: Speaks) -> Self {
+    pub(crate) fn bridged(plane: &'a ControlPlane, server: usize, speaks: Speaks) -> Self {
         Self {
             plane,
             address: plane.servers[server].bridge,
@@ -80,7 +80,7 @@ impl<'a> Way<'a> {
     }
 
     /// Through another bridge.
-    pub(crate) fn through(plane: &'a Plane, bridge: &Bridge, speaks: Speaks) -> Self {
+    pub(crate) fn through(plane: &'a ControlPlane, bridge: &Bridge, speaks: Speaks) -> Self {
         Self {
             plane,
             address: bridge.address,
@@ -376,7 +376,7 @@ impl Noise {
 
 /// Lets the user and the service account of this name do this with streams and look at pods,
 /// and gives a token of the account.
-pub(crate) async fn allow(plane: &Plane, name: &str, verbs: &[&str]) -> String {
+pub(crate) async fn allow(plane: &ControlPlane, name: &str, verbs: &[&str]) -> String {
     let namespace = Node::NAMESPACE;
     let roles = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}");
     let accounts = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
@@ -399,7 +399,7 @@ pub(crate) async fn allow(plane: &Plane, name: &str, verbs: &[&str]) -> String {
     given["status"]["token"].as_str().unwrap().to_owned()
 }
 
-async fn create(plane: &Plane, path: &str, object: &Value) -> Value {
+async fn create(plane: &ControlPlane, path: &str, object: &Value) -> Value {
     let request = Request::new("POST", path).body("application/json", &object.to_string());
     let mut client = plane.raw(0, Via::Server, Http::H1);
     let created = client.send(&request).await.unwrap();

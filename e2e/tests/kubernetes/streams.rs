@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
-use skewbridge_e2e::{Node, Output, Plane, Server, Staying, User, Via, is_since, planes};
+use skewbridge_e2e::{
+    ControlPlane, Node, Output, RunningKubectl, ServerSpec, User, Via, control_planes, is_since,
+};
 use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -26,16 +28,16 @@ const CONNECTIONS: usize = 8;
 
 #[tokio::test]
 async fn every_plane_streams_the_same_through_its_bridges() {
-    for versions in planes() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
         judge(&versions).await;
     }
 }
 
 async fn judge(versions: &[String]) {
-    let servers = versions.iter().map(|version| Server::of(version));
+    let servers = versions.iter().map(|version| ServerSpec::of(version));
     let servers: Vec<_> = servers.collect();
-    let plane = Plane::start(&servers).await;
+    let plane = ControlPlane::start(&servers).await;
     let node = plane.start_node().await;
     let contents = noise(FILE);
     for server in 0..servers.len() {
@@ -87,7 +89,7 @@ impl Protocol {
 
 /// kubectl of a server's version, with the pod's namespace and a protocol.
 struct Kubectl<'a> {
-    plane: &'a Plane,
+    plane: &'a ControlPlane,
     server: usize,
     protocol: Protocol,
 }
@@ -175,7 +177,7 @@ impl Kubectl<'_> {
 }
 
 /// No upgrade here: an answer that may take its time.
-async fn logs_are_the_same(plane: &Plane, server: usize) {
+async fn logs_are_the_same(plane: &ControlPlane, server: usize) {
     let both = async |words: &[&str]| {
         let words = [&["-n", Node::NAMESPACE, "logs", Node::POD], words].concat();
         let straight = plane.kubectl(server, Via::Server, User::Admin, &words);
@@ -253,7 +255,7 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
     let words = ["port-forward", "--address=127.0.0.1", Node::POD, &ports];
     let before = kubectl.tunnels("portforward");
     for via in [Via::Server, Via::Bridge] {
-        let mut forward = Staying::start(&mut kubectl.command(via, &words));
+        let mut forward = RunningKubectl::start(&mut kubectl.command(via, &words));
         let line = forward.line().await;
         let address = line.strip_prefix("Forwarding from ").expect(&line);
         let (address, _) = address.split_once(" -> ").expect(&line);

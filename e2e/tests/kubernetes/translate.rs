@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Node, Plane, Server, User, base64url, is_since, oldest, versions};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, User, base64url, is_since, oldest, versions};
 use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_spdy::{Config, Headers, connection};
 use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
@@ -38,7 +38,7 @@ async fn a_server_that_refuses_websocket_has_it_through_a_bridge() {
     let (Some(_), Some(version)) = (kubectl_version(), without_websocket()) else {
         return;
     };
-    let plane = Plane::start(&[Server::of(&version)]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(&version)]).await;
     let node = plane.start_node().await;
     let way = Way::bridged(&plane, 0, Speaks::WebSocket);
     timed("verbose", nobody_falls_back(&plane)).await;
@@ -76,10 +76,10 @@ async fn a_server_that_knows_websocket_is_left_to_it_unless_told_otherwise() {
         return;
     };
     // The second refuses by a gate what its version should know.
-    let gated = Server::of(&version)
+    let gated = ServerSpec::of(&version)
         .gate("TranslateStreamCloseWebsocketRequests", false)
         .gate("PortForwardWebsockets", false);
-    let plane = Plane::start(&[Server::of(&version), gated]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(&version), gated]).await;
     let node = plane.start_node().await;
     let server = plane.servers[0].address;
     let always = plane
@@ -163,7 +163,7 @@ async fn short(way: &Way<'_>, node: &Node, client: &str, upstream: &str) {
 
 /// Straight to the server kubectl is refused and falls back; through the bridge it is
 /// not and does not.
-async fn nobody_falls_back(plane: &Plane) {
+async fn nobody_falls_back(plane: &ControlPlane) {
     let words = ["-v=8", "exec", Node::POD, "--", "echo", "out"];
     let straight = Way::straight(plane, 0, Speaks::WebSocket);
     let refused = straight.run(&words, b"").await;
@@ -448,7 +448,7 @@ fn byte(number: usize) -> u8 {
 }
 
 /// By WebSocket, by SPDY, and by the first of them that works.
-async fn every_executor_of_client_go_works(plane: &Plane) {
+async fn every_executor_of_client_go_works(plane: &ControlPlane) {
     let way = Way::bridged(plane, 0, Speaks::WebSocket);
     let ends = async || {
         let websocket = way.ended("exec", "websocket", "spdy").await;
@@ -487,9 +487,9 @@ async fn every_executor_of_client_go_works(plane: &Plane) {
 }
 
 /// Text in base64, and a token among the offers: all that a browser can do.
-async fn a_browser_runs_a_command(way: &Way<'_>, plane: &Plane) {
+async fn a_browser_runs_a_command(way: &Way<'_>, plane: &ControlPlane) {
     let token = allow(plane, "browser", &["create", "get"]).await;
-    let stranger = plane.stranger();
+    let stranger = plane.anonymous_client();
     let offers = format!(
         "base64url.bearer.authorization.k8s.io.{}, base64.channel.k8s.io",
         base64url(token.as_bytes())
@@ -560,7 +560,7 @@ async fn many_commands_run_at_once(way: &Way<'_>) {
 }
 
 /// An old kubectl, or one that was told to.
-async fn who_speaks_spdy_is_carried_as_before(plane: &Plane) {
+async fn who_speaks_spdy_is_carried_as_before(plane: &ControlPlane) {
     let way = Way::bridged(plane, 0, Speaks::Spdy);
     let (before, websocket) = (way.all_by("spdy").await, way.all_by("websocket").await);
     let output = way.sh("echo out; exit 3").await;

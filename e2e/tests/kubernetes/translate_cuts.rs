@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Node, Plane, Server, is_since, oldest, versions};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, is_since, oldest, versions};
 use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -37,14 +37,14 @@ async fn whoever_is_killed_the_others_learn_it() {
     let versions = versions();
     let oldest = oldest(&versions);
     let translated = async {
-        let server = Server::of(oldest).bridge_flag("--translate-streams=always");
-        let mut plane = Plane::start(&[server]).await;
+        let server = ServerSpec::of(oldest).bridge_flag("--translate-streams=always");
+        let mut plane = ControlPlane::start(&[server]).await;
         judge(&mut plane, Speaks::WebSocket).await;
     };
     let inverse = async {
         assert!(is_since(&newest, 31));
-        let server = Server::of(&newest).bridge_flag("--upstream-streams=websocket");
-        let mut plane = Plane::start(&[server]).await;
+        let server = ServerSpec::of(&newest).bridge_flag("--upstream-streams=websocket");
+        let mut plane = ControlPlane::start(&[server]).await;
         judge(&mut plane, Speaks::Spdy).await;
     };
     translated.await;
@@ -57,8 +57,8 @@ async fn whoever_copies_attaches_or_forwards_learns_it_too() {
         return;
     }
     let versions = versions();
-    let server = Server::of(oldest(&versions)).bridge_flag("--translate-streams=always");
-    let mut plane = Plane::start(&[server]).await;
+    let server = ServerSpec::of(oldest(&versions)).bridge_flag("--translate-streams=always");
+    let mut plane = ControlPlane::start(&[server]).await;
     let mut node = plane.start_node().await;
     for killed in ["node", "server"] {
         let way = Way::bridged(&plane, 0, Speaks::WebSocket);
@@ -142,7 +142,7 @@ impl Others {
     }
 }
 
-async fn judge(plane: &mut Plane, speaks: Speaks) {
+async fn judge(plane: &mut ControlPlane, speaks: Speaks) {
     let mut node = plane.start_node().await;
     let way = Way::bridged(plane, 0, speaks);
 

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use skewbridge_client::streams::TransportPreference;
-use skewbridge_e2e::{Node, Plane, Server};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec};
 use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_testkit::PATIENCE;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -30,7 +30,7 @@ async fn judge(silence: Duration, idle: Duration, interval: &str) {
     let Some(version) = kubectl_version() else {
         return;
     };
-    let plane = Plane::start(&[Server::of(&version)]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(&version)]).await;
     let _node = plane.start_node().await;
     let server = plane.servers[0].address;
     let pings = format!("--stream-ping-interval={interval}");
@@ -87,7 +87,7 @@ async fn judge(silence: Duration, idle: Duration, interval: &str) {
 /// Forwards a port by a client that does not ping, lets it be silent, and talks through it;
 /// gives why it ended, if it has.
 async fn forward(
-    plane: &Plane,
+    plane: &ControlPlane,
     address: SocketAddr,
     by: TransportPreference,
     idle: Duration,
@@ -105,7 +105,7 @@ async fn forward(
 /// Runs a command by a client that does not ping, lets it be silent, and talks to it.
 /// An error is how long it lived. With it: how often it was pinged.
 async fn command(
-    plane: &Plane,
+    plane: &ControlPlane,
     address: SocketAddr,
     idle: Duration,
 ) -> (Result<(), Duration>, usize) {

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use skewbridge_client::streams::TransportPreference;
-use skewbridge_e2e::{Node, Plane, Server};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Child;
 use tokio::time::timeout;
@@ -21,7 +21,7 @@ async fn pings_tell_a_slow_process_from_a_lost_node() {
     let Some(version) = kubectl_version() else {
         return;
     };
-    let plane = Plane::start(&[Server::of(&version)]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(&version)]).await;
     let node = plane.start_node().await;
     let flags = ["--translate-streams=always", "--stream-ping-interval=1s"];
     let bridge = plane.bridge_before(plane.servers[0].address, &flags).await;

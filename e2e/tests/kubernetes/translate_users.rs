@@ -5,7 +5,9 @@
 use std::net::SocketAddr;
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Bridge, Node, Plane, Protocol, Raw, Request, Server, is_since, planes};
+use skewbridge_e2e::{
+    Bridge, ControlPlane, HttpClient, Node, Protocol, Request, ServerSpec, control_planes, is_since,
+};
 use skewbridge_testkit::{H1Client, PATIENCE, TlsClient, eventually};
 
 use crate::streaming::{allow, ask, ask_spdy, path};
@@ -78,9 +80,12 @@ impl Path {
 
 #[tokio::test]
 async fn every_way_needs_its_right() {
-    for versions in planes() {
-        let servers: Vec<_> = versions.iter().map(|version| Server::of(version)).collect();
-        let plane = Plane::start(&servers).await;
+    for versions in control_planes() {
+        let servers: Vec<_> = versions
+            .iter()
+            .map(|version| ServerSpec::of(version))
+            .collect();
+        let plane = ControlPlane::start(&servers).await;
         let _node = plane.start_node().await;
         let mut users = Vec::new();
         for (name, verbs) in RIGHTS {
@@ -95,7 +100,7 @@ async fn every_way_needs_its_right() {
             users.push(User {
                 name: format!("{name}, by token"),
                 verbs,
-                client: plane.stranger(),
+                client: plane.anonymous_client(),
                 more: bearer,
             });
         }
@@ -113,7 +118,7 @@ struct User {
     more: String,
 }
 
-async fn judge(plane: &Plane, server: usize, version: &str, users: &[User]) {
+async fn judge(plane: &ControlPlane, server: usize, version: &str, users: &[User]) {
     let straight = plane.servers[server].address;
     for user in users {
         is_known(user, straight).await;
@@ -150,7 +155,7 @@ async fn judge(plane: &Plane, server: usize, version: &str, users: &[User]) {
 
 /// Waits until a server knows what a user may do, which it hears from etcd.
 async fn is_known(user: &User, server: SocketAddr) {
-    let mut client = Raw::new(user.client.clone(), server, Protocol::H1);
+    let mut client = HttpClient::new(user.client.clone(), server, Protocol::H1);
     let verb = user.verbs[0];
     let question = json!({"spec": {"resourceAttributes": {"namespace": Node::NAMESPACE,
         "verb": verb, "version": "v1", "resource": "pods", "subresource": "portforward"}}});

@@ -1,7 +1,7 @@
 //! Anonymous connections that want every slot of a bridge, beside users of a real
 //! kube-apiserver.
 
-use skewbridge_e2e::{Plane, Protocol, Request, Server, User, Via, newest, versions};
+use skewbridge_e2e::{ControlPlane, Protocol, Request, ServerSpec, User, Via, newest, versions};
 use tokio::io::AsyncReadExt as _;
 use tokio::time::timeout;
 
@@ -11,8 +11,8 @@ const STRANGERS: usize = 400;
 
 const WATCH: &str = "/api/v1/namespaces/default/configmaps?watch=1&resourceVersion=0";
 
-async fn strangers(plane: &Plane) -> Vec<Connection> {
-    let (stranger, address) = (plane.stranger(), plane.servers[0].bridge);
+async fn strangers(plane: &ControlPlane) -> Vec<Connection> {
+    let (stranger, address) = (plane.anonymous_client(), plane.servers[0].bridge);
     let mut open = Vec::new();
     for _ in 0..STRANGERS {
         open.push(stranger.connect(address, "localhost").await.unwrap());
@@ -23,12 +23,12 @@ async fn strangers(plane: &Plane) -> Vec<Connection> {
 #[tokio::test]
 async fn unauthenticated_connections_do_not_block_users() {
     let versions = versions();
-    let server = Server::of(newest(&versions))
+    let server = ServerSpec::of(newest(&versions))
         .bridge_flag(&format!("--max-connections={STRANGERS}"))
         .bridge_flag(&format!(
             "--max-unauthenticated-connections-per-source={STRANGERS}"
         ));
-    let plane = Plane::start(&[server]).await;
+    let plane = ControlPlane::start(&[server]).await;
     let watch = plane.raw(0, Via::Bridge, Protocol::H2);
     let mut watch = watch.stream(&Request::get(WATCH)).await.unwrap();
     assert_eq!(watch.status, 200);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Plane, Via};
+use skewbridge_e2e::{ControlPlane, Via};
 use tokio::time::sleep;
 
 /// Longer than every time limit after which a bridge once forgot a peer.
@@ -27,7 +27,12 @@ impl Answers {
 }
 
 /// Asks the bridge of a server for this path, again and again.
-pub(crate) async fn watch(plane: &Plane, server: usize, path: &str, duration: Duration) -> Answers {
+pub(crate) async fn watch(
+    plane: &ControlPlane,
+    server: usize,
+    path: &str,
+    duration: Duration,
+) -> Answers {
     let began = Instant::now();
     let mut answers = Answers::default();
     while began.elapsed() < duration {

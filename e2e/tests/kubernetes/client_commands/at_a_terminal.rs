@@ -1,6 +1,6 @@
 //! A shell in a container, at a terminal.
 
-use skewbridge_e2e::{Node, Plane, Server, Tmux, User, Via, is_since, newest, versions};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, Tmux, User, Via, is_since, newest, versions};
 
 #[tokio::test]
 async fn an_interactive_shell_works_and_leaves_a_sane_terminal() {
@@ -15,7 +15,7 @@ async fn an_interactive_shell_works_and_leaves_a_sane_terminal() {
 
 async fn by_way_of(version: &str, via: Via) {
     println!("{version} {via:?}");
-    let mut plane = Plane::start(&[Server::of(version)]).await;
+    let mut plane = ControlPlane::start(&[ServerSpec::of(version)]).await;
     let _node = plane.start_node().await;
     let mut command = plane.skewbridge_command(0, via, User::Admin);
     command.args([

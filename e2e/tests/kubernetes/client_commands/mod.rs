@@ -9,7 +9,9 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
-use skewbridge_e2e::{Node, Output, Plane, Server, Staying, User, Via, is_since, planes};
+use skewbridge_e2e::{
+    ControlPlane, Node, Output, RunningKubectl, ServerSpec, User, Via, control_planes, is_since,
+};
 use skewbridge_testkit::eventually;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -29,10 +31,13 @@ const STDIN: usize = 2 << 20;
 
 #[tokio::test]
 async fn our_commands_do_what_kubectl_does() {
-    for versions in planes() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
-        let servers: Vec<_> = versions.iter().map(|version| Server::of(version)).collect();
-        let plane = Plane::start(&servers).await;
+        let servers: Vec<_> = versions
+            .iter()
+            .map(|version| ServerSpec::of(version))
+            .collect();
+        let plane = ControlPlane::start(&servers).await;
         let _node = plane.start_node().await;
         for server in 0..servers.len() {
             for via in [Via::Server, Via::Bridge] {
@@ -60,7 +65,7 @@ async fn our_commands_do_what_kubectl_does() {
 
 /// kubectl of the server's version and our program, by the same way.
 struct Pair<'a> {
-    plane: &'a Plane,
+    plane: &'a ControlPlane,
     server: usize,
     via: Via,
 }
@@ -228,7 +233,7 @@ async fn kubectl_finds_its_plugin(pair: &Pair<'_>) {
 }
 
 /// As `kubectl skewbridge ex<TAB>`.
-async fn kubectl_completes_its_plugin(plane: &Plane, server: usize) {
+async fn kubectl_completes_its_plugin(plane: &ControlPlane, server: usize) {
     let mut kubectl = plane.kubectl_with_plugin(server, Via::Server, User::Admin);
     kubectl.args(["__complete", "skewbridge", "ex"]);
     let output = run(kubectl, "").await;
@@ -239,7 +244,7 @@ async fn kubectl_completes_its_plugin(plane: &Plane, server: usize) {
 
 /// By a command that forwards to an echo.
 /// Its service account tells who it is, where its server is, and its own namespace.
-async fn a_pod_needs_no_kubeconfig(plane: &Plane, server: usize) {
+async fn a_pod_needs_no_kubeconfig(plane: &ControlPlane, server: usize) {
     let verbs = ["get", "create"];
     let account = format!("in-pod-{server}");
     let token = allow(plane, &account, &verbs).await;
@@ -257,7 +262,7 @@ async fn a_pod_needs_no_kubeconfig(plane: &Plane, server: usize) {
 }
 
 async fn ports_are_forwarded(mut command: Command, target: SocketAddr) {
-    let mut forward = Staying::start(&mut command);
+    let mut forward = RunningKubectl::start(&mut command);
     let line = forward.line().await;
     let address = line.strip_prefix("Forwarding from ").expect(&line);
     let (address, remote) = address.split_once(" -> ").expect(&line);
@@ -307,9 +312,12 @@ async fn echo() -> (SocketAddr, JoinSet<()>) {
 
 #[tokio::test]
 async fn a_proxy_that_knows_only_websocket_is_no_obstacle() {
-    for versions in planes() {
-        let servers: Vec<_> = versions.iter().map(|version| Server::of(version)).collect();
-        let plane = Plane::start(&servers).await;
+    for versions in control_planes() {
+        let servers: Vec<_> = versions
+            .iter()
+            .map(|version| ServerSpec::of(version))
+            .collect();
+        let plane = ControlPlane::start(&servers).await;
         let _node = plane.start_node().await;
         for (number, version) in versions.iter().enumerate() {
             for via in [Via::Server, Via::Bridge] {
@@ -365,7 +373,7 @@ async fn run_script(mut command: Command, script: &str, stdin: &str) -> Output {
 #[tokio::test]
 async fn a_forwarded_port_survives_a_restart_of_the_server() {
     let version = skewbridge_e2e::newest(&skewbridge_e2e::versions()).to_owned();
-    let mut plane = Plane::start(&[Server::of(&version)]).await;
+    let mut plane = ControlPlane::start(&[ServerSpec::of(&version)]).await;
     let _node = plane.start_node().await;
     let (target, _echo) = echo().await;
     let ports = format!(":{}", target.port());
@@ -380,7 +388,7 @@ async fn a_forwarded_port_survives_a_restart_of_the_server() {
         Node::POD,
         &ports,
     ]);
-    let mut forward = Staying::start(&mut command);
+    let mut forward = RunningKubectl::start(&mut command);
     let line = forward.line().await;
     let address = line.strip_prefix("Forwarding from ").expect(&line);
     let address: SocketAddr = address.split_once(" -> ").expect(&line).0.parse().unwrap();

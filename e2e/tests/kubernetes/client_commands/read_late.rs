@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use skewbridge_e2e::{Node, Plane, Server, User, Via, is_since, planes};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, User, Via, control_planes, is_since};
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
@@ -38,12 +38,12 @@ const BOUND: Duration = Duration::from_mins(2);
 async fn what_is_read_late_is_whole() {
     let mut started = Vec::new();
     let mut reading = tokio::task::JoinSet::new();
-    for versions in planes() {
+    for versions in control_planes() {
         let servers: Vec<_> = versions
             .iter()
-            .map(|version| Server::of(version).bridge_flag("--translate-streams=always"))
+            .map(|version| ServerSpec::of(version).bridge_flag("--translate-streams=always"))
             .collect();
-        let plane = Plane::start(&servers).await;
+        let plane = ControlPlane::start(&servers).await;
         let node = plane.start_node().await;
         for (server, version) in versions.iter().enumerate() {
             for via in [Via::Server, Via::Bridge] {
@@ -64,8 +64,8 @@ async fn what_is_read_late_is_whole() {
         }
         started.push((plane, node));
     }
-    let planes = || started.iter().flat_map(|(plane, _)| &plane.servers);
-    let servers = || planes().filter_map(|server| server.process.as_ref());
+    let control_planes = || started.iter().flat_map(|(plane, _)| &plane.servers);
+    let servers = || control_planes().filter_map(|server| server.process.as_ref());
     sleep(PAUSE + SLOW_READING / 2).await;
     servers().for_each(|server| server.signal("STOP"));
     sleep(SERVER_PAUSE).await;

@@ -1,7 +1,7 @@
 //! What has pods: which of them a command is for, and which port of it.
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Node, Plane, Server, Staying, Via, planes};
+use skewbridge_e2e::{ControlPlane, Node, RunningKubectl, ServerSpec, Via, control_planes};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
@@ -12,10 +12,13 @@ const LABELS: (&str, &str) = ("app", "web");
 
 #[tokio::test]
 async fn what_is_named_leads_where_kubectl_is_led() {
-    for versions in planes() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
-        let servers: Vec<_> = versions.iter().map(|version| Server::of(version)).collect();
-        let plane = Plane::start(&servers).await;
+        let servers: Vec<_> = versions
+            .iter()
+            .map(|version| ServerSpec::of(version))
+            .collect();
+        let plane = ControlPlane::start(&servers).await;
         let _node = plane.start_node().await;
         let (target, _echo) = echo().await;
         show_workloads(&plane, target.port()).await;
@@ -48,7 +51,7 @@ async fn what_is_named_leads_where_kubectl_is_led() {
 }
 
 /// Three pods, of which one is the best, and what may have them.
-async fn show_workloads(plane: &Plane, port: u16) {
+async fn show_workloads(plane: &ControlPlane, port: u16) {
     let (key, value) = LABELS;
     let labels = json!({ key: value });
     let namespace = Node::NAMESPACE;
@@ -162,7 +165,7 @@ async fn a_socket_leads_to_the_pod(pair: &Pair<'_>) {
     std::fs::remove_file(&socket).unwrap();
     let port = format!("unix:{socket}:http");
     let mut command = pair.ours(&["port-forward", "deploy/web", &port]);
-    let mut forward = Staying::start(&mut command);
+    let mut forward = RunningKubectl::start(&mut command);
     let line = forward.line().await;
     assert!(line.starts_with("Forwarding from unix:"), "{line}");
     let mut connection = UnixStream::connect(&socket).await.unwrap();

@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
-use skewbridge_e2e::{Node, Plane, Programs};
+use skewbridge_e2e::{ControlPlane, Node, Programs};
 use skewbridge_testkit::ScratchDir;
 
 use super::{HALF_OF_FILE, Way, listing, same, write_noise};
@@ -27,7 +27,7 @@ pub(super) struct Others {
 }
 
 impl Others {
-    pub(super) async fn start(plane: &Plane) -> Self {
+    pub(super) async fn start(plane: &ControlPlane) -> Self {
         Self {
             like: plane.start_another_node(LIKE, Programs::All).await,
             bare: plane

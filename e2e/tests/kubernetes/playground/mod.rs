@@ -14,7 +14,8 @@ mod tour;
 mod watches;
 
 use skewbridge_e2e::{
-    Node, Plane, Playground, Process, Server, User, Via, planes_are_chosen, versions,
+    ControlPlane, Node, Playground, Process, ServerSpec, User, Via, has_custom_control_planes,
+    versions,
 };
 use tokio::join;
 
@@ -35,7 +36,7 @@ fn real(releases: &[&str]) -> Vec<String> {
     let of_these = |version: &String| releases.contains(&minor(version));
     let found: Vec<_> = versions().into_iter().filter(of_these).collect();
     assert!(
-        planes_are_chosen() || found.len() == releases.len(),
+        has_custom_control_planes() || found.len() == releases.len(),
         "only {found:?} of {releases:?} are there to be compared with"
     );
     if found.is_empty() {
@@ -46,7 +47,7 @@ fn real(releases: &[&str]) -> Vec<String> {
 
 /// Real servers over one store, with what their clusters have besides, and a playground.
 struct Beside {
-    plane: Plane,
+    plane: ControlPlane,
     playground: Playground,
     kubelet: Node,
     _controllers: Process,
@@ -58,12 +59,12 @@ impl Beside {
         let servers: Vec<_> = versions
             .iter()
             .map(|it| {
-                Server::of(it)
+                ServerSpec::of(it)
                     .runtime_config("api/ga=true")
                     .without_bridge()
             })
             .collect();
-        let (plane, playground) = join!(Plane::start(&servers), Playground::start());
+        let (plane, playground) = join!(ControlPlane::start(&servers), Playground::start());
         let controllers = plane.start_controller_manager(0, Via::Server, &["namespace-controller"]);
         let kubelet = plane.start_kubelet().await;
         Self {

@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 
-use skewbridge_e2e::{Staying, steady};
+use skewbridge_e2e::{RunningKubectl, normalize};
 use skewbridge_testkit::ReservedPort;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::join;
@@ -169,7 +169,7 @@ async fn talk_in_a_terminal(site: &Site<'_>, namespace: &str) -> Entry {
 /// The first lines; whether there will be more is another matter for each.
 async fn follow(site: &Site<'_>, namespace: &str) -> Entry {
     let mut command = site.command(namespace);
-    let mut following = Staying::start(command.args(["logs", "-f", POD, "--tail=3"]));
+    let mut following = RunningKubectl::start(command.args(["logs", "-f", POD, "--tail=3"]));
     let mut lines = Vec::new();
     for _ in 0..3 {
         lines.push(following.line().await);
@@ -181,7 +181,7 @@ async fn forward(site: &Site<'_>, namespace: &str, port: u16) -> Entry {
     let mut command = site.command(namespace);
     let ports = format!(":{port}");
     let words = ["port-forward", POD, &ports, "--address=127.0.0.1"];
-    let mut forwarding = Staying::start(command.args(words));
+    let mut forwarding = RunningKubectl::start(command.args(words));
     let line = forwarding.line().await;
     let local = line
         .split_whitespace()
@@ -202,5 +202,5 @@ async fn forward(site: &Site<'_>, namespace: &str, port: u16) -> Entry {
         lines.push(forwarding.line().await);
     }
     let said = lines.join("\n").replace(&local.port().to_string(), "LOCAL");
-    Entry::seen(namespace, "port-forward", &steady(&said))
+    Entry::seen(namespace, "port-forward", &normalize(&said))
 }

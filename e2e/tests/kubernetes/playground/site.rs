@@ -4,7 +4,7 @@ use std::fmt;
 use std::process::Stdio;
 use std::time::Duration;
 
-use skewbridge_e2e::{Output, steady};
+use skewbridge_e2e::{Output, normalize};
 use skewbridge_testkit::ScratchDir;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
@@ -124,8 +124,8 @@ impl Entry {
         let said = format!(
             "{:?}\n{}\n{}",
             output.code,
-            steady(&output.stdout),
-            steady(&output.stderr)
+            normalize(&output.stdout),
+            normalize(&output.stderr)
         );
         Self::seen(namespace, title, &said)
     }

@@ -1,6 +1,6 @@
 //! `kubectl get -w`: a row for each change.
 
-use skewbridge_e2e::{Staying, steady};
+use skewbridge_e2e::{RunningKubectl, normalize};
 
 use super::site::{Entry, Site};
 
@@ -41,7 +41,11 @@ pub(super) async fn watched(
     let mut watches = Vec::new();
     for words in commands {
         let mut command = site.command(namespace);
-        watches.push((words, Staying::start(command.args(*words)), Vec::new()));
+        watches.push((
+            words,
+            RunningKubectl::start(command.args(*words)),
+            Vec::new(),
+        ));
     }
     // All of them have begun: a change that came before would be another row.
     for (words, watch, rows) in &mut watches {
@@ -61,7 +65,7 @@ pub(super) async fn watched(
         told.push(Entry::seen(
             namespace,
             &words.join(" "),
-            &steady(&rows.join("\n")),
+            &normalize(&rows.join("\n")),
         ));
     }
     told

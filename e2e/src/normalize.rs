@@ -3,14 +3,14 @@
 
 /// Without moments, ages, ids and the widths of columns that come of them, and without
 /// what `kubectl explain` says in prose.
-pub fn steady(text: &str) -> String {
+pub fn normalize(text: &str) -> String {
     let is_explanation = text.contains("\nDESCRIPTION:\n");
     let lines: Vec<String> = if is_explanation {
         told(text).into_iter().map(str::to_owned).collect()
     } else {
         text.lines().map(str::to_owned).collect()
     };
-    let lines: Vec<String> = lines.iter().map(|line| steady_line(line)).collect();
+    let lines: Vec<String> = lines.iter().map(|line| normalize_line(line)).collect();
     lines.join("\n")
 }
 
@@ -33,7 +33,7 @@ const VARIES: [&str; 5] = [
     "CreationTimestamp:",
 ];
 
-fn steady_line(line: &str) -> String {
+fn normalize_line(line: &str) -> String {
     let indent = line.len() - line.trim_start_matches(' ').len();
     let (indent, rest) = line.split_at(indent);
     let word = rest.trim_start_matches("- ");
@@ -41,11 +41,11 @@ fn steady_line(line: &str) -> String {
         return format!("{indent}{name} ...");
     }
     let columns = rest.split("  ").map(str::trim).filter(|it| !it.is_empty());
-    let columns: Vec<String> = columns.map(steady_column).collect();
+    let columns: Vec<String> = columns.map(normalize_column).collect();
     format!("{indent}{}", columns.join("  "))
 }
 
-fn steady_column(column: &str) -> String {
+fn normalize_column(column: &str) -> String {
     if is_age(column) {
         return "AGE".to_owned();
     }
@@ -126,7 +126,7 @@ mod tests {
             ("configmap/a created", "configmap/a created"),
         ];
         for (text, expected) in rows {
-            assert_eq!(steady(text), expected, "{text}");
+            assert_eq!(normalize(text), expected, "{text}");
         }
     }
 
@@ -135,7 +135,7 @@ mod tests {
         let text = "KIND:       ConfigMap\nVERSION:    v1\n\nDESCRIPTION:\n    Holds data.\n    \n\
                     FIELDS:\n  data\t<map[string]string>\n    In pairs.\n\n  kind\t<string>\n";
         assert_eq!(
-            steady(text),
+            normalize(text),
             "KIND:  ConfigMap\nVERSION:  v1\nDESCRIPTION:\nFIELDS:\n  data\t<map[string]string>\n  \
              kind\t<string>"
         );

@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use skewbridge_testkit::{H1Client, H2Client, H2Stream, PATIENCE, Response, TlsClient};
 
-use crate::plane::Plane;
-
 /// In which protocol to ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
@@ -90,7 +88,7 @@ impl Request {
 /// A client of one address in one protocol. Its connection is kept while that
 /// works, and made anew for the request after a failure.
 #[derive(Debug)]
-pub struct Raw {
+pub struct HttpClient {
     tls: TlsClient,
     address: SocketAddr,
     protocol: Protocol,
@@ -105,7 +103,7 @@ enum Open {
 
 /// An answer that is read piece by piece.
 #[derive(Debug)]
-pub struct Stream {
+pub struct ResponseStream {
     /// The status code.
     pub status: u16,
     /// The headers, as those of [`Response`].
@@ -123,7 +121,7 @@ enum Source {
     ),
 }
 
-impl Raw {
+impl HttpClient {
     /// Connects with the first request.
     pub fn new(tls: TlsClient, address: SocketAddr, protocol: Protocol) -> Self {
         Self {
@@ -174,7 +172,7 @@ impl Raw {
     }
 
     /// Asks on a connection of its own, and reads the head of the answer.
-    pub async fn stream(&self, request: &Request) -> io::Result<Stream> {
+    pub async fn stream(&self, request: &Request) -> io::Result<ResponseStream> {
         bounded(
             PATIENCE,
             Box::pin(async {
@@ -182,7 +180,7 @@ impl Raw {
                     Open::H1(mut client) => {
                         client.send(request.to_h1()).await?;
                         let head = client.read_head().await?;
-                        Ok(Stream {
+                        Ok(ResponseStream {
                             status: head.status,
                             headers: head.headers,
                             source: Source::H1(client),
@@ -197,7 +195,7 @@ impl Raw {
                             String::from_utf8_lossy(value.as_bytes()).into_owned()
                         };
                         let headers = head.headers.iter();
-                        Ok(Stream {
+                        Ok(ResponseStream {
                             status: head.status.as_u16(),
                             headers: headers
                                 .map(|(name, value)| (name.to_string(), text(value)))
@@ -219,7 +217,7 @@ impl Raw {
     }
 }
 
-impl Stream {
+impl ResponseStream {
     /// What comes next; `None` at a clean end, an error where it was cut.
     pub async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         let piece = match &mut self.source {
@@ -239,13 +237,6 @@ impl Stream {
             all.extend(piece);
         }
         Ok(all)
-    }
-}
-
-impl Plane {
-    /// A client without a certificate.
-    pub fn stranger(&self) -> TlsClient {
-        TlsClient::new(self.ca())
     }
 }
 

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use skewbridge_testkit::Response;
 
-use crate::kubectl::Via;
-use crate::plane::Plane;
-use crate::raw::{Protocol, Request};
+use crate::control_plane::ControlPlane;
+use crate::endpoint::Via;
+use crate::http_client::{Protocol, Request};
 
 /// What client-go asks for since 1.30, and what it takes of older servers.
 pub const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
@@ -15,7 +15,7 @@ pub const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=API
 
 /// A resource as a document of discovery has it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Discovered {
+pub struct DiscoveredResource {
     /// `/apis/apps/v1`
     pub prefix: String,
     /// `deployments`
@@ -31,7 +31,7 @@ pub struct Discovered {
     pub subresources: Vec<(String, BTreeSet<String>)>,
 }
 
-impl Plane {
+impl ControlPlane {
     /// A document of aggregated discovery, `/api` or `/apis`, by the admin.
     pub async fn aggregated(&self, server: usize, via: Via, path: &str) -> Response {
         let request = Request::get(path).header("Accept", AGGREGATED);
@@ -42,7 +42,7 @@ impl Plane {
     }
 
     /// All that a server, or its bridge, says there is.
-    pub async fn discovered(&self, server: usize, via: Via) -> Vec<Discovered> {
+    pub async fn discovered(&self, server: usize, via: Via) -> Vec<DiscoveredResource> {
         let mut all = Vec::new();
         for path in ["/api", "/apis"] {
             let document = self.aggregated(server, via, path).await;
@@ -60,7 +60,7 @@ impl Plane {
     }
 }
 
-fn read(path: &str, document: &Value) -> Vec<Discovered> {
+fn read(path: &str, document: &Value) -> Vec<DiscoveredResource> {
     let mut all = Vec::new();
     for group in items(document, "items") {
         let name = text(&group["metadata"], "name");
@@ -76,7 +76,7 @@ fn read(path: &str, document: &Value) -> Vec<Discovered> {
                     kind => format!("{name}/{version_name}/{kind}"),
                 };
                 let subresources = items(resource, "subresources");
-                all.push(Discovered {
+                all.push(DiscoveredResource {
                     prefix: prefix.clone(),
                     resource: text(resource, "resource").to_owned(),
                     kind,

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 /// A balancer of connections that sends them all to one server at a time. It
 /// ends when it is dropped.
 #[derive(Debug)]
-pub struct Vip {
+pub struct VirtualIp {
     /// Where clients connect.
     pub address: SocketAddr,
     behind: Arc<Mutex<Behind>>,
@@ -24,7 +24,7 @@ struct Behind {
     connections: JoinSet<()>,
 }
 
-impl Vip {
+impl VirtualIp {
     /// Starts it in front of this server.
     pub async fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");

@@ -1,10 +1,10 @@
 //! APIs that only some servers of a plane have.
 
-use crate::planes::is_since;
+use crate::versions::is_since;
 
 /// An API that only some servers of a plane have.
 #[derive(Debug, Clone, Copy)]
-pub struct Special {
+pub struct VersionSpecificApi {
     /// As kubectl takes it: resource, version and group.
     pub kubectl: &'static str,
     /// Of its collection.
@@ -16,7 +16,7 @@ pub struct Special {
     before: Option<u16>,
 }
 
-impl Special {
+impl VersionSpecificApi {
     /// Only 1.36 serves this version of it.
     pub const POLICIES: Self = Self {
         kubectl: "mutatingadmissionpolicies.v1.admissionregistration.k8s.io",

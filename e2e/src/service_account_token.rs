@@ -6,12 +6,12 @@ use std::fmt::Write as _;
 use rcgen::{KeyPair, SigningKey as _};
 use serde_json::json;
 
-use crate::plane::Plane;
+use crate::control_plane::ControlPlane;
 
 /// The bytes of each of the two numbers of a signature by P-256.
 const NUMBER: usize = 32;
 
-impl Plane {
+impl ControlPlane {
     /// A token of a service account in the namespace `default`, good from and until
     /// these seconds of the epoch.
     pub fn account_token(&self, name: &str, uid: &str, from: u64, until: u64) -> String {

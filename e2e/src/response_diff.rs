@@ -10,7 +10,7 @@ const START: usize = 400;
 
 /// What is compared of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shape {
+pub struct ResponseSnapshot {
     /// 0 where there is none.
     pub status: u16,
     /// Sorted by name, several of one name in their order: over HTTP/2 Go sends
@@ -19,7 +19,7 @@ pub struct Shape {
     body: Vec<u8>,
 }
 
-impl Shape {
+impl ResponseSnapshot {
     /// Without what is about something else than the answer.
     pub fn of(answer: io::Result<Response>) -> Self {
         let Ok(answer) = answer else {
@@ -102,9 +102,9 @@ fn varies(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn answer(status: u16, headers: &[(&str, &str)], body: &'static str) -> Shape {
+    fn answer(status: u16, headers: &[(&str, &str)], body: &'static str) -> ResponseSnapshot {
         let headers = headers.iter();
-        Shape::of(Ok(Response {
+        ResponseSnapshot::of(Ok(Response {
             version: http::Version::HTTP_11,
             status,
             headers: headers
@@ -115,12 +115,12 @@ mod tests {
         }))
     }
 
-    fn usual() -> Shape {
+    fn usual() -> ResponseSnapshot {
         answer(200, &[("Audit-Id", "a"), ("Warning", "b")], "{}")
     }
 
     #[track_caller]
-    fn differs(bridged: &Shape, report: &str) {
+    fn differs(bridged: &ResponseSnapshot, report: &str) {
         assert_eq!(usual().difference(bridged).as_deref(), Some(report));
         assert_ne!(bridged.difference(&usual()), None);
     }
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn no_answer_is_a_difference() {
-        let none = Shape::of(Err(io::ErrorKind::UnexpectedEof.into()));
+        let none = ResponseSnapshot::of(Err(io::ErrorKind::UnexpectedEof.into()));
         let report = usual().difference(&none).expect("a difference");
         assert!(report.starts_with("status: 200 straight, 0 bridged"));
     }

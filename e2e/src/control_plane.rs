@@ -10,12 +10,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::binaries;
+use crate::endpoint::Via;
 use crate::etcd::Etcd;
-use crate::kubectl::Via;
+use crate::http_client::{HttpClient, Protocol, Request};
 use crate::pki::Pki;
 use crate::ports::free_address;
 use crate::process::Process;
-use crate::raw::{Protocol, Raw, Request};
 
 /// kube-apiserver needs some 15 s on two busy cores; more than a minute is a
 /// failure.
@@ -23,7 +23,7 @@ pub(crate) const READY: Duration = Duration::from_mins(2);
 
 /// A kube-apiserver to be started.
 #[derive(Debug, Clone)]
-pub struct Server {
+pub struct ServerSpec {
     version: String,
     flags: Vec<String>,
     gates: Vec<String>,
@@ -43,7 +43,7 @@ enum Bridging {
     Peer,
 }
 
-impl Server {
+impl ServerSpec {
     /// This version, with all its APIs turned on.
     pub fn of(version: &str) -> Self {
         Self {
@@ -126,15 +126,15 @@ impl Server {
 }
 
 /// A running control plane. Everything ends when it is dropped.
-pub struct Plane {
+pub struct ControlPlane {
     /// In the order in which they were asked for.
-    pub servers: Vec<Running>,
+    pub servers: Vec<ServerInstance>,
     pub(crate) pki: Pki,
     etcd: Vec<Etcd>,
 }
 
 /// A kube-apiserver with its bridge.
-pub struct Running {
+pub struct ServerInstance {
     /// As released: `1.36.4`.
     pub version: String,
     /// The name of the machine that it, and its bridge, take to be theirs.
@@ -164,9 +164,9 @@ struct Start {
     directory: PathBuf,
 }
 
-impl Plane {
+impl ControlPlane {
     /// Starts everything and waits until it is ready, through the bridges.
-    pub async fn start(servers: &[Server]) -> Self {
+    pub async fn start(servers: &[ServerSpec]) -> Self {
         let mut plane = Self::prepare(servers);
         plane.run_all();
         plane.all_ready().await;
@@ -174,12 +174,12 @@ impl Plane {
     }
 
     /// Starts only etcd.
-    pub fn prepare(servers: &[Server]) -> Self {
+    pub fn prepare(servers: &[ServerSpec]) -> Self {
         Self::prepare_on(1, servers)
     }
 
     /// Starts only etcd, of so many members.
-    pub fn prepare_on(members: usize, servers: &[Server]) -> Self {
+    pub fn prepare_on(members: usize, servers: &[ServerSpec]) -> Self {
         let pki = Pki::new();
         let etcd = Etcd::start_members(pki.path(), members);
         let endpoints: Vec<_> = etcd
@@ -190,7 +190,7 @@ impl Plane {
         let servers: Vec<_> = servers
             .iter()
             .enumerate()
-            .map(|(number, server)| Running::prepare(number, server, &pki, &endpoints))
+            .map(|(number, server)| ServerInstance::prepare(number, server, &pki, &endpoints))
             .collect();
         Self { servers, pki, etcd }
     }
@@ -250,6 +250,11 @@ impl Plane {
     pub fn front_proxy(&self) -> TlsClient {
         let leaf = self.pki.front_proxy_ca.client("front-proxy-client", &[]);
         TlsClient::new(self.ca()).identity(&leaf)
+    }
+
+    /// A client without a certificate.
+    pub fn anonymous_client(&self) -> TlsClient {
+        TlsClient::new(self.ca())
     }
 
     /// From now on the CA of front proxies is one of users too, in the file that servers
@@ -319,8 +324,8 @@ impl Plane {
     }
 
     /// A client with the admin's certificate.
-    pub fn raw(&self, server: usize, via: Via, protocol: Protocol) -> Raw {
-        Raw::new(self.client("admin"), self.servers[server].at(via), protocol)
+    pub fn raw(&self, server: usize, via: Via, protocol: Protocol) -> HttpClient {
+        HttpClient::new(self.client("admin"), self.servers[server].at(via), protocol)
     }
 
     /// What a bridge tells about itself.
@@ -371,7 +376,7 @@ async fn get(client: &TlsClient, address: SocketAddr, path: &str) -> Option<u16>
     Some(connection.read_response().await.ok()?.status)
 }
 
-impl Running {
+impl ServerInstance {
     /// Where to connect.
     pub fn at(&self, via: Via) -> SocketAddr {
         match via {
@@ -380,7 +385,7 @@ impl Running {
         }
     }
 
-    fn prepare(number: usize, server: &Server, pki: &Pki, etcd: &str) -> Self {
+    fn prepare(number: usize, server: &ServerSpec, pki: &Pki, etcd: &str) -> Self {
         let address = free_address();
         let admin = free_address();
         let bridge = match server.bridge {
@@ -531,7 +536,7 @@ mod tests {
 
     #[test]
     fn all_gates_are_in_one_flag() {
-        let server = Server::of("1.36.4")
+        let server = ServerSpec::of("1.36.4")
             .gate("CBORServingAndStorage", true)
             .flag("--v=2")
             .gate("WatchList", false);
@@ -544,7 +549,7 @@ mod tests {
                 "--feature-gates=CBORServingAndStorage=true,WatchList=false"
             ]
         );
-        let plain: Vec<_> = Server::of("1.36.4").flags().collect();
+        let plain: Vec<_> = ServerSpec::of("1.36.4").flags().collect();
         assert_eq!(plain, ["--runtime-config=api/all=true"]);
     }
 }

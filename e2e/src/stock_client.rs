@@ -10,8 +10,8 @@ use skewbridge_testkit::ScratchDir;
 use tokio::process::Command;
 
 use crate::binaries;
+use crate::control_plane::ControlPlane;
 use crate::kubectl::Output;
-use crate::plane::Plane;
 
 /// For a client that takes seconds on an idle machine.
 const BOUND: Duration = Duration::from_mins(3);
@@ -21,7 +21,7 @@ const TELL: &str = r#"printf %s "$KUBECONFIG" >"$0"; exec "$@""#;
 
 /// Whose client it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stock {
+pub enum StockClient {
     /// The program of `e2e/client-go`.
     Go,
     /// The script of `e2e/python`, with the official client of Python.
@@ -36,14 +36,14 @@ pub enum Stock {
 
 /// What a client has said, and the kubeconfig that it was given.
 #[derive(Debug)]
-pub struct StockRun {
+pub struct StockClientRun {
     /// As that of any command.
     pub output: Output,
     /// Where it was.
     pub kubeconfig: PathBuf,
 }
 
-impl Stock {
+impl StockClient {
     fn words(self) -> Vec<OsString> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/client.py");
         match self {
@@ -56,14 +56,14 @@ impl Stock {
     }
 }
 
-impl Plane {
+impl ControlPlane {
     /// What runs a client with these words at a terminal, below `skewbridge run`. kubectl,
     /// which some of them run in turn, is on its path.
     pub fn stock_client_line(
         &self,
         server: SocketAddr,
         agent: &[String],
-        client: Stock,
+        client: StockClient,
         words: &[&str],
     ) -> Command {
         let path = self.pki.path().join("programs");
@@ -85,9 +85,9 @@ impl Plane {
         &self,
         server: SocketAddr,
         agent: &[String],
-        client: Stock,
+        client: StockClient,
         words: &[&str],
-    ) -> StockRun {
+    ) -> StockClientRun {
         let scratch = ScratchDir::new();
         let told = scratch.path().join("kubeconfig");
         let mut command: Command = self.below_run(server, agent);
@@ -100,7 +100,7 @@ impl Plane {
         let ended = tokio::time::timeout(BOUND, command.output()).await;
         let ended = ended.unwrap_or_else(|_| panic!("{client:?} {words:?} hangs"));
         let kubeconfig = std::fs::read_to_string(told).unwrap_or_default();
-        StockRun {
+        StockClientRun {
             output: Output::of(&ended.expect("skewbridge run starts")),
             kubeconfig: kubeconfig.into(),
         }

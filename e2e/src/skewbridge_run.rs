@@ -8,10 +8,10 @@ use serde_json::json;
 use tokio::process::Command;
 
 use crate::binaries;
+use crate::control_plane::ControlPlane;
 use crate::node::Node;
-use crate::plane::Plane;
 
-impl Plane {
+impl ControlPlane {
     /// The flags of `skewbridge agent` with the key of this user in a file.
     pub fn key_in_a_file(&self, user: &str) -> Vec<String> {
         let file = |ending: &str| self.pki.file(&format!("{user}.{ending}"));

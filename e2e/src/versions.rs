@@ -11,27 +11,27 @@ const PLANES: &str = "SKEWBRIDGE_E2E_PLANES";
 const DEFAULT: &str = include_str!("../default-planes");
 
 /// The planes that the tests are to run on, each the versions of its servers.
-pub fn planes() -> Vec<Vec<String>> {
+pub fn control_planes() -> Vec<Vec<String>> {
     read(&env::var(PLANES).unwrap_or_else(|_| DEFAULT.to_owned()))
 }
 
 /// Whether they are others than those of the test command.
-pub fn planes_are_chosen() -> bool {
-    planes() != read(DEFAULT)
+pub fn has_custom_control_planes() -> bool {
+    control_planes() != read(DEFAULT)
 }
 
-/// An old and a new version on one plane that [`Special`](crate::Special) tells
+/// An old and a new version on one plane that [`VersionSpecificApi`](crate::Special) tells
 /// apart: 1.34 and 1.36. None where only others are run on.
-pub fn told_apart() -> Option<[String; 2]> {
-    let apart = told_apart_of(&planes());
+pub fn old_and_new_versions() -> Option<[String; 2]> {
+    let apart = old_and_new_of(&control_planes());
     if apart.is_none() {
         println!("left out: it needs a plane of 1.34 and 1.36");
     }
     apart
 }
 
-fn told_apart_of(planes: &[Vec<String>]) -> Option<[String; 2]> {
-    planes.iter().find_map(|plane| {
+fn old_and_new_of(control_planes: &[Vec<String>]) -> Option<[String; 2]> {
+    control_planes.iter().find_map(|plane| {
         let minor = |minor| {
             let mut versions = plane.iter();
             versions.find(|it| is_since(it, minor) && !is_since(it, minor + 1))
@@ -40,9 +40,9 @@ fn told_apart_of(planes: &[Vec<String>]) -> Option<[String; 2]> {
     })
 }
 
-/// Each version of [`planes`] once.
+/// Each version of [`control_planes`] once.
 pub fn versions() -> Vec<String> {
-    let mut versions = planes().concat();
+    let mut versions = control_planes().concat();
     versions.sort_by_key(|version| number(version));
     versions.dedup();
     versions
@@ -67,9 +67,9 @@ pub fn is_since(version: &str, minor: u16) -> bool {
 }
 
 fn read(text: &str) -> Vec<Vec<String>> {
-    let planes = text.split_whitespace();
-    let planes = planes.map(|plane| plane.split('+').map(str::to_owned).collect());
-    planes.collect()
+    let control_planes = text.split_whitespace();
+    let control_planes = control_planes.map(|plane| plane.split('+').map(str::to_owned).collect());
+    control_planes.collect()
 }
 
 fn number(version: &str) -> Version {
@@ -82,27 +82,27 @@ mod tests {
 
     #[test]
     fn planes_are_apart_and_their_versions_joined() {
-        let planes = read(" 1.34.4+1.36.4  1.28.15\n");
-        assert_eq!(planes, [vec!["1.34.4", "1.36.4"], vec!["1.28.15"]]);
+        let control_planes = read(" 1.34.4+1.36.4  1.28.15\n");
+        assert_eq!(control_planes, [vec!["1.34.4", "1.36.4"], vec!["1.28.15"]]);
     }
 
     #[test]
     fn the_default_planes_can_be_read() {
-        let planes = read(DEFAULT);
-        assert!(!planes.is_empty());
-        for version in planes.concat() {
+        let control_planes = read(DEFAULT);
+        assert!(!control_planes.is_empty());
+        for version in control_planes.concat() {
             assert!(is_since(&version, 24), "{version}");
         }
     }
 
     #[test]
     fn versions_are_told_apart_only_if_they_share_a_plane() {
-        let apart = |text| told_apart_of(&read(text));
+        let apart = |text| old_and_new_of(&read(text));
         let both = Some(["1.34.4".to_owned(), "1.36.4".to_owned()]);
         assert_eq!(apart("1.28.15 1.34.4+1.35.8+1.36.4"), both);
         assert_eq!(apart("1.34.4 1.36.4"), None);
         assert_eq!(apart("1.33.13"), None);
-        assert!(told_apart_of(&read(DEFAULT)).is_some());
+        assert!(old_and_new_of(&read(DEFAULT)).is_some());
     }
 
     #[test]

@@ -11,12 +11,12 @@ const BOUND: Duration = Duration::from_secs(30);
 
 /// A running command, and what it prints.
 #[derive(Debug)]
-pub struct Staying {
+pub struct RunningKubectl {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-impl Staying {
+impl RunningKubectl {
     /// Starts it with its output in our hands.
     pub fn start(command: &mut Command) -> Self {
         let mut child = command
