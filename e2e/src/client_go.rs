@@ -1,4 +1,4 @@
-//! The program of `e2e/client-go`: what users of that library do.
+//! The program in `e2e/client-go`, which uses the library as its users do.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -11,8 +11,8 @@ use crate::endpoint::Via;
 use crate::kubectl::{Output, User};
 
 impl ControlPlane {
-    /// Lets client-go do something in a namespace: the name of a check, after
-    /// the flags that it needs.
+    /// Runs a check of the client-go program in a namespace; `words` are its flags and its
+    /// name.
     pub async fn client_go(
         &self,
         server: usize,
@@ -27,7 +27,7 @@ impl ControlPlane {
         Output::of(&output.expect("client-go starts"))
     }
 
-    /// The same of any address, ready to be given its words.
+    /// The command for any address, without its arguments.
     pub fn client_go_command(&self, address: SocketAddr, user: User, namespace: &str) -> Command {
         let config = self.kubeconfig(address, user);
         let mut command = Command::new(binaries::client_go());

@@ -1,5 +1,4 @@
-//! A control plane: one etcd, kube-apiservers of chosen versions, and a bridge
-//! in front of each.
+//! A control plane: one etcd, kube-apiservers of given versions, and a bridge in front of each.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,40 +16,39 @@ use crate::pki::Pki;
 use crate::ports::free_address;
 use crate::process::Process;
 
-/// kube-apiserver needs some 15 s on two busy cores; more than a minute is a
-/// failure.
-pub(crate) const READY: Duration = Duration::from_mins(2);
+/// kube-apiserver needs about 15 s on two busy cores.
+pub(crate) const READY_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// A kube-apiserver to be started.
+/// The configuration of a kube-apiserver and its bridge.
 #[derive(Debug, Clone)]
 pub struct ServerSpec {
     version: String,
     flags: Vec<String>,
     gates: Vec<String>,
-    bridge: Bridging,
+    bridge: BridgeMode,
     bridge_program: Option<PathBuf>,
     bridge_flags: Vec<String>,
 }
 
-/// What stands in front of a server.
+/// The bridge in front of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Bridging {
-    /// Nothing.
+enum BridgeMode {
+    /// No bridge.
     None,
-    /// A bridge that knows of no other server.
+    /// A bridge without peers.
     Alone,
     /// A bridge that is a peer of the others.
     Peer,
 }
 
 impl ServerSpec {
-    /// This version, with all its APIs turned on.
+    /// A server of this version, with all its APIs enabled.
     pub fn of(version: &str) -> Self {
         Self {
             version: version.to_owned(),
             flags: vec!["--runtime-config=api/all=true".to_owned()],
             gates: Vec::new(),
-            bridge: Bridging::Alone,
+            bridge: BridgeMode::Alone,
             bridge_program: None,
             bridge_flags: Vec::new(),
         }
@@ -59,26 +57,26 @@ impl ServerSpec {
     /// With a bridge that is a peer of the other servers and bridges.
     #[must_use]
     pub fn peer(mut self) -> Self {
-        self.bridge = Bridging::Peer;
+        self.bridge = BridgeMode::Peer;
         self
     }
 
     /// Without a bridge.
     #[must_use]
     pub fn without_bridge(mut self) -> Self {
-        self.bridge = Bridging::None;
+        self.bridge = BridgeMode::None;
         self
     }
 
-    /// With another bridge than the one that the tests are told of.
+    /// With another bridge program than the default one.
     #[must_use]
     pub fn bridge_program(mut self, program: &Path) -> Self {
         self.bridge_program = Some(program.to_owned());
         self
     }
 
-    /// Without a bridge, and a peer of the others by itself, by no other flags
-    /// than its own. That it has an identity Lease needs no flag since 1.26.
+    /// Without a bridge, and itself a peer of the others, by its own flags only. An
+    /// identity Lease needs no flag since 1.26.
     #[must_use]
     pub fn native_peer(self) -> Self {
         self.without_bridge()
@@ -87,7 +85,7 @@ impl ServerSpec {
             .flag("--peer-advertise-ip=127.0.0.1")
     }
 
-    /// With other APIs than all of them.
+    /// With these APIs instead of all.
     #[must_use]
     pub fn runtime_config(mut self, config: &str) -> Self {
         self.flags
@@ -95,29 +93,28 @@ impl ServerSpec {
         self.flag(&format!("--runtime-config={config}"))
     }
 
-    /// With a further flag of its bridge.
+    /// With an additional flag for its bridge.
     #[must_use]
     pub fn bridge_flag(mut self, flag: &str) -> Self {
         self.bridge_flags.push(flag.to_owned());
         self
     }
 
-    /// With a further flag.
+    /// With an additional flag.
     #[must_use]
     pub fn flag(mut self, flag: &str) -> Self {
         self.flags.push(flag.to_owned());
         self
     }
 
-    /// With a feature on or off.
+    /// With a feature gate on or off.
     #[must_use]
     pub fn gate(mut self, feature: &str, on: bool) -> Self {
         self.gates.push(format!("{feature}={on}"));
         self
     }
 
-    /// All flags; of several `--feature-gates` kube-apiserver would take the
-    /// last.
+    /// All flags; kube-apiserver would use only the last of several `--feature-gates`.
     fn flags(&self) -> impl Iterator<Item = String> {
         let gates = format!("--feature-gates={}", self.gates.join(","));
         let gates = (!self.gates.is_empty()).then_some(gates);
@@ -125,9 +122,9 @@ impl ServerSpec {
     }
 }
 
-/// A running control plane. Everything ends when it is dropped.
+/// A running control plane. Everything stops when it is dropped.
 pub struct ControlPlane {
-    /// In the order in which they were asked for.
+    /// The servers, in the given order.
     pub servers: Vec<ServerInstance>,
     pub(crate) pki: Pki,
     etcd: Vec<Etcd>,
@@ -135,28 +132,28 @@ pub struct ControlPlane {
 
 /// A kube-apiserver with its bridge.
 pub struct ServerInstance {
-    /// As released: `1.36.4`.
+    /// The version: `1.36.4`.
     pub version: String,
-    /// The name of the machine that it, and its bridge, take to be theirs.
+    /// The host name of the server and its bridge.
     pub host: String,
-    /// Where the server itself listens.
+    /// The address of the server itself.
     pub address: SocketAddr,
-    /// Where its bridge listens.
+    /// The address of its bridge.
     pub bridge: SocketAddr,
-    /// Where its bridge tells about itself.
+    /// The admin address of its bridge.
     pub admin: SocketAddr,
-    /// What the server has written to its audit log.
+    /// The audit log of the server.
     pub audit_log: PathBuf,
-    /// The server, while it runs.
+    /// The server process, while it runs.
     pub process: Option<Process>,
-    /// The bridge, while it runs.
+    /// The bridge process, while it runs.
     pub bridge_process: Option<Process>,
-    start: Start,
-    start_bridge: Option<Start>,
+    server_command: LaunchCommand,
+    bridge_command: Option<LaunchCommand>,
 }
 
-/// How a server was started, to start it again.
-struct Start {
+/// The command line of a server or bridge, to start it again.
+struct LaunchCommand {
     name: String,
     host: String,
     program: PathBuf,
@@ -165,11 +162,11 @@ struct Start {
 }
 
 impl ControlPlane {
-    /// Starts everything and waits until it is ready, through the bridges.
+    /// Starts everything and waits until all servers are ready through their bridges.
     pub async fn start(servers: &[ServerSpec]) -> Self {
         let mut plane = Self::prepare(servers);
-        plane.run_all();
-        plane.all_ready().await;
+        plane.start_all();
+        plane.wait_until_ready().await;
         plane
     }
 
@@ -178,7 +175,7 @@ impl ControlPlane {
         Self::prepare_on(1, servers)
     }
 
-    /// Starts only etcd, of so many members.
+    /// Starts only etcd, with so many members.
     pub fn prepare_on(members: usize, servers: &[ServerSpec]) -> Self {
         let pki = Pki::new();
         let etcd = Etcd::start_members(pki.path(), members);
@@ -196,42 +193,42 @@ impl ControlPlane {
     }
 
     /// Starts every server and every bridge.
-    pub fn run_all(&mut self) {
+    pub fn start_all(&mut self) {
         for number in 0..self.servers.len() {
-            self.run_server(number);
-            self.run_bridge(number);
+            self.start_server(number);
+            self.start_bridge(number);
         }
     }
 
     /// Starts a server.
-    pub fn run_server(&mut self, number: usize) {
+    pub fn start_server(&mut self, number: usize) {
         let server = &mut self.servers[number];
-        server.process = Some(server.start.run());
+        server.process = Some(server.server_command.run());
     }
 
-    /// Starts the bridge of a server, where it has one.
-    pub fn run_bridge(&mut self, number: usize) {
+    /// Starts the bridge of a server, if it has one.
+    pub fn start_bridge(&mut self, number: usize) {
         let server = &mut self.servers[number];
-        server.bridge_process = server.start_bridge.as_ref().map(Start::run);
+        server.bridge_process = server.bridge_command.as_ref().map(LaunchCommand::run);
     }
 
     /// Waits until all servers are ready, through their bridges.
-    pub async fn all_ready(&self) {
+    pub async fn wait_until_ready(&self) {
         for server in &self.servers {
             let what = format!("kube-apiserver {} through its bridge", server.version);
-            self.ready(&what, server.bridge).await;
+            self.wait_for_ready(&what, server.bridge).await;
         }
     }
 
-    /// Waits until `/readyz` is 200 there.
-    pub async fn ready(&self, what: &str, address: SocketAddr) {
-        self.answers(what, address, "/readyz").await;
+    /// Waits until `/readyz` of this address responds 200.
+    pub async fn wait_for_ready(&self, what: &str, address: SocketAddr) {
+        self.wait_for_ok(what, address, "/readyz").await;
     }
 
-    /// Waits until this path is 200 there.
-    pub(crate) async fn answers(&self, what: &str, address: SocketAddr, path: &str) {
+    /// Waits until this path responds 200.
+    pub(crate) async fn wait_for_ok(&self, what: &str, address: SocketAddr, path: &str) {
         let client = self.client("admin");
-        eventually(what, READY, async || {
+        eventually(what, READY_TIMEOUT, async || {
             matches!(get(&client, address, path).await, Some(200))
         })
         .await;
@@ -246,8 +243,8 @@ impl ControlPlane {
         TlsClient::new(self.ca()).identity(&leaf)
     }
 
-    /// A client with a certificate that servers and bridges take for a front proxy's.
-    pub fn front_proxy(&self) -> TlsClient {
+    /// A client with a certificate that servers and bridges accept as that of a front proxy.
+    pub fn front_proxy_client(&self) -> TlsClient {
         let leaf = self.pki.front_proxy_ca.client("front-proxy-client", &[]);
         TlsClient::new(self.ca()).identity(&leaf)
     }
@@ -257,24 +254,23 @@ impl ControlPlane {
         TlsClient::new(self.ca())
     }
 
-    /// From now on the CA of front proxies is one of users too, in the file that servers
-    /// and bridges read.
+    /// Adds the front-proxy CA to the file of client CAs that servers and bridges read.
     pub fn share_front_proxy_ca(&self) {
         let both = self.pki.ca.pem() + &self.pki.front_proxy_ca.pem();
         self.file("ca.crt", &both);
     }
 
-    /// Signs servers and users.
+    /// The CA of servers and users.
     pub fn ca(&self) -> &Ca {
         &self.pki.ca
     }
 
-    /// Signs front proxies.
+    /// The CA of front proxies.
     pub fn front_proxy_ca(&self) -> &Ca {
         &self.pki.front_proxy_ca
     }
 
-    /// Of all that runs for it.
+    /// The process IDs of all its processes.
     pub fn process_ids(&self) -> Vec<u32> {
         let servers = self.servers.iter();
         let servers = servers.flat_map(|it| [&it.process, &it.bridge_process]);
@@ -283,40 +279,39 @@ impl ControlPlane {
         etcd.chain(servers).collect()
     }
 
-    /// Sends a server a signal, and waits until it has ended.
-    pub fn end_server(&mut self, number: usize, signal: &str) {
+    /// Sends a server a signal, and waits until it has exited.
+    pub fn stop_server(&mut self, number: usize, signal: &str) {
         end(self.servers[number].process.take(), signal);
     }
 
-    /// Sends the bridge of a server a signal, and waits until it has ended.
-    pub fn end_bridge(&mut self, number: usize, signal: &str) {
+    /// Sends the bridge of a server a signal, and waits until it has exited.
+    pub fn stop_bridge(&mut self, number: usize, signal: &str) {
         end(self.servers[number].bridge_process.take(), signal);
     }
 
-    /// Ends a server as its node would, and starts it again.
+    /// Terminates a server as its node would, and starts it again.
     pub fn restart_server(&mut self, number: usize) {
-        self.end_server(number, "TERM");
-        self.run_server(number);
+        self.stop_server(number, "TERM");
+        self.start_server(number);
     }
 
-    /// From its next start on, a server is of another version: the same machine,
-    /// the same flags.
+    /// Changes the version of a server from its next start on: the same host, the same flags.
     pub fn replace_server(&mut self, number: usize, version: &str) {
         let server = &mut self.servers[number];
-        server.start.program = binaries::kube_apiserver(version);
+        server.server_command.program = binaries::kube_apiserver(version);
         version.clone_into(&mut server.version);
     }
 
-    /// From its next start on, the bridge of a server is without this flag.
+    /// Removes a flag of a server's bridge from its next start on.
     pub fn remove_bridge_flag(&mut self, number: usize, flag: &str) {
-        if let Some(start) = &mut self.servers[number].start_bridge {
-            start.arguments.retain(|it| it != flag);
+        if let Some(command) = &mut self.servers[number].bridge_command {
+            command.arguments.retain(|it| it != flag);
         }
     }
 
-    /// What a GET by the admin comes to, 0 for no answer.
+    /// The status of a GET by the admin; 0 without a response.
     pub async fn status(&self, server: usize, via: Via, path: &str) -> u16 {
-        let mut client = self.raw(server, via, Protocol::H2);
+        let mut client = self.http_client(server, via, Protocol::H2);
         match client.send(&Request::get(path)).await {
             Ok(response) => response.status,
             Err(_) => 0,
@@ -324,22 +319,22 @@ impl ControlPlane {
     }
 
     /// A client with the admin's certificate.
-    pub fn raw(&self, server: usize, via: Via, protocol: Protocol) -> HttpClient {
+    pub fn http_client(&self, server: usize, via: Via, protocol: Protocol) -> HttpClient {
         HttpClient::new(self.client("admin"), self.servers[server].at(via), protocol)
     }
 
-    /// What a bridge tells about itself.
-    pub async fn admin(&self, server: usize, path: &str) -> String {
+    /// A page of the admin port of a bridge.
+    pub async fn admin_page(&self, server: usize, path: &str) -> String {
         let answer = admin_at(self.servers[server].admin, path).await;
-        answer.expect("an answer of an admin port").1
+        answer.expect("a response of the admin port").1
     }
 
-    /// Writes a file for a program, and gives its path.
+    /// Writes a file for a program, and returns its path.
     pub fn file(&self, name: &str, text: &str) -> String {
         self.pki.dir.write(name, text).display().to_string()
     }
 
-    /// The etcd of all servers, where it is one member.
+    /// The etcd of all servers, if it has one member.
     pub fn etcd(&mut self) -> &mut Etcd {
         &mut self.etcd[0]
     }
@@ -350,7 +345,7 @@ impl ControlPlane {
     }
 }
 
-/// The status and the body of what a bridge tells about itself there.
+/// The status and the body of a page of an admin port.
 pub(crate) async fn admin_at(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
@@ -377,7 +372,7 @@ async fn get(client: &TlsClient, address: SocketAddr, path: &str) -> Option<u16>
 }
 
 impl ServerInstance {
-    /// Where to connect.
+    /// The address for a client.
     pub fn at(&self, via: Via) -> SocketAddr {
         match via {
             Via::Server => self.address,
@@ -389,14 +384,14 @@ impl ServerInstance {
         let address = free_address();
         let admin = free_address();
         let bridge = match server.bridge {
-            Bridging::None => address,
-            Bridging::Alone | Bridging::Peer => free_address(),
+            BridgeMode::None => address,
+            BridgeMode::Alone | BridgeMode::Peer => free_address(),
         };
         let name = format!("kube-apiserver-{number}-{}", server.version);
-        // A bridge has its server's host name, as it stands beside it.
+        // A bridge has the host name of its server, as if it ran on the same host.
         let host = name.replace('.', "-");
         let audit_log = pki.file(&format!("audit-{number}.log"));
-        let start = Start {
+        let server_command = LaunchCommand {
             program: binaries::kube_apiserver(&server.version),
             arguments: apiserver_flags(pki, address, etcd, &audit_log)
                 .into_iter()
@@ -407,12 +402,12 @@ impl ServerInstance {
             name,
         };
         let mut arguments = bridge_flags(pki, address, bridge, admin);
-        if server.bridge == Bridging::Peer {
+        if server.bridge == BridgeMode::Peer {
             arguments.push(format!("--peer-ca-file={}", pki.file("ca.crt").display()));
             arguments.push(format!("--etcd-servers={etcd}"));
         }
         arguments.extend(server.bridge_flags.iter().cloned());
-        let start_bridge = (server.bridge != Bridging::None).then(|| Start {
+        let bridge_command = (server.bridge != BridgeMode::None).then(|| LaunchCommand {
             name: format!("bridge-{number}"),
             host: host.clone(),
             program: server
@@ -431,13 +426,13 @@ impl ServerInstance {
             audit_log,
             process: None,
             bridge_process: None,
-            start,
-            start_bridge,
+            server_command,
+            bridge_command,
         }
     }
 }
 
-impl Start {
+impl LaunchCommand {
     fn run(&self) -> Process {
         Process::start(
             &self.name,
@@ -535,7 +530,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_gates_are_in_one_flag() {
+    fn all_feature_gates_are_in_one_flag() {
         let server = ServerSpec::of("1.36.4")
             .gate("CBORServingAndStorage", true)
             .flag("--v=2")

@@ -1,4 +1,4 @@
-//! What servers and bridges say there is.
+//! The resources in the discovery documents of servers and bridges.
 
 use std::collections::BTreeSet;
 
@@ -9,39 +9,38 @@ use crate::control_plane::ControlPlane;
 use crate::endpoint::Via;
 use crate::http_client::{Protocol, Request};
 
-/// What client-go asks for since 1.30, and what it takes of older servers.
+/// The media types that client-go requests since 1.30, including that of older servers.
 pub const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
      application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 
-/// A resource as a document of discovery has it.
+/// A resource in a discovery document.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DiscoveredResource {
     /// `/apis/apps/v1`
     pub prefix: String,
     /// `deployments`
     pub resource: String,
-    /// `apps/v1/Deployment`, as client-go maps it; empty where only subresources
-    /// are served.
+    /// `apps/v1/Deployment`, as client-go maps it; empty if only subresources are served.
     pub kind: String,
-    /// Whether its objects are in namespaces.
+    /// Whether its objects are namespaced.
     pub namespaced: bool,
-    /// What can be done with it.
+    /// The verbs of the resource.
     pub verbs: BTreeSet<String>,
-    /// And with what is below it.
+    /// The verbs of its subresources.
     pub subresources: Vec<(String, BTreeSet<String>)>,
 }
 
 impl ControlPlane {
-    /// A document of aggregated discovery, `/api` or `/apis`, by the admin.
+    /// Requests a document of aggregated discovery, `/api` or `/apis`, as the admin.
     pub async fn aggregated(&self, server: usize, via: Via, path: &str) -> Response {
         let request = Request::get(path).header("Accept", AGGREGATED);
-        let mut client = self.raw(server, via, Protocol::H2);
-        let answer = client.send(&request).await.expect("an answer");
-        assert_eq!(answer.status, 200, "{server} {path}: {}", answer.text());
-        answer
+        let mut client = self.http_client(server, via, Protocol::H2);
+        let response = client.send(&request).await.expect("a response");
+        assert_eq!(response.status, 200, "{server} {path}: {}", response.text());
+        response
     }
 
-    /// All that a server, or its bridge, says there is.
+    /// All resources that a server or its bridge lists.
     pub async fn discovered(&self, server: usize, via: Via) -> Vec<DiscoveredResource> {
         let mut all = Vec::new();
         for path in ["/api", "/apis"] {
@@ -52,7 +51,7 @@ impl ControlPlane {
         all
     }
 
-    /// The kinds of all that, as client-go maps them.
+    /// The kinds of all these resources, as client-go maps them.
     pub async fn kinds(&self, server: usize, via: Via) -> BTreeSet<String> {
         let all = self.discovered(server, via).await.into_iter();
         let kinds = all.map(|it| it.kind).filter(|kind| !kind.is_empty());
@@ -81,9 +80,9 @@ fn read(path: &str, document: &Value) -> Vec<DiscoveredResource> {
                     resource: text(resource, "resource").to_owned(),
                     kind,
                     namespaced: text(resource, "scope") == "Namespaced",
-                    verbs: words(resource),
+                    verbs: verbs(resource),
                     subresources: subresources
-                        .map(|it| (text(it, "subresource").to_owned(), words(it)))
+                        .map(|it| (text(it, "subresource").to_owned(), verbs(it)))
                         .collect(),
                 });
             }
@@ -100,7 +99,7 @@ fn text<'a>(of: &'a Value, name: &str) -> &'a str {
     of[name].as_str().unwrap_or_default()
 }
 
-fn words(of: &Value) -> BTreeSet<String> {
+fn verbs(of: &Value) -> BTreeSet<String> {
     let verbs = items(of, "verbs").filter_map(Value::as_str);
     verbs.map(str::to_owned).collect()
 }

@@ -1,4 +1,4 @@
-//! Requests as they stand, over either protocol, on connections that are kept.
+//! An HTTP client for given requests, over either protocol, on persistent connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use skewbridge_testkit::{H1Client, H2Client, H2Stream, PATIENCE, Response, TlsClient};
 
-/// In which protocol to ask.
+/// The HTTP version of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// HTTP/1.1.
@@ -15,21 +15,21 @@ pub enum Protocol {
     H2,
 }
 
-/// A request; `Host` is added to what is here.
+/// A request; `Host` is added.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// `GET`.
+    /// The method.
     pub method: String,
-    /// The path and the query, as they go over the wire.
+    /// The path and the query, as sent.
     pub target: String,
-    /// In order.
+    /// The headers in order.
     pub headers: Vec<(String, String)>,
-    /// Empty for none.
+    /// The body; empty for none.
     pub body: String,
 }
 
 impl Request {
-    /// Without headers and body.
+    /// A request without headers and body.
     pub fn new(method: &str, target: &str) -> Self {
         Self {
             method: method.to_owned(),
@@ -39,19 +39,19 @@ impl Request {
         }
     }
 
-    /// A GET.
+    /// A GET request.
     pub fn get(target: &str) -> Self {
         Self::new("GET", target)
     }
 
-    /// With one more header.
+    /// Adds a header.
     #[must_use]
     pub fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// With a body.
+    /// Adds a body.
     #[must_use]
     pub fn body(mut self, content_type: &str, body: &str) -> Self {
         body.clone_into(&mut self.body);
@@ -85,8 +85,8 @@ impl Request {
     }
 }
 
-/// A client of one address in one protocol. Its connection is kept while that
-/// works, and made anew for the request after a failure.
+/// A client of one address with one protocol. Its connection is reused while it works, and
+/// opened again for the next request after a failure.
 #[derive(Debug)]
 pub struct HttpClient {
     tls: TlsClient,
@@ -101,12 +101,12 @@ enum Open {
     H2(H2Client),
 }
 
-/// An answer that is read piece by piece.
+/// A response that is read in parts.
 #[derive(Debug)]
 pub struct ResponseStream {
     /// The status code.
     pub status: u16,
-    /// The headers, as those of [`Response`].
+    /// The headers, like those of [`Response`].
     pub headers: Vec<(String, String)>,
     source: Source,
 }
@@ -114,7 +114,7 @@ pub struct ResponseStream {
 #[derive(Debug)]
 enum Source {
     H1(Box<H1Client>),
-    /// The stream lives no longer than its connection.
+    /// The stream does not outlive its connection.
     H2(
         H2Stream,
         #[expect(dead_code, reason = "kept open")] H2Client,
@@ -122,7 +122,7 @@ enum Source {
 }
 
 impl HttpClient {
-    /// Connects with the first request.
+    /// Creates a client that connects with its first request.
     pub fn new(tls: TlsClient, address: SocketAddr, protocol: Protocol) -> Self {
         Self {
             tls,
@@ -132,15 +132,15 @@ impl HttpClient {
         }
     }
 
-    /// The same, with a connection of its own.
+    /// A client with its own connection.
     #[must_use]
-    pub fn another(&self) -> Self {
+    pub fn with_new_connection(&self) -> Self {
         Self::new(self.tls.clone(), self.address, self.protocol)
     }
 
-    /// Asks, and reads the whole answer.
+    /// Sends a request and reads the whole response.
     pub async fn send(&mut self, request: &Request) -> io::Result<Response> {
-        bounded(
+        with_timeout(
             PATIENCE,
             Box::pin(async {
                 let mut open = match self.open.take() {
@@ -171,9 +171,9 @@ impl HttpClient {
         .await
     }
 
-    /// Asks on a connection of its own, and reads the head of the answer.
+    /// Sends a request on its own connection and reads the head of the response.
     pub async fn stream(&self, request: &Request) -> io::Result<ResponseStream> {
-        bounded(
+        with_timeout(
             PATIENCE,
             Box::pin(async {
                 match self.connect().await? {
@@ -218,30 +218,33 @@ impl HttpClient {
 }
 
 impl ResponseStream {
-    /// What comes next; `None` at a clean end, an error where it was cut.
+    /// The next part; `None` at a clean end, an error if the stream was cut.
     pub async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let piece = match &mut self.source {
+        let part = match &mut self.source {
             Source::H1(client) => client.read_chunk().await?,
             Source::H2(stream, _) => {
-                let piece = stream.chunk().await;
-                piece.transpose().map_err(io::Error::other)?
+                let part = stream.chunk().await;
+                part.transpose().map_err(io::Error::other)?
             }
         };
-        Ok(piece.map(|piece| piece.to_vec()))
+        Ok(part.map(|part| part.to_vec()))
     }
 
-    /// All that is still to come.
+    /// Reads the remaining body.
     pub async fn rest(&mut self) -> io::Result<Vec<u8>> {
         let mut all = Vec::new();
-        while let Some(piece) = bounded(PATIENCE, self.next()).await? {
-            all.extend(piece);
+        while let Some(part) = with_timeout(PATIENCE, self.next()).await? {
+            all.extend(part);
         }
         Ok(all)
     }
 }
 
-async fn bounded<T>(bound: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    tokio::time::timeout(bound, work)
+async fn with_timeout<T>(
+    timeout: Duration,
+    work: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    tokio::time::timeout(timeout, work)
         .await
         .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }

@@ -1,12 +1,14 @@
-//! What a client printed, without what is another each time: to compare it with what
-//! another server had it print.
+//! Normalises the output of clients, to compare it across servers.
 
-/// Without moments, ages, ids and the widths of columns that come of them, and without
-/// what `kubectl explain` says in prose.
+/// Replaces times, ages, IDs and the column widths that depend on them, and removes the
+/// prose of `kubectl explain`.
 pub fn normalize(text: &str) -> String {
     let is_explanation = text.contains("\nDESCRIPTION:\n");
     let lines: Vec<String> = if is_explanation {
-        told(text).into_iter().map(str::to_owned).collect()
+        explanation_fields(text)
+            .into_iter()
+            .map(str::to_owned)
+            .collect()
     } else {
         text.lines().map(str::to_owned).collect()
     };
@@ -14,8 +16,8 @@ pub fn normalize(text: &str) -> String {
     lines.join("\n")
 }
 
-/// The lines of an explanation that are facts: which fields there are, of which types.
-fn told(text: &str) -> Vec<&str> {
+/// The lines of an explanation that list fields and their types.
+fn explanation_fields(text: &str) -> Vec<&str> {
     let is_heading = |line: &str| line.starts_with(|first: char| first.is_ascii_uppercase());
     let is_field = |line: &str| line.contains("\t<");
     let lines = text.lines();
@@ -24,8 +26,8 @@ fn told(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// What is said of these is another each time.
-const VARIES: [&str; 5] = [
+/// Fields whose values vary between runs.
+const VARYING_FIELDS: [&str; 5] = [
     "resourceVersion:",
     "Start Time:",
     "Started:",
@@ -37,7 +39,7 @@ fn normalize_line(line: &str) -> String {
     let indent = line.len() - line.trim_start_matches(' ').len();
     let (indent, rest) = line.split_at(indent);
     let word = rest.trim_start_matches("- ");
-    if let Some(name) = VARIES.iter().find(|it| word.starts_with(**it)) {
+    if let Some(name) = VARYING_FIELDS.iter().find(|it| word.starts_with(**it)) {
         return format!("{indent}{name} ...");
     }
     let columns = rest.split("  ").map(str::trim).filter(|it| !it.is_empty());
@@ -55,7 +57,7 @@ fn normalize_column(column: &str) -> String {
     while !rest.is_empty() {
         let end = rest.find(|it| !part_of_word(it)).unwrap_or(rest.len());
         let (word, after) = rest.split_at(end);
-        out.push_str(name_of(word).unwrap_or(word));
+        out.push_str(placeholder(word).unwrap_or(word));
         let next = after.find(part_of_word).unwrap_or(after.len());
         let (between, following) = after.split_at(next);
         out.push_str(between);
@@ -64,15 +66,15 @@ fn normalize_column(column: &str) -> String {
     out
 }
 
-/// What a word is that is never the same.
-fn name_of(word: &str) -> Option<&'static str> {
-    // As they are, but for digits.
-    const MOMENT: &str = "0000-00-00T00:00:00Z";
-    const ID: &str = "00000000-0000-0000-0000-000000000000";
+/// The placeholder of a word that varies between runs.
+fn placeholder(word: &str) -> Option<&'static str> {
+    // Patterns in which 0 matches any digit.
+    const TIME_PATTERN: &str = "0000-00-00T00:00:00Z";
+    const ID_PATTERN: &str = "00000000-0000-0000-0000-000000000000";
     let is_digit = |it: u8| it.is_ascii_digit();
-    if has_shape(word, MOMENT, is_digit) {
+    if matches_pattern(word, TIME_PATTERN, is_digit) {
         Some("MOMENT")
-    } else if has_shape(word, ID, |it: u8| it.is_ascii_hexdigit()) {
+    } else if matches_pattern(word, ID_PATTERN, |it: u8| it.is_ascii_hexdigit()) {
         Some("ID")
     } else if word.len() == 64 && word.bytes().all(|it| it.is_ascii_hexdigit()) {
         Some("DIGEST")
@@ -81,12 +83,12 @@ fn name_of(word: &str) -> Option<&'static str> {
     }
 }
 
-fn has_shape(word: &str, shape: &str, is_digit: impl Fn(u8) -> bool) -> bool {
-    let fits = |(got, wanted): (u8, u8)| match wanted {
+fn matches_pattern(word: &str, pattern: &str, is_digit: impl Fn(u8) -> bool) -> bool {
+    let matches = |(got, wanted): (u8, u8)| match wanted {
         b'0' => is_digit(got),
         wanted => got == wanted,
     };
-    word.len() == shape.len() && word.bytes().zip(shape.bytes()).all(fits)
+    word.len() == pattern.len() && word.bytes().zip(pattern.bytes()).all(matches)
 }
 
 /// `5s`, `2m13s`
@@ -103,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_varies_is_left_out_and_nothing_else() {
+    fn only_varying_values_are_replaced() {
         let rows = [
             ("a   0s     Running\n", "a  AGE  Running"),
             (
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_explanation_the_facts_are_left() {
+    fn an_explanation_is_reduced_to_its_fields() {
         let text = "KIND:       ConfigMap\nVERSION:    v1\n\nDESCRIPTION:\n    Holds data.\n    \n\
                     FIELDS:\n  data\t<map[string]string>\n    In pairs.\n\n  kind\t<string>\n";
         assert_eq!(

@@ -1,4 +1,4 @@
-//! A kubectl that stays until it is told to go.
+//! A kubectl that runs until it is stopped.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// For a line that comes at once on an idle machine.
-const BOUND: Duration = Duration::from_secs(30);
+/// For a line that takes no time on an idle machine.
+const LINE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A running command, and what it prints.
+/// A running command with its output.
 #[derive(Debug)]
 pub struct RunningKubectl {
     child: Child,
@@ -17,7 +17,7 @@ pub struct RunningKubectl {
 }
 
 impl RunningKubectl {
-    /// Starts it with its output in our hands.
+    /// Starts it with its output piped.
     pub fn start(command: &mut Command) -> Self {
         let mut child = command
             .stdout(Stdio::piped())
@@ -30,18 +30,18 @@ impl RunningKubectl {
         }
     }
 
-    /// The next line it prints.
+    /// The next line of its output.
     pub async fn line(&mut self) -> String {
-        let line = tokio::time::timeout(BOUND, self.lines.next_line()).await;
+        let line = tokio::time::timeout(LINE_TIMEOUT, self.lines.next_line()).await;
         line.expect("a line in time")
             .expect("a readable line")
             .expect("kubectl goes on")
     }
 
-    /// Ends it; it must have nothing more to say.
+    /// Kills it, and asserts that it has printed nothing more.
     pub async fn end(mut self) {
         self.child.kill().await.expect("it can be killed");
-        let rest = tokio::time::timeout(BOUND, self.lines.next_line()).await;
+        let rest = tokio::time::timeout(LINE_TIMEOUT, self.lines.next_line()).await;
         let rest = rest.expect("the end of the output");
         assert_eq!(rest.expect("a readable line"), None);
     }

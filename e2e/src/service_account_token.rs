@@ -1,5 +1,5 @@
-//! Tokens of service accounts, as kube-apiserver signs them: it gives none that
-//! run out within ten minutes.
+//! Service account tokens, signed like those of kube-apiserver, which issues none that
+//! expire within ten minutes.
 
 use std::fmt::Write as _;
 
@@ -8,13 +8,13 @@ use serde_json::json;
 
 use crate::control_plane::ControlPlane;
 
-/// The bytes of each of the two numbers of a signature by P-256.
-const NUMBER: usize = 32;
+/// The length of each of the two integers of a P-256 signature.
+const INTEGER_BYTES: usize = 32;
 
 impl ControlPlane {
-    /// A token of a service account in the namespace `default`, good from and until
-    /// these seconds of the epoch.
-    pub fn account_token(&self, name: &str, uid: &str, from: u64, until: u64) -> String {
+    /// A token of a service account in the namespace `default`, valid between these seconds
+    /// since the epoch.
+    pub fn service_account_token(&self, name: &str, uid: &str, from: u64, until: u64) -> String {
         let issuer = "https://kubernetes.default.svc";
         let claims = json!({
             "iss": issuer, "aud": [issuer], "iat": from, "nbf": from, "exp": until,
@@ -28,28 +28,28 @@ impl ControlPlane {
         let key = std::fs::read_to_string(self.pki.file("sa.key")).expect("a key");
         let key = KeyPair::from_pem(&key).expect("a key");
         let signature = key.sign(token.as_bytes()).expect("a signature");
-        let _ = write!(token, ".{}", base64url(&plain(&signature)));
+        let _ = write!(token, ".{}", base64url(&concatenated(&signature)));
         token
     }
 }
 
-/// The two numbers of a signature without the ASN.1 around them (RFC 7518, 3.4).
-fn plain(signature: &[u8]) -> Vec<u8> {
-    let mut numbers = Vec::with_capacity(2 * NUMBER);
-    // A sequence, and its length.
+/// Converts an ASN.1 signature to its two concatenated integers (RFC 7518, 3.4).
+fn concatenated(signature: &[u8]) -> Vec<u8> {
+    let mut numbers = Vec::with_capacity(2 * INTEGER_BYTES);
+    // Skips the tag and length of the sequence.
     let mut rest = &signature[2..];
     for _ in 0..2 {
         let (number, after) = rest[2..].split_at(usize::from(rest[1]));
-        // A leading zero says that it is positive.
-        let digits = &number[number.len().saturating_sub(NUMBER)..];
-        numbers.resize(numbers.len() + NUMBER - digits.len(), 0);
+        // A leading zero only marks the integer as positive.
+        let digits = &number[number.len().saturating_sub(INTEGER_BYTES)..];
+        numbers.resize(numbers.len() + INTEGER_BYTES - digits.len(), 0);
         numbers.extend(digits);
         rest = after;
     }
     numbers
 }
 
-/// The text of some bytes, without padding (RFC 4648, section 5).
+/// Base64url without padding (RFC 4648, section 5).
 pub fn base64url(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut text = String::new();
@@ -84,13 +84,13 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_is_two_numbers_of_one_length() {
+    fn a_signature_is_two_integers_of_equal_length() {
         let mut short = vec![0x30, 0x26, 0x02, 0x01, 0x07, 0x02, 0x21, 0x00];
-        short.extend([0x80; NUMBER]);
-        let plain = plain(&short);
-        assert_eq!(plain.len(), 2 * NUMBER);
-        assert_eq!(plain[NUMBER - 1], 7);
-        assert_eq!(plain[..NUMBER - 1], [0; NUMBER - 1]);
-        assert_eq!(plain[NUMBER..], [0x80; NUMBER]);
+        short.extend([0x80; INTEGER_BYTES]);
+        let concatenated = concatenated(&short);
+        assert_eq!(concatenated.len(), 2 * INTEGER_BYTES);
+        assert_eq!(concatenated[INTEGER_BYTES - 1], 7);
+        assert_eq!(concatenated[..INTEGER_BYTES - 1], [0; INTEGER_BYTES - 1]);
+        assert_eq!(concatenated[INTEGER_BYTES..], [0x80; INTEGER_BYTES]);
     }
 }

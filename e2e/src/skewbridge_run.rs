@@ -1,5 +1,5 @@
-//! Clients that have no credential: below `skewbridge run`, and what they ask goes
-//! through `skewbridge agent`.
+//! Clients without a credential under `skewbridge run`, whose requests go through
+//! `skewbridge agent`.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -12,8 +12,8 @@ use crate::control_plane::ControlPlane;
 use crate::node::Node;
 
 impl ControlPlane {
-    /// The flags of `skewbridge agent` with the key of this user in a file.
-    pub fn key_in_a_file(&self, user: &str) -> Vec<String> {
+    /// The flags of `skewbridge agent` with this user's key in a file.
+    pub fn file_signer_flags(&self, user: &str) -> Vec<String> {
         let file = |ending: &str| self.pki.file(&format!("{user}.{ending}"));
         vec![
             "--signer=file".to_owned(),
@@ -22,17 +22,18 @@ impl ControlPlane {
         ]
     }
 
-    /// `skewbridge run` with kubectl of the server's own version, ready to be given
-    /// its arguments. Its user has a plugin: `skewbridge agent` with these flags.
-    pub fn kubectl_below_run(&self, server: usize, agent: &[String]) -> Command {
+    /// `skewbridge run` with kubectl of the server's own version, without kubectl's
+    /// arguments. The user of its kubeconfig has a plugin: `skewbridge agent` with these
+    /// flags.
+    pub fn kubectl_under_run(&self, server: usize, agent: &[String]) -> Command {
         let running = &self.servers[server];
-        let mut command = self.below_run(running.address, agent);
+        let mut command = self.skewbridge_run(running.address, agent);
         command.arg(binaries::kubectl(&running.version));
         command
     }
 
-    /// `skewbridge run` with what is there, ready to be given a command.
-    pub fn below_run(&self, server: SocketAddr, agent: &[String]) -> Command {
+    /// `skewbridge run` for this server, without the command that it runs.
+    pub fn skewbridge_run(&self, server: SocketAddr, agent: &[String]) -> Command {
         let mut arguments = vec!["agent".to_owned()];
         arguments.extend_from_slice(agent);
         let config = json!({
@@ -54,9 +55,9 @@ impl ControlPlane {
         });
         let config = config.to_string();
         let name = format!("run-{}.kubeconfig", server.port());
-        // One that is there may be read at this moment.
+        // An existing file may be read by another process at this moment.
         let path = match std::fs::read_to_string(self.pki.file(&name)) {
-            Ok(there) if there == config => self.pki.file(&name),
+            Ok(existing) if existing == config => self.pki.file(&name),
             _ => self.pki.dir.write(&name, config),
         };
         let mut command = Command::new(binaries::bridge());

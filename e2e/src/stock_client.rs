@@ -1,5 +1,5 @@
-//! Clients as they come, below `skewbridge run`: they have no credential, and are told
-//! where to go by `KUBECONFIG` alone.
+//! Unmodified clients under `skewbridge run`: they have no credential, and find their
+//! server through `KUBECONFIG` only.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -14,37 +14,37 @@ use crate::control_plane::ControlPlane;
 use crate::kubectl::Output;
 
 /// For a client that takes seconds on an idle machine.
-const BOUND: Duration = Duration::from_mins(3);
+const CLIENT_TIMEOUT: Duration = Duration::from_mins(3);
 
-/// Tells which kubeconfig it finds, and becomes the command.
-const TELL: &str = r#"printf %s "$KUBECONFIG" >"$0"; exec "$@""#;
+/// Writes the value of `KUBECONFIG` to a file, and executes the command.
+const REPORT_KUBECONFIG: &str = r#"printf %s "$KUBECONFIG" >"$0"; exec "$@""#;
 
-/// Whose client it is.
+/// A client program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StockClient {
     /// The program of `e2e/client-go`.
     Go,
-    /// The script of `e2e/python`, with the official client of Python.
+    /// The script in `e2e/python`, with the official Python client.
     Python,
-    /// An example of our own client library.
+    /// An example of skewbridge's client library.
     Rust,
     /// Helm.
     Helm,
-    /// k9s, which wants a terminal.
+    /// k9s, which needs a terminal.
     K9s,
 }
 
-/// What a client has said, and the kubeconfig that it was given.
+/// The output of a client, and the kubeconfig that it used.
 #[derive(Debug)]
 pub struct StockClientRun {
-    /// As that of any command.
+    /// The output.
     pub output: Output,
-    /// Where it was.
+    /// The path of the kubeconfig.
     pub kubeconfig: PathBuf,
 }
 
 impl StockClient {
-    fn words(self) -> Vec<OsString> {
+    fn arguments(self) -> Vec<OsString> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/client.py");
         match self {
             Self::Go => vec![binaries::client_go().into()],
@@ -57,51 +57,51 @@ impl StockClient {
 }
 
 impl ControlPlane {
-    /// What runs a client with these words at a terminal, below `skewbridge run`. kubectl,
-    /// which some of them run in turn, is on its path.
-    pub fn stock_client_line(
+    /// The command that runs a client with these arguments at a terminal, under `skewbridge
+    /// run`. kubectl, which some clients run, is on its `PATH`.
+    pub fn stock_client_command(
         &self,
         server: SocketAddr,
         agent: &[String],
         client: StockClient,
-        words: &[&str],
+        arguments: &[&str],
     ) -> Command {
         let path = self.pki.path().join("programs");
         let kubectl = path.join("kubectl");
         std::fs::create_dir_all(&path).expect("a directory");
         let _ = std::os::unix::fs::symlink(binaries::kubectl(&self.servers[0].version), kubectl);
         let paths = std::env::var("PATH").unwrap_or_default();
-        let mut command: Command = self.below_run(server, agent);
+        let mut command: Command = self.skewbridge_run(server, agent);
         command
-            .args(client.words())
-            .args(words)
+            .args(client.arguments())
+            .args(arguments)
             .env("PATH", format!("{}:{paths}", path.display()));
         command
     }
 
-    /// Runs a client with these words below `skewbridge run`, whose plugin is
+    /// Runs a client with these arguments under `skewbridge run`, whose plugin is
     /// `skewbridge agent` with these flags.
     pub async fn stock_client(
         &self,
         server: SocketAddr,
         agent: &[String],
         client: StockClient,
-        words: &[&str],
+        arguments: &[&str],
     ) -> StockClientRun {
         let scratch = ScratchDir::new();
-        let told = scratch.path().join("kubeconfig");
-        let mut command: Command = self.below_run(server, agent);
+        let report = scratch.path().join("kubeconfig");
+        let mut command: Command = self.skewbridge_run(server, agent);
         command
-            .args(["sh", "-c", TELL])
-            .arg(&told)
-            .args(client.words())
-            .args(words)
+            .args(["sh", "-c", REPORT_KUBECONFIG])
+            .arg(&report)
+            .args(client.arguments())
+            .args(arguments)
             .current_dir(scratch.path());
-        let ended = tokio::time::timeout(BOUND, command.output()).await;
-        let ended = ended.unwrap_or_else(|_| panic!("{client:?} {words:?} hangs"));
-        let kubeconfig = std::fs::read_to_string(told).unwrap_or_default();
+        let output = tokio::time::timeout(CLIENT_TIMEOUT, command.output()).await;
+        let output = output.unwrap_or_else(|_| panic!("{client:?} {arguments:?} hangs"));
+        let kubeconfig = std::fs::read_to_string(report).unwrap_or_default();
         StockClientRun {
-            output: Output::of(&ended.expect("skewbridge run starts")),
+            output: Output::of(&output.expect("skewbridge run starts")),
             kubeconfig: kubeconfig.into(),
         }
     }

@@ -1,17 +1,17 @@
-//! APIs that only some servers of a plane have.
+//! APIs that only some servers of a control plane serve.
 
 use crate::versions::is_since;
 
-/// An API that only some servers of a plane have.
+/// An API that only some servers of a control plane serve.
 #[derive(Debug, Clone, Copy)]
 pub struct VersionSpecificApi {
-    /// As kubectl takes it: resource, version and group.
+    /// The argument for kubectl: resource, version and group.
     pub kubectl: &'static str,
-    /// Of its collection.
+    /// The path of its collection.
     pub path: &'static str,
-    /// An object, `NAME` to be replaced.
+    /// A manifest in which `NAME` is to be replaced.
     manifest: &'static str,
-    /// The minor versions that serve it.
+    /// The first minor version that serves it, and the first that no longer does.
     since: u16,
     before: Option<u16>,
 }
@@ -91,13 +91,13 @@ impl VersionSpecificApi {
         is_since(version, self.since) && !self.before.is_some_and(ended)
     }
 
-    /// As a bridge lists it: group, version and resource.
+    /// The form in which a bridge lists it: group, version and resource.
     pub fn line(&self) -> String {
         let (version, resource) = self.path.rsplit_once('/').expect("a path of a resource");
         format!("{} {resource}", version.trim_start_matches("/apis/"))
     }
 
-    /// An object of this name.
+    /// A manifest with this name.
     pub fn object(&self, name: &str) -> String {
         self.manifest.replace("NAME", name)
     }

@@ -1,4 +1,4 @@
-//! The one address of a control plane, behind which its servers change.
+//! The virtual IP of a control plane, behind which its servers change.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,19 +7,19 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-/// A balancer of connections that sends them all to one server at a time. It
-/// ends when it is dropped.
+/// A TCP load balancer that sends all connections to one server at a time. It stops when it
+/// is dropped.
 #[derive(Debug)]
 pub struct VirtualIp {
-    /// Where clients connect.
+    /// The address for clients.
     pub address: SocketAddr,
-    behind: Arc<Mutex<Behind>>,
+    backend: Arc<Mutex<Backend>>,
     _listening: JoinSet<()>,
 }
 
-/// The server of the moment, and the connections to it.
+/// The current server, and the connections to it.
 #[derive(Debug)]
-struct Behind {
+struct Backend {
     server: SocketAddr,
     connections: JoinSet<()>,
 }
@@ -29,44 +29,44 @@ impl VirtualIp {
     pub async fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        let behind = Arc::new(Mutex::new(Behind {
+        let backend = Arc::new(Mutex::new(Backend {
             server,
             connections: JoinSet::new(),
         }));
         let mut listening = JoinSet::new();
-        listening.spawn(listen(listener, Arc::clone(&behind)));
+        listening.spawn(listen(listener, Arc::clone(&backend)));
         Self {
             address,
-            behind,
+            backend,
             _listening: listening,
         }
     }
 
-    /// From now on new connections go there; whoever is connected stays.
-    pub async fn turn(&self, server: SocketAddr) {
-        self.behind.lock().await.server = server;
+    /// Sends new connections to this server; existing connections stay.
+    pub async fn redirect(&self, server: SocketAddr) {
+        self.backend.lock().await.server = server;
     }
 
-    /// Cuts all connections; from then on new ones go there.
-    pub async fn switch(&self, server: SocketAddr) {
-        let mut behind = self.behind.lock().await;
-        behind.server = server;
-        behind.connections.shutdown().await;
+    /// Closes all connections, and sends new ones to this server.
+    pub async fn fail_over(&self, server: SocketAddr) {
+        let mut backend = self.backend.lock().await;
+        backend.server = server;
+        backend.connections.shutdown().await;
     }
 }
 
-async fn listen(listener: TcpListener, behind: Arc<Mutex<Behind>>) {
+async fn listen(listener: TcpListener, backend: Arc<Mutex<Backend>>) {
     while let Ok((client, _)) = listener.accept().await {
-        let mut behind = behind.lock().await;
-        let server = behind.server;
-        behind.connections.spawn(carry(client, server));
-        while behind.connections.try_join_next().is_some() {}
+        let mut backend = backend.lock().await;
+        let server = backend.server;
+        backend.connections.spawn(relay(client, server));
+        while backend.connections.try_join_next().is_some() {}
     }
 }
 
-async fn carry(mut client: TcpStream, server: SocketAddr) {
+async fn relay(mut client: TcpStream, server: SocketAddr) {
     if let Ok(mut server) = TcpStream::connect(server).await {
-        // However it ended, it is over.
+        // The result does not matter: the connection has ended.
         let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
     }
 }

@@ -48,11 +48,11 @@ async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
     let servers = [bridge(&old).gate("APIServerIdentity", false), bridge(&new)];
     let mut plane = ControlPlane::prepare(&servers);
     for server in [OLD, NEW] {
-        plane.run_server(server);
+        plane.start_server(server);
     }
     for server in [OLD, NEW] {
         let address = plane.servers[server].address;
-        plane.ready("a kube-apiserver", address).await;
+        plane.wait_for_ready("a kube-apiserver", address).await;
     }
     let file = plane.file("rbac.yaml", manifest());
     let applied = plane
@@ -60,9 +60,9 @@ async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
         .await;
     assert_eq!(applied.code, Some(0), "{}", applied.stderr);
     for server in [OLD, NEW] {
-        plane.run_bridge(server);
+        plane.start_bridge(server);
     }
-    plane.all_ready().await;
+    plane.wait_until_ready().await;
 
     is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
     is_found_by(&plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
@@ -90,7 +90,7 @@ async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
             .any(|entry| entry["requestURI"] == "/metrics")
     })
     .await;
-    plane.end_bridge(OLD, "TERM");
+    plane.stop_bridge(OLD, "TERM");
     let path = lease_path(&plane, OLD);
     assert_eq!(plane.status(NEW, Via::Server, &path).await, 404);
 

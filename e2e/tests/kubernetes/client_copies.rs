@@ -301,7 +301,7 @@ async fn a_proxy_that_knows_only_websocket_is_no_obstacle(way: &Way<'_>, version
     let back = scratch.path().join("back");
     let nginx = way
         .plane
-        .nginx_before(way.plane.servers[way.server].at(way.via));
+        .start_nginx(way.plane.servers[way.server].at(way.via));
     let nginx = nginx.await;
     let copy = async |from: &str, to: &str| {
         let mut command = way.plane.skewbridge_at(&nginx.kubeconfig);

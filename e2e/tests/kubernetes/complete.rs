@@ -54,7 +54,7 @@ async fn older_clients_and_openapi_see_the_whole_cluster() {
 
 async fn get(plane: &ControlPlane, server: usize, path: &str, accept: &str) -> Value {
     let request = Request::get(path).header("Accept", accept);
-    let mut client = plane.raw(server, Via::Bridge, Protocol::H2);
+    let mut client = plane.http_client(server, Via::Bridge, Protocol::H2);
     let answer = client.send(&request).await.unwrap();
     assert_eq!(answer.status, 200, "{server} {path}: {}", answer.text());
     serde_json::from_slice(&answer.body).unwrap()
@@ -144,7 +144,7 @@ async fn lists_say_the_same(plane: &ControlPlane, server: usize, whole: &Whole) 
     let protobuf = "application/vnd.kubernetes.protobuf";
     for path in whole.keys().map(String::as_str).chain(["/apis"]) {
         let request = Request::get(path).header("Accept", protobuf);
-        let mut client = plane.raw(server, Via::Bridge, Protocol::H2);
+        let mut client = plane.http_client(server, Via::Bridge, Protocol::H2);
         let answer = client.send(&request).await.unwrap();
         assert_eq!(answer.status, 200, "{path}");
         assert_eq!(answer.header("content-type"), Some(protobuf));
@@ -158,7 +158,7 @@ async fn lists_say_the_same(plane: &ControlPlane, server: usize, whole: &Whole) 
 /// Every document that is listed is there under its hash, and together they have a
 /// path for every resource.
 async fn every_document_of_openapi_is_there(plane: &ControlPlane, server: usize, whole: &Whole) {
-    let mut client = plane.raw(server, Via::Bridge, Protocol::H2);
+    let mut client = plane.http_client(server, Via::Bridge, Protocol::H2);
     let index = get(plane, server, "/openapi/v3", "*/*").await;
     let index = index["paths"].as_object().unwrap();
     for path in whole.keys() {

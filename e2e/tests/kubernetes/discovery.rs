@@ -84,7 +84,7 @@ async fn everything_shown_works(plane: &ControlPlane, server: usize) {
     assert!(all.len() > 50, "{}", all.len());
     let mut walkers = JoinSet::new();
     for part in all.chunks(all.len().div_ceil(WALKERS)) {
-        let client = plane.raw(server, Via::Bridge, Protocol::H2);
+        let client = plane.http_client(server, Via::Bridge, Protocol::H2);
         walkers.spawn(walk_part(client, part.to_vec()));
     }
     let (mut asked, mut faults) = (Asked::new(), Vec::new());

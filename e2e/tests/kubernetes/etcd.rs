@@ -11,7 +11,7 @@ use skewbridge_testkit::{Ca, Leaf, ScratchDir, eventually};
 use tokio::time::timeout;
 
 /// For etcd to start or to end a lease, on a loaded machine.
-const READY: Duration = Duration::from_mins(1);
+const READY_TIMEOUT: Duration = Duration::from_mins(1);
 
 fn client(address: SocketAddr) -> Client {
     let endpoint = format!("http://{address}").parse().unwrap();
@@ -19,7 +19,7 @@ fn client(address: SocketAddr) -> Client {
 }
 
 async fn ready(client: &Client) {
-    eventually("etcd answers", READY, async || {
+    eventually("etcd answers", READY_TIMEOUT, async || {
         client.get(b"/").await.is_ok()
     })
     .await;
@@ -34,7 +34,7 @@ async fn running() -> (ScratchDir, Etcd, Client) {
 }
 
 async fn next(watch: &mut Watch) -> Vec<Event> {
-    timeout(READY, watch.next()).await.unwrap().unwrap()
+    timeout(READY_TIMEOUT, watch.next()).await.unwrap().unwrap()
 }
 
 #[tokio::test]
@@ -161,7 +161,10 @@ async fn a_restart_ends_the_watch_and_nothing_is_lost_over_it() {
     let put = client.put(b"/p/a", b"1", None).await.unwrap();
     let mut watch = client.watch_prefix(b"/p/", put.next()).await.unwrap();
     etcd.restart();
-    let error = timeout(READY, watch.next()).await.unwrap().unwrap_err();
+    let error = timeout(READY_TIMEOUT, watch.next())
+        .await
+        .unwrap()
+        .unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");
 
     ready(&client).await;

@@ -48,7 +48,7 @@ async fn scene() -> (ControlPlane, Bridge) {
     let version = newest(&versions()).to_owned();
     let plane = ControlPlane::start(&[ServerSpec::of(&version).without_bridge()]).await;
     let server = plane.servers[0].address;
-    let bridge = plane.bridge_before(server, &[BUDGET_FLAG]).await;
+    let bridge = plane.start_bridge_for(server, &[BUDGET_FLAG]).await;
     (plane, bridge)
 }
 

@@ -53,9 +53,9 @@ async fn judge(old: &str, new: &str) {
 
     // In place, under a bridge that stays.
     for (node, version) in [(1, old), (0, new)] {
-        plane.end_server(node, "TERM");
+        plane.stop_server(node, "TERM");
         plane.replace_server(node, version);
-        plane.run_server(node);
+        plane.start_server(node);
         is_shown_in_time(&plane, node, "its bridge stayed").await;
     }
     // With their bridges.
@@ -67,14 +67,14 @@ async fn judge(old: &str, new: &str) {
 }
 
 fn end(plane: &mut ControlPlane, node: usize) {
-    plane.end_bridge(node, "TERM");
-    plane.end_server(node, "TERM");
+    plane.stop_bridge(node, "TERM");
+    plane.stop_server(node, "TERM");
 }
 
 async fn come_back(plane: &mut ControlPlane, node: usize, version: &str) {
     plane.replace_server(node, version);
-    plane.run_server(node);
-    plane.run_bridge(node);
+    plane.start_server(node);
+    plane.start_bridge(node);
     is_shown_in_time(plane, node, "with its bridge").await;
 }
 
@@ -99,9 +99,9 @@ async fn leave(plane: &mut ControlPlane, node: usize, other: usize) {
 async fn is_shown_in_time(plane: &ControlPlane, node: usize, how: &str) {
     let server = &plane.servers[node];
     let what = format!("{node} as {}", server.version);
-    plane.ready(&what, server.address).await;
+    plane.wait_for_ready(&what, server.address).await;
     let ready = Instant::now();
-    plane.ready(&what, server.bridge).await;
+    plane.wait_for_ready(&what, server.bridge).await;
     everybody_shows_the_union(plane, &[0, 1], FOUND).await;
     let took = ready.elapsed();
     println!("node {what}, {how}: {took:.1?}");
@@ -148,8 +148,8 @@ async fn is_remembered(client: &mut HttpClient) {
 
 /// Of one who has asked a moment before, and whose permission is remembered.
 async fn custom_resources_are_right_at_once(plane: &ControlPlane, server: usize) {
-    let mut straight = plane.raw(server, Via::Server, Protocol::H2);
-    let mut bridged = plane.raw(server, Via::Bridge, Protocol::H2);
+    let mut straight = plane.http_client(server, Via::Server, Protocol::H2);
+    let mut bridged = plane.http_client(server, Via::Bridge, Protocol::H2);
     let mut longest = Duration::ZERO;
     for round in 0..ROUNDS {
         let group = format!("round{round}.s{server}.example.com");

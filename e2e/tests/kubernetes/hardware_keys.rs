@@ -26,9 +26,9 @@ async fn kubectl_does_what_it_always_does_with_a_key_that_exists_only_in_a_token
     };
     let versions = versions();
     let mut plane = ControlPlane::prepare(&[ServerSpec::of(newest(&versions)).without_bridge()]);
-    plane.run_all();
+    plane.start_all();
     let server = &plane.servers[0];
-    plane.ready(&server.version, server.address).await;
+    plane.wait_for_ready(&server.version, server.address).await;
     let node = plane.start_node().await;
     for (kind, label, id) in [("EC:prime256v1", "ecdsa", "01"), ("rsa:2048", "rsa", "02")] {
         let key = token.generate(kind, label, id);

@@ -30,11 +30,11 @@ async fn the_self_test_passes_and_finds_files_that_are_not_upstreams() {
         let plane = ControlPlane::start(&servers).await;
         for (number, version) in versions.iter().enumerate() {
             eventually("the self-test passes", TESTED, async || {
-                let ready = plane.admin(number, "/readyz?verbose").await;
+                let ready = plane.admin_page(number, "/readyz?verbose").await;
                 ready.contains("[+]self-test ok\n")
             })
             .await;
-            let metrics = plane.admin(number, "/metrics").await;
+            let metrics = plane.admin_page(number, "/metrics").await;
             for test in ["front_proxy", "client_ca", "requestheader_ca"] {
                 let line = format!("skewbridge_self_test_up{{test=\"{test}\"}} 1");
                 assert!(metrics.contains(&line), "{version}: {line}");
@@ -50,7 +50,7 @@ async fn the_self_test_passes_and_finds_files_that_are_not_upstreams() {
             &*format!("--proxy-client-cert-file={crt}"),
             &format!("--proxy-client-key-file={key}"),
         ];
-        let bridge = plane.starting_bridge_before(upstream, &flags);
+        let bridge = plane.spawn_bridge_for(upstream, &flags);
         let line = line_of(&bridge, "[-]self-test failed: front_proxy: ").await;
         println!("{}: {line}", versions[0]);
         let named = format!("--proxy-client-cert-file {crt}: ");
@@ -59,7 +59,7 @@ async fn the_self_test_passes_and_finds_files_that_are_not_upstreams() {
 
         let ca = plane.file("foreign-ca.crt", &foreign.pem());
         let flag = format!("--client-ca-file={ca}");
-        let bridge = plane.starting_bridge_before(upstream, &[&flag]);
+        let bridge = plane.spawn_bridge_for(upstream, &[&flag]);
         let line = line_of(&bridge, "[-]self-test failed: client_ca: ").await;
         println!("{}: {line}", versions[0]);
         for part in [&*format!("--client-ca-file {ca}: "), "CN=kubernetes"] {
@@ -80,24 +80,24 @@ async fn a_peer_that_is_killed_is_named_by_host_and_its_requests_are_counted() {
     // started refuses discovery until its RBAC rules exist.
     for line in ["[+]peers ok: 1 of 1 reachable\n", "[+]registry ok: etcd\n"] {
         eventually(line, FOUND, async || {
-            let ready = plane.admin(OLD, "/readyz?verbose").await;
+            let ready = plane.admin_page(OLD, "/readyz?verbose").await;
             ready.contains(line)
         })
         .await;
     }
 
-    plane.end_bridge(NEW, "KILL");
-    plane.end_server(NEW, "KILL");
+    plane.stop_bridge(NEW, "KILL");
+    plane.stop_server(NEW, "KILL");
     let policies = VersionSpecificApi::POLICIES.path;
     assert_eq!(plane.status(OLD, Via::Bridge, policies).await, 503);
     let (host, identity) = (plane.servers[NEW].host.clone(), identity(&plane, NEW));
     let line = format!("[+]peers ok: 0 of 1 reachable; unreachable: {host} ({identity}): ");
     eventually(&line, FOUND, async || {
-        let ready = plane.admin(OLD, "/readyz?verbose").await;
+        let ready = plane.admin_page(OLD, "/readyz?verbose").await;
         ready.contains(&line)
     })
     .await;
-    let metrics = plane.admin(OLD, "/metrics").await;
+    let metrics = plane.admin_page(OLD, "/metrics").await;
     let labels = format!("peer=\"{identity}\",host=\"{host}\"");
     for line in [
         format!("skewbridge_peer_up{{{labels}}} 0"),

@@ -114,7 +114,7 @@ async fn allow_reading(plane: &ControlPlane, special: &VersionSpecificApi) {
     for (kind, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
         let path = format!("/apis/rbac.authorization.k8s.io/v1/{kind}");
         let request = Request::new("POST", &path).body("application/json", &object.to_string());
-        let mut client = plane.raw(OURS, Via::Bridge, Protocol::H2);
+        let mut client = plane.http_client(OURS, Via::Bridge, Protocol::H2);
         let created = client.send(&request).await.unwrap();
         assert_eq!(created.status, 201, "{}", created.text());
     }

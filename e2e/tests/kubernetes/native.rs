@@ -63,7 +63,7 @@ async fn make_a_custom_resource(plane: &ControlPlane, ours: usize, real: usize) 
                 "schema": {"openAPIV3Schema": {"type": "object"}}}]}});
     let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     let request = Request::new("POST", path).body("application/json", &definition.to_string());
-    let mut client = plane.raw(ours, Via::Bridge, Protocol::H2);
+    let mut client = plane.http_client(ours, Via::Bridge, Protocol::H2);
     let made = client.send(&request).await.unwrap();
     assert_eq!(made.status, 201, "{}", made.text());
     eventually("both show a custom resource", FOUND, async || {
@@ -92,8 +92,8 @@ async fn compare(plane: &ControlPlane, ours: usize, real: usize) {
     let accept = "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;\
          as=APIGroupDiscoveryList";
     let request = Request::get("/apis").header("Accept", accept);
-    let mut bridged = plane.raw(ours, Via::Bridge, Protocol::H2);
-    let mut straight = plane.raw(real, Via::Bridge, Protocol::H2);
+    let mut bridged = plane.http_client(ours, Via::Bridge, Protocol::H2);
+    let mut straight = plane.http_client(real, Via::Bridge, Protocol::H2);
     let bridged = bridged.send(&request).await.unwrap();
     let straight = straight.send(&request).await.unwrap();
     assert_eq!(
@@ -113,7 +113,7 @@ async fn the_name_of_one_counts_at_the_other(
     for server in [ours, real] {
         let request = Request::get("/apis").header("Accept", AGGREGATED);
         let request = request.header("If-None-Match", etag);
-        let mut client = plane.raw(server, Via::Bridge, Protocol::H2);
+        let mut client = plane.http_client(server, Via::Bridge, Protocol::H2);
         assert_eq!(client.send(&request).await.unwrap().status, 304);
     }
 }

@@ -50,7 +50,7 @@ pub(crate) fn lease_path(plane: &ControlPlane, server: usize) -> String {
 
 /// The identity Lease of a server, as any server has it.
 pub(crate) async fn lease_of(plane: &ControlPlane, server: usize) -> Value {
-    let mut client = plane.raw(OLD, Via::Server, Protocol::H2);
+    let mut client = plane.http_client(OLD, Via::Server, Protocol::H2);
     let lease = client.send(&Request::get(&lease_path(plane, server))).await;
     let lease = lease.unwrap();
     assert_eq!(lease.status, 200, "{}", lease.text());
@@ -59,7 +59,7 @@ pub(crate) async fn lease_of(plane: &ControlPlane, server: usize) -> Value {
 
 /// What the bridge of a server tells of the others.
 pub(crate) async fn debug_peers(plane: &ControlPlane, server: usize) -> Value {
-    serde_json::from_str(&plane.admin(server, "/debug/peers").await).unwrap()
+    serde_json::from_str(&plane.admin_page(server, "/debug/peers").await).unwrap()
 }
 
 /// A client of all members.

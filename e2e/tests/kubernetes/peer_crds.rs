@@ -30,10 +30,12 @@ async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
     let servers = versions.map(|version| ServerSpec::of(&version).peer());
     let mut plane = ControlPlane::prepare(&servers);
     for server in [OLD, NEW] {
-        plane.run_server(server);
+        plane.start_server(server);
     }
     for server in [OLD, NEW] {
-        plane.ready("a server", plane.servers[server].address).await;
+        plane
+            .wait_for_ready("a server", plane.servers[server].address)
+            .await;
     }
     create(&plane, DEFINITIONS, &definition()).await;
     for server in [OLD, NEW] {
@@ -44,9 +46,9 @@ async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
     }
     // Now that both serve it, each bridge learns that of the other's server.
     for server in [OLD, NEW] {
-        plane.run_bridge(server);
+        plane.start_bridge(server);
     }
-    plane.all_ready().await;
+    plane.wait_until_ready().await;
     is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
     is_found_by(&plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
     let thing = json!({"apiVersion": "bounce.example.com/v1", "kind": "Thing",
@@ -58,7 +60,7 @@ async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
     }
 
     let definition = format!("{DEFINITIONS}/things.bounce.example.com");
-    let mut client = plane.raw(OLD, Via::Bridge, Protocol::H2);
+    let mut client = plane.http_client(OLD, Via::Bridge, Protocol::H2);
     let deleted = client.send(&Request::new("DELETE", &definition)).await;
     assert_eq!(deleted.unwrap().status, 200);
     let mut bridges = [OLD, NEW].map(|server| Watched::new(&plane, server));
@@ -80,7 +82,7 @@ async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
         }
     }
     for server in [OLD, NEW] {
-        let metrics = plane.admin(server, "/metrics").await;
+        let metrics = plane.admin_page(server, "/metrics").await;
         assert!(!metrics.contains("bounce.example.com"), "{metrics}");
     }
 }
@@ -96,7 +98,7 @@ impl Watched {
     fn new(plane: &ControlPlane, server: usize) -> Self {
         Self {
             server,
-            client: plane.raw(server, Via::Bridge, Protocol::H2),
+            client: plane.http_client(server, Via::Bridge, Protocol::H2),
             gone: false,
         }
     }
@@ -119,7 +121,7 @@ impl Watched {
 
 async fn create(plane: &ControlPlane, path: &str, object: &serde_json::Value) {
     let request = Request::new("POST", path).body("application/json", &object.to_string());
-    let mut client = plane.raw(OLD, Via::Server, Protocol::H2);
+    let mut client = plane.http_client(OLD, Via::Server, Protocol::H2);
     let created = client.send(&request).await.unwrap();
     assert_eq!(created.status, 201, "{}", created.text());
 }

@@ -43,7 +43,7 @@ fn cached() -> Request {
 }
 
 fn clients(plane: &ControlPlane) -> [HttpClient; 2] {
-    [Protocol::H1, Protocol::H2].map(|it| plane.raw(OLD, Via::Bridge, it))
+    [Protocol::H1, Protocol::H2].map(|it| plane.http_client(OLD, Via::Bridge, it))
 }
 
 async fn everybody_is_found(plane: &mut ControlPlane) {
@@ -85,7 +85,7 @@ async fn routing_goes_on_while_etcd_is_away() {
     everybody_is_found(&mut plane).await;
     is_written(&plane).await;
     println!("as before {:.1?} after etcd is back", since.elapsed());
-    plane.all_ready().await;
+    plane.wait_until_ready().await;
 }
 
 /// It may be away for less time than records live: that they are kept alive is
@@ -119,7 +119,7 @@ async fn what_was_published_outlives_a_crash_of_etcd() {
     println!("as before {:.1?} after etcd is back", since.elapsed());
     records_outlive_one_that_nobody_keeps(&plane, &etcd).await;
     they_are_peers_of_each_other(&plane).await;
-    plane.all_ready().await;
+    plane.wait_until_ready().await;
 }
 
 /// A bridge goes on with the next member, so each is the one in use in turn.
@@ -128,8 +128,8 @@ async fn what_was_published_outlives_a_crash_of_etcd() {
 async fn what_was_published_outlives_the_loss_of_any_member_of_etcd() {
     let Some(servers) = servers() else { return };
     let mut plane = ControlPlane::prepare_on(MEMBERS, &servers);
-    plane.run_all();
-    plane.all_ready().await;
+    plane.start_all();
+    plane.wait_until_ready().await;
     everybody_is_found(&mut plane).await;
     for member in 0..MEMBERS {
         println!("without member {member}");
@@ -223,7 +223,7 @@ async fn is_written(plane: &ControlPlane) {
     let special = VersionSpecificApi::TAINT_RULES;
     let object = special.object("written-again");
     let request = Request::new("POST", special.path).body("application/json", &object);
-    let mut client = plane.raw(OLD, Via::Bridge, Protocol::H2);
+    let mut client = plane.http_client(OLD, Via::Bridge, Protocol::H2);
     eventually("a write", FOUND, async || {
         let response = client.send(&request).await;
         // 409: an answer was late.

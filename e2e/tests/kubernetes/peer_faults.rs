@@ -50,11 +50,12 @@ async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone()
     let path = VersionSpecificApi::POLICIES.path;
     is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
 
-    plane.end_server(NEW, "KILL");
-    plane.end_bridge(NEW, "KILL");
+    plane.stop_server(NEW, "KILL");
+    plane.stop_bridge(NEW, "KILL");
     let killed = Instant::now();
     let mut asked = 0;
-    let mut clients = [Protocol::H1, Protocol::H2].map(|it| plane.raw(OLD, Via::Bridge, it));
+    let mut clients =
+        [Protocol::H1, Protocol::H2].map(|it| plane.http_client(OLD, Via::Bridge, it));
     while killed.elapsed() < DEAD {
         for client in &mut clients {
             assert_unavailable(client, path).await;
@@ -77,9 +78,9 @@ async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone()
     .await;
     println!("404 after {:.1?}", since.elapsed());
 
-    plane.run_server(NEW);
-    plane.run_bridge(NEW);
-    plane.all_ready().await;
+    plane.start_server(NEW);
+    plane.start_bridge(NEW);
+    plane.wait_until_ready().await;
     let since = Instant::now();
     is_found(&plane, &VersionSpecificApi::POLICIES, USED_AGAIN).await;
     println!("found again {:.1?} after readiness", since.elapsed());
@@ -108,15 +109,15 @@ async fn without_the_gate_a_bridge_is_a_plain_gateway() {
     assert_eq!(plane.status(OLD, Via::Bridge, path).await, 404);
     no_record(&plane).await;
 
-    plane.end_bridge(OLD, "TERM");
+    plane.stop_bridge(OLD, "TERM");
     plane.remove_bridge_flag(OLD, GATE_OFF);
-    plane.run_bridge(OLD);
-    plane.all_ready().await;
+    plane.start_bridge(OLD);
+    plane.wait_until_ready().await;
     is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
     is_published(&mut plane, OLD).await;
 
     let before = lease_of(&plane, OLD).await;
-    plane.end_bridge(OLD, "TERM");
+    plane.stop_bridge(OLD, "TERM");
     no_record(&plane).await;
     let after = lease_of(&plane, OLD).await;
     // It is renewed all the time.

@@ -54,9 +54,9 @@ async fn where_a_server_keeps_no_lease_its_bridge_does() {
     assert_eq!(kept_by(OLD).await, "skewbridge");
     assert_eq!(kept_by(NEW).await, "kube-apiserver");
 
-    plane.end_bridge(OLD, "TERM");
+    plane.stop_bridge(OLD, "TERM");
     assert_eq!(plane.status(NEW, Via::Server, &path).await, 404);
-    plane.end_bridge(NEW, "TERM");
+    plane.stop_bridge(NEW, "TERM");
     let lease = lease_path(&plane, NEW);
     assert_eq!(plane.status(NEW, Via::Server, &lease).await, 200);
 }
@@ -82,7 +82,7 @@ async fn an_identity_that_no_server_has_is_doubted() {
         for part in ["--apiserver-identity", "apiserver-of-nobody", &own] {
             assert!(problem.contains(part), "{part}: {problem}");
         }
-        let ready = plane.admin(0, "/readyz?verbose").await;
+        let ready = plane.admin_page(0, "/readyz?verbose").await;
         assert!(ready.contains(problem), "{ready}");
     }
 }

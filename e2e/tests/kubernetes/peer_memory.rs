@@ -39,10 +39,10 @@ async fn control_planes(old: &str, new: &str) -> [ControlPlane; 2] {
         ControlPlane::prepare(&plane(Some("state"))),
     ];
     for plane in &mut control_planes {
-        plane.run_all();
+        plane.start_all();
     }
     for plane in &mut control_planes {
-        plane.all_ready().await;
+        plane.wait_until_ready().await;
         is_found(plane, &VersionSpecificApi::POLICIES, FOUND).await;
         is_recorded(plane).await;
     }
@@ -55,15 +55,15 @@ async fn a_bridge_that_restarts_beside_a_dead_peer_never_says_not_found() {
         return;
     };
     let [mut bridge_lives, mut both_die] = control_planes(&old, &new).await;
-    bridge_lives.end_server(NEW, "KILL");
-    both_die.end_server(NEW, "KILL");
-    both_die.end_bridge(NEW, "KILL");
+    bridge_lives.stop_server(NEW, "KILL");
+    both_die.stop_server(NEW, "KILL");
+    both_die.stop_bridge(NEW, "KILL");
     // With the state directory alone: what the registry knows is taken away.
     let key = format!("/registry/skewbridge/served/{}", identity(&both_die, NEW));
     assert!(etcd(&mut both_die).delete(key.as_bytes()).await.unwrap());
     for plane in [&mut bridge_lives, &mut both_die] {
-        plane.end_bridge(OLD, "KILL");
-        plane.run_bridge(OLD);
+        plane.stop_bridge(OLD, "KILL");
+        plane.start_bridge(OLD);
     }
     let path = VersionSpecificApi::POLICIES.path;
     let (one, other) = tokio::join!(
@@ -82,11 +82,11 @@ async fn a_bridge_that_restarts_beside_a_dead_peer_never_says_not_found() {
         assert_eq!(plane.status(OLD, Via::Bridge, nobodys).await, 404);
     }
     for plane in [&mut bridge_lives, &mut both_die] {
-        plane.run_server(NEW);
+        plane.start_server(NEW);
     }
-    both_die.run_bridge(NEW);
+    both_die.start_bridge(NEW);
     for plane in [&mut bridge_lives, &mut both_die] {
-        plane.all_ready().await;
+        plane.wait_until_ready().await;
         let since = Instant::now();
         is_found(plane, &VersionSpecificApi::POLICIES, USED_AGAIN).await;
         println!("found again {:.1?} after readiness", since.elapsed());

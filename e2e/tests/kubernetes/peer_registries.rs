@@ -87,7 +87,7 @@ async fn peers_are_found_by_their_leases() {
     .await;
 
     // What the bridge has written goes with it, and the server is asked itself.
-    plane.end_bridge(NEW, "TERM");
+    plane.stop_bridge(NEW, "TERM");
     let lease = lease_of(&plane, NEW).await;
     let annotations = &lease["metadata"]["annotations"];
     assert_eq!(annotations[OF_THE_BRIDGE], Value::Null, "{lease}");
@@ -101,8 +101,8 @@ async fn peers_are_found_by_a_file() {
     };
     let mut plane = ControlPlane::prepare(&servers);
     plane.file("peers.yaml", "peers: []\n");
-    plane.run_all();
-    plane.all_ready().await;
+    plane.start_all();
+    plane.wait_until_ready().await;
     assert_ne!(
         plane
             .status(OLD, Via::Bridge, VersionSpecificApi::POLICIES.path)
@@ -132,7 +132,7 @@ async fn peers_are_found_by_a_file() {
     assert_eq!(annotations[OF_THE_BRIDGE], Value::Null, "{lease}");
 
     // A bridge that leaves announces it there. Only the file says where its server is.
-    plane.end_bridge(NEW, "TERM");
+    plane.stop_bridge(NEW, "TERM");
     let policies = VersionSpecificApi::POLICIES.path;
     let peer = async |plane: &ControlPlane| debug_peers(plane, OLD).await["peers"][0].clone();
     eventually("it is known to have left", FOUND, async || {
@@ -157,9 +157,9 @@ async fn peers_are_found_by_a_file() {
     .await;
     let problem = peer(&plane).await["problem"].to_string();
     assert!(problem.contains("--peer-registry file"), "{problem}");
-    plane.run_bridge(NEW);
+    plane.start_bridge(NEW);
     plane.file("peers.yaml", &format!("peers:\n{}", entries.concat()));
-    plane.all_ready().await;
+    plane.wait_until_ready().await;
     is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
     assert_eq!(peer(&plane).await["state"], Value::Null);
 }

@@ -42,8 +42,8 @@ async fn a_bridge_that_leaves_makes_no_api_not_found_during_a_rollout() {
     let mut file = ControlPlane::prepare(&[in_file(&old), in_file(&new)]);
     peers_file(&file);
     for plane in [&mut direct, &mut three, &mut file] {
-        plane.run_all();
-        plane.all_ready().await;
+        plane.start_all();
+        plane.wait_until_ready().await;
     }
     is_found(&direct, &VersionSpecificApi::POLICIES, FOUND).await;
     is_found_by(&three, NEW, &OLD_ONLY, FOUND).await;
@@ -58,20 +58,20 @@ async fn a_bridge_that_leaves_makes_no_api_not_found_during_a_rollout() {
 
 /// Since 1.36 a server says itself where it is, and answers other hosts.
 async fn served_directly(plane: &mut ControlPlane) {
-    plane.end_bridge(NEW, "TERM");
+    plane.stop_bridge(NEW, "TERM");
     let answers = watch(plane, OLD, VersionSpecificApi::POLICIES.path, WATCHED).await;
     println!("served directly: {answers:?}");
     assert_eq!(answers.count(404), 0, "{answers:?}");
     assert!(answers.count(200) > 100, "{answers:?}");
-    plane.run_bridge(NEW);
-    plane.all_ready().await;
+    plane.start_bridge(NEW);
+    plane.wait_until_ready().await;
     is_found(plane, &VersionSpecificApi::POLICIES, FOUND).await;
 }
 
 /// An older one does not, and listens on loopback.
 async fn not_reachable(plane: &mut ControlPlane, others: &[usize], what: &str) {
     let left = Instant::now();
-    plane.end_bridge(OLD, "TERM");
+    plane.stop_bridge(OLD, "TERM");
     for server in others {
         eventually("it is known to have left", FOUND, async || {
             let peers = debug_peers(plane, *server).await["peers"].clone();
@@ -100,14 +100,14 @@ async fn not_reachable(plane: &mut ControlPlane, others: &[usize], what: &str) {
         assert!(took < ROLLOUT_GRACE + GIVEN_UP, "{took:?}");
     }
     for server in others {
-        let metrics = plane.admin(*server, "/metrics").await;
+        let metrics = plane.admin_page(*server, "/metrics").await;
         assert!(metrics.contains("skewbridge_peers_without_bridge 1"));
         let bridge = plane.servers[*server].bridge_process.as_ref().unwrap();
         let log = bridge.log();
         assert!(log.contains("are not found from now on"), "{log}");
     }
-    plane.run_bridge(OLD);
-    plane.all_ready().await;
+    plane.start_bridge(OLD);
+    plane.wait_until_ready().await;
     for server in others {
         is_found_by(plane, *server, &OLD_ONLY, FOUND).await;
     }

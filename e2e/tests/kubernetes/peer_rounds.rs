@@ -40,11 +40,11 @@ async fn no_order_of_starting_loses_a_peer() {
         chance.shuffle(&mut order);
         for start in order {
             match start {
-                Start::Server(number) => plane.run_server(number),
-                Start::Bridge(number) => plane.run_bridge(number),
+                Start::Server(number) => plane.start_server(number),
+                Start::Bridge(number) => plane.start_bridge(number),
             }
         }
-        plane.all_ready().await;
+        plane.wait_until_ready().await;
         let ready = Instant::now();
         let found = eventually("every bridge reaches every API", FOUND, async || {
             everything_is_reached(&plane).await

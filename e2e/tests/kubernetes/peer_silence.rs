@@ -37,7 +37,7 @@ fn never_reachable(old: &str, new: &str, wall: &TcpListener) -> ControlPlane {
             .bridge_flag(&format!("--peer-advertise-port={port}")),
     ];
     let mut plane = ControlPlane::prepare(&servers);
-    plane.run_all();
+    plane.start_all();
     plane
 }
 
@@ -51,10 +51,10 @@ async fn silent_peers_and_bridges_that_leave_never_make_an_api_not_found() {
     let walled = never_reachable(&old, &new, &wall);
     let mut left = ControlPlane::prepare(&pair);
     let mut stopped = ControlPlane::prepare(&pair);
-    left.run_all();
-    stopped.run_all();
+    left.start_all();
+    stopped.start_all();
     for plane in [&walled, &left, &stopped] {
-        plane.all_ready().await;
+        plane.wait_until_ready().await;
     }
     is_found(&left, &VersionSpecificApi::POLICIES, FOUND).await;
     is_found_by(&left, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
@@ -84,18 +84,18 @@ async fn a_peer_behind_a_firewall(plane: &ControlPlane) {
 
 async fn a_bridge_leaves(plane: &mut ControlPlane) {
     // Since 1.36 a server says itself where it is: it is asked directly.
-    plane.end_bridge(NEW, "TERM");
+    plane.stop_bridge(NEW, "TERM");
     let answers = watch(plane, OLD, VersionSpecificApi::POLICIES.path, DIRECTLY).await;
     println!("served without its bridge: {answers:?}");
     assert_eq!(answers.count(404), 0, "{answers:?}");
     // It writes its address every 10 s.
     assert!(answers.count(200) > 10, "{answers:?}");
-    plane.run_bridge(NEW);
-    plane.all_ready().await;
+    plane.start_bridge(NEW);
+    plane.wait_until_ready().await;
     is_found_by(plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
 
     // An older one does not, and listens on loopback.
-    plane.end_bridge(OLD, "TERM");
+    plane.stop_bridge(OLD, "TERM");
     eventually("it is known to have left", FOUND, async || {
         state(plane, NEW).await == "bridge-left"
     })
@@ -105,20 +105,20 @@ async fn a_bridge_leaves(plane: &mut ControlPlane) {
     println!("without a bridge: {answers:?}");
     assert_eq!(answers.count(404) + answers.count(200), 0, "{answers:?}");
     assert!(answers.count(503) > 100, "{answers:?}");
-    let metrics = plane.admin(NEW, "/metrics").await;
+    let metrics = plane.admin_page(NEW, "/metrics").await;
     assert!(metrics.contains("skewbridge_peers_without_bridge 1"));
     let log = plane.servers[NEW].bridge_process.as_ref().unwrap().log();
     assert!(log.contains("the bridge of a peer has left"), "{log}");
-    plane.run_bridge(OLD);
-    plane.all_ready().await;
+    plane.start_bridge(OLD);
+    plane.wait_until_ready().await;
     is_found_by(plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
     assert_eq!(state(plane, NEW).await, Value::Null);
 
     // Before 1.35 a server leaves its Lease behind: its bridge deletes it.
     let lease = lease_path(plane, OLD);
-    plane.end_server(OLD, "TERM");
+    plane.stop_server(OLD, "TERM");
     assert_eq!(plane.status(NEW, Via::Server, &lease).await, 200);
-    plane.end_bridge(OLD, "TERM");
+    plane.stop_bridge(OLD, "TERM");
     assert_eq!(plane.status(NEW, Via::Server, &lease).await, 404);
     assert_eq!(plane.status(NEW, Via::Bridge, path).await, 503);
 }

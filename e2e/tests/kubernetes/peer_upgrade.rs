@@ -65,7 +65,7 @@ async fn one_of_two_peers_dies_returns_and_ends_and_nobody_notices() {
     let mut clients = JoinSet::new();
     for protocol in [Protocol::H1, Protocol::H2] {
         for _ in 0..2 {
-            let client = plane.raw(OLD, Via::Bridge, protocol);
+            let client = plane.http_client(OLD, Via::Bridge, protocol);
             clients.spawn(read(client, load.member()));
         }
     }
@@ -73,18 +73,18 @@ async fn one_of_two_peers_dies_returns_and_ends_and_nobody_notices() {
         load.everybody_succeeds("before it dies").await;
         match first {
             First::Server => {
-                plane.end_server(server, "KILL");
-                plane.end_bridge(server, "KILL");
+                plane.stop_server(server, "KILL");
+                plane.stop_bridge(server, "KILL");
             }
             First::Bridge => {
-                plane.end_bridge(server, "KILL");
-                plane.end_server(server, "KILL");
+                plane.stop_bridge(server, "KILL");
+                plane.stop_server(server, "KILL");
             }
         }
         load.goes_on_for(Duration::from_secs(2)).await;
-        plane.run_server(server);
-        plane.run_bridge(server);
-        plane.all_ready().await;
+        plane.start_server(server);
+        plane.start_bridge(server);
+        plane.wait_until_ready().await;
         let since = Instant::now();
         both_are_used(&plane, USED_AGAIN).await;
         println!(
@@ -96,10 +96,10 @@ async fn one_of_two_peers_dies_returns_and_ends_and_nobody_notices() {
 
     for protocol in [Protocol::H1, Protocol::H2] {
         for _ in 0..2 {
-            let client = plane.raw(OLD, Via::Bridge, protocol);
+            let client = plane.http_client(OLD, Via::Bridge, protocol);
             clients.spawn(write(client, load.member()));
         }
-        let client = plane.raw(OLD, Via::Bridge, protocol);
+        let client = plane.http_client(OLD, Via::Bridge, protocol);
         let follower = Follower::start(client).await;
         clients.spawn(follower.follow(load.member()));
     }
@@ -107,7 +107,7 @@ async fn one_of_two_peers_dies_returns_and_ends_and_nobody_notices() {
     for (server, then) in [(1, Then::AtOnce), (2, Then::WhenItIsAskedItself)] {
         load.everybody_succeeds("before it ends").await;
         let since = Instant::now();
-        plane.end_bridge(server, "TERM");
+        plane.stop_bridge(server, "TERM");
         println!("bridge {server} ended in {:.1?}", since.elapsed());
         if then == Then::WhenItIsAskedItself {
             let [key, _] = keys(&plane, server);
@@ -115,12 +115,12 @@ async fn one_of_two_peers_dies_returns_and_ends_and_nobody_notices() {
             points_to(&mut plane, &key, address).await;
             both_are_used(&plane, USED_AGAIN).await;
         }
-        plane.end_server(server, "TERM");
+        plane.stop_server(server, "TERM");
         println!("server {server} ended in {:.1?}", since.elapsed());
         load.goes_on_for(Duration::from_secs(2)).await;
-        plane.run_server(server);
-        plane.run_bridge(server);
-        plane.all_ready().await;
+        plane.start_server(server);
+        plane.start_bridge(server);
+        plane.wait_until_ready().await;
         both_are_used(&plane, USED_AGAIN).await;
         load.everybody_succeeds("after it ended").await;
     }
@@ -402,7 +402,7 @@ impl Follower {
 }
 
 async fn every_write_was_done_once(plane: &ControlPlane, load: &Load) {
-    let mut client = plane.raw(OLD, Via::Bridge, Protocol::H2);
+    let mut client = plane.http_client(OLD, Via::Bridge, Protocol::H2);
     let list = client
         .send(&Request::get(VersionSpecificApi::TAINT_RULES.path))
         .await;

@@ -129,7 +129,7 @@ async fn token(plane: &ControlPlane) -> String {
         "metadata": {"name": "robot"}});
     let asked = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
         "spec": {"audiences": []}});
-    let mut client = plane.raw(OLD, Via::Bridge, Protocol::H2);
+    let mut client = plane.http_client(OLD, Via::Bridge, Protocol::H2);
     let mut given = Value::Null;
     for (path, object) in [
         (path.to_owned(), account),

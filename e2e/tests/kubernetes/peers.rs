@@ -186,7 +186,7 @@ async fn a_subresource_that_only_one_has_is_found(plane: &ControlPlane) {
 }
 
 fn bridge(plane: &ControlPlane, server: usize) -> HttpClient {
-    plane.raw(server, Via::Bridge, Protocol::H2)
+    plane.http_client(server, Via::Bridge, Protocol::H2)
 }
 
 /// What nobody serves is not found, as ever; and it is the server that says so.
@@ -224,7 +224,7 @@ async fn a_forged_hop_changes_nothing(plane: &ControlPlane, shared: &[VersionSpe
 }
 
 async fn what_was_rerouted_is_counted(plane: &ControlPlane, server: usize) {
-    let metrics = plane.admin(server, "/metrics").await;
+    let metrics = plane.admin_page(server, "/metrics").await;
     let others = (0..plane.servers.len()).filter(|other| *other != server);
     let peers = others.map(|other| format!("peer=\"{}\"", identity(plane, other)));
     let peers: Vec<_> = peers.collect();
@@ -261,7 +261,7 @@ async fn the_others_are_told_of(
     shared: &[VersionSpecificApi],
 ) {
     let view = async || -> Value {
-        serde_json::from_str(&plane.admin(server, "/debug/peers").await).unwrap()
+        serde_json::from_str(&plane.admin_page(server, "/debug/peers").await).unwrap()
     };
     // That the server keeps it is seen when it renews it.
     eventually("who keeps the Lease is known", FOUND, async || {

@@ -14,7 +14,7 @@ use crate::playground::{BOUND, RELEASES, kubectl_prints_the_same, run};
 use crate::terminal::Terminal;
 
 /// What is promised. It takes a tenth of that, even without optimisation.
-const READY: Duration = Duration::from_secs(3);
+const READY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The best of so many starts counts: the machine may be busy with something else.
 const STARTS: usize = 3;
@@ -32,11 +32,11 @@ async fn a_playground_is_ready_in_three_seconds() {
         let _playground = Playground::start().await;
         took.push(began.elapsed());
         println!("ready after {:.2?}", began.elapsed());
-        if took.last().is_some_and(|it| *it < READY) {
+        if took.last().is_some_and(|it| *it < READY_TIMEOUT) {
             return;
         }
     }
-    panic!("ready after {took:.2?}, and the limit is {READY:?}");
+    panic!("ready after {took:.2?}, and the limit is {READY_TIMEOUT:?}");
 }
 
 #[tokio::test]

@@ -68,7 +68,7 @@ async fn readers(plane: &ControlPlane) -> Vec<Reader> {
     let uid = account(plane).await;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now = now.unwrap().as_secs();
-    let token = |until: u64| plane.account_token("reader", &uid, until - LONG_AGO, until);
+    let token = |until: u64| plane.service_account_token("reader", &uid, until - LONG_AGO, until);
     let expired = plane
         .ca()
         .client_valid("alice", &["dev"], Validity::Expired);
@@ -193,7 +193,7 @@ fn group(name: &str) -> Value {
 async fn allow(plane: &ControlPlane, subjects: Value) {
     let patch = json!({"subjects": subjects}).to_string();
     let request = Request::new("PATCH", BINDING).body("application/merge-patch+json", &patch);
-    let mut client = plane.raw(0, Via::Server, Protocol::H2);
+    let mut client = plane.http_client(0, Via::Server, Protocol::H2);
     let changed = client.send(&request).await.unwrap();
     assert_eq!(changed.status, 200, "{}", changed.text());
     let alice = if subjects.as_array().unwrap().is_empty() {
@@ -223,7 +223,7 @@ async fn account(plane: &ControlPlane) -> String {
         "metadata": {"name": "reader"}});
     let path = "/api/v1/namespaces/default/serviceaccounts";
     let request = Request::new("POST", path).body("application/json", &account.to_string());
-    let mut client = plane.raw(0, Via::Server, Protocol::H2);
+    let mut client = plane.http_client(0, Via::Server, Protocol::H2);
     let made = client.send(&request).await.unwrap();
     assert_eq!(made.status, 201, "{}", made.text());
     let made: Value = serde_json::from_slice(&made.body).unwrap();

@@ -311,7 +311,12 @@ async fn unchanged_is_304(both: &mut Both, differences: &mut Vec<String>) {
         ("/api", DISCOVERY_ANY),
     ] {
         let request = accepting(Request::get(target), accept);
-        let response = both.server.another().send(&request).await.unwrap();
+        let response = both
+            .server
+            .with_new_connection()
+            .send(&request)
+            .await
+            .unwrap();
         let etag = response.header("etag").unwrap_or("\"none\"").to_owned();
         let request = request.header("If-None-Match", &etag);
         let status = both.compare(request.clone(), differences).await;
@@ -327,7 +332,7 @@ async fn unchanged_is_304(both: &mut Both, differences: &mut Vec<String>) {
 async fn documents_by_hash(both: &mut Both, differences: &mut Vec<String>) {
     let index = both
         .server
-        .another()
+        .with_new_connection()
         .send(&Request::get("/openapi/v3"))
         .await
         .unwrap();
@@ -352,7 +357,7 @@ async fn pages(both: &mut Both, differences: &mut Vec<String>) {
     }
     let page = both
         .bridge
-        .another()
+        .with_new_connection()
         .send(&Request::get(&first))
         .await
         .unwrap();
@@ -370,7 +375,7 @@ async fn pages(both: &mut Both, differences: &mut Vec<String>) {
 async fn bad_escapes_are_refused(both: &Both) {
     for target in ["/api/%zz", "/api/v1/namespaces/%", "/api/v1/namespaces/a%2"] {
         let request = both.dressed(Request::get(target));
-        let straight = both.server.another().send(&request).await;
+        let straight = both.server.with_new_connection().send(&request).await;
         match (both.protocol, straight) {
             (Protocol::H1, Ok(answer)) => assert_eq!(answer.status, 400, "{target}"),
             (Protocol::H2, Err(error)) => {
@@ -378,7 +383,12 @@ async fn bad_escapes_are_refused(both: &Both) {
             }
             (_, other) => panic!("{target}: {other:?}"),
         }
-        let bridged = both.bridge.another().send(&request).await.unwrap();
+        let bridged = both
+            .bridge
+            .with_new_connection()
+            .send(&request)
+            .await
+            .unwrap();
         assert_eq!(bridged.status, 400, "{target}");
         let status: serde_json::Value = serde_json::from_slice(&bridged.body).unwrap();
         assert_eq!(status["reason"], "BadRequest", "{target}");
@@ -402,7 +412,10 @@ async fn watches(both: &Both, differences: &mut Vec<String>) {
     let mut running = JoinSet::new();
     for (number, (target, accept)) in rows.into_iter().enumerate() {
         let request = both.dressed(accepting(Request::get(target), accept));
-        let (server, bridge) = (both.server.another(), both.bridge.another());
+        let (server, bridge) = (
+            both.server.with_new_connection(),
+            both.bridge.with_new_connection(),
+        );
         running.spawn(async move {
             let (straight, bridged) = tokio::join!(
                 watch_to_its_end(server, &request),
@@ -503,7 +516,7 @@ impl Both {
         // kube-apiserver ends an HTTP/2 connection behind an anonymous request
         // (its UnauthenticatedHTTP2DOSMitigation).
         if self.user == User::Nobody {
-            *raw = raw.another();
+            *raw = raw.with_new_connection();
         }
         ResponseSnapshot::of(raw.send(request).await)
     }

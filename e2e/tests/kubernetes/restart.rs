@@ -91,7 +91,7 @@ async fn ride_out(version: &str) {
     plane.restart_server(0);
     load.everybody_was_refused().await;
     let address = plane.servers[0].at(Via::Server);
-    plane.ready("the server is back", address).await;
+    plane.wait_for_ready("the server is back", address).await;
     load.everybody_succeeds("after the restart", RECOVERY).await;
 
     load.stop.send_replace(true);

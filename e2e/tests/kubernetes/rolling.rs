@@ -72,7 +72,7 @@ async fn up_and_down(versions: &[String]) {
         for node in 0..versions.len() {
             // Balancers know whom not to send anybody to.
             let other = (node + 1) % versions.len();
-            vip.turn(plane.servers[other].bridge).await;
+            vip.redirect(plane.servers[other].bridge).await;
             let gone = std::mem::take(&mut kinds[node]);
             let left = kinds.union();
             client.forget(gone.difference(&left)).await;
@@ -113,14 +113,14 @@ impl Union for Vec<BTreeSet<String>> {
 
 /// As an administrator does it on one node.
 async fn replace(plane: &mut ControlPlane, node: usize, version: &str) {
-    plane.end_bridge(node, "TERM");
-    plane.end_server(node, "TERM");
+    plane.stop_bridge(node, "TERM");
+    plane.stop_server(node, "TERM");
     plane.replace_server(node, version);
-    plane.run_server(node);
-    plane.run_bridge(node);
+    plane.start_server(node);
+    plane.start_bridge(node);
     let address = plane.servers[node].bridge;
     plane
-        .ready(&format!("node {node} as {version}"), address)
+        .wait_for_ready(&format!("node {node} as {version}"), address)
         .await;
 }
 
@@ -139,7 +139,7 @@ async fn write(plane: &ControlPlane, node: usize, name: &str) {
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}});
     let path = format!("/api/v1/namespaces/{NAMESPACE}/configmaps");
     let request = Request::new("POST", &path).body("application/json", &map.to_string());
-    let mut client = plane.raw(node, Via::Bridge, Protocol::H2);
+    let mut client = plane.http_client(node, Via::Bridge, Protocol::H2);
     let created = client.send(&request).await.unwrap();
     assert_eq!(created.status, 201, "{}", created.text());
 }

@@ -30,13 +30,13 @@ async fn a_kubectl_without_a_credential_does_what_it_always_does() {
         let servers = versions.iter().map(|version| ServerSpec::of(version));
         let servers: Vec<_> = servers.map(ServerSpec::without_bridge).collect();
         let mut plane = ControlPlane::prepare(&servers);
-        plane.run_all();
+        plane.start_all();
         for server in &plane.servers {
-            plane.ready(&server.version, server.address).await;
+            plane.wait_for_ready(&server.version, server.address).await;
         }
         let node = plane.start_node().await;
         for server in 0..servers.len() {
-            let agent = plane.key_in_a_file("admin");
+            let agent = plane.file_signer_flags("admin");
             for &speaks in Speaks::of(&plane.servers[server].version) {
                 let kubectl = Kubectl {
                     plane: &plane,
@@ -81,7 +81,7 @@ async fn kubectl_shows_why_its_requests_cannot_be_signed() {
             "--signer=sigv4: the AWS profile \"none-of-this-name\"".to_owned(),
         ),
     ] {
-        let mut command = plane.kubectl_below_run(0, &agent);
+        let mut command = plane.kubectl_under_run(0, &agent);
         let ran = timeout(BOUND, command.args(["get", "pods"]).output()).await;
         let ran = ran.expect("an end in time").unwrap();
         let complaint = String::from_utf8(ran.stderr).unwrap();
@@ -120,7 +120,7 @@ struct Kubectl<'a> {
 impl Kubectl<'_> {
     fn command(&self, words: &[&str]) -> Command {
         let web_sockets = (self.speaks == Speaks::WebSocket).to_string();
-        let mut command = self.plane.kubectl_below_run(self.server, self.agent);
+        let mut command = self.plane.kubectl_under_run(self.server, self.agent);
         command
             .args(["-n", Node::NAMESPACE])
             .args(words)
@@ -171,7 +171,7 @@ async fn the_user_is_who_has_the_key(kubectl: &Kubectl<'_>) {
     let words = ["auth", "whoami", "-o", "json", "--as=carol"];
     let told: Value = serde_json::from_str(&kubectl.ok(&words).await).unwrap();
     assert_eq!(told["status"]["userInfo"]["username"], "carol");
-    let alice = kubectl.plane.key_in_a_file("alice");
+    let alice = kubectl.plane.file_signer_flags("alice");
     let other = Kubectl {
         agent: &alice,
         ..*kubectl

@@ -50,7 +50,7 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
     let servers = versions.map(|version| ServerSpec::of(&version).peer());
     let mut plane = ControlPlane::start(&servers).await;
     is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
-    let (stranger, front_proxy) = (plane.anonymous_client(), plane.front_proxy());
+    let (stranger, front_proxy) = (plane.anonymous_client(), plane.front_proxy_client());
     // Distinct CAs: a junk token is refused by the server that serves the API.
     let answer = ask(&stranger, &plane, OLD, Via::Bridge, &[JUNK]).await;
     assert_eq!(answer.status, 401, "{}", answer.text());
@@ -67,7 +67,7 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
         },
     )
     .await;
-    let metrics = async |plane: &ControlPlane| plane.admin(OLD, "/metrics").await;
+    let metrics = async |plane: &ControlPlane| plane.admin_page(OLD, "/metrics").await;
     eventually("peering is switched off", FOUND, async || {
         metrics(&plane).await.contains("skewbridge_peering 0")
     })
@@ -91,12 +91,12 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
     let answer = ask(&front_proxy, &plane, NEW, Via::Bridge, &[HOP]).await;
     assert_eq!(answer.status, 401, "{}", answer.text());
     assert_eq!(as_front_proxy(&plane, NEW), before);
-    let ready = plane.admin(OLD, "/readyz?verbose").await;
+    let ready = plane.admin_page(OLD, "/readyz?verbose").await;
     assert!(ready.contains("[+]ca-files ok: in conflict: "), "{ready}");
 
     // A bridge does not start so.
-    plane.end_bridge(OLD, "TERM");
-    plane.run_bridge(OLD);
+    plane.stop_bridge(OLD, "TERM");
+    plane.start_bridge(OLD);
     let mut bridge = plane.servers[OLD].bridge_process.take().unwrap();
     assert_eq!(bridge.wait().code(), Some(64));
     let log = bridge.log();
@@ -121,10 +121,10 @@ async fn a_server_that_is_asked_directly_gets_tokens_without_the_certificate() {
     let direct = direct.flag("--client-ca-file=direct-ca.crt");
     let mut plane = ControlPlane::prepare(&[ServerSpec::of(&old).peer(), direct]);
     plane.file("direct-ca.crt", &plane.ca().pem());
-    plane.run_all();
-    plane.all_ready().await;
+    plane.start_all();
+    plane.wait_until_ready().await;
     is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
-    let (stranger, front_proxy) = (plane.anonymous_client(), plane.front_proxy());
+    let (stranger, front_proxy) = (plane.anonymous_client(), plane.front_proxy_client());
     let bob = [("Authorization", "Bearer bob-token")];
     let as_bob = async |plane: &ControlPlane| {
         let answer = ask(&stranger, plane, OLD, Via::Bridge, &bob).await;
@@ -156,9 +156,9 @@ async fn a_server_that_is_asked_directly_gets_tokens_without_the_certificate() {
     assert_eq!(answer.status, 200, "{}", answer.text());
 
     // Servers publish the client CAs of all of them, by which a bridge judges that starts.
-    plane.end_bridge(OLD, "TERM");
-    plane.run_bridge(OLD);
-    plane.all_ready().await;
+    plane.stop_bridge(OLD, "TERM");
+    plane.start_bridge(OLD);
+    plane.wait_until_ready().await;
     eventually("peering is switched off", RELOADED, async || {
         let answer = ask(&admin, &plane, OLD, Via::Bridge, &[]).await;
         let text = answer.text();

@@ -112,7 +112,7 @@ async fn servers_of_two_versions_are_compared_without_a_bridge() {
         "{ran:?}"
     );
 
-    plane.end_server(2, "KILL");
+    plane.stop_server(2, "KILL");
     let ran = skew(&plane, &config, &["old", "new", "other"], &[]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.starts_with("skewbridge: other: "), "{ran:?}");

@@ -20,7 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-const READY: Duration = Duration::from_secs(20);
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What exec and cp are tried with.
 const BULK: usize = 200 << 20;
@@ -87,7 +87,7 @@ impl Listening {
         let directory = ScratchDir::new();
         let server = Spdystream::serve(directory.path());
         let address = server.address;
-        eventually("spdystream listens", READY, async || {
+        eventually("spdystream listens", READY_TIMEOUT, async || {
             TcpStream::connect(address).await.is_ok()
         })
         .await;
@@ -324,7 +324,7 @@ async fn it_hears_nothing_more_while_one_of_its_streams_is_not_read() {
     let filling =
         tokio::spawn(async move { while stream.sender.write(PATTERN.clone()).await.is_ok() {} });
     // Not by time: until the writer stands still, pings come back.
-    eventually("a ping without an answer", READY, async || {
+    eventually("a ping without an answer", READY_TIMEOUT, async || {
         let ping = client.handle.ping();
         tokio::time::timeout(Duration::from_secs(1), ping)
             .await

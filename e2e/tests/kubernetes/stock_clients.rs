@@ -18,14 +18,14 @@ const BELIEVED: Duration = Duration::from_mins(1);
 async fn clients_in_go_python_and_rust_and_helm_need_no_change() {
     let versions = versions();
     let mut plane = ControlPlane::prepare(&[ServerSpec::of(newest(&versions)).without_bridge()]);
-    plane.run_all();
+    plane.start_all();
     let server = &plane.servers[0];
-    plane.ready(&server.version, server.address).await;
+    plane.wait_for_ready(&server.version, server.address).await;
     let _node = plane.start_node().await;
     let below = Below {
         plane: &plane,
         server: server.address,
-        agent: plane.key_in_a_file("admin"),
+        agent: plane.file_signer_flags("admin"),
     };
     go(&below).await;
     python(&below).await;
@@ -70,7 +70,7 @@ async fn k9s_needs_no_change() {
     let versions = versions();
     let plane = ControlPlane::start(&[ServerSpec::of(newest(&versions)).without_bridge()]).await;
     let _node = plane.start_node().await;
-    let agent = plane.key_in_a_file("admin");
+    let agent = plane.file_signer_flags("admin");
     let words = [
         "--splashless",
         "--logoless",
@@ -80,7 +80,7 @@ async fn k9s_needs_no_change() {
         "pods",
     ];
     let server = plane.servers[0].address;
-    let command = plane.stock_client_line(server, &agent, StockClient::K9s, &words);
+    let command = plane.stock_client_command(server, &agent, StockClient::K9s, &words);
     let tmux = Tmux::start("k9s", &command).await;
     tmux.run(&["resize-window", "-x", "160", "-y", "40"]).await;
     tmux.types(&format!("{}\r", tmux.line)).await;
@@ -209,8 +209,10 @@ async fn signed(plane: &ControlPlane) {
         "--http-signature-clock-skew=1s".to_owned(),
     ];
     let flags = flags.each_ref().map(String::as_str);
-    let bridge = plane.bridge_before(plane.servers[0].address, &flags).await;
-    vip.turn(bridge.address).await;
+    let bridge = plane
+        .start_bridge_for(plane.servers[0].address, &flags)
+        .await;
+    vip.redirect(bridge.address).await;
     let below = Below {
         plane,
         server: vip.address,

@@ -88,12 +88,15 @@ async fn by_its_bridge_a_namespace_waits_while_the_server_of_what_is_in_it_is_do
         })
         .await;
         let (newest, oldest) = (stage.newest, stage.oldest);
-        stage.plane.end_server(newest, "KILL");
-        stage.plane.end_bridge(newest, "KILL");
-        stage.plane.end_bridge(oldest, "KILL");
-        stage.plane.run_bridge(oldest);
+        stage.plane.stop_server(newest, "KILL");
+        stage.plane.stop_bridge(newest, "KILL");
+        stage.plane.stop_bridge(oldest, "KILL");
+        stage.plane.start_bridge(oldest);
         let bridge = stage.plane.servers[oldest].bridge;
-        stage.plane.ready("the bridge of the oldest", bridge).await;
+        stage
+            .plane
+            .wait_for_ready("the bridge of the oldest", bridge)
+            .await;
         let _controllers = stage.controllers(Via::Bridge);
         let delete = Request::new("DELETE", &format!("{NAMESPACES}/story"));
         let (status, answer) = stage.send(bridge, &delete).await;
@@ -106,9 +109,9 @@ async fn by_its_bridge_a_namespace_waits_while_the_server_of_what_is_in_it_is_do
             sleep(Duration::from_secs(1)).await;
         }
 
-        stage.plane.run_server(newest);
-        stage.plane.run_bridge(newest);
-        stage.plane.all_ready().await;
+        stage.plane.start_server(newest);
+        stage.plane.start_bridge(newest);
+        stage.plane.wait_until_ready().await;
         eventually("the namespace goes", TRIED_AGAIN, async || {
             !stage.is_in_etcd(NAMESPACE_KEY).await
         })
@@ -254,7 +257,7 @@ impl Stage {
             said(&controllers, &["all resource monitors have synced"]) > 0
         })
         .await;
-        vip.switch(plane.servers[self.oldest].at(via)).await;
+        vip.fail_over(plane.servers[self.oldest].at(via)).await;
         (vip, controllers)
     }
 

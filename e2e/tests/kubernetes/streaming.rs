@@ -401,7 +401,7 @@ pub(crate) async fn allow(plane: &ControlPlane, name: &str, verbs: &[&str]) -> S
 
 async fn create(plane: &ControlPlane, path: &str, object: &Value) -> Value {
     let request = Request::new("POST", path).body("application/json", &object.to_string());
-    let mut client = plane.raw(0, Via::Server, Http::H1);
+    let mut client = plane.http_client(0, Via::Server, Http::H1);
     let created = client.send(&request).await.unwrap();
     assert_eq!(created.status, 201, "{path}: {}", created.text());
     serde_json::from_slice(&created.body).unwrap()

@@ -83,10 +83,10 @@ async fn a_server_that_knows_websocket_is_left_to_it_unless_told_otherwise() {
     let node = plane.start_node().await;
     let server = plane.servers[0].address;
     let always = plane
-        .bridge_before(server, &["--translate-streams=always"])
+        .start_bridge_for(server, &["--translate-streams=always"])
         .await;
     let inverse = plane
-        .bridge_before(server, &["--upstream-streams=websocket"])
+        .start_bridge_for(server, &["--upstream-streams=websocket"])
         .await;
 
     let auto = Way::bridged(&plane, 0, Speaks::WebSocket);
@@ -175,7 +175,7 @@ async fn nobody_falls_back(plane: &ControlPlane) {
     );
     assert!(refused.stderr.contains("fallback"), "{}", refused.stderr);
     let never = plane
-        .bridge_before(plane.servers[0].address, &["--translate-streams=never"])
+        .start_bridge_for(plane.servers[0].address, &["--translate-streams=never"])
         .await;
     let never = Way::through(plane, &never, Speaks::WebSocket);
     let relayed = never.run(&words, b"").await;

@@ -69,7 +69,7 @@ async fn whoever_copies_attaches_or_forwards_learns_it_too() {
             others.fail(killed).await;
             plane.restart_node(&mut node).await;
         } else {
-            plane.end_server(0, "KILL");
+            plane.stop_server(0, "KILL");
             others.fail(killed).await;
         }
     }
@@ -181,7 +181,7 @@ async fn judge(plane: &mut ControlPlane, speaks: Speaks) {
 
     let mut commands = Commands::begin(&way, &node, "server").await;
     commands.ask(&way, &node, "server").await;
-    plane.end_server(0, "KILL");
+    plane.stop_server(0, "KILL");
     commands.fail(&format!("{speaks:?}, server killed")).await;
 
     let way = Way::bridged(plane, 0, speaks);

@@ -37,12 +37,14 @@ async fn judge(silence: Duration, idle: Duration, interval: &str) {
     let always = ["--translate-streams=always", pings.as_str()];
     let inverse = ["--upstream-streams=websocket", pings.as_str()];
 
-    let before_server = plane.haproxy_before(server, silence).await;
-    let bridge = plane.bridge_before(server, &always).await;
-    let before_bridge = plane.haproxy_before(bridge.address, silence).await;
-    let behind = plane.bridge_before(before_server.address, &always).await;
-    let inverse = plane.bridge_before(before_server.address, &inverse).await;
-    let before_inverse = plane.haproxy_before(inverse.address, silence).await;
+    let before_server = plane.start_haproxy(server, silence).await;
+    let bridge = plane.start_bridge_for(server, &always).await;
+    let before_bridge = plane.start_haproxy(bridge.address, silence).await;
+    let behind = plane.start_bridge_for(before_server.address, &always).await;
+    let inverse = plane
+        .start_bridge_for(before_server.address, &inverse)
+        .await;
+    let before_inverse = plane.start_haproxy(inverse.address, silence).await;
 
     let without = async {
         let (lived, pings) = command(&plane, before_server.address, idle).await;

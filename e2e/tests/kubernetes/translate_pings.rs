@@ -24,7 +24,9 @@ async fn pings_tell_a_slow_process_from_a_lost_node() {
     let plane = ControlPlane::start(&[ServerSpec::of(&version)]).await;
     let node = plane.start_node().await;
     let flags = ["--translate-streams=always", "--stream-ping-interval=1s"];
-    let bridge = plane.bridge_before(plane.servers[0].address, &flags).await;
+    let bridge = plane
+        .start_bridge_for(plane.servers[0].address, &flags)
+        .await;
     let way = Way::through(&plane, &bridge, Speaks::WebSocket);
     tokio::join!(
         a_process_that_does_not_read_keeps_its_client(&way),
@@ -33,7 +35,9 @@ async fn pings_tell_a_slow_process_from_a_lost_node() {
     // With so much input it is asked half an interval later at the latest: until then all of
     // these have ended.
     let flags = ["--translate-streams=always", "--stream-ping-interval=10s"];
-    let slower = plane.bridge_before(plane.servers[0].address, &flags).await;
+    let slower = plane
+        .start_bridge_for(plane.servers[0].address, &flags)
+        .await;
     let slower = Way::through(&plane, &slower, Speaks::WebSocket);
     no_ping_meets_the_end_of_a_command(&slower).await;
     let (target, _echo) = echo().await;

@@ -127,10 +127,10 @@ async fn judge(plane: &ControlPlane, server: usize, version: &str, users: &[User
         straight,
         left: plane.servers[server].bridge,
         always: plane
-            .bridge_before(straight, &["--translate-streams=always"])
+            .start_bridge_for(straight, &["--translate-streams=always"])
             .await,
         inverse: plane
-            .bridge_before(straight, &["--upstream-streams=websocket"])
+            .start_bridge_for(straight, &["--upstream-streams=websocket"])
             .await,
     };
     println!("| {version} | only get | only create | both |\n|---|---|---|---|");

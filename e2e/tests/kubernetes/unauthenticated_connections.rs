@@ -29,7 +29,7 @@ async fn unauthenticated_connections_do_not_block_users() {
             "--max-unauthenticated-connections-per-source={STRANGERS}"
         ));
     let plane = ControlPlane::start(&[server]).await;
-    let watch = plane.raw(0, Via::Bridge, Protocol::H2);
+    let watch = plane.http_client(0, Via::Bridge, Protocol::H2);
     let mut watch = watch.stream(&Request::get(WATCH)).await.unwrap();
     assert_eq!(watch.status, 200);
 

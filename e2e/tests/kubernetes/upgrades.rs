@@ -69,26 +69,26 @@ async fn informers_and_elections_go_through_a_minute_of_upgrades() {
     for (number, turn) in (1_u32..).zip(TURNS) {
         let turned = Instant::now();
         match turn {
-            Turn::Replaced(server, how) => playground.order(server, how).await,
+            Turn::Replaced(server, how) => playground.control(server, how).await,
             Turn::Away(server, how) => {
-                playground.order(server, how).await;
+                playground.control(server, how).await;
                 sleep(AWAY).await;
-                playground.order(server, "start").await;
+                playground.control(server, "start").await;
             }
             Turn::Without(server) => {
                 client.is("absent", NEWEST).await;
-                playground.order(server, "downgrade").await;
+                playground.control(server, "downgrade").await;
                 sleep(AWAY).await;
-                playground.order(server, "upgrade").await;
+                playground.control(server, "upgrade").await;
                 client.is("present", NEWEST).await;
             }
             Turn::LeaderKilled => {
                 let leader = client.asks("leader", "-").await;
                 let server = leader.strip_prefix("bridge-").expect("a bridge");
-                playground.order(server, "kill").await;
+                playground.control(server, "kill").await;
                 let next = client.asks("leader", &leader).await;
                 assert_ne!(next, leader);
-                playground.order(server, "start").await;
+                playground.control(server, "start").await;
             }
         }
         client.is("settled", &number.to_string()).await;

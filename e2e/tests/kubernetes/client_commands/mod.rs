@@ -321,7 +321,7 @@ async fn a_proxy_that_knows_only_websocket_is_no_obstacle() {
         let _node = plane.start_node().await;
         for (number, version) in versions.iter().enumerate() {
             for via in [Via::Server, Via::Bridge] {
-                let nginx = plane.nginx_before(plane.servers[number].at(via)).await;
+                let nginx = plane.start_nginx(plane.servers[number].at(via)).await;
                 let ours = |words: &[&str]| {
                     let mut command = plane.skewbridge_at(&nginx.kubeconfig);
                     command.args(words).args(["-n", Node::NAMESPACE, "-v=1"]);
@@ -402,8 +402,8 @@ async fn a_forwarded_port_survives_a_restart_of_the_server() {
         heard
     };
     assert_eq!(talk(b"before").await, b"before");
-    plane.end_server(0, "KILL");
-    plane.run_server(0);
+    plane.stop_server(0, "KILL");
+    plane.start_server(0);
     // Who connects too early may be cut off, and no more.
     eventually("an echo again", RESTART, async || {
         talk(b"after").await == b"after"

@@ -78,7 +78,9 @@ async fn show_workloads(plane: &ControlPlane, port: u16) {
     ];
     for (name, phase, ready, restarts) in pods {
         let pod = json!({"metadata": {"name": name, "labels": labels}, "spec": spec});
-        plane.write("POST", &format!("{core}/pods"), &pod).await;
+        plane
+            .send_object("POST", &format!("{core}/pods"), &pod)
+            .await;
         let conditions: Vec<Value> = ready
             .map(|since| json!({"type": "Ready", "status": "True", "lastTransitionTime": since}))
             .into_iter()
@@ -92,7 +94,7 @@ async fn show_workloads(plane: &ControlPlane, port: u16) {
             }],
         }});
         let at = format!("{core}/pods/{name}/status");
-        plane.write("PATCH", &at, &status).await;
+        plane.send_object("PATCH", &at, &status).await;
     }
     let template = json!({
         "metadata": {"labels": labels},
@@ -104,7 +106,7 @@ async fn show_workloads(plane: &ControlPlane, port: u16) {
     });
     for kind in ["deployments", "statefulsets", "replicasets", "daemonsets"] {
         plane
-            .write("POST", &format!("{apps}/{kind}"), &workload)
+            .send_object("POST", &format!("{apps}/{kind}"), &workload)
             .await;
     }
     let service = json!({
@@ -115,7 +117,7 @@ async fn show_workloads(plane: &ControlPlane, port: u16) {
         ]},
     });
     plane
-        .write("POST", &format!("{core}/services"), &service)
+        .send_object("POST", &format!("{core}/services"), &service)
         .await;
 }
 

@@ -12,13 +12,16 @@ use super::{Beside, Place};
 const NODE: &str = "playground";
 
 /// Shows real servers the node of the playground, with the stand-in for its kubelet.
-pub(super) async fn show_node(beside: &Beside) {
+pub(super) async fn register_node(beside: &Beside) {
     let site = beside.site(0, Place::Server);
     let mut node = object(&site, "default", &format!("node/{NODE}")).await;
     let kubelet = beside.kubelet.address;
     node["metadata"] = json!({"name": NODE, "labels": node["metadata"]["labels"]});
     node["status"]["daemonEndpoints"] = json!({"kubeletEndpoint": {"Port": kubelet.port()}});
-    beside.plane.write("POST", "/api/v1/nodes", &node).await;
+    beside
+        .plane
+        .send_object("POST", "/api/v1/nodes", &node)
+        .await;
 }
 
 /// An object of a site.
@@ -61,7 +64,9 @@ impl<'a> Kubelet<'a> {
         let plane = &self.beside.plane;
         let at = path(&namespace, pod);
         let status = json!({"status": running["status"]});
-        plane.write("PATCH", &format!("{at}/status"), &status).await;
+        plane
+            .send_object("PATCH", &format!("{at}/status"), &status)
+            .await;
     }
 
     /// Gives a pod of a real server to the node, as a scheduler does.
@@ -71,14 +76,14 @@ impl<'a> Kubelet<'a> {
             "target": {"kind": "Node", "name": NODE},
         });
         let at = format!("{}/binding", path(namespace, pod));
-        self.beside.plane.write("POST", &at, &binding).await;
+        self.beside.plane.send_object("POST", &at, &binding).await;
     }
 
     /// Waits until a pod of a real server is to end, and says that it has.
     pub(super) async fn end(&self, namespace: &str, pod: &str) {
         let plane = &self.beside.plane;
         let at = path(namespace, pod);
-        let mut raw = plane.raw(0, Via::Server, Protocol::H2);
+        let mut raw = plane.http_client(0, Via::Server, Protocol::H2);
         eventually("the pod is to end", BOUND, async || {
             let answer = raw.send(&Request::get(&at)).await.unwrap();
             let pod: Value = serde_json::from_slice(&answer.body).unwrap();
@@ -86,6 +91,6 @@ impl<'a> Kubelet<'a> {
         })
         .await;
         let now = json!({"gracePeriodSeconds": 0});
-        plane.write("DELETE", &at, &now).await;
+        plane.send_object("DELETE", &at, &now).await;
     }
 }

@@ -77,7 +77,7 @@ impl Beside {
 
     /// All stories with servers of all versions of the plane, and all differences.
     async fn differences(&self) -> Vec<String> {
-        kubelet::show_node(self).await;
+        kubelet::register_node(self).await;
         tour::show_policy(self).await;
         let mut found = Vec::new();
         for number in 0..self.plane.servers.len() {
