@@ -1,5 +1,5 @@
-//! Strangers who try to exhaust a bridge in front of a real kube-apiserver, or to disturb
-//! others through it.
+//! Unauthenticated clients that try to exhaust a bridge in front of a real kube-apiserver,
+//! or to disturb other clients.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -16,35 +16,35 @@ use tokio::time::timeout;
 
 const MIB: u64 = 1 << 20;
 
-/// What the bridge may hold for all clients.
+/// What the bridge may buffer for all clients.
 const BUDGET: u64 = 64 * MIB;
 const BUDGET_FLAG: &str = "--max-buffered-bytes=64Mi";
 
-/// Connections of the attack, and how many are opened at a time.
-const STRANGERS: usize = 1000;
-const AT_ONCE: usize = 50;
+/// Connections of the attack, and how many are opened concurrently.
+const ATTACK_CONNECTIONS: usize = 1000;
+const CONCURRENT_CONNECTS: usize = 50;
 
-/// What a connection costs besides: TLS with its buffers, HTTP/2 with 16 streams. Before
-/// there was a budget a connection of the attack cost 5 MiB.
-const PER_CONNECTION: u64 = 192 * 1024;
+/// The further memory of a connection: TLS with its buffers, HTTP/2 with 16 streams.
+/// Without a budget a connection of the attack used 5 MiB.
+const MAX_BYTES_PER_CONNECTION: u64 = 192 * 1024;
 
-/// Requests by which the latency of a user is known.
-const ASKED: usize = 100;
+/// The number of requests that measure the latency of a user.
+const LATENCY_REQUESTS: usize = 100;
 
-/// The median of another user's latency may grow to this, as the machine is busy with the
-/// attackers as well, or by [`SLACK`].
-const TIMES_SLOWER: u32 = 10;
+/// The median latency of another user may grow by this factor, because the attackers use
+/// the machine as well, or by [`SLACK`].
+const MAX_SLOWDOWN: u32 = 10;
 const SLACK: Duration = Duration::from_millis(200);
 
-/// What a stranger sends at once, and how long it waits for room to send more.
-const FRAME: u32 = 16 * 1024;
-const WINDOW_PATIENCE: Duration = Duration::from_secs(2);
+/// The size of an attacker's frames, and how long it waits for its window to open.
+const FRAME_BYTES: u32 = 16 * 1024;
+const WINDOW_TIMEOUT: Duration = Duration::from_secs(2);
 
 const POST: &str = "/api/v1/namespaces/default/configmaps";
-const WHOLE: u8 = flag::END_HEADERS | flag::END_STREAM;
+const END_OF_REQUEST: u8 = flag::END_HEADERS | flag::END_STREAM;
 
 /// The newest server, and a bridge with this budget.
-async fn scene() -> (ControlPlane, Bridge) {
+async fn start_server_and_bridge() -> (ControlPlane, Bridge) {
     let version = newest(&versions()).to_owned();
     let plane = ControlPlane::start(&[ServerSpec::of(&version).without_bridge()]).await;
     let server = plane.servers[0].address;
@@ -52,15 +52,15 @@ async fn scene() -> (ControlPlane, Bridge) {
     (plane, bridge)
 }
 
-/// The program exec'd in place of what was started keeps its process id.
-fn resident(process: u32) -> u64 {
+/// The started program keeps its process ID across exec.
+fn resident_bytes(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib: u64 = line.unwrap().trim_end_matches("kB").trim().parse().unwrap();
     kib * 1024
 }
 
-/// Bytes that a process has read so far, from sockets and files.
+/// The bytes that a process has read so far, from sockets and files.
 fn bytes_read(process: u32) -> u64 {
     let io = std::fs::read_to_string(format!("/proc/{process}/io")).unwrap();
     let line = io.lines().find_map(|line| line.strip_prefix("rchar: "));
@@ -74,17 +74,17 @@ async fn open(client: &TlsClient, address: SocketAddr, settings: &[(u16, u32)]) 
     io
 }
 
-async fn say(io: &mut Connection, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
+async fn send(io: &mut Connection, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
     io.write_all(bytes.as_ref()).await?;
     io.flush().await
 }
 
-/// Whether a connection is ended in good order behind the answer to this client.
-async fn is_sent_away(client: &TlsClient, address: SocketAddr) -> bool {
+/// Whether the connection is closed cleanly after the response to this client.
+async fn receives_goaway(client: &TlsClient, address: SocketAddr) -> bool {
     let mut io = open(client, address, &[]).await;
     let block = h2frames::request_block("GET", "localhost", "/api");
-    let ask = h2frames::headers(1, WHOLE, &block);
-    say(&mut io, ask).await.unwrap();
+    let ask = h2frames::headers(1, END_OF_REQUEST, &block);
+    send(&mut io, ask).await.unwrap();
     let mut answered = false;
     let reading = async {
         loop {
@@ -95,11 +95,11 @@ async fn is_sent_away(client: &TlsClient, address: SocketAddr) -> bool {
                     return true;
                 }
                 kind::HEADERS => answered = true,
-                // kube-apiserver sends GOAWAY beside its answer: a ping behind that.
+                // kube-apiserver sends GOAWAY beside its response: a ping follows it.
                 kind::DATA if frame.header.has(flag::END_STREAM) => {
                     tokio::time::sleep(Duration::from_millis(500)).await;
                     let ping = h2frames::ping(flag::NONE, *b"reached?");
-                    say(&mut io, ping).await.unwrap();
+                    send(&mut io, ping).await.unwrap();
                 }
                 kind::PING if frame.header.has(flag::ACK) => return false,
                 _ => {}
@@ -113,20 +113,20 @@ async fn is_sent_away(client: &TlsClient, address: SocketAddr) -> bool {
 
 #[tokio::test]
 async fn anonymous_connections_get_goaway_as_from_kube_apiserver() {
-    let (plane, bridge) = scene().await;
+    let (plane, bridge) = start_server_and_bridge().await;
     let server = plane.servers[0].address;
     for client in [plane.anonymous_client(), plane.client("jane")] {
-        let straight = is_sent_away(&client, server).await;
+        let straight = receives_goaway(&client, server).await;
         // Once for each worker, and once more.
         for _ in 0..4 {
-            let bridged = is_sent_away(&client, bridge.address).await;
+            let bridged = receives_goaway(&client, bridge.address).await;
             assert_eq!(bridged, straight, "{:?}", client.identity.is_some());
         }
     }
-    assert!(is_sent_away(&plane.anonymous_client(), bridge.address).await);
+    assert!(receives_goaway(&plane.anonymous_client(), bridge.address).await);
 }
 
-/// With one header in HPACK's table, a request of 270 bytes is one of a megabyte.
+/// With one header in the HPACK table, a request of 270 bytes expands to a megabyte.
 struct HeaderBomb(u32);
 
 impl HeaderBomb {
@@ -141,7 +141,7 @@ impl HeaderBomb {
             // References to it (RFC 7541, 6.1).
             block.extend([0x80 | 0x3e; 250]);
         }
-        let frame = h2frames::headers(self.0, WHOLE, &block);
+        let frame = h2frames::headers(self.0, END_OF_REQUEST, &block);
         self.0 += 2;
         frame
     }
@@ -149,7 +149,7 @@ impl HeaderBomb {
 
 #[tokio::test]
 async fn header_bombs_cut_no_watch_of_another_user() {
-    let (plane, bridge) = scene().await;
+    let (plane, bridge) = start_server_and_bridge().await;
     let watch = Request::get(&format!("{POST}?watch=1"));
     let victim = HttpClient::new(plane.client("admin"), bridge.address, Protocol::H2);
     let mut watches: Vec<ResponseStream> = Vec::new();
@@ -159,16 +159,16 @@ async fn header_bombs_cut_no_watch_of_another_user() {
     let server = plane.servers[0].process.as_ref().unwrap().id();
     let before = bytes_read(server);
     for client in [plane.anonymous_client(), plane.client("jane")] {
-        // Strangers try more often: they are ended. A user may do it 20 times.
+        // Attackers try more often and are disconnected. A user may do it 20 times.
         let requests = if client.identity.is_some() { 20 } else { 200 };
         let mut io = open(&client, bridge.address, &[]).await;
         let mut bomb = HeaderBomb(1);
         for _ in 0..requests {
-            if say(&mut io, bomb.request()).await.is_err() {
+            if send(&mut io, bomb.request()).await.is_err() {
                 break;
             }
         }
-        // To the end of the connection, or to the last answer.
+        // Until the end of the connection, or the last response.
         let mut answers = 0;
         let reading = async {
             while answers < requests
@@ -183,7 +183,7 @@ async fn header_bombs_cut_no_watch_of_another_user() {
             assert_eq!(answers, requests);
         }
     }
-    // A megabyte each, with long values that are joined: what Go's HTTP/2 would not take.
+    // A megabyte each, with long values that are joined: Go's HTTP/2 would reject that.
     let mut raw = HttpClient::new(plane.client("jane"), bridge.address, Protocol::H2);
     let mut large = Request::get("/api");
     for number in 0..500 {
@@ -195,7 +195,7 @@ async fn header_bombs_cut_no_watch_of_another_user() {
     println!("header bombs: kube-apiserver has read {} KiB", read >> 10);
     assert!(read < 64 * MIB, "{} MiB", read / MIB);
 
-    // All six go on.
+    // All six continue.
     let body = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"seen-by-all"}}"#;
     let create = Request::new("POST", POST).body("application/json", body);
     let mut admin = HttpClient::new(plane.client("admin"), bridge.address, Protocol::H2);
@@ -213,22 +213,22 @@ async fn header_bombs_cut_no_watch_of_another_user() {
     }
 }
 
-/// The median of a user's latency; each request has to succeed.
+/// The median latency of a user; each request has to succeed.
 async fn latency(user: &mut HttpClient) -> Duration {
     let get = Request::get("/api/v1/namespaces/default");
     let mut took = Vec::new();
-    for _ in 0..ASKED {
+    for _ in 0..LATENCY_REQUESTS {
         let asked = Instant::now();
         let answer = user.send(&get).await.unwrap();
         assert_eq!(answer.status, 200);
         took.push(asked.elapsed());
     }
     took.sort_unstable();
-    took[ASKED / 2]
+    took[LATENCY_REQUESTS / 2]
 }
 
 /// By how much a frame opens the window of the connection.
-fn opened(frame: &Frame) -> u32 {
+fn window_increment(frame: &Frame) -> u32 {
     let whole = frame.header.kind == kind::WINDOW_UPDATE && frame.header.stream == 0;
     match <[u8; 4]>::try_from(&frame.payload[..]) {
         Ok(increment) if whole => u32::from_be_bytes(increment),
@@ -236,57 +236,57 @@ fn opened(frame: &Frame) -> u32 {
     }
 }
 
-/// Opens 16 POSTs, is answered without a window for the answers, and sends on.
-async fn pin(client: TlsClient, address: SocketAddr) -> Option<Connection> {
+/// Opens 16 POSTs, receives responses without a window for them, and keeps sending.
+async fn hold_buffers(client: TlsClient, address: SocketAddr) -> Option<Connection> {
     let client = client.alpn(&["h2"]);
     let mut io = client.connect(address, "localhost").await.ok()?;
     let settings = [(setting::INITIAL_WINDOW_SIZE, 0)];
     // By hand: the server's first frames open the window.
     let preface = [h2frames::PREFACE, &h2frames::settings(&settings)].concat();
-    say(&mut io, preface).await.ok()?;
-    say(&mut io, h2frames::settings_ack()).await.ok()?;
+    send(&mut io, preface).await.ok()?;
+    send(&mut io, h2frames::settings_ack()).await.ok()?;
     let block = h2frames::request_block("POST", "localhost", POST);
     let streams = (0..16).map(|number| 2 * number + 1);
     let heads: Vec<u8> = streams
         .clone()
         .flat_map(|stream| h2frames::headers(stream, flag::END_HEADERS, &block))
         .collect();
-    say(&mut io, heads).await.ok()?;
+    send(&mut io, heads).await.ok()?;
     let (mut room, mut answers) = (65_535, 0);
     while answers < 16 {
         let frame = h2frames::read_frame(&mut io).await.ok()?;
-        room += opened(&frame);
+        room += window_increment(&frame);
         answers += usize::from(frame.header.kind == kind::HEADERS);
     }
-    // As much as the windows allow, whenever they allow it.
+    // As much as the windows allow, as soon as they allow it.
     for stream in streams.clone().chain(streams) {
-        while room < FRAME {
-            let frame = timeout(WINDOW_PATIENCE, h2frames::read_frame(&mut io)).await;
+        while room < FRAME_BYTES {
+            let frame = timeout(WINDOW_TIMEOUT, h2frames::read_frame(&mut io)).await;
             let Ok(frame) = frame else {
                 return Some(io);
             };
-            room += opened(&frame.ok()?);
+            room += window_increment(&frame.ok()?);
         }
-        room -= FRAME;
-        let data = h2frames::data(stream, flag::NONE, &[b'x'; FRAME as usize]);
-        say(&mut io, data).await.ok()?;
+        room -= FRAME_BYTES;
+        let data = h2frames::data(stream, flag::NONE, &[b'x'; FRAME_BYTES as usize]);
+        send(&mut io, data).await.ok()?;
     }
     Some(io)
 }
 
 #[tokio::test]
 async fn a_thousand_unauthenticated_connections_stay_within_the_budget_and_harm_no_user() {
-    let (plane, bridge) = scene().await;
+    let (plane, bridge) = start_server_and_bridge().await;
     let process = bridge.process.id();
     let mut user = HttpClient::new(plane.client("admin"), bridge.address, Protocol::H2);
     latency(&mut user).await;
-    let (usual, resident_before) = (latency(&mut user).await, resident(process));
+    let (usual, resident_before) = (latency(&mut user).await, resident_bytes(process));
     let (stranger, address) = (plane.anonymous_client(), bridge.address);
     let mut attack = tokio::spawn(async move {
         let (mut opening, mut held, mut begun) = (JoinSet::new(), Vec::new(), 0);
-        while held.len() + opening.len() < STRANGERS || !opening.is_empty() {
-            while begun < STRANGERS && opening.len() < AT_ONCE {
-                opening.spawn(pin(stranger.clone(), address));
+        while held.len() + opening.len() < ATTACK_CONNECTIONS || !opening.is_empty() {
+            while begun < ATTACK_CONNECTIONS && opening.len() < CONCURRENT_CONNECTS {
+                opening.spawn(hold_buffers(stranger.clone(), address));
                 begun += 1;
             }
             if let Some(Ok(io)) = opening.join_next().await {
@@ -298,7 +298,7 @@ async fn a_thousand_unauthenticated_connections_stay_within_the_budget_and_harm_
     let (mut slowest, mut most, mut most_counted) = (Duration::ZERO, 0, 0);
     let held = loop {
         slowest = slowest.max(latency(&mut user).await);
-        most = most.max(resident(process));
+        most = most.max(resident_bytes(process));
         let counted = plane.metrics(bridge.admin).await;
         most_counted = most_counted.max(counted.sum("skewbridge_buffered_bytes", &[]));
         if attack.is_finished() {
@@ -308,18 +308,21 @@ async fn a_thousand_unauthenticated_connections_stay_within_the_budget_and_harm_
     let stayed = held.iter().flatten().count();
     let grown = most.saturating_sub(resident_before);
     println!(
-        "{STRANGERS} strangers, {stayed} of them held to the end: memory {} MiB and {} MiB more, \
+        "{ATTACK_CONNECTIONS} strangers, {stayed} of them held to the end: memory {} MiB and {} MiB more, \
          {} KiB of it counted; a user's median latency {usual:?}, at most {slowest:?} meanwhile",
         resident_before / MIB,
         grown / MIB,
         most_counted / 1024
     );
-    assert!(stayed > STRANGERS / 2, "the attack did not take place");
+    assert!(
+        stayed > ATTACK_CONNECTIONS / 2,
+        "the attack did not take place"
+    );
     assert!(most_counted <= BUDGET, "{} MiB", most_counted / MIB);
-    let allowed = BUDGET + PER_CONNECTION * STRANGERS as u64;
+    let allowed = BUDGET + MAX_BYTES_PER_CONNECTION * ATTACK_CONNECTIONS as u64;
     assert!(grown <= allowed, "{} of {} MiB", grown / MIB, allowed / MIB);
     assert!(
-        slowest <= (usual * TIMES_SLOWER).max(usual + SLACK),
+        slowest <= (usual * MAX_SLOWDOWN).max(usual + SLACK),
         "{usual:?} became {slowest:?}"
     );
 }

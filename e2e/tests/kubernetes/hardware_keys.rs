@@ -1,5 +1,4 @@
-//! A real kubectl and a real kube-apiserver, and between them a key that exists only
-//! in a token.
+//! A real kubectl and a real kube-apiserver, with a key that exists only in a token.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -14,13 +13,13 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 /// For a command that takes a second or two on an idle machine.
-const BOUND: Duration = Duration::from_mins(1);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Much more than all the buffers on its way.
-const FILE: usize = 8 << 20;
+/// Much more than all buffers on the path.
+const FILE_BYTES: usize = 8 << 20;
 
 #[tokio::test]
-async fn kubectl_does_what_it_always_does_with_a_key_that_exists_only_in_a_token() {
+async fn kubectl_works_with_a_key_that_exists_only_in_a_token() {
     let Some(token) = SoftToken::new("jane", "246810") else {
         return;
     };
@@ -40,7 +39,7 @@ async fn kubectl_does_what_it_always_does_with_a_key_that_exists_only_in_a_token
         for web_sockets in [false, true] {
             println!("{label}, WebSocket {web_sockets}");
             let kubectl = Kubectl::new(&plane, &token, label, web_sockets);
-            the_user_is_who_has_the_key(&kubectl).await;
+            the_user_is_that_of_the_key(&kubectl).await;
             objects_are_listed_and_watched(&kubectl).await;
             commands_run(&kubectl).await;
             files_are_copied(&kubectl, &node).await;
@@ -93,7 +92,7 @@ impl<'a> Kubectl<'a> {
         }
     }
 
-    /// kubectl below `skewbridge run`: it has no credential of its own.
+    /// kubectl under `skewbridge run`: it has no credential of its own.
     fn command(&self, words: &[&str]) -> Command {
         let straight = self.plane.kubectl_command(0, Via::Server, User::Admin);
         let web_sockets = self.web_sockets.to_string();
@@ -121,11 +120,11 @@ impl<'a> Kubectl<'a> {
             .unwrap();
         let mut input = child.stdin.take().unwrap();
         let feeding = async move {
-            // A command may end before its input does.
+            // A command may exit before it has read its input.
             let _ = input.write_all(stdin).await;
         };
         let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
-        let output = timeout(BOUND, both).await;
+        let output = timeout(COMMAND_TIMEOUT, both).await;
         let output = output
             .unwrap_or_else(|_| panic!("{words:?} hangs"))
             .unwrap();
@@ -141,7 +140,7 @@ impl<'a> Kubectl<'a> {
     }
 }
 
-async fn the_user_is_who_has_the_key(kubectl: &Kubectl<'_>) {
+async fn the_user_is_that_of_the_key(kubectl: &Kubectl<'_>) {
     let told = kubectl.ok(&["auth", "whoami", "-o", "json"]).await;
     let told: Value = serde_json::from_str(&told).unwrap();
     assert_eq!(told["status"]["userInfo"]["username"], "jane-of-the-token");
@@ -153,7 +152,7 @@ async fn objects_are_listed_and_watched(kubectl: &Kubectl<'_>) {
     let words = ["get", "pods", "--watch", "-o", "name"];
     let mut watch = RunningKubectl::start(&mut kubectl.command(&words));
     assert_eq!(watch.line().await, format!("pod/{}", Node::POD));
-    // Seen by the watch, which has begun: kubectl has listed before.
+    // The watch has started: kubectl has listed before.
     let label = format!("seen={}", kubectl.web_sockets);
     let words = ["label", "--overwrite", "pod", Node::POD, &label];
     kubectl.ok(&words).await;
@@ -172,7 +171,10 @@ async fn commands_run(kubectl: &Kubectl<'_>) {
 
 async fn files_are_copied(kubectl: &Kubectl<'_>, node: &Node) {
     let directory = ScratchDir::new();
-    let contents: Vec<u8> = (0_u32..).flat_map(u32::to_le_bytes).take(FILE).collect();
+    let contents: Vec<u8> = (0_u32..)
+        .flat_map(u32::to_le_bytes)
+        .take(FILE_BYTES)
+        .collect();
     let original = directory.write("original", &contents);
     let in_pod = node.directory.join("copy");
     let remote = format!("{}:{}", Node::POD, in_pod.display());
@@ -202,7 +204,7 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"through the token").await.unwrap();
     let mut heard = [0; 17];
-    let reading = timeout(BOUND, stream.read_exact(&mut heard)).await;
+    let reading = timeout(COMMAND_TIMEOUT, stream.read_exact(&mut heard)).await;
     reading.unwrap().unwrap();
     assert_eq!(&heard, b"through the token");
     echoing.abort();

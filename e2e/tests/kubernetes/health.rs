@@ -1,4 +1,4 @@
-//! Health that is true, beside real kube-apiservers: the self-test, and peers by host name.
+//! Health reports with real kube-apiservers: the self-test, and peers by host name.
 
 use std::time::Duration;
 
@@ -7,29 +7,32 @@ use skewbridge_e2e::{
 };
 use skewbridge_testkit::{Ca, eventually};
 
-use crate::pair::{FOUND, NEW, OLD, identity, is_found};
+use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT, identity, wait_until_served};
 
-/// For a bridge to have asked its server, which may have just started.
-const TESTED: Duration = Duration::from_secs(30);
+/// For the self-test of a bridge, whose server may have just started.
+const SELF_TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Waits until `/readyz?verbose` of a bridge has a line that begins so.
+/// Waits until `/readyz?verbose` of a bridge has a line with this prefix.
 async fn line_of(bridge: &Bridge, beginning: &str) -> String {
     let find = async || {
         let (_, text) = bridge.admin_page("/readyz?verbose").await?;
         let line = text.lines().find(|line| line.starts_with(beginning));
         line.map(str::to_owned)
     };
-    eventually(beginning, TESTED, async || find().await.is_some()).await;
+    eventually(beginning, SELF_TEST_TIMEOUT, async || {
+        find().await.is_some()
+    })
+    .await;
     find().await.unwrap()
 }
 
 #[tokio::test]
-async fn the_self_test_passes_and_finds_files_that_are_not_upstreams() {
+async fn the_self_test_passes_and_reports_files_that_differ_from_the_upstream() {
     for versions in control_planes() {
         let servers: Vec<_> = versions.iter().map(|it| ServerSpec::of(it)).collect();
         let plane = ControlPlane::start(&servers).await;
         for (number, version) in versions.iter().enumerate() {
-            eventually("the self-test passes", TESTED, async || {
+            eventually("the self-test passes", SELF_TEST_TIMEOUT, async || {
                 let ready = plane.admin_page(number, "/readyz?verbose").await;
                 ready.contains("[+]self-test ok\n")
             })
@@ -40,7 +43,7 @@ async fn the_self_test_passes_and_finds_files_that_are_not_upstreams() {
                 assert!(metrics.contains(&line), "{version}: {line}");
             }
         }
-        // The oldest and the newest answer alike: one of them is enough for the rest.
+        // The oldest and the newest version behave alike: one of them is enough for the rest.
         let upstream = plane.servers[0].address;
         let foreign = Ca::new("foreign-ca");
         let leaf = foreign.client("front-proxy-client", &[]);
@@ -69,17 +72,22 @@ async fn the_self_test_passes_and_finds_files_that_are_not_upstreams() {
 }
 
 #[tokio::test]
-async fn a_peer_that_is_killed_is_named_by_host_and_its_requests_are_counted() {
+async fn a_killed_peer_is_named_by_host_and_its_requests_are_counted() {
     let Some(versions) = old_and_new_versions() else {
         return;
     };
     let servers = versions.map(|version| ServerSpec::of(&version).peer());
     let mut plane = ControlPlane::start(&servers).await;
-    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     // Requests reach a peer before its discovery has been read: a kube-apiserver that has just
     // started refuses discovery until its RBAC rules exist.
     for line in ["[+]peers ok: 1 of 1 reachable\n", "[+]registry ok: etcd\n"] {
-        eventually(line, FOUND, async || {
+        eventually(line, PEER_DISCOVERY_TIMEOUT, async || {
             let ready = plane.admin_page(OLD, "/readyz?verbose").await;
             ready.contains(line)
         })
@@ -92,7 +100,7 @@ async fn a_peer_that_is_killed_is_named_by_host_and_its_requests_are_counted() {
     assert_eq!(plane.status(OLD, Via::Bridge, policies).await, 503);
     let (host, identity) = (plane.servers[NEW].host.clone(), identity(&plane, NEW));
     let line = format!("[+]peers ok: 0 of 1 reachable; unreachable: {host} ({identity}): ");
-    eventually(&line, FOUND, async || {
+    eventually(&line, PEER_DISCOVERY_TIMEOUT, async || {
         let ready = plane.admin_page(OLD, "/readyz?verbose").await;
         ready.contains(&line)
     })

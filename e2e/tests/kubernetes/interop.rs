@@ -1,5 +1,5 @@
-//! A bridge in front of a server that has the feature off, and a real server
-//! that has it on, are peers of each other: neither knows what the other is.
+//! A bridge in front of a server with the feature off and a real server with the feature on
+//! are peers: neither detects what the other is.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use skewbridge_peers::{Identity, Record};
 use skewbridge_testkit::eventually;
 
 /// From the last readiness to when everybody knows everybody.
-const FOUND: Duration = Duration::from_secs(30);
+const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// For an audit log to be written.
-const WRITTEN: Duration = Duration::from_secs(10);
+/// For the audit log to be written.
+const AUDIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// In the order in which they are started.
-const OURS: usize = 0;
-const REAL: usize = 1;
+/// In start order.
+const BRIDGED: usize = 0;
+const NATIVE: usize = 1;
 
 #[tokio::test]
 async fn a_bridge_and_a_real_peer_are_peers_of_each_other() {
@@ -33,16 +33,16 @@ async fn a_bridge_and_a_real_peer_are_peers_of_each_other() {
     ];
     let mut plane = ControlPlane::start(&servers).await;
 
-    // Neither server serves what is asked of it here.
+    // Neither server serves the API that is requested from it here.
     let there = [
-        (OURS, VersionSpecificApi::POLICIES),
-        (OURS, VersionSpecificApi::TAINT_RULES),
-        (REAL, VersionSpecificApi::ATTRIBUTES_CLASSES),
+        (BRIDGED, VersionSpecificApi::POLICIES),
+        (BRIDGED, VersionSpecificApi::TAINT_RULES),
+        (NATIVE, VersionSpecificApi::ATTRIBUTES_CLASSES),
     ];
     for (server, special) in there {
         let path = special.path;
         let what = format!("{path} through {server}");
-        eventually(&what, FOUND, async || {
+        eventually(&what, PEER_DISCOVERY_TIMEOUT, async || {
             plane.status(server, Via::Bridge, path).await == 200
         })
         .await;
@@ -51,28 +51,28 @@ async fn a_bridge_and_a_real_peer_are_peers_of_each_other() {
         VersionSpecificApi::POLICIES,
         VersionSpecificApi::TAINT_RULES,
     ] {
-        assert_eq!(plane.status(OURS, Via::Server, special.path).await, 404);
+        assert_eq!(plane.status(BRIDGED, Via::Server, special.path).await, 404);
     }
-    the_record_is_ours(&mut plane).await;
+    the_record_points_to_the_bridge(&mut plane).await;
 
     for (server, special) in there {
-        objects_live_and_die(&plane, server, &special).await;
+        objects_are_created_read_and_deleted(&plane, server, &special).await;
     }
     for (from, to, special) in [
-        (OURS, REAL, VersionSpecificApi::POLICIES),
-        (REAL, OURS, VersionSpecificApi::ATTRIBUTES_CLASSES),
+        (BRIDGED, NATIVE, VersionSpecificApi::POLICIES),
+        (NATIVE, BRIDGED, VersionSpecificApi::ATTRIBUTES_CLASSES),
     ] {
-        the_destination_knows_who_asks(&plane, from, to, &special).await;
+        the_destination_knows_the_user(&plane, from, to, &special).await;
     }
 }
 
-/// The real server goes by this record, and has just been shown to.
-async fn the_record_is_ours(plane: &mut ControlPlane) {
+/// The real server uses this record, and has just used it.
+async fn the_record_points_to_the_bridge(plane: &mut ControlPlane) {
     let endpoint = format!("http://{}", plane.etcd().address).parse().unwrap();
     let etcd = Client::new(vec![endpoint], None).unwrap();
     for (server, address) in [
-        (OURS, plane.servers[OURS].bridge),
-        (REAL, plane.servers[REAL].address),
+        (BRIDGED, plane.servers[BRIDGED].bridge),
+        (NATIVE, plane.servers[NATIVE].address),
     ] {
         let identity = Identity::of_hostname(&plane.servers[server].host);
         let key = Record::key("/registry", &identity);
@@ -82,7 +82,11 @@ async fn the_record_is_ours(plane: &mut ControlPlane) {
     }
 }
 
-async fn objects_live_and_die(plane: &ControlPlane, server: usize, special: &VersionSpecificApi) {
+async fn objects_are_created_read_and_deleted(
+    plane: &ControlPlane,
+    server: usize,
+    special: &VersionSpecificApi,
+) {
     let kubectl = async |words: &[&str]| {
         let output = plane.kubectl(server, Via::Bridge, User::Admin, words).await;
         assert_eq!(output.code, Some(0), "{words:?}: {}", output.stderr);
@@ -95,8 +99,7 @@ async fn objects_live_and_die(plane: &ControlPlane, server: usize, special: &Ver
     kubectl(&["delete", "--raw", &path]).await;
 }
 
-/// kube-apiserver lets nobody through to a peer who may not do there what he
-/// asks for.
+/// kube-apiserver reroutes a request only if the user is allowed to make it locally.
 async fn allow_reading(plane: &ControlPlane, special: &VersionSpecificApi) {
     let mut parts = special.path.rsplit('/');
     let resource = parts.next().unwrap();
@@ -114,14 +117,14 @@ async fn allow_reading(plane: &ControlPlane, special: &VersionSpecificApi) {
     for (kind, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
         let path = format!("/apis/rbac.authorization.k8s.io/v1/{kind}");
         let request = Request::new("POST", &path).body("application/json", &object.to_string());
-        let mut client = plane.http_client(OURS, Via::Bridge, Protocol::H2);
+        let mut client = plane.http_client(BRIDGED, Via::Bridge, Protocol::H2);
         let created = client.send(&request).await.unwrap();
         assert_eq!(created.status, 201, "{}", created.text());
     }
 }
 
-/// They may ask, and there is nothing to be had.
-async fn the_destination_knows_who_asks(
+/// The users are authorized, and the object does not exist.
+async fn the_destination_knows_the_user(
     plane: &ControlPlane,
     from: usize,
     to: usize,
@@ -131,17 +134,17 @@ async fn the_destination_knows_who_asks(
     for (user, name) in [(User::Alice, "alice"), (User::AdminAs("carol"), "carol")] {
         let path = format!("{}/asked-for-by-{name}", special.path);
         let mut entry = None;
-        eventually(&format!("{path} in the log"), WRITTEN, async || {
+        eventually(&format!("{path} in the log"), AUDIT_TIMEOUT, async || {
             let words = ["get", "--raw", &path];
             let output = plane.kubectl(from, Via::Bridge, user, &words).await;
             assert_ne!(output.code, Some(0), "{output:?}");
-            entry = audited(plane, to, &path);
+            entry = audit_event(plane, to, &path);
             entry.is_some()
         })
         .await;
         let entry = entry.unwrap();
-        // kube-apiserver changes roles before it passes a request on, a bridge
-        // lets the destination do that.
+        // kube-apiserver applies impersonation before it reroutes a request; a bridge
+        // leaves it to the destination.
         let asks = &entry["user"];
         let counts = entry.get("impersonatedUser").unwrap_or(asks);
         println!("{from} to {to}: {asks} {counts}");
@@ -155,8 +158,8 @@ async fn the_destination_knows_who_asks(
     }
 }
 
-/// What a server has noted of a request for something that is not there.
-fn audited(plane: &ControlPlane, server: usize, path: &str) -> Option<Value> {
+/// The audit event of a server for a request of a missing object.
+fn audit_event(plane: &ControlPlane, server: usize, path: &str) -> Option<Value> {
     let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap();
     let mut entries = log
         .lines()

@@ -1,5 +1,5 @@
-//! The document of a real server that merges by itself, and that of a bridge
-//! beside it, of the same two servers.
+//! Compares the merged discovery document of a real server with that of a bridge, for the
+//! same two servers.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use skewbridge_peers::Identity;
 use skewbridge_testkit::{Response, eventually};
 
 /// From the last readiness to when everybody knows everybody.
-const FOUND: Duration = Duration::from_secs(30);
+const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Merging goes by the order of identities: once one is the first, once the other.
+/// The merge order depends on identities: once the one is first, once the other.
 #[tokio::test]
-async fn a_bridge_merges_as_a_real_server_does() {
+async fn a_bridge_merges_like_a_real_server() {
     let ours = || ServerSpec::of("1.34.4").peer();
     let real = || ServerSpec::of("1.36.4").native_peer();
     let mut first = Vec::new();
@@ -23,17 +23,17 @@ async fn a_bridge_merges_as_a_real_server_does() {
         let plane = ControlPlane::start(&servers).await;
         let identity = |server: usize| Identity::of_hostname(&plane.servers[server].host);
         first.push(identity(ours) < identity(real));
-        everything_is_known(&plane, ours, real).await;
+        wait_until_all_is_shown(&plane, ours, real).await;
         compare(&plane, ours, real).await;
-        make_a_custom_resource(&plane, ours, real).await;
+        create_custom_resource(&plane, ours, real).await;
         compare(&plane, ours, real).await;
     }
     assert_eq!(first, [false, true]);
 }
 
-/// Everything that only one of them serves is there at both.
-async fn everything_is_known(plane: &ControlPlane, ours: usize, real: usize) {
-    eventually("both show everything", FOUND, async || {
+/// Both show everything that only one of them serves.
+async fn wait_until_all_is_shown(plane: &ControlPlane, ours: usize, real: usize) {
+    eventually("both show everything", PEER_DISCOVERY_TIMEOUT, async || {
         let mut shown = true;
         for server in [ours, real] {
             let document = plane.aggregated(server, Via::Bridge, "/apis").await;
@@ -51,8 +51,8 @@ async fn everything_is_known(plane: &ControlPlane, ours: usize, real: usize) {
     .await;
 }
 
-/// What is shared by all servers is shown once, by each as its own.
-async fn make_a_custom_resource(plane: &ControlPlane, ours: usize, real: usize) {
+/// A resource that all servers share is shown once, by each as its own.
+async fn create_custom_resource(plane: &ControlPlane, ours: usize, real: usize) {
     let definition = json!({"apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition", "metadata": {"name": "things.example.com"},
         "spec": {"group": "example.com", "scope": "Namespaced",
@@ -66,14 +66,18 @@ async fn make_a_custom_resource(plane: &ControlPlane, ours: usize, real: usize) 
     let mut client = plane.http_client(ours, Via::Bridge, Protocol::H2);
     let made = client.send(&request).await.unwrap();
     assert_eq!(made.status, 201, "{}", made.text());
-    eventually("both show a custom resource", FOUND, async || {
-        let mut shown = true;
-        for server in [ours, real] {
-            let document = plane.aggregated(server, Via::Bridge, "/apis").await;
-            shown &= shows(&document, "example.com", "v1", "things");
-        }
-        shown
-    })
+    eventually(
+        "both show a custom resource",
+        PEER_DISCOVERY_TIMEOUT,
+        async || {
+            let mut shown = true;
+            for server in [ours, real] {
+                let document = plane.aggregated(server, Via::Bridge, "/apis").await;
+                shown &= shows(&document, "example.com", "v1", "things");
+            }
+            shown
+        },
+    )
     .await;
 }
 
@@ -88,7 +92,7 @@ async fn compare(plane: &ControlPlane, ours: usize, real: usize) {
     }
     let etag = bridged.header("etag").unwrap();
     println!("{} bytes, {etag}", bridged.body.len());
-    the_name_of_one_counts_at_the_other(plane, ours, real, etag).await;
+    the_etag_of_one_is_valid_at_the_other(plane, ours, real, etag).await;
     let accept = "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;\
          as=APIGroupDiscoveryList";
     let request = Request::get("/apis").header("Accept", accept);
@@ -103,8 +107,8 @@ async fn compare(plane: &ControlPlane, ours: usize, real: usize) {
     assert!(bridged.body == straight.body, "not the same protobuf");
 }
 
-/// A client that has read one need not read the other.
-async fn the_name_of_one_counts_at_the_other(
+/// A client that has the document of one gets 304 from the other.
+async fn the_etag_of_one_is_valid_at_the_other(
     plane: &ControlPlane,
     ours: usize,
     real: usize,

@@ -11,7 +11,7 @@ use skewbridge_e2e::{
 };
 use skewbridge_testkit::eventually;
 
-use crate::pair::{FOUND, NEW, OLD, is_found, is_found_by};
+use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT, wait_until_served, wait_until_served_by};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const THINGS: &str = "/apis/bounce.example.com/v1/things";
@@ -49,8 +49,19 @@ async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
         plane.start_bridge(server);
     }
     plane.wait_until_ready().await;
-    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
-    is_found_by(&plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    wait_until_served_by(
+        &plane,
+        NEW,
+        &VersionSpecificApi::ATTRIBUTES_CLASSES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     let thing = json!({"apiVersion": "bounce.example.com/v1", "kind": "Thing",
         "metadata": {"name": "thing"}});
     create(&plane, THINGS, &thing).await;

@@ -12,7 +12,10 @@ use skewbridge_peers::Record;
 use skewbridge_testkit::eventually;
 use tokio::time::{sleep, timeout};
 
-use crate::pair::{FOUND, NEW, OLD, debug_peers, etcd, is_found, is_found_by, is_published, keys};
+use crate::peer_pair::{
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, etcd, keys, wait_until_published,
+    wait_until_served, wait_until_served_by,
+};
 
 /// How long etcd is away.
 const NO_ETCD: Duration = Duration::from_mins(1);
@@ -24,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 const RECORD: Duration = Duration::from_secs(15);
 
 /// For etcd to elect a leader and to end a lease, on a loaded machine.
-const BOUND: Duration = Duration::from_mins(1);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// For how many members etcd goes on if one is lost.
 const MEMBERS: usize = 3;
@@ -51,11 +54,17 @@ async fn everybody_is_found(plane: &mut ControlPlane) {
         VersionSpecificApi::POLICIES,
         VersionSpecificApi::TAINT_RULES,
     ] {
-        is_found(plane, &special, FOUND).await;
+        wait_until_served(plane, &special, PEER_DISCOVERY_TIMEOUT).await;
     }
-    is_found_by(plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
+    wait_until_served_by(
+        plane,
+        NEW,
+        &VersionSpecificApi::ATTRIBUTES_CLASSES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     for server in [OLD, NEW] {
-        is_published(plane, server).await;
+        wait_until_published(plane, server).await;
     }
 }
 
@@ -113,7 +122,10 @@ async fn what_was_published_outlives_a_crash_of_etcd() {
     plane.etcd().run();
     let since = Instant::now();
     let etcd = etcd(&mut plane);
-    eventually("etcd is back", BOUND, async || etcd.get(b"/").await.is_ok()).await;
+    eventually("etcd is back", COMMAND_TIMEOUT, async || {
+        etcd.get(b"/").await.is_ok()
+    })
+    .await;
     everybody_is_found(&mut plane).await;
     is_written(&plane).await;
     println!("as before {:.1?} after etcd is back", since.elapsed());
@@ -152,7 +164,7 @@ async fn what_was_published_outlives_the_loss_of_any_member_of_etcd() {
         lost.run();
         let address = format!("http://{}", lost.address).parse().unwrap();
         let lost = Client::new(vec![address], None).unwrap();
-        eventually("the member is back", BOUND, async || {
+        eventually("the member is back", COMMAND_TIMEOUT, async || {
             lost.get(b"/").await.is_ok()
         })
         .await;
@@ -169,7 +181,7 @@ async fn records_outlive_one_that_nobody_keeps(plane: &ControlPlane, etcd: &Clie
         etcd.watch_prefix(marker, put.next()).await.ok()
     };
     let mut watch = None;
-    eventually("etcd takes a record", BOUND, async || {
+    eventually("etcd takes a record", COMMAND_TIMEOUT, async || {
         watch = granted().await;
         watch.is_some()
     })
@@ -191,7 +203,9 @@ async fn records_outlive_one_that_nobody_keeps(plane: &ControlPlane, etcd: &Clie
             () = kept => {}
         }
     };
-    timeout(BOUND, first).await.expect("the record ends");
+    timeout(COMMAND_TIMEOUT, first)
+        .await
+        .expect("the record ends");
     records_are_there(plane, etcd).await;
 }
 
@@ -224,7 +238,7 @@ async fn is_written(plane: &ControlPlane) {
     let object = special.object("written-again");
     let request = Request::new("POST", special.path).body("application/json", &object);
     let mut client = plane.http_client(OLD, Via::Bridge, Protocol::H2);
-    eventually("a write", FOUND, async || {
+    eventually("a write", PEER_DISCOVERY_TIMEOUT, async || {
         let response = client.send(&request).await;
         // 409: an answer was late.
         response.is_ok_and(|it| matches!(it.status, 201 | 409))

@@ -16,7 +16,10 @@ use skewbridge_e2e::{
 use skewbridge_testkit::eventually;
 use tokio::time::sleep;
 
-use crate::pair::{FOUND, NEW, OLD, etcd, is_found, is_published, keys, lease_of, lease_path};
+use crate::peer_pair::{
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, etcd, keys, lease_of, lease_path, wait_until_published,
+    wait_until_served,
+};
 
 /// How long who returns may be without work.
 const USED_AGAIN: Duration = Duration::from_secs(10);
@@ -48,7 +51,12 @@ async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone()
     let servers = versions.map(|version| ServerSpec::of(&version).peer());
     let mut plane = ControlPlane::start(&servers).await;
     let path = VersionSpecificApi::POLICIES.path;
-    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
 
     plane.stop_server(NEW, "KILL");
     plane.stop_bridge(NEW, "KILL");
@@ -82,7 +90,7 @@ async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone()
     plane.start_bridge(NEW);
     plane.wait_until_ready().await;
     let since = Instant::now();
-    is_found(&plane, &VersionSpecificApi::POLICIES, USED_AGAIN).await;
+    wait_until_served(&plane, &VersionSpecificApi::POLICIES, USED_AGAIN).await;
     println!("found again {:.1?} after readiness", since.elapsed());
 }
 
@@ -96,7 +104,7 @@ async fn without_the_gate_a_bridge_is_a_plain_gateway() {
         ServerSpec::of(&new).peer(),
     ];
     let mut plane = ControlPlane::start(&servers).await;
-    is_published(&mut plane, NEW).await;
+    wait_until_published(&mut plane, NEW).await;
     let etcd = etcd(&mut plane);
     let no_record = async |plane: &ControlPlane| {
         // The servers themselves write none before 1.36.
@@ -113,8 +121,13 @@ async fn without_the_gate_a_bridge_is_a_plain_gateway() {
     plane.remove_bridge_flag(OLD, GATE_OFF);
     plane.start_bridge(OLD);
     plane.wait_until_ready().await;
-    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
-    is_published(&mut plane, OLD).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    wait_until_published(&mut plane, OLD).await;
 
     let before = lease_of(&plane, OLD).await;
     plane.stop_bridge(OLD, "TERM");

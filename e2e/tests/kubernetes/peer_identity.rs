@@ -9,8 +9,9 @@ use skewbridge_e2e::{
 };
 use skewbridge_testkit::eventually;
 
-use crate::pair::{
-    FOUND, NEW, OLD, debug_peers, identity, is_found, is_found_by, lease_of, lease_path,
+use crate::peer_pair::{
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, identity, lease_of, lease_path,
+    wait_until_served, wait_until_served_by,
 };
 
 /// For a bridge to see that its server keeps no Lease, and to renew its own.
@@ -40,8 +41,19 @@ async fn where_a_server_keeps_no_lease_its_bridge_does() {
     assert!(holder.starts_with(&expected), "{lease}");
     assert_eq!(lease["spec"]["leaseDurationSeconds"], 3600, "{lease}");
 
-    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
-    is_found_by(&plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    wait_until_served_by(
+        &plane,
+        NEW,
+        &VersionSpecificApi::ATTRIBUTES_CLASSES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     eventually("the Lease is renewed", KEPT, async || {
         lease_of(&plane, OLD).await["spec"]["renewTime"] != lease["spec"]["renewTime"]
     })

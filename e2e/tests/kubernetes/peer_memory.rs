@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_new_versions};
 use skewbridge_testkit::eventually;
 
-use crate::pair::{FOUND, NEW, OLD, etcd, identity, is_found};
-use crate::watched::{WATCHED, watch};
+use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT, etcd, identity, wait_until_served};
+use crate::status_poll::{POLL_DURATION, watch};
 
 /// How long who returns may be without work.
 const USED_AGAIN: Duration = Duration::from_secs(15);
@@ -19,7 +19,7 @@ const USED_AGAIN: Duration = Duration::from_secs(15);
 async fn is_recorded(plane: &mut ControlPlane) {
     let key = format!("/registry/skewbridge/served/{}", identity(plane, NEW));
     let etcd = etcd(plane);
-    eventually(&key, FOUND, async || {
+    eventually(&key, PEER_DISCOVERY_TIMEOUT, async || {
         etcd.get(key.as_bytes()).await.unwrap().is_some()
     })
     .await;
@@ -43,7 +43,7 @@ async fn control_planes(old: &str, new: &str) -> [ControlPlane; 2] {
     }
     for plane in &mut control_planes {
         plane.wait_until_ready().await;
-        is_found(plane, &VersionSpecificApi::POLICIES, FOUND).await;
+        wait_until_served(plane, &VersionSpecificApi::POLICIES, PEER_DISCOVERY_TIMEOUT).await;
         is_recorded(plane).await;
     }
     control_planes
@@ -67,8 +67,8 @@ async fn a_bridge_that_restarts_beside_a_dead_peer_never_says_not_found() {
     }
     let path = VersionSpecificApi::POLICIES.path;
     let (one, other) = tokio::join!(
-        watch(&bridge_lives, OLD, path, WATCHED),
-        watch(&both_die, OLD, path, WATCHED),
+        watch(&bridge_lives, OLD, path, POLL_DURATION),
+        watch(&both_die, OLD, path, POLL_DURATION),
     );
     for (seen, plane) in [(one, "its bridge lives"), (other, "both are dead")] {
         println!("{plane}: {seen:?}");
@@ -88,7 +88,7 @@ async fn a_bridge_that_restarts_beside_a_dead_peer_never_says_not_found() {
     for plane in [&mut bridge_lives, &mut both_die] {
         plane.wait_until_ready().await;
         let since = Instant::now();
-        is_found(plane, &VersionSpecificApi::POLICIES, USED_AGAIN).await;
+        wait_until_served(plane, &VersionSpecificApi::POLICIES, USED_AGAIN).await;
         println!("found again {:.1?} after readiness", since.elapsed());
     }
 }

@@ -7,8 +7,9 @@ use serde_json::Value;
 use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_new_versions};
 use skewbridge_testkit::eventually;
 
-use crate::pair::{
-    FOUND, NEW, OLD, debug_peers, etcd, identity, is_found, is_found_by, keys, lease_of,
+use crate::peer_pair::{
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, etcd, identity, keys, lease_of,
+    wait_until_served, wait_until_served_by,
 };
 
 /// Two renewals of a Lease.
@@ -35,11 +36,11 @@ async fn they_reach_each_other(plane: &ControlPlane) {
         VersionSpecificApi::TAINT_RULES,
     ] {
         assert_eq!(plane.status(OLD, Via::Server, special.path).await, 404);
-        is_found(plane, &special, FOUND).await;
+        wait_until_served(plane, &special, PEER_DISCOVERY_TIMEOUT).await;
     }
     let special = VersionSpecificApi::ATTRIBUTES_CLASSES;
     assert_eq!(plane.status(NEW, Via::Server, special.path).await, 404);
-    is_found_by(plane, NEW, &special, FOUND).await;
+    wait_until_served_by(plane, NEW, &special, PEER_DISCOVERY_TIMEOUT).await;
 }
 
 async fn nothing_of_theirs_is_in_etcd(plane: &mut ControlPlane) {
@@ -60,9 +61,11 @@ async fn peers_are_found_by_their_leases() {
     they_reach_each_other(&plane).await;
     nothing_of_theirs_is_in_etcd(&mut plane).await;
 
-    eventually("what it serves is on its Lease", FOUND, async || {
-        lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED].is_string()
-    })
+    eventually(
+        "what it serves is on its Lease",
+        PEER_DISCOVERY_TIMEOUT,
+        async || lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED].is_string(),
+    )
     .await;
 
     // The new server writes where it is itself, and that does not bring the
@@ -91,7 +94,12 @@ async fn peers_are_found_by_their_leases() {
     let lease = lease_of(&plane, NEW).await;
     let annotations = &lease["metadata"]["annotations"];
     assert_eq!(annotations[OF_THE_BRIDGE], Value::Null, "{lease}");
-    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -123,9 +131,11 @@ async fn peers_are_found_by_a_file() {
     nothing_of_theirs_is_in_etcd(&mut plane).await;
 
     // What a server serves is on its Lease, and no address.
-    eventually("what it serves is on its Lease", FOUND, async || {
-        lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED].is_string()
-    })
+    eventually(
+        "what it serves is on its Lease",
+        PEER_DISCOVERY_TIMEOUT,
+        async || lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED].is_string(),
+    )
     .await;
     let lease = lease_of(&plane, NEW).await;
     let annotations = &lease["metadata"]["annotations"];
@@ -135,9 +145,11 @@ async fn peers_are_found_by_a_file() {
     plane.stop_bridge(NEW, "TERM");
     let policies = VersionSpecificApi::POLICIES.path;
     let peer = async |plane: &ControlPlane| debug_peers(plane, OLD).await["peers"][0].clone();
-    eventually("it is known to have left", FOUND, async || {
-        peer(&plane).await["state"] == "bridge-left"
-    })
+    eventually(
+        "it is known to have left",
+        PEER_DISCOVERY_TIMEOUT,
+        async || peer(&plane).await["state"] == "bridge-left",
+    )
     .await;
     assert_eq!(plane.status(OLD, Via::Bridge, policies).await, 503);
     let server = plane.servers[NEW].address;
@@ -146,20 +158,32 @@ async fn peers_are_found_by_a_file() {
         "peers.yaml",
         &format!("peers:\n{}{with_server}", entries[0]),
     );
-    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     assert_eq!(peer(&plane).await["address"], server.to_string());
 
     // A server that the administrator removes has left, too.
     plane.file("peers.yaml", &format!("peers:\n{}", entries[0]));
-    eventually("it is not asked any more", FOUND, async || {
-        plane.status(OLD, Via::Bridge, policies).await == 503
-    })
+    eventually(
+        "it is not asked any more",
+        PEER_DISCOVERY_TIMEOUT,
+        async || plane.status(OLD, Via::Bridge, policies).await == 503,
+    )
     .await;
     let problem = peer(&plane).await["problem"].to_string();
     assert!(problem.contains("--peer-registry file"), "{problem}");
     plane.start_bridge(NEW);
     plane.file("peers.yaml", &format!("peers:\n{}", entries.concat()));
     plane.wait_until_ready().await;
-    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     assert_eq!(peer(&plane).await["state"], Value::Null);
 }

@@ -9,8 +9,11 @@ use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_
 use skewbridge_peers::roster::ROLLOUT_GRACE;
 use skewbridge_testkit::eventually;
 
-use crate::pair::{FOUND, NEW, OLD, debug_peers, identity, is_found, is_found_by};
-use crate::watched::{Answers, WATCHED, watch};
+use crate::peer_pair::{
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, identity, wait_until_served,
+    wait_until_served_by,
+};
+use crate::status_poll::{POLL_DURATION, StatusCounts, watch};
 
 /// Within which a server counts as one without a bridge after the time of a rollout.
 const GIVEN_UP: Duration = Duration::from_secs(30);
@@ -45,10 +48,15 @@ async fn a_bridge_that_leaves_makes_no_api_not_found_during_a_rollout() {
         plane.start_all();
         plane.wait_until_ready().await;
     }
-    is_found(&direct, &VersionSpecificApi::POLICIES, FOUND).await;
-    is_found_by(&three, NEW, &OLD_ONLY, FOUND).await;
-    is_found_by(&three, THIRD, &OLD_ONLY, FOUND).await;
-    is_found_by(&file, NEW, &OLD_ONLY, FOUND).await;
+    wait_until_served(
+        &direct,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    wait_until_served_by(&three, NEW, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
+    wait_until_served_by(&three, THIRD, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
+    wait_until_served_by(&file, NEW, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
     tokio::join!(
         served_directly(&mut direct),
         not_reachable(&mut three, &[NEW, THIRD], "three bridges"),
@@ -59,13 +67,13 @@ async fn a_bridge_that_leaves_makes_no_api_not_found_during_a_rollout() {
 /// Since 1.36 a server says itself where it is, and answers other hosts.
 async fn served_directly(plane: &mut ControlPlane) {
     plane.stop_bridge(NEW, "TERM");
-    let answers = watch(plane, OLD, VersionSpecificApi::POLICIES.path, WATCHED).await;
+    let answers = watch(plane, OLD, VersionSpecificApi::POLICIES.path, POLL_DURATION).await;
     println!("served directly: {answers:?}");
     assert_eq!(answers.count(404), 0, "{answers:?}");
     assert!(answers.count(200) > 100, "{answers:?}");
     plane.start_bridge(NEW);
     plane.wait_until_ready().await;
-    is_found(plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    wait_until_served(plane, &VersionSpecificApi::POLICIES, PEER_DISCOVERY_TIMEOUT).await;
 }
 
 /// An older one does not, and listens on loopback.
@@ -73,16 +81,20 @@ async fn not_reachable(plane: &mut ControlPlane, others: &[usize], what: &str) {
     let left = Instant::now();
     plane.stop_bridge(OLD, "TERM");
     for server in others {
-        eventually("it is known to have left", FOUND, async || {
-            let peers = debug_peers(plane, *server).await["peers"].clone();
-            let mut peers = peers.as_array().unwrap().iter();
-            peers.any(|peer| peer["state"] == "bridge-left")
-        })
+        eventually(
+            "it is known to have left",
+            PEER_DISCOVERY_TIMEOUT,
+            async || {
+                let peers = debug_peers(plane, *server).await["peers"].clone();
+                let mut peers = peers.as_array().unwrap().iter();
+                peers.any(|peer| peer["state"] == "bridge-left")
+            },
+        )
         .await;
     }
     let shared = &*plane;
-    let watched = async |server: usize| -> (Answers, Duration) {
-        let answers = watch(shared, server, OLD_ONLY.path, WATCHED).await;
+    let watched = async |server: usize| -> (StatusCounts, Duration) {
+        let answers = watch(shared, server, OLD_ONLY.path, POLL_DURATION).await;
         let over = ROLLOUT_GRACE + GIVEN_UP;
         eventually("it counts as a server without a bridge", over, async || {
             shared.status(server, Via::Bridge, OLD_ONLY.path).await == 404
@@ -109,6 +121,6 @@ async fn not_reachable(plane: &mut ControlPlane, others: &[usize], what: &str) {
     plane.start_bridge(OLD);
     plane.wait_until_ready().await;
     for server in others {
-        is_found_by(plane, *server, &OLD_ONLY, FOUND).await;
+        wait_until_served_by(plane, *server, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
     }
 }

@@ -12,7 +12,7 @@ const ROUNDS: u32 = 10;
 const SEED: &str = "SKEWBRIDGE_E2E_SEED";
 
 /// From the last readiness to when everybody knows everybody.
-const FOUND: Duration = Duration::from_secs(30);
+const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 const APIS: [VersionSpecificApi; 3] = [
     VersionSpecificApi::POLICIES,
@@ -46,9 +46,11 @@ async fn no_order_of_starting_loses_a_peer() {
         }
         plane.wait_until_ready().await;
         let ready = Instant::now();
-        let found = eventually("every bridge reaches every API", FOUND, async || {
-            everything_is_reached(&plane).await
-        });
+        let found = eventually(
+            "every bridge reaches every API",
+            PEER_DISCOVERY_TIMEOUT,
+            async || everything_is_reached(&plane).await,
+        );
         found.await;
         println!(
             "round {round}: {order:?}: ready after {:.1?}, found {:.1?} later",

@@ -8,8 +8,11 @@ use serde_json::Value;
 use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_new_versions};
 use skewbridge_testkit::eventually;
 
-use crate::pair::{FOUND, NEW, OLD, debug_peers, is_found, is_found_by, lease_path};
-use crate::watched::{WATCHED, watch};
+use crate::peer_pair::{
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, lease_path, wait_until_served,
+    wait_until_served_by,
+};
+use crate::status_poll::{POLL_DURATION, watch};
 
 /// Within which a stopped peer is found, by the first request that waits for it.
 const DETECTED: Duration = Duration::from_secs(10);
@@ -56,9 +59,20 @@ async fn silent_peers_and_bridges_that_leave_never_make_an_api_not_found() {
     for plane in [&walled, &left, &stopped] {
         plane.wait_until_ready().await;
     }
-    is_found(&left, &VersionSpecificApi::POLICIES, FOUND).await;
-    is_found_by(&left, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
-    is_found(&stopped, &VersionSpecificApi::POLICIES, FOUND).await;
+    wait_until_served(&left, &VersionSpecificApi::POLICIES, PEER_DISCOVERY_TIMEOUT).await;
+    wait_until_served_by(
+        &left,
+        NEW,
+        &VersionSpecificApi::ATTRIBUTES_CLASSES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    wait_until_served(
+        &stopped,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
 
     let ((), (), ()) = tokio::join!(
         a_peer_behind_a_firewall(&walled),
@@ -71,11 +85,11 @@ async fn a_peer_behind_a_firewall(plane: &ControlPlane) {
     let path = VersionSpecificApi::POLICIES.path;
     eventually(
         "what it serves is known from the registry",
-        FOUND,
+        PEER_DISCOVERY_TIMEOUT,
         async || plane.status(OLD, Via::Bridge, path).await == 503,
     )
     .await;
-    let answers = watch(plane, OLD, path, WATCHED).await;
+    let answers = watch(plane, OLD, path, POLL_DURATION).await;
     println!("behind a firewall: {answers:?}");
     assert_eq!(answers.count(404) + answers.count(200), 0, "{answers:?}");
     assert!(answers.count(503) > 30, "{answers:?}");
@@ -92,16 +106,24 @@ async fn a_bridge_leaves(plane: &mut ControlPlane) {
     assert!(answers.count(200) > 10, "{answers:?}");
     plane.start_bridge(NEW);
     plane.wait_until_ready().await;
-    is_found_by(plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
+    wait_until_served_by(
+        plane,
+        NEW,
+        &VersionSpecificApi::ATTRIBUTES_CLASSES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
 
     // An older one does not, and listens on loopback.
     plane.stop_bridge(OLD, "TERM");
-    eventually("it is known to have left", FOUND, async || {
-        state(plane, NEW).await == "bridge-left"
-    })
+    eventually(
+        "it is known to have left",
+        PEER_DISCOVERY_TIMEOUT,
+        async || state(plane, NEW).await == "bridge-left",
+    )
     .await;
     let path = VersionSpecificApi::ATTRIBUTES_CLASSES.path;
-    let answers = watch(plane, NEW, path, WATCHED).await;
+    let answers = watch(plane, NEW, path, POLL_DURATION).await;
     println!("without a bridge: {answers:?}");
     assert_eq!(answers.count(404) + answers.count(200), 0, "{answers:?}");
     assert!(answers.count(503) > 100, "{answers:?}");
@@ -111,7 +133,13 @@ async fn a_bridge_leaves(plane: &mut ControlPlane) {
     assert!(log.contains("the bridge of a peer has left"), "{log}");
     plane.start_bridge(OLD);
     plane.wait_until_ready().await;
-    is_found_by(plane, NEW, &VersionSpecificApi::ATTRIBUTES_CLASSES, FOUND).await;
+    wait_until_served_by(
+        plane,
+        NEW,
+        &VersionSpecificApi::ATTRIBUTES_CLASSES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     assert_eq!(state(plane, NEW).await, Value::Null);
 
     // Before 1.35 a server leaves its Lease behind: its bridge deletes it.
@@ -127,7 +155,7 @@ async fn a_bridge_is_stopped(plane: &ControlPlane) {
     let bridge = plane.servers[NEW].bridge_process.as_ref().unwrap();
     let path = VersionSpecificApi::POLICIES.path;
     bridge.signal("STOP");
-    let answers = watch(plane, OLD, path, WATCHED).await;
+    let answers = watch(plane, OLD, path, POLL_DURATION).await;
     println!("stopped: {answers:?}");
     bridge.signal("CONT");
     // Once its address has run out in etcd, the 1.36 behind it is asked itself.
@@ -136,6 +164,6 @@ async fn a_bridge_is_stopped(plane: &ControlPlane) {
     assert!(answers.first < DETECTED, "{answers:?}");
     assert!(answers.slowest_later < AT_ONCE, "{answers:?}");
     let since = Instant::now();
-    is_found(plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    wait_until_served(plane, &VersionSpecificApi::POLICIES, PEER_DISCOVERY_TIMEOUT).await;
     println!("found again {:.1?} after it went on", since.elapsed());
 }

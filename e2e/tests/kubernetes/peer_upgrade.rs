@@ -22,13 +22,15 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::pair::{FOUND, OLD, is_found, keys, points_to};
+use crate::peer_pair::{
+    OLD, PEER_DISCOVERY_TIMEOUT, keys, wait_until_record_points_to, wait_until_served,
+};
 
 /// How long who returns may be without work.
 const USED_AGAIN: Duration = Duration::from_secs(10);
 
 /// For what takes a second on a busy machine.
-const BOUND: Duration = Duration::from_mins(1);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Between two requests of a client: a steady load, not a flood.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -58,8 +60,13 @@ async fn one_of_two_peers_dies_returns_and_ends_and_nobody_notices() {
     };
     let servers = [ServerSpec::of(&old).peer(), upgraded(&new), upgraded(&new)];
     let mut plane = ControlPlane::start(&servers).await;
-    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
-    both_are_used(&plane, FOUND).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    both_are_used(&plane, PEER_DISCOVERY_TIMEOUT).await;
 
     let load = Load::default();
     let mut clients = JoinSet::new();
@@ -112,7 +119,7 @@ async fn one_of_two_peers_dies_returns_and_ends_and_nobody_notices() {
         if then == Then::WhenItIsAskedItself {
             let [key, _] = keys(&plane, server);
             let address = plane.servers[server].address;
-            points_to(&mut plane, &key, address).await;
+            wait_until_record_points_to(&mut plane, &key, address).await;
             both_are_used(&plane, USED_AGAIN).await;
         }
         plane.stop_server(server, "TERM");
@@ -125,7 +132,7 @@ async fn one_of_two_peers_dies_returns_and_ends_and_nobody_notices() {
         load.everybody_succeeds("after it ended").await;
     }
     load.stop.send_replace(true);
-    let ended = tokio::time::timeout(BOUND, clients.join_all()).await;
+    let ended = tokio::time::timeout(COMMAND_TIMEOUT, clients.join_all()).await;
     ended.expect("the clients end");
     load.nothing_failed();
     every_write_was_done_once(&plane, &load).await;
@@ -218,7 +225,7 @@ impl Load {
 
     async fn everybody_succeeds(&self, when: &str) {
         let before = self.counts();
-        eventually(when, BOUND, async || {
+        eventually(when, COMMAND_TIMEOUT, async || {
             let now = self.counts();
             now.iter()
                 .zip(&before)

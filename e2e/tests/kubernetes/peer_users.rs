@@ -10,7 +10,7 @@ use skewbridge_e2e::{
 };
 use skewbridge_testkit::{TlsClient, eventually};
 
-use crate::pair::{FOUND, NEW, OLD, is_found};
+use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT, wait_until_served};
 
 /// For an audit log to be written.
 const WRITTEN: Duration = Duration::from_secs(20);
@@ -35,7 +35,12 @@ async fn the_server_that_answers_knows_who_asks() {
     };
     let servers = versions.map(|version| ServerSpec::of(&version).peer());
     let plane = ControlPlane::start(&servers).await;
-    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     for asker in askers(&plane).await {
         for protocol in [Protocol::H1, Protocol::H2] {
             asks(&plane, &asker, protocol).await;

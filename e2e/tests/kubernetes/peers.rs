@@ -13,7 +13,7 @@ use skewbridge_peers::Identity;
 use skewbridge_testkit::eventually;
 
 /// From the last readiness to when everybody knows everybody.
-const FOUND: Duration = Duration::from_secs(30);
+const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn peers(versions: &[String]) -> Vec<ServerSpec> {
     let servers = versions.iter().map(|version| {
@@ -70,7 +70,7 @@ async fn what_one_server_serves_is_served_by_all() {
         for special in &shared {
             for server in 0..versions.len() {
                 let what = format!("{} through the bridge of {server}", special.path);
-                eventually(&what, FOUND, async || {
+                eventually(&what, PEER_DISCOVERY_TIMEOUT, async || {
                     plane.status(server, Via::Bridge, special.path).await == 200
                 })
                 .await;
@@ -264,9 +264,11 @@ async fn the_others_are_told_of(
         serde_json::from_str(&plane.admin_page(server, "/debug/peers").await).unwrap()
     };
     // That the server keeps it is seen when it renews it.
-    eventually("who keeps the Lease is known", FOUND, async || {
-        view().await["local"]["leaseKeptBy"] == "kube-apiserver"
-    })
+    eventually(
+        "who keeps the Lease is known",
+        PEER_DISCOVERY_TIMEOUT,
+        async || view().await["local"]["leaseKeptBy"] == "kube-apiserver",
+    )
     .await;
     let view = view().await;
     assert!(view["waitingFor"].is_null(), "{view:#}");

@@ -10,8 +10,8 @@ use tokio::join;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::playground::{BOUND, RELEASES, kubectl_prints_the_same, run};
-use crate::terminal::Terminal;
+use crate::kubectl_terminal::Terminal;
+use crate::playground::{COMMAND_TIMEOUT, RELEASES, kubectl_prints_the_same, run};
 
 /// What is promised. It takes a tenth of that, even without optimisation.
 const READY_TIMEOUT: Duration = Duration::from_secs(3);
@@ -144,7 +144,7 @@ impl Streams<'_> {
         stream.write_all(request).await.unwrap();
         let mut answer = String::new();
         let read = stream.read_to_string(&mut answer);
-        timeout(BOUND, read).await.unwrap().unwrap();
+        timeout(COMMAND_TIMEOUT, read).await.unwrap().unwrap();
         assert!(
             answer.ends_with("Hello from pod web, port 8080.\n"),
             "{answer}"

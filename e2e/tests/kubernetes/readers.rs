@@ -10,7 +10,7 @@ use skewbridge_e2e::{
 use skewbridge_testkit::{TlsClient, Validity, eventually};
 
 /// From the last readiness to when everybody knows everybody.
-const FOUND: Duration = Duration::from_secs(30);
+const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a bridge goes by what its server has said (10 s), and a server by what
 /// it has read of roles.
@@ -33,7 +33,7 @@ struct Reader {
 async fn everybody_gets_what_the_server_gives_him() {
     let servers = ["1.34.4", "1.36.4"].map(|version| ServerSpec::of(version).peer());
     let plane = ControlPlane::start(&servers).await;
-    eventually("both show the same", FOUND, async || {
+    eventually("both show the same", PEER_DISCOVERY_TIMEOUT, async || {
         let kinds = plane.kinds(0, Via::Bridge).await;
         kinds == plane.kinds(1, Via::Bridge).await && kinds != plane.kinds(0, Via::Server).await
     })

@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 const RECOVERY: Duration = Duration::from_secs(30);
 
 /// For what takes seconds on a busy machine.
-const BOUND: Duration = Duration::from_mins(1);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// From when the server is gone to when everybody has noticed.
 const REFUSAL: Duration = Duration::from_secs(20);
@@ -86,7 +86,8 @@ async fn ride_out(version: &str) {
         }
         clients.spawn(watch(client(), load.member()));
     }
-    load.everybody_succeeds("before the restart", BOUND).await;
+    load.everybody_succeeds("before the restart", COMMAND_TIMEOUT)
+        .await;
 
     plane.restart_server(0);
     load.everybody_was_refused().await;
@@ -95,7 +96,7 @@ async fn ride_out(version: &str) {
     load.everybody_succeeds("after the restart", RECOVERY).await;
 
     load.stop.send_replace(true);
-    let ended = tokio::time::timeout(BOUND, clients.join_all()).await;
+    let ended = tokio::time::timeout(COMMAND_TIMEOUT, clients.join_all()).await;
     ended.expect("the clients end");
     let bridge = plane.servers[0].bridge_process.as_mut();
     assert!(bridge.unwrap().is_running());

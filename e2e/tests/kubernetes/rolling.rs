@@ -21,13 +21,13 @@ use tokio::process::{Child, ChildStdin};
 use tokio::task::JoinSet;
 
 /// From a readiness to when the client knows of it.
-const FOUND: Duration = Duration::from_secs(30);
+const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often it is looked at what the client says.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// For what takes seconds on a busy machine.
-const BOUND: Duration = Duration::from_mins(2);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Without it kube-apiserver leaves watches open when it is told to end, and
 /// waits a minute for them.
@@ -125,13 +125,17 @@ async fn replace(plane: &mut ControlPlane, node: usize, version: &str) {
 }
 
 async fn every_bridge_shows(plane: &ControlPlane, kinds: &BTreeSet<String>) {
-    eventually("every bridge shows all kinds", FOUND, async || {
-        let mut shown = true;
-        for server in 0..plane.servers.len() {
-            shown &= kinds.is_subset(&plane.kinds(server, Via::Bridge).await);
-        }
-        shown
-    })
+    eventually(
+        "every bridge shows all kinds",
+        PEER_DISCOVERY_TIMEOUT,
+        async || {
+            let mut shown = true;
+            for server in 0..plane.servers.len() {
+                shown &= kinds.is_subset(&plane.kinds(server, Via::Bridge).await);
+            }
+            shown
+        },
+    )
     .await;
 }
 
@@ -217,7 +221,7 @@ impl Client {
                 tokio::time::sleep(LOOK).await;
             }
         };
-        let in_time = tokio::time::timeout(FOUND, all).await;
+        let in_time = tokio::time::timeout(PEER_DISCOVERY_TIMEOUT, all).await;
         assert!(in_time.is_ok(), "not found: {:?}", missing());
     }
 
@@ -228,7 +232,7 @@ impl Client {
     }
 
     async fn says(&self, line: &str) {
-        eventually(line, FOUND, async || {
+        eventually(line, PEER_DISCOVERY_TIMEOUT, async || {
             self.lines.lock().unwrap().iter().any(|it| it == line)
         })
         .await;
@@ -237,7 +241,7 @@ impl Client {
     /// It has lost nothing, and followed everything.
     async fn end(mut self) {
         drop(self.stdin);
-        let ended = tokio::time::timeout(BOUND, self.child.wait()).await;
+        let ended = tokio::time::timeout(COMMAND_TIMEOUT, self.child.wait()).await;
         assert!(ended.expect("it ends").unwrap().success());
         while self.reading.join_next().await.is_some() {}
         let lines = std::mem::take(&mut *self.lines.lock().unwrap());

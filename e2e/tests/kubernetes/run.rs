@@ -15,10 +15,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::terminal::Terminal;
+use crate::kubectl_terminal::Terminal;
 
 /// For a command that takes a second or two on an idle machine.
-const BOUND: Duration = Duration::from_mins(1);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Much more than all the buffers on its way.
 const FILE: usize = 8 << 20;
@@ -82,7 +82,7 @@ async fn kubectl_shows_why_its_requests_cannot_be_signed() {
         ),
     ] {
         let mut command = plane.kubectl_under_run(0, &agent);
-        let ran = timeout(BOUND, command.args(["get", "pods"]).output()).await;
+        let ran = timeout(COMMAND_TIMEOUT, command.args(["get", "pods"]).output()).await;
         let ran = ran.expect("an end in time").unwrap();
         let complaint = String::from_utf8(ran.stderr).unwrap();
         assert_eq!(ran.status.code(), Some(code), "{complaint}");
@@ -144,7 +144,7 @@ impl Kubectl<'_> {
             let _ = input.write_all(stdin).await;
         };
         let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
-        let output = timeout(BOUND, both).await;
+        let output = timeout(COMMAND_TIMEOUT, both).await;
         let output = output
             .unwrap_or_else(|_| panic!("{words:?} hangs"))
             .unwrap();
@@ -279,6 +279,8 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
         connection.read_exact(&mut heard).await.unwrap();
         assert_eq!(&heard, b"through all of them");
     };
-    timeout(BOUND, talk).await.expect("an echo in time");
+    timeout(COMMAND_TIMEOUT, talk)
+        .await
+        .expect("an echo in time");
     echo.abort();
 }

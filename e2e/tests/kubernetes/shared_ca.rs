@@ -9,7 +9,7 @@ use skewbridge_e2e::{
 };
 use skewbridge_testkit::{Response, TlsClient, eventually};
 
-use crate::pair::{FOUND, NEW, OLD, is_found};
+use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT, wait_until_served};
 
 /// kube-apiserver looks at its CA files once a minute at the latest.
 const RELOADED: Duration = Duration::from_secs(90);
@@ -49,7 +49,12 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
     };
     let servers = versions.map(|version| ServerSpec::of(&version).peer());
     let mut plane = ControlPlane::start(&servers).await;
-    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     let (stranger, front_proxy) = (plane.anonymous_client(), plane.front_proxy_client());
     // Distinct CAs: a junk token is refused by the server that serves the API.
     let answer = ask(&stranger, &plane, OLD, Via::Bridge, &[JUNK]).await;
@@ -68,9 +73,11 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
     )
     .await;
     let metrics = async |plane: &ControlPlane| plane.admin_page(OLD, "/metrics").await;
-    eventually("peering is switched off", FOUND, async || {
-        metrics(&plane).await.contains("skewbridge_peering 0")
-    })
+    eventually(
+        "peering is switched off",
+        PEER_DISCOVERY_TIMEOUT,
+        async || metrics(&plane).await.contains("skewbridge_peering 0"),
+    )
     .await;
 
     let before = as_front_proxy(&plane, NEW);
@@ -123,7 +130,12 @@ async fn a_server_that_is_asked_directly_gets_tokens_without_the_certificate() {
     plane.file("direct-ca.crt", &plane.ca().pem());
     plane.start_all();
     plane.wait_until_ready().await;
-    is_found(&plane, &VersionSpecificApi::POLICIES, FOUND).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     let (stranger, front_proxy) = (plane.anonymous_client(), plane.front_proxy_client());
     let bob = [("Authorization", "Bearer bob-token")];
     let as_bob = async |plane: &ControlPlane| {

@@ -142,7 +142,7 @@ async fn clusters_that_have_nothing_to_do_with_each_other_are_compared_too() {
 }
 
 /// From the last readiness to when everybody knows everybody.
-const FOUND: std::time::Duration = std::time::Duration::from_secs(30);
+const PEER_DISCOVERY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 #[tokio::test]
 async fn a_bridge_tells_of_all_servers_of_its_cluster() {
@@ -152,9 +152,11 @@ async fn a_bridge_tells_of_all_servers_of_its_cluster() {
     let contexts = contexts.map(|(name, it)| (name, plane.servers[it].bridge));
     let config = plane.kubeconfig_of(&contexts);
     for context in ["old", "new"] {
-        skewbridge_testkit::eventually("both servers are known", FOUND, async || {
-            skew(&plane, &config, &[context], &[]).await.code == Some(2)
-        })
+        skewbridge_testkit::eventually(
+            "both servers are known",
+            PEER_DISCOVERY_TIMEOUT,
+            async || skew(&plane, &config, &[context], &[]).await.code == Some(2),
+        )
         .await;
         let ran = skew(&plane, &config, &[context], &["-o=json"]).await;
         let report: Value = serde_json::from_str(&ran.stdout).unwrap();

@@ -15,7 +15,7 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 
 /// For a command that takes a second or two on an idle machine.
-const BOUND: Duration = Duration::from_mins(1);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Much more than all the buffers on its way.
 const STDIN: usize = 4 << 20;
@@ -121,7 +121,7 @@ impl Kubectl<'_> {
             let _ = input.write_all(stdin.as_bytes()).await;
         };
         let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
-        let output = tokio::time::timeout(BOUND, both).await;
+        let output = tokio::time::timeout(COMMAND_TIMEOUT, both).await;
         let output = output
             .unwrap_or_else(|_| panic!("{words:?} by {via:?} over {:?} hangs", self.protocol))
             .unwrap();
@@ -281,7 +281,7 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
                 assert!(rest.is_empty(), "{} more", rest.len());
             });
         }
-        let talks = tokio::time::timeout(BOUND, talks.join_all());
+        let talks = tokio::time::timeout(COMMAND_TIMEOUT, talks.join_all());
         talks.await.expect("all connections end");
         forward.end().await;
     }
@@ -297,7 +297,7 @@ async fn says(connection: &mut TcpStream, bytes: &[u8]) {
     let (mut reader, mut writer) = connection.split();
     let mut heard = vec![0; bytes.len()];
     let talk = async { tokio::try_join!(writer.write_all(bytes), reader.read_exact(&mut heard)) };
-    let talk = tokio::time::timeout(BOUND, talk).await;
+    let talk = tokio::time::timeout(COMMAND_TIMEOUT, talk).await;
     talk.expect("an echo in time").unwrap();
     assert!(heard == bytes, "bytes of another connection");
 }

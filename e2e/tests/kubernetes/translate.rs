@@ -15,11 +15,11 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::forward::{Forward, echo, pump, says};
+use crate::kubectl_terminal::Terminal;
+use crate::port_forward::{PortForward, echo_server, echoes, pump};
 use crate::streaming::{
-    BOUND, Channels, Noise, Speaks, Story, Way, allow, ask, kubectl_version, path, shell,
+    COMMAND_TIMEOUT, Channels, Noise, Speaks, Story, Way, allow, ask, kubectl_version, path, shell,
 };
-use crate::terminal::Terminal;
 
 /// What goes through one exec, both ways at once.
 const BULK: usize = 200 << 20;
@@ -149,9 +149,9 @@ async fn short(way: &Way<'_>, node: &Node, client: &str, upstream: &str) {
     assert_eq!(counted.stdout.trim(), sent.len().to_string(), "{counted:?}");
     an_attached_process_answers(way).await;
     files_are_copied(way, node).await;
-    let (target, _echo) = echo().await;
-    let mut forward = Forward::start(way, &[target.port()]).await;
-    forward.says(0, b"through the port").await;
+    let (target, _echo) = echo_server().await;
+    let mut forward = PortForward::start(way, &[target.port()]).await;
+    forward.echoes(0, b"through the port").await;
     forward.child.end().await;
     // Four exit codes, one input, and three by cp: there, back, and a look at what is
     // there.
@@ -197,10 +197,10 @@ async fn nobody_falls_back(plane: &ControlPlane) {
         assert_eq!((granted.code, &*granted.stdout), (Some(0), expected));
         has_not_fallen_back(&granted.stderr);
     }
-    let (target, _echo) = echo().await;
+    let (target, _echo) = echo_server().await;
     let log = directory.path().join("port-forward");
-    let mut forward = Forward::start_verbose(&bridged, &[target.port()], &log).await;
-    forward.says(0, b"through the port").await;
+    let mut forward = PortForward::start_verbose(&bridged, &[target.port()], &log).await;
+    forward.echoes(0, b"through the port").await;
     forward.child.end().await;
     has_not_fallen_back(&fs::read_to_string(log).unwrap());
     // One of kubectl's own, and two by cp: there, and a look at what is there.
@@ -265,7 +265,9 @@ async fn bulk_goes_both_ways_at_once(way: &Way<'_>) {
         assert_eq!(stdout.read(&mut piece).await.unwrap(), 0, "more came");
     };
     let talk = async { tokio::join!(writing, reading) };
-    timeout(3 * BOUND, talk).await.expect("an end in time");
+    timeout(3 * COMMAND_TIMEOUT, talk)
+        .await
+        .expect("an end in time");
     assert_eq!(child.wait().await.unwrap().code(), Some(0));
 }
 
@@ -349,14 +351,14 @@ async fn files_are_copied(way: &Way<'_>, node: &Node) {
 /// Many connections over one forward, of which one is cut by its client: no other
 /// notices.
 async fn ports_are_forwarded(way: &Way<'_>) {
-    let (target, _echo) = echo().await;
+    let (target, _echo) = echo_server().await;
     let before = way.ended("portforward", "websocket", "spdy").await;
-    let mut forward = Forward::start(way, &[target.port()]).await;
+    let mut forward = PortForward::start(way, &[target.port()]).await;
     let mut connections = Vec::new();
     for number in 0..CONNECTIONS {
         let mut connection = forward.connect(0).await;
         // It is open to its far end while the others come.
-        says(&mut connection, &[byte(number)]).await;
+        echoes(&mut connection, &[byte(number)]).await;
         connections.push(connection);
     }
     let cut = connections.remove(CONNECTIONS / 2);
@@ -365,16 +367,16 @@ async fn ports_are_forwarded(way: &Way<'_>) {
     let mut talks = JoinSet::new();
     for (number, mut connection) in connections.into_iter().enumerate() {
         talks.spawn(async move {
-            says(&mut connection, &vec![byte(number); 32 << 10]).await;
+            echoes(&mut connection, &vec![byte(number); 32 << 10]).await;
             connection.shutdown().await.unwrap();
             let mut rest = Vec::new();
             connection.read_to_end(&mut rest).await.unwrap();
             assert!(rest.is_empty(), "{} more", rest.len());
         });
     }
-    let talks = timeout(BOUND, talks.join_all());
+    let talks = timeout(COMMAND_TIMEOUT, talks.join_all());
     assert_eq!(talks.await.expect("all end").len(), CONNECTIONS - 1);
-    forward.says(0, b"and one more").await;
+    forward.echoes(0, b"and one more").await;
     forward.child.end().await;
     way.have_ended("portforward", "websocket", "spdy", before + 1)
         .await;
@@ -383,7 +385,7 @@ async fn ports_are_forwarded(way: &Way<'_>) {
 /// A port on which nobody listens. kubectl itself gives up all others then, however it
 /// is connected; so this is done by a client that does not.
 async fn one_bad_port_spoils_no_other(way: &Way<'_>) {
-    let (target, _echo) = echo().await;
+    let (target, _echo) = echo_server().await;
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let closed = nobody.local_addr().unwrap().port();
     drop(nobody);
@@ -536,7 +538,9 @@ async fn many_commands_run_at_once(way: &Way<'_>) {
             (number, opened.unwrap())
         });
     }
-    let commands = timeout(3 * BOUND, opening.join_all()).await.unwrap();
+    let commands = timeout(3 * COMMAND_TIMEOUT, opening.join_all())
+        .await
+        .unwrap();
     assert_eq!(open().await, COMMANDS as u64);
     let mut ending = JoinSet::new();
     for (number, mut command) in commands {
@@ -553,7 +557,9 @@ async fn many_commands_run_at_once(way: &Way<'_>) {
             assert!(story.error.contains(&told), "{number}: {}", story.error);
         });
     }
-    timeout(3 * BOUND, ending.join_all()).await.unwrap();
+    timeout(3 * COMMAND_TIMEOUT, ending.join_all())
+        .await
+        .unwrap();
     let all = before + COMMANDS as u64;
     way.have_ended("exec", "websocket", "spdy", all).await;
     assert_eq!(open().await, 0);
@@ -566,9 +572,9 @@ async fn who_speaks_spdy_is_carried_as_before(plane: &ControlPlane) {
     let output = way.sh("echo out; exit 3").await;
     assert_eq!((output.code, &*output.stdout), (Some(3), "out\n"));
     an_attached_process_answers(&way).await;
-    let (target, _echo) = echo().await;
-    let mut forward = Forward::start(&way, &[target.port()]).await;
-    forward.says(0, b"through the port").await;
+    let (target, _echo) = echo_server().await;
+    let mut forward = PortForward::start(&way, &[target.port()]).await;
+    forward.echoes(0, b"through the port").await;
     forward.child.end().await;
     way.have_ended("attach", "spdy", "spdy", 1).await;
     way.have_ended("portforward", "spdy", "spdy", 1).await;

@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::forward::{Forward, echo, says};
+use crate::port_forward::{PortForward, echo_server, echoes};
 use crate::streaming::{Speaks, Way, kubectl_version};
 
 /// How long anybody may take to learn that the other end is lost.
@@ -79,7 +79,7 @@ async fn whoever_copies_attaches_or_forwards_learns_it_too() {
 struct Others {
     copy: Child,
     attach: Child,
-    forward: Forward,
+    forward: PortForward,
     connection: TcpStream,
     /// Where the copies are, and what the far end of the forward is.
     _there: (ScratchDir, JoinSet<()>),
@@ -110,10 +110,10 @@ impl Others {
             .await
             .expect("an answer in time")
             .unwrap();
-        let (target, echo) = echo().await;
-        let mut forward = Forward::start(way, &[target.port()]).await;
+        let (target, echo_server) = echo_server().await;
+        let mut forward = PortForward::start(way, &[target.port()]).await;
         let mut connection = forward.connect(0).await;
-        says(&mut connection, b"there and back").await;
+        echoes(&mut connection, b"there and back").await;
         eventually("something is copied", PATIENCE, async || {
             fs::metadata(&there).is_ok_and(|it| it.len() > 0)
         })
@@ -123,7 +123,7 @@ impl Others {
             attach,
             forward,
             connection,
-            _there: (directory, echo),
+            _there: (directory, echo_server),
         }
     }
 

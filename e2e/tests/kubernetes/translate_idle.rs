@@ -12,7 +12,7 @@ use skewbridge_testkit::PATIENCE;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{sleep, timeout};
 
-use crate::forward::{Quiet, echo, says};
+use crate::port_forward::{PinglessForward, echo_server, echoes};
 use crate::streaming::{Channels, Speaks, Story, Way, kubectl_version, path, shell};
 
 #[tokio::test]
@@ -94,13 +94,13 @@ async fn forward(
     by: TransportPreference,
     idle: Duration,
 ) -> Option<String> {
-    let (target, _echo) = echo().await;
-    let mut forward = Quiet::start(plane, address, by, target.port()).await;
-    says(&mut forward.connection, b"before").await;
+    let (target, _echo) = echo_server().await;
+    let mut forward = PinglessForward::start(plane, address, by, target.port()).await;
+    echoes(&mut forward.connection, b"before").await;
     if let Some(why) = forward.ends_within(idle).await {
         return Some(why);
     }
-    says(&mut forward.connection, b"after").await;
+    echoes(&mut forward.connection, b"after").await;
     None
 }
 

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Child;
 use tokio::time::timeout;
 
-use crate::forward::{Forward, Quiet, echo, says};
+use crate::port_forward::{PinglessForward, PortForward, echo_server, echoes};
 use crate::streaming::{Speaks, Way, kubectl_version};
 
 /// How long anybody may take to learn that the other end is lost.
@@ -40,8 +40,8 @@ async fn pings_tell_a_slow_process_from_a_lost_node() {
         .await;
     let slower = Way::through(&plane, &slower, Speaks::WebSocket);
     no_ping_meets_the_end_of_a_command(&slower).await;
-    let (target, _echo) = echo().await;
-    let forward = Quiet::start(
+    let (target, _echo) = echo_server().await;
+    let forward = PinglessForward::start(
         &plane,
         bridge.address,
         TransportPreference::WebSocket,
@@ -117,8 +117,12 @@ async fn no_ping_meets_the_end_of_a_command(way: &Way<'_>) {
 }
 
 /// Its connections stay, and nobody answers.
-async fn a_node_that_has_stopped_is_noticed(way: &Way<'_>, node: &Node, mut forward: Quiet) {
-    says(&mut forward.connection, b"it is here").await;
+async fn a_node_that_has_stopped_is_noticed(
+    way: &Way<'_>,
+    node: &Node,
+    mut forward: PinglessForward,
+) {
+    echoes(&mut forward.connection, b"it is here").await;
     let mut exec = Running::start(way, &["exec", "-i", Node::POD, "--", "cat"]).await;
     let mut attach = Running::start(way, &["attach", "-i", Node::POD]).await;
     node.process.signal("STOP");
@@ -136,9 +140,9 @@ async fn a_node_that_has_stopped_is_noticed(way: &Way<'_>, node: &Node, mut forw
         start.elapsed().as_secs_f32()
     );
     node.process.signal("CONT");
-    let (target, _echo) = echo().await;
-    let mut forward = Forward::start(way, &[target.port()]).await;
-    forward.says(0, b"it is back").await;
+    let (target, _echo) = echo_server().await;
+    let mut forward = PortForward::start(way, &[target.port()]).await;
+    forward.echoes(0, b"it is back").await;
     forward.child.end().await;
 }
 

@@ -20,7 +20,7 @@ const MINUTE: Duration = Duration::from_mins(1);
 
 /// For what takes seconds. The informers of client-go wait for up to a minute when
 /// they have been refused often.
-const BOUND: Duration = Duration::from_mins(3);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(3);
 
 /// How long a server is away: long enough for everybody to notice.
 const AWAY: Duration = Duration::from_millis(1500);
@@ -153,7 +153,7 @@ impl Client {
     }
 
     async fn line(&mut self, after: &str) -> String {
-        let line = timeout(BOUND, self.lines.next_line()).await;
+        let line = timeout(COMMAND_TIMEOUT, self.lines.next_line()).await;
         let line = line.unwrap_or_else(|_| panic!("no word after {after:?}"));
         line.expect("a readable line").expect("the client goes on")
     }
@@ -161,9 +161,9 @@ impl Client {
     /// What it has seen. Nobody writes any more then.
     async fn end(mut self) -> Value {
         drop(self.stdin);
-        let line = timeout(BOUND, self.lines.next_line()).await;
+        let line = timeout(COMMAND_TIMEOUT, self.lines.next_line()).await;
         let line = line.expect("an end").expect("a readable line");
-        let ended = timeout(BOUND, self.child.wait()).await;
+        let ended = timeout(COMMAND_TIMEOUT, self.child.wait()).await;
         assert!(ended.expect("it ends").expect("a child").success());
         serde_json::from_str(&line.expect("what it has seen")).expect("JSON")
     }

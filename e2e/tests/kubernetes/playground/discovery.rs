@@ -9,7 +9,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, VARY};
 use serde_json::Value;
 use skewbridge_client::{Endpoint, Kubeconfig, Request, Response};
 
-use super::{BOUND, Beside, minor};
+use super::{Beside, COMMAND_TIMEOUT, minor};
 
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const V2_BETA1: &str = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
@@ -47,7 +47,9 @@ pub(super) async fn differences(beside: &Beside, number: usize) -> Vec<String> {
 async fn endpoint(config: &Path, context: &str) -> Endpoint {
     let config = Kubeconfig::load(Some(config)).unwrap();
     let target = config.target(Some(context)).unwrap();
-    Endpoint::prepare(&target, Some(BOUND)).await.unwrap()
+    Endpoint::prepare(&target, Some(COMMAND_TIMEOUT))
+        .await
+        .unwrap()
 }
 
 /// All that a real server can be asked about discovery.

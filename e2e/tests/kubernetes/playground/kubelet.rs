@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use skewbridge_e2e::{Protocol, Request, Via};
 use skewbridge_testkit::eventually;
 
-use super::site::{BOUND, Site, run};
+use super::fixture::{COMMAND_TIMEOUT, Site, run};
 use super::{Beside, Place};
 
 /// What the playground's node is called.
@@ -84,7 +84,7 @@ impl<'a> Kubelet<'a> {
         let plane = &self.beside.plane;
         let at = path(namespace, pod);
         let mut raw = plane.http_client(0, Via::Server, Protocol::H2);
-        eventually("the pod is to end", BOUND, async || {
+        eventually("the pod is to end", COMMAND_TIMEOUT, async || {
             let answer = raw.send(&Request::get(&at)).await.unwrap();
             let pod: Value = serde_json::from_slice(&answer.body).unwrap();
             pod["metadata"]["deletionTimestamp"].is_string()

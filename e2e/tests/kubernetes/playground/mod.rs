@@ -3,12 +3,12 @@
 //! `playground_old` and `playground_new`.
 
 mod discovery;
+mod fixture;
 mod kubelet;
 mod namespaces;
 mod objects;
 mod others;
 mod pods;
-mod site;
 mod tables;
 mod tour;
 mod watches;
@@ -19,9 +19,9 @@ use skewbridge_e2e::{
 };
 use tokio::join;
 
+pub(crate) use self::fixture::{COMMAND_TIMEOUT, run};
+use self::fixture::{Entry, Place, Site};
 use self::kubelet::Kubelet;
-pub(crate) use self::site::{BOUND, run};
-use self::site::{Entry, Place, Site};
 
 /// What the playground has servers of.
 pub(crate) const RELEASES: [&str; 3] = ["1.28", "1.34", "1.36"];

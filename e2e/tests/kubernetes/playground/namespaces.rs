@@ -3,9 +3,9 @@
 use skewbridge_testkit::eventually;
 use tokio::join;
 
+use super::fixture::At::Servers;
+use super::fixture::{COMMAND_TIMEOUT, Entry, Site};
 use super::kubelet::Kubelet;
-use super::site::At::Servers;
-use super::site::{BOUND, Entry, Site};
 
 /// Keeps the namespace until it lets go.
 const HELD: &str = "apiVersion: v1\nkind: ConfigMap\n\
@@ -37,7 +37,7 @@ pub(super) async fn tell(site: &Site<'_>, kubelet: Option<&Kubelet<'_>>) -> Vec<
         }
     };
     let (deleted, (), meanwhile) = join!(site.step(ns, &delete, ""), node, async {
-        eventually("the namespace ends", BOUND, async || {
+        eventually("the namespace ends", COMMAND_TIMEOUT, async || {
             let shown = site.output(ns, &get, "").await;
             shown.stdout.contains("Terminating")
         })

@@ -1,7 +1,7 @@
 //! Objects, written and read in every way that kubectl has.
 
-use super::site::At::{self, Everywhere, Servers};
-use super::site::{Entry, Site};
+use super::fixture::At::{self, Everywhere, Servers};
+use super::fixture::{Entry, Site};
 
 pub(super) const CONFIG: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: {x: one}}\n\
                       data: {one: '1'}\n";

@@ -4,9 +4,9 @@
 use tokio::join;
 
 use super::Other;
+use super::fixture::At::{self, Everywhere, Servers};
+use super::fixture::{Entry, Site};
 use super::objects::{CHANGED, CONFIG, ONE, TWO};
-use super::site::At::{self, Everywhere, Servers};
-use super::site::{Entry, Site};
 use super::watches;
 
 /// What those who watch see, a row each.

@@ -11,11 +11,11 @@ use tokio::join;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use super::fixture::At::{Everywhere, Servers};
+use super::fixture::{COMMAND_TIMEOUT, Entry, Site};
 use super::kubelet::Kubelet;
-use super::site::At::{Everywhere, Servers};
-use super::site::{BOUND, Entry, Site};
 use super::{Other, compare};
-use crate::terminal::Terminal;
+use crate::kubectl_terminal::Terminal;
 
 /// As the playground's own is called.
 const POD: &str = "web";
@@ -198,7 +198,7 @@ async fn forward(site: &Site<'_>, namespace: &str, port: u16) -> Entry {
             stream.read_exact(&mut answer).await.unwrap();
             assert_eq!(answer, PONG, "{}", site.name);
         };
-        timeout(BOUND, talk).await.unwrap();
+        timeout(COMMAND_TIMEOUT, talk).await.unwrap();
         lines.push(forwarding.line().await);
     }
     let said = lines.join("\n").replace(&local.port().to_string(), "LOCAL");

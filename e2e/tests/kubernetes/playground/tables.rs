@@ -1,7 +1,7 @@
 //! Tables: what `kubectl get` shows unless it is asked for something else.
 
-use super::site::At::{Everywhere, Servers};
-use super::site::{Entry, Site};
+use super::fixture::At::{Everywhere, Servers};
+use super::fixture::{Entry, Site};
 
 /// One of each kind that has columns of its own.
 const OBJECTS: &str = "\

@@ -4,7 +4,7 @@
 use serde_json::json;
 use skewbridge_e2e::{User, is_since, versions};
 
-use super::site::{Entry, Place, Site};
+use super::fixture::{Entry, Place, Site};
 use super::{Beside, RELEASES, compare, kubelet, minor};
 
 /// What a bridge answers for all servers: of the playground's, the newest has all that
@@ -101,7 +101,7 @@ async fn third_step(beside: &Beside, version: &str) -> Vec<String> {
             .env("HOME", beside.playground.scratch().path())
             .stdin(std::process::Stdio::null())
             .kill_on_drop(true);
-        let ran = tokio::time::timeout(super::BOUND, shell.output()).await;
+        let ran = tokio::time::timeout(super::COMMAND_TIMEOUT, shell.output()).await;
         let ran = ran.expect("an end in time").unwrap();
         let [out, log] = [ran.stdout, ran.stderr].map(|it| String::from_utf8(it).unwrap());
         let fell_back = log.contains("fallback") && log.contains("(403 Forbidden)");

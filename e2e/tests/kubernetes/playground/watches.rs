@@ -2,7 +2,7 @@
 
 use skewbridge_e2e::{RunningKubectl, normalize};
 
-use super::site::{Entry, Site};
+use super::fixture::{Entry, Site};
 
 /// What is done while somebody watches, and what is typed: a row each.
 const CHANGES: &[(&str, &str)] = &[

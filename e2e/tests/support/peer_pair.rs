@@ -11,7 +11,7 @@ use skewbridge_peers::{Identity, Record};
 use skewbridge_testkit::eventually;
 
 /// From the last readiness to when everybody knows everybody.
-pub(crate) const FOUND: Duration = Duration::from_secs(30);
+pub(crate) const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The server through whose bridge everything is asked for.
 pub(crate) const OLD: usize = 0;
@@ -20,12 +20,16 @@ pub(crate) const OLD: usize = 0;
 pub(crate) const NEW: usize = 1;
 
 /// Waits until the bridge of the old server reaches this.
-pub(crate) async fn is_found(plane: &ControlPlane, special: &VersionSpecificApi, within: Duration) {
-    is_found_by(plane, OLD, special, within).await;
+pub(crate) async fn wait_until_served(
+    plane: &ControlPlane,
+    special: &VersionSpecificApi,
+    within: Duration,
+) {
+    wait_until_served_by(plane, OLD, special, within).await;
 }
 
 /// Waits until the bridge of a server reaches this.
-pub(crate) async fn is_found_by(
+pub(crate) async fn wait_until_served_by(
     plane: &ControlPlane,
     server: usize,
     special: &VersionSpecificApi,
@@ -76,16 +80,20 @@ pub(crate) fn keys(plane: &ControlPlane, server: usize) -> [String; 2] {
 }
 
 /// Waits until the bridge of a server is where the others look for it.
-pub(crate) async fn is_published(plane: &mut ControlPlane, server: usize) {
+pub(crate) async fn wait_until_published(plane: &mut ControlPlane, server: usize) {
     let address = plane.servers[server].bridge;
     for key in keys(plane, server) {
-        points_to(plane, &key, address).await;
+        wait_until_record_points_to(plane, &key, address).await;
     }
 }
 
-pub(crate) async fn points_to(plane: &mut ControlPlane, key: &str, address: SocketAddr) {
+pub(crate) async fn wait_until_record_points_to(
+    plane: &mut ControlPlane,
+    key: &str,
+    address: SocketAddr,
+) {
     let etcd = etcd(plane);
-    eventually(key, FOUND, async || {
+    eventually(key, PEER_DISCOVERY_TIMEOUT, async || {
         let value = etcd.get(key.as_bytes()).await.unwrap();
         value.is_some_and(|it| Record::decode(key, &it.value).unwrap().address == address)
     })

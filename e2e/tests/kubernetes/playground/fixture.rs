@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
 /// For a command that takes a second or two on an idle machine.
-pub(crate) const BOUND: Duration = Duration::from_mins(2);
+pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,6 +161,6 @@ pub(crate) async fn run(mut command: Command, words: &[&str], stdin: &str) -> Ou
         drop(to);
         child.wait_with_output().await.unwrap()
     };
-    let ended = tokio::time::timeout(BOUND, ended).await;
+    let ended = tokio::time::timeout(COMMAND_TIMEOUT, ended).await;
     Output::of(&ended.unwrap_or_else(|_| panic!("{words:?} does not end")))
 }

@@ -10,7 +10,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 /// For what takes a second or two on an idle machine.
-const BOUND: Duration = Duration::from_mins(1);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A program in a terminal, by `script` of util-linux.
 pub(crate) struct Terminal {
@@ -57,7 +57,7 @@ impl Terminal {
     pub(crate) async fn resize(&self, rows: u16, columns: u16) {
         let script = self.child.id().unwrap();
         let mut device = None;
-        eventually("a program in the terminal", BOUND, async || {
+        eventually("a program in the terminal", COMMAND_TIMEOUT, async || {
             let children = fs::read_to_string(format!("/proc/{script}/task/{script}/children"));
             let Some(child) = children
                 .ok()
@@ -99,7 +99,9 @@ impl Terminal {
             }
             lines
         };
-        timeout(BOUND, reading).await.expect("a line in time")
+        timeout(COMMAND_TIMEOUT, reading)
+            .await
+            .expect("a line in time")
     }
 
     /// What else is shown, and the exit code.
@@ -111,12 +113,14 @@ impl Terminal {
             }
             lines
         };
-        let lines = timeout(BOUND, reading).await.expect("an end in time");
+        let lines = timeout(COMMAND_TIMEOUT, reading)
+            .await
+            .expect("an end in time");
         (lines, self.end().await)
     }
 
     pub(crate) async fn end(mut self) -> Option<i32> {
-        let status = timeout(BOUND, self.child.wait()).await;
+        let status = timeout(COMMAND_TIMEOUT, self.child.wait()).await;
         status.expect("an end in time").unwrap().code()
     }
 }

@@ -22,7 +22,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 /// For a command that takes a second or two on an idle machine.
-pub(crate) const BOUND: Duration = Duration::from_mins(1);
+pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Messages larger than any that are sent here.
 const LIMITS: Limits = Limits {
@@ -117,7 +117,7 @@ impl<'a> Way<'a> {
             let _ = input.write_all(stdin).await;
         };
         let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
-        let output = timeout(BOUND, both).await;
+        let output = timeout(COMMAND_TIMEOUT, both).await;
         let output = output
             .unwrap_or_else(|_| panic!("{words:?} hangs"))
             .unwrap();
@@ -237,7 +237,9 @@ async fn upgrade(
         }
         Err((head.status, String::from_utf8_lossy(&text).into_owned()))
     };
-    timeout(BOUND, asking).await.expect("an answer in time")
+    timeout(COMMAND_TIMEOUT, asking)
+        .await
+        .expect("an answer in time")
 }
 
 /// A WebSocket on which a command runs.

@@ -7,20 +7,20 @@ use skewbridge_e2e::{ControlPlane, Via};
 use tokio::time::sleep;
 
 /// Longer than every time limit after which a bridge once forgot a peer.
-pub(crate) const WATCHED: Duration = Duration::from_mins(2);
+pub(crate) const POLL_DURATION: Duration = Duration::from_mins(2);
 
 /// Between two requests.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Answers by status (0 is none), and the longest wait for one.
 #[derive(Debug, Default)]
-pub(crate) struct Answers {
+pub(crate) struct StatusCounts {
     by_status: BTreeMap<u16, usize>,
     pub(crate) first: Duration,
     pub(crate) slowest_later: Duration,
 }
 
-impl Answers {
+impl StatusCounts {
     pub(crate) fn count(&self, status: u16) -> usize {
         self.by_status.get(&status).copied().unwrap_or_default()
     }
@@ -32,9 +32,9 @@ pub(crate) async fn watch(
     server: usize,
     path: &str,
     duration: Duration,
-) -> Answers {
+) -> StatusCounts {
     let began = Instant::now();
-    let mut answers = Answers::default();
+    let mut answers = StatusCounts::default();
     while began.elapsed() < duration {
         let asked = Instant::now();
         let status = plane.status(server, Via::Bridge, path).await;

@@ -1,4 +1,4 @@
-//! A way to a server on which one connection is cut.
+//! A TCP proxy that cuts one connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,65 +8,65 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// Passes bytes on, until one connection has carried too many.
-pub(crate) struct Cutting {
-    /// Where it listens.
+/// Relays bytes until one connection has transferred too many.
+pub(crate) struct CuttingProxy {
+    /// The address it listens on.
     pub(crate) address: SocketAddr,
     server: SocketAddr,
-    /// How often somebody has asked for a cut: connections of before are on their way out.
-    asked: AtomicU64,
+    /// How many cuts were requested: older connections are about to end.
+    requests: AtomicU64,
     limit: AtomicU64,
     cut: AtomicBool,
 }
 
 /// No connection is cut.
-const NEVER: u64 = u64::MAX;
+const NO_LIMIT: u64 = u64::MAX;
 
-impl Cutting {
+impl CuttingProxy {
     pub(crate) async fn start(server: SocketAddr) -> Arc<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let cutting = Arc::new(Self {
+        let proxy = Arc::new(Self {
             address,
             server,
-            asked: AtomicU64::new(0),
-            limit: AtomicU64::new(NEVER),
+            requests: AtomicU64::new(0),
+            limit: AtomicU64::new(NO_LIMIT),
             cut: AtomicBool::new(false),
         });
-        let shared = Arc::downgrade(&cutting);
+        let shared = Arc::downgrade(&proxy);
         tokio::spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
-                let Some(cutting) = shared.upgrade() else {
+                let Some(proxy) = shared.upgrade() else {
                     return;
                 };
-                connections.spawn(async move { cutting.carry(client).await });
+                connections.spawn(async move { proxy.relay(client).await });
             }
         });
-        cutting
+        proxy
     }
 
-    /// The next new connection that carries so much, in both directions together, is cut.
+    /// Cuts the next new connection that transfers so many bytes, in both directions together.
     pub(crate) fn cut_after(&self, bytes: u64) {
-        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.requests.fetch_add(1, Ordering::SeqCst);
         self.cut.store(false, Ordering::SeqCst);
         self.limit.store(bytes, Ordering::SeqCst);
     }
 
-    /// Whether that has happened.
+    /// Whether a connection was cut.
     pub(crate) fn has_cut(&self) -> bool {
         self.cut.load(Ordering::SeqCst)
     }
 
-    async fn carry(&self, mut client: TcpStream) {
-        let asked = self.asked.load(Ordering::SeqCst);
+    async fn relay(&self, mut client: TcpStream) {
+        let requests = self.requests.load(Ordering::SeqCst);
         let Ok(mut server) = TcpStream::connect(self.server).await else {
             return;
         };
         let (mut from_client, mut to_client) = client.split();
         let (mut from_server, mut to_server) = server.split();
         let (mut up, mut down) = (vec![0; 64 << 10], vec![0; 64 << 10]);
-        let mut carried = 0;
+        let mut relayed = 0;
         let (mut sends, mut receives) = (true, true);
         while sends || receives {
             let moved = tokio::select! {
@@ -90,10 +90,10 @@ impl Cutting {
             let Ok(moved) = moved else {
                 return;
             };
-            carried += moved as u64;
-            let is_new = asked == self.asked.load(Ordering::SeqCst);
-            if is_new && carried >= self.limit.load(Ordering::SeqCst) {
-                self.limit.store(NEVER, Ordering::SeqCst);
+            relayed += moved as u64;
+            let is_new = requests == self.requests.load(Ordering::SeqCst);
+            if is_new && relayed >= self.limit.load(Ordering::SeqCst) {
+                self.limit.store(NO_LIMIT, Ordering::SeqCst);
                 self.cut.store(true, Ordering::SeqCst);
                 return;
             }

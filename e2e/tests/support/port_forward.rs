@@ -17,21 +17,21 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::streaming::{BOUND, Way};
+use crate::streaming::{COMMAND_TIMEOUT, Way};
 
 /// A running `kubectl port-forward`.
-pub(crate) struct Forward {
+pub(crate) struct PortForward {
     pub(crate) child: RunningKubectl,
-    /// In the order of the ports.
+    /// The local addresses, in the order of the ports.
     addresses: Vec<SocketAddr>,
 }
 
-impl Forward {
+impl PortForward {
     pub(crate) async fn start(way: &Way<'_>, ports: &[u16]) -> Self {
         Self::spawn(way, ports, |_| ()).await
     }
 
-    /// The same, which tells what it does into a file.
+    /// The same, with verbose output to a file.
     pub(crate) async fn start_verbose(way: &Way<'_>, ports: &[u16], log: &Path) -> Self {
         Self::spawn(way, ports, |command| {
             command.arg("-v=8").stderr(File::create(log).unwrap());
@@ -63,20 +63,20 @@ impl Forward {
         connection
     }
 
-    pub(crate) async fn says(&mut self, port: usize, bytes: &[u8]) {
+    pub(crate) async fn echoes(&mut self, port: usize, bytes: &[u8]) {
         let mut connection = self.connect(port).await;
-        says(&mut connection, bytes).await;
+        echoes(&mut connection, bytes).await;
     }
 }
 
-/// A connection to a port of the pod, by a client that sends no pings inside of it.
-pub(crate) struct Quiet {
+/// A connection to a port of the pod, by a client that sends no pings on it.
+pub(crate) struct PinglessForward {
     forwarder: PortForwarder,
     pub(crate) connection: TcpStream,
     _carrying: JoinSet<()>,
 }
 
-impl Quiet {
+impl PinglessForward {
     pub(crate) async fn start(
         plane: &ControlPlane,
         address: SocketAddr,
@@ -86,7 +86,9 @@ impl Quiet {
         let config = plane.kubeconfig_of(&[("forward", address)]);
         let target = Kubeconfig::load(Some(Path::new(&config))).unwrap();
         let target = target.target(None).unwrap();
-        let endpoint = Endpoint::prepare(&target, Some(BOUND)).await.unwrap();
+        let endpoint = Endpoint::prepare(&target, Some(COMMAND_TIMEOUT))
+            .await
+            .unwrap();
         let options = PortForwardOptions {
             transport,
             keep_alive: KeepAlive {
@@ -111,13 +113,13 @@ impl Quiet {
         }
     }
 
-    /// Why it is over, if it is within this time.
+    /// The reason why it ended, if it ends within this time.
     pub(crate) async fn ends_within(&self, time: Duration) -> Option<String> {
         timeout(time, self.forwarder.closed()).await.ok()
     }
 }
 
-/// Takes bytes out of a WebSocket, and puts them into it.
+/// Copies between a WebSocket and a byte stream.
 pub(crate) async fn pump(mut socket: Connection, mut bytes: DuplexStream) {
     let limits = Limits {
         frame: 1 << 20,
@@ -153,17 +155,17 @@ pub(crate) async fn pump(mut socket: Connection, mut bytes: DuplexStream) {
 }
 
 /// Sends these bytes while it receives them.
-pub(crate) async fn says(connection: &mut TcpStream, bytes: &[u8]) {
+pub(crate) async fn echoes(connection: &mut TcpStream, bytes: &[u8]) {
     let (mut reader, mut writer) = connection.split();
     let mut heard = vec![0; bytes.len()];
     let talk = async { tokio::try_join!(writer.write_all(bytes), reader.read_exact(&mut heard)) };
-    let talk = timeout(BOUND, talk).await;
+    let talk = timeout(COMMAND_TIMEOUT, talk).await;
     talk.expect("an echo in time").unwrap();
     assert!(heard == bytes, "bytes of another connection");
 }
 
-/// A server that gives back what it gets, while the second half is kept.
-pub(crate) async fn echo() -> (SocketAddr, JoinSet<()>) {
+/// An echo server that keeps the second half open.
+pub(crate) async fn echo_server() -> (SocketAddr, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let mut tasks = JoinSet::new();
