@@ -1,6 +1,6 @@
-//! Custom resources are the same on every server: when their definition goes,
-//! they are not found, at once and everywhere, however long a peer is known to
-//! have served them.
+//! Custom resources are the same on every server: after their definition is deleted, they
+//! are not found, immediately and everywhere, even though a peer is known to have served
+//! them.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT, wait_until_served, wait
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const THINGS: &str = "/apis/bounce.example.com/v1/things";
 
-/// For a server to start, or to notice a definition.
-const NOTICED: Duration = Duration::from_mins(1);
+/// For a server to start, or to process a definition.
+const SERVER_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// How often each bridge is asked after the definition is gone.
-const ENOUGH: usize = 50;
+/// How many requests each bridge gets after the definition is deleted.
+const REQUESTS_AFTER_DELETE: usize = 50;
 
 #[tokio::test]
-async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
+async fn a_deleted_custom_resource_stays_not_found() {
     let Some(versions) = old_and_new_versions() else {
         return;
     };
@@ -39,12 +39,12 @@ async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
     }
     create(&plane, DEFINITIONS, &definition()).await;
     for server in [OLD, NEW] {
-        eventually("things are served", NOTICED, async || {
+        eventually("things are served", SERVER_TIMEOUT, async || {
             plane.status(server, Via::Server, THINGS).await == 200
         })
         .await;
     }
-    // Now that both serve it, each bridge learns that of the other's server.
+    // Now both serve it, and each bridge learns that the other's server does.
     for server in [OLD, NEW] {
         plane.start_bridge(server);
     }
@@ -74,22 +74,26 @@ async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
     let mut client = plane.http_client(OLD, Via::Bridge, Protocol::H2);
     let deleted = client.send(&Request::new("DELETE", &definition)).await;
     assert_eq!(deleted.unwrap().status, 200);
-    let mut bridges = [OLD, NEW].map(|server| Watched::new(&plane, server));
-    eventually("things are not found any more", NOTICED, async || {
-        let mut gone = true;
-        for bridge in &mut bridges {
-            let straight = plane.status(bridge.server, Via::Server, THINGS).await;
-            let status = bridge.ask().await;
-            // The bridge was asked after its server.
-            assert!(straight != 404 || status == 404, "{status} after 404");
-            gone &= status == 404;
-        }
-        gone
-    })
+    let mut bridges = [OLD, NEW].map(|server| PolledBridge::new(&plane, server));
+    eventually(
+        "things are not found any more",
+        SERVER_TIMEOUT,
+        async || {
+            let mut gone = true;
+            for bridge in &mut bridges {
+                let straight = plane.status(bridge.server, Via::Server, THINGS).await;
+                let status = bridge.poll().await;
+                // The request to the bridge was sent after the one to its server.
+                assert!(straight != 404 || status == 404, "{status} after 404");
+                gone &= status == 404;
+            }
+            gone
+        },
+    )
     .await;
-    for _ in 0..ENOUGH {
+    for _ in 0..REQUESTS_AFTER_DELETE {
         for bridge in &mut bridges {
-            assert_eq!(bridge.ask().await, 404);
+            assert_eq!(bridge.poll().await, 404);
         }
     }
     for server in [OLD, NEW] {
@@ -98,14 +102,14 @@ async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
     }
 }
 
-/// A bridge that is asked again and again for things.
-struct Watched {
+/// A bridge that is polled for the custom resources.
+struct PolledBridge {
     server: usize,
     client: HttpClient,
     gone: bool,
 }
 
-impl Watched {
+impl PolledBridge {
     fn new(plane: &ControlPlane, server: usize) -> Self {
         Self {
             server,
@@ -114,8 +118,8 @@ impl Watched {
         }
     }
 
-    /// Found until it is not found.
-    async fn ask(&mut self) -> u16 {
+    /// The status: 200 until it becomes 404.
+    async fn poll(&mut self) -> u16 {
         let response = self.client.send(&Request::get(THINGS)).await.unwrap();
         let status = response.status;
         let expected: &[u16] = if self.gone { &[404] } else { &[200, 404] };

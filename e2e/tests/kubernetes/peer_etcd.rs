@@ -1,5 +1,5 @@
-//! etcd is away, crashes, or loses members: routing goes on from what is known,
-//! and what bridges have published is there again when etcd is.
+//! etcd is unreachable, crashes, or loses members: routing continues from known state, and
+//! the records of bridges are back as soon as etcd is.
 
 use std::time::{Duration, Instant};
 
@@ -17,28 +17,27 @@ use crate::peer_pair::{
     wait_until_served, wait_until_served_by,
 };
 
-/// How long etcd is away.
-const NO_ETCD: Duration = Duration::from_mins(1);
+/// How long etcd is unreachable.
+const ETCD_OUTAGE: Duration = Duration::from_mins(1);
 
-/// Between two requests of a client: a steady load, not a flood.
-const PAUSE: Duration = Duration::from_millis(50);
+/// The interval between two requests of a client: a steady load, not a flood.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 
-/// As long as a record lives that nobody keeps alive.
-const RECORD: Duration = Duration::from_secs(15);
+/// The lifetime of a record without keepalive.
+const RECORD_LIFETIME: Duration = Duration::from_secs(15);
 
 /// For etcd to elect a leader and to end a lease, on a loaded machine.
 const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// For how many members etcd goes on if one is lost.
+/// The number of members with which etcd survives the loss of one.
 const MEMBERS: usize = 3;
 
 fn servers() -> Option<[ServerSpec; 2]> {
     Some(old_and_new_versions()?.map(|version| ServerSpec::of(&version).peer()))
 }
 
-/// What the bridge of the old server is asked for: the new server has it in its
-/// memory.
-fn cached() -> Request {
+/// The request to the bridge of the old server: the new server responds from its watch cache.
+fn cached_list() -> Request {
     Request::get(&format!(
         "{}?resourceVersion=0",
         VersionSpecificApi::POLICIES.path
@@ -49,7 +48,7 @@ fn clients(plane: &ControlPlane) -> [HttpClient; 2] {
     [Protocol::H1, Protocol::H2].map(|it| plane.http_client(OLD, Via::Bridge, it))
 }
 
-async fn everybody_is_found(plane: &mut ControlPlane) {
+async fn wait_until_all_are_peers(plane: &mut ControlPlane) {
     for special in [
         VersionSpecificApi::POLICIES,
         VersionSpecificApi::TAINT_RULES,
@@ -69,54 +68,54 @@ async fn everybody_is_found(plane: &mut ControlPlane) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn routing_goes_on_while_etcd_is_away() {
+async fn routing_continues_while_etcd_is_unreachable() {
     let Some(servers) = servers() else { return };
     let mut plane = ControlPlane::start(&servers).await;
-    everybody_is_found(&mut plane).await;
+    wait_until_all_are_peers(&mut plane).await;
 
     plane.etcd().suspend();
     let began = Instant::now();
     let mut clients = clients(&plane);
     let mut asked = 0;
-    while began.elapsed() < NO_ETCD {
+    while began.elapsed() < ETCD_OUTAGE {
         for client in &mut clients {
-            let response = client.send(&cached()).await.expect("an answer");
+            let response = client.send(&cached_list()).await.expect("an answer");
             let at = began.elapsed();
             assert_eq!(response.status, 200, "after {at:.1?}: {}", response.text());
             asked += 1;
         }
-        sleep(PAUSE).await;
+        sleep(REQUEST_INTERVAL).await;
     }
     plane.etcd().resume();
     println!("{asked} times 200 in {:.1?}", began.elapsed());
 
     let since = Instant::now();
-    everybody_is_found(&mut plane).await;
-    is_written(&plane).await;
+    wait_until_all_are_peers(&mut plane).await;
+    wait_until_writable(&plane).await;
     println!("as before {:.1?} after etcd is back", since.elapsed());
     plane.wait_until_ready().await;
 }
 
-/// It may be away for less time than records live: that they are kept alive is
-/// seen by one that nobody keeps.
+/// The outage may be shorter than the lifetime of records: a record without keepalive shows
+/// that the others are kept alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "long: cargo xtask e2e --all"]
-async fn what_was_published_outlives_a_crash_of_etcd() {
+async fn records_survive_a_crash_of_etcd() {
     let Some(servers) = servers() else { return };
     let mut plane = ControlPlane::start(&servers).await;
-    everybody_is_found(&mut plane).await;
+    wait_until_all_are_peers(&mut plane).await;
 
     plane.etcd().kill();
     let began = Instant::now();
     let mut clients = clients(&plane);
     let mut asked = 0;
-    while began.elapsed() < RECORD {
+    while began.elapsed() < RECORD_LIFETIME {
         for client in &mut clients {
-            let response = client.send(&cached()).await.expect("an answer");
+            let response = client.send(&cached_list()).await.expect("an answer");
             assert_eq!(response.status, 200, "{}", response.text());
             asked += 1;
         }
-        sleep(PAUSE).await;
+        sleep(REQUEST_INTERVAL).await;
     }
     println!("{asked} times 200 in {:.1?}", began.elapsed());
     plane.etcd().run();
@@ -126,23 +125,23 @@ async fn what_was_published_outlives_a_crash_of_etcd() {
         etcd.get(b"/").await.is_ok()
     })
     .await;
-    everybody_is_found(&mut plane).await;
-    is_written(&plane).await;
+    wait_until_all_are_peers(&mut plane).await;
+    wait_until_writable(&plane).await;
     println!("as before {:.1?} after etcd is back", since.elapsed());
-    records_outlive_one_that_nobody_keeps(&plane, &etcd).await;
-    they_are_peers_of_each_other(&plane).await;
+    records_outlive_one_without_keepalive(&plane, &etcd).await;
+    assert_servers_are_peers(&plane).await;
     plane.wait_until_ready().await;
 }
 
-/// A bridge goes on with the next member, so each is the one in use in turn.
+/// A bridge switches to the next member, so each is the one in use in turn.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "long: cargo xtask e2e --all"]
-async fn what_was_published_outlives_the_loss_of_any_member_of_etcd() {
+async fn records_survive_the_loss_of_any_etcd_member() {
     let Some(servers) = servers() else { return };
     let mut plane = ControlPlane::prepare_on(MEMBERS, &servers);
     plane.start_all();
     plane.wait_until_ready().await;
-    everybody_is_found(&mut plane).await;
+    wait_until_all_are_peers(&mut plane).await;
     for member in 0..MEMBERS {
         println!("without member {member}");
         plane.etcd_members()[member].kill();
@@ -155,10 +154,10 @@ async fn what_was_published_outlives_the_loss_of_any_member_of_etcd() {
             )
             .await;
         assert_eq!(status, 200);
-        records_outlive_one_that_nobody_keeps(&plane, &etcd).await;
-        they_are_peers_of_each_other(&plane).await;
-        everybody_is_found(&mut plane).await;
-        is_written(&plane).await;
+        records_outlive_one_without_keepalive(&plane, &etcd).await;
+        assert_servers_are_peers(&plane).await;
+        wait_until_all_are_peers(&mut plane).await;
+        wait_until_writable(&plane).await;
 
         let lost = &mut plane.etcd_members()[member];
         lost.run();
@@ -171,12 +170,12 @@ async fn what_was_published_outlives_the_loss_of_any_member_of_etcd() {
     }
 }
 
-/// A record of ours that is not kept alive ends; those of the bridges were there
-/// whenever etcd could be asked meanwhile, and are there after it.
-async fn records_outlive_one_that_nobody_keeps(plane: &ControlPlane, etcd: &Client) {
+/// A test record without keepalive expires; those of the bridges exist whenever etcd
+/// responds meanwhile, and afterwards.
+async fn records_outlive_one_without_keepalive(plane: &ControlPlane, etcd: &Client) {
     let marker = b"/skewbridge-e2e/marker";
     let granted = async || {
-        let lease = etcd.grant(RECORD).await.ok()?;
+        let lease = etcd.grant(RECORD_LIFETIME).await.ok()?;
         let put = etcd.put(marker, b"", Some(lease.id)).await.ok()?;
         etcd.watch_prefix(marker, put.next()).await.ok()
     };
@@ -193,8 +192,8 @@ async fn records_outlive_one_that_nobody_keeps(plane: &ControlPlane, etcd: &Clie
     };
     let kept = async {
         loop {
-            records_are_there(plane, etcd).await;
-            sleep(PAUSE).await;
+            assert_records_exist(plane, etcd).await;
+            sleep(REQUEST_INTERVAL).await;
         }
     };
     let first = async {
@@ -206,10 +205,10 @@ async fn records_outlive_one_that_nobody_keeps(plane: &ControlPlane, etcd: &Clie
     timeout(COMMAND_TIMEOUT, first)
         .await
         .expect("the record ends");
-    records_are_there(plane, etcd).await;
+    assert_records_exist(plane, etcd).await;
 }
 
-async fn records_are_there(plane: &ControlPlane, etcd: &Client) {
+async fn assert_records_exist(plane: &ControlPlane, etcd: &Client) {
     for server in [OLD, NEW] {
         let address = plane.servers[server].bridge;
         let [_, of_the_bridge] = keys(plane, server);
@@ -220,7 +219,7 @@ async fn records_are_there(plane: &ControlPlane, etcd: &Client) {
     }
 }
 
-async fn they_are_peers_of_each_other(plane: &ControlPlane) {
+async fn assert_servers_are_peers(plane: &ControlPlane) {
     for (server, other) in [(OLD, NEW), (NEW, OLD)] {
         let view = debug_peers(plane, server).await;
         let peers = view["peers"].as_array().unwrap();
@@ -233,14 +232,14 @@ async fn they_are_peers_of_each_other(plane: &ControlPlane) {
 }
 
 /// Waits until an object can be created through the bridge of the old server.
-async fn is_written(plane: &ControlPlane) {
+async fn wait_until_writable(plane: &ControlPlane) {
     let special = VersionSpecificApi::TAINT_RULES;
     let object = special.object("written-again");
     let request = Request::new("POST", special.path).body("application/json", &object);
     let mut client = plane.http_client(OLD, Via::Bridge, Protocol::H2);
     eventually("a write", PEER_DISCOVERY_TIMEOUT, async || {
         let response = client.send(&request).await;
-        // 409: an answer was late.
+        // 409: an earlier response was late.
         response.is_ok_and(|it| matches!(it.status, 201 | 409))
     })
     .await;

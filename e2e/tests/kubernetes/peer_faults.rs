@@ -1,10 +1,8 @@
-//! The only server that serves something dies, and returns; and a bridge whose
-//! gate is off.
+//! The only server of an API dies and returns; and a bridge whose gate is off.
 //!
-//! Nobody is told "not found" for an API that a server of the cluster has, for as
-//! long as its identity Lease is there: it is a 503 Status with `Retry-After`
-//! when none of those servers can be reached. Who returns is used again within
-//! seconds.
+//! No client gets "not found" for an API that a server of the cluster serves, as long as its
+//! identity Lease exists: it gets a 503 Status with `Retry-After` while none of those servers
+//! is reachable. A server that returns is used again within seconds.
 
 use std::time::{Duration, Instant};
 
@@ -21,18 +19,18 @@ use crate::peer_pair::{
     wait_until_served,
 };
 
-/// How long who returns may be without work.
-const USED_AGAIN: Duration = Duration::from_secs(10);
+/// How long a server that has returned may stay unused.
+const REUSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a dead server is asked for: longer than its record in etcd lives.
-const DEAD: Duration = Duration::from_secs(25);
+/// How long the API of a dead server is polled: longer than its record in etcd lives.
+const DEAD_POLL_DURATION: Duration = Duration::from_secs(25);
 
-/// Between two requests of a client: a steady load, not a flood.
-const PAUSE: Duration = Duration::from_millis(50);
+/// The interval between two requests of a client: a steady load, not a flood.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 
 const GATE_OFF: &str = "--feature-gates=UnknownVersionInteroperabilityProxy=false";
 
-/// A 503 Status that says when to ask again.
+/// Asserts a 503 Status with a retry delay.
 async fn assert_unavailable(client: &mut HttpClient, path: &str) {
     let response = client.send(&Request::get(path)).await.expect("an answer");
     let text = response.text();
@@ -44,7 +42,7 @@ async fn assert_unavailable(client: &mut HttpClient, path: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone() {
+async fn the_api_of_a_dead_server_is_unavailable_until_its_lease_is_gone() {
     let Some(versions) = old_and_new_versions() else {
         return;
     };
@@ -64,12 +62,12 @@ async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone()
     let mut asked = 0;
     let mut clients =
         [Protocol::H1, Protocol::H2].map(|it| plane.http_client(OLD, Via::Bridge, it));
-    while killed.elapsed() < DEAD {
+    while killed.elapsed() < DEAD_POLL_DURATION {
         for client in &mut clients {
             assert_unavailable(client, path).await;
             asked += 1;
         }
-        sleep(PAUSE).await;
+        sleep(REQUEST_INTERVAL).await;
     }
     println!("{asked} times 503 in {:.1?}", killed.elapsed());
     assert!(asked > 200);
@@ -80,7 +78,7 @@ async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone()
     let deleted = plane.kubectl(OLD, Via::Bridge, User::Admin, &words).await;
     assert_eq!(deleted.code, Some(0), "{deleted:?}");
     let since = Instant::now();
-    eventually("nobody serves it any more", USED_AGAIN, async || {
+    eventually("nobody serves it any more", REUSE_TIMEOUT, async || {
         plane.status(OLD, Via::Bridge, path).await == 404
     })
     .await;
@@ -90,7 +88,7 @@ async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone()
     plane.start_bridge(NEW);
     plane.wait_until_ready().await;
     let since = Instant::now();
-    wait_until_served(&plane, &VersionSpecificApi::POLICIES, USED_AGAIN).await;
+    wait_until_served(&plane, &VersionSpecificApi::POLICIES, REUSE_TIMEOUT).await;
     println!("found again {:.1?} after readiness", since.elapsed());
 }
 
@@ -133,7 +131,7 @@ async fn without_the_gate_a_bridge_is_a_plain_gateway() {
     plane.stop_bridge(OLD, "TERM");
     no_record(&plane).await;
     let after = lease_of(&plane, OLD).await;
-    // It is renewed all the time.
+    // It is renewed continuously.
     assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"]);
     assert_eq!(
         before["metadata"]["annotations"],

@@ -1,5 +1,5 @@
-//! Servers that keep no identity Lease, and bridges that do not know the name of
-//! theirs.
+//! Servers without an identity Lease, and bridges that do not know the identity of their
+//! server.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::peer_pair::{
     wait_until_served, wait_until_served_by,
 };
 
-/// For a bridge to see that its server keeps no Lease, and to renew its own.
-const KEPT: Duration = Duration::from_mins(1);
+/// For a bridge to see that its server has no Lease, and to renew its own.
+const LEASE_TIMEOUT: Duration = Duration::from_mins(1);
 
 #[tokio::test]
-async fn where_a_server_keeps_no_lease_its_bridge_does() {
+async fn a_bridge_keeps_the_lease_of_a_server_that_keeps_none() {
     let Some([old, new]) = old_and_new_versions() else {
         return;
     };
@@ -28,7 +28,7 @@ async fn where_a_server_keeps_no_lease_its_bridge_does() {
     ];
     let mut plane = ControlPlane::start(&servers).await;
     let path = lease_path(&plane, OLD);
-    eventually("the Lease is there", KEPT, async || {
+    eventually("the Lease is there", LEASE_TIMEOUT, async || {
         plane.status(NEW, Via::Server, &path).await == 200
     })
     .await;
@@ -54,7 +54,7 @@ async fn where_a_server_keeps_no_lease_its_bridge_does() {
         PEER_DISCOVERY_TIMEOUT,
     )
     .await;
-    eventually("the Lease is renewed", KEPT, async || {
+    eventually("the Lease is renewed", LEASE_TIMEOUT, async || {
         lease_of(&plane, OLD).await["spec"]["renewTime"] != lease["spec"]["renewTime"]
     })
     .await;
@@ -73,17 +73,17 @@ async fn where_a_server_keeps_no_lease_its_bridge_does() {
     assert_eq!(plane.status(NEW, Via::Server, &lease).await, 200);
 }
 
-/// As it is where a bridge does not see the host name of its server.
+/// As if a bridge did not see the host name of its server.
 #[tokio::test]
 #[ignore = "long: cargo xtask e2e --all"]
-async fn an_identity_that_no_server_has_is_doubted() {
+async fn an_identity_that_no_server_has_is_reported() {
     let versions = versions();
     for version in [oldest(&versions), newest(&versions)] {
         let server = ServerSpec::of(version)
             .peer()
             .bridge_flag("--apiserver-identity=apiserver-of-nobody");
         let plane = ControlPlane::start(&[server]).await;
-        eventually("it is doubted", KEPT, async || {
+        eventually("it is doubted", LEASE_TIMEOUT, async || {
             debug_peers(&plane, 0).await["local"]["problem"].is_string()
         })
         .await;

@@ -1,8 +1,8 @@
-//! What a server serves outlives the processes that know it.
+//! The APIs of a server stay known after the processes that know them.
 //!
-//! The only server of an API is killed, its bridge with it or not; then the bridge that
-//! is asked restarts. For two minutes the API is 503 and never 404: its server has a
-//! living Lease, and bridges and state files know what it serves.
+//! The only server of an API is killed, with or without its bridge; then the bridge that
+//! clients use restarts. For two minutes the API is 503 and never 404: its server has a valid
+//! Lease, and bridges and state files know what it serves.
 
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,11 @@ use skewbridge_testkit::eventually;
 use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT, etcd, identity, wait_until_served};
 use crate::status_poll::{POLL_DURATION, watch};
 
-/// How long who returns may be without work.
-const USED_AGAIN: Duration = Duration::from_secs(15);
+/// How long a server that has returned may stay unused.
+const REUSE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Waits until the registry has what the new server serves.
-async fn is_recorded(plane: &mut ControlPlane) {
+/// Waits until the registry contains what the new server serves.
+async fn wait_until_recorded(plane: &mut ControlPlane) {
     let key = format!("/registry/skewbridge/served/{}", identity(plane, NEW));
     let etcd = etcd(plane);
     eventually(&key, PEER_DISCOVERY_TIMEOUT, async || {
@@ -25,7 +25,7 @@ async fn is_recorded(plane: &mut ControlPlane) {
     .await;
 }
 
-async fn control_planes(old: &str, new: &str) -> [ControlPlane; 2] {
+async fn start_control_planes(old: &str, new: &str) -> [ControlPlane; 2] {
     let plane = |state: Option<&str>| {
         let server = ServerSpec::of(old).peer();
         let server = match state {
@@ -34,31 +34,31 @@ async fn control_planes(old: &str, new: &str) -> [ControlPlane; 2] {
         };
         [server, ServerSpec::of(new).peer()]
     };
-    let mut control_planes = [
+    let mut start_control_planes = [
         ControlPlane::prepare(&plane(None)),
         ControlPlane::prepare(&plane(Some("state"))),
     ];
-    for plane in &mut control_planes {
+    for plane in &mut start_control_planes {
         plane.start_all();
     }
-    for plane in &mut control_planes {
+    for plane in &mut start_control_planes {
         plane.wait_until_ready().await;
         wait_until_served(plane, &VersionSpecificApi::POLICIES, PEER_DISCOVERY_TIMEOUT).await;
-        is_recorded(plane).await;
+        wait_until_recorded(plane).await;
     }
-    control_planes
+    start_control_planes
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bridge_that_restarts_beside_a_dead_peer_never_says_not_found() {
+async fn a_bridge_that_restarts_beside_a_dead_peer_never_responds_404() {
     let Some([old, new]) = old_and_new_versions() else {
         return;
     };
-    let [mut bridge_lives, mut both_die] = control_planes(&old, &new).await;
+    let [mut bridge_lives, mut both_die] = start_control_planes(&old, &new).await;
     bridge_lives.stop_server(NEW, "KILL");
     both_die.stop_server(NEW, "KILL");
     both_die.stop_bridge(NEW, "KILL");
-    // With the state directory alone: what the registry knows is taken away.
+    // With the state directory only: the registry is cleared.
     let key = format!("/registry/skewbridge/served/{}", identity(&both_die, NEW));
     assert!(etcd(&mut both_die).delete(key.as_bytes()).await.unwrap());
     for plane in [&mut bridge_lives, &mut both_die] {
@@ -88,7 +88,7 @@ async fn a_bridge_that_restarts_beside_a_dead_peer_never_says_not_found() {
     for plane in [&mut bridge_lives, &mut both_die] {
         plane.wait_until_ready().await;
         let since = Instant::now();
-        wait_until_served(plane, &VersionSpecificApi::POLICIES, USED_AGAIN).await;
+        wait_until_served(plane, &VersionSpecificApi::POLICIES, REUSE_TIMEOUT).await;
         println!("found again {:.1?} after readiness", since.elapsed());
     }
 }

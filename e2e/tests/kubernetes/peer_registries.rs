@@ -1,5 +1,4 @@
-//! Addresses that are not kept in etcd: in annotations of identity Leases, and in
-//! a file.
+//! Addresses that are not in etcd: in annotations of identity Leases, and in a file.
 
 use std::time::Duration;
 
@@ -13,11 +12,11 @@ use crate::peer_pair::{
 };
 
 /// Two renewals of a Lease.
-const RENEWED: Duration = Duration::from_secs(30);
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(30);
 
-const OF_THE_SERVER: &str = "kubernetes.io/peer-advertise-address";
-const OF_THE_BRIDGE: &str = "skewbridge.io/peer-advertise-address";
-const SERVED: &str = "skewbridge.io/served";
+const SERVER_ADDRESS_ANNOTATION: &str = "kubernetes.io/peer-advertise-address";
+const BRIDGE_ADDRESS_ANNOTATION: &str = "skewbridge.io/peer-advertise-address";
+const SERVED_ANNOTATION: &str = "skewbridge.io/served";
 
 fn servers(registry: &str) -> Option<[ServerSpec; 2]> {
     let registry = format!("--peer-registry={registry}");
@@ -30,7 +29,7 @@ fn servers(registry: &str) -> Option<[ServerSpec; 2]> {
     Some(old_and_new_versions()?.map(server))
 }
 
-async fn they_reach_each_other(plane: &ControlPlane) {
+async fn assert_servers_reach_each_other(plane: &ControlPlane) {
     for special in [
         VersionSpecificApi::POLICIES,
         VersionSpecificApi::TAINT_RULES,
@@ -43,7 +42,7 @@ async fn they_reach_each_other(plane: &ControlPlane) {
     wait_until_served_by(plane, NEW, &special, PEER_DISCOVERY_TIMEOUT).await;
 }
 
-async fn nothing_of_theirs_is_in_etcd(plane: &mut ControlPlane) {
+async fn assert_no_record_in_etcd(plane: &mut ControlPlane) {
     let etcd = etcd(plane);
     for server in [OLD, NEW] {
         let [_, of_the_bridge] = keys(plane, server);
@@ -58,29 +57,31 @@ async fn peers_are_found_by_their_leases() {
         return;
     };
     let mut plane = ControlPlane::start(&servers).await;
-    they_reach_each_other(&plane).await;
-    nothing_of_theirs_is_in_etcd(&mut plane).await;
+    assert_servers_reach_each_other(&plane).await;
+    assert_no_record_in_etcd(&mut plane).await;
 
     eventually(
         "what it serves is on its Lease",
         PEER_DISCOVERY_TIMEOUT,
-        async || lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED].is_string(),
+        async || {
+            lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED_ANNOTATION].is_string()
+        },
     )
     .await;
 
-    // The new server writes where it is itself, and that does not bring the
-    // two into a circle.
+    // The new server publishes its own address, which does not create a loop between the two.
     let renewals = async |plane: &ControlPlane| {
         let lease = lease_of(plane, NEW).await;
         let annotations = &lease["metadata"]["annotations"];
-        let [server, bridge] = [OF_THE_SERVER, OF_THE_BRIDGE].map(|it| annotations[it].clone());
+        let [server, bridge] = [SERVER_ADDRESS_ANNOTATION, BRIDGE_ADDRESS_ANNOTATION]
+            .map(|it| annotations[it].clone());
         assert_eq!(server, plane.servers[NEW].address.to_string(), "{lease}");
         assert_eq!(bridge, plane.servers[NEW].bridge.to_string(), "{lease}");
-        assert!(annotations[SERVED].is_string(), "{lease}");
+        assert!(annotations[SERVED_ANNOTATION].is_string(), "{lease}");
         lease["spec"]["renewTime"].clone()
     };
     let mut seen = vec![renewals(&plane).await];
-    eventually("the Lease is renewed twice", RENEWED, async || {
+    eventually("the Lease is renewed twice", RENEWAL_TIMEOUT, async || {
         let renewed = renewals(&plane).await;
         if !seen.contains(&renewed) {
             seen.push(renewed);
@@ -89,11 +90,15 @@ async fn peers_are_found_by_their_leases() {
     })
     .await;
 
-    // What the bridge has written goes with it, and the server is asked itself.
+    // The annotations of the bridge are removed with it, and the server is contacted directly.
     plane.stop_bridge(NEW, "TERM");
     let lease = lease_of(&plane, NEW).await;
     let annotations = &lease["metadata"]["annotations"];
-    assert_eq!(annotations[OF_THE_BRIDGE], Value::Null, "{lease}");
+    assert_eq!(
+        annotations[BRIDGE_ADDRESS_ANNOTATION],
+        Value::Null,
+        "{lease}"
+    );
     wait_until_served(
         &plane,
         &VersionSpecificApi::POLICIES,
@@ -118,7 +123,7 @@ async fn peers_are_found_by_a_file() {
         200
     );
 
-    // Everybody reads the same file.
+    // All bridges read the same file.
     let entries = [OLD, NEW].map(|server| {
         let address = plane.servers[server].bridge;
         format!(
@@ -127,21 +132,28 @@ async fn peers_are_found_by_a_file() {
         )
     });
     plane.file("peers.yaml", &format!("peers:\n{}", entries.concat()));
-    they_reach_each_other(&plane).await;
-    nothing_of_theirs_is_in_etcd(&mut plane).await;
+    assert_servers_reach_each_other(&plane).await;
+    assert_no_record_in_etcd(&mut plane).await;
 
-    // What a server serves is on its Lease, and no address.
+    // The Lease contains what a server serves, and no address.
     eventually(
         "what it serves is on its Lease",
         PEER_DISCOVERY_TIMEOUT,
-        async || lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED].is_string(),
+        async || {
+            lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED_ANNOTATION].is_string()
+        },
     )
     .await;
     let lease = lease_of(&plane, NEW).await;
     let annotations = &lease["metadata"]["annotations"];
-    assert_eq!(annotations[OF_THE_BRIDGE], Value::Null, "{lease}");
+    assert_eq!(
+        annotations[BRIDGE_ADDRESS_ANNOTATION],
+        Value::Null,
+        "{lease}"
+    );
 
-    // A bridge that leaves announces it there. Only the file says where its server is.
+    // A bridge that shuts down announces it there. Only the file contains the address of
+    // its server.
     plane.stop_bridge(NEW, "TERM");
     let policies = VersionSpecificApi::POLICIES.path;
     let peer = async |plane: &ControlPlane| debug_peers(plane, OLD).await["peers"][0].clone();
@@ -166,7 +178,7 @@ async fn peers_are_found_by_a_file() {
     .await;
     assert_eq!(peer(&plane).await["address"], server.to_string());
 
-    // A server that the administrator removes has left, too.
+    // A server that the administrator removes from the file has left, too.
     plane.file("peers.yaml", &format!("peers:\n{}", entries[0]));
     eventually(
         "it is not asked any more",

@@ -1,7 +1,7 @@
-//! A partial rollback: a bridge is stopped by SIGTERM, and its kube-apiserver goes on. The
-//! others never answer 404 for its APIs during the time of a rollout. Afterwards a server that
-//! cannot be reached without its bridge counts as one that never had a bridge: 404, and not
-//! 503 without end.
+//! A partial rollback: a bridge is stopped by SIGTERM, and its kube-apiserver keeps
+//! running. The others never respond 404 for its APIs during a rollout. Afterwards a server
+//! that is unreachable without its bridge counts as one that never had a bridge: 404, and
+//! not 503 forever.
 
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,13 @@ use crate::peer_pair::{
 };
 use crate::status_poll::{POLL_DURATION, StatusCounts, watch};
 
-/// Within which a server counts as one without a bridge after the time of a rollout.
-const GIVEN_UP: Duration = Duration::from_secs(30);
+/// How soon after the rollout period a server counts as one without a bridge.
+const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The third server of a plane, another new one.
+/// The third server of a control plane, another new one.
 const THIRD: usize = 2;
 
-/// What the old server alone serves.
+/// An API that only the old server serves.
 const OLD_ONLY: VersionSpecificApi = VersionSpecificApi::ATTRIBUTES_CLASSES;
 
 fn peers_file(plane: &ControlPlane) {
@@ -34,7 +34,7 @@ fn peers_file(plane: &ControlPlane) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bridge_that_leaves_makes_no_api_not_found_during_a_rollout() {
+async fn a_bridge_that_stops_makes_no_api_not_found_during_a_rollout() {
     let Some([old, new]) = old_and_new_versions() else {
         return;
     };
@@ -58,14 +58,14 @@ async fn a_bridge_that_leaves_makes_no_api_not_found_during_a_rollout() {
     wait_until_served_by(&three, THIRD, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
     wait_until_served_by(&file, NEW, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
     tokio::join!(
-        served_directly(&mut direct),
-        not_reachable(&mut three, &[NEW, THIRD], "three bridges"),
-        not_reachable(&mut file, &[NEW], "addresses in a file"),
+        check_direct_service(&mut direct),
+        check_unreachable(&mut three, &[NEW, THIRD], "three bridges"),
+        check_unreachable(&mut file, &[NEW], "addresses in a file"),
     );
 }
 
-/// Since 1.36 a server says itself where it is, and answers other hosts.
-async fn served_directly(plane: &mut ControlPlane) {
+/// Since 1.36 a server publishes its own address, and accepts requests of other hosts.
+async fn check_direct_service(plane: &mut ControlPlane) {
     plane.stop_bridge(NEW, "TERM");
     let answers = watch(plane, OLD, VersionSpecificApi::POLICIES.path, POLL_DURATION).await;
     println!("served directly: {answers:?}");
@@ -76,8 +76,8 @@ async fn served_directly(plane: &mut ControlPlane) {
     wait_until_served(plane, &VersionSpecificApi::POLICIES, PEER_DISCOVERY_TIMEOUT).await;
 }
 
-/// An older one does not, and listens on loopback.
-async fn not_reachable(plane: &mut ControlPlane, others: &[usize], what: &str) {
+/// An older server does not, and listens on loopback.
+async fn check_unreachable(plane: &mut ControlPlane, others: &[usize], what: &str) {
     let left = Instant::now();
     plane.stop_bridge(OLD, "TERM");
     for server in others {
@@ -95,7 +95,7 @@ async fn not_reachable(plane: &mut ControlPlane, others: &[usize], what: &str) {
     let shared = &*plane;
     let watched = async |server: usize| -> (StatusCounts, Duration) {
         let answers = watch(shared, server, OLD_ONLY.path, POLL_DURATION).await;
-        let over = ROLLOUT_GRACE + GIVEN_UP;
+        let over = ROLLOUT_GRACE + GIVE_UP_TIMEOUT;
         eventually("it counts as a server without a bridge", over, async || {
             shared.status(server, Via::Bridge, OLD_ONLY.path).await == 404
         })
@@ -109,7 +109,7 @@ async fn not_reachable(plane: &mut ControlPlane, others: &[usize], what: &str) {
         assert_eq!(answers.count(404) + answers.count(200), 0, "{answers:?}");
         assert!(answers.count(503) > 100, "{answers:?}");
         assert!(took >= ROLLOUT_GRACE, "{took:?}");
-        assert!(took < ROLLOUT_GRACE + GIVEN_UP, "{took:?}");
+        assert!(took < ROLLOUT_GRACE + GIVE_UP_TIMEOUT, "{took:?}");
     }
     for server in others {
         let metrics = plane.admin_page(*server, "/metrics").await;

@@ -1,5 +1,5 @@
-//! All servers and bridges are started at once, again and again: no order loses
-//! a peer.
+//! All servers and bridges are started at the same time, repeatedly: no start order loses a
+//! peer.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -8,10 +8,10 @@ use skewbridge_testkit::eventually;
 
 const ROUNDS: u32 = 10;
 
-/// Repeats what was seen before.
+/// The seed of a run to repeat.
 const SEED: &str = "SKEWBRIDGE_E2E_SEED";
 
-/// From the last readiness to when everybody knows everybody.
+/// From the last readiness to the time when all servers know each other.
 const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 const APIS: [VersionSpecificApi; 3] = [
@@ -21,11 +21,11 @@ const APIS: [VersionSpecificApi; 3] = [
 ];
 
 #[tokio::test]
-async fn no_order_of_starting_loses_a_peer() {
+async fn no_start_order_loses_a_peer() {
     let Some(versions) = old_and_new_versions() else {
         return;
     };
-    let mut chance = Chance::new();
+    let mut chance = Random::new();
     println!("{SEED}={}", chance.0);
     for round in 1..=ROUNDS {
         let began = Instant::now();
@@ -49,7 +49,7 @@ async fn no_order_of_starting_loses_a_peer() {
         let found = eventually(
             "every bridge reaches every API",
             PEER_DISCOVERY_TIMEOUT,
-            async || everything_is_reached(&plane).await,
+            async || all_apis_are_served(&plane).await,
         );
         found.await;
         println!(
@@ -60,7 +60,7 @@ async fn no_order_of_starting_loses_a_peer() {
     }
 }
 
-async fn everything_is_reached(plane: &ControlPlane) -> bool {
+async fn all_apis_are_served(plane: &ControlPlane) -> bool {
     for server in 0..plane.servers.len() {
         for special in APIS {
             if plane.status(server, Via::Bridge, special.path).await != 200 {
@@ -78,10 +78,10 @@ enum Start {
 }
 
 /// A generator that is good enough to shuffle (`SplitMix64`).
-struct Chance(u64);
+struct Random(u64);
 
-impl Chance {
-    /// As told, else from the clock.
+impl Random {
+    /// From the variable, or else from the clock.
     fn new() -> Self {
         if let Ok(seed) = std::env::var(SEED) {
             return Self(seed.parse().expect("SKEWBRIDGE_E2E_SEED is a number"));

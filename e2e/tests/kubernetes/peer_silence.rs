@@ -1,4 +1,4 @@
-//! Peers that do not answer, and bridges that leave: 503 or an answer for two minutes,
+//! Peers that do not respond, and bridges that stop: 503 or a response for two minutes,
 //! never 404.
 
 use std::net::TcpListener;
@@ -14,24 +14,24 @@ use crate::peer_pair::{
 };
 use crate::status_poll::{POLL_DURATION, watch};
 
-/// Within which a stopped peer is found, by the first request that waits for it.
-const DETECTED: Duration = Duration::from_secs(10);
+/// How soon the first request that waits for a stopped peer detects it.
+const DETECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a later request to it takes on a busy machine.
-const AT_ONCE: Duration = Duration::from_secs(2);
+const FAST_RESPONSE: Duration = Duration::from_secs(2);
 
-/// A part of the two minutes in which a server is asked without its bridge.
-const DIRECTLY: Duration = Duration::from_secs(20);
+/// The part of the two minutes in which a server is contacted without its bridge.
+const DIRECT_DURATION: Duration = Duration::from_secs(20);
 
-/// What the bridge of one server says of the other.
-async fn state(plane: &ControlPlane, server: usize) -> Value {
+/// What the bridge of one server reports about the other.
+async fn peer_state(plane: &ControlPlane, server: usize) -> Value {
     debug_peers(plane, server).await["peers"][0]["state"].clone()
 }
 
-/// The address of the new server's bridge is one where nothing answers, as behind a
-/// firewall: the kernel takes connections, and no program does.
-fn never_reachable(old: &str, new: &str, wall: &TcpListener) -> ControlPlane {
-    let port = wall.local_addr().unwrap().port();
+/// The address of the new server's bridge is one without a response, as behind a firewall:
+/// the kernel accepts connections, and no program does.
+fn unreachable_peer(old: &str, new: &str, firewall: &TcpListener) -> ControlPlane {
+    let port = firewall.local_addr().unwrap().port();
     let servers = [
         ServerSpec::of(old).peer(),
         ServerSpec::of(new)
@@ -45,13 +45,13 @@ fn never_reachable(old: &str, new: &str, wall: &TcpListener) -> ControlPlane {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_peers_and_bridges_that_leave_never_make_an_api_not_found() {
+async fn silent_peers_and_stopped_bridges_never_make_an_api_not_found() {
     let Some([old, new]) = old_and_new_versions() else {
         return;
     };
-    let wall = TcpListener::bind("127.0.0.1:0").unwrap();
+    let firewall = TcpListener::bind("127.0.0.1:0").unwrap();
     let pair = [ServerSpec::of(&old).peer(), ServerSpec::of(&new).peer()];
-    let walled = never_reachable(&old, &new, &wall);
+    let walled = unreachable_peer(&old, &new, &firewall);
     let mut left = ControlPlane::prepare(&pair);
     let mut stopped = ControlPlane::prepare(&pair);
     left.start_all();
@@ -93,16 +93,22 @@ async fn a_peer_behind_a_firewall(plane: &ControlPlane) {
     println!("behind a firewall: {answers:?}");
     assert_eq!(answers.count(404) + answers.count(200), 0, "{answers:?}");
     assert!(answers.count(503) > 30, "{answers:?}");
-    assert!(answers.slowest_later < DETECTED, "{answers:?}");
+    assert!(answers.slowest_later < DETECTION_TIMEOUT, "{answers:?}");
 }
 
 async fn a_bridge_leaves(plane: &mut ControlPlane) {
-    // Since 1.36 a server says itself where it is: it is asked directly.
+    // Since 1.36 a server publishes its own address: it is contacted directly.
     plane.stop_bridge(NEW, "TERM");
-    let answers = watch(plane, OLD, VersionSpecificApi::POLICIES.path, DIRECTLY).await;
+    let answers = watch(
+        plane,
+        OLD,
+        VersionSpecificApi::POLICIES.path,
+        DIRECT_DURATION,
+    )
+    .await;
     println!("served without its bridge: {answers:?}");
     assert_eq!(answers.count(404), 0, "{answers:?}");
-    // It writes its address every 10 s.
+    // It publishes its address every 10 s.
     assert!(answers.count(200) > 10, "{answers:?}");
     plane.start_bridge(NEW);
     plane.wait_until_ready().await;
@@ -119,7 +125,7 @@ async fn a_bridge_leaves(plane: &mut ControlPlane) {
     eventually(
         "it is known to have left",
         PEER_DISCOVERY_TIMEOUT,
-        async || state(plane, NEW).await == "bridge-left",
+        async || peer_state(plane, NEW).await == "bridge-left",
     )
     .await;
     let path = VersionSpecificApi::ATTRIBUTES_CLASSES.path;
@@ -140,7 +146,7 @@ async fn a_bridge_leaves(plane: &mut ControlPlane) {
         PEER_DISCOVERY_TIMEOUT,
     )
     .await;
-    assert_eq!(state(plane, NEW).await, Value::Null);
+    assert_eq!(peer_state(plane, NEW).await, Value::Null);
 
     // Before 1.35 a server leaves its Lease behind: its bridge deletes it.
     let lease = lease_path(plane, OLD);
@@ -158,11 +164,11 @@ async fn a_bridge_is_stopped(plane: &ControlPlane) {
     let answers = watch(plane, OLD, path, POLL_DURATION).await;
     println!("stopped: {answers:?}");
     bridge.signal("CONT");
-    // Once its address has run out in etcd, the 1.36 behind it is asked itself.
+    // When its address has expired in etcd, the 1.36 server behind it is contacted directly.
     assert_eq!(answers.count(404), 0, "{answers:?}");
     assert!(answers.count(503) > 0, "{answers:?}");
-    assert!(answers.first < DETECTED, "{answers:?}");
-    assert!(answers.slowest_later < AT_ONCE, "{answers:?}");
+    assert!(answers.first < DETECTION_TIMEOUT, "{answers:?}");
+    assert!(answers.slowest_later < FAST_RESPONSE, "{answers:?}");
     let since = Instant::now();
     wait_until_served(plane, &VersionSpecificApi::POLICIES, PEER_DISCOVERY_TIMEOUT).await;
     println!("found again {:.1?} after it went on", since.elapsed());

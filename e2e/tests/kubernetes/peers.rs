@@ -1,6 +1,5 @@
-//! Servers of different versions are one cluster through their bridges: what any
-//! of them serves is served by all (KEP-4020). The feature is off in the servers
-//! themselves.
+//! Servers of different versions form one cluster through their bridges: an API that any of
+//! them serves is served by all (KEP-4020). The feature is off in the servers themselves.
 
 use std::time::Duration;
 
@@ -12,12 +11,12 @@ use skewbridge_e2e::{
 use skewbridge_peers::Identity;
 use skewbridge_testkit::eventually;
 
-/// From the last readiness to when everybody knows everybody.
+/// From the last readiness to the time when all servers know each other.
 const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn peers(versions: &[String]) -> Vec<ServerSpec> {
     let servers = versions.iter().map(|version| {
-        // It would put finalizers on what is to be deleted at once.
+        // It would add finalizers to objects that are to be deleted immediately.
         ServerSpec::of(version)
             .peer()
             .flag("--disable-admission-plugins=StorageObjectInUseProtection")
@@ -25,15 +24,15 @@ fn peers(versions: &[String]) -> Vec<ServerSpec> {
     servers.collect()
 }
 
-/// The planes that have something to share: 1.28 alone is no cluster.
-fn mixed_planes() -> Vec<Vec<String>> {
+/// The control planes with different versions.
+fn mixed_control_planes() -> Vec<Vec<String>> {
     let mut control_planes = control_planes();
     control_planes.retain(|versions| newest(versions) != oldest(versions));
     control_planes
 }
 
-/// Which of the special APIs only some servers of this plane serve.
-async fn shared(plane: &ControlPlane) -> Vec<VersionSpecificApi> {
+/// The version-specific APIs that only some servers of this control plane serve.
+async fn partially_served_apis(plane: &ControlPlane) -> Vec<VersionSpecificApi> {
     for special in VersionSpecificApi::ALL {
         for (number, server) in plane.servers.iter().enumerate() {
             let expected = if special.is_served_by(&server.version) {
@@ -45,12 +44,12 @@ async fn shared(plane: &ControlPlane) -> Vec<VersionSpecificApi> {
             assert_eq!(status, expected, "{} {}", special.path, server.version);
         }
     }
-    let mut shared = VersionSpecificApi::ALL.to_vec();
-    shared.retain(|special| {
+    let mut partially_served_apis = VersionSpecificApi::ALL.to_vec();
+    partially_served_apis.retain(|special| {
         let serving = serving(plane, special).len();
         serving > 0 && serving < plane.servers.len()
     });
-    shared
+    partially_served_apis
 }
 
 /// The servers that serve it.
@@ -61,36 +60,43 @@ fn serving(plane: &ControlPlane, special: &VersionSpecificApi) -> Vec<usize> {
 }
 
 #[tokio::test]
-async fn what_one_server_serves_is_served_by_all() {
-    for versions in mixed_planes() {
+async fn an_api_of_one_server_is_served_by_all() {
+    for versions in mixed_control_planes() {
         println!("plane {versions:?}");
         let plane = ControlPlane::start(&peers(&versions)).await;
-        let shared = shared(&plane).await;
-        assert!(!shared.is_empty(), "the versions differ by nothing");
-        for special in &shared {
+        let partially_served_apis = partially_served_apis(&plane).await;
+        assert!(
+            !partially_served_apis.is_empty(),
+            "the versions differ by nothing"
+        );
+        for special in &partially_served_apis {
             for server in 0..versions.len() {
                 let what = format!("{} through the bridge of {server}", special.path);
                 eventually(&what, PEER_DISCOVERY_TIMEOUT, async || {
                     plane.status(server, Via::Bridge, special.path).await == 200
                 })
                 .await;
-                objects_live_and_die(&plane, server, special).await;
+                objects_are_created_watched_and_deleted(&plane, server, special).await;
             }
         }
         if is_since(oldest(&versions), 34) && is_since(newest(&versions), 36) {
-            a_subresource_that_only_one_has_is_found(&plane).await;
+            a_subresource_of_only_one_server_is_found(&plane).await;
         }
-        nobodys_api_is_not_found(&plane).await;
-        a_forged_hop_changes_nothing(&plane, &shared).await;
+        an_unknown_api_is_not_found(&plane).await;
+        a_forged_hop_changes_nothing(&plane, &partially_served_apis).await;
         for server in 0..versions.len() {
-            what_was_rerouted_is_counted(&plane, server).await;
-            the_others_are_told_of(&plane, server, &shared).await;
+            rerouted_requests_are_counted(&plane, server).await;
+            debug_peers_lists_the_others(&plane, server, &partially_served_apis).await;
         }
     }
 }
 
 /// kubectl lists, creates, watches, patches and deletes.
-async fn objects_live_and_die(plane: &ControlPlane, server: usize, special: &VersionSpecificApi) {
+async fn objects_are_created_watched_and_deleted(
+    plane: &ControlPlane,
+    server: usize,
+    special: &VersionSpecificApi,
+) {
     let name = format!("thing-{server}");
     let kubectl = async |words: &[&str]| {
         let output = plane.kubectl(server, Via::Bridge, User::Admin, words).await;
@@ -100,7 +106,7 @@ async fn objects_live_and_die(plane: &ControlPlane, server: usize, special: &Ver
     let kind = special.kubectl;
     kubectl(&["get", kind]).await;
 
-    // From a version on, so that nothing is missed however long it takes to start.
+    // From a resource version on, so that nothing is missed however long the start takes.
     let list: Value =
         serde_json::from_str(&kubectl(&["get", "--raw", special.path]).await).unwrap();
     let version = list["metadata"]["resourceVersion"].as_str().unwrap();
@@ -110,7 +116,7 @@ async fn objects_live_and_die(plane: &ControlPlane, server: usize, special: &Ver
 
     let manifest = special.object(&name);
     let file = plane.file(&format!("{name}.json"), &manifest);
-    // Validation is by OpenAPI, which is the local server's.
+    // Validation uses OpenAPI of the local server.
     kubectl(&["create", "--validate=false", "-f", &file]).await;
     let label = r#"{"metadata":{"labels":{"patched":"true"}}}"#;
     kubectl(&["patch", kind, &name, "--type=merge", "-p", label]).await;
@@ -130,7 +136,7 @@ async fn objects_live_and_die(plane: &ControlPlane, server: usize, special: &Ver
             let object = &seen["object"];
             let now = &object["metadata"]["resourceVersion"];
             assert_ne!(std::mem::replace(&mut version, now.clone()), *now, "{seen}");
-            // Servers judge some kinds, and each writes that into their status.
+            // Servers validate some kinds, and each writes the result into their status.
             let now = json!([object["metadata"]["labels"], object["spec"]]);
             let same = std::mem::replace(&mut written, now) == written;
             if seen["type"] != "MODIFIED" || !same {
@@ -146,9 +152,9 @@ async fn objects_live_and_die(plane: &ControlPlane, server: usize, special: &Ver
     assert_eq!(plane.status(server, Via::Bridge, &path).await, 404);
 }
 
-/// Both 1.34 and 1.36 serve these rules, but only 1.36 their status. Kubernetes
-/// advertises it on both, and does not find it on the older.
-async fn a_subresource_that_only_one_has_is_found(plane: &ControlPlane) {
+/// Both 1.34 and 1.36 serve these rules, but only 1.36 serves their status. Kubernetes
+/// advertises it on both, and responds 404 on the older.
+async fn a_subresource_of_only_one_server_is_found(plane: &ControlPlane) {
     let path = "/apis/resource.k8s.io/v1alpha3/devicetaintrules";
     for server in 0..plane.servers.len() {
         assert_eq!(plane.status(server, Via::Server, path).await, 200);
@@ -189,8 +195,8 @@ fn bridge(plane: &ControlPlane, server: usize) -> HttpClient {
     plane.http_client(server, Via::Bridge, Protocol::H2)
 }
 
-/// What nobody serves is not found, as ever; and it is the server that says so.
-async fn nobodys_api_is_not_found(plane: &ControlPlane) {
+/// An API that no server serves is not found, and the response is that of the server.
+async fn an_unknown_api_is_not_found(plane: &ControlPlane) {
     let path = "/apis/none.example.com/v1/nothings";
     for server in 0..plane.servers.len() {
         let response = bridge(plane, server)
@@ -202,9 +208,12 @@ async fn nobodys_api_is_not_found(plane: &ControlPlane) {
     }
 }
 
-/// Kubernetes believes anybody that a request has hopped, and says 404.
-async fn a_forged_hop_changes_nothing(plane: &ControlPlane, shared: &[VersionSpecificApi]) {
-    for special in shared {
+/// Kubernetes accepts this header from any client, and responds 404.
+async fn a_forged_hop_changes_nothing(
+    plane: &ControlPlane,
+    partially_served_apis: &[VersionSpecificApi],
+) {
+    for special in partially_served_apis {
         for server in 0..plane.servers.len() {
             for name in [
                 "x-kubernetes-peer-proxied",
@@ -223,7 +232,7 @@ async fn a_forged_hop_changes_nothing(plane: &ControlPlane, shared: &[VersionSpe
     }
 }
 
-async fn what_was_rerouted_is_counted(plane: &ControlPlane, server: usize) {
+async fn rerouted_requests_are_counted(plane: &ControlPlane, server: usize) {
     let metrics = plane.admin_page(server, "/metrics").await;
     let others = (0..plane.servers.len()).filter(|other| *other != server);
     let peers = others.map(|other| format!("peer=\"{}\"", identity(plane, other)));
@@ -255,15 +264,15 @@ fn identity(plane: &ControlPlane, server: usize) -> String {
 }
 
 /// `/debug/peers` of the bridge of a server.
-async fn the_others_are_told_of(
+async fn debug_peers_lists_the_others(
     plane: &ControlPlane,
     server: usize,
-    shared: &[VersionSpecificApi],
+    partially_served_apis: &[VersionSpecificApi],
 ) {
     let view = async || -> Value {
         serde_json::from_str(&plane.admin_page(server, "/debug/peers").await).unwrap()
     };
-    // That the server keeps it is seen when it renews it.
+    // A renewal shows that the server keeps the Lease itself.
     eventually(
         "who keeps the Lease is known",
         PEER_DISCOVERY_TIMEOUT,
@@ -293,7 +302,7 @@ async fn the_others_are_told_of(
         assert_eq!(told["address"], running.bridge.to_string(), "{told:#}");
         assert!(told["problem"].is_null(), "{told:#}");
         let alone = told["servesAlone"].as_array().unwrap();
-        for special in shared {
+        for special in partially_served_apis {
             let expected = serving(plane, special) == [number];
             let line = special.line();
             assert_eq!(alone.contains(&json!(line)), expected, "{line}: {told:#}");

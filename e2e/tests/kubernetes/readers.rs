@@ -1,5 +1,5 @@
-//! Who may read discovery: through a bridge everybody gets what the server beside it
-//! gives him, also right after somebody else was given everything.
+//! Who may read discovery: through a bridge every user gets what the server beside it
+//! responds, even right after another user got everything.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,19 +9,18 @@ use skewbridge_e2e::{
 };
 use skewbridge_testkit::{TlsClient, Validity, eventually};
 
-/// From the last readiness to when everybody knows everybody.
+/// From the last readiness to the time when all servers know each other.
 const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a bridge goes by what its server has said (10 s), and a server by what
-/// it has read of roles.
-const REMEMBERED: Duration = Duration::from_secs(20);
+/// How long a bridge caches authorization (10 s), and a server its roles.
+const CACHE_TIMEOUT: Duration = Duration::from_secs(20);
 
 const BINDING: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/system:discovery";
 
-/// kube-apiserver takes a minute for a difference between clocks.
-const LONG_AGO: u64 = 3_600;
+/// kube-apiserver allows a clock difference of a minute.
+const EXPIRED_SECONDS: u64 = 3_600;
 
-/// Somebody who asks.
+/// A client identity.
 struct Reader {
     name: &'static str,
     tls: TlsClient,
@@ -30,7 +29,7 @@ struct Reader {
 }
 
 #[tokio::test]
-async fn everybody_gets_what_the_server_gives_him() {
+async fn every_user_gets_what_the_server_responds() {
     let servers = ["1.34.4", "1.36.4"].map(|version| ServerSpec::of(version).peer());
     let plane = ControlPlane::start(&servers).await;
     eventually("both show the same", PEER_DISCOVERY_TIMEOUT, async || {
@@ -46,17 +45,17 @@ async fn everybody_gets_what_the_server_gives_him() {
     .await;
     for server in 0..servers.len() {
         for path in ["/apis", "/api"] {
-            each_is_told_the_same(&plane, server, path, &readers).await;
+            responses_are_equal(&plane, server, path, &readers).await;
         }
     }
 
-    // A right that is taken away is forgotten.
+    // A revoked right is no longer cached.
     allow(&plane, json!([])).await;
     let alice = &readers[1];
     for server in 0..servers.len() {
         let mut client = alice.client(&plane, server, Via::Bridge);
         let request = alice.request("/apis");
-        eventually("alice may not read any more", REMEMBERED, async || {
+        eventually("alice may not read any more", CACHE_TIMEOUT, async || {
             client.send(&request).await.unwrap().status == 403
         })
         .await;
@@ -68,7 +67,8 @@ async fn readers(plane: &ControlPlane) -> Vec<Reader> {
     let uid = account(plane).await;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now = now.unwrap().as_secs();
-    let token = |until: u64| plane.service_account_token("reader", &uid, until - LONG_AGO, until);
+    let token =
+        |until: u64| plane.service_account_token("reader", &uid, until - EXPIRED_SECONDS, until);
     let expired = plane
         .ca()
         .client_valid("alice", &["dev"], Validity::Expired);
@@ -85,7 +85,7 @@ async fn readers(plane: &ControlPlane) -> Vec<Reader> {
         reader(
             "an account",
             plane.anonymous_client(),
-            bearer(&token(now + LONG_AGO)),
+            bearer(&token(now + EXPIRED_SECONDS)),
             200,
         ),
         reader("anonymous", plane.anonymous_client(), vec![], 403),
@@ -100,7 +100,7 @@ async fn readers(plane: &ControlPlane) -> Vec<Reader> {
         reader(
             "an expired token",
             plane.anonymous_client(),
-            bearer(&token(now - LONG_AGO)),
+            bearer(&token(now - EXPIRED_SECONDS)),
             401,
         ),
         reader(
@@ -119,7 +119,7 @@ impl Reader {
     }
 
     fn request(&self, path: &str) -> Request {
-        // With this the server gives every answer the same name.
+        // With this ID all responses of the server have the same audit ID.
         let request = Request::get(path).header("Audit-Id", "one");
         let request = request.header("Accept", AGGREGATED);
         let headers = self.headers.iter();
@@ -129,16 +129,11 @@ impl Reader {
     }
 }
 
-/// Whoever may read goes before each who may not.
-async fn each_is_told_the_same(
-    plane: &ControlPlane,
-    server: usize,
-    path: &str,
-    readers: &[Reader],
-) {
+/// An authorized user precedes each unauthorized one.
+async fn responses_are_equal(plane: &ControlPlane, server: usize, path: &str, readers: &[Reader]) {
     let mut allowed = readers[1].client(plane, server, Via::Bridge);
-    // The bridge answers her by itself: servers give their own answers an id.
-    eventually("alice is remembered", REMEMBERED, async || {
+    // The bridge responds to her by itself: servers add an audit ID to their own responses.
+    eventually("alice is remembered", CACHE_TIMEOUT, async || {
         let answer = allowed.send(&readers[1].request(path)).await.unwrap();
         answer.status == 200 && answer.header("audit-id").is_none()
     })
@@ -159,7 +154,7 @@ async fn each_is_told_the_same(
         let mut bridged = reader.client(plane, server, Via::Bridge);
         for round in 0..2 {
             if round > 0 && reader.expected != 200 {
-                // Behind an answer to an anonymous or refused caller comes GOAWAY.
+                // GOAWAY follows the response to an anonymous or rejected client.
                 bridged = reader.client(plane, server, Via::Bridge);
             }
             let bridged = bridged.send(&request).await.unwrap();
@@ -169,7 +164,7 @@ async fn each_is_told_the_same(
                 continue;
             }
             if bridged.header("audit-id").is_none() {
-                // The bridge itself judges certificates.
+                // The bridge itself verifies certificates.
                 assert_eq!(bridged.status, straight.status, "{name}");
                 let read = |body| serde_json::from_slice::<Value>(body).unwrap();
                 assert_eq!(read(&bridged.body), read(&straight.body), "{name}");
@@ -189,7 +184,7 @@ fn group(name: &str) -> Value {
     json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": name})
 }
 
-/// Only these may read discovery; waits until all servers know.
+/// Only these may read discovery; waits until all servers apply it.
 async fn allow(plane: &ControlPlane, subjects: Value) {
     let patch = json!({"subjects": subjects}).to_string();
     let request = Request::new("PATCH", BINDING).body("application/merge-patch+json", &patch);
@@ -209,15 +204,17 @@ async fn allow(plane: &ControlPlane, subjects: Value) {
             let tls = TlsClient::new(plane.ca()).identity(&leaf);
             let address = plane.servers[server].at(Via::Server);
             let mut client = HttpClient::new(tls, address, Protocol::H2);
-            eventually("the server knows the new rights", REMEMBERED, async || {
-                client.send(&Request::get("/apis")).await.unwrap().status == expected
-            })
+            eventually(
+                "the server knows the new rights",
+                CACHE_TIMEOUT,
+                async || client.send(&Request::get("/apis")).await.unwrap().status == expected,
+            )
             .await;
         }
     }
 }
 
-/// The uid of a service account.
+/// The UID of a service account.
 async fn account(plane: &ControlPlane) -> String {
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
         "metadata": {"name": "reader"}});

@@ -1,5 +1,5 @@
-//! Real kubectls below `skewbridge run`: none of them has a credential, and all of
-//! them do what they always do.
+//! Real kubectls under `skewbridge run`: none of them has a credential, and all of them
+//! work as usual.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -20,11 +20,11 @@ use crate::kubectl_terminal::Terminal;
 /// For a command that takes a second or two on an idle machine.
 const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Much more than all the buffers on its way.
-const FILE: usize = 8 << 20;
+/// Much more than all buffers on the path.
+const FILE_BYTES: usize = 8 << 20;
 
 #[tokio::test]
-async fn a_kubectl_without_a_credential_does_what_it_always_does() {
+async fn kubectl_works_without_a_credential() {
     for versions in control_planes() {
         println!("plane {versions:?}");
         let servers = versions.iter().map(|version| ServerSpec::of(version));
@@ -37,18 +37,18 @@ async fn a_kubectl_without_a_credential_does_what_it_always_does() {
         let node = plane.start_node().await;
         for server in 0..servers.len() {
             let agent = plane.file_signer_flags("admin");
-            for &speaks in Speaks::of(&plane.servers[server].version) {
+            for &protocol in StreamProtocol::of(&plane.servers[server].version) {
                 let kubectl = Kubectl {
                     plane: &plane,
                     server,
                     agent: &agent,
-                    speaks,
+                    protocol,
                 };
-                println!("{} by {speaks:?}", plane.servers[server].version);
-                the_user_is_who_has_the_key(&kubectl).await;
+                println!("{} by {protocol:?}", plane.servers[server].version);
+                the_user_is_that_of_the_key(&kubectl).await;
                 objects_are_read_written_and_watched(&kubectl).await;
-                commands_run_and_their_exit_codes_come_through(&kubectl).await;
-                a_terminal_is_one(&kubectl).await;
+                commands_run_and_return_their_exit_codes(&kubectl).await;
+                a_terminal_works(&kubectl).await;
                 files_are_copied(&kubectl, &node).await;
                 ports_are_forwarded(&kubectl).await;
             }
@@ -67,7 +67,7 @@ async fn kubectl_shows_why_its_requests_cannot_be_signed() {
         "--signer=headers".to_owned(),
         format!("--headers-file={gone}"),
     ];
-    // It is looked for when the plugin starts.
+    // The key is loaded when the plugin starts.
     let aws = vec![
         "--signer=sigv4".to_owned(),
         "--sigv4-region=eu-west-1".to_owned(),
@@ -92,15 +92,15 @@ async fn kubectl_shows_why_its_requests_cannot_be_signed() {
     }
 }
 
-/// What kubectl is told to speak for streams.
+/// The stream protocol that kubectl is configured to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Speaks {
+enum StreamProtocol {
     Spdy,
     WebSocket,
 }
 
-impl Speaks {
-    /// Those that both kubectl and kube-apiserver of this version have.
+impl StreamProtocol {
+    /// The protocols that both kubectl and kube-apiserver of this version support.
     fn of(version: &str) -> &'static [Self] {
         if is_since(version, 31) {
             &[Self::Spdy, Self::WebSocket]
@@ -114,12 +114,12 @@ struct Kubectl<'a> {
     plane: &'a ControlPlane,
     server: usize,
     agent: &'a [String],
-    speaks: Speaks,
+    protocol: StreamProtocol,
 }
 
 impl Kubectl<'_> {
     fn command(&self, words: &[&str]) -> Command {
-        let web_sockets = (self.speaks == Speaks::WebSocket).to_string();
+        let web_sockets = (self.protocol == StreamProtocol::WebSocket).to_string();
         let mut command = self.plane.kubectl_under_run(self.server, self.agent);
         command
             .args(["-n", Node::NAMESPACE])
@@ -129,7 +129,7 @@ impl Kubectl<'_> {
         command
     }
 
-    /// Its exit code, what it printed, and what it complained of.
+    /// Its exit code, stdout and stderr.
     async fn run(&self, words: &[&str], stdin: &[u8]) -> (Option<i32>, String, String) {
         let mut child = self
             .command(words)
@@ -140,7 +140,7 @@ impl Kubectl<'_> {
             .unwrap();
         let mut input = child.stdin.take().unwrap();
         let feeding = async move {
-            // A command may end before its input does.
+            // A command may exit before it has read its input.
             let _ = input.write_all(stdin).await;
         };
         let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
@@ -163,11 +163,11 @@ impl Kubectl<'_> {
     }
 }
 
-async fn the_user_is_who_has_the_key(kubectl: &Kubectl<'_>) {
+async fn the_user_is_that_of_the_key(kubectl: &Kubectl<'_>) {
     let told = kubectl.ok(&["auth", "whoami", "-o", "json"]).await;
     let told: Value = serde_json::from_str(&told).unwrap();
     assert_eq!(told["status"]["userInfo"]["username"], "admin");
-    // What kubectl says itself counts.
+    // kubectl's own message counts.
     let words = ["auth", "whoami", "-o", "json", "--as=carol"];
     let told: Value = serde_json::from_str(&kubectl.ok(&words).await).unwrap();
     assert_eq!(told["status"]["userInfo"]["username"], "carol");
@@ -185,11 +185,12 @@ async fn the_user_is_who_has_the_key(kubectl: &Kubectl<'_>) {
 }
 
 async fn objects_are_read_written_and_watched(kubectl: &Kubectl<'_>) {
-    let name = format!("by-{:?}-{}", kubectl.speaks, kubectl.server).to_lowercase();
+    let name = format!("by-{:?}-{}", kubectl.protocol, kubectl.server).to_lowercase();
     let selector = format!("--field-selector=metadata.name={name}");
     let words = ["get", "configmaps", "--watch-only", "-o=name", &selector];
     let mut watch = RunningKubectl::start(&mut kubectl.command(&words));
-    // The watch may begin after the object: it is changed until the watch has seen it.
+    // The watch may start after the object is created: the object is changed until the
+    // watch has seen it.
     kubectl
         .ok(&["create", "configmap", &name, "--from-literal=a=b"])
         .await;
@@ -212,7 +213,7 @@ async fn objects_are_read_written_and_watched(kubectl: &Kubectl<'_>) {
     kubectl.ok(&["delete", "configmap", &name]).await;
 }
 
-async fn commands_run_and_their_exit_codes_come_through(kubectl: &Kubectl<'_>) {
+async fn commands_run_and_return_their_exit_codes(kubectl: &Kubectl<'_>) {
     let words = [
         "exec",
         "-i",
@@ -228,7 +229,7 @@ async fn commands_run_and_their_exit_codes_come_through(kubectl: &Kubectl<'_>) {
     assert!(complaint.contains("err"), "{complaint}");
 }
 
-async fn a_terminal_is_one(kubectl: &Kubectl<'_>) {
+async fn a_terminal_works(kubectl: &Kubectl<'_>) {
     let script = "trap 'echo interrupted; exit 5' INT; \
                   until [ \"$(stty size)\" = '33 77' ]; do sleep 0.1; done; echo sized; \
                   read line; echo \"heard $line\"; while :; do sleep 0.1; done";
@@ -238,7 +239,7 @@ async fn a_terminal_is_one(kubectl: &Kubectl<'_>) {
     terminal.line_with("sized").await;
     terminal.types("hello\n").await;
     terminal.line_with("heard hello").await;
-    // ^C is for the command in the pod: neither kubectl nor what is around it ends.
+    // ^C is for the command in the pod: neither kubectl nor its parent exits.
     terminal.types("\u{3}").await;
     terminal.line_with("interrupted").await;
     assert_eq!(terminal.end().await, Some(5));
@@ -246,7 +247,7 @@ async fn a_terminal_is_one(kubectl: &Kubectl<'_>) {
 
 async fn files_are_copied(kubectl: &Kubectl<'_>, node: &Node) {
     let dir = ScratchDir::new();
-    let contents: Vec<u8> = (0..=250).cycle().take(FILE).collect();
+    let contents: Vec<u8> = (0..=250).cycle().take(FILE_BYTES).collect();
     let there = dir.write("there", &contents);
     let in_pod = node.directory.join("copied");
     let remote = format!("{}:{}", Node::POD, in_pod.display());

@@ -1,4 +1,4 @@
-//! One who is asked: a real server, a server of the playground, or a bridge of it.
+//! The target of kubectl: a real server, a server of the playground, or a bridge of it.
 
 use std::fmt;
 use std::process::Stdio;
@@ -12,48 +12,48 @@ use tokio::process::Command;
 /// For a command that takes a second or two on an idle machine.
 pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// What is asked.
+/// The kind of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum TargetKind {
     /// A kube-apiserver.
     Real,
     /// A server of the playground.
     Server,
-    /// The bridge in front of that.
+    /// The bridge in front of the playground server.
     Bridge,
 }
 
-/// Who is asked for something.
+/// Which targets a step runs against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum At {
-    Everywhere,
-    /// Not through bridges: they pass it on as they pass on what is like it, or answer
-    /// it themselves for all servers together.
+pub(crate) enum Targets {
+    All,
+    /// Not bridges: they forward such requests like similar ones, or respond themselves for
+    /// all servers together.
     Servers,
 }
 
-/// One who is asked, by a kubectl of the server's version.
-pub(crate) struct Site<'a> {
-    /// As in the kubeconfig.
+/// A target, with a kubectl of the server's version.
+pub(crate) struct Target<'a> {
+    /// The name of its context in the kubeconfig.
     pub(crate) name: String,
-    pub(crate) place: Place,
-    /// What the names of its namespaces end with: all share one store. Of the same length
-    /// for everyone, or columns would differ.
+    pub(crate) kind: TargetKind,
+    /// The suffix of its namespaces: all targets share one store. All suffixes have the
+    /// same length, because columns would differ otherwise.
     suffix: String,
     kubectl: Box<dyn Fn() -> Command + 'a>,
-    /// Where kubectl runs.
+    /// The working directory of kubectl.
     pub(crate) directory: ScratchDir,
 }
 
-/// A step, and what came of it.
+/// A step and its result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) title: String,
-    /// None: this one was not asked.
-    pub(crate) said: Option<String>,
+    /// `None` if the step was not run against this target.
+    pub(crate) output: Option<String>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for TargetKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Real => "real",
@@ -63,28 +63,28 @@ impl fmt::Display for Place {
     }
 }
 
-impl<'a> Site<'a> {
-    pub(crate) fn new(place: Place, release: &str, kubectl: impl Fn() -> Command + 'a) -> Self {
-        let letter = match place {
-            Place::Real => 'a',
-            Place::Server => 'b',
-            Place::Bridge => 'c',
+impl<'a> Target<'a> {
+    pub(crate) fn new(kind: TargetKind, release: &str, kubectl: impl Fn() -> Command + 'a) -> Self {
+        let letter = match kind {
+            TargetKind::Real => 'a',
+            TargetKind::Server => 'b',
+            TargetKind::Bridge => 'c',
         };
         Self {
-            name: format!("{place}-{release}"),
-            place,
+            name: format!("{kind}-{release}"),
+            kind,
             suffix: format!("-{}-{letter}", release.replace('.', "-")),
             kubectl: Box::new(kubectl),
             directory: ScratchDir::new(),
         }
     }
 
-    /// One of its own namespaces.
+    /// The name of one of its own namespaces.
     pub(crate) fn namespace(&self, word: &str) -> String {
         format!("{word}{}", self.suffix)
     }
 
-    /// kubectl in one of these, ready to be given the rest of its arguments.
+    /// kubectl in one of these, without the rest of its arguments.
     pub(crate) fn command(&self, namespace: &str) -> Command {
         let mut command = (self.kubectl)();
         command
@@ -93,25 +93,30 @@ impl<'a> Site<'a> {
         command
     }
 
-    /// Has kubectl do something in a namespace, to its end. The words have spaces
-    /// between them.
+    /// Runs kubectl in a namespace until it exits. The arguments are separated by spaces.
     pub(crate) async fn output(&self, namespace: &str, words: &str, stdin: &str) -> Output {
         let words: Vec<_> = words.split_whitespace().collect();
         run(self.command(namespace), &words, stdin).await
     }
 
-    /// The same as a step of a story.
+    /// The same as a step of a scenario.
     pub(crate) async fn step(&self, namespace: &str, words: &str, stdin: &str) -> Entry {
         let output = self.output(namespace, words, stdin).await;
         Entry::of(namespace, words, &output)
     }
 
-    /// The same, where it is to be asked.
-    pub(crate) async fn step_at(&self, at: At, namespace: &str, words: &str, stdin: &str) -> Entry {
-        if at == At::Servers && self.place == Place::Bridge {
+    /// The same, if the target is included.
+    pub(crate) async fn step_for(
+        &self,
+        at: Targets,
+        namespace: &str,
+        words: &str,
+        stdin: &str,
+    ) -> Entry {
+        if at == Targets::Servers && self.kind == TargetKind::Bridge {
             return Entry {
                 title: words.to_owned(),
-                said: None,
+                output: None,
             };
         }
         self.step(namespace, words, stdin).await
@@ -119,35 +124,35 @@ impl<'a> Site<'a> {
 }
 
 impl Entry {
-    /// What came of something, without what is another each time.
+    /// The normalised result of a command.
     pub(crate) fn of(namespace: &str, title: &str, output: &Output) -> Self {
-        let said = format!(
+        let output = format!(
             "{:?}\n{}\n{}",
             output.code,
             normalize(&output.stdout),
             normalize(&output.stderr)
         );
-        Self::seen(namespace, title, &said)
+        Self::from_text(namespace, title, &output)
     }
 
-    /// Something that was seen.
-    pub(crate) fn seen(namespace: &str, title: &str, said: &str) -> Self {
-        // The word of the namespace is the same everywhere.
+    /// A result as text.
+    pub(crate) fn from_text(namespace: &str, title: &str, output: &str) -> Self {
+        // The namespace without its suffix is the same everywhere.
         let word = namespace.split('-').next().unwrap_or(namespace);
-        // And so is, but for the name, who asks.
-        let said = said.replace("playground-admin", "admin");
+        // So is the user, except for the name.
+        let output = output.replace("playground-admin", "admin");
         Self {
             title: title.replace(namespace, word),
-            said: Some(said.replace(namespace, word)),
+            output: Some(output.replace(namespace, word)),
         }
     }
 }
 
-/// Runs a command to its end.
+/// Runs a command until it exits.
 pub(crate) async fn run(mut command: Command, words: &[&str], stdin: &str) -> Output {
     let mut child = command
         .args(words)
-        // Instead of somebody who edits.
+        // Instead of an interactive editor.
         .env("KUBE_EDITOR", "sed -i s/two:.*/two:\\ zwei/")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -155,12 +160,12 @@ pub(crate) async fn run(mut command: Command, words: &[&str], stdin: &str) -> Ou
         .spawn()
         .unwrap();
     let mut to = child.stdin.take().unwrap();
-    let ended = async {
-        // It need not read all of it.
+    let output = async {
+        // The command need not read all of it.
         let _ = to.write_all(stdin.as_bytes()).await;
         drop(to);
         child.wait_with_output().await.unwrap()
     };
-    let ended = tokio::time::timeout(COMMAND_TIMEOUT, ended).await;
-    Output::of(&ended.unwrap_or_else(|_| panic!("{words:?} does not end")))
+    let output = tokio::time::timeout(COMMAND_TIMEOUT, output).await;
+    Output::of(&output.unwrap_or_else(|_| panic!("{words:?} does not end")))
 }
