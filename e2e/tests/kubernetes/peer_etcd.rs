@@ -13,7 +13,7 @@ use skewbridge_testkit::eventually;
 use tokio::time::{sleep, timeout};
 
 use crate::peer_pair::{
-    NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, etcd, keys, wait_until_published,
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, etcd, record_keys, wait_until_published,
     wait_until_served, wait_until_served_by,
 };
 
@@ -211,7 +211,7 @@ async fn records_outlive_one_without_keepalive(plane: &ControlPlane, etcd: &Clie
 async fn assert_records_exist(plane: &ControlPlane, etcd: &Client) {
     for server in [OLD, NEW] {
         let address = plane.servers[server].bridge;
-        let [_, of_the_bridge] = keys(plane, server);
+        let [_, of_the_bridge] = record_keys(plane, server);
         let value = etcd.get(of_the_bridge.as_bytes()).await.unwrap();
         let value = value.expect(&of_the_bridge);
         let record = Record::decode(&of_the_bridge, &value.value).unwrap();

@@ -15,8 +15,8 @@ use skewbridge_testkit::eventually;
 use tokio::time::sleep;
 
 use crate::peer_pair::{
-    NEW, OLD, PEER_DISCOVERY_TIMEOUT, etcd, keys, lease_of, lease_path, wait_until_published,
-    wait_until_served,
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, etcd, lease_of, lease_path, record_keys,
+    wait_until_published, wait_until_served,
 };
 
 /// How long a server that has returned may stay unused.
@@ -106,7 +106,7 @@ async fn without_the_gate_a_bridge_is_a_plain_gateway() {
     let etcd = etcd(&mut plane);
     let no_record = async |plane: &ControlPlane| {
         // The servers themselves write none before 1.36.
-        for key in keys(plane, OLD) {
+        for key in record_keys(plane, OLD) {
             assert!(etcd.get(key.as_bytes()).await.unwrap().is_none(), "{key}");
         }
     };

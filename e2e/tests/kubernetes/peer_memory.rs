@@ -10,7 +10,7 @@ use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_
 use skewbridge_testkit::eventually;
 
 use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT, etcd, identity, wait_until_served};
-use crate::status_poll::{POLL_DURATION, watch};
+use crate::status_poll::{POLL_DURATION, poll};
 
 /// How long a server that has returned may stay unused.
 const REUSE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -67,8 +67,8 @@ async fn a_bridge_that_restarts_beside_a_dead_peer_never_responds_404() {
     }
     let path = VersionSpecificApi::POLICIES.path;
     let (one, other) = tokio::join!(
-        watch(&bridge_lives, OLD, path, POLL_DURATION),
-        watch(&both_die, OLD, path, POLL_DURATION),
+        poll(&bridge_lives, OLD, path, POLL_DURATION),
+        poll(&both_die, OLD, path, POLL_DURATION),
     );
     for (seen, plane) in [(one, "its bridge lives"), (other, "both are dead")] {
         println!("{plane}: {seen:?}");

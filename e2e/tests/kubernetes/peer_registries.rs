@@ -7,7 +7,7 @@ use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_
 use skewbridge_testkit::eventually;
 
 use crate::peer_pair::{
-    NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, etcd, identity, keys, lease_of,
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, etcd, identity, lease_of, record_keys,
     wait_until_served, wait_until_served_by,
 };
 
@@ -45,7 +45,7 @@ async fn assert_servers_reach_each_other(plane: &ControlPlane) {
 async fn assert_no_record_in_etcd(plane: &mut ControlPlane) {
     let etcd = etcd(plane);
     for server in [OLD, NEW] {
-        let [_, of_the_bridge] = keys(plane, server);
+        let [_, of_the_bridge] = record_keys(plane, server);
         let value = etcd.get(of_the_bridge.as_bytes()).await.unwrap();
         assert!(value.is_none(), "{of_the_bridge}");
     }

@@ -13,7 +13,7 @@ use crate::peer_pair::{
     NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, identity, wait_until_served,
     wait_until_served_by,
 };
-use crate::status_poll::{POLL_DURATION, StatusCounts, watch};
+use crate::status_poll::{POLL_DURATION, StatusCounts, poll};
 
 /// How soon after the rollout period a server counts as one without a bridge.
 const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -67,7 +67,7 @@ async fn a_bridge_that_stops_makes_no_api_not_found_during_a_rollout() {
 /// Since 1.36 a server publishes its own address, and accepts requests of other hosts.
 async fn check_direct_service(plane: &mut ControlPlane) {
     plane.stop_bridge(NEW, "TERM");
-    let answers = watch(plane, OLD, VersionSpecificApi::POLICIES.path, POLL_DURATION).await;
+    let answers = poll(plane, OLD, VersionSpecificApi::POLICIES.path, POLL_DURATION).await;
     println!("served directly: {answers:?}");
     assert_eq!(answers.count(404), 0, "{answers:?}");
     assert!(answers.count(200) > 100, "{answers:?}");
@@ -94,7 +94,7 @@ async fn check_unreachable(plane: &mut ControlPlane, others: &[usize], what: &st
     }
     let shared = &*plane;
     let watched = async |server: usize| -> (StatusCounts, Duration) {
-        let answers = watch(shared, server, OLD_ONLY.path, POLL_DURATION).await;
+        let answers = poll(shared, server, OLD_ONLY.path, POLL_DURATION).await;
         let over = ROLLOUT_GRACE + GIVE_UP_TIMEOUT;
         eventually("it counts as a server without a bridge", over, async || {
             shared.status(server, Via::Bridge, OLD_ONLY.path).await == 404

@@ -12,7 +12,7 @@ use crate::peer_pair::{
     NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, lease_path, wait_until_served,
     wait_until_served_by,
 };
-use crate::status_poll::{POLL_DURATION, watch};
+use crate::status_poll::{POLL_DURATION, poll};
 
 /// How soon the first request that waits for a stopped peer detects it.
 const DETECTION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -89,7 +89,7 @@ async fn a_peer_behind_a_firewall(plane: &ControlPlane) {
         async || plane.status(OLD, Via::Bridge, path).await == 503,
     )
     .await;
-    let answers = watch(plane, OLD, path, POLL_DURATION).await;
+    let answers = poll(plane, OLD, path, POLL_DURATION).await;
     println!("behind a firewall: {answers:?}");
     assert_eq!(answers.count(404) + answers.count(200), 0, "{answers:?}");
     assert!(answers.count(503) > 30, "{answers:?}");
@@ -99,7 +99,7 @@ async fn a_peer_behind_a_firewall(plane: &ControlPlane) {
 async fn a_bridge_leaves(plane: &mut ControlPlane) {
     // Since 1.36 a server publishes its own address: it is contacted directly.
     plane.stop_bridge(NEW, "TERM");
-    let answers = watch(
+    let answers = poll(
         plane,
         OLD,
         VersionSpecificApi::POLICIES.path,
@@ -129,7 +129,7 @@ async fn a_bridge_leaves(plane: &mut ControlPlane) {
     )
     .await;
     let path = VersionSpecificApi::ATTRIBUTES_CLASSES.path;
-    let answers = watch(plane, NEW, path, POLL_DURATION).await;
+    let answers = poll(plane, NEW, path, POLL_DURATION).await;
     println!("without a bridge: {answers:?}");
     assert_eq!(answers.count(404) + answers.count(200), 0, "{answers:?}");
     assert!(answers.count(503) > 100, "{answers:?}");
@@ -161,7 +161,7 @@ async fn a_bridge_is_stopped(plane: &ControlPlane) {
     let bridge = plane.servers[NEW].bridge_process.as_ref().unwrap();
     let path = VersionSpecificApi::POLICIES.path;
     bridge.signal("STOP");
-    let answers = watch(plane, OLD, path, POLL_DURATION).await;
+    let answers = poll(plane, OLD, path, POLL_DURATION).await;
     println!("stopped: {answers:?}");
     bridge.signal("CONT");
     // When its address has expired in etcd, the 1.36 server behind it is contacted directly.

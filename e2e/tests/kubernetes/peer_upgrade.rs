@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::peer_pair::{
-    OLD, PEER_DISCOVERY_TIMEOUT, keys, wait_until_record_points_to, wait_until_served,
+    OLD, PEER_DISCOVERY_TIMEOUT, record_keys, wait_until_record_points_to, wait_until_served,
 };
 
 /// How long a server that has returned may stay unused.
@@ -119,7 +119,7 @@ async fn clients_are_not_disrupted_when_one_of_two_peers_dies_or_is_replaced() {
         plane.stop_bridge(server, "TERM");
         println!("bridge {server} ended in {:.1?}", since.elapsed());
         if then == Then::WhenItIsAskedItself {
-            let [key, _] = keys(&plane, server);
+            let [key, _] = record_keys(&plane, server);
             let address = plane.servers[server].address;
             wait_until_record_points_to(&mut plane, &key, address).await;
             wait_until_both_are_used(&plane, REUSE_TIMEOUT).await;

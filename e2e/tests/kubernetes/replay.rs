@@ -504,7 +504,7 @@ impl Both {
             }
             direct = again;
         }
-        panic!("{request:?} is answered otherwise each time, also straight: {direct:?}");
+        panic!("{request:?} has another response each time, also directly: {direct:?}");
     }
 
     async fn send(&mut self, via: Via, request: &Request) -> ResponseSnapshot {

@@ -1,4 +1,4 @@
-//! A front-proxy certificate that real kube-apiservers take for a user's.
+//! A front-proxy certificate that real kube-apiservers accept as that of a user.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use skewbridge_testkit::{Response, TlsClient, eventually};
 
 use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT, wait_until_served};
 
-/// kube-apiserver looks at its CA files once a minute at the latest.
-const RELOADED: Duration = Duration::from_secs(90);
+/// kube-apiserver reloads its CA files at least once a minute.
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(90);
 
 const HOP: (&str, &str) = ("X-Kubernetes-Peer-Proxied", "true");
 const JUNK: (&str, &str) = ("Authorization", "Bearer junk");
 
-async fn ask(
+async fn send(
     client: &TlsClient,
     plane: &ControlPlane,
     server: usize,
@@ -33,8 +33,8 @@ async fn ask(
     client.send(&request).await.unwrap()
 }
 
-/// Requests that a server has taken for those of the front proxy itself.
-fn as_front_proxy(plane: &ControlPlane, server: usize) -> usize {
+/// The requests that a server has authenticated as the front proxy itself.
+fn front_proxy_requests(plane: &ControlPlane, server: usize) -> usize {
     let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap();
     log.lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
@@ -56,8 +56,8 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
     )
     .await;
     let (stranger, front_proxy) = (plane.anonymous_client(), plane.front_proxy_client());
-    // Distinct CAs: a junk token is refused by the server that serves the API.
-    let answer = ask(&stranger, &plane, OLD, Via::Bridge, &[JUNK]).await;
+    // Distinct CAs: the server that serves the API rejects an invalid token.
+    let answer = send(&stranger, &plane, OLD, Via::Bridge, &[JUNK]).await;
     assert_eq!(answer.status, 401, "{}", answer.text());
 
     // From now on users and front proxies have a CA in common, in the files of the
@@ -65,9 +65,9 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
     plane.share_front_proxy_ca();
     eventually(
         "the new CA file is in use everywhere",
-        RELOADED,
+        RELOAD_TIMEOUT,
         async || {
-            let answer = ask(&front_proxy, &plane, NEW, Via::Server, &[JUNK, HOP]).await;
+            let answer = send(&front_proxy, &plane, NEW, Via::Server, &[JUNK, HOP]).await;
             answer.status == 403 && answer.text().contains(r#"User \"front-proxy-client\""#)
         },
     )
@@ -80,28 +80,28 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
     )
     .await;
 
-    let before = as_front_proxy(&plane, NEW);
+    let before = front_proxy_requests(&plane, NEW);
     for headers in [&[JUNK][..], &[("Authorization", "Bearer bob-token")]] {
-        let answer = ask(&stranger, &plane, OLD, Via::Bridge, headers).await;
+        let answer = send(&stranger, &plane, OLD, Via::Bridge, headers).await;
         assert_eq!(answer.status, 503, "{}", answer.text());
-        // A stranger reads nothing of the control plane.
+        // An unauthenticated client reads nothing of the control plane.
         assert!(!answer.text().contains(".crt"), "{}", answer.text());
     }
-    let answer = ask(&plane.client("admin"), &plane, OLD, Via::Bridge, &[]).await;
+    let answer = send(&plane.client("admin"), &plane, OLD, Via::Bridge, &[]).await;
     assert_eq!(answer.status, 503);
     for part in ["--proxy-client-cert-file", "--client-ca-file"] {
         assert!(answer.text().contains(part), "{}", answer.text());
     }
-    // A bridge that a peer sends such a request to does not believe the hop either.
-    let answer = ask(&front_proxy, &plane, NEW, Via::Bridge, &[JUNK, HOP]).await;
+    // A bridge that receives such a request from a peer does not accept the hop header either.
+    let answer = send(&front_proxy, &plane, NEW, Via::Bridge, &[JUNK, HOP]).await;
     assert_eq!(answer.status, 401, "{}", answer.text());
-    let answer = ask(&front_proxy, &plane, NEW, Via::Bridge, &[HOP]).await;
+    let answer = send(&front_proxy, &plane, NEW, Via::Bridge, &[HOP]).await;
     assert_eq!(answer.status, 401, "{}", answer.text());
-    assert_eq!(as_front_proxy(&plane, NEW), before);
+    assert_eq!(front_proxy_requests(&plane, NEW), before);
     let ready = plane.admin_page(OLD, "/readyz?verbose").await;
     assert!(ready.contains("[+]ca-files ok: in conflict: "), "{ready}");
 
-    // A bridge does not start so.
+    // A bridge does not start in this configuration.
     plane.stop_bridge(OLD, "TERM");
     plane.start_bridge(OLD);
     let mut bridge = plane.servers[OLD].bridge_process.take().unwrap();
@@ -117,10 +117,10 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
     }
 }
 
-/// The new server has no bridge, and a client CA file of its own: the bridge of the old one
-/// cannot see that file. Only what the servers publish together tells of it.
+/// The new server has no bridge, and its own client CA file, which the bridge of the old
+/// one cannot read. Only the published client CAs of the servers reveal it.
 #[tokio::test]
-async fn a_server_that_is_asked_directly_gets_tokens_without_the_certificate() {
+async fn a_directly_contacted_server_gets_tokens_without_the_certificate() {
     let Some([old, new]) = old_and_new_versions() else {
         return;
     };
@@ -139,7 +139,7 @@ async fn a_server_that_is_asked_directly_gets_tokens_without_the_certificate() {
     let (stranger, front_proxy) = (plane.anonymous_client(), plane.front_proxy_client());
     let bob = [("Authorization", "Bearer bob-token")];
     let as_bob = async |plane: &ControlPlane| {
-        let answer = ask(&stranger, plane, OLD, Via::Bridge, &bob).await;
+        let answer = send(&stranger, plane, OLD, Via::Bridge, &bob).await;
         assert_eq!(answer.status, 403, "{}", answer.text());
         assert!(answer.text().contains(r#"User \"bob\""#));
     };
@@ -149,33 +149,33 @@ async fn a_server_that_is_asked_directly_gets_tokens_without_the_certificate() {
     plane.file("direct-ca.crt", &both);
     eventually(
         "the server takes front proxies for users",
-        RELOADED,
+        RELOAD_TIMEOUT,
         async || {
-            let answer = ask(&front_proxy, &plane, NEW, Via::Server, &[JUNK, HOP]).await;
+            let answer = send(&front_proxy, &plane, NEW, Via::Server, &[JUNK, HOP]).await;
             answer.status == 403 && answer.text().contains(r#"User \"front-proxy-client\""#)
         },
     )
     .await;
-    let before = as_front_proxy(&plane, NEW);
+    let before = front_proxy_requests(&plane, NEW);
     for _ in 0..3 {
-        let answer = ask(&stranger, &plane, OLD, Via::Bridge, &[JUNK]).await;
+        let answer = send(&stranger, &plane, OLD, Via::Bridge, &[JUNK]).await;
         assert_eq!(answer.status, 401, "{}", answer.text());
     }
     as_bob(&plane).await;
-    // A user that is asserted, with the certificate.
+    // An asserted user, with the certificate.
     let admin = plane.client("admin");
-    let answer = ask(&admin, &plane, OLD, Via::Bridge, &[]).await;
+    let answer = send(&admin, &plane, OLD, Via::Bridge, &[]).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
 
-    // Servers publish the client CAs of all of them, by which a bridge judges that starts.
+    // Servers publish the client CAs of all of them, which a starting bridge checks.
     plane.stop_bridge(OLD, "TERM");
     plane.start_bridge(OLD);
     plane.wait_until_ready().await;
-    eventually("peering is switched off", RELOADED, async || {
-        let answer = ask(&admin, &plane, OLD, Via::Bridge, &[]).await;
+    eventually("peering is switched off", RELOAD_TIMEOUT, async || {
+        let answer = send(&admin, &plane, OLD, Via::Bridge, &[]).await;
         let text = answer.text();
         answer.status == 503 && text.contains("kube-system/extension-apiserver-authentication")
     })
     .await;
-    assert_eq!(as_front_proxy(&plane, NEW), before);
+    assert_eq!(front_proxy_requests(&plane, NEW), before);
 }

@@ -9,10 +9,10 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-/// For what takes a second or two on an idle machine.
+/// For an operation that takes a second or two on an idle machine.
 const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A program in a terminal, by `script` of util-linux.
+/// A program in a terminal, run by `script` of util-linux.
 pub(crate) struct Terminal {
     child: Child,
     stdin: ChildStdin,
@@ -53,7 +53,7 @@ impl Terminal {
         }
     }
 
-    /// Changes the size of the terminal, of which the kernel tells kubectl.
+    /// Changes the size of the terminal, which the kernel signals to kubectl.
     pub(crate) async fn resize(&self, rows: u16, columns: u16) {
         let script = self.child.id().unwrap();
         let mut device = None;
@@ -89,7 +89,7 @@ impl Terminal {
         lines.last().cloned().expect("a line")
     }
 
-    /// The one with this text, after those before it.
+    /// The line with this text, after those before it.
     pub(crate) async fn lines_until(&mut self, text: &str) -> Vec<String> {
         let reading = async {
             let mut lines: Vec<String> = Vec::new();
@@ -104,7 +104,7 @@ impl Terminal {
             .expect("a line in time")
     }
 
-    /// What else is shown, and the exit code.
+    /// The remaining output, and the exit code.
     pub(crate) async fn rest(mut self) -> (Vec<String>, Option<i32>) {
         let reading = async {
             let mut lines = Vec::new();

@@ -1,5 +1,4 @@
-//! An old and a new server with bridges that are peers, and what they have
-//! published.
+//! An old and a new server with bridges that are peers, and their published records.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,16 +9,16 @@ use skewbridge_etcd::Client;
 use skewbridge_peers::{Identity, Record};
 use skewbridge_testkit::eventually;
 
-/// From the last readiness to when everybody knows everybody.
+/// From the last readiness to the time when all servers know each other.
 pub(crate) const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The server through whose bridge everything is asked for.
+/// The server through whose bridge clients send their requests.
 pub(crate) const OLD: usize = 0;
 
-/// The first of those that serve it.
+/// The first of the servers that serve the API.
 pub(crate) const NEW: usize = 1;
 
-/// Waits until the bridge of the old server reaches this.
+/// Waits until the bridge of the old server serves this API.
 pub(crate) async fn wait_until_served(
     plane: &ControlPlane,
     special: &VersionSpecificApi,
@@ -28,7 +27,7 @@ pub(crate) async fn wait_until_served(
     wait_until_served_by(plane, OLD, special, within).await;
 }
 
-/// Waits until the bridge of a server reaches this.
+/// Waits until the bridge of a server serves this API.
 pub(crate) async fn wait_until_served_by(
     plane: &ControlPlane,
     server: usize,
@@ -46,13 +45,13 @@ pub(crate) fn identity(plane: &ControlPlane, server: usize) -> Identity {
     Identity::of_hostname(&plane.servers[server].host)
 }
 
-/// Of the identity Lease of a server.
+/// The path of the identity Lease of a server.
 pub(crate) fn lease_path(plane: &ControlPlane, server: usize) -> String {
     let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
     format!("{leases}/{}", identity(plane, server))
 }
 
-/// The identity Lease of a server, as any server has it.
+/// The identity Lease of a server.
 pub(crate) async fn lease_of(plane: &ControlPlane, server: usize) -> Value {
     let mut client = plane.http_client(OLD, Via::Server, Protocol::H2);
     let lease = client.send(&Request::get(&lease_path(plane, server))).await;
@@ -61,7 +60,7 @@ pub(crate) async fn lease_of(plane: &ControlPlane, server: usize) -> Value {
     serde_json::from_slice(&lease.body).unwrap()
 }
 
-/// What the bridge of a server tells of the others.
+/// What the bridge of a server reports about the others.
 pub(crate) async fn debug_peers(plane: &ControlPlane, server: usize) -> Value {
     serde_json::from_str(&plane.admin_page(server, "/debug/peers").await).unwrap()
 }
@@ -73,16 +72,16 @@ pub(crate) fn etcd(plane: &mut ControlPlane) -> Client {
     Client::new(endpoints.collect(), None).unwrap()
 }
 
-/// The records of a server: its own, and that of its bridge.
-pub(crate) fn keys(plane: &ControlPlane, server: usize) -> [String; 2] {
+/// The keys of the records of a server: its own, and that of its bridge.
+pub(crate) fn record_keys(plane: &ControlPlane, server: usize) -> [String; 2] {
     let identity = identity(plane, server);
     ["/registry", "/registry/skewbridge"].map(|prefix| Record::key(prefix, &identity))
 }
 
-/// Waits until the bridge of a server is where the others look for it.
+/// Waits until the records of a server contain the address of its bridge.
 pub(crate) async fn wait_until_published(plane: &mut ControlPlane, server: usize) {
     let address = plane.servers[server].bridge;
-    for key in keys(plane, server) {
+    for key in record_keys(plane, server) {
         wait_until_record_points_to(plane, &key, address).await;
     }
 }

@@ -17,7 +17,7 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::streaming::{COMMAND_TIMEOUT, Way};
+use crate::streaming::{COMMAND_TIMEOUT, StreamTarget};
 
 /// A running `kubectl port-forward`.
 pub(crate) struct PortForward {
@@ -27,23 +27,31 @@ pub(crate) struct PortForward {
 }
 
 impl PortForward {
-    pub(crate) async fn start(way: &Way<'_>, ports: &[u16]) -> Self {
-        Self::spawn(way, ports, |_| ()).await
+    pub(crate) async fn start(target: &StreamTarget<'_>, ports: &[u16]) -> Self {
+        Self::spawn(target, ports, |_| ()).await
     }
 
     /// The same, with verbose output to a file.
-    pub(crate) async fn start_verbose(way: &Way<'_>, ports: &[u16], log: &Path) -> Self {
-        Self::spawn(way, ports, |command| {
+    pub(crate) async fn start_verbose(
+        target: &StreamTarget<'_>,
+        ports: &[u16],
+        log: &Path,
+    ) -> Self {
+        Self::spawn(target, ports, |command| {
             command.arg("-v=8").stderr(File::create(log).unwrap());
         })
         .await
     }
 
-    async fn spawn(way: &Way<'_>, ports: &[u16], change: impl FnOnce(&mut Command)) -> Self {
+    async fn spawn(
+        target: &StreamTarget<'_>,
+        ports: &[u16],
+        change: impl FnOnce(&mut Command),
+    ) -> Self {
         let ports: Vec<_> = ports.iter().map(|port| format!(":{port}")).collect();
         let mut words = vec!["port-forward", "--address=127.0.0.1", Node::POD];
         words.extend(ports.iter().map(String::as_str));
-        let mut command = way.command(&words);
+        let mut command = target.command(&words);
         change(&mut command);
         let mut child = RunningKubectl::start(&mut command);
         let mut addresses = Vec::new();
@@ -73,7 +81,7 @@ impl PortForward {
 pub(crate) struct PinglessForward {
     forwarder: PortForwarder,
     pub(crate) connection: TcpStream,
-    _carrying: JoinSet<()>,
+    _tasks: JoinSet<()>,
 }
 
 impl PinglessForward {
@@ -84,8 +92,8 @@ impl PinglessForward {
         port: u16,
     ) -> Self {
         let config = plane.kubeconfig_of(&[("forward", address)]);
-        let target = Kubeconfig::load(Some(Path::new(&config))).unwrap();
-        let target = target.target(None).unwrap();
+        let kubeconfig = Kubeconfig::load(Some(Path::new(&config))).unwrap();
+        let target = kubeconfig.target(None).unwrap();
         let endpoint = Endpoint::prepare(&target, Some(COMMAND_TIMEOUT))
             .await
             .unwrap();
@@ -99,17 +107,17 @@ impl PinglessForward {
         let forwarder = PortForwarder::connect_with(&endpoint, Node::NAMESPACE, Node::POD, options);
         let forwarder = forwarder.await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let here = TcpStream::connect(listener.local_addr().unwrap());
-        let (connection, there) = tokio::try_join!(here, listener.accept()).unwrap();
+        let connecting = TcpStream::connect(listener.local_addr().unwrap());
+        let (connection, accepted) = tokio::try_join!(connecting, listener.accept()).unwrap();
         let stream = forwarder.open(Port::new(port).unwrap()).unwrap();
         let mut carrying = JoinSet::new();
         carrying.spawn(async move {
-            let _ = stream.forward(there.0).await;
+            let _ = stream.forward(accepted.0).await;
         });
         Self {
             forwarder,
             connection,
-            _carrying: carrying,
+            _tasks: carrying,
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a client is answered for a while.
+//! Polls a path and counts the statuses.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use skewbridge_e2e::{ControlPlane, Via};
 use tokio::time::sleep;
 
-/// Longer than every time limit after which a bridge once forgot a peer.
+/// Longer than any period after which a bridge might forget a peer.
 pub(crate) const POLL_DURATION: Duration = Duration::from_mins(2);
 
-/// Between two requests.
-const PAUSE: Duration = Duration::from_millis(500);
+/// The interval between two requests.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Answers by status (0 is none), and the longest wait for one.
+/// Responses by status (0 is none), and the longest wait for one.
 #[derive(Debug, Default)]
 pub(crate) struct StatusCounts {
     by_status: BTreeMap<u16, usize>,
@@ -26,26 +26,26 @@ impl StatusCounts {
     }
 }
 
-/// Asks the bridge of a server for this path, again and again.
-pub(crate) async fn watch(
+/// Polls the bridge of a server for this path.
+pub(crate) async fn poll(
     plane: &ControlPlane,
     server: usize,
     path: &str,
     duration: Duration,
 ) -> StatusCounts {
-    let began = Instant::now();
-    let mut answers = StatusCounts::default();
-    while began.elapsed() < duration {
-        let asked = Instant::now();
+    let started = Instant::now();
+    let mut counts = StatusCounts::default();
+    while started.elapsed() < duration {
+        let sent = Instant::now();
         let status = plane.status(server, Via::Bridge, path).await;
-        let took = asked.elapsed();
-        if answers.by_status.is_empty() {
-            answers.first = took;
+        let took = sent.elapsed();
+        if counts.by_status.is_empty() {
+            counts.first = took;
         } else {
-            answers.slowest_later = answers.slowest_later.max(took);
+            counts.slowest_later = counts.slowest_later.max(took);
         }
-        *answers.by_status.entry(status).or_default() += 1;
-        sleep(PAUSE).await;
+        *counts.by_status.entry(status).or_default() += 1;
+        sleep(REQUEST_INTERVAL).await;
     }
-    answers
+    counts
 }

@@ -1,4 +1,5 @@
-//! Clients of exec, attach and port-forward: the real kubectl, and our own WebSocket.
+//! Clients of exec, attach and port-forward: the real kubectl, and skewbridge's WebSocket
+//! client.
 
 use std::fmt::Write as _;
 use std::io;
@@ -24,30 +25,30 @@ use tokio::time::timeout;
 /// For a command that takes a second or two on an idle machine.
 pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Messages larger than any that are sent here.
+/// Larger than any message here.
 const LIMITS: Limits = Limits {
     frame: 64 << 20,
     message: 64 << 20,
 };
 
-/// What kubectl is told to speak first.
+/// The stream protocol that kubectl tries first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Speaks {
+pub(crate) enum StreamProtocol {
     WebSocket,
     Spdy,
 }
 
-/// A way to a server.
+/// A server or bridge, and the protocol to use.
 #[derive(Clone, Copy)]
-pub(crate) struct Way<'a> {
+pub(crate) struct StreamTarget<'a> {
     pub(crate) plane: &'a ControlPlane,
     pub(crate) address: SocketAddr,
-    /// Where its bridge tells about itself, if there is one.
+    /// The admin address of its bridge, if there is one.
     pub(crate) admin: Option<SocketAddr>,
-    pub(crate) speaks: Speaks,
+    pub(crate) protocol: StreamProtocol,
 }
 
-/// The newest kubectl there is; none that does not speak WebSocket.
+/// The newest kubectl; `None` if it does not support WebSocket.
 pub(crate) fn kubectl_version() -> Option<String> {
     let versions = versions();
     let version = newest(&versions);
@@ -58,34 +59,42 @@ pub(crate) fn kubectl_version() -> Option<String> {
     Some(version.to_owned())
 }
 
-impl<'a> Way<'a> {
-    /// Straight to a server.
-    pub(crate) fn straight(plane: &'a ControlPlane, server: usize, speaks: Speaks) -> Self {
+impl<'a> StreamTarget<'a> {
+    /// Directly to a server.
+    pub(crate) fn direct(plane: &'a ControlPlane, server: usize, protocol: StreamProtocol) -> Self {
         Self {
             plane,
             address: plane.servers[server].address,
             admin: None,
-            speaks,
+            protocol,
         }
     }
 
-    /// Through the bridge that a server was started with.
-    pub(crate) fn bridged(plane: &'a ControlPlane, server: usize, speaks: Speaks) -> Self {
+    /// Through the bridge of a server.
+    pub(crate) fn bridged(
+        plane: &'a ControlPlane,
+        server: usize,
+        protocol: StreamProtocol,
+    ) -> Self {
         Self {
             plane,
             address: plane.servers[server].bridge,
             admin: Some(plane.servers[server].admin),
-            speaks,
+            protocol,
         }
     }
 
     /// Through another bridge.
-    pub(crate) fn through(plane: &'a ControlPlane, bridge: &Bridge, speaks: Speaks) -> Self {
+    pub(crate) fn through(
+        plane: &'a ControlPlane,
+        bridge: &Bridge,
+        protocol: StreamProtocol,
+    ) -> Self {
         Self {
             plane,
             address: bridge.address,
             admin: Some(bridge.admin),
-            speaks,
+            protocol,
         }
     }
 
@@ -93,7 +102,7 @@ impl<'a> Way<'a> {
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let version = kubectl_version().expect("a kubectl that speaks WebSocket");
         let mut command = self.plane.kubectl_at(&version, self.address, User::Admin);
-        let web_sockets = (self.speaks == Speaks::WebSocket).to_string();
+        let web_sockets = (self.protocol == StreamProtocol::WebSocket).to_string();
         command
             .args(["-n", Node::NAMESPACE])
             .args(words)
@@ -102,7 +111,7 @@ impl<'a> Way<'a> {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs it until it exits.
     pub(crate) async fn run(&self, words: &[&str], stdin: &[u8]) -> Output {
         let mut child = self
             .command(words)
@@ -113,7 +122,7 @@ impl<'a> Way<'a> {
             .expect("kubectl starts");
         let mut input = child.stdin.take().unwrap();
         let feeding = async move {
-            // A command may end before its input does.
+            // A command may exit before it has read its input.
             let _ = input.write_all(stdin).await;
         };
         let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
@@ -128,18 +137,18 @@ impl<'a> Way<'a> {
         }
     }
 
-    /// Runs a shell's line in the pod.
+    /// Runs a shell command line in the pod.
     pub(crate) async fn sh(&self, line: &str) -> Output {
         self.run(&["exec", Node::POD, "--", "sh", "-c", line], b"")
             .await
     }
 
-    /// What its bridge has counted.
+    /// The metrics of its bridge.
     pub(crate) async fn metrics(&self) -> Metrics {
         self.plane.metrics(self.admin.expect("a bridge")).await
     }
 
-    /// How many streams of a kind have ended: by this protocol here and that above.
+    /// How many streams of a kind have ended, with these protocols of client and upstream.
     pub(crate) async fn ended(&self, kind: &str, client: &str, upstream: &str) -> u64 {
         let kind = format!("kind=\"{kind}\"");
         let labels = [
@@ -151,8 +160,14 @@ impl<'a> Way<'a> {
         metrics.sum("skewbridge_streams_total", &labels)
     }
 
-    /// Waits until so many have.
-    pub(crate) async fn have_ended(&self, kind: &str, client: &str, upstream: &str, count: u64) {
+    /// Waits until so many have ended.
+    pub(crate) async fn wait_until_ended(
+        &self,
+        kind: &str,
+        client: &str,
+        upstream: &str,
+        count: u64,
+    ) {
         let what = format!("{count} of {kind} by {client} and {upstream}");
         eventually(&what, PATIENCE, async || {
             self.ended(kind, client, upstream).await >= count
@@ -161,15 +176,15 @@ impl<'a> Way<'a> {
         assert_eq!(self.ended(kind, client, upstream).await, count, "{what}");
     }
 
-    /// How many streams have ended that were of this protocol on the client's side.
-    pub(crate) async fn all_by(&self, client: &str) -> u64 {
+    /// How many streams have ended that had this protocol on the client's side.
+    pub(crate) async fn ended_with_client(&self, client: &str) -> u64 {
         let label = format!("client=\"{client}\"");
         let metrics = self.metrics().await;
         metrics.sum("skewbridge_streams_total", &[&label])
     }
 }
 
-/// The path of a stream, and the query of a command.
+/// The path of a stream with its query.
 pub(crate) fn path(subresource: &str, query: &str) -> String {
     format!(
         "/api/v1/namespaces/{}/pods/{}/{subresource}?{query}",
@@ -178,7 +193,7 @@ pub(crate) fn path(subresource: &str, query: &str) -> String {
     )
 }
 
-/// The query for a line of a shell with all streams.
+/// The query for a shell command line with all streams.
 pub(crate) fn shell(line: &str) -> String {
     let mut encoded = String::new();
     for byte in line.bytes() {
@@ -187,9 +202,8 @@ pub(crate) fn shell(line: &str) -> String {
     format!("command=sh&command=-c&command={encoded}&stdin=true&stdout=true&stderr=true")
 }
 
-/// Asks for a WebSocket, and gives what was answered: the connection after 101, or
-/// the status and the text.
-pub(crate) async fn ask(
+/// Requests a WebSocket, and returns the connection after 101, or the status and the text.
+pub(crate) async fn request_websocket(
     client: &TlsClient,
     address: SocketAddr,
     path: &str,
@@ -205,7 +219,7 @@ pub(crate) async fn ask(
 }
 
 /// The same for SPDY.
-pub(crate) async fn ask_spdy(
+pub(crate) async fn request_spdy(
     client: &TlsClient,
     address: SocketAddr,
     path: &str,
@@ -243,45 +257,45 @@ async fn upgrade(
 }
 
 /// A WebSocket on which a command runs.
-pub(crate) struct Channels {
+pub(crate) struct ChannelSocket {
     io: Connection,
     input: BytesMut,
     decoder: Decoder,
     reader: FromServer,
     writer: ToServer,
-    /// How often the other end has pinged.
+    /// How many pings were received.
     pub(crate) pings: usize,
 }
 
-/// All that was said, and how it ended.
+/// All output, and how the stream ended.
 #[derive(Debug, Default)]
-pub(crate) struct Story {
+pub(crate) struct Transcript {
     pub(crate) stdout: Vec<u8>,
     pub(crate) stderr: Vec<u8>,
     pub(crate) error: String,
-    /// With which code it was closed, if it was.
+    /// The close code, if the WebSocket was closed.
     pub(crate) closed: Option<u16>,
 }
 
-impl Story {
+impl Transcript {
     pub(crate) fn stdout(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 }
 
-impl Channels {
-    /// Runs a command by this protocol.
+impl ChannelSocket {
+    /// Runs a command with this protocol.
     pub(crate) async fn open(
         client: &TlsClient,
         address: SocketAddr,
         path: &str,
         protocol: Protocol,
     ) -> Result<Self, (u16, String)> {
-        let http = ask(client, address, path, protocol.name(), "").await?;
+        let http = request_websocket(client, address, path, protocol.name(), "").await?;
         Ok(Self::over(http, protocol))
     }
 
-    /// After the 101.
+    /// Uses the connection after the 101.
     pub(crate) fn over(http: H1Client, protocol: Protocol) -> Self {
         Self {
             io: http.into_connection(),
@@ -300,39 +314,44 @@ impl Channels {
         self.io.flush().await
     }
 
-    /// Goes on until this much of stdout has come.
-    pub(crate) async fn until(&mut self, story: &mut Story, bytes: usize) {
-        while story.stdout.len() < bytes {
-            assert!(self.step(story).await, "over too early: {story:?}");
+    /// Reads until this much of stdout has arrived.
+    pub(crate) async fn until(&mut self, transcript: &mut Transcript, bytes: usize) {
+        while transcript.stdout.len() < bytes {
+            assert!(
+                self.step(transcript).await,
+                "over too early: {transcript:?}"
+            );
         }
     }
 
-    /// Listens until it is over.
-    pub(crate) async fn silent(&mut self, story: &mut Story) {
-        while self.step(story).await {}
+    /// Reads until the stream ends.
+    pub(crate) async fn silent(&mut self, transcript: &mut Transcript) {
+        while self.step(transcript).await {}
     }
 
-    /// Goes on to the end.
-    pub(crate) async fn rest(&mut self, mut story: Story) -> Story {
-        while self.step(&mut story).await {}
-        story
+    /// Reads the rest.
+    pub(crate) async fn rest(&mut self, mut transcript: Transcript) -> Transcript {
+        while self.step(&mut transcript).await {}
+        transcript
     }
 
-    /// Hears one thing; `false` at the end. Pings nobody, and answers pings.
-    async fn step(&mut self, story: &mut Story) -> bool {
+    /// Reads one event; `false` at the end. Sends no pings, and answers pings.
+    async fn step(&mut self, transcript: &mut Transcript) -> bool {
         let Some(event) = self.decoder.decode(&mut self.input).unwrap() else {
             return matches!(self.io.read_buf(&mut self.input).await, Ok(1..));
         };
         match event {
             Event::Chunk(piece) => match self.reader.read_chunk(piece).unwrap() {
                 Some(ChannelEvent::Data(Channel::Stdout, data)) => {
-                    story.stdout.extend_from_slice(&data);
+                    transcript.stdout.extend_from_slice(&data);
                 }
                 Some(ChannelEvent::Data(Channel::Stderr, data)) => {
-                    story.stderr.extend_from_slice(&data);
+                    transcript.stderr.extend_from_slice(&data);
                 }
                 Some(ChannelEvent::Data(Channel::Error, data)) => {
-                    story.error.push_str(std::str::from_utf8(&data).unwrap());
+                    transcript
+                        .error
+                        .push_str(std::str::from_utf8(&data).unwrap());
                 }
                 Some(ChannelEvent::Closed(_)) | None => {}
             },
@@ -344,7 +363,7 @@ impl Channels {
                 let _ = self.io.flush().await;
             }
             Event::Control(Control::Close(close)) => {
-                story.closed = close.map(|close| close.code().number());
+                transcript.closed = close.map(|close| close.code().number());
                 return false;
             }
             Event::Control(Control::Pong(_)) => {}
@@ -353,7 +372,7 @@ impl Channels {
     }
 }
 
-/// Bytes in which a lost, doubled or misplaced piece shows, without an end.
+/// An endless sequence of bytes that reveals a lost, duplicated or misplaced part.
 #[derive(Debug, Clone)]
 pub(crate) struct Noise(u64);
 
@@ -376,8 +395,8 @@ impl Noise {
     }
 }
 
-/// Lets the user and the service account of this name do this with streams and look at pods,
-/// and gives a token of the account.
+/// Grants the user and the service account of this name these verbs on streams and read
+/// access to pods, and returns a token of the account.
 pub(crate) async fn allow(plane: &ControlPlane, name: &str, verbs: &[&str]) -> String {
     let namespace = Node::NAMESPACE;
     let roles = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}");
