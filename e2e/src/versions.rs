@@ -24,11 +24,11 @@ pub fn has_custom_control_planes() -> bool {
 /// [`VersionSpecificApi`](crate::VersionSpecificApi): 1.34 and 1.36. `None` if other
 /// versions are under test.
 pub fn old_and_new_versions() -> Option<[String; 2]> {
-    let apart = old_and_new_of(&control_planes());
-    if apart.is_none() {
+    let versions = old_and_new_of(&control_planes());
+    if versions.is_none() {
         println!("skipped: it needs a control plane of 1.34 and 1.36");
     }
-    apart
+    versions
 }
 
 fn old_and_new_of(control_planes: &[Vec<String>]) -> Option<[String; 2]> {
@@ -98,11 +98,11 @@ mod tests {
 
     #[test]
     fn old_and_new_versions_share_a_control_plane() {
-        let apart = |text| old_and_new_of(&parse(text));
+        let versions = |text| old_and_new_of(&parse(text));
         let both = Some(["1.34.4".to_owned(), "1.36.4".to_owned()]);
-        assert_eq!(apart("1.28.15 1.34.4+1.35.8+1.36.4"), both);
-        assert_eq!(apart("1.34.4 1.36.4"), None);
-        assert_eq!(apart("1.33.13"), None);
+        assert_eq!(versions("1.28.15 1.34.4+1.35.8+1.36.4"), both);
+        assert_eq!(versions("1.34.4 1.36.4"), None);
+        assert_eq!(versions("1.33.13"), None);
         assert!(old_and_new_of(&parse(DEFAULT)).is_some());
     }
 

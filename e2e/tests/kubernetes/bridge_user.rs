@@ -88,9 +88,9 @@ async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
         "{listed:?}"
     );
 
-    let held = lease_of(&plane, OLD).await;
+    let before = lease_of(&plane, OLD).await;
     eventually("the bridge renews the Lease", RENEWAL_TIMEOUT, async || {
-        lease_of(&plane, OLD).await["spec"]["renewTime"] != held["spec"]["renewTime"]
+        lease_of(&plane, OLD).await["spec"]["renewTime"] != before["spec"]["renewTime"]
     })
     .await;
     let annotations = &lease_of(&plane, NEW).await["metadata"]["annotations"];

@@ -11,7 +11,7 @@ use skewbridge_e2e::{
 };
 use skewbridge_testkit::eventually;
 
-/// From the last readiness to when everybody knows everybody.
+/// From the last readiness to the time when all servers know each other.
 const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
@@ -33,11 +33,11 @@ async fn older_clients_and_openapi_see_the_whole_cluster() {
             "all bridges show the same",
             PEER_DISCOVERY_TIMEOUT,
             async || {
-                let mut shown = BTreeSet::new();
+                let mut documents = BTreeSet::new();
                 for server in all.clone() {
-                    shown.insert(get(&plane, server, "/apis", AGGREGATED).await.to_string());
+                    documents.insert(get(&plane, server, "/apis", AGGREGATED).await.to_string());
                 }
-                shown.len() == 1
+                documents.len() == 1
             },
         )
         .await;
@@ -258,13 +258,16 @@ async fn the_api_is_explained(
         }
         for output in outputs {
             let output = format!("--output={output}");
-            let verbs = ["explain", resource, &api_version, &output];
+            let arguments = ["explain", resource, &api_version, &output];
             let mut command = plane.kubectl_of(&kubectl, server, Via::Bridge, User::Admin);
-            let said = command.args(verbs).output().await.unwrap();
-            let text = String::from_utf8_lossy(&said.stdout);
-            let problem = String::from_utf8_lossy(&said.stderr);
-            assert!(said.status.success(), "{kubectl} {verbs:?}: {problem}");
-            assert!(text.contains("FIELDS:"), "{kubectl} {verbs:?}: {text}");
+            let explained = command.args(arguments).output().await.unwrap();
+            let text = String::from_utf8_lossy(&explained.stdout);
+            let problem = String::from_utf8_lossy(&explained.stderr);
+            assert!(
+                explained.status.success(),
+                "{kubectl} {arguments:?}: {problem}"
+            );
+            assert!(text.contains("FIELDS:"), "{kubectl} {arguments:?}: {text}");
         }
     }
 }
@@ -278,9 +281,9 @@ async fn the_api_is_validated(
     let good = plane.file("good.json", &version_specific_apis.object("dry"));
     for kubectl in versions() {
         let run = async |file: &str, validate: &str| {
-            let verbs = ["create", "--dry-run=server", validate, "-f", file];
+            let arguments = ["create", "--dry-run=server", validate, "-f", file];
             let mut command = plane.kubectl_of(&kubectl, server, Via::Bridge, User::Admin);
-            command.args(verbs).output().await.unwrap()
+            command.args(arguments).output().await.unwrap()
         };
         let created = run(&good, "--validate=strict").await;
         let problem = String::from_utf8_lossy(&created.stderr);

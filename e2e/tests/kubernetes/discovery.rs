@@ -12,7 +12,7 @@ use skewbridge_e2e::{
 use skewbridge_testkit::{Response, eventually};
 use tokio::task::JoinSet;
 
-/// From the last readiness to when everybody knows everybody.
+/// From the last readiness to the time when all servers know each other.
 const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The number of concurrent clients.

@@ -214,8 +214,8 @@ async fn client_certificates_are_accepted() {
     let lease = known.grant(Duration::from_secs(30)).await.unwrap();
     assert!(known.keep_alive(lease.id).await.unwrap().is_some());
 
-    let stranger = Ca::new("stranger").client("kube-apiserver-etcd-client", &[]);
-    for identity in [None, Some(stranger)] {
+    let anonymous = Ca::new("stranger").client("kube-apiserver-etcd-client", &[]);
+    for identity in [None, Some(anonymous)] {
         let error = client(identity).get(b"/p/a").await.unwrap_err();
         assert!(matches!(error, Error::Connection { .. }), "{error}");
     }

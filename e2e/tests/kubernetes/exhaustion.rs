@@ -116,11 +116,11 @@ async fn anonymous_connections_get_goaway_as_from_kube_apiserver() {
     let (plane, bridge) = start_server_and_bridge().await;
     let server = plane.servers[0].address;
     for client in [plane.anonymous_client(), plane.client("jane")] {
-        let straight = receives_goaway(&client, server).await;
+        let direct = receives_goaway(&client, server).await;
         // Once for each worker, and once more.
         for _ in 0..4 {
             let bridged = receives_goaway(&client, bridge.address).await;
-            assert_eq!(bridged, straight, "{:?}", client.identity.is_some());
+            assert_eq!(bridged, direct, "{:?}", client.identity.is_some());
         }
     }
     assert!(receives_goaway(&plane.anonymous_client(), bridge.address).await);
@@ -281,12 +281,12 @@ async fn a_thousand_unauthenticated_connections_stay_within_the_budget_and_harm_
     let mut user = HttpClient::new(plane.client("admin"), bridge.address, Protocol::H2);
     latency(&mut user).await;
     let (usual, resident_before) = (latency(&mut user).await, resident_bytes(process));
-    let (stranger, address) = (plane.anonymous_client(), bridge.address);
+    let (anonymous, address) = (plane.anonymous_client(), bridge.address);
     let mut attack = tokio::spawn(async move {
         let (mut opening, mut held, mut begun) = (JoinSet::new(), Vec::new(), 0);
         while held.len() + opening.len() < ATTACK_CONNECTIONS || !opening.is_empty() {
             while begun < ATTACK_CONNECTIONS && opening.len() < CONCURRENT_CONNECTS {
-                opening.spawn(hold_buffers(stranger.clone(), address));
+                opening.spawn(hold_buffers(anonymous.clone(), address));
                 begun += 1;
             }
             if let Some(Ok(io)) = opening.join_next().await {
@@ -308,7 +308,7 @@ async fn a_thousand_unauthenticated_connections_stay_within_the_budget_and_harm_
     let stayed = held.iter().flatten().count();
     let grown = most.saturating_sub(resident_before);
     println!(
-        "{ATTACK_CONNECTIONS} strangers, {stayed} of them held to the end: memory {} MiB and {} MiB more, \
+        "{ATTACK_CONNECTIONS} connections, {stayed} of them open to the end: memory {} MiB and {} MiB more, \
          {} KiB of it counted; a user's median latency {usual:?}, at most {slowest:?} meanwhile",
         resident_before / MIB,
         grown / MIB,

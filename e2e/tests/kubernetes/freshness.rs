@@ -11,7 +11,7 @@ use skewbridge_e2e::{
 use skewbridge_testkit::eventually;
 use tokio::time::sleep;
 
-/// From the last readiness to when everybody knows everybody.
+/// From the last readiness to the time when all servers know each other.
 const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The documented bound: from a peer's readiness to the time when every bridge shows its APIs.
@@ -152,7 +152,7 @@ async fn wait_until_cached(client: &mut HttpClient) {
 
 /// For a client that has sent a request before, and whose permission is cached.
 async fn custom_resources_are_shown_immediately(plane: &ControlPlane, server: usize) {
-    let mut straight = plane.http_client(server, Via::Server, Protocol::H2);
+    let mut direct = plane.http_client(server, Via::Server, Protocol::H2);
     let mut bridged = plane.http_client(server, Via::Bridge, Protocol::H2);
     let mut longest = Duration::ZERO;
     for round in 0..ROUNDS {
@@ -164,25 +164,29 @@ async fn custom_resources_are_shown_immediately(plane: &ControlPlane, server: us
         assert!(!shows(&mut bridged, &group).await);
         let request = Request::new("POST", CUSTOM_RESOURCES);
         let request = request.body("application/json", &custom_resource(&group).to_string());
-        let made = straight.send(&request).await.unwrap();
+        let made = direct.send(&request).await.unwrap();
         assert_eq!(made.status, 201, "{}", made.text());
-        for there in [true, false] {
+        for is_present in [true, false] {
             // kubectl wait --for=condition=Established; then discovery.
-            let what = format!("{group} straight: {there}");
+            let what = format!("{group} straight: {is_present}");
             eventually(&what, PUBLISH_TIMEOUT, async || {
-                shows(&mut straight, &group).await == there
+                shows(&mut direct, &group).await == is_present
             })
             .await;
             let began = Instant::now();
-            assert_eq!(shows(&mut bridged, &group).await, there, "{group}");
+            assert_eq!(shows(&mut bridged, &group).await, is_present, "{group}");
             longest = longest.max(began.elapsed());
-            assert_eq!(shows(&mut bridged, &group).await, there, "{group}, again");
-            if there {
+            assert_eq!(
+                shows(&mut bridged, &group).await,
+                is_present,
+                "{group}, again"
+            );
+            if is_present {
                 if round == 0 {
                     wait_until_cached(&mut bridged).await;
                 }
                 let path = format!("{CUSTOM_RESOURCES}/{name}");
-                let deleted = straight.send(&Request::new("DELETE", &path)).await;
+                let deleted = direct.send(&Request::new("DELETE", &path)).await;
                 assert_eq!(deleted.unwrap().status, 200);
             }
         }

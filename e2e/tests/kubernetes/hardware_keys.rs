@@ -94,12 +94,12 @@ impl<'a> Kubectl<'a> {
 
     /// kubectl under `skewbridge run`: it has no credential of its own.
     fn command(&self, words: &[&str]) -> Command {
-        let straight = self.plane.kubectl_command(0, Via::Server, User::Admin);
+        let direct = self.plane.kubectl_command(0, Via::Server, User::Admin);
         let web_sockets = self.web_sockets.to_string();
         let mut command = Command::new(std::env::var("SKEWBRIDGE_E2E_BRIDGE").unwrap());
         command
             .args(["run", "--kubeconfig", &self.config, "--"])
-            .arg(straight.as_std().get_program())
+            .arg(direct.as_std().get_program())
             .args(["-n", Node::NAMESPACE])
             .args(words)
             .env("SOFTHSM2_CONF", self.token.configuration())
@@ -141,9 +141,12 @@ impl<'a> Kubectl<'a> {
 }
 
 async fn the_user_is_that_of_the_key(kubectl: &Kubectl<'_>) {
-    let told = kubectl.ok(&["auth", "whoami", "-o", "json"]).await;
-    let told: Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["status"]["userInfo"]["username"], "jane-of-the-token");
+    let review = kubectl.ok(&["auth", "whoami", "-o", "json"]).await;
+    let review: Value = serde_json::from_str(&review).unwrap();
+    assert_eq!(
+        review["status"]["userInfo"]["username"],
+        "jane-of-the-token"
+    );
 }
 
 async fn objects_are_listed_and_watched(kubectl: &Kubectl<'_>) {
@@ -203,9 +206,9 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
     let address: SocketAddr = address.parse().unwrap();
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"through the token").await.unwrap();
-    let mut heard = [0; 17];
-    let reading = timeout(COMMAND_TIMEOUT, stream.read_exact(&mut heard)).await;
+    let mut received = [0; 17];
+    let reading = timeout(COMMAND_TIMEOUT, stream.read_exact(&mut received)).await;
     reading.unwrap().unwrap();
-    assert_eq!(&heard, b"through the token");
+    assert_eq!(&received, b"through the token");
     echoing.abort();
 }

@@ -12,7 +12,7 @@ use skewbridge_etcd::Client;
 use skewbridge_peers::{Identity, Record};
 use skewbridge_testkit::eventually;
 
-/// From the last readiness to when everybody knows everybody.
+/// From the last readiness to the time when all servers know each other.
 const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// For the audit log to be written.

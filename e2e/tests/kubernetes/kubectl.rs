@@ -34,9 +34,9 @@ async fn check_control_plane(versions: &[String]) {
 }
 
 async fn same_both_ways(plane: &ControlPlane, server: usize, user: User, words: &[&str]) -> Output {
-    let straight = plane.kubectl(server, Via::Server, user, words).await;
+    let direct = plane.kubectl(server, Via::Server, user, words).await;
     let bridged = plane.kubectl(server, Via::Bridge, user, words).await;
-    assert_eq!(bridged, straight, "{words:?} as {user:?}");
+    assert_eq!(bridged, direct, "{words:?} as {user:?}");
     bridged
 }
 
@@ -186,7 +186,7 @@ async fn applied_objects_are_the_same(plane: &ControlPlane, server: usize) {
 async fn edited_objects_are_the_same(plane: &ControlPlane, server: usize) {
     let namespace = format!("e2e-{server}");
     let n = namespace.as_str();
-    let straight = async |words: &[&str]| {
+    let direct = async |words: &[&str]| {
         let words = [&["-n", n], words].concat();
         let output = plane.kubectl(server, Via::Server, User::Admin, &words);
         let output = output.await;
@@ -195,14 +195,14 @@ async fn edited_objects_are_the_same(plane: &ControlPlane, server: usize) {
     };
     let mut results = Vec::new();
     for via in [Via::Server, Via::Bridge] {
-        straight(&["create", "configmap", "edited", "--from-literal=a=one"]).await;
+        direct(&["create", "configmap", "edited", "--from-literal=a=one"]).await;
         let mut command = plane.kubectl_command(server, via, User::Admin);
         let command = command.args(["-n", n, "edit", "configmap", "edited"]);
         let edited = command.env("KUBE_EDITOR", "sed -i s/one/two/").output();
         let edited = edited.await.expect("kubectl starts");
-        let data = straight(&["get", "configmap", "edited", "-o", "jsonpath={.data}"]).await;
+        let data = direct(&["get", "configmap", "edited", "-o", "jsonpath={.data}"]).await;
         assert_eq!(data, r#"{"a":"two"}"#, "{via:?}: {edited:?}");
-        straight(&["delete", "configmap", "edited"]).await;
+        direct(&["delete", "configmap", "edited"]).await;
         results.push(edited);
     }
     assert_eq!(results[1], results[0]);

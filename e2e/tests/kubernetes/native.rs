@@ -10,7 +10,7 @@ use skewbridge_e2e::{
 use skewbridge_peers::Identity;
 use skewbridge_testkit::{Response, eventually};
 
-/// From the last readiness to when everybody knows everybody.
+/// From the last readiness to the time when all servers know each other.
 const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The merge order depends on identities: once the one is first, once the other.
@@ -34,7 +34,7 @@ async fn a_bridge_merges_like_a_real_server() {
 /// Both show everything that only one of them serves.
 async fn wait_until_all_is_shown(plane: &ControlPlane, ours: usize, real: usize) {
     eventually("both show everything", PEER_DISCOVERY_TIMEOUT, async || {
-        let mut shown = true;
+        let mut all_shown = true;
         for server in [ours, real] {
             let document = plane.aggregated(server, Via::Bridge, "/apis").await;
             for special in [
@@ -43,10 +43,10 @@ async fn wait_until_all_is_shown(plane: &ControlPlane, ours: usize, real: usize)
             ] {
                 let mut parts = special.path.rsplit('/');
                 let (resource, version) = (parts.next().unwrap(), parts.next().unwrap());
-                shown &= shows(&document, parts.next().unwrap(), version, resource);
+                all_shown &= shows(&document, parts.next().unwrap(), version, resource);
             }
         }
-        shown
+        all_shown
     })
     .await;
 }
@@ -70,12 +70,12 @@ async fn create_custom_resource(plane: &ControlPlane, ours: usize, real: usize) 
         "both show a custom resource",
         PEER_DISCOVERY_TIMEOUT,
         async || {
-            let mut shown = true;
+            let mut all_shown = true;
             for server in [ours, real] {
                 let document = plane.aggregated(server, Via::Bridge, "/apis").await;
-                shown &= shows(&document, "example.com", "v1", "things");
+                all_shown &= shows(&document, "example.com", "v1", "things");
             }
-            shown
+            all_shown
         },
     )
     .await;
@@ -83,12 +83,12 @@ async fn create_custom_resource(plane: &ControlPlane, ours: usize, real: usize) 
 
 async fn compare(plane: &ControlPlane, ours: usize, real: usize) {
     let merged = async |server: usize| plane.aggregated(server, Via::Bridge, "/apis").await;
-    let (bridged, straight) = (merged(ours).await, merged(real).await);
-    let different = differences(&read(&straight), &read(&bridged));
+    let (bridged, direct) = (merged(ours).await, merged(real).await);
+    let different = differences(&read(&direct), &read(&bridged));
     assert!(different.is_empty(), "{}", different.join("\n"));
-    assert!(bridged.body == straight.body, "not the same bytes");
+    assert!(bridged.body == direct.body, "not the same bytes");
     for name in ["etag", "content-type", "cache-control", "vary"] {
-        assert_eq!(bridged.header(name), straight.header(name), "{name}");
+        assert_eq!(bridged.header(name), direct.header(name), "{name}");
     }
     let etag = bridged.header("etag").unwrap();
     println!("{} bytes, {etag}", bridged.body.len());
@@ -97,14 +97,14 @@ async fn compare(plane: &ControlPlane, ours: usize, real: usize) {
          as=APIGroupDiscoveryList";
     let request = Request::get("/apis").header("Accept", accept);
     let mut bridged = plane.http_client(ours, Via::Bridge, Protocol::H2);
-    let mut straight = plane.http_client(real, Via::Bridge, Protocol::H2);
+    let mut direct = plane.http_client(real, Via::Bridge, Protocol::H2);
     let bridged = bridged.send(&request).await.unwrap();
-    let straight = straight.send(&request).await.unwrap();
+    let direct = direct.send(&request).await.unwrap();
     assert_eq!(
         bridged.header("content-type"),
-        straight.header("content-type")
+        direct.header("content-type")
     );
-    assert!(bridged.body == straight.body, "not the same protobuf");
+    assert!(bridged.body == direct.body, "not the same protobuf");
 }
 
 /// A client that has the document of one gets 304 from the other.
@@ -191,9 +191,9 @@ fn compare_lists(
         let names = items.map(|item| name.iter().fold(item, |at, key| &at[key]).to_string());
         names.collect()
     };
-    let (there, here) = (names(real), names(ours));
-    if there != here {
-        found.push(format!("{at}: real {there:?}, ours {here:?}"));
+    let (real_names, our_names) = (names(real), names(ours));
+    if real_names != our_names {
+        found.push(format!("{at}: real {real_names:?}, ours {our_names:?}"));
     }
     for item in real.as_array().into_iter().flatten() {
         let item_name = name.iter().fold(item, |at, key| &at[key]);

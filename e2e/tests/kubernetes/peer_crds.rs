@@ -81,10 +81,10 @@ async fn a_deleted_custom_resource_stays_not_found() {
         async || {
             let mut gone = true;
             for bridge in &mut bridges {
-                let straight = plane.status(bridge.server, Via::Server, THINGS).await;
+                let direct = plane.status(bridge.server, Via::Server, THINGS).await;
                 let status = bridge.poll().await;
                 // The request to the bridge was sent after the one to its server.
-                assert!(straight != 404 || status == 404, "{status} after 404");
+                assert!(direct != 404 || status == 404, "{status} after 404");
                 gone &= status == 404;
             }
             gone

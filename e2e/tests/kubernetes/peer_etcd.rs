@@ -74,20 +74,20 @@ async fn routing_continues_while_etcd_is_unreachable() {
     wait_until_all_are_peers(&mut plane).await;
 
     plane.etcd().suspend();
-    let began = Instant::now();
+    let started = Instant::now();
     let mut clients = clients(&plane);
-    let mut asked = 0;
-    while began.elapsed() < ETCD_OUTAGE {
+    let mut responses = 0;
+    while started.elapsed() < ETCD_OUTAGE {
         for client in &mut clients {
             let response = client.send(&cached_list()).await.expect("an answer");
-            let at = began.elapsed();
+            let at = started.elapsed();
             assert_eq!(response.status, 200, "after {at:.1?}: {}", response.text());
-            asked += 1;
+            responses += 1;
         }
         sleep(REQUEST_INTERVAL).await;
     }
     plane.etcd().resume();
-    println!("{asked} times 200 in {:.1?}", began.elapsed());
+    println!("{responses} times 200 in {:.1?}", started.elapsed());
 
     let since = Instant::now();
     wait_until_all_are_peers(&mut plane).await;
@@ -106,18 +106,18 @@ async fn records_survive_a_crash_of_etcd() {
     wait_until_all_are_peers(&mut plane).await;
 
     plane.etcd().kill();
-    let began = Instant::now();
+    let started = Instant::now();
     let mut clients = clients(&plane);
-    let mut asked = 0;
-    while began.elapsed() < RECORD_LIFETIME {
+    let mut responses = 0;
+    while started.elapsed() < RECORD_LIFETIME {
         for client in &mut clients {
             let response = client.send(&cached_list()).await.expect("an answer");
             assert_eq!(response.status, 200, "{}", response.text());
-            asked += 1;
+            responses += 1;
         }
         sleep(REQUEST_INTERVAL).await;
     }
-    println!("{asked} times 200 in {:.1?}", began.elapsed());
+    println!("{responses} times 200 in {:.1?}", started.elapsed());
     plane.etcd().run();
     let since = Instant::now();
     let etcd = etcd(&mut plane);

@@ -59,18 +59,18 @@ async fn the_api_of_a_dead_server_is_unavailable_until_its_lease_is_gone() {
     plane.stop_server(NEW, "KILL");
     plane.stop_bridge(NEW, "KILL");
     let killed = Instant::now();
-    let mut asked = 0;
+    let mut responses = 0;
     let mut clients =
         [Protocol::H1, Protocol::H2].map(|it| plane.http_client(OLD, Via::Bridge, it));
     while killed.elapsed() < DEAD_POLL_DURATION {
         for client in &mut clients {
             assert_unavailable(client, path).await;
-            asked += 1;
+            responses += 1;
         }
         sleep(REQUEST_INTERVAL).await;
     }
-    println!("{asked} times 503 in {:.1?}", killed.elapsed());
-    assert!(asked > 200);
+    println!("{responses} times 503 in {:.1?}", killed.elapsed());
+    assert!(responses > 200);
     let lease = lease_path(&plane, NEW);
     assert_eq!(plane.status(OLD, Via::Server, &lease).await, 200);
 
@@ -78,7 +78,7 @@ async fn the_api_of_a_dead_server_is_unavailable_until_its_lease_is_gone() {
     let deleted = plane.kubectl(OLD, Via::Bridge, User::Admin, &words).await;
     assert_eq!(deleted.code, Some(0), "{deleted:?}");
     let since = Instant::now();
-    eventually("nobody serves it any more", REUSE_TIMEOUT, async || {
+    eventually("the API is not found", REUSE_TIMEOUT, async || {
         plane.status(OLD, Via::Bridge, path).await == 404
     })
     .await;

@@ -395,7 +395,7 @@ impl Follower {
                 let line: Vec<u8> = text.drain(..=end).collect();
                 let event: Value = serde_json::from_slice(&line).map_err(|it| it.to_string())?;
                 if event["type"] != "ADDED" {
-                    return Err(format!("an event that nobody caused: {event}"));
+                    return Err(format!("an unexpected event: {event}"));
                 }
                 let object = &event["object"];
                 let version = object["metadata"]["resourceVersion"].as_str().unwrap();
@@ -414,19 +414,19 @@ async fn assert_writes_were_executed_once(plane: &ControlPlane, load: &Load) {
         .await;
     let list: Value = serde_json::from_slice(&list.unwrap().body).unwrap();
     let written = load.shared.written.lock().unwrap();
-    let mut there = HashMap::<_, Vec<_>>::new();
+    let mut existing = HashMap::<_, Vec<_>>::new();
     for object in list["items"].as_array().unwrap() {
         let label = object["metadata"]["labels"]["attempt"].as_str().unwrap();
-        there.entry(label).or_default().push(name_of(object));
+        existing.entry(label).or_default().push(name_of(object));
     }
     for (label, name) in &*written {
         assert_eq!(
-            there.get(label.as_str()),
+            existing.get(label.as_str()),
             Some(&vec![name.clone()]),
             "{label}"
         );
     }
-    assert_eq!(there.len(), written.len(), "what nobody was told of");
+    assert_eq!(existing.len(), written.len(), "unreported writes");
 
     let seen = load.shared.seen.lock().unwrap();
     for seen in &*seen {

@@ -23,7 +23,7 @@ struct TestUser {
     user: Value,
     role: Value,
     /// The status of the response: only the admin is authorized.
-    told: &'static str,
+    expected_error: &'static str,
 }
 
 #[tokio::test]
@@ -61,7 +61,7 @@ async fn test_users(plane: &ControlPlane) -> Vec<TestUser> {
             headers: vec![],
             user: by_certificate.clone(),
             role: Value::Null,
-            told: r#"User "alice" cannot get resource"#,
+            expected_error: r#"User "alice" cannot get resource"#,
         },
         TestUser {
             name: "a-forger",
@@ -72,7 +72,7 @@ async fn test_users(plane: &ControlPlane) -> Vec<TestUser> {
             ],
             user: by_certificate.clone(),
             role: Value::Null,
-            told: r#"User "alice" cannot get resource"#,
+            expected_error: r#"User "alice" cannot get resource"#,
         },
         TestUser {
             name: "bob",
@@ -81,7 +81,7 @@ async fn test_users(plane: &ControlPlane) -> Vec<TestUser> {
             user: json!({"username": "bob", "uid": "1001",
                 "groups": ["qa", "readers", "system:authenticated"]}),
             role: Value::Null,
-            told: r#"User "bob" cannot get resource"#,
+            expected_error: r#"User "bob" cannot get resource"#,
         },
         TestUser {
             name: "robot",
@@ -90,7 +90,7 @@ async fn test_users(plane: &ControlPlane) -> Vec<TestUser> {
             user: json!({"username": robot, "groups": ["system:serviceaccounts",
                 "system:serviceaccounts:default", "system:authenticated"]}),
             role: Value::Null,
-            told: r#"User "system:serviceaccount:default:robot" cannot get resource"#,
+            expected_error: r#"User "system:serviceaccount:default:robot" cannot get resource"#,
         },
         TestUser {
             name: "nobody",
@@ -98,7 +98,7 @@ async fn test_users(plane: &ControlPlane) -> Vec<TestUser> {
             headers: vec![],
             user: json!({"username": "system:anonymous", "groups": ["system:unauthenticated"]}),
             role: Value::Null,
-            told: r#"User "system:anonymous" cannot get resource"#,
+            expected_error: r#"User "system:anonymous" cannot get resource"#,
         },
         TestUser {
             name: "carol",
@@ -111,7 +111,7 @@ async fn test_users(plane: &ControlPlane) -> Vec<TestUser> {
             user: admin,
             role: json!({"username": "carol", "groups": ["auditors", "system:authenticated"],
                 "extra": {"reason": ["audit"]}}),
-            told: r#"User "carol" cannot get resource"#,
+            expected_error: r#"User "carol" cannot get resource"#,
         },
         TestUser {
             name: "a-pretender",
@@ -120,7 +120,7 @@ async fn test_users(plane: &ControlPlane) -> Vec<TestUser> {
             user: by_certificate,
             role: Value::Null,
             // From 1.36 on more precisely than "impersonate".
-            told: r#"User "alice" cannot impersonate"#,
+            expected_error: r#"User "alice" cannot impersonate"#,
         },
     ]
 }
@@ -163,7 +163,7 @@ async fn send_and_check_audit(plane: &ControlPlane, user: &TestUser, protocol: P
     assert_eq!(response.status, 403, "{name}: {}", response.text());
     let status: Value = serde_json::from_slice(&response.body).unwrap();
     let message = status["message"].as_str().unwrap();
-    assert!(message.contains(user.told), "{name}: {message}");
+    assert!(message.contains(user.expected_error), "{name}: {message}");
 
     let mut entry = None;
     eventually(&format!("{path} in the log"), AUDIT_TIMEOUT, async || {

@@ -175,11 +175,11 @@ async fn a_subresource_of_only_one_server_is_found(plane: &ControlPlane) {
         let mut client = bridge(plane, server);
         let read = client.send(&Request::get(&of_status)).await.unwrap();
         assert_eq!(read.status, 200, "{server}: {}", read.text());
-        let told = json!({"status": {"conditions": [{"type": "Told", "status": "True",
+        let patch = json!({"status": {"conditions": [{"type": "Told", "status": "True",
             "reason": format!("By{server}"), "message": "",
             "lastTransitionTime": "2026-11-15T12:00:00Z"}]}});
         let request = Request::new("PATCH", &of_status)
-            .body("application/merge-patch+json", &told.to_string());
+            .body("application/merge-patch+json", &patch.to_string());
         let patched = client.send(&request).await.unwrap();
         assert_eq!(patched.status, 200, "{server}: {}", patched.text());
         let patched: Value = serde_json::from_slice(&patched.body).unwrap();
@@ -284,28 +284,28 @@ async fn debug_peers_lists_the_others(
     let peers = view["peers"].as_array().unwrap();
     assert_eq!(peers.len(), plane.servers.len() - 1, "{view:#}");
     for (number, running) in plane.servers.iter().enumerate() {
-        let told = if number == server {
+        let entry = if number == server {
             &view["local"]
         } else {
-            let told = peers.iter();
-            let mut told = told.filter(|it| it["identity"] == identity(plane, number));
-            let told = told.next().expect("each server by its identity");
+            let entry = peers.iter();
+            let mut entry = entry.filter(|it| it["identity"] == identity(plane, number));
+            let entry = entry.next().expect("each server by its identity");
             for yes in ["published", "alive", "healthy"] {
-                assert_eq!(told[yes], true, "{yes}: {told:#}");
+                assert_eq!(entry[yes], true, "{yes}: {entry:#}");
             }
-            assert!(told["secondsSinceSync"].is_u64(), "{told:#}");
-            assert_eq!(told["requestsUnderWay"], 0, "{told:#}");
-            told
+            assert!(entry["secondsSinceSync"].is_u64(), "{entry:#}");
+            assert_eq!(entry["requestsUnderWay"], 0, "{entry:#}");
+            entry
         };
-        assert_eq!(told["identity"], identity(plane, number), "{told:#}");
-        assert_eq!(told["version"], running.version, "{told:#}");
-        assert_eq!(told["address"], running.bridge.to_string(), "{told:#}");
-        assert!(told["problem"].is_null(), "{told:#}");
-        let alone = told["servesAlone"].as_array().unwrap();
+        assert_eq!(entry["identity"], identity(plane, number), "{entry:#}");
+        assert_eq!(entry["version"], running.version, "{entry:#}");
+        assert_eq!(entry["address"], running.bridge.to_string(), "{entry:#}");
+        assert!(entry["problem"].is_null(), "{entry:#}");
+        let alone = entry["servesAlone"].as_array().unwrap();
         for special in partially_served_apis {
             let expected = serving(plane, special) == [number];
             let line = special.line();
-            assert_eq!(alone.contains(&json!(line)), expected, "{line}: {told:#}");
+            assert_eq!(alone.contains(&json!(line)), expected, "{line}: {entry:#}");
         }
     }
 }

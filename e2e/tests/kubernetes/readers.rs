@@ -140,15 +140,10 @@ async fn responses_are_equal(plane: &ControlPlane, server: usize, path: &str, re
     .await;
     for reader in readers {
         let request = reader.request(path);
-        let mut straight = reader.client(plane, server, Via::Server);
-        let straight = straight.send(&request).await.unwrap();
+        let mut direct = reader.client(plane, server, Via::Server);
+        let direct = direct.send(&request).await.unwrap();
         let name = reader.name;
-        assert_eq!(
-            straight.status,
-            reader.expected,
-            "{name}: {}",
-            straight.text()
-        );
+        assert_eq!(direct.status, reader.expected, "{name}: {}", direct.text());
         let before = allowed.send(&readers[1].request(path)).await.unwrap();
         assert_eq!(before.status, 200);
         let mut bridged = reader.client(plane, server, Via::Bridge);
@@ -165,16 +160,16 @@ async fn responses_are_equal(plane: &ControlPlane, server: usize, path: &str, re
             }
             if bridged.header("audit-id").is_none() {
                 // The bridge itself verifies certificates.
-                assert_eq!(bridged.status, straight.status, "{name}");
+                assert_eq!(bridged.status, direct.status, "{name}");
                 let read = |body| serde_json::from_slice::<Value>(body).unwrap();
-                assert_eq!(read(&bridged.body), read(&straight.body), "{name}");
+                assert_eq!(read(&bridged.body), read(&direct.body), "{name}");
                 continue;
             }
-            let (straight, bridged) = (
-                ResponseSnapshot::of(Ok(straight.clone())),
+            let (direct, bridged) = (
+                ResponseSnapshot::of(Ok(direct.clone())),
                 ResponseSnapshot::of(Ok(bridged)),
             );
-            let difference = straight.difference(&bridged);
+            let difference = direct.difference(&bridged);
             assert_eq!(difference, None, "{server} {path} {name}");
         }
     }

@@ -64,7 +64,7 @@ async fn replay(versions: &[String]) {
     for (server, version) in versions.iter().enumerate() {
         let mut differences = Vec::new();
         for protocol in [Protocol::H1, Protocol::H2] {
-            for user in [User::Admin, User::Bob, User::Nobody] {
+            for user in [User::Admin, User::Bob, User::Anonymous] {
                 let mut both = Both::new(&plane, server, user, protocol);
                 for request in requests(protocol) {
                     both.compare(request, &mut differences).await;
@@ -456,7 +456,7 @@ enum User {
     Admin,
     /// By token.
     Bob,
-    Nobody,
+    Anonymous,
 }
 
 /// One server, directly and through its bridge.
@@ -471,7 +471,7 @@ impl Both {
     fn new(plane: &ControlPlane, server: usize, user: User, protocol: Protocol) -> Self {
         let tls: TlsClient = match user {
             User::Admin => plane.client("admin"),
-            User::Bob | User::Nobody => plane.anonymous_client(),
+            User::Bob | User::Anonymous => plane.anonymous_client(),
         };
         let way = |via| HttpClient::new(tls.clone(), plane.servers[server].at(via), protocol);
         Self {
@@ -486,7 +486,7 @@ impl Both {
         let request = request.header("Audit-ID", AUDIT_ID);
         match self.user {
             User::Bob => request.header("Authorization", "Bearer bob-token"),
-            User::Admin | User::Nobody => request,
+            User::Admin | User::Anonymous => request,
         }
     }
 
@@ -514,7 +514,7 @@ impl Both {
         };
         // kube-apiserver closes an HTTP/2 connection after an anonymous request (its
         // UnauthenticatedHTTP2DOSMitigation).
-        if self.user == User::Nobody {
+        if self.user == User::Anonymous {
             *raw = raw.with_new_connection();
         }
         ResponseSnapshot::of(raw.send(request).await)

@@ -159,7 +159,7 @@ impl Load {
 
     /// During the exit of the server or after it: no client hangs.
     async fn wait_until_all_were_rejected(&self) {
-        eventually("everybody is refused", REJECTION_TIMEOUT, async || {
+        eventually("all clients are rejected", REJECTION_TIMEOUT, async || {
             let times = self.counts(|count| &count.refused);
             times.iter().all(|times| *times > 0)
         })
@@ -321,8 +321,8 @@ async fn assert_writes_match_their_responses(plane: &ControlPlane, load: &Load) 
         };
         assert!(
             allowed.contains(&times),
-            "{label}: {fate:?}, but there {times} times"
+            "{label}: {fate:?}, but created {times} times"
         );
     }
-    assert!(times.is_empty(), "nobody asked for {times:?}");
+    assert!(times.is_empty(), "unexpected objects: {times:?}");
 }

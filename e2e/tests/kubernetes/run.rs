@@ -164,21 +164,21 @@ impl Kubectl<'_> {
 }
 
 async fn the_user_is_that_of_the_key(kubectl: &Kubectl<'_>) {
-    let told = kubectl.ok(&["auth", "whoami", "-o", "json"]).await;
-    let told: Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["status"]["userInfo"]["username"], "admin");
+    let review = kubectl.ok(&["auth", "whoami", "-o", "json"]).await;
+    let review: Value = serde_json::from_str(&review).unwrap();
+    assert_eq!(review["status"]["userInfo"]["username"], "admin");
     // kubectl's own message counts.
     let words = ["auth", "whoami", "-o", "json", "--as=carol"];
-    let told: Value = serde_json::from_str(&kubectl.ok(&words).await).unwrap();
-    assert_eq!(told["status"]["userInfo"]["username"], "carol");
+    let review: Value = serde_json::from_str(&kubectl.ok(&words).await).unwrap();
+    assert_eq!(review["status"]["userInfo"]["username"], "carol");
     let alice = kubectl.plane.file_signer_flags("alice");
     let other = Kubectl {
         agent: &alice,
         ..*kubectl
     };
-    let told = other.ok(&["auth", "whoami", "-o", "json"]).await;
-    let told: Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["status"]["userInfo"]["username"], "alice");
+    let review = other.ok(&["auth", "whoami", "-o", "json"]).await;
+    let review: Value = serde_json::from_str(&review).unwrap();
+    assert_eq!(review["status"]["userInfo"]["username"], "alice");
     let (code, _, complaint) = other.run(&["get", "secrets"], b"").await;
     assert_eq!(code, Some(1));
     assert!(complaint.contains("forbidden"), "{complaint}");
@@ -276,9 +276,9 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
     let mut connection = TcpStream::connect(address).await.unwrap();
     let talk = async {
         connection.write_all(b"through all of them").await.unwrap();
-        let mut heard = [0; 19];
-        connection.read_exact(&mut heard).await.unwrap();
-        assert_eq!(&heard, b"through all of them");
+        let mut received = [0; 19];
+        connection.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, b"through all of them");
     };
     timeout(COMMAND_TIMEOUT, talk)
         .await

@@ -55,9 +55,9 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
         PEER_DISCOVERY_TIMEOUT,
     )
     .await;
-    let (stranger, front_proxy) = (plane.anonymous_client(), plane.front_proxy_client());
+    let (anonymous, front_proxy) = (plane.anonymous_client(), plane.front_proxy_client());
     // Distinct CAs: the server that serves the API rejects an invalid token.
-    let answer = send(&stranger, &plane, OLD, Via::Bridge, &[JUNK]).await;
+    let answer = send(&anonymous, &plane, OLD, Via::Bridge, &[JUNK]).await;
     assert_eq!(answer.status, 401, "{}", answer.text());
 
     // From now on users and front proxies have a CA in common, in the files of the
@@ -82,7 +82,7 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
 
     let before = front_proxy_requests(&plane, NEW);
     for headers in [&[JUNK][..], &[("Authorization", "Bearer bob-token")]] {
-        let answer = send(&stranger, &plane, OLD, Via::Bridge, headers).await;
+        let answer = send(&anonymous, &plane, OLD, Via::Bridge, headers).await;
         assert_eq!(answer.status, 503, "{}", answer.text());
         // An unauthenticated client reads nothing of the control plane.
         assert!(!answer.text().contains(".crt"), "{}", answer.text());
@@ -136,10 +136,10 @@ async fn a_directly_contacted_server_gets_tokens_without_the_certificate() {
         PEER_DISCOVERY_TIMEOUT,
     )
     .await;
-    let (stranger, front_proxy) = (plane.anonymous_client(), plane.front_proxy_client());
+    let (anonymous, front_proxy) = (plane.anonymous_client(), plane.front_proxy_client());
     let bob = [("Authorization", "Bearer bob-token")];
     let as_bob = async |plane: &ControlPlane| {
-        let answer = send(&stranger, plane, OLD, Via::Bridge, &bob).await;
+        let answer = send(&anonymous, plane, OLD, Via::Bridge, &bob).await;
         assert_eq!(answer.status, 403, "{}", answer.text());
         assert!(answer.text().contains(r#"User \"bob\""#));
     };
@@ -158,7 +158,7 @@ async fn a_directly_contacted_server_gets_tokens_without_the_certificate() {
     .await;
     let before = front_proxy_requests(&plane, NEW);
     for _ in 0..3 {
-        let answer = send(&stranger, &plane, OLD, Via::Bridge, &[JUNK]).await;
+        let answer = send(&anonymous, &plane, OLD, Via::Bridge, &[JUNK]).await;
         assert_eq!(answer.status, 401, "{}", answer.text());
     }
     as_bob(&plane).await;

@@ -200,13 +200,13 @@ async fn drive_until_dead<T: AsyncRead + AsyncWrite + Unpin>(driver: Driver<T>, 
 
 #[tokio::test]
 async fn pings_distinguish_an_unread_stream_from_a_lost_connection() {
-    let (all, mut told) = (tokio::task::LocalSet::new(), JoinSet::new());
+    let (all, mut checks) = (tokio::task::LocalSet::new(), JoinSet::new());
     for policy in [PingPolicy::Always, PingPolicy::AvoidNearEof] {
         for unread in 0..=5 {
-            told.spawn_local_on(check_detection(policy, unread), &all);
+            checks.spawn_local_on(check_detection(policy, unread), &all);
         }
     }
-    all.run_until(told.join_all()).await;
+    all.run_until(checks.join_all()).await;
 }
 
 async fn check_detection(policy: PingPolicy, unread: usize) {

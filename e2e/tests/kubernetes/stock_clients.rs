@@ -236,10 +236,7 @@ async fn signed(plane: &ControlPlane) {
         );
     }
     let audit = std::fs::read_to_string(&plane.servers[0].audit_log).unwrap_or_default();
-    assert!(
-        audit.contains(r#""username":"signer""#),
-        "nobody has signed"
-    );
+    assert!(audit.contains(r#""username":"signer""#), "no signature");
 }
 
 /// A chart with one object.

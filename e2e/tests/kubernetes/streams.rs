@@ -134,15 +134,15 @@ impl Kubectl<'_> {
 
     /// The output, which is the same directly and through the bridge.
     async fn same_both_ways(&self, words: &[&str], stdin: &str) -> Output {
-        let straight = self.run(Via::Server, words, stdin).await;
+        let direct = self.run(Via::Server, words, stdin).await;
         let bridged = self.run(Via::Bridge, words, stdin).await;
         // Not by assert_eq: an output can be long.
         let protocol = self.protocol;
-        assert_eq!(bridged.code, straight.code, "{words:?} over {protocol:?}");
-        assert_eq!(bridged.stderr, straight.stderr, "{words:?} {protocol:?}");
-        let (length, expected) = (bridged.stdout.len(), straight.stdout.len());
+        assert_eq!(bridged.code, direct.code, "{words:?} over {protocol:?}");
+        assert_eq!(bridged.stderr, direct.stderr, "{words:?} {protocol:?}");
+        let (length, expected) = (bridged.stdout.len(), direct.stdout.len());
         assert!(
-            bridged.stdout == straight.stdout,
+            bridged.stdout == direct.stdout,
             "{words:?} over {protocol:?}: {length} bytes instead of {expected}"
         );
         bridged
@@ -180,11 +180,11 @@ impl Kubectl<'_> {
 async fn logs_are_the_same(plane: &ControlPlane, server: usize) {
     let same_both_ways = async |words: &[&str]| {
         let words = [&["-n", Node::NAMESPACE, "logs", Node::POD], words].concat();
-        let straight = plane.kubectl(server, Via::Server, User::Admin, &words);
-        let straight = straight.await;
+        let direct = plane.kubectl(server, Via::Server, User::Admin, &words);
+        let direct = direct.await;
         let bridged = plane.kubectl(server, Via::Bridge, User::Admin, &words);
-        assert_eq!(bridged.await, straight, "{words:?}");
-        straight
+        assert_eq!(bridged.await, direct, "{words:?}");
+        direct
     };
     let all = same_both_ways(&[]).await;
     assert_eq!(all.stdout.lines().count(), 1000, "{}", all.stderr);

@@ -62,7 +62,7 @@ async fn a_server_without_websocket_has_it_through_a_bridge() {
     assert_eq!(
         target.ended_with_client("spdy").await,
         1,
-        "only client-go, when it was told to"
+        "only client-go with SPDY configured"
     );
     timed("spdy", spdy_clients_are_tunnelled(&plane)).await;
 }
@@ -115,11 +115,7 @@ async fn a_server_with_websocket_is_tunnelled_unless_configured_otherwise() {
     .await;
     assert_eq!(translated(&inverse).await, [0, 0], "not that way");
     for target in [&auto, &always, &corrected] {
-        assert_eq!(
-            target.ended_with_client("spdy").await,
-            0,
-            "nobody fell back"
-        );
+        assert_eq!(target.ended_with_client("spdy").await, 0, "no fallback");
     }
     let unread = unread_input_does_not_lose_output(&inverse);
     timed("unread input", unread).await;
@@ -412,9 +408,9 @@ async fn ports_are_forwarded(target: &StreamTarget<'_>) {
 /// protocol; so another client is used here.
 async fn a_closed_port_affects_no_other(target: &StreamTarget<'_>) {
     let (echo_address, _echo) = echo_server().await;
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let closed = nobody.local_addr().unwrap().port();
-    drop(nobody);
+    let unused = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let closed = unused.local_addr().unwrap().port();
+    drop(unused);
     let client = target.plane.client("admin");
     let offer = "SPDY/3.1+portforward.k8s.io";
     let http =
@@ -518,14 +514,14 @@ async fn every_executor_of_client_go_works(plane: &ControlPlane) {
 /// Base64 text, and a token among the offered subprotocols: all that a browser supports.
 async fn a_browser_runs_a_command(target: &StreamTarget<'_>, plane: &ControlPlane) {
     let token = allow(plane, "browser", &["create", "get"]).await;
-    let stranger = plane.anonymous_client();
+    let anonymous = plane.anonymous_client();
     let offers = format!(
         "base64url.bearer.authorization.k8s.io.{}, base64.channel.k8s.io",
         base64url(token.as_bytes())
     );
     let line = "read line; echo heard $line; echo err >&2; exit 3";
     let exec = path("exec", &shell(line));
-    let http = request_websocket(&stranger, target.address, &exec, &offers, "")
+    let http = request_websocket(&anonymous, target.address, &exec, &offers, "")
         .await
         .unwrap();
     let mut browser = ChannelSocket::over(http, Protocol::V1_BASE64);
@@ -539,12 +535,12 @@ async fn a_browser_runs_a_command(target: &StreamTarget<'_>, plane: &ControlPlan
     assert_eq!(transcript.stdout(), "heard ä line\n");
     assert_eq!(transcript.stderr, b"err\n");
     // The oldest protocol reports it as text, which ends with the node's message.
-    let log = "command terminated with non-zero exit code: exit status 3";
-    assert_eq!(transcript.error, log);
+    let message = "command terminated with non-zero exit code: exit status 3";
+    assert_eq!(transcript.error, message);
     assert_eq!(transcript.closed, Some(1000), "{transcript:?}");
     // No other user is authenticated this way.
     let offers = "base64url.bearer.authorization.k8s.io.bm9ib2R5, base64.channel.k8s.io";
-    let refused = request_websocket(&stranger, target.address, &exec, offers, "").await;
+    let refused = request_websocket(&anonymous, target.address, &exec, offers, "").await;
     assert_eq!(refused.err().map(|it| it.0), Some(401));
 }
 
@@ -577,12 +573,12 @@ async fn many_commands_run_at_once(target: &StreamTarget<'_>) {
             let transcript = command.rest(Transcript::default()).await;
             assert_eq!(transcript.stdout(), format!("{number} {line}"));
             assert_eq!(transcript.closed, Some(1000), "{transcript:?}");
-            let log = match number % 5 {
+            let message = match number % 5 {
                 0 => r#""status":"Success""#.to_owned(),
                 code => format!(r#""reason":"ExitCode","message":"{code}""#),
             };
             assert!(
-                transcript.error.contains(&log),
+                transcript.error.contains(&message),
                 "{number}: {}",
                 transcript.error
             );

@@ -166,16 +166,16 @@ async fn check_protocol(plane: &mut ControlPlane, protocol: StreamProtocol) {
         // kube-apiserver's own translator reports the loss of a node as a success: a
         // component in front of it cannot detect that.
         Some(direct) => {
-            let (told, known) = (commands.end(&what).await, direct.end(&what).await);
-            let asked = told.last().expect("one was asked for");
+            let (bridged, expected) = (commands.end(&what).await, direct.end(&what).await);
+            let asked = bridged.last().expect("one was started");
             assert!(
                 asked.0 == CommandState::Asked && asked.1 != 0,
                 "{what}: {asked:?}"
             );
-            for ((state, told), (_, known)) in told.into_iter().zip(known) {
+            for ((state, bridged), (_, expected)) in bridged.into_iter().zip(expected) {
                 assert!(
-                    told != 0 || known == 0,
-                    "{what}, {state:?}: straight {known}"
+                    bridged != 0 || expected == 0,
+                    "{what}, {state:?}: direct {expected}"
                 );
             }
         }

@@ -24,30 +24,30 @@ const SUBRESOURCES: [&str; 3] = ["exec", "attach", "portforward"];
 /// How a stream is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Path {
-    WebSocketStraight,
+    WebSocketDirect,
     WebSocketTranslated,
     WebSocketLeft,
-    SpdyStraight,
+    SpdyDirect,
     SpdyLeft,
     SpdyInverse,
 }
 
 impl Path {
     const ALL: [Self; 6] = [
-        Self::WebSocketStraight,
+        Self::WebSocketDirect,
         Self::WebSocketTranslated,
         Self::WebSocketLeft,
-        Self::SpdyStraight,
+        Self::SpdyDirect,
         Self::SpdyLeft,
         Self::SpdyInverse,
     ];
 
     fn name(self) -> &'static str {
         match self {
-            Self::WebSocketStraight => "WebSocket, straight",
+            Self::WebSocketDirect => "WebSocket, direct",
             Self::WebSocketTranslated => "WebSocket, --translate-streams=always",
             Self::WebSocketLeft => "WebSocket, --translate-streams=auto",
-            Self::SpdyStraight => "SPDY, straight",
+            Self::SpdyDirect => "SPDY, direct",
             Self::SpdyLeft => "SPDY, through a bridge",
             Self::SpdyInverse => "SPDY, --upstream-streams=websocket",
         }
@@ -60,14 +60,14 @@ impl Path {
         let native = is_since(version, 31);
         match self {
             Self::WebSocketLeft if !native => Self::WebSocketTranslated.expected(version, verbs),
-            Self::WebSocketStraight | Self::WebSocketLeft => match (get, create) {
+            Self::WebSocketDirect | Self::WebSocketLeft => match (get, create) {
                 (false, _) => "403 get",
                 (true, false) if is_since(version, 35) => "403 create",
                 (true, _) if native => "101",
                 (true, _) => "refused by the node",
             },
-            Self::WebSocketTranslated | Self::SpdyStraight | Self::SpdyLeft if create => "101",
-            Self::WebSocketTranslated | Self::SpdyStraight | Self::SpdyLeft => "403 create",
+            Self::WebSocketTranslated | Self::SpdyDirect | Self::SpdyLeft if create => "101",
+            Self::WebSocketTranslated | Self::SpdyDirect | Self::SpdyLeft => "403 create",
             Self::SpdyInverse => match (get, create) {
                 (_, false) => "403 create",
                 (false, true) => "403 get",
@@ -196,14 +196,14 @@ impl Bridges {
             _ => ("v5.channel.k8s.io", "v4.channel.k8s.io"),
         };
         let address = match by {
-            Path::WebSocketStraight | Path::SpdyStraight => self.direct,
+            Path::WebSocketDirect | Path::SpdyDirect => self.direct,
             Path::WebSocketLeft | Path::SpdyLeft => self.left,
             Path::WebSocketTranslated => self.always.address,
             Path::SpdyInverse => self.inverse.address,
         };
         let (client, more) = (&user.client, &user.more);
         match by {
-            Path::SpdyStraight | Path::SpdyLeft | Path::SpdyInverse => {
+            Path::SpdyDirect | Path::SpdyLeft | Path::SpdyInverse => {
                 request_spdy(client, address, &path, spdy, more).await
             }
             _ => request_websocket(client, address, &path, websocket, more).await,

@@ -12,10 +12,10 @@ const ANONYMOUS_CONNECTIONS: usize = 400;
 const WATCH: &str = "/api/v1/namespaces/default/configmaps?watch=1&resourceVersion=0";
 
 async fn anonymous_connections(plane: &ControlPlane) -> Vec<Connection> {
-    let (stranger, address) = (plane.anonymous_client(), plane.servers[0].bridge);
+    let (anonymous, address) = (plane.anonymous_client(), plane.servers[0].bridge);
     let mut open = Vec::new();
     for _ in 0..ANONYMOUS_CONNECTIONS {
-        open.push(stranger.connect(address, "localhost").await.unwrap());
+        open.push(anonymous.connect(address, "localhost").await.unwrap());
     }
     open
 }

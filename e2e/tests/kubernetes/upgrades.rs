@@ -145,9 +145,9 @@ impl Client {
             .write_all(line.as_bytes())
             .await
             .expect("it hears");
-        let said = self.line(word).await;
-        let (repeated, about) = said.split_once(' ').unwrap_or((&said, ""));
-        assert_eq!(repeated, word, "{said}");
+        let reply = self.line(word).await;
+        let (repeated, about) = reply.split_once(' ').unwrap_or((&reply, ""));
+        assert_eq!(repeated, word, "{reply}");
         about.to_owned()
     }
 

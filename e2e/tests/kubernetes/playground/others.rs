@@ -33,12 +33,12 @@ pub(super) async fn differences(others: &[OtherKubectl<'_>]) -> Vec<String> {
     for other in others {
         let word = other.word("daily");
         let [real, server, bridge] = &other.sites;
-        let (expected, straight, bridged) = join!(
+        let (expected, direct, bridged) = join!(
             run_scenario(real, &word),
             run_scenario(server, &word),
             run_scenario(bridge, &word)
         );
-        found.extend(other.compare([&expected, &straight, &bridged]));
+        found.extend(other.compare([&expected, &direct, &bridged]));
     }
     found
 }
