@@ -13,17 +13,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use skewbridge_e2e::{Node, Plane, Server, User, Via};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, User, Via};
 
 use self::requests::Caller;
 use self::result::AgentResult;
 use crate::args::{Agent, AgentSizes};
-use crate::clocked::{Streams, clock};
 use crate::pattern::{is_same, write_noise};
 use crate::proxies::bridge;
 use crate::ratio::rotated;
 use crate::report;
 use crate::scratch::Scratch;
+use crate::timed_child::{Streams, clock};
 
 const MIB: u64 = 1 << 20;
 const WARM_UP: Duration = Duration::from_millis(500);
@@ -126,7 +126,7 @@ async fn measure(
 ) -> Result<Vec<Measured>> {
     // Declared before the plane, so dropped after it.
     let scratch = Scratch::create()?;
-    let plane = Plane::start(&[Server::of(version).without_bridge()]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(version).without_bridge()]).await;
     let node = plane.start_node().await;
     let configs = kubeconfig::write(&scratch, &plane, program)?;
     let callers = [
@@ -152,7 +152,7 @@ async fn measure(
     let loads = Load::all(sizes);
     for load in loads {
         for way in Way::BOTH {
-            ways.bear(way, load, WARM_UP).await.context("warm-up")?;
+            ways.run_load(way, load, WARM_UP).await.context("warm-up")?;
         }
     }
     let mut measured: Vec<Measured> = loads
@@ -167,7 +167,7 @@ async fn measure(
         for Measured { load, rates } in &mut measured {
             for index in rotated(Way::BOTH.len(), round as usize) {
                 let way = Way::BOTH[index];
-                let rate = ways.bear(way, *load, time).await?;
+                let rate = ways.run_load(way, *load, time).await?;
                 report::progress(format_args!(
                     "round {}/{}: {load}: {} {rate:.0} {}",
                     round + 1,
@@ -184,7 +184,7 @@ async fn measure(
 
 /// Both ways, and what is sent on them. By place as in [`Way::BOTH`].
 struct Ways<'a> {
-    plane: &'a Plane,
+    plane: &'a ControlPlane,
     scratch: &'a Scratch,
     program: &'a Path,
     configs: [PathBuf; Way::BOTH.len()],
@@ -197,7 +197,7 @@ struct Ways<'a> {
 
 impl Ways<'_> {
     /// Requests or MiB a second; every byte has to have come.
-    async fn bear(&self, way: Way, load: Load, time: Duration) -> Result<f64> {
+    async fn run_load(&self, way: Way, load: Load, time: Duration) -> Result<f64> {
         let borne = match load {
             Load::Requests { connections } => {
                 self.callers[way as usize].rate(connections, time).await

@@ -39,7 +39,7 @@ pub(crate) enum Command {
     Agent(Agent),
     /// The stand-in API server that `watches` starts
     #[command(hide = true)]
-    StandIn(StandIn),
+    FakeApiServer(FakeApiServer),
     /// The clients that `watches` starts
     #[command(hide = true)]
     Watchers(Watchers),
@@ -48,7 +48,7 @@ pub(crate) enum Command {
     Node(Node),
     /// The parent of a client that `exec` and `agent` measure
     #[command(hide = true)]
-    Clocked(Clocked),
+    TimedChild(TimedChild),
 }
 
 #[derive(Debug, clap::Args)]
@@ -285,7 +285,7 @@ impl Agent {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Clocked {
+pub(crate) struct TimedChild {
     #[arg(long)]
     pub(crate) stdin: Option<PathBuf>,
     #[arg(long)]
@@ -305,7 +305,7 @@ pub(crate) struct Node {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct StandIn {
+pub(crate) struct FakeApiServer {
     #[arg(long)]
     pub(crate) certificate: PathBuf,
     #[arg(long)]
@@ -410,9 +410,17 @@ mod tests {
 
     #[test]
     fn the_words_of_a_client_are_its_own() {
-        let line = ["x", "clocked", "--expected=3", "--", "cp", "-n", "--stdin"];
-        let Command::Clocked(args) = Args::parse_from(line).command else {
-            panic!("not clocked");
+        let line = [
+            "x",
+            "timed-child",
+            "--expected=3",
+            "--",
+            "cp",
+            "-n",
+            "--stdin",
+        ];
+        let Command::TimedChild(args) = Args::parse_from(line).command else {
+            panic!("not timed-child");
         };
         assert_eq!(args.client, ["cp", "-n", "--stdin"]);
         assert_eq!((args.expected, args.stdin), (Some(3), None));

@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
 use crate::pki::{self, SERVER_NAME};
-use crate::process::Owned;
+use crate::process::OwnedProcess;
 
 /// A server that listens but does not answer 2xx by then has failed.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
@@ -66,8 +66,8 @@ impl Drop for Connection {
 }
 
 /// Waits until `server` answers `path` with 2xx.
-pub(crate) async fn until_answering(
-    server: &Owned,
+pub(crate) async fn wait_until_serving(
+    server: &OwnedProcess,
     address: SocketAddr,
     ca: &Path,
     path: &str,
@@ -84,7 +84,7 @@ pub(crate) async fn until_answering(
         };
         server.ensure_running()?;
         if Instant::now() > deadline {
-            let words = server.last_words();
+            let words = server.log_tail();
             bail!("{} does not serve {path}: {wrong}{words}", server.name());
         }
         sleep(PAUSE).await;

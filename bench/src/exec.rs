@@ -11,16 +11,16 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use skewbridge_e2e::{Node, Plane, Server, User, Via};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, User, Via};
 
 use self::result::ExecResult;
 use crate::args::{Exec, ExecSizes};
-use crate::clocked::{Cost, Streams, clock};
 use crate::pattern::write_noise;
 use crate::proxies::bridge;
 use crate::ratio::rotated;
 use crate::report;
 use crate::scratch::Scratch;
+use crate::timed_child::{Cost, Streams, clock};
 
 const MIB: u64 = 1 << 20;
 /// How often a client may fail at a load before that fails the run. kubectl 1.36.4 does
@@ -129,7 +129,7 @@ struct Measured {
 async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<Measured>> {
     // Declared before the plane, so dropped after it.
     let scratch = Scratch::create()?;
-    let plane = Plane::start(&[Server::of(version).without_bridge()]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(version).without_bridge()]).await;
     let node = plane.start_node().await;
     let pair = Pair {
         program,
@@ -147,7 +147,7 @@ async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<
     // Programs, files and kubectl's cache of discovery are there from now on.
     for load in Load::ALL {
         for client in Client::BOTH {
-            pair.bear(client, load).await.context("warm-up")?;
+            pair.run_load(client, load).await.context("warm-up")?;
         }
     }
     let mut measured: Vec<Measured> = Load::ALL
@@ -168,7 +168,7 @@ async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<
             for time in 0..load.times(sizes) {
                 for index in rotated(Client::BOTH.len(), (round + time) as usize) {
                     let client = Client::BOTH[index];
-                    let (cost, failures) = pair.bear(client, *load).await?;
+                    let (cost, failures) = pair.run_load(client, *load).await?;
                     report::progress(format_args!(
                         "round {}/{}: {load}: {:<10} {:.3} s, CPU {:.3} s, {} MiB",
                         round + 1,
@@ -192,7 +192,7 @@ async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<
 
 /// Both clients, and what they are given to do.
 struct Pair<'a> {
-    plane: &'a Plane,
+    plane: &'a ControlPlane,
     scratch: &'a Scratch,
     /// Ours.
     program: &'a Path,
@@ -208,10 +208,10 @@ struct Pair<'a> {
 impl Pair<'_> {
     /// What it costs, and how often the client has failed before; every byte has to
     /// have come.
-    async fn bear(&self, client: Client, load: Load) -> Result<(Cost, u32)> {
+    async fn run_load(&self, client: Client, load: Load) -> Result<(Cost, u32)> {
         let mut failures = 0;
         loop {
-            let why = match self.try_bear(client, load).await {
+            let why = match self.try_run_load(client, load).await {
                 Ok(cost) => return Ok((cost, failures)),
                 Err(why) => why.context(format!("{load}, {}", client.name())),
             };
@@ -223,7 +223,7 @@ impl Pair<'_> {
         }
     }
 
-    async fn try_bear(&self, client: Client, load: Load) -> Result<Cost> {
+    async fn try_run_load(&self, client: Client, load: Load) -> Result<Cost> {
         let copy = match load {
             Load::CopyIn => Some(&self.in_pod),
             Load::CopyOut => Some(&self.back),

@@ -6,7 +6,6 @@
 mod agent;
 mod args;
 mod client;
-mod clocked;
 mod exec;
 mod load;
 mod pass_through;
@@ -18,6 +17,7 @@ mod ratio;
 mod report;
 mod reroute;
 mod scratch;
+mod timed_child;
 mod translate;
 mod usage;
 mod watches;
@@ -42,8 +42,8 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     // Before anything else: it is to be small.
-    if let Command::Clocked(args) = &command {
-        return clocked::run(args);
+    if let Command::TimedChild(args) = &command {
+        return timed_child::run(args);
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -66,8 +66,8 @@ async fn perform(command: Command) -> Result<()> {
         Command::Translate(args) => translate::run(args).await,
         Command::Exec(args) => exec::run(args).await,
         Command::Agent(args) => agent::run(args).await,
-        Command::Clocked(args) => clocked::run(&args),
-        Command::StandIn(args) => watches::stand_in::run(args).await,
+        Command::TimedChild(args) => timed_child::run(&args),
+        Command::FakeApiServer(args) => watches::fake_apiserver::run(args).await,
         Command::Watchers(args) => watches::watchers::run(args).await,
         Command::Node(args) => translate::node::run(args).await,
     }

@@ -44,7 +44,7 @@ pub(crate) async fn run(args: PassThrough) -> Result<()> {
     proxies.push(nginx::start(&scratch, &pki, nginx, origin)?);
     for proxy in &proxies {
         let (process, address) = (proxy.process(), proxy.address());
-        client::until_answering(process, address, &pki.ca, backend::ANSWER).await?;
+        client::wait_until_serving(process, address, &pki.ca, backend::ANSWER).await?;
     }
 
     let mut result = PassThroughResult {

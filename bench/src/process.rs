@@ -20,7 +20,7 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(20);
 /// Lines of a failed child's log that its error repeats.
-const LAST_WORDS: usize = 12;
+const LOG_TAIL_LINES: usize = 12;
 /// Where Debian keeps servers, often not in a user's PATH.
 const SYSTEM_BINARIES: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
 
@@ -29,14 +29,14 @@ const SYSTEM_BINARIES: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
 /// The child is reaped only on drop, so its number cannot be taken by another
 /// process while we might still signal it.
 #[derive(Debug)]
-pub(crate) struct Owned {
+pub(crate) struct OwnedProcess {
     name: &'static str,
     pid: u32,
     child: Child,
     log: PathBuf,
 }
 
-impl Owned {
+impl OwnedProcess {
     /// A server without input, whose words go to a log in `scratch`.
     pub(crate) fn server(
         name: &'static str,
@@ -50,7 +50,7 @@ impl Owned {
     }
 
     /// A child that is told things on its input and answers on its output.
-    pub(crate) fn spoken_to(
+    pub(crate) fn with_pipes(
         name: &'static str,
         mut command: Command,
         scratch: &Scratch,
@@ -95,7 +95,7 @@ impl Owned {
         if usage::runs(self.pid) {
             return Ok(());
         }
-        bail!("{} has ended{}", self.name, self.last_words())
+        bail!("{} has ended{}", self.name, self.log_tail())
     }
 
     pub(crate) async fn until_listening(&self, address: SocketAddr) -> Result<()> {
@@ -103,7 +103,7 @@ impl Owned {
         while TcpStream::connect(address).await.is_err() {
             self.ensure_running()?;
             if Instant::now() > deadline {
-                let words = self.last_words();
+                let words = self.log_tail();
                 bail!("{} does not listen on {address}{words}", self.name);
             }
             sleep(POLL).await;
@@ -112,11 +112,11 @@ impl Owned {
     }
 
     /// The end of the child's log, ready to be appended to an error.
-    pub(crate) fn last_words(&self) -> String {
+    pub(crate) fn log_tail(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         let lines: Vec<&str> = log.trim().lines().collect();
-        let tail = &lines[lines.len().saturating_sub(LAST_WORDS)..];
+        let tail = &lines[lines.len().saturating_sub(LOG_TAIL_LINES)..];
         if tail.is_empty() {
             return String::new();
         }
@@ -134,7 +134,7 @@ impl Owned {
     }
 }
 
-impl Drop for Owned {
+impl Drop for OwnedProcess {
     fn drop(&mut self) {
         self.signal_group("TERM");
         wait_until(|| !usage::runs(self.pid));
@@ -185,7 +185,7 @@ mod tests {
         let scratch = Scratch::create().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "trap '' TERM; sleep 600 & echo $!; wait; wait"]);
-        let owned = Owned::server("stubborn", command, &scratch).unwrap();
+        let owned = OwnedProcess::server("stubborn", command, &scratch).unwrap();
         let log = scratch.path("stubborn.log");
         let grandchild = loop {
             let text = fs::read_to_string(&log).unwrap();
@@ -207,7 +207,7 @@ mod tests {
         let scratch = Scratch::create().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "echo no such option; exit 1"]);
-        let owned = Owned::server("picky", command, &scratch).unwrap();
+        let owned = OwnedProcess::server("picky", command, &scratch).unwrap();
         // Port 0 is never listened on.
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
         let error = owned

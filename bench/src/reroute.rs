@@ -50,7 +50,7 @@ pub(crate) async fn run(args: Reroute) -> Result<()> {
         },
     ];
     for way in &ways {
-        way.until_answering(&load).await?;
+        way.wait_until_serving(&load).await?;
     }
     let mut result = RerouteResult {
         size: args.size,
@@ -84,7 +84,7 @@ struct Round {
 
 impl Way<'_> {
     /// The first answers are errors: a bridge has to learn what its peer serves.
-    async fn until_answering(&self, load: &Load) -> Result<()> {
+    async fn wait_until_serving(&self, load: &Load) -> Result<()> {
         let process = self.entry.process();
         process.until_listening(self.entry.address()).await?;
         let deadline = Instant::now() + LEARN_LIMIT;

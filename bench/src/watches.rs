@@ -1,11 +1,11 @@
 //! `watches`: many open watches through the bridge, what each costs it in
 //! memory, and how long one event takes to reach all of them.
 
+mod child_protocol;
 mod event;
+pub(crate) mod fake_apiserver;
 mod result;
-pub(crate) mod stand_in;
 pub(crate) mod watchers;
-mod words;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,12 +16,12 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout, Command};
 use tokio::time::timeout_at;
 
+use self::child_protocol::ChildMessage;
 use self::result::{Delivery, MemoryOfBridge, WatchesResult};
-use self::words::Word;
 use crate::args::Watches;
 use crate::client;
 use crate::pki::Pki;
-use crate::process::Owned;
+use crate::process::OwnedProcess;
 use crate::proxies::{Proxy, bridge, free_ports, loopback};
 use crate::report;
 use crate::scratch::Scratch;
@@ -72,18 +72,20 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// Without a bridge: what the stand-in and the watchers take by themselves.
     async fn direct(&self) -> Result<Delivery> {
-        let mut stand_in = StandIn::start(self).await?;
-        let (mut watchers, opened) = Watchers::open(self, stand_in.address).await?;
+        let mut fake_apiserver = FakeApiServer::start(self).await?;
+        let (mut watchers, opened) = Watchers::open(self, fake_apiserver.address).await?;
         let mut events = Vec::new();
         for _ in 0..=self.args.rounds {
-            events.push(stand_in.event_to_all(&mut watchers).await?);
+            events.push(fake_apiserver.event_to_all(&mut watchers).await?);
         }
         Delivery::new("direct", opened, &events)
     }
 
     async fn bridged(&self, program: &Path) -> Result<(Delivery, MemoryOfBridge)> {
-        let mut stand_in = StandIn::start(self).await?;
-        let bridge = self.start_bridge(program, stand_in.address.port()).await?;
+        let mut fake_apiserver = FakeApiServer::start(self).await?;
+        let bridge = self
+            .start_bridge(program, fake_apiserver.address.port())
+            .await?;
         let memory = || {
             bridge.process().ensure_running()?;
             usage::memory(bridge.process().pid())
@@ -91,10 +93,10 @@ impl Bench<'_> {
         let measure = async {
             let idle = memory()?;
             let (mut watchers, opened) = Watchers::open(self, bridge.address()).await?;
-            let mut events = vec![stand_in.event_to_all(&mut watchers).await?];
+            let mut events = vec![fake_apiserver.event_to_all(&mut watchers).await?];
             let open = memory()?;
             for _ in 0..self.args.rounds {
-                events.push(stand_in.event_to_all(&mut watchers).await?);
+                events.push(fake_apiserver.event_to_all(&mut watchers).await?);
             }
             let delivery = Delivery::new("through the bridge", opened, &events)?;
             let after = memory()?;
@@ -102,7 +104,7 @@ impl Bench<'_> {
             Ok((delivery, memory))
         };
         measure.await.map_err(|error: anyhow::Error| {
-            let words = bridge.process().last_words();
+            let words = bridge.process().log_tail();
             anyhow!("through the bridge: {error:#}{words}")
         })
     }
@@ -121,7 +123,7 @@ impl Bench<'_> {
             },
             &[bridge::ONE_WORKER],
         )?;
-        client::until_answering(bridge.process(), loopback(front), &self.pki.ca, READY).await?;
+        client::wait_until_serving(bridge.process(), loopback(front), &self.pki.ca, READY).await?;
         Ok(bridge)
     }
 
@@ -131,23 +133,24 @@ impl Bench<'_> {
 }
 
 /// The stand-in API server in a process of its own.
-struct StandIn {
+struct FakeApiServer {
     address: SocketAddr,
     told: u32,
     input: ChildStdin,
-    _process: Owned,
+    _process: OwnedProcess,
 }
 
-impl StandIn {
+impl FakeApiServer {
     async fn start(bench: &Bench<'_>) -> Result<Self> {
-        let mut command = this_program("stand-in")?;
+        let mut command = this_program("fake-api-server")?;
         command.arg("--certificate").arg(&bench.pki.certificate);
         command.arg("--key").arg(&bench.pki.key);
-        let (process, input, output) = Owned::spoken_to("stand-in", command, bench.scratch)?;
-        let mut ears = Ears::new(output);
+        let (process, input, output) =
+            OwnedProcess::with_pipes("fake-apiserver", command, bench.scratch)?;
+        let mut ears = ChildOutput::new(output);
         let deadline = Instant::now() + START_LIMIT;
         let port = match ears.hear(&process, deadline).await? {
-            Some(Word::Listening(port)) => port,
+            Some(ChildMessage::Listening(port)) => port,
             word => bail!("the stand-in does not listen: {word:?}"),
         };
         Ok(Self {
@@ -174,8 +177,8 @@ impl StandIn {
 /// All the clients, in a process of their own.
 struct Watchers {
     total: u32,
-    ears: Ears,
-    process: Owned,
+    ears: ChildOutput,
+    process: OwnedProcess,
     /// Closing it ends the watchers.
     _input: ChildStdin,
 }
@@ -191,23 +194,28 @@ impl Watchers {
             .arg(format!("--streams={}", bench.args.streams))
             .arg("--ca")
             .arg(&bench.pki.ca);
-        let (process, input, output) = Owned::spoken_to("watchers", command, bench.scratch)?;
+        let (process, input, output) =
+            OwnedProcess::with_pipes("watchers", command, bench.scratch)?;
         let mut watchers = Self {
             total: bench.watches(),
-            ears: Ears::new(output),
+            ears: ChildOutput::new(output),
             process,
             _input: input,
         };
-        watchers.until_all(Word::Opened, OPEN_LIMIT).await?;
+        watchers.until_all(ChildMessage::Opened, OPEN_LIMIT).await?;
         Ok((watchers, start.elapsed()))
     }
 
     async fn until_delivered(&mut self, event: u32) -> Result<()> {
-        let delivered = |count| Word::Delivered { event, count };
+        let delivered = |count| ChildMessage::Delivered { event, count };
         self.until_all(delivered, EVENT_LIMIT).await
     }
 
-    async fn until_all(&mut self, word: impl Fn(u32) -> Word, limit: Duration) -> Result<()> {
+    async fn until_all(
+        &mut self,
+        word: impl Fn(u32) -> ChildMessage,
+        limit: Duration,
+    ) -> Result<()> {
         let wanted = word(self.total);
         let deadline = Instant::now() + limit;
         let mut latest = None;
@@ -217,7 +225,7 @@ impl Watchers {
                     report::progress(format_args!("{wanted}"));
                     return Ok(());
                 }
-                Some(Word::Failed(why)) => bail!("a watch failed: {why}"),
+                Some(ChildMessage::Failed(why)) => bail!("a watch failed: {why}"),
                 Some(heard) => latest = Some(heard.to_string()),
                 None => {
                     let latest = latest.as_deref().unwrap_or("nothing");
@@ -229,11 +237,11 @@ impl Watchers {
 }
 
 /// Words from a child's output.
-struct Ears {
+struct ChildOutput {
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-impl Ears {
+impl ChildOutput {
     fn new(output: ChildStdout) -> Self {
         Self {
             lines: BufReader::new(output).lines(),
@@ -241,12 +249,16 @@ impl Ears {
     }
 
     /// The next word; `None` after `deadline`.
-    async fn hear(&mut self, from: &Owned, deadline: Instant) -> Result<Option<Word>> {
+    async fn hear(
+        &mut self,
+        from: &OwnedProcess,
+        deadline: Instant,
+    ) -> Result<Option<ChildMessage>> {
         match timeout_at(deadline.into(), self.lines.next_line()).await {
             Err(_) => Ok(None),
             Ok(line) => match line? {
                 Some(line) => Ok(Some(line.parse()?)),
-                None => bail!("{} has ended{}", from.name(), from.last_words()),
+                None => bail!("{} has ended{}", from.name(), from.log_tail()),
             },
         }
     }

@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use super::{Client, Load, Measured};
 use crate::args::ExecSizes;
-use crate::clocked::Cost;
 use crate::ratio::{Goal, Ratio};
 use crate::report::{Spread, Table};
+use crate::timed_child::Cost;
 
 const NO_SLOWER: Goal = Goal::AtMost(1.0);
 const HALF_THE_CPU: Goal = Goal::AtMost(0.5);

@@ -6,7 +6,7 @@ use tokio::process::Command;
 use super::Proxy;
 use super::nginx::PROTOCOLS;
 use crate::pki::{CIPHER, Pki};
-use crate::process::{self, Owned};
+use crate::process::{self, OwnedProcess};
 use crate::scratch::Scratch;
 
 /// A path of the Kubernetes API, so that a proxy that reads paths has to.
@@ -55,7 +55,7 @@ http {{
         .args(["-e", "stderr", "-g", "daemon off;", "-c"])
         .arg(config);
     Ok(Proxy::new(
-        Owned::server("backend", command, scratch)?,
+        OwnedProcess::server("backend", command, scratch)?,
         port,
     ))
 }

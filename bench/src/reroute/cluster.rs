@@ -10,7 +10,7 @@ use tokio::process::Command;
 use tokio::time::sleep;
 
 use crate::pki::{CIPHER, Pki};
-use crate::process::{self, Owned};
+use crate::process::{self, OwnedProcess};
 use crate::proxies::{Proxy, bridge, free_ports, loopback, nginx};
 use crate::scratch::Scratch;
 
@@ -34,7 +34,7 @@ pub(super) struct Cluster {
     pub(super) server: Proxy,
     /// A bearer token of a user.
     pub(super) token: String,
-    _playground: Owned,
+    _playground: OwnedProcess,
 }
 
 impl Cluster {
@@ -42,7 +42,7 @@ impl Cluster {
         let directory = scratch.path("playground");
         let mut command = Command::new(program);
         command.arg("playground").arg("--directory").arg(&directory);
-        let playground = Owned::server("playground", command, scratch)?;
+        let playground = OwnedProcess::server("playground", command, scratch)?;
         let kubeconfig = kubeconfig(&playground, &directory).await?;
         let address = |version: &str| {
             port_of(&kubeconfig, &format!("server-{version}"))
@@ -101,7 +101,7 @@ fn flags(directory: &Path, registry: &Path, version: &str) -> Vec<String> {
 }
 
 /// The kubeconfig of a playground, which has the ports of its servers.
-async fn kubeconfig(playground: &Owned, directory: &Path) -> Result<String> {
+async fn kubeconfig(playground: &OwnedProcess, directory: &Path) -> Result<String> {
     let deadline = Instant::now() + START_LIMIT;
     loop {
         if let Ok(text) = std::fs::read_to_string(directory.join("kubeconfig"))
@@ -111,7 +111,7 @@ async fn kubeconfig(playground: &Owned, directory: &Path) -> Result<String> {
         }
         playground.ensure_running()?;
         if Instant::now() > deadline {
-            bail!("the playground is not ready{}", playground.last_words());
+            bail!("the playground is not ready{}", playground.log_tail());
         }
         sleep(POLL).await;
     }
@@ -193,7 +193,10 @@ http {{
     command
         .args(["-e", "stderr", "-g", "daemon off;", "-c"])
         .arg(config);
-    Ok(Proxy::new(Owned::server("server", command, scratch)?, port))
+    Ok(Proxy::new(
+        OwnedProcess::server("server", command, scratch)?,
+        port,
+    ))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use skewbridge_e2e::{Node, Plane, Server, User, Via};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, User, Via};
 
 use crate::args::Translate;
 use crate::pattern::{is_same, write_noise};
@@ -51,7 +51,7 @@ pub(super) async fn measure(
 ) -> Result<CopyResult> {
     // Declared before the plane, so dropped after it.
     let scratch = Scratch::create()?;
-    let server = Server::of(version);
+    let server = ServerSpec::of(version);
     let (server, ways) = match program {
         Some(program) => (
             server.bridge_program(program),
@@ -59,7 +59,7 @@ pub(super) async fn measure(
         ),
         None => (server.without_bridge(), vec![Via::Server]),
     };
-    let plane = Plane::start(&[server]).await;
+    let plane = ControlPlane::start(&[server]).await;
     let node = plane.start_node().await;
     let original = scratch.path("original");
     write_noise(&original, u64::from(args.copy_mb) * MB)?;
@@ -92,7 +92,7 @@ pub(super) async fn measure(
 }
 
 struct Copies<'a> {
-    plane: &'a Plane,
+    plane: &'a ControlPlane,
     original: &'a Path,
     in_pod: &'a Path,
     back: &'a Path,
@@ -119,7 +119,7 @@ impl Copies<'_> {
 
 fn name(via: Via) -> &'static str {
     match via {
-        Via::Server => "straight",
+        Via::Server => "direct",
         Via::Bridge => "through a bridge",
     }
 }
@@ -134,9 +134,9 @@ impl CopyResult {
             })
         });
         let ratios = match seconds {
-            [straight, bridged] => ["into the pod", "out of the pod"]
+            [direct, bridged] => ["into the pod", "out of the pod"]
                 .into_iter()
-                .zip(bridged.iter().zip(straight))
+                .zip(bridged.iter().zip(direct))
                 .filter_map(|(way, (with, without))| {
                     let pairs = with.iter().copied().zip(without.iter().copied());
                     Ratio::new(format!("kubectl cp {way}"), NOT_MUCH_SLOWER, pairs)
@@ -170,8 +170,8 @@ impl fmt::Display for CopyResult {
 impl CopyResult {
     /// The same times both ways.
     pub(super) fn sample(args: &Translate, pairs: impl Iterator<Item = (f64, f64)>) -> Self {
-        let (bridged, straight): (Vec<_>, Vec<_>) = pairs.unzip();
-        let seconds = [straight, bridged].map(|times| [times.clone(), times]);
+        let (bridged, direct): (Vec<_>, Vec<_>) = pairs.unzip();
+        let seconds = [direct, bridged].map(|times| [times.clone(), times]);
         Self::new(args, &[Via::Server, Via::Bridge], &seconds).expect("rounds")
     }
 }

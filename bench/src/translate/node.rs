@@ -36,7 +36,7 @@ use crate::pki;
 use crate::proxies::loopback;
 
 /// Where there is no translator.
-pub(crate) const STRAIGHT: &str = "/straight";
+pub(crate) const DIRECT_PATH: &str = "/direct";
 
 /// For a client that has been told how its command ended, and stays.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
@@ -81,7 +81,7 @@ async fn connection(tcp: TcpStream, config: Arc<ServerConfig>) -> Result<()> {
         };
         let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
         let words = match path {
-            STRAIGHT => return straight(io, &head, query).await,
+            DIRECT_PATH => return direct(io, &head, query).await,
             path if path.starts_with("/exec/") => QueryDialect::Kubelet,
             path if path.ends_with("/exec") => QueryDialect::Api,
             path => {
@@ -248,7 +248,7 @@ impl Streams for SpdyStreams {
 }
 
 /// A WebSocket of its own.
-async fn straight(mut io: Io, head: &RequestHead, query: &str) -> Result<()> {
+async fn direct(mut io: Io, head: &RequestHead, query: &str) -> Result<()> {
     let work = Work::from_query(query)?;
     let request = parse_upgrade_request(&head.method, &head.headers)?;
     let taken = HeaderValue::from_static(Protocol::V5.name());
@@ -344,7 +344,7 @@ mod tests {
         }
         Target {
             address,
-            path: STRAIGHT.to_owned(),
+            path: DIRECT_PATH.to_owned(),
             tls: pki::stream_client(&ca, &ca.client("admin", &[])).unwrap(),
         }
     }

@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use skewbridge_e2e::{Plane, Server};
+use skewbridge_e2e::{ControlPlane, ServerSpec};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
 use super::client::Target;
-use super::node::STRAIGHT;
+use super::node::DIRECT_PATH;
 use super::result::StreamsResult;
 use super::work::exec_path;
 use crate::args::Translate;
-use crate::client::until_answering;
+use crate::client::wait_until_serving;
 use crate::pki::{self, Pki};
-use crate::process::Owned;
+use crate::process::OwnedProcess;
 use crate::proxies::{Proxy, bridge, free_ports, loopback};
 use crate::ratio::rotated;
 use crate::report;
@@ -44,11 +44,11 @@ pub(super) async fn measure(
 ) -> Result<StreamsResult> {
     // Declared before the children, so dropped after them.
     let scratch = Scratch::create()?;
-    let plane = Plane::start(&[Server::of(version).without_bridge()]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(version).without_bridge()]).await;
     let pki = Pki::issued_by(plane.ca(), &scratch)?;
     let [node_port, front, admin] = free_ports()?;
     let node = start_node(&scratch, &pki, node_port).await?;
-    plane.show_node(loopback(node_port)).await;
+    plane.register_node(loopback(node_port)).await;
     let bridge = match program {
         Some(program) => {
             Some(start_bridge(program, &scratch, &pki, front, admin, node_port).await?)
@@ -69,7 +69,7 @@ pub(super) async fn measure(
         Way {
             name: ALONE,
             process: None,
-            target: target(loopback(node_port), STRAIGHT.to_owned()),
+            target: target(loopback(node_port), DIRECT_PATH.to_owned()),
         },
         Way {
             name: KUBE_APISERVER,
@@ -83,19 +83,19 @@ pub(super) async fn measure(
         target: target(bridge.address(), exec_path()),
     }));
     let rounds = rounds(args, &ways).await.with_context(|| {
-        let words = bridge.as_ref().map(|bridge| bridge.process().last_words());
+        let words = bridge.as_ref().map(|bridge| bridge.process().log_tail());
         let words = words.unwrap_or_default();
-        format!("the node{}, the bridge{words}", node.last_words())
+        format!("the node{}, the bridge{words}", node.log_tail())
     })?;
     StreamsResult::new(args, &rounds)
 }
 
-async fn start_node(scratch: &Scratch, pki: &Pki, port: u16) -> Result<Owned> {
+async fn start_node(scratch: &Scratch, pki: &Pki, port: u16) -> Result<OwnedProcess> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("node").arg(format!("--port={port}"));
     command.arg("--certificate").arg(&pki.certificate);
     command.arg("--key").arg(&pki.key);
-    let node = Owned::server("node", command, scratch)?;
+    let node = OwnedProcess::server("node", command, scratch)?;
     node.until_listening(loopback(port)).await?;
     Ok(node)
 }
@@ -115,7 +115,7 @@ async fn start_bridge(
         upstream,
     };
     let bridge = bridge::start(bridge::NAME, program, scratch, pki, ports, &always)?;
-    until_answering(bridge.process(), bridge.address(), &pki.ca, "/readyz").await?;
+    wait_until_serving(bridge.process(), bridge.address(), &pki.ca, "/readyz").await?;
     Ok(bridge)
 }
 
@@ -206,7 +206,7 @@ async fn rounds(args: &Translate, ways: &[Way]) -> Result<Vec<Measured>> {
     ];
     for way in ways {
         for load in loads {
-            way.bear(load, WARM_UP_MIB, WARM_UP)
+            way.run_load(load, WARM_UP_MIB, WARM_UP)
                 .await
                 .context("warm-up")?;
         }
@@ -224,7 +224,7 @@ async fn rounds(args: &Translate, ways: &[Way]) -> Result<Vec<Measured>> {
         for (number, load) in loads.into_iter().enumerate() {
             for index in rotated(ways.len(), round as usize + number) {
                 let time = Duration::from_secs(args.seconds.into());
-                let sample = ways[index].bear(load, args.mib, time).await?;
+                let sample = ways[index].run_load(load, args.mib, time).await?;
                 report::progress(format_args!(
                     "round {}/{}: {load}: {:<14} {:>8.0} {}",
                     round + 1,
@@ -241,7 +241,7 @@ async fn rounds(args: &Translate, ways: &[Way]) -> Result<Vec<Measured>> {
 }
 
 impl Way {
-    async fn bear(&self, load: Load, mib: u32, time: Duration) -> Result<Sample> {
+    async fn run_load(&self, load: Load, mib: u32, time: Duration) -> Result<Sample> {
         let before = self.cpu()?;
         let bytes = u64::from(mib) << 20;
         let bearing = async {

@@ -16,8 +16,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::child_protocol::ChildMessage;
 use super::event::Follower;
-use super::words::Word;
 use crate::args::Watchers;
 use crate::client::Connection;
 use crate::pki;
@@ -117,7 +117,7 @@ async fn tell(mut heard: mpsc::Receiver<Note>, total: u32) -> Result<()> {
     }
 }
 
-fn say(word: &Word) -> Result<()> {
+fn say(word: &ChildMessage) -> Result<()> {
     writeln!(std::io::stdout(), "{word}").context("nobody listens to us")
 }
 
@@ -130,13 +130,13 @@ struct Counts {
 
 impl Counts {
     /// Counts a note; returns what is now complete.
-    fn note(&mut self, note: Note, total: u32) -> Vec<Word> {
+    fn note(&mut self, note: Note, total: u32) -> Vec<ChildMessage> {
         match note {
-            Note::Failed(why) => return vec![Word::Failed(why)],
+            Note::Failed(why) => return vec![ChildMessage::Failed(why)],
             Note::Opened => {
                 self.opened += 1;
                 if self.opened == total {
-                    return vec![Word::Opened(total)];
+                    return vec![ChildMessage::Opened(total)];
                 }
             }
             Note::Delivered { from, to } => {
@@ -148,7 +148,7 @@ impl Counts {
                 return events
                     .filter_map(|(event, count)| {
                         *count += 1;
-                        (*count == total).then_some(Word::Delivered {
+                        (*count == total).then_some(ChildMessage::Delivered {
                             event,
                             count: total,
                         })
@@ -159,10 +159,10 @@ impl Counts {
         Vec::new()
     }
 
-    fn latest(&self) -> Word {
+    fn latest(&self) -> ChildMessage {
         match (u32::try_from(self.delivered.len()), self.delivered.last()) {
-            (Ok(event), Some(&count)) => Word::Delivered { event, count },
-            _ => Word::Opened(self.opened),
+            (Ok(event), Some(&count)) => ChildMessage::Delivered { event, count },
+            _ => ChildMessage::Opened(self.opened),
         }
     }
 }
@@ -184,12 +184,15 @@ mod tests {
     fn a_count_is_told_when_the_last_watch_is_there() {
         let mut counts = Counts::default();
         assert_eq!(counts.note(Note::Opened, 2), []);
-        assert_eq!(counts.latest(), Word::Opened(1));
-        assert_eq!(counts.note(Note::Opened, 2), [Word::Opened(2)]);
+        assert_eq!(counts.latest(), ChildMessage::Opened(1));
+        assert_eq!(counts.note(Note::Opened, 2), [ChildMessage::Opened(2)]);
         let both = || Note::Delivered { from: 0, to: 2 };
         assert_eq!(counts.note(both(), 2), []);
-        assert_eq!(counts.latest(), Word::Delivered { event: 2, count: 1 });
-        let complete = [1, 2].map(|event| Word::Delivered { event, count: 2 });
+        assert_eq!(
+            counts.latest(),
+            ChildMessage::Delivered { event: 2, count: 1 }
+        );
+        let complete = [1, 2].map(|event| ChildMessage::Delivered { event, count: 2 });
         assert_eq!(counts.note(both(), 2), complete);
     }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use anyhow::{Context, Error, bail};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Word {
+pub(crate) enum ChildMessage {
     /// The stand-in listens on this port of loopback.
     Listening(u16),
     /// So many watches have been answered with 200.
@@ -17,7 +17,7 @@ pub(crate) enum Word {
     Failed(String),
 }
 
-impl fmt::Display for Word {
+impl fmt::Display for ChildMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Listening(port) => write!(f, "listening {port}"),
@@ -28,7 +28,7 @@ impl fmt::Display for Word {
     }
 }
 
-impl FromStr for Word {
+impl FromStr for ChildMessage {
     type Err = Error;
 
     fn from_str(line: &str) -> Result<Self, Error> {
@@ -56,25 +56,28 @@ mod tests {
     #[test]
     fn every_word_is_understood_as_it_was_said() {
         let words = [
-            Word::Listening(6443),
-            Word::Opened(10_000),
-            Word::Delivered { event: 3, count: 9 },
-            Word::Failed("the stream ended early".into()),
+            ChildMessage::Listening(6443),
+            ChildMessage::Opened(10_000),
+            ChildMessage::Delivered { event: 3, count: 9 },
+            ChildMessage::Failed("the stream ended early".into()),
         ];
         for word in words {
-            assert_eq!(word.to_string().parse::<Word>().unwrap(), word);
+            assert_eq!(word.to_string().parse::<ChildMessage>().unwrap(), word);
         }
     }
 
     #[test]
     fn a_failure_stays_on_one_line() {
-        assert_eq!(Word::Failed("a\nb".into()).to_string(), "failed a b");
+        assert_eq!(
+            ChildMessage::Failed("a\nb".into()).to_string(),
+            "failed a b"
+        );
     }
 
     #[test]
     fn anything_else_is_an_error() {
         for line in ["", "opened", "opened x", "delivered 1", "hello there"] {
-            assert!(line.parse::<Word>().is_err(), "{line:?}");
+            assert!(line.parse::<ChildMessage>().is_err(), "{line:?}");
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The system tells what a process has cost to its parent, in `wait4`. Linux counts the
 //! memory that it had before it became the client too, and that is its parent's: so each
-//! client has a small parent of its own, this program as `clocked`.
+//! client has a small parent of its own, this program as `timed_child`.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,7 +18,7 @@ use wait4::{ResourceUsage, Wait4 as _};
 
 use crate::args;
 use crate::pattern::Pattern;
-use crate::process::Owned;
+use crate::process::OwnedProcess;
 use crate::scratch::Scratch;
 
 /// A client that takes longer has stopped.
@@ -55,7 +55,7 @@ pub(crate) async fn clock(
     scratch: &Scratch,
 ) -> Result<Cost> {
     let mut command = tokio::process::Command::new(std::env::current_exe()?);
-    command.arg("clocked");
+    command.arg("timed-child");
     if let Some(file) = streams.stdin {
         command.arg("--stdin").arg(file);
     }
@@ -70,20 +70,20 @@ pub(crate) async fn clock(
             None => command.env_remove(name),
         };
     }
-    let (owned, input, mut output) = Owned::spoken_to("client", command, scratch)?;
+    let (owned, input, mut output) = OwnedProcess::with_pipes("client", command, scratch)?;
     drop(input);
     let mut told = String::new();
     timeout(LIMIT, output.read_to_string(&mut told))
         .await
         .with_context(|| format!("a client has not ended within {LIMIT:?}"))??;
     serde_json::from_str(&told).map_err(|_| {
-        let words = owned.last_words();
+        let words = owned.log_tail();
         anyhow::anyhow!("a client has failed{words}\n{client:?}")
     })
 }
 
 /// The parent: runs the client, and prints its cost.
-pub(crate) fn run(args: &args::Clocked) -> Result<()> {
+pub(crate) fn run(args: &args::TimedChild) -> Result<()> {
     let [program, words @ ..] = args.client.as_slice() else {
         bail!("no client");
     };

@@ -18,21 +18,21 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
+use super::child_protocol::ChildMessage;
 use super::event;
-use super::words::Word;
-use crate::args::StandIn;
+use crate::args::FakeApiServer;
 use crate::pki;
 use crate::proxies::loopback;
 
 /// What kube-apiserver offers when `--http2-max-streams-per-connection` is unset.
 const MAX_STREAMS: u32 = 100;
 
-pub(crate) async fn run(args: StandIn) -> Result<()> {
+pub(crate) async fn run(args: FakeApiServer) -> Result<()> {
     let config = pki::h2_server(&args.certificate, &args.key)?;
     let listener = TcpListener::bind(loopback(0)).await?;
     let (events, mut latest) = watch::channel(0);
     thread::spawn(move || count_lines(&events));
-    let listening = Word::Listening(listener.local_addr()?.port());
+    let listening = ChildMessage::Listening(listener.local_addr()?.port());
     writeln!(std::io::stdout(), "{listening}").context("nobody listens to us")?;
     loop {
         tokio::select! {
