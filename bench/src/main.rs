@@ -1,7 +1,7 @@
-//! Side-by-side measurements of the bridge: `pass-through` against `HAProxy`
-//! and nginx, `reroute` against a direct request, `watches` for memory and delivery, `translate` against
-//! kube-apiserver; of the client commands `exec` against kubectl; and `agent`, of the
-//! plugin that proxies. See `bench/README.md`.
+//! Side-by-side measurements of the bridge: `pass-through` against `HAProxy` and nginx,
+//! `reroute` against a direct request, `watches` for memory and delivery, `translate`
+//! against kube-apiserver; of the client commands `exec` against kubectl; and `agent`, of
+//! the plugin that proxies. See `bench/README.md`.
 
 mod agent;
 mod args;
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<()> {
-    // Before anything else: it is to be small.
+    // Before the runtime starts, to keep this process small.
     if let Command::TimedChild(args) = &command {
         return timed_child::run(args);
     }
@@ -50,7 +50,7 @@ fn run(command: Command) -> Result<()> {
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(async {
-        // Losing the race drops the measurement, and with it every child.
+        // A signal drops the measurement, and with it every child.
         tokio::select! {
             done = perform(command) => done,
             stopped = stop_signal() => stopped,

@@ -69,8 +69,7 @@ pub(crate) fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-/// Ports that were free a moment ago, all different: none is given back before
-/// the last is taken.
+/// Ports that were free a moment ago, all different: none is released before the last is bound.
 pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
     let mut held = Vec::with_capacity(N);
     let mut ports = [0; N];

@@ -1,8 +1,8 @@
-//! A client that runs to its end, and what it has cost: time, CPU and memory.
+//! A client that runs until it exits, and its cost: time, CPU and memory.
 //!
-//! The system tells what a process has cost to its parent, in `wait4`. Linux counts the
-//! memory that it had before it became the client too, and that is its parent's: so each
-//! client has a small parent of its own, this program as `timed_child`.
+//! The kernel reports the cost of a process to its parent, in `wait4`. Linux includes the
+//! memory that it had before it executed the client, which is its parent's: so each client has
+//! its own small parent, this program as `timed-child`.
 
 use std::fs::File;
 use std::io::Read;
@@ -21,12 +21,12 @@ use crate::pattern::Pattern;
 use crate::process::OwnedProcess;
 use crate::scratch::Scratch;
 
-/// A client that takes longer has stopped.
-const LIMIT: Duration = Duration::from_mins(10);
-/// What is read of a client's output at once: more than a pipe holds.
-const READ: usize = 128 * 1024;
+/// A client that takes longer hangs.
+const CLIENT_TIMEOUT: Duration = Duration::from_mins(10);
+/// The read buffer for a client's output: more than a pipe holds.
+const READ_BUFFER_BYTES: usize = 128 * 1024;
 
-/// What a client has cost.
+/// The cost of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Cost {
     /// From its start to its end, in seconds.
@@ -35,21 +35,21 @@ pub(crate) struct Cost {
     pub(crate) first_byte: Option<f64>,
     /// Seconds of CPU, in user mode and in the system.
     pub(crate) cpu: f64,
-    /// The most memory that it had at a time, in KiB.
+    /// Its maximum memory, in KiB.
     pub(crate) peak_kib: u32,
 }
 
-/// What a client reads and has to write.
+/// The input of a client and its expected output.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Streams<'a> {
-    /// Its stdin; nothing without.
+    /// Its stdin; empty if not set.
     pub(crate) stdin: Option<&'a Path>,
-    /// It has to write so many bytes of the pattern; anything without.
+    /// It has to write so many bytes of the pattern; any output if not set.
     pub(crate) expected: Option<u64>,
 }
 
-/// Runs a client that has to succeed. It ends with this future.
-pub(crate) async fn clock(
+/// Runs a client that has to succeed. It is killed with this future.
+pub(crate) async fn run_timed(
     client: &Command,
     streams: Streams<'_>,
     scratch: &Scratch,
@@ -72,11 +72,11 @@ pub(crate) async fn clock(
     }
     let (owned, input, mut output) = OwnedProcess::with_pipes("client", command, scratch)?;
     drop(input);
-    let mut told = String::new();
-    timeout(LIMIT, output.read_to_string(&mut told))
+    let mut report = String::new();
+    timeout(CLIENT_TIMEOUT, output.read_to_string(&mut report))
         .await
-        .with_context(|| format!("a client has not ended within {LIMIT:?}"))??;
-    serde_json::from_str(&told).map_err(|_| {
+        .with_context(|| format!("a client has not ended within {CLIENT_TIMEOUT:?}"))??;
+    serde_json::from_str(&report).map_err(|_| {
         let words = owned.log_tail();
         anyhow::anyhow!("a client has failed{words}\n{client:?}")
     })
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &args::TimedChild) -> Result<()> {
     let start = Instant::now();
     let mut child = command.spawn().context("cannot start the client")?;
     let mut output = child.stdout.take().context("no pipe from the client")?;
-    let mut buffer = vec![0; READ];
+    let mut buffer = vec![0; READ_BUFFER_BYTES];
     let (mut first_byte, mut pattern) = (None, Pattern::default());
     loop {
         let read = output.read(&mut buffer)?;
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_kinds_of_cpu_time_count() {
+    fn user_and_system_time_are_added() {
         let usage = ResourceUsage {
             utime: Duration::from_millis(1500),
             stime: Duration::from_micros(250),
@@ -151,16 +151,16 @@ mod tests {
     }
 
     #[test]
-    fn what_the_parent_says_is_understood() {
+    fn the_report_of_the_parent_is_parsed() {
         let cost = Cost {
             seconds: 1.5,
             first_byte: None,
             cpu: 0.25,
             peak_kib: 4096,
         };
-        let told = format!("{}\n", serde_json::to_string(&cost).unwrap());
-        assert_eq!(serde_json::from_str::<Cost>(&told).unwrap(), cost);
-        // A client that failed: its parent has said nothing.
+        let report = format!("{}\n", serde_json::to_string(&cost).unwrap());
+        assert_eq!(serde_json::from_str::<Cost>(&report).unwrap(), cost);
+        // A client that failed: its parent has printed nothing.
         assert!(serde_json::from_str::<Cost>("").is_err());
     }
 }

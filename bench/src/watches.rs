@@ -1,5 +1,5 @@
-//! `watches`: many open watches through the bridge, what each costs it in
-//! memory, and how long one event takes to reach all of them.
+//! `watches`: many open watches through the bridge, its memory per watch, and how long one
+//! event takes to reach all of them.
 
 mod child_protocol;
 mod event;
@@ -27,12 +27,12 @@ use crate::report;
 use crate::scratch::Scratch;
 use crate::usage;
 
-const START_LIMIT: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// For all watches to open: 10,000 take about a second on two cores.
-const OPEN_LIMIT: Duration = Duration::from_mins(2);
+const OPEN_TIMEOUT: Duration = Duration::from_mins(2);
 /// For one event to reach every watch.
-const EVENT_LIMIT: Duration = Duration::from_mins(1);
-const READY: &str = "/readyz";
+const DELIVERY_TIMEOUT: Duration = Duration::from_mins(1);
+const READY_PATH: &str = "/readyz";
 
 pub(crate) async fn run(args: Watches) -> Result<()> {
     let program = bridge::program(args.bridge.clone()).await?;
@@ -54,7 +54,7 @@ pub(crate) async fn run(args: Watches) -> Result<()> {
     let result = WatchesResult {
         connections: args.connections,
         streams: args.streams,
-        event_bytes: event::SIZE,
+        event_bytes: event::EVENT_BYTES,
         events: args.rounds + 1,
         direct,
         bridged,
@@ -70,7 +70,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Without a bridge: what the stand-in and the watchers take by themselves.
+    /// Without a bridge: the times of the fake API server and the watchers by themselves.
     async fn direct(&self) -> Result<Delivery> {
         let mut fake_apiserver = FakeApiServer::start(self).await?;
         let (mut watchers, opened) = Watchers::open(self, fake_apiserver.address).await?;
@@ -123,7 +123,8 @@ impl Bench<'_> {
             },
             &[bridge::ONE_WORKER],
         )?;
-        client::wait_until_serving(bridge.process(), loopback(front), &self.pki.ca, READY).await?;
+        client::wait_until_serving(bridge.process(), loopback(front), &self.pki.ca, READY_PATH)
+            .await?;
         Ok(bridge)
     }
 
@@ -132,7 +133,7 @@ impl Bench<'_> {
     }
 }
 
-/// The stand-in API server in a process of its own.
+/// The fake API server in its own process.
 struct FakeApiServer {
     address: SocketAddr,
     told: u32,
@@ -148,10 +149,10 @@ impl FakeApiServer {
         let (process, input, output) =
             OwnedProcess::with_pipes("fake-apiserver", command, bench.scratch)?;
         let mut ears = ChildOutput::new(output);
-        let deadline = Instant::now() + START_LIMIT;
-        let port = match ears.hear(&process, deadline).await? {
+        let deadline = Instant::now() + START_TIMEOUT;
+        let port = match ears.next_message(&process, deadline).await? {
             Some(ChildMessage::Listening(port)) => port,
-            word => bail!("the stand-in does not listen: {word:?}"),
+            message => bail!("the fake API server does not listen: {message:?}"),
         };
         Ok(Self {
             address: loopback(port),
@@ -161,25 +162,25 @@ impl FakeApiServer {
         })
     }
 
-    /// Sends one event on every watch; the time until the last watcher has it.
+    /// Sends one event on every watch; returns the time until the last watcher has received it.
     async fn event_to_all(&mut self, watchers: &mut Watchers) -> Result<Duration> {
         let start = Instant::now();
         self.told += 1;
         self.input
             .write_all(b"event\n")
             .await
-            .context("the stand-in has ended")?;
+            .context("the fake API server has exited")?;
         watchers.until_delivered(self.told).await?;
         Ok(start.elapsed())
     }
 }
 
-/// All the clients, in a process of their own.
+/// All clients, in their own process.
 struct Watchers {
     total: u32,
     ears: ChildOutput,
     process: OwnedProcess,
-    /// Closing it ends the watchers.
+    /// Closing it stops the watchers.
     _input: ChildStdin,
 }
 
@@ -202,25 +203,27 @@ impl Watchers {
             process,
             _input: input,
         };
-        watchers.until_all(ChildMessage::Opened, OPEN_LIMIT).await?;
+        watchers
+            .until_all(ChildMessage::Opened, OPEN_TIMEOUT)
+            .await?;
         Ok((watchers, start.elapsed()))
     }
 
     async fn until_delivered(&mut self, event: u32) -> Result<()> {
         let delivered = |count| ChildMessage::Delivered { event, count };
-        self.until_all(delivered, EVENT_LIMIT).await
+        self.until_all(delivered, DELIVERY_TIMEOUT).await
     }
 
     async fn until_all(
         &mut self,
-        word: impl Fn(u32) -> ChildMessage,
+        message: impl Fn(u32) -> ChildMessage,
         limit: Duration,
     ) -> Result<()> {
-        let wanted = word(self.total);
+        let wanted = message(self.total);
         let deadline = Instant::now() + limit;
         let mut latest = None;
         loop {
-            match self.ears.hear(&self.process, deadline).await? {
+            match self.ears.next_message(&self.process, deadline).await? {
                 Some(heard) if heard == wanted => {
                     report::progress(format_args!("{wanted}"));
                     return Ok(());
@@ -236,7 +239,7 @@ impl Watchers {
     }
 }
 
-/// Words from a child's output.
+/// Messages from a child's output.
 struct ChildOutput {
     lines: Lines<BufReader<ChildStdout>>,
 }
@@ -248,8 +251,8 @@ impl ChildOutput {
         }
     }
 
-    /// The next word; `None` after `deadline`.
-    async fn hear(
+    /// The next message; `None` after `deadline`.
+    async fn next_message(
         &mut self,
         from: &OwnedProcess,
         deadline: Instant,

@@ -1,4 +1,4 @@
-//! Two kubeconfigs of one user: with the key, and with the plugin that has it.
+//! Two kubeconfigs of one user: one with the key, and one with the plugin that has it.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use skewbridge_e2e::ControlPlane;
 
 use crate::scratch::Scratch;
 
-/// Writes them: the direct one, and the one with the plugin.
+/// Writes the direct one and the one with the plugin.
 pub(super) fn write(
     scratch: &Scratch,
     plane: &ControlPlane,

@@ -9,7 +9,7 @@ use crate::pki::{CIPHER, Pki};
 use crate::process::{self, OwnedProcess};
 use crate::scratch::Scratch;
 
-/// A path of the Kubernetes API, so that a proxy that reads paths has to.
+/// A path of the Kubernetes API, so that a proxy that parses paths does so.
 pub(crate) const ANSWER: &str = "/api/v1/namespaces/bench/configmaps/answer";
 
 pub(crate) fn start(scratch: &Scratch, pki: &Pki, port: u16, size: u32) -> Result<Proxy> {
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_answer_has_the_size_asked_for() {
+    fn the_response_has_the_requested_size() {
         assert_eq!(answer(1).len(), 1);
         assert_eq!(answer(20_480).len(), 20_480);
     }

@@ -1,4 +1,4 @@
-//! What the children of `watches` say on their output, a line each.
+//! The messages of the children of `watches` on their output, a line each.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,13 +7,13 @@ use anyhow::{Context, Error, bail};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ChildMessage {
-    /// The stand-in listens on this port of loopback.
+    /// The fake API server listens on this local port.
     Listening(u16),
-    /// So many watches have been answered with 200.
+    /// So many watches have been opened (200).
     Opened(u32),
     /// So many watches have received this event, and all before it.
     Delivered { event: u32, count: u32 },
-    /// A watch ended or received something else than it should.
+    /// A watch ended, or received unexpected data.
     Failed(String),
 }
 
@@ -32,8 +32,8 @@ impl FromStr for ChildMessage {
     type Err = Error;
 
     fn from_str(line: &str) -> Result<Self, Error> {
-        let (word, rest) = line.split_once(' ').context("one word only")?;
-        Ok(match word {
+        let (message, rest) = line.split_once(' ').context("no value")?;
+        Ok(match message {
             "listening" => Self::Listening(rest.parse()?),
             "opened" => Self::Opened(rest.parse()?),
             "delivered" => {
@@ -44,7 +44,7 @@ impl FromStr for ChildMessage {
                 }
             }
             "failed" => Self::Failed(rest.to_owned()),
-            _ => bail!("not a word of ours: {line:?}"),
+            _ => bail!("an unknown message: {line:?}"),
         })
     }
 }
@@ -54,15 +54,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_is_understood_as_it_was_said() {
-        let words = [
+    fn every_message_is_parsed_as_printed() {
+        let messages = [
             ChildMessage::Listening(6443),
             ChildMessage::Opened(10_000),
             ChildMessage::Delivered { event: 3, count: 9 },
             ChildMessage::Failed("the stream ended early".into()),
         ];
-        for word in words {
-            assert_eq!(word.to_string().parse::<ChildMessage>().unwrap(), word);
+        for message in messages {
+            assert_eq!(
+                message.to_string().parse::<ChildMessage>().unwrap(),
+                message
+            );
         }
     }
 

@@ -1,7 +1,7 @@
-//! The stand-in API server: HTTP/2 over TLS, watches that stay open.
+//! The fake API server: HTTP/2 over TLS, watches that stay open.
 //!
-//! Every line on its input is one more event on every open watch; the end of
-//! its input is its own.
+//! Every line on its input is one more event on every open watch; it exits at the end of its
+//! input.
 
 use std::future::poll_fn;
 use std::io::{BufRead, Write};
@@ -24,7 +24,7 @@ use crate::args::FakeApiServer;
 use crate::pki;
 use crate::proxies::loopback;
 
-/// What kube-apiserver offers when `--http2-max-streams-per-connection` is unset.
+/// The default of kube-apiserver's `--http2-max-streams-per-connection`.
 const MAX_STREAMS: u32 = 100;
 
 pub(crate) async fn run(args: FakeApiServer) -> Result<()> {
@@ -33,7 +33,7 @@ pub(crate) async fn run(args: FakeApiServer) -> Result<()> {
     let (events, mut latest) = watch::channel(0);
     thread::spawn(move || count_lines(&events));
     let listening = ChildMessage::Listening(listener.local_addr()?.port());
-    writeln!(std::io::stdout(), "{listening}").context("nobody listens to us")?;
+    writeln!(std::io::stdout(), "{listening}").context("the output is closed")?;
     loop {
         tokio::select! {
             accepted = listener.accept() => {
@@ -75,15 +75,14 @@ async fn connection(
         let (request, respond) = accepted?;
         let latest = latest.clone();
         tokio::spawn(async move {
-            // A client that leaves is no failure of ours; a watch that should
-            // not have ended is noticed by its watcher.
-            let _ = answer(&request, respond, latest).await;
+            // A client may disconnect; a watcher detects a watch that ends unexpectedly.
+            let _ = serve_request(&request, respond, latest).await;
         });
     }
     Ok(())
 }
 
-async fn answer(
+async fn serve_request(
     request: &Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     latest: watch::Receiver<u32>,
