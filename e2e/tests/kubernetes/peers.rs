@@ -175,11 +175,11 @@ async fn a_subresource_of_only_one_server_is_found(plane: &ControlPlane) {
         let mut client = bridge(plane, server);
         let read = client.send(&Request::get(&of_status)).await.unwrap();
         assert_eq!(read.status, 200, "{server}: {}", read.text());
-        let patch = json!({"status": {"conditions": [{"type": "Told", "status": "True",
+        let new_status = json!({"status": {"conditions": [{"type": "Told", "status": "True",
             "reason": format!("By{server}"), "message": "",
             "lastTransitionTime": "2026-11-15T12:00:00Z"}]}});
         let request = Request::new("PATCH", &of_status)
-            .body("application/merge-patch+json", &patch.to_string());
+            .body("application/merge-patch+json", &new_status.to_string());
         let patched = client.send(&request).await.unwrap();
         assert_eq!(patched.status, 200, "{server}: {}", patched.text());
         let patched: Value = serde_json::from_slice(&patched.body).unwrap();
