@@ -44,7 +44,7 @@ impl PanicFlag {
         let raised = self.0.load(Ordering::Relaxed);
         assert!(
             !raised || std::thread::panicking(),
-            "{what} of a stand-in server panicked, see above"
+            "{what} of a fake server panicked, see above"
         );
     }
 }

@@ -262,7 +262,7 @@ async fn the_api_server_responds_to_a_request_of_raw_frames() {
 }
 
 #[tokio::test]
-#[should_panic(expected = "a script of a stand-in server panicked")]
+#[should_panic(expected = "a script of a fake server panicked")]
 async fn a_script_that_panics_fails_the_test() {
     let ca = Ca::new("cluster");
     let tls = ca.server(NAMES);
