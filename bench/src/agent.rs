@@ -13,17 +13,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use skewbridge_e2e::{Node, Plane, Server, User, Via};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, User, Via};
 
-use self::requests::Caller;
+use self::requests::LoadClient;
 use self::result::AgentResult;
 use crate::args::{Agent, AgentSizes};
-use crate::clocked::{Streams, clock};
 use crate::pattern::{is_same, write_noise};
 use crate::proxies::bridge;
 use crate::ratio::rotated;
 use crate::report;
 use crate::scratch::Scratch;
+use crate::timed_child::{Streams, run_timed};
 
 const MIB: u64 = 1 << 20;
 const WARM_UP: Duration = Duration::from_millis(500);
@@ -41,15 +41,15 @@ pub(crate) async fn run(args: Agent) -> Result<()> {
     report::print(&result, args.output)
 }
 
-/// How the cluster is reached.
+/// How clients reach the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Way {
+enum Route {
     Direct,
     Plugin,
 }
 
-impl Way {
+impl Route {
     const BOTH: [Self; 2] = [Self::Direct, Self::Plugin];
 
     fn name(self) -> &'static str {
@@ -60,15 +60,15 @@ impl Way {
     }
 }
 
-/// What is asked for.
+/// The load that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Load {
     /// One after the other on each of so many connections.
     Requests { connections: u32 },
-    /// `skewbridge exec`, much from the command.
+    /// `skewbridge exec` with much output.
     Stdout,
-    /// `skewbridge exec -i`, much to the command.
+    /// `skewbridge exec -i` with much input.
     Stdin,
     /// `kubectl cp` of a file to the pod; with the plugin under `skewbridge run`.
     CopyIn,
@@ -89,7 +89,7 @@ impl Load {
         ]
     }
 
-    /// What is counted in a second.
+    /// The unit of the rate.
     fn unit(self) -> &'static str {
         match self {
             Self::Requests { .. } => "req/s",
@@ -101,7 +101,7 @@ impl Load {
 impl fmt::Display for Load {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Requests { connections: 1 } => f.write_str("requests, one by one"),
+            Self::Requests { connections: 1 } => f.write_str("requests, one at a time"),
             Self::Requests { connections } => write!(f, "requests, {connections} connections"),
             Self::Stdout => f.write_str("exec, stdout"),
             Self::Stdin => f.write_str("exec, stdin"),
@@ -111,11 +111,11 @@ impl fmt::Display for Load {
     }
 }
 
-/// The rates of a load by each way, round by round.
+/// The rates of a load for each route, round by round.
 #[derive(Debug)]
 struct Measured {
     load: Load,
-    rates: [Vec<f64>; Way::BOTH.len()],
+    rates: [Vec<f64>; Route::BOTH.len()],
 }
 
 async fn measure(
@@ -126,21 +126,21 @@ async fn measure(
 ) -> Result<Vec<Measured>> {
     // Declared before the plane, so dropped after it.
     let scratch = Scratch::create()?;
-    let plane = Plane::start(&[Server::of(version).without_bridge()]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(version).without_bridge()]).await;
     let node = plane.start_node().await;
     let configs = kubeconfig::write(&scratch, &plane, program)?;
     let callers = [
-        Caller::prepare(&configs[0], path)
+        LoadClient::prepare(&configs[0], path)
             .await
             .context("without a plugin")?,
-        Caller::prepare(&configs[1], path)
+        LoadClient::prepare(&configs[1], path)
             .await
             .context("with the plugin")?,
     ];
-    let ways = Ways {
+    let routes = Routes {
         mib: sizes.mib,
         noise: scratch.path("noise"),
-        in_pod: node.directory.join("copy"),
+        pod_path: node.directory.join("copy"),
         back: scratch.path("back"),
         configs,
         callers,
@@ -148,11 +148,14 @@ async fn measure(
         plane: &plane,
         scratch: &scratch,
     };
-    write_noise(&ways.noise, u64::from(sizes.mib) * MIB)?;
+    write_noise(&routes.noise, u64::from(sizes.mib) * MIB)?;
     let loads = Load::all(sizes);
     for load in loads {
-        for way in Way::BOTH {
-            ways.bear(way, load, WARM_UP).await.context("warm-up")?;
+        for route in Route::BOTH {
+            routes
+                .run_load(route, load, WARM_UP)
+                .await
+                .context("warm-up")?;
         }
     }
     let mut measured: Vec<Measured> = loads
@@ -165,14 +168,14 @@ async fn measure(
     let time = Duration::from_secs(sizes.seconds.into());
     for round in 0..sizes.rounds {
         for Measured { load, rates } in &mut measured {
-            for index in rotated(Way::BOTH.len(), round as usize) {
-                let way = Way::BOTH[index];
-                let rate = ways.bear(way, *load, time).await?;
+            for index in rotated(Route::BOTH.len(), round as usize) {
+                let route = Route::BOTH[index];
+                let rate = routes.run_load(route, *load, time).await?;
                 report::progress(format_args!(
                     "round {}/{}: {load}: {} {rate:.0} {}",
                     round + 1,
                     sizes.rounds,
-                    way.name(),
+                    route.name(),
                     load.unit(),
                 ));
                 rates[index].push(rate);
@@ -182,47 +185,47 @@ async fn measure(
     Ok(measured)
 }
 
-/// Both ways, and what is sent on them. By place as in [`Way::BOTH`].
-struct Ways<'a> {
-    plane: &'a Plane,
+/// Both routes, and the data that they transfer. Indexed as [`Route::BOTH`].
+struct Routes<'a> {
+    plane: &'a ControlPlane,
     scratch: &'a Scratch,
     program: &'a Path,
-    configs: [PathBuf; Way::BOTH.len()],
-    callers: [Caller; Way::BOTH.len()],
+    configs: [PathBuf; Route::BOTH.len()],
+    callers: [LoadClient; Route::BOTH.len()],
     mib: u32,
     noise: PathBuf,
-    in_pod: PathBuf,
+    pod_path: PathBuf,
     back: PathBuf,
 }
 
-impl Ways<'_> {
+impl Routes<'_> {
     /// Requests or MiB a second; every byte has to have come.
-    async fn bear(&self, way: Way, load: Load, time: Duration) -> Result<f64> {
-        let borne = match load {
+    async fn run_load(&self, route: Route, load: Load, time: Duration) -> Result<f64> {
+        let outcome = match load {
             Load::Requests { connections } => {
-                self.callers[way as usize].rate(connections, time).await
+                self.callers[route as usize].rate(connections, time).await
             }
-            Load::Stdout | Load::Stdin => self.exec(way, load).await,
+            Load::Stdout | Load::Stdin => self.exec(route, load).await,
             Load::CopyIn => {
-                let places = [here(&self.noise), in_pod(&self.in_pod)];
-                self.copy(way, places, &self.in_pod).await
+                let locations = [local_path(&self.noise), pod_path(&self.pod_path)];
+                self.copy(route, locations, &self.pod_path).await
             }
             Load::CopyOut => {
-                let places = [in_pod(&self.noise), here(&self.back)];
-                self.copy(way, places, &self.back).await
+                let locations = [pod_path(&self.noise), local_path(&self.back)];
+                self.copy(route, locations, &self.back).await
             }
         };
-        borne.with_context(|| format!("{load}, {}", way.name()))
+        outcome.with_context(|| format!("{load}, {}", route.name()))
     }
 
-    /// The plugin is started for it, and that counts.
-    async fn exec(&self, way: Way, load: Load) -> Result<f64> {
+    /// Includes the start of the plugin.
+    async fn exec(&self, route: Route, load: Load) -> Result<f64> {
         let mut command = Command::new(self.program);
-        command.env("KUBECONFIG", &self.configs[way as usize]);
+        command.env("KUBECONFIG", &self.configs[route as usize]);
         command.args(["exec", "-n", Node::NAMESPACE, Node::POD]);
         let mut streams = Streams::default();
         if load == Load::Stdin {
-            // Compares every byte, and fails where one differs.
+            // Compares every byte, and fails on a difference.
             command.args(["-i", "--", "cmp", "-"]);
             streams.stdin = Some(&self.noise);
         } else {
@@ -230,31 +233,31 @@ impl Ways<'_> {
             streams.expected = Some(u64::from(self.mib) * MIB);
         }
         command.arg(&self.noise);
-        let cost = clock(&command, streams, self.scratch).await?;
+        let cost = run_timed(&command, streams, self.scratch).await?;
         Ok(f64::from(self.mib) / cost.seconds)
     }
 
-    /// `kubectl cp` from one place to another, which is this path.
-    async fn copy(&self, way: Way, places: [String; 2], copy: &Path) -> Result<f64> {
+    /// `kubectl cp` between two locations, of which this path is the copy.
+    async fn copy(&self, route: Route, locations: [String; 2], copy: &Path) -> Result<f64> {
         if copy.exists() {
             fs::remove_file(copy).with_context(|| copy.display().to_string())?;
         }
-        let mut command = self.kubectl(way);
-        command.env("KUBECONFIG", &self.configs[way as usize]);
-        command.args(["cp", "-n", Node::NAMESPACE]).args(places);
-        let cost = clock(&command, Streams::default(), self.scratch).await?;
+        let mut command = self.kubectl(route);
+        command.env("KUBECONFIG", &self.configs[route as usize]);
+        command.args(["cp", "-n", Node::NAMESPACE]).args(locations);
+        let cost = run_timed(&command, Streams::default(), self.scratch).await?;
         ensure!(is_same(&self.noise, copy)?, "{} differs", copy.display());
         Ok(f64::from(self.mib) / cost.seconds)
     }
 
-    /// It knows nothing of plugins that proxy: `skewbridge run` does for it.
-    fn kubectl(&self, way: Way) -> Command {
+    /// kubectl does not support plugins that proxy: `skewbridge run` does it instead.
+    fn kubectl(&self, route: Route) -> Command {
         let plane = self.plane.kubectl_command(0, Via::Server, User::Admin);
         // Without its arguments: they name another kubeconfig.
         let kubectl = plane.as_std().get_program();
-        let mut command = match way {
-            Way::Direct => Command::new(kubectl),
-            Way::Plugin => {
+        let mut command = match route {
+            Route::Direct => Command::new(kubectl),
+            Route::Plugin => {
                 let mut command = Command::new(self.program);
                 command.args(["run", "--"]).arg(kubectl);
                 command
@@ -265,10 +268,10 @@ impl Ways<'_> {
     }
 }
 
-fn here(path: &Path) -> String {
+fn local_path(path: &Path) -> String {
     path.display().to_string()
 }
 
-fn in_pod(path: &Path) -> String {
+fn pod_path(path: &Path) -> String {
     format!("{}:{}", Node::POD, path.display())
 }

@@ -23,23 +23,22 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Requests per second and CPU per request next to `HAProxy` and nginx
     PassThrough(PassThrough),
-    /// Requests that two bridges carry to the server that serves them, next to direct
-    /// ones
+    /// Requests that two bridges forward to the server that serves them, next to direct ones
     Reroute(Reroute),
-    /// Memory of the bridge per open watch, and the time of one event to all
+    /// Memory of the bridge per open watch, and the delivery time of one event to all
     Watches(Watches),
-    /// Streams next to kube-apiserver's own translator, and `kubectl cp` with a
-    /// bridge in front; run it by `cargo xtask bench translate`
+    /// Streams next to kube-apiserver's own translator, and `kubectl cp` with a bridge in
+    /// front; run it with `cargo xtask bench translate`
     Translate(Translate),
-    /// `skewbridge exec` and `cp` next to kubectl: time, CPU and memory; run it by
-    /// `cargo xtask bench exec`
+    /// `skewbridge exec` and `cp` next to kubectl: time, CPU and memory; run it with `cargo
+    /// xtask bench exec`
     Exec(Exec),
-    /// Requests and streams through the plugin `skewbridge agent` next to direct
-    /// ones; run it by `cargo xtask bench agent`
+    /// Requests and streams through the plugin `skewbridge agent` next to direct ones; run
+    /// it with `cargo xtask bench agent`
     Agent(Agent),
-    /// The stand-in API server that `watches` starts
+    /// The fake API server that `watches` starts
     #[command(hide = true)]
-    StandIn(StandIn),
+    FakeApiServer(FakeApiServer),
     /// The clients that `watches` starts
     #[command(hide = true)]
     Watchers(Watchers),
@@ -48,7 +47,7 @@ pub(crate) enum Command {
     Node(Node),
     /// The parent of a client that `exec` and `agent` measure
     #[command(hide = true)]
-    Clocked(Clocked),
+    TimedChild(TimedChild),
 }
 
 #[derive(Debug, clap::Args)]
@@ -59,10 +58,10 @@ pub(crate) struct PassThrough {
     /// Seconds of load on each proxy in a round
     #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=600))]
     pub(crate) seconds: u32,
-    /// Bytes of the static answer
+    /// Bytes of the static response
     #[arg(long, default_value_t = 20_480, value_parser = value_parser!(u32).range(1..=67_108_864))]
     pub(crate) size: u32,
-    /// Protocol that the clients speak
+    /// Protocol of the clients
     #[arg(long, value_enum, default_value_t = Protocols::Both)]
     pub(crate) proto: Protocols,
     /// Bridge to run: a path, or `none` to leave it out [default: build it]
@@ -83,13 +82,13 @@ pub(crate) struct Reroute {
     /// Measured rounds per protocol, after one warm-up round
     #[arg(long, default_value_t = 5, value_parser = value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: u32,
-    /// Seconds of load on each way in a round
+    /// Seconds of load on each route in a round
     #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=600))]
     pub(crate) seconds: u32,
-    /// Bytes of the static answer
+    /// Bytes of the static response
     #[arg(long, default_value_t = 20_480, value_parser = value_parser!(u32).range(1..=67_108_864))]
     pub(crate) size: u32,
-    /// Protocol that the clients speak
+    /// Protocol of the clients
     #[arg(long, value_enum, default_value_t = Protocols::Both)]
     pub(crate) proto: Protocols,
     /// The skewbridge to run [default: build it]
@@ -135,7 +134,7 @@ pub(crate) struct Translate {
     /// Seconds of small messages in a round
     #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=600))]
     pub(crate) seconds: u32,
-    /// Sessions at once, where there are several
+    /// Concurrent sessions, where there are several
     #[arg(long, default_value_t = 16, value_parser = value_parser!(u32).range(2..=1000))]
     pub(crate) sessions: u32,
     /// Measured rounds of `kubectl cp`
@@ -144,7 +143,7 @@ pub(crate) struct Translate {
     /// MB of the file that is copied
     #[arg(long, default_value_t = 500, value_parser = value_parser!(u32).range(1..=65_536))]
     pub(crate) copy_mb: u32,
-    /// One part alone
+    /// Run only this part
     #[arg(long, value_enum)]
     pub(crate) only: Option<TranslatePart>,
     /// Bridge to run: a path, or `none` to leave it out [default: build it]
@@ -189,7 +188,7 @@ pub(crate) struct Exec {
     /// Starts to the first byte in a round
     #[arg(long, default_value_t = 10, value_parser = value_parser!(u32).range(1..=1000))]
     starts: u32,
-    /// One round of next to nothing, to see that all of it works
+    /// One round with little data, as a smoke test
     #[arg(long, conflicts_with_all = ["rounds", "mib", "files", "starts"])]
     quick: bool,
     /// The skewbridge to run [default: build it]
@@ -236,16 +235,16 @@ pub(crate) struct Agent {
     /// Seconds of requests in a round
     #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=600))]
     seconds: u32,
-    /// Connections at once, where there are several
+    /// Concurrent connections, where there are several
     #[arg(long, default_value_t = 16, value_parser = value_parser!(u32).range(2..=1000))]
     connections: u32,
     /// MiB that are sent each way in a round
     #[arg(long, default_value_t = 256, value_parser = value_parser!(u32).range(1..=65_536))]
     mib: u32,
-    /// What is asked for [default: the pod]
+    /// Path of the requests [default: the pod]
     #[arg(long, value_name = "PATH")]
     pub(crate) path: Option<String>,
-    /// One round of next to nothing, to see that all of it works
+    /// One round with little data, as a smoke test
     #[arg(long, conflicts_with_all = ["rounds", "seconds", "connections", "mib"])]
     quick: bool,
     /// The skewbridge to run [default: build it]
@@ -285,7 +284,7 @@ impl Agent {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Clocked {
+pub(crate) struct TimedChild {
     #[arg(long)]
     pub(crate) stdin: Option<PathBuf>,
     #[arg(long)]
@@ -305,7 +304,7 @@ pub(crate) struct Node {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct StandIn {
+pub(crate) struct FakeApiServer {
     #[arg(long)]
     pub(crate) certificate: PathBuf,
     #[arg(long)]
@@ -409,10 +408,18 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_a_client_are_its_own() {
-        let line = ["x", "clocked", "--expected=3", "--", "cp", "-n", "--stdin"];
-        let Command::Clocked(args) = Args::parse_from(line).command else {
-            panic!("not clocked");
+    fn the_arguments_of_a_client_are_not_parsed() {
+        let line = [
+            "x",
+            "timed-child",
+            "--expected=3",
+            "--",
+            "cp",
+            "-n",
+            "--stdin",
+        ];
+        let Command::TimedChild(args) = Args::parse_from(line).command else {
+            panic!("not timed-child");
         };
         assert_eq!(args.client, ["cp", "-n", "--stdin"]);
         assert_eq!((args.expected, args.stdin), (Some(3), None));

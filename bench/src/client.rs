@@ -17,12 +17,12 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 
 use crate::pki::{self, SERVER_NAME};
-use crate::process::Owned;
+use crate::process::OwnedProcess;
 
-/// A server that listens but does not answer 2xx by then has failed.
-const ANSWER_LIMIT: Duration = Duration::from_secs(20);
-const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(50);
+/// A server that listens but does not respond 2xx by then has failed.
+const SERVE_TIMEOUT: Duration = Duration::from_secs(20);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// One connection; dropping it closes it with all its streams.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Connection {
         let tls = TlsConnector::from(config).connect(name, tcp).await?;
         let (requests, connection) = h2::client::handshake(tls).await?;
         let driver = tokio::spawn(async move {
-            // A failure shows on every stream; here it has no one to tell.
+            // Every stream reports a failure; nothing else has to be done here.
             let _ = connection.await;
         });
         Ok(Self { requests, driver })
@@ -65,18 +65,18 @@ impl Drop for Connection {
     }
 }
 
-/// Waits until `server` answers `path` with 2xx.
-pub(crate) async fn until_answering(
-    server: &Owned,
+/// Waits until `server` responds to `path` with 2xx.
+pub(crate) async fn wait_until_serving(
+    server: &OwnedProcess,
     address: SocketAddr,
     ca: &Path,
     path: &str,
 ) -> Result<()> {
     let config = pki::h2_client(ca)?;
     server.until_listening(address).await?;
-    let deadline = Instant::now() + ANSWER_LIMIT;
+    let deadline = Instant::now() + SERVE_TIMEOUT;
     loop {
-        let attempt = timeout(ATTEMPT_LIMIT, status(config.clone(), address, path)).await;
+        let attempt = timeout(ATTEMPT_TIMEOUT, status(config.clone(), address, path)).await;
         let wrong = match attempt.context("no answer").flatten() {
             Ok(status) if status.is_success() => return Ok(()),
             Ok(status) => format!("it answers {status}"),
@@ -84,10 +84,10 @@ pub(crate) async fn until_answering(
         };
         server.ensure_running()?;
         if Instant::now() > deadline {
-            let words = server.last_words();
+            let words = server.log_tail();
             bail!("{} does not serve {path}: {wrong}{words}", server.name());
         }
-        sleep(PAUSE).await;
+        sleep(RETRY_INTERVAL).await;
     }
 }
 
@@ -101,6 +101,9 @@ async fn status(config: Arc<ClientConfig>, address: SocketAddr, path: &str) -> R
             .flow_control()
             .release_capacity(length)?;
     }
-    ensure!(response.body().is_end_stream(), "the answer was cut off");
+    ensure!(
+        response.body().is_end_stream(),
+        "the response was truncated"
+    );
     Ok(response.status())
 }

@@ -1,4 +1,4 @@
-//! `exec`: our client commands beside kubectl's, with the same server and pod.
+//! `exec`: skewbridge's client commands compared with kubectl's, with the same server and pod.
 
 mod audit;
 mod result;
@@ -11,21 +11,21 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use skewbridge_e2e::{Node, Plane, Server, User, Via};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, User, Via};
 
 use self::result::ExecResult;
 use crate::args::{Exec, ExecSizes};
-use crate::clocked::{Cost, Streams, clock};
 use crate::pattern::write_noise;
 use crate::proxies::bridge;
 use crate::ratio::rotated;
 use crate::report;
 use crate::scratch::Scratch;
+use crate::timed_child::{Cost, Streams, run_timed};
 
 const MIB: u64 = 1 << 20;
-/// How often a client may fail at a load before that fails the run. kubectl 1.36.4 does
-/// at times, at a large tree from a pod on a slow disk.
-const ATTEMPTS: u32 = 10;
+/// How often a client may fail at a load before the run fails. kubectl 1.36.4 fails at
+/// times, with a large tree from a pod on a slow disk.
+const MAX_ATTEMPTS: u32 = 10;
 
 pub(crate) async fn run(args: Exec) -> Result<()> {
     let program = bridge::client_program(args.program.clone()).await?;
@@ -36,7 +36,7 @@ pub(crate) async fn run(args: Exec) -> Result<()> {
     report::print(&result, args.output)
 }
 
-/// Who is measured.
+/// The measured client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Client {
@@ -55,19 +55,19 @@ impl Client {
     }
 }
 
-/// What is asked of a client.
+/// The load that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Load {
-    /// `exec`, much from the command.
+    /// `exec` with much output.
     Stdout,
-    /// `exec -i`, much to the command.
+    /// `exec -i` with much input.
     Stdin,
     /// `cp` of the tree to the pod.
     CopyIn,
     /// `cp` of the tree from the pod.
     CopyOut,
-    /// `exec` of a command that says a word.
+    /// `exec` of a command that prints a word.
     FirstByte,
 }
 
@@ -88,7 +88,7 @@ impl Load {
         }
     }
 
-    /// Of a second: some loads are short.
+    /// Decimals of a second: some loads are short.
     fn decimals(self) -> usize {
         match self {
             Self::FirstByte => 3,
@@ -96,7 +96,7 @@ impl Load {
         }
     }
 
-    /// The time that counts.
+    /// The measured time.
     fn seconds(self, cost: &Cost) -> Option<f64> {
         match self {
             Self::FirstByte => cost.first_byte,
@@ -117,7 +117,7 @@ impl fmt::Display for Load {
     }
 }
 
-/// What a load has cost each client, run by run, the same run at the same place.
+/// The cost of a load for each client, run by run, with the same run at the same index.
 #[derive(Debug)]
 struct Measured {
     load: Load,
@@ -129,9 +129,9 @@ struct Measured {
 async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<Measured>> {
     // Declared before the plane, so dropped after it.
     let scratch = Scratch::create()?;
-    let plane = Plane::start(&[Server::of(version).without_bridge()]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(version).without_bridge()]).await;
     let node = plane.start_node().await;
-    let pair = Pair {
+    let pair = Clients {
         program,
         config: plane.kubeconfig_of(&[("c", plane.servers[0].address)]),
         bytes: u64::from(sizes.mib) * MIB,
@@ -144,10 +144,10 @@ async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<
     };
     write_noise(&pair.noise, pair.bytes)?;
     tree::write(&pair.tree, sizes.files)?;
-    // Programs, files and kubectl's cache of discovery are there from now on.
+    // From here on programs, files and kubectl's discovery cache are warm.
     for load in Load::ALL {
         for client in Client::BOTH {
-            pair.bear(client, load).await.context("warm-up")?;
+            pair.run_load(client, load).await.context("warm-up")?;
         }
     }
     let mut measured: Vec<Measured> = Load::ALL
@@ -168,7 +168,7 @@ async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<
             for time in 0..load.times(sizes) {
                 for index in rotated(Client::BOTH.len(), (round + time) as usize) {
                     let client = Client::BOTH[index];
-                    let (cost, failures) = pair.bear(client, *load).await?;
+                    let (cost, failures) = pair.run_load(client, *load).await?;
                     report::progress(format_args!(
                         "round {}/{}: {load}: {:<10} {:.3} s, CPU {:.3} s, {} MiB",
                         round + 1,
@@ -190,13 +190,13 @@ async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<
     Ok(measured)
 }
 
-/// Both clients, and what they are given to do.
-struct Pair<'a> {
-    plane: &'a Plane,
+/// Both clients, and their data.
+struct Clients<'a> {
+    plane: &'a ControlPlane,
     scratch: &'a Scratch,
-    /// Ours.
+    /// The skewbridge binary.
     program: &'a Path,
-    /// Its kubeconfig.
+    /// The kubeconfig.
     config: String,
     bytes: u64,
     noise: PathBuf,
@@ -205,25 +205,24 @@ struct Pair<'a> {
     back: PathBuf,
 }
 
-impl Pair<'_> {
-    /// What it costs, and how often the client has failed before; every byte has to
-    /// have come.
-    async fn bear(&self, client: Client, load: Load) -> Result<(Cost, u32)> {
+impl Clients<'_> {
+    /// The cost, and how often the client has failed before; every byte has to arrive.
+    async fn run_load(&self, client: Client, load: Load) -> Result<(Cost, u32)> {
         let mut failures = 0;
         loop {
-            let why = match self.try_bear(client, load).await {
+            let why = match self.try_run_load(client, load).await {
                 Ok(cost) => return Ok((cost, failures)),
                 Err(why) => why.context(format!("{load}, {}", client.name())),
             };
             failures += 1;
-            if failures == ATTEMPTS {
-                return Err(why.context(format!("failed {ATTEMPTS} times")));
+            if failures == MAX_ATTEMPTS {
+                return Err(why.context(format!("failed {MAX_ATTEMPTS} times")));
             }
             report::progress(format_args!("run again: {why:#}"));
         }
     }
 
-    async fn try_bear(&self, client: Client, load: Load) -> Result<Cost> {
+    async fn try_run_load(&self, client: Client, load: Load) -> Result<Cost> {
         let copy = match load {
             Load::CopyIn => Some(&self.in_pod),
             Load::CopyOut => Some(&self.back),
@@ -238,11 +237,11 @@ impl Pair<'_> {
             stdin: (load == Load::Stdin).then_some(self.noise.as_path()),
             expected: (load == Load::Stdout).then_some(self.bytes),
         };
-        let cost = clock(&command, streams, self.scratch).await?;
+        let cost = run_timed(&command, streams, self.scratch).await?;
         if let Some(copy) = copy {
             tree::compare(&self.tree, copy)?;
         }
-        ensure!(load.seconds(&cost).is_some(), "nothing was said");
+        ensure!(load.seconds(&cost).is_some(), "there was no output");
         Ok(cost)
     }
 
@@ -251,7 +250,7 @@ impl Pair<'_> {
             Client::Kubectl => {
                 let kubectl = self.plane.kubectl_command(0, Via::Server, User::Admin);
                 let mut kubectl = kubectl.into_std();
-                // Its default, unless the environment of this run has another.
+                // The default, unless the environment of this run sets another.
                 kubectl.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "true");
                 kubectl
             }
@@ -263,7 +262,7 @@ impl Pair<'_> {
         }
     }
 
-    /// The same for both.
+    /// The same arguments for both.
     fn words(&self, load: Load) -> Vec<String> {
         let path = |path: &Path| path.display().to_string();
         let in_pod = |path: &Path| format!("{}:{}", Node::POD, path.display());
@@ -271,7 +270,7 @@ impl Pair<'_> {
         let (command, further) = match load {
             Load::Stdout => ("exec", vec!["--".to_owned(), "cat".to_owned(), noise]),
             Load::Stdin => {
-                // Compares every byte, and fails where one differs.
+                // Compares every byte, and fails on a difference.
                 let words = ["-i", "--", "cmp", "-"].map(str::to_owned);
                 ("exec", words.into_iter().chain([noise]).collect())
             }

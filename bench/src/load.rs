@@ -1,4 +1,4 @@
-//! Load by h2load, and what it says about the answers.
+//! Load generation with h2load, and checks of its output.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,14 +11,14 @@ use tokio::process::Command;
 use crate::pki::{CIPHER, SERVER_NAME};
 use crate::process;
 
-/// What h2load may take beyond the time it was given.
+/// The time that h2load may take beyond its duration.
 const SLACK: Duration = Duration::from_secs(20);
 
-/// At most so many requests are under way at once. Their bytes may fall outside
-/// the time that h2load counts, at either end of it.
-const IN_FLIGHT: u32 = 100;
+/// The maximum number of requests in flight. Their bytes may fall outside of the measured
+/// time, at either end of it.
+const MAX_IN_FLIGHT: u32 = 100;
 
-/// What the clients speak; the numbers keep about 50 and 100 requests in flight.
+/// The protocol of the clients; the numbers keep about 50 and 100 requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) enum Protocol {
     #[serde(rename = "http/1.1")]
@@ -71,7 +71,7 @@ impl Load {
         })
     }
 
-    /// The same with this bearer token in each request.
+    /// Adds this bearer token to each request.
     pub(crate) fn with_token(self, token: &str) -> Self {
         Self {
             token: Some(token.to_owned()),
@@ -79,7 +79,7 @@ impl Load {
         }
     }
 
-    /// Loads `port` for `seconds`; any answer but a whole 2xx is an error.
+    /// Loads `port` for `seconds`; any response other than a complete 2xx is an error.
     pub(crate) async fn run(&self, protocol: Protocol, port: u16, seconds: u32) -> Result<Summary> {
         let mut command = Command::new(&self.program);
         command
@@ -90,7 +90,7 @@ impl Load {
             .args((self.token.iter()).map(|it| format!("--header=authorization: Bearer {it}")))
             .arg(format!("https://{SERVER_NAME}:{port}{}", self.path));
         let limit = Duration::from_secs(seconds.into()) + SLACK;
-        let text = process::printed_by(&mut command, limit).await?;
+        let text = process::output_of(&mut command, limit).await?;
         Summary::parse(&text)
             .and_then(|summary| summary.check(protocol, self.size))
             .map_err(|error| anyhow!("{error:#}; h2load said:\n{}", end_of(&text)))
@@ -101,7 +101,7 @@ impl Load {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Summary {
     pub(crate) per_second: f64,
-    /// Requests answered whole.
+    /// Complete responses.
     pub(crate) succeeded: u32,
     pub(crate) cipher: String,
     alpn: String,
@@ -147,13 +147,13 @@ impl Summary {
             self.alpn,
             protocol.alpn()
         );
-        ensure!(self.not_2xx == 0, "{} answers were not 2xx", self.not_2xx);
+        ensure!(self.not_2xx == 0, "{} responses were not 2xx", self.not_2xx);
         ensure!(self.bad == 0, "{} requests failed", self.bad);
-        ensure!(self.succeeded > 0, "not one request was answered");
+        ensure!(self.succeeded > 0, "there was no response");
         ensure!(
             self.data_bytes
-                >= u64::from(self.succeeded.saturating_sub(IN_FLIGHT)) * u64::from(size),
-            "answers were shorter than {size} bytes"
+                >= u64::from(self.succeeded.saturating_sub(MAX_IN_FLIGHT)) * u64::from(size),
+            "responses were shorter than {size} bytes"
         );
         Ok(self)
     }
@@ -165,7 +165,7 @@ fn end_of(text: &str) -> &str {
         .map_or(text, |start| &text[start..])
 }
 
-/// The number that stands right before `unit`.
+/// The number directly before `unit`.
 fn before<T: std::str::FromStr>(line: &str, unit: &str) -> Result<T> {
     line.split_once(unit)
         .and_then(|(head, _)| head.rsplit(' ').next())
@@ -214,31 +214,31 @@ time for request:      521us     25.55ms      6.58ms      1.68ms    81.94%
     }
 
     #[test]
-    fn an_answer_that_is_not_2xx_fails_the_run() {
-        assert_eq!(complaint("0 5xx", "3 5xx"), "3 answers were not 2xx");
-        assert_eq!(complaint("0 3xx", "1 3xx"), "1 answers were not 2xx");
+    fn a_response_that_is_not_2xx_fails_the_run() {
+        assert_eq!(complaint("0 5xx", "3 5xx"), "3 responses were not 2xx");
+        assert_eq!(complaint("0 3xx", "1 3xx"), "1 responses were not 2xx");
     }
 
     #[test]
-    fn a_request_without_an_answer_fails_the_run() {
+    fn a_request_without_a_response_fails_the_run() {
         assert_eq!(complaint("0 errored", "2 errored"), "2 requests failed");
         assert_eq!(complaint("0 timeout", "9 timeout"), "9 requests failed");
     }
 
     #[test]
-    fn answers_without_their_body_fail_the_run() {
+    fn responses_without_their_body_fail_the_run() {
         let complaint = complaint("(619458560) data", "(1000) data");
-        assert_eq!(complaint, "answers were shorter than 20480 bytes");
+        assert_eq!(complaint, "responses were shorter than 20480 bytes");
     }
 
     #[test]
-    fn another_protocol_than_asked_for_fails_the_run() {
+    fn another_protocol_than_requested_fails_the_run() {
         let complaint = complaint("protocol: h2", "protocol: http/1.1");
         assert_eq!(complaint, "http/1.1 was negotiated, not h2");
     }
 
     #[test]
-    fn a_cut_off_output_is_an_error() {
+    fn truncated_output_is_an_error() {
         let (head, _) = GOOD.split_once("status codes").unwrap();
         assert!(checked(head).is_err());
     }

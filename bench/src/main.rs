@@ -1,12 +1,11 @@
-//! Side-by-side measurements of the bridge: `pass-through` against `HAProxy`
-//! and nginx, `reroute` against a direct request, `watches` for memory and delivery, `translate` against
-//! kube-apiserver; of the client commands `exec` against kubectl; and `agent`, of the
-//! plugin that proxies. See `bench/README.md`.
+//! Side-by-side measurements of the bridge: `pass-through` against `HAProxy` and nginx,
+//! `reroute` against a direct request, `watches` for memory and delivery, `translate`
+//! against kube-apiserver; of the client commands `exec` against kubectl; and `agent`, of
+//! the plugin that proxies. See `bench/README.md`.
 
 mod agent;
 mod args;
 mod client;
-mod clocked;
 mod exec;
 mod load;
 mod pass_through;
@@ -18,6 +17,7 @@ mod ratio;
 mod report;
 mod reroute;
 mod scratch;
+mod timed_child;
 mod translate;
 mod usage;
 mod watches;
@@ -41,16 +41,16 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<()> {
-    // Before anything else: it is to be small.
-    if let Command::Clocked(args) = &command {
-        return clocked::run(args);
+    // Before the runtime starts, to keep this process small.
+    if let Command::TimedChild(args) = &command {
+        return timed_child::run(args);
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(async {
-        // Losing the race drops the measurement, and with it every child.
+        // A signal drops the measurement, and with it every child.
         tokio::select! {
             done = perform(command) => done,
             stopped = stop_signal() => stopped,
@@ -66,8 +66,8 @@ async fn perform(command: Command) -> Result<()> {
         Command::Translate(args) => translate::run(args).await,
         Command::Exec(args) => exec::run(args).await,
         Command::Agent(args) => agent::run(args).await,
-        Command::Clocked(args) => clocked::run(&args),
-        Command::StandIn(args) => watches::stand_in::run(args).await,
+        Command::TimedChild(args) => timed_child::run(&args),
+        Command::FakeApiServer(args) => watches::fake_apiserver::run(args).await,
         Command::Watchers(args) => watches::watchers::run(args).await,
         Command::Node(args) => translate::node::run(args).await,
     }

@@ -44,7 +44,7 @@ pub(crate) async fn run(args: PassThrough) -> Result<()> {
     proxies.push(nginx::start(&scratch, &pki, nginx, origin)?);
     for proxy in &proxies {
         let (process, address) = (proxy.process(), proxy.address());
-        client::until_answering(process, address, &pki.ca, backend::ANSWER).await?;
+        client::wait_until_serving(process, address, &pki.ca, backend::ANSWER).await?;
     }
 
     let mut result = PassThroughResult {
@@ -64,7 +64,7 @@ pub(crate) async fn run(args: PassThrough) -> Result<()> {
         let measured = rounds.measure().await?;
         result.protocols.push(Comparison::new(protocol, &measured)?);
     }
-    // The children first: a reader may close our output early.
+    // The children are stopped first: a reader may close the output early.
     drop(proxies);
     report::print(&result, args.output)
 }
@@ -144,7 +144,7 @@ struct Speed {
     cpu_microseconds_per_request: Spread,
 }
 
-/// Requests per second of the bridge over those of another, round by round.
+/// The requests per second of the bridge over those of another proxy, round by round.
 #[derive(Debug, Serialize)]
 struct Ratio {
     of: &'static str,
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn unequal_ciphers_are_pointed_out() {
+    fn unequal_ciphers_are_reported() {
         let mut result = result();
         assert!(!result.to_string().contains("unequal"));
         result.protocols[0].proxies[1].cipher = "TLS_AES_128_GCM_SHA256".into();

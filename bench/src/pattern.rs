@@ -1,4 +1,4 @@
-//! Bytes to send, and to compare with what has come.
+//! Bytes to send, and to compare with the received ones.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -8,14 +8,14 @@ use std::sync::LazyLock;
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 
-/// What kubectl sends at once.
-pub(crate) const MESSAGE: usize = 32 * 1024;
+/// The message size of kubectl.
+pub(crate) const MESSAGE_BYTES: usize = 32 * 1024;
 
-/// A prime, so that a lost or doubled piece of any usual size shows; and so little
-/// that comparing costs next to nothing.
+/// A prime, so that a lost or duplicated part of any usual size is detected; and so small
+/// that the comparison costs almost nothing.
 const PERIOD: usize = 65_537;
 
-/// Noise, as long as it takes for a message to begin anywhere in the period.
+/// Noise, long enough for a message to start anywhere in the period.
 static NOISE: LazyLock<Bytes> = LazyLock::new(|| {
     let mut state = 1_u32;
     let next = |_| {
@@ -27,11 +27,11 @@ static NOISE: LazyLock<Bytes> = LazyLock::new(|| {
         .iter()
         .copied()
         .cycle()
-        .take(PERIOD + MESSAGE)
+        .take(PERIOD + MESSAGE_BYTES)
         .collect()
 });
 
-/// The bytes of a stream, as they are written or compared.
+/// The position in a stream, for writing or comparing.
 #[derive(Debug, Default)]
 pub(crate) struct Pattern {
     passed: u64,
@@ -41,16 +41,16 @@ impl Pattern {
     /// The next message of a stream of this length; `None` at its end.
     pub(crate) fn next(&mut self, bytes: u64) -> Option<Bytes> {
         let left = usize::try_from(bytes - self.passed).unwrap_or(usize::MAX);
-        let length = left.min(MESSAGE);
+        let length = left.min(MESSAGE_BYTES);
         let message = NOISE.slice(self.at()..self.at() + length);
         self.passed += length as u64;
         (length > 0).then_some(message)
     }
 
-    /// Compares what has come.
+    /// Compares received bytes.
     pub(crate) fn check(&mut self, mut piece: &[u8]) -> Result<()> {
         while !piece.is_empty() {
-            let (now, later) = piece.split_at(piece.len().min(MESSAGE));
+            let (now, later) = piece.split_at(piece.len().min(MESSAGE_BYTES));
             let expected = &NOISE[self.at()..self.at() + now.len()];
             ensure!(now == expected, "other bytes after {}", self.passed);
             self.passed += now.len() as u64;
@@ -69,7 +69,7 @@ impl Pattern {
     }
 }
 
-/// A file of so many bytes.
+/// Writes a file of so many bytes.
 pub(crate) fn write_noise(path: &Path, bytes: u64) -> Result<()> {
     let mut file = File::create(path)?;
     let mut pattern = Pattern::default();
@@ -81,15 +81,15 @@ pub(crate) fn write_noise(path: &Path, bytes: u64) -> Result<()> {
 
 /// Whether two files have the same bytes.
 pub(crate) fn is_same(one: &Path, other: &Path) -> Result<bool> {
-    const PIECE: u64 = 1 << 20;
+    const BLOCK_BYTES: u64 = 1 << 20;
     let open = |path: &Path| File::open(path).with_context(|| path.display().to_string());
     let (one, other) = (open(one)?, open(other)?);
     let (mut here, mut there) = (Vec::new(), Vec::new());
     loop {
         here.clear();
         there.clear();
-        (&one).take(PIECE).read_to_end(&mut here)?;
-        (&other).take(PIECE).read_to_end(&mut there)?;
+        (&one).take(BLOCK_BYTES).read_to_end(&mut here)?;
+        (&other).take(BLOCK_BYTES).read_to_end(&mut there)?;
         if here != there {
             return Ok(false);
         }
@@ -105,7 +105,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn what_is_written_is_what_is_expected_however_it_comes() {
+    fn written_bytes_match_in_any_chunks() {
         let bytes = 1_000_000;
         let (mut written, mut pattern) = (Vec::new(), Pattern::default());
         while let Some(message) = pattern.next(bytes) {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_piece_shows() {
+    fn a_lost_part_is_detected() {
         let mut pattern = Pattern::default();
         let first = pattern.next(u64::MAX).unwrap();
         let mut expected = Pattern::default();

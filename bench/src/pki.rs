@@ -1,5 +1,5 @@
-//! One CA and one ECDSA P-256 server certificate that every server of a run
-//! presents, so that no proxy pays more for its handshakes than another.
+//! One CA and one ECDSA P-256 server certificate that every server of a run presents, so
+//! that all proxies have equal handshakes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use crate::scratch::Scratch;
 /// The name in the certificate that every client verifies.
 pub(crate) const SERVER_NAME: &str = "localhost";
 
-/// The one cipher suite that clients offer and the backend accepts: what Go
-/// prefers at both ends of a Kubernetes cluster. Given a choice the proxies
-/// differ, `HAProxy` by its own order and the others by the client's.
+/// The only cipher suite that clients offer and the backend accepts: the one that Go
+/// prefers at both ends of a Kubernetes cluster. Given a choice the proxies differ:
+/// `HAProxy` uses its own order and the others use the client's.
 pub(crate) const CIPHER: &str = "TLS_AES_128_GCM_SHA256";
 
 const ALPN_H2: &[u8] = b"h2";
@@ -61,13 +61,13 @@ impl Pki {
         Self::write(scratch, &ca.pem(), &certificate, &key.serialize_pem())
     }
 
-    /// The same from the CA of a cluster.
+    /// The same with the CA of a cluster.
     pub(crate) fn issued_by(ca: &Ca, scratch: &Scratch) -> Result<Self> {
         let leaf = ca.server(&[SERVER_NAME, "127.0.0.1"]);
         Self::write(scratch, &ca.pem(), &leaf.cert_pem, &leaf.key_pem)
     }
 
-    /// Of a playground's directory.
+    /// From a playground's directory.
     pub(crate) fn of_playground(directory: &Path, scratch: &Scratch) -> Result<Self> {
         let read = |name: &str| {
             let path = directory.join(name);
@@ -88,7 +88,7 @@ impl Pki {
     }
 }
 
-/// A client that trusts only `ca` and speaks only HTTP/2.
+/// A client that trusts only `ca` and uses only HTTP/2.
 pub(crate) fn h2_client(ca: &Path) -> Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(ca)? {
@@ -102,7 +102,7 @@ pub(crate) fn h2_client(ca: &Path) -> Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// A server that speaks only HTTP/2.
+/// A server that uses only HTTP/2.
 pub(crate) fn h2_server(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>> {
     let private = PrivateKeyDer::from_pem_file(key)
         .with_context(|| format!("cannot read {}", key.display()))?;
@@ -114,7 +114,7 @@ pub(crate) fn h2_server(certificate: &Path, key: &Path) -> Result<Arc<ServerConf
     Ok(Arc::new(config))
 }
 
-/// A client that trusts only `ca`, and shows `user` to who asks.
+/// A client that trusts only `ca`, and presents the certificate `user` on request.
 pub(crate) fn stream_client(ca: &Ca, user: &Leaf) -> Result<Arc<ClientConfig>> {
     let config = ClientConfig::builder_with_provider(one_cipher())
         .with_protocol_versions(&[&TLS13])?
@@ -123,7 +123,7 @@ pub(crate) fn stream_client(ca: &Ca, user: &Leaf) -> Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// A server of streams: what is upgraded is HTTP/1.1.
+/// A server for streams, which are upgraded from HTTP/1.1.
 pub(crate) fn stream_server(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>> {
     let private = PrivateKeyDer::from_pem_file(key)
         .with_context(|| format!("cannot read {}", key.display()))?;
@@ -135,7 +135,7 @@ pub(crate) fn stream_server(certificate: &Path, key: &Path) -> Result<Arc<Server
     Ok(Arc::new(config))
 }
 
-/// Only [`CIPHER`]: with a choice, rustls would take another one than Go.
+/// Only [`CIPHER`]: with a choice, rustls would select another one than Go.
 fn one_cipher() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     provider.cipher_suites = vec![aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256];
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_generated_can_be_served_and_trusted() {
+    fn a_generated_certificate_is_served_and_trusted() {
         let scratch = Scratch::create().unwrap();
         let pki = Pki::generate(&scratch).unwrap();
         h2_server(&pki.certificate, &pki.key).unwrap();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cluster_issues_can_be_served_and_trusted() {
+    fn a_certificate_of_a_cluster_is_served_and_trusted() {
         let scratch = Scratch::create().unwrap();
         let ca = Ca::new("cluster");
         let pki = Pki::issued_by(&ca, &scratch).unwrap();

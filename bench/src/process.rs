@@ -1,4 +1,4 @@
-//! Children that end with their owner.
+//! Child processes that end with their owner.
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
@@ -15,29 +15,29 @@ use crate::scratch::Scratch;
 use crate::usage;
 
 /// A server that does not listen by then has failed.
-const START_LIMIT: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Between SIGTERM and SIGKILL: long enough to close sockets, not to drain.
-const STOP_LIMIT: Duration = Duration::from_secs(2);
-const POLL: Duration = Duration::from_millis(20);
-/// Lines of a failed child's log that its error repeats.
-const LAST_WORDS: usize = 12;
-/// Where Debian keeps servers, often not in a user's PATH.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// The number of log lines in the error of a failed child.
+const LOG_TAIL_LINES: usize = 12;
+/// The directories of servers in Debian, often not in a user's PATH.
 const SYSTEM_BINARIES: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
 
-/// A child in a process group of its own; the whole group ends on drop.
+/// A child in its own process group; the whole group ends on drop.
 ///
-/// The child is reaped only on drop, so its number cannot be taken by another
-/// process while we might still signal it.
+/// The child is reaped only on drop, so its process ID cannot be reused while it might still be
+/// signalled.
 #[derive(Debug)]
-pub(crate) struct Owned {
+pub(crate) struct OwnedProcess {
     name: &'static str,
     pid: u32,
     child: Child,
     log: PathBuf,
 }
 
-impl Owned {
-    /// A server without input, whose words go to a log in `scratch`.
+impl OwnedProcess {
+    /// A server without input, whose output goes to a log in `scratch`.
     pub(crate) fn server(
         name: &'static str,
         mut command: Command,
@@ -49,8 +49,8 @@ impl Owned {
         Self::start(name, command, log, out)
     }
 
-    /// A child that is told things on its input and answers on its output.
-    pub(crate) fn spoken_to(
+    /// A child with pipes to its input and from its output.
+    pub(crate) fn with_pipes(
         name: &'static str,
         mut command: Command,
         scratch: &Scratch,
@@ -92,40 +92,40 @@ impl Owned {
     }
 
     pub(crate) fn ensure_running(&self) -> Result<()> {
-        if usage::runs(self.pid) {
+        if usage::is_running(self.pid) {
             return Ok(());
         }
-        bail!("{} has ended{}", self.name, self.last_words())
+        bail!("{} has ended{}", self.name, self.log_tail())
     }
 
     pub(crate) async fn until_listening(&self, address: SocketAddr) -> Result<()> {
-        let deadline = Instant::now() + START_LIMIT;
+        let deadline = Instant::now() + START_TIMEOUT;
         while TcpStream::connect(address).await.is_err() {
             self.ensure_running()?;
             if Instant::now() > deadline {
-                let words = self.last_words();
+                let words = self.log_tail();
                 bail!("{} does not listen on {address}{words}", self.name);
             }
-            sleep(POLL).await;
+            sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
 
     /// The end of the child's log, ready to be appended to an error.
-    pub(crate) fn last_words(&self) -> String {
+    pub(crate) fn log_tail(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         let lines: Vec<&str> = log.trim().lines().collect();
-        let tail = &lines[lines.len().saturating_sub(LAST_WORDS)..];
+        let tail = &lines[lines.len().saturating_sub(LOG_TAIL_LINES)..];
         if tail.is_empty() {
             return String::new();
         }
-        format!("; its last words:\n  {}", tail.join("\n  "))
+        format!("; the end of its log:\n  {}", tail.join("\n  "))
     }
 
     fn signal_group(&self, signal: &str) {
-        // The shell's own `kill`: procps is not everywhere, and a system call
-        // would need unsafe code. A group that is gone already is fine.
+        // The shell's own `kill`: procps may be missing, and a system call would need
+        // unsafe code. The group may have exited already.
         let _ = std::process::Command::new("sh")
             .args(["-c", "kill -s \"$1\" -- \"-$2\"", "sh", signal])
             .arg(self.pid.to_string())
@@ -134,19 +134,19 @@ impl Owned {
     }
 }
 
-impl Drop for Owned {
+impl Drop for OwnedProcess {
     fn drop(&mut self) {
         self.signal_group("TERM");
-        wait_until(|| !usage::runs(self.pid));
+        wait_until(|| !usage::is_running(self.pid));
         self.signal_group("KILL");
         wait_until(|| !matches!(self.child.try_wait(), Ok(None)));
     }
 }
 
 fn wait_until(mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + STOP_LIMIT;
+    let deadline = Instant::now() + STOP_TIMEOUT;
     while !done() && Instant::now() < deadline {
-        std::thread::sleep(POLL);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -160,8 +160,8 @@ pub(crate) fn tool(name: &str, package: &str) -> Result<PathBuf> {
         .with_context(|| format!("{name} is missing: apt-get install {package}"))
 }
 
-/// Runs a short-lived tool to its end and returns what it printed.
-pub(crate) async fn printed_by(command: &mut Command, limit: Duration) -> Result<String> {
+/// Runs a short-lived tool until it exits and returns its output.
+pub(crate) async fn output_of(command: &mut Command, limit: Duration) -> Result<String> {
     let name = format!("{}", Path::new(command.as_std().get_program()).display());
     command.stdin(Stdio::null()).kill_on_drop(true);
     let output = tokio::time::timeout(limit, command.output())
@@ -181,33 +181,33 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_dropped_child_takes_its_own_children_along() {
+    async fn a_dropped_child_ends_with_its_own_children() {
         let scratch = Scratch::create().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "trap '' TERM; sleep 600 & echo $!; wait; wait"]);
-        let owned = Owned::server("stubborn", command, &scratch).unwrap();
+        let owned = OwnedProcess::server("stubborn", command, &scratch).unwrap();
         let log = scratch.path("stubborn.log");
         let grandchild = loop {
             let text = fs::read_to_string(&log).unwrap();
             if let Some(line) = text.strip_suffix('\n') {
                 break line.parse().unwrap();
             }
-            sleep(POLL).await;
+            sleep(POLL_INTERVAL).await;
         };
         let child = owned.pid();
-        assert!(usage::runs(child) && usage::runs(grandchild));
+        assert!(usage::is_running(child) && usage::is_running(grandchild));
         drop(owned);
-        assert!(!usage::runs(child));
-        wait_until(|| !usage::runs(grandchild));
-        assert!(!usage::runs(grandchild));
+        assert!(!usage::is_running(child));
+        wait_until(|| !usage::is_running(grandchild));
+        assert!(!usage::is_running(grandchild));
     }
 
     #[tokio::test]
-    async fn a_server_that_ends_early_is_named_with_its_last_words() {
+    async fn a_server_that_exits_early_is_named_with_its_log() {
         let scratch = Scratch::create().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "echo no such option; exit 1"]);
-        let owned = Owned::server("picky", command, &scratch).unwrap();
+        let owned = OwnedProcess::server("picky", command, &scratch).unwrap();
         // Port 0 is never listened on.
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
         let error = owned

@@ -11,13 +11,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 
 use crate::load::{Load, Protocol, Summary};
-use crate::process::Owned;
+use crate::process::OwnedProcess;
 use crate::usage;
 
 /// A running server that can be put under load.
 #[derive(Debug)]
 pub(crate) struct Proxy {
-    process: Owned,
+    process: OwnedProcess,
     port: u16,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Round {
 }
 
 impl Proxy {
-    pub(crate) fn new(process: Owned, port: u16) -> Self {
+    pub(crate) fn new(process: OwnedProcess, port: u16) -> Self {
         Self { process, port }
     }
 
@@ -37,7 +37,7 @@ impl Proxy {
         self.process.name()
     }
 
-    pub(crate) fn process(&self) -> &Owned {
+    pub(crate) fn process(&self) -> &OwnedProcess {
         &self.process
     }
 
@@ -56,7 +56,7 @@ impl Proxy {
             .run(protocol, self.port, seconds)
             .await
             .map_err(|error| {
-                let words = self.process.last_words();
+                let words = self.process.log_tail();
                 anyhow!("{} failed: {error:#}{words}", self.name())
             })?;
         self.process.ensure_running()?;
@@ -69,8 +69,7 @@ pub(crate) fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-/// Ports that were free a moment ago, all different: none is given back before
-/// the last is taken.
+/// Ports that were free a moment ago, all different: none is released before the last is bound.
 pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
     let mut held = Vec::with_capacity(N);
     let mut ports = [0; N];

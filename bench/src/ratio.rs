@@ -1,10 +1,10 @@
-//! Ratios within rounds, and what they are to be.
+//! Ratios within rounds, and their goals.
 
 use serde::Serialize;
 
 use crate::report::Spread;
 
-/// What a ratio is to be.
+/// The goal of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Goal {
@@ -21,13 +21,13 @@ impl Goal {
     }
 }
 
-/// One way over the other, round by round.
+/// One candidate over the other, round by round.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Ratio {
     pub(crate) of: String,
     pub(crate) spread: Spread,
     pub(crate) goal: Goal,
-    /// Whether the median is.
+    /// Whether the median meets the goal.
     pub(crate) met: bool,
 }
 
@@ -58,8 +58,7 @@ impl Ratio {
     }
 }
 
-/// Every round begins with another one, so that none always runs after the same
-/// neighbour.
+/// Every round starts with another candidate, so that none always runs after the same one.
 pub(crate) fn rotated(count: usize, by: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |index| (index + by) % count)
 }
@@ -69,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_round_visits_everyone_from_another_start() {
+    fn every_round_starts_with_another_candidate() {
         let orders: Vec<Vec<usize>> = (0..3).map(|by| rotated(3, by).collect()).collect();
         assert_eq!(orders, [[0, 1, 2], [1, 2, 0], [2, 0, 1]]);
     }
@@ -79,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_judged_by_its_median() {
+    fn a_ratio_meets_its_goal_by_its_median() {
         let pairs = [(3.0, 2.0), (1.0, 1.0), (4.0, 2.0)];
         assert!(ratio(Goal::AtLeast(1.5), &pairs).met);
         assert!(!ratio(Goal::AtLeast(1.6), &pairs).met);

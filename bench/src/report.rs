@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::args::Output;
 
-/// The middle of some measurements and how far they were apart.
+/// The median of some measurements and their range.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -87,7 +87,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// Prints a result the way it was asked for.
+/// Prints a result in the requested format.
 pub(crate) fn print<R: Serialize + fmt::Display>(result: &R, output: Output) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match output {
@@ -100,7 +100,7 @@ pub(crate) fn print<R: Serialize + fmt::Display>(result: &R, output: Output) -> 
     Ok(())
 }
 
-/// A line for whoever waits; nothing in a log or a pipe.
+/// Prints a progress line at a terminal; nothing in a log or a pipe.
 pub(crate) fn progress(line: fmt::Arguments<'_>) {
     if std::io::stderr().is_terminal() {
         eprintln!("{line}");

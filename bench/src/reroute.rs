@@ -21,9 +21,9 @@ use crate::usage;
 
 const WARM_UP_SECONDS: u32 = 1;
 
-/// For the bridges to learn what the servers serve.
-const LEARN_LIMIT: Duration = Duration::from_secs(40);
-const PAUSE: Duration = Duration::from_millis(200);
+/// For the bridges to discover what the servers serve.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(40);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) async fn run(args: Reroute) -> Result<()> {
     let load = Load::new(ANSWER, args.size)?;
@@ -32,25 +32,25 @@ pub(crate) async fn run(args: Reroute) -> Result<()> {
     let scratch = Scratch::create()?;
     let cluster = Cluster::start(&program, &scratch, args.size).await?;
     let load = load.with_token(&cluster.token);
-    let ways = [
-        Way {
+    let routes = [
+        Route {
             name: "direct",
             entry: &cluster.server,
             passes: vec![&cluster.server],
         },
-        Way {
+        Route {
             name: "one bridge",
             entry: &cluster.peer,
             passes: vec![&cluster.peer],
         },
-        Way {
+        Route {
             name: "rerouted",
             entry: &cluster.entry,
             passes: vec![&cluster.entry, &cluster.peer],
         },
     ];
-    for way in &ways {
-        way.until_answering(&load).await?;
+    for route in &routes {
+        route.wait_until_serving(&load).await?;
     }
     let mut result = RerouteResult {
         size: args.size,
@@ -59,43 +59,43 @@ pub(crate) async fn run(args: Reroute) -> Result<()> {
         protocols: Vec::new(),
     };
     for &protocol in args.proto.each() {
-        let measured = measure(&ways, &load, protocol, args.rounds, args.seconds).await?;
+        let measured = measure(&routes, &load, protocol, args.rounds, args.seconds).await?;
         result.protocols.push(Comparison::new(protocol, &measured)?);
     }
-    // The children first: a reader may close our output early.
+    // The children are stopped first: a reader may close the output early.
     drop(cluster);
     report::print(&result, args.output)
 }
 
-/// A way to the answer.
-struct Way<'a> {
+/// A route to the response.
+struct Route<'a> {
     name: &'static str,
-    /// What clients connect to.
+    /// The address for clients.
     entry: &'a Proxy,
-    /// Whose CPU time is counted: the bridges, or the server where there are none.
+    /// The processes whose CPU time is counted: the bridges, or the server if there are none.
     passes: Vec<&'a Proxy>,
 }
 
-/// One round of one way.
+/// One round of one route.
 struct Round {
     summary: Summary,
     cpu: Duration,
 }
 
-impl Way<'_> {
-    /// The first answers are errors: a bridge has to learn what its peer serves.
-    async fn until_answering(&self, load: &Load) -> Result<()> {
+impl Route<'_> {
+    /// The first responses are errors: a bridge has to discover what its peer serves.
+    async fn wait_until_serving(&self, load: &Load) -> Result<()> {
         let process = self.entry.process();
         process.until_listening(self.entry.address()).await?;
-        let deadline = Instant::now() + LEARN_LIMIT;
+        let deadline = Instant::now() + DISCOVERY_TIMEOUT;
         loop {
             let tried = self.entry.round(load, Protocol::Http2, 1).await;
             match tried {
                 Ok(_) => return Ok(()),
                 Err(error) if Instant::now() > deadline => {
-                    return Err(error).with_context(|| format!("{} does not answer", self.name));
+                    return Err(error).with_context(|| format!("{} does not respond", self.name));
                 }
-                Err(_) => sleep(PAUSE).await,
+                Err(_) => sleep(RETRY_INTERVAL).await,
             }
         }
     }
@@ -116,36 +116,37 @@ impl Way<'_> {
     }
 }
 
-/// All rounds of one way, in order.
+/// All rounds of one route, in order.
 struct Measured {
     name: &'static str,
     rounds: Vec<Round>,
 }
 
 async fn measure(
-    ways: &[Way<'_>],
+    routes: &[Route<'_>],
     load: &Load,
     protocol: Protocol,
     rounds: u32,
     seconds: u32,
 ) -> Result<Vec<Measured>> {
     let mut measured = Vec::new();
-    for way in ways {
-        way.round(load, protocol, WARM_UP_SECONDS)
+    for route in routes {
+        route
+            .round(load, protocol, WARM_UP_SECONDS)
             .await
             .context("warm-up")?;
         measured.push(Measured {
-            name: way.name,
+            name: route.name,
             rounds: Vec::new(),
         });
     }
     for round in 0..rounds {
-        for index in rotated(ways.len(), round as usize) {
-            let done = ways[index].round(load, protocol, seconds).await?;
+        for index in rotated(routes.len(), round as usize) {
+            let done = routes[index].round(load, protocol, seconds).await?;
             report::progress(format_args!(
                 "{protocol}: round {}/{rounds}: {:<10} {:>8.0} req/s",
                 round + 1,
-                ways[index].name,
+                routes[index].name,
                 done.summary.per_second,
             ));
             measured[index].rounds.push(done);
@@ -165,7 +166,8 @@ struct RerouteResult {
 #[derive(Debug, Serialize)]
 struct Comparison {
     protocol: Protocol,
-    ways: Vec<Speed>,
+    #[serde(rename = "ways")]
+    routes: Vec<Speed>,
     ratios: Vec<Ratio>,
 }
 
@@ -176,7 +178,7 @@ struct Speed {
     cpu_microseconds_per_request: Spread,
 }
 
-/// Requests per second of one way over those of another, round by round.
+/// The requests per second of one route over those of another, round by round.
 #[derive(Debug, Serialize)]
 struct Ratio {
     of: &'static str,
@@ -190,10 +192,10 @@ impl Comparison {
             let others = measured[..index].iter();
             others.map(move |to| Ratio::new(of, to))
         });
-        let ways = measured.iter().map(Speed::new).collect::<Option<_>>();
+        let routes = measured.iter().map(Speed::new).collect::<Option<_>>();
         Ok(Self {
             protocol,
-            ways: ways.context("no rounds")?,
+            routes: routes.context("no rounds")?,
             ratios: ratios.collect::<Option<_>>().context("no rounds")?,
         })
     }
@@ -241,7 +243,7 @@ impl fmt::Display for RerouteResult {
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new(["", "req/s", "", "CPU µs/req", ""]);
-        for speed in &self.ways {
+        for speed in &self.routes {
             let [rate, rates] = speed.requests_per_second.cells(0);
             let [cpu, cpus] = speed.cpu_microseconds_per_request.cells(1);
             table.row([speed.name.to_owned(), rate, rates, cpu, cpus]);
@@ -274,7 +276,7 @@ mod tests {
             seconds: 600,
             protocols: vec![Comparison {
                 protocol: Protocol::Http2,
-                ways: ["direct", "one bridge", "rerouted"].map(speed).into(),
+                routes: ["direct", "one bridge", "rerouted"].map(speed).into(),
                 ratios: vec![Ratio {
                     of: "rerouted",
                     to: "one bridge",

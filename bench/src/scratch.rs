@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 
-/// Removed with all it holds when dropped.
+/// Removed with its contents on drop.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     path: PathBuf,
@@ -19,7 +19,7 @@ impl Scratch {
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let name = format!("skewbridge-bench-{}-{nanos}", process::id());
         let path = std::env::temp_dir().join(name);
-        // Not recursive: an existing directory, maybe someone else's, is an error.
+        // Not recursive: an existing directory, possibly another user's, is an error.
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
@@ -44,8 +44,8 @@ impl Scratch {
         Ok(path)
     }
 
-    /// Whether this run is root's: nginx would otherwise give its worker to a
-    /// user who cannot read the directory.
+    /// Whether this run is root's: nginx would then run its worker as a user who cannot
+    /// read the directory.
     pub(crate) fn owned_by_root(&self) -> Result<bool> {
         Ok(fs::metadata(&self.path)?.uid() == 0)
     }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scratch_directory_leaves_nothing_behind() {
+    fn a_scratch_directory_is_removed() {
         let scratch = Scratch::create().unwrap();
         let file = scratch.write("a/b/c", "x").unwrap();
         let root = scratch.root().to_owned();

@@ -1,5 +1,5 @@
-//! `translate`: streams through kube-apiserver's own translator and through the
-//! bridge's; and what `kubectl cp` pays for a bridge in front of kube-apiserver.
+//! `translate`: streams through kube-apiserver's own translator and through the bridge's;
+//! and the cost of a bridge in front of kube-apiserver for `kubectl cp`.
 
 mod client;
 mod copy;

@@ -1,4 +1,4 @@
-//! What a process costs, read from /proc.
+//! The cost of a process, read from /proc.
 
 use std::fs;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Linux reports times to user space in hundredths of a second (`USER_HZ`) on
-/// every architecture we run on, whatever the kernel's own tick is.
+/// Linux reports times to user space in hundredths of a second (`USER_HZ`) on every
+/// supported architecture, independent of the kernel's own tick.
 const TICK: Duration = Duration::from_millis(10);
 
 /// User and system time so far of every process in the group of `leader`.
@@ -18,7 +18,7 @@ pub(crate) fn cpu_of_group(leader: u32) -> Result<Duration> {
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // A process that ended since the listing is none of ours: ours live on.
+        // A process that ended since the listing is not a measured one: those keep running.
         if let Some(stat) = stat(pid).filter(|stat| stat.group == leader) {
             ticks += stat.ticks;
         }
@@ -33,7 +33,7 @@ pub(crate) fn cpu(pid: u32) -> Result<Duration> {
 }
 
 /// Whether `pid` still runs; a zombie does not.
-pub(crate) fn runs(pid: u32) -> bool {
+pub(crate) fn is_running(pid: u32) -> bool {
     stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
 }
 
@@ -78,7 +78,7 @@ struct Stat {
 
 impl Stat {
     fn parse(text: &str) -> Option<Self> {
-        // The command's name may itself hold spaces and parentheses.
+        // The name of the command may contain spaces and parentheses.
         let (_, rest) = text.rsplit_once(") ")?;
         let fields: Vec<&str> = rest.split(' ').collect();
         let number = |index: usize| fields.get(index)?.parse::<u32>().ok();
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn this_process_runs_and_has_memory() {
         let pid = std::process::id();
-        assert!(runs(pid));
+        assert!(is_running(pid));
         assert!(memory(pid).unwrap().rss_kib > 0);
     }
 }

@@ -1,11 +1,11 @@
-//! `watches`: many open watches through the bridge, what each costs it in
-//! memory, and how long one event takes to reach all of them.
+//! `watches`: many open watches through the bridge, its memory per watch, and how long one
+//! event takes to reach all of them.
 
+mod child_protocol;
 mod event;
+pub(crate) mod fake_apiserver;
 mod result;
-pub(crate) mod stand_in;
 pub(crate) mod watchers;
-mod words;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,23 +16,23 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout, Command};
 use tokio::time::timeout_at;
 
+use self::child_protocol::ChildMessage;
 use self::result::{Delivery, MemoryOfBridge, WatchesResult};
-use self::words::Word;
 use crate::args::Watches;
 use crate::client;
 use crate::pki::Pki;
-use crate::process::Owned;
+use crate::process::OwnedProcess;
 use crate::proxies::{Proxy, bridge, free_ports, loopback};
 use crate::report;
 use crate::scratch::Scratch;
 use crate::usage;
 
-const START_LIMIT: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// For all watches to open: 10,000 take about a second on two cores.
-const OPEN_LIMIT: Duration = Duration::from_mins(2);
+const OPEN_TIMEOUT: Duration = Duration::from_mins(2);
 /// For one event to reach every watch.
-const EVENT_LIMIT: Duration = Duration::from_mins(1);
-const READY: &str = "/readyz";
+const DELIVERY_TIMEOUT: Duration = Duration::from_mins(1);
+const READY_PATH: &str = "/readyz";
 
 pub(crate) async fn run(args: Watches) -> Result<()> {
     let program = bridge::program(args.bridge.clone()).await?;
@@ -54,7 +54,7 @@ pub(crate) async fn run(args: Watches) -> Result<()> {
     let result = WatchesResult {
         connections: args.connections,
         streams: args.streams,
-        event_bytes: event::SIZE,
+        event_bytes: event::EVENT_BYTES,
         events: args.rounds + 1,
         direct,
         bridged,
@@ -70,20 +70,22 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Without a bridge: what the stand-in and the watchers take by themselves.
+    /// Without a bridge: the times of the fake API server and the watchers by themselves.
     async fn direct(&self) -> Result<Delivery> {
-        let mut stand_in = StandIn::start(self).await?;
-        let (mut watchers, opened) = Watchers::open(self, stand_in.address).await?;
+        let mut fake_apiserver = FakeApiServer::start(self).await?;
+        let (mut watchers, opened) = Watchers::open(self, fake_apiserver.address).await?;
         let mut events = Vec::new();
         for _ in 0..=self.args.rounds {
-            events.push(stand_in.event_to_all(&mut watchers).await?);
+            events.push(fake_apiserver.event_to_all(&mut watchers).await?);
         }
         Delivery::new("direct", opened, &events)
     }
 
     async fn bridged(&self, program: &Path) -> Result<(Delivery, MemoryOfBridge)> {
-        let mut stand_in = StandIn::start(self).await?;
-        let bridge = self.start_bridge(program, stand_in.address.port()).await?;
+        let mut fake_apiserver = FakeApiServer::start(self).await?;
+        let bridge = self
+            .start_bridge(program, fake_apiserver.address.port())
+            .await?;
         let memory = || {
             bridge.process().ensure_running()?;
             usage::memory(bridge.process().pid())
@@ -91,10 +93,10 @@ impl Bench<'_> {
         let measure = async {
             let idle = memory()?;
             let (mut watchers, opened) = Watchers::open(self, bridge.address()).await?;
-            let mut events = vec![stand_in.event_to_all(&mut watchers).await?];
+            let mut events = vec![fake_apiserver.event_to_all(&mut watchers).await?];
             let open = memory()?;
             for _ in 0..self.args.rounds {
-                events.push(stand_in.event_to_all(&mut watchers).await?);
+                events.push(fake_apiserver.event_to_all(&mut watchers).await?);
             }
             let delivery = Delivery::new("through the bridge", opened, &events)?;
             let after = memory()?;
@@ -102,7 +104,7 @@ impl Bench<'_> {
             Ok((delivery, memory))
         };
         measure.await.map_err(|error: anyhow::Error| {
-            let words = bridge.process().last_words();
+            let words = bridge.process().log_tail();
             anyhow!("through the bridge: {error:#}{words}")
         })
     }
@@ -121,7 +123,8 @@ impl Bench<'_> {
             },
             &[bridge::ONE_WORKER],
         )?;
-        client::until_answering(bridge.process(), loopback(front), &self.pki.ca, READY).await?;
+        client::wait_until_serving(bridge.process(), loopback(front), &self.pki.ca, READY_PATH)
+            .await?;
         Ok(bridge)
     }
 
@@ -130,25 +133,26 @@ impl Bench<'_> {
     }
 }
 
-/// The stand-in API server in a process of its own.
-struct StandIn {
+/// The fake API server in its own process.
+struct FakeApiServer {
     address: SocketAddr,
     told: u32,
     input: ChildStdin,
-    _process: Owned,
+    _process: OwnedProcess,
 }
 
-impl StandIn {
+impl FakeApiServer {
     async fn start(bench: &Bench<'_>) -> Result<Self> {
-        let mut command = this_program("stand-in")?;
+        let mut command = this_program("fake-api-server")?;
         command.arg("--certificate").arg(&bench.pki.certificate);
         command.arg("--key").arg(&bench.pki.key);
-        let (process, input, output) = Owned::spoken_to("stand-in", command, bench.scratch)?;
-        let mut ears = Ears::new(output);
-        let deadline = Instant::now() + START_LIMIT;
-        let port = match ears.hear(&process, deadline).await? {
-            Some(Word::Listening(port)) => port,
-            word => bail!("the stand-in does not listen: {word:?}"),
+        let (process, input, output) =
+            OwnedProcess::with_pipes("fake-apiserver", command, bench.scratch)?;
+        let mut ears = ChildOutput::new(output);
+        let deadline = Instant::now() + START_TIMEOUT;
+        let port = match ears.next_message(&process, deadline).await? {
+            Some(ChildMessage::Listening(port)) => port,
+            message => bail!("the fake API server does not listen: {message:?}"),
         };
         Ok(Self {
             address: loopback(port),
@@ -158,25 +162,25 @@ impl StandIn {
         })
     }
 
-    /// Sends one event on every watch; the time until the last watcher has it.
+    /// Sends one event on every watch; returns the time until the last watcher has received it.
     async fn event_to_all(&mut self, watchers: &mut Watchers) -> Result<Duration> {
         let start = Instant::now();
         self.told += 1;
         self.input
             .write_all(b"event\n")
             .await
-            .context("the stand-in has ended")?;
+            .context("the fake API server has exited")?;
         watchers.until_delivered(self.told).await?;
         Ok(start.elapsed())
     }
 }
 
-/// All the clients, in a process of their own.
+/// All clients, in their own process.
 struct Watchers {
     total: u32,
-    ears: Ears,
-    process: Owned,
-    /// Closing it ends the watchers.
+    ears: ChildOutput,
+    process: OwnedProcess,
+    /// Closing it stops the watchers.
     _input: ChildStdin,
 }
 
@@ -191,33 +195,40 @@ impl Watchers {
             .arg(format!("--streams={}", bench.args.streams))
             .arg("--ca")
             .arg(&bench.pki.ca);
-        let (process, input, output) = Owned::spoken_to("watchers", command, bench.scratch)?;
+        let (process, input, output) =
+            OwnedProcess::with_pipes("watchers", command, bench.scratch)?;
         let mut watchers = Self {
             total: bench.watches(),
-            ears: Ears::new(output),
+            ears: ChildOutput::new(output),
             process,
             _input: input,
         };
-        watchers.until_all(Word::Opened, OPEN_LIMIT).await?;
+        watchers
+            .until_all(ChildMessage::Opened, OPEN_TIMEOUT)
+            .await?;
         Ok((watchers, start.elapsed()))
     }
 
     async fn until_delivered(&mut self, event: u32) -> Result<()> {
-        let delivered = |count| Word::Delivered { event, count };
-        self.until_all(delivered, EVENT_LIMIT).await
+        let delivered = |count| ChildMessage::Delivered { event, count };
+        self.until_all(delivered, DELIVERY_TIMEOUT).await
     }
 
-    async fn until_all(&mut self, word: impl Fn(u32) -> Word, limit: Duration) -> Result<()> {
-        let wanted = word(self.total);
+    async fn until_all(
+        &mut self,
+        message: impl Fn(u32) -> ChildMessage,
+        limit: Duration,
+    ) -> Result<()> {
+        let wanted = message(self.total);
         let deadline = Instant::now() + limit;
         let mut latest = None;
         loop {
-            match self.ears.hear(&self.process, deadline).await? {
+            match self.ears.next_message(&self.process, deadline).await? {
                 Some(heard) if heard == wanted => {
                     report::progress(format_args!("{wanted}"));
                     return Ok(());
                 }
-                Some(Word::Failed(why)) => bail!("a watch failed: {why}"),
+                Some(ChildMessage::Failed(why)) => bail!("a watch failed: {why}"),
                 Some(heard) => latest = Some(heard.to_string()),
                 None => {
                     let latest = latest.as_deref().unwrap_or("nothing");
@@ -228,25 +239,29 @@ impl Watchers {
     }
 }
 
-/// Words from a child's output.
-struct Ears {
+/// Messages from a child's output.
+struct ChildOutput {
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-impl Ears {
+impl ChildOutput {
     fn new(output: ChildStdout) -> Self {
         Self {
             lines: BufReader::new(output).lines(),
         }
     }
 
-    /// The next word; `None` after `deadline`.
-    async fn hear(&mut self, from: &Owned, deadline: Instant) -> Result<Option<Word>> {
+    /// The next message; `None` after `deadline`.
+    async fn next_message(
+        &mut self,
+        from: &OwnedProcess,
+        deadline: Instant,
+    ) -> Result<Option<ChildMessage>> {
         match timeout_at(deadline.into(), self.lines.next_line()).await {
             Err(_) => Ok(None),
             Ok(line) => match line? {
                 Some(line) => Ok(Some(line.parse()?)),
-                None => bail!("{} has ended{}", from.name(), from.last_words()),
+                None => bail!("{} has ended{}", from.name(), from.log_tail()),
             },
         }
     }

@@ -1,4 +1,4 @@
-//! Where `cargo xtask e2e` has put what it built.
+//! The programs that `cargo xtask e2e` has built.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub(crate) fn client_go() -> PathBuf {
     from(BINARIES).join("client-go")
 }
 
-/// Only for `--all`.
+/// Only built with `--all`.
 pub(crate) fn k9s() -> PathBuf {
     from(BINARIES).join("k9s")
 }
@@ -30,12 +30,12 @@ pub(crate) fn helm() -> PathBuf {
     from(BINARIES).join("helm")
 }
 
-/// A Python that has the official client.
+/// A Python environment with the official client.
 pub(crate) fn python() -> PathBuf {
     from(BINARIES).join("python/bin/python")
 }
 
-/// An example of our own client library.
+/// An example of the client library.
 pub(crate) fn example(name: &str) -> PathBuf {
     bridge().with_file_name("examples").join(name)
 }

@@ -1,4 +1,4 @@
-//! Further bridges, each with flags of its own.
+//! Additional bridges with their own flags.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,35 +6,35 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use skewbridge_testkit::eventually;
 
 use crate::binaries;
-use crate::plane::{Plane, READY, admin_at, bridge_flags};
+use crate::control_plane::{ControlPlane, READY_TIMEOUT, admin_at, bridge_flags};
 use crate::ports::free_address;
 use crate::process::Process;
 
-/// A bridge that no server of a plane was started with. It ends when it is dropped.
+/// A bridge besides those of the servers of a control plane. It stops when it is dropped.
 pub struct Bridge {
-    /// Where it listens.
+    /// The address it listens on.
     pub address: SocketAddr,
-    /// Where it tells about itself.
+    /// The address of its admin port.
     pub admin: SocketAddr,
-    /// The bridge itself.
+    /// The bridge process.
     pub process: Process,
 }
 
-impl Plane {
+impl ControlPlane {
     /// Starts a bridge in front of this address, and waits until it is ready.
-    pub async fn bridge_before(&self, upstream: SocketAddr, flags: &[&str]) -> Bridge {
-        let bridge = self.starting_bridge_before(upstream, flags);
+    pub async fn start_bridge_for(&self, upstream: SocketAddr, flags: &[&str]) -> Bridge {
+        let bridge = self.spawn_bridge_for(upstream, flags);
         let name = format!("a bridge at {}", bridge.address);
-        self.ready(&name, bridge.address).await;
-        eventually(&name, READY, async || {
+        self.wait_for_ready(&name, bridge.address).await;
+        eventually(&name, READY_TIMEOUT, async || {
             matches!(bridge.admin_page("/readyz").await, Some((200, _)))
         })
         .await;
         bridge
     }
 
-    /// Starts a bridge in front of this address that may never be ready.
-    pub fn starting_bridge_before(&self, upstream: SocketAddr, flags: &[&str]) -> Bridge {
+    /// Starts a bridge in front of this address without waiting until it is ready.
+    pub fn spawn_bridge_for(&self, upstream: SocketAddr, flags: &[&str]) -> Bridge {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let name = format!("further-bridge-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         let (address, admin) = (free_address(), free_address());
@@ -51,7 +51,7 @@ impl Plane {
 }
 
 impl Bridge {
-    /// The status and the body of a page of its admin port, once that answers.
+    /// The status and the body of a page of its admin port; `None` while it does not respond.
     pub async fn admin_page(&self, path: &str) -> Option<(u16, String)> {
         admin_at(self.admin, path).await
     }

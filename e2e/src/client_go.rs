@@ -1,4 +1,4 @@
-//! The program of `e2e/client-go`: what users of that library do.
+//! The program in `e2e/client-go`, which uses the library as its users do.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -6,12 +6,13 @@ use std::process::Stdio;
 use tokio::process::Command;
 
 use crate::binaries;
-use crate::kubectl::{Output, User, Via};
-use crate::plane::Plane;
+use crate::control_plane::ControlPlane;
+use crate::endpoint::Via;
+use crate::kubectl::{Output, User};
 
-impl Plane {
-    /// Lets client-go do something in a namespace: the name of a check, after
-    /// the flags that it needs.
+impl ControlPlane {
+    /// Runs a check of the client-go program in a namespace; `words` are its flags and its
+    /// name.
     pub async fn client_go(
         &self,
         server: usize,
@@ -26,7 +27,7 @@ impl Plane {
         Output::of(&output.expect("client-go starts"))
     }
 
-    /// The same of any address, ready to be given its words.
+    /// The command for any address, without its arguments.
     pub fn client_go_command(&self, address: SocketAddr, user: User, namespace: &str) -> Command {
         let config = self.kubeconfig(address, user);
         let mut command = Command::new(binaries::client_go());

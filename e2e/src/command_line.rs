@@ -1,4 +1,4 @@
-//! Our own commands, as users run them.
+//! The commands of skewbridge, as users run them.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -7,12 +7,12 @@ use std::process::Stdio;
 use tokio::process::Command;
 
 use crate::binaries;
-use crate::kubectl::{Output, User, Via};
-use crate::plane::Plane;
+use crate::control_plane::ControlPlane;
+use crate::endpoint::Via;
+use crate::kubectl::{Output, User};
 
-impl Plane {
-    /// Runs skewbridge with these kubeconfig files (with colons between them)
-    /// and arguments.
+impl ControlPlane {
+    /// Runs skewbridge with these kubeconfig files (separated by colons) and arguments.
     pub async fn skewbridge(&self, kubeconfig: &str, words: &[&str]) -> Output {
         let output = Command::new(binaries::bridge())
             .args(words)
@@ -26,7 +26,7 @@ impl Plane {
         Output::of(&output)
     }
 
-    /// skewbridge, ready to be given its arguments, against a server.
+    /// A skewbridge command for a server, without its arguments.
     pub fn skewbridge_command(&self, server: usize, via: Via, user: User) -> Command {
         self.skewbridge_at(&self.kubeconfig(self.servers[server].at(via), user))
     }
@@ -41,8 +41,8 @@ impl Plane {
         command
     }
 
-    /// skewbridge as it is in a pod of this namespace: a service account in its place, where
-    /// its server is in the environment, and no kubeconfig.
+    /// A skewbridge command as in a pod of this namespace: with a mounted service account,
+    /// the server in the environment, and no kubeconfig.
     pub fn skewbridge_in_pod(&self, server: usize, namespace: &str, token: &str) -> Command {
         const SCRIPT: &str = r#"
             mount -t tmpfs account /run
@@ -70,15 +70,15 @@ impl Plane {
         command
     }
 
-    /// `kubectl skewbridge`, ready to be given its arguments.
+    /// `kubectl skewbridge`, without its arguments.
     pub fn kubectl_skewbridge(&self, server: usize, via: Via, user: User) -> Command {
         let mut command = self.kubectl_with_plugin(server, via, user);
         command.arg("skewbridge");
         command
     }
 
-    /// kubectl of the server's version, that finds our program as a plugin on its `PATH`,
-    /// and what completes it.
+    /// kubectl of the server's version, with skewbridge on its `PATH` as a plugin and as
+    /// the plugin's completion.
     pub fn kubectl_with_plugin(&self, server: usize, via: Via, user: User) -> Command {
         let directory = self.pki.file("plugins");
         std::fs::create_dir_all(&directory).expect("a directory for plugins");
@@ -104,8 +104,8 @@ impl Plane {
         command
     }
 
-    /// A kubeconfig of the admin with a context for each address, the first of
-    /// them the current one. Gives its path.
+    /// Writes a kubeconfig of the admin with a context for each address, the first being
+    /// the current one. Returns its path.
     pub fn kubeconfig_of(&self, contexts: &[(&str, SocketAddr)]) -> String {
         let mut text = format!("current-context: {}\n", contexts[0].0);
         let each = |entry: &dyn Fn(&str, SocketAddr) -> String| -> String {

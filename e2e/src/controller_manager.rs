@@ -1,16 +1,16 @@
-//! The real kube-controller-manager, with those of its controllers that a test
-//! is about.
+//! The real kube-controller-manager, with the controllers that a test needs.
 
 use std::net::SocketAddr;
 
 use crate::binaries;
-use crate::kubectl::{User, Via};
-use crate::plane::Plane;
-use crate::planes::{newest, versions};
+use crate::control_plane::ControlPlane;
+use crate::endpoint::Via;
+use crate::kubectl::User;
 use crate::process::Process;
+use crate::versions::{newest, versions};
 
-impl Plane {
-    /// Starts it as the admin, against a server by this way.
+impl ControlPlane {
+    /// Starts it as the admin, against a server or its bridge.
     pub fn start_controller_manager(
         &self,
         server: usize,
@@ -20,7 +20,7 @@ impl Plane {
         self.start_controller_manager_at(self.servers[server].at(via), controllers)
     }
 
-    /// Starts it as the admin, against whatever listens there.
+    /// Starts it as the admin, against any address.
     pub fn start_controller_manager_at(
         &self,
         address: SocketAddr,
@@ -32,9 +32,9 @@ impl Plane {
             format!("--controllers={}", controllers.join(",")),
             "--leader-elect=false".to_owned(),
             "--use-service-account-credentials=false".to_owned(),
-            // It serves nothing that a test asks for.
+            // No test uses its own port.
             "--secure-port=0".to_owned(),
-            // What the garbage collector thinks of an object.
+            // The log shows what the garbage collector decides about an object.
             "--v=5".to_owned(),
         ];
         let name = format!("kube-controller-manager-{}", address.port());

@@ -1,4 +1,4 @@
-//! A real etcd, of one member or of several.
+//! A real etcd with one or several members.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -8,10 +8,10 @@ use crate::binaries;
 use crate::ports::free_address;
 use crate::process::Process;
 
-/// A member of an etcd. It ends when this is dropped.
+/// A member of an etcd cluster. It stops when this is dropped.
 #[derive(Debug)]
 pub struct Etcd {
-    /// Where its clients connect.
+    /// The client address.
     pub address: SocketAddr,
     name: String,
     arguments: Vec<String>,
@@ -19,19 +19,19 @@ pub struct Etcd {
     process: Option<Process>,
 }
 
-/// The files with which etcd serves TLS, and only to clients of the same CA.
+/// The files with which etcd serves TLS, only to clients with a certificate of the CA.
 #[derive(Debug, Clone)]
 pub struct EtcdTls {
-    /// Whose certificates clients must have.
+    /// The CA of client certificates.
     pub ca: PathBuf,
-    /// What it shows.
+    /// The serving certificate.
     pub certificate: PathBuf,
-    /// Its key.
+    /// The key of the serving certificate.
     pub key: PathBuf,
 }
 
 impl Etcd {
-    /// Its process id, while it runs.
+    /// Its process ID, while it runs.
     pub fn id(&self) -> Option<u32> {
         self.process.as_ref().map(Process::id)
     }
@@ -41,7 +41,7 @@ impl Etcd {
         Self::with_flags(directory, "http", &[], 1).remove(0)
     }
 
-    /// Starts so many members of one etcd.
+    /// Starts so many members of one etcd cluster.
     pub fn start_members(directory: &Path, count: usize) -> Vec<Self> {
         Self::with_flags(directory, "http", &[], count)
     }
@@ -62,22 +62,22 @@ impl Etcd {
             .map(|number| (format!("etcd-{number}"), free_address()))
             .collect();
         let mut cluster = String::new();
-        for (name, peers) in &members {
+        for (name, peer_address) in &members {
             let separator = if cluster.is_empty() { "" } else { "," };
-            // Writing to a String does not fail.
-            let _ = write!(cluster, "{separator}{name}=http://{peers}");
+            // Writing to a String cannot fail.
+            let _ = write!(cluster, "{separator}{name}=http://{peer_address}");
         }
-        let member = |(name, peers): (String, SocketAddr)| {
+        let member = |(name, peer_address): (String, SocketAddr)| {
             let address = free_address();
             let mut arguments = vec![
                 format!("--name={name}"),
                 format!("--data-dir={}", directory.join(&name).display()),
                 format!("--listen-client-urls={scheme}://{address}"),
                 format!("--advertise-client-urls={scheme}://{address}"),
-                format!("--listen-peer-urls=http://{peers}"),
-                format!("--initial-advertise-peer-urls=http://{peers}"),
+                format!("--listen-peer-urls=http://{peer_address}"),
+                format!("--initial-advertise-peer-urls=http://{peer_address}"),
                 format!("--initial-cluster={cluster}"),
-                // The data is thrown away: nothing is gained by waiting for a disk.
+                // The data is temporary: waiting for the disk has no benefit.
                 "--unsafe-no-fsync".to_owned(),
             ];
             arguments.extend_from_slice(flags);
@@ -94,17 +94,17 @@ impl Etcd {
         members.into_iter().map(member).collect()
     }
 
-    /// Stops it where it is: it answers nobody, and nobody is told.
+    /// Suspends the process: it does not respond, and its connections stay open.
     pub fn suspend(&self) {
         self.signal("STOP");
     }
 
-    /// Lets it go on.
+    /// Resumes it.
     pub fn resume(&self) {
         self.signal("CONT");
     }
 
-    /// Ends it at once, as a crash would.
+    /// Kills it, like a crash.
     pub fn kill(&mut self) {
         self.signal("KILL");
         if let Some(mut process) = self.process.take() {
@@ -112,7 +112,7 @@ impl Etcd {
         }
     }
 
-    /// Starts it with the data that it has.
+    /// Starts it with its existing data.
     pub fn run(&mut self) {
         self.process = Some(Process::start(
             &self.name,
@@ -123,7 +123,7 @@ impl Etcd {
         ));
     }
 
-    /// Ends it at once, as a crash would, and starts it again with its data.
+    /// Kills it, like a crash, and starts it again with its data.
     pub fn restart(&mut self) {
         self.kill();
         self.run();

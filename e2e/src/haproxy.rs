@@ -1,4 +1,4 @@
-//! A balancer that cuts what is silent for too long.
+//! A load balancer that closes idle connections.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -7,25 +7,24 @@ use std::time::Duration;
 use skewbridge_testkit::{PATIENCE, eventually};
 use tokio::net::TcpStream;
 
-use crate::plane::Plane;
+use crate::control_plane::ControlPlane;
 use crate::ports::free_address;
 use crate::process::Process;
 
-/// A real `HAProxy` that carries connections. It ends when it is dropped.
+/// A real `HAProxy` in TCP mode. It stops when it is dropped.
 pub struct Haproxy {
-    /// Where clients connect.
+    /// The address for clients.
     pub address: SocketAddr,
-    /// The balancer itself.
+    /// The process.
     pub process: Process,
 }
 
-impl Plane {
-    /// Starts one in front of this address that cuts connections after so much
-    /// silence.
-    pub async fn haproxy_before(&self, behind: SocketAddr, silence: Duration) -> Haproxy {
+impl ControlPlane {
+    /// Starts one in front of this address that closes connections after this idle time.
+    pub async fn start_haproxy(&self, server: SocketAddr, idle_timeout: Duration) -> Haproxy {
         let address = free_address();
         let name = format!("haproxy-{}", address.port());
-        let silence = silence.as_millis();
+        let idle_timeout = idle_timeout.as_millis();
         let config = self.file(
             &format!("{name}.cfg"),
             &format!(
@@ -35,12 +34,12 @@ global
 defaults
     mode tcp
     timeout connect 5s
-    timeout client {silence}ms
-    timeout server {silence}ms
-    timeout tunnel {silence}ms
+    timeout client {idle_timeout}ms
+    timeout server {idle_timeout}ms
+    timeout tunnel {idle_timeout}ms
 listen streams
     bind {address}
-    server one {behind}
+    server one {server}
 "
             ),
         );

@@ -6,53 +6,45 @@ use std::process::Stdio;
 use tokio::process::Command;
 
 use crate::binaries;
-use crate::plane::Plane;
+use crate::control_plane::ControlPlane;
+use crate::endpoint::Via;
 
-/// By which way to a server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Via {
-    /// Straight.
-    Server,
-    /// Through its bridge.
-    Bridge,
-}
-
-/// As whom.
+/// The user of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum User {
-    /// By certificate, may do everything.
+    /// By certificate, with all rights.
     Admin,
     /// By certificate, in the groups dev and ops.
     Alice,
     /// By token, in the groups qa and readers.
     Bob,
-    /// The admin in the role of somebody else.
+    /// The admin, impersonating another user.
     AdminAs(&'static str),
 }
 
-/// What a client said.
+/// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     /// The exit code; `None` for a signal.
     pub code: Option<i32>,
-    /// What it printed.
+    /// Its standard output.
     pub stdout: String,
-    /// What it complained of.
+    /// Its standard error.
     pub stderr: String,
 }
 
 impl Output {
-    /// Of a program that has ended.
-    pub fn of(ended: &std::process::Output) -> Self {
+    /// The output of a program that has exited.
+    pub fn of(output: &std::process::Output) -> Self {
         Self {
-            code: ended.status.code(),
-            stdout: String::from_utf8_lossy(&ended.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&ended.stderr).into_owned(),
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         }
     }
 }
 
-impl Plane {
+impl ControlPlane {
     /// Runs kubectl of the server's own version against a server.
     pub async fn kubectl(&self, server: usize, via: Via, user: User, words: &[&str]) -> Output {
         let mut command = self.kubectl_command(server, via, user);
@@ -60,18 +52,18 @@ impl Plane {
         Output::of(&output)
     }
 
-    /// kubectl, ready to be given its arguments.
+    /// The kubectl command, without its arguments.
     pub fn kubectl_command(&self, server: usize, via: Via, user: User) -> Command {
         let version = &self.servers[server].version;
         self.kubectl_of(version, server, via, user)
     }
 
-    /// The same, of any version that the tests have.
+    /// The same for any available version.
     pub fn kubectl_of(&self, version: &str, server: usize, via: Via, user: User) -> Command {
         self.kubectl_at(version, self.servers[server].at(via), user)
     }
 
-    /// The same, of any address.
+    /// The same for any address.
     pub fn kubectl_at(&self, version: &str, address: SocketAddr, user: User) -> Command {
         let config = self.kubeconfig(address, user);
         let mut command = Command::new(binaries::kubectl(version));
@@ -108,9 +100,9 @@ impl Plane {
             file("ca.crt")
         );
         let file = format!("{name}-{}.kubeconfig", address.port());
-        // One that is there may be read at this moment.
+        // An existing file may be read by another process at this moment.
         match std::fs::read_to_string(self.pki.file(&file)) {
-            Ok(there) if there == text => self.pki.file(&file),
+            Ok(existing) if existing == text => self.pki.file(&file),
             _ => self.pki.dir.write(&file, text),
         }
     }

@@ -1,69 +1,74 @@
-//! Real Kubernetes as the judge: control planes of real kube-apiservers on one
-//! real etcd, with a bridge in front of each, on loopback.
+//! End-to-end tests against real Kubernetes: control planes of real kube-apiservers on one real
+//! etcd, with a bridge in front of each, on loopback.
 //!
 //! ```no_run
 //! # async fn example() {
-//! use skewbridge_e2e::{Plane, Server, User, Via};
+//! use skewbridge_e2e::{ControlPlane, ServerSpec, User, Via};
 //!
-//! let plane = Plane::start(&[Server::of("1.34.4"), Server::of("1.36.4")]).await;
+//! let plane = ControlPlane::start(&[ServerSpec::of("1.34.4"), ServerSpec::of("1.36.4")]).await;
 //! let pods = plane.kubectl(0, Via::Bridge, User::Admin, &["get", "ns"]).await;
 //! assert!(pods.stdout.contains("kube-system"));
 //! # }
 //! ```
 
-#![allow(clippy::expect_used)] // a harness of tests: what fails here fails the test
+#![allow(clippy::expect_used)] // a test fixture: an error here fails the test
 
 mod binaries;
 mod bridge;
 mod client_go;
 mod command_line;
+mod control_plane;
 mod controller_manager;
-mod discovered;
+mod discovered_resource;
+mod endpoint;
 mod etcd;
 mod haproxy;
+mod http_client;
 mod kubectl;
 mod metrics;
 mod nginx;
 mod node;
+mod normalize;
 mod pki;
-mod plane;
-mod planes;
 mod playground;
 mod ports;
 mod process;
-mod raw;
-mod run;
-mod shape;
+mod response_diff;
+mod running_kubectl;
+mod service_account_token;
+mod skewbridge_run;
 mod spdystream;
-mod special;
-mod staying;
-mod steady;
-mod stock;
+mod stock_client;
 mod tmux;
-mod token;
-mod vip;
+mod version_specific_api;
+mod versions;
+mod virtual_ip;
 mod websocket;
 
 pub use bridge::Bridge;
-pub use discovered::{AGGREGATED, Discovered};
+pub use control_plane::{ControlPlane, ServerInstance, ServerSpec};
+pub use discovered_resource::{AGGREGATED, DiscoveredResource};
+pub use endpoint::Via;
 pub use etcd::{Etcd, EtcdTls};
 pub use haproxy::Haproxy;
-pub use kubectl::{Output, User, Via};
+pub use http_client::{HttpClient, Protocol, Request, ResponseStream};
+pub use kubectl::{Output, User};
 pub use metrics::Metrics;
 pub use nginx::Nginx;
 pub use node::{Node, Programs};
-pub use plane::{Plane, Running, Server};
-pub use planes::{is_since, newest, oldest, planes, planes_are_chosen, told_apart, versions};
+pub use normalize::normalize;
 pub use playground::Playground;
 pub use process::Process;
-pub use raw::{Protocol, Raw, Request, Stream};
-pub use shape::Shape;
+pub use response_diff::ResponseSnapshot;
+pub use running_kubectl::RunningKubectl;
+pub use service_account_token::base64url;
 pub use spdystream::Spdystream;
-pub use special::Special;
-pub use staying::Staying;
-pub use steady::steady;
-pub use stock::{Stock, StockRun};
+pub use stock_client::{StockClient, StockClientRun};
 pub use tmux::Tmux;
-pub use token::base64url;
-pub use vip::Vip;
+pub use version_specific_api::VersionSpecificApi;
+pub use versions::{
+    control_planes, has_custom_control_planes, is_since, newest, old_and_new_versions, oldest,
+    versions,
+};
+pub use virtual_ip::VirtualIp;
 pub use websocket::{Library, dial_websocket, serve_websocket};

@@ -1,15 +1,15 @@
-//! What a bridge counts.
+//! The metrics of a bridge.
 
 use std::net::SocketAddr;
 
-use crate::plane::{Plane, admin_at};
+use crate::control_plane::{ControlPlane, admin_at};
 
-/// The metrics of one moment.
+/// A scrape of metrics.
 #[derive(Debug, Clone)]
 pub struct Metrics(String);
 
 impl Metrics {
-    /// The sum of all that have this name and these labels: `kind="exec"`.
+    /// The sum of all series with this name and these labels, such as `kind="exec"`.
     pub fn sum(&self, name: &str, labels: &[&str]) -> u64 {
         let lines = self.0.lines().filter_map(|line| line.rsplit_once(' '));
         let lines = lines.filter(|(series, _)| {
@@ -21,8 +21,8 @@ impl Metrics {
     }
 }
 
-impl Plane {
-    /// What the bridge that tells about itself there has counted.
+impl ControlPlane {
+    /// Scrapes the bridge with this admin address.
     pub async fn metrics(&self, admin: SocketAddr) -> Metrics {
         match admin_at(admin, "/metrics").await {
             Some((200, text)) => Metrics(text),
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn series_are_chosen_by_name_and_labels() {
+    fn series_are_selected_by_name_and_labels() {
         let text = "# HELP a_total of\na_total{x=\"1\",y=\"2\"} 3\na_total{x=\"1\",y=\"3\"} 4\n\
                     a_total_more{x=\"1\"} 5\nb 6\n";
         let metrics = Metrics(text.to_owned());

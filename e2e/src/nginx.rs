@@ -1,4 +1,4 @@
-//! A proxy that lets nothing but WebSocket through.
+//! A reverse proxy that supports no upgrade other than WebSocket.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -6,23 +6,22 @@ use std::path::{Path, PathBuf};
 use skewbridge_testkit::{PATIENCE, eventually};
 use tokio::net::TcpStream;
 
-use crate::plane::Plane;
+use crate::control_plane::ControlPlane;
 use crate::ports::free_address;
 use crate::process::Process;
 
-/// A real nginx in front of a server, as whose client it shows the admin's certificate. It
-/// ends when it is dropped.
+/// A real nginx in front of a server, which it contacts with the admin's client
+/// certificate. It stops when it is dropped.
 pub struct Nginx {
     /// A kubeconfig for it.
     pub kubeconfig: PathBuf,
-    /// The proxy itself.
+    /// The process.
     pub process: Process,
 }
 
-impl Plane {
-    /// Starts one in front of this address: plain HTTP, and no upgrade but that to
-    /// WebSocket.
-    pub async fn nginx_before(&self, behind: SocketAddr) -> Nginx {
+impl ControlPlane {
+    /// Starts one in front of this address: plain HTTP, and no upgrade other than WebSocket.
+    pub async fn start_nginx(&self, server: SocketAddr) -> Nginx {
         let address = free_address();
         let name = format!("nginx-{}", address.port());
         let file = |name: &str| self.pki.file(name).display().to_string();
@@ -48,7 +47,7 @@ http {{
     server {{
         listen {address};
         location / {{
-            proxy_pass https://{behind};
+            proxy_pass https://{server};
             proxy_http_version 1.1;
             proxy_set_header Upgrade $passed;
             proxy_set_header Connection $connected;

@@ -1,4 +1,4 @@
-//! A node with one running pod, whose kubelet is the stand-in of `e2e/node`.
+//! A node with one running pod, whose kubelet is the fake in `e2e/node`.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -6,30 +6,30 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::binaries;
-use crate::plane::Plane;
+use crate::control_plane::ControlPlane;
+use crate::http_client::{HttpClient, Protocol, Request};
 use crate::ports::free_address;
 use crate::process::Process;
-use crate::raw::{Protocol, Raw, Request};
 
-/// Something that answers for a pod's containers. It ends when it is dropped.
+/// A fake kubelet for the containers of a pod. It stops when it is dropped.
 pub struct Node {
-    /// Where the processes of the pod run. What is in its `bin` goes before the programs
-    /// of this host.
+    /// The working directory of the pod's processes. Its `bin` precedes the programs of
+    /// this host.
     pub directory: PathBuf,
-    /// The stand-in for a kubelet.
+    /// The process of the fake kubelet.
     pub process: Process,
-    /// Where it listens.
+    /// The address it listens on.
     pub address: SocketAddr,
     name: String,
-    words: Vec<String>,
+    arguments: Vec<String>,
 }
 
-/// What a pod has to run.
+/// The programs that a pod can run.
 #[derive(Debug, Clone, Copy)]
 pub enum Programs<'a> {
-    /// Those of this host.
+    /// All programs of this host.
     All,
-    /// These of them alone.
+    /// Only these programs.
     Only(&'a [&'a str]),
 }
 
@@ -42,23 +42,23 @@ impl Node {
     pub const CONTAINER: &str = "container";
 }
 
-impl Plane {
-    /// Starts a node, and shows it and its pod to the servers.
+impl ControlPlane {
+    /// Starts a node, and creates its Node and Pod objects.
     pub async fn start_node(&self) -> Node {
         let node = self.start_kubelet().await;
-        self.show_node(node.address).await;
+        self.register_node(node.address).await;
         node
     }
 
-    /// Starts another node of this name, with a pod as the first has it, in a namespace that
-    /// is called as the node.
+    /// Starts another node with this name and the same pod, in a namespace with the name of
+    /// the node.
     pub async fn start_another_node(&self, name: &str, programs: Programs<'_>) -> Node {
         let node = self.start_kubelet_of(name, programs).await;
-        self.show_pod(name, name, node.address).await;
+        self.register_pod(name, name, node.address).await;
         node
     }
 
-    /// Starts a node of which nobody knows yet.
+    /// Starts a node without creating objects for it.
     pub async fn start_kubelet(&self) -> Node {
         self.start_kubelet_of("node", Programs::All).await
     }
@@ -68,7 +68,7 @@ impl Plane {
         let directory = self.pki.file(name);
         std::fs::create_dir(&directory).expect("a directory for a node");
         let file = |name: &str| self.pki.file(name).display().to_string();
-        let words = vec![
+        let arguments = vec![
             format!("PATH={}", self.path_of(name, programs)),
             binaries::node().display().to_string(),
             format!("--listen={address}"),
@@ -77,55 +77,56 @@ impl Plane {
             format!("--client-ca-file={}", file("ca.crt")),
             format!("--scratch={}", directory.display()),
         ];
-        let process = self.run_node(name, &words);
-        self.answers("the node", address, "/healthz").await;
+        let process = self.run_node(name, &arguments);
+        self.wait_for_ok("the node", address, "/healthz").await;
         Node {
             directory,
             process,
             address,
             name: name.to_owned(),
-            words,
+            arguments,
         }
     }
 
-    /// Starts a node again that has ended.
+    /// Starts a stopped node again.
     pub async fn restart_node(&self, node: &mut Node) {
-        node.process = self.run_node(&node.name, &node.words);
+        node.process = self.run_node(&node.name, &node.arguments);
         let address = node.address;
-        self.answers("the node", address, "/healthz").await;
+        self.wait_for_ok("the node", address, "/healthz").await;
     }
 
-    /// Where the processes of a pod find their programs.
+    /// The `PATH` of a pod's processes.
     fn path_of(&self, name: &str, programs: Programs<'_>) -> String {
         let Programs::Only(programs) = programs else {
-            let own = self.pki.file(name).join("bin");
+            let bin = self.pki.file(name).join("bin");
             let path = std::env::var("PATH").unwrap_or_default();
-            return format!("{}:{path}", own.display());
+            return format!("{}:{path}", bin.display());
         };
-        let own = self.pki.file(&format!("{name}-bin"));
-        std::fs::create_dir(&own).expect("a directory for programs");
+        let bin = self.pki.file(&format!("{name}-bin"));
+        std::fs::create_dir(&bin).expect("a directory for programs");
         for program in programs {
-            let places = ["/usr/bin", "/bin"].map(|place| Path::new(place).join(program));
-            let found = places.iter().find(|place| place.exists());
+            let candidates = ["/usr/bin", "/bin"].map(|place| Path::new(place).join(program));
+            let found = candidates.iter().find(|place| place.exists());
             let found = found.unwrap_or_else(|| panic!("this host has no {program}"));
-            std::os::unix::fs::symlink(found, own.join(program)).expect("a link");
+            std::os::unix::fs::symlink(found, bin.join(program)).expect("a link");
         }
-        own.display().to_string()
+        bin.display().to_string()
     }
 
-    fn run_node(&self, name: &str, words: &[String]) -> Process {
-        Process::start(name, name, Path::new("env"), words, self.pki.path())
+    fn run_node(&self, name: &str, arguments: &[String]) -> Process {
+        Process::start(name, name, Path::new("env"), arguments, self.pki.path())
     }
 
-    /// Says what a kubelet and a scheduler would have said of a node with this
-    /// kubelet, and of its pod.
-    pub async fn show_node(&self, kubelet: SocketAddr) {
-        self.show_pod("node", Node::NAMESPACE, kubelet).await;
+    /// Creates the objects that a kubelet and a scheduler would create for a node with this
+    /// kubelet, and for its pod.
+    pub async fn register_node(&self, kubelet: SocketAddr) {
+        self.register_pod("node", Node::NAMESPACE, kubelet).await;
     }
 
-    async fn show_pod(&self, node: &str, namespace: &str, kubelet: SocketAddr) {
+    async fn register_pod(&self, node: &str, namespace: &str, kubelet: SocketAddr) {
         let object = json!({"metadata": {"name": namespace}});
-        self.write("POST", "/api/v1/namespaces", &object).await;
+        self.send_object("POST", "/api/v1/namespaces", &object)
+            .await;
         let object = json!({
             "metadata": {"name": node},
             "status": {
@@ -134,7 +135,7 @@ impl Plane {
                 "conditions": [{"type": "Ready", "status": "True"}],
             },
         });
-        self.write("POST", "/api/v1/nodes", &object).await;
+        self.send_object("POST", "/api/v1/nodes", &object).await;
         let pods = format!("/api/v1/namespaces/{namespace}/pods");
         let pod = json!({
             "metadata": {"name": Node::POD},
@@ -143,7 +144,7 @@ impl Plane {
                 "containers": [{"name": Node::CONTAINER, "image": "none", "stdin": true}],
             },
         });
-        self.write("POST", &pods, &pod).await;
+        self.send_object("POST", &pods, &pod).await;
         let status = json!({
             "status": {
                 "phase": "Running",
@@ -159,23 +160,23 @@ impl Plane {
             },
         });
         let pod_status = format!("{pods}/{}/status", Node::POD);
-        self.write("PATCH", &pod_status, &status).await;
+        self.send_object("PATCH", &pod_status, &status).await;
     }
 
-    /// Asks the first server for a change, straight.
+    /// Sends a change to the first server, directly.
     ///
     /// # Panics
     ///
-    /// When it refuses.
-    pub async fn write(&self, method: &str, target: &str, object: &Value) {
+    /// When the server rejects it.
+    pub async fn send_object(&self, method: &str, target: &str, object: &Value) {
         let media = match method {
             "PATCH" => "application/merge-patch+json",
             _ => "application/json",
         };
         let request = Request::new(method, target).body(media, &object.to_string());
         let server = self.servers[0].address;
-        let mut raw = Raw::new(self.client("admin"), server, Protocol::H1);
-        let response = raw.send(&request).await.expect("an answer");
+        let mut client = HttpClient::new(self.client("admin"), server, Protocol::H1);
+        let response = client.send(&request).await.expect("a response");
         assert!(
             matches!(response.status, 200 | 201),
             "{method} {target}: {}",

@@ -1,18 +1,18 @@
-//! Everybody's certificates, as kubeadm would lay them out.
+//! The certificates of a cluster, in the layout of kubeadm.
 
 use std::path::{Path, PathBuf};
 
 use rcgen::KeyPair;
 use skewbridge_testkit::{Ca, Leaf, ScratchDir};
 
-/// The files of a cluster.
+/// The certificate files of a cluster.
 pub(crate) struct Pki {
     pub(crate) dir: ScratchDir,
     pub(crate) ca: Ca,
     pub(crate) front_proxy_ca: Ca,
 }
 
-/// Who has a certificate: name, groups.
+/// Users with a certificate: name, groups.
 const USERS: [(&str, &[&str]); 2] = [("admin", &["system:masters"]), ("alice", &["dev", "ops"])];
 
 impl Pki {
@@ -47,7 +47,7 @@ impl Pki {
         let account = KeyPair::generate().expect("a key pair");
         dir.write("sa.key", account.serialize_pem());
         dir.write("sa.pub", account.public_key_pem());
-        // kube-apiserver's static tokens: token, name, uid, groups.
+        // kube-apiserver's static tokens: token, name, UID, groups.
         dir.write("tokens.csv", "bob-token,bob,1001,\"qa,readers\"\n");
         Self {
             dir,

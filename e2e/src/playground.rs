@@ -1,4 +1,4 @@
-//! Our playground, as users run it, for real kubectls.
+//! A playground, as users run it, for real kubectls.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,15 +12,15 @@ use tokio::process::Command;
 use crate::binaries;
 use crate::process::Process;
 
-/// Longer than the playground gives itself, which says then what is missing.
-const GETTING_READY: Duration = Duration::from_mins(1);
+/// Longer than the playground's own startup timeout, which reports what is missing.
+const READY_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Longer than a server takes that waits for all its clients before it ends.
-const ORDERED: Duration = Duration::from_mins(1);
+/// Longer than a server takes to stop that waits for all its clients.
+const ACTION_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A running playground. It ends when it is dropped.
+/// A running playground. It stops when it is dropped.
 pub struct Playground {
-    /// The playground itself.
+    /// The process.
     pub process: Process,
     directory: PathBuf,
     scratch: ScratchDir,
@@ -36,8 +36,8 @@ impl Playground {
         let program = binaries::bridge();
         let mut process =
             Process::start("playground", "play", &program, &arguments, scratch.path());
-        eventually("the playground is ready", GETTING_READY, async || {
-            // First whether it runs: what it says at its end is there then.
+        eventually("the playground is ready", READY_TIMEOUT, async || {
+            // The process is checked first, so that the log is complete if it has exited.
             let is_running = process.is_running();
             let is_ready = process.log().contains("Ctrl-C ends it.");
             assert!(is_running || is_ready, "the playground has ended");
@@ -51,7 +51,7 @@ impl Playground {
         }
     }
 
-    /// kubectl of a version in a context, ready to be given its arguments.
+    /// kubectl of a version in a context, without its arguments.
     pub fn kubectl(&self, version: &str, context: &str) -> Command {
         let mut command = Command::new(binaries::kubectl(version));
         command
@@ -64,7 +64,7 @@ impl Playground {
         command
     }
 
-    /// client-go by the current context, which is a bridge; ready to be given its words.
+    /// client-go with the current context, which is a bridge; without its arguments.
     pub fn client_go(&self, namespace: &str) -> Command {
         let mut command = Command::new(binaries::client_go());
         command
@@ -78,7 +78,7 @@ impl Playground {
         command
     }
 
-    /// A script of `e2e/python`, ready to be given its words.
+    /// A script of `e2e/python`, without its arguments.
     pub fn python(&self, script: &str) -> Command {
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
         let mut command = Command::new(binaries::python());
@@ -90,31 +90,33 @@ impl Playground {
         command
     }
 
-    /// Tells the control what to do with a server (`1.36`): `upgrade`, `kill`.
-    pub async fn order(&self, server: &str, deed: &str) {
-        let said = self.process.log();
-        let (_, url) = said.split_once("http://127.0.0.1:").expect("the control");
+    /// Sends an action (`upgrade`, `kill`) for a server (`1.36`) to the control port.
+    pub async fn control(&self, server: &str, action: &str) {
+        let log = self.process.log();
+        let (_, url) = log
+            .split_once("http://127.0.0.1:")
+            .expect("the control port");
         let (port, _) = url.split_once('/').expect("a path");
         let address = format!("127.0.0.1:{port}");
         let token = std::fs::read_to_string(self.directory.join("control-token"));
         let request = format!(
-            "POST /servers/{server}/{deed} HTTP/1.1\r\nhost: {address}\r\n\
+            "POST /servers/{server}/{action} HTTP/1.1\r\nhost: {address}\r\n\
              authorization: Bearer {}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
-            token.expect("the control's token").trim()
+            token.expect("the control token").trim()
         );
         let exchange = async {
             let mut stream = TcpStream::connect(&address).await?;
             stream.write_all(request.as_bytes()).await?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await?;
-            std::io::Result::Ok(answer)
+            let mut response = String::new();
+            stream.read_to_string(&mut response).await?;
+            std::io::Result::Ok(response)
         };
-        let answer = tokio::time::timeout(ORDERED, exchange).await;
-        let answer = answer.unwrap_or_else(|_| panic!("{deed} {server} does not end"));
-        let answer = answer.expect("an answer of the control");
+        let response = tokio::time::timeout(ACTION_TIMEOUT, exchange).await;
+        let response = response.unwrap_or_else(|_| panic!("{action} {server} does not end"));
+        let response = response.expect("a response of the control port");
         assert!(
-            answer.starts_with("HTTP/1.1 200 "),
-            "{deed} {server}: {answer}"
+            response.starts_with("HTTP/1.1 200 "),
+            "{action} {server}: {response}"
         );
     }
 
@@ -123,7 +125,7 @@ impl Playground {
         self.directory.join("kubeconfig")
     }
 
-    /// Where files are that tests make.
+    /// The directory for files of tests.
     pub fn scratch(&self) -> &ScratchDir {
         &self.scratch
     }

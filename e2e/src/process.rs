@@ -1,13 +1,13 @@
-//! A program that runs beside a test and ends with it, whatever happens.
+//! A program that runs during a test and never outlives it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// How much of a log is shown when a test fails.
-const TAIL: usize = 8 * 1024;
+/// The length of the log excerpt that is printed when a test fails.
+const MAX_TAIL_BYTES: usize = 8 * 1024;
 
-/// A running program. It is killed when this is dropped, and by the kernel when
-/// the thread that started it is gone.
+/// A running program. It is killed when this is dropped, and by the kernel when the thread
+/// that started it has exited.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -16,9 +16,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a program with its output in `directory/NAME.log`, under a host
-    /// name of its own: two kube-apiservers with one host name would share an
-    /// identity.
+    /// Starts a program with its output in `directory/NAME.log`, with its own host name:
+    /// two kube-apiservers with one host name would share an identity.
     pub(crate) fn start(
         name: &str,
         host: &str,
@@ -51,38 +50,38 @@ impl Process {
         }
     }
 
-    /// Its process id.
+    /// Its process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it has not ended by itself.
+    /// Whether it has not exited.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Sends it a signal, by name.
+    /// Sends it a signal by name.
     pub fn signal(&self, name: &str) {
         let id = self.id().to_string();
         let sent = Command::new("kill").args(["-s", name, &id]).status();
         assert!(sent.is_ok_and(|status| status.success()), "kill {name}");
     }
 
-    /// Waits until it has ended.
+    /// Waits until it has exited.
     pub fn wait(&mut self) -> std::process::ExitStatus {
         self.child.wait().expect("the exit status of a child")
     }
 
-    /// All it has said.
+    /// Its whole log.
     pub fn log(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(&text).into_owned()
     }
 
-    /// The end of what it has said.
+    /// The end of its log.
     pub fn log_tail(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
-        let from = text.len().saturating_sub(TAIL);
+        let from = text.len().saturating_sub(MAX_TAIL_BYTES);
         String::from_utf8_lossy(&text[from..]).into_owned()
     }
 }

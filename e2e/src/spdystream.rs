@@ -1,4 +1,4 @@
-//! A peer that speaks SPDY with moby/spdystream: the program of `e2e/spdystream`.
+//! The program in `e2e/spdystream`, which uses SPDY through moby/spdystream.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -7,22 +7,22 @@ use crate::binaries;
 use crate::ports::free_address;
 use crate::process::Process;
 
-/// The running program. It ends when this is dropped.
+/// The running program. It stops when this is dropped.
 #[derive(Debug)]
 pub struct Spdystream {
-    /// Where it listens, or whom it calls.
+    /// The address that it listens on or connects to.
     pub address: SocketAddr,
-    /// Itself.
+    /// The process.
     pub process: Process,
 }
 
 impl Spdystream {
-    /// Starts it as a server that does for each stream what its headers ask for.
+    /// Starts it as a server that handles each stream as its headers specify.
     pub fn serve(directory: &Path) -> Self {
         Self::start("serve", free_address(), directory)
     }
 
-    /// Starts it as a client that asks for everything, and fails if it is not so.
+    /// Starts it as a client that tests every behaviour, and fails on a deviation.
     pub fn call(address: SocketAddr, directory: &Path) -> Self {
         Self::start("call", address, directory)
     }

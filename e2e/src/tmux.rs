@@ -1,23 +1,23 @@
-//! A terminal, as somebody in front of it sees it.
+//! A terminal, as its user sees it.
 
 use std::time::Duration;
 
 use skewbridge_testkit::eventually;
 use tokio::process::Command;
 
-/// For what takes a second or two on an idle machine.
-const BOUND: Duration = Duration::from_mins(1);
+/// For an operation that takes a second or two on an idle machine.
+const SCREEN_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A shell at a terminal.
+/// A shell in a terminal.
 pub struct Tmux {
     socket: String,
-    /// What starts the command; how it has ended is told then.
+    /// The command line that runs the command and prints its exit code.
     pub line: String,
 }
 
 impl Tmux {
-    /// Begins a shell that has the environment of this command. Each has a name of its own:
-    /// one that ends may be there when the next begins.
+    /// Starts a shell with the environment of this command. Each needs its own name: the
+    /// previous one may still be exiting.
     pub async fn start(name: &str, command: &Command) -> Self {
         let socket = format!("skewbridge-{name}-{}", std::process::id());
         let command = command.as_std();
@@ -27,7 +27,7 @@ impl Tmux {
         }
         let line = format!("{line}; echo ended with $?");
         let tmux = Self { socket, line };
-        let mut words = vec!["new-session", "-d", "-x", "80", "-y", "24"];
+        let mut arguments = vec!["new-session", "-d", "-x", "80", "-y", "24"];
         let mut variables = Vec::new();
         for (name, value) in command.get_envs() {
             if let Some(value) = value {
@@ -35,46 +35,52 @@ impl Tmux {
             }
         }
         for variable in &variables {
-            words.extend(["-e", variable]);
+            arguments.extend(["-e", variable]);
         }
-        // The shell in front shows what is left of the terminal afterwards.
-        words.extend(["sh"]);
-        tmux.run(&words).await;
+        // The shell around the command shows the state of the terminal afterwards.
+        arguments.extend(["sh"]);
+        tmux.run(&arguments).await;
         tmux.types("PS1='local''> '\r").await;
         tmux.shows("local> ").await;
         tmux
     }
 
-    /// A command of tmux's own.
-    pub async fn run(&self, words: &[&str]) -> String {
+    /// Runs a tmux command.
+    pub async fn run(&self, arguments: &[&str]) -> String {
         let output = Command::new("tmux")
             .args(["-L", &self.socket, "-f", "/dev/null"])
-            .args(words)
+            .args(arguments)
             .output()
             .await
             .expect("tmux starts");
         assert!(
             output.status.success(),
-            "{words:?}: {}",
+            "{arguments:?}: {}",
             String::from_utf8_lossy(&output.stderr)
         );
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Types.
+    /// Types text.
     pub async fn types(&self, text: &str) {
         self.run(&["send-keys", "-l", text]).await;
     }
 
-    /// Waits until this can be read.
+    /// Waits until the screen contains a text.
     pub async fn shows(&self, text: &str) {
-        eventually(text, BOUND, async || self.screen().await.contains(text)).await;
+        eventually(text, SCREEN_TIMEOUT, async || {
+            self.screen().await.contains(text)
+        })
+        .await;
     }
 
-    /// Waits until this can be read no more.
+    /// Waits until the screen no longer contains a text.
     pub async fn hides(&self, text: &str) {
         let what = format!("no {text}");
-        eventually(&what, BOUND, async || !self.screen().await.contains(text)).await;
+        eventually(&what, SCREEN_TIMEOUT, async || {
+            !self.screen().await.contains(text)
+        })
+        .await;
     }
 
     async fn screen(&self) -> String {

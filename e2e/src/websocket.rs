@@ -1,4 +1,4 @@
-//! The program of `e2e/websocket`: the WebSocket libraries of Kubernetes.
+//! The program in `e2e/websocket`, with the WebSocket libraries of Kubernetes.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::kubectl::Output;
 use crate::ports::free_address;
 use crate::process::Process;
 
-/// What Kubernetes speaks WebSocket with.
+/// A WebSocket library of Kubernetes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Library {
     /// `github.com/gorilla/websocket`: clients, and tunnels.
@@ -23,7 +23,7 @@ pub enum Library {
 }
 
 impl Library {
-    /// As the program calls it.
+    /// The name that the program uses.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gorilla => "gorilla",
@@ -32,7 +32,7 @@ impl Library {
     }
 }
 
-/// Starts a server that sends back what it gets, at `/LIBRARY`.
+/// Starts an echo server at `/LIBRARY`.
 pub async fn serve_websocket(directory: &Path) -> (Process, SocketAddr) {
     let address = free_address();
     let arguments = ["serve".to_owned(), address.to_string()];
@@ -45,7 +45,7 @@ pub async fn serve_websocket(directory: &Path) -> (Process, SocketAddr) {
     (process, address)
 }
 
-/// Lets a client talk to a server that sends back what it gets.
+/// Runs a client against an echo server.
 pub async fn dial_websocket(library: Library, server: SocketAddr) -> Output {
     let output = Command::new(binaries::websocket())
         .args(["dial", library.name(), &format!("ws://{server}/")])

@@ -1,16 +1,20 @@
-//! Two kubeconfigs of one user: with the key, and with the plugin that has it.
+//! Two kubeconfigs of one user: one with the key, and one with the plugin that has it.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use skewbridge_e2e::Plane;
+use skewbridge_e2e::ControlPlane;
 
 use crate::scratch::Scratch;
 
-/// Writes them: the direct one, and the one with the plugin.
-pub(super) fn write(scratch: &Scratch, plane: &Plane, program: &Path) -> Result<[PathBuf; 2]> {
+/// Writes the direct one and the one with the plugin.
+pub(super) fn write(
+    scratch: &Scratch,
+    plane: &ControlPlane,
+    program: &Path,
+) -> Result<[PathBuf; 2]> {
     let admin = plane.ca().client("admin", &["system:masters"]);
     let ca = scratch.write("user/ca.crt", plane.ca().pem())?;
     let certificate = scratch.write("user/tls.crt", &admin.cert_pem)?;

@@ -1,4 +1,4 @@
-//! Requests on connections that stay open.
+//! Requests on persistent connections.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -8,34 +8,34 @@ use skewbridge_client::{Connection, Endpoint, Kubeconfig, Request};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// For a plugin to start, and for one request.
-const LIMIT: Duration = Duration::from_secs(30);
+/// The timeout of a plugin's start, and of one request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A client that asks for one thing again and again.
-pub(super) struct Caller {
+/// A client that sends the same request repeatedly.
+pub(super) struct LoadClient {
     endpoint: Endpoint,
     request: Request,
     config: PathBuf,
 }
 
-impl Caller {
-    /// Starts the plugin, where the kubeconfig names one.
+impl LoadClient {
+    /// Starts the plugin, if the kubeconfig names one.
     pub(super) async fn prepare(config: &Path, path: &str) -> Result<Self> {
         let target = Kubeconfig::load(Some(config))?.target(None)?;
         Ok(Self {
-            endpoint: Endpoint::prepare(&target, Some(LIMIT)).await?,
+            endpoint: Endpoint::prepare(&target, Some(REQUEST_TIMEOUT)).await?,
             request: Request::get(path),
             config: config.to_owned(),
         })
     }
 
-    /// How many are answered in a second.
+    /// The number of responses per second.
     pub(super) async fn rate(&self, connections: u32, time: Duration) -> Result<f64> {
         let mut open = Vec::new();
         for _ in 0..connections {
             let connection = self.endpoint.connect().await;
             let mut connection = connection.with_context(|| self.config.display().to_string())?;
-            ask(&mut connection, &self.request).await?;
+            send(&mut connection, &self.request).await?;
             open.push(connection);
         }
         let start = Instant::now();
@@ -46,7 +46,7 @@ impl Caller {
             callers.spawn(async move {
                 let mut answers = 0_u32;
                 while Instant::now() < deadline {
-                    ask(&mut connection, &request).await?;
+                    send(&mut connection, &request).await?;
                     answers += 1;
                 }
                 anyhow::Ok(answers)
@@ -60,10 +60,10 @@ impl Caller {
     }
 }
 
-async fn ask(connection: &mut Connection, request: &Request) -> Result<()> {
-    let answer = timeout(LIMIT, connection.send(request))
+async fn send(connection: &mut Connection, request: &Request) -> Result<()> {
+    let answer = timeout(REQUEST_TIMEOUT, connection.send(request))
         .await
-        .with_context(|| format!("no answer within {LIMIT:?}"))??;
+        .with_context(|| format!("no response within {REQUEST_TIMEOUT:?}"))??;
     ensure!(answer.status.is_success(), "answered {}", answer.status);
     ensure!(connection.is_ready(), "the connection was closed");
     Ok(())

@@ -1,17 +1,17 @@
-//! What `agent` found.
+//! The results of `agent`.
 
 use std::fmt;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::{Load, Measured, Way};
+use super::{Load, Measured, Route};
 use crate::args::AgentSizes;
 use crate::ratio::{Goal, Ratio};
 use crate::report::{Spread, Table};
 
-const REQUESTS: Goal = Goal::AtLeast(0.7);
-const STREAMS: Goal = Goal::AtLeast(0.8);
+const REQUEST_RATE_GOAL: Goal = Goal::AtLeast(0.7);
+const STREAM_RATE_GOAL: Goal = Goal::AtLeast(0.8);
 
 #[derive(Debug, Serialize)]
 pub(super) struct AgentResult {
@@ -25,12 +25,13 @@ pub(super) struct AgentResult {
 #[derive(Debug, Serialize)]
 struct LoadResult {
     load: Load,
-    ways: Vec<WayResult>,
+    ways: Vec<RouteResult>,
 }
 
 #[derive(Debug, Serialize)]
-struct WayResult {
-    way: Way,
+struct RouteResult {
+    #[serde(rename = "way")]
+    route: Route,
     /// Requests or MiB.
     per_second: Spread,
 }
@@ -55,10 +56,10 @@ impl AgentResult {
 
 impl Measured {
     fn result(&self) -> Option<LoadResult> {
-        let ways = Way::BOTH.into_iter().zip(&self.rates);
-        let ways = ways.map(|(way, rates)| {
-            Some(WayResult {
-                way,
+        let ways = Route::BOTH.into_iter().zip(&self.rates);
+        let ways = ways.map(|(route, rates)| {
+            Some(RouteResult {
+                route,
                 per_second: Spread::of(rates.iter().copied())?,
             })
         });
@@ -70,8 +71,8 @@ impl Measured {
 
     fn ratio(&self) -> Option<Ratio> {
         let goal = match self.load {
-            Load::Requests { .. } => REQUESTS,
-            _ => STREAMS,
+            Load::Requests { .. } => REQUEST_RATE_GOAL,
+            _ => STREAM_RATE_GOAL,
         };
         let [direct, plugin] = &self.rates;
         let pairs = plugin.iter().copied().zip(direct.iter().copied());
@@ -97,7 +98,7 @@ impl fmt::Display for AgentResult {
         let mut table = Table::new(["", "direct", "", "plugin", "", ""]);
         for LoadResult { load, ways } in &self.loads {
             let mut row = vec![load.to_string()];
-            row.extend(ways.iter().flat_map(|way| way.per_second.cells(0)));
+            row.extend(ways.iter().flat_map(|route| route.per_second.cells(0)));
             row.push(load.unit().to_owned());
             table.row(row);
         }
@@ -120,7 +121,7 @@ mod tests {
             connections: 1000,
             mib: 65_536,
         };
-        // Three quarters of the rate: enough for requests, and not for streams.
+        // Three quarters of the rate: enough for requests, but not for streams.
         let measured = Load::all(sizes).map(|load| Measured {
             load,
             rates: [vec![20_000.0, 10_000.0], vec![15_000.0, 7_500.0]],
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_and_streams_have_goals_of_their_own() {
+    fn requests_and_streams_have_separate_goals() {
         let found: Vec<_> = result()
             .ratios
             .iter()

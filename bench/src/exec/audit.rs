@@ -1,28 +1,28 @@
-//! By which protocol commands were asked for, as kube-apiserver has noted it.
+//! The protocol of the exec requests, from kube-apiserver's audit log.
 
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
-/// Everybody has to have used WebSocket: a fallback would be another measurement.
+/// All clients have to use WebSocket: a fallback would be another measurement.
 pub(super) fn all_by_websocket(log: &str) -> Result<()> {
     let mut commands = 0_u32;
     for line in log.lines() {
         let Ok(event) = serde_json::from_str::<Value>(line) else {
-            // The last one may be half written.
+            // The last line may be incomplete.
             continue;
         };
         if event["objectRef"]["subresource"] != "exec" {
             continue;
         }
-        // By WebSocket it is a GET, by SPDY a POST.
+        // A GET over WebSocket, a POST over SPDY.
         ensure!(
             event["verb"] == "get",
-            "{} has asked for a command otherwise than by WebSocket",
+            "{} has requested a command without WebSocket",
             event["userAgent"]
         );
         commands += 1;
     }
-    ensure!(commands > 0, "kube-apiserver has not noted any command");
+    ensure!(commands > 0, "the audit log contains no command");
     Ok(())
 }
 
@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn one_command_by_spdy_is_told_with_its_client() {
+    fn a_command_over_spdy_is_reported_with_its_client() {
         let websocket = [event("get", "exec"), event("create", "status")].join("\n");
         all_by_websocket(&websocket).unwrap();
         all_by_websocket(&format!("{websocket}\n{{\"verb\":\"cr")).unwrap();

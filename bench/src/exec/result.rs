@@ -1,4 +1,4 @@
-//! What `exec` found.
+//! The results of `exec`.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use serde::Serialize;
 
 use super::{Client, Load, Measured};
 use crate::args::ExecSizes;
-use crate::clocked::Cost;
 use crate::ratio::{Goal, Ratio};
 use crate::report::{Spread, Table};
+use crate::timed_child::Cost;
 
-const NO_SLOWER: Goal = Goal::AtMost(1.0);
-const HALF_THE_CPU: Goal = Goal::AtMost(0.5);
-const A_QUARTER_OF_THE_MEMORY: Goal = Goal::AtMost(0.25);
+const TIME_GOAL: Goal = Goal::AtMost(1.0);
+const CPU_GOAL: Goal = Goal::AtMost(0.5);
+const MEMORY_GOAL: Goal = Goal::AtMost(0.25);
 
 const KIB_PER_MIB: f64 = 1024.0;
 
@@ -83,9 +83,9 @@ impl Measured {
             Ratio::new(format!("{load}, {of}"), goal, pairs)
         };
         let ratios = [
-            ratio("time", NO_SLOWER, &|cost| load.seconds(cost)),
-            ratio("CPU", HALF_THE_CPU, &|cost| Some(cost.cpu)),
-            ratio("memory", A_QUARTER_OF_THE_MEMORY, &|cost| Some(mib(cost))),
+            ratio("time", TIME_GOAL, &|cost| load.seconds(cost)),
+            ratio("CPU", CPU_GOAL, &|cost| Some(cost.cpu)),
+            ratio("memory", MEMORY_GOAL, &|cost| Some(mib(cost))),
         ];
         ratios.into_iter().flatten().collect()
     }
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    /// Ours takes half as long as kubectl, and a fifth of its memory.
+    /// skewbridge takes half as long as kubectl, and a fifth of its memory.
     fn result() -> ExecResult {
         let measured = Load::ALL.map(|load| Measured {
             load,
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn every_load_is_judged_by_time_cpu_and_memory() {
+    fn every_load_has_goals_for_time_cpu_and_memory() {
         let ratios = result().ratios;
         assert_eq!(ratios.len(), 3 * Load::ALL.len());
         assert!(ratios.iter().all(|ratio| ratio.met), "{ratios:?}");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_failed_is_named() {
+    fn a_client_that_has_failed_is_named() {
         let text = result().to_string();
         assert!(
             text.contains("  kubectl: 3 failed, and run again"),

@@ -10,26 +10,26 @@ use anyhow::{Context, Result, ensure};
 use crate::pattern::Pattern;
 
 /// Files in one directory.
-const A_DIRECTORY: u32 = 100;
-/// Sizes are below this, and different: a prime step goes through most of them.
-const LARGEST: u64 = 4096;
-const STEP: u64 = 2027;
+const FILES_PER_DIRECTORY: u32 = 100;
+/// File sizes are below this, and vary: a prime step yields most of them.
+const MAX_FILE_BYTES: u64 = 4096;
+const SIZE_STEP: u64 = 2027;
 
 /// Writes so many files, a hundred in each directory.
 pub(super) fn write(root: &Path, files: u32) -> Result<()> {
     for number in 0..files {
-        let directory = root.join(format!("d{}", number / A_DIRECTORY));
-        if number % A_DIRECTORY == 0 {
+        let directory = root.join(format!("d{}", number / FILES_PER_DIRECTORY));
+        if number % FILES_PER_DIRECTORY == 0 {
             fs::create_dir_all(&directory)?;
         }
-        let bytes = u64::from(number) * STEP % LARGEST;
+        let bytes = u64::from(number) * SIZE_STEP % MAX_FILE_BYTES;
         let contents = Pattern::default().next(bytes).unwrap_or_default();
         fs::write(directory.join(format!("f{number}")), contents)?;
     }
     Ok(())
 }
 
-/// The copy has to have the same files with the same bytes, and no others.
+/// The copy has to contain the same files with the same bytes, and no others.
 pub(super) fn compare(original: &Path, copy: &Path) -> Result<()> {
     let (names, copied) = (listed(original)?, listed(copy)?);
     ensure!(
@@ -64,7 +64,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn a_copy_with_a_file_more_or_less_or_another_byte_is_no_copy() {
+    fn a_copy_with_a_missing_extra_or_changed_file_differs() {
         let scratch = Scratch::create().unwrap();
         let [one, other] = ["one", "other"].map(|name| scratch.path(name));
         write(&one, 250).unwrap();

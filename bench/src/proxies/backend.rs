@@ -6,10 +6,10 @@ use tokio::process::Command;
 use super::Proxy;
 use super::nginx::PROTOCOLS;
 use crate::pki::{CIPHER, Pki};
-use crate::process::{self, Owned};
+use crate::process::{self, OwnedProcess};
 use crate::scratch::Scratch;
 
-/// A path of the Kubernetes API, so that a proxy that reads paths has to.
+/// A path of the Kubernetes API, so that a proxy that parses paths does so.
 pub(crate) const ANSWER: &str = "/api/v1/namespaces/bench/configmaps/answer";
 
 pub(crate) fn start(scratch: &Scratch, pki: &Pki, port: u16, size: u32) -> Result<Proxy> {
@@ -55,7 +55,7 @@ http {{
         .args(["-e", "stderr", "-g", "daemon off;", "-c"])
         .arg(config);
     Ok(Proxy::new(
-        Owned::server("backend", command, scratch)?,
+        OwnedProcess::server("backend", command, scratch)?,
         port,
     ))
 }
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_answer_has_the_size_asked_for() {
+    fn the_response_has_the_requested_size() {
         assert_eq!(answer(1).len(), 1);
         assert_eq!(answer(20_480).len(), 20_480);
     }

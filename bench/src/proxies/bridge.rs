@@ -11,7 +11,7 @@ use tokio::process::Command;
 use super::{Proxy, loopback};
 use crate::args::BridgeChoice;
 use crate::pki::{Pki, SERVER_NAME};
-use crate::process::Owned;
+use crate::process::OwnedProcess;
 use crate::scratch::Scratch;
 
 const PACKAGE: &str = "skewbridge";
@@ -85,7 +85,10 @@ pub(crate) fn start(
         .arg(format!("--upstream-server-name={SERVER_NAME}"))
         .arg(format!("--admin-address={}", loopback(admin)))
         .args(further);
-    Ok(Proxy::new(Owned::server(name, command, scratch)?, front))
+    Ok(Proxy::new(
+        OwnedProcess::server(name, command, scratch)?,
+        front,
+    ))
 }
 
 async fn build() -> Result<PathBuf> {

@@ -5,7 +5,7 @@ use tokio::process::Command;
 
 use super::Proxy;
 use crate::pki::{Pki, SERVER_NAME};
-use crate::process::{self, Owned};
+use crate::process::{self, OwnedProcess};
 use crate::scratch::Scratch;
 
 pub(crate) fn start(scratch: &Scratch, pki: &Pki, port: u16, backend: u16) -> Result<Proxy> {
@@ -36,7 +36,7 @@ sni str({SERVER_NAME}) verifyhost {SERVER_NAME}
     let mut command = Command::new(process::tool("haproxy", "haproxy")?);
     command.args(["-db", "-f"]).arg(config);
     Ok(Proxy::new(
-        Owned::server("haproxy", command, scratch)?,
+        OwnedProcess::server("haproxy", command, scratch)?,
         port,
     ))
 }

@@ -6,7 +6,7 @@ use tokio::process::Command;
 
 use super::Proxy;
 use crate::pki::{Pki, SERVER_NAME};
-use crate::process::{self, Owned};
+use crate::process::{self, OwnedProcess};
 use crate::scratch::Scratch;
 
 /// The others speak TLS 1.3 by themselves; nginx 1.22 has to be told, as
@@ -63,7 +63,10 @@ http {{
     command
         .args(["-e", "stderr", "-g", "daemon off;", "-c"])
         .arg(config);
-    Ok(Proxy::new(Owned::server("nginx", command, scratch)?, port))
+    Ok(Proxy::new(
+        OwnedProcess::server("nginx", command, scratch)?,
+        port,
+    ))
 }
 
 /// Keeps root's nginx worker able to read the scratch directory.

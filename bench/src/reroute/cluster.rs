@@ -1,5 +1,5 @@
-//! Two API servers of different versions with a bridge before each. The newer server's
-//! answer under load is a static file, so that the servers are not what is measured.
+//! Two API servers of different versions with a bridge in front of each. The newer server's
+//! response under load is a static file, so that the servers do not limit the measurement.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use tokio::process::Command;
 use tokio::time::sleep;
 
 use crate::pki::{CIPHER, Pki};
-use crate::process::{self, Owned};
+use crate::process::{self, OwnedProcess};
 use crate::proxies::{Proxy, bridge, free_ports, loopback, nginx};
 use crate::scratch::Scratch;
 
@@ -21,20 +21,20 @@ pub(super) const ANSWER: &str =
 const OLDER: &str = "1.28";
 const NEWER: &str = "1.36";
 
-const START_LIMIT: Duration = Duration::from_secs(40);
-const POLL: Duration = Duration::from_millis(50);
+const START_TIMEOUT: Duration = Duration::from_secs(40);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Processes end in this order.
+/// The processes are stopped in this order.
 pub(super) struct Cluster {
-    /// Before the server that does not serve the API.
+    /// In front of the server that does not serve the API.
     pub(super) entry: Proxy,
-    /// Before the server that does.
+    /// In front of the server that does.
     pub(super) peer: Proxy,
-    /// That server.
+    /// The server of the API.
     pub(super) server: Proxy,
     /// A bearer token of a user.
     pub(super) token: String,
-    _playground: Owned,
+    _playground: OwnedProcess,
 }
 
 impl Cluster {
@@ -42,7 +42,7 @@ impl Cluster {
         let directory = scratch.path("playground");
         let mut command = Command::new(program);
         command.arg("playground").arg("--directory").arg(&directory);
-        let playground = Owned::server("playground", command, scratch)?;
+        let playground = OwnedProcess::server("playground", command, scratch)?;
         let kubeconfig = kubeconfig(&playground, &directory).await?;
         let address = |version: &str| {
             port_of(&kubeconfig, &format!("server-{version}"))
@@ -100,9 +100,9 @@ fn flags(directory: &Path, registry: &Path, version: &str) -> Vec<String> {
     ]
 }
 
-/// The kubeconfig of a playground, which has the ports of its servers.
-async fn kubeconfig(playground: &Owned, directory: &Path) -> Result<String> {
-    let deadline = Instant::now() + START_LIMIT;
+/// The kubeconfig of a playground, which contains the ports of its servers.
+async fn kubeconfig(playground: &OwnedProcess, directory: &Path) -> Result<String> {
+    let deadline = Instant::now() + START_TIMEOUT;
     loop {
         if let Ok(text) = std::fs::read_to_string(directory.join("kubeconfig"))
             && text.contains("token:")
@@ -111,9 +111,9 @@ async fn kubeconfig(playground: &Owned, directory: &Path) -> Result<String> {
         }
         playground.ensure_running()?;
         if Instant::now() > deadline {
-            bail!("the playground is not ready{}", playground.last_words());
+            bail!("the playground is not ready{}", playground.log_tail());
         }
-        sleep(POLL).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -124,13 +124,13 @@ fn port_of(kubeconfig: &str, cluster: &str) -> Option<u16> {
     url.rsplit(':').next()?.parse().ok()
 }
 
-/// What stands behind the first such word.
+/// The text after the first such key.
 fn value_of<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     let (_, after) = text.split_once(word)?;
     Some(after.lines().next()?.trim().trim_matches('"'))
 }
 
-/// nginx with the answer; it asks the newer server for all else.
+/// nginx with the static response; it forwards everything else to the newer server.
 fn server(
     scratch: &Scratch,
     pki: &Pki,
@@ -193,7 +193,10 @@ http {{
     command
         .args(["-e", "stderr", "-g", "daemon off;", "-c"])
         .arg(config);
-    Ok(Proxy::new(Owned::server("server", command, scratch)?, port))
+    Ok(Proxy::new(
+        OwnedProcess::server("server", command, scratch)?,
+        port,
+    ))
 }
 
 #[cfg(test)]

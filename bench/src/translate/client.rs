@@ -1,4 +1,4 @@
-//! The client: WebSocket over TLS, version 5 of the protocol, as kubectl speaks it.
+//! The client: WebSocket over TLS, version 5 of the protocol, as in kubectl.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,23 +25,23 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::work::{SMALL, Work};
+use super::work::{SMALL_MESSAGE_BYTES, Work};
 use crate::pattern::Pattern;
 use crate::pki::SERVER_NAME;
 
-/// What is read at once, below TLS and above it.
-pub(crate) const READ: usize = 128 * 1024;
+/// The read buffer size, below TLS and above it.
+pub(crate) const READ_BUFFER_BYTES: usize = 128 * 1024;
 /// Much more than either translator puts into a message.
 pub(crate) const LIMITS: Limits = Limits {
     frame: 16 << 20,
     message: 16 << 20,
 };
 /// A small message.
-const TEXT: &[u8; SMALL] = b"the quick brown ";
+const TEXT: &[u8; SMALL_MESSAGE_BYTES] = b"the quick brown ";
 /// For opening a session, and for its end after the outcome.
-const SESSION_LIMIT: Duration = Duration::from_secs(20);
+const SESSION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Where commands are asked for.
+/// The address for commands.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) address: SocketAddr,
@@ -50,8 +50,8 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// How long it takes to send so many bytes, until the node says that it has
-    /// them.
+    /// How long it takes to send so many bytes, until the node confirms that it has
+    /// received them.
     pub(crate) async fn send(&self, bytes: u64) -> Result<Duration> {
         let mut session = Session::open(self, Work::Sink { bytes }).await?;
         let mut pattern = Pattern::default();
@@ -61,32 +61,37 @@ impl Target {
         }
         session.close_stdin().await?;
         while session.errors.bytes().is_empty() {
-            session.hear().await?;
+            session.read_stdout().await?;
         }
         let took = start.elapsed();
         session.end().await?;
         Ok(took)
     }
 
-    /// How long it takes until so many bytes have come, and that they are all.
+    /// How long it takes until so many bytes have arrived, and no more.
     pub(crate) async fn receive(&self, bytes: u64) -> Result<Duration> {
         let mut session = Session::open(self, Work::Source { bytes }).await?;
         let mut pattern = Pattern::default();
         let start = Instant::now();
-        // What says that all is well may overtake the last of it.
+        // The success status may overtake the last of the data.
         while pattern.passed() < bytes || session.errors.bytes().is_empty() {
-            let piece = session.hear().await?;
+            let piece = session.read_stdout().await?;
             pattern.check(&piece)?;
         }
-        ensure!(pattern.passed() == bytes, "more than was asked for");
+        ensure!(pattern.passed() == bytes, "more than requested");
         let took = start.elapsed();
         session.end().await?;
         Ok(took)
     }
 
-    /// How many small messages go to the node and back in this time. In each
-    /// session so many are sent at once, and no more until all are back.
-    pub(crate) async fn talk(&self, sessions: u32, at_once: u32, time: Duration) -> Result<Talk> {
+    /// How many small messages go to the node and back in this time. In each session so
+    /// many are sent at once, and the next ones when all are back.
+    pub(crate) async fn exchange_messages(
+        &self,
+        sessions: u32,
+        at_once: u32,
+        time: Duration,
+    ) -> Result<Exchanged> {
         let words = Bytes::from(TEXT.repeat(usize::try_from(at_once)?));
         let mut open = Vec::new();
         for _ in 0..sessions {
@@ -119,13 +124,13 @@ impl Target {
             session.close_stdin().await?;
             session.end().await?;
         }
-        Ok(Talk { messages, took })
+        Ok(Exchanged { messages, took })
     }
 }
 
-/// What came of talking.
+/// The result of an exchange of messages.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Talk {
+pub(crate) struct Exchanged {
     pub(crate) messages: u32,
     pub(crate) took: Duration,
 }
@@ -144,15 +149,15 @@ struct Session {
 
 impl Session {
     async fn open(target: &Target, work: Work) -> Result<Self> {
-        timeout(SESSION_LIMIT, Self::ask(target, work))
+        timeout(SESSION_TIMEOUT, Self::connect(target, work))
             .await
             .context("no answer")?
     }
 
-    async fn ask(target: &Target, work: Work) -> Result<Self> {
+    async fn connect(target: &Target, work: Work) -> Result<Self> {
         let tcp = TcpStream::connect(target.address).await?;
         tcp.set_nodelay(true)?;
-        let tcp = BufReader::with_capacity(READ, tcp);
+        let tcp = BufReader::with_capacity(READ_BUFFER_BYTES, tcp);
         let name = ServerName::try_from(SERVER_NAME)?;
         let tls = TlsConnector::from(target.tls.clone());
         let mut io = tls.connect(name, tcp).await?;
@@ -178,7 +183,7 @@ impl Session {
             }
         };
         if head.status != StatusCode::SWITCHING_PROTOCOLS {
-            let _ = timeout(SESSION_LIMIT, io.read_buf(&mut buffer)).await;
+            let _ = timeout(SESSION_TIMEOUT, io.read_buf(&mut buffer)).await;
             let text = String::from_utf8_lossy(&buffer).into_owned();
             bail!("answered {}: {text}", head.status);
         }
@@ -216,26 +221,29 @@ impl Session {
         Ok(self.io.flush().await?)
     }
 
-    /// Small messages to the node and back.
+    /// Sends small messages to the node and reads them back.
     async fn exchange(&mut self, words: &[u8]) -> Result<()> {
-        for message in words.chunks(SMALL) {
+        for message in words.chunks(SMALL_MESSAGE_BYTES) {
             self.writer.write(Input::Stdin, message, &mut self.out);
         }
         self.flush().await?;
-        let mut heard = 0;
-        while heard < words.len() {
-            let piece = self.hear().await?;
-            ensure!(words[heard..].starts_with(&piece), "an echo of other words");
-            heard += piece.len();
+        let mut received = 0;
+        while received < words.len() {
+            let piece = self.read_stdout().await?;
+            ensure!(
+                words[received..].starts_with(&piece),
+                "an echo of other data"
+            );
+            received += piece.len();
         }
         Ok(())
     }
 
-    /// What comes next on stdout; nothing, if it is for another channel.
-    async fn hear(&mut self) -> Result<Bytes> {
-        let heard = self.next().await?;
+    /// The next stdout data; empty for another channel.
+    async fn read_stdout(&mut self) -> Result<Bytes> {
+        let received = self.next().await?;
         ensure!(!self.ended, "the session has ended early");
-        Ok(heard)
+        Ok(received)
     }
 
     async fn next(&mut self) -> Result<Bytes> {
@@ -247,7 +255,7 @@ impl Session {
                         self.errors.push(&data);
                         return Ok(Bytes::new());
                     }
-                    Some(said) => bail!("nobody asked for {said:?}"),
+                    Some(event) => bail!("unexpected {event:?}"),
                     None => {}
                 },
                 Some(Event::Control(Control::Ping(payload))) => {
@@ -261,7 +269,7 @@ impl Session {
                     return Ok(Bytes::new());
                 }
                 None => {
-                    self.buffer.reserve(READ);
+                    self.buffer.reserve(READ_BUFFER_BYTES);
                     if self.io.read_buf(&mut self.buffer).await? == 0 {
                         self.ended = true;
                         return Ok(Bytes::new());
@@ -271,19 +279,19 @@ impl Session {
         }
     }
 
-    /// Waits for the end of the connection; the command has to have been a success.
+    /// Waits for the end of the connection; the command must have succeeded.
     async fn end(mut self) -> Result<()> {
         let rest = async {
             while !self.ended {
                 let piece = self.next().await?;
-                ensure!(piece.is_empty(), "more than was asked for");
+                ensure!(piece.is_empty(), "more than requested");
             }
             Ok(())
         };
-        timeout(SESSION_LIMIT, rest).await.context("no end")??;
+        timeout(SESSION_TIMEOUT, rest).await.context("no end")??;
         match self.errors.end(ErrorChannelEnd::Clean) {
             Outcome::Success => Ok(()),
-            outcome => bail!("the command has not ended well: {outcome:?}"),
+            outcome => bail!("the command has failed: {outcome:?}"),
         }
     }
 }

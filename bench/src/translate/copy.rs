@@ -1,5 +1,4 @@
-//! `kubectl cp` into a pod and out of it, with and without a bridge in front of
-//! kube-apiserver.
+//! `kubectl cp` into a pod and out of it, with and without a bridge in front of kube-apiserver.
 
 use std::fmt;
 use std::fs;
@@ -8,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use skewbridge_e2e::{Node, Plane, Server, User, Via};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, User, Via};
 
 use crate::args::Translate;
 use crate::pattern::{is_same, write_noise};
@@ -17,27 +16,28 @@ use crate::ratio::{Goal, Ratio, rotated};
 use crate::report::{self, Spread, Table};
 use crate::scratch::Scratch;
 
-const NOT_MUCH_SLOWER: Goal = Goal::AtMost(1.15);
-/// A copy that takes longer has stopped.
-const LIMIT: Duration = Duration::from_mins(10);
+const TIME_GOAL: Goal = Goal::AtMost(1.15);
+/// A copy that takes longer hangs.
+const COPY_TIMEOUT: Duration = Duration::from_mins(10);
 const MB: u64 = 1_000_000;
 
 #[derive(Debug, Serialize)]
 pub(super) struct CopyResult {
     mb: u32,
     rounds: u32,
-    ways: Vec<WayResult>,
+    #[serde(rename = "ways")]
+    routes: Vec<RouteResult>,
     pub(super) ratios: Vec<Ratio>,
 }
 
 #[derive(Debug, Serialize)]
-struct WayResult {
+struct RouteResult {
     name: &'static str,
     in_seconds: Spread,
     out_seconds: Spread,
 }
 
-/// Where from and where to.
+/// The direction of a copy.
 #[derive(Debug, Clone, Copy)]
 enum Direction {
     In,
@@ -51,15 +51,15 @@ pub(super) async fn measure(
 ) -> Result<CopyResult> {
     // Declared before the plane, so dropped after it.
     let scratch = Scratch::create()?;
-    let server = Server::of(version);
-    let (server, ways) = match program {
+    let server = ServerSpec::of(version);
+    let (server, routes) = match program {
         Some(program) => (
             server.bridge_program(program),
             vec![Via::Server, Via::Bridge],
         ),
         None => (server.without_bridge(), vec![Via::Server]),
     };
-    let plane = Plane::start(&[server]).await;
+    let plane = ControlPlane::start(&[server]).await;
     let node = plane.start_node().await;
     let original = scratch.path("original");
     write_noise(&original, u64::from(args.copy_mb) * MB)?;
@@ -69,37 +69,37 @@ pub(super) async fn measure(
         back: &scratch.path("back"),
         original: &original,
     };
-    let mut seconds: Vec<[Vec<f64>; 2]> = ways.iter().map(|_| Default::default()).collect();
-    // Every program, and the file, has been read once.
+    let mut seconds: Vec<[Vec<f64>; 2]> = routes.iter().map(|_| Default::default()).collect();
+    // From here on every program, and the file, has been read once.
     for direction in [Direction::In, Direction::Out] {
         copies.copy(Via::Server, direction).await?;
     }
     for round in 0..args.copies {
         for direction in [Direction::In, Direction::Out] {
-            for index in rotated(ways.len(), round as usize) {
-                let took = copies.copy(ways[index], direction).await?;
+            for index in rotated(routes.len(), round as usize) {
+                let took = copies.copy(routes[index], direction).await?;
                 report::progress(format_args!(
                     "copy {}/{}: {direction:?} {}: {took:.2?}",
                     round + 1,
                     args.copies,
-                    name(ways[index]),
+                    name(routes[index]),
                 ));
                 seconds[index][direction as usize].push(took.as_secs_f64());
             }
         }
     }
-    CopyResult::new(args, &ways, &seconds)
+    CopyResult::new(args, &routes, &seconds)
 }
 
 struct Copies<'a> {
-    plane: &'a Plane,
+    plane: &'a ControlPlane,
     original: &'a Path,
     in_pod: &'a Path,
     back: &'a Path,
 }
 
 impl Copies<'_> {
-    /// How long it takes; the copy has to be the same.
+    /// How long it takes; the copy must be equal.
     async fn copy(&self, via: Via, direction: Direction) -> Result<Duration> {
         let remote = format!("{}:{}", Node::POD, self.in_pod.display());
         let (from, to, copy) = match direction {
@@ -110,7 +110,7 @@ impl Copies<'_> {
         let mut kubectl = self.plane.kubectl_command(0, via, User::Admin);
         kubectl.args(["-n", Node::NAMESPACE, "cp", &from, &to]);
         let start = Instant::now();
-        process::printed_by(&mut kubectl, LIMIT).await?;
+        process::output_of(&mut kubectl, COPY_TIMEOUT).await?;
         let took = start.elapsed();
         ensure!(is_same(self.original, copy)?, "{} differs", copy.display());
         Ok(took)
@@ -119,27 +119,27 @@ impl Copies<'_> {
 
 fn name(via: Via) -> &'static str {
     match via {
-        Via::Server => "straight",
+        Via::Server => "direct",
         Via::Bridge => "through a bridge",
     }
 }
 
 impl CopyResult {
-    fn new(args: &Translate, ways: &[Via], seconds: &[[Vec<f64>; 2]]) -> Result<Self> {
-        let results = ways.iter().zip(seconds).map(|(&via, [into, out])| {
-            Some(WayResult {
+    fn new(args: &Translate, routes: &[Via], seconds: &[[Vec<f64>; 2]]) -> Result<Self> {
+        let results = routes.iter().zip(seconds).map(|(&via, [into, out])| {
+            Some(RouteResult {
                 name: name(via),
                 in_seconds: Spread::of(into.iter().copied())?,
                 out_seconds: Spread::of(out.iter().copied())?,
             })
         });
         let ratios = match seconds {
-            [straight, bridged] => ["into the pod", "out of the pod"]
+            [direct, bridged] => ["into the pod", "out of the pod"]
                 .into_iter()
-                .zip(bridged.iter().zip(straight))
+                .zip(bridged.iter().zip(direct))
                 .filter_map(|(way, (with, without))| {
                     let pairs = with.iter().copied().zip(without.iter().copied());
-                    Ratio::new(format!("kubectl cp {way}"), NOT_MUCH_SLOWER, pairs)
+                    Ratio::new(format!("kubectl cp {way}"), TIME_GOAL, pairs)
                 })
                 .collect(),
             _ => Vec::new(),
@@ -147,7 +147,7 @@ impl CopyResult {
         Ok(Self {
             mb: args.copy_mb,
             rounds: args.copies,
-            ways: results.collect::<Option<_>>().context("no rounds")?,
+            routes: results.collect::<Option<_>>().context("no rounds")?,
             ratios,
         })
     }
@@ -157,7 +157,7 @@ impl fmt::Display for CopyResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "kubectl cp, {} MB, {} rounds", self.mb, self.rounds)?;
         let mut table = Table::new(["", "s into the pod", "", "s out of it", ""]);
-        for way in &self.ways {
+        for way in &self.routes {
             let [into, intos] = way.in_seconds.cells(2);
             let [out, outs] = way.out_seconds.cells(2);
             table.row([way.name.to_owned(), into, intos, out, outs]);
@@ -168,10 +168,10 @@ impl fmt::Display for CopyResult {
 
 #[cfg(test)]
 impl CopyResult {
-    /// The same times both ways.
+    /// The same times in both directions.
     pub(super) fn sample(args: &Translate, pairs: impl Iterator<Item = (f64, f64)>) -> Self {
-        let (bridged, straight): (Vec<_>, Vec<_>) = pairs.unzip();
-        let seconds = [straight, bridged].map(|times| [times.clone(), times]);
+        let (bridged, direct): (Vec<_>, Vec<_>) = pairs.unzip();
+        let seconds = [direct, bridged].map(|times| [times.clone(), times]);
         Self::new(args, &[Via::Server, Via::Bridge], &seconds).expect("rounds")
     }
 }

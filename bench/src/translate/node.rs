@@ -1,8 +1,8 @@
-//! The node: its kubelet to kube-apiserver, and the server behind the bridge. It is
-//! one program, so that both translators have the same before them.
+//! The node: a kubelet for kube-apiserver, and the server behind the bridge. It is one program,
+//! so that both translators have the same conditions.
 //!
-//! It also takes a WebSocket from a client without any translator, under a path of
-//! its own, to show what client and node can do by themselves.
+//! It also accepts a WebSocket from a client without any translator, under its own path, to
+//! show the rate of client and node by themselves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,23 +28,23 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::client::{LIMITS, READ};
+use super::client::{LIMITS, READ_BUFFER_BYTES};
 use super::work::Work;
 use crate::args::Node;
 use crate::pattern::Pattern;
 use crate::pki;
 use crate::proxies::loopback;
 
-/// Where there is no translator.
-pub(crate) const STRAIGHT: &str = "/straight";
+/// The path without a translator.
+pub(crate) const DIRECT_PATH: &str = "/direct";
 
-/// For a client that has been told how its command ended, and stays.
-const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+/// For a client that has received the outcome and stays connected.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 const PROTOCOL_VERSION: &str = "x-stream-protocol-version";
 const SPDY: &str = "SPDY/3.1";
 
-/// Enough for a bridge to begin: it asks which version is behind it.
+/// Enough for a bridge to start: it requests the version of its upstream.
 const VERSION: &str = r#"{"major":"1","minor":"36","gitVersion":"v1.36.4"}"#;
 
 type Io = TlsStream<BufReader<TcpStream>>;
@@ -63,12 +63,12 @@ pub(crate) async fn run(args: Node) -> Result<()> {
     }
 }
 
-/// Answers requests until one is upgraded.
+/// Serves requests until one is upgraded.
 async fn connection(tcp: TcpStream, config: Arc<ServerConfig>) -> Result<()> {
     tcp.set_nodelay(true)?;
-    let tcp = BufReader::with_capacity(READ, tcp);
+    let tcp = BufReader::with_capacity(READ_BUFFER_BYTES, tcp);
     let Ok(mut io) = TlsAcceptor::from(config).accept(tcp).await else {
-        // Somebody has looked whether we listen.
+        // A connection that only checks whether the node listens.
         return Ok(());
     };
     let mut buffer = BytesMut::new();
@@ -81,7 +81,7 @@ async fn connection(tcp: TcpStream, config: Arc<ServerConfig>) -> Result<()> {
         };
         let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
         let words = match path {
-            STRAIGHT => return straight(io, &head, query).await,
+            DIRECT_PATH => return direct(io, &head, query).await,
             path if path.starts_with("/exec/") => QueryDialect::Kubelet,
             path if path.ends_with("/exec") => QueryDialect::Api,
             path => {
@@ -124,7 +124,7 @@ trait Streams {
     async fn write(&mut self, data: Bytes) -> Result<()>;
 }
 
-/// Runs a command to its end.
+/// Runs a command until it exits.
 async fn perform(work: Work, streams: &mut impl Streams) -> Result<Outcome> {
     let mut pattern = Pattern::default();
     match work {
@@ -151,7 +151,7 @@ async fn perform(work: Work, streams: &mut impl Streams) -> Result<Outcome> {
     Ok(Outcome::Success)
 }
 
-/// Only SPDY: who passes a WebSocket on does not translate it.
+/// Only SPDY: a WebSocket here was not translated.
 async fn exec(mut io: Io, head: &RequestHead, options: Options, work: Work) -> Result<()> {
     let asked = head.headers.get(UPGRADE);
     if asked.is_none_or(|asked| !asked.as_bytes().eq_ignore_ascii_case(SPDY.as_bytes())) {
@@ -176,11 +176,11 @@ async fn exec(mut io: Io, head: &RequestHead, options: Options, work: Work) -> R
         handle.close();
         anyhow::Ok(streams)
     };
-    // Beside each other, not in each other's way: a task for each.
+    // A task for each, so that they do not block each other.
     let driver = tokio::spawn(driver);
     let ended = command.await;
     let stopping = driver.abort_handle();
-    let left = timeout(LEAVE_LIMIT, driver).await;
+    let left = timeout(DISCONNECT_TIMEOUT, driver).await;
     stopping.abort();
     let _streams = ended?;
     match left {
@@ -189,8 +189,8 @@ async fn exec(mut io: Io, head: &RequestHead, options: Options, work: Work) -> R
     }
 }
 
-/// The streams of a command over SPDY. A sender that is dropped resets its stream,
-/// so they are kept to the end.
+/// The streams of a command over SPDY. Dropping a sender resets its stream, so they are
+/// kept to the end.
 struct SpdyStreams {
     stdin: Option<(Sender, Receiver)>,
     stdout: Option<(Sender, Receiver)>,
@@ -209,14 +209,14 @@ impl SpdyStreams {
             error: None,
         };
         for _ in options.streams(protocol) {
-            let request = incoming.next().await.context("not all streams came")?;
+            let request = incoming.next().await.context("a stream is missing")?;
             let channel = request.headers().get(STREAM_TYPE);
             let channel = channel.and_then(Channel::from_stream_type);
-            let place = match channel.context("a stream of no type")? {
+            let place = match channel.context("a stream without a type")? {
                 Channel::Stdin => &mut streams.stdin,
                 Channel::Stdout => &mut streams.stdout,
                 Channel::Error => &mut streams.error,
-                other => bail!("a stream that nobody asked for: {other:?}"),
+                other => bail!("an unexpected stream: {other:?}"),
             };
             let stream = request.accept(Headers::new())?;
             *place = Some((stream.sender, stream.receiver));
@@ -224,7 +224,7 @@ impl SpdyStreams {
         Ok(streams)
     }
 
-    /// Says how the command ended, as kubelets do: last of all.
+    /// Sends the outcome of the command, as kubelets do: last of all.
     async fn end(&mut self, outcome: &Outcome, protocol: SpdyProtocol) -> Result<()> {
         for (sender, _) in [&mut self.stdout, &mut self.stdin].into_iter().flatten() {
             sender.finish()?;
@@ -247,8 +247,8 @@ impl Streams for SpdyStreams {
     }
 }
 
-/// A WebSocket of its own.
-async fn straight(mut io: Io, head: &RequestHead, query: &str) -> Result<()> {
+/// A WebSocket without a translator.
+async fn direct(mut io: Io, head: &RequestHead, query: &str) -> Result<()> {
     let work = Work::from_query(query)?;
     let request = parse_upgrade_request(&head.method, &head.headers)?;
     let taken = HeaderValue::from_static(Protocol::V5.name());
@@ -304,7 +304,7 @@ impl Streams for WebSocketStreams {
                 },
                 Some(Event::Control(_)) => {}
                 None => {
-                    self.buffer.reserve(READ);
+                    self.buffer.reserve(READ_BUFFER_BYTES);
                     let read = self.io.read_buf(&mut self.buffer).await?;
                     ensure!(read > 0, "cut off");
                 }
@@ -344,25 +344,28 @@ mod tests {
         }
         Target {
             address,
-            path: STRAIGHT.to_owned(),
+            path: DIRECT_PATH.to_owned(),
             tls: pki::stream_client(&ca, &ca.client("admin", &[])).unwrap(),
         }
     }
 
     #[tokio::test]
-    async fn client_and_node_understand_each_other() {
+    async fn client_and_node_interoperate() {
         let scratch = Scratch::create().unwrap();
         let target = started(&scratch).await;
         for bytes in [0, 1, 1 << 20] {
             target.send(bytes).await.unwrap();
             target.receive(bytes).await.unwrap();
         }
-        let talk = target.talk(3, 5, Duration::ZERO).await.unwrap();
-        assert_eq!(talk.messages, 0);
+        let exchanged = target
+            .exchange_messages(3, 5, Duration::ZERO)
+            .await
+            .unwrap();
+        assert_eq!(exchanged.messages, 0);
     }
 
     #[tokio::test]
-    async fn who_does_not_translate_is_refused() {
+    async fn an_untranslated_websocket_is_rejected() {
         let scratch = Scratch::create().unwrap();
         let target = Target {
             path: exec_path(),

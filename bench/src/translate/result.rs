@@ -1,4 +1,4 @@
-//! What `translate` found.
+//! The results of `translate`.
 
 use std::fmt;
 
@@ -7,15 +7,15 @@ use serde::Serialize;
 
 use super::copy::CopyResult;
 use super::streams::{BRIDGE, KUBE_APISERVER, Load, Measured, Sample};
-use super::work::SMALL;
+use super::work::SMALL_MESSAGE_BYTES;
 use crate::args::Translate;
-use crate::pattern::MESSAGE;
+use crate::pattern::MESSAGE_BYTES;
 use crate::ratio::{Goal, Ratio};
 use crate::report::{Spread, Table};
 
-const FASTER: Goal = Goal::AtLeast(1.5);
-const LIVELIER: Goal = Goal::AtLeast(2.0);
-const CHEAPER: Goal = Goal::AtMost(0.5);
+const RATE_GOAL: Goal = Goal::AtLeast(1.5);
+const MESSAGE_RATE_GOAL: Goal = Goal::AtLeast(2.0);
+const CPU_GOAL: Goal = Goal::AtMost(0.5);
 
 const MIB_PER_GIB: f64 = 1024.0;
 
@@ -41,20 +41,19 @@ pub(super) struct StreamsResult {
 #[derive(Debug, Serialize)]
 struct LoadResult {
     load: Load,
-    ways: Vec<WayResult>,
+    ways: Vec<RouteResult>,
 }
 
 #[derive(Debug, Serialize)]
-struct WayResult {
+struct RouteResult {
     name: &'static str,
     /// MiB or messages a second.
     speed: Spread,
-    /// CPU seconds a GiB, or microseconds a message, beyond those of an idle
-    /// translator.
+    /// CPU seconds per GiB, or microseconds per message, beyond those of an idle translator.
     cpu: Option<Spread>,
 }
 
-/// CPU seconds a second when nobody asks for anything.
+/// CPU seconds per second without load.
 #[derive(Debug, Serialize)]
 struct Idle {
     name: &'static str,
@@ -86,8 +85,8 @@ impl StreamsResult {
         };
         Ok(Self {
             mib: args.mib,
-            message_bytes: MESSAGE,
-            small_message_bytes: SMALL,
+            message_bytes: MESSAGE_BYTES,
+            small_message_bytes: SMALL_MESSAGE_BYTES,
             rounds: args.rounds,
             seconds: args.seconds,
             loads: results.collect::<Option<_>>().context("no rounds")?,
@@ -105,17 +104,17 @@ fn ratios(loads: &[Load], bridge: &Measured, other: &Measured) -> Vec<Ratio> {
             of(bridge, number).into_iter().zip(of(other, number))
         };
         let goal = match load {
-            Load::Stdin | Load::Stdout => FASTER,
-            Load::Talk { at_once: 1, .. } => LIVELIER,
-            // Not the same work: the bridge joins small messages that come at once,
-            // so that the node and the way back have fewer.
+            Load::Stdin | Load::Stdout => RATE_GOAL,
+            Load::Talk { at_once: 1, .. } => MESSAGE_RATE_GOAL,
+            // Not the same work: the bridge joins small messages that are queued, so that
+            // the node and the return path handle fewer.
             Load::Talk { .. } => continue,
         };
         speeds.extend(Ratio::new(load.to_string(), goal, pairs(Measured::speeds)));
-        // What a small message costs has no goal of its own.
+        // The CPU of a small message has no goal of its own.
         if matches!(load, Load::Stdin | Load::Stdout) {
             let of = format!("{load}, CPU per GiB");
-            costs.extend(Ratio::new(of, CHEAPER, pairs(Measured::costs)));
+            costs.extend(Ratio::new(of, CPU_GOAL, pairs(Measured::costs)));
         }
     }
     speeds.extend(costs);
@@ -123,8 +122,8 @@ fn ratios(loads: &[Load], bridge: &Measured, other: &Measured) -> Vec<Ratio> {
 }
 
 impl Measured {
-    fn result(&self, load: usize) -> Option<WayResult> {
-        Some(WayResult {
+    fn result(&self, load: usize) -> Option<RouteResult> {
+        Some(RouteResult {
             name: self.name,
             speed: Spread::of(self.speeds(load))?,
             cpu: Spread::of(self.costs(load)),
@@ -137,7 +136,7 @@ impl Measured {
         speeds.collect()
     }
 
-    /// None where there is no translator.
+    /// Empty without a translator.
     fn costs(&self, load: usize) -> Vec<f64> {
         let idle = Spread::of(self.idle.iter().copied()).map_or(0.0, |idle| idle.median);
         let (load, samples) = &self.samples[load];
@@ -211,14 +210,14 @@ impl fmt::Display for StreamsResult {
 
 #[cfg(test)]
 mod tests {
-    use super::super::streams::ALONE;
+    use super::super::streams::NODE_ALONE;
     use super::*;
 
     fn measured(name: &'static str, factor: f64) -> Measured {
         let sample = Sample {
             amount: 65_536.0 * factor,
             seconds: 10.0,
-            cpu: (name != ALONE).then_some(11.0),
+            cpu: (name != NODE_ALONE).then_some(11.0),
         };
         let loads = [
             Load::Stdin,
@@ -256,7 +255,7 @@ mod tests {
             output: crate::args::Output::Table,
         };
         let measured = [
-            measured(ALONE, 10.0),
+            measured(NODE_ALONE, 10.0),
             measured(KUBE_APISERVER, 1.0),
             measured(BRIDGE, 1.75),
         ];
@@ -277,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_judged_and_what_an_idle_server_does_is_not_counted() {
+    fn ratios_have_goals_and_idle_cpu_is_subtracted() {
         let streams = result().streams.unwrap();
         let found: Vec<_> = streams
             .ratios
@@ -290,7 +289,7 @@ mod tests {
         let expected = [
             ("stdin", "1.75".to_owned(), true),
             ("stdout", "1.75".to_owned(), true),
-            ("messages, one by one", "1.75".to_owned(), false),
+            ("messages, one at a time", "1.75".to_owned(), false),
             ("messages, 1000 sessions", "1.75".to_owned(), false),
             ("stdin, CPU per GiB", cost.clone(), false),
             ("stdout, CPU per GiB", cost, false),

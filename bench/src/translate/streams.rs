@@ -1,4 +1,4 @@
-//! The same client and the same node, with one translator or the other between.
+//! The same client and the same node, with one translator or the other between them.
 
 use std::fmt;
 use std::path::Path;
@@ -6,34 +6,34 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use skewbridge_e2e::{Plane, Server};
+use skewbridge_e2e::{ControlPlane, ServerSpec};
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
 use super::client::Target;
-use super::node::STRAIGHT;
+use super::node::DIRECT_PATH;
 use super::result::StreamsResult;
 use super::work::exec_path;
 use crate::args::Translate;
-use crate::client::until_answering;
+use crate::client::wait_until_serving;
 use crate::pki::{self, Pki};
-use crate::process::Owned;
+use crate::process::OwnedProcess;
 use crate::proxies::{Proxy, bridge, free_ports, loopback};
 use crate::ratio::rotated;
 use crate::report;
 use crate::scratch::Scratch;
 use crate::usage;
 
-/// What a translator does when nobody asks anything of it is looked at so long.
-const IDLE: Duration = Duration::from_secs(2);
-/// A load that takes longer has stopped.
-const LOAD_LIMIT: Duration = Duration::from_mins(10);
-/// A screenful of small pieces.
-const AT_ONCE: u32 = 64;
+/// How long the CPU use of an idle translator is measured.
+const IDLE_DURATION: Duration = Duration::from_secs(2);
+/// A load that takes longer hangs.
+const LOAD_TIMEOUT: Duration = Duration::from_mins(10);
+/// A screenful of small messages.
+const BATCH_MESSAGES: u32 = 64;
 const WARM_UP_MIB: u32 = 64;
 const WARM_UP: Duration = Duration::from_millis(500);
 
-pub(crate) const ALONE: &str = "node alone";
+pub(crate) const NODE_ALONE: &str = "node alone";
 pub(crate) const KUBE_APISERVER: &str = "kube-apiserver";
 pub(crate) const BRIDGE: &str = "bridge";
 
@@ -44,11 +44,11 @@ pub(super) async fn measure(
 ) -> Result<StreamsResult> {
     // Declared before the children, so dropped after them.
     let scratch = Scratch::create()?;
-    let plane = Plane::start(&[Server::of(version).without_bridge()]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(version).without_bridge()]).await;
     let pki = Pki::issued_by(plane.ca(), &scratch)?;
     let [node_port, front, admin] = free_ports()?;
     let node = start_node(&scratch, &pki, node_port).await?;
-    plane.show_node(loopback(node_port)).await;
+    plane.register_node(loopback(node_port)).await;
     let bridge = match program {
         Some(program) => {
             Some(start_bridge(program, &scratch, &pki, front, admin, node_port).await?)
@@ -65,37 +65,37 @@ pub(super) async fn measure(
     };
     let server = &plane.servers[0];
     let process = server.process.as_ref().context("no kube-apiserver")?;
-    let mut ways = vec![
-        Way {
-            name: ALONE,
+    let mut routes = vec![
+        Route {
+            name: NODE_ALONE,
             process: None,
-            target: target(loopback(node_port), STRAIGHT.to_owned()),
+            target: target(loopback(node_port), DIRECT_PATH.to_owned()),
         },
-        Way {
+        Route {
             name: KUBE_APISERVER,
             process: Some(process.id()),
             target: target(server.address, exec_path()),
         },
     ];
-    ways.extend(bridge.as_ref().map(|bridge| Way {
+    routes.extend(bridge.as_ref().map(|bridge| Route {
         name: BRIDGE,
         process: Some(bridge.process().pid()),
         target: target(bridge.address(), exec_path()),
     }));
-    let rounds = rounds(args, &ways).await.with_context(|| {
-        let words = bridge.as_ref().map(|bridge| bridge.process().last_words());
+    let rounds = rounds(args, &routes).await.with_context(|| {
+        let words = bridge.as_ref().map(|bridge| bridge.process().log_tail());
         let words = words.unwrap_or_default();
-        format!("the node{}, the bridge{words}", node.last_words())
+        format!("the node{}, the bridge{words}", node.log_tail())
     })?;
     StreamsResult::new(args, &rounds)
 }
 
-async fn start_node(scratch: &Scratch, pki: &Pki, port: u16) -> Result<Owned> {
+async fn start_node(scratch: &Scratch, pki: &Pki, port: u16) -> Result<OwnedProcess> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("node").arg(format!("--port={port}"));
     command.arg("--certificate").arg(&pki.certificate);
     command.arg("--key").arg(&pki.key);
-    let node = Owned::server("node", command, scratch)?;
+    let node = OwnedProcess::server("node", command, scratch)?;
     node.until_listening(loopback(port)).await?;
     Ok(node)
 }
@@ -115,19 +115,19 @@ async fn start_bridge(
         upstream,
     };
     let bridge = bridge::start(bridge::NAME, program, scratch, pki, ports, &always)?;
-    until_answering(bridge.process(), bridge.address(), &pki.ca, "/readyz").await?;
+    wait_until_serving(bridge.process(), bridge.address(), &pki.ca, "/readyz").await?;
     Ok(bridge)
 }
 
-/// A way from the client to the node.
-struct Way {
+/// A route from the client to the node.
+struct Route {
     name: &'static str,
     /// The translator, if there is one.
     process: Option<u32>,
     target: Target,
 }
 
-/// What is asked of a way.
+/// The load on a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Load {
@@ -135,12 +135,12 @@ pub(crate) enum Load {
     Stdin,
     /// From the node.
     Stdout,
-    /// To and fro in small messages: in so many sessions, so many at once.
+    /// To the node and back in small messages: in so many sessions, so many at once.
     Talk { sessions: u32, at_once: u32 },
 }
 
 impl Load {
-    /// What is counted, in words: per second, and per CPU.
+    /// The units: per second, and per CPU.
     pub(crate) fn units(self) -> [&'static str; 2] {
         match self {
             Self::Stdin | Self::Stdout => ["MiB/s", "CPU s/GiB"],
@@ -157,7 +157,7 @@ impl fmt::Display for Load {
             Self::Talk {
                 sessions: 1,
                 at_once: 1,
-            } => f.write_str("messages, one by one"),
+            } => f.write_str("messages, one at a time"),
             Self::Talk {
                 sessions: 1,
                 at_once,
@@ -167,27 +167,27 @@ impl fmt::Display for Load {
     }
 }
 
-/// One load on one way.
+/// One load on one route.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sample {
     /// MiB or messages.
     pub(crate) amount: f64,
     pub(crate) seconds: f64,
-    /// CPU seconds of the translator, all in all.
+    /// CPU seconds of the translator in total.
     pub(crate) cpu: Option<f64>,
 }
 
-/// All rounds of one way.
+/// All rounds of one route.
 #[derive(Debug)]
 pub(crate) struct Measured {
     pub(crate) name: &'static str,
     /// By load, round by round.
     pub(crate) samples: Vec<(Load, Vec<Sample>)>,
-    /// CPU seconds a second of the translator when nobody asks for anything.
+    /// CPU seconds per second of the translator without load.
     pub(crate) idle: Vec<f64>,
 }
 
-async fn rounds(args: &Translate, ways: &[Way]) -> Result<Vec<Measured>> {
+async fn rounds(args: &Translate, routes: &[Route]) -> Result<Vec<Measured>> {
     let loads = [
         Load::Stdin,
         Load::Stdout,
@@ -201,35 +201,36 @@ async fn rounds(args: &Translate, ways: &[Way]) -> Result<Vec<Measured>> {
         },
         Load::Talk {
             sessions: 1,
-            at_once: AT_ONCE,
+            at_once: BATCH_MESSAGES,
         },
     ];
-    for way in ways {
+    for route in routes {
         for load in loads {
-            way.bear(load, WARM_UP_MIB, WARM_UP)
+            route
+                .run_load(load, WARM_UP_MIB, WARM_UP)
                 .await
                 .context("warm-up")?;
         }
     }
-    let mut measured: Vec<Measured> = ways
+    let mut measured: Vec<Measured> = routes
         .iter()
-        .map(|way| Measured {
-            name: way.name,
+        .map(|route| Measured {
+            name: route.name,
             samples: loads.map(|load| (load, Vec::new())).into(),
             idle: Vec::new(),
         })
         .collect();
     for round in 0..args.rounds {
-        idle(ways, &mut measured).await?;
+        idle(routes, &mut measured).await?;
         for (number, load) in loads.into_iter().enumerate() {
-            for index in rotated(ways.len(), round as usize + number) {
+            for index in rotated(routes.len(), round as usize + number) {
                 let time = Duration::from_secs(args.seconds.into());
-                let sample = ways[index].bear(load, args.mib, time).await?;
+                let sample = routes[index].run_load(load, args.mib, time).await?;
                 report::progress(format_args!(
                     "round {}/{}: {load}: {:<14} {:>8.0} {}",
                     round + 1,
                     args.rounds,
-                    ways[index].name,
+                    routes[index].name,
                     sample.amount / sample.seconds,
                     load.units()[0],
                 ));
@@ -240,22 +241,28 @@ async fn rounds(args: &Translate, ways: &[Way]) -> Result<Vec<Measured>> {
     Ok(measured)
 }
 
-impl Way {
-    async fn bear(&self, load: Load, mib: u32, time: Duration) -> Result<Sample> {
+impl Route {
+    async fn run_load(&self, load: Load, mib: u32, time: Duration) -> Result<Sample> {
         let before = self.cpu()?;
         let bytes = u64::from(mib) << 20;
-        let bearing = async {
+        let running = async {
             Ok(match load {
                 Load::Stdin => (f64::from(mib), self.target.send(bytes).await?),
                 Load::Stdout => (f64::from(mib), self.target.receive(bytes).await?),
                 Load::Talk { sessions, at_once } => {
-                    let talk = self.target.talk(sessions, at_once, time).await?;
-                    (f64::from(talk.messages), talk.took)
+                    let exchange_messages = self
+                        .target
+                        .exchange_messages(sessions, at_once, time)
+                        .await?;
+                    (
+                        f64::from(exchange_messages.messages),
+                        exchange_messages.took,
+                    )
                 }
             })
         };
-        let borne = timeout(LOAD_LIMIT, bearing).await.context("it hangs");
-        let (amount, took) = borne
+        let outcome = timeout(LOAD_TIMEOUT, running).await.context("it hangs");
+        let (amount, took) = outcome
             .flatten()
             .with_context(|| format!("{load}, {}", self.name))?;
         let cpu = match (before, self.cpu()?) {
@@ -274,11 +281,11 @@ impl Way {
     }
 }
 
-/// What everybody does when nobody asks for anything.
-async fn idle(ways: &[Way], measured: &mut [Measured]) -> Result<()> {
-    let all = || ways.iter().map(Way::cpu).collect::<Result<Vec<_>>>();
+/// The CPU use of all translators without load.
+async fn idle(routes: &[Route], measured: &mut [Measured]) -> Result<()> {
+    let all = || routes.iter().map(Route::cpu).collect::<Result<Vec<_>>>();
     let (start, before) = (Instant::now(), all()?);
-    sleep(IDLE).await;
+    sleep(IDLE_DURATION).await;
     let (after, seconds) = (all()?, start.elapsed().as_secs_f64());
     for (measured, (before, after)) in measured.iter_mut().zip(before.into_iter().zip(after)) {
         if let (Some(before), Some(after)) = (before, after) {

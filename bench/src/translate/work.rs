@@ -1,12 +1,12 @@
-//! What is asked of the node.
+//! The commands of the node.
 
 use anyhow::{Context, Result};
 use skewbridge_e2e::Node;
 
-/// A keystroke or an answer to it.
-pub(crate) const SMALL: usize = 16;
+/// A keystroke or the response to it.
+pub(crate) const SMALL_MESSAGE_BYTES: usize = 16;
 
-/// Where kube-apiserver has the commands of the pod.
+/// kube-apiserver's path for commands in the pod.
 pub(crate) fn exec_path() -> String {
     let (namespace, pod) = (Node::NAMESPACE, Node::POD);
     format!("/api/v1/namespaces/{namespace}/pods/{pod}/exec")
@@ -19,12 +19,12 @@ pub(crate) enum Work {
     Sink { bytes: u64 },
     /// Writes so many bytes to stdout.
     Source { bytes: u64 },
-    /// Writes what it reads, until that ends.
+    /// Echoes stdin until it ends.
     Echo,
 }
 
 impl Work {
-    /// As a client asks kube-apiserver for it.
+    /// As a client requests it from kube-apiserver.
     pub(crate) fn query(self) -> String {
         let (words, channels) = match self {
             Self::Sink { bytes } => (format!("command=sink&command={bytes}"), "stdin=true"),
@@ -34,7 +34,7 @@ impl Work {
         format!("container={}&{words}&{channels}", Node::CONTAINER)
     }
 
-    /// From what kube-apiserver, or a bridge, has made of that.
+    /// Parses the query that kube-apiserver, or a bridge, has made of it.
     pub(crate) fn from_query(query: &str) -> Result<Self> {
         let mut words = query
             .split('&')
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_understood_as_it_was_asked_for() {
+    fn a_command_is_parsed_as_requested() {
         for work in [
             Work::Sink { bytes: 1 << 40 },
             Work::Source { bytes: 0 },
@@ -66,7 +66,7 @@ mod tests {
         ] {
             assert_eq!(Work::from_query(&work.query()).unwrap(), work);
         }
-        // As kube-apiserver asks a kubelet.
+        // As kube-apiserver requests it from a kubelet.
         let query = "command=sink&command=7&input=1";
         assert_eq!(Work::from_query(query).unwrap(), Work::Sink { bytes: 7 });
         for wrong in ["", "command=rm", "command=sink", "command=sink&command=x"] {

@@ -4,10 +4,10 @@
 use anyhow::{Result, ensure};
 use bytes::Bytes;
 
-/// Bytes of every event, its newline included: a small object's change.
-pub(crate) const SIZE: usize = 300;
+/// The length of every event, including its newline: a small object's change.
+pub(crate) const EVENT_BYTES: usize = 300;
 
-/// The line that the stand-in sends as event `number`.
+/// The line that the fake API server sends as event `number`.
 pub(crate) fn line(number: u32) -> Bytes {
     const END: &str = "\"}}}\n";
     let mut line = format!(
@@ -15,19 +15,19 @@ pub(crate) fn line(number: u32) -> Bytes {
          \"metadata\":{{\"name\":\"watched\",\"namespace\":\"bench\",\
          \"resourceVersion\":\"{number}\"}},\"data\":{{\"filler\":\""
     );
-    while line.len() + END.len() < SIZE {
+    while line.len() + END.len() < EVENT_BYTES {
         line.push('x');
     }
     line.push_str(END);
     line.into()
 }
 
-/// Follows the bytes of one watch, however they are cut.
+/// Follows the bytes of one watch, in any chunks.
 #[derive(Debug)]
 pub(crate) struct Follower {
-    /// Events received whole.
+    /// Complete events received so far.
     received: u32,
-    /// What is still to come of the next event.
+    /// The rest of the next event.
     rest: Bytes,
 }
 
@@ -39,7 +39,7 @@ impl Follower {
         }
     }
 
-    /// Takes the next bytes; returns how many events have been received whole.
+    /// Processes the next bytes; returns how many complete events have been received.
     pub(crate) fn take(&mut self, mut bytes: &[u8]) -> Result<u32> {
         while !bytes.is_empty() {
             let length = bytes.len().min(self.rest.len());
@@ -68,7 +68,7 @@ mod tests {
     fn every_event_is_one_line_of_json_of_the_same_size() {
         for number in [1, 10, u32::MAX] {
             let line = line(number);
-            assert_eq!(line.len(), SIZE);
+            assert_eq!(line.len(), EVENT_BYTES);
             let object: serde_json::Value = serde_json::from_slice(&line).unwrap();
             let version = &object["object"]["metadata"]["resourceVersion"];
             assert_eq!(version, &number.to_string());
@@ -76,18 +76,18 @@ mod tests {
     }
 
     #[test]
-    fn any_cut_of_the_bytes_counts_the_same() {
+    fn events_are_counted_in_any_chunks() {
         let bytes = [line(1), line(2), line(3)].concat();
         for cut in 0..bytes.len() {
             let mut follower = Follower::new();
             let first = follower.take(&bytes[..cut]).unwrap();
-            assert_eq!(first as usize, cut / SIZE);
+            assert_eq!(first as usize, cut / EVENT_BYTES);
             assert_eq!(follower.take(&bytes[cut..]).unwrap(), 3);
         }
     }
 
     #[test]
-    fn a_lost_or_repeated_event_is_noticed() {
+    fn a_lost_or_repeated_event_is_detected() {
         assert!(Follower::new().take(&line(2)).is_err());
         assert!(Follower::new().take(&[line(1), line(1)].concat()).is_err());
     }

@@ -1,4 +1,4 @@
-//! What `watches` found.
+//! The results of `watches`.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The clients of `watches`: they open every watch, follow it byte by byte and
-//! say how far all of them are. They end with their input.
+//! The clients of `watches`: they open every watch, check it byte by byte and report the
+//! progress of all. They exit at the end of their input.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -16,41 +16,41 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::child_protocol::ChildMessage;
 use super::event::Follower;
-use super::words::Word;
 use crate::args::Watchers;
 use crate::client::Connection;
 use crate::pki;
 
 const PATH: &str = "/api/v1/namespaces/bench/configmaps?watch=true&allowWatchBookmarks=true";
-/// How often unfinished counts are told.
-const TELL_EVERY: Duration = Duration::from_millis(500);
-/// Notes under way from the watches to the one that counts; more only wait.
-const NOTES: usize = 1024;
+/// The report interval of incomplete counts.
+const REPORT_INTERVAL: Duration = Duration::from_millis(500);
+/// The capacity of the queue from the watches to the counter.
+const QUEUE_LENGTH: usize = 1024;
 
 pub(crate) async fn run(args: Watchers) -> Result<()> {
     let config = pki::h2_client(&args.ca)?;
-    let (notes, heard) = mpsc::channel(NOTES);
+    let (notes, received) = mpsc::channel(QUEUE_LENGTH);
     let mut connections = JoinSet::new();
     for _ in 0..args.connections {
         let (config, notes) = (config.clone(), notes.clone());
         connections.spawn(async move {
             let watches = watch_all(config, args.target, args.streams, &notes).await;
             if let Err(error) = watches {
-                let _ = notes.send(Note::Failed(format!("{error:#}"))).await;
+                let _ = notes.send(Progress::Failed(format!("{error:#}"))).await;
             }
         });
     }
     drop(notes);
     tokio::select! {
-        told = tell(heard, args.connections * args.streams) => told,
+        told = report(received, args.connections * args.streams) => told,
         () = end_of_input() => Ok(()),
     }
 }
 
-/// What one watch has to say.
+/// The progress of one watch.
 #[derive(Debug)]
-enum Note {
+enum Progress {
     Opened,
     Delivered { from: u32, to: u32 },
     Failed(String),
@@ -61,7 +61,7 @@ async fn watch_all(
     config: Arc<ClientConfig>,
     target: SocketAddr,
     streams: u32,
-    notes: &mpsc::Sender<Note>,
+    notes: &mpsc::Sender<Progress>,
 ) -> Result<()> {
     let mut connection = Connection::open(config, target)
         .await
@@ -77,15 +77,18 @@ async fn watch_all(
     bail!("the connection has no more watches")
 }
 
-async fn watch(response: ResponseFuture, notes: mpsc::Sender<Note>) -> Result<()> {
+async fn watch(response: ResponseFuture, notes: mpsc::Sender<Progress>) -> Result<()> {
     let response = response.await?;
     let status = response.status();
-    ensure!(status == StatusCode::OK, "a watch was answered {status}");
-    notes.send(Note::Opened).await?;
+    ensure!(
+        status == StatusCode::OK,
+        "the status of a watch is {status}"
+    );
+    notes.send(Progress::Opened).await?;
     follow(response.into_body(), notes).await
 }
 
-async fn follow(mut body: RecvStream, notes: mpsc::Sender<Note>) -> Result<()> {
+async fn follow(mut body: RecvStream, notes: mpsc::Sender<Progress>) -> Result<()> {
     let mut follower = Follower::new();
     let mut from = 0;
     while let Some(bytes) = body.data().await {
@@ -93,32 +96,32 @@ async fn follow(mut body: RecvStream, notes: mpsc::Sender<Note>) -> Result<()> {
         let to = follower.take(&bytes)?;
         body.flow_control().release_capacity(bytes.len())?;
         if to > from {
-            notes.send(Note::Delivered { from, to }).await?;
+            notes.send(Progress::Delivered { from, to }).await?;
             from = to;
         }
     }
     bail!("a watch ended after {from} events")
 }
 
-/// Counts the notes and tells: at once when a count is full, else now and then.
-async fn tell(mut heard: mpsc::Receiver<Note>, total: u32) -> Result<()> {
+/// Counts the progress and reports it: at once when a count is complete, else periodically.
+async fn report(mut received: mpsc::Receiver<Progress>, total: u32) -> Result<()> {
     let mut counts = Counts::default();
-    let mut tick = interval(TELL_EVERY);
+    let mut tick = interval(REPORT_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            note = heard.recv() => {
+            note = received.recv() => {
                 for word in counts.note(note.context("no watch is left")?, total) {
-                    say(&word)?;
+                    print_message(&word)?;
                 }
             }
-            _ = tick.tick() => say(&counts.latest())?,
+            _ = tick.tick() => print_message(&counts.latest())?,
         }
     }
 }
 
-fn say(word: &Word) -> Result<()> {
-    writeln!(std::io::stdout(), "{word}").context("nobody listens to us")
+fn print_message(word: &ChildMessage) -> Result<()> {
+    writeln!(std::io::stdout(), "{word}").context("the output is closed")
 }
 
 #[derive(Debug, Default)]
@@ -129,17 +132,17 @@ struct Counts {
 }
 
 impl Counts {
-    /// Counts a note; returns what is now complete.
-    fn note(&mut self, note: Note, total: u32) -> Vec<Word> {
+    /// Adds progress; returns the counts that are now complete.
+    fn note(&mut self, note: Progress, total: u32) -> Vec<ChildMessage> {
         match note {
-            Note::Failed(why) => return vec![Word::Failed(why)],
-            Note::Opened => {
+            Progress::Failed(why) => return vec![ChildMessage::Failed(why)],
+            Progress::Opened => {
                 self.opened += 1;
                 if self.opened == total {
-                    return vec![Word::Opened(total)];
+                    return vec![ChildMessage::Opened(total)];
                 }
             }
-            Note::Delivered { from, to } => {
+            Progress::Delivered { from, to } => {
                 let (first, end) = (from as usize, to as usize);
                 if self.delivered.len() < end {
                     self.delivered.resize(end, 0);
@@ -148,7 +151,7 @@ impl Counts {
                 return events
                     .filter_map(|(event, count)| {
                         *count += 1;
-                        (*count == total).then_some(Word::Delivered {
+                        (*count == total).then_some(ChildMessage::Delivered {
                             event,
                             count: total,
                         })
@@ -159,10 +162,10 @@ impl Counts {
         Vec::new()
     }
 
-    fn latest(&self) -> Word {
+    fn latest(&self) -> ChildMessage {
         match (u32::try_from(self.delivered.len()), self.delivered.last()) {
-            (Ok(event), Some(&count)) => Word::Delivered { event, count },
-            _ => Word::Opened(self.opened),
+            (Ok(event), Some(&count)) => ChildMessage::Delivered { event, count },
+            _ => ChildMessage::Opened(self.opened),
         }
     }
 }
@@ -181,15 +184,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_count_is_told_when_the_last_watch_is_there() {
+    fn a_count_is_reported_with_the_last_watch() {
         let mut counts = Counts::default();
-        assert_eq!(counts.note(Note::Opened, 2), []);
-        assert_eq!(counts.latest(), Word::Opened(1));
-        assert_eq!(counts.note(Note::Opened, 2), [Word::Opened(2)]);
-        let both = || Note::Delivered { from: 0, to: 2 };
+        assert_eq!(counts.note(Progress::Opened, 2), []);
+        assert_eq!(counts.latest(), ChildMessage::Opened(1));
+        assert_eq!(counts.note(Progress::Opened, 2), [ChildMessage::Opened(2)]);
+        let both = || Progress::Delivered { from: 0, to: 2 };
         assert_eq!(counts.note(both(), 2), []);
-        assert_eq!(counts.latest(), Word::Delivered { event: 2, count: 1 });
-        let complete = [1, 2].map(|event| Word::Delivered { event, count: 2 });
+        assert_eq!(
+            counts.latest(),
+            ChildMessage::Delivered { event: 2, count: 1 }
+        );
+        let complete = [1, 2].map(|event| ChildMessage::Delivered { event, count: 2 });
         assert_eq!(counts.note(both(), 2), complete);
     }
 }

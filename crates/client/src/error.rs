@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use skewbridge_api::protobuf::{Field, Fields};
+use skewbridge_k8s_api::protobuf::{Field, Fields};
 
 /// Why there is no connection or no response. Uses kubectl's words where they are well known.
 #[derive(Debug, thiserror::Error)]
@@ -343,8 +343,8 @@ fn unreachable_message(server: &str, cause: &std::io::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_api::media::Format;
-    use skewbridge_api::status::Status;
+    use skewbridge_k8s_api::content_negotiation::Format;
+    use skewbridge_k8s_api::status::Status;
 
     use super::*;
 

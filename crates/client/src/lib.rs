@@ -71,7 +71,7 @@ pub use endpoint::{Endpoint, Timeouts};
 pub use error::{Entry, Error, ErrorResponse};
 pub use kubeconfig::{Kubeconfig, Target};
 pub use opened_stream::OpenedStream;
-pub use skewbridge_api::secret::Secret;
+pub use skewbridge_k8s_api::secret::Secret;
 pub use streams::{
     AttachRequest, ExecRequest, Executor, ExitStatus, FallbackExecutor, PortForwarder,
     RemoteProcess, SpdyExecutor, WebSocketExecutor,

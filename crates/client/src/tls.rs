@@ -13,7 +13,7 @@ use rustls::{
 };
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
-use skewbridge_api::pem::PrivateKey;
+use skewbridge_k8s_api::pem::PrivateKey;
 use tokio_rustls::TlsConnector;
 
 use crate::credential::Certificate;

@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use skewbridge_client::{Endpoint, Error, Kubeconfig, Request, Target};
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Options, PATIENCE, RawServer, Reply, SilentPort, Validity,
+    ApiServer, Ca, ClientAuth, Options, PATIENCE, Reply, ReservedPort, ScriptedServer, Validity,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -180,7 +180,7 @@ async fn unreachable_and_silent_servers_are_named_in_errors() {
     let error = endpoint.await.unwrap().connect().await.unwrap_err();
     let expected = format!("the server {address} did not accept a connection within 0.05 s");
     assert!(error.to_string().starts_with(&expected), "{error}");
-    let nobody = SilentPort::new();
+    let nobody = ReservedPort::new();
     let address = nobody.addr();
     let absent = target(&format!("https://{address}"), insecure, "");
     let error = send(&absent, &Request::get("/")).await.unwrap_err();
@@ -211,7 +211,7 @@ async fn invalid_and_oversized_responses_are_distinguished() {
     for (wire, expected) in rows {
         let wire = wire.to_owned();
         let leaf = ca.server(&["127.0.0.1"]);
-        let server = RawServer::start(&leaf, None, &["http/1.1"], move |mut conn| {
+        let server = ScriptedServer::start(&leaf, None, &["http/1.1"], move |mut conn| {
             let wire = wire.clone();
             async move {
                 conn.read_head().await;
@@ -235,7 +235,7 @@ async fn invalid_and_oversized_responses_are_distinguished() {
 async fn interim_responses_are_skipped_and_a_body_may_end_with_the_connection() {
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["127.0.0.1"]);
-    let server = RawServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
+    let server = ScriptedServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
         conn.read_head().await;
         conn.write("HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\n\r\nto the end")
             .await;
@@ -251,7 +251,7 @@ async fn interim_responses_are_skipped_and_a_body_may_end_with_the_connection() 
 async fn after_an_upgrade_the_stream_and_the_read_bytes_are_handed_over() {
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["127.0.0.1"]);
-    let server = RawServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
+    let server = ScriptedServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
         assert!(conn.read_head().await.contains("Upgrade: x"));
         conn.write("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\nearly")
             .await;

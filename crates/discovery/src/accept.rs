@@ -2,7 +2,7 @@
 //! has.
 
 use http::HeaderMap;
-use skewbridge_api::media::{Format, MediaRange, alternatives};
+use skewbridge_k8s_api::content_negotiation::{Format, MediaRange, sorted_accept};
 
 use crate::document::Schema;
 use crate::object::Layout;
@@ -54,7 +54,7 @@ impl DiscoveryFormat {
     /// From the `Content-Type`. `None` if that is not JSON.
     pub fn from_content_type(text: &str) -> Option<Self> {
         let media = MediaRange::parse(text)?;
-        if (&*media.kind, &*media.subkind) != ("application", "json") {
+        if (&*media.kind, &*media.subtype) != ("application", "json") {
             return None;
         }
         let has_parameter = |name: &str, value: &str| {
@@ -108,8 +108,9 @@ impl RequestedDiscovery {
     /// by the profile `nopeer` (in kube-apiserver) or `local` (in KEP-4020).
     pub fn from_headers(headers: &HeaderMap, supports: impl Fn(Schema) -> bool) -> Self {
         let mut from_peer = false;
-        for range in alternatives(headers).unwrap_or_default() {
-            let Some(schema) = schema(&range).filter(|_| !range.is_beyond_objects()) else {
+        for range in sorted_accept(headers).unwrap_or_default() {
+            let Some(schema) = schema(&range).filter(|_| !range.has_unsupported_parameters())
+            else {
                 continue;
             };
             // Such a request comes from a server that asks what this one serves itself, also
@@ -162,7 +163,7 @@ const YAML_V2_BETA1: &str =
 
 /// Whether a request asks what the server itself serves, in any format.
 pub fn requests_local_only(headers: &HeaderMap) -> bool {
-    let ranges = alternatives(headers).unwrap_or_default();
+    let ranges = sorted_accept(headers).unwrap_or_default();
     ranges.iter().any(is_local)
 }
 

@@ -7,7 +7,7 @@ use serde::de::IgnoredAny;
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use skewbridge_api::protobuf::Writer;
+use skewbridge_k8s_api::protobuf::Writer;
 
 use crate::object::Object;
 use crate::parse::{ParseError, TypeMeta, null_as_default, read};
@@ -411,7 +411,7 @@ fn empty_as_null<S: Serializer>(verbs: &[String], serializer: S) -> Result<S::Ok
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_api::media::Format;
+    use skewbridge_k8s_api::content_negotiation::Format;
 
     use super::*;
     use crate::object::Layout;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use skewbridge_api::request_info::{Kind, RequestInfo, Verb};
+use skewbridge_k8s_api::request_info::{Kind, RequestInfo, Verb};
 
 use crate::document::Document;
 
@@ -287,7 +287,7 @@ impl<T> Default for ByName<T> {
 #[cfg(test)]
 mod tests {
     use http::Method;
-    use skewbridge_api::request_info::DecodedPath;
+    use skewbridge_k8s_api::request_info::DecodedPath;
 
     use super::*;
 

@@ -4,7 +4,7 @@
 //!
 //! ```
 //! use http::Method;
-//! use skewbridge_api::request_info::{DecodedPath, RequestInfo};
+//! use skewbridge_k8s_api::request_info::{DecodedPath, RequestInfo};
 //! use skewbridge_discovery::{Document, Index};
 //!
 //! let apis = br#"{

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
-use skewbridge_api::protobuf::Writer;
+use skewbridge_k8s_api::protobuf::Writer;
 
 use crate::document::{Document, Group, GroupVersionKind, Resource, Scope, Subresource, Version};
 use crate::merge::{sorted_union, union};

@@ -1,9 +1,9 @@
 //! Objects in each format that kube-apiserver offers.
 
 use serde::Serialize;
-use skewbridge_api::cbor;
-use skewbridge_api::media::Format;
-use skewbridge_api::protobuf::{Writer, envelope};
+use skewbridge_k8s_api::cbor;
+use skewbridge_k8s_api::content_negotiation::Format;
+use skewbridge_k8s_api::protobuf::{Writer, envelope};
 
 /// A discovery response.
 pub trait Object: Serialize {

@@ -7,7 +7,7 @@
 use http::HeaderMap;
 use serde::ser::SerializeStruct as _;
 use serde::{Deserialize, Serialize, Serializer};
-use skewbridge_api::media::{MediaRange, alternatives};
+use skewbridge_k8s_api::content_negotiation::{MediaRange, sorted_accept};
 
 use crate::document::Group;
 use crate::parse::{ParseError, TypeMeta, null_as_default, read};
@@ -120,7 +120,7 @@ pub fn is_content_type(text: &str) -> bool {
 
 /// Whether a client prefers it over all other media types.
 pub fn is_requested(headers: &HeaderMap) -> bool {
-    let accepted = alternatives(headers).unwrap_or_default();
+    let accepted = sorted_accept(headers).unwrap_or_default();
     let first = accepted.first().filter(|range| range.quality > 0);
     first.is_some_and(matches_media_type)
 }
@@ -132,7 +132,7 @@ fn matches_media_type(range: &MediaRange<'_>) -> bool {
             .iter()
             .any(|(key, found)| key == name && found.eq_ignore_ascii_case(value))
     };
-    (&*range.kind, &*range.subkind) == ("application", "json")
+    (&*range.kind, &*range.subtype) == ("application", "json")
         && has_parameter("g", GROUP)
         && has_parameter("v", VERSION)
         && has_parameter("as", KIND)

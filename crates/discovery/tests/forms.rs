@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use skewbridge_api::media::Format;
 use skewbridge_discovery::document::Version;
 use skewbridge_discovery::lists::{ApiGroup, ApiGroupList, ApiResourceList};
 use skewbridge_discovery::{Document, Layout, Object};
+use skewbridge_k8s_api::content_negotiation::Format;
 
 macro_rules! form {
     ($name:literal) => {

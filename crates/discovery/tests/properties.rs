@@ -8,8 +8,6 @@ use std::collections::BTreeMap;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::Value;
-use skewbridge_api::media::Format;
-use skewbridge_api::request_info::{Kind, RequestInfo, Verb};
 use skewbridge_discovery::document::{
     Freshness, Group, GroupVersionKind, Metadata, Resource, Schema, Scope, Subresource, Version,
 };
@@ -17,6 +15,8 @@ use skewbridge_discovery::{
     DiscoveryFormat, Document, Index, Layout, LegacyDiscovery, Object as _, ServerDiscovery,
     ServerDiscoveryList, Skew, diff, merge,
 };
+use skewbridge_k8s_api::content_negotiation::Format;
+use skewbridge_k8s_api::request_info::{Kind, RequestInfo, Verb};
 
 const GROUPS: [&str; 3] = ["", "apps", "apps.example"];
 const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v2"];

@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use serde_json::{Value, json};
-use skewbridge_api::media::Format;
 use skewbridge_discovery::diff::Missing;
 use skewbridge_discovery::document::{Group, Schema, Scope, Version};
 use skewbridge_discovery::{Document, Index, Layout, LegacyDiscovery, Object as _, Skew, diff};
+use skewbridge_k8s_api::content_negotiation::Format;
 
 struct Server {
     name: &'static str,

@@ -9,8 +9,8 @@ use rustls::crypto::aws_lc_rs::sign::any_supported_type;
 use rustls::sign::{CertifiedKey, SigningKey};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
-use skewbridge_api::pem::PrivateKey;
 use skewbridge_harness::{Certificate, ClientKey, KeyError};
+use skewbridge_k8s_api::pem::PrivateKey;
 
 use crate::secret_file;
 

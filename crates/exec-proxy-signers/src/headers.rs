@@ -11,9 +11,9 @@ use http::header::{
     TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderName, HeaderValue};
-use skewbridge_api::secret::Secret;
 use skewbridge_harness::forward::BoxFuture;
 use skewbridge_harness::{ModifyError, Outgoing, RequestModifier};
+use skewbridge_k8s_api::secret::Secret;
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 use tokio::sync::Mutex;

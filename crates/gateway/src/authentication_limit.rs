@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use crate::config::Limits;
 use crate::metrics::connections::Credential;

@@ -15,10 +15,10 @@ use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use rustls::server::VerifierBuilderError;
 use rustls::server::danger::ClientCertVerifier;
 use rustls_pki_types::{CertificateDer, UnixTime};
-use skewbridge_api::hygiene::has_hopped;
-use skewbridge_api::identity::{IdentityHeaders, PreparedIdentity, User};
-use skewbridge_api::version::Version;
 use skewbridge_http_signature::VerifyingKey;
+use skewbridge_k8s_api::forwarding_headers::has_peer_hop;
+use skewbridge_k8s_api::identity::{IdentityHeaders, PreparedIdentity, User};
+use skewbridge_k8s_api::version::Version;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::access_log::sanitized;
@@ -386,7 +386,7 @@ impl ClientCertState {
         // The certificate of a peer hop authenticates the peer that passed the request on.
         // It is never the identity of the client that sent the request: its token is
         // verified alone, and without one it is not authenticated.
-        let over_hop = verdict.of_front_proxy_ca && has_hopped(headers);
+        let over_hop = verdict.of_front_proxy_ca && has_peer_hop(headers);
         let user = verdict.user.filter(|_| !over_hop);
         let caller = match (asserted, user) {
             (Some(user), _) => Caller::Peer(user),

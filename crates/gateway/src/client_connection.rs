@@ -156,7 +156,7 @@ fn proves_token(token: TokenPlace, status: StatusCode) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_api::identity::User;
+    use skewbridge_k8s_api::identity::User;
 
     use super::*;
 

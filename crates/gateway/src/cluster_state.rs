@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use skewbridge_api::request_info::RequestInfo;
 use skewbridge_discovery::{Document, Index};
+use skewbridge_k8s_api::request_info::RequestInfo;
 use skewbridge_peers::registry::RegistryStatus;
 use skewbridge_peers::{Elsewhere, Excluded, Identity, Peers, Served};
 use tokio::sync::{mpsc, oneshot, watch};

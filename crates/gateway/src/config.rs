@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use rustls_pki_types::ServerName;
-use skewbridge_api::identity::IdentityHeaders;
+use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_peers::registry::Exchange;
 
 /// Where a certificate chain and its private key are.

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderValue;
-use skewbridge_api::time::http_date;
+use skewbridge_k8s_api::time::http_date;
 
 /// Now, as a header.
 pub(crate) fn now() -> HeaderValue {

@@ -6,9 +6,9 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, DATE, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
-use skewbridge_api::media::{Format, content_type};
-use skewbridge_api::status::Status;
 use skewbridge_h1::HeadError;
+use skewbridge_k8s_api::content_negotiation::{Format, content_type};
+use skewbridge_k8s_api::status::Status;
 
 use crate::authn::Caller;
 use crate::client_connection::ClientConnection;
@@ -116,7 +116,7 @@ pub(crate) fn later(message: impl Into<String>) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_api::identity::User;
+    use skewbridge_k8s_api::identity::User;
 
     use super::*;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::request::Parts;
 use http::{HeaderMap, Method, Uri};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 use tokio::time::Instant;
 
 /// What RFC 9113, 6.5.2 adds to the letters of each field.

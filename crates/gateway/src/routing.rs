@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use skewbridge_api::request_info::{Kind, RequestInfo};
+use skewbridge_k8s_api::request_info::{Kind, RequestInfo};
 use skewbridge_peers::{Identity, Peer};
 
 use crate::authn::Caller;

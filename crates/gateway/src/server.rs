@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::HeaderValue;
-use skewbridge_api::hygiene::ViaToken;
+use skewbridge_k8s_api::forwarding_headers::ViaToken;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
 use http::HeaderValue;
-use skewbridge_api::hygiene::ViaToken;
-use skewbridge_api::version::Version as KubeVersion;
+use skewbridge_k8s_api::forwarding_headers::ViaToken;
+use skewbridge_k8s_api::version::Version as KubeVersion;
 
 use crate::authentication_limit::{Attempt, AuthenticationLimit, Outcome};
 use crate::buffer_budget::BufferBudget;

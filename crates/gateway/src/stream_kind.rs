@@ -1,7 +1,7 @@
 //! The kind of a stream: exec, attach or port-forward.
 
-use skewbridge_api::request_info::{Kind as RequestKind, RequestInfo};
-use skewbridge_api::version::Version;
+use skewbridge_k8s_api::request_info::{Kind as RequestKind, RequestInfo};
+use skewbridge_k8s_api::version::Version;
 
 /// The kind of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

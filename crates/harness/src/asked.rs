@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use skewbridge_api::exec_credential::{Cluster, EXEC_INFO, ExecCredential, Version};
+use skewbridge_k8s_api::exec_credential::{Cluster, EXEC_INFO, ExecCredential, Version};
 
 use crate::Error;
 

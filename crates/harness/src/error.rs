@@ -16,7 +16,7 @@ pub enum Error {
     NotAPlugin,
     /// What the client asks cannot be understood.
     #[error("$KUBERNETES_EXEC_INFO: {0}")]
-    ExecInfo(#[from] skewbridge_api::exec_credential::ParseError),
+    ExecInfo(#[from] skewbridge_k8s_api::exec_credential::ParseError),
     /// The client does not say which cluster it means.
     #[error(
         "$KUBERNETES_EXEC_INFO has no spec.cluster: set provideClusterInfo: true in the \

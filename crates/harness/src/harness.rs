@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use skewbridge_api::exec_credential::{ExecCredential, ProxyConfig, Status, Version};
+use skewbridge_k8s_api::exec_credential::{ExecCredential, ProxyConfig, Status, Version};
 
 use crate::asked::Asked;
 use crate::cluster::Cluster;
@@ -265,7 +265,7 @@ impl Instance {
             }),
             ..Status::default()
         };
-        Ok(ExecCredential::answering(version, status))
+        Ok(ExecCredential::response(version, status))
     }
 
     /// To the end, which is also the end of the socket and of all that is under way.

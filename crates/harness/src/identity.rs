@@ -17,7 +17,7 @@ use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use skewbridge_api::secret::SecretString;
+use skewbridge_k8s_api::secret::SecretString;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::Error;

@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
-use skewbridge_api::exec_credential::{ExecCredential, Version};
-use skewbridge_api::secret::SecretString;
 use skewbridge_client::private_dir::{create_private_dir, is_private_dir};
+use skewbridge_k8s_api::exec_credential::{ExecCredential, Version};
+use skewbridge_k8s_api::secret::SecretString;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
@@ -365,8 +365,8 @@ mod tests {
         let path = dir.path().join("seat");
         let activity = Activity::default();
         let issue = |version| {
-            let status = skewbridge_api::exec_credential::Status::default();
-            Ok(ExecCredential::answering(version, status))
+            let status = skewbridge_k8s_api::exec_credential::Status::default();
+            Ok(ExecCredential::response(version, status))
         };
         let listener = socket::bind(&path).unwrap();
         let _answering = JoinSet::from_iter([answer_all(listener, activity.clone(), issue)]);

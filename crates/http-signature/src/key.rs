@@ -13,7 +13,7 @@ use aws_lc_rs::signature::{
 };
 use rustls_pki_types::PrivateKeyDer;
 use rustls_pki_types::pem::{PemObject, SectionKind};
-use skewbridge_api::pem::PrivateKey;
+use skewbridge_k8s_api::pem::PrivateKey;
 use zeroize::Zeroize as _;
 
 use crate::Error;

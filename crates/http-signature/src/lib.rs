@@ -43,7 +43,7 @@ pub use key::{Algorithm, SigningKey, VerifyingKey};
 pub use parameters::SignatureInput;
 pub use replay::{Fingerprint, ReplayCache, ReplayCheck};
 pub use sign::{Content, Signer, random_nonce};
-pub use skewbridge_api::signable_request::{Request, normalize_authority};
+pub use skewbridge_k8s_api::signable_request::{Request, normalize_authority};
 pub use verify::{HasBody, Verified, Verifier, VerifyError, Window, is_signed, remove_signatures};
 
 use http::HeaderName;

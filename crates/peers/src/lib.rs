@@ -48,6 +48,6 @@ pub use reachability::{Reachability, reachability};
 pub use record::Record;
 pub use roster::{Elsewhere, Peer, PeerRecord, Peers, Records, Roster, Seen, Served, Source};
 pub use served_record::{KeyDigest, RecordError, ServedRecord, StoredDeparture};
-pub use skewbridge_api::time::MicroTime;
+pub use skewbridge_k8s_api::time::MicroTime;
 pub use standing::{Burden, Standing, order};
 pub use watch::{List, Object, WatchEvent, WatchFailure};

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::Deserialize;
 
 use crate::{Error, Identity};
-use skewbridge_api::protobuf::{Field, Fields, Malformed, Writer, envelope};
+use skewbridge_k8s_api::protobuf::{DecodeError, Field, Fields, Writer, envelope};
 
 /// Where a kube-apiserver is reached by the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -188,8 +188,8 @@ fn text(bytes: &[u8]) -> Result<String, Error> {
     }
 }
 
-impl From<Malformed> for Error {
-    fn from(_: Malformed) -> Self {
+impl From<DecodeError> for Error {
+    fn from(_: DecodeError) -> Self {
         Self::Record("not protobuf")
     }
 }

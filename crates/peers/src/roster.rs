@@ -11,9 +11,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use skewbridge_api::request_info::RequestInfo;
-use skewbridge_api::version::Version;
 use skewbridge_discovery::{Document, Index};
+use skewbridge_k8s_api::request_info::RequestInfo;
+use skewbridge_k8s_api::version::Version;
 
 use crate::host_time::HostClock;
 use crate::identity::Identity;

@@ -312,7 +312,7 @@ impl ServedRecord {
 /// Without entity tags: the server is asked for whole documents.
 fn recorded(
     documents: [Arc<Document>; 2],
-    version: Option<skewbridge_api::version::Version>,
+    version: Option<skewbridge_k8s_api::version::Version>,
 ) -> Served {
     Served {
         index: Arc::new(Index::new(&[&documents[0], &documents[1]])),

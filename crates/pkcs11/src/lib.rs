@@ -1,10 +1,9 @@
 //! TLS client keys in PKCS#11 tokens: smart cards, security keys, HSMs.
 //!
-//! A [`TokenKey`] is a [`ClientKey`](skewbridge_harness::ClientKey) whose key never
-//! leaves its token: RSA (PSS and PKCS#1) and ECDSA on P-256 and P-384. Which token and
-//! which key, a [`Selection`] says, as flags have it or as a URI (RFC 7512). A token that
-//! is taken out and put back is opened again; a PIN that was refused is never tried
-//! twice.
+//! A [`TokenKey`] is a [`ClientKey`](skewbridge_harness::ClientKey) whose private key never
+//! leaves its token: RSA (PSS and PKCS#1) and ECDSA on P-256 and P-384. A [`Selection`] names
+//! the token and the key, from flags or from a URI (RFC 7512). A token that is removed and
+//! inserted again is reopened; a rejected PIN is never tried twice.
 //!
 //! ```
 //! use skewbridge_pkcs11::Selection;
@@ -15,13 +14,14 @@
 
 mod objects;
 mod pin;
+mod pin_prompt_guard;
+mod raw_mode;
 mod selection;
 mod signature;
 mod token;
 mod tty;
-mod under_way;
 
 pub use pin::PinSource;
+pub use pin_prompt_guard::cancel_pin_prompt;
 pub use selection::{PIN_REFUSED, Selection};
 pub use token::{TokenConfig, TokenKey};
-pub use under_way::give_up;

@@ -1,4 +1,4 @@
-//! What is in a token: keys, certificates, and which of them belong together.
+//! The keys and certificates in a token, and which of them belong together.
 
 use cryptoki::error::Error;
 use cryptoki::object::{Attribute, AttributeType, ObjectClass, ObjectHandle};
@@ -11,14 +11,14 @@ pub(crate) struct Object {
     pub(crate) handle: ObjectHandle,
     pub(crate) label: String,
     pub(crate) id: Vec<u8>,
-    /// Of a certificate.
+    /// The DER of a certificate; empty for a key.
     pub(crate) value: Vec<u8>,
 }
 
-/// Objects of a kind that a token may have: more than anybody keeps in one.
+/// The maximum number of objects of one class: more than tokens hold in practice.
 const MAX_OBJECTS: usize = 256;
 
-/// What a session sees of this class.
+/// The objects of this class that a session can see.
 pub(crate) fn objects(session: &Session, class: ObjectClass) -> Result<Vec<Object>, Error> {
     let mut wanted = vec![AttributeType::Label, AttributeType::Id];
     if class == ObjectClass::CERTIFICATE {
@@ -48,24 +48,25 @@ pub(crate) fn objects(session: &Session, class: ObjectClass) -> Result<Vec<Objec
     Ok(found)
 }
 
-/// More intermediates than anybody has.
-const MAX_CHAIN: usize = 8;
+/// More intermediates than chains have in practice.
+const MAX_CHAIN_LENGTH: usize = 8;
 
-/// A certificate and those that lead to its root, as far as the token has them.
+/// A certificate with its chain towards the root, as far as the token holds it.
 pub(crate) fn chain_of(leaf: &[u8], all: &[Vec<u8>]) -> Vec<CertificateDer<'static>> {
     let mut chain = vec![CertificateDer::from(leaf.to_vec())];
     let mut last = leaf;
-    while chain.len() < MAX_CHAIN {
-        let Ok((_, below)) = X509Certificate::from_der(last) else {
+    while chain.len() < MAX_CHAIN_LENGTH {
+        let Ok((_, subject)) = X509Certificate::from_der(last) else {
             break;
         };
-        let above = all.iter().find(|der| {
-            X509Certificate::from_der(der)
-                .is_ok_and(|(_, it)| it.subject() == below.issuer() && it.subject() != it.issuer())
+        let issuer = all.iter().find(|der| {
+            X509Certificate::from_der(der).is_ok_and(|(_, it)| {
+                it.subject() == subject.issuer() && it.subject() != it.issuer()
+            })
         });
-        let Some(above) = above else { break };
-        chain.push(CertificateDer::from(above.clone()));
-        last = above;
+        let Some(issuer) = issuer else { break };
+        chain.push(CertificateDer::from(issuer.clone()));
+        last = issuer;
     }
     chain
 }

@@ -1,4 +1,4 @@
-//! Which token, and which key in it: RFC 7512, and flags that say the same.
+//! Selection of a token and a key: RFC 7512 URIs, and flags with the same meaning.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,27 +6,27 @@ use std::str::FromStr;
 
 use percent_encoding::percent_decode_str;
 
-/// Why a URI with a PIN is refused. It does not contain the PIN.
+/// Why a URI with a PIN is refused. The text does not contain the PIN.
 pub const PIN_REFUSED: &str = "pin-value is refused, because other processes can read arguments; \
                                write the PIN to a file and name the file with pin-source or \
                                --pkcs11-pin-file, or use --pkcs11-askpass";
 
-/// What a token and a key have to be like. What is not said does not matter.
+/// Attributes that a token and a key must have. An absent attribute matches everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
     /// The token's label.
     pub token: Option<String>,
     /// The token's serial number.
     pub serial: Option<String>,
-    /// Who made it.
+    /// The token's manufacturer.
     pub manufacturer: Option<String>,
-    /// What it is.
+    /// The token's model.
     pub model: Option<String>,
     /// The label of key and certificate.
     pub object: Option<String>,
     /// The identifier (`CKA_ID`) of key and certificate.
     pub id: Option<Vec<u8>>,
-    /// The library: `module-path`.
+    /// The PKCS#11 library: `module-path`.
     pub module: Option<PathBuf>,
     /// The file with the PIN: `pin-source`.
     pub pin_file: Option<PathBuf>,
@@ -35,8 +35,8 @@ pub struct Selection {
 impl FromStr for Selection {
     type Err = String;
 
-    /// Reads `pkcs11:NAME=VALUE;NAME=VALUE?NAME=VALUE&NAME=VALUE`. An error does not
-    /// repeat what could be a PIN.
+    /// Parses `pkcs11:NAME=VALUE;NAME=VALUE?NAME=VALUE&NAME=VALUE`. Errors do not quote
+    /// values, because a value may be a PIN.
     fn from_str(text: &str) -> Result<Self, String> {
         if Self::mentions_pin(text) {
             return Err(PIN_REFUSED.to_owned());
@@ -64,9 +64,9 @@ impl FromStr for Selection {
                 "id" => found.id = Some(percent_decode_str(value).collect()),
                 "type" if matches!(value, "private" | "cert") => {}
                 "type" => return Err("type is neither private nor cert".to_owned()),
-                // RFC 7512, 2.3: what is not known cannot be matched, and must not be
-                // passed over.
-                _ => return Err(format!("{name} is not understood")),
+                // RFC 7512, 2.3: an unknown attribute cannot be matched and must not be
+                // ignored.
+                _ => return Err(format!("{name} is not a known attribute")),
             }
         }
         for part in query.split('&').filter(|part| !part.is_empty()) {
@@ -78,7 +78,7 @@ impl FromStr for Selection {
                     let path = source.strip_prefix("file:").unwrap_or(&source);
                     found.pin_file = Some(path.trim_start_matches("//").into());
                 }
-                _ => return Err(format!("{name} is not understood")),
+                _ => return Err(format!("{name} is not a known attribute")),
             }
         }
         Ok(found)
@@ -98,14 +98,14 @@ fn text_of(name: &str, value: &str) -> Result<String, String> {
 }
 
 impl Selection {
-    /// Whether a text has the attribute of RFC 7512 that holds a PIN. Its place does not
-    /// matter: behind a wrong separator (`token=a&pin-value=1234`) the PIN would be part of
-    /// another value, which messages repeat.
+    /// Whether a text contains the RFC 7512 attribute for a PIN, at any position: after a
+    /// wrong separator (`token=a&pin-value=1234`) the PIN would be part of another value,
+    /// which messages quote.
     pub fn mentions_pin(text: &str) -> bool {
         text.to_ascii_lowercase().contains("pin-value")
     }
 
-    /// The same, with what `other` says where this says nothing.
+    /// Fills absent attributes from `other`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -120,40 +120,40 @@ impl Selection {
         }
     }
 
-    /// Whether a token is meant.
-    pub(crate) fn is_token(
+    /// Whether a token matches.
+    pub(crate) fn matches_token(
         &self,
         label: &str,
         serial: &str,
         manufacturer: &str,
         model: &str,
     ) -> bool {
-        let fits =
+        let matches =
             |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|it| it == is.trim());
-        fits(&self.token, label)
-            && fits(&self.serial, serial)
-            && fits(&self.manufacturer, manufacturer)
-            && fits(&self.model, model)
+        matches(&self.token, label)
+            && matches(&self.serial, serial)
+            && matches(&self.manufacturer, manufacturer)
+            && matches(&self.model, model)
     }
 
-    /// Whether a key, or a certificate, is meant.
-    pub(crate) fn is_object(&self, label: &str, id: &[u8]) -> bool {
+    /// Whether a key or a certificate matches.
+    pub(crate) fn matches_object(&self, label: &str, id: &[u8]) -> bool {
         self.object.as_ref().is_none_or(|it| it == label)
             && self.id.as_ref().is_none_or(|it| it == id)
     }
 }
 
-/// The token, for messages.
+/// Describes the token in messages.
 impl fmt::Display for Selection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let said = [
+        let attributes = [
             ("token", &self.token),
             ("serial", &self.serial),
             ("manufacturer", &self.manufacturer),
             ("model", &self.model),
         ];
         let mut any = false;
-        for (name, value) in said {
+        for (name, value) in attributes {
             if let Some(value) = value {
                 let between = if any { ", " } else { "" };
                 write!(f, "{between}{name} {value:?}")?;
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uri_is_read_as_rfc_7512_has_it() {
+    fn uris_are_parsed_as_in_rfc_7512() {
         let read = |text: &str| text.parse::<Selection>();
         let all = "pkcs11:token=The%20Software%20Token;serial=1b;manufacturer=m;model=x;\
                    object=my-key;id=%69%95%3E;type=private?module-path=/usr/lib/m.so\
@@ -189,14 +189,14 @@ mod tests {
             ("token=a", "does not begin"),
             ("pkcs11:token", "not NAME=VALUE"),
             ("pkcs11:token=a;token=b", "token is given twice"),
-            ("pkcs11:slot-id=1", "slot-id is not understood"),
+            ("pkcs11:slot-id=1", "slot-id is not a known attribute"),
             ("pkcs11:type=public", "type is neither"),
             ("pkcs11:token=%ff", "token is not text"),
             ("pkcs11:token=a?pin-value=hunter2", "--pkcs11-pin-file"),
             ("pkcs11:token=a;PIN-value=hunter2", "pin-source"),
             ("pkcs11:token=a&pin-value=hunter2", "--pkcs11-askpass"),
             ("token=a?pin-value=hunter2", "pin-value is refused"),
-            ("pkcs11:?x=hunter2", "x is not understood"),
+            ("pkcs11:?x=hunter2", "x is not a known attribute"),
         ];
         for (text, expected) in rows {
             let error = read(text).unwrap_err();
@@ -206,16 +206,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_does_not_matter() {
+    fn absent_attributes_match_everything() {
         let which = Selection {
             token: Some("jane".to_owned()),
             object: Some("k".to_owned()),
             ..Selection::default()
         };
-        assert!(which.is_token("jane  ", "1", "m", "x"));
-        assert!(!which.is_token("joe", "1", "m", "x"));
-        assert!(which.is_object("k", b"1"));
-        assert!(!which.is_object("l", b"1"));
+        assert!(which.matches_token("jane  ", "1", "m", "x"));
+        assert!(!which.matches_token("joe", "1", "m", "x"));
+        assert!(which.matches_object("k", b"1"));
+        assert!(!which.matches_object("l", b"1"));
         assert_eq!(which.to_string(), "token \"jane\"");
     }
 }

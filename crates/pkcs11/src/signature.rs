@@ -1,24 +1,24 @@
-//! What a token signs for TLS, and what TLS wants back. Tokens are given digests: all of
-//! them sign these, and a message may be too long for a card.
+//! Signatures of tokens for TLS. Tokens receive digests: every token can sign a digest, and
+//! a message may be too long for a smart card.
 
 use aws_lc_rs::digest::{self, Algorithm, digest};
 use cryptoki::mechanism::rsa::{PkcsMgfType, PkcsPssParams};
 use cryptoki::mechanism::{Mechanism, MechanismType};
 use rustls::{SignatureAlgorithm, SignatureScheme};
 
-/// What kind of key it is.
+/// The kind of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum KeyKind {
     Rsa,
     P256,
     P384,
 }
 
-/// `EcParams` of the curves that TLS signs with: their object identifiers in DER.
+/// `EcParams` of the curves that TLS uses: their object identifiers in DER.
 const P256: &[u8] = &[0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07];
 const P384: &[u8] = &[0x06, 0x05, 0x2b, 0x81, 0x04, 0x00, 0x22];
 
-impl Kind {
+impl KeyKind {
     pub(crate) fn of_curve(parameters: &[u8]) -> Option<Self> {
         match parameters {
             P256 => Some(Self::P256),
@@ -34,7 +34,7 @@ impl Kind {
         }
     }
 
-    /// What it can sign with in a token that has these mechanisms, the best first.
+    /// The schemes that a token with these mechanisms supports, in order of preference.
     pub(crate) fn schemes(self, mechanisms: &[MechanismType]) -> Vec<SignatureScheme> {
         let all = match self {
             Self::P256 => vec![SignatureScheme::ECDSA_NISTP256_SHA256],
@@ -50,15 +50,16 @@ impl Kind {
         };
         all.into_iter()
             .filter(|scheme| {
-                Plan::of(*scheme).is_some_and(|plan| mechanisms.contains(&plan.mechanism_type()))
+                SigningScheme::of(*scheme)
+                    .is_some_and(|plan| mechanisms.contains(&plan.mechanism_type()))
             })
             .collect()
     }
 }
 
-/// How a scheme is signed.
+/// How a scheme maps to a PKCS#11 mechanism.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Plan {
+pub(crate) struct SigningScheme {
     padding: Padding,
     hash: Hash,
 }
@@ -117,7 +118,7 @@ impl Hash {
     }
 }
 
-impl Plan {
+impl SigningScheme {
     pub(crate) fn of(scheme: SignatureScheme) -> Option<Self> {
         let (padding, hash) = match scheme {
             SignatureScheme::RSA_PSS_SHA256 => (Padding::Pss, Hash::Sha256),
@@ -161,7 +162,7 @@ impl Plan {
         }
     }
 
-    /// What the token is given.
+    /// The input of the token's sign operation.
     pub(crate) fn data(self, message: &[u8]) -> Vec<u8> {
         let digest = digest(self.hash.algorithm(), message);
         match self.padding {
@@ -170,24 +171,24 @@ impl Plan {
         }
     }
 
-    /// What TLS wants of what the token gives: ECDSA in DER. None where a token gives
-    /// something else.
-    pub(crate) fn signature(self, given: Vec<u8>) -> Option<Vec<u8>> {
+    /// Converts the output of the token to the TLS form: ECDSA signatures in DER. `None` if
+    /// the output is not a signature.
+    pub(crate) fn signature(self, raw: Vec<u8>) -> Option<Vec<u8>> {
         if self.padding != Padding::Ecdsa {
-            return Some(given);
+            return Some(raw);
         }
-        // Two numbers of the same length, of at most 48 bytes here.
-        if given.is_empty() || !given.len().is_multiple_of(2) || given.len() > 96 {
+        // Two integers of equal length, at most 48 bytes each.
+        if raw.is_empty() || !raw.len().is_multiple_of(2) || raw.len() > 96 {
             return None;
         }
-        let (r, s) = given.split_at(given.len() / 2);
+        let (r, s) = raw.split_at(raw.len() / 2);
         let numbers = [integer(r), integer(s)].concat();
         let length = u8::try_from(numbers.len()).ok().filter(|it| *it < 128)?;
         Some([&[0x30, length], &numbers[..]].concat())
     }
 }
 
-/// An `INTEGER` in DER: without leading zeros, but for one where it would be negative.
+/// A DER `INTEGER`: without leading zeros, except for one that keeps the value positive.
 fn integer(number: &[u8]) -> Vec<u8> {
     let zeros = number.iter().take_while(|byte| **byte == 0).count();
     let number = &number[zeros.min(number.len() - 1)..];
@@ -205,8 +206,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ecdsa_signatures_become_der() {
-        let plan = Plan::of(SignatureScheme::ECDSA_NISTP256_SHA256).unwrap();
+    fn ecdsa_signatures_are_converted_to_der() {
+        let plan = SigningScheme::of(SignatureScheme::ECDSA_NISTP256_SHA256).unwrap();
         let rows: [(&[u8], Option<&[u8]>); 5] = [
             (&[1, 2], Some(&[0x30, 6, 2, 1, 1, 2, 1, 2])),
             (&[0, 1, 0, 2], Some(&[0x30, 6, 2, 1, 1, 2, 1, 2])),
@@ -214,21 +215,21 @@ mod tests {
             (&[1, 2, 3], None),
             (&[], None),
         ];
-        for (given, expected) in rows {
-            assert_eq!(plan.signature(given.to_vec()).as_deref(), expected);
+        for (raw, expected) in rows {
+            assert_eq!(plan.signature(raw.to_vec()).as_deref(), expected);
         }
-        let rsa = Plan::of(SignatureScheme::RSA_PSS_SHA256).unwrap();
+        let rsa = SigningScheme::of(SignatureScheme::RSA_PSS_SHA256).unwrap();
         assert_eq!(rsa.signature(vec![1, 2, 3]), Some(vec![1, 2, 3]));
     }
 
     #[test]
-    fn a_token_without_pss_signs_without_it() {
+    fn a_token_without_pss_signs_with_pkcs1() {
         let only = [MechanismType::RSA_PKCS];
-        let schemes = Kind::Rsa.schemes(&only);
+        let schemes = KeyKind::Rsa.schemes(&only);
         assert_eq!(schemes[0], SignatureScheme::RSA_PKCS1_SHA256);
         assert_eq!(schemes.len(), 3);
-        assert!(Kind::P256.schemes(&only).is_empty());
-        assert_eq!(Kind::of_curve(P384), Some(Kind::P384));
-        assert_eq!(Kind::of_curve(&[6, 1, 1]), None);
+        assert!(KeyKind::P256.schemes(&only).is_empty());
+        assert_eq!(KeyKind::of_curve(P384), Some(KeyKind::P384));
+        assert_eq!(KeyKind::of_curve(&[6, 1, 1]), None);
     }
 }

@@ -17,33 +17,33 @@ use skewbridge_harness::{Certificate, ClientKey, KeyError};
 use zeroize::Zeroizing;
 
 use crate::objects::{chain_of, objects};
-use crate::pin::{Asked, PinSource};
+use crate::pin::{PinRequest, PinSource};
 use crate::selection::Selection;
-use crate::signature::{Kind, Plan};
+use crate::signature::{KeyKind, SigningScheme};
 
-/// How often a user may mistype: tokens lock themselves after three tries or more, and
-/// say when one is left.
-const TYPED_TRIES: usize = 3;
+/// How many PINs a user may type: tokens lock themselves after three attempts or more, and
+/// report the last attempt.
+const MAX_TYPED_ATTEMPTS: usize = 3;
 
-const LOCKED: &str = "its PIN is locked; unlock it with the tool of its maker";
+const PIN_LOCKED: &str = "its PIN is locked; unlock it with the vendor's tool";
 
-/// Where a key is, and how it is reached.
+/// The location of a key and how to access it.
 #[derive(Debug, Clone)]
 pub struct TokenConfig {
-    /// The library of the token's maker.
+    /// The PKCS#11 library of the token's vendor.
     pub module: PathBuf,
-    /// Which token, and which key.
+    /// Which token and which key.
     pub which: Selection,
-    /// Where its PIN comes from.
+    /// The source of the PIN.
     pub pin: PinSource,
-    /// The certificate with its intermediates, where it is not in the token.
+    /// The certificate with its intermediates, if it is not in the token.
     pub certificate: Option<Vec<CertificateDer<'static>>>,
 }
 
 /// A key in a token.
 ///
-/// The session stays open. If it is lost, with the token or otherwise, the library is
-/// started anew and the token looked for again, once for each handshake.
+/// The session stays open. If it is lost, for example with the token, the library is
+/// initialised again and the token looked up again, once per handshake.
 pub struct TokenKey {
     config: TokenConfig,
     state: Mutex<State>,
@@ -51,24 +51,24 @@ pub struct TokenKey {
 
 #[derive(Default)]
 struct State {
-    open: Option<Open>,
-    /// The token of the first session. Since then whoever has the terminal is not asked
-    /// for anything: a command runs in it.
+    open: Option<OpenSession>,
+    /// The token of the first session. After that the user is not prompted any more,
+    /// because a command uses the terminal.
     first: Option<TokenName>,
-    /// For the next session: a user who puts a token back is not asked again.
+    /// Kept for the next session: a user who inserts the token again is not prompted.
     pin: Option<KnownPin>,
-    /// What was refused, as a digest with the token's name: it is not tried again. Tokens
-    /// lock themselves after a few tries.
-    refused: Option<[u8; 32]>,
+    /// The rejected PIN, as a digest with the token's name. It is not tried again, because
+    /// tokens lock themselves after a few attempts.
+    rejected: Option<[u8; 32]>,
 }
 
-/// A PIN and the token that has taken it: another one would count it as a wrong try.
+/// A PIN and the token that has accepted it: another token would count it as a failed attempt.
 struct KnownPin {
     of: TokenName,
     pin: Zeroizing<String>,
 }
 
-/// What tells a token from others.
+/// Identifies a token.
 #[derive(Clone, PartialEq, Eq)]
 struct TokenName {
     label: String,
@@ -92,16 +92,16 @@ impl fmt::Display for TokenName {
     }
 }
 
-/// Why a PIN has not opened a token.
-enum Refused {
-    /// Another one may.
-    Wrong(KeyError),
-    /// Nor would another.
-    Otherwise(KeyError),
+/// Why a login failed.
+enum LoginError {
+    /// The PIN was wrong; another PIN may work.
+    WrongPin(KeyError),
+    /// Another PIN would not help.
+    Fatal(KeyError),
 }
 
 /// A session with a key. The fields are dropped in this order.
-struct Open {
+struct OpenSession {
     session: Session,
     context: Pkcs11,
     token: TokenName,
@@ -110,23 +110,25 @@ struct Open {
 }
 
 impl TokenKey {
-    /// Opens the token, and asks for its PIN if it has one. What is wrong is said at
-    /// once.
+    /// Opens the token, and requests its PIN if it has one. Errors are reported immediately.
     pub fn open(config: TokenConfig) -> Result<Self, KeyError> {
         let key = Self {
             config,
             state: Mutex::default(),
         };
-        let token = key.with(|open| Ok(open.token.clone()))?;
+        let token = key.with_session(|open| Ok(open.token.clone()))?;
         key.lock().first = Some(token);
         Ok(key)
     }
 
-    /// Does something with the session, in a new one if there is none.
-    fn with<T>(&self, what: impl FnOnce(&Open) -> Result<T, KeyError>) -> Result<T, KeyError> {
+    /// Uses the session, and opens one if there is none.
+    fn with_session<T>(
+        &self,
+        what: impl FnOnce(&OpenSession) -> Result<T, KeyError>,
+    ) -> Result<T, KeyError> {
         let mut state = self.lock();
         if state.open.is_none() {
-            state.open = Some(self.begin(&mut state)?);
+            state.open = Some(self.open_session(&mut state)?);
         }
         match &state.open {
             Some(open) => what(open),
@@ -135,27 +137,27 @@ impl TokenKey {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A library that panics has lost its session: a new one is opened.
+        // A library that panicked has lost its session: a new one is opened.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets a session that does not do what it should.
-    fn lose(&self) {
+    /// Closes a session that has failed.
+    fn discard_session(&self) {
         if let Some(open) = self.lock().open.take() {
-            let Open {
+            let OpenSession {
                 session, context, ..
             } = open;
             drop(session);
-            // Some libraries look for tokens only when they are started.
+            // Some libraries detect tokens only during initialisation.
             let _ = context.finalize();
         }
     }
 
-    fn failed(&self, cause: impl fmt::Display) -> KeyError {
+    fn error(&self, cause: impl fmt::Display) -> KeyError {
         KeyError::new(format!("PKCS#11, {}: {cause}", self.config.which))
     }
 
-    fn begin(&self, state: &mut State) -> Result<Open, KeyError> {
+    fn open_session(&self, state: &mut State) -> Result<OpenSession, KeyError> {
         let module = self.config.module.display();
         let context = Pkcs11::new(&self.config.module)
             .map_err(|error| KeyError::new(format!("--pkcs11-module {module}: {error}")))?;
@@ -167,7 +169,7 @@ impl TokenKey {
         }
         let opened = self.open_token(&context, state);
         match opened {
-            Ok((session, token, key, certificate)) => Ok(Open {
+            Ok((session, token, key, certificate)) => Ok(OpenSession {
                 session,
                 context,
                 token,
@@ -189,17 +191,19 @@ impl TokenKey {
         let slot = self.find_slot(context)?;
         let session = context
             .open_ro_session(slot)
-            .map_err(|error| self.failed(error))?;
+            .map_err(|error| self.error(error))?;
         let token = self.log_in(context, slot, &session, state)?;
-        let pairs = self.pairs(&session).map_err(|error| self.failed(error))?;
-        let (key, chain) = self.choose(pairs)?;
+        let key_pairs = self
+            .key_pairs(&session)
+            .map_err(|error| self.error(error))?;
+        let (key, chain) = self.choose(key_pairs)?;
         let kind = self.kind(&session, key)?;
         let mechanisms = context
             .get_mechanism_list(slot)
-            .map_err(|error| self.failed(error))?;
+            .map_err(|error| self.error(error))?;
         let schemes = kind.schemes(&mechanisms);
         if schemes.is_empty() {
-            return Err(self.failed("it cannot sign what TLS needs"));
+            return Err(self.error("it supports no signature scheme of TLS"));
         }
         let certificate = Certificate {
             chain,
@@ -212,30 +216,30 @@ impl TokenKey {
     fn find_slot(&self, context: &Pkcs11) -> Result<Slot, KeyError> {
         let slots = context
             .get_slots_with_initialized_token()
-            .map_err(|error| self.failed(error))?;
-        let mut there = Vec::new();
-        let mut found = Vec::new();
+            .map_err(|error| self.error(error))?;
+        let mut present = Vec::new();
+        let mut matching = Vec::new();
         for slot in slots {
             let Ok(token) = context.get_token_info(slot) else {
                 continue;
             };
             let (label, serial) = (token.label(), token.serial_number());
             let which = &self.config.which;
-            if which.is_token(label, serial, token.manufacturer_id(), token.model()) {
-                found.push(slot);
+            if which.matches_token(label, serial, token.manufacturer_id(), token.model()) {
+                matching.push(slot);
             }
-            there.push(format!("{:?} (serial {})", label.trim(), serial.trim()));
+            present.push(format!("{:?} (serial {})", label.trim(), serial.trim()));
         }
-        match (found.as_slice(), there.is_empty()) {
+        match (matching.as_slice(), present.is_empty()) {
             ([slot], _) => Ok(*slot),
-            ([], true) => Err(self.failed("it is not there; put it in")),
-            ([], false) => Err(self.failed(format_args!(
-                "it is not there; put it in. There is: {}",
-                there.join(", ")
+            ([], true) => Err(self.error("it is not present; insert it")),
+            ([], false) => Err(self.error(format_args!(
+                "it is not present; insert it. Present tokens: {}",
+                present.join(", ")
             ))),
-            _ => Err(self.failed(format_args!(
-                "several fit; say which by --pkcs11-token or --pkcs11-serial: {}",
-                there.join(", ")
+            _ => Err(self.error(format_args!(
+                "several tokens match; select one with --pkcs11-token or --pkcs11-serial: {}",
+                present.join(", ")
             ))),
         }
     }
@@ -249,47 +253,47 @@ impl TokenKey {
     ) -> Result<TokenName, KeyError> {
         let mut token = context
             .get_token_info(slot)
-            .map_err(|error| self.failed(error))?;
+            .map_err(|error| self.error(error))?;
         let name = TokenName::of(&token);
         if !token.login_required() {
             return Ok(name);
         }
         if token.user_pin_locked() {
-            return Err(self.failed(LOCKED));
+            return Err(self.error(PIN_LOCKED));
         }
         if token.protected_authentication_path() {
-            // It has keys of its own for the PIN.
+            // The token has its own PIN pad.
             let entered = session.login(UserType::User, None);
-            return self.judge_login(entered.as_ref()).map(|()| name);
+            return self.check_login(entered.as_ref()).map(|()| name);
         }
-        let tries = match self.config.pin {
-            PinSource::Prompt => TYPED_TRIES,
+        let attempts = match self.config.pin {
+            PinSource::Prompt => MAX_TYPED_ATTEMPTS,
             _ => 1,
         };
-        let mut asked = if token.user_pin_final_try() {
-            Asked::FirstAndLast
+        let mut request = if token.user_pin_final_try() {
+            PinRequest::OnlyAttempt
         } else {
-            Asked::First
+            PinRequest::First
         };
-        for left in (0..tries).rev() {
-            match self.enter_pin(&token, session, state, asked) {
-                Err(Refused::Wrong(_)) if left > 0 => {}
-                Err(Refused::Wrong(error) | Refused::Otherwise(error)) => return Err(error),
+        for left in (0..attempts).rev() {
+            match self.enter_pin(&token, session, state, request) {
+                Err(LoginError::WrongPin(_)) if left > 0 => {}
+                Err(LoginError::WrongPin(error) | LoginError::Fatal(error)) => return Err(error),
                 Ok(()) => return Ok(name),
             }
             token = context
                 .get_token_info(slot)
-                .map_err(|error| self.failed(error))?;
+                .map_err(|error| self.error(error))?;
             if token.user_pin_locked() {
-                return Err(self.failed(LOCKED));
+                return Err(self.error(PIN_LOCKED));
             }
-            asked = if token.user_pin_final_try() {
-                Asked::ForTheLastTime
+            request = if token.user_pin_final_try() {
+                PinRequest::LastRetry
             } else {
-                Asked::Again
+                PinRequest::Retry
             };
         }
-        Err(self.failed("the PIN is wrong"))
+        Err(self.error("the PIN is wrong"))
     }
 
     fn enter_pin(
@@ -297,30 +301,30 @@ impl TokenKey {
         token: &TokenInfo,
         session: &Session,
         state: &mut State,
-        asked: Asked,
-    ) -> Result<(), Refused> {
+        request: PinRequest,
+    ) -> Result<(), LoginError> {
         let name = TokenName::of(token);
         let remembered = state.pin.take_if(|known| known.of == name);
-        let has_worked = remembered.is_some();
+        let was_accepted = remembered.is_some();
         let pin = if let Some(known) = remembered {
             known.pin
         } else {
             if let (PinSource::Prompt, Some(first)) = (&self.config.pin, &state.first) {
-                return Err(Refused::Otherwise(self.too_late_to_ask(&name, first)));
+                return Err(LoginError::Fatal(self.no_prompt_error(&name, first)));
             }
             if token.user_pin_final_try() && !self.config.pin.is_typed() {
-                return Err(Refused::Otherwise(self.failed(
-                    "one try is left for its PIN, which is not spent on a PIN that nobody types; \
-                     leave out --pkcs11-pin-file and --pkcs11-askpass",
+                return Err(LoginError::Fatal(self.error(
+                    "one attempt is left for its PIN, and it is not spent on a PIN from a file or program; \
+                     omit --pkcs11-pin-file and --pkcs11-askpass",
                 )));
             }
-            let pin = self.config.pin.get(&name.label, asked);
-            pin.map_err(|cause| Refused::Otherwise(self.failed(cause)))?
+            let pin = self.config.pin.get(&name.label, request);
+            pin.map_err(|cause| LoginError::Fatal(self.error(cause)))?
         };
         let fingerprint = fingerprint(&name, &pin);
-        if state.refused == Some(fingerprint) {
-            return Err(Refused::Wrong(self.failed(
-                "the PIN is wrong, as it was before; it is not tried again, or the token would be \
+        if state.rejected == Some(fingerprint) {
+            return Err(LoginError::WrongPin(self.error(
+                "the PIN is wrong, as before; it is not tried again, because the token would be \
                  locked",
             )));
         }
@@ -328,53 +332,53 @@ impl TokenKey {
         let entered = session.login(UserType::User, Some(&secret));
         let is_wrong = matches!(&entered, Err(Error::Pkcs11(RvError::PinIncorrect, _)));
         if is_wrong {
-            state.refused = Some(fingerprint);
+            state.rejected = Some(fingerprint);
         }
-        // What has nothing to do with the PIN takes nothing from it.
-        let judged = self.judge_login(entered.as_ref());
-        if judged.is_ok() || (has_worked && !entered.is_err_and(|error| is_about_pin(&error))) {
+        // An error unrelated to the PIN does not discard it.
+        let checked = self.check_login(entered.as_ref());
+        if checked.is_ok() || (was_accepted && !entered.is_err_and(|error| is_pin_error(&error))) {
             state.pin = Some(KnownPin { of: name, pin });
         }
-        judged.map_err(if is_wrong {
-            Refused::Wrong
+        checked.map_err(if is_wrong {
+            LoginError::WrongPin
         } else {
-            Refused::Otherwise
+            LoginError::Fatal
         })
     }
 
-    /// The user can be asked for a PIN when the plugin starts, and not in the middle of
-    /// what a command shows at the same terminal.
-    fn too_late_to_ask(&self, token: &TokenName, first: &TokenName) -> KeyError {
+    /// The user can be prompted for a PIN when the plugin starts, but not while a command
+    /// writes to the same terminal.
+    fn no_prompt_error(&self, token: &TokenName, first: &TokenName) -> KeyError {
         let instead = if token == first {
-            "start the command again to be asked for it".to_owned()
+            "start the command again to enter it".to_owned()
         } else {
             format!(
-                "put the token {first} back in, or start the command again to be asked for the \
+                "insert the token {first} again, or start the command again to enter the \
                  PIN of this one"
             )
         };
-        self.failed(format_args!(
-            "the PIN of the token {token} is needed, and nobody is asked while a command has the \
+        self.error(format_args!(
+            "the PIN of the token {token} is needed, and the plugin does not prompt while a command uses the \
              terminal; {instead}, or give --pkcs11-pin-file or --pkcs11-askpass"
         ))
     }
 
-    fn judge_login(&self, entered: Result<&(), &Error>) -> Result<(), KeyError> {
+    fn check_login(&self, entered: Result<&(), &Error>) -> Result<(), KeyError> {
         match entered {
             Ok(()) | Err(Error::Pkcs11(RvError::UserAlreadyLoggedIn, _)) => Ok(()),
-            Err(Error::Pkcs11(RvError::PinIncorrect, _)) => Err(self.failed("the PIN is wrong")),
-            Err(Error::Pkcs11(RvError::PinLocked, _)) => Err(self.failed(LOCKED)),
-            Err(error) => Err(self.failed(error)),
+            Err(Error::Pkcs11(RvError::PinIncorrect, _)) => Err(self.error("the PIN is wrong")),
+            Err(Error::Pkcs11(RvError::PinLocked, _)) => Err(self.error(PIN_LOCKED)),
+            Err(error) => Err(self.error(error)),
         }
     }
 
-    /// Keys that are meant, with their names and certificates.
-    fn pairs(&self, session: &Session) -> Result<Vec<Pair>, Error> {
+    /// The matching keys with their names and certificates.
+    fn key_pairs(&self, session: &Session) -> Result<Vec<KeyPair>, Error> {
         let certificates = objects(session, ObjectClass::CERTIFICATE)?;
         let all: Vec<Vec<u8>> = certificates.iter().map(|it| it.value.clone()).collect();
-        let mut pairs = Vec::new();
+        let mut key_pairs = Vec::new();
         for key in objects(session, ObjectClass::PRIVATE_KEY)? {
-            if !self.config.which.is_object(&key.label, &key.id) {
+            if !self.config.which.matches_object(&key.label, &key.id) {
                 continue;
             }
             let chain = match &self.config.certificate {
@@ -390,88 +394,91 @@ impl TokenKey {
                     })
                     .map(|leaf| chain_of(&leaf.value, &all)),
             };
-            pairs.push(Pair {
+            key_pairs.push(KeyPair {
                 key: key.handle,
                 label: key.label,
                 chain,
             });
         }
-        Ok(pairs)
+        Ok(key_pairs)
     }
 
     fn choose(
         &self,
-        pairs: Vec<Pair>,
+        key_pairs: Vec<KeyPair>,
     ) -> Result<(ObjectHandle, Vec<CertificateDer<'static>>), KeyError> {
-        let labels: Vec<_> = pairs
+        let labels: Vec<_> = key_pairs
             .iter()
             .map(|pair| format!("{:?}", pair.label))
             .collect();
-        let has_key = !pairs.is_empty();
-        let mut complete = pairs
+        let has_key = !key_pairs.is_empty();
+        let mut complete = key_pairs
             .into_iter()
             .filter_map(|pair| Some((pair.key, pair.chain?)));
         match (complete.next(), complete.next()) {
             (Some(pair), None) => Ok(pair),
-            (Some(_), Some(_)) => Err(self.failed(format_args!(
-                "several keys fit; say which by --pkcs11-object or --pkcs11-id: {}",
+            (Some(_), Some(_)) => Err(self.error(format_args!(
+                "several keys match; select one with --pkcs11-object or --pkcs11-id: {}",
                 labels.join(", ")
             ))),
-            (None, _) if has_key => Err(self.failed(format_args!(
-                "there is no certificate beside the key {}; give --client-certificate",
+            (None, _) if has_key => Err(self.error(format_args!(
+                "there is no certificate for the key {}; give --client-certificate",
                 labels.join(", ")
             ))),
-            (None, _) => Err(self.failed("there is no such private key in it")),
+            (None, _) => Err(self.error("it contains no such private key")),
         }
     }
 
-    fn kind(&self, session: &Session, key: ObjectHandle) -> Result<Kind, KeyError> {
+    fn kind(&self, session: &Session, key: ObjectHandle) -> Result<KeyKind, KeyError> {
         let wanted = [AttributeType::KeyType, AttributeType::EcParams];
         let attributes = session
             .get_attributes(key, &wanted[..1])
-            .map_err(|error| self.failed(error))?;
+            .map_err(|error| self.error(error))?;
         match attributes.first() {
-            Some(Attribute::KeyType(KeyType::RSA)) => return Ok(Kind::Rsa),
+            Some(Attribute::KeyType(KeyType::RSA)) => return Ok(KeyKind::Rsa),
             Some(Attribute::KeyType(KeyType::EC)) => {}
-            _ => return Err(self.failed("its key is neither RSA nor EC")),
+            _ => return Err(self.error("its key is neither RSA nor EC")),
         }
         let attributes = session
             .get_attributes(key, &wanted[1..])
-            .map_err(|error| self.failed(error))?;
+            .map_err(|error| self.error(error))?;
         let kind = match attributes.first() {
-            Some(Attribute::EcParams(curve)) => Kind::of_curve(curve),
+            Some(Attribute::EcParams(curve)) => KeyKind::of_curve(curve),
             _ => None,
         };
-        kind.ok_or_else(|| self.failed("its key is on a curve other than P-256 and P-384"))
+        kind.ok_or_else(|| self.error("the curve of its key is neither P-256 nor P-384"))
     }
 
     fn sign_once(&self, scheme: SignatureScheme, message: &[u8]) -> Result<Vec<u8>, KeyError> {
-        let plan = Plan::of(scheme).ok_or_else(|| self.failed("an unknown signature"))?;
-        self.with(|open| {
-            let given = open
+        let signing =
+            SigningScheme::of(scheme).ok_or_else(|| self.error("unsupported signature scheme"))?;
+        self.with_session(|open| {
+            let raw = open
                 .session
-                .sign(&plan.mechanism(), open.key, &plan.data(message))
-                .map_err(|error| self.failed(error))?;
-            plan.signature(given)
-                .ok_or_else(|| self.failed("what it signs is no signature"))
+                .sign(&signing.mechanism(), open.key, &signing.data(message))
+                .map_err(|error| self.error(error))?;
+            signing
+                .signature(raw)
+                .ok_or_else(|| self.error("it returned an invalid signature"))
         })
     }
 }
 
 impl ClientKey for TokenKey {
     fn certificate(&self) -> Result<Certificate, KeyError> {
-        self.with(|open| Ok(open.certificate.clone()))
+        self.with_session(|open| Ok(open.certificate.clone()))
     }
 
     fn sign(&self, scheme: SignatureScheme, message: &[u8]) -> Result<Vec<u8>, KeyError> {
-        // A session from before may be one with a token that has been taken out since.
-        let is_from_before = self.lock().open.is_some();
+        // The token of an existing session may have been removed since.
+        let had_session = self.lock().open.is_some();
         let signed = self.sign_once(scheme, message);
-        let signed = signed.inspect_err(|_| self.lose());
-        if signed.is_ok() || !is_from_before {
+        let signed = signed.inspect_err(|_| self.discard_session());
+        if signed.is_ok() || !had_session {
             return signed;
         }
-        self.sign_once(scheme, message).inspect_err(|_| self.lose())
+        self.sign_once(scheme, message)
+            .inspect_err(|_| self.discard_session())
     }
 }
 
@@ -483,8 +490,8 @@ impl fmt::Debug for TokenKey {
     }
 }
 
-/// Whether a token says that a PIN is not, or no more, its own.
-fn is_about_pin(error: &Error) -> bool {
+/// Whether the error means that the PIN is wrong or not valid any more.
+fn is_pin_error(error: &Error) -> bool {
     use RvError::{PinExpired, PinIncorrect, PinInvalid, PinLenRange, PinLocked};
     matches!(
         error,
@@ -495,7 +502,7 @@ fn is_about_pin(error: &Error) -> bool {
     )
 }
 
-struct Pair {
+struct KeyPair {
     key: ObjectHandle,
     label: String,
     chain: Option<Vec<CertificateDer<'static>>>,

@@ -1,7 +1,7 @@
-//! Keys that exist only in a token of `SoftHSM2`, where that is installed.
+//! Keys that exist only in a `SoftHSM2` token, if `SoftHSM2` is installed.
 //!
-//! Its library is told by the environment where its tokens are, so each test starts this
-//! program again with what it has prepared.
+//! The library finds its tokens through the environment, so each test starts this test program
+//! again in a prepared environment.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -16,8 +16,8 @@ use skewbridge_testkit::{Ca, ScratchDir, SoftToken};
 
 const PIN: &str = "246810";
 
-/// Runs a test below with a token, in a process of its own.
-fn within(test: &str, token: &SoftToken, variables: &[(&str, &Path)]) {
+/// Runs one of the ignored tests below with a token, in its own process.
+fn run_in_child(test: &str, token: &SoftToken, variables: &[(&str, &Path)]) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", test, "--ignored", "--nocapture"])
@@ -27,14 +27,14 @@ fn within(test: &str, token: &SoftToken, variables: &[(&str, &Path)]) {
         command.env(name, value);
     }
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     let wrong = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}\n{wrong}");
-    assert!(said.contains("1 passed"), "{said}");
+    assert!(output.status.success(), "{stdout}\n{wrong}");
+    assert!(stdout.contains("1 passed"), "{stdout}");
 }
 
-/// What the test above has prepared; none if nobody has.
-fn told(name: &str) -> Option<PathBuf> {
+/// A path that the parent test has prepared; `None` without a parent.
+fn prepared_path(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from)
 }
 
@@ -54,7 +54,7 @@ const KINDS: [(&str, &str, &str); 3] = [
 ];
 
 #[test]
-fn every_kind_of_key_signs_what_tls_needs() {
+fn every_kind_of_key_signs_for_tls() {
     let Some(token) = SoftToken::new("jane", PIN) else {
         return;
     };
@@ -67,13 +67,19 @@ fn every_kind_of_key_signs_what_tls_needs() {
         let certificate = ca.client_with_key(&key, "jane", &["developers"]);
         token.store(&certificate, label, id);
     }
-    within("inside_every_kind", &token, &[("PREPARED", dir.path())]);
+    run_in_child(
+        "child_every_kind_of_key",
+        &token,
+        &[("PREPARED", dir.path())],
+    );
 }
 
 #[test]
-#[ignore = "run by every_kind_of_key_signs_what_tls_needs"]
-fn inside_every_kind() {
-    let (Some(library), Some(prepared)) = (told("TOKEN_LIBRARY"), told("PREPARED")) else {
+#[ignore = "run by every_kind_of_key_signs_for_tls"]
+fn child_every_kind_of_key() {
+    let (Some(library), Some(prepared)) =
+        (prepared_path("TOKEN_LIBRARY"), prepared_path("PREPARED"))
+    else {
         return;
     };
     let rows: [(&str, SignatureScheme, &dyn VerificationAlgorithm); 8] = [
@@ -118,7 +124,7 @@ fn inside_every_kind() {
             &signature::RSA_PKCS1_2048_8192_SHA512,
         ),
     ];
-    // As long as what TLS signs, and longer than what a card takes.
+    // As long as the message that TLS signs, and longer than smart cards accept.
     let message = [7; 300];
     for (label, scheme, algorithm) in rows {
         let pin = PinSource::File(prepared.join("pin"));
@@ -140,16 +146,19 @@ fn inside_every_kind() {
             .to_string()
     };
     let several = wrong("pkcs11:token=jane");
-    assert!(several.contains("several keys fit"), "{several}");
+    assert!(several.contains("several keys match"), "{several}");
     let none = wrong("pkcs11:token=jane;object=x");
     assert!(none.contains("no such private key"), "{none}");
     let other = wrong("pkcs11:token=joe;object=p256");
-    assert!(other.contains("token \"joe\": it is not there"), "{other}");
-    assert!(other.contains("There is: \"jane\""), "{other}");
+    assert!(
+        other.contains("token \"joe\": it is not present"),
+        "{other}"
+    );
+    assert!(other.contains("Present tokens: \"jane\""), "{other}");
 }
 
 #[test]
-fn a_wrong_pin_is_said_and_not_tried_again() {
+fn a_wrong_pin_is_reported_and_not_tried_again() {
     let Some(token) = SoftToken::new("jane", PIN) else {
         return;
     };
@@ -166,13 +175,15 @@ fn a_wrong_pin_is_said_and_not_tried_again() {
         ("PREPARED", dir.path()),
         ("TOKENS", tokens.parent().unwrap()),
     ];
-    within("inside_wrong_pin", &token, &variables);
+    run_in_child("child_wrong_pin", &token, &variables);
 }
 
 #[test]
-#[ignore = "run by a_wrong_pin_is_said_and_not_tried_again"]
-fn inside_wrong_pin() {
-    let (Some(library), Some(prepared)) = (told("TOKEN_LIBRARY"), told("PREPARED")) else {
+#[ignore = "run by a_wrong_pin_is_reported_and_not_tried_again"]
+fn child_wrong_pin() {
+    let (Some(library), Some(prepared)) =
+        (prepared_path("TOKEN_LIBRARY"), prepared_path("PREPARED"))
+    else {
         return;
     };
     let pin = prepared.join("pin");
@@ -180,12 +191,12 @@ fn inside_wrong_pin() {
     let error = TokenKey::open(wrong).unwrap_err().to_string();
     assert!(error.contains("the PIN is wrong"), "{error}");
     assert!(!error.contains("111111"), "{error}");
-    // Right when it is opened, wrong when it is opened again.
+    // The PIN is right when the token is opened first, and wrong when it is reopened.
     std::fs::write(&pin, PIN).unwrap();
     let right = config(&library, "pkcs11:token=jane", PinSource::File(pin.clone()));
     let key = TokenKey::open(right).unwrap();
     assert!(!format!("{key:?}").contains(PIN));
-    // Somebody changes it, and the token has been out since.
+    // The PIN is changed elsewhere, and the token is removed and inserted again.
     let changed = Command::new("pkcs11-tool")
         .arg("--module")
         .arg(&library)
@@ -194,7 +205,7 @@ fn inside_wrong_pin() {
         .output()
         .unwrap();
     assert!(changed.status.success(), "{changed:?}");
-    let tokens = told("TOKENS").unwrap();
+    let tokens = prepared_path("TOKENS").unwrap();
     let sign = || key.sign(SignatureScheme::ECDSA_NISTP256_SHA256, b"message");
     std::fs::rename(tokens.join("tokens"), tokens.join("away")).unwrap();
     sign().unwrap_err();
@@ -207,7 +218,7 @@ fn inside_wrong_pin() {
 }
 
 #[test]
-fn a_token_that_is_put_back_is_opened_again() {
+fn a_token_that_is_inserted_again_is_reopened() {
     let Some(token) = SoftToken::new("jane", PIN) else {
         return;
     };
@@ -222,15 +233,17 @@ fn a_token_that_is_put_back_is_opened_again() {
     let tokens = token.configuration();
     let tokens = tokens.parent().unwrap();
     let variables = [("PREPARED", dir.path()), ("TOKENS", tokens)];
-    within("inside_put_back", &token, &variables);
+    run_in_child("child_inserted_again", &token, &variables);
 }
 
 #[test]
-#[ignore = "run by a_token_that_is_put_back_is_opened_again"]
-fn inside_put_back() {
-    let (Some(library), Some(prepared), Some(tokens)) =
-        (told("TOKEN_LIBRARY"), told("PREPARED"), told("TOKENS"))
-    else {
+#[ignore = "run by a_token_that_is_inserted_again_is_reopened"]
+fn child_inserted_again() {
+    let (Some(library), Some(prepared), Some(tokens)) = (
+        prepared_path("TOKEN_LIBRARY"),
+        prepared_path("PREPARED"),
+        prepared_path("TOKENS"),
+    ) else {
         return;
     };
     let pin = PinSource::Askpass(prepared.join("askpass").into());
@@ -240,8 +253,8 @@ fn inside_put_back() {
     std::fs::rename(tokens.join("tokens"), tokens.join("away")).unwrap();
     std::fs::create_dir(tokens.join("tokens")).unwrap();
     let error = sign().unwrap_err().to_string();
-    assert!(error.contains("it is not there; put it in"), "{error}");
-    // The user is not asked again.
+    assert!(error.contains("it is not present; insert it"), "{error}");
+    // The askpass program is not run again.
     std::fs::remove_file(prepared.join("askpass")).unwrap();
     std::fs::remove_dir(tokens.join("tokens")).unwrap();
     std::fs::rename(tokens.join("away"), tokens.join("tokens")).unwrap();
@@ -265,15 +278,17 @@ fn the_pin_of_one_token_is_not_tried_on_another() {
     let tokens = token.configuration();
     let tokens = tokens.parent().unwrap();
     let variables = [("PREPARED", dir.path()), ("TOKENS", tokens)];
-    within("inside_another", &token, &variables);
+    run_in_child("child_other_token", &token, &variables);
 }
 
 #[test]
 #[ignore = "run by the_pin_of_one_token_is_not_tried_on_another"]
-fn inside_another() {
-    let (Some(library), Some(prepared), Some(tokens)) =
-        (told("TOKEN_LIBRARY"), told("PREPARED"), told("TOKENS"))
-    else {
+fn child_other_token() {
+    let (Some(library), Some(prepared), Some(tokens)) = (
+        prepared_path("TOKEN_LIBRARY"),
+        prepared_path("PREPARED"),
+        prepared_path("TOKENS"),
+    ) else {
         return;
     };
     let pin = PinSource::Askpass(prepared.join("askpass").into());
@@ -288,7 +303,7 @@ fn inside_another() {
         .output()
         .unwrap();
     assert!(made.status.success(), "{made:?}");
-    // By its own PIN it is seen to be without the key.
+    // The second token accepts its own PIN and does not contain the key.
     let error = sign().unwrap_err().to_string();
-    assert!(error.contains("there is no such private key"), "{error}");
+    assert!(error.contains("it contains no such private key"), "{error}");
 }

@@ -9,7 +9,7 @@ pub mod fields;
 pub mod managers;
 
 use serde_json::{Map, Value};
-use skewbridge_api::status::{Cause, Details, Status};
+use skewbridge_k8s_api::status::{Cause, Details, Status};
 
 use crate::lists::{ListKind, list_kind};
 use crate::object::Object;
@@ -266,7 +266,7 @@ fn refusal(disputed: &[(Manager, FieldSet)]) -> Status {
             format!("Apply failed with {count} conflicts: {}", lines.join("\n"))
         }
     };
-    Status::new(409, "Conflict", message).about(Details {
+    Status::new(409, "Conflict", message).with_details(Details {
         causes,
         ..Details::default()
     })

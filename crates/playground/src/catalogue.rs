@@ -9,12 +9,12 @@ use std::fmt;
 use std::fmt::Write as _;
 
 use aws_lc_rs::digest::{SHA512, digest};
-use skewbridge_api::request_info::{Kind, RequestInfo};
 use skewbridge_discovery::document::{Document, Resource, Schema, Scope, Subresource, Version};
 use skewbridge_discovery::lists::{ApiGroup, ApiGroupList, ApiResourceList};
 use skewbridge_discovery::{Layout, Object as _, ParseError};
+use skewbridge_k8s_api::request_info::{Kind, RequestInfo};
 
-use skewbridge_api::media::Format;
+use skewbridge_k8s_api::content_negotiation::Format;
 
 use crate::status::GroupResource;
 
@@ -315,7 +315,7 @@ impl Served<'_> {
 #[cfg(test)]
 mod tests {
     use http::Method;
-    use skewbridge_api::request_info::DecodedPath;
+    use skewbridge_k8s_api::request_info::DecodedPath;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 //! here [`finalize_terminating`] is called regularly.
 
 use serde_json::{Value, json};
-use skewbridge_api::status::{Cause, Status};
+use skewbridge_k8s_api::status::{Cause, Status};
 
 use crate::object::{Object, texts};
 use crate::status::{GroupResource, forbidden, not_found};

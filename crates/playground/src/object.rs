@@ -1,7 +1,7 @@
 //! An API object: JSON, with accessors for common metadata.
 
 use serde_json::{Map, Value, json};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use crate::time::Time;
 

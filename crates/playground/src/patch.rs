@@ -5,7 +5,7 @@ pub mod merge;
 pub mod strategic;
 
 use serde_json::Value;
-use skewbridge_api::status::{Details, Status};
+use skewbridge_k8s_api::status::{Details, Status};
 
 use crate::object::Object;
 use crate::status::unsupported_media_type;
@@ -91,7 +91,7 @@ impl Patch {
 /// 422, with kube-apiserver's message, which does not include the reason.
 fn rejected() -> Status {
     let message = "the server rejected our request due to an error in our request";
-    Status::new(422, "Invalid", message).about(Details::default())
+    Status::new(422, "Invalid", message).with_details(Details::default())
 }
 
 #[cfg(test)]

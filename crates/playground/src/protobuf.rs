@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
-use skewbridge_api::protobuf::{Field as Wire, Fields, Malformed};
+use skewbridge_k8s_api::protobuf::{self as wire, Field as Wire, Fields};
 
 use crate::time::Time;
 use crate::version_range::VersionRange;
@@ -65,8 +65,8 @@ pub enum DecodeError {
     Unknown(String),
 }
 
-impl From<Malformed> for DecodeError {
-    fn from(_: Malformed) -> Self {
+impl From<wire::DecodeError> for DecodeError {
+    fn from(_: wire::DecodeError) -> Self {
         Self::Malformed
     }
 }
@@ -344,7 +344,7 @@ fn read(text: &'static str) -> HashMap<&'static str, Vec<Field>> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use skewbridge_api::protobuf::{Writer, envelope};
+    use skewbridge_k8s_api::protobuf::{Writer, envelope};
 
     use super::*;
 

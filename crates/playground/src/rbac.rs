@@ -4,9 +4,9 @@ pub mod roles;
 
 use std::fmt;
 
-use skewbridge_api::identity::User;
-use skewbridge_api::request_info::{Kind, RequestInfo};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::identity::User;
+use skewbridge_k8s_api::request_info::{Kind, RequestInfo};
+use skewbridge_k8s_api::status::Status;
 
 use crate::status::{GroupResource, forbidden, quoted};
 
@@ -143,7 +143,7 @@ impl fmt::Display for Attributes<'_> {
 #[cfg(test)]
 mod tests {
     use http::Method;
-    use skewbridge_api::request_info::DecodedPath;
+    use skewbridge_k8s_api::request_info::DecodedPath;
 
     use super::*;
     use crate::store::Store;

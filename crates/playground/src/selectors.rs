@@ -3,7 +3,7 @@
 pub mod fields;
 pub mod labels;
 
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use crate::object::Object;
 

@@ -34,8 +34,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use skewbridge_api::identity::{IdentityHeaders, User};
-use skewbridge_api::status::Status;
 use skewbridge_discovery::ParseError;
 use skewbridge_gateway::authn::{ClientCertState, TrustConfig};
 use skewbridge_gateway::config::TlsVersion;
@@ -45,6 +43,8 @@ use skewbridge_gateway::serve::h2::H2Limits;
 use skewbridge_gateway::serve::{ClientIo, h1, h2};
 use skewbridge_gateway::tls::files::{CaBundle, KeyPair};
 use skewbridge_gateway::tls::server_config;
+use skewbridge_k8s_api::identity::{IdentityHeaders, User};
+use skewbridge_k8s_api::status::Status;
 use skewbridge_stream_io::ReadAhead;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot};

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::fmt::Write as _;
 
-use skewbridge_api::status::{Cause, Details, Status};
+use skewbridge_k8s_api::status::{Cause, Details, Status};
 
 /// A resource without its version.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -137,18 +137,19 @@ impl fmt::Display for FieldError {
 /// 404: unknown object.
 pub fn not_found(resource: &GroupResource, name: &str) -> Status {
     let message = format!("{resource} {} not found", quoted(name));
-    Status::not_found(message).about(resource.details(name))
+    Status::not_found(message).with_details(resource.details(name))
 }
 
 /// 404: unknown resource of a known version.
 pub fn unknown_resource() -> Status {
-    Status::not_found("the server could not find the requested resource").about(Details::default())
+    Status::not_found("the server could not find the requested resource")
+        .with_details(Details::default())
 }
 
 /// 409: it exists already.
 pub fn already_exists(resource: &GroupResource, name: &str) -> Status {
     let message = format!("{resource} {} already exists", quoted(name));
-    Status::new(409, "AlreadyExists", message).about(resource.details(name))
+    Status::new(409, "AlreadyExists", message).with_details(resource.details(name))
 }
 
 /// 409: no generated name is free.
@@ -160,7 +161,7 @@ pub fn no_unique_name(resource: &GroupResource, name: &str) -> Status {
     );
     Status {
         retry_after_seconds: Some(1),
-        ..Status::new(409, "AlreadyExists", message).about(resource.details(name))
+        ..Status::new(409, "AlreadyExists", message).with_details(resource.details(name))
     }
 }
 
@@ -170,7 +171,7 @@ pub fn conflict(resource: &GroupResource, name: &str, why: impl fmt::Display) ->
         "Operation cannot be fulfilled on {resource} {}: {why}",
         quoted(name)
     );
-    Status::new(409, "Conflict", message).about(resource.details(name))
+    Status::new(409, "Conflict", message).with_details(resource.details(name))
 }
 
 /// 409: it was modified since it was read.
@@ -187,7 +188,7 @@ pub fn forbidden(resource: &GroupResource, name: &str, why: impl fmt::Display) -
         (_, "") => format!("{resource} is forbidden: {why}"),
         (_, name) => format!("{resource} {} is forbidden: {why}", quoted(name)),
     };
-    Status::forbidden(message).about(resource.details(name))
+    Status::forbidden(message).with_details(resource.details(name))
 }
 
 /// 422: validation errors.
@@ -207,7 +208,7 @@ pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> St
         }
     };
     let message = format!("{kind} {} is invalid{what}", quoted(name));
-    Status::new(422, "Invalid", message).about(Details {
+    Status::new(422, "Invalid", message).with_details(Details {
         causes: errors.iter().map(FieldError::cause).collect(),
         ..kind.details(name)
     })
@@ -231,7 +232,7 @@ pub fn no_space() -> Status {
 /// 405: the message of kube-apiserver's router for an unknown method.
 pub fn method_not_allowed() -> Status {
     Status::method_not_allowed("the server does not allow this method on the requested resource")
-        .about(Details::default())
+        .with_details(Details::default())
 }
 
 /// 415: unsupported media type of a body.
@@ -262,7 +263,7 @@ pub fn too_large_version(asked: u64, current: u64) -> Status {
     let message = format!("Too large resource version: {asked}, current: {current}");
     Status {
         retry_after_seconds: Some(1),
-        ..Status::timeout(message).about(Details {
+        ..Status::timeout(message).with_details(Details {
             causes: vec![cause],
             ..Details::default()
         })
@@ -291,7 +292,7 @@ pub fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_api::media::Format;
+    use skewbridge_k8s_api::content_negotiation::Format;
 
     use super::*;
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use crate::conversion::storage_resource;
 use crate::name_validation::NameRule;

@@ -1,6 +1,6 @@
 //! Times in the format of `metav1.Time`, and durations in the format of kubectl.
 
-pub use skewbridge_api::time::Time;
+pub use skewbridge_k8s_api::time::Time;
 
 const SECONDS_PER_DAY: i64 = 86_400;
 

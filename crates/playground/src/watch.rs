@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use crate::conversion::{self, storage_resource};
 use crate::object::Object;

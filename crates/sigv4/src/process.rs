@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde::Deserialize;
-use skewbridge_api::time::parse_unix_seconds;
+use skewbridge_k8s_api::time::parse_unix_seconds;
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 use zeroize::Zeroizing;

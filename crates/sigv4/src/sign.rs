@@ -3,7 +3,7 @@
 use aws_lc_rs::hmac;
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue};
-use skewbridge_api::time::iso8601_basic;
+use skewbridge_k8s_api::time::iso8601_basic;
 use zeroize::Zeroizing;
 
 use super::canonical::{PathStyle, canonical_request, hex, hex_digest};

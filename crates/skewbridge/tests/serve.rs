@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use skewbridge_testkit::{
     ApiServer, Ca, ClientAuth, H1Client, Options, PATIENCE, Reply, Response, ScratchDir, TlsClient,
-    eventually, second_user,
+    eventually, unprivileged_user,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Notify;
@@ -232,7 +232,9 @@ async fn no_other_process_of_its_user_can_read_its_keys() {
     std::fs::set_permissions(bed.dir.path(), all).unwrap();
     let mut command = bed.command(&[]);
     // As root, every process can be read.
-    let Some(user) = second_user() else { return };
+    let Some(user) = unprivileged_user() else {
+        return;
+    };
     command.uid(user).gid(user);
     let bridge = bed.serve_by(command).await;
     let process = format!("/proc/{}", bridge.child.id());
@@ -323,7 +325,7 @@ async fn either_signal_drains_and_then_exits_with_0() {
             .await
             .unwrap();
         // Probes arrive in between.
-        let slow = |seen: &&skewbridge_testkit::Seen| seen.path() == "/slow";
+        let slow = |seen: &&skewbridge_testkit::RecordedRequest| seen.path() == "/slow";
         bed.upstream
             .wait_for(|seen| seen.iter().filter(slow).count() > earlier, PATIENCE)
             .await;

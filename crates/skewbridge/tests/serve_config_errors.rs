@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Leaf, Options, PATIENCE, Reply, ScratchDir, Seen, Validity,
-    eventually,
+    ApiServer, Ca, ClientAuth, Leaf, Options, PATIENCE, RecordedRequest, Reply, ScratchDir,
+    Validity, eventually,
 };
 
 /// Exit codes of an invalid command line, and of a failed start.
@@ -39,7 +39,7 @@ impl Setup {
     async fn with_upstream(
         upstream_ca: Ca,
         leaf: Leaf,
-        answer: fn(&Seen) -> Option<Reply>,
+        answer: fn(&RecordedRequest) -> Option<Reply>,
     ) -> Self {
         let dir = ScratchDir::new();
         let [serving, users, front_proxies] = ["serving", "users", "front-proxies"].map(Ca::new);

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
-use skewbridge_testkit::{ApiServer, Ca, Options, RawServer, Reply, ScratchDir, Seen};
+use skewbridge_testkit::{
+    ApiServer, Ca, Options, RecordedRequest, Reply, ScratchDir, ScriptedServer,
+};
 
 const BRIDGE: &str = "application/json;g=skewbridge.io;v=v1alpha1;as=ServerDiscoveryList";
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
@@ -31,7 +33,10 @@ impl Bench {
         }
     }
 
-    async fn serve(&self, answer: impl Fn(Seen) -> Reply + Send + Sync + 'static) -> ApiServer {
+    async fn serve(
+        &self,
+        answer: impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static,
+    ) -> ApiServer {
         let options = Options::new(self.ca.server(&["127.0.0.1"]));
         ApiServer::start(options, answer).await
     }
@@ -123,7 +128,10 @@ fn document(groups: &Value) -> Reply {
 }
 
 /// A kube-apiserver: ignores unknown media types, and requires authentication.
-fn plain(version: &'static str, apis: &Value) -> impl Fn(Seen) -> Reply + Send + Sync + 'static {
+fn plain(
+    version: &'static str,
+    apis: &Value,
+) -> impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static {
     let apis = apis.clone();
     move |seen| {
         assert_eq!(seen.header("authorization"), Some("Bearer secret-token"));
@@ -148,7 +156,7 @@ fn new() -> Value {
 }
 
 /// A bridge with the list of these servers.
-fn bridge(servers: Value) -> impl Fn(Seen) -> Reply + Send + Sync + 'static {
+fn bridge(servers: Value) -> impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static {
     move |seen| {
         let accepted = seen.header("accept").unwrap();
         assert!(accepted.starts_with(&format!("{BRIDGE},")), "{accepted}");
@@ -299,7 +307,7 @@ fn bridge_before(
     version: &'static str,
     own: &Value,
     list: Value,
-) -> impl Fn(Seen) -> Reply + Send + Sync + 'static {
+) -> impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static {
     let own = plain(version, own);
     move |seen| {
         let accepted = seen.header("accept").unwrap();
@@ -512,7 +520,7 @@ async fn a_server_that_does_not_answer_is_named_and_the_others_are_compared() {
 #[tokio::test]
 async fn an_old_server_is_queried_list_by_list() {
     let bench = Bench::new();
-    let legacy = |seen: Seen| {
+    let legacy = |seen: RecordedRequest| {
         let list = |resources: Value| {
             Reply::json(json!({"kind": "APIResourceList", "resources": resources}).to_string())
         };
@@ -550,7 +558,7 @@ async fn an_old_server_is_queried_list_by_list() {
 async fn failures_have_kubectls_messages() {
     let bench = Bench::new();
     let refusing = |code: u16, message: &'static str| {
-        move |_: Seen| {
+        move |_: RecordedRequest| {
             let status = json!({"kind": "Status", "apiVersion": "v1", "message": message});
             Reply::json(status.to_string()).status(code)
         }
@@ -613,7 +621,7 @@ async fn failures_have_kubectls_messages() {
 async fn a_connection_that_ends_between_requests_is_reopened() {
     let bench = Bench::new();
     let leaf = bench.ca.server(&["127.0.0.1"]);
-    let server = RawServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
+    let server = ScriptedServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
         let head = conn.read_head().await;
         let (kind, body) = match head.split(' ').nth(1).unwrap() {
             "/version" => ("application/json", json!({"gitVersion": "v1.36.4"})),

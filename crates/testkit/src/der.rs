@@ -1,7 +1,7 @@
-//! The few pieces of DER that `rcgen` has no words for: a subject with several organizations,
-//! and reading a subject back.
+//! The parts of DER that `rcgen` does not cover: a subject with several organizations, and
+//! parsing a subject.
 
-/// Tags of the values met here.
+/// The tags used here.
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 const OBJECT_IDENTIFIER: u8 = 0x06;
@@ -12,10 +12,10 @@ const BIT_STRING: u8 = 0x03;
 const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
 const ORGANIZATION: [u8; 3] = [0x55, 0x04, 0x0a];
 
-/// Where the subject stands in a `TBSCertificate` of version 3 (RFC 5280, section 4.1).
+/// The index of the subject in a `TBSCertificate` of version 3 (RFC 5280, section 4.1).
 const SUBJECT_FIELD: usize = 5;
 
-/// Who a certificate is for.
+/// The subject of a certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) common_name: String,
@@ -58,7 +58,7 @@ impl Subject {
     }
 }
 
-/// The same certificate for another subject; `sign` is the issuer's key.
+/// The same certificate with another subject; `sign` signs with the issuer's key.
 pub(crate) fn with_subject(
     certificate: &[u8],
     subject: &Subject,
@@ -85,7 +85,7 @@ struct Value {
     contents: Vec<u8>,
 }
 
-/// The values inside the one value that `der` is.
+/// The values inside the single value in `der`.
 fn fields(der: &[u8]) -> Vec<Value> {
     parse_all(&parse_all(der)[0].contents)
 }

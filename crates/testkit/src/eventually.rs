@@ -2,39 +2,40 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long waits without a timeout of their own last. It is a bound for a broken test, not a
-/// measure of anything: long enough for a loaded machine with two cores.
+/// The default timeout of waits. It only bounds a broken test: long enough for a loaded
+/// machine with two cores.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Between two looks at the condition: short beside any timeout, long beside a task switch.
-const INTERVAL: Duration = Duration::from_millis(5);
+/// The interval between two checks of the condition: short compared to any timeout, long
+/// compared to a task switch.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Waits until `condition` holds.
 ///
 /// ```
 /// # use std::time::Duration;
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// let mut looks = 0;
-/// skewbridge_testkit::eventually("the third look", Duration::from_secs(5), async || {
-///     looks += 1;
-///     looks == 3
+/// let mut checks = 0;
+/// skewbridge_testkit::eventually("the third check", Duration::from_secs(5), async || {
+///     checks += 1;
+///     checks == 3
 /// })
 /// .await;
 /// # });
 /// ```
 ///
 /// # Panics
-/// When `timeout` passes first; the message names `what` was waited for.
+/// When `timeout` passes first; the message contains `what`.
 pub async fn eventually(what: &str, timeout: Duration, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + timeout;
-    let looking = async {
+    let polling = async {
         while !condition().await {
-            tokio::time::sleep(INTERVAL).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
     assert!(
-        tokio::time::timeout_at(deadline, looking).await.is_ok(),
-        "waited {timeout:?} in vain for: {what}"
+        tokio::time::timeout_at(deadline, polling).await.is_ok(),
+        "timed out after {timeout:?} waiting for: {what}"
     );
 }
 
@@ -43,15 +44,15 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    #[should_panic(expected = "in vain for: a miracle")]
-    async fn a_condition_that_never_holds_is_named() {
+    #[should_panic(expected = "waiting for: a miracle")]
+    async fn a_condition_that_never_holds_is_named_in_the_panic() {
         eventually("a miracle", Duration::from_millis(20), async || false).await;
     }
 
     #[tokio::test]
-    #[should_panic(expected = "in vain for: an answer")]
-    async fn a_condition_that_hangs_does_not_outlast_the_timeout() {
-        eventually("an answer", Duration::from_millis(20), async || {
+    #[should_panic(expected = "waiting for: a response")]
+    async fn a_condition_that_hangs_is_bounded_by_the_timeout() {
+        eventually("a response", Duration::from_millis(20), async || {
             std::future::pending().await
         })
         .await;

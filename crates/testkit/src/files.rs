@@ -1,4 +1,4 @@
-//! Files on disk, in a directory of their own that goes with the test.
+//! Files in a directory of their own, removed after the test.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, symlink};
@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A fresh directory that only this user can enter, removed on drop.
+/// A new directory that only this user can access, removed on drop.
 #[derive(Debug)]
 pub struct ScratchDir {
     path: PathBuf,
 }
 
-/// A directory laid out as the kubelet mounts a Secret or a `ConfigMap`:
-/// `NAME -> ..data/NAME`, `..data -> ..REVISION`, the files in `..REVISION`. An update renames
-/// a new `..data` over the old one, so that all files change at once.
+/// A directory laid out as the kubelet mounts a Secret or a `ConfigMap`: `NAME ->
+/// ..data/NAME`, `..data -> ..REVISION`, the files in `..REVISION`. An update renames a new
+/// `..data` over the old one, so that all files change atomically.
 #[derive(Debug)]
 pub struct KubeletStyleVolume {
     path: PathBuf,
@@ -22,7 +22,7 @@ pub struct KubeletStyleVolume {
 }
 
 impl ScratchDir {
-    /// Makes the directory below the system's temporary directory.
+    /// Creates the directory below the system's temporary directory.
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         loop {
@@ -31,27 +31,27 @@ impl ScratchDir {
             let path = std::env::temp_dir().join(name);
             match fs::DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Self { path },
-                // Left by an earlier process with the same id.
+                // Left behind by an earlier process with the same ID.
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => panic!("cannot make {}: {error}", path.display()),
             }
         }
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes a file in place and says where it is.
+    /// Writes a file in place and returns its path.
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path.join(name);
         fs::write(&path, contents).unwrap();
         path
     }
 
-    /// Writes a program. Another process does: what a thread of ours forks meanwhile would
-    /// hold a file of ours open for writing, and such a file cannot be executed.
+    /// Writes an executable file. Another process writes it: a concurrent fork of this
+    /// process would hold the file open for writing, and such a file cannot be executed.
     pub fn write_program(&self, name: &str, text: &str) -> PathBuf {
         let path = self.path.join(name);
         let written = Command::new("sh")
@@ -63,7 +63,7 @@ impl ScratchDir {
         path
     }
 
-    /// Mounts a volume with these files in the new subdirectory `name`.
+    /// Creates a volume with these files in the new subdirectory `name`.
     pub fn volume(&self, name: &str, files: &[(&str, &str)]) -> KubeletStyleVolume {
         KubeletStyleVolume::new(self.path.join(name), files)
     }
@@ -82,7 +82,7 @@ impl Drop for ScratchDir {
 }
 
 impl KubeletStyleVolume {
-    /// Mounts a volume with these files at `path`, which must not exist yet.
+    /// Creates a volume with these files at `path`, which must not exist yet.
     pub fn new(path: impl Into<PathBuf>, files: &[(&str, &str)]) -> Self {
         let mut volume = Self {
             path: path.into(),
@@ -93,22 +93,22 @@ impl KubeletStyleVolume {
         volume
     }
 
-    /// Where it is mounted.
+    /// The mount path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The path a program is configured with.
+    /// The path with which a program is configured.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Replaces all files at once. Names that are gone lose their link, as with the kubelet.
+    /// Replaces all files atomically. Removed names lose their link, as with the kubelet.
     pub fn swap(&mut self, files: &[(&str, &str)]) {
         let data = self.path.join("..data");
         let old = fs::read_link(&data).ok();
 
-        // The kubelet names revisions by time; the number keeps the name unique and the shape.
+        // The kubelet names revisions by time; the number makes the name unique.
         self.revision += 1;
         let new = format!("..2026_01_01_00_00_00.{:09}", self.revision);
         fs::create_dir(self.path.join(&new)).unwrap();
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scratch_directory_is_gone_after_the_test() {
+    fn a_scratch_directory_is_removed_after_the_test() {
         let dir = ScratchDir::new();
         let file = dir.write("token", "secret");
         assert_eq!(fs::read_to_string(&file).unwrap(), "secret");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_swaps_its_files_behind_the_links() {
+    fn a_volume_swaps_its_files_atomically() {
         let dir = ScratchDir::new();
         let mut volume = dir.volume("tls", &[("tls.crt", "one"), ("old", "x")]);
         let before = fs::read_link(volume.path().join("..data")).unwrap();

@@ -1,5 +1,5 @@
-//! HTTP/2 frames as bytes, to script what a well-behaved library would never send: a GOAWAY
-//! in the middle of an answer, refused streams, floods of CONTINUATION, rapid resets.
+//! HTTP/2 frames as bytes, to send what a well-behaved library would never send: a GOAWAY
+//! in the middle of a response, refused streams, CONTINUATION floods, rapid resets.
 //!
 //! ```
 //! use skewbridge_testkit::h2frames::{self, FrameHeader, code, kind};
@@ -13,13 +13,13 @@ use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// What a client sends first (RFC 9113, section 3.4).
+/// The client connection preface (RFC 9113, section 3.4).
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Bytes of a frame header.
+/// The length of a frame header in bytes.
 pub const HEADER_LEN: usize = 9;
 
-/// An answer's header block that says `:status: 200` and no more.
+/// A response header block with only `:status: 200`.
 pub const STATUS_200: &[u8] = &[0x88];
 
 /// Frame types (RFC 9113, section 6).
@@ -79,18 +79,18 @@ pub mod setting {
 /// The nine bytes before a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// Bytes of the payload, of which the wire has 24 bits.
+    /// The length of the payload in bytes, 24 bits on the wire.
     pub length: u32,
-    /// One of [`kind`].
+    /// A frame type of [`kind`].
     pub kind: u8,
-    /// Of [`flag`].
+    /// Flags of [`flag`].
     pub flags: u8,
-    /// The stream, 0 for the connection.
+    /// The stream ID, 0 for the connection.
     pub stream: u32,
 }
 
 impl FrameHeader {
-    /// Reads a header; the reserved bit is dropped.
+    /// Parses a header; the reserved bit is ignored.
     pub fn parse(bytes: [u8; HEADER_LEN]) -> Self {
         let [a, b, c, kind, flags, stream @ ..] = bytes;
         Self {
@@ -101,7 +101,7 @@ impl FrameHeader {
         }
     }
 
-    /// Writes a header, with any values at all.
+    /// Encodes a header with any values.
     pub fn encode(self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[..3].copy_from_slice(&self.length.to_be_bytes()[1..]);
@@ -116,12 +116,12 @@ impl FrameHeader {
     }
 }
 
-/// A frame that was read.
+/// A received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Its header.
+    /// The frame header.
     pub header: FrameHeader,
-    /// Its payload, padding and all.
+    /// The payload, including padding.
     pub payload: Vec<u8>,
 }
 
@@ -138,7 +138,7 @@ impl Frame {
     }
 }
 
-/// Any frame; the length is that of the payload.
+/// Encodes any frame; the length is that of the payload.
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let header = FrameHeader {
         length: u32::try_from(payload.len()).unwrap(),
@@ -158,7 +158,7 @@ pub fn settings(values: &[(u16, u32)]) -> Vec<u8> {
     frame(kind::SETTINGS, flag::NONE, 0, &payload)
 }
 
-/// The acknowledgement of the peer's SETTINGS.
+/// The acknowledgement of the other end's SETTINGS.
 pub fn settings_ack() -> Vec<u8> {
     frame(kind::SETTINGS, flag::ACK, 0, &[])
 }
@@ -183,7 +183,7 @@ pub fn rst_stream(stream: u32, code: u32) -> Vec<u8> {
     frame(kind::RST_STREAM, flag::NONE, stream, &code.to_be_bytes())
 }
 
-/// GOAWAY: streams above `last_stream` were not looked at.
+/// GOAWAY: streams above `last_stream` were not processed.
 pub fn goaway(last_stream: u32, code: u32) -> Vec<u8> {
     let payload = [last_stream.to_be_bytes(), code.to_be_bytes()].concat();
     frame(kind::GOAWAY, flag::NONE, 0, &payload)
@@ -195,13 +195,13 @@ pub fn window_update(stream: u32, increment: u32) -> Vec<u8> {
     frame(kind::WINDOW_UPDATE, flag::NONE, stream, &payload)
 }
 
-/// PING, or with [`flag::ACK`] its answer.
+/// PING, or its acknowledgement with [`flag::ACK`].
 pub fn ping(flags: u8, opaque: [u8; 8]) -> Vec<u8> {
     frame(kind::PING, flags, 0, &opaque)
 }
 
-/// One header in HPACK: a literal that is not indexed, with the name spelled out and no
-/// Huffman coding (RFC 7541, section 6.2.2).
+/// One HPACK header: a literal without indexing, with a literal name and no Huffman coding
+/// (RFC 7541, section 6.2.2).
 pub fn literal(name: &str, value: &str) -> Vec<u8> {
     let mut encoded = vec![0x00];
     for text in [name, value] {
@@ -232,7 +232,7 @@ pub async fn read_frame(io: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame> 
     Ok(Frame { header, payload })
 }
 
-/// Skips frames until one of this kind.
+/// Skips frames until one of this type.
 pub async fn read_until(io: &mut (impl AsyncRead + Unpin), kind: u8) -> io::Result<Frame> {
     loop {
         let frame = read_frame(io).await?;
@@ -242,8 +242,8 @@ pub async fn read_until(io: &mut (impl AsyncRead + Unpin), kind: u8) -> io::Resu
     }
 }
 
-/// The server's side of the connection's start: reads the preface and the client's SETTINGS,
-/// sends `values` and the acknowledgement.
+/// The server's connection setup: reads the preface and the client's SETTINGS, sends
+/// `values` and the acknowledgement.
 pub async fn accept(
     io: &mut (impl AsyncRead + AsyncWrite + Unpin),
     values: &[(u16, u32)],
@@ -251,7 +251,7 @@ pub async fn accept(
     let mut preface = [0; PREFACE.len()];
     io.read_exact(&mut preface).await?;
     if preface != PREFACE {
-        return Err(crate::wire::invalid("not an HTTP/2 preface"));
+        return Err(crate::h1_codec::invalid("not an HTTP/2 preface"));
     }
     read_until(io, kind::SETTINGS).await?;
     io.write_all(&[settings(values), settings_ack()].concat())
@@ -259,8 +259,8 @@ pub async fn accept(
     io.flush().await
 }
 
-/// The client's side of the connection's start: sends the preface and `values`, reads the
-/// server's SETTINGS, sends the acknowledgement.
+/// The client's connection setup: sends the preface and `values`, reads the server's
+/// SETTINGS, sends the acknowledgement.
 pub async fn open(
     io: &mut (impl AsyncRead + AsyncWrite + Unpin),
     values: &[(u16, u32)],
@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_survives_the_wire() {
+    fn a_header_is_parsed_as_encoded() {
         let header = FrameHeader {
             length: 0x01_02_03,
             kind: kind::HEADERS,
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn frames_read_back_with_their_error_code() {
+    async fn frames_are_read_back_with_their_error_code() {
         let wire = [
             window_update(0, 1),
             goaway(7, code::ENHANCE_YOUR_CALM),
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn long_literals_carry_a_multi_byte_length() {
+    fn long_literals_have_a_multi_byte_length() {
         // RFC 7541, C.1.2 counts the same way: 1337 - 127 = 1210 = 0b1001_0111010.
         let encoded = literal("x", &"v".repeat(1337));
         assert_eq!(encoded[..6], [0x00, 1, b'x', 0x7f, 0xba, 0x09]);

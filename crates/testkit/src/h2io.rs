@@ -1,4 +1,4 @@
-//! What both sides of an `h2` connection do with bodies and headers.
+//! Body and header helpers for both sides of an `h2` connection.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -7,9 +7,9 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::wire::Fields;
+use crate::h1_codec::Fields;
 
-/// Sends `body` as the peer's windows allow, without ending the stream.
+/// Sends `body` as the receiver's windows allow, without ending the stream.
 pub(crate) async fn send_body(
     stream: &mut SendStream<Bytes>,
     mut body: Bytes,
@@ -28,12 +28,12 @@ pub(crate) async fn send_body(
     Ok(())
 }
 
-/// Resolves when the peer resets the stream or the connection fails.
+/// Resolves when the other end resets the stream or the connection fails.
 pub(crate) async fn reset(stream: &mut SendStream<Bytes>) -> Result<Reason, h2::Error> {
     poll_fn(|cx| stream.poll_reset(cx)).await
 }
 
-/// The next DATA; the window is opened again at once.
+/// The next DATA; its window is released immediately.
 pub(crate) async fn next_data(body: &mut RecvStream) -> Option<Result<Bytes, h2::Error>> {
     let data = body.data().await?;
     Some(data.and_then(|bytes| {
@@ -47,8 +47,8 @@ pub(crate) async fn trailers(body: &mut RecvStream) -> Result<Fields, h2::Error>
     Ok(trailers.as_ref().map(fields).unwrap_or_default())
 }
 
-/// The headers in the map's order: that of the wire, except that a repeated name stands where
-/// it came first.
+/// The headers in the map's order: wire order, except that repeated values of a name follow
+/// its first one.
 pub(crate) fn fields(headers: &HeaderMap) -> Fields {
     headers
         .iter()

@@ -1,19 +1,19 @@
-//! What is in the memory of a process.
+//! Searches the memory of a process.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
-/// What is read at once. Most of it has never been written to.
-const CHUNK: usize = 64 << 10;
+/// The number of bytes read at once. Most pages have never been written.
+const CHUNK_BYTES: usize = 64 << 10;
 
-static UNTOUCHED: [u8; CHUNK] = [0; CHUNK];
+static ZEROS: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
 
-/// How often these bytes, which are not zeros, are in the memory of a process, where it can
-/// write to it; none if nobody lets us look.
+/// How often these bytes, which must not be zeros, occur in the writable memory of a
+/// process; `None` if that memory cannot be read.
 ///
 /// # Panics
-/// If there is nothing to look for.
-pub fn occurrences(process: u32, bytes: &[u8]) -> Option<usize> {
+/// If `bytes` is empty.
+pub fn count_in_memory(process: u32, bytes: &[u8]) -> Option<usize> {
     assert!(!bytes.is_empty());
     let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
     let memory = File::open(format!("/proc/{process}/mem")).ok()?;
@@ -27,22 +27,22 @@ pub fn occurrences(process: u32, bytes: &[u8]) -> Option<usize> {
         let (from, to) = range.split_once('-').unwrap();
         let number = |digits| u64::from_str_radix(digits, 16).unwrap();
         let (mut at, to) = (number(from), number(to));
-        let (mut chunk, mut held) = (vec![0; CHUNK], Vec::new());
+        let (mut chunk, mut window) = (vec![0; CHUNK_BYTES], Vec::new());
         while at < to {
-            let much = CHUNK.min(usize::try_from(to - at).unwrap());
-            let Ok(read @ 1..) = memory.read_at(&mut chunk[..much], at) else {
+            let length = CHUNK_BYTES.min(usize::try_from(to - at).unwrap());
+            let Ok(read @ 1..) = memory.read_at(&mut chunk[..length], at) else {
                 break;
             };
             at += u64::try_from(read).unwrap();
-            if chunk[..read] == UNTOUCHED[..read] {
-                held.clear();
+            if chunk[..read] == ZEROS[..read] {
+                window.clear();
                 continue;
             }
-            held.extend_from_slice(&chunk[..read]);
-            let windows = held.windows(bytes.len());
+            window.extend_from_slice(&chunk[..read]);
+            let windows = window.windows(bytes.len());
             found += windows.filter(|window| *window == bytes).count();
-            // So that what lies on both sides of a border is seen, and once.
-            held.drain(..held.len().saturating_sub(bytes.len() - 1));
+            // Matches across a chunk boundary are found, and counted once.
+            window.drain(..window.len().saturating_sub(bytes.len() - 1));
         }
     }
     Some(found)
@@ -53,11 +53,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_is_found() {
-        // Never as a whole in our own program.
+    fn bytes_in_memory_are_found() {
+        // The program's own image does not contain these bytes.
         let words: Vec<u8> = (0..40_u8).map(|number| number ^ 0x5a).collect();
         let us = std::process::id();
-        let Some(found) = occurrences(us, &words) else {
+        let Some(found) = count_in_memory(us, &words) else {
             return;
         };
         let kept = words.clone();

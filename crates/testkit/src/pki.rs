@@ -1,4 +1,4 @@
-//! Certificate authorities and the certificates they issue, made anew for each test.
+//! Certificate authorities and the certificates they issue, generated for each test.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,31 +16,32 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use crate::der::{Subject, with_subject};
 
-/// A certificate authority: a root, or an intermediate below one.
+/// A certificate authority: a root or an intermediate.
 pub struct Ca {
     issuer: Issuer<'static, KeyPair>,
     certificate: CertificateDer<'static>,
-    /// What a leaf has to present besides itself: this CA and those above it, without the root.
+    /// The chain that a leaf presents besides itself: this CA and those above it, without
+    /// the root.
     presented: Vec<CertificateDer<'static>>,
 }
 
-/// When a certificate is valid. The dates lie so far away that no clock matters.
+/// The validity of a certificate. The dates are so far away that the clock does not matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Validity {
     /// From 1975 to 4096.
     #[default]
     Current,
-    /// It ended in 2001.
+    /// Ended in 2001.
     Expired,
-    /// It begins in 3000.
+    /// Begins in 3000.
     NotYetValid,
 }
 
-/// A certificate with its key and with the intermediates that lead to its root.
+/// A certificate with its key and its intermediates.
 pub struct Leaf {
-    /// The certificate, then its intermediates, as a `tls.crt` file holds them.
+    /// The certificate and its intermediates in PEM, as in a `tls.crt` file.
     pub cert_pem: String,
-    /// The key in PKCS#8, as a `tls.key` file holds it.
+    /// The key in PKCS#8 PEM, as in a `tls.key` file.
     pub key_pem: String,
     /// The same chain in DER, the leaf first.
     pub chain_der: Vec<CertificateDer<'static>>,
@@ -48,20 +49,20 @@ pub struct Leaf {
     pub key_der: PrivateKeyDer<'static>,
 }
 
-/// What a stand-in server asks of its clients.
+/// Which client certificates a fake server requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum ClientAuth<'a> {
-    /// No certificate is asked for.
+    /// No certificate is requested.
     #[default]
     Off,
-    /// A certificate of this CA is verified when one comes.
+    /// A certificate of this CA is optional.
     Accept(&'a Ca),
-    /// No handshake succeeds without a certificate of this CA.
+    /// A certificate of this CA is required.
     Require(&'a Ca),
 }
 
 impl Ca {
-    /// A fresh self-signed root whose common name is `name`.
+    /// Creates a self-signed root with the common name `name`.
     pub fn new(name: &str) -> Self {
         let (params, key) = (authority(name), new_key());
         let certificate = params.self_signed(&key).unwrap();
@@ -72,7 +73,7 @@ impl Ca {
         }
     }
 
-    /// An intermediate below this CA. Its leaves carry it in their chain.
+    /// Creates an intermediate below this CA. Its leaves include it in their chain.
     #[must_use]
     pub fn intermediate(&self, name: &str) -> Self {
         let (params, key) = (authority(name), new_key());
@@ -87,20 +88,19 @@ impl Ca {
         }
     }
 
-    /// The same root, its name and its key, with another certificate that is valid when
-    /// `validity` says.
+    /// The same root (name and key) with another certificate of this validity.
     ///
     /// # Panics
-    /// Where this CA is an intermediate.
+    /// If this CA is an intermediate.
     #[must_use]
     pub fn renewed(&self, validity: Validity) -> Self {
         self.with_certificate(|params| validity.write(params))
     }
 
-    /// The same root with another certificate that ends then.
+    /// The same root with another certificate that expires at `end`.
     ///
     /// # Panics
-    /// Where this CA is an intermediate.
+    /// If this CA is an intermediate.
     #[must_use]
     pub fn renewed_until(&self, end: SystemTime) -> Self {
         self.with_certificate(|params| {
@@ -122,12 +122,12 @@ impl Ca {
         }
     }
 
-    /// A serving certificate for these DNS names and IP addresses.
+    /// Issues a serving certificate for these DNS names and IP addresses.
     pub fn server(&self, names: &[&str]) -> Leaf {
         self.server_valid(names, Validity::Current)
     }
 
-    /// As [`Ca::server`], valid when `validity` says.
+    /// As [`Ca::server`], with a given validity.
     pub fn server_valid(&self, names: &[&str], validity: Validity) -> Leaf {
         let mut params = end_entity(validity, ExtendedKeyUsagePurpose::ServerAuth);
         params.subject_alt_names = names
@@ -144,13 +144,13 @@ impl Ca {
         self.issue(&params, &subject)
     }
 
-    /// A client certificate: to Kubernetes the user `common_name` in the groups
-    /// `organizations`, which stand in the subject in this order.
+    /// Issues a client certificate: for Kubernetes the user `common_name` in the groups
+    /// `organizations`, which are in the subject in this order.
     pub fn client(&self, common_name: &str, organizations: &[&str]) -> Leaf {
         self.client_valid(common_name, organizations, Validity::Current)
     }
 
-    /// As [`Ca::client`], valid when `validity` says.
+    /// As [`Ca::client`], with a given validity.
     pub fn client_valid(
         &self,
         common_name: &str,
@@ -167,7 +167,7 @@ impl Ca {
         )
     }
 
-    /// As [`Ca::client`], for a key that is elsewhere: in a token, say.
+    /// As [`Ca::client`], for a key that is held elsewhere, for example in a token.
     pub fn client_with_key(
         &self,
         key: &impl PublicKeyData,
@@ -182,17 +182,17 @@ impl Ca {
         self.sign(&params, key, &subject)
     }
 
-    /// The CA's own certificate, as a `ca.crt` file holds it.
+    /// The CA's own certificate in PEM, as in a `ca.crt` file.
     pub fn pem(&self) -> String {
         certificate_pem(&self.certificate)
     }
 
-    /// The CA's own certificate.
+    /// The CA's own certificate in DER.
     pub fn der(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// A store that trusts this CA alone.
+    /// A store that trusts only this CA.
     pub fn roots(&self) -> RootCertStore {
         let mut roots = RootCertStore::empty();
         roots.add(self.certificate.clone()).unwrap();
@@ -218,7 +218,7 @@ impl Ca {
         subject: &Subject,
     ) -> CertificateDer<'static> {
         let certificate = params.signed_by(key, &self.issuer).unwrap();
-        // rcgen's names hold one attribute of a kind; a Kubernetes user has many groups.
+        // rcgen's names hold one attribute of a type; a Kubernetes user has several groups.
         let certificate = with_subject(certificate.der(), subject, |tbs| {
             self.issuer.key().sign(tbs).unwrap()
         });
@@ -237,7 +237,8 @@ impl Validity {
 }
 
 impl Leaf {
-    /// A server that presents this certificate and offers `alpn`, the preferred first.
+    /// The configuration of a server that presents this certificate and offers `alpn`, in
+    /// order of preference.
     pub fn server_config(&self, clients: ClientAuth<'_>, alpn: &[&str]) -> Arc<ServerConfig> {
         let verifier =
             |ca: &Ca| WebPkiClientVerifier::builder_with_provider(Arc::new(ca.roots()), provider());
@@ -285,7 +286,7 @@ impl fmt::Debug for Ca {
     }
 }
 
-/// A client that trusts `roots`, presents `identity` and offers `alpn`.
+/// The configuration of a client that trusts `roots`, presents `identity` and offers `alpn`.
 pub(crate) fn client_config(
     roots: &RootCertStore,
     identity: Option<&Leaf>,
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn pem_and_der_say_the_same() {
+    fn pem_and_der_are_equal() {
         let leaf = Ca::new("root").intermediate("sub").server(&["localhost"]);
         let chain: Vec<_> = CertificateDer::pem_slice_iter(leaf.cert_pem.as_bytes())
             .map(Result::unwrap)
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_does_not_show_the_key() {
+    fn debug_redacts_the_key() {
         let leaf = Ca::new("root").client("alice", &[]);
         assert!(!format!("{leaf:?}").contains("PRIVATE"));
         assert!(format!("{leaf:?}").contains("alice"));

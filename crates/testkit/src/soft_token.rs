@@ -1,4 +1,4 @@
-//! Tokens of `SoftHSM2`, where it is installed: keys that exist only in them.
+//! `SoftHSM2` tokens, if it is installed: keys that exist only in a token.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use rustls_pki_types::CertificateDer;
 
 use crate::files::ScratchDir;
 
-/// Where Debian and others put the library.
+/// The library paths of Debian and other distributions.
 const LIBRARIES: [&str; 4] = [
     "/usr/lib/softhsm/libsofthsm2.so",
     "/usr/lib/x86_64-linux-gnu/softhsm/libsofthsm2.so",
@@ -17,10 +17,10 @@ const LIBRARIES: [&str; 4] = [
     "/usr/local/lib/softhsm/libsofthsm2.so",
 ];
 
-/// The programs that make tokens, and keys in them.
+/// The programs that create tokens and keys.
 const PROGRAMS: [&str; 2] = ["softhsm2-util", "pkcs11-tool"];
 
-/// A token in a directory of its own.
+/// A token in its own directory.
 #[derive(Debug)]
 pub struct SoftToken {
     dir: ScratchDir,
@@ -29,7 +29,7 @@ pub struct SoftToken {
     pin: String,
 }
 
-/// The public half of a key that is in a token.
+/// The public half of a key in a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenPublicKey {
     /// A point on P-256.
@@ -56,27 +56,27 @@ impl PublicKeyData for TokenPublicKey {
 }
 
 impl SoftToken {
-    /// A fresh token, or none where `SoftHSM2` is not installed.
+    /// Creates a token; `None` if `SoftHSM2` is not installed.
     ///
     /// # Panics
-    /// In CI, where it has to be.
+    /// In CI, where it must be installed.
     pub fn new(label: &str, pin: &str) -> Option<Self> {
         let library = LIBRARIES.iter().map(PathBuf::from).find(|it| it.exists());
         let runs = |program: &&str| Command::new(program).arg("--help").output().is_ok();
         let Some(library) = library.filter(|_| PROGRAMS.iter().all(runs)) else {
             let ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
             assert!(!ci, "softhsm2 and opensc are not installed");
-            eprintln!("left out: softhsm2 and opensc are not installed");
+            eprintln!("skipped: softhsm2 and opensc are not installed");
             return None;
         };
         let dir = ScratchDir::new();
         fs::create_dir(dir.path().join("tokens")).unwrap();
-        let place = dir.path().join("tokens");
+        let directory = dir.path().join("tokens");
         dir.write(
             "softhsm2.conf",
             format!(
                 "directories.tokendir = {}\nlog.level = ERROR\n",
-                place.display()
+                directory.display()
             ),
         );
         let token = Self {
@@ -90,12 +90,12 @@ impl SoftToken {
     }
 
     fn initialize(&self, label: &str, pin: &str) {
-        let words = ["--init-token", "--free", "--label", label, "--pin", pin];
-        let words = [&words[..], &["--so-pin", "12345678"]].concat();
-        self.run("softhsm2-util", &words);
+        let arguments = ["--init-token", "--free", "--label", label, "--pin", pin];
+        let arguments = [&arguments[..], &["--so-pin", "12345678"]].concat();
+        self.run("softhsm2-util", &arguments);
     }
 
-    /// What `SOFTHSM2_CONF` has to be for who uses it.
+    /// The value of `SOFTHSM2_CONF` for programs that use the token.
     pub fn configuration(&self) -> PathBuf {
         self.dir.path().join("softhsm2.conf")
     }
@@ -105,7 +105,7 @@ impl SoftToken {
         &self.library
     }
 
-    /// Makes a key in the token, of a kind that `pkcs11-tool` knows: `EC:prime256v1`,
+    /// Generates a key in the token, of a type of `pkcs11-tool`: `EC:prime256v1`,
     /// `EC:secp384r1`, `rsa:2048`.
     pub fn generate(&self, kind: &str, label: &str, id: &str) -> TokenPublicKey {
         let told = self.tool(&[
@@ -121,7 +121,7 @@ impl SoftToken {
             let digits: Vec<u8> = rest.bytes().take_while(u8::is_ascii_hexdigit).collect();
             let pairs = digits.chunks_exact(2);
             let byte = |pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
-            // Without the head of the OCTET STRING around it.
+            // Without the header of the OCTET STRING around it.
             pairs.map(byte).skip(2).collect::<Vec<u8>>()
         });
         match (kind, point) {
@@ -131,13 +131,13 @@ impl SoftToken {
                 let path = self.dir.path().join("public.der");
                 let path = path.to_str().unwrap();
                 self.tool(&["--read-object", "--type", "pubkey", "--id", id, "-o", path]);
-                // Behind the head of the SubjectPublicKeyInfo of an RSA key.
+                // After the header of the SubjectPublicKeyInfo of an RSA key.
                 TokenPublicKey::Rsa(fs::read(path).unwrap().split_off(24))
             }
         }
     }
 
-    /// Puts a certificate beside its key.
+    /// Stores the certificate of a key.
     pub fn store(&self, certificate: &CertificateDer<'_>, label: &str, id: &str) {
         let path = self.dir.write("certificate.der", certificate);
         let path = path.to_str().unwrap();
@@ -153,41 +153,40 @@ impl SoftToken {
         ]);
     }
 
-    /// Takes the token out.
-    pub fn take_out(&self) {
+    /// Removes the token.
+    pub fn remove(&self) {
         fs::rename(self.dir.path().join("tokens"), self.dir.path().join("away")).unwrap();
         fs::create_dir(self.dir.path().join("tokens")).unwrap();
     }
 
-    /// Takes the token out, and puts another one in, with another serial number and no
-    /// key.
-    pub fn exchange(&self, label: &str, pin: &str) {
-        self.take_out();
+    /// Removes the token and inserts another one with another serial number and no key.
+    pub fn replace(&self, label: &str, pin: &str) {
+        self.remove();
         self.initialize(label, pin);
     }
 
-    /// Puts it back.
-    pub fn put_back(&self) {
+    /// Inserts the removed token again.
+    pub fn insert_again(&self) {
         fs::remove_dir_all(self.dir.path().join("tokens")).unwrap();
         fs::rename(self.dir.path().join("away"), self.dir.path().join("tokens")).unwrap();
     }
 
-    fn tool(&self, words: &[&str]) -> String {
+    fn tool(&self, arguments: &[&str]) -> String {
         let library = self.library.to_str().unwrap();
         let mut all = vec!["--module", library, "--token-label", &self.label, "--login"];
         all.extend(["--pin", &self.pin]);
-        all.extend(words);
+        all.extend(arguments);
         self.run("pkcs11-tool", &all)
     }
 
-    fn run(&self, program: &str, words: &[&str]) -> String {
+    fn run(&self, program: &str, arguments: &[&str]) -> String {
         let output = Command::new(program)
-            .args(words)
+            .args(arguments)
             .env("SOFTHSM2_CONF", self.configuration())
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{program} {words:?}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program} {arguments:?}: {stderr}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 }

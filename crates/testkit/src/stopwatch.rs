@@ -1,4 +1,4 @@
-//! How long something takes, on a machine that may be busy with something else.
+//! Measures durations on a machine that may be busy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,73 +6,73 @@ use std::time::{Duration, Instant};
 
 use crate::{PATIENCE, eventually};
 
-/// Between two looks at the clock.
-const TICK: Duration = Duration::from_millis(10);
+/// The sleep of the thread that measures scheduling delay.
+const SLEEP_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Steps that may each have to wait for a processor, one after the other, in what is
-/// measured: the kernel ends a process, another one wakes up in one thread, then in
-/// another, ends, and is noticed to have ended.
-const STEPS: u32 = 8;
+/// The number of consecutive steps in a measured operation that may each wait for a
+/// processor: the kernel ends a process, another process wakes up in one thread, then in
+/// another, exits, and its exit is noticed.
+const MAX_DELAYED_STEPS: u32 = 8;
 
-/// Measures time, and by how much this machine was late meanwhile: a thread sleeps for a
-/// moment, again and again, and counts how much longer it took.
+/// Measures time and the scheduling delay of this machine: a thread sleeps repeatedly and
+/// adds up how much longer each sleep took.
 #[derive(Debug)]
 pub struct Stopwatch {
-    begun: Instant,
-    /// In microseconds.
-    late: Arc<AtomicU64>,
-    over: Arc<AtomicBool>,
+    started: Instant,
+    /// The scheduling delay in microseconds.
+    delay: Arc<AtomicU64>,
+    stopped: Arc<AtomicBool>,
 }
 
 impl Stopwatch {
-    /// From now on.
+    /// Starts measuring.
     pub fn start() -> Self {
         let watch = Self {
-            begun: Instant::now(),
-            late: Arc::default(),
-            over: Arc::default(),
+            started: Instant::now(),
+            delay: Arc::default(),
+            stopped: Arc::default(),
         };
-        let (late, over) = (watch.late.clone(), watch.over.clone());
+        let (delay, stopped) = (watch.delay.clone(), watch.stopped.clone());
         std::thread::spawn(move || {
-            while !over.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Relaxed) {
                 let before = Instant::now();
-                std::thread::sleep(TICK);
-                let by = before.elapsed().saturating_sub(TICK);
-                // A little is normal.
-                if by > TICK {
-                    let by = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
-                    late.fetch_add(by, Ordering::Relaxed);
+                std::thread::sleep(SLEEP_INTERVAL);
+                let excess = before.elapsed().saturating_sub(SLEEP_INTERVAL);
+                // A small delay is normal.
+                if excess > SLEEP_INTERVAL {
+                    let excess = u64::try_from(excess.as_micros()).unwrap_or(u64::MAX);
+                    delay.fetch_add(excess, Ordering::Relaxed);
                 }
             }
         });
         watch
     }
 
-    /// Waits for a condition that has to hold within `limit`, or later by as much as this
-    /// machine is late.
+    /// Waits for a condition that must hold within `limit`, extended by the scheduling
+    /// delay of this machine.
     ///
     /// # Panics
-    /// If it does not.
+    /// If it does not hold in time.
     pub async fn within(&self, limit: Duration, what: &str, condition: impl AsyncFnMut() -> bool) {
         eventually(what, PATIENCE, condition).await;
-        let took = self.begun.elapsed();
-        let late = Duration::from_micros(self.late.load(Ordering::Relaxed));
-        println!("{what} took {took:?}; this machine was late by {late:?}");
+        let took = self.started.elapsed();
+        let delay = Duration::from_micros(self.delay.load(Ordering::Relaxed));
+        println!("{what} took {took:?}; scheduling delay {delay:?}");
         assert!(
-            is_within(limit, took, late),
-            "{what} took {took:?}, and the limit is {limit:?}; this machine was late by {late:?}"
+            is_within(limit, took, delay),
+            "{what} took {took:?}, and the limit is {limit:?}; scheduling delay {delay:?}"
         );
     }
 }
 
 impl Drop for Stopwatch {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.stopped.store(true, Ordering::Relaxed);
     }
 }
 
-fn is_within(limit: Duration, took: Duration, late: Duration) -> bool {
-    took <= limit + late * STEPS
+fn is_within(limit: Duration, took: Duration, delay: Duration) -> bool {
+    took <= limit + delay * MAX_DELAYED_STEPS
 }
 
 #[cfg(test)]
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_a_late_machine_is_an_excuse() {
+    async fn only_scheduling_delay_extends_the_limit() {
         let ms = Duration::from_millis;
         assert!(is_within(ms(2000), ms(2000), ms(0)));
         assert!(!is_within(ms(2000), ms(2001), ms(0)));

@@ -3,16 +3,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::task::JoinHandle;
 
-/// A task that ends when its owner is dropped.
+/// A task that is aborted when its owner is dropped.
 #[derive(Debug)]
-pub(crate) struct Owned<T>(JoinHandle<T>);
+pub(crate) struct OwnedTask<T>(JoinHandle<T>);
 
-impl<T: Send + 'static> Owned<T> {
+impl<T: Send + 'static> OwnedTask<T> {
     pub(crate) fn spawn(future: impl Future<Output = T> + Send + 'static) -> Self {
         Self(tokio::spawn(future))
     }
 
-    /// Ends the task and waits until everything it held is released.
+    /// Aborts the task and waits until everything it owned is dropped.
     pub(crate) async fn end(mut self) {
         self.0.abort();
         let _ = (&mut self.0).await;
@@ -23,28 +23,28 @@ impl<T: Send + 'static> Owned<T> {
     }
 }
 
-impl<T> Drop for Owned<T> {
+impl<T> Drop for OwnedTask<T> {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// Remembers whether a test's own code panicked inside a task, where nobody would notice.
+/// Records whether a test's code panicked inside a task, where the panic would go unnoticed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PanicFlag(Arc<AtomicBool>);
 
 impl PanicFlag {
-    /// Raises the flag when the guard is dropped by a panic.
+    /// Sets the flag when the guard is dropped by a panic.
     pub(crate) fn watch(&self) -> PanicWatch {
         PanicWatch(self.clone())
     }
 
-    /// Passes the panic on, unless the test fails already.
-    pub(crate) fn check(&self, who: &str) {
+    /// Propagates the panic, unless the test is failing already.
+    pub(crate) fn check(&self, what: &str) {
         let raised = self.0.load(Ordering::Relaxed);
         assert!(
             !raised || std::thread::panicking(),
-            "{who} of a stand-in server panicked, see above"
+            "{what} of a fake server panicked, see above"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! A terminal with somebody in front of it.
+//! A pseudoterminal, driven as by a user.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -12,29 +12,29 @@ use tokio::process::{Child, Command};
 
 use crate::{PATIENCE, eventually};
 
-/// A terminal, as seen from the person in front of it.
+/// A pseudoterminal, seen from the user's side.
 #[derive(Debug)]
 pub struct Terminal {
-    here: File,
-    /// What the program has: kept, so that its modes can be looked at.
-    there: OwnedFd,
+    pty: File,
+    /// The program's side, kept open to inspect its modes.
+    tty: OwnedFd,
     shown: Arc<Mutex<String>>,
 }
 
 impl Terminal {
-    /// One of this size.
+    /// Opens a terminal of this size.
     pub fn open(width: u16, height: u16) -> Self {
-        let here = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&here).unwrap();
-        unlockpt(&here).unwrap();
-        let name = ptsname(&here, Vec::new()).unwrap();
+        let pty = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&pty).unwrap();
+        unlockpt(&pty).unwrap();
+        let name = ptsname(&pty, Vec::new()).unwrap();
         let flags =
             rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC;
-        let there = rustix::fs::open(name, flags, rustix::fs::Mode::empty()).unwrap();
+        let tty = rustix::fs::open(name, flags, rustix::fs::Mode::empty()).unwrap();
         let shown = Arc::new(Mutex::new(String::new()));
-        let here = File::from(here);
-        let (mut reader, seen) = (here.try_clone().unwrap(), shown.clone());
-        // Ends with the terminal.
+        let pty = File::from(pty);
+        let (mut reader, seen) = (pty.try_clone().unwrap(), shown.clone());
+        // The thread ends with the terminal.
         std::thread::spawn(move || {
             let mut buffer = [0; 1024];
             while let Ok(read @ 1..) = reader.read(&mut buffer) {
@@ -42,12 +42,12 @@ impl Terminal {
                 seen.lock().unwrap().push_str(&text);
             }
         });
-        let terminal = Self { here, there, shown };
+        let terminal = Self { pty, tty, shown };
         terminal.resize(width, height);
         terminal
     }
 
-    /// Another size.
+    /// Changes the size.
     pub fn resize(&self, width: u16, height: u16) {
         let size = Winsize {
             ws_col: width,
@@ -55,11 +55,11 @@ impl Terminal {
             ws_xpixel: 0,
             ws_ypixel: 0,
         };
-        tcsetwinsize(self.here.as_fd(), size).unwrap();
+        tcsetwinsize(self.pty.as_fd(), size).unwrap();
     }
 
-    /// Runs a command with it as standard input, output and error, but not as the terminal
-    /// of its session.
+    /// Runs a command with it as standard input, output and error, but not as controlling
+    /// terminal.
     pub fn run(&self, mut command: Command) -> Child {
         command
             .stdin(self.end())
@@ -69,12 +69,13 @@ impl Terminal {
         command.spawn().unwrap()
     }
 
-    /// Runs a command as a shell at this terminal would, in a session of its own. It shows
-    /// `ended` and the exit code, and stays: with its shell a terminal is gone, too.
+    /// Runs a command as a shell at this terminal would, in its own session. The shell
+    /// prints `ended` and the exit code, and keeps running, because the terminal is closed
+    /// with its shell.
     pub fn run_in_shell(&self, command: &std::process::Command) -> Child {
         let script = "\"$@\"; echo \"ended $?.\"; read line";
-        // Whoever runs the tests may ignore signals, as shells do for what they run in the
-        // background, and that is passed on.
+        // The test runner may ignore signals, as shells do for background jobs, and
+        // children inherit that.
         let mut shell = Command::new("env");
         shell
             .args(["--default-signal=HUP,INT,QUIT,TERM", "setsid", "--ctty"])
@@ -93,22 +94,22 @@ impl Terminal {
         self.run(shell)
     }
 
-    /// Its other end, for a program's standard input, output or error.
+    /// The program's side, for standard input, output or error.
     pub fn end(&self) -> Stdio {
-        Stdio::from(self.there.try_clone().unwrap())
+        Stdio::from(self.tty.try_clone().unwrap())
     }
 
-    /// Types something.
+    /// Types keys.
     pub fn type_keys(&self, keys: &str) {
-        (&self.here).write_all(keys.as_bytes()).unwrap();
+        (&self.pty).write_all(keys.as_bytes()).unwrap();
     }
 
-    /// All that it has shown so far.
+    /// All output so far.
     pub fn shown(&self) -> String {
         self.shown.lock().unwrap().clone()
     }
 
-    /// Waits until it shows something.
+    /// Waits until the output contains a text.
     pub async fn shows(&self, text: &str) {
         let what = format!("{text:?} on the terminal");
         let shown = self.shown.clone();
@@ -118,7 +119,7 @@ impl Terminal {
         .await;
     }
 
-    /// Waits until it shows something behind what has been `seen`, which that belongs to then.
+    /// Waits until the output after `seen` contains a text, and advances `seen` past it.
     pub async fn shows_next(&self, seen: &mut usize, text: &str) {
         let what = format!("{text:?} next on the terminal");
         let mut found = None;
@@ -130,19 +131,19 @@ impl Terminal {
         *seen += found.unwrap() + text.len();
     }
 
-    /// Whether keys are shown, and passed on line by line.
+    /// Whether the terminal echoes and passes input on by line.
     pub fn is_cooked(&self) -> bool {
-        let modes = tcgetattr(self.there.as_fd()).unwrap().local_modes;
+        let modes = tcgetattr(self.tty.as_fd()).unwrap().local_modes;
         modes.contains(LocalModes::ICANON | LocalModes::ECHO)
     }
 
-    /// Whether keys are passed on as they come, and not shown.
+    /// Whether the terminal passes keys on immediately and without echo.
     pub fn is_raw(&self) -> bool {
-        let modes = tcgetattr(self.there.as_fd()).unwrap().local_modes;
+        let modes = tcgetattr(self.tty.as_fd()).unwrap().local_modes;
         !modes.contains(LocalModes::ICANON) && !modes.contains(LocalModes::ECHO)
     }
 
-    /// Waits until they are.
+    /// Waits until the terminal is in raw mode.
     pub async fn becomes_raw(&self) {
         eventually("raw mode", PATIENCE, async || self.is_raw()).await;
     }

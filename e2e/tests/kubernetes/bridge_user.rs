@@ -1,28 +1,32 @@
-//! Bridges whose own requests run as a user with the rights of docs/rbac.md and no more.
+//! Bridges whose own requests run as a user with only the rights in docs/rbac.md.
 
 use std::time::Duration;
 
 use serde_json::Value;
-use skewbridge_e2e::{Plane, Server, Special, User, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, ServerSpec, User, VersionSpecificApi, Via, old_and_new_versions,
+};
 use skewbridge_testkit::eventually;
 
-use crate::pair::{FOUND, NEW, OLD, is_found, is_found_by, lease_of, lease_path};
+use crate::peer_pair::{
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, lease_of, lease_path, wait_until_served, wait_until_served_by,
+};
 
 const PAGE: &str = include_str!("../../../docs/rbac.md");
 
 const USER: &str = "skewbridge";
 
 /// Two renewals of a Lease.
-const RENEWED: Duration = Duration::from_secs(30);
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The manifest that the page shows.
+/// The manifest in the documentation page.
 fn manifest() -> &'static str {
     let (_, rest) = PAGE.split_once("```yaml\n").unwrap();
     rest.split_once("```").unwrap().0
 }
 
-/// What a server has noted of the bridge's own requests.
-fn own_requests(plane: &Plane, server: usize) -> Vec<Value> {
+/// The audit events of the bridge's own requests at a server.
+fn own_requests(plane: &ControlPlane, server: usize) -> Vec<Value> {
     let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap();
     log.lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
@@ -32,25 +36,26 @@ fn own_requests(plane: &Plane, server: usize) -> Vec<Value> {
 
 #[tokio::test]
 async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
-    let Some([old, new]) = told_apart() else {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
     let bridge = |version: &str| {
-        Server::of(version)
+        ServerSpec::of(version)
             .peer()
             .bridge_flag("--bridge-user=skewbridge")
             .bridge_flag("--peer-registry=leases")
             .bridge_flag("--peer-cidrs=127.0.0.0/8")
     };
-    // The old server keeps no Lease: its bridge does. The new one's is annotated.
+    // The old server has no Lease of its own: its bridge creates it. The Lease of the new
+    // server is annotated.
     let servers = [bridge(&old).gate("APIServerIdentity", false), bridge(&new)];
-    let mut plane = Plane::prepare(&servers);
+    let mut plane = ControlPlane::prepare(&servers);
     for server in [OLD, NEW] {
-        plane.run_server(server);
+        plane.start_server(server);
     }
     for server in [OLD, NEW] {
         let address = plane.servers[server].address;
-        plane.ready("a kube-apiserver", address).await;
+        plane.wait_for_ready("a kube-apiserver", address).await;
     }
     let file = plane.file("rbac.yaml", manifest());
     let applied = plane
@@ -58,12 +63,23 @@ async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
         .await;
     assert_eq!(applied.code, Some(0), "{}", applied.stderr);
     for server in [OLD, NEW] {
-        plane.run_bridge(server);
+        plane.start_bridge(server);
     }
-    plane.all_ready().await;
+    plane.wait_until_ready().await;
 
-    is_found(&plane, &Special::POLICIES, FOUND).await;
-    is_found_by(&plane, NEW, &Special::ATTRIBUTES_CLASSES, FOUND).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    wait_until_served_by(
+        &plane,
+        NEW,
+        &VersionSpecificApi::ATTRIBUTES_CLASSES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     let listed = plane
         .kubectl(OLD, Via::Bridge, User::Admin, &["api-resources"])
         .await;
@@ -72,23 +88,27 @@ async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
         "{listed:?}"
     );
 
-    let held = lease_of(&plane, OLD).await;
-    eventually("the bridge renews the Lease", RENEWED, async || {
-        lease_of(&plane, OLD).await["spec"]["renewTime"] != held["spec"]["renewTime"]
+    let before = lease_of(&plane, OLD).await;
+    eventually("the bridge renews the Lease", RENEWAL_TIMEOUT, async || {
+        lease_of(&plane, OLD).await["spec"]["renewTime"] != before["spec"]["renewTime"]
     })
     .await;
     let annotations = &lease_of(&plane, NEW).await["metadata"]["annotations"];
     let address = plane.servers[NEW].bridge.to_string();
     assert_eq!(annotations["skewbridge.io/peer-advertise-address"], address);
 
-    // The bridge asks for the metrics of its server after some renewals.
-    eventually("all kinds of requests were made", FOUND * 2, async || {
-        own_requests(&plane, OLD)
-            .iter()
-            .any(|entry| entry["requestURI"] == "/metrics")
-    })
+    // The bridge requests the metrics of its server after some renewals.
+    eventually(
+        "all kinds of requests were made",
+        PEER_DISCOVERY_TIMEOUT * 2,
+        async || {
+            own_requests(&plane, OLD)
+                .iter()
+                .any(|entry| entry["requestURI"] == "/metrics")
+        },
+    )
     .await;
-    plane.end_bridge(OLD, "TERM");
+    plane.stop_bridge(OLD, "TERM");
     let path = lease_path(&plane, OLD);
     assert_eq!(plane.status(NEW, Via::Server, &path).await, 404);
 
@@ -103,7 +123,7 @@ async fn the_documented_rights_are_enough_for_routing_discovery_and_leases() {
             let groups = entry["user"]["groups"].to_string();
             assert!(!groups.contains("system:masters"), "{entry}");
         }
-        // No request of the bridge runs with all rights any more.
+        // No request of the bridge runs with all rights.
         let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap();
         let all_rights = log.lines().find(|line| {
             line.contains("\"userAgent\":\"skewbridge/") && line.contains("system:masters")

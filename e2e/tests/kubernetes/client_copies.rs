@@ -1,5 +1,5 @@
-//! `skewbridge cp` beside kubectl's with real servers, straight and through a bridge, and
-//! through a proxy that knows no upgrade but that to WebSocket.
+//! `skewbridge cp` compared with kubectl's, with real servers: directly, through a bridge,
+//! and through a proxy that supports no upgrade other than WebSocket.
 
 mod pods;
 mod terminal;
@@ -14,37 +14,38 @@ use std::time::Duration;
 
 use skewbridge_client::copy::tar::{self, Kind};
 use skewbridge_e2e::{
-    Node, Output, Plane, Server, User, Via, is_since, newest, oldest, planes, versions,
+    ControlPlane, Node, Output, ServerSpec, User, Via, control_planes, is_since, newest, oldest,
+    versions,
 };
 use skewbridge_testkit::ScratchDir;
 use tokio::time::timeout;
 
-use crate::cutting::Cutting;
+use crate::cutting_proxy::CuttingProxy;
 
 /// For a command that takes a second or two on an idle machine.
-const BOUND: Duration = Duration::from_mins(1);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Large enough to be cut in its middle.
-const FILE: u64 = 48 << 20;
-const GIGABYTE: u64 = 1 << 30;
+/// Large enough to be cut in the middle.
+const FILE_BYTES: u64 = 48 << 20;
+const GIGABYTE_BYTES: u64 = 1 << 30;
 
-/// What the connection of a copy carries before it is cut: about half of either.
-const HALF_OF_FILE: u64 = 24 << 20;
-const HALF_OF_TREE: u64 = 8 << 20;
+/// How many bytes the connection of a copy transfers before it is cut: about half of either.
+const HALF_FILE_BYTES: u64 = 24 << 20;
+const HALF_TREE_BYTES: u64 = 8 << 20;
 
-/// A pod, and by which way it is reached.
-struct Way<'a> {
-    plane: &'a Plane,
+/// A pod, and how it is reached.
+struct CopyTarget<'a> {
+    plane: &'a ControlPlane,
     node: &'a Node,
     server: usize,
     via: Via,
-    cutting: Arc<Cutting>,
+    cutting: Arc<CuttingProxy>,
     config: String,
 }
 
-impl<'a> Way<'a> {
-    async fn open(plane: &'a Plane, node: &'a Node, server: usize, via: Via) -> Self {
-        let cutting = Cutting::start(plane.servers[server].at(via)).await;
+impl<'a> CopyTarget<'a> {
+    async fn open(plane: &'a ControlPlane, node: &'a Node, server: usize, via: Via) -> Self {
+        let cutting = CuttingProxy::start(plane.servers[server].at(via)).await;
         let config = plane.kubeconfig_of(&[("c", cutting.address)]);
         Self {
             plane,
@@ -65,8 +66,8 @@ impl<'a> Way<'a> {
         output
     }
 
-    /// The same, which has to succeed.
-    async fn copies(&self, words: &[&str]) {
+    /// The same, and asserts success.
+    async fn cp_ok(&self, words: &[&str]) {
         let output = self.cp(words).await;
         assert_eq!(output.code, Some(0), "{words:?}: {output:?}");
         assert_eq!(output.stdout, "");
@@ -81,7 +82,7 @@ impl<'a> Way<'a> {
         self.node.directory.join(name)
     }
 
-    /// Removes what is in the pod.
+    /// Removes all files in the pod.
     fn empty(&self) {
         for entry in fs::read_dir(&self.node.directory).unwrap() {
             let path = entry.unwrap().path();
@@ -93,7 +94,7 @@ impl<'a> Way<'a> {
         }
     }
 
-    fn no_leftovers(&self) {
+    fn assert_no_leftovers(&self) {
         for entry in fs::read_dir(&self.node.directory).unwrap() {
             let name = entry.unwrap().file_name();
             let name = name.to_string_lossy();
@@ -105,53 +106,57 @@ impl<'a> Way<'a> {
 #[tokio::test]
 async fn files_and_trees_are_copied_as_kubectl_copies_them() {
     let versions = versions();
-    for plane_of in planes() {
-        let servers: Vec<_> = plane_of.iter().map(|version| Server::of(version)).collect();
-        let plane = Plane::start(&servers).await;
+    for plane_of in control_planes() {
+        let servers: Vec<_> = plane_of
+            .iter()
+            .map(|version| ServerSpec::of(version))
+            .collect();
+        let plane = ControlPlane::start(&servers).await;
         let node = plane.start_node().await;
-        let others = pods::Others::start(&plane).await;
+        let others = pods::OtherPods::start(&plane).await;
         for (server, version) in plane_of.iter().enumerate() {
             for via in [Via::Server, Via::Bridge] {
                 println!("{version} by {via:?}");
-                let way = Way::open(&plane, &node, server, via).await;
-                // Everything by both ways and with both ends of what is supported.
+                let way = CopyTarget::open(&plane, &node, server, via).await;
+                // Everything directly and through the bridge, with the oldest and the
+                // newest version.
                 let is_judged = match via {
                     Via::Server => version == newest(&versions),
                     Via::Bridge => version == oldest(&versions),
                 };
                 if is_judged {
-                    judge(&way).await;
+                    check_copies(&way).await;
                 } else {
-                    // The tree also with what is between the ends.
+                    // The tree also with the versions in between.
                     let is_end = [newest(&versions), oldest(&versions)].contains(&version.as_str());
                     if via == Via::Server && !is_end {
-                        a_tree_goes_both_ways_though_connections_are_cut(&way).await;
+                        a_tree_is_copied_both_ways_despite_cut_connections(&way).await;
                     }
-                    results_are_those_of_kubectl(&way, Extent::Short).await;
+                    results_equal_those_of_kubectl(&way, Extent::Short).await;
                 }
-                others.judge(&way).await;
-                a_proxy_that_knows_only_websocket_is_no_obstacle(&way, version).await;
+                others.check_copies(&way).await;
+                copies_work_through_a_proxy_that_supports_only_websocket(&way, version).await;
             }
         }
     }
 }
 
-async fn judge(way: &Way<'_>) {
-    a_tree_goes_both_ways_though_connections_are_cut(way).await;
+async fn check_copies(way: &CopyTarget<'_>) {
+    a_tree_is_copied_both_ways_despite_cut_connections(way).await;
     let length = match way.via {
-        Via::Server => GIGABYTE,
-        Via::Bridge => FILE,
+        Via::Server => GIGABYTE_BYTES,
+        Via::Bridge => FILE_BYTES,
     };
-    a_file_goes_both_ways_though_connections_are_cut(way, length).await;
-    results_are_those_of_kubectl(way, Extent::Full).await;
-    what_leads_out_is_left_out(way).await;
-    hostile_archives_write_nothing_outside(way).await;
-    failures_are_told(way).await;
-    terminal::shows_how_far_it_is(way).await;
+    a_file_is_copied_both_ways_despite_cut_connections(way, length).await;
+    results_equal_those_of_kubectl(way, Extent::Full).await;
+    path_traversal_is_skipped(way).await;
+    hostile_archives_write_nothing_outside_the_target(way).await;
+    failures_are_reported(way).await;
+    terminal::progress_is_shown(way).await;
 }
 
 /// Ten thousand files, with permissions, times and links.
-async fn a_tree_goes_both_ways_though_connections_are_cut(way: &Way<'_>) {
+async fn a_tree_is_copied_both_ways_despite_cut_connections(way: &CopyTarget<'_>) {
     let scratch = ScratchDir::new();
     let tree = scratch.path().join("tree");
     for directory in 0..100 {
@@ -168,30 +173,30 @@ async fn a_tree_goes_both_ways_though_connections_are_cut(way: &Way<'_>) {
     let (local, remote) = (tree.display().to_string(), way.remote("tree"));
     let whole = listing(&tree);
 
-    way.cutting.cut_after(HALF_OF_TREE);
-    way.copies(&["--retries=3", &local, &remote]).await;
+    way.cutting.cut_after(HALF_TREE_BYTES);
+    way.cp_ok(&["--retries=3", &local, &remote]).await;
     assert!(way.cutting.has_cut(), "a tree to the pod was not cut");
     assert_same(&way.in_pod("tree"), &whole, "to the pod");
-    way.no_leftovers();
+    way.assert_no_leftovers();
 
     let back = scratch.path().join("back");
-    way.cutting.cut_after(HALF_OF_TREE);
-    way.copies(&["--retries=3", &remote, &back.display().to_string()])
+    way.cutting.cut_after(HALF_TREE_BYTES);
+    way.cp_ok(&["--retries=3", &remote, &back.display().to_string()])
         .await;
     assert!(way.cutting.has_cut(), "a tree from the pod was not cut");
     assert_same(&back, &whole, "from the pod");
     fs::remove_dir_all(way.in_pod("tree")).unwrap();
 }
 
-/// A cut is never a success, unless it is gone on with.
-async fn a_file_goes_both_ways_though_connections_are_cut(way: &Way<'_>, length: u64) {
+/// A cut is never reported as success, unless the copy is resumed.
+async fn a_file_is_copied_both_ways_despite_cut_connections(way: &CopyTarget<'_>, length: u64) {
     let scratch = ScratchDir::new();
     let original = scratch.path().join("large");
     write_noise(&original, length);
     let (local, remote) = (original.display().to_string(), way.remote("large"));
     let half = length / 2;
 
-    way.cutting.cut_after(HALF_OF_FILE);
+    way.cutting.cut_after(HALF_FILE_BYTES);
     let output = way.cp(&[&local, &remote]).await;
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(
@@ -201,12 +206,12 @@ async fn a_file_goes_both_ways_though_connections_are_cut(way: &Way<'_>, length:
     assert!(!way.in_pod("large").exists());
 
     way.cutting.cut_after(half);
-    way.copies(&["--retries=3", &local, &remote]).await;
+    way.cp_ok(&["--retries=3", &local, &remote]).await;
     assert!(way.cutting.has_cut(), "a file to the pod was not cut");
-    assert!(same(&original, &way.in_pod("large")), "to the pod");
+    assert!(same_content(&original, &way.in_pod("large")), "to the pod");
     let times = [&original, &way.in_pod("large")].map(|path| path.metadata().unwrap().mtime());
     assert_eq!(times[0], times[1]);
-    // What is there is what was here, so this need not take the room of both.
+    // Both files are equal, so one can be removed to save disk space.
     fs::remove_file(&original).unwrap();
 
     let back = scratch.path().join("back");
@@ -216,7 +221,7 @@ async fn a_file_goes_both_ways_though_connections_are_cut(way: &Way<'_>, length:
         .await;
     assert_eq!(output.code, Some(0), "{output:?}");
     assert!(output.stderr.contains("resuming at byte"), "{output:?}");
-    assert!(same(&way.in_pod("large"), &back), "from the pod");
+    assert!(same_content(&way.in_pod("large"), &back), "from the pod");
     assert_eq!(back.metadata().unwrap().mtime(), times[0]);
     way.empty();
 }
@@ -224,14 +229,14 @@ async fn a_file_goes_both_ways_though_connections_are_cut(way: &Way<'_>, length:
 /// How much is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Extent {
-    /// A tree and a file, there and back.
+    /// A tree and a file, to the pod and back.
     Short,
-    /// Every rule of what things are called.
+    /// All rules for target names.
     Full,
 }
 
-/// Names and contents; kubectl keeps neither times nor permissions from a pod.
-async fn results_are_those_of_kubectl(way: &Way<'_>, extent: Extent) {
+/// Names and contents; kubectl preserves neither times nor permissions from a pod.
+async fn results_equal_those_of_kubectl(way: &CopyTarget<'_>, extent: Extent) {
     let scratch = ScratchDir::new();
     let tree = scratch.path().join("some tree");
     fs::create_dir_all(tree.join("a/b c")).unwrap();
@@ -241,7 +246,7 @@ async fn results_are_those_of_kubectl(way: &Way<'_>, extent: Extent) {
     fs::write(&file, "file").unwrap();
     fs::create_dir(way.in_pod("dir")).unwrap();
     let name = |path: &Path| path.display().to_string();
-    // From, to, each below the pod's directory.
+    // Source and destination, each below the pod's directory.
     let up: &[(&Path, &str)] = match extent {
         Extent::Short => &[(&tree, "new"), (&file, "dir")],
         Extent::Full => &[
@@ -261,7 +266,7 @@ async fn results_are_those_of_kubectl(way: &Way<'_>, extent: Extent) {
         for (from, to) in up {
             let (from, remote) = (name(from), way.remote(to));
             if ours {
-                way.copies(&[&from, &remote]).await;
+                way.cp_ok(&[&from, &remote]).await;
             } else {
                 kubectl(way, &[&from, &remote]).await;
             }
@@ -270,7 +275,7 @@ async fn results_are_those_of_kubectl(way: &Way<'_>, extent: Extent) {
         for from in down {
             let (remote, to) = (way.remote(from), name(&local.join(from)));
             if ours {
-                way.copies(&[&remote, &to]).await;
+                way.cp_ok(&[&remote, &to]).await;
             } else {
                 kubectl(way, &[&remote, &to]).await;
             }
@@ -288,8 +293,11 @@ async fn results_are_those_of_kubectl(way: &Way<'_>, extent: Extent) {
     assert_eq!(found[0], found[1]);
 }
 
-/// There and back through an nginx that passes no other upgrade.
-async fn a_proxy_that_knows_only_websocket_is_no_obstacle(way: &Way<'_>, version: &str) {
+/// To the pod and back, through an nginx that forwards no other upgrade.
+async fn copies_work_through_a_proxy_that_supports_only_websocket(
+    way: &CopyTarget<'_>,
+    version: &str,
+) {
     let scratch = ScratchDir::new();
     let tree = scratch.path().join("tree");
     fs::create_dir_all(tree.join("a")).unwrap();
@@ -297,12 +305,12 @@ async fn a_proxy_that_knows_only_websocket_is_no_obstacle(way: &Way<'_>, version
     let back = scratch.path().join("back");
     let nginx = way
         .plane
-        .nginx_before(way.plane.servers[way.server].at(way.via));
+        .start_nginx(way.plane.servers[way.server].at(way.via));
     let nginx = nginx.await;
     let copy = async |from: &str, to: &str| {
         let mut command = way.plane.skewbridge_at(&nginx.kubeconfig);
         command.args(["cp", "-v=1", "-n", Node::NAMESPACE, from, to]);
-        let output = timeout(BOUND, command.output()).await;
+        let output = timeout(COMMAND_TIMEOUT, command.output()).await;
         let output = output.expect("it hangs").unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         (output.status.code(), said)
@@ -310,7 +318,7 @@ async fn a_proxy_that_knows_only_websocket_is_no_obstacle(way: &Way<'_>, version
     let (local, remote) = (tree.display().to_string(), way.remote("by-nginx"));
     let (code, said) = copy(&local, &remote).await;
     if way.via == Via::Server && !is_since(version, 30) {
-        // It has nothing but SPDY, and that does not pass.
+        // This kubectl supports only SPDY, which the proxy does not forward.
         assert_eq!(code, Some(1), "{said}");
         assert!(!way.in_pod("by-nginx").exists());
         return;
@@ -324,15 +332,15 @@ async fn a_proxy_that_knows_only_websocket_is_no_obstacle(way: &Way<'_>, version
     way.empty();
 }
 
-async fn kubectl(way: &Way<'_>, words: &[&str]) {
+async fn kubectl(way: &CopyTarget<'_>, words: &[&str]) {
     let words = [&["-n", Node::NAMESPACE, "cp"], words].concat();
     let kubectl = way.plane.kubectl(way.server, way.via, User::Admin, &words);
     let output = kubectl.await;
     assert_eq!(output.code, Some(0), "{words:?}: {output:?}");
 }
 
-/// What a real tar can be made to say that is not meant well.
-async fn what_leads_out_is_left_out(way: &Way<'_>) {
+/// Archives of a real tar that attempt path traversal.
+async fn path_traversal_is_skipped(way: &CopyTarget<'_>) {
     let scratch = ScratchDir::new();
     let tree = way.in_pod("bad");
     fs::create_dir(&tree).unwrap();
@@ -358,7 +366,7 @@ async fn what_leads_out_is_left_out(way: &Way<'_>) {
     let names: Vec<_> = listing(&to).into_iter().map(|it| it.name).collect();
     assert_eq!(names, ["good", "hard", "inside"]);
 
-    // Ten gigabytes of zeros, which take no room there.
+    // Ten gigabytes of zeros, as a sparse file.
     let zeros = fs::File::create(tree.join("zeros")).unwrap();
     zeros.set_len(10 << 30).unwrap();
     let output = way
@@ -374,8 +382,8 @@ async fn what_leads_out_is_left_out(way: &Way<'_>) {
     fs::remove_dir_all(tree).unwrap();
 }
 
-/// A tar in the pod that says whatever it likes.
-async fn hostile_archives_write_nothing_outside(way: &Way<'_>) {
+/// A tar in the pod that writes arbitrary archives.
+async fn hostile_archives_write_nothing_outside_the_target(way: &CopyTarget<'_>) {
     let outside = way.in_pod("evil").display().to_string();
     let file = |name: &str| (Kind::File, name.to_owned(), String::new());
     let link = |kind, name: &str, to: &str| (kind, name.to_owned(), to.to_owned());
@@ -434,7 +442,7 @@ async fn hostile_archives_write_nothing_outside(way: &Way<'_>) {
     fs::remove_dir_all(bin).unwrap();
 }
 
-async fn failures_are_told(way: &Way<'_>) {
+async fn failures_are_reported(way: &CopyTarget<'_>) {
     let scratch = ScratchDir::new();
     let to = scratch.path().join("to").display().to_string();
     let missing = format!("{}:/no/such/file", Node::POD);
@@ -456,15 +464,15 @@ async fn failures_are_told(way: &Way<'_>) {
 
 #[tokio::test]
 #[ignore = "long: cargo xtask e2e --all"]
-async fn a_gigabyte_goes_both_ways_through_a_bridge_too() {
+async fn a_gigabyte_is_copied_both_ways_through_a_bridge() {
     let versions = versions();
-    let plane = Plane::start(&[Server::of(oldest(&versions))]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(oldest(&versions))]).await;
     let node = plane.start_node().await;
-    let way = Way::open(&plane, &node, 0, Via::Bridge).await;
-    a_file_goes_both_ways_though_connections_are_cut(&way, GIGABYTE).await;
+    let way = CopyTarget::open(&plane, &node, 0, Via::Bridge).await;
+    a_file_is_copied_both_ways_despite_cut_connections(&way, GIGABYTE_BYTES).await;
 }
 
-/// A name, what is there, and how it may be used.
+/// A name, its type and content, and its permissions.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Entry {
     name: String,
@@ -473,7 +481,7 @@ struct Entry {
     time: i64,
 }
 
-/// Everything below a directory, or a file by itself.
+/// Everything below a directory, or a single file.
 fn listing(root: &Path) -> Vec<Entry> {
     let mut found = Vec::new();
     let mut waiting = vec![root.to_path_buf()];
@@ -507,7 +515,7 @@ fn listing(root: &Path) -> Vec<Entry> {
     found
 }
 
-/// Says what differs, of all the rest.
+/// Asserts equality and reports only the differences.
 fn assert_same(root: &Path, expected: &[Entry], which: &str) {
     let found = listing(root);
     let without = |these: &[Entry], others: &[Entry]| {
@@ -520,13 +528,13 @@ fn assert_same(root: &Path, expected: &[Entry], which: &str) {
     assert_eq!(found.len(), expected.len(), "{which}");
 }
 
-fn same(one: &Path, other: &Path) -> bool {
+fn same_content(one: &Path, other: &Path) -> bool {
     let compared = Command::new("cmp").args([one, other]).status();
     compared.unwrap().success()
 }
 
-/// Bytes in which a lost, doubled or misplaced piece shows: noise that repeats, with a
-/// number that does not at the beginning of each page. A gigabyte of it takes a second.
+/// Writes bytes that reveal a lost, duplicated or misplaced part: repeating noise with a
+/// unique number at the beginning of each page. A gigabyte takes a second.
 fn write_noise(path: &Path, length: u64) {
     use std::io::Write as _;
     const BLOCK: usize = 1 << 20;
@@ -553,8 +561,8 @@ fn write_noise(path: &Path, length: u64) {
     }
 }
 
-/// By a process of its own: had we it open for writing while another test starts a
-/// process, that would inherit it, and the file could not be executed.
+/// Written by another process: if this process had the file open for writing while another
+/// test forks, the child would inherit it, and the file could not be executed.
 fn write_program(path: &Path, script: &str) {
     use std::io::Write as _;
     let mut install = Command::new("install")

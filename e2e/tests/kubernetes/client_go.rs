@@ -1,24 +1,24 @@
-//! What users of client-go do works through a bridge as it does straight.
+//! client-go behaves through a bridge as it does directly.
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Node, Plane, Server, User, Via, is_since, planes};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, User, Via, control_planes, is_since};
 
-/// What every server can do.
+/// The checks that every server supports.
 const CHECKS: [&str; 5] = ["informers", "protobuf", "apply", "pages", "election"];
 
 #[tokio::test]
-async fn client_go_sees_every_plane_the_same_through_its_bridges() {
-    for versions in planes() {
+async fn client_go_sees_every_control_plane_the_same_through_its_bridges() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
-        judge(&versions).await;
+        check_control_plane(&versions).await;
     }
 }
 
-async fn judge(versions: &[String]) {
-    // Servers speak CBOR only when they are told to.
+async fn check_control_plane(versions: &[String]) {
+    // Servers use CBOR only if it is enabled.
     let speaks_cbor = |version: &str| is_since(version, 32);
     let servers = versions.iter().map(|version| {
-        let server = Server::of(version);
+        let server = ServerSpec::of(version);
         if speaks_cbor(version) {
             server.gate("CBORServingAndStorage", true)
         } else {
@@ -26,14 +26,14 @@ async fn judge(versions: &[String]) {
         }
     });
     let servers: Vec<_> = servers.collect();
-    let plane = Plane::start(&servers).await;
+    let plane = ControlPlane::start(&servers).await;
     let _node = plane.start_node().await;
     for (server, version) in versions.iter().enumerate() {
         for check in CHECKS {
-            let seen = both(&plane, server, check).await;
+            let seen = same_both_ways(&plane, server, check).await;
             if check == "informers" {
-                // Streaming lists came on in 1.32, went off in 1.33, and are on
-                // for good since 1.34.
+                // Streaming lists were enabled in 1.32, disabled in 1.33, and are enabled
+                // since 1.34.
                 let way = match version {
                     version if is_since(version, 34) => "streaming list",
                     version if is_since(version, 32) => continue,
@@ -43,19 +43,18 @@ async fn judge(versions: &[String]) {
             }
         }
         if speaks_cbor(version) {
-            both(&plane, server, "cbor").await;
+            same_both_ways(&plane, server, "cbor").await;
         }
-        commands_run(&plane, server, "exec-spdy").await;
-        // kube-apiserver translates v5, which is all that client-go offers,
-        // from 1.30 on.
+        commands_have_the_same_result(&plane, server, "exec-spdy").await;
+        // kube-apiserver translates v5, the only version that client-go offers, from 1.30 on.
         if is_since(version, 30) {
-            commands_run(&plane, server, "exec-websocket").await;
+            commands_have_the_same_result(&plane, server, "exec-websocket").await;
         }
     }
 }
 
-/// Commands run in a container the same by both ways.
-async fn commands_run(plane: &Plane, server: usize, check: &str) {
+/// Commands in a container have the same result directly and through the bridge.
+async fn commands_have_the_same_result(plane: &ControlPlane, server: usize, check: &str) {
     let words = ["--pod", Node::POD, "--container", Node::CONTAINER, check];
     let by = async |via| {
         let output = plane.client_go(server, via, User::Admin, Node::NAMESPACE, &words);
@@ -68,9 +67,9 @@ async fn commands_run(plane: &Plane, server: usize, check: &str) {
     assert_eq!(by(Via::Bridge).await, expected, "{check}");
 }
 
-/// Does the same by both ways, each in a namespace of its own, and returns what
-/// both saw.
-async fn both(plane: &Plane, server: usize, check: &str) -> Value {
+/// Runs a check directly and through the bridge, each in its own namespace, and returns the
+/// common result.
+async fn same_both_ways(plane: &ControlPlane, server: usize, check: &str) -> Value {
     let by = async |via, way: &str| {
         let namespace = format!("{check}-{server}-{way}");
         let words = [check];
@@ -80,7 +79,7 @@ async fn both(plane: &Plane, server: usize, check: &str) -> Value {
         assert_eq!(output.code, Some(0), "{version} {via:?}: {}", output.stderr);
         serde_json::from_str::<Value>(&output.stdout).unwrap()
     };
-    let (straight, bridged) = tokio::join!(by(Via::Server, "straight"), by(Via::Bridge, "bridged"));
-    assert_eq!(bridged, straight, "{check}");
+    let (direct, bridged) = tokio::join!(by(Via::Server, "straight"), by(Via::Bridge, "bridged"));
+    assert_eq!(bridged, direct, "{check}");
     bridged
 }

@@ -1,26 +1,27 @@
-//! Through any bridge a client sees everything that the cluster serves, and what
-//! it sees works.
+//! Through any bridge a client discovers everything that the cluster serves, and every
+//! discovered resource works.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use skewbridge_e2e::{
-    Discovered, Plane, Protocol, Raw, Request, Server, User, Via, newest, oldest, planes,
+    ControlPlane, DiscoveredResource, HttpClient, Protocol, Request, ServerSpec, User, Via,
+    control_planes, newest, oldest,
 };
 use skewbridge_testkit::{Response, eventually};
 use tokio::task::JoinSet;
 
-/// From the last readiness to when everybody knows everybody.
-const FOUND: Duration = Duration::from_secs(30);
+/// From the last readiness to the time when all servers know each other.
+const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How many ask at a time.
-const WALKERS: usize = 16;
+/// The number of concurrent clients.
+const CONCURRENT_CLIENTS: usize = 16;
 
-/// Nothing has this name.
-const NOBODY: &str = "no-such-object";
+/// The name of an object that does not exist.
+const MISSING_OBJECT: &str = "no-such-object";
 
-async fn api_resources(plane: &Plane, server: usize, via: Via) -> BTreeSet<String> {
+async fn api_resources(plane: &ControlPlane, server: usize, via: Via) -> BTreeSet<String> {
     let words = [
         "api-resources",
         "--no-headers",
@@ -38,23 +39,29 @@ async fn api_resources(plane: &Plane, server: usize, via: Via) -> BTreeSet<Strin
 }
 
 #[tokio::test]
-async fn every_bridge_shows_what_all_servers_serve() {
-    for versions in planes() {
+async fn every_bridge_discovers_what_all_servers_serve() {
+    for versions in control_planes() {
         if newest(&versions) == oldest(&versions) {
             continue;
         }
         println!("plane {versions:?}");
-        let servers = versions.iter().map(|version| Server::of(version).peer());
+        let servers = versions
+            .iter()
+            .map(|version| ServerSpec::of(version).peer());
         let servers: Vec<_> = servers.collect();
-        let plane = Plane::start(&servers).await;
+        let plane = ControlPlane::start(&servers).await;
         let all = 0..versions.len();
-        eventually("all bridges show the same", FOUND, async || {
-            let mut shown = BTreeSet::new();
-            for server in all.clone() {
-                shown.insert(api_resources(&plane, server, Via::Bridge).await);
-            }
-            shown.len() == 1
-        })
+        eventually(
+            "all bridges show the same",
+            PEER_DISCOVERY_TIMEOUT,
+            async || {
+                let mut shown = BTreeSet::new();
+                for server in all.clone() {
+                    shown.insert(api_resources(&plane, server, Via::Bridge).await);
+                }
+                shown.len() == 1
+            },
+        )
         .await;
         let shown = api_resources(&plane, 0, Via::Bridge).await;
         let names = |list: &BTreeSet<String>| -> BTreeSet<String> {
@@ -66,134 +73,139 @@ async fn every_bridge_shows_what_all_servers_serve() {
             assert!(names(&own).is_subset(&names(&shown)));
         }
         for server in all {
-            everything_shown_works(&plane, server).await;
+            everything_discovered_works(&plane, server).await;
         }
     }
 }
 
-/// What was asked, by what.
-type Asked = BTreeMap<&'static str, usize>;
+/// The number of requests by kind.
+type RequestCounts = BTreeMap<&'static str, usize>;
 
-/// Each resource with each verb, and each subresource, as far as that does no harm.
-async fn everything_shown_works(plane: &Plane, server: usize) {
+/// Each resource with each verb, and each subresource, as far as that has no side effects.
+async fn everything_discovered_works(plane: &ControlPlane, server: usize) {
     let began = Instant::now();
     let all = plane.discovered(server, Via::Bridge).await;
     assert!(all.len() > 50, "{}", all.len());
     let mut walkers = JoinSet::new();
-    for part in all.chunks(all.len().div_ceil(WALKERS)) {
-        let client = plane.raw(server, Via::Bridge, Protocol::H2);
-        walkers.spawn(walk_part(client, part.to_vec()));
+    for part in all.chunks(all.len().div_ceil(CONCURRENT_CLIENTS)) {
+        let client = plane.http_client(server, Via::Bridge, Protocol::H2);
+        walkers.spawn(request_part(client, part.to_vec()));
     }
-    let (mut asked, mut faults) = (Asked::new(), Vec::new());
+    let (mut counts, mut faults) = (RequestCounts::new(), Vec::new());
     for (their_asked, their_faults) in walkers.join_all().await {
         for (what, count) in their_asked {
-            *asked.entry(what).or_default() += count;
+            *counts.entry(what).or_default() += count;
         }
         faults.extend(their_faults);
     }
     let resources = all.len();
     println!(
-        "bridge {server}: {resources} resources: {asked:?} in {:.1?}",
+        "bridge {server}: {resources} resources: {counts:?} in {:.1?}",
         began.elapsed()
     );
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-async fn walk_part(mut client: Raw, part: Vec<Discovered>) -> (Asked, Vec<String>) {
-    let (mut asked, mut faults) = (Asked::new(), Vec::new());
+async fn request_part(
+    mut client: HttpClient,
+    part: Vec<DiscoveredResource>,
+) -> (RequestCounts, Vec<String>) {
+    let (mut counts, mut faults) = (RequestCounts::new(), Vec::new());
     for resource in part {
-        for (what, request, right) in questions(&resource) {
-            *asked.entry(what).or_default() += 1;
-            let answer = client.send(&request).await.expect("an answer");
-            if !right(&answer) {
+        for (what, request, right) in probes(&resource) {
+            *counts.entry(what).or_default() += 1;
+            let response = client.send(&request).await.expect("an answer");
+            if !right(&response) {
                 let (method, target) = (&request.method, &request.target);
-                let (status, text) = (answer.status, answer.text());
+                let (status, text) = (response.status, response.text());
                 faults.push(format!("{what}: {method} {target}: {status} {text}"));
             }
         }
     }
-    (asked, faults)
+    (counts, faults)
 }
 
-type Question = (&'static str, Request, fn(&Response) -> bool);
+type Probe = (&'static str, Request, fn(&Response) -> bool);
 
-fn questions(of: &Discovered) -> Vec<Question> {
+fn probes(of: &DiscoveredResource) -> Vec<Probe> {
     let everywhere = format!("{}/{}", of.prefix, of.resource);
     let collection = if of.namespaced {
         format!("{}/namespaces/default/{}", of.prefix, of.resource)
     } else {
         everywhere.clone()
     };
-    let mut questions: Vec<Question> = Vec::new();
+    let mut probes: Vec<Probe> = Vec::new();
     let can = |verb: &str| of.verbs.contains(verb);
     if can("list") {
         let request = Request::get(&format!("{everywhere}?limit=1"));
-        questions.push(("list", request, is_ok));
+        probes.push(("list", request, is_ok));
     }
     if can("watch") {
         let target = format!("{everywhere}?watch=true&timeoutSeconds=1");
-        questions.push(("watch", Request::get(&target), is_ok));
+        probes.push(("watch", Request::get(&target), is_ok));
     }
     if can("get") {
-        let request = Request::get(&format!("{collection}/{NOBODY}"));
+        let request = Request::get(&format!("{collection}/{MISSING_OBJECT}"));
         let right = match of.resource.as_str() {
             "componentstatuses" => is_missing_component,
             _ => is_missing_object,
         };
-        questions.push(("get", request, right));
+        probes.push(("get", request, right));
     }
     if can("create") {
-        // No kind has a number for a name: whoever reads it knows the kind.
+        // No kind accepts a number as its name: a server that validates it knows the kind.
         let request = Request::new("POST", &format!("{collection}?dryRun=All"));
         let request = request.body("application/json", r#"{"metadata":{"name":1}}"#);
-        questions.push(("create", request, is_refused));
+        probes.push(("create", request, is_rejected));
     }
     for (verb, method) in [("update", "PUT"), ("delete", "DELETE"), ("patch", "PATCH")] {
         if !can(verb) {
             continue;
         }
-        let request = Request::new(method, &format!("{collection}/{NOBODY}?dryRun=All"));
+        let request = Request::new(method, &format!("{collection}/{MISSING_OBJECT}?dryRun=All"));
         match verb {
             "update" => {
                 let request = request.body("application/json", r#"{"metadata":{"name":1}}"#);
-                questions.push(("update", request, is_refused));
+                probes.push(("update", request, is_rejected));
             }
-            "delete" => questions.push(("delete", request, is_missing_object)),
+            "delete" => probes.push(("delete", request, is_missing_object)),
             _ => {
                 let request = request.body("application/merge-patch+json", "{}");
-                questions.push(("patch", request, is_missing_object));
+                probes.push(("patch", request, is_missing_object));
             }
         }
     }
     for (name, verbs) in &of.subresources {
         if verbs.contains("get") {
-            let request = Request::get(&format!("{collection}/{NOBODY}/{name}"));
-            questions.push(("get of a subresource", request, is_missing_object));
+            let request = Request::get(&format!("{collection}/{MISSING_OBJECT}/{name}"));
+            probes.push(("get of a subresource", request, is_missing_object));
         }
     }
-    questions
+    probes
 }
 
-fn is_ok(answer: &Response) -> bool {
-    answer.status == 200
+fn is_ok(response: &Response) -> bool {
+    response.status == 200
 }
 
-/// Of the object, not of the path: that would be "the server could not find the
+/// The object is missing, not the path: that error would be "the server could not find the
 /// requested resource", without a name.
-fn is_missing_object(answer: &Response) -> bool {
-    let status: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
-    answer.status == 404 && status["reason"] == "NotFound" && status["details"]["name"] == NOBODY
+fn is_missing_object(response: &Response) -> bool {
+    let status: Value = serde_json::from_slice(&response.body).unwrap_or_default();
+    response.status == 404
+        && status["reason"] == "NotFound"
+        && status["details"]["name"] == MISSING_OBJECT
 }
 
-/// Older servers have no better word for it.
-fn is_missing_component(answer: &Response) -> bool {
-    is_missing_object(answer)
-        || answer
+/// The error of older servers.
+fn is_missing_component(response: &Response) -> bool {
+    is_missing_object(response)
+        || response
             .text()
             .contains("Component not found: no-such-object")
 }
 
-/// It was read, and is no good.
-fn is_refused(answer: &Response) -> bool {
-    matches!(answer.status, 400 | 422)
+/// The object was parsed and rejected.
+fn is_rejected(response: &Response) -> bool {
+    matches!(response.status, 400 | 422)
 }

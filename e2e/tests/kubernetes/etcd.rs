@@ -10,36 +10,36 @@ use skewbridge_etcd::{Client, Error, Event, LeaseId, Revision, Watch};
 use skewbridge_testkit::{Ca, Leaf, ScratchDir, eventually};
 use tokio::time::timeout;
 
-/// For etcd to start or to end a lease, on a loaded machine.
-const READY: Duration = Duration::from_mins(1);
+/// For the start of etcd or the end of a lease, on a loaded machine.
+const READY_TIMEOUT: Duration = Duration::from_mins(1);
 
 fn client(address: SocketAddr) -> Client {
     let endpoint = format!("http://{address}").parse().unwrap();
     Client::new(vec![endpoint], None).unwrap()
 }
 
-async fn ready(client: &Client) {
-    eventually("etcd answers", READY, async || {
+async fn wait_until_ready(client: &Client) {
+    eventually("etcd answers", READY_TIMEOUT, async || {
         client.get(b"/").await.is_ok()
     })
     .await;
 }
 
-async fn running() -> (ScratchDir, Etcd, Client) {
+async fn start_etcd() -> (ScratchDir, Etcd, Client) {
     let dir = ScratchDir::new();
     let etcd = Etcd::start(dir.path());
     let client = client(etcd.address);
-    ready(&client).await;
+    wait_until_ready(&client).await;
     (dir, etcd, client)
 }
 
 async fn next(watch: &mut Watch) -> Vec<Event> {
-    timeout(READY, watch.next()).await.unwrap().unwrap()
+    timeout(READY_TIMEOUT, watch.next()).await.unwrap().unwrap()
 }
 
 #[tokio::test]
 async fn keys_are_put_listed_and_deleted() {
-    let (_dir, _etcd, client) = running().await;
+    let (_dir, _etcd, client) = start_etcd().await;
     let before = client.put(b"/a/0", b"other", None).await.unwrap();
     let first = client.put(b"/p/1", b"one", None).await.unwrap();
     let second = client.put(b"/p/2", b"", None).await.unwrap();
@@ -71,8 +71,8 @@ async fn keys_are_put_listed_and_deleted() {
 }
 
 #[tokio::test]
-async fn a_refusal_carries_the_words_of_etcd() {
-    let (_dir, _etcd, client) = running().await;
+async fn an_error_contains_the_message_of_etcd() {
+    let (_dir, _etcd, client) = start_etcd().await;
     let error = client.put(b"", b"v", None).await.unwrap_err();
     assert!(
         error
@@ -83,7 +83,7 @@ async fn a_refusal_carries_the_words_of_etcd() {
     let unknown = Some(LeaseId::new(12));
     let error = client.put(b"k", b"v", unknown).await.unwrap_err();
     assert!(error.is_lease_not_found(), "{error}");
-    // Larger than etcd takes, and than one window.
+    // Larger than etcd accepts, and than one window.
     let error = client.put(b"k", &vec![1; 3 << 20], None).await.unwrap_err();
     assert!(matches!(error, Error::Status { .. }), "{error}");
     let large = vec![1; 1 << 20];
@@ -93,7 +93,7 @@ async fn a_refusal_carries_the_words_of_etcd() {
 
 #[tokio::test]
 async fn a_key_lives_as_long_as_its_lease_is_kept_alive() {
-    let (_dir, _etcd, client) = running().await;
+    let (_dir, _etcd, client) = start_etcd().await;
     let lease = client.grant(Duration::from_secs(2)).await.unwrap();
     let at = client.put(b"/p/a", b"1", Some(lease.id)).await.unwrap();
     let put = client.get(b"/p/a").await.unwrap().unwrap();
@@ -114,8 +114,8 @@ async fn a_key_lives_as_long_as_its_lease_is_kept_alive() {
 }
 
 #[tokio::test]
-async fn a_watch_begins_in_the_past_and_misses_nothing() {
-    let (_dir, _etcd, client) = running().await;
+async fn a_watch_from_a_past_revision_misses_nothing() {
+    let (_dir, _etcd, client) = start_etcd().await;
     let first = client.put(b"/p/0", b"0", None).await.unwrap();
     for number in 1..100 {
         let key = format!("/p/{number}");
@@ -140,8 +140,8 @@ async fn a_watch_begins_in_the_past_and_misses_nothing() {
 }
 
 #[tokio::test]
-async fn catching_up_with_more_than_one_message_holds_works() {
-    let (_dir, _etcd, client) = running().await;
+async fn a_watch_catches_up_over_several_messages() {
+    let (_dir, _etcd, client) = start_etcd().await;
     let value = vec![7; 1 << 20];
     let first = client.put(b"/p/0", &value, None).await.unwrap();
     for _ in 1..8 {
@@ -156,15 +156,18 @@ async fn catching_up_with_more_than_one_message_holds_works() {
 }
 
 #[tokio::test]
-async fn a_restart_ends_the_watch_and_nothing_is_lost_over_it() {
-    let (_dir, mut etcd, client) = running().await;
+async fn a_restart_ends_the_watch_and_loses_no_events() {
+    let (_dir, mut etcd, client) = start_etcd().await;
     let put = client.put(b"/p/a", b"1", None).await.unwrap();
     let mut watch = client.watch_prefix(b"/p/", put.next()).await.unwrap();
     etcd.restart();
-    let error = timeout(READY, watch.next()).await.unwrap().unwrap_err();
+    let error = timeout(READY_TIMEOUT, watch.next())
+        .await
+        .unwrap()
+        .unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");
 
-    ready(&client).await;
+    wait_until_ready(&client).await;
     let listing = client.range_prefix(b"/p/").await.unwrap();
     assert_eq!(listing.kvs.len(), 1);
     assert!(listing.revision >= put);
@@ -176,12 +179,12 @@ async fn a_restart_ends_the_watch_and_nothing_is_lost_over_it() {
 }
 
 #[tokio::test]
-async fn pings_are_not_taken_for_an_attack() {
-    let (_dir, _etcd, client) = running().await;
+async fn etcd_accepts_the_ping_rate() {
+    let (_dir, _etcd, client) = start_etcd().await;
     let put = client.put(b"/p/a", b"1", None).await.unwrap();
     let mut watch = client.watch_prefix(b"/p/", put.next()).await.unwrap();
-    // Five pings; etcd forgives two that come too early. What is waited for is
-    // that nothing happens.
+    // Five pings; etcd tolerates two that come too early. The test asserts that nothing
+    // happens during this time.
     let quiet = timeout(Duration::from_secs(32), watch.next()).await;
     assert!(quiet.is_err(), "{quiet:?}");
     client.put(b"/p/b", b"1", None).await.unwrap();
@@ -189,7 +192,7 @@ async fn pings_are_not_taken_for_an_attack() {
 }
 
 #[tokio::test]
-async fn certificates_open_an_etcd_that_asks_for_them() {
+async fn client_certificates_are_accepted() {
     let dir = ScratchDir::new();
     let ca = Ca::new("etcd-ca");
     let serving = ca.server(&["127.0.0.1"]);
@@ -204,15 +207,15 @@ async fn certificates_open_an_etcd_that_asks_for_them() {
         Client::new(vec![endpoint], Some(tls_of(&ca, identity))).unwrap()
     };
     let known = client(Some(ca.client("kube-apiserver-etcd-client", &[])));
-    ready(&known).await;
+    wait_until_ready(&known).await;
     let put = known.put(b"/p/a", b"1", None).await.unwrap();
     let mut watch = known.watch_prefix(b"/p/", put).await.unwrap();
     assert_eq!(next(&mut watch).await.len(), 1);
     let lease = known.grant(Duration::from_secs(30)).await.unwrap();
     assert!(known.keep_alive(lease.id).await.unwrap().is_some());
 
-    let stranger = Ca::new("stranger").client("kube-apiserver-etcd-client", &[]);
-    for identity in [None, Some(stranger)] {
+    let anonymous = Ca::new("stranger").client("kube-apiserver-etcd-client", &[]);
+    for identity in [None, Some(anonymous)] {
         let error = client(identity).get(b"/p/a").await.unwrap_err();
         assert!(matches!(error, Error::Connection { .. }), "{error}");
     }

@@ -1,5 +1,5 @@
-//! Strangers who try to exhaust a bridge in front of a real kube-apiserver, or to disturb
-//! others through it.
+//! Unauthenticated clients that try to exhaust a bridge in front of a real kube-apiserver,
+//! or to disturb other clients.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Bridge, Plane, Protocol, Raw, Request, Server, Stream, newest, versions};
+use skewbridge_e2e::{
+    Bridge, ControlPlane, HttpClient, Protocol, Request, ResponseStream, ServerSpec, newest,
+    versions,
+};
 use skewbridge_testkit::h2frames::{self, Frame, code, flag, kind, setting};
 use skewbridge_testkit::{Connection, PATIENCE, TlsClient};
 use tokio::io::AsyncWriteExt as _;
@@ -18,33 +21,33 @@ use tokio::time::timeout;
 
 const MIB: u64 = 1 << 20;
 
-/// What the bridge may hold for all clients.
+/// What the bridge may buffer for all clients.
 const BUDGET: u64 = 64 * MIB;
 const BUDGET_FLAG: &str = "--max-buffered-bytes=64Mi";
 
-/// Connections of the attack, and how many are opened at a time.
-const STRANGERS: usize = 1000;
-const AT_ONCE: usize = 50;
+/// Connections of the attack, and how many are opened concurrently.
+const ATTACK_CONNECTIONS: usize = 1000;
+const CONCURRENT_CONNECTS: usize = 50;
 
-/// For all of them to be answered: 16,000 requests.
-const CONNECT_LIMIT: Duration = Duration::from_mins(3);
+/// How long it may take until all of them have been answered: 16,000 requests.
+const ATTACK_CONNECT_TIMEOUT: Duration = Duration::from_mins(3);
 
-/// What a connection costs besides: TLS with its buffers, HTTP/2 with 16 streams. Before
-/// there was a budget a connection of the attack cost 5 MiB.
-const PER_CONNECTION: u64 = 192 * 1024;
+/// The further memory of a connection: TLS with its buffers, HTTP/2 with 16 streams.
+/// Without a budget a connection of the attack used 5 MiB.
+const MAX_BYTES_PER_CONNECTION: u64 = 192 * 1024;
 
-/// Requests by which the latency of a user is known, on each way.
-const ASKED: usize = 100;
+/// The number of requests that measure the latency of a user, on each route.
+const LATENCY_REQUESTS: usize = 100;
 
 /// How much longer a request through the bridge may take than one that goes to kube-apiserver
 /// at the same time. Without an attack it takes 1.3 to 2 times as long: the bridge of these
 /// tests is built without optimisation.
-const TIMES_SLOWER: u32 = 3;
+const MAX_SLOWDOWN: u32 = 3;
 
 /// What a median may be off by on a machine that runs other tests.
 const SLACK: Duration = Duration::from_millis(5);
 
-/// The same while strangers connect: attackers, bridge and kube-apiserver are busy with
+/// The same while the attackers connect: attackers, bridge and kube-apiserver are busy with
 /// handshakes and 16,000 requests, and a bridge that is built without optimisation needs ten
 /// times as long for them. An optimised one was measured to be as fast as kube-apiserver then
 /// (47 ms and 53 ms).
@@ -58,30 +61,30 @@ const SENDING_SLACK: Duration = Duration::from_millis(25);
 /// counted next: until then the budget can be exceeded.
 const LATE_EVICTIONS: u64 = BUDGET / 8;
 
-/// What a stranger wants to send on a connection, and at once.
-const BODY: u32 = 4 << 20;
-const FRAME: u32 = 16 * 1024;
+/// What an attacker wants to send on a connection, and the size of its frames.
+const BODY_BYTES: u32 = 4 << 20;
+const FRAME_BYTES: u32 = 16 * 1024;
 
-/// Strangers that have sent nothing for this long have sent all that they may.
-const SENT_ALL: Duration = Duration::from_secs(1);
+/// Attackers that have sent nothing for this long have sent all that they may.
+const SEND_IDLE_TIME: Duration = Duration::from_secs(1);
 
-/// How long a stranger waits for the next of its answers, after the first.
-const ANSWER_PATIENCE: Duration = Duration::from_millis(500);
+/// How long an attacker waits for the next response, after the first.
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 const POST: &str = "/api/v1/namespaces/default/configmaps";
-const WHOLE: u8 = flag::END_HEADERS | flag::END_STREAM;
+const END_OF_REQUEST: u8 = flag::END_HEADERS | flag::END_STREAM;
 
 /// The newest server, and a bridge with this budget.
-async fn scene() -> (Plane, Bridge) {
+async fn start_server_and_bridge() -> (ControlPlane, Bridge) {
     let version = newest(&versions()).to_owned();
-    let plane = Plane::start(&[Server::of(&version).without_bridge()]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(&version).without_bridge()]).await;
     let server = plane.servers[0].address;
-    let bridge = plane.bridge_before(server, &[BUDGET_FLAG]).await;
+    let bridge = plane.start_bridge_for(server, &[BUDGET_FLAG]).await;
     (plane, bridge)
 }
 
 /// The program exec'd in place of what was started keeps its process id.
-fn resident(process: u32) -> u64 {
+fn resident_bytes(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib: u64 = line.unwrap().trim_end_matches("kB").trim().parse().unwrap();
@@ -102,17 +105,17 @@ async fn open(client: &TlsClient, address: SocketAddr, settings: &[(u16, u32)]) 
     io
 }
 
-async fn say(io: &mut Connection, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
+async fn send(io: &mut Connection, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
     io.write_all(bytes.as_ref()).await?;
     io.flush().await
 }
 
 /// Whether a connection is ended in good order behind the answer to this client.
-async fn is_sent_away(client: &TlsClient, address: SocketAddr) -> bool {
+async fn receives_goaway(client: &TlsClient, address: SocketAddr) -> bool {
     let mut io = open(client, address, &[]).await;
     let block = h2frames::request_block("GET", "localhost", "/api");
-    let ask = h2frames::headers(1, WHOLE, &block);
-    say(&mut io, ask).await.unwrap();
+    let ask = h2frames::headers(1, END_OF_REQUEST, &block);
+    send(&mut io, ask).await.unwrap();
     let mut answered = false;
     let reading = async {
         loop {
@@ -127,7 +130,7 @@ async fn is_sent_away(client: &TlsClient, address: SocketAddr) -> bool {
                 kind::DATA if frame.header.has(flag::END_STREAM) => {
                     tokio::time::sleep(Duration::from_millis(500)).await;
                     let ping = h2frames::ping(flag::NONE, *b"reached?");
-                    say(&mut io, ping).await.unwrap();
+                    send(&mut io, ping).await.unwrap();
                 }
                 kind::PING if frame.header.has(flag::ACK) => return false,
                 _ => {}
@@ -141,17 +144,17 @@ async fn is_sent_away(client: &TlsClient, address: SocketAddr) -> bool {
 
 #[tokio::test]
 async fn anonymous_connections_get_goaway_as_from_kube_apiserver() {
-    let (plane, bridge) = scene().await;
+    let (plane, bridge) = start_server_and_bridge().await;
     let server = plane.servers[0].address;
-    for client in [plane.stranger(), plane.client("jane")] {
-        let straight = is_sent_away(&client, server).await;
+    for client in [plane.anonymous_client(), plane.client("jane")] {
+        let direct = receives_goaway(&client, server).await;
         // Once for each worker, and once more.
         for _ in 0..4 {
-            let bridged = is_sent_away(&client, bridge.address).await;
-            assert_eq!(bridged, straight, "{:?}", client.identity.is_some());
+            let bridged = receives_goaway(&client, bridge.address).await;
+            assert_eq!(bridged, direct, "{:?}", client.identity.is_some());
         }
     }
-    assert!(is_sent_away(&plane.stranger(), bridge.address).await);
+    assert!(receives_goaway(&plane.anonymous_client(), bridge.address).await);
 }
 
 /// With one header in HPACK's table, a request of 270 bytes is one of a megabyte.
@@ -169,7 +172,7 @@ impl HeaderBomb {
             // References to it (RFC 7541, 6.1).
             block.extend([0x80 | 0x3e; 250]);
         }
-        let frame = h2frames::headers(self.0, WHOLE, &block);
+        let frame = h2frames::headers(self.0, END_OF_REQUEST, &block);
         self.0 += 2;
         frame
     }
@@ -177,22 +180,22 @@ impl HeaderBomb {
 
 #[tokio::test]
 async fn header_bombs_cut_no_watch_of_another_user() {
-    let (plane, bridge) = scene().await;
+    let (plane, bridge) = start_server_and_bridge().await;
     let watch = Request::get(&format!("{POST}?watch=1"));
-    let victim = Raw::new(plane.client("admin"), bridge.address, Protocol::H2);
-    let mut watches: Vec<Stream> = Vec::new();
+    let victim = HttpClient::new(plane.client("admin"), bridge.address, Protocol::H2);
+    let mut watches: Vec<ResponseStream> = Vec::new();
     for _ in 0..6 {
         watches.push(victim.stream(&watch).await.unwrap());
     }
     let server = plane.servers[0].process.as_ref().unwrap().id();
     let before = bytes_read(server);
-    for client in [plane.stranger(), plane.client("jane")] {
-        // Strangers try more often: they are ended. A user may do it 20 times.
+    for client in [plane.anonymous_client(), plane.client("jane")] {
+        // Attackers try more often and are disconnected. A user may do it 20 times.
         let requests = if client.identity.is_some() { 20 } else { 200 };
         let mut io = open(&client, bridge.address, &[]).await;
         let mut bomb = HeaderBomb(1);
         for _ in 0..requests {
-            if say(&mut io, bomb.request()).await.is_err() {
+            if send(&mut io, bomb.request()).await.is_err() {
                 break;
             }
         }
@@ -212,7 +215,7 @@ async fn header_bombs_cut_no_watch_of_another_user() {
         }
     }
     // A megabyte each, with long values that are joined: what Go's HTTP/2 would not take.
-    let mut raw = Raw::new(plane.client("jane"), bridge.address, Protocol::H2);
+    let mut raw = HttpClient::new(plane.client("jane"), bridge.address, Protocol::H2);
     let mut large = Request::get("/api");
     for number in 0..500 {
         large = large.header("Cookie", &format!("c{number}={}", "v".repeat(2000)));
@@ -226,7 +229,7 @@ async fn header_bombs_cut_no_watch_of_another_user() {
     // All six go on.
     let body = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"seen-by-all"}}"#;
     let create = Request::new("POST", POST).body("application/json", body);
-    let mut admin = Raw::new(plane.client("admin"), bridge.address, Protocol::H2);
+    let mut admin = HttpClient::new(plane.client("admin"), bridge.address, Protocol::H2);
     assert_eq!(admin.send(&create).await.unwrap().status, 201);
     for watch in &mut watches {
         assert_eq!(watch.status, 200);
@@ -241,30 +244,30 @@ async fn header_bombs_cut_no_watch_of_another_user() {
     }
 }
 
-/// The latencies of one user on two ways, request by request in turn: what else the machine
-/// does is the same for both.
+/// The latencies of one user on two routes, request by request in turn, so that the load of the
+/// machine is the same for both.
 #[derive(Default)]
 struct Latencies {
     bridged: Vec<Duration>,
     direct: Vec<Duration>,
 }
 
-/// A user who asks through the bridge and right at kube-apiserver.
+/// A user that sends requests through the bridge and directly to kube-apiserver.
 struct Observer {
-    bridged: Raw,
-    direct: Raw,
+    bridged: HttpClient,
+    direct: HttpClient,
 }
 
 impl Observer {
-    fn new(plane: &Plane, bridge: &Bridge) -> Self {
-        let user = |address| Raw::new(plane.client("admin"), address, Protocol::H2);
+    fn new(plane: &ControlPlane, bridge: &Bridge) -> Self {
+        let user = |address| HttpClient::new(plane.client("admin"), address, Protocol::H2);
         Self {
             bridged: user(bridge.address),
             direct: user(plane.servers[0].address),
         }
     }
 
-    /// Asks once on each way; each request has to succeed.
+    /// Sends one request on each route; each has to succeed.
     async fn ask(&mut self, latencies: &mut Latencies) {
         for (user, took) in [
             (&mut self.bridged, &mut latencies.bridged),
@@ -278,16 +281,16 @@ impl Observer {
         }
     }
 
-    async fn ask_often(&mut self) -> Latencies {
+    async fn measure(&mut self) -> Latencies {
         let mut latencies = Latencies::default();
-        for _ in 0..ASKED {
+        for _ in 0..LATENCY_REQUESTS {
             self.ask(&mut latencies).await;
         }
         latencies
     }
 }
 
-/// Medians of both ways.
+/// Medians of both routes.
 #[derive(Debug, Clone, Copy)]
 struct Medians {
     bridged: Duration,
@@ -305,7 +308,7 @@ impl Latencies {
 }
 
 /// By how much a frame opens the window of the connection.
-fn opened(frame: &Frame) -> u32 {
+fn window_increment(frame: &Frame) -> u32 {
     let whole = frame.header.kind == kind::WINDOW_UPDATE && frame.header.stream == 0;
     match <[u8; 4]>::try_from(&frame.payload[..]) {
         Ok(increment) if whole => u32::from_be_bytes(increment),
@@ -320,25 +323,25 @@ struct Pinned {
     room: u32,
 }
 
-/// Opens 16 POSTs, and is answered without a window for the answers.
-async fn pin(client: TlsClient, address: SocketAddr) -> Option<Pinned> {
+/// Opens 16 POSTs, and receives responses without a window for them.
+async fn hold_buffers(client: TlsClient, address: SocketAddr) -> Option<Pinned> {
     let client = client.alpn(&["h2"]);
     let mut io = client.connect(address, "localhost").await.ok()?;
     let settings = [(setting::INITIAL_WINDOW_SIZE, 0)];
     // By hand: the server's first frames open the window.
     let preface = [h2frames::PREFACE, &h2frames::settings(&settings)].concat();
-    say(&mut io, preface).await.ok()?;
-    say(&mut io, h2frames::settings_ack()).await.ok()?;
+    send(&mut io, preface).await.ok()?;
+    send(&mut io, h2frames::settings_ack()).await.ok()?;
     let block = h2frames::request_block("POST", "localhost", POST);
     let heads: Vec<u8> = streams()
         .flat_map(|stream| h2frames::headers(stream, flag::END_HEADERS, &block))
         .collect();
-    say(&mut io, heads).await.ok()?;
+    send(&mut io, heads).await.ok()?;
     let (mut room, mut answers) = (65_535, 0);
     while answers < 16 {
         // kube-apiserver does not answer all of them behind its GOAWAY.
         let patience = if answers > 0 {
-            ANSWER_PATIENCE
+            RESPONSE_TIMEOUT
         } else {
             PATIENCE
         };
@@ -346,7 +349,7 @@ async fn pin(client: TlsClient, address: SocketAddr) -> Option<Pinned> {
             break;
         };
         let frame = frame.ok()?;
-        room += opened(&frame);
+        room += window_increment(&frame);
         answers += usize::from(frame.header.kind == kind::HEADERS);
     }
     (answers > 0).then_some(Pinned { io, room })
@@ -357,22 +360,22 @@ fn streams() -> impl Iterator<Item = u32> + Clone {
 }
 
 impl Pinned {
-    /// Sends on, as much and as soon as the windows allow, up to [`BODY`].
+    /// Sends on, as much and as soon as the windows allow, up to [`BODY_BYTES`].
     async fn fill(&mut self, sent: &AtomicU64) -> Option<()> {
-        for stream in streams().cycle().take((BODY / FRAME) as usize) {
-            while self.room < FRAME {
-                self.room += opened(&h2frames::read_frame(&mut self.io).await.ok()?);
+        for stream in streams().cycle().take((BODY_BYTES / FRAME_BYTES) as usize) {
+            while self.room < FRAME_BYTES {
+                self.room += window_increment(&h2frames::read_frame(&mut self.io).await.ok()?);
             }
-            self.room -= FRAME;
-            let data = h2frames::data(stream, flag::NONE, &[b'x'; FRAME as usize]);
-            say(&mut self.io, data).await.ok()?;
-            sent.fetch_add(FRAME.into(), Ordering::Relaxed);
+            self.room -= FRAME_BYTES;
+            let data = h2frames::data(stream, flag::NONE, &[b'x'; FRAME_BYTES as usize]);
+            send(&mut self.io, data).await.ok()?;
+            sent.fetch_add(FRAME_BYTES.into(), Ordering::Relaxed);
         }
         Some(())
     }
 }
 
-/// The attack, on a thread of its own: the user does not wait for the attackers' own work.
+/// The attack, on its own thread: the user does not wait for the work of the attackers.
 struct Attack {
     progress: Arc<Progress>,
     end: Option<oneshot::Sender<()>>,
@@ -400,7 +403,7 @@ impl Attack {
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_all().build().unwrap();
             runtime.block_on(async {
-                let _strangers = strangers(&client, address, &shared);
+                let _strangers = attackers(&client, address, &shared);
                 let _ = ended.await;
             });
         });
@@ -417,7 +420,7 @@ impl Attack {
 
     /// Whether every connection has been answered, or refused.
     fn is_connected(&self) -> bool {
-        self.pinned() + self.progress.failed.load(Ordering::Relaxed) == STRANGERS
+        self.pinned() + self.progress.failed.load(Ordering::Relaxed) == ATTACK_CONNECTIONS
     }
 
     fn sent(&self) -> u64 {
@@ -427,10 +430,13 @@ impl Attack {
 
 impl fmt::Display for Attack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (pinned, sent) = (self.pinned(), self.sent() / STRANGERS as u64 / 1024);
+        let (pinned, sent) = (
+            self.pinned(),
+            self.sent() / ATTACK_CONNECTIONS as u64 / 1024,
+        );
         write!(
             f,
-            "{pinned} of {STRANGERS} answered, {sent} KiB sent by each"
+            "{pinned} of {ATTACK_CONNECTIONS} answered, {sent} KiB sent by each"
         )
     }
 }
@@ -444,15 +450,15 @@ impl Drop for Attack {
     }
 }
 
-/// All strangers; their connections end when this is dropped.
-fn strangers(client: &TlsClient, address: SocketAddr, progress: &Arc<Progress>) -> JoinSet<()> {
-    let mut strangers = JoinSet::new();
-    let turns = Arc::new(Semaphore::new(AT_ONCE));
-    for _ in 0..STRANGERS {
+/// All attackers; their connections close when this is dropped.
+fn attackers(client: &TlsClient, address: SocketAddr, progress: &Arc<Progress>) -> JoinSet<()> {
+    let mut attackers = JoinSet::new();
+    let turns = Arc::new(Semaphore::new(CONCURRENT_CONNECTS));
+    for _ in 0..ATTACK_CONNECTIONS {
         let (client, progress, turns) = (client.clone(), progress.clone(), turns.clone());
-        strangers.spawn(async move {
+        attackers.spawn(async move {
             let turn = turns.acquire_owned().await;
-            let pinned = pin(client, address).await;
+            let pinned = hold_buffers(client, address).await;
             drop(turn);
             let Some(mut pinned) = pinned else {
                 progress.failed.fetch_add(1, Ordering::Relaxed);
@@ -466,13 +472,13 @@ fn strangers(client: &TlsClient, address: SocketAddr, progress: &Arc<Progress>) 
             std::future::pending::<()>().await;
         });
     }
-    strangers
+    attackers
 }
 
 /// A user's medians in the phases of an attack.
 #[derive(Debug)]
 struct PhaseMedians {
-    /// While the strangers connect and are answered.
+    /// While the attackers connect and receive responses.
     connecting: Medians,
     /// While they send.
     sending: Medians,
@@ -480,26 +486,29 @@ struct PhaseMedians {
     held: Medians,
 }
 
-/// An attack from its begin on, as a user sees it.
+/// Measures a user's latency during an attack.
 async fn observe_attack(
     attack: &Attack,
     observer: &mut Observer,
     mut look: impl AsyncFnMut(),
 ) -> PhaseMedians {
     let mut connecting = Latencies::default();
-    let limit = Instant::now() + CONNECT_LIMIT;
+    let limit = Instant::now() + ATTACK_CONNECT_TIMEOUT;
     while !attack.is_connected() {
         observer.ask(&mut connecting).await;
         look().await;
         assert!(Instant::now() < limit, "the attack does not take place");
     }
     let pinned = attack.pinned();
-    assert!(pinned > STRANGERS / 2, "{pinned} strangers were answered");
+    assert!(
+        pinned > ATTACK_CONNECTIONS / 2,
+        "{pinned} attackers were answered"
+    );
 
     attack.progress.sending.send_replace(true);
     let mut sending = Latencies::default();
     let mut progress = (Instant::now(), 0);
-    while progress.0.elapsed() < SENT_ALL {
+    while progress.0.elapsed() < SEND_IDLE_TIME {
         observer.ask(&mut sending).await;
         look().await;
         if attack.sent() > progress.1 {
@@ -507,7 +516,7 @@ async fn observe_attack(
         }
     }
     let mut held = Latencies::default();
-    for _ in 0..ASKED {
+    for _ in 0..LATENCY_REQUESTS {
         observer.ask(&mut held).await;
     }
     look().await;
@@ -520,24 +529,24 @@ async fn observe_attack(
 
 #[tokio::test]
 async fn a_thousand_unauthenticated_connections_stay_within_the_budget_and_harm_no_user() {
-    let (plane, bridge) = scene().await;
+    let (plane, bridge) = start_server_and_bridge().await;
     let mut observer = Observer::new(&plane, &bridge);
-    observer.ask_often().await;
-    let quiet = observer.ask_often().await.medians();
+    observer.measure().await;
+    let quiet = observer.measure().await.medians();
     println!("without an attack: {quiet:?}");
 
     // The alternative: the same attack, without a bridge.
-    let attack = Attack::on(plane.stranger(), plane.servers[0].address);
+    let attack = Attack::on(plane.anonymous_client(), plane.servers[0].address);
     let direct_attack = observe_attack(&attack, &mut observer, async || ()).await;
     println!("attack on kube-apiserver: {attack}; {direct_attack:?}");
     drop(attack);
 
     let (process, admin) = (bridge.process.id(), bridge.admin);
-    let before = resident(process);
+    let before = resident_bytes(process);
     let (mut most, mut most_counted) = (0, 0);
-    let attack = Attack::on(plane.stranger(), bridge.address);
+    let attack = Attack::on(plane.anonymous_client(), bridge.address);
     let bridged_attack = observe_attack(&attack, &mut observer, async || {
-        most = most.max(resident(process));
+        most = most.max(resident_bytes(process));
         let counted = plane.metrics(admin).await;
         most_counted = most_counted.max(counted.sum("skewbridge_buffered_bytes", &[]));
     });
@@ -552,14 +561,14 @@ async fn a_thousand_unauthenticated_connections_stay_within_the_budget_and_harm_
     );
     let allowed = BUDGET + LATE_EVICTIONS;
     assert!(most_counted <= allowed, "{} MiB", most_counted / MIB);
-    let allowed = BUDGET + PER_CONNECTION * STRANGERS as u64;
+    let allowed = BUDGET + MAX_BYTES_PER_CONNECTION * ATTACK_CONNECTIONS as u64;
     assert!(grown <= allowed, "{} of {} MiB", grown / MIB, allowed / MIB);
     let PhaseMedians {
         mut connecting,
         sending,
         held,
     } = bridged_attack;
-    // Strangers who connect cost the user of a kube-apiserver without a bridge as much.
+    // Attackers that connect cost the user of a kube-apiserver without a bridge as much.
     connecting.direct = connecting.direct.max(direct_attack.connecting.direct);
     for (phase, seen, slack) in [
         ("connecting", connecting, CONNECTING_SLACK),
@@ -568,7 +577,7 @@ async fn a_thousand_unauthenticated_connections_stay_within_the_budget_and_harm_
     ] {
         let Medians { bridged, direct } = seen;
         assert!(
-            bridged <= direct * TIMES_SLOWER + slack,
+            bridged <= direct * MAX_SLOWDOWN + slack,
             "{phase}: {bridged:?} through the bridge, {direct:?} beside it"
         );
     }

@@ -1,115 +1,116 @@
-//! How soon every bridge shows what has changed.
+//! How soon every bridge shows changes in discovery.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use skewbridge_e2e::{
-    AGGREGATED, Discovered, Plane, Protocol, Raw, Request, Server, Via, newest, oldest, planes,
+    AGGREGATED, ControlPlane, DiscoveredResource, HttpClient, Protocol, Request, ServerSpec, Via,
+    control_planes, newest, oldest,
 };
 use skewbridge_testkit::eventually;
 use tokio::time::sleep;
 
-/// From the last readiness to when everybody knows everybody.
-const FOUND: Duration = Duration::from_secs(30);
+/// From the last readiness to the time when all servers know each other.
+const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What is promised: from a peer's readiness to when every bridge shows it.
-const PROMISE: Duration = Duration::from_secs(5);
+/// The documented bound: from a peer's readiness to the time when every bridge shows its APIs.
+const MAX_PROPAGATION: Duration = Duration::from_secs(5);
 
-/// Between two requests for what is unavailable.
-const BETWEEN_REQUESTS: Duration = Duration::from_millis(500);
+/// The interval between two requests for an unavailable API.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(500);
 
-/// For a server to show what it was given.
-const SHOWN: Duration = Duration::from_secs(20);
+/// For a server to publish a new resource.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(20);
 
 const CUSTOM_RESOURCES: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
-/// Without it kube-apiserver leaves watches open when it is told to end, and
-/// waits a minute for them.
-const END_WATCHES: &str = "--shutdown-watch-termination-grace-period=10s";
+/// Without it kube-apiserver keeps watches open when it is terminated, and waits a minute
+/// for them.
+const WATCH_TERMINATION_FLAG: &str = "--shutdown-watch-termination-grace-period=10s";
 
-/// How many are made and deleted.
+/// How many resources are created and deleted.
 const ROUNDS: u32 = 10;
 
-/// The test itself blocks while servers end.
+/// The test blocks its thread while servers exit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_has_changed_is_shown_in_time() {
-    for versions in planes() {
+async fn changes_are_shown_in_time() {
+    for versions in control_planes() {
         let (old, new) = (oldest(&versions), newest(&versions));
         if versions.len() == 2 && old != new {
             println!("plane {versions:?}");
-            judge(old, new).await;
+            check_versions(old, new).await;
         }
     }
 }
 
-async fn judge(old: &str, new: &str) {
-    let server = |version| Server::of(version).peer().flag(END_WATCHES);
-    let mut plane = Plane::start(&[server(old), server(new)]).await;
-    everybody_shows_the_union(&plane, &[0, 1], FOUND).await;
-    custom_resources_are_right_at_once(&plane, 0).await;
-    custom_resources_are_right_at_once(&plane, 1).await;
+async fn check_versions(old: &str, new: &str) {
+    let server = |version| ServerSpec::of(version).peer().flag(WATCH_TERMINATION_FLAG);
+    let mut plane = ControlPlane::start(&[server(old), server(new)]).await;
+    wait_until_all_show_the_union(&plane, &[0, 1], PEER_DISCOVERY_TIMEOUT).await;
+    custom_resources_are_shown_immediately(&plane, 0).await;
+    custom_resources_are_shown_immediately(&plane, 1).await;
 
-    // In place, under a bridge that stays.
+    // In place, under a bridge that keeps running.
     for (node, version) in [(1, old), (0, new)] {
-        plane.end_server(node, "TERM");
+        plane.stop_server(node, "TERM");
         plane.replace_server(node, version);
-        plane.run_server(node);
-        is_shown_in_time(&plane, node, "its bridge stayed").await;
+        plane.start_server(node);
+        wait_until_shown(&plane, node, "its bridge stayed").await;
     }
     // With their bridges.
-    leave(&mut plane, 0, 1).await;
-    come_back(&mut plane, 0, old).await;
-    end(&mut plane, 1);
-    come_back(&mut plane, 1, new).await;
-    leave(&mut plane, 0, 1).await;
+    stop_and_check_unavailable(&mut plane, 0, 1).await;
+    restart(&mut plane, 0, old).await;
+    stop(&mut plane, 1);
+    restart(&mut plane, 1, new).await;
+    stop_and_check_unavailable(&mut plane, 0, 1).await;
 }
 
-fn end(plane: &mut Plane, node: usize) {
-    plane.end_bridge(node, "TERM");
-    plane.end_server(node, "TERM");
+fn stop(plane: &mut ControlPlane, node: usize) {
+    plane.stop_bridge(node, "TERM");
+    plane.stop_server(node, "TERM");
 }
 
-async fn come_back(plane: &mut Plane, node: usize, version: &str) {
+async fn restart(plane: &mut ControlPlane, node: usize, version: &str) {
     plane.replace_server(node, version);
-    plane.run_server(node);
-    plane.run_bridge(node);
-    is_shown_in_time(plane, node, "with its bridge").await;
+    plane.start_server(node);
+    plane.start_bridge(node);
+    wait_until_shown(plane, node, "with its bridge").await;
 }
 
-/// A server and its bridge end together, as when their host restarts. What only that server
-/// has is unavailable then, and not "not found": a controller that reads 404 treats its
-/// objects as gone. The end of that time is a rule of the pure core (`ROLLOUT_GRACE`).
-async fn leave(plane: &mut Plane, node: usize, other: usize) {
+/// A server and its bridge stop together, as when their host restarts. The APIs that only
+/// that server has are unavailable then, and not "not found": a controller that reads 404
+/// treats its objects as deleted. The end of that period is a rule of the pure core
+/// (`ROLLOUT_GRACE`).
+async fn stop_and_check_unavailable(plane: &mut ControlPlane, node: usize, other: usize) {
     let other_names = names(plane, other, Via::Server).await;
     let mut own = plane.discovered(node, Via::Server).await.into_iter();
     let only = own.find(|it| it.verbs.contains("list") && !other_names.contains(&path(it)));
     let only = path(&only.expect("something that only it serves"));
-    end(plane, node);
+    stop(plane, node);
     let left = Instant::now();
-    while left.elapsed() < PROMISE {
+    while left.elapsed() < MAX_PROPAGATION {
         assert_eq!(plane.status(other, Via::Bridge, &only).await, 503, "{only}");
         assert!(names(plane, other, Via::Bridge).await.contains(&only));
-        sleep(BETWEEN_REQUESTS).await;
+        sleep(REQUEST_INTERVAL).await;
     }
 }
 
 /// Waits until a server is back, and every bridge shows what all servers serve.
-async fn is_shown_in_time(plane: &Plane, node: usize, how: &str) {
+async fn wait_until_shown(plane: &ControlPlane, node: usize, how: &str) {
     let server = &plane.servers[node];
     let what = format!("{node} as {}", server.version);
-    plane.ready(&what, server.address).await;
+    plane.wait_for_ready(&what, server.address).await;
     let ready = Instant::now();
-    plane.ready(&what, server.bridge).await;
-    everybody_shows_the_union(plane, &[0, 1], FOUND).await;
+    plane.wait_for_ready(&what, server.bridge).await;
+    wait_until_all_show_the_union(plane, &[0, 1], PEER_DISCOVERY_TIMEOUT).await;
     let took = ready.elapsed();
     println!("node {what}, {how}: {took:.1?}");
-    assert!(took < PROMISE, "{took:?}");
+    assert!(took < MAX_PROPAGATION, "{took:?}");
 }
 
-/// Waits until the bridges of these servers show what these servers serve, and
-/// nothing else.
-async fn everybody_shows_the_union(plane: &Plane, servers: &[usize], within: Duration) {
+/// Waits until the bridges of these servers show what these servers serve, and nothing else.
+async fn wait_until_all_show_the_union(plane: &ControlPlane, servers: &[usize], within: Duration) {
     let mut union = BTreeSet::new();
     for server in servers {
         union.extend(names(plane, *server, Via::Server).await);
@@ -125,59 +126,67 @@ async fn everybody_shows_the_union(plane: &Plane, servers: &[usize], within: Dur
     .await;
 }
 
-async fn names(plane: &Plane, server: usize, via: Via) -> BTreeSet<String> {
+async fn names(plane: &ControlPlane, server: usize, via: Via) -> BTreeSet<String> {
     let all = plane.discovered(server, via).await;
     all.iter().map(path).collect()
 }
 
-fn path(of: &Discovered) -> String {
+fn path(of: &DiscoveredResource) -> String {
     format!("{}/{}", of.prefix, of.resource)
 }
 
-/// Waits until the bridge answers by itself: it remembers who may read, once it
-/// has heard of no change for 5 s. Servers give their own answers an id.
-async fn is_remembered(client: &mut Raw) {
-    eventually("the bridge answers by itself", SHOWN, async || {
-        let request = Request::get("/apis").header("Accept", AGGREGATED);
-        let answer = client.send(&request).await.unwrap();
-        answer.status == 200 && answer.header("audit-id").is_none()
-    })
+/// Waits until the bridge responds from its cache: it caches permissions once discovery has
+/// not changed for 5 s. Servers add an audit ID to their own responses.
+async fn wait_until_cached(client: &mut HttpClient) {
+    eventually(
+        "the bridge answers by itself",
+        PUBLISH_TIMEOUT,
+        async || {
+            let request = Request::get("/apis").header("Accept", AGGREGATED);
+            let answer = client.send(&request).await.unwrap();
+            answer.status == 200 && answer.header("audit-id").is_none()
+        },
+    )
     .await;
 }
 
-/// Of one who has asked a moment before, and whose permission is remembered.
-async fn custom_resources_are_right_at_once(plane: &Plane, server: usize) {
-    let mut straight = plane.raw(server, Via::Server, Protocol::H2);
-    let mut bridged = plane.raw(server, Via::Bridge, Protocol::H2);
+/// For a client that has sent a request before, and whose permission is cached.
+async fn custom_resources_are_shown_immediately(plane: &ControlPlane, server: usize) {
+    let mut direct = plane.http_client(server, Via::Server, Protocol::H2);
+    let mut bridged = plane.http_client(server, Via::Bridge, Protocol::H2);
     let mut longest = Duration::ZERO;
     for round in 0..ROUNDS {
         let group = format!("round{round}.s{server}.example.com");
         let name = format!("things.{group}");
         if round == 0 {
-            is_remembered(&mut bridged).await;
+            wait_until_cached(&mut bridged).await;
         }
         assert!(!shows(&mut bridged, &group).await);
         let request = Request::new("POST", CUSTOM_RESOURCES);
         let request = request.body("application/json", &custom_resource(&group).to_string());
-        let made = straight.send(&request).await.unwrap();
+        let made = direct.send(&request).await.unwrap();
         assert_eq!(made.status, 201, "{}", made.text());
-        for there in [true, false] {
-            // kubectl wait --for=condition=Established; after that discovery.
-            let what = format!("{group} straight: {there}");
-            eventually(&what, SHOWN, async || {
-                shows(&mut straight, &group).await == there
+        for is_present in [true, false] {
+            // kubectl wait --for=condition=Established; then discovery.
+            let what = format!("{group} straight: {is_present}");
+            eventually(&what, PUBLISH_TIMEOUT, async || {
+                shows(&mut direct, &group).await == is_present
             })
             .await;
             let began = Instant::now();
-            assert_eq!(shows(&mut bridged, &group).await, there, "{group}");
+            assert_eq!(shows(&mut bridged, &group).await, is_present, "{group}");
             longest = longest.max(began.elapsed());
-            assert_eq!(shows(&mut bridged, &group).await, there, "{group}, again");
-            if there {
+            assert_eq!(
+                shows(&mut bridged, &group).await,
+                is_present,
+                "{group}, again"
+            );
+            if is_present {
                 if round == 0 {
-                    is_remembered(&mut bridged).await;
+                    wait_until_cached(&mut bridged).await;
                 }
                 let path = format!("{CUSTOM_RESOURCES}/{name}");
-                let deleted = straight.send(&Request::new("DELETE", &path)).await;
+                let deleted = direct.send(&Request::new("DELETE", &path)).await;
                 assert_eq!(deleted.unwrap().status, 200);
             }
         }
@@ -196,8 +205,8 @@ fn custom_resource(group: &str) -> Value {
                 "schema": {"openAPIV3Schema": {"type": "object"}}}]}})
 }
 
-/// Whether a group is shown with what is in it.
-async fn shows(client: &mut Raw, group: &str) -> bool {
+/// Whether a group is shown with its resources.
+async fn shows(client: &mut HttpClient, group: &str) -> bool {
     let request = Request::get("/apis").header("Accept", AGGREGATED);
     let answer = client.send(&request).await.unwrap();
     assert_eq!(answer.status, 200, "{}", answer.text());

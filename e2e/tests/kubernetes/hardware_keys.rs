@@ -1,12 +1,11 @@
-//! A real kubectl and a real kube-apiserver, and between them a key that exists only
-//! in a token.
+//! A real kubectl and a real kube-apiserver, with a key that exists only in a token.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Node, Plane, Server, Staying, User, Via, newest, versions};
+use skewbridge_e2e::{ControlPlane, Node, RunningKubectl, ServerSpec, User, Via, newest, versions};
 use skewbridge_testkit::{ScratchDir, SoftToken};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -14,21 +13,21 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 /// For a command that takes a second or two on an idle machine.
-const BOUND: Duration = Duration::from_mins(1);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Much more than all the buffers on its way.
-const FILE: usize = 8 << 20;
+/// Much more than all buffers on the path.
+const FILE_BYTES: usize = 8 << 20;
 
 #[tokio::test]
-async fn kubectl_does_what_it_always_does_with_a_key_that_exists_only_in_a_token() {
+async fn kubectl_works_with_a_key_that_exists_only_in_a_token() {
     let Some(token) = SoftToken::new("jane", "246810") else {
         return;
     };
     let versions = versions();
-    let mut plane = Plane::prepare(&[Server::of(newest(&versions)).without_bridge()]);
-    plane.run_all();
+    let mut plane = ControlPlane::prepare(&[ServerSpec::of(newest(&versions)).without_bridge()]);
+    plane.start_all();
     let server = &plane.servers[0];
-    plane.ready(&server.version, server.address).await;
+    plane.wait_for_ready(&server.version, server.address).await;
     let node = plane.start_node().await;
     for (kind, label, id) in [("EC:prime256v1", "ecdsa", "01"), ("rsa:2048", "rsa", "02")] {
         let key = token.generate(kind, label, id);
@@ -40,7 +39,7 @@ async fn kubectl_does_what_it_always_does_with_a_key_that_exists_only_in_a_token
         for web_sockets in [false, true] {
             println!("{label}, WebSocket {web_sockets}");
             let kubectl = Kubectl::new(&plane, &token, label, web_sockets);
-            the_user_is_who_has_the_key(&kubectl).await;
+            the_user_is_that_of_the_key(&kubectl).await;
             objects_are_listed_and_watched(&kubectl).await;
             commands_run(&kubectl).await;
             files_are_copied(&kubectl, &node).await;
@@ -50,14 +49,14 @@ async fn kubectl_does_what_it_always_does_with_a_key_that_exists_only_in_a_token
 }
 
 struct Kubectl<'a> {
-    plane: &'a Plane,
+    plane: &'a ControlPlane,
     token: &'a SoftToken,
     config: String,
     web_sockets: bool,
 }
 
 impl<'a> Kubectl<'a> {
-    fn new(plane: &'a Plane, token: &'a SoftToken, label: &str, web_sockets: bool) -> Self {
+    fn new(plane: &'a ControlPlane, token: &'a SoftToken, label: &str, web_sockets: bool) -> Self {
         let pin = plane.file("pin", "246810\n");
         let file = |name: &str| {
             let there = std::path::Path::new(&pin).with_file_name(name);
@@ -93,14 +92,14 @@ impl<'a> Kubectl<'a> {
         }
     }
 
-    /// kubectl below `skewbridge run`: it has no credential of its own.
+    /// kubectl under `skewbridge run`: it has no credential of its own.
     fn command(&self, words: &[&str]) -> Command {
-        let straight = self.plane.kubectl_command(0, Via::Server, User::Admin);
+        let direct = self.plane.kubectl_command(0, Via::Server, User::Admin);
         let web_sockets = self.web_sockets.to_string();
         let mut command = Command::new(std::env::var("SKEWBRIDGE_E2E_BRIDGE").unwrap());
         command
             .args(["run", "--kubeconfig", &self.config, "--"])
-            .arg(straight.as_std().get_program())
+            .arg(direct.as_std().get_program())
             .args(["-n", Node::NAMESPACE])
             .args(words)
             .env("SOFTHSM2_CONF", self.token.configuration())
@@ -121,11 +120,11 @@ impl<'a> Kubectl<'a> {
             .unwrap();
         let mut input = child.stdin.take().unwrap();
         let feeding = async move {
-            // A command may end before its input does.
+            // A command may exit before it has read its input.
             let _ = input.write_all(stdin).await;
         };
         let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
-        let output = timeout(BOUND, both).await;
+        let output = timeout(COMMAND_TIMEOUT, both).await;
         let output = output
             .unwrap_or_else(|_| panic!("{words:?} hangs"))
             .unwrap();
@@ -141,19 +140,22 @@ impl<'a> Kubectl<'a> {
     }
 }
 
-async fn the_user_is_who_has_the_key(kubectl: &Kubectl<'_>) {
-    let told = kubectl.ok(&["auth", "whoami", "-o", "json"]).await;
-    let told: Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["status"]["userInfo"]["username"], "jane-of-the-token");
+async fn the_user_is_that_of_the_key(kubectl: &Kubectl<'_>) {
+    let review = kubectl.ok(&["auth", "whoami", "-o", "json"]).await;
+    let review: Value = serde_json::from_str(&review).unwrap();
+    assert_eq!(
+        review["status"]["userInfo"]["username"],
+        "jane-of-the-token"
+    );
 }
 
 async fn objects_are_listed_and_watched(kubectl: &Kubectl<'_>) {
     let listed = kubectl.ok(&["get", "pods", "-o", "name"]).await;
     assert_eq!(listed.trim(), format!("pod/{}", Node::POD));
     let words = ["get", "pods", "--watch", "-o", "name"];
-    let mut watch = Staying::start(&mut kubectl.command(&words));
+    let mut watch = RunningKubectl::start(&mut kubectl.command(&words));
     assert_eq!(watch.line().await, format!("pod/{}", Node::POD));
-    // Seen by the watch, which has begun: kubectl has listed before.
+    // The watch has started: kubectl has listed before.
     let label = format!("seen={}", kubectl.web_sockets);
     let words = ["label", "--overwrite", "pod", Node::POD, &label];
     kubectl.ok(&words).await;
@@ -172,7 +174,10 @@ async fn commands_run(kubectl: &Kubectl<'_>) {
 
 async fn files_are_copied(kubectl: &Kubectl<'_>, node: &Node) {
     let directory = ScratchDir::new();
-    let contents: Vec<u8> = (0_u32..).flat_map(u32::to_le_bytes).take(FILE).collect();
+    let contents: Vec<u8> = (0_u32..)
+        .flat_map(u32::to_le_bytes)
+        .take(FILE_BYTES)
+        .collect();
     let original = directory.write("original", &contents);
     let in_pod = node.directory.join("copy");
     let remote = format!("{}:{}", Node::POD, in_pod.display());
@@ -194,16 +199,16 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
         let _ = tokio::io::copy(&mut reader, &mut writer).await;
     });
     let words = ["port-forward", "--address=127.0.0.1", Node::POD, &ports];
-    let mut forward = Staying::start(&mut kubectl.command(&words));
+    let mut forward = RunningKubectl::start(&mut kubectl.command(&words));
     let line = forward.line().await;
     let address = line.strip_prefix("Forwarding from ").expect(&line);
     let (address, _) = address.split_once(" -> ").expect(&line);
     let address: SocketAddr = address.parse().unwrap();
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"through the token").await.unwrap();
-    let mut heard = [0; 17];
-    let reading = timeout(BOUND, stream.read_exact(&mut heard)).await;
+    let mut received = [0; 17];
+    let reading = timeout(COMMAND_TIMEOUT, stream.read_exact(&mut received)).await;
     reading.unwrap().unwrap();
-    assert_eq!(&heard, b"through the token");
+    assert_eq!(&received, b"through the token");
     echoing.abort();
 }

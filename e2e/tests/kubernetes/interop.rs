@@ -1,69 +1,78 @@
-//! A bridge in front of a server that has the feature off, and a real server
-//! that has it on, are peers of each other: neither knows what the other is.
+//! A bridge in front of a server with the feature off and a real server with the feature on
+//! are peers: neither detects what the other is.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Plane, Protocol, Request, Server, Special, User, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, Protocol, Request, ServerSpec, User, VersionSpecificApi, Via,
+    old_and_new_versions,
+};
 use skewbridge_etcd::Client;
 use skewbridge_peers::{Identity, Record};
 use skewbridge_testkit::eventually;
 
-/// From the last readiness to when everybody knows everybody.
-const FOUND: Duration = Duration::from_secs(30);
+/// From the last readiness to the time when all servers know each other.
+const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// For an audit log to be written.
-const WRITTEN: Duration = Duration::from_secs(10);
+/// For the audit log to be written.
+const AUDIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// In the order in which they are started.
-const OURS: usize = 0;
-const REAL: usize = 1;
+/// In start order.
+const BRIDGED: usize = 0;
+const NATIVE: usize = 1;
 
 #[tokio::test]
 async fn a_bridge_and_a_real_peer_are_peers_of_each_other() {
-    let Some([old, new]) = told_apart() else {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
-    let servers = [Server::of(&old).peer(), Server::of(&new).native_peer()];
-    let mut plane = Plane::start(&servers).await;
+    let servers = [
+        ServerSpec::of(&old).peer(),
+        ServerSpec::of(&new).native_peer(),
+    ];
+    let mut plane = ControlPlane::start(&servers).await;
 
-    // Neither server serves what is asked of it here.
+    // Neither server serves the API that is requested from it here.
     let there = [
-        (OURS, Special::POLICIES),
-        (OURS, Special::TAINT_RULES),
-        (REAL, Special::ATTRIBUTES_CLASSES),
+        (BRIDGED, VersionSpecificApi::POLICIES),
+        (BRIDGED, VersionSpecificApi::TAINT_RULES),
+        (NATIVE, VersionSpecificApi::ATTRIBUTES_CLASSES),
     ];
     for (server, special) in there {
         let path = special.path;
         let what = format!("{path} through {server}");
-        eventually(&what, FOUND, async || {
+        eventually(&what, PEER_DISCOVERY_TIMEOUT, async || {
             plane.status(server, Via::Bridge, path).await == 200
         })
         .await;
     }
-    for special in [Special::POLICIES, Special::TAINT_RULES] {
-        assert_eq!(plane.status(OURS, Via::Server, special.path).await, 404);
+    for special in [
+        VersionSpecificApi::POLICIES,
+        VersionSpecificApi::TAINT_RULES,
+    ] {
+        assert_eq!(plane.status(BRIDGED, Via::Server, special.path).await, 404);
     }
-    the_record_is_ours(&mut plane).await;
+    the_record_points_to_the_bridge(&mut plane).await;
 
     for (server, special) in there {
-        objects_live_and_die(&plane, server, &special).await;
+        objects_are_created_read_and_deleted(&plane, server, &special).await;
     }
     for (from, to, special) in [
-        (OURS, REAL, Special::POLICIES),
-        (REAL, OURS, Special::ATTRIBUTES_CLASSES),
+        (BRIDGED, NATIVE, VersionSpecificApi::POLICIES),
+        (NATIVE, BRIDGED, VersionSpecificApi::ATTRIBUTES_CLASSES),
     ] {
-        the_destination_knows_who_asks(&plane, from, to, &special).await;
+        the_destination_knows_the_user(&plane, from, to, &special).await;
     }
 }
 
-/// The real server goes by this record, and has just been shown to.
-async fn the_record_is_ours(plane: &mut Plane) {
+/// The real server uses this record, and has just used it.
+async fn the_record_points_to_the_bridge(plane: &mut ControlPlane) {
     let endpoint = format!("http://{}", plane.etcd().address).parse().unwrap();
     let etcd = Client::new(vec![endpoint], None).unwrap();
     for (server, address) in [
-        (OURS, plane.servers[OURS].bridge),
-        (REAL, plane.servers[REAL].address),
+        (BRIDGED, plane.servers[BRIDGED].bridge),
+        (NATIVE, plane.servers[NATIVE].address),
     ] {
         let identity = Identity::of_hostname(&plane.servers[server].host);
         let key = Record::key("/registry", &identity);
@@ -73,7 +82,11 @@ async fn the_record_is_ours(plane: &mut Plane) {
     }
 }
 
-async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
+async fn objects_are_created_read_and_deleted(
+    plane: &ControlPlane,
+    server: usize,
+    special: &VersionSpecificApi,
+) {
     let kubectl = async |words: &[&str]| {
         let output = plane.kubectl(server, Via::Bridge, User::Admin, words).await;
         assert_eq!(output.code, Some(0), "{words:?}: {}", output.stderr);
@@ -86,9 +99,8 @@ async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
     kubectl(&["delete", "--raw", &path]).await;
 }
 
-/// kube-apiserver lets nobody through to a peer who may not do there what he
-/// asks for.
-async fn allow_reading(plane: &Plane, special: &Special) {
+/// kube-apiserver reroutes a request only if the user is allowed to make it locally.
+async fn allow_reading(plane: &ControlPlane, special: &VersionSpecificApi) {
     let mut parts = special.path.rsplit('/');
     let resource = parts.next().unwrap();
     let group = parts.nth(1).unwrap();
@@ -105,29 +117,34 @@ async fn allow_reading(plane: &Plane, special: &Special) {
     for (kind, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
         let path = format!("/apis/rbac.authorization.k8s.io/v1/{kind}");
         let request = Request::new("POST", &path).body("application/json", &object.to_string());
-        let mut client = plane.raw(OURS, Via::Bridge, Protocol::H2);
+        let mut client = plane.http_client(BRIDGED, Via::Bridge, Protocol::H2);
         let created = client.send(&request).await.unwrap();
         assert_eq!(created.status, 201, "{}", created.text());
     }
 }
 
-/// They may ask, and there is nothing to be had.
-async fn the_destination_knows_who_asks(plane: &Plane, from: usize, to: usize, special: &Special) {
+/// The users are authorized, and the object does not exist.
+async fn the_destination_knows_the_user(
+    plane: &ControlPlane,
+    from: usize,
+    to: usize,
+    special: &VersionSpecificApi,
+) {
     allow_reading(plane, special).await;
     for (user, name) in [(User::Alice, "alice"), (User::AdminAs("carol"), "carol")] {
         let path = format!("{}/asked-for-by-{name}", special.path);
         let mut entry = None;
-        eventually(&format!("{path} in the log"), WRITTEN, async || {
+        eventually(&format!("{path} in the log"), AUDIT_TIMEOUT, async || {
             let words = ["get", "--raw", &path];
             let output = plane.kubectl(from, Via::Bridge, user, &words).await;
             assert_ne!(output.code, Some(0), "{output:?}");
-            entry = audited(plane, to, &path);
+            entry = audit_event(plane, to, &path);
             entry.is_some()
         })
         .await;
         let entry = entry.unwrap();
-        // kube-apiserver changes roles before it passes a request on, a bridge
-        // lets the destination do that.
+        // kube-apiserver applies impersonation before it reroutes a request; a bridge
+        // leaves it to the destination.
         let asks = &entry["user"];
         let counts = entry.get("impersonatedUser").unwrap_or(asks);
         println!("{from} to {to}: {asks} {counts}");
@@ -141,8 +158,8 @@ async fn the_destination_knows_who_asks(plane: &Plane, from: usize, to: usize, s
     }
 }
 
-/// What a server has noted of a request for something that is not there.
-fn audited(plane: &Plane, server: usize, path: &str) -> Option<Value> {
+/// The audit event of a server for a request of a missing object.
+fn audit_event(plane: &ControlPlane, server: usize, path: &str) -> Option<Value> {
     let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap();
     let mut entries = log
         .lines()

@@ -1,47 +1,47 @@
-//! Through a bridge everything is as it is straight from the server.
+//! kubectl has the same results through a bridge as directly.
 
 use std::time::Duration;
 
-use skewbridge_e2e::{Output, Plane, Server, Staying, User, Via, planes};
+use skewbridge_e2e::{ControlPlane, Output, RunningKubectl, ServerSpec, User, Via, control_planes};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-/// For an answer that comes at once on an idle machine.
-const BOUND: Duration = Duration::from_secs(30);
+/// For a response that takes no time on an idle machine.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn every_plane_answers_the_same_through_its_bridges() {
-    for versions in planes() {
+async fn every_control_plane_responds_the_same_through_its_bridges() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
-        judge(&versions).await;
+        check_control_plane(&versions).await;
     }
 }
 
-async fn judge(versions: &[String]) {
-    let servers = versions.iter().map(|version| Server::of(version));
+async fn check_control_plane(versions: &[String]) {
+    let servers = versions.iter().map(|version| ServerSpec::of(version));
     let servers: Vec<_> = servers.collect();
-    let plane = Plane::start(&servers).await;
+    let plane = ControlPlane::start(&servers).await;
     for server in 0..servers.len() {
         identities_are_the_same(&plane, server).await;
-        objects_live_and_die(&plane, server).await;
-        answers_are_the_same(&plane, server).await;
+        objects_are_created_changed_and_deleted(&plane, server).await;
+        responses_are_the_same(&plane, server).await;
         applied_objects_are_the_same(&plane, server).await;
         edited_objects_are_the_same(&plane, server).await;
-        a_watch_sees_what_comes_by_the_other_way(&plane, server).await;
-        a_proxy_answers_the_same(&plane, server).await;
+        a_watch_sees_changes_made_the_other_way(&plane, server).await;
+        kubectl_proxy_responds_the_same(&plane, server).await;
         a_service_account_is_audited_the_same(&plane, server).await;
-        a_forged_identity_is_nobodys(&plane, server).await;
+        a_forged_identity_is_ignored(&plane, server).await;
     }
 }
 
-async fn both(plane: &Plane, server: usize, user: User, words: &[&str]) -> Output {
-    let straight = plane.kubectl(server, Via::Server, user, words).await;
+async fn same_both_ways(plane: &ControlPlane, server: usize, user: User, words: &[&str]) -> Output {
+    let direct = plane.kubectl(server, Via::Server, user, words).await;
     let bridged = plane.kubectl(server, Via::Bridge, user, words).await;
-    assert_eq!(bridged, straight, "{words:?} as {user:?}");
+    assert_eq!(bridged, direct, "{words:?} as {user:?}");
     bridged
 }
 
-/// Certificates, tokens and impersonation are who they were.
-async fn identities_are_the_same(plane: &Plane, server: usize) {
+/// Certificates, tokens and impersonation yield the same users.
+async fn identities_are_the_same(plane: &ControlPlane, server: usize) {
     for (user, name, group) in [
         (User::Admin, "admin", "system:masters"),
         (User::Alice, "alice", "ops"),
@@ -53,7 +53,7 @@ async fn identities_are_the_same(plane: &Plane, server: usize) {
             let output = plane.kubectl(server, via, user, &words).await;
             assert_eq!(output.code, Some(0), "{}", output.stderr);
             let answer: serde_json::Value = serde_json::from_str(&output.stdout).unwrap();
-            // The rest is the time of asking.
+            // The rest is the time of the request.
             answer["status"]["userInfo"].clone()
         };
         let info = whoami(Via::Bridge).await;
@@ -61,15 +61,15 @@ async fn identities_are_the_same(plane: &Plane, server: usize) {
         assert_eq!(info["username"], name);
         let groups = info["groups"].as_array().unwrap();
         assert!(groups.iter().any(|it| it == group), "{groups:?}");
-        both(plane, server, user, &["auth", "can-i", "--list"]).await;
-        let denied = both(plane, server, user, &["get", "secrets", "-A"]).await;
+        same_both_ways(plane, server, user, &["auth", "can-i", "--list"]).await;
+        let denied = same_both_ways(plane, server, user, &["get", "secrets", "-A"]).await;
         assert_eq!(denied.code == Some(0), user == User::Admin, "{denied:?}");
     }
 }
 
-/// Create, apply, patch, watch and delete, each by one way and seen by the
-/// other.
-async fn objects_live_and_die(plane: &Plane, server: usize) {
+/// Creates, applies, patches, watches and deletes objects, alternating between the server
+/// and its bridge.
+async fn objects_are_created_changed_and_deleted(plane: &ControlPlane, server: usize) {
     let admin = async |via, words: &[&str]| {
         let output = plane.kubectl(server, via, User::Admin, words).await;
         assert_eq!(output.code, Some(0), "{words:?}: {}", output.stderr);
@@ -99,13 +99,13 @@ async fn objects_live_and_die(plane: &Plane, server: usize) {
         admin(Via::Server, &table).await
     );
     admin(Via::Bridge, &["-n", n, "delete", "configmap", "c"]).await;
-    let gone = both(plane, server, User::Admin, &get).await;
+    let gone = same_both_ways(plane, server, User::Admin, &get).await;
     assert_eq!(gone.code, Some(1));
     assert!(gone.stderr.contains("NotFound"), "{}", gone.stderr);
 }
 
-/// Questions that change nothing.
-async fn answers_are_the_same(plane: &Plane, server: usize) {
+/// Requests without side effects.
+async fn responses_are_the_same(plane: &ControlPlane, server: usize) {
     for user in [User::Admin, User::Bob] {
         for words in [
             &["auth", "can-i", "get", "secrets"][..],
@@ -116,19 +116,19 @@ async fn answers_are_the_same(plane: &Plane, server: usize) {
             &["api-versions"],
             &["explain", "configmaps.data"],
         ] {
-            both(plane, server, user, words).await;
+            same_both_ways(plane, server, user, words).await;
         }
     }
     let may = ["auth", "can-i", "get", "secrets"];
-    let yes = both(plane, server, User::Admin, &may).await;
+    let yes = same_both_ways(plane, server, User::Admin, &may).await;
     assert_eq!((yes.code, yes.stdout.trim()), (Some(0), "yes"));
-    let no = both(plane, server, User::Bob, &may).await;
+    let no = same_both_ways(plane, server, User::Bob, &may).await;
     assert_eq!((no.code, no.stdout.trim()), (Some(1), "no"));
 }
 
-/// Server-side apply: what is applied by one way is unchanged by the other, and
-/// another manager's field is a conflict by both.
-async fn applied_objects_are_the_same(plane: &Plane, server: usize) {
+/// Server-side apply: an object applied directly is unchanged through the bridge and vice
+/// versa, and another manager's field is a conflict both ways.
+async fn applied_objects_are_the_same(plane: &ControlPlane, server: usize) {
     let directory = skewbridge_testkit::ScratchDir::new();
     let namespace = format!("e2e-{server}");
     let n = namespace.as_str();
@@ -157,14 +157,17 @@ async fn applied_objects_are_the_same(plane: &Plane, server: usize) {
         "yaml",
         "--show-managed-fields",
     ];
-    let before = both(plane, server, User::Admin, &get).await;
+    let before = same_both_ways(plane, server, User::Admin, &get).await;
     assert!(
         before.stdout.contains("operation: Apply"),
         "{}",
         before.stdout
     );
     assert_eq!(apply(Via::Server, &one, "tests").await, first);
-    assert_eq!(both(plane, server, User::Admin, &get).await, before);
+    assert_eq!(
+        same_both_ways(plane, server, User::Admin, &get).await,
+        before
+    );
     let conflict = apply(Via::Bridge, &two, "others").await;
     assert_eq!(conflict.code, Some(1), "{}", conflict.stdout);
     assert!(
@@ -173,14 +176,17 @@ async fn applied_objects_are_the_same(plane: &Plane, server: usize) {
         conflict.stderr
     );
     assert_eq!(apply(Via::Server, &two, "others").await, conflict);
-    assert_eq!(both(plane, server, User::Admin, &get).await, before);
+    assert_eq!(
+        same_both_ways(plane, server, User::Admin, &get).await,
+        before
+    );
 }
 
-/// What an editor makes of an object comes back as a patch.
-async fn edited_objects_are_the_same(plane: &Plane, server: usize) {
+/// An edit with an editor is sent as a patch.
+async fn edited_objects_are_the_same(plane: &ControlPlane, server: usize) {
     let namespace = format!("e2e-{server}");
     let n = namespace.as_str();
-    let straight = async |words: &[&str]| {
+    let direct = async |words: &[&str]| {
         let words = [&["-n", n], words].concat();
         let output = plane.kubectl(server, Via::Server, User::Admin, &words);
         let output = output.await;
@@ -189,27 +195,27 @@ async fn edited_objects_are_the_same(plane: &Plane, server: usize) {
     };
     let mut results = Vec::new();
     for via in [Via::Server, Via::Bridge] {
-        straight(&["create", "configmap", "edited", "--from-literal=a=one"]).await;
+        direct(&["create", "configmap", "edited", "--from-literal=a=one"]).await;
         let mut command = plane.kubectl_command(server, via, User::Admin);
         let command = command.args(["-n", n, "edit", "configmap", "edited"]);
         let edited = command.env("KUBE_EDITOR", "sed -i s/one/two/").output();
         let edited = edited.await.expect("kubectl starts");
-        let data = straight(&["get", "configmap", "edited", "-o", "jsonpath={.data}"]).await;
+        let data = direct(&["get", "configmap", "edited", "-o", "jsonpath={.data}"]).await;
         assert_eq!(data, r#"{"a":"two"}"#, "{via:?}: {edited:?}");
-        straight(&["delete", "configmap", "edited"]).await;
+        direct(&["delete", "configmap", "edited"]).await;
         results.push(edited);
     }
     assert_eq!(results[1], results[0]);
 }
 
-async fn a_watch_sees_what_comes_by_the_other_way(plane: &Plane, server: usize) {
+async fn a_watch_sees_changes_made_the_other_way(plane: &ControlPlane, server: usize) {
     let namespace = format!("e2e-{server}");
     let n = namespace.as_str();
     for (watching, other) in [(Via::Bridge, Via::Server), (Via::Server, Via::Bridge)] {
-        // The object of before is the sign that the watch is about to start.
+        // The existing object shows that the watch is about to start.
         let words = ["-n", n, "get", "configmaps", "-w", "-o", "name"];
         let mut command = plane.kubectl_command(server, watching, User::Admin);
-        let mut watch = Staying::start(command.args(words));
+        let mut watch = RunningKubectl::start(command.args(words));
         assert_eq!(watch.line().await, "configmap/applied");
         let change = async |words: &[&str]| {
             let words = [&["-n", n], words].concat();
@@ -224,11 +230,11 @@ async fn a_watch_sees_what_comes_by_the_other_way(plane: &Plane, server: usize) 
     }
 }
 
-async fn a_proxy_answers_the_same(plane: &Plane, server: usize) {
+async fn kubectl_proxy_responds_the_same(plane: &ControlPlane, server: usize) {
     let mut answers = Vec::new();
     for via in [Via::Server, Via::Bridge] {
         let mut command = plane.kubectl_command(server, via, User::Admin);
-        let mut proxy = Staying::start(command.args(["proxy", "--port=0"]));
+        let mut proxy = RunningKubectl::start(command.args(["proxy", "--port=0"]));
         let line = proxy.line().await;
         let address = line.strip_prefix("Starting to serve on ").expect(&line);
         let mut connection = tokio::net::TcpStream::connect(address).await.unwrap();
@@ -236,10 +242,11 @@ async fn a_proxy_answers_the_same(plane: &Plane, server: usize) {
                        Host: localhost\r\nConnection: close\r\n\r\n";
         connection.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
-        let read = tokio::time::timeout(BOUND, connection.read_to_string(&mut answer)).await;
+        let read =
+            tokio::time::timeout(COMMAND_TIMEOUT, connection.read_to_string(&mut answer)).await;
         read.expect("an answer in time").unwrap();
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-        // Without the time of asking and its id.
+        // Without the time and the audit ID of the request.
         let lines = answer.lines();
         let lines = lines.filter(|it| !it.starts_with("Date: ") && !it.starts_with("Audit-Id: "));
         answers.push(lines.map(str::to_owned).collect::<Vec<_>>());
@@ -248,8 +255,8 @@ async fn a_proxy_answers_the_same(plane: &Plane, server: usize) {
     assert_eq!(answers[1], answers[0]);
 }
 
-/// The server itself has read the token, whichever way it came.
-async fn a_service_account_is_audited_the_same(plane: &Plane, server: usize) {
+/// The server itself authenticates the token, directly and through the bridge.
+async fn a_service_account_is_audited_the_same(plane: &ControlPlane, server: usize) {
     let namespace = format!("e2e-{server}");
     let n = namespace.as_str();
     let admin = async |words: &[&str]| {
@@ -261,9 +268,9 @@ async fn a_service_account_is_audited_the_same(plane: &Plane, server: usize) {
     let token = admin(&["-n", n, "create", "token", "robot"]).await;
     let token = format!("--token={}", token.trim());
     let audited = async |via| {
-        // In a query of its own, to be found again.
+        // With a unique query, to find it in the audit log.
         let target = format!("/api/v1/secrets?labelSelector=by%3D{via:?}");
-        // In place of Bob's token: a certificate would come first.
+        // Instead of Bob's token: a certificate would take precedence.
         let words = [&token, "get", "--raw", &target];
         let output = plane.kubectl(server, via, User::Bob, &words).await;
         assert_eq!(output.code, Some(1), "{}", output.stdout);
@@ -286,8 +293,8 @@ async fn a_service_account_is_audited_the_same(plane: &Plane, server: usize) {
     assert_eq!(user["groups"], groups);
 }
 
-/// An ordinary client says that it is somebody else.
-async fn a_forged_identity_is_nobodys(plane: &Plane, server: usize) {
+/// A client without front-proxy rights sends identity headers.
+async fn a_forged_identity_is_ignored(plane: &ControlPlane, server: usize) {
     let running = &plane.servers[server];
     let mut client = plane.client("alice").http1(running.bridge).await.unwrap();
     client

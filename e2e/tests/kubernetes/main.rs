@@ -1,5 +1,5 @@
-//! Real Kubernetes as the judge. One program, for each is a link of everything; its
-//! modules are run as programs of their own by `cargo xtask e2e`, two at a time.
+//! Tests against real Kubernetes. All modules are one program, because each program links
+//! everything; `cargo xtask e2e` runs each module in its own process, two at a time.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
 mod bridge_user;
@@ -7,18 +7,16 @@ mod client_commands;
 mod client_copies;
 mod client_go;
 mod complete;
-mod cutting;
+mod control_plane;
 mod discovery;
 mod etcd;
 mod exhaustion;
-mod forward;
 mod freshness;
 mod hardware_keys;
 mod health;
 mod interop;
 mod kubectl;
 mod native;
-mod pair;
 mod peer_crds;
 mod peer_etcd;
 mod peer_faults;
@@ -31,7 +29,6 @@ mod peer_silence;
 mod peer_upgrade;
 mod peer_users;
 mod peers;
-mod plane;
 mod playground;
 mod playground_new;
 mod playground_old;
@@ -45,9 +42,7 @@ mod skew;
 mod spdystream;
 mod stock_clients;
 mod stories;
-mod streaming;
 mod streams;
-mod terminal;
 mod translate;
 mod translate_cuts;
 mod translate_idle;
@@ -55,5 +50,17 @@ mod translate_pings;
 mod translate_users;
 mod unauthenticated_connections;
 mod upgrades;
-mod watched;
 mod websocket;
+
+#[path = "../support/cutting_proxy.rs"]
+mod cutting_proxy;
+#[path = "../support/kubectl_terminal.rs"]
+mod kubectl_terminal;
+#[path = "../support/peer_pair.rs"]
+mod peer_pair;
+#[path = "../support/port_forward.rs"]
+mod port_forward;
+#[path = "../support/status_poll.rs"]
+mod status_poll;
+#[path = "../support/streaming.rs"]
+mod streaming;

@@ -1,53 +1,58 @@
-//! The document of a real server that merges by itself, and that of a bridge
-//! beside it, of the same two servers.
+//! Compares the merged discovery document of a real server with that of a bridge, for the
+//! same two servers.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{AGGREGATED, Plane, Protocol, Request, Server, Special, Via};
+use skewbridge_e2e::{
+    AGGREGATED, ControlPlane, Protocol, Request, ServerSpec, VersionSpecificApi, Via,
+};
 use skewbridge_peers::Identity;
 use skewbridge_testkit::{Response, eventually};
 
-/// From the last readiness to when everybody knows everybody.
-const FOUND: Duration = Duration::from_secs(30);
+/// From the last readiness to the time when all servers know each other.
+const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Merging goes by the order of identities: once one is the first, once the other.
+/// The merge order depends on identities: once the one is first, once the other.
 #[tokio::test]
-async fn a_bridge_merges_as_a_real_server_does() {
-    let ours = || Server::of("1.34.4").peer();
-    let real = || Server::of("1.36.4").native_peer();
+async fn a_bridge_merges_like_a_real_server() {
+    let ours = || ServerSpec::of("1.34.4").peer();
+    let real = || ServerSpec::of("1.36.4").native_peer();
     let mut first = Vec::new();
     for (servers, (ours, real)) in [([ours(), real()], (0, 1)), ([real(), ours()], (1, 0))] {
-        let plane = Plane::start(&servers).await;
+        let plane = ControlPlane::start(&servers).await;
         let identity = |server: usize| Identity::of_hostname(&plane.servers[server].host);
         first.push(identity(ours) < identity(real));
-        everything_is_known(&plane, ours, real).await;
+        wait_until_all_is_shown(&plane, ours, real).await;
         compare(&plane, ours, real).await;
-        make_a_custom_resource(&plane, ours, real).await;
+        create_custom_resource(&plane, ours, real).await;
         compare(&plane, ours, real).await;
     }
     assert_eq!(first, [false, true]);
 }
 
-/// Everything that only one of them serves is there at both.
-async fn everything_is_known(plane: &Plane, ours: usize, real: usize) {
-    eventually("both show everything", FOUND, async || {
-        let mut shown = true;
+/// Both show everything that only one of them serves.
+async fn wait_until_all_is_shown(plane: &ControlPlane, ours: usize, real: usize) {
+    eventually("both show everything", PEER_DISCOVERY_TIMEOUT, async || {
+        let mut all_shown = true;
         for server in [ours, real] {
             let document = plane.aggregated(server, Via::Bridge, "/apis").await;
-            for special in [Special::POLICIES, Special::ATTRIBUTES_CLASSES] {
+            for special in [
+                VersionSpecificApi::POLICIES,
+                VersionSpecificApi::ATTRIBUTES_CLASSES,
+            ] {
                 let mut parts = special.path.rsplit('/');
                 let (resource, version) = (parts.next().unwrap(), parts.next().unwrap());
-                shown &= shows(&document, parts.next().unwrap(), version, resource);
+                all_shown &= shows(&document, parts.next().unwrap(), version, resource);
             }
         }
-        shown
+        all_shown
     })
     .await;
 }
 
-/// What is shared by all servers is shown once, by each as its own.
-async fn make_a_custom_resource(plane: &Plane, ours: usize, real: usize) {
+/// A resource that all servers share is shown once, by each as its own.
+async fn create_custom_resource(plane: &ControlPlane, ours: usize, real: usize) {
     let definition = json!({"apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition", "metadata": {"name": "things.example.com"},
         "spec": {"group": "example.com", "scope": "Namespaced",
@@ -58,52 +63,61 @@ async fn make_a_custom_resource(plane: &Plane, ours: usize, real: usize) {
                 "schema": {"openAPIV3Schema": {"type": "object"}}}]}});
     let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     let request = Request::new("POST", path).body("application/json", &definition.to_string());
-    let mut client = plane.raw(ours, Via::Bridge, Protocol::H2);
+    let mut client = plane.http_client(ours, Via::Bridge, Protocol::H2);
     let made = client.send(&request).await.unwrap();
     assert_eq!(made.status, 201, "{}", made.text());
-    eventually("both show a custom resource", FOUND, async || {
-        let mut shown = true;
-        for server in [ours, real] {
-            let document = plane.aggregated(server, Via::Bridge, "/apis").await;
-            shown &= shows(&document, "example.com", "v1", "things");
-        }
-        shown
-    })
+    eventually(
+        "both show a custom resource",
+        PEER_DISCOVERY_TIMEOUT,
+        async || {
+            let mut all_shown = true;
+            for server in [ours, real] {
+                let document = plane.aggregated(server, Via::Bridge, "/apis").await;
+                all_shown &= shows(&document, "example.com", "v1", "things");
+            }
+            all_shown
+        },
+    )
     .await;
 }
 
-async fn compare(plane: &Plane, ours: usize, real: usize) {
+async fn compare(plane: &ControlPlane, ours: usize, real: usize) {
     let merged = async |server: usize| plane.aggregated(server, Via::Bridge, "/apis").await;
-    let (bridged, straight) = (merged(ours).await, merged(real).await);
-    let different = differences(&read(&straight), &read(&bridged));
+    let (bridged, direct) = (merged(ours).await, merged(real).await);
+    let different = differences(&read(&direct), &read(&bridged));
     assert!(different.is_empty(), "{}", different.join("\n"));
-    assert!(bridged.body == straight.body, "not the same bytes");
+    assert!(bridged.body == direct.body, "not the same bytes");
     for name in ["etag", "content-type", "cache-control", "vary"] {
-        assert_eq!(bridged.header(name), straight.header(name), "{name}");
+        assert_eq!(bridged.header(name), direct.header(name), "{name}");
     }
     let etag = bridged.header("etag").unwrap();
     println!("{} bytes, {etag}", bridged.body.len());
-    the_name_of_one_counts_at_the_other(plane, ours, real, etag).await;
+    the_etag_of_one_is_valid_at_the_other(plane, ours, real, etag).await;
     let accept = "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;\
          as=APIGroupDiscoveryList";
     let request = Request::get("/apis").header("Accept", accept);
-    let mut bridged = plane.raw(ours, Via::Bridge, Protocol::H2);
-    let mut straight = plane.raw(real, Via::Bridge, Protocol::H2);
+    let mut bridged = plane.http_client(ours, Via::Bridge, Protocol::H2);
+    let mut direct = plane.http_client(real, Via::Bridge, Protocol::H2);
     let bridged = bridged.send(&request).await.unwrap();
-    let straight = straight.send(&request).await.unwrap();
+    let direct = direct.send(&request).await.unwrap();
     assert_eq!(
         bridged.header("content-type"),
-        straight.header("content-type")
+        direct.header("content-type")
     );
-    assert!(bridged.body == straight.body, "not the same protobuf");
+    assert!(bridged.body == direct.body, "not the same protobuf");
 }
 
-/// A client that has read one need not read the other.
-async fn the_name_of_one_counts_at_the_other(plane: &Plane, ours: usize, real: usize, etag: &str) {
+/// A client that has the document of one gets 304 from the other.
+async fn the_etag_of_one_is_valid_at_the_other(
+    plane: &ControlPlane,
+    ours: usize,
+    real: usize,
+    etag: &str,
+) {
     for server in [ours, real] {
         let request = Request::get("/apis").header("Accept", AGGREGATED);
         let request = request.header("If-None-Match", etag);
-        let mut client = plane.raw(server, Via::Bridge, Protocol::H2);
+        let mut client = plane.http_client(server, Via::Bridge, Protocol::H2);
         assert_eq!(client.send(&request).await.unwrap().status, 304);
     }
 }
@@ -177,9 +191,9 @@ fn compare_lists(
         let names = items.map(|item| name.iter().fold(item, |at, key| &at[key]).to_string());
         names.collect()
     };
-    let (there, here) = (names(real), names(ours));
-    if there != here {
-        found.push(format!("{at}: real {there:?}, ours {here:?}"));
+    let (real_names, our_names) = (names(real), names(ours));
+    if real_names != our_names {
+        found.push(format!("{at}: real {real_names:?}, ours {our_names:?}"));
     }
     for item in real.as_array().into_iter().flatten() {
         let item_name = name.iter().fold(item, |at, key| &at[key]);

@@ -1,49 +1,67 @@
-//! Custom resources are the same on every server: when their definition goes,
-//! they are not found, at once and everywhere, however long a peer is known to
-//! have served them.
+//! Custom resources are the same on every server: after their definition is deleted, they
+//! are not found, immediately and everywhere, even though a peer is known to have served
+//! them.
 
 use std::time::Duration;
 
 use serde_json::json;
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ServerSpec, VersionSpecificApi, Via,
+    old_and_new_versions,
+};
 use skewbridge_testkit::eventually;
 
-use crate::pair::{FOUND, NEW, OLD, is_found, is_found_by};
+use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT, wait_until_served, wait_until_served_by};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const THINGS: &str = "/apis/bounce.example.com/v1/things";
 
-/// For a server to start, or to notice a definition.
-const NOTICED: Duration = Duration::from_mins(1);
+/// For a server to start, or to process a definition.
+const SERVER_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// How often each bridge is asked after the definition is gone.
-const ENOUGH: usize = 50;
+/// How many requests each bridge gets after the definition is deleted.
+const REQUESTS_AFTER_DELETE: usize = 50;
 
 #[tokio::test]
-async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
-    let Some(versions) = told_apart() else { return };
-    let servers = versions.map(|version| Server::of(&version).peer());
-    let mut plane = Plane::prepare(&servers);
+async fn a_deleted_custom_resource_stays_not_found() {
+    let Some(versions) = old_and_new_versions() else {
+        return;
+    };
+    let servers = versions.map(|version| ServerSpec::of(&version).peer());
+    let mut plane = ControlPlane::prepare(&servers);
     for server in [OLD, NEW] {
-        plane.run_server(server);
+        plane.start_server(server);
     }
     for server in [OLD, NEW] {
-        plane.ready("a server", plane.servers[server].address).await;
+        plane
+            .wait_for_ready("a server", plane.servers[server].address)
+            .await;
     }
     create(&plane, DEFINITIONS, &definition()).await;
     for server in [OLD, NEW] {
-        eventually("things are served", NOTICED, async || {
+        eventually("things are served", SERVER_TIMEOUT, async || {
             plane.status(server, Via::Server, THINGS).await == 200
         })
         .await;
     }
-    // Now that both serve it, each bridge learns that of the other's server.
+    // Now both serve it, and each bridge learns that the other's server does.
     for server in [OLD, NEW] {
-        plane.run_bridge(server);
+        plane.start_bridge(server);
     }
-    plane.all_ready().await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
-    is_found_by(&plane, NEW, &Special::ATTRIBUTES_CLASSES, FOUND).await;
+    plane.wait_until_ready().await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    wait_until_served_by(
+        &plane,
+        NEW,
+        &VersionSpecificApi::ATTRIBUTES_CLASSES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     let thing = json!({"apiVersion": "bounce.example.com/v1", "kind": "Thing",
         "metadata": {"name": "thing"}});
     create(&plane, THINGS, &thing).await;
@@ -53,51 +71,55 @@ async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
     }
 
     let definition = format!("{DEFINITIONS}/things.bounce.example.com");
-    let mut client = plane.raw(OLD, Via::Bridge, Protocol::H2);
+    let mut client = plane.http_client(OLD, Via::Bridge, Protocol::H2);
     let deleted = client.send(&Request::new("DELETE", &definition)).await;
     assert_eq!(deleted.unwrap().status, 200);
-    let mut bridges = [OLD, NEW].map(|server| Watched::new(&plane, server));
-    eventually("things are not found any more", NOTICED, async || {
-        let mut gone = true;
-        for bridge in &mut bridges {
-            let straight = plane.status(bridge.server, Via::Server, THINGS).await;
-            let status = bridge.ask().await;
-            // The bridge was asked after its server.
-            assert!(straight != 404 || status == 404, "{status} after 404");
-            gone &= status == 404;
-        }
-        gone
-    })
+    let mut bridges = [OLD, NEW].map(|server| PolledBridge::new(&plane, server));
+    eventually(
+        "things are not found any more",
+        SERVER_TIMEOUT,
+        async || {
+            let mut gone = true;
+            for bridge in &mut bridges {
+                let direct = plane.status(bridge.server, Via::Server, THINGS).await;
+                let status = bridge.poll().await;
+                // The request to the bridge was sent after the one to its server.
+                assert!(direct != 404 || status == 404, "{status} after 404");
+                gone &= status == 404;
+            }
+            gone
+        },
+    )
     .await;
-    for _ in 0..ENOUGH {
+    for _ in 0..REQUESTS_AFTER_DELETE {
         for bridge in &mut bridges {
-            assert_eq!(bridge.ask().await, 404);
+            assert_eq!(bridge.poll().await, 404);
         }
     }
     for server in [OLD, NEW] {
-        let metrics = plane.admin(server, "/metrics").await;
+        let metrics = plane.admin_page(server, "/metrics").await;
         assert!(!metrics.contains("bounce.example.com"), "{metrics}");
     }
 }
 
-/// A bridge that is asked again and again for things.
-struct Watched {
+/// A bridge that is polled for the custom resources.
+struct PolledBridge {
     server: usize,
-    client: Raw,
+    client: HttpClient,
     gone: bool,
 }
 
-impl Watched {
-    fn new(plane: &Plane, server: usize) -> Self {
+impl PolledBridge {
+    fn new(plane: &ControlPlane, server: usize) -> Self {
         Self {
             server,
-            client: plane.raw(server, Via::Bridge, Protocol::H2),
+            client: plane.http_client(server, Via::Bridge, Protocol::H2),
             gone: false,
         }
     }
 
-    /// Found until it is not found.
-    async fn ask(&mut self) -> u16 {
+    /// The status: 200 until it becomes 404.
+    async fn poll(&mut self) -> u16 {
         let response = self.client.send(&Request::get(THINGS)).await.unwrap();
         let status = response.status;
         let expected: &[u16] = if self.gone { &[404] } else { &[200, 404] };
@@ -112,9 +134,9 @@ impl Watched {
     }
 }
 
-async fn create(plane: &Plane, path: &str, object: &serde_json::Value) {
+async fn create(plane: &ControlPlane, path: &str, object: &serde_json::Value) {
     let request = Request::new("POST", path).body("application/json", &object.to_string());
-    let mut client = plane.raw(OLD, Via::Server, Protocol::H2);
+    let mut client = plane.http_client(OLD, Via::Server, Protocol::H2);
     let created = client.send(&request).await.unwrap();
     assert_eq!(created.status, 201, "{}", created.text());
 }

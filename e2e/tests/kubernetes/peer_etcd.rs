@@ -1,127 +1,147 @@
-//! etcd is away, crashes, or loses members: routing goes on from what is known,
-//! and what bridges have published is there again when etcd is.
+//! etcd is unreachable, crashes, or loses members: routing continues from known state, and
+//! the records of bridges are back as soon as etcd is.
 
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ServerSpec, VersionSpecificApi, Via,
+    old_and_new_versions,
+};
 use skewbridge_etcd::{Client, Event};
 use skewbridge_peers::Record;
 use skewbridge_testkit::eventually;
 use tokio::time::{sleep, timeout};
 
-use crate::pair::{FOUND, NEW, OLD, debug_peers, etcd, is_found, is_found_by, is_published, keys};
+use crate::peer_pair::{
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, etcd, record_keys, wait_until_published,
+    wait_until_served, wait_until_served_by,
+};
 
-/// How long etcd is away.
-const NO_ETCD: Duration = Duration::from_mins(1);
+/// How long etcd is unreachable.
+const ETCD_OUTAGE: Duration = Duration::from_mins(1);
 
-/// Between two requests of a client: a steady load, not a flood.
-const PAUSE: Duration = Duration::from_millis(50);
+/// The interval between two requests of a client: a steady load, not a flood.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 
-/// As long as a record lives that nobody keeps alive.
-const RECORD: Duration = Duration::from_secs(15);
+/// The lifetime of a record without keepalive.
+const RECORD_LIFETIME: Duration = Duration::from_secs(15);
 
 /// For etcd to elect a leader and to end a lease, on a loaded machine.
-const BOUND: Duration = Duration::from_mins(1);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// For how many members etcd goes on if one is lost.
+/// The number of members with which etcd survives the loss of one.
 const MEMBERS: usize = 3;
 
-fn servers() -> Option<[Server; 2]> {
-    Some(told_apart()?.map(|version| Server::of(&version).peer()))
+fn servers() -> Option<[ServerSpec; 2]> {
+    Some(old_and_new_versions()?.map(|version| ServerSpec::of(&version).peer()))
 }
 
-/// What the bridge of the old server is asked for: the new server has it in its
-/// memory.
-fn cached() -> Request {
-    Request::get(&format!("{}?resourceVersion=0", Special::POLICIES.path))
+/// The request to the bridge of the old server: the new server responds from its watch cache.
+fn cached_list() -> Request {
+    Request::get(&format!(
+        "{}?resourceVersion=0",
+        VersionSpecificApi::POLICIES.path
+    ))
 }
 
-fn clients(plane: &Plane) -> [Raw; 2] {
-    [Protocol::H1, Protocol::H2].map(|it| plane.raw(OLD, Via::Bridge, it))
+fn clients(plane: &ControlPlane) -> [HttpClient; 2] {
+    [Protocol::H1, Protocol::H2].map(|it| plane.http_client(OLD, Via::Bridge, it))
 }
 
-async fn everybody_is_found(plane: &mut Plane) {
-    for special in [Special::POLICIES, Special::TAINT_RULES] {
-        is_found(plane, &special, FOUND).await;
+async fn wait_until_all_are_peers(plane: &mut ControlPlane) {
+    for special in [
+        VersionSpecificApi::POLICIES,
+        VersionSpecificApi::TAINT_RULES,
+    ] {
+        wait_until_served(plane, &special, PEER_DISCOVERY_TIMEOUT).await;
     }
-    is_found_by(plane, NEW, &Special::ATTRIBUTES_CLASSES, FOUND).await;
+    wait_until_served_by(
+        plane,
+        NEW,
+        &VersionSpecificApi::ATTRIBUTES_CLASSES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     for server in [OLD, NEW] {
-        is_published(plane, server).await;
+        wait_until_published(plane, server).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn routing_goes_on_while_etcd_is_away() {
+async fn routing_continues_while_etcd_is_unreachable() {
     let Some(servers) = servers() else { return };
-    let mut plane = Plane::start(&servers).await;
-    everybody_is_found(&mut plane).await;
+    let mut plane = ControlPlane::start(&servers).await;
+    wait_until_all_are_peers(&mut plane).await;
 
     plane.etcd().suspend();
-    let began = Instant::now();
+    let started = Instant::now();
     let mut clients = clients(&plane);
-    let mut asked = 0;
-    while began.elapsed() < NO_ETCD {
+    let mut responses = 0;
+    while started.elapsed() < ETCD_OUTAGE {
         for client in &mut clients {
-            let response = client.send(&cached()).await.expect("an answer");
-            let at = began.elapsed();
+            let response = client.send(&cached_list()).await.expect("an answer");
+            let at = started.elapsed();
             assert_eq!(response.status, 200, "after {at:.1?}: {}", response.text());
-            asked += 1;
+            responses += 1;
         }
-        sleep(PAUSE).await;
+        sleep(REQUEST_INTERVAL).await;
     }
     plane.etcd().resume();
-    println!("{asked} times 200 in {:.1?}", began.elapsed());
+    println!("{responses} times 200 in {:.1?}", started.elapsed());
 
     let since = Instant::now();
-    everybody_is_found(&mut plane).await;
-    is_written(&plane).await;
+    wait_until_all_are_peers(&mut plane).await;
+    wait_until_writable(&plane).await;
     println!("as before {:.1?} after etcd is back", since.elapsed());
-    plane.all_ready().await;
+    plane.wait_until_ready().await;
 }
 
-/// It may be away for less time than records live: that they are kept alive is
-/// seen by one that nobody keeps.
+/// The outage may be shorter than the lifetime of records: a record without keepalive shows
+/// that the others are kept alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "long: cargo xtask e2e --all"]
-async fn what_was_published_outlives_a_crash_of_etcd() {
+async fn records_survive_a_crash_of_etcd() {
     let Some(servers) = servers() else { return };
-    let mut plane = Plane::start(&servers).await;
-    everybody_is_found(&mut plane).await;
+    let mut plane = ControlPlane::start(&servers).await;
+    wait_until_all_are_peers(&mut plane).await;
 
     plane.etcd().kill();
-    let began = Instant::now();
+    let started = Instant::now();
     let mut clients = clients(&plane);
-    let mut asked = 0;
-    while began.elapsed() < RECORD {
+    let mut responses = 0;
+    while started.elapsed() < RECORD_LIFETIME {
         for client in &mut clients {
-            let response = client.send(&cached()).await.expect("an answer");
+            let response = client.send(&cached_list()).await.expect("an answer");
             assert_eq!(response.status, 200, "{}", response.text());
-            asked += 1;
+            responses += 1;
         }
-        sleep(PAUSE).await;
+        sleep(REQUEST_INTERVAL).await;
     }
-    println!("{asked} times 200 in {:.1?}", began.elapsed());
+    println!("{responses} times 200 in {:.1?}", started.elapsed());
     plane.etcd().run();
     let since = Instant::now();
     let etcd = etcd(&mut plane);
-    eventually("etcd is back", BOUND, async || etcd.get(b"/").await.is_ok()).await;
-    everybody_is_found(&mut plane).await;
-    is_written(&plane).await;
+    eventually("etcd is back", COMMAND_TIMEOUT, async || {
+        etcd.get(b"/").await.is_ok()
+    })
+    .await;
+    wait_until_all_are_peers(&mut plane).await;
+    wait_until_writable(&plane).await;
     println!("as before {:.1?} after etcd is back", since.elapsed());
-    records_outlive_one_that_nobody_keeps(&plane, &etcd).await;
-    they_are_peers_of_each_other(&plane).await;
-    plane.all_ready().await;
+    records_outlive_one_without_keepalive(&plane, &etcd).await;
+    assert_servers_are_peers(&plane).await;
+    plane.wait_until_ready().await;
 }
 
-/// A bridge goes on with the next member, so each is the one in use in turn.
+/// A bridge switches to the next member, so each is the one in use in turn.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "long: cargo xtask e2e --all"]
-async fn what_was_published_outlives_the_loss_of_any_member_of_etcd() {
+async fn records_survive_the_loss_of_any_etcd_member() {
     let Some(servers) = servers() else { return };
-    let mut plane = Plane::prepare_on(MEMBERS, &servers);
-    plane.run_all();
-    plane.all_ready().await;
-    everybody_is_found(&mut plane).await;
+    let mut plane = ControlPlane::prepare_on(MEMBERS, &servers);
+    plane.start_all();
+    plane.wait_until_ready().await;
+    wait_until_all_are_peers(&mut plane).await;
     for member in 0..MEMBERS {
         println!("without member {member}");
         plane.etcd_members()[member].kill();
@@ -130,37 +150,37 @@ async fn what_was_published_outlives_the_loss_of_any_member_of_etcd() {
             .status(
                 OLD,
                 Via::Bridge,
-                &format!("{}?resourceVersion=0", Special::POLICIES.path),
+                &format!("{}?resourceVersion=0", VersionSpecificApi::POLICIES.path),
             )
             .await;
         assert_eq!(status, 200);
-        records_outlive_one_that_nobody_keeps(&plane, &etcd).await;
-        they_are_peers_of_each_other(&plane).await;
-        everybody_is_found(&mut plane).await;
-        is_written(&plane).await;
+        records_outlive_one_without_keepalive(&plane, &etcd).await;
+        assert_servers_are_peers(&plane).await;
+        wait_until_all_are_peers(&mut plane).await;
+        wait_until_writable(&plane).await;
 
         let lost = &mut plane.etcd_members()[member];
         lost.run();
         let address = format!("http://{}", lost.address).parse().unwrap();
         let lost = Client::new(vec![address], None).unwrap();
-        eventually("the member is back", BOUND, async || {
+        eventually("the member is back", COMMAND_TIMEOUT, async || {
             lost.get(b"/").await.is_ok()
         })
         .await;
     }
 }
 
-/// A record of ours that is not kept alive ends; those of the bridges were there
-/// whenever etcd could be asked meanwhile, and are there after it.
-async fn records_outlive_one_that_nobody_keeps(plane: &Plane, etcd: &Client) {
+/// A test record without keepalive expires; those of the bridges exist whenever etcd
+/// responds meanwhile, and afterwards.
+async fn records_outlive_one_without_keepalive(plane: &ControlPlane, etcd: &Client) {
     let marker = b"/skewbridge-e2e/marker";
     let granted = async || {
-        let lease = etcd.grant(RECORD).await.ok()?;
+        let lease = etcd.grant(RECORD_LIFETIME).await.ok()?;
         let put = etcd.put(marker, b"", Some(lease.id)).await.ok()?;
         etcd.watch_prefix(marker, put.next()).await.ok()
     };
     let mut watch = None;
-    eventually("etcd takes a record", BOUND, async || {
+    eventually("etcd takes a record", COMMAND_TIMEOUT, async || {
         watch = granted().await;
         watch.is_some()
     })
@@ -172,8 +192,8 @@ async fn records_outlive_one_that_nobody_keeps(plane: &Plane, etcd: &Client) {
     };
     let kept = async {
         loop {
-            records_are_there(plane, etcd).await;
-            sleep(PAUSE).await;
+            assert_records_exist(plane, etcd).await;
+            sleep(REQUEST_INTERVAL).await;
         }
     };
     let first = async {
@@ -182,14 +202,16 @@ async fn records_outlive_one_that_nobody_keeps(plane: &Plane, etcd: &Client) {
             () = kept => {}
         }
     };
-    timeout(BOUND, first).await.expect("the record ends");
-    records_are_there(plane, etcd).await;
+    timeout(COMMAND_TIMEOUT, first)
+        .await
+        .expect("the record ends");
+    assert_records_exist(plane, etcd).await;
 }
 
-async fn records_are_there(plane: &Plane, etcd: &Client) {
+async fn assert_records_exist(plane: &ControlPlane, etcd: &Client) {
     for server in [OLD, NEW] {
         let address = plane.servers[server].bridge;
-        let [_, of_the_bridge] = keys(plane, server);
+        let [_, of_the_bridge] = record_keys(plane, server);
         let value = etcd.get(of_the_bridge.as_bytes()).await.unwrap();
         let value = value.expect(&of_the_bridge);
         let record = Record::decode(&of_the_bridge, &value.value).unwrap();
@@ -197,7 +219,7 @@ async fn records_are_there(plane: &Plane, etcd: &Client) {
     }
 }
 
-async fn they_are_peers_of_each_other(plane: &Plane) {
+async fn assert_servers_are_peers(plane: &ControlPlane) {
     for (server, other) in [(OLD, NEW), (NEW, OLD)] {
         let view = debug_peers(plane, server).await;
         let peers = view["peers"].as_array().unwrap();
@@ -210,14 +232,14 @@ async fn they_are_peers_of_each_other(plane: &Plane) {
 }
 
 /// Waits until an object can be created through the bridge of the old server.
-async fn is_written(plane: &Plane) {
-    let special = Special::TAINT_RULES;
+async fn wait_until_writable(plane: &ControlPlane) {
+    let special = VersionSpecificApi::TAINT_RULES;
     let object = special.object("written-again");
     let request = Request::new("POST", special.path).body("application/json", &object);
-    let mut client = plane.raw(OLD, Via::Bridge, Protocol::H2);
-    eventually("a write", FOUND, async || {
+    let mut client = plane.http_client(OLD, Via::Bridge, Protocol::H2);
+    eventually("a write", PEER_DISCOVERY_TIMEOUT, async || {
         let response = client.send(&request).await;
-        // 409: an answer was late.
+        // 409: an earlier response was late.
         response.is_ok_and(|it| matches!(it.status, 201 | 409))
     })
     .await;

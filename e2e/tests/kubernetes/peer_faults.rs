@@ -1,33 +1,37 @@
-//! The only server that serves something dies, and returns; and a bridge whose
-//! gate is off.
+//! The only server of an API dies and returns; and a bridge whose gate is off.
 //!
-//! Nobody is told "not found" for an API that a server of the cluster has, for as
-//! long as its identity Lease is there: it is a 503 Status with `Retry-After`
-//! when none of those servers can be reached. Who returns is used again within
-//! seconds.
+//! No client gets "not found" for an API that a server of the cluster serves, as long as its
+//! identity Lease exists: it gets a 503 Status with `Retry-After` while none of those servers
+//! is reachable. A server that returns is used again within seconds.
 
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, User, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ServerSpec, User, VersionSpecificApi, Via,
+    old_and_new_versions,
+};
 use skewbridge_testkit::eventually;
 use tokio::time::sleep;
 
-use crate::pair::{FOUND, NEW, OLD, etcd, is_found, is_published, keys, lease_of, lease_path};
+use crate::peer_pair::{
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, etcd, lease_of, lease_path, record_keys,
+    wait_until_published, wait_until_served,
+};
 
-/// How long who returns may be without work.
-const USED_AGAIN: Duration = Duration::from_secs(10);
+/// How long a server that has returned may stay unused.
+const REUSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a dead server is asked for: longer than its record in etcd lives.
-const DEAD: Duration = Duration::from_secs(25);
+/// How long the API of a dead server is polled: longer than its record in etcd lives.
+const DEAD_POLL_DURATION: Duration = Duration::from_secs(25);
 
-/// Between two requests of a client: a steady load, not a flood.
-const PAUSE: Duration = Duration::from_millis(50);
+/// The interval between two requests of a client: a steady load, not a flood.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 
 const GATE_OFF: &str = "--feature-gates=UnknownVersionInteroperabilityProxy=false";
 
-/// A 503 Status that says when to ask again.
-async fn assert_unavailable(client: &mut Raw, path: &str) {
+/// Asserts a 503 Status with a retry delay.
+async fn assert_unavailable(client: &mut HttpClient, path: &str) {
     let response = client.send(&Request::get(path)).await.expect("an answer");
     let text = response.text();
     assert_eq!(response.status, 503, "{text}");
@@ -38,27 +42,35 @@ async fn assert_unavailable(client: &mut Raw, path: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone() {
-    let Some(versions) = told_apart() else { return };
-    let servers = versions.map(|version| Server::of(&version).peer());
-    let mut plane = Plane::start(&servers).await;
-    let path = Special::POLICIES.path;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
+async fn the_api_of_a_dead_server_is_unavailable_until_its_lease_is_gone() {
+    let Some(versions) = old_and_new_versions() else {
+        return;
+    };
+    let servers = versions.map(|version| ServerSpec::of(&version).peer());
+    let mut plane = ControlPlane::start(&servers).await;
+    let path = VersionSpecificApi::POLICIES.path;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
 
-    plane.end_server(NEW, "KILL");
-    plane.end_bridge(NEW, "KILL");
+    plane.stop_server(NEW, "KILL");
+    plane.stop_bridge(NEW, "KILL");
     let killed = Instant::now();
-    let mut asked = 0;
-    let mut clients = [Protocol::H1, Protocol::H2].map(|it| plane.raw(OLD, Via::Bridge, it));
-    while killed.elapsed() < DEAD {
+    let mut responses = 0;
+    let mut clients =
+        [Protocol::H1, Protocol::H2].map(|it| plane.http_client(OLD, Via::Bridge, it));
+    while killed.elapsed() < DEAD_POLL_DURATION {
         for client in &mut clients {
             assert_unavailable(client, path).await;
-            asked += 1;
+            responses += 1;
         }
-        sleep(PAUSE).await;
+        sleep(REQUEST_INTERVAL).await;
     }
-    println!("{asked} times 503 in {:.1?}", killed.elapsed());
-    assert!(asked > 200);
+    println!("{responses} times 503 in {:.1?}", killed.elapsed());
+    assert!(responses > 200);
     let lease = lease_path(&plane, NEW);
     assert_eq!(plane.status(OLD, Via::Server, &lease).await, 200);
 
@@ -66,55 +78,60 @@ async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone()
     let deleted = plane.kubectl(OLD, Via::Bridge, User::Admin, &words).await;
     assert_eq!(deleted.code, Some(0), "{deleted:?}");
     let since = Instant::now();
-    eventually("nobody serves it any more", USED_AGAIN, async || {
+    eventually("the API is not found", REUSE_TIMEOUT, async || {
         plane.status(OLD, Via::Bridge, path).await == 404
     })
     .await;
     println!("404 after {:.1?}", since.elapsed());
 
-    plane.run_server(NEW);
-    plane.run_bridge(NEW);
-    plane.all_ready().await;
+    plane.start_server(NEW);
+    plane.start_bridge(NEW);
+    plane.wait_until_ready().await;
     let since = Instant::now();
-    is_found(&plane, &Special::POLICIES, USED_AGAIN).await;
+    wait_until_served(&plane, &VersionSpecificApi::POLICIES, REUSE_TIMEOUT).await;
     println!("found again {:.1?} after readiness", since.elapsed());
 }
 
 #[tokio::test]
 async fn without_the_gate_a_bridge_is_a_plain_gateway() {
-    let Some([old, new]) = told_apart() else {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
     let servers = [
-        Server::of(&old).peer().bridge_flag(GATE_OFF),
-        Server::of(&new).peer(),
+        ServerSpec::of(&old).peer().bridge_flag(GATE_OFF),
+        ServerSpec::of(&new).peer(),
     ];
-    let mut plane = Plane::start(&servers).await;
-    is_published(&mut plane, NEW).await;
+    let mut plane = ControlPlane::start(&servers).await;
+    wait_until_published(&mut plane, NEW).await;
     let etcd = etcd(&mut plane);
-    let no_record = async |plane: &Plane| {
+    let no_record = async |plane: &ControlPlane| {
         // The servers themselves write none before 1.36.
-        for key in keys(plane, OLD) {
+        for key in record_keys(plane, OLD) {
             assert!(etcd.get(key.as_bytes()).await.unwrap().is_none(), "{key}");
         }
     };
-    let path = Special::POLICIES.path;
+    let path = VersionSpecificApi::POLICIES.path;
     assert_eq!(plane.status(OLD, Via::Server, path).await, 404);
     assert_eq!(plane.status(OLD, Via::Bridge, path).await, 404);
     no_record(&plane).await;
 
-    plane.end_bridge(OLD, "TERM");
+    plane.stop_bridge(OLD, "TERM");
     plane.remove_bridge_flag(OLD, GATE_OFF);
-    plane.run_bridge(OLD);
-    plane.all_ready().await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
-    is_published(&mut plane, OLD).await;
+    plane.start_bridge(OLD);
+    plane.wait_until_ready().await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    wait_until_published(&mut plane, OLD).await;
 
     let before = lease_of(&plane, OLD).await;
-    plane.end_bridge(OLD, "TERM");
+    plane.stop_bridge(OLD, "TERM");
     no_record(&plane).await;
     let after = lease_of(&plane, OLD).await;
-    // It is renewed all the time.
+    // It is renewed continuously.
     assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"]);
     assert_eq!(
         before["metadata"]["annotations"],

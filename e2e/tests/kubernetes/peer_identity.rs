@@ -1,30 +1,34 @@
-//! Servers that keep no identity Lease, and bridges that do not know the name of
-//! theirs.
+//! Servers without an identity Lease, and bridges that do not know the identity of their
+//! server.
 
 use std::time::Duration;
 
-use skewbridge_e2e::{Plane, Server, Special, Via, newest, oldest, told_apart, versions};
+use skewbridge_e2e::{
+    ControlPlane, ServerSpec, VersionSpecificApi, Via, newest, old_and_new_versions, oldest,
+    versions,
+};
 use skewbridge_testkit::eventually;
 
-use crate::pair::{
-    FOUND, NEW, OLD, debug_peers, identity, is_found, is_found_by, lease_of, lease_path,
+use crate::peer_pair::{
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, identity, lease_of, lease_path,
+    wait_until_served, wait_until_served_by,
 };
 
-/// For a bridge to see that its server keeps no Lease, and to renew its own.
-const KEPT: Duration = Duration::from_mins(1);
+/// For a bridge to see that its server has no Lease, and to renew its own.
+const LEASE_TIMEOUT: Duration = Duration::from_mins(1);
 
 #[tokio::test]
-async fn where_a_server_keeps_no_lease_its_bridge_does() {
-    let Some([old, new]) = told_apart() else {
+async fn a_bridge_keeps_the_lease_of_a_server_that_keeps_none() {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
     let servers = [
-        Server::of(&old).peer().gate("APIServerIdentity", false),
-        Server::of(&new).peer(),
+        ServerSpec::of(&old).peer().gate("APIServerIdentity", false),
+        ServerSpec::of(&new).peer(),
     ];
-    let mut plane = Plane::start(&servers).await;
+    let mut plane = ControlPlane::start(&servers).await;
     let path = lease_path(&plane, OLD);
-    eventually("the Lease is there", KEPT, async || {
+    eventually("the Lease is there", LEASE_TIMEOUT, async || {
         plane.status(NEW, Via::Server, &path).await == 200
     })
     .await;
@@ -37,9 +41,20 @@ async fn where_a_server_keeps_no_lease_its_bridge_does() {
     assert!(holder.starts_with(&expected), "{lease}");
     assert_eq!(lease["spec"]["leaseDurationSeconds"], 3600, "{lease}");
 
-    is_found(&plane, &Special::POLICIES, FOUND).await;
-    is_found_by(&plane, NEW, &Special::ATTRIBUTES_CLASSES, FOUND).await;
-    eventually("the Lease is renewed", KEPT, async || {
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    wait_until_served_by(
+        &plane,
+        NEW,
+        &VersionSpecificApi::ATTRIBUTES_CLASSES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    eventually("the Lease is renewed", LEASE_TIMEOUT, async || {
         lease_of(&plane, OLD).await["spec"]["renewTime"] != lease["spec"]["renewTime"]
     })
     .await;
@@ -51,24 +66,24 @@ async fn where_a_server_keeps_no_lease_its_bridge_does() {
     assert_eq!(kept_by(OLD).await, "skewbridge");
     assert_eq!(kept_by(NEW).await, "kube-apiserver");
 
-    plane.end_bridge(OLD, "TERM");
+    plane.stop_bridge(OLD, "TERM");
     assert_eq!(plane.status(NEW, Via::Server, &path).await, 404);
-    plane.end_bridge(NEW, "TERM");
+    plane.stop_bridge(NEW, "TERM");
     let lease = lease_path(&plane, NEW);
     assert_eq!(plane.status(NEW, Via::Server, &lease).await, 200);
 }
 
-/// As it is where a bridge does not see the host name of its server.
+/// As if a bridge did not see the host name of its server.
 #[tokio::test]
 #[ignore = "long: cargo xtask e2e --all"]
-async fn an_identity_that_no_server_has_is_doubted() {
+async fn an_identity_that_no_server_has_is_reported() {
     let versions = versions();
     for version in [oldest(&versions), newest(&versions)] {
-        let server = Server::of(version)
+        let server = ServerSpec::of(version)
             .peer()
             .bridge_flag("--apiserver-identity=apiserver-of-nobody");
-        let plane = Plane::start(&[server]).await;
-        eventually("it is doubted", KEPT, async || {
+        let plane = ControlPlane::start(&[server]).await;
+        eventually("it is doubted", LEASE_TIMEOUT, async || {
             debug_peers(&plane, 0).await["local"]["problem"].is_string()
         })
         .await;
@@ -79,7 +94,7 @@ async fn an_identity_that_no_server_has_is_doubted() {
         for part in ["--apiserver-identity", "apiserver-of-nobody", &own] {
             assert!(problem.contains(part), "{part}: {problem}");
         }
-        let ready = plane.admin(0, "/readyz?verbose").await;
+        let ready = plane.admin_page(0, "/readyz?verbose").await;
         assert!(ready.contains(problem), "{ready}");
     }
 }

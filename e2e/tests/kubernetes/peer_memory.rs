@@ -1,74 +1,74 @@
-//! What a server serves outlives the processes that know it.
+//! The APIs of a server stay known after the processes that know them.
 //!
-//! The only server of an API is killed, its bridge with it or not; then the bridge that
-//! is asked restarts. For two minutes the API is 503 and never 404: its server has a
-//! living Lease, and bridges and state files know what it serves.
+//! The only server of an API is killed, with or without its bridge; then the bridge that
+//! clients use restarts. For two minutes the API is 503 and never 404: its server has a valid
+//! Lease, and bridges and state files know what it serves.
 
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
+use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_new_versions};
 use skewbridge_testkit::eventually;
 
-use crate::pair::{FOUND, NEW, OLD, etcd, identity, is_found};
-use crate::watched::{WATCHED, watch};
+use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT, etcd, identity, wait_until_served};
+use crate::status_poll::{POLL_DURATION, poll};
 
-/// How long who returns may be without work.
-const USED_AGAIN: Duration = Duration::from_secs(15);
+/// How long a server that has returned may stay unused.
+const REUSE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Waits until the registry has what the new server serves.
-async fn is_recorded(plane: &mut Plane) {
+/// Waits until the registry contains what the new server serves.
+async fn wait_until_recorded(plane: &mut ControlPlane) {
     let key = format!("/registry/skewbridge/served/{}", identity(plane, NEW));
     let etcd = etcd(plane);
-    eventually(&key, FOUND, async || {
+    eventually(&key, PEER_DISCOVERY_TIMEOUT, async || {
         etcd.get(key.as_bytes()).await.unwrap().is_some()
     })
     .await;
 }
 
-async fn planes(old: &str, new: &str) -> [Plane; 2] {
+async fn start_control_planes(old: &str, new: &str) -> [ControlPlane; 2] {
     let plane = |state: Option<&str>| {
-        let server = Server::of(old).peer();
+        let server = ServerSpec::of(old).peer();
         let server = match state {
             Some(directory) => server.bridge_flag(&format!("--state-dir={directory}")),
             None => server,
         };
-        [server, Server::of(new).peer()]
+        [server, ServerSpec::of(new).peer()]
     };
-    let mut planes = [
-        Plane::prepare(&plane(None)),
-        Plane::prepare(&plane(Some("state"))),
+    let mut start_control_planes = [
+        ControlPlane::prepare(&plane(None)),
+        ControlPlane::prepare(&plane(Some("state"))),
     ];
-    for plane in &mut planes {
-        plane.run_all();
+    for plane in &mut start_control_planes {
+        plane.start_all();
     }
-    for plane in &mut planes {
-        plane.all_ready().await;
-        is_found(plane, &Special::POLICIES, FOUND).await;
-        is_recorded(plane).await;
+    for plane in &mut start_control_planes {
+        plane.wait_until_ready().await;
+        wait_until_served(plane, &VersionSpecificApi::POLICIES, PEER_DISCOVERY_TIMEOUT).await;
+        wait_until_recorded(plane).await;
     }
-    planes
+    start_control_planes
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bridge_that_restarts_beside_a_dead_peer_never_says_not_found() {
-    let Some([old, new]) = told_apart() else {
+async fn a_bridge_that_restarts_beside_a_dead_peer_never_responds_404() {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
-    let [mut bridge_lives, mut both_die] = planes(&old, &new).await;
-    bridge_lives.end_server(NEW, "KILL");
-    both_die.end_server(NEW, "KILL");
-    both_die.end_bridge(NEW, "KILL");
-    // With the state directory alone: what the registry knows is taken away.
+    let [mut bridge_lives, mut both_die] = start_control_planes(&old, &new).await;
+    bridge_lives.stop_server(NEW, "KILL");
+    both_die.stop_server(NEW, "KILL");
+    both_die.stop_bridge(NEW, "KILL");
+    // With the state directory only: the registry is cleared.
     let key = format!("/registry/skewbridge/served/{}", identity(&both_die, NEW));
     assert!(etcd(&mut both_die).delete(key.as_bytes()).await.unwrap());
     for plane in [&mut bridge_lives, &mut both_die] {
-        plane.end_bridge(OLD, "KILL");
-        plane.run_bridge(OLD);
+        plane.stop_bridge(OLD, "KILL");
+        plane.start_bridge(OLD);
     }
-    let path = Special::POLICIES.path;
+    let path = VersionSpecificApi::POLICIES.path;
     let (one, other) = tokio::join!(
-        watch(&bridge_lives, OLD, path, WATCHED),
-        watch(&both_die, OLD, path, WATCHED),
+        poll(&bridge_lives, OLD, path, POLL_DURATION),
+        poll(&both_die, OLD, path, POLL_DURATION),
     );
     for (seen, plane) in [(one, "its bridge lives"), (other, "both are dead")] {
         println!("{plane}: {seen:?}");
@@ -82,13 +82,13 @@ async fn a_bridge_that_restarts_beside_a_dead_peer_never_says_not_found() {
         assert_eq!(plane.status(OLD, Via::Bridge, nobodys).await, 404);
     }
     for plane in [&mut bridge_lives, &mut both_die] {
-        plane.run_server(NEW);
+        plane.start_server(NEW);
     }
-    both_die.run_bridge(NEW);
+    both_die.start_bridge(NEW);
     for plane in [&mut bridge_lives, &mut both_die] {
-        plane.all_ready().await;
+        plane.wait_until_ready().await;
         let since = Instant::now();
-        is_found(plane, &Special::POLICIES, USED_AGAIN).await;
+        wait_until_served(plane, &VersionSpecificApi::POLICIES, REUSE_TIMEOUT).await;
         println!("found again {:.1?} after readiness", since.elapsed());
     }
 }

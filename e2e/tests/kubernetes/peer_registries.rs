@@ -1,48 +1,51 @@
-//! Addresses that are not kept in etcd: in annotations of identity Leases, and in
-//! a file.
+//! Addresses that are not in etcd: in annotations of identity Leases, and in a file.
 
 use std::time::Duration;
 
 use serde_json::Value;
-use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
+use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_new_versions};
 use skewbridge_testkit::eventually;
 
-use crate::pair::{
-    FOUND, NEW, OLD, debug_peers, etcd, identity, is_found, is_found_by, keys, lease_of,
+use crate::peer_pair::{
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, etcd, identity, lease_of, record_keys,
+    wait_until_served, wait_until_served_by,
 };
 
 /// Two renewals of a Lease.
-const RENEWED: Duration = Duration::from_secs(30);
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(30);
 
-const OF_THE_SERVER: &str = "kubernetes.io/peer-advertise-address";
-const OF_THE_BRIDGE: &str = "skewbridge.io/peer-advertise-address";
-const SERVED: &str = "skewbridge.io/served";
+const SERVER_ADDRESS_ANNOTATION: &str = "kubernetes.io/peer-advertise-address";
+const BRIDGE_ADDRESS_ANNOTATION: &str = "skewbridge.io/peer-advertise-address";
+const SERVED_ANNOTATION: &str = "skewbridge.io/served";
 
-fn servers(registry: &str) -> Option<[Server; 2]> {
+fn servers(registry: &str) -> Option<[ServerSpec; 2]> {
     let registry = format!("--peer-registry={registry}");
     let server = |version: String| {
-        Server::of(&version)
+        ServerSpec::of(&version)
             .peer()
             .bridge_flag(&registry)
             .bridge_flag("--peer-cidrs=127.0.0.0/8")
     };
-    Some(told_apart()?.map(server))
+    Some(old_and_new_versions()?.map(server))
 }
 
-async fn they_reach_each_other(plane: &Plane) {
-    for special in [Special::POLICIES, Special::TAINT_RULES] {
+async fn assert_servers_reach_each_other(plane: &ControlPlane) {
+    for special in [
+        VersionSpecificApi::POLICIES,
+        VersionSpecificApi::TAINT_RULES,
+    ] {
         assert_eq!(plane.status(OLD, Via::Server, special.path).await, 404);
-        is_found(plane, &special, FOUND).await;
+        wait_until_served(plane, &special, PEER_DISCOVERY_TIMEOUT).await;
     }
-    let special = Special::ATTRIBUTES_CLASSES;
+    let special = VersionSpecificApi::ATTRIBUTES_CLASSES;
     assert_eq!(plane.status(NEW, Via::Server, special.path).await, 404);
-    is_found_by(plane, NEW, &special, FOUND).await;
+    wait_until_served_by(plane, NEW, &special, PEER_DISCOVERY_TIMEOUT).await;
 }
 
-async fn nothing_of_theirs_is_in_etcd(plane: &mut Plane) {
+async fn assert_no_record_in_etcd(plane: &mut ControlPlane) {
     let etcd = etcd(plane);
     for server in [OLD, NEW] {
-        let [_, of_the_bridge] = keys(plane, server);
+        let [_, of_the_bridge] = record_keys(plane, server);
         let value = etcd.get(of_the_bridge.as_bytes()).await.unwrap();
         assert!(value.is_none(), "{of_the_bridge}");
     }
@@ -53,28 +56,32 @@ async fn peers_are_found_by_their_leases() {
     let Some(servers) = servers("leases") else {
         return;
     };
-    let mut plane = Plane::start(&servers).await;
-    they_reach_each_other(&plane).await;
-    nothing_of_theirs_is_in_etcd(&mut plane).await;
+    let mut plane = ControlPlane::start(&servers).await;
+    assert_servers_reach_each_other(&plane).await;
+    assert_no_record_in_etcd(&mut plane).await;
 
-    eventually("what it serves is on its Lease", FOUND, async || {
-        lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED].is_string()
-    })
+    eventually(
+        "what it serves is on its Lease",
+        PEER_DISCOVERY_TIMEOUT,
+        async || {
+            lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED_ANNOTATION].is_string()
+        },
+    )
     .await;
 
-    // The new server writes where it is itself, and that does not bring the
-    // two into a circle.
-    let renewals = async |plane: &Plane| {
+    // The new server publishes its own address, which does not create a loop between the two.
+    let renewals = async |plane: &ControlPlane| {
         let lease = lease_of(plane, NEW).await;
         let annotations = &lease["metadata"]["annotations"];
-        let [server, bridge] = [OF_THE_SERVER, OF_THE_BRIDGE].map(|it| annotations[it].clone());
+        let [server, bridge] = [SERVER_ADDRESS_ANNOTATION, BRIDGE_ADDRESS_ANNOTATION]
+            .map(|it| annotations[it].clone());
         assert_eq!(server, plane.servers[NEW].address.to_string(), "{lease}");
         assert_eq!(bridge, plane.servers[NEW].bridge.to_string(), "{lease}");
-        assert!(annotations[SERVED].is_string(), "{lease}");
+        assert!(annotations[SERVED_ANNOTATION].is_string(), "{lease}");
         lease["spec"]["renewTime"].clone()
     };
     let mut seen = vec![renewals(&plane).await];
-    eventually("the Lease is renewed twice", RENEWED, async || {
+    eventually("the Lease is renewed twice", RENEWAL_TIMEOUT, async || {
         let renewed = renewals(&plane).await;
         if !seen.contains(&renewed) {
             seen.push(renewed);
@@ -83,12 +90,21 @@ async fn peers_are_found_by_their_leases() {
     })
     .await;
 
-    // What the bridge has written goes with it, and the server is asked itself.
-    plane.end_bridge(NEW, "TERM");
+    // The annotations of the bridge are removed with it, and the server is contacted directly.
+    plane.stop_bridge(NEW, "TERM");
     let lease = lease_of(&plane, NEW).await;
     let annotations = &lease["metadata"]["annotations"];
-    assert_eq!(annotations[OF_THE_BRIDGE], Value::Null, "{lease}");
-    is_found(&plane, &Special::POLICIES, FOUND).await;
+    assert_eq!(
+        annotations[BRIDGE_ADDRESS_ANNOTATION],
+        Value::Null,
+        "{lease}"
+    );
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -96,16 +112,18 @@ async fn peers_are_found_by_a_file() {
     let Some(servers) = servers("file:peers.yaml") else {
         return;
     };
-    let mut plane = Plane::prepare(&servers);
+    let mut plane = ControlPlane::prepare(&servers);
     plane.file("peers.yaml", "peers: []\n");
-    plane.run_all();
-    plane.all_ready().await;
+    plane.start_all();
+    plane.wait_until_ready().await;
     assert_ne!(
-        plane.status(OLD, Via::Bridge, Special::POLICIES.path).await,
+        plane
+            .status(OLD, Via::Bridge, VersionSpecificApi::POLICIES.path)
+            .await,
         200
     );
 
-    // Everybody reads the same file.
+    // All bridges read the same file.
     let entries = [OLD, NEW].map(|server| {
         let address = plane.servers[server].bridge;
         format!(
@@ -114,25 +132,36 @@ async fn peers_are_found_by_a_file() {
         )
     });
     plane.file("peers.yaml", &format!("peers:\n{}", entries.concat()));
-    they_reach_each_other(&plane).await;
-    nothing_of_theirs_is_in_etcd(&mut plane).await;
+    assert_servers_reach_each_other(&plane).await;
+    assert_no_record_in_etcd(&mut plane).await;
 
-    // What a server serves is on its Lease, and no address.
-    eventually("what it serves is on its Lease", FOUND, async || {
-        lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED].is_string()
-    })
+    // The Lease contains what a server serves, and no address.
+    eventually(
+        "what it serves is on its Lease",
+        PEER_DISCOVERY_TIMEOUT,
+        async || {
+            lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED_ANNOTATION].is_string()
+        },
+    )
     .await;
     let lease = lease_of(&plane, NEW).await;
     let annotations = &lease["metadata"]["annotations"];
-    assert_eq!(annotations[OF_THE_BRIDGE], Value::Null, "{lease}");
+    assert_eq!(
+        annotations[BRIDGE_ADDRESS_ANNOTATION],
+        Value::Null,
+        "{lease}"
+    );
 
-    // A bridge that leaves announces it there. Only the file says where its server is.
-    plane.end_bridge(NEW, "TERM");
-    let policies = Special::POLICIES.path;
-    let peer = async |plane: &Plane| debug_peers(plane, OLD).await["peers"][0].clone();
-    eventually("it is known to have left", FOUND, async || {
-        peer(&plane).await["state"] == "bridge-left"
-    })
+    // A bridge that shuts down announces it there. Only the file contains the address of
+    // its server.
+    plane.stop_bridge(NEW, "TERM");
+    let policies = VersionSpecificApi::POLICIES.path;
+    let peer = async |plane: &ControlPlane| debug_peers(plane, OLD).await["peers"][0].clone();
+    eventually(
+        "it is known to have left",
+        PEER_DISCOVERY_TIMEOUT,
+        async || peer(&plane).await["state"] == "bridge-left",
+    )
     .await;
     assert_eq!(plane.status(OLD, Via::Bridge, policies).await, 503);
     let server = plane.servers[NEW].address;
@@ -141,20 +170,32 @@ async fn peers_are_found_by_a_file() {
         "peers.yaml",
         &format!("peers:\n{}{with_server}", entries[0]),
     );
-    is_found(&plane, &Special::POLICIES, FOUND).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     assert_eq!(peer(&plane).await["address"], server.to_string());
 
-    // A server that the administrator removes has left, too.
+    // A server that the administrator removes from the file has left, too.
     plane.file("peers.yaml", &format!("peers:\n{}", entries[0]));
-    eventually("it is not asked any more", FOUND, async || {
-        plane.status(OLD, Via::Bridge, policies).await == 503
-    })
+    eventually(
+        "it is not asked any more",
+        PEER_DISCOVERY_TIMEOUT,
+        async || plane.status(OLD, Via::Bridge, policies).await == 503,
+    )
     .await;
     let problem = peer(&plane).await["problem"].to_string();
     assert!(problem.contains("--peer-registry file"), "{problem}");
-    plane.run_bridge(NEW);
+    plane.start_bridge(NEW);
     plane.file("peers.yaml", &format!("peers:\n{}", entries.concat()));
-    plane.all_ready().await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
+    plane.wait_until_ready().await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
     assert_eq!(peer(&plane).await["state"], Value::Null);
 }

@@ -1,27 +1,30 @@
-//! A partial rollback: a bridge is stopped by SIGTERM, and its kube-apiserver goes on. The
-//! others never answer 404 for its APIs during the time of a rollout. Afterwards a server that
-//! cannot be reached without its bridge counts as one that never had a bridge: 404, and not
-//! 503 without end.
+//! A partial rollback: a bridge is stopped by SIGTERM, and its kube-apiserver keeps
+//! running. The others never respond 404 for its APIs during a rollout. Afterwards a server
+//! that is unreachable without its bridge counts as one that never had a bridge: 404, and
+//! not 503 forever.
 
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
+use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_new_versions};
 use skewbridge_peers::roster::ROLLOUT_GRACE;
 use skewbridge_testkit::eventually;
 
-use crate::pair::{FOUND, NEW, OLD, debug_peers, identity, is_found, is_found_by};
-use crate::watched::{Answers, WATCHED, watch};
+use crate::peer_pair::{
+    NEW, OLD, PEER_DISCOVERY_TIMEOUT, debug_peers, identity, wait_until_served,
+    wait_until_served_by,
+};
+use crate::status_poll::{POLL_DURATION, StatusCounts, poll};
 
-/// Within which a server counts as one without a bridge after the time of a rollout.
-const GIVEN_UP: Duration = Duration::from_secs(30);
+/// How soon after the rollout period a server counts as one without a bridge.
+const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The third server of a plane, another new one.
+/// The third server of a control plane, another new one.
 const THIRD: usize = 2;
 
-/// What the old server alone serves.
-const OLD_ONLY: Special = Special::ATTRIBUTES_CLASSES;
+/// An API that only the old server serves.
+const OLD_ONLY: VersionSpecificApi = VersionSpecificApi::ATTRIBUTES_CLASSES;
 
-fn peers_file(plane: &Plane) {
+fn peers_file(plane: &ControlPlane) {
     let entries = [OLD, NEW].map(|server| {
         let address = plane.servers[server].bridge;
         let identity = identity(plane, server);
@@ -31,59 +34,68 @@ fn peers_file(plane: &Plane) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bridge_that_leaves_makes_no_api_not_found_during_a_rollout() {
-    let Some([old, new]) = told_apart() else {
+async fn a_bridge_that_stops_makes_no_api_not_found_during_a_rollout() {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
-    let peer = |version: &str| Server::of(version).peer();
+    let peer = |version: &str| ServerSpec::of(version).peer();
     let in_file = |version: &str| peer(version).bridge_flag("--peer-registry=file:peers.yaml");
-    let mut direct = Plane::prepare(&[peer(&old), peer(&new)]);
-    let mut three = Plane::prepare(&[peer(&old), peer(&new), peer(&new)]);
-    let mut file = Plane::prepare(&[in_file(&old), in_file(&new)]);
+    let mut direct = ControlPlane::prepare(&[peer(&old), peer(&new)]);
+    let mut three = ControlPlane::prepare(&[peer(&old), peer(&new), peer(&new)]);
+    let mut file = ControlPlane::prepare(&[in_file(&old), in_file(&new)]);
     peers_file(&file);
     for plane in [&mut direct, &mut three, &mut file] {
-        plane.run_all();
-        plane.all_ready().await;
+        plane.start_all();
+        plane.wait_until_ready().await;
     }
-    is_found(&direct, &Special::POLICIES, FOUND).await;
-    is_found_by(&three, NEW, &OLD_ONLY, FOUND).await;
-    is_found_by(&three, THIRD, &OLD_ONLY, FOUND).await;
-    is_found_by(&file, NEW, &OLD_ONLY, FOUND).await;
+    wait_until_served(
+        &direct,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    wait_until_served_by(&three, NEW, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
+    wait_until_served_by(&three, THIRD, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
+    wait_until_served_by(&file, NEW, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
     tokio::join!(
-        served_directly(&mut direct),
-        not_reachable(&mut three, &[NEW, THIRD], "three bridges"),
-        not_reachable(&mut file, &[NEW], "addresses in a file"),
+        check_direct_service(&mut direct),
+        check_unreachable(&mut three, &[NEW, THIRD], "three bridges"),
+        check_unreachable(&mut file, &[NEW], "addresses in a file"),
     );
 }
 
-/// Since 1.36 a server says itself where it is, and answers other hosts.
-async fn served_directly(plane: &mut Plane) {
-    plane.end_bridge(NEW, "TERM");
-    let answers = watch(plane, OLD, Special::POLICIES.path, WATCHED).await;
+/// Since 1.36 a server publishes its own address, and accepts requests of other hosts.
+async fn check_direct_service(plane: &mut ControlPlane) {
+    plane.stop_bridge(NEW, "TERM");
+    let answers = poll(plane, OLD, VersionSpecificApi::POLICIES.path, POLL_DURATION).await;
     println!("served directly: {answers:?}");
     assert_eq!(answers.count(404), 0, "{answers:?}");
     assert!(answers.count(200) > 100, "{answers:?}");
-    plane.run_bridge(NEW);
-    plane.all_ready().await;
-    is_found(plane, &Special::POLICIES, FOUND).await;
+    plane.start_bridge(NEW);
+    plane.wait_until_ready().await;
+    wait_until_served(plane, &VersionSpecificApi::POLICIES, PEER_DISCOVERY_TIMEOUT).await;
 }
 
-/// An older one does not, and listens on loopback.
-async fn not_reachable(plane: &mut Plane, others: &[usize], what: &str) {
+/// An older server does not, and listens on loopback.
+async fn check_unreachable(plane: &mut ControlPlane, others: &[usize], what: &str) {
     let left = Instant::now();
-    plane.end_bridge(OLD, "TERM");
+    plane.stop_bridge(OLD, "TERM");
     for server in others {
-        eventually("it is known to have left", FOUND, async || {
-            let peers = debug_peers(plane, *server).await["peers"].clone();
-            let mut peers = peers.as_array().unwrap().iter();
-            peers.any(|peer| peer["state"] == "bridge-left")
-        })
+        eventually(
+            "it is known to have left",
+            PEER_DISCOVERY_TIMEOUT,
+            async || {
+                let peers = debug_peers(plane, *server).await["peers"].clone();
+                let mut peers = peers.as_array().unwrap().iter();
+                peers.any(|peer| peer["state"] == "bridge-left")
+            },
+        )
         .await;
     }
     let shared = &*plane;
-    let watched = async |server: usize| -> (Answers, Duration) {
-        let answers = watch(shared, server, OLD_ONLY.path, WATCHED).await;
-        let over = ROLLOUT_GRACE + GIVEN_UP;
+    let watched = async |server: usize| -> (StatusCounts, Duration) {
+        let answers = poll(shared, server, OLD_ONLY.path, POLL_DURATION).await;
+        let over = ROLLOUT_GRACE + GIVE_UP_TIMEOUT;
         eventually("it counts as a server without a bridge", over, async || {
             shared.status(server, Via::Bridge, OLD_ONLY.path).await == 404
         })
@@ -97,18 +109,18 @@ async fn not_reachable(plane: &mut Plane, others: &[usize], what: &str) {
         assert_eq!(answers.count(404) + answers.count(200), 0, "{answers:?}");
         assert!(answers.count(503) > 100, "{answers:?}");
         assert!(took >= ROLLOUT_GRACE, "{took:?}");
-        assert!(took < ROLLOUT_GRACE + GIVEN_UP, "{took:?}");
+        assert!(took < ROLLOUT_GRACE + GIVE_UP_TIMEOUT, "{took:?}");
     }
     for server in others {
-        let metrics = plane.admin(*server, "/metrics").await;
+        let metrics = plane.admin_page(*server, "/metrics").await;
         assert!(metrics.contains("skewbridge_peers_without_bridge 1"));
         let bridge = plane.servers[*server].bridge_process.as_ref().unwrap();
         let log = bridge.log();
         assert!(log.contains("are not found from now on"), "{log}");
     }
-    plane.run_bridge(OLD);
-    plane.all_ready().await;
+    plane.start_bridge(OLD);
+    plane.wait_until_ready().await;
     for server in others {
-        is_found_by(plane, *server, &OLD_ONLY, FOUND).await;
+        wait_until_served_by(plane, *server, &OLD_ONLY, PEER_DISCOVERY_TIMEOUT).await;
     }
 }

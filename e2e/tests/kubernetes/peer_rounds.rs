@@ -1,34 +1,36 @@
-//! All servers and bridges are started at once, again and again: no order loses
-//! a peer.
+//! All servers and bridges are started at the same time, repeatedly: no start order loses a
+//! peer.
 
 use std::time::{Duration, Instant, SystemTime};
 
-use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
+use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_new_versions};
 use skewbridge_testkit::eventually;
 
 const ROUNDS: u32 = 10;
 
-/// Repeats what was seen before.
+/// The seed of a run to repeat.
 const SEED: &str = "SKEWBRIDGE_E2E_SEED";
 
-/// From the last readiness to when everybody knows everybody.
-const FOUND: Duration = Duration::from_secs(30);
+/// From the last readiness to the time when all servers know each other.
+const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-const APIS: [Special; 3] = [
-    Special::POLICIES,
-    Special::TAINT_RULES,
-    Special::ATTRIBUTES_CLASSES,
+const APIS: [VersionSpecificApi; 3] = [
+    VersionSpecificApi::POLICIES,
+    VersionSpecificApi::TAINT_RULES,
+    VersionSpecificApi::ATTRIBUTES_CLASSES,
 ];
 
 #[tokio::test]
-async fn no_order_of_starting_loses_a_peer() {
-    let Some(versions) = told_apart() else { return };
-    let mut chance = Chance::new();
+async fn no_start_order_loses_a_peer() {
+    let Some(versions) = old_and_new_versions() else {
+        return;
+    };
+    let mut chance = Random::new();
     println!("{SEED}={}", chance.0);
     for round in 1..=ROUNDS {
         let began = Instant::now();
-        let servers = versions.each_ref().map(|it| Server::of(it).peer());
-        let mut plane = Plane::prepare(&servers);
+        let servers = versions.each_ref().map(|it| ServerSpec::of(it).peer());
+        let mut plane = ControlPlane::prepare(&servers);
         let mut order = [
             Start::Server(0),
             Start::Bridge(0),
@@ -38,15 +40,17 @@ async fn no_order_of_starting_loses_a_peer() {
         chance.shuffle(&mut order);
         for start in order {
             match start {
-                Start::Server(number) => plane.run_server(number),
-                Start::Bridge(number) => plane.run_bridge(number),
+                Start::Server(number) => plane.start_server(number),
+                Start::Bridge(number) => plane.start_bridge(number),
             }
         }
-        plane.all_ready().await;
+        plane.wait_until_ready().await;
         let ready = Instant::now();
-        let found = eventually("every bridge reaches every API", FOUND, async || {
-            everything_is_reached(&plane).await
-        });
+        let found = eventually(
+            "every bridge reaches every API",
+            PEER_DISCOVERY_TIMEOUT,
+            async || all_apis_are_served(&plane).await,
+        );
         found.await;
         println!(
             "round {round}: {order:?}: ready after {:.1?}, found {:.1?} later",
@@ -56,7 +60,7 @@ async fn no_order_of_starting_loses_a_peer() {
     }
 }
 
-async fn everything_is_reached(plane: &Plane) -> bool {
+async fn all_apis_are_served(plane: &ControlPlane) -> bool {
     for server in 0..plane.servers.len() {
         for special in APIS {
             if plane.status(server, Via::Bridge, special.path).await != 200 {
@@ -74,10 +78,10 @@ enum Start {
 }
 
 /// A generator that is good enough to shuffle (`SplitMix64`).
-struct Chance(u64);
+struct Random(u64);
 
-impl Chance {
-    /// As told, else from the clock.
+impl Random {
+    /// From the variable, or else from the clock.
     fn new() -> Self {
         if let Ok(seed) = std::env::var(SEED) {
             return Self(seed.parse().expect("SKEWBRIDGE_E2E_SEED is a number"));

@@ -1,11 +1,10 @@
-//! Of two servers that serve something one dies and returns, and then each ends
-//! and returns as in a rolling upgrade, while clients of another server's bridge
-//! ask for it: nobody notices.
+//! Of two servers of an API one dies and returns, and then each is replaced as in a rolling
+//! upgrade, while clients of another server's bridge use the API without disruption.
 //!
-//! - While one of them can be reached, no read fails; and no write either, if
-//!   the other ends in order.
+//! - While one of them is reachable, no read fails; and no write either, if the other
+//!   terminates gracefully.
 //! - Watches end cleanly and can be resumed elsewhere, without loss.
-//! - Who returns is used again within seconds.
+//! - A server that returns is used again within seconds.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,156 +12,169 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Stream, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ResponseStream, ServerSpec, VersionSpecificApi,
+    Via, old_and_new_versions,
+};
 use skewbridge_testkit::eventually;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::pair::{FOUND, OLD, is_found, keys, points_to};
+use crate::peer_pair::{
+    OLD, PEER_DISCOVERY_TIMEOUT, record_keys, wait_until_record_points_to, wait_until_served,
+};
 
-/// How long who returns may be without work.
-const USED_AGAIN: Duration = Duration::from_secs(10);
+/// How long a server that has returned may stay unused.
+const REUSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// For what takes a second on a busy machine.
-const BOUND: Duration = Duration::from_mins(1);
+/// For an operation that takes a second on a busy machine.
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Between two requests of a client: a steady load, not a flood.
-const PAUSE: Duration = Duration::from_millis(10);
+/// The interval between two requests of a client: a steady load, not a flood.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How much has to succeed of each client, wherever that is waited for.
-const ENOUGH: usize = 20;
+/// How many requests of each client have to succeed at each checkpoint.
+const MIN_SUCCESSES: usize = 20;
 
-/// Without it kube-apiserver leaves watches open when it is told to end, and
-/// waits a minute for them.
-const END_WATCHES: &str = "--shutdown-watch-termination-grace-period=10s";
+/// Without it kube-apiserver keeps watches open when it is terminated, and waits a minute
+/// for them.
+const WATCH_TERMINATION_FLAG: &str = "--shutdown-watch-termination-grace-period=10s";
 
-/// As an administrator would have it for a rolling upgrade.
-fn upgraded(version: &str) -> Server {
-    Server::of(version)
+/// As an administrator would configure it for a rolling upgrade.
+fn upgradable(version: &str) -> ServerSpec {
+    ServerSpec::of(version)
         .peer()
-        .flag(END_WATCHES)
+        .flag(WATCH_TERMINATION_FLAG)
         .bridge_flag("--shutdown-delay-duration=2s")
         .bridge_flag("--shutdown-drain-timeout=10s")
 }
 
-/// The test itself blocks while a process ends: the clients have threads of
-/// their own.
+/// The test blocks its thread while a process exits: the clients have their own threads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_of_two_peers_dies_returns_and_ends_and_nobody_notices() {
-    let Some([old, new]) = told_apart() else {
+async fn clients_are_not_disrupted_when_one_of_two_peers_dies_or_is_replaced() {
+    let Some([old, new]) = old_and_new_versions() else {
         return;
     };
-    let servers = [Server::of(&old).peer(), upgraded(&new), upgraded(&new)];
-    let mut plane = Plane::start(&servers).await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
-    both_are_used(&plane, FOUND).await;
+    let servers = [
+        ServerSpec::of(&old).peer(),
+        upgradable(&new),
+        upgradable(&new),
+    ];
+    let mut plane = ControlPlane::start(&servers).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    wait_until_both_are_used(&plane, PEER_DISCOVERY_TIMEOUT).await;
 
     let load = Load::default();
     let mut clients = JoinSet::new();
     for protocol in [Protocol::H1, Protocol::H2] {
         for _ in 0..2 {
-            let client = plane.raw(OLD, Via::Bridge, protocol);
+            let client = plane.http_client(OLD, Via::Bridge, protocol);
             clients.spawn(read(client, load.member()));
         }
     }
     for (server, first) in [(1, First::Server), (2, First::Bridge)] {
-        load.everybody_succeeds("before it dies").await;
+        load.wait_until_all_succeed("before it dies").await;
         match first {
             First::Server => {
-                plane.end_server(server, "KILL");
-                plane.end_bridge(server, "KILL");
+                plane.stop_server(server, "KILL");
+                plane.stop_bridge(server, "KILL");
             }
             First::Bridge => {
-                plane.end_bridge(server, "KILL");
-                plane.end_server(server, "KILL");
+                plane.stop_bridge(server, "KILL");
+                plane.stop_server(server, "KILL");
             }
         }
-        load.goes_on_for(Duration::from_secs(2)).await;
-        plane.run_server(server);
-        plane.run_bridge(server);
-        plane.all_ready().await;
+        load.run_for(Duration::from_secs(2)).await;
+        plane.start_server(server);
+        plane.start_bridge(server);
+        plane.wait_until_ready().await;
         let since = Instant::now();
-        both_are_used(&plane, USED_AGAIN).await;
+        wait_until_both_are_used(&plane, REUSE_TIMEOUT).await;
         println!(
             "server {server} used again {:.1?} after readiness",
             since.elapsed()
         );
-        load.everybody_succeeds("after it died").await;
+        load.wait_until_all_succeed("after it died").await;
     }
 
     for protocol in [Protocol::H1, Protocol::H2] {
         for _ in 0..2 {
-            let client = plane.raw(OLD, Via::Bridge, protocol);
+            let client = plane.http_client(OLD, Via::Bridge, protocol);
             clients.spawn(write(client, load.member()));
         }
-        let client = plane.raw(OLD, Via::Bridge, protocol);
+        let client = plane.http_client(OLD, Via::Bridge, protocol);
         let follower = Follower::start(client).await;
         clients.spawn(follower.follow(load.member()));
     }
     // A rolling upgrade: one after the other.
     for (server, then) in [(1, Then::AtOnce), (2, Then::WhenItIsAskedItself)] {
-        load.everybody_succeeds("before it ends").await;
+        load.wait_until_all_succeed("before it ends").await;
         let since = Instant::now();
-        plane.end_bridge(server, "TERM");
+        plane.stop_bridge(server, "TERM");
         println!("bridge {server} ended in {:.1?}", since.elapsed());
         if then == Then::WhenItIsAskedItself {
-            let [key, _] = keys(&plane, server);
+            let [key, _] = record_keys(&plane, server);
             let address = plane.servers[server].address;
-            points_to(&mut plane, &key, address).await;
-            both_are_used(&plane, USED_AGAIN).await;
+            wait_until_record_points_to(&mut plane, &key, address).await;
+            wait_until_both_are_used(&plane, REUSE_TIMEOUT).await;
         }
-        plane.end_server(server, "TERM");
+        plane.stop_server(server, "TERM");
         println!("server {server} ended in {:.1?}", since.elapsed());
-        load.goes_on_for(Duration::from_secs(2)).await;
-        plane.run_server(server);
-        plane.run_bridge(server);
-        plane.all_ready().await;
-        both_are_used(&plane, USED_AGAIN).await;
-        load.everybody_succeeds("after it ended").await;
+        load.run_for(Duration::from_secs(2)).await;
+        plane.start_server(server);
+        plane.start_bridge(server);
+        plane.wait_until_ready().await;
+        wait_until_both_are_used(&plane, REUSE_TIMEOUT).await;
+        load.wait_until_all_succeed("after it ended").await;
     }
     load.stop.send_replace(true);
-    let ended = tokio::time::timeout(BOUND, clients.join_all()).await;
+    let ended = tokio::time::timeout(COMMAND_TIMEOUT, clients.join_all()).await;
     ended.expect("the clients end");
-    load.nothing_failed();
-    every_write_was_done_once(&plane, &load).await;
+    load.assert_no_failures();
+    assert_writes_were_executed_once(&plane, &load).await;
 }
 
-/// What of a server and its bridge dies a moment before the other.
+/// Which of a server and its bridge dies first.
 #[derive(Debug, Clone, Copy)]
 enum First {
     Server,
     Bridge,
 }
 
-/// When a server is told to end whose bridge has ended.
+/// When a server is terminated whose bridge has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     AtOnce,
-    /// From 1.36 on a server publishes its own address every 10 s, if there is
-    /// no other.
+    /// From 1.36 on a server publishes its own address every 10 s, if there is no other.
     WhenItIsAskedItself,
 }
 
-/// Waits until the old server's bridge has sent something to each of the
-/// others since now.
-async fn both_are_used(plane: &Plane, within: Duration) {
-    let before = [1, 2].map(|server| times_used(plane, server));
+/// Waits until the old server's bridge has sent a request to each of the others since now.
+async fn wait_until_both_are_used(plane: &ControlPlane, within: Duration) {
+    let before = [1, 2].map(|server| request_count(plane, server));
     eventually("both peers are used", within, async || {
-        plane.status(OLD, Via::Bridge, Special::POLICIES.path).await;
-        let now = [1, 2].map(|server| times_used(plane, server));
+        plane
+            .status(OLD, Via::Bridge, VersionSpecificApi::POLICIES.path)
+            .await;
+        let now = [1, 2].map(|server| request_count(plane, server));
         now.iter().zip(before).all(|(now, then)| *now > then)
     })
     .await;
 }
 
-/// How often a server was asked, by its own account.
-fn times_used(plane: &Plane, server: usize) -> usize {
+/// How many requests a server has received, by its audit log.
+fn request_count(plane: &ControlPlane, server: usize) -> usize {
     let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap_or_default();
-    log.matches(Special::POLICIES.path).count()
+    log.matches(VersionSpecificApi::POLICIES.path).count()
 }
 
-/// What the clients share.
+/// The shared state of the clients.
 #[derive(Default)]
 struct Load {
     stop: watch::Sender<bool>,
@@ -172,7 +184,7 @@ struct Load {
 
 #[derive(Default)]
 struct Shared {
-    /// What should not have happened.
+    /// Unexpected events.
     failures: Mutex<Vec<String>>,
     /// The names of created objects by their label.
     written: Mutex<HashMap<String, String>>,
@@ -182,7 +194,7 @@ struct Shared {
     resumed: AtomicUsize,
 }
 
-/// A client's view of the load.
+/// The load as seen by one client.
 struct Member {
     stop: watch::Receiver<bool>,
     succeeded: Arc<AtomicUsize>,
@@ -211,36 +223,36 @@ impl Load {
             .collect()
     }
 
-    async fn everybody_succeeds(&self, when: &str) {
+    async fn wait_until_all_succeed(&self, when: &str) {
         let before = self.counts();
-        eventually(when, BOUND, async || {
+        eventually(when, COMMAND_TIMEOUT, async || {
             let now = self.counts();
             now.iter()
                 .zip(&before)
-                .all(|(now, then)| *now >= then + ENOUGH)
+                .all(|(now, then)| *now >= then + MIN_SUCCESSES)
         })
         .await;
-        self.nothing_failed();
+        self.assert_no_failures();
     }
 
-    /// Watches its clients for a while.
-    async fn goes_on_for(&self, time: Duration) {
+    /// Lets the clients run for a while.
+    async fn run_for(&self, time: Duration) {
         sleep(time).await;
-        self.everybody_succeeds("goes on").await;
+        self.wait_until_all_succeed("goes on").await;
     }
 
-    fn nothing_failed(&self) {
+    fn assert_no_failures(&self) {
         let failures = self.shared.failures.lock().unwrap();
         assert!(failures.is_empty(), "of {:?}: {failures:#?}", self.counts());
     }
 }
 
 impl Member {
-    fn goes_on(&self) -> bool {
+    fn is_running(&self) -> bool {
         !*self.stop.borrow()
     }
 
-    /// Returns when the load is to end.
+    /// Returns when the load is to stop.
     async fn stopped(&self) {
         let _ = self.stop.clone().wait_for(|stop| *stop).await;
     }
@@ -254,9 +266,12 @@ impl Member {
     }
 }
 
-async fn read(mut client: Raw, member: Member) {
-    while member.goes_on() {
-        match client.send(&Request::get(Special::POLICIES.path)).await {
+async fn read(mut client: HttpClient, member: Member) {
+    while member.is_running() {
+        match client
+            .send(&Request::get(VersionSpecificApi::POLICIES.path))
+            .await
+        {
             Ok(response) if response.status == 200 => member.succeeded(),
             Ok(response) => member.failed(format!(
                 "{} to a read: {}",
@@ -265,15 +280,15 @@ async fn read(mut client: Raw, member: Member) {
             )),
             Err(error) => member.failed(format!("a read: {error}")),
         }
-        sleep(PAUSE).await;
+        sleep(REQUEST_INTERVAL).await;
     }
 }
 
-/// Objects named by the server: one that is made twice would be there twice.
-async fn write(mut client: Raw, member: Member) {
-    let special = Special::TAINT_RULES;
+/// Objects with generated names: an object that is created twice would exist twice.
+async fn write(mut client: HttpClient, member: Member) {
+    let special = VersionSpecificApi::TAINT_RULES;
     for attempt in 0.. {
-        if !member.goes_on() {
+        if !member.is_running() {
             return;
         }
         let label = format!("{}-{attempt}", member.number);
@@ -298,7 +313,7 @@ async fn write(mut client: Raw, member: Member) {
             }
             Err(error) => member.failed(format!("a write: {error}")),
         }
-        sleep(PAUSE * 2).await;
+        sleep(REQUEST_INTERVAL * 2).await;
     }
 }
 
@@ -308,14 +323,16 @@ fn name_of(object: &Value) -> String {
 
 /// A client that watches, and resumes its watch where it ended.
 struct Follower {
-    client: Raw,
+    client: HttpClient,
     version: String,
     seen: HashMap<String, usize>,
 }
 
 impl Follower {
-    async fn start(mut client: Raw) -> Self {
-        let list = client.send(&Request::get(Special::TAINT_RULES.path)).await;
+    async fn start(mut client: HttpClient) -> Self {
+        let list = client
+            .send(&Request::get(VersionSpecificApi::TAINT_RULES.path))
+            .await;
         let list: Value = serde_json::from_slice(&list.unwrap().body).unwrap();
         let items = list["items"].as_array().unwrap();
         Self {
@@ -332,7 +349,7 @@ impl Follower {
         loop {
             let path = format!(
                 "{}?watch=true&timeoutSeconds=600&resourceVersion={}",
-                Special::TAINT_RULES.path,
+                VersionSpecificApi::TAINT_RULES.path,
                 self.version
             );
             match self.client.stream(&Request::get(&path)).await {
@@ -344,7 +361,7 @@ impl Follower {
                 Ok(stream) => member.failed(format!("{} to a watch", stream.status)),
                 Err(error) => member.failed(format!("a watch: {error}")),
             }
-            if !member.goes_on() {
+            if !member.is_running() {
                 member.shared.seen.lock().unwrap().push(self.seen);
                 return;
             }
@@ -352,15 +369,14 @@ impl Follower {
         }
     }
 
-    /// Until it ends, or all that was written has been seen and there is no
-    /// more to come.
-    async fn events(&mut self, mut stream: Stream, member: &Member) -> Result<(), String> {
+    /// Until the stream ends, or all written objects have been seen and no more will come.
+    async fn events(&mut self, mut stream: ResponseStream, member: &Member) -> Result<(), String> {
         let mut text = Vec::new();
         loop {
             let next = tokio::select! {
                 next = stream.next() => next,
                 () = member.stopped() => {
-                    // The others have stopped writing when nothing comes.
+                    // The writers have stopped if nothing arrives.
                     match tokio::time::timeout(Duration::from_secs(3), stream.next()).await {
                         Ok(next) => next,
                         Err(_) => return Ok(()),
@@ -379,7 +395,7 @@ impl Follower {
                 let line: Vec<u8> = text.drain(..=end).collect();
                 let event: Value = serde_json::from_slice(&line).map_err(|it| it.to_string())?;
                 if event["type"] != "ADDED" {
-                    return Err(format!("an event that nobody caused: {event}"));
+                    return Err(format!("an unexpected event: {event}"));
                 }
                 let object = &event["object"];
                 let version = object["metadata"]["resourceVersion"].as_str().unwrap();
@@ -391,24 +407,26 @@ impl Follower {
     }
 }
 
-async fn every_write_was_done_once(plane: &Plane, load: &Load) {
-    let mut client = plane.raw(OLD, Via::Bridge, Protocol::H2);
-    let list = client.send(&Request::get(Special::TAINT_RULES.path)).await;
+async fn assert_writes_were_executed_once(plane: &ControlPlane, load: &Load) {
+    let mut client = plane.http_client(OLD, Via::Bridge, Protocol::H2);
+    let list = client
+        .send(&Request::get(VersionSpecificApi::TAINT_RULES.path))
+        .await;
     let list: Value = serde_json::from_slice(&list.unwrap().body).unwrap();
     let written = load.shared.written.lock().unwrap();
-    let mut there = HashMap::<_, Vec<_>>::new();
+    let mut existing = HashMap::<_, Vec<_>>::new();
     for object in list["items"].as_array().unwrap() {
         let label = object["metadata"]["labels"]["attempt"].as_str().unwrap();
-        there.entry(label).or_default().push(name_of(object));
+        existing.entry(label).or_default().push(name_of(object));
     }
     for (label, name) in &*written {
         assert_eq!(
-            there.get(label.as_str()),
+            existing.get(label.as_str()),
             Some(&vec![name.clone()]),
             "{label}"
         );
     }
-    assert_eq!(there.len(), written.len(), "what nobody was told of");
+    assert_eq!(existing.len(), written.len(), "unreported writes");
 
     let seen = load.shared.seen.lock().unwrap();
     for seen in &*seen {

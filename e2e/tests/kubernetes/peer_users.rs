@@ -1,44 +1,52 @@
-//! Who asks is known to the server that answers, though the request came by way
-//! of two bridges.
+//! The server that responds knows the user, although the request came through two bridges.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Via, told_apart};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ServerSpec, VersionSpecificApi, Via,
+    old_and_new_versions,
+};
 use skewbridge_testkit::{TlsClient, eventually};
 
-use crate::pair::{FOUND, NEW, OLD, is_found};
+use crate::peer_pair::{NEW, OLD, PEER_DISCOVERY_TIMEOUT, wait_until_served};
 
-/// For an audit log to be written.
-const WRITTEN: Duration = Duration::from_secs(20);
+/// For the audit log to be written.
+const AUDIT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Somebody who asks.
-struct Asker {
+/// A client identity.
+struct TestUser {
     name: &'static str,
     client: TlsClient,
     headers: Vec<(&'static str, String)>,
-    /// What the server says of them in its audit log: who they are, and in
-    /// whose role.
+    /// The user and the impersonated user that the server writes to its audit log.
     user: Value,
     role: Value,
-    /// What they are told: nobody but the admin may do anything.
-    told: &'static str,
+    /// The status of the response: only the admin is authorized.
+    expected_error: &'static str,
 }
 
 #[tokio::test]
-async fn the_server_that_answers_knows_who_asks() {
-    let Some(versions) = told_apart() else { return };
-    let servers = versions.map(|version| Server::of(&version).peer());
-    let plane = Plane::start(&servers).await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
-    for asker in askers(&plane).await {
+async fn the_server_that_responds_knows_the_user() {
+    let Some(versions) = old_and_new_versions() else {
+        return;
+    };
+    let servers = versions.map(|version| ServerSpec::of(&version).peer());
+    let plane = ControlPlane::start(&servers).await;
+    wait_until_served(
+        &plane,
+        &VersionSpecificApi::POLICIES,
+        PEER_DISCOVERY_TIMEOUT,
+    )
+    .await;
+    for user in test_users(&plane).await {
         for protocol in [Protocol::H1, Protocol::H2] {
-            asks(&plane, &asker, protocol).await;
+            send_and_check_audit(&plane, &user, protocol).await;
         }
     }
 }
 
-async fn askers(plane: &Plane) -> Vec<Asker> {
+async fn test_users(plane: &ControlPlane) -> Vec<TestUser> {
     let robot = "system:serviceaccount:default:robot";
     let bearer = |token: &str| ("Authorization", format!("Bearer {token}"));
     let by_certificate = json!({"username": "alice",
@@ -47,15 +55,15 @@ async fn askers(plane: &Plane) -> Vec<Asker> {
         "groups": ["system:masters", "system:authenticated"]});
     let impersonate = |user: &str| ("Impersonate-User", user.to_owned());
     vec![
-        Asker {
+        TestUser {
             name: "alice",
             client: plane.client("alice"),
             headers: vec![],
             user: by_certificate.clone(),
             role: Value::Null,
-            told: r#"User "alice" cannot get resource"#,
+            expected_error: r#"User "alice" cannot get resource"#,
         },
-        Asker {
+        TestUser {
             name: "a-forger",
             client: plane.client("alice"),
             headers: vec![
@@ -64,35 +72,35 @@ async fn askers(plane: &Plane) -> Vec<Asker> {
             ],
             user: by_certificate.clone(),
             role: Value::Null,
-            told: r#"User "alice" cannot get resource"#,
+            expected_error: r#"User "alice" cannot get resource"#,
         },
-        Asker {
+        TestUser {
             name: "bob",
-            client: plane.stranger(),
+            client: plane.anonymous_client(),
             headers: vec![bearer("bob-token")],
             user: json!({"username": "bob", "uid": "1001",
                 "groups": ["qa", "readers", "system:authenticated"]}),
             role: Value::Null,
-            told: r#"User "bob" cannot get resource"#,
+            expected_error: r#"User "bob" cannot get resource"#,
         },
-        Asker {
+        TestUser {
             name: "robot",
-            client: plane.stranger(),
+            client: plane.anonymous_client(),
             headers: vec![bearer(&token(plane).await)],
             user: json!({"username": robot, "groups": ["system:serviceaccounts",
                 "system:serviceaccounts:default", "system:authenticated"]}),
             role: Value::Null,
-            told: r#"User "system:serviceaccount:default:robot" cannot get resource"#,
+            expected_error: r#"User "system:serviceaccount:default:robot" cannot get resource"#,
         },
-        Asker {
+        TestUser {
             name: "nobody",
-            client: plane.stranger(),
+            client: plane.anonymous_client(),
             headers: vec![],
             user: json!({"username": "system:anonymous", "groups": ["system:unauthenticated"]}),
             role: Value::Null,
-            told: r#"User "system:anonymous" cannot get resource"#,
+            expected_error: r#"User "system:anonymous" cannot get resource"#,
         },
-        Asker {
+        TestUser {
             name: "carol",
             client: plane.client("admin"),
             headers: vec![
@@ -103,28 +111,28 @@ async fn askers(plane: &Plane) -> Vec<Asker> {
             user: admin,
             role: json!({"username": "carol", "groups": ["auditors", "system:authenticated"],
                 "extra": {"reason": ["audit"]}}),
-            told: r#"User "carol" cannot get resource"#,
+            expected_error: r#"User "carol" cannot get resource"#,
         },
-        Asker {
+        TestUser {
             name: "a-pretender",
             client: plane.client("alice"),
             headers: vec![impersonate("admin")],
             user: by_certificate,
             role: Value::Null,
             // From 1.36 on more precisely than "impersonate".
-            told: r#"User "alice" cannot impersonate"#,
+            expected_error: r#"User "alice" cannot impersonate"#,
         },
     ]
 }
 
-/// Of a service account that is made for it.
-async fn token(plane: &Plane) -> String {
+/// The token of a service account that is created for it.
+async fn token(plane: &ControlPlane) -> String {
     let path = "/api/v1/namespaces/default/serviceaccounts";
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
         "metadata": {"name": "robot"}});
     let asked = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
         "spec": {"audiences": []}});
-    let mut client = plane.raw(OLD, Via::Bridge, Protocol::H2);
+    let mut client = plane.http_client(OLD, Via::Bridge, Protocol::H2);
     let mut given = Value::Null;
     for (path, object) in [
         (path.to_owned(), account),
@@ -138,56 +146,59 @@ async fn token(plane: &Plane) -> String {
     given["status"]["token"].as_str().unwrap().to_owned()
 }
 
-async fn asks(plane: &Plane, asker: &Asker, protocol: Protocol) {
-    let name = asker.name;
+async fn send_and_check_audit(plane: &ControlPlane, user: &TestUser, protocol: Protocol) {
+    let name = user.name;
     let path = format!(
         "{}/asked-for-by-{name}-{protocol:?}",
-        Special::POLICIES.path
+        VersionSpecificApi::POLICIES.path
     );
     let path = path.to_lowercase();
     let mut request = Request::get(&path);
-    for (name, value) in &asker.headers {
+    for (name, value) in &user.headers {
         request = request.header(name, value);
     }
     let address = plane.servers[OLD].bridge;
-    let mut client = Raw::new(asker.client.clone(), address, protocol);
+    let mut client = HttpClient::new(user.client.clone(), address, protocol);
     let response = client.send(&request).await.unwrap();
     assert_eq!(response.status, 403, "{name}: {}", response.text());
     let status: Value = serde_json::from_slice(&response.body).unwrap();
     let message = status["message"].as_str().unwrap();
-    assert!(message.contains(asker.told), "{name}: {message}");
+    assert!(message.contains(user.expected_error), "{name}: {message}");
 
     let mut entry = None;
-    eventually(&format!("{path} in the log"), WRITTEN, async || {
-        entry = audited(plane, NEW, &path);
+    eventually(&format!("{path} in the log"), AUDIT_TIMEOUT, async || {
+        entry = audit_event(plane, NEW, &path);
         entry.is_some()
     })
     .await;
     let entry = entry.unwrap();
-    assert_eq!(said(&entry["user"], &asker.user), asker.user, "{entry}");
+    assert_eq!(
+        expected_fields(&entry["user"], &user.user),
+        user.user,
+        "{entry}"
+    );
     let role = &entry["impersonatedUser"];
-    assert_eq!(said(role, &asker.role), asker.role, "{entry}");
-    // Only whether it lets in anybody without a name is asked of the other.
+    assert_eq!(expected_fields(role, &user.role), user.role, "{entry}");
+    // The local server is only asked whether it accepts anonymous requests.
     if name != "nobody" {
-        assert_eq!(audited(plane, OLD, &path), None, "{name}");
+        assert_eq!(audit_event(plane, OLD, &path), None, "{name}");
     }
 }
 
-/// Of what a log says of somebody, what is expected: a server adds how it
-/// recognised them.
-fn said(user: &Value, expected: &Value) -> Value {
+/// The expected fields of an audited user: a server adds how it authenticated the user.
+fn expected_fields(user: &Value, expected: &Value) -> Value {
     let Some(expected) = expected.as_object() else {
         return user.clone();
     };
-    let mut said = user.clone();
-    if let Some(said) = said.as_object_mut() {
-        said.retain(|field, _| expected.contains_key(field));
+    let mut expected_fields = user.clone();
+    if let Some(expected_fields) = expected_fields.as_object_mut() {
+        expected_fields.retain(|field, _| expected.contains_key(field));
     }
-    said
+    expected_fields
 }
 
-/// What a server has noted of an answer.
-fn audited(plane: &Plane, server: usize, path: &str) -> Option<Value> {
+/// The audit event of a response.
+fn audit_event(plane: &ControlPlane, server: usize, path: &str) -> Option<Value> {
     let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap();
     let mut entries = log
         .lines()

@@ -1,40 +1,39 @@
-//! Servers of different versions are one cluster through their bridges: what any
-//! of them serves is served by all (KEP-4020). The feature is off in the servers
-//! themselves.
+//! Servers of different versions form one cluster through their bridges: an API that any of
+//! them serves is served by all (KEP-4020). The feature is off in the servers themselves.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use skewbridge_e2e::{
-    Plane, Protocol, Raw, Request, Server, Special, Staying, User, Via, is_since, newest, oldest,
-    planes,
+    ControlPlane, HttpClient, Protocol, Request, RunningKubectl, ServerSpec, User,
+    VersionSpecificApi, Via, control_planes, is_since, newest, oldest,
 };
 use skewbridge_peers::Identity;
 use skewbridge_testkit::eventually;
 
-/// From the last readiness to when everybody knows everybody.
-const FOUND: Duration = Duration::from_secs(30);
+/// From the last readiness to the time when all servers know each other.
+const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-fn peers(versions: &[String]) -> Vec<Server> {
+fn peers(versions: &[String]) -> Vec<ServerSpec> {
     let servers = versions.iter().map(|version| {
-        // It would put finalizers on what is to be deleted at once.
-        Server::of(version)
+        // It would add finalizers to objects that are to be deleted immediately.
+        ServerSpec::of(version)
             .peer()
             .flag("--disable-admission-plugins=StorageObjectInUseProtection")
     });
     servers.collect()
 }
 
-/// The planes that have something to share: 1.28 alone is no cluster.
-fn mixed_planes() -> Vec<Vec<String>> {
-    let mut planes = planes();
-    planes.retain(|versions| newest(versions) != oldest(versions));
-    planes
+/// The control planes with different versions.
+fn mixed_control_planes() -> Vec<Vec<String>> {
+    let mut control_planes = control_planes();
+    control_planes.retain(|versions| newest(versions) != oldest(versions));
+    control_planes
 }
 
-/// Which of the special APIs only some servers of this plane serve.
-async fn shared(plane: &Plane) -> Vec<Special> {
-    for special in Special::ALL {
+/// The version-specific APIs that only some servers of this control plane serve.
+async fn partially_served_apis(plane: &ControlPlane) -> Vec<VersionSpecificApi> {
+    for special in VersionSpecificApi::ALL {
         for (number, server) in plane.servers.iter().enumerate() {
             let expected = if special.is_served_by(&server.version) {
                 200
@@ -45,52 +44,59 @@ async fn shared(plane: &Plane) -> Vec<Special> {
             assert_eq!(status, expected, "{} {}", special.path, server.version);
         }
     }
-    let mut shared = Special::ALL.to_vec();
-    shared.retain(|special| {
+    let mut partially_served_apis = VersionSpecificApi::ALL.to_vec();
+    partially_served_apis.retain(|special| {
         let serving = serving(plane, special).len();
         serving > 0 && serving < plane.servers.len()
     });
-    shared
+    partially_served_apis
 }
 
 /// The servers that serve it.
-fn serving(plane: &Plane, special: &Special) -> Vec<usize> {
+fn serving(plane: &ControlPlane, special: &VersionSpecificApi) -> Vec<usize> {
     let servers = plane.servers.iter().enumerate();
     let serving = servers.filter(|(_, server)| special.is_served_by(&server.version));
     serving.map(|(number, _)| number).collect()
 }
 
 #[tokio::test]
-async fn what_one_server_serves_is_served_by_all() {
-    for versions in mixed_planes() {
+async fn an_api_of_one_server_is_served_by_all() {
+    for versions in mixed_control_planes() {
         println!("plane {versions:?}");
-        let plane = Plane::start(&peers(&versions)).await;
-        let shared = shared(&plane).await;
-        assert!(!shared.is_empty(), "the versions differ by nothing");
-        for special in &shared {
+        let plane = ControlPlane::start(&peers(&versions)).await;
+        let partially_served_apis = partially_served_apis(&plane).await;
+        assert!(
+            !partially_served_apis.is_empty(),
+            "the versions differ by nothing"
+        );
+        for special in &partially_served_apis {
             for server in 0..versions.len() {
                 let what = format!("{} through the bridge of {server}", special.path);
-                eventually(&what, FOUND, async || {
+                eventually(&what, PEER_DISCOVERY_TIMEOUT, async || {
                     plane.status(server, Via::Bridge, special.path).await == 200
                 })
                 .await;
-                objects_live_and_die(&plane, server, special).await;
+                objects_are_created_watched_and_deleted(&plane, server, special).await;
             }
         }
         if is_since(oldest(&versions), 34) && is_since(newest(&versions), 36) {
-            a_subresource_that_only_one_has_is_found(&plane).await;
+            a_subresource_of_only_one_server_is_found(&plane).await;
         }
-        nobodys_api_is_not_found(&plane).await;
-        a_forged_hop_changes_nothing(&plane, &shared).await;
+        an_unknown_api_is_not_found(&plane).await;
+        a_forged_hop_changes_nothing(&plane, &partially_served_apis).await;
         for server in 0..versions.len() {
-            what_was_rerouted_is_counted(&plane, server).await;
-            the_others_are_told_of(&plane, server, &shared).await;
+            rerouted_requests_are_counted(&plane, server).await;
+            debug_peers_lists_the_others(&plane, server, &partially_served_apis).await;
         }
     }
 }
 
 /// kubectl lists, creates, watches, patches and deletes.
-async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
+async fn objects_are_created_watched_and_deleted(
+    plane: &ControlPlane,
+    server: usize,
+    special: &VersionSpecificApi,
+) {
     let name = format!("thing-{server}");
     let kubectl = async |words: &[&str]| {
         let output = plane.kubectl(server, Via::Bridge, User::Admin, words).await;
@@ -100,17 +106,17 @@ async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
     let kind = special.kubectl;
     kubectl(&["get", kind]).await;
 
-    // From a version on, so that nothing is missed however long it takes to start.
+    // From a resource version on, so that nothing is missed however long the start takes.
     let list: Value =
         serde_json::from_str(&kubectl(&["get", "--raw", special.path]).await).unwrap();
     let version = list["metadata"]["resourceVersion"].as_str().unwrap();
     let path = format!("{}?watch=true&resourceVersion={version}", special.path);
     let mut command = plane.kubectl_command(server, Via::Bridge, User::Admin);
-    let mut watch = Staying::start(command.args(["get", "--raw", &path]));
+    let mut watch = RunningKubectl::start(command.args(["get", "--raw", &path]));
 
     let manifest = special.object(&name);
     let file = plane.file(&format!("{name}.json"), &manifest);
-    // Validation is by OpenAPI, which is the local server's.
+    // Validation uses OpenAPI of the local server.
     kubectl(&["create", "--validate=false", "-f", &file]).await;
     let label = r#"{"metadata":{"labels":{"patched":"true"}}}"#;
     kubectl(&["patch", kind, &name, "--type=merge", "-p", label]).await;
@@ -130,7 +136,7 @@ async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
             let object = &seen["object"];
             let now = &object["metadata"]["resourceVersion"];
             assert_ne!(std::mem::replace(&mut version, now.clone()), *now, "{seen}");
-            // Servers judge some kinds, and each writes that into their status.
+            // Servers validate some kinds, and each writes the result into their status.
             let now = json!([object["metadata"]["labels"], object["spec"]]);
             let same = std::mem::replace(&mut written, now) == written;
             if seen["type"] != "MODIFIED" || !same {
@@ -146,14 +152,14 @@ async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
     assert_eq!(plane.status(server, Via::Bridge, &path).await, 404);
 }
 
-/// Both 1.34 and 1.36 serve these rules, but only 1.36 their status. Kubernetes
-/// advertises it on both, and does not find it on the older.
-async fn a_subresource_that_only_one_has_is_found(plane: &Plane) {
+/// Both 1.34 and 1.36 serve these rules, but only 1.36 serves their status. Kubernetes
+/// advertises it on both, and responds 404 on the older.
+async fn a_subresource_of_only_one_server_is_found(plane: &ControlPlane) {
     let path = "/apis/resource.k8s.io/v1alpha3/devicetaintrules";
     for server in 0..plane.servers.len() {
         assert_eq!(plane.status(server, Via::Server, path).await, 200);
     }
-    let manifest = Special::TAINT_RULES.object("told");
+    let manifest = VersionSpecificApi::TAINT_RULES.object("told");
     let manifest = manifest.replace("v1beta2", "v1alpha3");
     let request = Request::new("POST", path).body("application/json", &manifest);
     let created = bridge(plane, 0).send(&request).await.unwrap();
@@ -169,11 +175,11 @@ async fn a_subresource_that_only_one_has_is_found(plane: &Plane) {
         let mut client = bridge(plane, server);
         let read = client.send(&Request::get(&of_status)).await.unwrap();
         assert_eq!(read.status, 200, "{server}: {}", read.text());
-        let told = json!({"status": {"conditions": [{"type": "Told", "status": "True",
+        let new_status = json!({"status": {"conditions": [{"type": "Told", "status": "True",
             "reason": format!("By{server}"), "message": "",
             "lastTransitionTime": "2026-11-15T12:00:00Z"}]}});
         let request = Request::new("PATCH", &of_status)
-            .body("application/merge-patch+json", &told.to_string());
+            .body("application/merge-patch+json", &new_status.to_string());
         let patched = client.send(&request).await.unwrap();
         assert_eq!(patched.status, 200, "{server}: {}", patched.text());
         let patched: Value = serde_json::from_slice(&patched.body).unwrap();
@@ -185,12 +191,12 @@ async fn a_subresource_that_only_one_has_is_found(plane: &Plane) {
     assert_eq!(deleted.status, 200, "{}", deleted.text());
 }
 
-fn bridge(plane: &Plane, server: usize) -> Raw {
-    plane.raw(server, Via::Bridge, Protocol::H2)
+fn bridge(plane: &ControlPlane, server: usize) -> HttpClient {
+    plane.http_client(server, Via::Bridge, Protocol::H2)
 }
 
-/// What nobody serves is not found, as ever; and it is the server that says so.
-async fn nobodys_api_is_not_found(plane: &Plane) {
+/// An API that no server serves is not found, and the response is that of the server.
+async fn an_unknown_api_is_not_found(plane: &ControlPlane) {
     let path = "/apis/none.example.com/v1/nothings";
     for server in 0..plane.servers.len() {
         let response = bridge(plane, server)
@@ -202,9 +208,12 @@ async fn nobodys_api_is_not_found(plane: &Plane) {
     }
 }
 
-/// Kubernetes believes anybody that a request has hopped, and says 404.
-async fn a_forged_hop_changes_nothing(plane: &Plane, shared: &[Special]) {
-    for special in shared {
+/// Kubernetes accepts this header from any client, and responds 404.
+async fn a_forged_hop_changes_nothing(
+    plane: &ControlPlane,
+    partially_served_apis: &[VersionSpecificApi],
+) {
+    for special in partially_served_apis {
         for server in 0..plane.servers.len() {
             for name in [
                 "x-kubernetes-peer-proxied",
@@ -223,8 +232,8 @@ async fn a_forged_hop_changes_nothing(plane: &Plane, shared: &[Special]) {
     }
 }
 
-async fn what_was_rerouted_is_counted(plane: &Plane, server: usize) {
-    let metrics = plane.admin(server, "/metrics").await;
+async fn rerouted_requests_are_counted(plane: &ControlPlane, server: usize) {
+    let metrics = plane.admin_page(server, "/metrics").await;
     let others = (0..plane.servers.len()).filter(|other| *other != server);
     let peers = others.map(|other| format!("peer=\"{}\"", identity(plane, other)));
     let peers: Vec<_> = peers.collect();
@@ -250,47 +259,53 @@ async fn what_was_rerouted_is_counted(plane: &Plane, server: usize) {
     }
 }
 
-fn identity(plane: &Plane, server: usize) -> String {
+fn identity(plane: &ControlPlane, server: usize) -> String {
     Identity::of_hostname(&plane.servers[server].host).to_string()
 }
 
 /// `/debug/peers` of the bridge of a server.
-async fn the_others_are_told_of(plane: &Plane, server: usize, shared: &[Special]) {
+async fn debug_peers_lists_the_others(
+    plane: &ControlPlane,
+    server: usize,
+    partially_served_apis: &[VersionSpecificApi],
+) {
     let view = async || -> Value {
-        serde_json::from_str(&plane.admin(server, "/debug/peers").await).unwrap()
+        serde_json::from_str(&plane.admin_page(server, "/debug/peers").await).unwrap()
     };
-    // That the server keeps it is seen when it renews it.
-    eventually("who keeps the Lease is known", FOUND, async || {
-        view().await["local"]["leaseKeptBy"] == "kube-apiserver"
-    })
+    // A renewal shows that the server keeps the Lease itself.
+    eventually(
+        "who keeps the Lease is known",
+        PEER_DISCOVERY_TIMEOUT,
+        async || view().await["local"]["leaseKeptBy"] == "kube-apiserver",
+    )
     .await;
     let view = view().await;
     assert!(view["waitingFor"].is_null(), "{view:#}");
     let peers = view["peers"].as_array().unwrap();
     assert_eq!(peers.len(), plane.servers.len() - 1, "{view:#}");
     for (number, running) in plane.servers.iter().enumerate() {
-        let told = if number == server {
+        let entry = if number == server {
             &view["local"]
         } else {
-            let told = peers.iter();
-            let mut told = told.filter(|it| it["identity"] == identity(plane, number));
-            let told = told.next().expect("each server by its identity");
+            let entry = peers.iter();
+            let mut entry = entry.filter(|it| it["identity"] == identity(plane, number));
+            let entry = entry.next().expect("each server by its identity");
             for yes in ["published", "alive", "healthy"] {
-                assert_eq!(told[yes], true, "{yes}: {told:#}");
+                assert_eq!(entry[yes], true, "{yes}: {entry:#}");
             }
-            assert!(told["secondsSinceSync"].is_u64(), "{told:#}");
-            assert_eq!(told["requestsUnderWay"], 0, "{told:#}");
-            told
+            assert!(entry["secondsSinceSync"].is_u64(), "{entry:#}");
+            assert_eq!(entry["requestsUnderWay"], 0, "{entry:#}");
+            entry
         };
-        assert_eq!(told["identity"], identity(plane, number), "{told:#}");
-        assert_eq!(told["version"], running.version, "{told:#}");
-        assert_eq!(told["address"], running.bridge.to_string(), "{told:#}");
-        assert!(told["problem"].is_null(), "{told:#}");
-        let alone = told["servesAlone"].as_array().unwrap();
-        for special in shared {
+        assert_eq!(entry["identity"], identity(plane, number), "{entry:#}");
+        assert_eq!(entry["version"], running.version, "{entry:#}");
+        assert_eq!(entry["address"], running.bridge.to_string(), "{entry:#}");
+        assert!(entry["problem"].is_null(), "{entry:#}");
+        let alone = entry["servesAlone"].as_array().unwrap();
+        for special in partially_served_apis {
             let expected = serving(plane, special) == [number];
             let line = special.line();
-            assert_eq!(alone.contains(&json!(line)), expected, "{line}: {told:#}");
+            assert_eq!(alone.contains(&json!(line)), expected, "{line}: {entry:#}");
         }
     }
 }

@@ -1,8 +1,9 @@
-//! The playground's newer servers and their bridges beside real ones, by every kubectl.
+//! The playground's newer servers and their bridges compared with real ones, with every
+//! kubectl.
 
 use crate::playground::kubectl_prints_the_same;
 
 #[tokio::test]
-async fn kubectl_prints_what_newer_servers_have_it_print() {
+async fn kubectl_output_equals_that_of_newer_servers() {
     kubectl_prints_the_same(&["1.34", "1.36"]).await;
 }

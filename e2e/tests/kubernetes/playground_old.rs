@@ -1,26 +1,26 @@
-//! The playground's oldest server and its bridge beside a real one, by every kubectl; and
-//! what every kubectl can be asked for without one.
+//! The playground's oldest server and its bridge compared with a real one, with every
+//! kubectl; and tests with every kubectl that need no real server.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Playground, Staying, newest, versions};
+use skewbridge_e2e::{Playground, RunningKubectl, newest, versions};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::join;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::playground::{BOUND, RELEASES, kubectl_prints_the_same, run};
-use crate::terminal::Terminal;
+use crate::kubectl_terminal::Terminal;
+use crate::playground::{COMMAND_TIMEOUT, RELEASES, kubectl_prints_the_same, run};
 
-/// What is promised. It takes a tenth of that, even without optimisation.
-const READY: Duration = Duration::from_secs(3);
+/// The documented bound. The start takes a tenth of it, even without optimisation.
+const READY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The best of so many starts counts: the machine may be busy with something else.
+/// The best of so many starts counts: the machine may be busy.
 const STARTS: usize = 3;
 
 #[tokio::test]
-async fn kubectl_prints_what_the_oldest_server_has_it_print() {
+async fn kubectl_output_equals_that_of_the_oldest_server() {
     kubectl_prints_the_same(&["1.28"]).await;
 }
 
@@ -32,15 +32,15 @@ async fn a_playground_is_ready_in_three_seconds() {
         let _playground = Playground::start().await;
         took.push(began.elapsed());
         println!("ready after {:.2?}", began.elapsed());
-        if took.last().is_some_and(|it| *it < READY) {
+        if took.last().is_some_and(|it| *it < READY_TIMEOUT) {
             return;
         }
     }
-    panic!("ready after {took:.2?}, and the limit is {READY:?}");
+    panic!("ready after {took:.2?}, and the limit is {READY_TIMEOUT:?}");
 }
 
 #[tokio::test]
-async fn every_kubectl_streams_as_it_is_proposed() {
+async fn every_kubectl_streams_as_suggested() {
     let playground = &Playground::start().await;
     for version in &versions() {
         let streams = Streams {
@@ -53,7 +53,7 @@ async fn every_kubectl_streams_as_it_is_proposed() {
 }
 
 #[tokio::test]
-async fn a_pod_is_run_and_left_by_every_kubectl() {
+async fn every_kubectl_runs_and_detaches_from_a_pod() {
     let playground = &Playground::start().await;
     let [oldest, middle, newest] = RELEASES;
     for version in &versions() {
@@ -86,7 +86,7 @@ async fn a_pod_is_run_and_left_by_every_kubectl() {
 }
 
 #[tokio::test]
-async fn every_bridge_tells_of_what_all_servers_serve() {
+async fn every_bridge_discovers_what_all_servers_serve() {
     let playground = &Playground::start().await;
     let versions = versions();
     let resources = async |place: &str, release: &str| {
@@ -105,7 +105,7 @@ async fn every_bridge_tells_of_what_all_servers_serve() {
     }
 }
 
-/// Of the pod that a playground begins with, by a kubectl in a context.
+/// Streams of the playground's initial pod, with a kubectl in a context.
 struct Streams<'a> {
     playground: &'a Playground,
     version: &'a str,
@@ -117,7 +117,7 @@ impl Streams<'_> {
         let mut command = self.playground.kubectl(self.version, self.context);
         command.args(["exec", "-it", "web", "--", "sh"]);
         let mut terminal = Terminal::start(&command);
-        // The shell may not be there yet: what is typed waits.
+        // The shell may not have started yet: typed text is queued.
         terminal.types("echo is$((6*7)); exit 4\r").await;
         terminal.line_with("is42").await;
         let (_, code) = terminal.rest().await;
@@ -127,8 +127,8 @@ impl Streams<'_> {
     async fn logs(&self) {
         let mut command = self.playground.kubectl(self.version, self.context);
         let words = ["logs", "-f", "web", "--tail=1"];
-        let mut following = Staying::start(command.args(words));
-        // The last line that there is, and one that is still to come.
+        let mut following = RunningKubectl::start(command.args(words));
+        // The last existing line, and a later one.
         for _ in 0..2 {
             assert!(following.line().await.starts_with("web: "));
         }
@@ -136,7 +136,7 @@ impl Streams<'_> {
 
     async fn forward(&self) {
         let mut command = self.playground.kubectl(self.version, self.context);
-        let mut forward = Staying::start(command.args(["port-forward", "web", ":8080"]));
+        let mut forward = RunningKubectl::start(command.args(["port-forward", "web", ":8080"]));
         let line = forward.line().await;
         let address = line.split_whitespace().nth(2).unwrap();
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -144,7 +144,7 @@ impl Streams<'_> {
         stream.write_all(request).await.unwrap();
         let mut answer = String::new();
         let read = stream.read_to_string(&mut answer);
-        timeout(BOUND, read).await.unwrap().unwrap();
+        timeout(COMMAND_TIMEOUT, read).await.unwrap().unwrap();
         assert!(
             answer.ends_with("Hello from pod web, port 8080.\n"),
             "{answer}"

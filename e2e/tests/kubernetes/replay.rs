@@ -1,23 +1,27 @@
-//! A list of requests, each sent straight to the server and through its bridge:
-//! status, headers and body are the same, to the byte.
+//! A list of requests, each sent directly to the server and through its bridge: status, headers
+//! and body are the same, to the byte.
 //!
-//! What a server says about itself moves: versions of lists, ages in tables,
-//! documents that are rebuilt. So each request is sent straight, through the
-//! bridge, and straight again, until both straight answers are the same; the one
-//! between them is then the same too, and nothing has to be cut out of a body.
+//! Responses change over time: versions of lists, ages in tables, documents that are
+//! rebuilt. So
+//! each request is sent directly, through the bridge, and directly again, until both direct
+//! responses are equal; the one between them then has to be equal too, and no part of a body
+//! has to be ignored.
 
 use std::io;
 
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Shape, Via, is_since, newest, planes};
+use skewbridge_e2e::{
+    ControlPlane, HttpClient, Protocol, Request, ResponseSnapshot, ServerSpec, Via, control_planes,
+    is_since, newest,
+};
 use skewbridge_testkit::{Response, TlsClient};
 use tokio::task::JoinSet;
 
-/// Twice within a second nothing moves; a server that has just started rebuilds
+/// Within a second most responses do not change; a server that has just started rebuilds
 /// its documents for some seconds.
-const TRIES: usize = 100;
+const MAX_ATTEMPTS: usize = 100;
 
-/// kube-apiserver takes a request's id from its caller, so that answers can be
-/// compared with their `Audit-Id`.
+/// kube-apiserver accepts the audit ID of a request from its client, so that responses can
+/// be compared including their `Audit-Id`.
 const AUDIT_ID: &str = "5e1f0e5a-0000-4000-8000-000000000000";
 
 const JSON: &str = "application/json";
@@ -29,7 +33,7 @@ const METADATA: &str = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8
 const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const DISCOVERY_BETA: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
-/// As kubectl asks.
+/// As kubectl requests it.
 const DISCOVERY_ANY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
      application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
 const OPENAPI: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
@@ -38,39 +42,38 @@ const OPENAPI_V3: &str = "application/com.github.proto-openapi.spec.v3@v1.0+prot
 const CLUSTER_ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
 
 #[tokio::test]
-async fn every_plane_answers_every_request_the_same_through_its_bridges() {
-    for versions in planes() {
+async fn every_control_plane_responds_the_same_to_every_request_through_its_bridges() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
         replay(&versions).await;
     }
 }
 
 async fn replay(versions: &[String]) {
-    // With CBOR and, where there is an older one, without: there are clusters
-    // with both.
+    // With CBOR and, if there is an older server, without: some clusters have both.
     let cbor = |version: &str| is_since(version, 32) && version == newest(versions);
     let servers = versions.iter().map(|version| {
-        let server = Server::of(version);
+        let server = ServerSpec::of(version);
         if cbor(version) {
             server.gate("CBORServingAndStorage", true)
         } else {
             server
         }
     });
-    let plane = Plane::start(&servers.collect::<Vec<_>>()).await;
+    let plane = ControlPlane::start(&servers.collect::<Vec<_>>()).await;
     for (server, version) in versions.iter().enumerate() {
         let mut differences = Vec::new();
         for protocol in [Protocol::H1, Protocol::H2] {
-            for user in [User::Admin, User::Bob, User::Nobody] {
+            for user in [User::Admin, User::Bob, User::Anonymous] {
                 let mut both = Both::new(&plane, server, user, protocol);
                 for request in requests(protocol) {
                     both.compare(request, &mut differences).await;
                 }
-                unchanged_is_304(&mut both, &mut differences).await;
+                an_unchanged_document_is_304(&mut both, &mut differences).await;
                 documents_by_hash(&mut both, &mut differences).await;
                 pages(&mut both, &mut differences).await;
                 watches(&both, &mut differences).await;
-                bad_escapes_are_refused(&both).await;
+                invalid_escapes_are_rejected(&both).await;
             }
         }
         assert!(
@@ -79,7 +82,7 @@ async fn replay(versions: &[String]) {
             differences.len(),
             differences.join("\n")
         );
-        the_list_asks_what_it_means_to(&plane, server, cbor(version)).await;
+        the_list_covers_the_expected_responses(&plane, server, cbor(version)).await;
     }
 }
 
@@ -126,7 +129,7 @@ const DOCUMENTS: &[(&str, &[&str])] = &[
     ("/openid/v1/jwks", &[""]),
 ];
 
-/// Objects: everything that is not there, or is not allowed, included.
+/// Objects, including missing and forbidden ones.
 const OBJECTS: &[(&str, &[&str])] = &[
     (
         "/api/v1/namespaces",
@@ -165,7 +168,7 @@ const OBJECTS: &[(&str, &[&str])] = &[
     ("/api/v1/pods?limit=x&timeoutSeconds=y", &[""]),
     ("/api/v1/pods?continue=nonsense", &[""]),
     ("/api/v1/pods?resourceVersion=nonsense", &["", TABLE]),
-    // Paths that somebody may be tempted to tidy up.
+    // Paths that a proxy might normalise.
     ("/api/v1/namespaces/%64efault", &[""]),
     ("/api/v1/namespaces/default%2Fconfigmaps", &[""]),
     ("/api/v1/namespaces/d%C3%A9faut", &[""]),
@@ -232,7 +235,7 @@ fn requests(protocol: Protocol) -> Vec<Request> {
     list.push(patch.clone().body("text/plain", "{}"));
     list.push(patch.body("application/apply-patch+yaml", "{}"));
     list.push(Request::new("DELETE", &format!("{maps}/no-such")));
-    // Who am I, and may I? The answers hold no times but that of asking.
+    // Self-subject reviews. The responses contain no times but that of the request.
     let review = |group: &str, kind: &str, spec: &str| {
         let target = format!("/apis/{group}/v1/{}s", kind.to_lowercase());
         let body = format!(r#"{{"kind":"{kind}","apiVersion":"{group}/v1"{spec}}}"#);
@@ -255,7 +258,7 @@ fn requests(protocol: Protocol) -> Vec<Request> {
         list.push(request.clone().header("Impersonate-Group", "nameless"));
         list.push(request);
     }
-    // What only HTTP/1.1 can say.
+    // Requests that only HTTP/1.1 can express.
     if protocol == Protocol::H1 {
         list.push(Request::new("OPTIONS", "*"));
         list.push(Request::get("https://localhost/api"));
@@ -270,8 +273,8 @@ fn accepting(request: Request, accept: &str) -> Request {
     }
 }
 
-/// The rows are worth their time only if they are not all errors.
-async fn the_list_asks_what_it_means_to(plane: &Plane, server: usize, cbor: bool) {
+/// The list is only useful if its responses are not all errors.
+async fn the_list_covers_the_expected_responses(plane: &ControlPlane, server: usize, cbor: bool) {
     let mut both = Both::new(plane, server, User::Admin, Protocol::H2);
     let version = plane.servers[server].version.as_str();
     let if_it_knows = |knows: bool| if knows { 200 } else { 406 };
@@ -298,8 +301,8 @@ async fn the_list_asks_what_it_means_to(plane: &Plane, server: usize, cbor: bool
     assert_eq!(response.header("content-encoding"), Some("gzip"));
 }
 
-/// What a client has already is not sent again.
-async fn unchanged_is_304(both: &mut Both, differences: &mut Vec<String>) {
+/// A document that the client already has is not sent again.
+async fn an_unchanged_document_is_304(both: &mut Both, differences: &mut Vec<String>) {
     for (target, accept) in [
         ("/openapi/v2", ""),
         ("/openapi/v2", OPENAPI),
@@ -308,23 +311,28 @@ async fn unchanged_is_304(both: &mut Both, differences: &mut Vec<String>) {
         ("/api", DISCOVERY_ANY),
     ] {
         let request = accepting(Request::get(target), accept);
-        let response = both.server.another().send(&request).await.unwrap();
+        let response = both
+            .server
+            .with_new_connection()
+            .send(&request)
+            .await
+            .unwrap();
         let etag = response.header("etag").unwrap_or("\"none\"").to_owned();
         let request = request.header("If-None-Match", &etag);
         let status = both.compare(request.clone(), differences).await;
-        // For somebody who may read it at all, and of a document that has one.
+        // For a user who is authorized, and for a document that has one.
         if response.status == 200 && response.header("etag").is_some() {
             assert_eq!(status, 304, "{request:?}");
         }
     }
 }
 
-/// With the right hash a document may be kept for ever, with a wrong one there
-/// is a redirection.
+/// With the right hash a document may be cached forever, with a wrong one the client is
+/// redirected.
 async fn documents_by_hash(both: &mut Both, differences: &mut Vec<String>) {
     let index = both
         .server
-        .another()
+        .with_new_connection()
         .send(&Request::get("/openapi/v3"))
         .await
         .unwrap();
@@ -340,7 +348,7 @@ async fn documents_by_hash(both: &mut Both, differences: &mut Vec<String>) {
     both.compare(wrong, differences).await;
 }
 
-/// The first page, and the one after it.
+/// The first page, and the next one.
 async fn pages(both: &mut Both, differences: &mut Vec<String>) {
     let first = format!("{CLUSTER_ROLES}?limit=3");
     for accept in [JSON, TABLE, PROTOBUF] {
@@ -349,7 +357,7 @@ async fn pages(both: &mut Both, differences: &mut Vec<String>) {
     }
     let page = both
         .bridge
-        .another()
+        .with_new_connection()
         .send(&Request::get(&first))
         .await
         .unwrap();
@@ -361,28 +369,33 @@ async fn pages(both: &mut Both, differences: &mut Vec<String>) {
     }
 }
 
-/// The one difference that is meant: Go refuses these paths before kube-apiserver
-/// sees them, with a bare line over HTTP/1.1 and with a reset over HTTP/2. The
-/// bridge refuses them too, and says why in a Status.
-async fn bad_escapes_are_refused(both: &Both) {
+/// The only intended difference: Go rejects these paths before kube-apiserver sees them,
+/// with a plain-text line over HTTP/1.1 and with a reset over HTTP/2. The bridge rejects
+/// them too, with a Status that names the reason.
+async fn invalid_escapes_are_rejected(both: &Both) {
     for target in ["/api/%zz", "/api/v1/namespaces/%", "/api/v1/namespaces/a%2"] {
-        let request = both.dressed(Request::get(target));
-        let straight = both.server.another().send(&request).await;
-        match (both.protocol, straight) {
+        let request = both.with_credentials(Request::get(target));
+        let direct = both.server.with_new_connection().send(&request).await;
+        match (both.protocol, direct) {
             (Protocol::H1, Ok(answer)) => assert_eq!(answer.status, 400, "{target}"),
             (Protocol::H2, Err(error)) => {
                 assert_ne!(error.kind(), io::ErrorKind::TimedOut, "{target}");
             }
             (_, other) => panic!("{target}: {other:?}"),
         }
-        let bridged = both.bridge.another().send(&request).await.unwrap();
+        let bridged = both
+            .bridge
+            .with_new_connection()
+            .send(&request)
+            .await
+            .unwrap();
         assert_eq!(bridged.status, 400, "{target}");
         let status: serde_json::Value = serde_json::from_slice(&bridged.body).unwrap();
         assert_eq!(status["reason"], "BadRequest", "{target}");
     }
 }
 
-/// Watches of one object that nobody touches: what comes, and that it ends.
+/// Watches of one object that does not change: the events, and the end.
 async fn watches(both: &Both, differences: &mut Vec<String>) {
     let one =
         format!("{CLUSTER_ROLES}?watch=true&timeoutSeconds=1&fieldSelector=metadata.name%3Dview");
@@ -398,27 +411,35 @@ async fn watches(both: &Both, differences: &mut Vec<String>) {
     ];
     let mut running = JoinSet::new();
     for (number, (target, accept)) in rows.into_iter().enumerate() {
-        let request = both.dressed(accepting(Request::get(target), accept));
-        let (server, bridge) = (both.server.another(), both.bridge.another());
+        let request = both.with_credentials(accepting(Request::get(target), accept));
+        let (server, bridge) = (
+            both.server.with_new_connection(),
+            both.bridge.with_new_connection(),
+        );
         running.spawn(async move {
-            let (straight, bridged) = tokio::join!(
-                watch_to_its_end(server, &request),
-                watch_to_its_end(bridge, &request)
+            let (direct, bridged) = tokio::join!(
+                read_watch_to_end(server, &request),
+                read_watch_to_end(bridge, &request)
             );
-            (number, request, Shape::of(straight), Shape::of(bridged))
+            (
+                number,
+                request,
+                ResponseSnapshot::of(direct),
+                ResponseSnapshot::of(bridged),
+            )
         });
     }
     let mut statuses = [0; 7];
-    for (number, request, straight, bridged) in running.join_all().await {
-        statuses[number] = straight.status;
-        differences.extend(both.report(&request, &straight, &bridged));
+    for (number, request, direct, bridged) in running.join_all().await {
+        statuses[number] = direct.status;
+        differences.extend(both.report(&request, &direct, &bridged));
     }
     if both.user == User::Admin {
         assert_eq!(statuses, [200, 200, 200, 200, 200, 406, 200]);
     }
 }
 
-async fn watch_to_its_end(raw: Raw, request: &Request) -> io::Result<Response> {
+async fn read_watch_to_end(raw: HttpClient, request: &Request) -> io::Result<Response> {
     let mut stream = raw.stream(request).await?;
     Ok(Response {
         version: http::Version::HTTP_11,
@@ -435,24 +456,24 @@ enum User {
     Admin,
     /// By token.
     Bob,
-    Nobody,
+    Anonymous,
 }
 
-/// One server by both ways.
+/// One server, directly and through its bridge.
 struct Both {
-    server: Raw,
-    bridge: Raw,
+    server: HttpClient,
+    bridge: HttpClient,
     user: User,
     protocol: Protocol,
 }
 
 impl Both {
-    fn new(plane: &Plane, server: usize, user: User, protocol: Protocol) -> Self {
+    fn new(plane: &ControlPlane, server: usize, user: User, protocol: Protocol) -> Self {
         let tls: TlsClient = match user {
             User::Admin => plane.client("admin"),
-            User::Bob | User::Nobody => plane.stranger(),
+            User::Bob | User::Anonymous => plane.anonymous_client(),
         };
-        let way = |via| Raw::new(tls.clone(), plane.servers[server].at(via), protocol);
+        let way = |via| HttpClient::new(tls.clone(), plane.servers[server].at(via), protocol);
         Self {
             server: way(Via::Server),
             bridge: way(Via::Bridge),
@@ -461,48 +482,52 @@ impl Both {
         }
     }
 
-    fn dressed(&self, request: Request) -> Request {
+    fn with_credentials(&self, request: Request) -> Request {
         let request = request.header("Audit-ID", AUDIT_ID);
         match self.user {
             User::Bob => request.header("Authorization", "Bearer bob-token"),
-            User::Admin | User::Nobody => request,
+            User::Admin | User::Anonymous => request,
         }
     }
 
-    /// Sends it straight, through the bridge and straight again; the status is
-    /// the server's.
+    /// Sends it directly, through the bridge and directly again; the status is the server's.
     async fn compare(&mut self, request: Request, differences: &mut Vec<String>) -> u16 {
-        let request = self.dressed(request);
-        let mut straight = self.ask(Via::Server, &request).await;
-        for _ in 0..TRIES {
-            let bridged = self.ask(Via::Bridge, &request).await;
-            let again = self.ask(Via::Server, &request).await;
-            if straight == again {
-                assert_ne!(straight.status, 0, "no answer to {request:?}");
-                differences.extend(self.report(&request, &straight, &bridged));
-                return straight.status;
+        let request = self.with_credentials(request);
+        let mut direct = self.send(Via::Server, &request).await;
+        for _ in 0..MAX_ATTEMPTS {
+            let bridged = self.send(Via::Bridge, &request).await;
+            let again = self.send(Via::Server, &request).await;
+            if direct == again {
+                assert_ne!(direct.status, 0, "no answer to {request:?}");
+                differences.extend(self.report(&request, &direct, &bridged));
+                return direct.status;
             }
-            straight = again;
+            direct = again;
         }
-        panic!("{request:?} is answered otherwise each time, also straight: {straight:?}");
+        panic!("{request:?} has another response each time, also directly: {direct:?}");
     }
 
-    async fn ask(&mut self, via: Via, request: &Request) -> Shape {
+    async fn send(&mut self, via: Via, request: &Request) -> ResponseSnapshot {
         let raw = match via {
             Via::Server => &mut self.server,
             Via::Bridge => &mut self.bridge,
         };
-        // kube-apiserver ends an HTTP/2 connection behind an anonymous request
-        // (its UnauthenticatedHTTP2DOSMitigation).
-        if self.user == User::Nobody {
-            *raw = raw.another();
+        // kube-apiserver closes an HTTP/2 connection after an anonymous request (its
+        // UnauthenticatedHTTP2DOSMitigation).
+        if self.user == User::Anonymous {
+            *raw = raw.with_new_connection();
         }
-        Shape::of(raw.send(request).await)
+        ResponseSnapshot::of(raw.send(request).await)
     }
 
-    fn report(&self, request: &Request, straight: &Shape, bridged: &Shape) -> Option<String> {
+    fn report(
+        &self,
+        request: &Request,
+        direct: &ResponseSnapshot,
+        bridged: &ResponseSnapshot,
+    ) -> Option<String> {
         let (user, protocol) = (self.user, self.protocol);
-        let difference = straight.difference(bridged)?;
+        let difference = direct.difference(bridged)?;
         Some(format!(
             "--- {request:?} as {user:?} over {protocol:?}\n{difference}"
         ))

@@ -1,15 +1,14 @@
-//! A kube-apiserver is restarted while clients of its bridge read, write and
-//! watch.
+//! A kube-apiserver is restarted while clients of its bridge read, write and watch.
 //!
-//! What is promised, and no more:
-//! - A client's connection to the bridge lasts, and each request gets an answer.
-//! - While the server cannot be reached, that is a 503 Status with `Retry-After`,
-//!   and then nothing has been done. What the server itself says while it stops
-//!   and starts is passed on as it is.
-//! - 502 is only for a write that was cut off in flight: it may have been done,
-//!   once. A read is asked again instead.
+//! The guarantees:
+//! - A client's connection to the bridge stays open, and each request gets a response.
+//! - While the server is unreachable, that is a 503 Status with `Retry-After`, and the request
+//!   has not been executed. Responses of the server itself while it stops and starts are
+//!   forwarded unchanged.
+//! - 502 is only for a write that was cut in flight: it may have been executed, once. A read is
+//!   sent again instead.
 //! - Watches end as they end without a bridge: cleanly.
-//! - When the server is back, whoever asks again is answered.
+//! - When the server is back, clients that retry get responses.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,67 +16,67 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use skewbridge_e2e::{
-    Plane, Protocol, Raw, Request, Server, Via, newest, planes, planes_are_chosen, versions,
+    ControlPlane, HttpClient, Protocol, Request, ServerSpec, Via, control_planes,
+    has_custom_control_planes, newest, versions,
 };
 use skewbridge_testkit::{Response, eventually};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// From when the server is ready again to when everybody is served again.
-const RECOVERY: Duration = Duration::from_secs(30);
+/// From the readiness of the server to the time when all clients succeed again.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// For what takes seconds on a busy machine.
-const BOUND: Duration = Duration::from_mins(1);
+/// For an operation that takes seconds on a busy machine.
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// From when the server is gone to when everybody has noticed.
-const REFUSAL: Duration = Duration::from_secs(20);
+/// From the exit of the server to the time when all clients have noticed it.
+const REJECTION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How much has to succeed before and after, of each client.
-const ENOUGH: usize = 20;
+/// How many requests of each client have to succeed before and after.
+const MIN_SUCCESSES: usize = 20;
 
-/// Between two requests of a client: a steady load, not a flood.
-const PAUSE: Duration = Duration::from_millis(5);
+/// The interval between two requests of a client: a steady load, not a flood.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How long a client waits before it asks again; it is told 1 s, and asks more
-/// often to see more of the restart.
-const BEFORE_RETRY: Duration = Duration::from_millis(50);
+/// The retry delay of a client: shorter than the 1 s of the responses, to see more of the
+/// restart.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Without it kube-apiserver leaves watches open when it is told to end, and
-/// waits a minute for them.
-const END_WATCHES: &str = "--shutdown-watch-termination-grace-period=10s";
+/// Without it kube-apiserver keeps watches open when it is terminated, and waits a minute
+/// for them.
+const WATCH_TERMINATION_FLAG: &str = "--shutdown-watch-termination-grace-period=10s";
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// The test itself blocks while the server ends: the clients have threads of
-/// their own.
+/// The test blocks its thread while the server exits: the clients have their own threads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_ride_out_a_restart() {
-    for version in restarted() {
+async fn clients_survive_a_restart() {
+    for version in restarted_versions() {
         println!("kube-apiserver {version}");
-        ride_out(&version).await;
+        check_restart(&version).await;
     }
 }
 
-/// The newest of each plane is enough for every day; whoever chooses others has
-/// the time for each version.
-fn restarted() -> Vec<String> {
-    if planes_are_chosen() {
+/// The newest version of each control plane by default; all versions with custom control
+/// planes.
+fn restarted_versions() -> Vec<String> {
+    if has_custom_control_planes() {
         return versions();
     }
-    let planes = planes();
-    let newest = planes.iter().map(|plane| newest(plane).to_owned());
+    let control_planes = control_planes();
+    let newest = control_planes.iter().map(|plane| newest(plane).to_owned());
     newest.collect()
 }
 
-async fn ride_out(version: &str) {
-    let server = Server::of(version).flag(END_WATCHES);
-    let mut plane = Plane::start(&[server]).await;
+async fn check_restart(version: &str) {
+    let server = ServerSpec::of(version).flag(WATCH_TERMINATION_FLAG);
+    let mut plane = ControlPlane::start(&[server]).await;
     let load = Load::default();
     let mut clients = JoinSet::new();
     for protocol in [Protocol::H1, Protocol::H2] {
         let client = || {
             let address = plane.servers[0].at(Via::Bridge);
-            Raw::new(plane.client("admin"), address, protocol)
+            HttpClient::new(plane.client("admin"), address, protocol)
         };
         for _ in 0..2 {
             clients.spawn(read(client(), load.member()));
@@ -85,50 +84,52 @@ async fn ride_out(version: &str) {
         }
         clients.spawn(watch(client(), load.member()));
     }
-    load.everybody_succeeds("before the restart", BOUND).await;
+    load.wait_until_all_succeed("before the restart", COMMAND_TIMEOUT)
+        .await;
 
     plane.restart_server(0);
-    load.everybody_was_refused().await;
+    load.wait_until_all_were_rejected().await;
     let address = plane.servers[0].at(Via::Server);
-    plane.ready("the server is back", address).await;
-    load.everybody_succeeds("after the restart", RECOVERY).await;
+    plane.wait_for_ready("the server is back", address).await;
+    load.wait_until_all_succeed("after the restart", RECOVERY_TIMEOUT)
+        .await;
 
     load.stop.send_replace(true);
-    let ended = tokio::time::timeout(BOUND, clients.join_all()).await;
+    let ended = tokio::time::timeout(COMMAND_TIMEOUT, clients.join_all()).await;
     ended.expect("the clients end");
     let bridge = plane.servers[0].bridge_process.as_mut();
     assert!(bridge.unwrap().is_running());
-    every_write_was_done_as_it_was_answered(&plane, &load).await;
+    assert_writes_match_their_responses(&plane, &load).await;
 }
 
-/// What the clients share.
+/// The shared state of the clients.
 #[derive(Default)]
 struct Load {
     stop: watch::Sender<bool>,
     members: Mutex<Vec<Arc<Count>>>,
-    writes: Arc<Mutex<HashMap<String, Fate>>>,
+    writes: Arc<Mutex<HashMap<String, WriteOutcome>>>,
 }
 
-/// How one client is doing.
+/// The counts of one client.
 #[derive(Default)]
 struct Count {
     succeeded: AtomicUsize,
     refused: AtomicUsize,
 }
 
-/// What a client was told about a write.
+/// The outcome of a write as reported to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum WriteOutcome {
     Done,
     NotDone,
     Unknown,
 }
 
-/// A client's view of the load.
+/// The load as seen by one client.
 struct Member {
     stop: watch::Receiver<bool>,
     count: Arc<Count>,
-    writes: Arc<Mutex<HashMap<String, Fate>>>,
+    writes: Arc<Mutex<HashMap<String, WriteOutcome>>>,
     number: usize,
 }
 
@@ -145,20 +146,20 @@ impl Load {
         }
     }
 
-    async fn everybody_succeeds(&self, when: &str, within: Duration) {
+    async fn wait_until_all_succeed(&self, when: &str, within: Duration) {
         let before = self.counts(|count| &count.succeeded);
         eventually(when, within, async || {
             let now = self.counts(|count| &count.succeeded);
             now.iter()
                 .zip(&before)
-                .all(|(now, then)| *now >= then + ENOUGH)
+                .all(|(now, then)| *now >= then + MIN_SUCCESSES)
         })
         .await;
     }
 
-    /// While the server ended, or since: nobody hangs in the past.
-    async fn everybody_was_refused(&self) {
-        eventually("everybody is refused", REFUSAL, async || {
+    /// During the exit of the server or after it: no client hangs.
+    async fn wait_until_all_were_rejected(&self) {
+        eventually("all clients are rejected", REJECTION_TIMEOUT, async || {
             let times = self.counts(|count| &count.refused);
             times.iter().all(|times| *times > 0)
         })
@@ -175,50 +176,50 @@ impl Load {
 }
 
 impl Member {
-    fn goes_on(&self) -> bool {
+    fn is_running(&self) -> bool {
         !*self.stop.borrow()
     }
 
-    /// Returns when the load is to end.
+    /// Returns when the load is to stop.
     async fn stopped(&self) {
         let _ = self.stop.clone().wait_for(|stop| *stop).await;
     }
 
     async fn succeeded(&self) {
         self.count.succeeded.fetch_add(1, Ordering::Relaxed);
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(REQUEST_INTERVAL).await;
     }
 
     async fn refused(&self) {
         self.count.refused.fetch_add(1, Ordering::Relaxed);
-        tokio::time::sleep(BEFORE_RETRY).await;
+        tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
-/// Whose answer it is: kube-apiserver gives each of its own an id.
+/// The origin of a response: kube-apiserver adds an audit ID to each of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Speaker {
+enum Origin {
     Server,
     Bridge,
 }
 
-fn speaker(headers: &[(String, String)]) -> Speaker {
+fn origin(headers: &[(String, String)]) -> Origin {
     let own = |(name, _): &(String, String)| name.eq_ignore_ascii_case("audit-id");
     if headers.iter().any(own) {
-        Speaker::Server
+        Origin::Server
     } else {
-        Speaker::Bridge
+        Origin::Bridge
     }
 }
 
-/// What kube-apiserver itself says while it stops and starts: 503 "apiserver is
-/// shutting down", 429 "storage is (re)initializing", 500 of a hook. A doubt
-/// about who the caller is or what there is would be another matter.
-fn comes_and_goes(status: u16) -> bool {
+/// The errors of kube-apiserver itself while it stops and starts: 503 "apiserver is
+/// shutting down", 429 "storage is (re)initializing", 500 of a hook. Errors about the
+/// identity of the client or about missing APIs are not among them.
+fn is_transient(status: u16) -> bool {
     status == 429 || status >= 500
 }
 
-/// A Status of this code that tells when to ask again.
+/// Asserts a Status with this code and a retry delay.
 fn assert_retriable(response: &Response) {
     let text = response.text();
     assert!(response.header("retry-after").is_some(), "{text}");
@@ -227,26 +228,26 @@ fn assert_retriable(response: &Response) {
     assert_eq!(status["code"], response.status, "{text}");
 }
 
-async fn read(mut client: Raw, member: Member) {
-    while member.goes_on() {
+async fn read(mut client: HttpClient, member: Member) {
+    while member.is_running() {
         let request = Request::get("/api/v1/namespaces");
         let response = client.send(&request).await.expect("an answer to a read");
-        match (speaker(&response.headers), response.status) {
-            (Speaker::Server, 200) => member.succeeded().await,
-            (Speaker::Bridge, 503) => {
+        match (origin(&response.headers), response.status) {
+            (Origin::Server, 200) => member.succeeded().await,
+            (Origin::Bridge, 503) => {
                 assert_retriable(&response);
                 member.refused().await;
             }
-            (Speaker::Server, status) if comes_and_goes(status) => member.refused().await,
+            (Origin::Server, status) if is_transient(status) => member.refused().await,
             (who, status) => panic!("{who:?}: {status} to a read: {}", response.text()),
         }
     }
 }
 
-/// Objects named by the server: one that is made twice would be there twice.
-async fn write(mut client: Raw, member: Member) {
+/// Objects with generated names: an object that is created twice would exist twice.
+async fn write(mut client: HttpClient, member: Member) {
     for attempt in 0.. {
-        if !member.goes_on() {
+        if !member.is_running() {
             return;
         }
         let label = format!("{}-{attempt}", member.number);
@@ -256,32 +257,32 @@ async fn write(mut client: Raw, member: Member) {
         );
         let request = Request::new("POST", MAPS).body("application/json", &map);
         let response = client.send(&request).await.expect("an answer to a write");
-        let fate = match (speaker(&response.headers), response.status) {
-            (Speaker::Server, 201) => Fate::Done,
-            (Speaker::Bridge, 503) => {
+        let fate = match (origin(&response.headers), response.status) {
+            (Origin::Server, 201) => WriteOutcome::Done,
+            (Origin::Bridge, 503) => {
                 assert_retriable(&response);
-                Fate::NotDone
+                WriteOutcome::NotDone
             }
-            (Speaker::Bridge, 502) => Fate::Unknown,
-            (Speaker::Server, status) if comes_and_goes(status) => Fate::Unknown,
+            (Origin::Bridge, 502) => WriteOutcome::Unknown,
+            (Origin::Server, status) if is_transient(status) => WriteOutcome::Unknown,
             (who, status) => panic!("{who:?}: {status} to a write: {}", response.text()),
         };
         member.writes.lock().unwrap().insert(label, fate);
         match fate {
-            Fate::Done => member.succeeded().await,
-            Fate::NotDone | Fate::Unknown => member.refused().await,
+            WriteOutcome::Done => member.succeeded().await,
+            WriteOutcome::NotDone | WriteOutcome::Unknown => member.refused().await,
         }
     }
 }
 
-/// Each event counts as a success, each end as a refusal. Once nobody writes any
-/// more no event comes either, so it does not wait for one to be told to stop.
-async fn watch(client: Raw, member: Member) {
+/// Each event counts as a success, each end as a rejection. After the last write no event
+/// arrives, so the client does not wait for one before it stops.
+async fn watch(client: HttpClient, member: Member) {
     let request = Request::get(&format!("{MAPS}?watch=true&timeoutSeconds=600"));
-    while member.goes_on() {
+    while member.is_running() {
         let mut stream = client.stream(&request).await.expect("an answer to a watch");
-        match (speaker(&stream.headers), stream.status) {
-            (Speaker::Server, 200) => loop {
+        match (origin(&stream.headers), stream.status) {
+            (Origin::Server, 200) => loop {
                 let next = tokio::select! {
                     next = stream.next() => next,
                     () = member.stopped() => return,
@@ -291,17 +292,17 @@ async fn watch(client: Raw, member: Member) {
                     None => break,
                 };
             },
-            (Speaker::Bridge, 503) => {}
-            (Speaker::Server, status) if comes_and_goes(status) => {}
+            (Origin::Bridge, 503) => {}
+            (Origin::Server, status) if is_transient(status) => {}
             (who, status) => panic!("{who:?}: {status} to a watch"),
         }
         member.refused().await;
     }
 }
 
-async fn every_write_was_done_as_it_was_answered(plane: &Plane, load: &Load) {
+async fn assert_writes_match_their_responses(plane: &ControlPlane, load: &Load) {
     let address = plane.servers[0].at(Via::Server);
-    let mut client = Raw::new(plane.client("admin"), address, Protocol::H2);
+    let mut client = HttpClient::new(plane.client("admin"), address, Protocol::H2);
     let list = client.send(&Request::get(MAPS)).await.unwrap();
     let list: serde_json::Value = serde_json::from_slice(&list.body).unwrap();
     let mut times = HashMap::<&str, usize>::new();
@@ -314,14 +315,14 @@ async fn every_write_was_done_as_it_was_answered(plane: &Plane, load: &Load) {
     for (label, fate) in &*writes {
         let times = times.remove(label.as_str()).unwrap_or_default();
         let allowed = match fate {
-            Fate::Done => 1..=1,
-            Fate::NotDone => 0..=0,
-            Fate::Unknown => 0..=1,
+            WriteOutcome::Done => 1..=1,
+            WriteOutcome::NotDone => 0..=0,
+            WriteOutcome::Unknown => 0..=1,
         };
         assert!(
             allowed.contains(&times),
-            "{label}: {fate:?}, but there {times} times"
+            "{label}: {fate:?}, but created {times} times"
         );
     }
-    assert!(times.is_empty(), "nobody asked for {times:?}");
+    assert!(times.is_empty(), "unexpected objects: {times:?}");
 }

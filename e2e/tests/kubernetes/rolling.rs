@@ -1,9 +1,9 @@
-//! A client that learns from discovery what there is goes through an upgrade and a
-//! downgrade of the control plane, one node at a time.
+//! A client that uses discovery runs through an upgrade and a downgrade of the control plane,
+//! one node at a time.
 //!
-//! What is promised: as long as some server that is ready serves a kind, no client
-//! is told "no matches for kind". When the last server that serves it is told to
-//! end, the kind is gone; that is no fault.
+//! The guarantee: as long as some ready server serves a kind, no client gets "no matches for
+//! kind". When the last server that serves it is terminated, the kind disappears, which is
+//! correct.
 
 use std::collections::BTreeSet;
 use std::process::Stdio;
@@ -11,88 +11,93 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Plane, Protocol, Request, Server, User, Via, Vip, newest, oldest, planes};
+use skewbridge_e2e::{
+    ControlPlane, Protocol, Request, ServerSpec, User, Via, VirtualIp, control_planes, newest,
+    oldest,
+};
 use skewbridge_testkit::eventually;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin};
 use tokio::task::JoinSet;
 
-/// From a readiness to when the client knows of it.
-const FOUND: Duration = Duration::from_secs(30);
+/// From a readiness to the time when the client knows it.
+const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often it is looked at what the client says.
-const LOOK: Duration = Duration::from_millis(10);
+/// How often the output of the client is checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// For what takes seconds on a busy machine.
-const BOUND: Duration = Duration::from_mins(2);
+/// For an operation that takes seconds on a busy machine.
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// Without it kube-apiserver leaves watches open when it is told to end, and
-/// waits a minute for them.
-const END_WATCHES: &str = "--shutdown-watch-termination-grace-period=10s";
+/// Without it kube-apiserver keeps watches open when it is terminated, and waits a minute
+/// for them.
+const WATCH_TERMINATION_FLAG: &str = "--shutdown-watch-termination-grace-period=10s";
 
-/// Bridges let watches end over this time; the default is twelve times as long.
-const DRAIN: &str = "--shutdown-drain-timeout=5s";
+/// Bridges spread the end of watches over this time; the default is twelve times as long.
+const DRAIN_FLAG: &str = "--shutdown-drain-timeout=5s";
 
 const NAMESPACE: &str = "rolling";
 
-/// The test itself blocks while servers end: the client's way has a thread of its
-/// own.
+/// The test blocks its thread while servers exit: the load balancer has its own thread.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_kind_is_lost_while_servers_are_replaced() {
-    for versions in planes() {
+    for versions in control_planes() {
         if newest(&versions) != oldest(&versions) {
             println!("plane {versions:?}");
-            up_and_down(&versions).await;
+            upgrade_and_downgrade(&versions).await;
         }
     }
 }
 
-/// As many servers as the plane has, all of its oldest version at first.
-async fn up_and_down(versions: &[String]) {
+/// As many servers as the control plane has, all of its oldest version at first.
+async fn upgrade_and_downgrade(versions: &[String]) {
     let (old, new) = (oldest(versions), newest(versions));
-    let server = Server::of(old).peer().flag(END_WATCHES).bridge_flag(DRAIN);
-    let mut plane = Plane::start(&vec![server; versions.len()]).await;
-    let vip = Vip::start(plane.servers[0].bridge).await;
+    let server = ServerSpec::of(old)
+        .peer()
+        .flag(WATCH_TERMINATION_FLAG)
+        .bridge_flag(DRAIN_FLAG);
+    let mut plane = ControlPlane::start(&vec![server; versions.len()]).await;
+    let vip = VirtualIp::start(plane.servers[0].bridge).await;
     let mut client = Client::start(&plane, &vip);
     let mut kinds = Vec::new();
     for server in 0..versions.len() {
         kinds.push(plane.kinds(server, Via::Server).await);
     }
     client.seek(&kinds.union()).await;
-    client.finds_everything().await;
+    client.wait_until_all_are_found().await;
 
     let old_kinds = kinds[0].clone();
     for version in [new, old] {
         for node in 0..versions.len() {
-            // Balancers know whom not to send anybody to.
+            // Load balancers do not use a server that is about to stop.
             let other = (node + 1) % versions.len();
-            vip.turn(plane.servers[other].bridge).await;
+            vip.redirect(plane.servers[other].bridge).await;
             let gone = std::mem::take(&mut kinds[node]);
             let left = kinds.union();
             client.forget(gone.difference(&left)).await;
-            client.resolves_all(&format!("{version}-{node}-goes")).await;
+            client.resolve_all(&format!("{version}-{node}-goes")).await;
 
             replace(&mut plane, node, version).await;
             let ready = Instant::now();
             kinds[node] = plane.kinds(node, Via::Server).await;
             client.seek(&kinds.union()).await;
-            client.finds_everything().await;
+            client.wait_until_all_are_found().await;
             println!(
                 "node {node} is {version}: found {:.1?} after",
                 ready.elapsed()
             );
-            every_bridge_shows(&plane, &kinds.union()).await;
-            // What is written is seen by the informers.
+            wait_until_every_bridge_shows(&plane, &kinds.union()).await;
+            // The informers see the written object.
             let name = format!("node-{node}-is-{version}");
             write(&plane, node, &name).await;
-            client.says(&format!("saw {name}")).await;
+            client.wait_for_line(&format!("saw {name}")).await;
         }
         if version == new {
             assert_ne!(kinds[0], old_kinds, "the versions differ by nothing");
         }
     }
     assert_eq!(kinds[0], old_kinds);
-    client.end().await;
+    client.finish().await;
 }
 
 trait Union {
@@ -105,35 +110,39 @@ impl Union for Vec<BTreeSet<String>> {
     }
 }
 
-/// As an administrator does it on one node.
-async fn replace(plane: &mut Plane, node: usize, version: &str) {
-    plane.end_bridge(node, "TERM");
-    plane.end_server(node, "TERM");
+/// As an administrator replaces one node.
+async fn replace(plane: &mut ControlPlane, node: usize, version: &str) {
+    plane.stop_bridge(node, "TERM");
+    plane.stop_server(node, "TERM");
     plane.replace_server(node, version);
-    plane.run_server(node);
-    plane.run_bridge(node);
+    plane.start_server(node);
+    plane.start_bridge(node);
     let address = plane.servers[node].bridge;
     plane
-        .ready(&format!("node {node} as {version}"), address)
+        .wait_for_ready(&format!("node {node} as {version}"), address)
         .await;
 }
 
-async fn every_bridge_shows(plane: &Plane, kinds: &BTreeSet<String>) {
-    eventually("every bridge shows all kinds", FOUND, async || {
-        let mut shown = true;
-        for server in 0..plane.servers.len() {
-            shown &= kinds.is_subset(&plane.kinds(server, Via::Bridge).await);
-        }
-        shown
-    })
+async fn wait_until_every_bridge_shows(plane: &ControlPlane, kinds: &BTreeSet<String>) {
+    eventually(
+        "every bridge shows all kinds",
+        PEER_DISCOVERY_TIMEOUT,
+        async || {
+            let mut shown = true;
+            for server in 0..plane.servers.len() {
+                shown &= kinds.is_subset(&plane.kinds(server, Via::Bridge).await);
+            }
+            shown
+        },
+    )
     .await;
 }
 
-async fn write(plane: &Plane, node: usize, name: &str) {
+async fn write(plane: &ControlPlane, node: usize, name: &str) {
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}});
     let path = format!("/api/v1/namespaces/{NAMESPACE}/configmaps");
     let request = Request::new("POST", &path).body("application/json", &map.to_string());
-    let mut client = plane.raw(node, Via::Bridge, Protocol::H2);
+    let mut client = plane.http_client(node, Via::Bridge, Protocol::H2);
     let created = client.send(&request).await.unwrap();
     assert_eq!(created.status, 201, "{}", created.text());
 }
@@ -148,13 +157,13 @@ struct Client {
 }
 
 impl Client {
-    fn start(plane: &Plane, vip: &Vip) -> Self {
+    fn start(plane: &ControlPlane, vip: &VirtualIp) -> Self {
         let mut command = plane.client_go_command(vip.address, User::Admin, NAMESPACE);
         let mut child = command
             .arg("mapping")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Informers complain of each watch that ends.
+            // Informers log each watch that ends.
             .stderr(Stdio::null())
             .spawn()
             .expect("client-go starts");
@@ -178,7 +187,7 @@ impl Client {
         }
     }
 
-    async fn say(&mut self, word: &str, about: impl IntoIterator<Item = impl AsRef<str>>) {
+    async fn send(&mut self, word: &str, about: impl IntoIterator<Item = impl AsRef<str>>) {
         let mut text = String::new();
         for about in about {
             text.extend([word, " ", about.as_ref(), "\n"]);
@@ -187,19 +196,19 @@ impl Client {
     }
 
     async fn seek(&mut self, kinds: &BTreeSet<String>) {
-        self.say("want", kinds).await;
+        self.send("want", kinds).await;
         self.sought.clone_from(kinds);
     }
 
     async fn forget(&mut self, kinds: impl IntoIterator<Item = &String>) {
         let kinds: Vec<_> = kinds.into_iter().cloned().collect();
-        self.say("forget", &kinds).await;
-        // When it is wanted again it is to be found again.
+        self.send("forget", &kinds).await;
+        // When the kind is sought again, it has to be found again.
         let mut lines = self.lines.lock().unwrap();
         lines.retain(|line| !matches!(line.strip_prefix("found "), Some(it) if kinds.iter().any(|kind| kind == it)));
     }
 
-    async fn finds_everything(&self) {
+    async fn wait_until_all_are_found(&self) {
         let missing = || -> BTreeSet<String> {
             let lines = self.lines.lock().unwrap();
             let found = lines.iter().filter_map(|line| line.strip_prefix("found "));
@@ -208,30 +217,30 @@ impl Client {
         };
         let all = async {
             while !missing().is_empty() {
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(CHECK_INTERVAL).await;
             }
         };
-        let in_time = tokio::time::timeout(FOUND, all).await;
+        let in_time = tokio::time::timeout(PEER_DISCOVERY_TIMEOUT, all).await;
         assert!(in_time.is_ok(), "not found: {:?}", missing());
     }
 
-    /// Once more, from a new discovery.
-    async fn resolves_all(&mut self, word: &str) {
-        self.say("echo", [word]).await;
-        self.says(&format!("echo {word}")).await;
+    /// Once more, with new discovery.
+    async fn resolve_all(&mut self, word: &str) {
+        self.send("echo", [word]).await;
+        self.wait_for_line(&format!("echo {word}")).await;
     }
 
-    async fn says(&self, line: &str) {
-        eventually(line, FOUND, async || {
+    async fn wait_for_line(&self, line: &str) {
+        eventually(line, PEER_DISCOVERY_TIMEOUT, async || {
             self.lines.lock().unwrap().iter().any(|it| it == line)
         })
         .await;
     }
 
-    /// It has lost nothing, and followed everything.
-    async fn end(mut self) {
+    /// Asserts that it has lost nothing, and followed everything.
+    async fn finish(mut self) {
         drop(self.stdin);
-        let ended = tokio::time::timeout(BOUND, self.child.wait()).await;
+        let ended = tokio::time::timeout(COMMAND_TIMEOUT, self.child.wait()).await;
         assert!(ended.expect("it ends").unwrap().success());
         while self.reading.join_next().await.is_some() {}
         let lines = std::mem::take(&mut *self.lines.lock().unwrap());

@@ -1,52 +1,54 @@
-//! Real kubectls below `skewbridge run`: none of them has a credential, and all of
-//! them do what they always do.
+//! Real kubectls under `skewbridge run`: none of them has a credential, and all of them
+//! work as usual.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
-use skewbridge_e2e::{Node, Plane, Server, Staying, is_since, newest, planes, versions};
+use skewbridge_e2e::{
+    ControlPlane, Node, RunningKubectl, ServerSpec, control_planes, is_since, newest, versions,
+};
 use skewbridge_testkit::ScratchDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::terminal::Terminal;
+use crate::kubectl_terminal::Terminal;
 
 /// For a command that takes a second or two on an idle machine.
-const BOUND: Duration = Duration::from_mins(1);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Much more than all the buffers on its way.
-const FILE: usize = 8 << 20;
+/// Much more than all buffers on the path.
+const FILE_BYTES: usize = 8 << 20;
 
 #[tokio::test]
-async fn a_kubectl_without_a_credential_does_what_it_always_does() {
-    for versions in planes() {
+async fn kubectl_works_without_a_credential() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
-        let servers = versions.iter().map(|version| Server::of(version));
-        let servers: Vec<_> = servers.map(Server::without_bridge).collect();
-        let mut plane = Plane::prepare(&servers);
-        plane.run_all();
+        let servers = versions.iter().map(|version| ServerSpec::of(version));
+        let servers: Vec<_> = servers.map(ServerSpec::without_bridge).collect();
+        let mut plane = ControlPlane::prepare(&servers);
+        plane.start_all();
         for server in &plane.servers {
-            plane.ready(&server.version, server.address).await;
+            plane.wait_for_ready(&server.version, server.address).await;
         }
         let node = plane.start_node().await;
         for server in 0..servers.len() {
-            let agent = plane.key_in_a_file("admin");
-            for &speaks in Speaks::of(&plane.servers[server].version) {
+            let agent = plane.file_signer_flags("admin");
+            for &protocol in StreamProtocol::of(&plane.servers[server].version) {
                 let kubectl = Kubectl {
                     plane: &plane,
                     server,
                     agent: &agent,
-                    speaks,
+                    protocol,
                 };
-                println!("{} by {speaks:?}", plane.servers[server].version);
-                the_user_is_who_has_the_key(&kubectl).await;
+                println!("{} by {protocol:?}", plane.servers[server].version);
+                the_user_is_that_of_the_key(&kubectl).await;
                 objects_are_read_written_and_watched(&kubectl).await;
-                commands_run_and_their_exit_codes_come_through(&kubectl).await;
-                a_terminal_is_one(&kubectl).await;
+                commands_run_and_return_their_exit_codes(&kubectl).await;
+                a_terminal_works(&kubectl).await;
                 files_are_copied(&kubectl, &node).await;
                 ports_are_forwarded(&kubectl).await;
             }
@@ -58,14 +60,14 @@ async fn a_kubectl_without_a_credential_does_what_it_always_does() {
 async fn kubectl_shows_why_its_requests_cannot_be_signed() {
     let versions = versions();
     let newest = newest(&versions);
-    let plane = Plane::start(&[Server::of(newest).without_bridge()]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(newest).without_bridge()]).await;
     let gone = plane.file("headers", "x-badge: 1\n");
     std::fs::remove_file(&gone).unwrap();
     let headers = vec![
         "--signer=headers".to_owned(),
         format!("--headers-file={gone}"),
     ];
-    // It is looked for when the plugin starts.
+    // The key is loaded when the plugin starts.
     let aws = vec![
         "--signer=sigv4".to_owned(),
         "--sigv4-region=eu-west-1".to_owned(),
@@ -79,8 +81,8 @@ async fn kubectl_shows_why_its_requests_cannot_be_signed() {
             "--signer=sigv4: the AWS profile \"none-of-this-name\"".to_owned(),
         ),
     ] {
-        let mut command = plane.kubectl_below_run(0, &agent);
-        let ran = timeout(BOUND, command.args(["get", "pods"]).output()).await;
+        let mut command = plane.kubectl_under_run(0, &agent);
+        let ran = timeout(COMMAND_TIMEOUT, command.args(["get", "pods"]).output()).await;
         let ran = ran.expect("an end in time").unwrap();
         let complaint = String::from_utf8(ran.stderr).unwrap();
         assert_eq!(ran.status.code(), Some(code), "{complaint}");
@@ -90,15 +92,15 @@ async fn kubectl_shows_why_its_requests_cannot_be_signed() {
     }
 }
 
-/// What kubectl is told to speak for streams.
+/// The stream protocol that kubectl is configured to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Speaks {
+enum StreamProtocol {
     Spdy,
     WebSocket,
 }
 
-impl Speaks {
-    /// Those that both kubectl and kube-apiserver of this version have.
+impl StreamProtocol {
+    /// The protocols that both kubectl and kube-apiserver of this version support.
     fn of(version: &str) -> &'static [Self] {
         if is_since(version, 31) {
             &[Self::Spdy, Self::WebSocket]
@@ -109,16 +111,16 @@ impl Speaks {
 }
 
 struct Kubectl<'a> {
-    plane: &'a Plane,
+    plane: &'a ControlPlane,
     server: usize,
     agent: &'a [String],
-    speaks: Speaks,
+    protocol: StreamProtocol,
 }
 
 impl Kubectl<'_> {
     fn command(&self, words: &[&str]) -> Command {
-        let web_sockets = (self.speaks == Speaks::WebSocket).to_string();
-        let mut command = self.plane.kubectl_below_run(self.server, self.agent);
+        let web_sockets = (self.protocol == StreamProtocol::WebSocket).to_string();
+        let mut command = self.plane.kubectl_under_run(self.server, self.agent);
         command
             .args(["-n", Node::NAMESPACE])
             .args(words)
@@ -127,7 +129,7 @@ impl Kubectl<'_> {
         command
     }
 
-    /// Its exit code, what it printed, and what it complained of.
+    /// Its exit code, stdout and stderr.
     async fn run(&self, words: &[&str], stdin: &[u8]) -> (Option<i32>, String, String) {
         let mut child = self
             .command(words)
@@ -138,11 +140,11 @@ impl Kubectl<'_> {
             .unwrap();
         let mut input = child.stdin.take().unwrap();
         let feeding = async move {
-            // A command may end before its input does.
+            // A command may exit before it has read its input.
             let _ = input.write_all(stdin).await;
         };
         let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
-        let output = timeout(BOUND, both).await;
+        let output = timeout(COMMAND_TIMEOUT, both).await;
         let output = output
             .unwrap_or_else(|_| panic!("{words:?} hangs"))
             .unwrap();
@@ -161,33 +163,34 @@ impl Kubectl<'_> {
     }
 }
 
-async fn the_user_is_who_has_the_key(kubectl: &Kubectl<'_>) {
-    let told = kubectl.ok(&["auth", "whoami", "-o", "json"]).await;
-    let told: Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["status"]["userInfo"]["username"], "admin");
-    // What kubectl says itself counts.
+async fn the_user_is_that_of_the_key(kubectl: &Kubectl<'_>) {
+    let review = kubectl.ok(&["auth", "whoami", "-o", "json"]).await;
+    let review: Value = serde_json::from_str(&review).unwrap();
+    assert_eq!(review["status"]["userInfo"]["username"], "admin");
+    // kubectl's own message counts.
     let words = ["auth", "whoami", "-o", "json", "--as=carol"];
-    let told: Value = serde_json::from_str(&kubectl.ok(&words).await).unwrap();
-    assert_eq!(told["status"]["userInfo"]["username"], "carol");
-    let alice = kubectl.plane.key_in_a_file("alice");
+    let review: Value = serde_json::from_str(&kubectl.ok(&words).await).unwrap();
+    assert_eq!(review["status"]["userInfo"]["username"], "carol");
+    let alice = kubectl.plane.file_signer_flags("alice");
     let other = Kubectl {
         agent: &alice,
         ..*kubectl
     };
-    let told = other.ok(&["auth", "whoami", "-o", "json"]).await;
-    let told: Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["status"]["userInfo"]["username"], "alice");
+    let review = other.ok(&["auth", "whoami", "-o", "json"]).await;
+    let review: Value = serde_json::from_str(&review).unwrap();
+    assert_eq!(review["status"]["userInfo"]["username"], "alice");
     let (code, _, complaint) = other.run(&["get", "secrets"], b"").await;
     assert_eq!(code, Some(1));
     assert!(complaint.contains("forbidden"), "{complaint}");
 }
 
 async fn objects_are_read_written_and_watched(kubectl: &Kubectl<'_>) {
-    let name = format!("by-{:?}-{}", kubectl.speaks, kubectl.server).to_lowercase();
+    let name = format!("by-{:?}-{}", kubectl.protocol, kubectl.server).to_lowercase();
     let selector = format!("--field-selector=metadata.name={name}");
     let words = ["get", "configmaps", "--watch-only", "-o=name", &selector];
-    let mut watch = Staying::start(&mut kubectl.command(&words));
-    // The watch may begin after the object: it is changed until the watch has seen it.
+    let mut watch = RunningKubectl::start(&mut kubectl.command(&words));
+    // The watch may start after the object is created: the object is changed until the
+    // watch has seen it.
     kubectl
         .ok(&["create", "configmap", &name, "--from-literal=a=b"])
         .await;
@@ -210,7 +213,7 @@ async fn objects_are_read_written_and_watched(kubectl: &Kubectl<'_>) {
     kubectl.ok(&["delete", "configmap", &name]).await;
 }
 
-async fn commands_run_and_their_exit_codes_come_through(kubectl: &Kubectl<'_>) {
+async fn commands_run_and_return_their_exit_codes(kubectl: &Kubectl<'_>) {
     let words = [
         "exec",
         "-i",
@@ -226,7 +229,7 @@ async fn commands_run_and_their_exit_codes_come_through(kubectl: &Kubectl<'_>) {
     assert!(complaint.contains("err"), "{complaint}");
 }
 
-async fn a_terminal_is_one(kubectl: &Kubectl<'_>) {
+async fn a_terminal_works(kubectl: &Kubectl<'_>) {
     let script = "trap 'echo interrupted; exit 5' INT; \
                   until [ \"$(stty size)\" = '33 77' ]; do sleep 0.1; done; echo sized; \
                   read line; echo \"heard $line\"; while :; do sleep 0.1; done";
@@ -236,7 +239,7 @@ async fn a_terminal_is_one(kubectl: &Kubectl<'_>) {
     terminal.line_with("sized").await;
     terminal.types("hello\n").await;
     terminal.line_with("heard hello").await;
-    // ^C is for the command in the pod: neither kubectl nor what is around it ends.
+    // ^C is for the command in the pod: neither kubectl nor its parent exits.
     terminal.types("\u{3}").await;
     terminal.line_with("interrupted").await;
     assert_eq!(terminal.end().await, Some(5));
@@ -244,7 +247,7 @@ async fn a_terminal_is_one(kubectl: &Kubectl<'_>) {
 
 async fn files_are_copied(kubectl: &Kubectl<'_>, node: &Node) {
     let dir = ScratchDir::new();
-    let contents: Vec<u8> = (0..=250).cycle().take(FILE).collect();
+    let contents: Vec<u8> = (0..=250).cycle().take(FILE_BYTES).collect();
     let there = dir.write("there", &contents);
     let in_pod = node.directory.join("copied");
     let remote = format!("{}:{}", Node::POD, in_pod.display());
@@ -265,7 +268,7 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
     });
     let ports = format!(":{port}");
     let words = ["port-forward", "--address=127.0.0.1", Node::POD, &ports];
-    let mut forward = Staying::start(&mut kubectl.command(&words));
+    let mut forward = RunningKubectl::start(&mut kubectl.command(&words));
     let line = forward.line().await;
     let address = line.strip_prefix("Forwarding from ").expect(&line);
     let (address, _) = address.split_once(" -> ").expect(&line);
@@ -273,10 +276,12 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
     let mut connection = TcpStream::connect(address).await.unwrap();
     let talk = async {
         connection.write_all(b"through all of them").await.unwrap();
-        let mut heard = [0; 19];
-        connection.read_exact(&mut heard).await.unwrap();
-        assert_eq!(&heard, b"through all of them");
+        let mut received = [0; 19];
+        connection.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, b"through all of them");
     };
-    timeout(BOUND, talk).await.expect("an echo in time");
+    timeout(COMMAND_TIMEOUT, talk)
+        .await
+        .expect("an echo in time");
     echo.abort();
 }

@@ -1,13 +1,13 @@
 //! `skewbridge skew` against real servers.
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Output, Plane, Server};
+use skewbridge_e2e::{ControlPlane, Output, ServerSpec};
 
 const OLD: &str = "1.34.4";
 const NEW: &str = "1.36.4";
 
 /// Runs it with this kubeconfig on these contexts.
-async fn skew(plane: &Plane, config: &str, contexts: &[&str], words: &[&str]) -> Output {
+async fn skew(plane: &ControlPlane, config: &str, contexts: &[&str], words: &[&str]) -> Output {
     let contexts = contexts
         .iter()
         .map(|context| format!("--context={context}"));
@@ -25,8 +25,13 @@ async fn skew(plane: &Plane, config: &str, contexts: &[&str], words: &[&str]) ->
     output
 }
 
-/// Whom a difference in all of a resource is on.
-fn on<'a>(report: &'a Value, group: &str, version: &str, resource: &str) -> &'a Value {
+/// The servers that a difference in a whole resource affects.
+fn affected_servers<'a>(
+    report: &'a Value,
+    group: &str,
+    version: &str,
+    resource: &str,
+) -> &'a Value {
     let mut differences = report["differences"].as_array().unwrap().iter();
     let found = differences.find(|it| {
         (&it["group"], &it["version"], &it["resource"])
@@ -38,7 +43,12 @@ fn on<'a>(report: &'a Value, group: &str, version: &str, resource: &str) -> &'a 
 
 #[tokio::test]
 async fn servers_of_two_versions_are_compared_without_a_bridge() {
-    let mut plane = Plane::start(&[Server::of(OLD), Server::of(NEW), Server::of(NEW)]).await;
+    let mut plane = ControlPlane::start(&[
+        ServerSpec::of(OLD),
+        ServerSpec::of(NEW),
+        ServerSpec::of(NEW),
+    ])
+    .await;
     let address = |server: usize| plane.servers[server].address;
     let config = plane.kubeconfig_of(&[
         ("old", address(0)),
@@ -70,9 +80,9 @@ async fn servers_of_two_versions_are_compared_without_a_bridge() {
     assert_eq!(report["complete"], true);
     assert_eq!(report["servers"][0]["version"], "v1.34.4");
     let group = "admissionregistration.k8s.io";
-    let policies = on(&report, group, "v1", "mutatingadmissionpolicies");
+    let policies = affected_servers(&report, group, "v1", "mutatingadmissionpolicies");
     assert_eq!(policies, &json!(["new"]));
-    let classes = on(
+    let classes = affected_servers(
         &report,
         "storage.k8s.io",
         "v1alpha1",
@@ -90,12 +100,12 @@ async fn servers_of_two_versions_are_compared_without_a_bridge() {
     let ran = skew(&plane, &config, &[], &[&servers[0], &servers[1]]).await;
     assert_eq!(ran.code, Some(2), "{ran:?}");
 
-    // Straight at a server, nobody knows of the others.
+    // A server without a bridge does not know the others.
     let ran = skew(&plane, &config, &["old"], &[]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.contains("has no bridge"), "{ran:?}");
 
-    // Nor does a bridge without peers, which says what it is.
+    // Nor does a bridge without peers, which says that it is one.
     let ran = skew(&plane, &config, &["lone"], &[]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.contains(" runs local-only ("), "{ran:?}");
@@ -107,7 +117,7 @@ async fn servers_of_two_versions_are_compared_without_a_bridge() {
         "{ran:?}"
     );
 
-    plane.end_server(2, "KILL");
+    plane.stop_server(2, "KILL");
     let ran = skew(&plane, &config, &["old", "new", "other"], &[]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.starts_with("skewbridge: other: "), "{ran:?}");
@@ -115,9 +125,9 @@ async fn servers_of_two_versions_are_compared_without_a_bridge() {
 }
 
 #[tokio::test]
-async fn clusters_that_have_nothing_to_do_with_each_other_are_compared_too() {
-    let old = Plane::start(&[Server::of("1.28.15")]).await;
-    let new = Plane::start(&[Server::of(NEW)]).await;
+async fn unrelated_clusters_are_compared() {
+    let old = ControlPlane::start(&[ServerSpec::of("1.28.15")]).await;
+    let new = ControlPlane::start(&[ServerSpec::of(NEW)]).await;
     let config = [
         old.kubeconfig_of(&[("old", old.servers[0].address)]),
         new.kubeconfig_of(&[("new", new.servers[0].address)]),
@@ -126,30 +136,32 @@ async fn clusters_that_have_nothing_to_do_with_each_other_are_compared_too() {
     let ran = skew(&old, &config, &["old", "new"], &["-o=json"]).await;
     assert_eq!(ran.code, Some(2), "{ran:?}");
     let report: Value = serde_json::from_str(&ran.stdout).unwrap();
-    let flows = on(&report, "flowcontrol.apiserver.k8s.io", "v1", "flowschemas");
+    let flows = affected_servers(&report, "flowcontrol.apiserver.k8s.io", "v1", "flowschemas");
     assert_eq!(flows, &json!(["new"]));
-    // The current context of the first file. It does not know the form in which a
-    // bridge would answer.
+    // The current context of the first file. The server does not support the format of a
+    // bridge's response.
     let ran = skew(&old, &config, &[], &[]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.contains("old: the server "), "{ran:?}");
     assert!(ran.stderr.contains("has no bridge"), "{ran:?}");
 }
 
-/// From the last readiness to when everybody knows everybody.
-const FOUND: std::time::Duration = std::time::Duration::from_secs(30);
+/// From the last readiness to the time when all servers know each other.
+const PEER_DISCOVERY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 #[tokio::test]
-async fn a_bridge_tells_of_all_servers_of_its_cluster() {
-    let servers = [OLD, NEW].map(|version| Server::of(version).peer());
-    let plane = Plane::start(&servers).await;
+async fn a_bridge_lists_all_servers_of_its_cluster() {
+    let servers = [OLD, NEW].map(|version| ServerSpec::of(version).peer());
+    let plane = ControlPlane::start(&servers).await;
     let contexts = ["old", "new"].map(|name| (name, usize::from(name == "new")));
     let contexts = contexts.map(|(name, it)| (name, plane.servers[it].bridge));
     let config = plane.kubeconfig_of(&contexts);
     for context in ["old", "new"] {
-        skewbridge_testkit::eventually("both servers are known", FOUND, async || {
-            skew(&plane, &config, &[context], &[]).await.code == Some(2)
-        })
+        skewbridge_testkit::eventually(
+            "both servers are known",
+            PEER_DISCOVERY_TIMEOUT,
+            async || skew(&plane, &config, &[context], &[]).await.code == Some(2),
+        )
         .await;
         let ran = skew(&plane, &config, &[context], &["-o=json"]).await;
         let report: Value = serde_json::from_str(&ran.stdout).unwrap();
@@ -161,14 +173,14 @@ async fn a_bridge_tells_of_all_servers_of_its_cluster() {
             let found = servers.find(|it| it["version"] == version);
             found.expect(version)["name"].clone()
         };
-        let policies = on(
+        let policies = affected_servers(
             &report,
             "admissionregistration.k8s.io",
             "v1",
             "mutatingadmissionpolicies",
         );
         assert_eq!(policies, &json!([identity("v1.36.4")]));
-        let classes = on(
+        let classes = affected_servers(
             &report,
             "storage.k8s.io",
             "v1alpha1",

@@ -1,5 +1,4 @@
-//! `skewbridge-spdy` with moby/spdystream, the SPDY of all of Kubernetes, in both
-//! roles.
+//! `skewbridge-spdy` with moby/spdystream, the SPDY library of Kubernetes, in both roles.
 
 use std::collections::BTreeSet;
 use std::future::IntoFuture;
@@ -20,12 +19,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-const READY: Duration = Duration::from_secs(20);
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What exec and cp are tried with.
-const BULK: usize = 200 << 20;
+/// The amount of data for exec and cp.
+const BULK_BYTES: usize = 200 << 20;
 
-/// Bytes whose places can be told from each other, as the program has them.
+/// A pattern whose positions are distinguishable, the same as in the program.
 static PATTERN: LazyLock<Bytes> = LazyLock::new(|| {
     let mut noise = 1u32;
     let next = |_| {
@@ -47,7 +46,7 @@ async fn send(mut sender: Sender, bytes: usize) -> Result<Sender, StreamError> {
     Ok(sender)
 }
 
-/// Reads to the end; gives how much came. All of it has to be the pattern.
+/// Reads to the end and returns the length. All of it has to match the pattern.
 async fn receive(mut receiver: Receiver) -> Result<usize, StreamError> {
     let mut bytes = 0;
     while let Some(data) = receiver.read().await? {
@@ -65,29 +64,29 @@ async fn receive(mut receiver: Receiver) -> Result<usize, StreamError> {
 
 async fn text(receiver: &mut Receiver) -> Result<String, StreamError> {
     let mut text = Vec::new();
-    while let Some(data) = within(receiver.read()).await? {
+    while let Some(data) = with_timeout(receiver.read()).await? {
         text.extend_from_slice(&data);
     }
     Ok(String::from_utf8(text).unwrap())
 }
 
-async fn within<F: IntoFuture>(future: F) -> F::Output {
+async fn with_timeout<F: IntoFuture>(future: F) -> F::Output {
     let limit = Duration::from_mins(2);
     tokio::time::timeout(limit, future).await.unwrap()
 }
 
-/// A server that listens.
-struct Listening {
+/// A listening server.
+struct SpdystreamServer {
     server: Spdystream,
     _directory: ScratchDir,
 }
 
-impl Listening {
+impl SpdystreamServer {
     async fn start() -> Self {
         let directory = ScratchDir::new();
         let server = Spdystream::serve(directory.path());
         let address = server.address;
-        eventually("spdystream listens", READY, async || {
+        eventually("spdystream listens", READY_TIMEOUT, async || {
             TcpStream::connect(address).await.is_ok()
         })
         .await;
@@ -102,16 +101,16 @@ impl Listening {
     }
 }
 
-/// Our client, and its server.
+/// A skewbridge-spdy client with its server.
 struct Client {
     handle: Handle,
     driver: JoinHandle<Result<(), Error>>,
-    _server: Listening,
+    _server: SpdystreamServer,
 }
 
 impl Client {
     async fn start() -> Self {
-        let server = Listening::start().await;
+        let server = SpdystreamServer::start().await;
         let socket = server.connect().await;
         let (handle, _, driver) = connection::client(socket, Config::default());
         Self {
@@ -130,12 +129,12 @@ async fn open(handle: &Handle, task: &str, bytes: usize) -> Stream {
     let headers = Headers::new().with("task", task);
     let headers = headers.with("bytes", bytes.to_string());
     let mut stream = handle.open(headers).unwrap();
-    within(stream.accepted()).await.unwrap();
+    with_timeout(stream.accepted()).await.unwrap();
     stream
 }
 
 #[tokio::test]
-async fn headers_go_there_and_back() {
+async fn headers_are_exchanged() {
     let client = Client::start().await;
     for round in 0..50 {
         let sent = Headers::new()
@@ -144,7 +143,7 @@ async fn headers_go_there_and_back() {
             .with("many", "one")
             .with("many", "two");
         let mut stream = client.handle.open(sent.clone()).unwrap();
-        let reply = within(stream.accepted()).await.unwrap();
+        let reply = with_timeout(stream.accepted()).await.unwrap();
         assert_eq!(reply.len(), sent.len());
         for (name, value) in sent.iter() {
             assert!(reply.get_all(name).any(|it| it == value), "{name}");
@@ -155,11 +154,11 @@ async fn headers_go_there_and_back() {
 }
 
 #[tokio::test]
-async fn one_ping_in_five_waits_behind_a_stream_that_it_does_not_read() {
+async fn one_ping_in_five_is_blocked_by_an_unread_stream() {
     let client = Client::start().await;
     let mut stream = client.open("ignore", 0).await;
     stream.sender.write(PATTERN.slice(..1000)).await.unwrap();
-    within(stream.sender.flushed()).await;
+    with_timeout(stream.sender.flushed()).await;
     let mut pings = JoinSet::new();
     let mut waiting = BTreeSet::new();
     for round in 0..3 {
@@ -169,7 +168,7 @@ async fn one_ping_in_five_waits_behind_a_stream_that_it_does_not_read() {
             pings.spawn(async move { handle.ping().await.map(|_| number) });
         }
         for _ in 0..4 {
-            let answered = within(pings.join_next()).await.unwrap().unwrap();
+            let answered = with_timeout(pings.join_next()).await.unwrap().unwrap();
             assert!(waiting.remove(&answered.unwrap()));
         }
     }
@@ -177,18 +176,18 @@ async fn one_ping_in_five_waits_behind_a_stream_that_it_does_not_read() {
     assert_eq!((waiting.len(), lanes.len()), (3, 1), "{waiting:?}");
 }
 
-const PACE: KeepaliveConfig = KeepaliveConfig {
+const KEEPALIVE: KeepaliveConfig = KeepaliveConfig {
     interval: Duration::from_millis(500),
     timeout: Duration::from_secs(3),
 };
 
-/// Moves bytes until it is known to be gone.
-async fn until_dead<T: AsyncRead + AsyncWrite + Unpin>(driver: Driver<T>, pings: SpdyPinger) {
+/// Drives the connection until it is declared dead.
+async fn drive_until_dead<T: AsyncRead + AsyncWrite + Unpin>(driver: Driver<T>, pings: SpdyPinger) {
     let mut driver = std::pin::pin!(driver);
     loop {
         pings.before_drive();
-        // What is sent or heard meanwhile moves the next look.
-        let soon = tokio::time::Instant::now() + PACE.interval / 20;
+        // Data that is sent or received meanwhile postpones the next check.
+        let soon = tokio::time::Instant::now() + KEEPALIVE.interval / 20;
         tokio::select! {
             ended = &mut driver => panic!("{ended:?}"),
             () = tokio::time::sleep_until(pings.next_deadline().min(soon)) => {}
@@ -200,64 +199,64 @@ async fn until_dead<T: AsyncRead + AsyncWrite + Unpin>(driver: Driver<T>, pings:
 }
 
 #[tokio::test]
-async fn pings_tell_what_it_does_not_read_from_its_loss() {
-    let (all, mut told) = (tokio::task::LocalSet::new(), JoinSet::new());
-    for asked in [PingPolicy::Always, PingPolicy::AvoidNearEof] {
+async fn pings_distinguish_an_unread_stream_from_a_lost_connection() {
+    let (all, mut checks) = (tokio::task::LocalSet::new(), JoinSet::new());
+    for policy in [PingPolicy::Always, PingPolicy::AvoidNearEof] {
         for unread in 0..=5 {
-            told.spawn_local_on(tell(asked, unread), &all);
+            checks.spawn_local_on(check_detection(policy, unread), &all);
         }
     }
-    all.run_until(told.join_all()).await;
+    all.run_until(checks.join_all()).await;
 }
 
-async fn tell(asked: PingPolicy, unread: usize) {
-    let what = format!("{asked:?}, {unread} unread");
-    let listening = Listening::start().await;
-    let io = ObservedIo::new(listening.connect().await, Role::Client, PACE, asked);
+async fn check_detection(policy: PingPolicy, unread: usize) {
+    let what = format!("{policy:?}, {unread} unread");
+    let listening = SpdystreamServer::start().await;
+    let io = ObservedIo::new(listening.connect().await, Role::Client, KEEPALIVE, policy);
     let keepalive = io.keepalive_handle();
     let (handle, _, driver) = connection::client(io, Config::default());
     let pings = SpdyPinger::new(handle.clone(), keepalive);
-    let mut watched = tokio::spawn(until_dead(driver, pings));
+    let mut watched = tokio::spawn(drive_until_dead(driver, pings));
     // A few frames in so many of its five lanes.
     let mut streams = Vec::new();
     for index in 0..unread {
         let mut stream = open(&handle, "ignore", 0).await;
         for _ in 0..=3 * index {
             stream.sender.write("some".into()).await.unwrap();
-            within(stream.sender.flushed()).await;
+            with_timeout(stream.sender.flushed()).await;
         }
         streams.push(stream);
     }
-    // Much longer than it takes to take somebody for dead.
-    let alive = tokio::time::timeout(4 * PACE.timeout, &mut watched).await;
+    // Much longer than it takes to declare a remote dead.
+    let alive = tokio::time::timeout(4 * KEEPALIVE.timeout, &mut watched).await;
     assert!(alive.is_err(), "{what}: taken for dead");
-    // The other lanes still go on.
+    // The other lanes still work.
     let mut answered = 0;
     for _ in 0..5 {
         let headers = Headers::new().with("task", "echo").with("bytes", "0");
         let mut stream = handle.open(headers).unwrap();
-        let answer = tokio::time::timeout(PACE.timeout, stream.accepted()).await;
+        let answer = tokio::time::timeout(KEEPALIVE.timeout, stream.accepted()).await;
         answered += usize::from(answer.is_ok());
         streams.push(stream);
     }
     assert_eq!(answered, 5 - unread, "{what}");
     if unread == 5 {
-        // Nobody could tell.
+        // The two cases are indistinguishable.
         watched.abort();
         return;
     }
     listening.server.process.signal("STOP");
-    within(watched).await.unwrap();
+    with_timeout(watched).await.unwrap();
     listening.server.process.signal("CONT");
 }
 
 #[tokio::test]
-async fn streams_share_a_connection_to_it() {
+async fn streams_share_a_connection() {
     let client = Client::start().await;
     let mut echoes = JoinSet::new();
     for index in 0..40 {
         let bytes = index * 10_000;
-        // Not waited for: what is written is kept until it is answered.
+        // Not awaited: written data is queued until there is a reply.
         let headers = Headers::new().with("task", "echo");
         let stream = client.handle.open(headers).unwrap();
         echoes.spawn(async move {
@@ -266,65 +265,71 @@ async fn streams_share_a_connection_to_it() {
             sending.await.unwrap().unwrap();
         });
     }
-    within(echoes.join_all()).await;
+    with_timeout(echoes.join_all()).await;
     client.handle.close();
-    within(client.driver).await.unwrap().unwrap();
+    with_timeout(client.driver).await.unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn much_goes_to_it_and_comes_from_it() {
+async fn bulk_data_is_transferred_both_ways() {
     let client = Client::start().await;
     let start = Instant::now();
-    let mut stream = client.open("receive", BULK).await;
-    stream.sender = within(send(stream.sender, BULK)).await.unwrap();
+    let mut stream = client.open("receive", BULK_BYTES).await;
+    stream.sender = with_timeout(send(stream.sender, BULK_BYTES)).await.unwrap();
     let answer = text(&mut stream.receiver).await.unwrap();
-    assert_eq!(answer, BULK.to_string());
+    assert_eq!(answer, BULK_BYTES.to_string());
     let sent = start.elapsed();
 
     let start = Instant::now();
-    let stream = client.open("send", BULK).await;
-    assert_eq!(within(receive(stream.receiver)).await.unwrap(), BULK);
+    let stream = client.open("send", BULK_BYTES).await;
+    assert_eq!(
+        with_timeout(receive(stream.receiver)).await.unwrap(),
+        BULK_BYTES
+    );
     let received = start.elapsed();
 
     let start = Instant::now();
-    let stream = client.open("both", BULK).await;
-    let sending = tokio::spawn(send(stream.sender, BULK));
-    assert_eq!(within(receive(stream.receiver)).await.unwrap(), BULK);
-    within(sending).await.unwrap().unwrap();
+    let stream = client.open("both", BULK_BYTES).await;
+    let sending = tokio::spawn(send(stream.sender, BULK_BYTES));
+    assert_eq!(
+        with_timeout(receive(stream.receiver)).await.unwrap(),
+        BULK_BYTES
+    );
+    with_timeout(sending).await.unwrap().unwrap();
     let both = start.elapsed();
-    println!("{BULK} bytes to it {sent:?}, from it {received:?}, both {both:?}");
-    within(client.handle.ping()).await.unwrap();
+    println!("{BULK_BYTES} bytes to it {sent:?}, from it {received:?}, both {both:?}");
+    with_timeout(client.handle.ping()).await.unwrap();
 }
 
 #[tokio::test]
-async fn its_resets_and_refusals_are_understood() {
+async fn its_resets_and_rejections_are_handled() {
     let client = Client::start().await;
     let mut stream = client.open("reset", 0).await;
-    let before = within(stream.receiver.read()).await.unwrap();
+    let before = with_timeout(stream.receiver.read()).await.unwrap();
     assert_eq!(before, Some("before".into()));
-    let end = within(stream.receiver.read()).await;
+    let end = with_timeout(stream.receiver.read()).await;
     assert!(
         matches!(end, Err(StreamError::ResetByRemote(ResetStatus::Cancel))),
         "{end:?}"
     );
     let headers = Headers::new().with("task", "refuse");
     let mut stream = client.handle.open(headers).unwrap();
-    let answer = within(stream.accepted()).await;
+    let answer = with_timeout(stream.accepted()).await;
     assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
     for _ in 0..10 {
-        within(client.handle.ping()).await.unwrap();
+        with_timeout(client.handle.ping()).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn it_hears_nothing_more_while_one_of_its_streams_is_not_read() {
+async fn it_reads_nothing_while_one_of_its_streams_is_blocked() {
     let client = Client::start().await;
     let mut stream = client.open("ignore", 0).await;
-    within(client.handle.ping()).await.unwrap();
+    with_timeout(client.handle.ping()).await.unwrap();
     let filling =
         tokio::spawn(async move { while stream.sender.write(PATTERN.clone()).await.is_ok() {} });
-    // Not by time: until the writer stands still, pings come back.
-    eventually("a ping without an answer", READY, async || {
+    // Not by time: pings return until the writer is blocked.
+    eventually("a ping without an answer", READY_TIMEOUT, async || {
         let ping = client.handle.ping();
         tokio::time::timeout(Duration::from_secs(1), ping)
             .await
@@ -335,9 +340,9 @@ async fn it_hears_nothing_more_while_one_of_its_streams_is_not_read() {
     filling.abort();
 }
 
-/// Does for a stream of its client what the program does as a server. `cancelled`
-/// is how the last ignored stream ended.
-async fn oblige(handle: Handle, request: Request, cancelled: watch::Sender<String>) {
+/// Serves a stream of the client as the program does as a server. `cancelled` is how the
+/// last ignored stream ended.
+async fn serve_stream(handle: Handle, request: Request, cancelled: watch::Sender<String>) {
     let task = request.headers().get("task").unwrap().to_owned();
     let bytes = request.headers().get("bytes").unwrap().parse().unwrap();
     if task == "refuse" {
@@ -368,7 +373,7 @@ async fn oblige(handle: Handle, request: Request, cancelled: watch::Sender<Strin
         }
         "reset" => {
             stream.sender.write("before".into()).await.unwrap();
-            // What waits would be thrown away with the stream; it has left with the ping.
+            // Queued data would be discarded with the stream; it has been sent before the ping.
             handle.ping().await.unwrap();
             return stream.reset(ResetStatus::Cancel);
         }
@@ -383,7 +388,7 @@ async fn oblige(handle: Handle, request: Request, cancelled: watch::Sender<Strin
         }
         "cancelled" => {
             let mut reset = cancelled.subscribe();
-            let answer = within(reset.wait_for(|status| !status.is_empty())).await;
+            let answer = with_timeout(reset.wait_for(|status| !status.is_empty())).await;
             let answer = answer.unwrap().clone();
             stream.sender.write(answer.into()).await.unwrap();
         }
@@ -393,24 +398,24 @@ async fn oblige(handle: Handle, request: Request, cancelled: watch::Sender<Strin
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn its_client_finds_all_it_asks_for() {
+async fn its_client_passes_all_its_checks() {
     let directory = ScratchDir::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let mut client = Spdystream::call(address, directory.path());
-    let (socket, _) = within(listener.accept()).await.unwrap();
+    let (socket, _) = with_timeout(listener.accept()).await.unwrap();
     let (handle, mut incoming, driver): (Handle, Incoming, Driver<_>) =
         connection::server(socket, Config::default());
     let driver = tokio::spawn(driver);
     let (cancelled, _) = watch::channel(String::new());
     let mut obliging = JoinSet::new();
-    while let Some(request) = within(incoming.next()).await {
-        obliging.spawn(oblige(handle.clone(), request, cancelled.clone()));
+    while let Some(request) = with_timeout(incoming.next()).await {
+        obliging.spawn(serve_stream(handle.clone(), request, cancelled.clone()));
     }
-    // It has gone away, after a reset, and is waited for by nobody.
-    within(obliging.join_all()).await;
+    // The connection is closed after a reset, and no task waits for it.
+    with_timeout(obliging.join_all()).await;
     drop((handle, incoming));
-    within(driver).await.unwrap().unwrap();
+    with_timeout(driver).await.unwrap().unwrap();
     let status = tokio::task::spawn_blocking(move || (client.process.wait(), client))
         .await
         .unwrap();

@@ -1,40 +1,41 @@
-//! Clients as they come, below `skewbridge run`: in Go, Python and Rust, helm and k9s. None
-//! of them has a credential or knows of plugins.
+//! Unmodified clients under `skewbridge run`: in Go, Python and Rust, helm and k9s. None of
+//! them has a credential or supports plugins.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use skewbridge_e2e::{
-    Node, Plane, Playground, Server, Stock, Tmux, Vip, is_since, newest, versions,
+    ControlPlane, Node, Playground, ServerSpec, StockClient, Tmux, VirtualIp, is_since, newest,
+    versions,
 };
 use skewbridge_testkit::ScratchDir;
 
-/// For a bridge that does not believe signatures of before its start.
-const BELIEVED: Duration = Duration::from_mins(1);
+/// For a bridge that rejects signatures from before its start.
+const SIGNATURE_TIMEOUT: Duration = Duration::from_mins(1);
 
 #[tokio::test]
 async fn clients_in_go_python_and_rust_and_helm_need_no_change() {
     let versions = versions();
-    let mut plane = Plane::prepare(&[Server::of(newest(&versions)).without_bridge()]);
-    plane.run_all();
+    let mut plane = ControlPlane::prepare(&[ServerSpec::of(newest(&versions)).without_bridge()]);
+    plane.start_all();
     let server = &plane.servers[0];
-    plane.ready(&server.version, server.address).await;
+    plane.wait_for_ready(&server.version, server.address).await;
     let _node = plane.start_node().await;
-    let below = Below {
+    let clients = ClientRun {
         plane: &plane,
         server: server.address,
-        agent: plane.key_in_a_file("admin"),
+        agent: plane.file_signer_flags("admin"),
     };
-    go(&below).await;
-    python(&below).await;
-    rust(&below).await;
-    helm(&below).await;
+    go(&clients).await;
+    python(&clients).await;
+    rust(&clients).await;
+    helm(&clients).await;
     signed(&plane).await;
 }
 
-/// How long the Python client may take for a port-forward.
-const FORWARDED: Duration = Duration::from_mins(2);
+/// The timeout of a port-forward of the Python client.
+const PORT_FORWARD_TIMEOUT: Duration = Duration::from_mins(2);
 
 #[tokio::test]
 async fn the_python_client_forwards_ports_of_the_playground() {
@@ -45,7 +46,7 @@ async fn the_python_client_forwards_ports_of_the_playground() {
             let mut command = playground.python("port_forward.py");
             command.arg(&kubeconfig);
             command.args([&*context, "default", "web", "8080"]);
-            let ran = tokio::time::timeout(FORWARDED, command.output()).await;
+            let ran = tokio::time::timeout(PORT_FORWARD_TIMEOUT, command.output()).await;
             let ran = ran.expect("an end in time").unwrap();
             let complaint = String::from_utf8_lossy(&ran.stderr);
             assert!(ran.status.success(), "{context}: {complaint}");
@@ -62,14 +63,14 @@ async fn the_python_client_forwards_ports_of_the_playground() {
     }
 }
 
-/// Lists and watches, and a shell by the kubectl that it runs.
+/// Lists and watches, and a shell through the kubectl that it runs.
 #[tokio::test]
 #[ignore = "k9s takes minutes to build"]
 async fn k9s_needs_no_change() {
     let versions = versions();
-    let plane = Plane::start(&[Server::of(newest(&versions)).without_bridge()]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(newest(&versions)).without_bridge()]).await;
     let _node = plane.start_node().await;
-    let agent = plane.key_in_a_file("admin");
+    let agent = plane.file_signer_flags("admin");
     let words = [
         "--splashless",
         "--logoless",
@@ -79,11 +80,11 @@ async fn k9s_needs_no_change() {
         "pods",
     ];
     let server = plane.servers[0].address;
-    let command = plane.stock_client_line(server, &agent, Stock::K9s, &words);
+    let command = plane.stock_client_command(server, &agent, StockClient::K9s, &words);
     let tmux = Tmux::start("k9s", &command).await;
     tmux.run(&["resize-window", "-x", "160", "-y", "40"]).await;
     tmux.types(&format!("{}\r", tmux.line)).await;
-    // With how many there are: when it knows them, and not before.
+    // The title with the count appears only after the list is loaded.
     tmux.shows(&format!("pods({})[1]", Node::NAMESPACE)).await;
     tmux.types("s").await;
     tmux.shows("<<K9s-Shell>>").await;
@@ -97,16 +98,16 @@ async fn k9s_needs_no_change() {
     tmux.shows("ended with 0").await;
 }
 
-/// Where clients are run, and with which plugin.
-struct Below<'a> {
-    plane: &'a Plane,
+/// The server and the plugin for a client.
+struct ClientRun<'a> {
+    plane: &'a ControlPlane,
     server: SocketAddr,
     agent: Vec<String>,
 }
 
-impl Below<'_> {
-    /// The exit code, what is printed, and what is complained of.
-    async fn run(&self, client: Stock, words: &[&str]) -> (Option<i32>, String, String) {
+impl ClientRun<'_> {
+    /// The exit code, stdout and stderr.
+    async fn run(&self, client: StockClient, words: &[&str]) -> (Option<i32>, String, String) {
         let run = self
             .plane
             .stock_client(self.server, &self.agent, client, words)
@@ -118,36 +119,36 @@ impl Below<'_> {
         (run.output.code, run.output.stdout, run.output.stderr)
     }
 
-    async fn ok(&self, client: Stock, words: &[&str]) -> String {
+    async fn ok(&self, client: StockClient, words: &[&str]) -> String {
         let (code, printed, complaint) = self.run(client, words).await;
         assert_eq!(code, Some(0), "{client:?} {words:?}: {complaint}");
         printed
     }
 }
 
-/// Informers, and commands by both protocols.
-async fn go(below: &Below<'_>) {
-    let seen = below
-        .ok(Stock::Go, &["--namespace=by-go", "informers"])
+/// Informers, and commands with both protocols.
+async fn go(clients: &ClientRun<'_>) {
+    let seen = clients
+        .ok(StockClient::Go, &["--namespace=by-go", "informers"])
         .await;
     let seen: Value = serde_json::from_str(&seen).unwrap();
     assert_eq!(seen["Events"].as_array().unwrap().len(), 4, "{seen}");
     let expected = json!({"Bytes": 1 << 20, "Stderr": "err\n", "Code": 7});
-    // kube-apiserver translates v5, which is all that client-go offers, from 1.30 on.
-    let websocket = is_since(&below.plane.servers[0].version, 30).then_some("exec-websocket");
+    // kube-apiserver translates v5, the only version that client-go offers, from 1.30 on.
+    let websocket = is_since(&clients.plane.servers[0].version, 30).then_some("exec-websocket");
     for check in ["exec-spdy"].into_iter().chain(websocket) {
         let namespace = format!("--namespace={}", Node::NAMESPACE);
         let words = ["--pod", Node::POD, "--container", Node::CONTAINER, check];
         let words = [&[namespace.as_str()], &words[..]].concat();
-        let ran = below.ok(Stock::Go, &words).await;
+        let ran = clients.ok(StockClient::Go, &words).await;
         let ran: Value = serde_json::from_str(&ran).unwrap();
         assert_eq!(ran, expected, "{check}");
     }
 }
 
-async fn python(below: &Below<'_>) {
+async fn python(clients: &ClientRun<'_>) {
     let words = [Node::NAMESPACE, Node::POD, Node::CONTAINER];
-    let seen = below.ok(Stock::Python, &words).await;
+    let seen = clients.ok(StockClient::Python, &words).await;
     let seen: Value = serde_json::from_str(&seen).unwrap();
     let expected = json!({
         "user": "admin",
@@ -159,22 +160,22 @@ async fn python(below: &Below<'_>) {
     assert_eq!(seen, expected);
 }
 
-/// What runs in the pod: all that it says and how it ends is to be seen.
+/// The command in the pod: all its output and its exit code are checked.
 const COMMAND: [&str; 4] = [Node::POD, "sh", "-c", "echo out; echo err >&2; exit 7"];
 
-async fn rust(below: &Below<'_>) {
-    let (code, printed, complaint) = below.run(Stock::Rust, &COMMAND).await;
+async fn rust(clients: &ClientRun<'_>) {
+    let (code, printed, complaint) = clients.run(StockClient::Rust, &COMMAND).await;
     assert_eq!((code, &*printed), (Some(7), "out\n"), "{complaint}");
     assert_eq!(complaint, "err\n");
 }
 
-/// From the first release of a chart to its end.
-async fn helm(below: &Below<'_>) {
+/// From the installation of a chart to its removal.
+async fn helm(clients: &ClientRun<'_>) {
     let chart = chart();
     let chart = chart.path().to_str().unwrap();
     let helm = async |words: &[&str]| {
         let words = [words, &["--namespace=default"]].concat();
-        below.ok(Stock::Helm, &words).await
+        clients.ok(StockClient::Helm, &words).await
     };
     let installed = helm(&["install", "ours", chart, "--set=greeting=good morning"]).await;
     assert!(installed.contains("STATUS: deployed"), "{installed}");
@@ -191,10 +192,10 @@ async fn helm(below: &Below<'_>) {
     assert_eq!(listed.trim(), "[]");
 }
 
-/// What the program in Rust does, where a bridge believes signatures, and nothing else is brought.
-async fn signed(plane: &Plane) {
-    // Signatures are for an address, which is to be known before the bridge is there.
-    let vip = Vip::start(plane.servers[0].address).await;
+/// The Rust client where a bridge accepts signatures, without any other credential.
+async fn signed(plane: &ControlPlane) {
+    // Signatures include an address, which has to be known before the bridge starts.
+    let vip = VirtualIp::start(plane.servers[0].address).await;
     let keys = plane.file(
         "keys.yaml",
         "keys:\n  laptop:\n    algorithm: hmac-sha256\n    \
@@ -208,9 +209,11 @@ async fn signed(plane: &Plane) {
         "--http-signature-clock-skew=1s".to_owned(),
     ];
     let flags = flags.each_ref().map(String::as_str);
-    let bridge = plane.bridge_before(plane.servers[0].address, &flags).await;
-    vip.turn(bridge.address).await;
-    let below = Below {
+    let bridge = plane
+        .start_bridge_for(plane.servers[0].address, &flags)
+        .await;
+    vip.redirect(bridge.address).await;
+    let clients = ClientRun {
         plane,
         server: vip.address,
         agent: vec![
@@ -221,22 +224,22 @@ async fn signed(plane: &Plane) {
     };
     let began = Instant::now();
     loop {
-        let (code, printed, complaint) = below.run(Stock::Rust, &COMMAND).await;
+        let (code, printed, complaint) = clients.run(StockClient::Rust, &COMMAND).await;
         if code == Some(7) {
             assert_eq!((&*printed, &*complaint), ("out\n", "err\n"));
             break;
         }
         let is_early = complaint.contains("ServiceUnavailable") || complaint.contains("503");
-        assert!(is_early && began.elapsed() < BELIEVED, "{complaint}");
+        assert!(
+            is_early && began.elapsed() < SIGNATURE_TIMEOUT,
+            "{complaint}"
+        );
     }
     let audit = std::fs::read_to_string(&plane.servers[0].audit_log).unwrap_or_default();
-    assert!(
-        audit.contains(r#""username":"signer""#),
-        "nobody has signed"
-    );
+    assert!(audit.contains(r#""username":"signer""#), "no signature");
 }
 
-/// A chart of one object.
+/// A chart with one object.
 fn chart() -> ScratchDir {
     let directory = ScratchDir::new();
     directory.write(

@@ -1,11 +1,13 @@
-//! What streams to and from a pod does so through a bridge as it does straight.
+//! Streams to and from a pod behave through a bridge as they do directly.
 
 use std::fs;
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
-use skewbridge_e2e::{Node, Output, Plane, Server, Staying, User, Via, is_since, planes};
+use skewbridge_e2e::{
+    ControlPlane, Node, Output, RunningKubectl, ServerSpec, User, Via, control_planes, is_since,
+};
 use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -13,31 +15,31 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 
 /// For a command that takes a second or two on an idle machine.
-const BOUND: Duration = Duration::from_mins(1);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Much more than all the buffers on its way.
-const STDIN: usize = 4 << 20;
+/// Much more than all buffers on the path.
+const STDIN_BYTES: usize = 4 << 20;
 
-/// What people copy in and out of pods.
-const FILE: usize = 50 << 20;
+/// A typical size for copies to and from pods.
+const FILE_BYTES: usize = 50 << 20;
 
-/// How many connections are open at once through one port-forward.
+/// The number of concurrent connections through one port-forward.
 const CONNECTIONS: usize = 8;
 
 #[tokio::test]
-async fn every_plane_streams_the_same_through_its_bridges() {
-    for versions in planes() {
+async fn every_control_plane_streams_the_same_through_its_bridges() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
-        judge(&versions).await;
+        check_control_plane(&versions).await;
     }
 }
 
-async fn judge(versions: &[String]) {
-    let servers = versions.iter().map(|version| Server::of(version));
+async fn check_control_plane(versions: &[String]) {
+    let servers = versions.iter().map(|version| ServerSpec::of(version));
     let servers: Vec<_> = servers.collect();
-    let plane = Plane::start(&servers).await;
+    let plane = ControlPlane::start(&servers).await;
     let node = plane.start_node().await;
-    let contents = noise(FILE);
+    let contents = noise(FILE_BYTES);
     for server in 0..servers.len() {
         for &protocol in Protocol::of(&plane.servers[server].version) {
             let kubectl = Kubectl {
@@ -45,10 +47,10 @@ async fn judge(versions: &[String]) {
                 server,
                 protocol,
             };
-            commands_end_the_same(&kubectl).await;
-            input_arrives_whole(&kubectl).await;
-            an_attached_process_answers(&kubectl).await;
-            what_cannot_be_run_is_refused_the_same(&kubectl).await;
+            exit_codes_are_equal(&kubectl).await;
+            stdin_arrives_completely(&kubectl).await;
+            attach_reaches_the_process(&kubectl).await;
+            errors_are_equal(&kubectl).await;
             ports_are_forwarded(&kubectl).await;
             files_are_copied(&kubectl, &node, &contents).await;
         }
@@ -56,7 +58,7 @@ async fn judge(versions: &[String]) {
     }
 }
 
-/// What kubectl speaks after an upgrade.
+/// The protocol that kubectl uses after an upgrade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Spdy,
@@ -64,9 +66,9 @@ enum Protocol {
 }
 
 impl Protocol {
-    /// Those that both kubectl and kube-apiserver of this version have.
+    /// The protocols that both kubectl and kube-apiserver of this version support.
     fn of(version: &str) -> &'static [Self] {
-        // Both ends have WebSocket from 1.31 on without being asked.
+        // Both ends use WebSocket by default from 1.31 on.
         if is_since(version, 31) {
             &[Self::Spdy, Self::WebSocket]
         } else {
@@ -74,9 +76,9 @@ impl Protocol {
         }
     }
 
-    /// kubectl asks for SPDY by POST. An opening handshake of WebSocket is a
-    /// GET (RFC 6455, section 4.1), and kubectl goes back to SPDY if that is
-    /// refused: a GET that was answered by 101 is the proof.
+    /// kubectl requests SPDY by POST. A WebSocket opening handshake is a GET (RFC 6455,
+    /// section 4.1), and kubectl falls back to SPDY if it is rejected: a GET with the
+    /// response 101 is the proof.
     fn method(self) -> &'static str {
         match self {
             Self::Spdy => "POST",
@@ -87,7 +89,7 @@ impl Protocol {
 
 /// kubectl of a server's version, with the pod's namespace and a protocol.
 struct Kubectl<'a> {
-    plane: &'a Plane,
+    plane: &'a ControlPlane,
     server: usize,
     protocol: Protocol,
 }
@@ -115,11 +117,11 @@ impl Kubectl<'_> {
             .expect("kubectl starts");
         let mut input = child.stdin.take().unwrap();
         let feeding = async move {
-            // A command may end before its input does.
+            // A command may exit before it has read its input.
             let _ = input.write_all(stdin.as_bytes()).await;
         };
-        let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
-        let output = tokio::time::timeout(BOUND, both).await;
+        let same_both_ways = async { tokio::join!(feeding, child.wait_with_output()).1 };
+        let output = tokio::time::timeout(COMMAND_TIMEOUT, same_both_ways).await;
         let output = output
             .unwrap_or_else(|_| panic!("{words:?} by {via:?} over {:?} hangs", self.protocol))
             .unwrap();
@@ -130,17 +132,17 @@ impl Kubectl<'_> {
         }
     }
 
-    /// The answer, which is the same by both ways.
-    async fn both(&self, words: &[&str], stdin: &str) -> Output {
-        let straight = self.run(Via::Server, words, stdin).await;
+    /// The output, which is the same directly and through the bridge.
+    async fn same_both_ways(&self, words: &[&str], stdin: &str) -> Output {
+        let direct = self.run(Via::Server, words, stdin).await;
         let bridged = self.run(Via::Bridge, words, stdin).await;
-        // Not by assert_eq: an answer can be long.
+        // Not by assert_eq: an output can be long.
         let protocol = self.protocol;
-        assert_eq!(bridged.code, straight.code, "{words:?} over {protocol:?}");
-        assert_eq!(bridged.stderr, straight.stderr, "{words:?} {protocol:?}");
-        let (length, expected) = (bridged.stdout.len(), straight.stdout.len());
+        assert_eq!(bridged.code, direct.code, "{words:?} over {protocol:?}");
+        assert_eq!(bridged.stderr, direct.stderr, "{words:?} {protocol:?}");
+        let (length, expected) = (bridged.stdout.len(), direct.stdout.len());
         assert!(
-            bridged.stdout == straight.stdout,
+            bridged.stdout == direct.stdout,
             "{words:?} over {protocol:?}: {length} bytes instead of {expected}"
         );
         bridged
@@ -150,7 +152,7 @@ impl Kubectl<'_> {
     async fn tunnel(&self, words: &[&str], stdin: &str) -> Output {
         let subresource = words[0];
         let before = self.tunnels(subresource);
-        let output = self.both(words, stdin).await;
+        let output = self.same_both_ways(words, stdin).await;
         self.wait_for_tunnels(subresource, before + 1).await;
         output
     }
@@ -174,27 +176,27 @@ impl Kubectl<'_> {
     }
 }
 
-/// No upgrade here: an answer that may take its time.
-async fn logs_are_the_same(plane: &Plane, server: usize) {
-    let both = async |words: &[&str]| {
+/// No upgrade: a long-running response.
+async fn logs_are_the_same(plane: &ControlPlane, server: usize) {
+    let same_both_ways = async |words: &[&str]| {
         let words = [&["-n", Node::NAMESPACE, "logs", Node::POD], words].concat();
-        let straight = plane.kubectl(server, Via::Server, User::Admin, &words);
-        let straight = straight.await;
+        let direct = plane.kubectl(server, Via::Server, User::Admin, &words);
+        let direct = direct.await;
         let bridged = plane.kubectl(server, Via::Bridge, User::Admin, &words);
-        assert_eq!(bridged.await, straight, "{words:?}");
-        straight
+        assert_eq!(bridged.await, direct, "{words:?}");
+        direct
     };
-    let all = both(&[]).await;
+    let all = same_both_ways(&[]).await;
     assert_eq!(all.stdout.lines().count(), 1000, "{}", all.stderr);
-    assert_eq!(both(&["--follow"]).await, all);
+    assert_eq!(same_both_ways(&["--follow"]).await, all);
     assert_eq!(
-        both(&["--tail=2"]).await.stdout,
+        same_both_ways(&["--tail=2"]).await.stdout,
         "line 999 of container\nline 1000 of container\n"
     );
 }
 
 /// Both outputs and the exit code.
-async fn commands_end_the_same(kubectl: &Kubectl<'_>) {
+async fn exit_codes_are_equal(kubectl: &Kubectl<'_>) {
     let script = "echo out; echo err >&2; exit 7";
     let words = ["exec", Node::POD, "--", "sh", "-c", script];
     let output = kubectl.tunnel(&words, "").await;
@@ -206,9 +208,9 @@ async fn commands_end_the_same(kubectl: &Kubectl<'_>) {
     assert_eq!(killed.code, Some(137), "{}", killed.stderr);
 }
 
-/// Its end, too: neither command would go without it.
-async fn input_arrives_whole(kubectl: &Kubectl<'_>) {
-    let lines = (0..STDIN / 8).map(|number| format!("{number:07}"));
+/// Including the end of input: neither command would exit without it.
+async fn stdin_arrives_completely(kubectl: &Kubectl<'_>) {
+    let lines = (0..STDIN_BYTES / 8).map(|number| format!("{number:07}"));
     let stdin = lines.collect::<Vec<_>>().join("\n");
     let words = ["exec", "-i", Node::POD, "--", "wc", "-c"];
     let counted = kubectl.tunnel(&words, &stdin).await;
@@ -219,7 +221,7 @@ async fn input_arrives_whole(kubectl: &Kubectl<'_>) {
     assert!(returned.stdout == stdin, "{}", returned.stdout.len());
 }
 
-async fn an_attached_process_answers(kubectl: &Kubectl<'_>) {
+async fn attach_reaches_the_process(kubectl: &Kubectl<'_>) {
     let words = ["attach", "-i", Node::POD];
     let output = kubectl.tunnel(&words, "to the container\n").await;
     assert_eq!(output.code, Some(0), "{}", output.stderr);
@@ -227,9 +229,9 @@ async fn an_attached_process_answers(kubectl: &Kubectl<'_>) {
 }
 
 /// By the server before there is a tunnel, and by the node in one.
-async fn what_cannot_be_run_is_refused_the_same(kubectl: &Kubectl<'_>) {
+async fn errors_are_equal(kubectl: &Kubectl<'_>) {
     let words = ["exec", Node::POD, "-c", "missing", "--", "true"];
-    let output = kubectl.both(&words, "").await;
+    let output = kubectl.same_both_ways(&words, "").await;
     assert_eq!(output.code, Some(1), "{}", output.stderr);
     assert!(
         output.stderr.contains("container missing is not valid"),
@@ -246,14 +248,14 @@ async fn what_cannot_be_run_is_refused_the_same(kubectl: &Kubectl<'_>) {
     );
 }
 
-/// Many connections at once through one tunnel, none mixed with another.
+/// Many concurrent connections through one tunnel, none mixed with another.
 async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
-    let (target, _echo) = echo().await;
+    let (target, _echo) = echo_server().await;
     let ports = format!(":{}", target.port());
     let words = ["port-forward", "--address=127.0.0.1", Node::POD, &ports];
     let before = kubectl.tunnels("portforward");
     for via in [Via::Server, Via::Bridge] {
-        let mut forward = Staying::start(&mut kubectl.command(via, &words));
+        let mut forward = RunningKubectl::start(&mut kubectl.command(via, &words));
         let line = forward.line().await;
         let address = line.strip_prefix("Forwarding from ").expect(&line);
         let (address, _) = address.split_once(" -> ").expect(&line);
@@ -261,8 +263,8 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
         let mut connections = Vec::new();
         for number in 0..CONNECTIONS {
             let mut connection = TcpStream::connect(address).await.unwrap();
-            // It is open to its far end while the others come.
-            says(&mut connection, &[byte(number)]).await;
+            // It stays connected to its far end while the others are opened.
+            echoes(&mut connection, &[byte(number)]).await;
             connections.push(connection);
             let line = forward.line().await;
             assert!(line.starts_with("Handling connection"), "{line}");
@@ -271,7 +273,7 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
         for (number, mut connection) in connections.into_iter().enumerate() {
             talks.spawn(async move {
                 for piece in 1..=4 {
-                    says(&mut connection, &vec![byte(number); piece << 16]).await;
+                    echoes(&mut connection, &vec![byte(number); piece << 16]).await;
                 }
                 connection.shutdown().await.unwrap();
                 let mut rest = Vec::new();
@@ -279,7 +281,7 @@ async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
                 assert!(rest.is_empty(), "{} more", rest.len());
             });
         }
-        let talks = tokio::time::timeout(BOUND, talks.join_all());
+        let talks = tokio::time::timeout(COMMAND_TIMEOUT, talks.join_all());
         talks.await.expect("all connections end");
         forward.end().await;
     }
@@ -291,17 +293,17 @@ fn byte(number: usize) -> u8 {
 }
 
 /// Sends these bytes while it receives them.
-async fn says(connection: &mut TcpStream, bytes: &[u8]) {
+async fn echoes(connection: &mut TcpStream, bytes: &[u8]) {
     let (mut reader, mut writer) = connection.split();
     let mut heard = vec![0; bytes.len()];
     let talk = async { tokio::try_join!(writer.write_all(bytes), reader.read_exact(&mut heard)) };
-    let talk = tokio::time::timeout(BOUND, talk).await;
+    let talk = tokio::time::timeout(COMMAND_TIMEOUT, talk).await;
     talk.expect("an echo in time").unwrap();
     assert!(heard == bytes, "bytes of another connection");
 }
 
-/// A server that gives back what it gets, while the second half is kept.
-async fn echo() -> (SocketAddr, JoinSet<()>) {
+/// An echo server that keeps the second half open.
+async fn echo_server() -> (SocketAddr, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let mut tasks = JoinSet::new();
@@ -317,7 +319,7 @@ async fn echo() -> (SocketAddr, JoinSet<()>) {
     (address, tasks)
 }
 
-/// Into the pod and out again.
+/// To the pod and back.
 async fn files_are_copied(kubectl: &Kubectl<'_>, node: &Node, contents: &[u8]) {
     let directory = ScratchDir::new();
     let original = directory.write("original", contents);
@@ -339,7 +341,7 @@ async fn files_are_copied(kubectl: &Kubectl<'_>, node: &Node, contents: &[u8]) {
     }
 }
 
-/// Bytes in which a lost, doubled or misplaced piece shows.
+/// Bytes that reveal a lost, duplicated or misplaced part.
 fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut noise = Vec::with_capacity(length);

@@ -1,5 +1,5 @@
-//! kube-apiserver, the node or the client is killed at some point of a command: whoever
-//! is left learns it soon, and nobody takes it for a success.
+//! kube-apiserver, the node or the client is killed at some point of a command: the others
+//! detect it soon, and none of them reports success.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use skewbridge_e2e::{Node, Plane, Server, is_since, oldest, versions};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, is_since, oldest, versions};
 use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -17,87 +17,87 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::forward::{Forward, echo, says};
-use crate::streaming::{Speaks, Way, kubectl_version};
+use crate::port_forward::{PortForward, echo_server, echoes};
+use crate::streaming::{StreamProtocol, StreamTarget, kubectl_version};
 
-/// How long anybody may take to learn that the other end is lost.
-const LEARNT: Duration = Duration::from_secs(15);
+/// How long it may take to detect that the other end is lost.
+const DETECTION_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What one command would write.
-const OUTPUT: u64 = 1 << 30;
+/// The size of a command's full output.
+const OUTPUT_BYTES: u64 = 1 << 30;
 
-/// How much of that, and of an input, has come when it is cut.
-const MIDST: u64 = 32 << 20;
+/// How much of the output, or of an input, is transferred before the kill.
+const TRANSFERRED_BEFORE_KILL: u64 = 32 << 20;
 
 #[tokio::test]
-async fn whoever_is_killed_the_others_learn_it() {
+async fn a_kill_of_either_end_is_detected_by_the_other() {
     let Some(newest) = kubectl_version() else {
         return;
     };
     let versions = versions();
     let oldest = oldest(&versions);
     let translated = async {
-        let server = Server::of(oldest).bridge_flag("--translate-streams=always");
-        let mut plane = Plane::start(&[server]).await;
-        judge(&mut plane, Speaks::WebSocket).await;
+        let server = ServerSpec::of(oldest).bridge_flag("--translate-streams=always");
+        let mut plane = ControlPlane::start(&[server]).await;
+        check_protocol(&mut plane, StreamProtocol::WebSocket).await;
     };
     let inverse = async {
         assert!(is_since(&newest, 31));
-        let server = Server::of(&newest).bridge_flag("--upstream-streams=websocket");
-        let mut plane = Plane::start(&[server]).await;
-        judge(&mut plane, Speaks::Spdy).await;
+        let server = ServerSpec::of(&newest).bridge_flag("--upstream-streams=websocket");
+        let mut plane = ControlPlane::start(&[server]).await;
+        check_protocol(&mut plane, StreamProtocol::Spdy).await;
     };
     translated.await;
     inverse.await;
 }
 
 #[tokio::test]
-async fn whoever_copies_attaches_or_forwards_learns_it_too() {
+async fn a_kill_is_detected_by_copy_attach_and_forward() {
     if kubectl_version().is_none() {
         return;
     }
     let versions = versions();
-    let server = Server::of(oldest(&versions)).bridge_flag("--translate-streams=always");
-    let mut plane = Plane::start(&[server]).await;
+    let server = ServerSpec::of(oldest(&versions)).bridge_flag("--translate-streams=always");
+    let mut plane = ControlPlane::start(&[server]).await;
     let mut node = plane.start_node().await;
     for killed in ["node", "server"] {
-        let way = Way::bridged(&plane, 0, Speaks::WebSocket);
-        let others = Others::begin(&way, &node).await;
+        let target = StreamTarget::bridged(&plane, 0, StreamProtocol::WebSocket);
+        let others = OtherStreams::start(&target, &node).await;
         if killed == "node" {
             node.process.signal("KILL");
             node.process.wait();
-            others.fail(killed).await;
+            others.assert_failure(killed).await;
             plane.restart_node(&mut node).await;
         } else {
-            plane.end_server(0, "KILL");
-            others.fail(killed).await;
+            plane.stop_server(0, "KILL");
+            others.assert_failure(killed).await;
         }
     }
 }
 
-/// What else has streams, in the midst of them.
-struct Others {
+/// Other kinds of streams, in the middle of a transfer.
+struct OtherStreams {
     copy: Child,
     attach: Child,
-    forward: Forward,
+    forward: PortForward,
     connection: TcpStream,
-    /// Where the copies are, and what the far end of the forward is.
+    /// The directory of the copies, and the far end of the forward.
     _there: (ScratchDir, JoinSet<()>),
 }
 
-impl Others {
-    async fn begin(way: &Way<'_>, node: &Node) -> Self {
+impl OtherStreams {
+    async fn start(target: &StreamTarget<'_>, node: &Node) -> Self {
         let directory = ScratchDir::new();
 
         let from = directory.path().join("endless");
         let there = node.directory.join("endless");
         let spawn = |words: &[&str]| {
-            let mut command = way.command(words);
+            let mut command = target.command(words);
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
             command.kill_on_drop(true).spawn().unwrap()
         };
         let endless = fs::File::create(&from).unwrap();
-        // More than is copied before somebody is killed, and nothing on the disk here.
+        // More than is copied before the kill, and nothing on the disk here.
         endless.set_len(1 << 33).unwrap();
         let remote = format!("{}:{}", Node::POD, there.display());
         let copy = spawn(&["cp", &from.display().to_string(), &remote]);
@@ -110,10 +110,10 @@ impl Others {
             .await
             .expect("an answer in time")
             .unwrap();
-        let (target, echo) = echo().await;
-        let mut forward = Forward::start(way, &[target.port()]).await;
+        let (echo_address, echo_server) = echo_server().await;
+        let mut forward = PortForward::start(target, &[echo_address.port()]).await;
         let mut connection = forward.connect(0).await;
-        says(&mut connection, b"there and back").await;
+        echoes(&mut connection, b"there and back").await;
         eventually("something is copied", PATIENCE, async || {
             fs::metadata(&there).is_ok_and(|it| it.len() > 0)
         })
@@ -123,154 +123,159 @@ impl Others {
             attach,
             forward,
             connection,
-            _there: (directory, echo),
+            _there: (directory, echo_server),
         }
     }
 
-    async fn fail(mut self, killed: &str) {
+    async fn assert_failure(mut self, killed: &str) {
         for (what, child) in [("cp", &mut self.copy), ("attach", &mut self.attach)] {
-            let status = timeout(LEARNT, child.wait()).await;
+            let status = timeout(DETECTION_TIMEOUT, child.wait()).await;
             let status = status.unwrap_or_else(|_| panic!("{killed} killed, {what}: not learnt"));
             let code = status.unwrap().code();
             assert!(code.is_some_and(|it| it != 0), "{killed} killed, {what}");
         }
         let mut rest = Vec::new();
-        let end = timeout(LEARNT, self.connection.read_to_end(&mut rest)).await;
+        let end = timeout(DETECTION_TIMEOUT, self.connection.read_to_end(&mut rest)).await;
         let _ended_or_reset = end.unwrap_or_else(|_| panic!("{killed} killed, port: not learnt"));
         assert!(rest.is_empty(), "{killed} killed: {rest:?}");
         drop(self.forward);
     }
 }
 
-async fn judge(plane: &mut Plane, speaks: Speaks) {
+async fn check_protocol(plane: &mut ControlPlane, protocol: StreamProtocol) {
     let mut node = plane.start_node().await;
-    let way = Way::bridged(plane, 0, speaks);
+    let target = StreamTarget::bridged(plane, 0, protocol);
 
-    let commands = Commands::begin(&way, &node, "client").await;
+    let commands = Commands::start(&target, &node, "client").await;
     for command in commands.all {
-        command.leave().await;
+        command.kill_client().await;
     }
 
-    let mut commands = Commands::begin(&way, &node, "node").await;
-    let straight = Way::straight(plane, 0, Speaks::WebSocket);
-    let straight = match speaks {
-        Speaks::WebSocket => None,
-        Speaks::Spdy => Some(Commands::begin(&straight, &node, "node-straight").await),
+    let mut commands = Commands::start(&target, &node, "node").await;
+    let direct = StreamTarget::direct(plane, 0, StreamProtocol::WebSocket);
+    let direct = match protocol {
+        StreamProtocol::WebSocket => None,
+        StreamProtocol::Spdy => Some(Commands::start(&direct, &node, "node-straight").await),
     };
-    commands.ask(&way, &node, "node").await;
+    commands.start_blocked(&target, &node, "node").await;
     node.process.signal("KILL");
     node.process.wait();
-    let what = format!("{speaks:?}, node killed");
-    match straight {
-        None => commands.fail(&what).await,
-        // kube-apiserver's own translator takes the loss of a node for a success, and
-        // says so: whoever stands before it cannot know better.
-        Some(straight) => {
-            let (told, known) = (commands.end(&what).await, straight.end(&what).await);
-            let asked = told.last().expect("one was asked for");
-            assert!(asked.0 == Point::Asked && asked.1 != 0, "{what}: {asked:?}");
-            for ((point, told), (_, known)) in told.into_iter().zip(known) {
+    let what = format!("{protocol:?}, node killed");
+    match direct {
+        None => commands.assert_failure(&what).await,
+        // kube-apiserver's own translator reports the loss of a node as a success: a
+        // component in front of it cannot detect that.
+        Some(direct) => {
+            let (bridged, expected) = (commands.end(&what).await, direct.end(&what).await);
+            let asked = bridged.last().expect("one was started");
+            assert!(
+                asked.0 == CommandState::Asked && asked.1 != 0,
+                "{what}: {asked:?}"
+            );
+            for ((state, bridged), (_, expected)) in bridged.into_iter().zip(expected) {
                 assert!(
-                    told != 0 || known == 0,
-                    "{what}, {point:?}: straight {known}"
+                    bridged != 0 || expected == 0,
+                    "{what}, {state:?}: direct {expected}"
                 );
             }
         }
     }
     plane.restart_node(&mut node).await;
 
-    let mut commands = Commands::begin(&way, &node, "server").await;
-    commands.ask(&way, &node, "server").await;
-    plane.end_server(0, "KILL");
-    commands.fail(&format!("{speaks:?}, server killed")).await;
+    let mut commands = Commands::start(&target, &node, "server").await;
+    commands.start_blocked(&target, &node, "server").await;
+    plane.stop_server(0, "KILL");
+    commands
+        .assert_failure(&format!("{protocol:?}, server killed"))
+        .await;
 
-    let way = Way::bridged(plane, 0, speaks);
+    let target = StreamTarget::bridged(plane, 0, protocol);
     eventually("no stream is left", PATIENCE, async || {
-        way.metrics().await.sum("skewbridge_streams_open", &[]) == 0
+        target.metrics().await.sum("skewbridge_streams_open", &[]) == 0
     })
     .await;
-    let metrics = way.metrics().await;
+    let metrics = target.metrics().await;
     let ended = |result: &str| {
         let result = format!("result=\"{result}\"");
         metrics.sum("skewbridge_streams_total", &[&result])
     };
-    let points = Point::BEGUN.len() as u64;
+    let points = CommandState::RUNNING.len() as u64;
     assert_eq!(ended("client_left"), points, "{metrics:?}");
     assert!(ended("disconnected") >= points, "{metrics:?}");
-    if speaks == Speaks::WebSocket {
+    if protocol == StreamProtocol::WebSocket {
         assert_eq!(ended("disconnected"), 2 * points, "{metrics:?}");
     }
 }
 
-/// Where a command is when something is killed.
+/// The state of a command when something is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Point {
-    /// The node has been asked for it, and has not answered.
+enum CommandState {
+    /// The request was sent to the node, which has not responded.
     Asked,
-    /// It has begun, and said nothing.
-    Begun,
-    /// It has said something, and is silent.
+    /// It has started, and written nothing.
+    Started,
+    /// It has written something, and is idle.
     Idle,
-    /// It says a lot.
+    /// It writes much output.
     Output,
-    /// It is told a lot.
+    /// It reads much input.
     Input,
 }
 
-impl Point {
-    /// Those of a command that runs.
-    const BEGUN: [Self; 4] = [Self::Begun, Self::Idle, Self::Output, Self::Input];
+impl CommandState {
+    /// Those of a running command.
+    const RUNNING: [Self; 4] = [Self::Started, Self::Idle, Self::Output, Self::Input];
 
     fn program(self) -> String {
         match self {
-            Self::Asked | Self::Begun | Self::Input => "cat >/dev/null".to_owned(),
+            Self::Asked | Self::Started | Self::Input => "cat >/dev/null".to_owned(),
             Self::Idle => "cat".to_owned(),
-            Self::Output => format!("head -c {OUTPUT} /dev/zero"),
+            Self::Output => format!("head -c {OUTPUT_BYTES} /dev/zero"),
         }
     }
 }
 
-/// A kubectl at its point.
+/// A kubectl in its state.
 struct Command {
-    point: Point,
+    state: CommandState,
     child: Child,
-    /// Where the process in the pod has left its number.
+    /// The file with the process ID of the process in the pod.
     pid: PathBuf,
-    heard: Arc<AtomicU64>,
-    /// They talk and listen.
+    received: Arc<AtomicU64>,
+    /// The tasks that write and read.
     tasks: JoinSet<()>,
-    /// Where it complains.
+    /// Its standard error.
     stderr: PathBuf,
 }
 
-/// One at each point.
+/// One command in each state.
 struct Commands {
     all: Vec<Command>,
-    /// Lets those go on that have stopped to listen.
-    cut: Arc<Semaphore>,
+    /// Resumes those that have stopped reading.
+    resume: Arc<Semaphore>,
 }
 
 impl Commands {
-    /// Starts them, and waits until all are where they should be.
-    async fn begin(way: &Way<'_>, node: &Node, round: &str) -> Self {
-        let cut = Arc::new(Semaphore::new(0));
-        let commands = Point::BEGUN.map(|point| {
-            let name = format!("{round}-{point:?}");
-            Command::begin(way, &node.directory, &name, point, &cut)
+    /// Starts them, and waits until all are in their state.
+    async fn start(target: &StreamTarget<'_>, node: &Node, round: &str) -> Self {
+        let resume = Arc::new(Semaphore::new(0));
+        let commands = CommandState::RUNNING.map(|state| {
+            let name = format!("{round}-{state:?}");
+            Command::start(target, &node.directory, &name, state, &resume)
         });
         let mut all = Vec::from(commands);
         for command in &mut all {
-            command.is_there().await;
+            command.wait_until_in_state().await;
         }
-        Self { all, cut }
+        Self { all, resume }
     }
 
-    /// And one more, which a node that does not move is asked for.
-    async fn ask(&mut self, way: &Way<'_>, node: &Node, round: &str) {
+    /// Starts one more at a node that does not respond.
+    async fn start_blocked(&mut self, target: &StreamTarget<'_>, node: &Node, round: &str) {
         node.process.signal("STOP");
         let before = connections(node);
-        let (name, point) = (format!("{round}-asked"), Point::Asked);
-        let command = Command::begin(way, &node.directory, &name, point, &self.cut);
+        let (name, state) = (format!("{round}-asked"), CommandState::Asked);
+        let command = Command::start(target, &node.directory, &name, state, &self.resume);
         eventually("the node is asked", PATIENCE, async || {
             connections(node) > before
         })
@@ -278,22 +283,22 @@ impl Commands {
         self.all.push(command);
     }
 
-    /// All must fail.
-    async fn fail(self, what: &str) {
-        for (point, code) in self.end(what).await {
-            assert_ne!(code, 0, "{what}, {point:?}");
+    /// Asserts that all fail.
+    async fn assert_failure(self, what: &str) {
+        for (state, code) in self.end(what).await {
+            assert_ne!(code, 0, "{what}, {state:?}");
         }
     }
 
-    /// All must end within the time, with these codes, and none without a word unless
-    /// it takes that for a success.
-    async fn end(self, what: &str) -> Vec<(Point, i32)> {
+    /// Asserts that all exit in time, and that those without an error message exit with
+    /// success; returns their exit codes.
+    async fn end(self, what: &str) -> Vec<(CommandState, i32)> {
         let start = Instant::now();
-        self.cut.close();
+        self.resume.close();
         let mut codes = Vec::new();
         for mut command in self.all {
-            let what = format!("{what}, {:?}", command.point);
-            let left = LEARNT.saturating_sub(start.elapsed());
+            let what = format!("{what}, {:?}", command.state);
+            let left = DETECTION_TIMEOUT.saturating_sub(start.elapsed());
             let status = timeout(left, command.child.wait()).await;
             let status = status.unwrap_or_else(|_| panic!("{what}: not learnt"));
             let code = status.unwrap().code().expect("an exit code");
@@ -302,83 +307,90 @@ impl Commands {
             let last = stderr.trim().lines().last().unwrap_or_default();
             println!("{what}: exit code {code} within {seconds:.1} s: {last}");
             assert!(code == 0 || !last.is_empty(), "{what}: not a word");
-            assert!(command.heard.load(Ordering::Relaxed) < OUTPUT, "{what}");
-            codes.push((command.point, code));
+            assert!(
+                command.received.load(Ordering::Relaxed) < OUTPUT_BYTES,
+                "{what}"
+            );
+            codes.push((command.state, code));
         }
         codes
     }
 }
 
 impl Command {
-    fn begin(
-        way: &Way<'_>,
+    fn start(
+        target: &StreamTarget<'_>,
         directory: &Path,
         name: &str,
-        point: Point,
-        cut: &Arc<Semaphore>,
+        state: CommandState,
+        resume: &Arc<Semaphore>,
     ) -> Self {
         let line = format!(
             "echo $$ >{name}.new; mv {name}.new {name}; exec {}",
-            point.program()
+            state.program()
         );
-        let input = match point {
-            Point::Output => "--stdin=false",
+        let input = match state {
+            CommandState::Output => "--stdin=false",
             _ => "--stdin=true",
         };
         let words = ["exec", input, Node::POD, "--", "sh", "-c", &line];
         let stderr = directory.join(format!("{name}.stderr"));
-        let mut child = way
+        let mut child = target
             .command(&words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(fs::File::create(&stderr).unwrap())
             .spawn()
             .unwrap();
-        let heard = Arc::new(AtomicU64::new(0));
+        let received = Arc::new(AtomicU64::new(0));
         let mut tasks = JoinSet::new();
         let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        tasks.spawn(listen(stdout, Arc::clone(&heard), Arc::clone(cut)));
-        tasks.spawn(talk(stdin, point, Arc::clone(&heard)));
+        tasks.spawn(read_output(
+            stdout,
+            Arc::clone(&received),
+            Arc::clone(resume),
+        ));
+        tasks.spawn(write_input(stdin, state, Arc::clone(&received)));
         Self {
-            point,
+            state,
             child,
             pid: directory.join(name),
-            heard,
+            received,
             tasks,
             stderr,
         }
     }
 
-    /// Waits until it has come to its point.
-    async fn is_there(&mut self) {
-        let enough = match self.point {
-            Point::Asked | Point::Begun => 0,
-            Point::Idle => 1,
-            Point::Output | Point::Input => MIDST,
+    /// Waits until it is in its state.
+    async fn wait_until_in_state(&mut self) {
+        let enough = match self.state {
+            CommandState::Asked | CommandState::Started => 0,
+            CommandState::Idle => 1,
+            CommandState::Output | CommandState::Input => TRANSFERRED_BEFORE_KILL,
         };
-        let what = format!("a command is at {:?}", self.point);
+        let what = format!("a command is at {:?}", self.state);
         eventually(&what, Duration::from_mins(1), async || {
-            self.pid.exists() && self.heard.load(Ordering::Relaxed) >= enough
+            self.pid.exists() && self.received.load(Ordering::Relaxed) >= enough
         })
         .await;
         assert!(matches!(self.child.try_wait(), Ok(None)), "{what}");
     }
 
-    /// Kills the client: soon the process in the pod is gone.
-    async fn leave(mut self) {
+    /// Kills the client: soon the process in the pod exits.
+    async fn kill_client(mut self) {
         let pid = fs::read_to_string(&self.pid).unwrap();
         let process = Path::new("/proc").join(pid.trim());
         assert!(process.exists());
         let start = Instant::now();
         self.child.kill().await.unwrap();
         self.tasks.shutdown().await;
-        let what = format!("no process without its client, {:?}", self.point);
-        eventually(&what, LEARNT, async || !process.exists()).await;
+        let what = format!("no process without its client, {:?}", self.state);
+        eventually(&what, DETECTION_TIMEOUT, async || !process.exists()).await;
         println!("{what}: {:.1} s", start.elapsed().as_secs_f32());
     }
 }
 
-/// How many connections to a node there are, taken by it or not yet.
+/// How many connections to a node there are, accepted by it or not yet.
 fn connections(node: &Node) -> usize {
     const ESTABLISHED: &str = "01";
     let port = format!(":{:04X}", node.address.port());
@@ -392,30 +404,30 @@ fn connections(node: &Node) -> usize {
     rows.count()
 }
 
-/// Hears what a command says, up to some point; the rest after the cut.
-async fn listen(mut stdout: ChildStdout, heard: Arc<AtomicU64>, cut: Arc<Semaphore>) {
+/// Reads the output of a command, up to some point; the rest after the kill.
+async fn read_output(mut stdout: ChildStdout, received: Arc<AtomicU64>, resume: Arc<Semaphore>) {
     let mut buffer = vec![0; 64 << 10];
     let mut total = 0;
     while let Ok(length @ 1..) = stdout.read(&mut buffer).await {
         total += length as u64;
-        heard.fetch_add(length as u64, Ordering::Relaxed);
-        if total >= MIDST {
-            // There is nothing to acquire: it is closed when the time has come.
-            let _ = cut.acquire().await;
+        received.fetch_add(length as u64, Ordering::Relaxed);
+        if total >= TRANSFERRED_BEFORE_KILL {
+            // There is nothing to acquire: the semaphore is closed when the time has come.
+            let _ = resume.acquire().await;
         }
     }
 }
 
-/// Tells it what belongs to its point, and never that this was all.
-async fn talk(mut stdin: ChildStdin, point: Point, heard: Arc<AtomicU64>) {
-    match point {
-        Point::Asked | Point::Begun | Point::Output => {}
-        Point::Idle => stdin.write_all(b"a line\n").await.unwrap(),
-        Point::Input => {
+/// Writes the input of its state, and never closes it.
+async fn write_input(mut stdin: ChildStdin, state: CommandState, received: Arc<AtomicU64>) {
+    match state {
+        CommandState::Asked | CommandState::Started | CommandState::Output => {}
+        CommandState::Idle => stdin.write_all(b"a line\n").await.unwrap(),
+        CommandState::Input => {
             let zeros = vec![0; 64 << 10];
             while stdin.write_all(&zeros).await.is_ok() {
-                heard.fetch_add(zeros.len() as u64, Ordering::Relaxed);
-                if heard.load(Ordering::Relaxed) > OUTPUT / 2 {
+                received.fetch_add(zeros.len() as u64, Ordering::Relaxed);
+                if received.load(Ordering::Relaxed) > OUTPUT_BYTES / 2 {
                     break;
                 }
             }

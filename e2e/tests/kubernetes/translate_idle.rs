@@ -1,48 +1,62 @@
-//! A balancer on the way cuts what is silent: not what a bridge translates, which is
-//! pinged.
+//! A load balancer closes idle connections, but not those that a bridge translates, because
+//! the bridge pings them.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use skewbridge_client::streams::TransportPreference;
-use skewbridge_e2e::{Node, Plane, Server};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec};
 use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_testkit::PATIENCE;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{sleep, timeout};
 
-use crate::forward::{Quiet, echo, says};
-use crate::streaming::{Channels, Speaks, Story, Way, kubectl_version, path, shell};
+use crate::port_forward::{PinglessForward, echo_server, echoes};
+use crate::streaming::{
+    ChannelSocket, StreamProtocol, StreamTarget, Transcript, kubectl_version, path, shell,
+};
 
 #[tokio::test]
-async fn a_silent_stream_outlives_a_balancer_that_cuts_silence() {
-    Box::pin(judge(Duration::from_secs(3), Duration::from_secs(9), "1s")).await;
+async fn an_idle_stream_survives_a_load_balancer_with_an_idle_timeout() {
+    Box::pin(check_idle_streams(
+        Duration::from_secs(3),
+        Duration::from_secs(9),
+        "1s",
+    ))
+    .await;
 }
 
 #[tokio::test]
 #[ignore = "long: cargo xtask e2e --all"]
-async fn a_stream_that_is_silent_for_five_minutes_outlives_a_balancer() {
-    Box::pin(judge(Duration::from_mins(1), Duration::from_mins(5), "10s")).await;
+async fn a_stream_that_is_idle_for_five_minutes_survives_a_load_balancer() {
+    Box::pin(check_idle_streams(
+        Duration::from_mins(1),
+        Duration::from_mins(5),
+        "10s",
+    ))
+    .await;
 }
 
-async fn judge(silence: Duration, idle: Duration, interval: &str) {
+async fn check_idle_streams(idle_timeout: Duration, idle: Duration, interval: &str) {
     let Some(version) = kubectl_version() else {
         return;
     };
-    let plane = Plane::start(&[Server::of(&version)]).await;
+    let plane = ControlPlane::start(&[ServerSpec::of(&version)]).await;
     let _node = plane.start_node().await;
     let server = plane.servers[0].address;
     let pings = format!("--stream-ping-interval={interval}");
     let always = ["--translate-streams=always", pings.as_str()];
     let inverse = ["--upstream-streams=websocket", pings.as_str()];
 
-    let before_server = plane.haproxy_before(server, silence).await;
-    let bridge = plane.bridge_before(server, &always).await;
-    let before_bridge = plane.haproxy_before(bridge.address, silence).await;
-    let behind = plane.bridge_before(before_server.address, &always).await;
-    let inverse = plane.bridge_before(before_server.address, &inverse).await;
-    let before_inverse = plane.haproxy_before(inverse.address, silence).await;
+    let before_server = plane.start_haproxy(server, idle_timeout).await;
+    let bridge = plane.start_bridge_for(server, &always).await;
+    let before_bridge = plane.start_haproxy(bridge.address, idle_timeout).await;
+    let behind = plane.start_bridge_for(before_server.address, &always).await;
+    let inverse = plane
+        .start_bridge_for(before_server.address, &inverse)
+        .await;
+    let before_inverse = plane.start_haproxy(inverse.address, idle_timeout).await;
 
     let without = async {
         let (lived, pings) = command(&plane, before_server.address, idle).await;
@@ -80,59 +94,59 @@ async fn judge(silence: Duration, idle: Duration, interval: &str) {
         assert_eq!(behind, None, "alive: a bridge before the balancer");
         assert_eq!(between, None, "alive: a bridge between two");
     };
-    let way = Way::through(&plane, &inverse, Speaks::Spdy);
-    tokio::join!(without, in_front, before, kubectl(&way, idle), forwards);
+    let target = StreamTarget::through(&plane, &inverse, StreamProtocol::Spdy);
+    tokio::join!(without, in_front, before, kubectl(&target, idle), forwards);
 }
 
-/// Forwards a port by a client that does not ping, lets it be silent, and talks through it;
-/// gives why it ended, if it has.
+/// Forwards a port with a client that does not ping, keeps it idle, and sends data through
+/// it; returns why it ended, if it has.
 async fn forward(
-    plane: &Plane,
+    plane: &ControlPlane,
     address: SocketAddr,
     by: TransportPreference,
     idle: Duration,
 ) -> Option<String> {
-    let (target, _echo) = echo().await;
-    let mut forward = Quiet::start(plane, address, by, target.port()).await;
-    says(&mut forward.connection, b"before").await;
+    let (echo_address, _echo) = echo_server().await;
+    let mut forward = PinglessForward::start(plane, address, by, echo_address.port()).await;
+    echoes(&mut forward.connection, b"before").await;
     if let Some(why) = forward.ends_within(idle).await {
         return Some(why);
     }
-    says(&mut forward.connection, b"after").await;
+    echoes(&mut forward.connection, b"after").await;
     None
 }
 
-/// Runs a command by a client that does not ping, lets it be silent, and talks to it.
-/// An error is how long it lived. With it: how often it was pinged.
+/// Runs a command with a client that does not ping, keeps it idle, and sends data to it. An
+/// error is how long it lived. Also returns the number of received pings.
 async fn command(
-    plane: &Plane,
+    plane: &ControlPlane,
     address: SocketAddr,
     idle: Duration,
 ) -> (Result<(), Duration>, usize) {
     let exec = path("exec", &shell("echo begun; read line; echo heard $line"));
     let client = plane.client("admin");
-    let mut command = Channels::open(&client, address, &exec, Protocol::V5)
+    let mut command = ChannelSocket::open(&client, address, &exec, Protocol::V5)
         .await
         .unwrap();
-    let mut story = Story::default();
-    command.until(&mut story, "begun\n".len()).await;
+    let mut transcript = Transcript::default();
+    command.until(&mut transcript, "begun\n".len()).await;
     let start = Instant::now();
-    // Whoever listens hears pings, and the end.
-    if timeout(idle, command.silent(&mut story)).await.is_ok() {
-        assert_ne!(story.closed, Some(1000), "{story:?}");
+    // A client that reads receives pings, and the end.
+    if timeout(idle, command.silent(&mut transcript)).await.is_ok() {
+        assert_ne!(transcript.closed, Some(1000), "{transcript:?}");
         return (Err(start.elapsed()), command.pings);
     }
     command.write(Input::Stdin, b"a line\n").await.unwrap();
-    let story = timeout(PATIENCE, command.rest(story)).await.unwrap();
-    assert_eq!(story.stdout(), "begun\nheard a line\n");
-    assert!(story.error.contains("Success"), "{story:?}");
+    let transcript = timeout(PATIENCE, command.rest(transcript)).await.unwrap();
+    assert_eq!(transcript.stdout(), "begun\nheard a line\n");
+    assert!(transcript.error.contains("Success"), "{transcript:?}");
     (Ok(()), command.pings)
 }
 
-/// The same by kubectl.
-async fn kubectl(way: &Way<'_>, idle: Duration) {
+/// The same with kubectl.
+async fn kubectl(target: &StreamTarget<'_>, idle: Duration) {
     let line = "echo begun; read line; echo heard $line";
-    let mut child = way
+    let mut child = target
         .command(&["exec", "-i", Node::POD, "--", "sh", "-c", line])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

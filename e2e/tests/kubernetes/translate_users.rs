@@ -1,16 +1,18 @@
-//! Which right a stream needs, by every way to a server: by WebSocket it is a GET and
-//! needs `get`, by SPDY a POST and needs `create`, and no translation lets anybody in
-//! who has only the lesser of them.
+//! The right that a stream needs, for every path to a server: over WebSocket it is a GET
+//! and needs `get`, over SPDY a POST and needs `create`, and no translation admits a user
+//! who has only the lesser right.
 
 use std::net::SocketAddr;
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Bridge, Node, Plane, Protocol, Raw, Request, Server, is_since, planes};
+use skewbridge_e2e::{
+    Bridge, ControlPlane, HttpClient, Node, Protocol, Request, ServerSpec, control_planes, is_since,
+};
 use skewbridge_testkit::{H1Client, PATIENCE, TlsClient, eventually};
 
-use crate::streaming::{allow, ask, ask_spdy, path};
+use crate::streaming::{allow, path, request_spdy, request_websocket};
 
-/// Who may do what: each is a user with a certificate, and a service account.
+/// The rights: each name is a user with a certificate, and a service account.
 const RIGHTS: [(&str, &[&str]); 3] = [
     ("only-get", &["get"]),
     ("only-create", &["create"]),
@@ -19,53 +21,53 @@ const RIGHTS: [(&str, &[&str]); 3] = [
 
 const SUBRESOURCES: [&str; 3] = ["exec", "attach", "portforward"];
 
-/// How a stream is asked for.
+/// How a stream is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Path {
-    WebSocketStraight,
+    WebSocketDirect,
     WebSocketTranslated,
     WebSocketLeft,
-    SpdyStraight,
+    SpdyDirect,
     SpdyLeft,
     SpdyInverse,
 }
 
 impl Path {
     const ALL: [Self; 6] = [
-        Self::WebSocketStraight,
+        Self::WebSocketDirect,
         Self::WebSocketTranslated,
         Self::WebSocketLeft,
-        Self::SpdyStraight,
+        Self::SpdyDirect,
         Self::SpdyLeft,
         Self::SpdyInverse,
     ];
 
     fn name(self) -> &'static str {
         match self {
-            Self::WebSocketStraight => "WebSocket, straight",
+            Self::WebSocketDirect => "WebSocket, direct",
             Self::WebSocketTranslated => "WebSocket, --translate-streams=always",
             Self::WebSocketLeft => "WebSocket, --translate-streams=auto",
-            Self::SpdyStraight => "SPDY, straight",
+            Self::SpdyDirect => "SPDY, direct",
             Self::SpdyLeft => "SPDY, through a bridge",
             Self::SpdyInverse => "SPDY, --upstream-streams=websocket",
         }
     }
 
-    /// What a server of this version makes of somebody with these rights.
+    /// The expected response of a server of this version to a user with these rights.
     fn expected(self, version: &str, verbs: &[&str]) -> &'static str {
         let (get, create) = (verbs.contains(&"get"), verbs.contains(&"create"));
         // KEP-4006: from 1.31 on for all kinds of streams.
         let native = is_since(version, 31);
         match self {
             Self::WebSocketLeft if !native => Self::WebSocketTranslated.expected(version, verbs),
-            Self::WebSocketStraight | Self::WebSocketLeft => match (get, create) {
+            Self::WebSocketDirect | Self::WebSocketLeft => match (get, create) {
                 (false, _) => "403 get",
                 (true, false) if is_since(version, 35) => "403 create",
                 (true, _) if native => "101",
                 (true, _) => "refused by the node",
             },
-            Self::WebSocketTranslated | Self::SpdyStraight | Self::SpdyLeft if create => "101",
-            Self::WebSocketTranslated | Self::SpdyStraight | Self::SpdyLeft => "403 create",
+            Self::WebSocketTranslated | Self::SpdyDirect | Self::SpdyLeft if create => "101",
+            Self::WebSocketTranslated | Self::SpdyDirect | Self::SpdyLeft => "403 create",
             Self::SpdyInverse => match (get, create) {
                 (_, false) => "403 create",
                 (false, true) => "403 get",
@@ -77,10 +79,13 @@ impl Path {
 }
 
 #[tokio::test]
-async fn every_way_needs_its_right() {
-    for versions in planes() {
-        let servers: Vec<_> = versions.iter().map(|version| Server::of(version)).collect();
-        let plane = Plane::start(&servers).await;
+async fn every_path_needs_its_right() {
+    for versions in control_planes() {
+        let servers: Vec<_> = versions
+            .iter()
+            .map(|version| ServerSpec::of(version))
+            .collect();
+        let plane = ControlPlane::start(&servers).await;
         let _node = plane.start_node().await;
         let mut users = Vec::new();
         for (name, verbs) in RIGHTS {
@@ -95,12 +100,12 @@ async fn every_way_needs_its_right() {
             users.push(User {
                 name: format!("{name}, by token"),
                 verbs,
-                client: plane.stranger(),
+                client: plane.anonymous_client(),
                 more: bearer,
             });
         }
         for (server, version) in versions.iter().enumerate() {
-            judge(&plane, server, version, &users).await;
+            check_server(&plane, server, version, &users).await;
         }
     }
 }
@@ -109,23 +114,23 @@ struct User {
     name: String,
     verbs: &'static [&'static str],
     client: TlsClient,
-    /// Headers that prove who it is.
+    /// The headers that authenticate the user.
     more: String,
 }
 
-async fn judge(plane: &Plane, server: usize, version: &str, users: &[User]) {
-    let straight = plane.servers[server].address;
+async fn check_server(plane: &ControlPlane, server: usize, version: &str, users: &[User]) {
+    let direct = plane.servers[server].address;
     for user in users {
-        is_known(user, straight).await;
+        wait_until_rights_apply(user, direct).await;
     }
     let bridges = Bridges {
-        straight,
+        direct,
         left: plane.servers[server].bridge,
         always: plane
-            .bridge_before(straight, &["--translate-streams=always"])
+            .start_bridge_for(direct, &["--translate-streams=always"])
             .await,
         inverse: plane
-            .bridge_before(straight, &["--upstream-streams=websocket"])
+            .start_bridge_for(direct, &["--upstream-streams=websocket"])
             .await,
     };
     println!("| {version} | only get | only create | both |\n|---|---|---|---|");
@@ -134,7 +139,7 @@ async fn judge(plane: &Plane, server: usize, version: &str, users: &[User]) {
         for user in users {
             let expected = path.expected(version, user.verbs);
             for subresource in SUBRESOURCES {
-                let answer = bridges.ask(path, user, subresource).await;
+                let answer = bridges.request_stream(path, user, subresource).await;
                 let (name, path) = (&user.name, path.name());
                 let what = format!("{version}, {subresource}: {path}, {name}");
                 let (cell, text) = cell(answer);
@@ -148,9 +153,9 @@ async fn judge(plane: &Plane, server: usize, version: &str, users: &[User]) {
     }
 }
 
-/// Waits until a server knows what a user may do, which it hears from etcd.
-async fn is_known(user: &User, server: SocketAddr) {
-    let mut client = Raw::new(user.client.clone(), server, Protocol::H1);
+/// Waits until a server has read the rights of a user from etcd.
+async fn wait_until_rights_apply(user: &User, server: SocketAddr) {
+    let mut client = HttpClient::new(user.client.clone(), server, Protocol::H1);
     let verb = user.verbs[0];
     let question = json!({"spec": {"resourceAttributes": {"namespace": Node::NAMESPACE,
         "verb": verb, "version": "v1", "resource": "pods", "subresource": "portforward"}}});
@@ -168,14 +173,14 @@ async fn is_known(user: &User, server: SocketAddr) {
 }
 
 struct Bridges {
-    straight: SocketAddr,
+    direct: SocketAddr,
     left: SocketAddr,
     always: Bridge,
     inverse: Bridge,
 }
 
 impl Bridges {
-    async fn ask(
+    async fn request_stream(
         &self,
         by: Path,
         user: &User,
@@ -191,22 +196,22 @@ impl Bridges {
             _ => ("v5.channel.k8s.io", "v4.channel.k8s.io"),
         };
         let address = match by {
-            Path::WebSocketStraight | Path::SpdyStraight => self.straight,
+            Path::WebSocketDirect | Path::SpdyDirect => self.direct,
             Path::WebSocketLeft | Path::SpdyLeft => self.left,
             Path::WebSocketTranslated => self.always.address,
             Path::SpdyInverse => self.inverse.address,
         };
         let (client, more) = (&user.client, &user.more);
         match by {
-            Path::SpdyStraight | Path::SpdyLeft | Path::SpdyInverse => {
-                ask_spdy(client, address, &path, spdy, more).await
+            Path::SpdyDirect | Path::SpdyLeft | Path::SpdyInverse => {
+                request_spdy(client, address, &path, spdy, more).await
             }
-            _ => ask(client, address, &path, websocket, more).await,
+            _ => request_websocket(client, address, &path, websocket, more).await,
         }
     }
 }
 
-/// An answer in a word, and all of it.
+/// A response as a word, and its text.
 fn cell(answer: Result<H1Client, (u16, String)>) -> (&'static str, String) {
     let Err((code, text)) = answer else {
         return ("101", String::new());
@@ -214,9 +219,9 @@ fn cell(answer: Result<H1Client, (u16, String)>) -> (&'static str, String) {
     let cell = match code {
         403 if text.contains("cannot get resource") => "403 get",
         403 if text.contains("cannot create resource") => "403 create",
-        // From 1.35 on kube-apiserver asks for `create` as well, and does not say so.
+        // From 1.35 on kube-apiserver requires `create` as well, without saying so.
         403 if text.contains("is forbidden: \"") => "403 create",
-        // A protocol that it does not speak, or a way to name ports that it does not know.
+        // A protocol, or a form of naming ports, that the server does not support.
         403 | 400 if !text.starts_with('{') => "refused by the node",
         502 => "502",
         _ => "something else",

@@ -1,21 +1,21 @@
-//! Anonymous connections that want every slot of a bridge, beside users of a real
+//! Anonymous connections that try to take every slot of a bridge, beside users of a real
 //! kube-apiserver.
 
-use skewbridge_e2e::{Plane, Protocol, Request, Server, User, Via, newest, versions};
+use skewbridge_e2e::{ControlPlane, Protocol, Request, ServerSpec, User, Via, newest, versions};
 use tokio::io::AsyncReadExt as _;
 use tokio::time::timeout;
 
 use skewbridge_testkit::{Connection, PATIENCE};
 
-const STRANGERS: usize = 400;
+const ANONYMOUS_CONNECTIONS: usize = 400;
 
 const WATCH: &str = "/api/v1/namespaces/default/configmaps?watch=1&resourceVersion=0";
 
-async fn strangers(plane: &Plane) -> Vec<Connection> {
-    let (stranger, address) = (plane.stranger(), plane.servers[0].bridge);
+async fn anonymous_connections(plane: &ControlPlane) -> Vec<Connection> {
+    let (anonymous, address) = (plane.anonymous_client(), plane.servers[0].bridge);
     let mut open = Vec::new();
-    for _ in 0..STRANGERS {
-        open.push(stranger.connect(address, "localhost").await.unwrap());
+    for _ in 0..ANONYMOUS_CONNECTIONS {
+        open.push(anonymous.connect(address, "localhost").await.unwrap());
     }
     open
 }
@@ -23,31 +23,31 @@ async fn strangers(plane: &Plane) -> Vec<Connection> {
 #[tokio::test]
 async fn unauthenticated_connections_do_not_block_users() {
     let versions = versions();
-    let server = Server::of(newest(&versions))
-        .bridge_flag(&format!("--max-connections={STRANGERS}"))
+    let server = ServerSpec::of(newest(&versions))
+        .bridge_flag(&format!("--max-connections={ANONYMOUS_CONNECTIONS}"))
         .bridge_flag(&format!(
-            "--max-unauthenticated-connections-per-source={STRANGERS}"
+            "--max-unauthenticated-connections-per-source={ANONYMOUS_CONNECTIONS}"
         ));
-    let plane = Plane::start(&[server]).await;
-    let watch = plane.raw(0, Via::Bridge, Protocol::H2);
+    let plane = ControlPlane::start(&[server]).await;
+    let watch = plane.http_client(0, Via::Bridge, Protocol::H2);
     let mut watch = watch.stream(&Request::get(WATCH)).await.unwrap();
     assert_eq!(watch.status, 200);
 
-    let mut idle = strangers(&plane).await;
+    let mut idle = anonymous_connections(&plane).await;
     for user in [User::Alice, User::Bob, User::Admin] {
         let asked = plane.kubectl(0, Via::Bridge, user, &["get", "--raw", "/version"]);
         let asked = timeout(PATIENCE, asked).await.expect("kubectl ends");
         assert_eq!(asked.code, Some(0), "{user:?}: {}", asked.stderr);
     }
-    // The oldest stranger lost its slot.
+    // The oldest anonymous connection lost its slot.
     let ended = timeout(PATIENCE, idle[0].read(&mut [0])).await.unwrap();
     assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
     let metrics = plane.metrics(plane.servers[0].admin).await;
     let slots = |class: &str| metrics.sum("skewbridge_connection_slots", &[class]);
-    assert!(slots("unauthenticated") > STRANGERS as u64 / 2);
+    assert!(slots("unauthenticated") > ANONYMOUS_CONNECTIONS as u64 / 2);
 
-    // As many again do not disturb what was open before.
-    let _more = strangers(&plane).await;
+    // As many again do not affect existing connections.
+    let _more = anonymous_connections(&plane).await;
     let words = ["create", "configmap", "seen"];
     let made = plane.kubectl(0, Via::Bridge, User::Admin, &words).await;
     assert_eq!(made.code, Some(0), "{}", made.stderr);

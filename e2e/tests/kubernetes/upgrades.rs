@@ -1,10 +1,9 @@
-//! Informers and leader election of client-go for a minute, by the bridges of a
-//! playground whose servers are upgraded, downgraded, stopped and killed meanwhile.
+//! Informers and leader election of client-go for a minute, through the bridges of a playground
+//! whose servers are upgraded, downgraded, stopped and killed meanwhile.
 //!
-//! What is promised: no informer is told of a deletion that there was not, misses an
-//! object or has one twice; nobody is told that there is no such resource while a
-//! server has it, or comes back with it; never do two lead, and always somebody leads
-//! again.
+//! The guarantees: no informer gets a false deletion, misses an object or has one twice; no
+//! client gets "no such resource" while a server has it, or comes back with it; there are never
+//! two leaders, and a new leader is always elected.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -15,91 +14,91 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// How long all of it takes at least.
-const MINUTE: Duration = Duration::from_mins(1);
+/// The minimum duration of the test.
+const MIN_DURATION: Duration = Duration::from_mins(1);
 
-/// For what takes seconds. The informers of client-go wait for up to a minute when
-/// they have been refused often.
-const BOUND: Duration = Duration::from_mins(3);
+/// For an operation that takes seconds. The informers of client-go wait for up to a minute
+/// after repeated rejections.
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(3);
 
-/// How long a server is away: long enough for everybody to notice.
-const AWAY: Duration = Duration::from_millis(1500);
+/// How long a server is down: long enough for all clients to notice.
+const OUTAGE: Duration = Duration::from_millis(1500);
 
 const NAMESPACE: &str = "upgrades";
 
-/// Of this, only the newest version has it.
-const NEWEST: &str = "mutatingadmissionpolicies";
+/// Only the newest version serves this resource.
+const NEWEST_RESOURCE: &str = "mutatingadmissionpolicies";
 
-/// What becomes of a server, by the version that it had at first.
+/// What happens to a server, named by its initial version.
 #[derive(Debug, Clone, Copy)]
-enum Turn {
-    /// It is replaced at its place, and somebody else has what it had.
+enum Event {
+    /// It is replaced in place, and another server has its APIs.
     Replaced(&'static str, &'static str),
-    /// It goes in this way, and comes back.
+    /// It stops in this way, and comes back.
     Away(&'static str, &'static str),
-    /// The only one that has what is newest is replaced by one that has not, and back.
+    /// The only server of the newest API is replaced by one without it, and back.
     Without(&'static str),
-    /// The one behind whose bridge the leader is loses its power.
+    /// The server behind the leader's bridge fails.
     LeaderKilled,
 }
 
-/// All of them have been everything in between, and are in the end what they were.
-const TURNS: [Turn; 13] = [
-    Turn::Replaced("1.34", "upgrade"),
-    Turn::Away("1.36", "stop"),
-    Turn::Replaced("1.28", "upgrade"),
-    Turn::Away("1.34", "kill"),
-    Turn::Replaced("1.28", "upgrade"),
-    Turn::Replaced("1.36", "downgrade"),
-    Turn::Replaced("1.36", "upgrade"),
-    Turn::LeaderKilled,
-    Turn::Replaced("1.28", "downgrade"),
-    Turn::Replaced("1.34", "downgrade"),
-    Turn::Replaced("1.28", "downgrade"),
-    Turn::Away("1.36", "kill"),
-    Turn::Without("1.36"),
+/// All servers have gone through all states, and have their initial versions in the end.
+const EVENTS: [Event; 13] = [
+    Event::Replaced("1.34", "upgrade"),
+    Event::Away("1.36", "stop"),
+    Event::Replaced("1.28", "upgrade"),
+    Event::Away("1.34", "kill"),
+    Event::Replaced("1.28", "upgrade"),
+    Event::Replaced("1.36", "downgrade"),
+    Event::Replaced("1.36", "upgrade"),
+    Event::LeaderKilled,
+    Event::Replaced("1.28", "downgrade"),
+    Event::Replaced("1.34", "downgrade"),
+    Event::Replaced("1.28", "downgrade"),
+    Event::Away("1.36", "kill"),
+    Event::Without("1.36"),
 ];
 
 #[tokio::test]
-async fn informers_and_elections_go_through_a_minute_of_upgrades() {
+async fn informers_and_elections_survive_a_minute_of_upgrades() {
     let playground = Playground::start().await;
     let mut client = Client::start(&playground);
-    client.is("settled", "at-first").await;
+    client.wait_until("settled", "at-first").await;
     let began = Instant::now();
-    for (number, turn) in (1_u32..).zip(TURNS) {
+    for (number, turn) in (1_u32..).zip(EVENTS) {
         let turned = Instant::now();
         match turn {
-            Turn::Replaced(server, how) => playground.order(server, how).await,
-            Turn::Away(server, how) => {
-                playground.order(server, how).await;
-                sleep(AWAY).await;
-                playground.order(server, "start").await;
+            Event::Replaced(server, how) => playground.control(server, how).await,
+            Event::Away(server, how) => {
+                playground.control(server, how).await;
+                sleep(OUTAGE).await;
+                playground.control(server, "start").await;
             }
-            Turn::Without(server) => {
-                client.is("absent", NEWEST).await;
-                playground.order(server, "downgrade").await;
-                sleep(AWAY).await;
-                playground.order(server, "upgrade").await;
-                client.is("present", NEWEST).await;
+            Event::Without(server) => {
+                client.wait_until("absent", NEWEST_RESOURCE).await;
+                playground.control(server, "downgrade").await;
+                sleep(OUTAGE).await;
+                playground.control(server, "upgrade").await;
+                client.wait_until("present", NEWEST_RESOURCE).await;
             }
-            Turn::LeaderKilled => {
-                let leader = client.asks("leader", "-").await;
+            Event::LeaderKilled => {
+                let leader = client.query("leader", "-").await;
                 let server = leader.strip_prefix("bridge-").expect("a bridge");
-                playground.order(server, "kill").await;
-                let next = client.asks("leader", &leader).await;
+                playground.control(server, "kill").await;
+                let next = client.query("leader", &leader).await;
                 assert_ne!(next, leader);
-                playground.order(server, "start").await;
+                playground.control(server, "start").await;
             }
         }
-        client.is("settled", &number.to_string()).await;
+        client.wait_until("settled", &number.to_string()).await;
         println!("{turn:?}: settled after {:.1?}", turned.elapsed());
-        let turns = u32::try_from(TURNS.len()).expect("few");
-        sleep_until(began + MINUTE * number / turns).await;
+        let turns = u32::try_from(EVENTS.len()).expect("few");
+        sleep_until(began + MIN_DURATION * number / turns).await;
     }
-    let seen = client.end().await;
+    let seen = client.finish().await;
     println!("{seen:#}");
     assert_eq!(seen["Faults"], Value::Array(Vec::new()));
-    // All of it was in use.
+    // Everything was in use.
     for (what, at_least) in [("Writes", 300), ("Events", 900), ("Deleted", 100)] {
         assert!(seen[what].as_u64() >= Some(at_least), "{what}");
     }
@@ -122,7 +121,7 @@ impl Client {
             .arg("upgrades")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Informers complain of each watch that ends.
+            // Informers log each watch that ends.
             .stderr(Stdio::null())
             .spawn()
             .expect("client-go starts");
@@ -134,36 +133,36 @@ impl Client {
         }
     }
 
-    /// Waits until the client says that something is so.
-    async fn is(&mut self, word: &str, about: &str) {
-        assert_eq!(self.asks(word, about).await, about);
+    /// Waits until the client confirms something.
+    async fn wait_until(&mut self, word: &str, about: &str) {
+        assert_eq!(self.query(word, about).await, about);
     }
 
-    /// What the client says about something.
-    async fn asks(&mut self, word: &str, about: &str) -> String {
+    /// The reply of the client about something.
+    async fn query(&mut self, word: &str, about: &str) -> String {
         let line = format!("{word} {about}\n");
         self.stdin
             .write_all(line.as_bytes())
             .await
             .expect("it hears");
-        let said = self.line(word).await;
-        let (repeated, about) = said.split_once(' ').unwrap_or((&said, ""));
-        assert_eq!(repeated, word, "{said}");
+        let reply = self.line(word).await;
+        let (repeated, about) = reply.split_once(' ').unwrap_or((&reply, ""));
+        assert_eq!(repeated, word, "{reply}");
         about.to_owned()
     }
 
     async fn line(&mut self, after: &str) -> String {
-        let line = timeout(BOUND, self.lines.next_line()).await;
+        let line = timeout(COMMAND_TIMEOUT, self.lines.next_line()).await;
         let line = line.unwrap_or_else(|_| panic!("no word after {after:?}"));
         line.expect("a readable line").expect("the client goes on")
     }
 
-    /// What it has seen. Nobody writes any more then.
-    async fn end(mut self) -> Value {
+    /// Returns what it has seen. There are no more writes then.
+    async fn finish(mut self) -> Value {
         drop(self.stdin);
-        let line = timeout(BOUND, self.lines.next_line()).await;
+        let line = timeout(COMMAND_TIMEOUT, self.lines.next_line()).await;
         let line = line.expect("an end").expect("a readable line");
-        let ended = timeout(BOUND, self.child.wait()).await;
+        let ended = timeout(COMMAND_TIMEOUT, self.child.wait()).await;
         assert!(ended.expect("it ends").expect("a child").success());
         serde_json::from_str(&line.expect("what it has seen")).expect("JSON")
     }

@@ -1,4 +1,4 @@
-//! Our frames and handshakes, and the libraries that Kubernetes has them from.
+//! skewbridge-websocket's frames and handshakes with the WebSocket libraries of Kubernetes.
 
 use bytes::{Bytes, BytesMut};
 use http::header::{HOST, HeaderMap, HeaderValue};
@@ -16,10 +16,10 @@ use skewbridge_websocket::{
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What both ends know.
+/// The subprotocol of both ends.
 const PROTOCOL: &str = "v5.channel.k8s.io";
 
-/// Where the head of a frame changes, and some more.
+/// The lengths at which the frame header changes, and some more.
 const LENGTHS: [usize; 12] = [
     0,
     1,
@@ -35,8 +35,8 @@ const LENGTHS: [usize; 12] = [
     1 << 20,
 ];
 
-/// How much of a message we put into a frame.
-const FRAGMENT: usize = 777;
+/// The fragment size of fragmented messages.
+const FRAGMENT_BYTES: usize = 777;
 
 const LIMITS: Limits = Limits {
     frame: 2 << 20,
@@ -44,15 +44,15 @@ const LIMITS: Limits = Limits {
 };
 
 #[tokio::test]
-async fn servers_of_kubernetes_and_our_client_understand_each_other() {
+async fn the_client_interoperates_with_servers_of_kubernetes() {
     let directory = ScratchDir::new();
     let (_process, address) = serve_websocket(directory.path()).await;
     for library in [Library::Gorilla, Library::Net] {
         let stream = TcpStream::connect(address).await.unwrap();
-        let mut client = End::ask(stream, library).await;
+        let mut client = Endpoint::connect(stream, library).await;
         for length in LENGTHS {
             let message: Bytes = (0..251).cycle().take(length).collect();
-            // One that does not know fragments sends back each for itself.
+            // A library without support for fragments returns each by itself.
             let fragmented = library == Library::Gorilla;
             client.send(MessageKind::Binary, &message, fragmented).await;
             assert_eq!(client.message().await, Some((MessageKind::Binary, message)));
@@ -87,30 +87,30 @@ async fn servers_of_kubernetes_and_our_client_understand_each_other() {
     }
 }
 
-/// What a server of Kubernetes makes of fragments, and why we send none to it.
+/// How a server of Kubernetes handles fragments, and why none are sent to it.
 #[tokio::test]
-async fn servers_of_kubernetes_take_fragments_for_messages() {
+async fn servers_of_kubernetes_treat_fragments_as_messages() {
     let directory = ScratchDir::new();
     let (_process, address) = serve_websocket(directory.path()).await;
     let stream = TcpStream::connect(address).await.unwrap();
-    let mut client = End::ask(stream, Library::Net).await;
+    let mut client = Endpoint::connect(stream, Library::Net).await;
     client
-        .send(MessageKind::Binary, &[7; FRAGMENT + 1], true)
+        .send(MessageKind::Binary, &[7; FRAGMENT_BYTES + 1], true)
         .await;
-    let first = Bytes::from_static(&[7; FRAGMENT]);
+    let first = Bytes::from_static(&[7; FRAGMENT_BYTES]);
     assert_eq!(client.message().await, Some((MessageKind::Binary, first)));
     let second = Bytes::from_static(&[7]);
     assert_eq!(client.message().await, Some((MessageKind::Binary, second)));
 }
 
 #[tokio::test]
-async fn clients_of_kubernetes_and_our_server_understand_each_other() {
+async fn the_server_interoperates_with_clients_of_kubernetes() {
     for library in [Library::Gorilla, Library::Net] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let serving = async {
             let (stream, _) = listener.accept().await.unwrap();
-            let mut server = End::grant(stream).await;
+            let mut server = Endpoint::accept(stream).await;
             while let Some((kind, message)) = server.message().await {
                 let fragmented = library == Library::Gorilla;
                 server.send(kind, &message, fragmented).await;
@@ -122,8 +122,8 @@ async fn clients_of_kubernetes_and_our_server_understand_each_other() {
     }
 }
 
-/// Our end of a connection.
-struct End {
+/// The skewbridge end of a connection.
+struct Endpoint {
     stream: TcpStream,
     buffer: BytesMut,
     decoder: Decoder,
@@ -131,7 +131,7 @@ struct End {
     pings: usize,
 }
 
-impl End {
+impl Endpoint {
     fn new(stream: TcpStream, buffer: BytesMut, role: Role) -> Self {
         Self {
             stream,
@@ -142,7 +142,7 @@ impl End {
         }
     }
 
-    async fn ask(mut stream: TcpStream, library: Library) -> Self {
+    async fn connect(mut stream: TcpStream, library: Library) -> Self {
         let (key, offers) = (Key::random(), [PROTOCOL, "unknown"]);
         let mut headers = HeaderMap::new();
         headers.insert(HOST, HeaderValue::from_static("localhost"));
@@ -165,7 +165,7 @@ impl End {
         Self::new(stream, buffer, Role::Client)
     }
 
-    async fn grant(mut stream: TcpStream) -> Self {
+    async fn accept(mut stream: TcpStream) -> Self {
         let mut buffer = BytesMut::new();
         let head = loop {
             stream.read_buf(&mut buffer).await.unwrap();
@@ -187,8 +187,8 @@ impl End {
 
     async fn send(&mut self, kind: MessageKind, message: &[u8], fragmented: bool) {
         let mut out = BytesMut::new();
-        let mut parts = message.chunks(FRAGMENT).peekable();
-        if message.len() <= FRAGMENT || !fragmented {
+        let mut parts = message.chunks(FRAGMENT_BYTES).peekable();
+        if message.len() <= FRAGMENT_BYTES || !fragmented {
             self.encoder.write(Frame::Whole(kind), &[message], &mut out);
         } else {
             let mut frame = Frame::First(kind);
@@ -209,7 +209,7 @@ impl End {
         self.stream.write_all(&out).await.unwrap();
     }
 
-    /// The next message; pings are answered, and so is a close.
+    /// The next message; pings and a close are answered.
     async fn message(&mut self) -> Option<(MessageKind, Bytes)> {
         let mut assembly = Assembly::default();
         loop {

@@ -1,4 +1,4 @@
-//! Released versions of Kubernetes. `skewbridge-api` parses versions too; xtask does not depend
+//! Released versions of Kubernetes. `skewbridge-k8s-api` parses versions too; xtask does not depend
 //! on it, so that it builds quickly.
 
 use std::fmt;

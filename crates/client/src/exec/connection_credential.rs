@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, Method};
-use skewbridge_api::request_info::{DecodedPath, RequestInfo};
+use skewbridge_k8s_api::request_info::{DecodedPath, RequestInfo};
 
 use super::IssuedCredential;
 

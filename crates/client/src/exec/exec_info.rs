@@ -4,8 +4,8 @@ use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use skewbridge_api::exec_credential::{self, ExecCredential, Spec};
-use skewbridge_api::secret::SecretString;
+use skewbridge_k8s_api::exec_credential::{self, ExecCredential, Spec};
+use skewbridge_k8s_api::secret::SecretString;
 
 use super::process::lossy_text;
 use crate::credential;
@@ -77,7 +77,7 @@ pub(super) fn exec_info(
         interactive,
         lock_file_path,
     };
-    Ok(ExecCredential::asking(plugin.api_version, spec).to_json())
+    Ok(ExecCredential::request(plugin.api_version, spec).to_json())
 }
 
 fn cluster_info(cluster: &Cluster) -> Result<exec_credential::Cluster, Error> {

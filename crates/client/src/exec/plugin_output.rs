@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use skewbridge_api::exec_credential::{ExecCredential, ProxyConfig, Status, Version};
+use skewbridge_k8s_api::exec_credential::{ExecCredential, ProxyConfig, Status, Version};
 
 use super::feature_gate::FeatureGate;
 use crate::Secret;

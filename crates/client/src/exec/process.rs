@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use skewbridge_api::exec_credential::{EXEC_INFO, ExecCredential, ParseError};
-use skewbridge_api::secret::SecretString;
+use skewbridge_k8s_api::exec_credential::{EXEC_INFO, ExecCredential, ParseError};
+use skewbridge_k8s_api::secret::SecretString;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::task::JoinHandle;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use percent_encoding::percent_decode_str;
 use rustls::{CertificateError, ClientConfig, Error as TlsError};
 use rustls_pki_types::ServerName;
-use skewbridge_api::exec_credential::ProxyConfig;
+use skewbridge_k8s_api::exec_credential::ProxyConfig;
 use skewbridge_stream_io::ReadAhead;
 use tokio::net::{TcpStream, UnixStream};
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-pub use skewbridge_api::exec_credential::Version as ExecVersion;
+pub use skewbridge_k8s_api::exec_credential::Version as ExecVersion;
 
 use crate::Secret;
 use crate::error::{Entry, Error};

@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use skewbridge_client::{Endpoint, Timeouts};
 use skewbridge_testkit::{
-    ApiServer, Ca, Options, PATIENCE, Reply, SilentPort, Stopwatch, eventually,
+    ApiServer, Ca, Options, PATIENCE, Reply, ReservedPort, Stopwatch, eventually,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -147,7 +147,7 @@ async fn a_proxy_that_does_not_listen_causes_one_more_exec_and_then_an_error() {
             },
         })
     };
-    let silent = SilentPort::new();
+    let silent = ReservedPort::new();
     for url in [
         format!("unix://{}/nobody", fixture.dir.path().display()),
         format!("https://{}", silent.addr()),

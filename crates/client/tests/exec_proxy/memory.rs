@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use skewbridge_testkit::{PATIENCE, eventually, occurrences};
+use skewbridge_testkit::{PATIENCE, count_in_memory, eventually};
 
 use crate::client_process;
 use crate::fixture::{Fixture, PluginKind, is_gone};
@@ -28,7 +28,7 @@ async fn a_dropped_private_key_is_not_left_in_memory() {
             fixture.recorded("client-output").ends_with('\n')
         })
         .await;
-        let found = [lines[0].as_bytes(), number].map(|it| occurrences(client.id(), it));
+        let found = [lines[0].as_bytes(), number].map(|it| count_in_memory(client.id(), it));
         let proxy = fixture.proxy();
         client.kill().unwrap();
         client.wait().unwrap();

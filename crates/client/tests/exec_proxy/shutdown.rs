@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use skewbridge_testkit::{PATIENCE, Stopwatch, eventually, second_user};
+use skewbridge_testkit::{PATIENCE, Stopwatch, eventually, unprivileged_user};
 
 use crate::client_process;
 use crate::fixture::{Fixture, KEY_OWNER, PluginKind, get, is_gone};
@@ -78,7 +78,9 @@ async fn another_user_can_neither_take_the_lock_nor_connect() {
     let fixture = Fixture::new(PluginKind::Itself).await;
     let endpoint = fixture.endpoint().await;
     get(&endpoint, "/").await.unwrap();
-    let Some(other) = second_user() else { return };
+    let Some(other) = unprivileged_user() else {
+        return;
+    };
     // Other users can reach the directories under test.
     let scratch = std::fs::Permissions::from_mode(0o711);
     std::fs::set_permissions(fixture.dir.path(), scratch).unwrap();

@@ -1,10 +1,10 @@
 //! Plugins without a proxy.
 
 use serde_json::{Value, json};
-use skewbridge_api::media::Format;
-use skewbridge_api::status::Status;
 use skewbridge_client::exec::{CallStatus, ExecCallLabels, proxy_call_counter};
 use skewbridge_client::{Endpoint, Request};
+use skewbridge_k8s_api::content_negotiation::Format;
+use skewbridge_k8s_api::status::Status;
 use skewbridge_testkit::{ApiServer, Ca, Options, Reply};
 
 use crate::fixture::{Fixture, KEY_OWNER, PluginKind, TIMEOUTS, get};

@@ -47,7 +47,7 @@ async fn output_and_exit_code_of_a_command_are_received() {
         format!("GET {target} websocket"),
         format!("POST {target} spdy"),
     ];
-    assert_eq!(pods.seen(), expected);
+    assert_eq!(pods.requests(), expected);
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use skewbridge_client::streams::Transport;
 use skewbridge_client::{Error, Executor, ExitStatus, FallbackExecutor, PortForwarder};
-use skewbridge_testkit::{Grant, Pods};
+use skewbridge_testkit::{Pods, UpgradeResponse};
 
 use super::{endpoint, shell};
 
@@ -19,7 +19,7 @@ async fn transport(pods: &Pods) -> Result<Transport, Error> {
 async fn a_websocket_is_tried_first() {
     let pods = Pods::start().await;
     assert_eq!(transport(&pods).await.unwrap(), Transport::WebSocket);
-    assert_eq!(pods.seen().len(), 1);
+    assert_eq!(pods.requests().len(), 1);
 }
 
 #[tokio::test]
@@ -31,7 +31,7 @@ async fn any_response_but_101_causes_the_fallback_and_its_reason_is_kept() {
         (200, "{}", "{} (200)"),
         (404, NOT_FOUND, "pods \"web\" not found (NotFound)"),
     ] {
-        pods.websocket(Grant::No(status, body.to_owned()));
+        pods.websocket(UpgradeResponse::Reject(status, body.to_owned()));
         let fallback_reason = Some(reason.to_owned());
         let expected = Transport::Spdy { fallback_reason };
         assert_eq!(transport(&pods).await.unwrap(), expected);
@@ -41,8 +41,8 @@ async fn any_response_but_101_causes_the_fallback_and_its_reason_is_kept() {
 #[tokio::test]
 async fn if_both_transports_are_refused_both_causes_are_reported() {
     let pods = Pods::start().await;
-    pods.websocket(Grant::No(400, "no WebSockets".to_owned()));
-    pods.spdy(Grant::No(404, NOT_FOUND.to_owned()));
+    pods.websocket(UpgradeResponse::Reject(400, "no WebSockets".to_owned()));
+    pods.spdy(UpgradeResponse::Reject(404, NOT_FOUND.to_owned()));
     let forwarding = PortForwarder::connect(&endpoint(&pods).await, "default", "web").await;
     for error in [transport(&pods).await.unwrap_err(), forwarding.unwrap_err()] {
         let text = error.to_string();
@@ -61,7 +61,7 @@ async fn if_both_transports_are_refused_both_causes_are_reported() {
         );
     }
     // The same cause is reported once.
-    pods.websocket(Grant::No(404, NOT_FOUND.to_owned()));
+    pods.websocket(UpgradeResponse::Reject(404, NOT_FOUND.to_owned()));
     let error = transport(&pods).await.unwrap_err();
     assert!(matches!(error, Error::Api { .. }), "{error:?}");
 }
@@ -69,10 +69,10 @@ async fn if_both_transports_are_refused_both_causes_are_reported() {
 #[tokio::test]
 async fn an_invalid_response_does_not_cause_a_fallback() {
     let pods = Pods::start().await;
-    pods.websocket(Grant::Hangup);
+    pods.websocket(UpgradeResponse::Close);
     let error = transport(&pods).await.unwrap_err();
     assert!(matches!(error, Error::ConnectionLost { .. }), "{error:?}");
-    assert_eq!(pods.seen().len(), 1);
+    assert_eq!(pods.requests().len(), 1);
 }
 
 #[tokio::test]
@@ -83,5 +83,5 @@ async fn a_stream_that_has_begun_is_never_repeated() {
     let mut process = executor.start(&shell("echo once")).await.unwrap();
     let status = process.wait().await;
     assert!(matches!(status, ExitStatus::Disconnected(_)), "{status:?}");
-    assert_eq!(pods.seen().len(), 1);
+    assert_eq!(pods.requests().len(), 1);
 }

@@ -8,7 +8,7 @@ use skewbridge_client::streams::Transport;
 use skewbridge_client::{
     Endpoint, Error, Executor, ExitStatus, FallbackExecutor, Kubeconfig, PortForwarder,
 };
-use skewbridge_testkit::{Ca, Pods, RawConn, RawServer};
+use skewbridge_testkit::{Ca, Pods, ScriptedConn, ScriptedServer};
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 
@@ -29,18 +29,18 @@ enum Does {
     BarsTheFirst,
 }
 
-async fn proxy(ca: &Ca, does: Does, to: SocketAddr) -> RawServer {
+async fn proxy(ca: &Ca, does: Does, to: SocketAddr) -> ScriptedServer {
     let leaf = ca.server(&["127.0.0.1"]);
-    RawServer::start(&leaf, None, &["http/1.1"], move |conn| {
+    ScriptedServer::start(&leaf, None, &["http/1.1"], move |conn| {
         serve(conn, does, to)
     })
     .await
 }
 
-async fn serve(mut conn: RawConn, does: Does, to: SocketAddr) {
+async fn serve(mut conn: ScriptedConn, does: Does, to: SocketAddr) {
     let asked = conn.read_head().await;
     assert!(asked.starts_with(&format!("CONNECT {to} ")), "{asked}");
-    assert!(conn.peer_certs.is_empty(), "it is no business of a proxy");
+    assert!(conn.client_certs.is_empty(), "it is no business of a proxy");
     if does == Does::BarsTheFirst && conn.ordinal == 0 {
         return conn.write("HTTP/1.1 503 X\r\n\r\n").await;
     }
@@ -99,7 +99,7 @@ async fn run(endpoint: &Endpoint) -> Result<Transport, Error> {
 
 /// How often the fake server received an exec or port-forward request.
 fn asked(pods: &Pods, what: &str) -> usize {
-    let seen = pods.seen();
+    let seen = pods.requests();
     seen.iter().filter(|it| it.contains(what)).count()
 }
 
@@ -111,7 +111,7 @@ async fn a_working_proxy_carries_websockets() {
     assert_eq!(run(&endpoint).await.unwrap(), Transport::WebSocket);
     let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
     assert_eq!(*forwarder.unwrap().transport(), Transport::WebSocket);
-    assert_eq!(pods.seen().len(), 2);
+    assert_eq!(pods.requests().len(), 2);
 }
 
 #[tokio::test]
@@ -140,7 +140,7 @@ async fn a_proxy_that_refuses_a_tunnel_causes_the_fallback() {
         panic!("{transport:?}")
     };
     assert!(why.ends_with("answered 503 to CONNECT"), "{why}");
-    assert_eq!(pods.seen().len(), 1);
+    assert_eq!(pods.requests().len(), 1);
 }
 
 #[tokio::test]
@@ -175,7 +175,7 @@ async fn a_proxy_is_verified_with_the_clusters_cas_and_its_own_name() {
     let stranger = proxy(&Ca::new("stranger"), Does::Tunnels, pods.addr()).await;
     let leaf = ca.server(&["elsewhere.example"]);
     let to = pods.addr();
-    let elsewhere = RawServer::start(&leaf, None, &["http/1.1"], move |conn| {
+    let elsewhere = ScriptedServer::start(&leaf, None, &["http/1.1"], move |conn| {
         serve(conn, Does::Tunnels, to)
     })
     .await;
@@ -201,5 +201,5 @@ async fn a_proxy_is_verified_with_the_clusters_cas_and_its_own_name() {
             (result, expected) => panic!("{result:?} instead of {expected:?}"),
         }
     }
-    assert_eq!(pods.seen().len(), 1);
+    assert_eq!(pods.requests().len(), 1);
 }

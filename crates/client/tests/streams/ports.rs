@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 
 use skewbridge_client::PortForwarder;
 use skewbridge_client::streams::{Port, PortForwardOptions, Transport, TransportPreference};
-use skewbridge_testkit::{Grant, PATIENCE, Pods, SilentPort};
+use skewbridge_testkit::{PATIENCE, Pods, ReservedPort, UpgradeResponse};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -87,7 +87,7 @@ async fn many_streams_share_one_connection() {
 async fn a_port_without_a_listener_is_reported_and_other_streams_continue() {
     let pods = Pods::start().await;
     let (port, task) = echo().await;
-    let nobody = SilentPort::new();
+    let nobody = ReservedPort::new();
     let closed = Port::new(nobody.addr().port()).unwrap();
     for forwarder in both(&pods).await {
         let mut good = forwarder.open(port).unwrap();
@@ -162,7 +162,7 @@ async fn a_lost_connection_resets_the_local_program() {
 #[tokio::test]
 async fn a_port_without_a_listener_resets_the_local_connection() {
     let pods = Pods::start().await;
-    let nobody = SilentPort::new();
+    let nobody = ReservedPort::new();
     let closed = Port::new(nobody.addr().port()).unwrap();
     for forwarder in both(&pods).await {
         let (mut program, ours) = local().await;
@@ -199,7 +199,7 @@ async fn all_streams_notice_a_lost_pod() {
 #[tokio::test]
 async fn port_forwarding_falls_back_to_spdy() {
     let pods = Pods::start().await;
-    pods.websocket(Grant::No(400, "no".to_owned()));
+    pods.websocket(UpgradeResponse::Reject(400, "no".to_owned()));
     let forwarder = PortForwarder::connect(&endpoint(&pods).await, "default", "web")
         .await
         .unwrap();

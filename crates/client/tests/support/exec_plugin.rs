@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use skewbridge_client::{Endpoint, Error, Kubeconfig, Request, Target, Timeouts};
-use skewbridge_testkit::{ApiServer, Ca, ClientAuth, Options, Reply, ScratchDir, Seen};
+use skewbridge_testkit::{ApiServer, Ca, ClientAuth, Options, RecordedRequest, Reply, ScratchDir};
 
 /// Timeouts for plugins that are expected to answer: generous for slow machines.
 pub(crate) const TIMEOUTS: Timeouts = Timeouts {
@@ -62,7 +62,7 @@ impl Fixture {
 
     pub(crate) async fn with(
         kind: PluginKind,
-        answer: impl Fn(Seen) -> Reply + Send + Sync + 'static,
+        answer: impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static,
     ) -> Self {
         let dir = ScratchDir::new();
         let cluster_ca = Ca::new("cluster");

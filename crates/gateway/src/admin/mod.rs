@@ -5,8 +5,8 @@ mod debug_peers;
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use skewbridge_api::media::negotiate_error_format;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::content_negotiation::negotiate_error_format;
+use skewbridge_k8s_api::status::Status;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
-use skewbridge_api::hygiene::PEER_HOP;
-use skewbridge_api::identity::User;
+use skewbridge_k8s_api::forwarding_headers::PEER_HOP_HEADERS;
+use skewbridge_k8s_api::identity::User;
 use skewbridge_peers::Peer;
 
 use crate::body::{Frame, RequestBody, ResponseBody};
@@ -23,7 +23,7 @@ use crate::upstream::{
 const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"));
 
 /// Says that a peer has passed a request on.
-const HOPPED: HeaderName = HeaderName::from_static(PEER_HOP[0]);
+const HOPPED: HeaderName = HeaderName::from_static(PEER_HOP_HEADERS[0]);
 
 /// More than a page of a list takes; what is longer is an error.
 const MAX_ANSWER: usize = 32 * 1024 * 1024;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use http::{Method, StatusCode};
-use skewbridge_api::identity::User;
+use skewbridge_k8s_api::identity::User;
 use tokio::time::{sleep, timeout};
 
 use super::internal_client::{Answer, InternalClient, InternalRequest, InternalTarget};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::StatusCode;
-use skewbridge_api::version::Version;
+use skewbridge_k8s_api::version::Version;
 use tokio::time::{sleep, timeout};
 
 use crate::control::internal_client::{Answer, InternalClient, InternalRequest, InternalTarget};

@@ -8,7 +8,7 @@ use aws_lc_rs::digest::{Context, SHA256};
 use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
-use skewbridge_api::identity::User;
+use skewbridge_k8s_api::identity::User;
 
 use crate::authn::Caller;
 

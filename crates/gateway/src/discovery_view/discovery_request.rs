@@ -4,9 +4,9 @@
 use http::header::{ACCEPT, ACCEPT_ENCODING, IF_MODIFIED_SINCE, IF_NONE_MATCH, RANGE, USER_AGENT};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method};
-use skewbridge_api::media::{Format, negotiate};
 use skewbridge_discovery::accept::{self, LOCAL_AGGREGATED, LOCAL_DOCUMENT};
 use skewbridge_discovery::{DocumentEncoding, Layout, RequestedDiscovery};
+use skewbridge_k8s_api::content_negotiation::{Format, negotiate};
 use skewbridge_openapi::GroupVersion;
 
 use super::{View, Which};

@@ -6,9 +6,9 @@ use std::sync::OnceLock;
 use aws_lc_rs::digest::{SHA512, digest};
 use bytes::Bytes;
 use http::HeaderValue;
-use skewbridge_api::media::Format;
 use skewbridge_discovery::document::Schema;
 use skewbridge_discovery::{Document, DocumentEncoding, Layout, Object as _};
+use skewbridge_k8s_api::content_negotiation::Format;
 
 use crate::gzip::{WORTH_COMPRESSING, gzip};
 

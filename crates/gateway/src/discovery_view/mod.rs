@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use http::HeaderValue;
-use skewbridge_api::version::Version as KubeVersion;
 use skewbridge_discovery::document::{Group, Schema, Version};
 use skewbridge_discovery::lists::ApiGroup;
 use skewbridge_discovery::{Document, merge};
+use skewbridge_k8s_api::version::Version as KubeVersion;
 use skewbridge_peers::{Excluded, Identity, Peers, Served};
 
 pub(crate) use authz_cache::{AuthzCache, Credential};

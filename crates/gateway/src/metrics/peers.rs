@@ -15,7 +15,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use skewbridge_api::request_info::RequestInfo;
+use skewbridge_k8s_api::request_info::RequestInfo;
 use skewbridge_peers::registry::RegistryStatus;
 use skewbridge_peers::{Identity, Peer, Peers, reachability};
 
@@ -478,7 +478,7 @@ impl PeerMetrics {
 mod tests {
     use http::Method;
     use prometheus_client::encoding::text::encode;
-    use skewbridge_api::request_info::DecodedPath;
+    use skewbridge_k8s_api::request_info::DecodedPath;
     use skewbridge_peers::{Identity, Roster, Seen};
 
     use super::*;

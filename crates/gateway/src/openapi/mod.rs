@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
-use skewbridge_api::media::alternatives;
+use skewbridge_k8s_api::content_negotiation::sorted_accept;
 pub(crate) use skewbridge_openapi::Format;
 use skewbridge_openapi::Spec;
 use skewbridge_peers::Identity;
@@ -52,12 +52,12 @@ impl Page {
 
 /// The format that kube-apiserver would choose; `None` is 406.
 pub(crate) fn negotiate(headers: &HeaderMap, spec: Spec) -> Option<Format> {
-    let Some(ranges) = alternatives(headers) else {
+    let Some(ranges) = sorted_accept(headers) else {
         return Some(Format::Json);
     };
     let mut formats = ranges
         .iter()
-        .filter_map(|range| match (&*range.kind, &*range.subkind) {
+        .filter_map(|range| match (&*range.kind, &*range.subtype) {
             ("*" | "application", "*") => Some(Format::Json),
             (kind, subkind) => Format::from_media_type(spec, &format!("{kind}/{subkind}")),
         });

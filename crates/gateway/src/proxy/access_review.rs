@@ -7,8 +7,8 @@ use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, UPGRAD
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode, Uri};
 use serde::{Deserialize, Serialize};
-use skewbridge_api::request_info::RequestInfo;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::request_info::RequestInfo;
+use skewbridge_k8s_api::status::Status;
 
 use super::outbound::OutboundRequest;
 use crate::access_log::AccessLogEntry;
@@ -150,7 +150,7 @@ fn denied(info: &RequestInfo<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_api::request_info::DecodedPath;
+    use skewbridge_k8s_api::request_info::DecodedPath;
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use super::request_context::RequestContext;
 use crate::bridge_headers::not_processed;

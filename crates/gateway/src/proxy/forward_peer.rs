@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 use skewbridge_peers::{Peer, order};
 
 use super::error::ProxyError;

@@ -10,11 +10,11 @@ use http::header::{CONNECTION, DATE, HOST, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
-use skewbridge_api::hygiene::{self, Hops};
-use skewbridge_api::media::negotiate_error_format;
-use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
-use skewbridge_api::status::Status;
 use skewbridge_http_signature::VerifyError;
+use skewbridge_k8s_api::content_negotiation::negotiate_error_format;
+use skewbridge_k8s_api::forwarding_headers::{self, ForwardedFor};
+use skewbridge_k8s_api::request_info::{DecodedPath, RequestInfo, Verb};
+use skewbridge_k8s_api::status::Status;
 
 use super::discovery::Intercept;
 use super::error::ProxyError;
@@ -90,7 +90,7 @@ impl Service for Connection {
         };
         match handled {
             Ok(StreamOutcome::Response(mut response)) => {
-                hygiene::remove_hop_by_hop(response.headers_mut());
+                forwarding_headers::remove_hop_by_hop(response.headers_mut());
                 // Whoever answered does not say for us what a peer may repeat.
                 remove_between_bridges(response.headers_mut());
                 if response.extensions_mut().remove::<ToPeer>().is_some() {
@@ -148,7 +148,8 @@ impl Connection {
             return None;
         }
         let trust = self.0.bridge.live.trust.load();
-        let name = hygiene::not_removable(&head.headers, trust.headers())?;
+        let name =
+            forwarding_headers::protected_header_in_connection(&head.headers, trust.headers())?;
         let message = format!("the Connection header must not list {name}");
         let format = negotiate_error_format(&head.headers);
         Some(error_response::status(
@@ -180,10 +181,10 @@ impl Connection {
         let AuthnResult { caller, from_peer } = recognised;
         record.caller(caller.name());
         self.0.client.note_caller(&caller);
-        let hopped = from_peer && hygiene::has_hopped(&head.headers);
+        let hopped = from_peer && forwarding_headers::has_peer_hop(&head.headers);
         trust.headers().remove(&mut head.headers);
         if !from_peer {
-            hygiene::remove_peer_hop(&mut head.headers);
+            forwarding_headers::remove_peer_hop_headers(&mut head.headers);
         }
 
         let detail = Detail::of(&caller, &self.0.client, from_peer);
@@ -251,7 +252,7 @@ impl Connection {
                 (None, Version::HTTP_2) => ProtocolPreference::H2,
                 (None, _) => ProtocolPreference::H1,
             },
-            repeat: if info.is_harmless(&head.method) {
+            repeat: if info.is_idempotent_read(&head.method) {
                 RetryClass::Idempotent
             } else {
                 RetryClass::OnlyIfUnsent
@@ -396,7 +397,9 @@ impl Connection {
             head.headers.insert(HOST, host);
         }
         let source = self.0.client.source().ip().to_canonical();
-        if hygiene::forwarded(&mut head.headers, source) == Hops::Shortened {
+        if forwarding_headers::set_forwarded_headers(&mut head.headers, source)
+            == ForwardedFor::Shortened
+        {
             self.met_header_limit(HeaderLimit::ForwardedForShortened);
         }
         self.0.bridge.via.add(&mut head.headers, head.version);
@@ -413,7 +416,7 @@ fn route(
     let facts = routing::RouteInput {
         leaving: bridge.drain.is_leaving(),
         can_assert: bridge.live.targets.load().front_proxy.is_some(),
-        hop_state: match (bridge.via.seen(&head.headers), context.hopped) {
+        hop_state: match (bridge.via.is_present(&head.headers), context.hopped) {
             (true, _) => HopState::Loop,
             (false, true) => HopState::FromPeer,
             (false, false) => HopState::First,
@@ -495,7 +498,7 @@ struct ToPeer;
 /// client wants to switch to, if there is one that can be passed on.
 fn clean(head: &mut Parts) -> Option<HeaderValue> {
     let upgrade = (head.version == Version::HTTP_11)
-        .then(|| hygiene::wants_upgrade(&head.headers))
+        .then(|| forwarding_headers::requested_upgrade(&head.headers))
         .flatten()
         // HTTP/2 in a tunnel would carry requests past every check here.
         .filter(|protocol| {
@@ -505,7 +508,7 @@ fn clean(head: &mut Parts) -> Option<HeaderValue> {
                 .windows(3)
                 .any(|it| it == b"h2c")
         });
-    hygiene::remove_hop_by_hop(&mut head.headers);
+    forwarding_headers::remove_hop_by_hop(&mut head.headers);
     head.headers.remove(CONNECTION);
     upgrade
 }

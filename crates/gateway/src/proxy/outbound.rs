@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 use skewbridge_peers::Peer;
 
 use super::error::ProxyError;

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use skewbridge_api::identity::User;
-use skewbridge_api::media::Format;
-use skewbridge_api::request_info::{Kind, RequestInfo, Verb};
-use skewbridge_api::status::Status;
-use skewbridge_api::version::Version;
+use skewbridge_k8s_api::content_negotiation::Format;
+use skewbridge_k8s_api::identity::User;
+use skewbridge_k8s_api::request_info::{Kind, RequestInfo, Verb};
+use skewbridge_k8s_api::status::Status;
+use skewbridge_k8s_api::version::Version;
 use tokio::time::{self, sleep};
 
 use super::error::ProxyError;

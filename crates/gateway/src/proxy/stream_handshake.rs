@@ -3,7 +3,7 @@
 
 use http::request::Parts;
 use http::{Response, StatusCode};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 use skewbridge_remotecommand::port_forward::tunnel::{
     PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled_protocols,
 };

@@ -2,11 +2,11 @@ use std::time::{Duration, SystemTime};
 
 use http::Method;
 use serde_json::{Value, json};
-use skewbridge_api::identity::{IdentityHeaders, User};
-use skewbridge_api::request_info::DecodedPath;
 use skewbridge_discovery::{Document, Index};
 use skewbridge_http_signature::VerifyingKey;
-use skewbridge_peers::{CustomResourceDefinition, Exclusions, Roster, Seen, Served};
+use skewbridge_k8s_api::identity::{IdentityHeaders, User};
+use skewbridge_k8s_api::request_info::DecodedPath;
+use skewbridge_peers::{CustomResourceDefinition, Exclusions, RecordedRequest, Roster, Served};
 
 use super::*;
 use crate::authn::CertificateUser;
@@ -186,8 +186,8 @@ fn resource(text: &str) -> Value {
     }
 }
 
-fn seen(name: &str) -> Seen {
-    Seen {
+fn seen(name: &str) -> RecordedRequest {
+    RecordedRequest {
         identity: Identity::named(name).unwrap(),
         host: None,
         holder: "h".to_owned(),

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use http::StatusCode;
 use rustls_pki_types::CertificateDer;
 use serde::Deserialize;
-use skewbridge_api::identity::IdentityHeaders;
+use skewbridge_k8s_api::identity::IdentityHeaders;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::tls::files::certificates;

@@ -11,11 +11,11 @@ use std::time::Duration;
 use bytes::BytesMut;
 use http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Method, Request, StatusCode, Version};
-use skewbridge_api::media::{Format, negotiate_error_format};
 use skewbridge_h1::{
     Decoder, Encoder, Framing, HeadEnd, HeadError, Piece, RequestHead, parse_request,
     write_headers, write_status_line,
 };
+use skewbridge_k8s_api::content_negotiation::{Format, negotiate_error_format};
 use skewbridge_stream_io::Buffered;
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout, timeout_at};

@@ -13,9 +13,9 @@ use h2::server::{Builder, SendResponse};
 use h2::{Reason, RecvStream, SendStream};
 use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
-use skewbridge_api::media::{Format, negotiate_error_format};
-use skewbridge_api::status::Status;
 use skewbridge_h1::MAX_FIELDS;
+use skewbridge_k8s_api::content_negotiation::{Format, negotiate_error_format};
+use skewbridge_k8s_api::status::Status;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::h1::ClientTimeouts;

@@ -1,7 +1,7 @@
 //! Why a signed request is not passed on, and how that is told.
 
-use skewbridge_api::status::Status;
 use skewbridge_http_signature::VerifyError;
+use skewbridge_k8s_api::status::Status;
 
 use super::buffered_body::MAX_BODY;
 use crate::error_response;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
-use skewbridge_api::identity::{IdentityHeaders, User};
 use skewbridge_http_signature::{Algorithm, VerifyingKey};
+use skewbridge_k8s_api::identity::{IdentityHeaders, User};
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::authn::SignedUser;

@@ -25,8 +25,8 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_api::request_info::RequestInfo;
-use skewbridge_api::version::Version;
+use skewbridge_k8s_api::request_info::RequestInfo;
+use skewbridge_k8s_api::version::Version;
 use skewbridge_stream_io::{KeepaliveConfig, PingPolicy, WebSocketKeepalive};
 use tokio::time::Instant;
 

@@ -5,7 +5,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use http::header::UPGRADE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use skewbridge_api::version::Version;
+use skewbridge_k8s_api::version::Version;
 use skewbridge_remotecommand::{NegotiatedProtocol, Protocol, ServerKind, negotiate, port_forward};
 use skewbridge_websocket as websocket;
 
@@ -46,7 +46,7 @@ impl UpgradeRequest {
             .as_bytes()
             .eq_ignore_ascii_case(SPDY_UPGRADE.as_bytes())
         {
-            skewbridge_api::hygiene::wants_upgrade(headers)?;
+            skewbridge_k8s_api::forwarding_headers::requested_upgrade(headers)?;
             if !matches!(*method, Method::POST | Method::GET) {
                 return None;
             }

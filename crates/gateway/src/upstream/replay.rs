@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::sync::Arc;
 
 use http::StatusCode;
-use skewbridge_api::hygiene;
+use skewbridge_k8s_api::forwarding_headers;
 
 use crate::authn::TrustConfig;
 use crate::body::{BodyError, Frame, PollFrame, RequestBody};
@@ -136,8 +136,8 @@ impl Replay {
         if let Poll::Ready(Some(Ok(Frame::Trailers(trailers)))) = &mut polled {
             // What may not be said in a header may not be said behind the body.
             self.trust.headers().remove(trailers);
-            hygiene::remove_hop_by_hop(trailers);
-            hygiene::remove_peer_hop(trailers);
+            forwarding_headers::remove_hop_by_hop(trailers);
+            forwarding_headers::remove_peer_hop_headers(trailers);
             if list_bytes(trailers) > MAX_TRAILERS_BYTES {
                 let cause = format!("the trailers are larger than {MAX_TRAILERS_BYTES} bytes");
                 return Poll::Ready(Some(Err(BodyError::Client(cause))));

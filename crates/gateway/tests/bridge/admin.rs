@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use http::Request;
 use skewbridge_gateway::Handle;
 use skewbridge_testkit::{
-    ApiServer, BodySender, H1Client, Options, PATIENCE, Reply, Seen, eventually,
+    ApiServer, BodySender, H1Client, Options, PATIENCE, RecordedRequest, Reply, eventually,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -19,7 +19,10 @@ use crate::plain::{self, ask, get, scrape};
 use crate::self_test;
 
 /// An upstream that is ready and answers what the test says.
-async fn upstream(bed: &Bed, answer: impl Fn(Seen) -> Reply + Send + Sync + 'static) -> ApiServer {
+async fn upstream(
+    bed: &Bed,
+    answer: impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static,
+) -> ApiServer {
     ApiServer::start(Options::new(bed.upstream.clone()), move |seen| {
         match seen.path() {
             "/readyz" => Reply::new(200).body("ok"),

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustls_pki_types::ServerName;
-use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::KeyPairFiles;
 use skewbridge_gateway::config::{
@@ -14,6 +13,7 @@ use skewbridge_gateway::config::{
     LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
     TranslateStreams, Upstream, UpstreamStreams,
 };
+use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_testkit::{Ca, Leaf, ScratchDir, TlsClient};
 
 /// Everybody's certificates, and the files that the bridge reads.

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use h2::client::Builder;
 use skewbridge_testkit::h2frames::{self, code, flag, kind, setting};
 use skewbridge_testkit::upstream::Body;
-use skewbridge_testkit::{H2Client, Options, PATIENCE, RawConn, Reply, Seen, eventually};
+use skewbridge_testkit::{
+    H2Client, Options, PATIENCE, RecordedRequest, Reply, ScriptedConn, eventually,
+};
 use tokio::io::AsyncReadExt;
 use tokio::sync::{Notify, mpsc};
 
@@ -25,7 +27,7 @@ const PIECE: usize = 16 << 10;
 
 /// Upstream answers before the body has come.
 fn at_head(options: Options<'_>) -> Options<'_> {
-    options.answer_at_head()
+    options.respond_at_head()
 }
 
 /// Bytes of which no two stretches look alike.
@@ -62,7 +64,7 @@ fn bound(client: Proto, upstream: Proto) -> usize {
 #[tokio::test]
 async fn bodies_of_any_size_arrive_byte_by_byte() {
     for (client, upstream) in COMBINATIONS {
-        let stand = Stand::new(upstream, |seen: Seen| {
+        let stand = Stand::new(upstream, |seen: RecordedRequest| {
             let length = seen.path()[1..].parse().unwrap();
             Reply::new(200).body(pattern(length))
         })
@@ -91,7 +93,9 @@ async fn a_body_of_unknown_length_goes_up_as_it_comes() {
             .upload(request("POST", "/"))
             .await;
         upload.send(b"first ").await;
-        let came = |length| move |seen: &[Seen]| seen.iter().any(|seen| seen.body_len == length);
+        let came = |length| {
+            move |seen: &[RecordedRequest]| seen.iter().any(|seen| seen.body_len == length)
+        };
         stand.upstream.wait_for(came(6), PATIENCE).await;
         upload.send(b"second").await;
         stand.upstream.wait_for(came(12), PATIENCE).await;
@@ -125,7 +129,7 @@ async fn a_length_that_was_announced_is_announced_upstream() {
 
 /// Reads nothing of a request's body before it is told to; then all of it, and says how much.
 async fn late_reader(
-    mut conn: RawConn,
+    mut conn: ScriptedConn,
     upstream: Proto,
     go: Arc<Notify>,
     read: mpsc::UnboundedSender<usize>,
@@ -456,10 +460,10 @@ async fn a_client_that_leaves_in_the_midst_of_its_body_breaks_it_off() {
             .upload(request("POST", "/"))
             .await;
         upload.send(b"half").await;
-        let half = |seen: &[Seen]| seen.iter().any(|seen| seen.body_len == 4);
+        let half = |seen: &[RecordedRequest]| seen.iter().any(|seen| seen.body_len == 4);
         stand.upstream.wait_for(half, PATIENCE).await;
         let _connection = upload.leave();
-        let broken = |seen: &[Seen]| seen[0].body_state == Body::BrokenOff;
+        let broken = |seen: &[RecordedRequest]| seen[0].body_state == Body::BrokenOff;
         stand.upstream.wait_for(broken, PATIENCE).await;
     }
 }
@@ -594,7 +598,7 @@ async fn an_early_answer_is_passed_on_while_the_body_still_comes() {
         upload.send(b"second").await;
         upload.finish(&[]).await;
         if upstream == H2 {
-            let came = |seen: &[Seen]| seen[0].body_state == Body::Complete;
+            let came = |seen: &[RecordedRequest]| seen[0].body_state == Body::Complete;
             let seen = stand.upstream.wait_for(came, PATIENCE).await;
             assert_eq!(seen[0].body, "first second");
         }

@@ -14,7 +14,8 @@ use skewbridge_spdy::connection::{self, Handle as Spdy, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::upstream::Upgrade;
 use skewbridge_testkit::{
-    ApiServer, ClientAuth, Connection, Options, PATIENCE, Reply, Seen, TlsClient, eventually,
+    ApiServer, ClientAuth, Connection, Options, PATIENCE, RecordedRequest, Reply, TlsClient,
+    eventually,
 };
 use skewbridge_websocket::{Close, CloseCode, Control, Decoder, Event, Key, Limits, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -78,7 +79,7 @@ impl Upstream {
         self.upgrades.recv().await.unwrap().connection().await
     }
 
-    pub(crate) fn asked(&self, path: &str) -> Vec<Seen> {
+    pub(crate) fn asked(&self, path: &str) -> Vec<RecordedRequest> {
         let path = path.split('?').next().unwrap();
         let mut seen = self.api.requests();
         seen.retain(|seen| seen.path() == path);

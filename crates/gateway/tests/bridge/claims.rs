@@ -1,10 +1,12 @@
 //! A gateway whose upstream tells who it was told a request is from.
 
 use http::{HeaderName, Request, Version};
-use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Config;
-use skewbridge_testkit::{ApiServer, ClientAuth, Options, Reply, Response, Seen, TlsClient};
+use skewbridge_k8s_api::identity::IdentityHeaders;
+use skewbridge_testkit::{
+    ApiServer, ClientAuth, Options, RecordedRequest, Reply, Response, TlsClient,
+};
 
 use crate::bed::{Bed, start};
 
@@ -24,7 +26,7 @@ pub(crate) struct Gateway {
 pub(crate) struct Outcome {
     pub(crate) response: Response,
     /// As upstream saw it, if it did.
-    pub(crate) seen: Option<Seen>,
+    pub(crate) seen: Option<RecordedRequest>,
 }
 
 impl Gateway {
@@ -48,7 +50,7 @@ impl Gateway {
     }
 
     /// What upstream saw of clients.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<RecordedRequest> {
         let mut seen = self.upstream.requests();
         seen.retain(|seen| !seen.is_probe());
         seen
@@ -141,7 +143,7 @@ impl Outcome {
 
 /// All headers that a kube-apiserver could take for an identity or for a hop,
 /// by name; those of one name in their order.
-pub(crate) fn claims(seen: &Seen) -> Vec<(String, String)> {
+pub(crate) fn claims(seen: &RecordedRequest) -> Vec<(String, String)> {
     const FAMILIES: [&str; 8] = [
         "authorization",
         "impersonate-",

@@ -10,7 +10,7 @@ use skewbridge_gateway::config::{ApiServerIdentity, Config, RegistryKind};
 use skewbridge_peers::Identity;
 use skewbridge_peers::registry::{Addresses, Exchange, Registry};
 use skewbridge_testkit::{
-    Ca, ClientAuth, Leaf, Options, PATIENCE, Response, Seen, TlsClient, eventually,
+    Ca, ClientAuth, Leaf, Options, PATIENCE, RecordedRequest, Response, TlsClient, eventually,
 };
 use tokio::sync::watch;
 
@@ -210,7 +210,7 @@ impl Cluster {
 
 impl PeerServer {
     /// What came from clients, by way of the bridge.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<RecordedRequest> {
         self.standin.seen()
     }
 

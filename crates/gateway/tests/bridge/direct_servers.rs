@@ -8,7 +8,9 @@ use std::time::SystemTime;
 use serde_json::json;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Config, RegistryKind};
-use skewbridge_testkit::{ClientAuth, Options, PATIENCE, Reply, Seen, TlsClient, eventually};
+use skewbridge_testkit::{
+    ClientAuth, Options, PATIENCE, RecordedRequest, Reply, TlsClient, eventually,
+};
 
 use crate::bed::start;
 use crate::claims::{BEARER, FRONT_PROXY, Gateway, PLAIN};
@@ -36,7 +38,7 @@ async fn union_authenticator(cluster: &Cluster) -> Standin {
     server
 }
 
-fn authenticated(seen: &Seen) -> String {
+fn authenticated(seen: &RecordedRequest) -> String {
     let token = seen.header("authorization");
     let certificate = seen.client.as_ref().map(|it| it.common_name.as_str());
     let user = match (seen.header("x-remote-user"), token, certificate) {

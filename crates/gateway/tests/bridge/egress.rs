@@ -19,8 +19,8 @@ use skewbridge_peers::registry::{Addresses, Exchange, Registry};
 use skewbridge_peers::{Identity, IdentityLease};
 use skewbridge_testkit::upstream::Upgrade;
 use skewbridge_testkit::{
-    ApiServer, BodySender, Ca, ClientAuth, Connection, Leaf, Options, PATIENCE, Reply, Seen,
-    eventually,
+    ApiServer, BodySender, Ca, ClientAuth, Connection, Leaf, Options, PATIENCE, RecordedRequest,
+    Reply, eventually,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
@@ -131,7 +131,7 @@ impl Drop for Cluster {
 
 /// What the kube-apiserver behind the bridge answers. Nothing ever happens in
 /// its watches, which are kept here.
-fn upstream(seen: &Seen, silent: &Mutex<Vec<BodySender>>) -> Reply {
+fn upstream(seen: &RecordedRequest, silent: &Mutex<Vec<BodySender>>) -> Reply {
     let watch = seen
         .query()
         .is_some_and(|query| query.contains("watch=true"));
@@ -160,7 +160,7 @@ fn lease(name: &str) -> Value {
 }
 
 /// What any server says of itself.
-fn discovery(seen: &Seen, group: Option<&str>) -> Reply {
+fn discovery(seen: &RecordedRequest, group: Option<&str>) -> Reply {
     let resource = json!({
         "resource": "widgets", "scope": "Namespaced", "singularResource": "widget",
         "verbs": ["get", "list", "watch", "create"],

@@ -5,8 +5,8 @@ use http::{Request, Version};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Limits;
 use skewbridge_testkit::{
-    ApiServer, BodySender, ClientAuth, H1Client, H2Client, H2Stream, Options, PATIENCE, RawConn,
-    RawServer, Reply, Response, Seen,
+    ApiServer, BodySender, ClientAuth, H1Client, H2Client, H2Stream, Options, PATIENCE,
+    RecordedRequest, Reply, Response, ScriptedConn, ScriptedServer,
 };
 use tokio::sync::mpsc;
 
@@ -59,7 +59,7 @@ impl Stand {
     /// Upstream speaks this protocol alone.
     pub(crate) async fn new(
         upstream: Proto,
-        handler: impl Fn(Seen) -> Reply + Send + Sync + 'static,
+        handler: impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static,
     ) -> Self {
         Self::with(upstream, |options| options, handler).await
     }
@@ -67,7 +67,7 @@ impl Stand {
     pub(crate) async fn with(
         upstream: Proto,
         change: impl FnOnce(Options<'_>) -> Options<'_>,
-        handler: impl Fn(Seen) -> Reply + Send + Sync + 'static,
+        handler: impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static,
     ) -> Self {
         let bed = Bed::new();
         let options = Options::new(bed.upstream.clone())
@@ -116,7 +116,7 @@ impl Stand {
     }
 
     /// The only request that upstream has seen.
-    pub(crate) fn only_request(&self) -> Seen {
+    pub(crate) fn only_request(&self) -> RecordedRequest {
         let mut requests = self.upstream.requests();
         assert_eq!(requests.len(), 1, "{requests:#?}");
         requests.remove(0)
@@ -127,14 +127,14 @@ impl Stand {
 /// front-proxy certificate, and so the script sees the connections for users and no others.
 pub(crate) struct RawStand {
     pub(crate) bed: Bed,
-    pub(crate) upstream: RawServer,
+    pub(crate) upstream: ScriptedServer,
     pub(crate) bridge: Handle,
 }
 
 impl RawStand {
     pub(crate) async fn new<F, Fut>(upstream: Proto, script: F) -> Self
     where
-        F: Fn(RawConn) -> Fut + Send + Sync + 'static,
+        F: Fn(ScriptedConn) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = ()> + Send + 'static,
     {
         Self::with(upstream, |_| {}, script).await
@@ -147,12 +147,12 @@ impl RawStand {
         script: F,
     ) -> Self
     where
-        F: Fn(RawConn) -> Fut + Send + Sync + 'static,
+        F: Fn(ScriptedConn) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = ()> + Send + 'static,
     {
         let bed = Bed::new();
         let ca = Some(&bed.front_proxy_ca);
-        let upstream = RawServer::start(&bed.upstream, ca, upstream.alpn(), script).await;
+        let upstream = ScriptedServer::start(&bed.upstream, ca, upstream.alpn(), script).await;
         let mut config = bed.config(upstream.addr());
         change(&mut config.limits);
         let bridge = crate::bed::start(&config);

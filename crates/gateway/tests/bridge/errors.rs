@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::Request;
 use skewbridge_testkit::h2frames::{self, flag, kind};
-use skewbridge_testkit::{ApiServer, H1Client, Options, RawServer, Reply, Response};
+use skewbridge_testkit::{ApiServer, H1Client, Options, Reply, Response, ScriptedServer};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpSocket;
 use tokio::sync::{Notify, mpsc};
@@ -234,7 +234,7 @@ async fn what_is_not_http2_from_upstream_is_502() {
     ];
     for (name, said) in rows {
         println!("{name}");
-        let upstream = RawServer::start(&bed.upstream, None, &["h2"], move |mut conn| {
+        let upstream = ScriptedServer::start(&bed.upstream, None, &["h2"], move |mut conn| {
             let said = said.clone();
             async move {
                 // The bridge may leave at any time, with its probe for instance.

@@ -10,8 +10,8 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Limits;
 use skewbridge_testkit::h2frames::{self, Frame, code, flag, kind, setting};
 use skewbridge_testkit::{
-    ApiServer, BodySender, Connection, H2Client, Options, PATIENCE, RawServer, Reply, Seen,
-    TlsClient, eventually,
+    ApiServer, BodySender, Connection, H2Client, Options, PATIENCE, RecordedRequest, Reply,
+    ScriptedServer, TlsClient, eventually,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc};
@@ -48,7 +48,7 @@ struct Scene {
 
 /// An upstream that answers when it has read the head, and a bridge with these limits.
 async fn scene(change: impl FnOnce(&mut Limits)) -> Scene {
-    scene_with(Options::answer_at_head, change).await
+    scene_with(Options::respond_at_head, change).await
 }
 
 async fn scene_with(
@@ -346,7 +346,7 @@ impl HeaderBomb {
     }
 }
 
-fn header_bytes(seen: &[Seen]) -> usize {
+fn header_bytes(seen: &[RecordedRequest]) -> usize {
     let fields = seen.iter().flat_map(|seen| &seen.headers);
     fields.map(|(name, value)| name.len() + value.len()).sum()
 }
@@ -561,20 +561,21 @@ async fn requests_with_large_headers_are_bounded() {
 async fn goaway_for_anonymous_callers_reaches_them_and_no_user() {
     for ends in [true, false] {
         let bed = Bed::new();
-        let upstream = RawServer::start(&bed.upstream, None, &["h2"], move |mut conn| async move {
-            conn.accept_h2(&[]).await;
-            while let Ok(head) = h2frames::read_until(&mut conn.io, kind::HEADERS).await {
-                let stream = head.header.stream;
-                let block = h2frames::literal(":status", "403");
-                let mut answer = h2frames::headers(stream, WHOLE, &block);
-                if ends {
-                    answer.extend(h2frames::goaway(stream, code::NO_ERROR));
+        let upstream =
+            ScriptedServer::start(&bed.upstream, None, &["h2"], move |mut conn| async move {
+                conn.accept_h2(&[]).await;
+                while let Ok(head) = h2frames::read_until(&mut conn.io, kind::HEADERS).await {
+                    let stream = head.header.stream;
+                    let block = h2frames::literal(":status", "403");
+                    let mut answer = h2frames::headers(stream, WHOLE, &block);
+                    if ends {
+                        answer.extend(h2frames::goaway(stream, code::NO_ERROR));
+                    }
+                    let _ = conn.io.write_all(&answer).await;
+                    let _ = conn.io.flush().await;
                 }
-                let _ = conn.io.write_all(&answer).await;
-                let _ = conn.io.flush().await;
-            }
-        })
-        .await;
+            })
+            .await;
         let bridge = bed.bridge(upstream.addr());
         let ask = async |client: TlsClient| {
             let client = client.alpn(&["h2"]);
@@ -665,9 +666,9 @@ async fn the_state_of_stalled_streams_counts() {
 
 /// An upstream that takes nothing of a body before its window is to be opened, tells when the body
 /// is complete, and does not answer it.
-async fn closed_upstream(bed: &Bed, open: &Arc<Notify>, complete: &Arc<Notify>) -> RawServer {
+async fn closed_upstream(bed: &Bed, open: &Arc<Notify>, complete: &Arc<Notify>) -> ScriptedServer {
     let told = (open.clone(), complete.clone());
-    RawServer::start(&bed.upstream, None, &["h2"], move |mut conn| {
+    ScriptedServer::start(&bed.upstream, None, &["h2"], move |mut conn| {
         let (open, complete) = told.clone();
         async move {
             conn.accept_h2(&[(setting::INITIAL_WINDOW_SIZE, 0)]).await;

@@ -2,7 +2,7 @@
 //! upstream has not asked for.
 
 use skewbridge_testkit::h2frames::{self, flag, kind};
-use skewbridge_testkit::{Connection, H1Client, RawConn, Reply};
+use skewbridge_testkit::{Connection, H1Client, Reply, ScriptedConn};
 use tokio::io::AsyncWriteExt;
 
 use crate::either::Proto::{self, H1, H2};
@@ -102,7 +102,7 @@ async fn connect(stand: &RawStand, client: Proto) -> Connection {
 }
 
 /// Asks for the body and answers when it is there.
-async fn asking(mut conn: RawConn, upstream: Proto) {
+async fn asking(mut conn: ScriptedConn, upstream: Proto) {
     if upstream == H1 {
         let head = conn.read_head().await.to_lowercase();
         assert!(head.contains("expect: 100-continue\r\n"), "{head}");
@@ -146,7 +146,7 @@ async fn a_client_is_told_to_continue_when_upstream_says_so() {
 }
 
 /// Refuses at once, and then sees no byte of a body.
-async fn refusing(mut conn: RawConn, upstream: Proto) {
+async fn refusing(mut conn: ScriptedConn, upstream: Proto) {
     if upstream == H1 {
         conn.read_head().await;
         conn.write("HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno")

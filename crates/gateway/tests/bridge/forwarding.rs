@@ -1,7 +1,7 @@
 //! A request goes up and its answer comes back in any combination of protocols, and on the
 //! way only that changes which belongs to one hop.
 
-use skewbridge_testkit::{ApiServer, H1Client, Options, Reply, Response, Seen};
+use skewbridge_testkit::{ApiServer, H1Client, Options, RecordedRequest, Reply, Response};
 use tokio::io::AsyncReadExt;
 
 use crate::bed::Bed;
@@ -12,7 +12,7 @@ use crate::either::{COMBINATIONS, Client, Stand, assert_status, request, soon};
 const LARGE: usize = 900 << 10;
 const TOO_LARGE: usize = 1100 << 10;
 
-fn echo(seen: Seen) -> Reply {
+fn echo(seen: RecordedRequest) -> Reply {
     Reply::new(200).body(seen.body)
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Config;
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Options, PATIENCE, Reply, Seen, Validity, eventually,
+    ApiServer, Ca, ClientAuth, Options, PATIENCE, RecordedRequest, Reply, Validity, eventually,
 };
 
 use crate::bed::{Bed, start};
@@ -329,7 +329,7 @@ async fn anonymity_is_asserted_only_after_the_local_server_has_accepted_it() {
         (500, 503, Some("1"), false),
         (400, 503, Some("1"), false),
     ] {
-        let answers = move |seen: &Seen| {
+        let answers = move |seen: &RecordedRequest| {
             let is_question = seen.path().starts_with(NEW_PATH) && seen.client.is_none();
             let reply = || Reply::json("{}").status(local).header("retry-after", "7");
             is_question.then(reply)

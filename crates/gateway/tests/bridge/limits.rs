@@ -510,7 +510,7 @@ async fn an_answer_that_nobody_takes_is_given_up() {
 #[tokio::test]
 async fn a_body_of_single_bytes_costs_little() {
     let bed = Bed::new();
-    let options = Options::new(bed.upstream.clone()).answer_at_head();
+    let options = Options::new(bed.upstream.clone()).respond_at_head();
     let never = Arc::new(Notify::new());
     let upstream = ApiServer::start(options, move |seen| match seen.path() {
         "/upload" => Reply::new(200).after(&never),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use skewbridge_discovery::{ServerDiscoveryList, servers};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Config, Features};
-use skewbridge_testkit::{Ca, PATIENCE, Reply, Seen, eventually};
+use skewbridge_testkit::{Ca, PATIENCE, RecordedRequest, Reply, eventually};
 
 use crate::bed::{self, start};
 use crate::cluster::{
@@ -193,7 +193,7 @@ async fn keeping_a_lease(feature: u8) -> (Cluster, Handle) {
     let line = format!(
         "kubernetes_feature_enabled{{name=\"APIServerIdentity\",stage=\"BETA\"}} {feature}\n"
     );
-    cluster.local.hook(move |seen: &Seen| {
+    cluster.local.hook(move |seen: &RecordedRequest| {
         let line = line.clone();
         (seen.path() == "/metrics").then(|| Reply::new(200).body(line))
     });

@@ -8,7 +8,7 @@ use serde_json::Value;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::RegistryKind;
 use skewbridge_peers::{Identity, MicroTime};
-use skewbridge_testkit::{PATIENCE, Reply, Seen, eventually};
+use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
 use tokio::sync::Notify;
 
 use crate::bed::start;
@@ -76,7 +76,7 @@ async fn aggregated_apis_that_hang_do_not_hide_what_an_old_server_serves() {
     let never = Arc::new(Notify::new());
     let hang = || {
         let never = never.clone();
-        move |seen: &Seen| {
+        move |seen: &RecordedRequest| {
             let hangs = seen.path().starts_with("/apis/hanging-");
             hangs.then(|| Reply::new(200).after(&never))
         }
@@ -156,7 +156,7 @@ async fn a_peer_that_restarts_is_asked_for_news_only() {
     cluster.local.lease(B, "three");
     cluster.becomes(&bridge, NEW_PATH, 404).await;
     let questions = b.standin.questions("/apis").split_off(asked);
-    let anew = |it: &Seen| it.header("if-none-match").is_none();
+    let anew = |it: &RecordedRequest| it.header("if-none-match").is_none();
     assert!(questions.iter().any(anew), "{questions:#?}");
     assert_eq!(peer_view(&bridge, B).await["version"], "1.37.0");
 }
@@ -196,7 +196,7 @@ async fn what_an_unreachable_peer_said_counts_until_its_lease_ends() {
 #[tokio::test]
 async fn a_peer_whose_discovery_breaks_keeps_what_it_said() {
     let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    b.standin.hook(|seen: &Seen| {
+    b.standin.hook(|seen: &RecordedRequest| {
         let broken = || Reply::json("{").header("X-Any", "thing");
         (seen.path() == "/apis").then(broken)
     });

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use h2::Reason;
 use http::Request;
 use skewbridge_gateway::Handle;
-use skewbridge_testkit::{PATIENCE, Reply, Seen, eventually};
+use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
 
@@ -33,7 +33,7 @@ async fn two_peers() -> (Cluster, [PeerServer; 2], Handle) {
 fn always(server: &PeerServer, reply: impl Fn() -> Reply + Send + Sync + 'static) {
     server
         .standin
-        .hook(move |seen: &Seen| (seen.path() == NEW_PATH).then(&reply));
+        .hook(move |seen: &RecordedRequest| (seen.path() == NEW_PATH).then(&reply));
 }
 
 /// How often a peer has failed so with a request for what only peers serve.

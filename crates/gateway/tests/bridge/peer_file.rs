@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use skewbridge_gateway::config::{Config, RegistryKind};
 use skewbridge_peers::ServedRecord;
-use skewbridge_testkit::{PATIENCE, Reply, Seen, eventually};
+use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
 
 use crate::bed::start;
 use crate::cluster::{Cluster, NEW, NEW_PATH, OWN, peer_view, peers, refusal, served_by};
@@ -56,7 +56,7 @@ async fn has_left(bridge: &skewbridge_gateway::Handle) {
 async fn a_bridge_announces_on_its_lease_that_it_leaves_and_publishes_no_address() {
     let cluster = Cluster::new(&[NEW]).await;
     let config = write(&cluster, None);
-    let refuse = |seen: &Seen| {
+    let refuse = |seen: &RecordedRequest| {
         let is_patch = seen.method == "PATCH" && seen.path().starts_with(LEASES);
         is_patch.then(|| Reply::new(403).body("no right to patch leases"))
     };

@@ -7,7 +7,7 @@ use serde_json::Value;
 use skewbridge_discovery::accept;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Etcd, RegistryKind};
-use skewbridge_testkit::{PATIENCE, Reply, Seen, eventually};
+use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
 
 use crate::bed::start;
 use crate::cluster::{
@@ -120,8 +120,9 @@ async fn a_rerouted_request_that_fails_is_counted_with_its_code() {
 
     // A peer's own refusal is counted once, as an answer of the peer.
     b.standin.server.listen_again().await;
-    b.standin
-        .hook(|seen: &Seen| (seen.path() == NEW_PATH).then(|| Reply::new(403).body("no")));
+    b.standin.hook(|seen: &RecordedRequest| {
+        (seen.path() == NEW_PATH).then(|| Reply::new(403).body("no"))
+    });
     cluster.becomes(&bridge, NEW_PATH, 403).await;
     let refused = to(&scrape(&bridge).await, B, B_HOST, "403");
     assert_eq!(refused, Some(1.0));
@@ -316,7 +317,7 @@ async fn a_lease_that_the_bridge_cannot_keep_takes_the_registry_down() {
     let cluster = Cluster::new(&[]).await;
     cluster.local.delete(LEASES, OWN);
     let refuse = |method: &'static str| {
-        cluster.local.hook(move |seen: &Seen| {
+        cluster.local.hook(move |seen: &RecordedRequest| {
             let is_write = seen.method == method && seen.path().starts_with(LEASES);
             is_write.then(|| Reply::new(403).body("no right to write leases"))
         });
@@ -367,7 +368,7 @@ async fn where_leases_are_the_registry_a_watch_that_fails_is_named() {
     let mut config = cluster.config();
     config.peers.registry = RegistryKind::Leases;
     config.peers.cidrs = vec!["127.0.0.0/8".parse().unwrap()];
-    cluster.local.hook(|seen: &Seen| {
+    cluster.local.hook(|seen: &RecordedRequest| {
         (seen.path() == LEASES).then(|| Reply::new(403).body("no right to list leases"))
     });
     let bridge = start(&config);

@@ -81,7 +81,7 @@ async fn the_lease_of_a_server_that_has_ended_is_deleted_through_a_peer() {
             let path = format!("{LEASES}/{OWN}");
             let asked = b.standin.server.requests().into_iter();
             let mut asked = asked.filter(|seen| seen.path() == path);
-            let groups = |seen: &skewbridge_testkit::Seen| {
+            let groups = |seen: &skewbridge_testkit::RecordedRequest| {
                 seen.all("x-remote-group")
                     .iter()
                     .map(ToString::to_string)

@@ -3,7 +3,7 @@
 
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::ApiServerIdentity;
-use skewbridge_testkit::{ClientAuth, Options, PATIENCE, Reply, Seen, eventually};
+use skewbridge_testkit::{ClientAuth, Options, PATIENCE, RecordedRequest, Reply, eventually};
 
 use crate::bed::start;
 use crate::cluster::{self, Cluster, NEW, NEW_PATH, OWN, ask, refusal, served_by};
@@ -19,7 +19,7 @@ async fn a_local_server_that_has_become_another_does_not_hide_what_a_peer_serves
     let (cluster, [b], bridge) = Cluster::with_peers(&[NEW], [(B, &[NEW])]).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), OWN);
     // It still says that it serves it, and does not.
-    let gone = |seen: &Seen| seen.path().starts_with(NEW_PATH).then(page_not_found);
+    let gone = |seen: &RecordedRequest| seen.path().starts_with(NEW_PATH).then(page_not_found);
     cluster.local.hook(gone);
     let body = "x".repeat(100 << 10);
     for (client, headers) in [
@@ -229,7 +229,7 @@ fn no_such_resource() -> Reply {
 #[tokio::test]
 async fn a_status_that_knows_no_such_resource_is_not_believed_either() {
     let (cluster, [b], bridge) = Cluster::with_peers(&[NEW], [(B, &[NEW])]).await;
-    let gone = |seen: &Seen| seen.path().starts_with(NEW_PATH).then(no_such_resource);
+    let gone = |seen: &RecordedRequest| seen.path().starts_with(NEW_PATH).then(no_such_resource);
     cluster.local.hook(gone);
     for method in ["GET", "POST"] {
         let answer = ask(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
@@ -245,7 +245,7 @@ async fn a_status_that_knows_no_such_resource_is_not_believed_either() {
         refusal(&answer, 503);
     }
     // A missing object is missing.
-    let missing = |seen: &Seen| {
+    let missing = |seen: &RecordedRequest| {
         let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
             "message":"things.example.com \"x\" not found","reason":"NotFound",
             "details":{"name":"x","kind":"things"},"code":404}"#;
@@ -279,7 +279,7 @@ async fn who_is_not_let_in_without_a_name_here_is_not_let_in_there() {
     let answer = ask(&nobody, &bridge, "GET", NEW_PATH, &[], "").await;
     assert_eq!(served_by(&answer), B);
     let before = b.seen().len();
-    let denied = |seen: &Seen| {
+    let denied = |seen: &RecordedRequest| {
         let path = seen.path().starts_with(NEW_PATH);
         (path && seen.client.is_none()).then(|| Reply::json("{}").status(401))
     };

@@ -98,7 +98,7 @@ async fn before_the_cluster_is_known_nothing_of_the_api_is_answered_and_nobody_i
     for missing in [LEASES, API_SERVICES, CRDS, "/apis", "/api"] {
         let cluster = Cluster::new(&[]).await;
         let _b = cluster.peer(B, &[NEW]).await;
-        let refuse = move |seen: &skewbridge_testkit::Seen| {
+        let refuse = move |seen: &skewbridge_testkit::RecordedRequest| {
             (seen.path() == missing).then(|| Reply::new(500).body("not yet"))
         };
         cluster.local.hook(refuse);
@@ -254,7 +254,7 @@ async fn peers_that_serve_the_same_share_the_work() {
 
 /// Answers watches with bodies that the test sends.
 fn watches(
-    seen: &skewbridge_testkit::Seen,
+    seen: &skewbridge_testkit::RecordedRequest,
     senders: &mpsc::UnboundedSender<BodySender>,
 ) -> Option<Reply> {
     let watch = seen.path() == NEW_PATH && seen.query() == Some("watch=true");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use skewbridge_gateway::config::Limits;
 use skewbridge_testkit::h2frames::{self, code, flag, kind, setting};
-use skewbridge_testkit::{PATIENCE, RawConn, Reply, eventually};
+use skewbridge_testkit::{PATIENCE, Reply, ScriptedConn, eventually};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
@@ -33,7 +33,7 @@ impl Log {
 
 /// Reads a request of HTTP/1.1 with its body; gives method and path, or nothing when the
 /// client has closed.
-async fn read_h1(conn: &mut RawConn) -> Option<String> {
+async fn read_h1(conn: &mut ScriptedConn) -> Option<String> {
     let mut first = [0];
     conn.io.read_exact(&mut first).await.ok()?;
     let rest = conn.read_head().await;
@@ -48,13 +48,13 @@ async fn read_h1(conn: &mut RawConn) -> Option<String> {
     Some(line.trim_end_matches(" HTTP/1.1").to_owned())
 }
 
-async fn answer_h1(conn: &mut RawConn) {
+async fn answer_h1(conn: &mut ScriptedConn) {
     conn.write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         .await;
 }
 
 /// Reads a request of HTTP/2 with its body and gives its stream and how long the body was.
-async fn read_h2(conn: &mut RawConn) -> (u32, usize) {
+async fn read_h2(conn: &mut ScriptedConn) -> (u32, usize) {
     let head = conn.read_frame(kind::HEADERS).await.header;
     let mut length = 0;
     let mut ended = head.has(flag::END_STREAM);
@@ -67,7 +67,7 @@ async fn read_h2(conn: &mut RawConn) -> (u32, usize) {
     (head.stream, length)
 }
 
-async fn answer_h2(conn: &mut RawConn, stream: u32) {
+async fn answer_h2(conn: &mut ScriptedConn, stream: u32) {
     conn.write(h2frames::headers(
         stream,
         LAST_HEADERS,
@@ -77,7 +77,7 @@ async fn answer_h2(conn: &mut RawConn, stream: u32) {
 }
 
 /// Room for bodies of any size.
-async fn accept_wide(conn: &mut RawConn) {
+async fn accept_wide(conn: &mut ScriptedConn) {
     conn.accept_h2(&[(setting::INITIAL_WINDOW_SIZE, 16 << 20)])
         .await;
     conn.write(h2frames::window_update(0, 16 << 20)).await;
@@ -147,7 +147,7 @@ async fn a_connection_that_upstream_says_it_closes_is_not_used_again() {
 }
 
 /// Answers one request on each connection; a second one it reads whole, and then it is gone.
-async fn cut_second(mut conn: RawConn, log: Log) {
+async fn cut_second(mut conn: ScriptedConn, log: Log) {
     while let Some(request) = read_h1(&mut conn).await {
         let second = request.ends_with("/second") && conn.ordinal == 0;
         log.add(request);
@@ -367,7 +367,7 @@ async fn a_connection_reset_before_the_answer_is_not_tried_again() {
 }
 
 /// Resets the first streams of a connection for this reason and answers what comes then.
-async fn resetting(mut conn: RawConn, times: usize, reason: u32, log: Log) {
+async fn resetting(mut conn: ScriptedConn, times: usize, reason: u32, log: Log) {
     accept_wide(&mut conn).await;
     for at in 0.. {
         let (stream, length) = read_h2(&mut conn).await;
@@ -594,7 +594,7 @@ async fn hold_ten(
 #[tokio::test]
 async fn a_connection_that_answers_no_ping_is_dropped() {
     let often = |limits: &mut Limits| limits.upstream_ping = Duration::from_millis(100);
-    let stand = RawStand::with(H2, often, async |mut conn: RawConn| {
+    let stand = RawStand::with(H2, often, async |mut conn: ScriptedConn| {
         conn.accept_h2(&[]).await;
         let (stream, _) = read_h2(&mut conn).await;
         if conn.ordinal > 0 {

@@ -4,20 +4,20 @@
 use std::sync::Arc;
 
 use http::Version;
-use skewbridge_testkit::{ApiServer, RawConn, RawServer, Response, Seen};
+use skewbridge_testkit::{ApiServer, RecordedRequest, Response, ScriptedConn, ScriptedServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::bed::Bed;
 
 /// Speaks HTTP/1.1 alone. The script gets the head of a request and the
 /// connection it came on, and may go on with [`next_request`].
-pub(crate) async fn scripted<F, Fut>(bed: &Bed, script: F) -> RawServer
+pub(crate) async fn scripted<F, Fut>(bed: &Bed, script: F) -> ScriptedServer
 where
-    F: Fn(String, RawConn) -> Fut + Send + Sync + 'static,
+    F: Fn(String, ScriptedConn) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = ()> + Send + 'static,
 {
     let script = Arc::new(script);
-    RawServer::start(&bed.upstream, None, &["http/1.1"], move |mut conn| {
+    ScriptedServer::start(&bed.upstream, None, &["http/1.1"], move |mut conn| {
         let script = script.clone();
         async move {
             if let Some(head) = next_request(&mut conn).await {
@@ -29,7 +29,7 @@ where
 }
 
 /// The next head that is not a probe's; `None` at the end of the connection.
-pub(crate) async fn next_request(conn: &mut RawConn) -> Option<String> {
+pub(crate) async fn next_request(conn: &mut ScriptedConn) -> Option<String> {
     loop {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -46,7 +46,7 @@ pub(crate) async fn next_request(conn: &mut RawConn) -> Option<String> {
 }
 
 /// What came from clients, without the bridge's own probes.
-pub(crate) fn requests(upstream: &ApiServer) -> Vec<Seen> {
+pub(crate) fn requests(upstream: &ApiServer) -> Vec<RecordedRequest> {
     let mut all = upstream.requests();
     all.retain(|seen| !seen.is_probe());
     all

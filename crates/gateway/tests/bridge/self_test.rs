@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 use skewbridge_gateway::Handle;
-use skewbridge_testkit::{Ca, PATIENCE, Reply, Seen, eventually};
+use skewbridge_testkit::{Ca, PATIENCE, RecordedRequest, Reply, eventually};
 
 use crate::bed::start;
 use crate::cluster::{Cluster, SHARED_PATH};
@@ -19,7 +19,7 @@ const AUTHENTICATION: &str =
 const TESTS: [&str; 3] = ["front_proxy", "client_ca", "requestheader_ca"];
 
 /// What an upstream that agrees with every bridge answers to a self-test.
-pub(crate) fn passing(seen: &Seen) -> Option<Reply> {
+pub(crate) fn passing(seen: &RecordedRequest) -> Option<Reply> {
     match seen.path() {
         REVIEWS => Some(review(seen)),
         AUTHENTICATION => Some(Reply::json(r#"{"kind":"ConfigMap"}"#)),
@@ -28,7 +28,7 @@ pub(crate) fn passing(seen: &Seen) -> Option<Reply> {
 }
 
 /// As kube-apiserver answers a review: with whom it sees.
-fn review(seen: &Seen) -> Reply {
+fn review(seen: &RecordedRequest) -> Reply {
     let groups = [seen.all("x-remote-group"), vec!["system:authenticated"]].concat();
     let user = json!({"username": seen.header("x-remote-user"), "groups": groups});
     let review = json!({"kind": "SelfSubjectReview", "status": {"userInfo": user}});
@@ -94,7 +94,7 @@ async fn an_upstream_that_agrees_passes_every_test() {
 
 #[tokio::test]
 async fn a_front_proxy_certificate_that_upstream_does_not_believe_is_named_by_flag() {
-    type Answer = fn(&Seen) -> Reply;
+    type Answer = fn(&RecordedRequest) -> Reply;
     let other: Answer = |_| {
         let user = json!({"username": "front-proxy-client", "groups": []});
         let review = json!({"kind": "SelfSubjectReview", "status": {"userInfo": user}});

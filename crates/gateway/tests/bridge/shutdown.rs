@@ -57,7 +57,7 @@ impl Upstream {
     }
 
     async fn has(&self, path: &str, count: usize) {
-        let asked = |seen: &[skewbridge_testkit::Seen]| {
+        let asked = |seen: &[skewbridge_testkit::RecordedRequest]| {
             seen.iter().filter(|seen| seen.path() == path).count() >= count
         };
         self.server.wait_for(asked, PATIENCE).await;

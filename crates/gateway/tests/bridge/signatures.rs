@@ -11,7 +11,8 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Config, Signatures};
 use skewbridge_http_signature::{Content, Signer, SigningKey, random_nonce};
 use skewbridge_testkit::{
-    ApiServer, ClientAuth, Options, PATIENCE, Reply, Response, Seen, TlsClient, eventually,
+    ApiServer, ClientAuth, Options, PATIENCE, RecordedRequest, Reply, Response, TlsClient,
+    eventually,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
@@ -134,7 +135,7 @@ impl Gateway {
         }
     }
 
-    fn seen(&self) -> Vec<Seen> {
+    fn seen(&self) -> Vec<RecordedRequest> {
         let mut seen = self.upstream.requests();
         seen.retain(|seen| !seen.is_probe());
         seen

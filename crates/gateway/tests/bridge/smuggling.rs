@@ -4,7 +4,7 @@
 use skewbridge_gateway::Handle;
 use skewbridge_testkit::h2frames::{self, flag, kind};
 use skewbridge_testkit::upstream::Body;
-use skewbridge_testkit::{ApiServer, Options, Reply, Seen};
+use skewbridge_testkit::{ApiServer, Options, RecordedRequest, Reply};
 use tokio::io::AsyncWriteExt;
 
 use crate::bed::Bed;
@@ -22,8 +22,8 @@ async fn bridge(bed: &Bed, alpn: &[&'static str]) -> (ApiServer, Handle) {
 
 /// What upstream understood, once for each request that came to its end.
 fn understood(upstream: &ApiServer, after: usize) -> Vec<(String, String)> {
-    let whole = |seen: &Seen| seen.body_state == Body::Complete;
-    let text = |seen: Seen| {
+    let whole = |seen: &RecordedRequest| seen.body_state == Body::Complete;
+    let text = |seen: RecordedRequest| {
         let body = String::from_utf8_lossy(&seen.body).into_owned();
         (format!("{} {}", seen.method, seen.target), body)
     };

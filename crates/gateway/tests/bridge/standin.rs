@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
-use skewbridge_api::request_info::{DecodedPath, RequestInfo};
 use skewbridge_discovery::{Document, Index};
+use skewbridge_k8s_api::request_info::{DecodedPath, RequestInfo};
 use skewbridge_peers::{Identity, IdentityLease};
-use skewbridge_testkit::{ApiServer, Options, Reply, Seen};
+use skewbridge_testkit::{ApiServer, Options, RecordedRequest, Reply};
 use tokio::sync::mpsc;
 
 pub(crate) const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
@@ -33,7 +33,7 @@ pub(crate) struct Standin {
     state: Arc<Mutex<State>>,
 }
 
-type Hook = Arc<dyn Fn(&Seen) -> Option<Reply> + Send + Sync>;
+type Hook = Arc<dyn Fn(&RecordedRequest) -> Option<Reply> + Send + Sync>;
 
 struct State {
     name: String,
@@ -80,7 +80,10 @@ impl Standin {
     }
 
     /// Asked first for every request.
-    pub(crate) fn hook(&self, hook: impl Fn(&Seen) -> Option<Reply> + Send + Sync + 'static) {
+    pub(crate) fn hook(
+        &self,
+        hook: impl Fn(&RecordedRequest) -> Option<Reply> + Send + Sync + 'static,
+    ) {
         self.state().hook = Some(Arc::new(hook));
     }
 
@@ -124,14 +127,14 @@ impl Standin {
     }
 
     /// What came from clients and peers, without a bridge's own questions.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<RecordedRequest> {
         let mut seen = self.server.requests();
         seen.retain(|seen| !seen.is_probe());
         seen
     }
 
     /// What bridges asked for themselves.
-    pub(crate) fn questions(&self, path: &str) -> Vec<Seen> {
+    pub(crate) fn questions(&self, path: &str) -> Vec<RecordedRequest> {
         let mut seen = self.server.requests();
         seen.retain(|seen| seen.is_probe() && seen.path() == path);
         seen
@@ -175,7 +178,7 @@ fn owned(lines: &[&str]) -> Vec<String> {
     lines.iter().map(|line| (*line).to_owned()).collect()
 }
 
-fn answer(state: &Mutex<State>, seen: &Seen) -> Reply {
+fn answer(state: &Mutex<State>, seen: &RecordedRequest) -> Reply {
     let hook = state.lock().unwrap().hook.clone();
     if let Some(reply) = hook.and_then(|hook| hook(seen)) {
         return reply;
@@ -268,7 +271,7 @@ impl State {
         groups.into_iter().map(group).collect()
     }
 
-    fn discovery(&self, seen: &Seen) -> Reply {
+    fn discovery(&self, seen: &RecordedRequest) -> Reply {
         let part = if seen.path() == "/api" {
             Part::Core
         } else {
@@ -320,7 +323,7 @@ impl State {
     }
 
     /// A path for each resource, and a hash of the server's name and version.
-    fn openapi(&self, seen: &Seen) -> Reply {
+    fn openapi(&self, seen: &RecordedRequest) -> Reply {
         let mut documents: BTreeMap<String, Value> = BTreeMap::new();
         let mut everything = json!({"swagger": "2.0", "paths": {}});
         for line in &self.serves {
@@ -448,7 +451,7 @@ impl Objects {
         self.events.push(event);
     }
 
-    fn answer(&mut self, seen: &Seen) -> Option<Reply> {
+    fn answer(&mut self, seen: &RecordedRequest) -> Option<Reply> {
         let path = seen.path();
         let collection = [LEASES, API_SERVICES, CRDS]
             .into_iter()

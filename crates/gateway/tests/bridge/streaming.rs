@@ -12,7 +12,7 @@ use skewbridge_gateway::config as gateway;
 use skewbridge_remotecommand::{ChannelEvent, FromServer, Input, Output, Protocol, ToServer};
 use skewbridge_spdy::connection::{self, Handle, Stream};
 use skewbridge_spdy::{Config, Headers};
-use skewbridge_testkit::upstream::{Seen, Upgrade};
+use skewbridge_testkit::upstream::{RecordedRequest, Upgrade};
 use skewbridge_testkit::{
     ApiServer, ClientAuth, Connection, Options, PATIENCE, Reply, TlsClient, eventually,
 };
@@ -75,7 +75,7 @@ pub(crate) struct Cluster {
 
 /// What the stand-in says to a request that wants to switch protocols; `None` leaves
 /// it to switch to what was asked for.
-pub(crate) type Refusal = Arc<dyn Fn(&Seen) -> Option<Reply> + Send + Sync>;
+pub(crate) type Refusal = Arc<dyn Fn(&RecordedRequest) -> Option<Reply> + Send + Sync>;
 
 impl Cluster {
     /// Of this version; refuses WebSocket as a node does.
@@ -121,7 +121,7 @@ impl Cluster {
     }
 
     /// The requests for streams that have come.
-    pub(crate) fn asked(&self) -> Vec<Seen> {
+    pub(crate) fn asked(&self) -> Vec<RecordedRequest> {
         let mut seen = self.api.requests();
         seen.retain(|seen| seen.path().contains("/pods/"));
         seen
@@ -129,7 +129,7 @@ impl Cluster {
 }
 
 /// As nodes refuse a protocol that they do not speak.
-pub(crate) fn refuse_websocket(seen: &Seen) -> Option<Reply> {
+pub(crate) fn refuse_websocket(seen: &RecordedRequest) -> Option<Reply> {
     let websocket = seen.header("upgrade") == Some("websocket");
     websocket.then(|| Reply::new(403))
 }

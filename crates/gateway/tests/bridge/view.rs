@@ -8,7 +8,7 @@ use serde_json::Value;
 use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList, servers};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Feature;
-use skewbridge_testkit::{PATIENCE, Reply, Response, Seen, TlsClient, eventually};
+use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, Response, TlsClient, eventually};
 use tokio::sync::Notify;
 
 use crate::bed::start;
@@ -119,7 +119,7 @@ async fn however_many_ask_the_local_server_is_looked_at_and_the_document_made_on
 
     let goes_on = Arc::new(Notify::new());
     let held = goes_on.clone();
-    cluster.local.hook(move |seen: &Seen| {
+    cluster.local.hook(move |seen: &RecordedRequest| {
         let is_look = seen.is_probe() && seen.path() == "/version";
         is_look.then(|| Reply::json(r#"{"gitVersion": "v1.36.4"}"#).after(&held))
     });
@@ -177,7 +177,7 @@ async fn who_may_not_read_is_told_so_also_after_others_have_read() {
     let (cluster, _b, bridge) = mixed().await;
     let alice = cluster.alice();
     let bob = cluster.bed.user("bob", &[]);
-    cluster.local.hook(|seen: &Seen| {
+    cluster.local.hook(|seen: &RecordedRequest| {
         let bob = seen.all("x-remote-user") == ["bob"] && seen.path() == "/apis";
         bob.then(|| Reply::new(403).body("bob may not"))
     });
@@ -246,7 +246,7 @@ async fn each_server_is_told_of_by_itself() {
     assert!(!serves(own, "fleets") && serves(own, "deployments") && serves(own, "pods"));
     assert!(serves(peer, "fleets") && serves(peer, "pods"));
 
-    cluster.local.hook(|seen: &Seen| {
+    cluster.local.hook(|seen: &RecordedRequest| {
         let alice = seen.all("x-remote-user") == ["alice"];
         alice.then(|| Reply::new(403).body("no"))
     });
@@ -537,7 +537,7 @@ async fn what_is_deleted_is_gone_at_once_from_lists_too() {
 #[tokio::test]
 async fn a_permission_is_for_one_token_and_one_method() {
     let (cluster, _b, bridge) = mixed().await;
-    cluster.local.hook(|seen: &Seen| {
+    cluster.local.hook(|seen: &RecordedRequest| {
         let good = seen.header("sec-websocket-protocol") == Some("good") && seen.method != "HEAD";
         (seen.path() == "/apis" && !seen.is_probe() && !good).then(|| Reply::new(403).body("no"))
     });
@@ -558,7 +558,7 @@ async fn a_permission_is_for_one_token_and_one_method() {
 #[tokio::test]
 async fn who_may_not_read_openapi_is_told_so() {
     let (cluster, b, bridge) = mixed().await;
-    cluster.local.hook(|seen: &Seen| {
+    cluster.local.hook(|seen: &RecordedRequest| {
         let alice = seen.all("x-remote-user") == ["alice"];
         alice.then(|| Reply::new(403).body("no"))
     });

@@ -32,8 +32,8 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING, 
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, Version};
-use skewbridge_api::hygiene;
-use skewbridge_api::request_info::DecodedPath;
+use skewbridge_k8s_api::forwarding_headers;
+use skewbridge_k8s_api::request_info::DecodedPath;
 
 pub use activity::Activity;
 pub use apart::Apart;
@@ -149,9 +149,9 @@ impl Forwarder {
             return Err(Refusal::Connect);
         }
         let upgrade = (head.version == Version::HTTP_11)
-            .then(|| hygiene::wants_upgrade(&head.headers))
+            .then(|| forwarding_headers::requested_upgrade(&head.headers))
             .flatten();
-        hygiene::remove_hop_by_hop(&mut head.headers);
+        forwarding_headers::remove_hop_by_hop(&mut head.headers);
         // The body tells the client to go on when it is asked for.
         head.headers.remove(EXPECT);
         let body = Body::of(&head, body, &self.room).await?;
@@ -185,7 +185,7 @@ impl Forwarder {
         };
         Ok(match reply? {
             Reply::Response(mut response, body) => {
-                hygiene::remove_hop_by_hop(response.headers_mut());
+                forwarding_headers::remove_hop_by_hop(response.headers_mut());
                 Answer {
                     response,
                     body,
@@ -195,7 +195,7 @@ impl Forwarder {
             }
             Reply::Upgraded(mut response, upgraded) => {
                 let chosen = response.headers().get(UPGRADE).cloned();
-                hygiene::remove_hop_by_hop(response.headers_mut());
+                forwarding_headers::remove_hop_by_hop(response.headers_mut());
                 let headers = response.headers_mut();
                 headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
                 if let Some(protocol) = chosen.or(upgrade) {
@@ -290,7 +290,7 @@ impl Forwarder {
                 })?;
         }
         if !self.modifiers.is_empty() {
-            hygiene::remove_hop_by_hop(&mut head.headers);
+            forwarding_headers::remove_hop_by_hop(&mut head.headers);
             head.headers.remove(EXPECT);
             head.headers.insert(HOST, self.host.clone());
         }

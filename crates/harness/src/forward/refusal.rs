@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use skewbridge_api::media::{content_type, negotiate_error_format};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::content_negotiation::{content_type, negotiate_error_format};
+use skewbridge_k8s_api::status::Status;
 
 /// Why a request was not passed on, or has no answer.
 #[derive(Debug, thiserror::Error)]

@@ -326,7 +326,7 @@ impl Body for H1Body {
                 }
                 Ok(Some(Piece::Trailers(mut trailers))) => {
                     self.settle();
-                    skewbridge_api::hygiene::remove_hop_by_hop(&mut trailers);
+                    skewbridge_k8s_api::forwarding_headers::remove_hop_by_hop(&mut trailers);
                     trailers.remove(CONTENT_LENGTH);
                     trailers.remove(TRANSFER_ENCODING);
                     return Poll::Ready(Some(Ok(Frame::Trailers(trailers))));

@@ -345,7 +345,7 @@ impl Body for H2Body {
         }
         let mut polled = poll_stream(&mut self.stream, cx);
         if let Poll::Ready(Some(Ok(Frame::Trailers(trailers)))) = &mut polled {
-            skewbridge_api::hygiene::remove_hop_by_hop(trailers);
+            skewbridge_k8s_api::forwarding_headers::remove_hop_by_hop(trailers);
         }
         polled
     }

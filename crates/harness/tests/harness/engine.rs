@@ -8,7 +8,7 @@ use http::{HeaderValue, Request, StatusCode};
 use skewbridge_harness::forward::{BoxFuture, Dial, DialError, Dialled, Offer, Standing};
 use skewbridge_harness::{Cluster, ModifyError, NeedsBody, Outgoing, RequestModifier};
 use skewbridge_testkit::{
-    ApiServer, Ca, Options, PATIENCE, RawServer, Reply, SilentPort, eventually,
+    ApiServer, Ca, Options, PATIENCE, Reply, ReservedPort, ScriptedServer, eventually,
 };
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -211,7 +211,7 @@ async fn a_short_body_that_comes_slowly_is_not_waited_for() {
     let leaf = ca.server(&["localhost", "127.0.0.1"]);
     let begun = Arc::new(Notify::new());
     let told = begun.clone();
-    let server = RawServer::start(&leaf, None, &["http/1.1"], move |mut conn| {
+    let server = ScriptedServer::start(&leaf, None, &["http/1.1"], move |mut conn| {
         let told = told.clone();
         async move {
             conn.read_head().await;
@@ -395,7 +395,7 @@ async fn a_cut_answer_is_cut_for_the_client() {
     let leaf = ca.server(&["localhost", "127.0.0.1"]);
     let cut = Arc::new(Notify::new());
     let told = cut.clone();
-    let server = RawServer::start(&leaf, None, &["http/1.1"], move |mut conn| {
+    let server = ScriptedServer::start(&leaf, None, &["http/1.1"], move |mut conn| {
         let told = told.clone();
         async move {
             conn.read_head().await;
@@ -431,7 +431,7 @@ async fn a_write_is_never_sent_twice_and_a_read_is_where_it_is_safe() {
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["localhost", "127.0.0.1"]);
     // Answers once, and ends on the second request without a word.
-    let server = RawServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
+    let server = ScriptedServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
         conn.read_head().await;
         conn.write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
             .await;
@@ -466,7 +466,7 @@ async fn a_write_is_never_sent_twice_and_a_read_is_where_it_is_safe() {
 #[tokio::test]
 async fn nobody_there_is_said_with_the_servers_name() {
     let ca = Ca::new("cluster");
-    let silent = SilentPort::new();
+    let silent = ReservedPort::new();
     let addr = silent.addr();
     let rig = Rig::start(addr, &ca, Vec::new()).await;
     let answer = rig.h2().await.get("/").await.unwrap();

@@ -9,7 +9,7 @@ use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use skewbridge_harness::forward::{BoxFuture, Dial, DialError, Dialled, Offer};
 use skewbridge_harness::{Certificate, ClientKey, Cluster, KeyError};
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Options, PATIENCE, RawServer, Reply, eventually,
+    ApiServer, Ca, ClientAuth, Options, PATIENCE, Reply, ScriptedServer, eventually,
 };
 use tokio::sync::Semaphore;
 
@@ -126,8 +126,8 @@ async fn a_key_logs_in_by_the_newest_tls_that_has_its_signatures() {
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["localhost", "127.0.0.1"]);
     // It speaks both, and says which is spoken.
-    let server = RawServer::start(&leaf, Some(&ca), &["http/1.1"], |mut conn| async move {
-        assert_eq!(conn.peer_certs.len(), 1);
+    let server = ScriptedServer::start(&leaf, Some(&ca), &["http/1.1"], |mut conn| async move {
+        assert_eq!(conn.client_certs.len(), 1);
         let version = conn.io.get_ref().get_ref().1.protocol_version().unwrap();
         let version = format!("{version:?}");
         conn.read_head().await;

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use skewbridge_api::secret::SecretString;
-use skewbridge_testkit::{ApiServer, Ca, Options, RawConn, RawServer, Reply};
+use skewbridge_k8s_api::secret::SecretString;
+use skewbridge_testkit::{ApiServer, Ca, Options, Reply, ScriptedConn, ScriptedServer};
 use tokio::io::{
     AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _,
     BufReader, copy_bidirectional,
@@ -67,14 +67,14 @@ async fn plain<F: Future<Output = ()> + Send + 'static>(
     (addr, used)
 }
 
-async fn by_https(ca: &Ca, server: SocketAddr) -> RawServer {
+async fn by_https(ca: &Ca, server: SocketAddr) -> ScriptedServer {
     let leaf = ca.server(&["127.0.0.1"]);
-    RawServer::start(
+    ScriptedServer::start(
         &leaf,
         None,
         &["http/1.1"],
-        move |conn: RawConn| async move {
-            assert!(conn.peer_certs.is_empty(), "it is no business of a proxy");
+        move |conn: ScriptedConn| async move {
+            assert!(conn.client_certs.is_empty(), "it is no business of a proxy");
             tunnel(conn.io, server).await;
         },
     )

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use http::uri::Authority;
-use skewbridge_api::exec_credential;
 use skewbridge_harness::forward::{Dial, Forwarder, Listener, serve};
 use skewbridge_harness::{ClientKey, Cluster, RequestModifier};
+use skewbridge_k8s_api::exec_credential;
 use skewbridge_testkit::{Ca, ClientAuth, H1Client, H2Client, TlsClient};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;

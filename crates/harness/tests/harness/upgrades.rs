@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use skewbridge_testkit::{ApiServer, Ca, Options, PATIENCE, RawServer, Reply};
+use skewbridge_testkit::{ApiServer, Ca, Options, PATIENCE, Reply, ScriptedServer};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
@@ -69,7 +69,7 @@ async fn nothing_of_the_client_leaves_before_101_and_a_refusal_ends_the_connecti
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["localhost", "127.0.0.1"]);
     let (tell, told) = std::sync::mpsc::channel();
-    let server = RawServer::start(&leaf, None, &["http/1.1"], move |mut conn| {
+    let server = ScriptedServer::start(&leaf, None, &["http/1.1"], move |mut conn| {
         let tell = tell.clone();
         async move {
             conn.read_head().await;
@@ -100,7 +100,7 @@ async fn nothing_of_the_client_leaves_before_101_and_a_refusal_ends_the_connecti
 async fn a_switch_that_nobody_asked_for_is_no_answer() {
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["localhost", "127.0.0.1"]);
-    let server = RawServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
+    let server = ScriptedServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
         conn.read_head().await;
         conn.write("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n")
             .await;

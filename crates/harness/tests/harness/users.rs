@@ -11,7 +11,7 @@ use skewbridge_harness::Cluster;
 use skewbridge_harness::forward::{Forwarder, Listener, serve};
 use skewbridge_testkit::{
     ApiServer, Ca, ClientAuth, Options, PATIENCE, Reply, ScratchDir, Stopwatch, eventually,
-    second_user,
+    unprivileged_user,
 };
 use tokio::net::UnixListener;
 
@@ -20,7 +20,9 @@ use crate::rig::{Rig, cluster};
 /// A thread can be another user than its process, and the kernel tells who connects.
 #[tokio::test]
 async fn another_users_process_is_turned_away_before_a_byte_is_read() {
-    let Some(other) = second_user() else { return };
+    let Some(other) = unprivileged_user() else {
+        return;
+    };
     let ca = Ca::new("cluster");
     let options = Options::new(ca.server(&["127.0.0.1"]));
     let server = ApiServer::start(options, |_| Reply::new(200)).await;
@@ -105,7 +107,9 @@ fn is_closed(mut stream: &TcpStream) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_of_another_user_is_turned_away() {
-    let Some(other) = second_user() else { return };
+    let Some(other) = unprivileged_user() else {
+        return;
+    };
     let ca = Ca::new("cluster");
     let server =
         ApiServer::start(Options::new(ca.server(&["127.0.0.1"])), |_| Reply::new(200)).await;

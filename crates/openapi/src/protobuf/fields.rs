@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use skewbridge_api::protobuf::{self, Fields, Malformed, length_delimited_prefix};
+use skewbridge_k8s_api::protobuf::{self, Fields, length_delimited_prefix};
 
 use crate::error::DecodeError;
 
@@ -40,8 +40,8 @@ pub(crate) fn split_fields(message: &[u8]) -> Result<Vec<Field<'_>>, DecodeError
     Ok(fields)
 }
 
-impl From<Malformed> for DecodeError {
-    fn from(_: Malformed) -> Self {
+impl From<protobuf::DecodeError> for DecodeError {
+    fn from(_: protobuf::DecodeError) -> Self {
         Self::Malformed
     }
 }
@@ -63,7 +63,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use skewbridge_api::protobuf::MAX_FIELD_NUMBER;
+    use skewbridge_k8s_api::protobuf::MAX_FIELD_NUMBER;
 
     #[test]
     fn fields_of_all_types_are_split() {

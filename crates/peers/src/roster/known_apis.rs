@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use http::Method;
 use proptest::prelude::*;
-use skewbridge_api::request_info::DecodedPath;
+use skewbridge_k8s_api::request_info::DecodedPath;
 
 use super::*;
 use crate::served_record::tests::record;

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use skewbridge_api::request_info::DecodedPath;
+use skewbridge_k8s_api::request_info::DecodedPath;
 
 use super::*;
 

@@ -6,12 +6,12 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use rustls_pki_types::ServerName;
-use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::config::{
     Admin, ApiServerIdentity, BridgeUser, Callers, Config, Egress, Etcd, Features, Limits, Listen,
     LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
     TranslateStreams, Upstream, UpstreamStreams,
 };
+use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_peers::Identity;
 use skewbridge_peers::registry::Exchange;
 

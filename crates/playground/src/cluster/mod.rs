@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use skewbridge_api::identity::User;
-use skewbridge_api::status::Status;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::tls::files::{FileProblem, load_ca};
+use skewbridge_k8s_api::identity::User;
+use skewbridge_k8s_api::status::Status;
 use skewbridge_peers::registry::Exchange;
 use tokio::task::JoinSet;
 use tokio::time::timeout;

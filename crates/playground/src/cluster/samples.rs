@@ -1,7 +1,7 @@
 //! The sample objects that exist at the start.
 
 use serde_json::{Value, json};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use crate::object::Object;
 use crate::server::SharedStore;

@@ -1,7 +1,7 @@
 //! The node as an object of the API.
 
 use serde_json::{Value, json};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use crate::catalogue::Release;
 use crate::object::Object;

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use percent_encoding::percent_decode_str;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 use skewbridge_remotecommand::port_forward::tunnel::{
     PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled_protocols,
 };

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::Value;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use crate::object::json_size;
 

@@ -1,8 +1,8 @@
 //! Authorization by roles and bindings in the store (`rbac.authorization.k8s.io`).
 
 use serde_json::{Value, json};
-use skewbridge_api::identity::User;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::identity::User;
+use skewbridge_k8s_api::status::Status;
 
 use super::Attributes;
 use crate::object::{Object, texts};

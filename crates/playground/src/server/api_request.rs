@@ -4,9 +4,9 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, USER_AGENT};
 use http::request::Parts;
 use serde_json::Value;
-use skewbridge_api::identity::User;
-use skewbridge_api::request_info::RequestInfo;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::identity::User;
+use skewbridge_k8s_api::request_info::RequestInfo;
+use skewbridge_k8s_api::status::Status;
 
 use super::Server;
 use super::query::Query;

@@ -8,10 +8,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
-use skewbridge_api::identity::{IdentityHeaders, User};
-use skewbridge_api::status::Status;
-use skewbridge_api::version::Version;
 use skewbridge_gateway::authn::{Caller, ClientCertState, TrustConfig};
+use skewbridge_k8s_api::identity::{IdentityHeaders, User};
+use skewbridge_k8s_api::status::Status;
+use skewbridge_k8s_api::version::Version;
 
 use crate::rbac::Attributes;
 

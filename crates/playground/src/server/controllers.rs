@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::Value;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 use tokio::time::timeout;
 
 use super::shared::SharedStore;

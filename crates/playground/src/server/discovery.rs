@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH, VARY};
 use http::{HeaderMap, HeaderValue, StatusCode};
-use skewbridge_api::media::{Format, negotiate};
-use skewbridge_api::status::Status;
 use skewbridge_discovery::accept::RequestedDiscovery;
 use skewbridge_discovery::{Layout, Object};
+use skewbridge_k8s_api::content_negotiation::{Format, negotiate};
+use skewbridge_k8s_api::status::Status;
 
 use super::responses::{self, ApiResponse};
 use crate::catalogue::{Catalogue, Root};

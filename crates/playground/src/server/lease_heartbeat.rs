@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 use skewbridge_peers::{Identity, IdentityLease};
 use tokio::time::interval;
 

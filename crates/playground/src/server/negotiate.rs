@@ -1,8 +1,8 @@
 //! The requested form of objects: full, as a table, or metadata only.
 
 use http::HeaderMap;
-use skewbridge_api::media::{Format, MediaRange, alternatives};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::content_negotiation::{Format, MediaRange, sorted_accept};
+use skewbridge_k8s_api::status::Status;
 
 use crate::status::not_acceptable;
 
@@ -23,7 +23,7 @@ const OFFERS: [Format; 2] = [Format::Json, Format::Yaml];
 impl Form {
     /// The first supported form, in kube-apiserver's order; 406 if there is none.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, Status> {
-        let Some(ranges) = alternatives(headers) else {
+        let Some(ranges) = sorted_accept(headers) else {
             return Ok(Self::Objects);
         };
         let found = ranges.iter().find_map(Self::of_range);
@@ -31,7 +31,7 @@ impl Form {
     }
 
     fn of_range(range: &MediaRange<'_>) -> Option<Self> {
-        if range.is_beyond_objects() || !OFFERS.iter().any(|it| range.includes(*it)) {
+        if range.has_unsupported_parameters() || !OFFERS.iter().any(|it| range.includes(*it)) {
             return None;
         }
         if !range.is_transformed() {

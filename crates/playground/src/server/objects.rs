@@ -1,8 +1,8 @@
 //! Dispatches requests by resource, subresource and verb.
 
-use skewbridge_api::request_info::Verb;
-use skewbridge_api::status::Status;
 use skewbridge_gateway::serve::Answer;
+use skewbridge_k8s_api::request_info::Verb;
+use skewbridge_k8s_api::status::Status;
 
 use super::api_request::{ApiRequest, ApiTarget};
 use super::pod_streams::StreamKind;

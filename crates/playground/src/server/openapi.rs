@@ -13,8 +13,8 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, ETAG, IF_NONE_MATCH, VARY};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde_json::{Map, Value, json};
-use skewbridge_api::media::{Format, alternatives, negotiate};
-use skewbridge_api::protobuf::Writer;
+use skewbridge_k8s_api::content_negotiation::{Format, negotiate, sorted_accept};
+use skewbridge_k8s_api::protobuf::Writer;
 
 use super::query::Query;
 use super::responses::{self, ApiResponse};
@@ -174,11 +174,11 @@ fn v3(document: &Document, query: &Query, headers: &HeaderMap) -> ApiResponse {
 }
 
 fn v2(documents: &Documents, headers: &HeaderMap) -> ApiResponse {
-    let ranges = alternatives(headers).unwrap_or_default();
+    let ranges = sorted_accept(headers).unwrap_or_default();
     let is_protobuf = |subkind: &str| {
         subkind == V2_PROTOBUF || V2_PROTOBUF_TYPE.strip_prefix("application/") == Some(subkind)
     };
-    let wanted = ranges.iter().find_map(|range| match &*range.subkind {
+    let wanted = ranges.iter().find_map(|range| match &*range.subtype {
         subkind if is_protobuf(subkind) => Some(Format::Protobuf),
         _ if range.includes(Format::Json) => Some(Format::Json),
         _ => None,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, Response};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 

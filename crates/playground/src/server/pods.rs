@@ -3,9 +3,9 @@
 use http::header::UPGRADE;
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
-use skewbridge_api::status::Status;
 use skewbridge_gateway::body::{Pieces, ResponseBody};
 use skewbridge_gateway::serve::{self, Answer};
+use skewbridge_k8s_api::status::Status;
 use skewbridge_remotecommand::port_forward::tunnel::tunnelled_protocols;
 use skewbridge_websocket::subprotocols;
 use tokio::sync::mpsc;

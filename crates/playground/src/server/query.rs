@@ -1,7 +1,7 @@
 //! The query of a request.
 
 use percent_encoding::percent_decode_str;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use crate::status::{FieldError, FieldErrorKind, invalid};
 use crate::store::DryRun;

@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use super::api_request::{ApiRequest, ApiTarget};
 use super::negotiate::Form;

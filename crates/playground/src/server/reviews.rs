@@ -2,8 +2,8 @@
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use skewbridge_api::identity::User;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::identity::User;
+use skewbridge_k8s_api::status::Status;
 
 use super::api_request::{ApiRequest, ApiTarget};
 use super::responses::{self, ApiResponse};

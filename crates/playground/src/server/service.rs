@@ -6,12 +6,12 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, StatusCode};
-use skewbridge_api::identity::User;
-use skewbridge_api::request_info::{DecodedPath, Kind, RequestInfo};
-use skewbridge_api::status::Status;
 use skewbridge_gateway::authn::ClientCertState;
 use skewbridge_gateway::body::{Frame, RequestBody};
 use skewbridge_gateway::serve::{Answer, Service};
+use skewbridge_k8s_api::identity::User;
+use skewbridge_k8s_api::request_info::{DecodedPath, Kind, RequestInfo};
+use skewbridge_k8s_api::status::Status;
 
 use super::api_request::ApiRequest;
 use super::query::Query;

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use serde_json::json;
-use skewbridge_api::status::Status;
 use skewbridge_discovery::ParseError;
+use skewbridge_k8s_api::status::Status;
 use tokio::sync::watch;
 
 use crate::catalogue::{Catalogue, Release};

@@ -15,10 +15,10 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode};
 use serde_json::{Value, json};
-use skewbridge_api::media::Format;
-use skewbridge_api::status::Status;
 use skewbridge_gateway::body::{Pieces, ResponseBody};
 use skewbridge_gateway::drain::Drain;
+use skewbridge_k8s_api::content_negotiation::Format;
+use skewbridge_k8s_api::status::Status;
 use tokio::time::{Instant, sleep_until};
 
 use super::api_request::{ApiRequest, ApiTarget};

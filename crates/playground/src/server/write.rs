@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::StatusCode;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use super::api_request::{ApiRequest, ApiTarget, Typed, yaml};
 use super::negotiate::Form;

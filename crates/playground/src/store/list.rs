@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use super::{Key, Store, parse_version};
 use crate::conversion::storage_resource;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 
 use super::{History, Key};
 use crate::object::Object;

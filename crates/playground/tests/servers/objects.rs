@@ -2,7 +2,7 @@
 
 use http::Method;
 use serde_json::{Value, json};
-use skewbridge_api::protobuf::{Writer, envelope};
+use skewbridge_k8s_api::protobuf::{Writer, envelope};
 use skewbridge_testkit::eventually;
 
 use crate::cluster_fixture::Cluster;

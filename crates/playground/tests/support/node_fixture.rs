@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderMap, HeaderValue, Method};
 use serde_json::{Value, json};
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::status::Status;
 use skewbridge_playground::node::{Node, NodeConfig, Program};
 use skewbridge_playground::object::Object;
 use skewbridge_playground::server::SharedStore;

@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 use skewbridge_sigv4::Request;
 use skewbridge_sigv4::{Payload, Signer};
-use skewbridge_testkit::{ApiServer, Ca, Options, Reply, Seen, TlsClient};
+use skewbridge_testkit::{ApiServer, Ca, Options, RecordedRequest, Reply, TlsClient};
 
 use crate::sigv4::{credentials, has_valid_signature};
 
 /// Whether the signature matches the received request.
-fn is_accepted(seen: &Seen) -> bool {
+fn is_accepted(seen: &RecordedRequest) -> bool {
     let mut headers = HeaderMap::new();
     for (name, value) in &seen.headers {
         let name = HeaderName::from_bytes(name.as_bytes()).unwrap();

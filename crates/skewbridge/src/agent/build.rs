@@ -209,7 +209,7 @@ fn token_config(flags: &Flags, exec_info: &Asked) -> Result<TokenConfig, String>
         (Some(program), _) => PinSource::Askpass(program.clone()),
         (None, Some(path)) => PinSource::File(path.clone()),
         (None, None) if exec_info.interactive => PinSource::Prompt,
-        (None, None) => PinSource::Nowhere,
+        (None, None) => PinSource::Unavailable,
     };
     let certificate = match &flags.client_certificate {
         Some(path) => Some(

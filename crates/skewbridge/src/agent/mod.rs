@@ -9,9 +9,9 @@ use std::io::Write as _;
 use std::process::{Command, ExitCode};
 
 pub(crate) use flags::Flags;
-use skewbridge_api::exec_credential::{ExecCredential, Spec, Version};
 use skewbridge_gateway::config::{LogFormat, Logs};
 use skewbridge_harness::{Asked, Ended, Error, LockFile, Seat, Vigil};
+use skewbridge_k8s_api::exec_credential::{ExecCredential, Spec, Version};
 
 /// Variables that a shell changes by itself, and the exec info, whose cluster is compared
 /// separately. Any other variable may select the user: plugins of plugins (`credential_process`,
@@ -88,7 +88,7 @@ fn serve(flags: &Flags) -> Result<(), Problem> {
         .build()?;
     let ended = runtime.block_on(serve_until_end(flags, &exec_info));
     // A prompt that is still open is abandoned.
-    skewbridge_pkcs11::give_up();
+    skewbridge_pkcs11::cancel_pin_prompt();
     // Does not wait for a handshake that waits for a token.
     runtime.shutdown_background();
     let ended = ended?;
@@ -161,7 +161,7 @@ fn seat(exec_info: &Asked) -> Result<Seat, Error> {
         cluster: Some(exec_info.cluster.clone()),
         ..Spec::default()
     };
-    let cluster = ExecCredential::asking(Version::V1, cluster).to_json();
+    let cluster = ExecCredential::request(Version::V1, cluster).to_json();
     let arguments: Vec<_> = std::env::args_os()
         .skip(1)
         .filter(|argument| argument != "--shared-instance")

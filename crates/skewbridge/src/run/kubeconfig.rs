@@ -3,8 +3,8 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
-use skewbridge_api::secret::SecretString;
 use skewbridge_client::Target;
+use skewbridge_k8s_api::secret::SecretString;
 
 /// The address and credentials of the loopback listener.
 #[derive(Debug)]

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::config::{
     Admin, ApiServerIdentity, BridgeUser, Callers, Config, Egress, Etcd, Feature, Limits, Listen,
     LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
@@ -14,6 +13,7 @@ use skewbridge_gateway::config::{
 };
 use skewbridge_gateway::tls::ca_conflict::{self, CaConflict};
 use skewbridge_gateway::tls::files::{KeyPairFiles, load_ca};
+use skewbridge_k8s_api::identity::IdentityHeaders;
 
 use super::diagnostics::{Diagnostics, Problems, Warning};
 use super::egress;

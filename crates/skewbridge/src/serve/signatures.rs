@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::uri::Authority;
-use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::config::Signatures;
 use skewbridge_gateway::signatures::keys::SignatureKeys;
+use skewbridge_k8s_api::identity::IdentityHeaders;
 
 use super::diagnostics::Diagnostics;
 use super::flags::AuthenticationFlags;

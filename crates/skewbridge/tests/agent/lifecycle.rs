@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use skewbridge_testkit::{Stopwatch, eventually, occurrences};
+use skewbridge_testkit::{Stopwatch, count_in_memory, eventually};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -457,7 +457,7 @@ async fn nothing_secret_is_in_arguments_environment_or_log() {
     assert!(plugin.get(asks).await.unwrap().starts_with("HTTP/1.1 200"));
     let of_jane = std::fs::read_to_string(fixture.dir.path().join("jane.key")).unwrap();
     let of_jane = of_jane.lines().nth(1).unwrap();
-    let in_memory = |text: &str| occurrences(plugin.child.id(), text.as_bytes());
+    let in_memory = |text: &str| count_in_memory(plugin.child.id(), text.as_bytes());
     // A process that is not dumpable can be inspected only by root.
     let socket = in_memory(plugin.socket().to_str().unwrap());
     assert!(socket.is_none_or(|found| found > 0));

@@ -186,11 +186,11 @@ async fn a_replaced_token_causes_no_prompt_during_a_command() {
     };
     answers("token-jane").await;
     // The same label, another serial number, and another PIN.
-    token.exchange("jane", "13579");
+    token.replace("jane", "13579");
     desk.server.kill_connections().await;
-    answers("nobody is asked while a command has the terminal; put the token").await;
+    answers("the plugin does not prompt while a command uses the terminal; insert the token").await;
     assert!(!terminal.is_raw());
-    token.put_back();
+    token.insert_again();
     answers("token-jane").await;
     std::fs::write(desk.path("go"), "go\n").unwrap();
     terminal.shows("ended 0.").await;

@@ -1,6 +1,6 @@
 //! HTTPS proxies between the plugin and the cluster.
 
-use skewbridge_testkit::RawServer;
+use skewbridge_testkit::ScriptedServer;
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 
@@ -12,7 +12,7 @@ async fn an_https_proxy_of_the_environment_may_have_a_certificate_of_the_cluster
     let server = fixture.server().await;
     let client = Client::start(&fixture);
     let (leaf, to) = (fixture.ca.server(&["127.0.0.1"]), server.addr());
-    let proxy = RawServer::start(&leaf, None, &["http/1.1"], move |mut conn| async move {
+    let proxy = ScriptedServer::start(&leaf, None, &["http/1.1"], move |mut conn| async move {
         let asked = conn.read_head().await;
         assert!(
             asked.starts_with("CONNECT cluster.example:6443 "),

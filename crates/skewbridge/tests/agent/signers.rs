@@ -9,11 +9,11 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519};
 use skewbridge_http_signature::Request;
 use skewbridge_http_signature::{Algorithm, HasBody, Verifier, VerifyingKey, Window};
-use skewbridge_testkit::Seen;
+use skewbridge_testkit::RecordedRequest;
 
 use crate::agent_fixture::{AgentFixture, Client, Plugin, send};
 
-fn headers_of(seen: &Seen) -> HeaderMap {
+fn headers_of(seen: &RecordedRequest) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for (name, value) in &seen.headers {
         headers.append(
@@ -28,7 +28,7 @@ const POST: &str = "POST /api/v1/namespaces?dryRun=All HTTP/1.1\r\nHost: x\r\nCo
                     Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
 
 /// Whether a request has a fresh signature of this key, including the body.
-fn is_signed_by(key: &VerifyingKey, seen: &Seen, host: &str) -> bool {
+fn is_signed_by(key: &VerifyingKey, seen: &RecordedRequest, host: &str) -> bool {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap()
@@ -128,7 +128,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Whether a front proxy accepts a request as signed with this secret. Written from AWS'
 /// description of the signature, without code of this project.
-fn is_signed_for_aws(seen: &Seen, id: &str, secret: &str) -> bool {
+fn is_signed_for_aws(seen: &RecordedRequest, id: &str, secret: &str) -> bool {
     let header = |name| match name {
         "host" => seen.authority.as_deref(),
         _ => seen.header(name),
@@ -192,7 +192,7 @@ async fn a_front_proxy_accepts_aws_signatures() {
     assert_eq!(seen.header("x-amz-security-token"), Some("a-session"));
     assert!(is_signed_for_aws(&seen, "AKIDEXAMPLE", "hunter2"));
     assert!(!is_signed_for_aws(&seen, "AKIDEXAMPLE", "hunter3"));
-    let altered: [fn(&mut Seen); 4] = [
+    let altered: [fn(&mut RecordedRequest); 4] = [
         |seen| seen.body = "[]".into(),
         |seen| seen.target.push_str("&force=true"),
         |seen| seen.authority = Some("other.example".to_owned()),

@@ -47,7 +47,7 @@ async fn the_key_in_the_token_authenticates_the_user() {
     let is_jane = || async { plugin.get("/").await.unwrap().contains("\ntoken-jane\r\n") };
     assert!(is_jane().await);
     // The connection is lost while the token is away.
-    token.take_out();
+    token.remove();
     server.kill_connections().await;
     // Requests before the loss is detected fail differently.
     eventually("a word about the token", TEST_TIMEOUT, async || {
@@ -55,7 +55,7 @@ async fn the_key_in_the_token_authenticates_the_user() {
         answer.contains("it is not there; put it in")
     })
     .await;
-    token.put_back();
+    token.insert_again();
     eventually("the token's key", TEST_TIMEOUT, async || is_jane().await).await;
 }
 

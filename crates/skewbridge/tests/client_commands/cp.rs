@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use skewbridge_testkit::{Grant, PATIENCE, Stopwatch, Terminal, eventually};
+use skewbridge_testkit::{PATIENCE, Stopwatch, Terminal, UpgradeResponse, eventually};
 use tokio::time::timeout;
 
 use super::Cluster;
@@ -39,7 +39,7 @@ async fn a_tree_is_copied_to_a_pod_and_back() {
 async fn websockets_can_be_disabled() {
     let cluster = Cluster::start().await;
     // A WebSocket request would get no response, and there would be no fallback.
-    cluster.pods.websocket(Grant::Hangup);
+    cluster.pods.websocket(UpgradeResponse::Close);
     let dir = cluster.dir.path();
     fs::write(dir.join("file"), "contents").unwrap();
     let local = |name: &str| dir.join(name).display().to_string();
@@ -114,7 +114,9 @@ async fn skipped_files_are_named_and_the_copy_fails() {
 #[tokio::test]
 async fn the_stream_protocol_is_printed_once_if_requested() {
     let cluster = Cluster::start().await;
-    cluster.pods.websocket(Grant::No(400, "no".to_owned()));
+    cluster
+        .pods
+        .websocket(UpgradeResponse::Reject(400, "no".to_owned()));
     let file = cluster.dir.write("file", "contents").display().to_string();
     let remote = format!("web:{}/copy", cluster.dir.path().display());
     let output = cluster.run(&["cp", "-v=1", &file, &remote]).await;
@@ -299,8 +301,12 @@ async fn a_refusal_names_its_pod() {
     let cluster = Cluster::start().await;
     cluster.pods.pod("other", "web", &["app"]);
     let forbidden = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","message":"no","code":403}"#;
-    cluster.pods.websocket(Grant::No(403, forbidden.to_owned()));
-    cluster.pods.spdy(Grant::No(403, forbidden.to_owned()));
+    cluster
+        .pods
+        .websocket(UpgradeResponse::Reject(403, forbidden.to_owned()));
+    cluster
+        .pods
+        .spdy(UpgradeResponse::Reject(403, forbidden.to_owned()));
     let here = cluster.dir.write("file", "contents").display().to_string();
     for words in [["other/web:/x", &here], [&here, "other/web:/x"]] {
         let output = cluster.run(&[&["cp"], &words[..]].concat()).await;
@@ -313,7 +319,7 @@ async fn a_refusal_names_its_pod() {
         "status":{"phase":"Pending","containerStatuses":[{"name":"app","state":{"waiting":{"reason":"ImagePullBackOff"}}}]}}"#;
     let path = "/api/v1/namespaces/default/pods/late";
     cluster.pods.object(path, waiting);
-    let missing = Grant::No(500, "container not found (\"app\")\u{1b}[2J".to_owned());
+    let missing = UpgradeResponse::Reject(500, "container not found (\"app\")\u{1b}[2J".to_owned());
     cluster.pods.websocket(missing.clone());
     cluster.pods.spdy(missing);
     for words in [["late:/x", &here], [&here, "late:/x"]] {

@@ -1,6 +1,6 @@
 //! `exec` and `attach` with pipes.
 
-use skewbridge_testkit::{Grant, PATIENCE};
+use skewbridge_testkit::{PATIENCE, UpgradeResponse};
 use tokio::time::timeout;
 
 use super::Cluster;
@@ -85,7 +85,7 @@ async fn the_container_is_chosen_as_kubectl_chooses_it() {
         .run(&["exec", "two", "-c", "side", "--", "true"])
         .await;
     assert_eq!((output.code, &*output.stderr), (Some(0), ""));
-    let last = cluster.pods.seen().pop().unwrap();
+    let last = cluster.pods.requests().pop().unwrap();
     assert!(last.contains("&container=side&"), "{last}");
     let output = cluster.run(&["exec", "two", "-c", "x", "--", "true"]).await;
     assert_eq!(output.code, Some(1));
@@ -157,7 +157,7 @@ async fn a_deployment_is_resolved_to_its_best_pod() {
         "{}",
         output.stderr
     );
-    let last = cluster.pods.seen().pop().unwrap();
+    let last = cluster.pods.requests().pop().unwrap();
     assert!(last.contains("/pods/shop-2/exec?"), "{last}");
 }
 
@@ -189,8 +189,12 @@ async fn a_container_that_does_not_run_is_reported_with_its_state() {
 async fn a_forbidden_request_names_the_missing_permission() {
     let cluster = Cluster::start().await;
     let forbidden = r#"{"kind":"Status","reason":"Forbidden","message":"pods \"web\" is forbidden: User \"bob\" cannot create resource \"pods/exec\"","code":403}"#;
-    cluster.pods.websocket(Grant::No(403, forbidden.to_owned()));
-    cluster.pods.spdy(Grant::No(403, forbidden.to_owned()));
+    cluster
+        .pods
+        .websocket(UpgradeResponse::Reject(403, forbidden.to_owned()));
+    cluster
+        .pods
+        .spdy(UpgradeResponse::Reject(403, forbidden.to_owned()));
     let output = cluster.run(&["exec", "web", "--", "true"]).await;
     assert_eq!(output.code, Some(1));
     assert_eq!(
@@ -206,7 +210,7 @@ async fn a_forbidden_request_names_the_missing_permission() {
     let forbidden =
         r#"{"kind":"Status","reason":"Forbidden","message":"pods is forbidden","code":403}"#;
     let pods = "/api/v1/namespaces/default/pods";
-    cluster.pods.answer(pods, 403, forbidden);
+    cluster.pods.respond(pods, 403, forbidden);
     let output = cluster.run(&["exec", "deploy/shop", "--", "true"]).await;
     assert_eq!(
         output.stderr,
@@ -219,7 +223,9 @@ async fn a_forbidden_request_names_the_missing_permission() {
 async fn server_messages_have_no_control_characters() {
     let cluster = Cluster::start().await;
     let evil = "\u{1b}[2J\u{9b}2J\u{7}";
-    cluster.pods.websocket(Grant::No(400, evil.to_owned()));
+    cluster
+        .pods
+        .websocket(UpgradeResponse::Reject(400, evil.to_owned()));
     cluster.pods.object(
         "/api/v1/namespaces/default/pods/odd",
         r#"{"metadata":{"name":"odd"},"spec":{"containers":[{"name":"a\u001b[2J"},{"name":"b"}]},
@@ -229,7 +235,9 @@ async fn server_messages_have_no_control_characters() {
     assert!(output.stderr.contains("[2J"), "{output:?}");
     let shown = |it: &str| !it.chars().any(|it| it.is_control() && it != '\n');
     assert!(shown(&output.stderr), "{output:?}");
-    cluster.pods.spdy(Grant::No(500, evil.to_owned()));
+    cluster
+        .pods
+        .spdy(UpgradeResponse::Reject(500, evil.to_owned()));
     let output = cluster.run(&["exec", "web", "--", "true"]).await;
     assert!(output.stderr.contains("[2J"), "{output:?}");
     assert!(shown(&output.stderr), "{output:?}");
@@ -238,9 +246,10 @@ async fn server_messages_have_no_control_characters() {
 #[tokio::test]
 async fn the_reason_for_spdy_is_printed_if_requested() {
     let cluster = Cluster::start().await;
-    cluster
-        .pods
-        .websocket(Grant::No(400, "no WebSockets here".to_owned()));
+    cluster.pods.websocket(UpgradeResponse::Reject(
+        400,
+        "no WebSockets here".to_owned(),
+    ));
     let output = cluster.run(&["exec", "web", "--", "true"]).await;
     assert_eq!((output.code, &*output.stderr), (Some(0), ""));
     let output = cluster.run(&["exec", "-v=1", "web", "--", "true"]).await;
@@ -253,7 +262,9 @@ async fn the_reason_for_spdy_is_printed_if_requested() {
     let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
     assert_eq!(output.stderr, b"skewbridge: by SPDY\n");
     // If the fallback is refused too, both reasons are printed.
-    cluster.pods.spdy(Grant::No(502, "nor SPDY".to_owned()));
+    cluster
+        .pods
+        .spdy(UpgradeResponse::Reject(502, "nor SPDY".to_owned()));
     let output = cluster.run(&["exec", "web", "--", "true"]).await;
     let expected = "error: unable to upgrade connection: nor SPDY\n\
                     that was by SPDY; a WebSocket had been refused before: no WebSockets here (400)\n";
@@ -325,7 +336,7 @@ async fn a_running_process_is_attached() {
         "{}",
         output.stderr
     );
-    let last = cluster.pods.seen().pop().unwrap();
+    let last = cluster.pods.requests().pop().unwrap();
     assert!(
         last.contains("/pods/web/attach?container=app&stdin=true&stdout=true&stderr=true"),
         "{last}"

@@ -40,7 +40,7 @@ async fn a_file_can_name_the_target_of_a_command() {
         "{}",
         output.stderr
     );
-    let last = cluster.pods.seen().pop().unwrap();
+    let last = cluster.pods.requests().pop().unwrap();
     assert!(last.contains("/pods/shop-1/exec?"), "{last}");
     // Its namespace counts, unless the flag is given.
     cluster.pods.pod("zoo", "ape", &["app"]);
@@ -53,7 +53,7 @@ async fn a_file_can_name_the_target_of_a_command() {
         "{}",
         output.stderr
     );
-    let last = cluster.pods.seen().pop().unwrap();
+    let last = cluster.pods.requests().pop().unwrap();
     assert!(last.contains("/namespaces/zoo/pods/ape/exec?"), "{last}");
     let words = ["exec", "-n", "default", "-f", "-", "--", "true"];
     let output = cluster.run_with(&words, object.as_bytes()).await;
@@ -111,7 +111,7 @@ async fn a_type_and_a_name_may_be_two_words_of_attach() {
         "{}",
         output.stderr
     );
-    let last = cluster.pods.seen().pop().unwrap();
+    let last = cluster.pods.requests().pop().unwrap();
     assert!(last.contains("/pods/shop-1/attach?"), "{last}");
     let output = cluster.run(&["attach", "a", "b", "c"]).await;
     assert_eq!(
@@ -149,7 +149,7 @@ async fn attach_prints_kubectls_messages() {
     }
     // Also without stdin, and before the attach succeeds.
     let refusal = r#"{"kind":"Status","reason":"Forbidden","message":"no","code":403}"#;
-    let grant = || skewbridge_testkit::Grant::No(403, refusal.to_owned());
+    let grant = || skewbridge_testkit::UpgradeResponse::Reject(403, refusal.to_owned());
     cluster.pods.websocket(grant());
     cluster.pods.spdy(grant());
     let output = cluster.run(&["attach", "web"]).await;
@@ -264,7 +264,7 @@ async fn several_kubeconfigs_are_merged_and_flags_choose_from_them() {
         (&["--context=there", "-n", "default"], &other, "default"),
     ];
     for (flags, pods, namespace) in rows {
-        let before = pods.seen().len();
+        let before = pods.requests().len();
         let output = exec(flags).await;
         assert_eq!(
             (output.code, &*output.stdout),
@@ -272,7 +272,7 @@ async fn several_kubeconfigs_are_merged_and_flags_choose_from_them() {
             "{flags:?}: {}",
             output.stderr
         );
-        let asked = pods.seen().split_off(before);
+        let asked = pods.requests().split_off(before);
         let path = format!("/api/v1/namespaces/{namespace}/pods/web");
         assert!(asked[0].contains(&path), "{flags:?}: {asked:?}");
     }

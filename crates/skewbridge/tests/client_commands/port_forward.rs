@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
-use skewbridge_testkit::{Grant, PATIENCE, Pods, SilentPort};
+use skewbridge_testkit::{PATIENCE, Pods, ReservedPort, UpgradeResponse};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
@@ -227,7 +227,7 @@ async fn only_complete_data_ends_with_eof() {
 async fn one_bad_connection_ends_no_other() {
     let cluster = Cluster::start().await;
     let (good, task) = answering("fine").await;
-    let silent = SilentPort::new();
+    let silent = ReservedPort::new();
     let bad = silent.addr().port();
     let words = ["web".to_owned(), format!(":{bad}"), format!(":{good}")];
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -306,7 +306,7 @@ async fn a_server_that_accepts_and_closes_is_retried_with_backoff_and_a_limit() 
         "{last}"
     );
     assert_eq!(forwarding.code().await, Some(1));
-    let seen = cluster.pods.seen();
+    let seen = cluster.pods.requests();
     let asked = seen.iter().filter(|it| it.contains("/portforward")).count();
     // The first one, and then with pauses of 0, 200, 400 and 800 ms.
     assert!((2..=5).contains(&asked), "{seen:?}");
@@ -318,7 +318,7 @@ async fn a_silent_server_times_out() {
     let words = ["--pod-running-timeout=1s", "web", ":80"];
     let mut forwarding = Forwarding::start(&cluster, &words);
     forwarding.port(80).await;
-    cluster.pods.websocket(Grant::Silence);
+    cluster.pods.websocket(UpgradeResponse::Hang);
     cluster.pods.cut_all();
     let complaint = forwarding.complaint().await;
     assert!(

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_harness::IgnoredSignals;
-use skewbridge_testkit::{PATIENCE, Stopwatch, eventually, second_user};
+use skewbridge_testkit::{PATIENCE, Stopwatch, eventually, unprivileged_user};
 use tokio::signal::unix::SignalKind;
 
 use crate::run_fixture::{
@@ -58,7 +58,9 @@ async fn the_credentials_in_it_cannot_be_read_by_the_command() {
     let script = "stat -c %u /proc/$PPID/mem /proc/self/mem; ulimit -Hc";
     let mut command = fixture.script(&token(), script);
     // As root, every process can be read.
-    let Some(user) = second_user() else { return };
+    let Some(user) = unprivileged_user() else {
+        return;
+    };
     for path in [
         fixture.dir.path().to_owned(),
         fixture.dir.path().join("runtime"),

@@ -13,7 +13,9 @@ use rustls::RootCertStore;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::{Value, json};
-use skewbridge_testkit::{ApiServer, Ca, ClientAuth, Options, Reply, ScratchDir, Seen, Stopwatch};
+use skewbridge_testkit::{
+    ApiServer, Ca, ClientAuth, Options, RecordedRequest, Reply, ScratchDir, Stopwatch,
+};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -44,7 +46,7 @@ impl AgentFixture {
 
     /// A server that returns the user of a request.
     pub(crate) async fn server(&self) -> ApiServer {
-        let answer = |seen: Seen| {
+        let answer = |seen: RecordedRequest| {
             let name = seen.client.as_ref().map(|it| it.common_name.clone());
             Reply::json(name.unwrap_or_else(|| "nobody".to_owned()))
         };

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use skewbridge_testkit::{ApiServer, Ca, Options, Reply, ScratchDir, Seen};
+use skewbridge_testkit::{ApiServer, Ca, Options, RecordedRequest, Reply, ScratchDir};
 
 /// Longer than any of the commands takes.
 pub(crate) const PATIENT: Option<Duration> = Some(Duration::from_mins(1));
@@ -34,7 +34,9 @@ impl RunFixture {
         .await
     }
 
-    pub(crate) async fn with(answer: impl Fn(Seen) -> Reply + Send + Sync + 'static) -> Self {
+    pub(crate) async fn with(
+        answer: impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static,
+    ) -> Self {
         let ca = Ca::new("cluster");
         let options = Options::new(ca.server(&["127.0.0.1"]));
         Self {

@@ -5,49 +5,49 @@ use tokio::io::AsyncWriteExt;
 
 use super::Response;
 use crate::Connection;
-use crate::wire::{self, BodyReader, Fields, Framing, invalid};
+use crate::h1_codec::{self, BodyReader, Fields, Framing, invalid};
 
-/// HTTP/1.1 by hand: bytes out, answers in.
+/// An HTTP/1.1 client that sends raw bytes and parses responses.
 #[derive(Debug)]
 pub struct H1Client {
     io: Connection,
-    /// The body of the answer whose head was read last.
+    /// The body of the response whose head was read last.
     body: Option<BodyReader>,
 }
 
-/// The head of an answer, headers in the order and case of the wire.
+/// The head of a response, with headers in wire order and case.
 #[derive(Clone, Debug)]
 pub struct Head {
     /// The status code.
     pub status: u16,
-    /// The words after it.
+    /// The reason phrase.
     pub reason: String,
     /// The headers.
     pub headers: Vec<(String, String)>,
 }
 
 impl Head {
-    /// The first value of a header, whatever its case.
+    /// The first value of a header, case-insensitively.
     pub fn header(&self, name: &str) -> Option<&str> {
-        wire::find(&self.headers, name)
+        h1_codec::find(&self.headers, name)
     }
 }
 
 impl H1Client {
-    /// Speaks over a connection that is open already.
+    /// Uses a connection that is already open.
     pub fn over(io: Connection) -> Self {
         Self { io, body: None }
     }
 
-    /// Sends these bytes as they are.
+    /// Sends these bytes unchanged.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
         self.io.write_all(bytes.as_ref()).await?;
         self.io.flush().await
     }
 
-    /// Reads the next head, also one of an interim (1xx) answer.
+    /// Reads the next head, including an interim (1xx) one.
     pub async fn read_head(&mut self) -> io::Result<Head> {
-        let head = wire::Head::read(&mut self.io)
+        let head = h1_codec::Head::read(&mut self.io)
             .await?
             .ok_or(io::ErrorKind::UnexpectedEof)?;
         let mut words = head.start_line.splitn(3, ' ');
@@ -69,8 +69,8 @@ impl H1Client {
         })
     }
 
-    /// Reads the next chunk as the server framed it, or what has arrived of a body that is not
-    /// chunked; `None` at the end of the body.
+    /// Reads the next chunk as the server framed it, or the available part of a body that
+    /// is not chunked; `None` at the end of the body.
     pub async fn read_chunk(&mut self) -> io::Result<Option<Bytes>> {
         match &mut self.body {
             Some(body) => body.next(&mut self.io).await,
@@ -78,15 +78,15 @@ impl H1Client {
         }
     }
 
-    /// The trailers of a body that was read to its end.
+    /// The trailers of a body that was read completely.
     pub fn trailers(&self) -> &[(String, String)] {
         self.body
             .as_ref()
             .map_or(&[], |body| body.trailers().as_slice())
     }
 
-    /// Reads a whole answer to a request other than HEAD; interim answers before it, except
-    /// 101, are skipped.
+    /// Reads a complete response to a request other than HEAD; interim responses before it,
+    /// except 101, are skipped.
     pub async fn read_response(&mut self) -> io::Result<Response> {
         let head = self.read_final_head().await?;
         let mut body = BytesMut::new();
@@ -100,24 +100,24 @@ impl H1Client {
         Ok(response(head, body.freeze(), trailers))
     }
 
-    /// Reads a whole answer to a HEAD request, which has no body whatever its headers say.
+    /// Reads a complete response to a HEAD request, which has no body regardless of its
+    /// headers.
     pub async fn read_response_to_head(&mut self) -> io::Result<Response> {
         let head = self.read_final_head().await?;
         self.body = None;
         Ok(response(head, Bytes::new(), Vec::new()))
     }
 
-    /// Whether the server has closed: waits for its end of stream, and fails when bytes come
-    /// instead.
+    /// Waits until the server closes the connection, and fails if it sends bytes instead.
     pub async fn read_close(&mut self) -> io::Result<()> {
-        match wire::Head::read(&mut self.io).await {
+        match h1_codec::Head::read(&mut self.io).await {
             Ok(None) => Ok(()),
-            Ok(Some(head)) => Err(invalid(&format!("an answer: {:?}", head.start_line))),
+            Ok(Some(head)) => Err(invalid(&format!("a response: {:?}", head.start_line))),
             Err(error) => Err(error),
         }
     }
 
-    /// The connection, after an upgrade for instance; nothing read ahead is lost.
+    /// Returns the connection, for example after an upgrade; no buffered bytes are lost.
     pub fn into_connection(self) -> Connection {
         self.io
     }

@@ -6,38 +6,38 @@ use h2::{Reason, RecvStream, SendStream};
 use http::Request;
 
 use super::Response;
-use crate::task::Owned;
+use crate::task::OwnedTask;
 use crate::{Connection, h2io};
 
-/// A thin wrapper of `h2`'s client that drives its connection.
+/// A thin wrapper around `h2`'s client that drives its connection.
 #[derive(Debug)]
 pub struct H2Client {
     requests: SendRequest<Bytes>,
-    driver: Owned<()>,
-    /// Held by each open stream, and so counts them.
+    driver: OwnedTask<()>,
+    /// Cloned by each open stream, so its count is the number of open streams.
     open: Arc<()>,
 }
 
-/// One stream, sent and read piece by piece. Dropping it before its end resets it.
+/// One stream, sent and read in parts. Dropping it early resets it.
 #[derive(Debug)]
 pub struct H2Stream {
     sending: SendStream<Bytes>,
-    answer: Option<ResponseFuture>,
+    response: Option<ResponseFuture>,
     receiving: Option<RecvStream>,
     _open: Arc<()>,
 }
 
 impl H2Client {
-    /// Speaks over a connection that is open already.
+    /// Uses a connection that is already open.
     pub async fn over(io: Connection) -> Result<Self, h2::Error> {
         Self::with(&h2::client::Builder::new(), io).await
     }
 
-    /// The same with windows and limits of the caller's choice.
+    /// The same with the given windows and limits.
     pub async fn with(builder: &h2::client::Builder, io: Connection) -> Result<Self, h2::Error> {
         let (requests, connection) = builder.handshake(io).await?;
-        let driver = Owned::spawn(async {
-            // Its error reaches each stream as well; that is where tests look.
+        let driver = OwnedTask::spawn(async {
+            // Each stream reports the error as well, where tests check it.
             let _ = connection.await;
         });
         Ok(Self {
@@ -47,7 +47,7 @@ impl H2Client {
         })
     }
 
-    /// Sends a whole request and reads the whole answer.
+    /// Sends a complete request and reads the complete response.
     pub async fn request(
         &self,
         request: Request<()>,
@@ -64,16 +64,17 @@ impl H2Client {
                 }
                 stream.sending.send_data(Bytes::new(), true)
             };
-            let mut answer = stream
-                .answer
+            let mut response = stream
+                .response
                 .take()
-                .expect("a new stream has no answer yet");
-            // A server may answer before it has read everything; what it says counts then.
+                .expect("a new stream has no response yet");
+            // A server may respond before it has read the whole request; its response
+            // counts then.
             tokio::select! {
-                head = &mut answer => head?,
+                head = &mut response => head?,
                 sent = sending => match sent {
-                    Ok(()) => answer.await?,
-                    Err(error) => answer.await.map_err(|_| error)?,
+                    Ok(()) => response.await?,
+                    Err(error) => response.await.map_err(|_| error)?,
                 },
             }
         };
@@ -99,33 +100,33 @@ impl H2Client {
         self.request(request, Bytes::new()).await
     }
 
-    /// Opens a stream with these headers and leaves its body open; [`H2Stream::finish`] ends
-    /// it. Waits while the server allows no more streams.
+    /// Opens a stream with these headers and an open body; [`H2Stream::finish`] ends it.
+    /// Waits while the server allows no more streams.
     pub async fn stream(&self, request: Request<()>) -> Result<H2Stream, h2::Error> {
         self.open(request, false).await
     }
 
-    /// Streams of this client that were opened and not dropped yet.
+    /// The number of streams of this client that were opened and not dropped yet.
     pub fn open_streams(&self) -> usize {
         Arc::strong_count(&self.open) - 1
     }
 
-    /// How many streams the server allows, as far as its SETTINGS have come.
+    /// How many streams the server allows, according to the SETTINGS received so far.
     pub fn allowed_streams(&self) -> usize {
         self.requests.current_max_send_streams()
     }
 
-    /// Whether the connection is over, after a GOAWAY and the last stream for instance.
+    /// Whether the connection has ended, for example after a GOAWAY and the last stream.
     pub fn is_closed(&self) -> bool {
         self.driver.is_finished()
     }
 
     async fn open(&self, request: Request<()>, end: bool) -> Result<H2Stream, h2::Error> {
         let mut requests = self.requests.clone().ready().await?;
-        let (answer, sending) = requests.send_request(request, end)?;
+        let (response, sending) = requests.send_request(request, end)?;
         Ok(H2Stream {
             sending,
-            answer: Some(answer),
+            response: Some(response),
             receiving: None,
             _open: Arc::clone(&self.open),
         })
@@ -133,9 +134,9 @@ impl H2Client {
 }
 
 impl H2Stream {
-    /// Sends a piece of the body as the server's windows allow.
-    pub async fn send(&mut self, piece: impl Into<Bytes>) -> Result<(), h2::Error> {
-        h2io::send_body(&mut self.sending, piece.into()).await
+    /// Sends a part of the body as the server's windows allow.
+    pub async fn send(&mut self, part: impl Into<Bytes>) -> Result<(), h2::Error> {
+        h2io::send_body(&mut self.sending, part.into()).await
     }
 
     /// Ends the body.
@@ -148,18 +149,18 @@ impl H2Stream {
         self.sending.send_trailers(h2io::header_map(trailers))
     }
 
-    /// Waits for the head of the answer.
+    /// Waits for the head of the response.
     ///
     /// # Panics
     /// When it was read before.
     pub async fn head(&mut self) -> Result<http::response::Parts, h2::Error> {
-        let answer = self.answer.take().expect("the head was read before");
-        let (head, receiving) = answer.await?.into_parts();
+        let response = self.response.take().expect("the head was read before");
+        let (head, receiving) = response.await?.into_parts();
         self.receiving = Some(receiving);
         Ok(head)
     }
 
-    /// Waits for the next DATA; `None` at the end of the body. The head comes first.
+    /// Waits for the next DATA; `None` at the end of the body. The head must be read first.
     ///
     /// # Panics
     /// When the head was not read.
@@ -185,12 +186,12 @@ impl H2Stream {
         h2io::reset(&mut self.sending).await
     }
 
-    /// The stream's number on its connection.
+    /// The stream ID.
     pub fn id(&self) -> u32 {
         self.sending.stream_id().as_u32()
     }
 
     fn receiving(&mut self) -> &mut RecvStream {
-        self.receiving.as_mut().expect("the head comes first")
+        self.receiving.as_mut().expect("the head is read first")
     }
 }

@@ -1,4 +1,4 @@
-//! Clients that show what a server answered, to the byte where it matters.
+//! Clients that expose a server's responses, byte for byte where that matters.
 
 mod http1;
 mod http2;
@@ -17,31 +17,31 @@ pub use http1::{H1Client, Head};
 pub use http2::{H2Client, H2Stream};
 
 use crate::pki::{Ca, Leaf, client_config};
-use crate::{Connection, wire};
+use crate::{Connection, h1_codec};
 
 /// How a client connects.
 #[derive(Clone, Debug)]
 pub struct TlsClient {
-    /// Whom it trusts.
+    /// The CAs that it trusts.
     pub roots: RootCertStore,
     /// The certificate it presents, if any.
     pub identity: Option<Leaf>,
-    /// The protocols it offers, the preferred first.
+    /// The protocols that it offers, in order of preference.
     pub alpn: Vec<&'static str>,
 }
 
-/// A whole answer.
+/// A complete response.
 #[derive(Clone, Debug)]
 pub struct Response {
     /// HTTP/1.1 or HTTP/2.
     pub version: http::Version,
     /// The status code.
     pub status: u16,
-    /// The headers in order; over HTTP/1.1 in the case of the wire.
+    /// The headers in order; over HTTP/1.1 in wire case.
     pub headers: Vec<(String, String)>,
-    /// The body, chunks joined.
+    /// The body, with its chunks joined.
     pub body: Bytes,
-    /// The trailers, as the headers.
+    /// The trailers, in the same form as the headers.
     pub trailers: Vec<(String, String)>,
 }
 
@@ -55,39 +55,39 @@ impl TlsClient {
         }
     }
 
-    /// The same, presenting `leaf`.
+    /// Presents `leaf`.
     #[must_use]
     pub fn identity(mut self, leaf: &Leaf) -> Self {
         self.identity = Some(leaf.clone());
         self
     }
 
-    /// The same, offering these protocols.
+    /// Offers these protocols.
     #[must_use]
     pub fn alpn(mut self, protocols: &[&'static str]) -> Self {
         self.alpn = protocols.to_vec();
         self
     }
 
-    /// Connects and shakes hands. With TLS 1.3 a server's refusal of the client's certificate
-    /// shows only at the first read.
+    /// Connects and performs the handshake. With TLS 1.3 a server's rejection of the client
+    /// certificate is reported only by the first read.
     pub async fn connect(&self, addr: SocketAddr, server_name: &str) -> io::Result<Connection> {
         let config = client_config(&self.roots, self.identity.as_ref(), &self.alpn);
         let name = ServerName::try_from(server_name.to_owned())
-            .map_err(|_| wire::invalid("not a server name"))?;
+            .map_err(|_| h1_codec::invalid("not a server name"))?;
         let tcp = TcpStream::connect(addr).await?;
         tcp.set_nodelay(true)?;
         let tls = TlsConnector::from(config).connect(name, tcp).await?;
         Ok(BufReader::new(TlsStream::from(tls)))
     }
 
-    /// Connects as `localhost`, offering HTTP/1.1 alone.
+    /// Connects to `localhost`, offering only HTTP/1.1.
     pub async fn http1(&self, addr: SocketAddr) -> io::Result<H1Client> {
         let client = self.clone().alpn(&["http/1.1"]);
         Ok(H1Client::over(client.connect(addr, "localhost").await?))
     }
 
-    /// Connects as `localhost`, offering HTTP/2 alone.
+    /// Connects to `localhost`, offering only HTTP/2.
     pub async fn http2(&self, addr: SocketAddr) -> io::Result<H2Client> {
         let client = self.clone().alpn(&["h2"]);
         H2Client::over(client.connect(addr, "localhost").await?)
@@ -97,9 +97,9 @@ impl TlsClient {
 }
 
 impl Response {
-    /// The first value of a header, whatever its case.
+    /// The first value of a header, case-insensitively.
     pub fn header(&self, name: &str) -> Option<&str> {
-        wire::find(&self.headers, name)
+        h1_codec::find(&self.headers, name)
     }
 
     /// The body as text.
@@ -108,10 +108,10 @@ impl Response {
     }
 }
 
-/// One GET over HTTP/1.1 on a connection of its own.
+/// Sends one GET over HTTP/1.1 on its own connection.
 ///
 /// # Panics
-/// When there is no whole answer.
+/// When there is no complete response.
 pub async fn get(addr: SocketAddr, ca: &Ca, path: &str) -> Response {
     let mut client = TlsClient::new(ca).http1(addr).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");

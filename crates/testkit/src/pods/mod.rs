@@ -1,11 +1,11 @@
-//! A stand-in for a kube-apiserver with pods: their commands are processes of this machine,
-//! their ports those of 127.0.0.1. It speaks plain HTTP, and misbehaves when it is told to.
+//! A fake kube-apiserver with pods: their commands are local processes, their ports are
+//! ports of 127.0.0.1. It serves plain HTTP, with configurable faults.
 
-mod by_spdy;
-mod by_websocket;
-mod cut;
+mod fault;
 mod process;
 mod request;
+mod spdy;
+mod websocket;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,73 +16,73 @@ use skewbridge_remotecommand::{Options, Protocol, QueryDialect, SpdyProtocol};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::task::Owned;
-use crate::upstream::{SilentPort, listen};
-use cut::Cut;
+use crate::task::OwnedTask;
+use crate::upstream::{ReservedPort, listen};
+use fault::FaultyIo;
 use request::Request;
 
-/// What becomes of a request to switch protocols.
+/// The response to a protocol upgrade request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Grant {
-    /// 101.
-    Yes,
-    /// This status and body.
-    No(u16, String),
-    /// The connection ends without an answer.
-    Hangup,
-    /// Nothing is said, for as long as the other one waits.
-    Silence,
+pub enum UpgradeResponse {
+    /// 101 Switching Protocols.
+    Accept,
+    /// Another status with this body.
+    Reject(u16, String),
+    /// The connection is closed without a response.
+    Close,
+    /// No response is sent while the client waits.
+    Hang,
 }
 
-/// The stand-in. It ends when it is dropped.
+/// The fake server. It stops when it is dropped.
 #[derive(Debug)]
 pub struct Pods {
-    /// Keeps the port from being given to anybody else.
-    port: SilentPort,
+    /// Reserves the port.
+    port: ReservedPort,
     state: Arc<Mutex<State>>,
-    task: Owned<()>,
+    task: OwnedTask<()>,
 }
 
 #[derive(Debug)]
 struct State {
-    websocket: Grant,
-    spdy: Grant,
-    /// How many bytes are written behind 101 before the connection is cut.
+    websocket: UpgradeResponse,
+    spdy: UpgradeResponse,
+    /// The number of bytes written after the 101 before the connection is cut.
     cut_after: Option<usize>,
-    /// By target, or by path.
+    /// Responses by target or by path.
     objects: BTreeMap<String, (u16, String)>,
-    seen: Vec<String>,
-    streams: Vec<Owned<()>>,
+    requests: Vec<String>,
+    streams: Vec<OwnedTask<()>>,
 }
 
 impl Pods {
-    /// One that grants everything.
+    /// Starts a server that accepts all upgrades.
     pub async fn start() -> Self {
-        Self::start_at(SilentPort::new()).await
+        Self::start_at(ReservedPort::new()).await
     }
 
-    /// The same, where another one has been.
+    /// The same, on a reserved port.
     #[expect(
         clippy::unused_async,
         reason = "it needs the runtime that it listens in"
     )]
-    pub async fn start_at(port: SilentPort) -> Self {
+    pub async fn start_at(port: ReservedPort) -> Self {
         let addr = port.addr();
         let listener = listen(addr);
         let state = Arc::new(Mutex::new(State {
-            websocket: Grant::Yes,
-            spdy: Grant::Yes,
+            websocket: UpgradeResponse::Accept,
+            spdy: UpgradeResponse::Accept,
             cut_after: None,
             objects: BTreeMap::new(),
-            seen: Vec::new(),
+            requests: Vec::new(),
             streams: Vec::new(),
         }));
         let shared = state.clone();
-        let task = Owned::spawn(async move {
+        let task = OwnedTask::spawn(async move {
             loop {
                 let (tcp, _) = listener.accept().await.unwrap();
                 let _ = tcp.set_nodelay(true);
-                let serving = Owned::spawn(serve(tcp, shared.clone()));
+                let serving = OwnedTask::spawn(serve(tcp, shared.clone()));
                 let mut state = shared.lock().unwrap();
                 state.streams.retain(|stream| !stream.is_finished());
                 state.streams.push(serving);
@@ -91,12 +91,12 @@ impl Pods {
         Self { port, state, task }
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.port.addr()
     }
 
-    /// A kubeconfig for it.
+    /// A kubeconfig for this server.
     pub fn kubeconfig(&self) -> String {
         format!(
             "current-context: c\n\
@@ -106,34 +106,34 @@ impl Pods {
         )
     }
 
-    /// What is answered to requests for a WebSocket.
-    pub fn websocket(&self, grant: Grant) {
-        self.state.lock().unwrap().websocket = grant;
+    /// Sets the response to WebSocket upgrades.
+    pub fn websocket(&self, upgrade: UpgradeResponse) {
+        self.state.lock().unwrap().websocket = upgrade;
     }
 
-    /// What is answered to requests for SPDY.
-    pub fn spdy(&self, grant: Grant) {
-        self.state.lock().unwrap().spdy = grant;
+    /// Sets the response to SPDY upgrades.
+    pub fn spdy(&self, upgrade: UpgradeResponse) {
+        self.state.lock().unwrap().spdy = upgrade;
     }
 
-    /// Cuts every stream when so many bytes have been written behind its 101.
+    /// Cuts every stream after so many bytes following its 101.
     pub fn cut_after(&self, bytes: Option<usize>) {
         self.state.lock().unwrap().cut_after = bytes;
     }
 
-    /// Has an object at a path.
+    /// Adds an object at a path.
     pub fn object(&self, path: &str, json: &str) {
-        self.answer(path, 200, json);
+        self.respond(path, 200, json);
     }
 
-    /// Has an answer at a path, or at a path with its query.
-    pub fn answer(&self, path: &str, status: u16, json: &str) {
+    /// Adds a response for a path, or for a path with its query.
+    pub fn respond(&self, path: &str, status: u16, json: &str) {
         let mut state = self.state.lock().unwrap();
-        let answer = (status, json.to_owned());
-        state.objects.insert(path.to_owned(), answer);
+        let respond = (status, json.to_owned());
+        state.objects.insert(path.to_owned(), respond);
     }
 
-    /// Has a running pod with these containers.
+    /// Adds a running pod with these containers.
     pub fn pod(&self, namespace: &str, name: &str, containers: &[&str]) {
         let list = |field: &str| {
             let containers = containers.iter();
@@ -152,20 +152,20 @@ impl Pods {
         );
     }
 
-    /// What was asked for so far: `GET /path websocket`, `POST /path spdy`, `GET /path`.
-    pub fn seen(&self) -> Vec<String> {
-        self.state.lock().unwrap().seen.clone()
+    /// The requests so far: `GET /path websocket`, `POST /path spdy`, `GET /path`.
+    pub fn requests(&self) -> Vec<String> {
+        self.state.lock().unwrap().requests.clone()
     }
 
-    /// Ends all connections at once, without a word.
+    /// Closes all connections abruptly.
     pub fn cut_all(&self) {
         self.state.lock().unwrap().streams.clear();
     }
 
-    /// Ends it. Nobody listens at its port then, and nobody else is given it.
-    pub async fn end(self) -> SilentPort {
+    /// Stops the server. Its port stays reserved, and refuses connections.
+    pub async fn end(self) -> ReservedPort {
         self.task.end().await;
-        // Of those that it had accepted last, too.
+        // Including those that were accepted last.
         self.state.lock().unwrap().streams.clear();
         self.port
     }
@@ -174,34 +174,39 @@ impl Pods {
 async fn serve(mut tcp: TcpStream, state: Arc<Mutex<State>>) {
     let mut buffer = BytesMut::new();
     while let Some(request) = request::read(&mut tcp, &mut buffer).await {
-        let (grant, cut_after) = {
+        let (upgrade, cut_after) = {
             let mut state = state.lock().unwrap();
             let kind = request
                 .upgrade
                 .as_deref()
                 .unwrap_or_default()
                 .to_ascii_lowercase();
-            let what = format!("{} {} {}", request.method, request.target, short(&kind));
-            state.seen.push(what.trim_end().to_owned());
-            let grant = match short(&kind) {
+            let what = format!(
+                "{} {} {}",
+                request.method,
+                request.target,
+                protocol_name(&kind)
+            );
+            state.requests.push(what.trim_end().to_owned());
+            let upgrade = match protocol_name(&kind) {
                 "" => None,
                 "websocket" => Some(state.websocket.clone()),
                 _ => Some(state.spdy.clone()),
             };
-            (grant, state.cut_after)
+            (upgrade, state.cut_after)
         };
-        let (status, body) = match grant {
-            Some(Grant::Yes) => {
-                let io = Cut::new(tcp, cut_after);
+        let (status, body) = match upgrade {
+            Some(UpgradeResponse::Accept) => {
+                let io = FaultyIo::new(tcp, cut_after);
                 return stream(&request, io, buffer).await;
             }
-            Some(Grant::Hangup) => return,
-            Some(Grant::Silence) => {
+            Some(UpgradeResponse::Close) => return,
+            Some(UpgradeResponse::Hang) => {
                 let _ = tcp.read_buf(&mut buffer).await;
                 return;
             }
-            Some(Grant::No(status, body)) => (status, body),
-            None => answer(&state.lock().unwrap(), &request),
+            Some(UpgradeResponse::Reject(status, body)) => (status, body),
+            None => respond(&state.lock().unwrap(), &request),
         };
         let head = format!(
             "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
@@ -214,7 +219,7 @@ async fn serve(mut tcp: TcpStream, state: Arc<Mutex<State>>) {
     }
 }
 
-fn short(kind: &str) -> &str {
+fn protocol_name(kind: &str) -> &str {
     if kind.starts_with("spdy") {
         "spdy"
     } else {
@@ -222,7 +227,7 @@ fn short(kind: &str) -> &str {
     }
 }
 
-fn answer(state: &State, request: &Request) -> (u16, String) {
+fn respond(state: &State, request: &Request) -> (u16, String) {
     let path = request.target.split('?').next().unwrap_or_default();
     let found = state
         .objects
@@ -239,7 +244,7 @@ fn answer(state: &State, request: &Request) -> (u16, String) {
     })
 }
 
-async fn stream(request: &Request, mut io: Cut<TcpStream>, input: BytesMut) {
+async fn stream(request: &Request, mut io: FaultyIo<TcpStream>, input: BytesMut) {
     let (path, query) = request
         .target
         .split_once('?')
@@ -269,13 +274,13 @@ async fn stream(request: &Request, mut io: Cut<TcpStream>, input: BytesMut) {
                  X-Stream-Protocol-Version: {protocol}\r\n\r\n"
         )
     };
-    if io.uncounted(head.as_bytes()).await.is_err() {
+    if io.write_uncounted(head.as_bytes()).await.is_err() {
         return;
     }
     match (&request.key, is_command) {
-        (Some(_), true) => by_websocket::command(io, input, options, &request.words()).await,
-        (Some(_), false) => by_websocket::port_forward(io, input).await,
-        (None, true) => by_spdy::command(io, input, options, &request.words()).await,
-        (None, false) => by_spdy::port_forward(io, input).await,
+        (Some(_), true) => websocket::command(io, input, options, &request.command()).await,
+        (Some(_), false) => websocket::port_forward(io, input).await,
+        (None, true) => spdy::command(io, input, options, &request.command()).await,
+        (None, false) => spdy::port_forward(io, input).await,
     }
 }

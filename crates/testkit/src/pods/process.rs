@@ -1,4 +1,4 @@
-//! What runs in a container.
+//! The process in a container.
 
 use std::process::Stdio;
 
@@ -6,52 +6,52 @@ use skewbridge_remotecommand::{Channel, ExitCode, Failure, Options, Outcome, Res
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::process::{Child, Command};
 
-/// As much as a pipe holds.
-const PIPE: usize = 64 * 1024;
+/// The capacity of a pipe.
+const PIPE_BYTES: usize = 64 * 1024;
 
 type Reader = Box<dyn AsyncRead + Send + Unpin>;
 type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
-/// A process, or something like it.
+/// A local process, or a built-in replacement.
 pub(super) struct Process {
     pub(super) stdin: Option<Writer>,
     pub(super) stdout: Reader,
     pub(super) stderr: Reader,
-    end: End,
+    exit: Exit,
     sizes: ResizeDecoder,
-    shows_sizes: Option<DuplexStream>,
+    size_output: Option<DuplexStream>,
 }
 
-enum End {
+enum Exit {
     Child(Box<Child>),
     Outcome(Outcome),
 }
 
 impl Process {
-    /// A process of this machine; `@sizes` writes the sizes of its terminal, and `@fail`
-    /// cannot be run.
-    pub(super) fn start(words: &[String], options: Options) -> Self {
-        let nothing = || -> Reader { Box::new(tokio::io::empty()) };
+    /// Starts a local process; `@sizes` prints the sizes of its terminal, and `@fail`
+    /// cannot be started.
+    pub(super) fn start(command: &[String], options: Options) -> Self {
+        let empty = || -> Reader { Box::new(tokio::io::empty()) };
         let mut process = Self {
             stdin: None,
-            stdout: nothing(),
-            stderr: nothing(),
-            end: End::Outcome(Outcome::Success),
+            stdout: empty(),
+            stderr: empty(),
+            exit: Exit::Outcome(Outcome::Success),
             sizes: ResizeDecoder::default(),
-            shows_sizes: None,
+            size_output: None,
         };
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        match words.as_slice() {
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
+        match command.as_slice() {
             ["@fail", message] => {
-                process.end = End::Outcome(Outcome::Failed(Failure::internal(message)));
+                process.exit = Exit::Outcome(Outcome::Failed(Failure::internal(message)));
             }
             ["@sizes"] => {
-                let (here, there) = duplex(PIPE);
-                process.shows_sizes = Some(here);
-                process.stdout = Box::new(there);
+                let (writer, reader) = duplex(PIPE_BYTES);
+                process.size_output = Some(writer);
+                process.stdout = Box::new(reader);
                 process.stdin = Some(Box::new(tokio::io::sink()));
             }
-            // What an attachment finds: at a terminal, it ends with this word.
+            // The process that `attach` finds; at a terminal it ends on this input.
             [] if options.tty() => process.run("sed", &["-u", "/^bye/q"], options),
             [] => process.run("cat", &[], options),
             [program, arguments @ ..] => process.run(program, arguments, options),
@@ -83,35 +83,35 @@ impl Process {
                 if let Some(stderr) = child.stderr.take() {
                     self.stderr = Box::new(stderr);
                 }
-                self.end = End::Child(Box::new(child));
+                self.exit = Exit::Child(Box::new(child));
             }
             Err(error) => {
                 let message = format!("exec: {program:?}: {error}");
-                self.end = End::Outcome(Outcome::Failed(Failure::internal(message)));
+                self.exit = Exit::Outcome(Outcome::Failed(Failure::internal(message)));
             }
         }
     }
 
-    /// Its terminal has been resized.
+    /// Applies a terminal resize.
     pub(super) async fn resize(&mut self, bytes: &[u8]) {
         let size = self.sizes.push(bytes).unwrap();
-        if let (Some(size), Some(shown)) = (size, &mut self.shows_sizes) {
+        if let (Some(size), Some(output)) = (size, &mut self.size_output) {
             let line = format!("{}x{}\n", size.width, size.height);
-            shown.write_all(line.as_bytes()).await.unwrap();
+            output.write_all(line.as_bytes()).await.unwrap();
         }
     }
 
-    /// Nothing follows on stdin.
+    /// Closes stdin.
     pub(super) fn end_of_input(&mut self) {
         self.stdin = None;
-        self.shows_sizes = None;
+        self.size_output = None;
     }
 
-    /// Waits for its end.
+    /// Waits for the process to exit.
     pub(super) async fn wait(&mut self) -> Outcome {
-        match &mut self.end {
-            End::Outcome(outcome) => outcome.clone(),
-            End::Child(child) => {
+        match &mut self.exit {
+            Exit::Outcome(outcome) => outcome.clone(),
+            Exit::Child(child) => {
                 let code = child.wait().await.unwrap().code().unwrap_or(137);
                 let code = u8::try_from(code).unwrap_or(255);
                 ExitCode::new(code).map_or(Outcome::Success, Outcome::Exited)

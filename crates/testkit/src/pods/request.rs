@@ -1,4 +1,4 @@
-//! Requests, as far as they matter.
+//! A minimal HTTP/1.1 request parser.
 
 use bytes::BytesMut;
 use skewbridge_websocket::Key;
@@ -12,7 +12,7 @@ pub(super) struct Request {
     pub(super) key: Option<Key>,
 }
 
-/// The next request without a body; `None` when there is none.
+/// Reads the next request without a body; `None` at the end of the connection.
 pub(super) async fn read(tcp: &mut TcpStream, buffer: &mut BytesMut) -> Option<Request> {
     let end = loop {
         if let Some(at) = buffer.windows(4).position(|it| it == b"\r\n\r\n") {
@@ -48,17 +48,17 @@ pub(super) async fn read(tcp: &mut TcpStream, buffer: &mut BytesMut) -> Option<R
 }
 
 impl Request {
-    /// The words of the command.
-    pub(super) fn words(&self) -> Vec<String> {
+    /// The command in the query.
+    pub(super) fn command(&self) -> Vec<String> {
         let query = self.target.split_once('?').map_or("", |(_, query)| query);
-        let words = query
+        let command = query
             .split('&')
             .filter_map(|pair| pair.strip_prefix("command="));
-        words.map(decoded).collect()
+        command.map(percent_decode).collect()
     }
 }
 
-fn decoded(text: &str) -> String {
+fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {

@@ -10,16 +10,17 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
-use super::seen::Record;
+use super::recorded_request::Record;
 use super::{
-    ClientCertificate, Reply, Seen, anywhere, bound, http1, http2, listen, negotiated_alpn,
+    ClientCertificate, RecordedRequest, Reply, any_local_port, bind_reserved, http1, http2, listen,
+    negotiated_alpn,
 };
 use crate::pki::{ClientAuth, Leaf};
-use crate::task::{Owned, PanicFlag};
+use crate::task::{OwnedTask, PanicFlag};
 use crate::{PATIENCE, eventually};
 
-/// A well-behaved stand-in of a kube-apiserver over HTTP/1.1 and HTTP/2. It records each
-/// request and answers what the test's handler says.
+/// A well-behaved fake kube-apiserver over HTTP/1.1 and HTTP/2. It records each request and
+/// responds with the reply of the test's handler.
 ///
 /// A watch, fed by the test:
 ///
@@ -30,7 +31,7 @@ use crate::{PATIENCE, eventually};
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 /// let ca = Ca::new("cluster");
 /// let (senders, mut watches) = mpsc::unbounded_channel();
-/// let server = ApiServer::start(Options::new(ca.server(&["localhost"])), move |_seen| {
+/// let server = ApiServer::start(Options::new(ca.server(&["localhost"])), move |_request| {
 ///     let (reply, sender) = Reply::stream();
 ///     senders.send(sender).unwrap();
 ///     reply
@@ -52,30 +53,30 @@ use crate::{PATIENCE, eventually};
 /// ```
 pub struct ApiServer {
     addr: SocketAddr,
-    /// Nobody else has the port while it does not listen.
+    /// Reserves the port while the server does not listen.
     _reserved: TcpSocket,
     shared: Arc<Shared>,
-    accepting: Mutex<Option<Owned<()>>>,
+    accept_task: Mutex<Option<OwnedTask<()>>>,
     connections: Connections,
 }
 
-/// How an [`ApiServer`] behaves.
+/// The behaviour of an [`ApiServer`].
 #[derive(Debug)]
 pub struct Options<'a> {
     tls: Leaf,
     clients: ClientAuth<'a>,
     alpn: Vec<&'static str>,
     max_concurrent_streams: Option<u32>,
-    answer_when: AnswerWhen,
+    respond_when: RespondWhen,
 }
 
-/// The tasks of the open connections. Apart from [`Shared`], which they hold themselves.
+/// The tasks of the open connections. Separate from [`Shared`], which those tasks own.
 type Connections = Arc<Mutex<JoinSet<()>>>;
 
-type Handler = dyn Fn(Seen) -> Reply + Send + Sync;
+type Handler = dyn Fn(RecordedRequest) -> Reply + Send + Sync;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AnswerWhen {
+pub(super) enum RespondWhen {
     Complete,
     AtHead,
 }
@@ -84,7 +85,7 @@ struct Shared {
     acceptor: TlsAcceptor,
     handler: Arc<Handler>,
     max_concurrent_streams: Option<u32>,
-    answer_when: AnswerWhen,
+    respond_when: RespondWhen,
     record: Record,
     panicked: PanicFlag,
     accepted: AtomicUsize,
@@ -94,63 +95,64 @@ struct Shared {
     kill: watch::Sender<()>,
 }
 
-/// What the protocols know about the connection they serve.
+/// The connection state that both protocols use.
 #[derive(Clone)]
-pub(super) struct Peer {
+pub(super) struct ConnContext {
     pub(super) connection: usize,
     pub(super) client: Option<ClientCertificate>,
     pub(super) record: Record,
-    pub(super) answer_when: AnswerWhen,
+    pub(super) respond_when: RespondWhen,
     handler: Arc<Handler>,
     panicked: PanicFlag,
     goaway: watch::Receiver<()>,
 }
 
 impl<'a> Options<'a> {
-    /// Presents `tls`, asks clients for nothing, offers HTTP/2 before HTTP/1.1 and answers when
-    /// a request is complete.
+    /// Presents `tls`, requests no client certificates, offers HTTP/2 before HTTP/1.1 and
+    /// responds when a request is complete.
     pub fn new(tls: Leaf) -> Self {
         Self {
             tls,
             clients: ClientAuth::Off,
             alpn: vec!["h2", "http/1.1"],
             max_concurrent_streams: None,
-            answer_when: AnswerWhen::Complete,
+            respond_when: RespondWhen::Complete,
         }
     }
 
-    /// Asks clients for certificates.
+    /// Requests client certificates.
     #[must_use]
     pub fn clients(mut self, clients: ClientAuth<'a>) -> Self {
         self.clients = clients;
         self
     }
 
-    /// Offers these protocols alone. Where none is agreed on, HTTP/1.1 is spoken.
+    /// Offers only these protocols. Without a common protocol HTTP/1.1 is used.
     #[must_use]
     pub fn alpn(mut self, protocols: &[&'static str]) -> Self {
         self.alpn = protocols.to_vec();
         self
     }
 
-    /// Allows each HTTP/2 connection as many streams.
+    /// Limits the streams of each HTTP/2 connection.
     #[must_use]
     pub fn max_concurrent_streams(mut self, max: u32) -> Self {
         self.max_concurrent_streams = Some(max);
         self
     }
 
-    /// Calls the handler as soon as a head is read, with an empty body. Over HTTP/2 the body is
-    /// read while the answer is sent, over HTTP/1.1 after it; the record has it in the end.
+    /// Calls the handler as soon as a head is read, with an empty body. Over HTTP/2 the
+    /// body is read while the response is sent, over HTTP/1.1 after it; the record contains
+    /// it in the end.
     #[must_use]
-    pub fn answer_at_head(mut self) -> Self {
-        self.answer_when = AnswerWhen::AtHead;
+    pub fn respond_at_head(mut self) -> Self {
+        self.respond_when = RespondWhen::AtHead;
         self
     }
 }
 
 impl ApiServer {
-    /// Listens on a free port. A handler that panicked fails the test when the server is
+    /// Listens on a free port. A panic in the handler fails the test when the server is
     /// dropped.
     #[expect(
         clippy::unused_async,
@@ -158,14 +160,14 @@ impl ApiServer {
     )]
     pub async fn start(
         options: Options<'_>,
-        handler: impl Fn(Seen) -> Reply + Send + Sync + 'static,
+        handler: impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static,
     ) -> Self {
         let config = options.tls.server_config(options.clients, &options.alpn);
         let shared = Arc::new(Shared {
             acceptor: config.into(),
             handler: Arc::new(handler),
             max_concurrent_streams: options.max_concurrent_streams,
-            answer_when: options.answer_when,
+            respond_when: options.respond_when,
             record: Record::default(),
             panicked: PanicFlag::default(),
             accepted: AtomicUsize::new(0),
@@ -174,47 +176,48 @@ impl ApiServer {
             goaway: watch::Sender::new(()),
             kill: watch::Sender::new(()),
         });
-        let listener = listen(anywhere());
+        let listener = listen(any_local_port());
         let addr = listener.local_addr().unwrap();
         let server = Self {
             addr,
-            _reserved: bound(addr),
+            _reserved: bind_reserved(addr),
             shared,
-            accepting: Mutex::new(None),
+            accept_task: Mutex::new(None),
             connections: Connections::default(),
         };
         server.accept(listener);
         server
     }
 
-    /// Where it listens, also while it does not.
+    /// Its address, also while it does not listen.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// All requests so far, in the order their heads came.
-    pub fn requests(&self) -> Vec<Seen> {
+    /// All requests so far, in the order of their heads.
+    pub fn requests(&self) -> Vec<RecordedRequest> {
         self.shared.record.all()
     }
 
-    /// Waits until the requests are as `condition` says, and gives them.
+    /// Waits until the requests meet `condition`, and returns them.
     ///
     /// # Panics
     /// When `timeout` passes first; the message lists the requests.
     pub async fn wait_for(
         &self,
-        condition: impl Fn(&[Seen]) -> bool,
+        condition: impl Fn(&[RecordedRequest]) -> bool,
         timeout: Duration,
-    ) -> Vec<Seen> {
+    ) -> Vec<RecordedRequest> {
         self.shared.record.wait_for(condition, timeout).await
     }
 
-    /// Waits until `count` requests have come, and gives them.
+    /// Waits until `count` requests have arrived, and returns them.
     ///
     /// # Panics
     /// When that takes longer than [`PATIENCE`].
-    pub async fn wait_for_requests(&self, count: usize) -> Vec<Seen> {
-        self.wait_for(|seen| seen.len() >= count, PATIENCE).await
+    pub async fn wait_for_requests(&self, count: usize) -> Vec<RecordedRequest> {
+        self.wait_for(|request| request.len() >= count, PATIENCE)
+            .await
     }
 
     /// How many connections completed their handshake so far.
@@ -222,24 +225,24 @@ impl ApiServer {
         self.shared.accepted.load(Ordering::Relaxed)
     }
 
-    /// How many of them are open now.
+    /// How many connections are open now.
     pub fn live_connections(&self) -> usize {
         *self.shared.live.borrow()
     }
 
-    /// How many connections failed in their handshake so far.
+    /// How many connections failed during their handshake so far.
     pub fn failed_handshakes(&self) -> usize {
         self.shared.failed_handshakes.load(Ordering::Relaxed)
     }
 
-    /// Asks the clients of all open connections to leave: over HTTP/2 with a graceful GOAWAY,
-    /// over HTTP/1.1 by closing after the current answer.
+    /// Asks the clients of all open connections to disconnect: over HTTP/2 with a graceful
+    /// GOAWAY, over HTTP/1.1 by closing after the current response.
     pub fn goaway(&self) {
         self.shared.goaway.send_replace(());
     }
 
-    /// Resets all open connections in the midst of whatever they do, and waits until they are
-    /// gone. Upgraded connections belong to the test and stay.
+    /// Resets all open connections at once, and waits until they are closed. Upgraded
+    /// connections belong to the test and stay open.
     ///
     /// # Panics
     /// When that takes longer than [`PATIENCE`].
@@ -259,9 +262,9 @@ impl ApiServer {
 
     /// Stops listening: new connections are refused, open ones stay.
     pub async fn stop_listening(&self) {
-        let accepting = lock(&self.accepting).take();
-        if let Some(accepting) = accepting {
-            accepting.end().await;
+        let accept_task = lock(&self.accept_task).take();
+        if let Some(accept_task) = accept_task {
+            accept_task.end().await;
         }
     }
 
@@ -273,8 +276,8 @@ impl ApiServer {
 
     fn accept(&self, listener: TcpListener) {
         let (shared, connections) = (Arc::clone(&self.shared), Arc::clone(&self.connections));
-        let accepting = Owned::spawn(accept_all(listener, shared, connections));
-        *lock(&self.accepting) = Some(accepting);
+        let accept_task = OwnedTask::spawn(accept_all(listener, shared, connections));
+        *lock(&self.accept_task) = Some(accept_task);
     }
 }
 
@@ -288,27 +291,27 @@ impl fmt::Debug for ApiServer {
 
 impl Drop for ApiServer {
     fn drop(&mut self) {
-        // The accepting task holds the set as well and ends later than this.
+        // The accept task owns the set as well and ends later than this.
         lock(&self.connections).abort_all();
         self.shared.panicked.check("a handler");
     }
 }
 
-impl Peer {
-    pub(super) fn handle(&self, seen: Seen) -> Reply {
+impl ConnContext {
+    pub(super) fn handle(&self, request: RecordedRequest) -> Reply {
         let _watch = self.panicked.watch();
-        (self.handler)(seen)
+        (self.handler)(request)
     }
 
     /// Resolves at the next call of [`ApiServer::goaway`].
-    pub(super) async fn told_to_go_away(&mut self) {
+    pub(super) async fn goaway_requested(&mut self) {
         if self.goaway.changed().await.is_err() {
-            // The server is gone, and so is this task in a moment.
+            // The server is dropped, and this task will be aborted.
             std::future::pending::<()>().await;
         }
     }
 
-    pub(super) fn is_told_to_go_away(&self) -> bool {
+    pub(super) fn is_goaway_requested(&self) -> bool {
         self.goaway.has_changed().unwrap_or(true)
     }
 }
@@ -326,7 +329,7 @@ async fn accept_all(listener: TcpListener, shared: Arc<Shared>, connections: Con
 }
 
 async fn connection(tcp: TcpStream, shared: Arc<Shared>, mut killed: watch::Receiver<()>) {
-    // A second handle: the first is inside TLS when the connection is to be reset.
+    // A second handle: the first is inside TLS when the connection is reset.
     let Ok(socket) = SockRef::from(&tcp).try_clone() else {
         return;
     };
@@ -335,47 +338,47 @@ async fn connection(tcp: TcpStream, shared: Arc<Shared>, mut killed: watch::Rece
         shared.failed_handshakes.fetch_add(1, Ordering::Relaxed);
         return;
     };
-    let _live = Live::enter(&shared.live);
+    let _live = LiveGuard::enter(&shared.live);
     tokio::select! {
         () = serve(tls.into(), &shared) => {}
         _ = killed.changed() => {
-            // The connection is dropped by now; the reset goes out with this last handle.
+            // The connection is dropped already; the reset is sent with this last handle.
             let _ = socket.set_linger(Some(Duration::ZERO));
         }
     }
-    // Before it stops to count as live.
+    // Before the connection stops counting as live.
     drop(socket);
 }
 
 async fn serve(tls: TlsStream<TcpStream>, shared: &Shared) {
-    let peer = Peer {
+    let context = ConnContext {
         connection: shared.accepted.fetch_add(1, Ordering::Relaxed),
         client: ClientCertificate::of(&tls),
         record: shared.record.clone(),
-        answer_when: shared.answer_when,
+        respond_when: shared.respond_when,
         handler: Arc::clone(&shared.handler),
         panicked: shared.panicked.clone(),
         goaway: shared.goaway.subscribe(),
     };
-    // How a connection ended is what the client's side of a test looks at.
+    // Tests check on the client side how a connection ended.
     if negotiated_alpn(&tls).as_deref() == Some("h2") {
-        let _ = http2::serve(tls, peer, shared.max_concurrent_streams).await;
+        let _ = http2::serve(tls, context, shared.max_concurrent_streams).await;
     } else {
-        let _ = http1::serve(tls, peer).await;
+        let _ = http1::serve(tls, context).await;
     }
 }
 
 /// Counts a connection while it is open.
-struct Live<'a>(&'a watch::Sender<usize>);
+struct LiveGuard<'a>(&'a watch::Sender<usize>);
 
-impl<'a> Live<'a> {
+impl<'a> LiveGuard<'a> {
     fn enter(count: &'a watch::Sender<usize>) -> Self {
         count.send_modify(|count| *count += 1);
         Self(count)
     }
 }
 
-impl Drop for Live<'_> {
+impl Drop for LiveGuard<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count -= 1);
     }

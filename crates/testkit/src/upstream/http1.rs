@@ -1,4 +1,4 @@
-//! The well-behaved server's HTTP/1.1.
+//! HTTP/1.1 of the well-behaved fake server.
 
 use std::io;
 
@@ -8,56 +8,59 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
-use super::api::{AnswerWhen, Peer};
-use super::reply::{BodyStream, Payload, Piece};
-use super::seen::{Body, Entry};
-use super::{Reply, Seen};
+use super::api::{ConnContext, RespondWhen};
+use super::recorded_request::{Body, Entry};
+use super::reply::{BodyPart, BodyStream, Payload};
+use super::{RecordedRequest, Reply};
 use crate::Connection;
-use crate::wire::{self, BodyReader, Fields, Framing, Head, invalid};
+use crate::h1_codec::{self, BodyReader, Fields, Framing, Head, invalid};
 
-/// Answers requests until one side ends the connection.
-pub(super) async fn serve(tls: TlsStream<TcpStream>, mut peer: Peer) -> io::Result<()> {
+/// Serves requests until one side closes the connection.
+pub(super) async fn serve(tls: TlsStream<TcpStream>, mut context: ConnContext) -> io::Result<()> {
     let mut io = BufReader::new(tls);
     loop {
-        // Waiting for bytes can be given up without losing any; reading a head cannot.
+        // Waiting for bytes can be cancelled without losing any; reading a head cannot.
         tokio::select! {
             ready = io.fill_buf() => if ready?.is_empty() { break },
-            () = peer.told_to_go_away() => break,
+            () = context.goaway_requested() => break,
         }
         let Some(head) = Head::read(&mut io).await? else {
             break;
         };
-        let seen = request(&head, &peer)?;
-        let method = seen.method.clone();
-        let entry = peer.record.enter(seen);
+        let recorded = request(&head, &context)?;
+        let method = recorded.method.clone();
+        let entry = context.record.enter(recorded);
 
-        let (reply, unread) = match peer.answer_when {
-            AnswerWhen::Complete => {
+        let (reply, unread) = match context.respond_when {
+            RespondWhen::Complete => {
                 if head.lists("expect", "100-continue") {
                     io.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
                     io.flush().await?;
                 }
-                (peer.handle(read_body(&mut io, &head, entry).await?), None)
+                (
+                    context.handle(read_body(&mut io, &head, entry).await?),
+                    None,
+                )
             }
-            AnswerWhen::AtHead => (peer.handle(entry.seen()), Some(entry)),
+            RespondWhen::AtHead => (context.handle(entry.seen()), Some(entry)),
         };
         if let Some(notify) = &reply.after {
             notify.notified().await;
         }
         let last = head.lists("connection", "close")
             || head.start_line.ends_with("HTTP/1.0")
-            || wire::find(&reply.headers, "connection") == Some("close")
-            || peer.is_told_to_go_away();
+            || h1_codec::find(&reply.headers, "connection") == Some("close")
+            || context.is_goaway_requested();
 
         match reply.payload {
             Payload::Reset(_) => return Ok(()),
             Payload::Upgrade(taker) => {
                 write_head(&mut io, reply.status, &reply.headers).await?;
-                // The test may have lost its interest; then the connection closes here.
+                // If the test has dropped its end, the connection closes here.
                 let _ = taker.send(io);
                 return Ok(());
             }
-            _ => answer(&mut io, reply, &method, last).await?,
+            _ => respond(&mut io, reply, &method, last).await?,
         }
         if let Some(entry) = unread {
             read_body(&mut io, &head, entry).await?;
@@ -69,15 +72,15 @@ pub(super) async fn serve(tls: TlsStream<TcpStream>, mut peer: Peer) -> io::Resu
     io.shutdown().await
 }
 
-fn request(head: &Head, peer: &Peer) -> io::Result<Seen> {
+fn request(head: &Head, context: &ConnContext) -> io::Result<RecordedRequest> {
     let words: Vec<&str> = head.start_line.split(' ').collect();
     let [method, target, "HTTP/1.1" | "HTTP/1.0"] = words[..] else {
         return Err(invalid("not a request line"));
     };
-    Ok(Seen {
+    Ok(RecordedRequest {
         ordinal: 0,
-        connection: peer.connection,
-        client: peer.client.clone(),
+        connection: context.connection,
+        client: context.client.clone(),
         version: Version::HTTP_11,
         method: Method::from_bytes(method.as_bytes()).map_err(|_| invalid("not a method"))?,
         target: target.to_owned(),
@@ -90,16 +93,20 @@ fn request(head: &Head, peer: &Peer) -> io::Result<Seen> {
     })
 }
 
-async fn read_body(io: &mut Connection, head: &Head, mut entry: Entry) -> io::Result<Seen> {
+async fn read_body(
+    io: &mut Connection,
+    head: &Head,
+    mut entry: Entry,
+) -> io::Result<RecordedRequest> {
     let framing = Framing::declared(head)?.unwrap_or(Framing::Length(0));
     let mut body = BodyReader::new(framing);
-    while let Some(piece) = body.next(io).await? {
-        entry.push(&piece);
+    while let Some(part) = body.next(io).await? {
+        entry.push(&part);
     }
     Ok(entry.complete(body.into_trailers()))
 }
 
-async fn answer(io: &mut Connection, reply: Reply, method: &Method, last: bool) -> io::Result<()> {
+async fn respond(io: &mut Connection, reply: Reply, method: &Method, last: bool) -> io::Result<()> {
     let Reply {
         status,
         mut headers,
@@ -107,7 +114,7 @@ async fn answer(io: &mut Connection, reply: Reply, method: &Method, last: bool) 
         payload,
         ..
     } = reply;
-    if last && wire::find(&headers, "connection").is_none() {
+    if last && h1_codec::find(&headers, "connection").is_none() {
         headers.push(("Connection".to_owned(), "close".to_owned()));
     }
     let chunked = matches!(payload, Payload::Stream(_)) || !trailers.is_empty();
@@ -115,7 +122,7 @@ async fn answer(io: &mut Connection, reply: Reply, method: &Method, last: bool) 
         headers.push(("Transfer-Encoding".to_owned(), "chunked".to_owned()));
     } else if let Payload::Whole(body) = &payload
         && !matches!(status, 100..=199 | 204 | 304)
-        && wire::find(&headers, "content-length").is_none()
+        && h1_codec::find(&headers, "content-length").is_none()
     {
         headers.push(("Content-Length".to_owned(), body.len().to_string()));
     }
@@ -135,25 +142,25 @@ async fn answer(io: &mut Connection, reply: Reply, method: &Method, last: bool) 
     }
 }
 
-/// Writes the pieces as they come, and fails when the client leaves before the last.
+/// Writes the parts as they arrive, and fails if the client disconnects before the last.
 async fn stream(io: &mut Connection, mut body: BodyStream) -> io::Result<()> {
-    // Until the client sends something more, being able to read means that it is gone.
-    let mut silent = true;
+    // Until the client sends more bytes, readability means that it has disconnected.
+    let mut is_silent = true;
     loop {
-        let piece = tokio::select! {
+        let part = tokio::select! {
             biased;
-            piece = body.pieces.recv() => piece,
-            read = io.fill_buf(), if silent => {
+            part = body.parts.recv() => part,
+            read = io.fill_buf(), if is_silent => {
                 if read?.is_empty() {
                     return Err(io::ErrorKind::ConnectionAborted.into());
                 }
-                silent = false;
+                is_silent = false;
                 continue;
             }
         };
-        match piece {
-            Some(Piece::Data(data)) => write_chunk(io, &data).await?,
-            Some(Piece::End(trailers)) => {
+        match part {
+            Some(BodyPart::Data(data)) => write_chunk(io, &data).await?,
+            Some(BodyPart::End(trailers)) => {
                 write_last_chunk(io, &trailers).await?;
                 body.finished();
                 return Ok(());
@@ -168,7 +175,7 @@ async fn write_head(io: &mut Connection, status: u16, headers: &Fields) -> io::R
         .ok()
         .and_then(|status| status.canonical_reason())
         .unwrap_or_default();
-    let head = wire::encode_head(&format!("HTTP/1.1 {status} {reason}"), headers);
+    let head = h1_codec::encode_head(&format!("HTTP/1.1 {status} {reason}"), headers);
     io.write_all(head.as_bytes()).await?;
     io.flush().await
 }
@@ -185,8 +192,8 @@ async fn write_chunk(io: &mut Connection, data: &[u8]) -> io::Result<()> {
 }
 
 async fn write_last_chunk(io: &mut Connection, trailers: &Fields) -> io::Result<()> {
-    // The last chunk's line stands where a head has its start line; trailers follow the same.
-    io.write_all(wire::encode_head("0", trailers).as_bytes())
+    // The last chunk has the form of a head: its size line and the trailers.
+    io.write_all(h1_codec::encode_head("0", trailers).as_bytes())
         .await?;
     io.flush().await
 }

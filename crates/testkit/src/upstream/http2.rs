@@ -1,4 +1,4 @@
-//! The well-behaved server's HTTP/2.
+//! HTTP/2 of the well-behaved fake server.
 
 use std::future::poll_fn;
 
@@ -10,16 +10,16 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsStream;
 
-use super::api::{AnswerWhen, Peer};
-use super::reply::{BodyStream, Payload, Piece};
-use super::seen::{Body, Entry};
-use super::{Reply, Seen};
+use super::api::{ConnContext, RespondWhen};
+use super::recorded_request::{Body, Entry};
+use super::reply::{BodyPart, BodyStream, Payload};
+use super::{RecordedRequest, Reply};
 use crate::h2io;
 
-/// Answers streams until the connection is over.
+/// Serves streams until the connection ends.
 pub(super) async fn serve(
     tls: TlsStream<TcpStream>,
-    mut peer: Peer,
+    mut context: ConnContext,
     max_concurrent_streams: Option<u32>,
 ) -> Result<(), h2::Error> {
     let mut builder = h2::server::Builder::new();
@@ -27,52 +27,53 @@ pub(super) async fn serve(
         builder.max_concurrent_streams(max);
     }
     let mut connection = builder.handshake(tls).await?;
-    let mut answering = JoinSet::new();
+    let mut responding = JoinSet::new();
     loop {
         tokio::select! {
             accepted = connection.accept() => match accepted {
                 Some(stream) => {
                     let (request, respond) = stream?;
-                    let peer = peer.clone();
-                    answering.spawn(async move {
-                        // An error means that the client left, which the record says.
-                        let _ = answer(request, respond, &peer).await;
+                    let context = context.clone();
+                    responding.spawn(async move {
+                        // An error means that the client has disconnected, which the record
+                        // shows.
+                        let _ = serve_stream(request, respond, &context).await;
                     });
                 }
                 None => return Ok(()),
             },
-            () = peer.told_to_go_away() => connection.graceful_shutdown(),
-            Some(_) = answering.join_next() => {}
+            () = context.goaway_requested() => connection.graceful_shutdown(),
+            Some(_) = responding.join_next() => {}
         }
     }
 }
 
-async fn answer(
+async fn serve_stream(
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
-    peer: &Peer,
+    context: &ConnContext,
 ) -> Result<(), h2::Error> {
     let (head, body) = request.into_parts();
-    let entry = peer.record.enter(seen(&head, peer));
-    match peer.answer_when {
-        AnswerWhen::Complete => {
-            let seen = read_body(body, entry).await?;
-            send(respond, peer.handle(seen)).await
+    let entry = context.record.enter(recorded(&head, context));
+    match context.respond_when {
+        RespondWhen::Complete => {
+            let request = read_body(body, entry).await?;
+            send(respond, context.handle(request)).await
         }
-        AnswerWhen::AtHead => {
-            let reply = peer.handle(entry.seen());
+        RespondWhen::AtHead => {
+            let reply = context.handle(entry.seen());
             let (read, sent) = tokio::join!(read_body(body, entry), send(respond, reply));
             read.and(sent)
         }
     }
 }
 
-fn seen(head: &http::request::Parts, peer: &Peer) -> Seen {
+fn recorded(head: &http::request::Parts, context: &ConnContext) -> RecordedRequest {
     let target = head.uri.path_and_query();
-    Seen {
+    RecordedRequest {
         ordinal: 0,
-        connection: peer.connection,
-        client: peer.client.clone(),
+        connection: context.connection,
+        client: context.client.clone(),
         version: Version::HTTP_2,
         method: head.method.clone(),
         target: target.map(ToString::to_string).unwrap_or_default(),
@@ -85,9 +86,9 @@ fn seen(head: &http::request::Parts, peer: &Peer) -> Seen {
     }
 }
 
-async fn read_body(mut body: RecvStream, mut entry: Entry) -> Result<Seen, h2::Error> {
-    while let Some(piece) = h2io::next_data(&mut body).await {
-        entry.push(&piece?);
+async fn read_body(mut body: RecvStream, mut entry: Entry) -> Result<RecordedRequest, h2::Error> {
+    while let Some(part) = h2io::next_data(&mut body).await {
+        entry.push(&part?);
     }
     Ok(entry.complete(h2io::trailers(&mut body).await?))
 }
@@ -125,17 +126,17 @@ async fn send(mut respond: SendResponse<Bytes>, reply: Reply) -> Result<(), h2::
     }
 }
 
-/// Sends the pieces as they come, and fails when the client resets the stream before the last.
+/// Sends the parts as they arrive, and fails if the client resets the stream before the last.
 async fn stream(mut sending: SendStream<Bytes>, mut body: BodyStream) -> Result<(), h2::Error> {
     loop {
-        let piece = tokio::select! {
+        let part = tokio::select! {
             biased;
-            piece = body.pieces.recv() => piece,
+            part = body.parts.recv() => part,
             reset = h2io::reset(&mut sending) => return reset.map(drop),
         };
-        match piece {
-            Some(Piece::Data(data)) => h2io::send_body(&mut sending, data).await?,
-            Some(Piece::End(trailers)) => {
+        match part {
+            Some(BodyPart::Data(data)) => h2io::send_body(&mut sending, data).await?,
+            Some(BodyPart::End(trailers)) => {
                 finish(&mut sending, &trailers)?;
                 body.finished();
                 return Ok(());

@@ -1,34 +1,35 @@
-//! Stand-ins for a kube-apiserver: one that behaves and one that does what it is told.
+//! Fake kube-apiservers: a well-behaved one and a scripted one.
 
 mod api;
 mod http1;
 mod http2;
-mod raw;
+mod recorded_request;
 mod reply;
-mod seen;
+mod scripted;
 
 pub use api::{ApiServer, Options};
-pub use raw::{RawConn, RawServer};
+pub use recorded_request::{Body, ClientCertificate, RecordedRequest};
 pub use reply::{BodySender, Cancelled, Reply, Upgrade};
-pub use seen::{Body, ClientCertificate, Seen};
+pub use scripted::{ScriptedConn, ScriptedServer};
 
 use std::net::SocketAddr;
 
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsStream;
 
-/// The protocol agreed on, if any.
+/// The negotiated protocol, if any.
 fn negotiated_alpn(tls: &TlsStream<TcpStream>) -> Option<String> {
     let id = tls.get_ref().1.alpn_protocol()?;
     Some(String::from_utf8_lossy(id).into_owned())
 }
 
-/// How many connections wait for being accepted, as tokio has it.
+/// The length of the accept queue, as in tokio.
 const BACKLOG: u32 = 1024;
 
-/// A socket at this address. Several may be there, of which one listens: one that does not
-/// keeps the port from being given to anybody else, a client's end of a connection included.
-fn bound(addr: SocketAddr) -> TcpSocket {
+/// Binds a socket to this address. Several sockets may be bound, and one of them listens:
+/// one that does not listen keeps the kernel from assigning the port to another socket,
+/// including a client's.
+fn bind_reserved(addr: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();
     socket.set_reuseport(true).unwrap();
@@ -36,34 +37,35 @@ fn bound(addr: SocketAddr) -> TcpSocket {
     socket
 }
 
-/// Listens, also where a [`SilentPort`] is kept.
+/// Listens, also on a port that a [`ReservedPort`] holds.
 pub(crate) fn listen(addr: SocketAddr) -> TcpListener {
-    bound(addr).listen(BACKLOG).unwrap()
+    bind_reserved(addr).listen(BACKLOG).unwrap()
 }
 
-/// An address where nobody listens, for as long as this lives: nobody else is given it.
+/// An address that refuses connections and is not assigned to another socket until this is
+/// dropped.
 #[derive(Debug)]
-pub struct SilentPort(TcpSocket);
+pub struct ReservedPort(TcpSocket);
 
-impl SilentPort {
-    /// A free port, kept.
+impl ReservedPort {
+    /// Reserves a free port.
     pub fn new() -> Self {
-        Self(bound(anywhere()))
+        Self(bind_reserved(any_local_port()))
     }
 
-    /// Where connections are refused.
+    /// The address that refuses connections.
     pub fn addr(&self) -> SocketAddr {
         self.0.local_addr().unwrap()
     }
 }
 
-impl Default for SilentPort {
+impl Default for ReservedPort {
     fn default() -> Self {
         Self::new()
     }
 }
 
-/// Any free port of this machine.
-fn anywhere() -> SocketAddr {
+/// Any free local port.
+fn any_local_port() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
 }

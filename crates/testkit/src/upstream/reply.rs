@@ -4,10 +4,10 @@ use bytes::Bytes;
 use h2::Reason;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use crate::wire::Fields;
+use crate::h1_codec::Fields;
 use crate::{Connection, PATIENCE};
 
-/// What an [`ApiServer`](super::ApiServer) answers.
+/// The response of an [`ApiServer`](super::ApiServer).
 #[derive(Debug)]
 pub struct Reply {
     pub(super) status: u16,
@@ -25,15 +25,15 @@ pub(super) enum Payload {
     Reset(Reason),
 }
 
-/// The test's end of a streamed body: the events of a watch, one by one. Dropping it breaks the
-/// answer off, as a crash of the server would; [`BodySender::finish`] ends it in good order.
+/// The test's end of a streamed body, for example the events of a watch. Dropping it aborts
+/// the response, as a server crash would; [`BodySender::finish`] ends it cleanly.
 #[derive(Debug)]
 pub struct BodySender {
-    pieces: mpsc::Sender<Piece>,
+    parts: mpsc::Sender<BodyPart>,
     state: watch::Receiver<StreamState>,
 }
 
-/// The client went away before the body ended.
+/// The client disconnected before the body ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cancelled;
 
@@ -42,16 +42,15 @@ pub struct Cancelled;
 pub struct Upgrade(oneshot::Receiver<Connection>);
 
 #[derive(Debug)]
-pub(super) enum Piece {
+pub(super) enum BodyPart {
     Data(Bytes),
     End(Fields),
 }
 
-/// The server's end of a streamed body. Dropped before the end, it says that the client
-/// cancelled.
+/// The server's end of a streamed body. Dropping it early means that the client has cancelled.
 #[derive(Debug)]
 pub(super) struct BodyStream {
-    pub(super) pieces: mpsc::Receiver<Piece>,
+    pub(super) parts: mpsc::Receiver<BodyPart>,
     state: watch::Sender<StreamState>,
 }
 
@@ -63,7 +62,7 @@ enum StreamState {
 }
 
 impl Reply {
-    /// An answer without a body.
+    /// A response without a body.
     pub fn new(status: u16) -> Self {
         Self {
             status,
@@ -81,21 +80,22 @@ impl Reply {
             .body(body)
     }
 
-    /// 200 with a body that the test sends piece by piece.
+    /// 200 with a body that the test sends in parts.
     pub fn stream() -> (Self, BodySender) {
-        // One piece waits while another is written: a test feels the client's windows.
-        let (sender, pieces) = mpsc::channel(1);
+        // One part is queued while another is written, so that the client's flow control
+        // has an effect.
+        let (sender, parts) = mpsc::channel(1);
         let (state, watched) = watch::channel(StreamState::Open);
         let mut reply = Self::new(200);
-        reply.payload = Payload::Stream(BodyStream { pieces, state });
+        reply.payload = Payload::Stream(BodyStream { parts, state });
         let sender = BodySender {
-            pieces: sender,
+            parts: sender,
             state: watched,
         };
         (reply, sender)
     }
 
-    /// 101 for an HTTP/1.1 request; the connection is the test's from there on.
+    /// 101 for an HTTP/1.1 request; the connection then belongs to the test.
     pub fn upgrade(protocol: &str) -> (Self, Upgrade) {
         let (sender, receiver) = oneshot::channel();
         let mut reply = Self::new(101)
@@ -105,7 +105,7 @@ impl Reply {
         (reply, Upgrade(receiver))
     }
 
-    /// No answer: over HTTP/2 the stream is reset for this reason, over HTTP/1.1 the
+    /// No response: over HTTP/2 the stream is reset with this reason, over HTTP/1.1 the
     /// connection is closed.
     pub fn reset(reason: Reason) -> Self {
         let mut reply = Self::new(500);
@@ -113,35 +113,35 @@ impl Reply {
         reply
     }
 
-    /// The same with another status.
+    /// Sets the status.
     #[must_use]
     pub fn status(mut self, status: u16) -> Self {
         self.status = status;
         self
     }
 
-    /// The same with one more header.
+    /// Adds a header.
     #[must_use]
     pub fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// The same with this body.
+    /// Sets the body.
     #[must_use]
     pub fn body(mut self, body: impl Into<Bytes>) -> Self {
         self.payload = Payload::Whole(body.into());
         self
     }
 
-    /// The same with one more trailer; over HTTP/1.1 the body is chunked then.
+    /// Adds a trailer; over HTTP/1.1 the body is chunked then.
     #[must_use]
     pub fn trailer(mut self, name: &str, value: &str) -> Self {
         self.trailers.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// The same, sent only after `notify.notify_one()`, be it before the request or after.
+    /// Delays the response until `notify.notify_one()` is called, before or after the request.
     #[must_use]
     pub fn after(mut self, notify: &Arc<Notify>) -> Self {
         self.after = Some(Arc::clone(notify));
@@ -150,11 +150,11 @@ impl Reply {
 }
 
 impl BodySender {
-    /// Sends a piece: over HTTP/1.1 one chunk, over HTTP/2 one DATA or more. At most one piece
-    /// waits; the next send waits for the client to take it.
-    pub async fn send(&self, piece: impl Into<Bytes>) -> Result<(), Cancelled> {
-        let piece = Piece::Data(piece.into());
-        self.pieces.send(piece).await.map_err(|_| Cancelled)
+    /// Sends a part: over HTTP/1.1 one chunk, over HTTP/2 at least one DATA. At most one
+    /// part is queued; the next send waits until the client has read it.
+    pub async fn send(&self, part: impl Into<Bytes>) -> Result<(), Cancelled> {
+        let part = BodyPart::Data(part.into());
+        self.parts.send(part).await.map_err(|_| Cancelled)
     }
 
     /// Ends the body.
@@ -165,11 +165,11 @@ impl BodySender {
     /// Ends the body with trailers.
     pub async fn finish_with(self, trailers: &[(&str, &str)]) -> Result<(), Cancelled> {
         let owned = trailers.iter().map(|&(n, v)| (n.to_owned(), v.to_owned()));
-        let end = Piece::End(owned.collect());
-        self.pieces.send(end).await.map_err(|_| Cancelled)
+        let end = BodyPart::End(owned.collect());
+        self.parts.send(end).await.map_err(|_| Cancelled)
     }
 
-    /// Waits until the client has cancelled the answer: reset its stream, or left.
+    /// Waits until the client has cancelled the response: reset its stream, or disconnected.
     ///
     /// # Panics
     /// When that takes longer than [`PATIENCE`].
@@ -182,14 +182,14 @@ impl BodySender {
         );
     }
 
-    /// Whether the client has cancelled the answer by now.
+    /// Whether the client has cancelled the response.
     pub fn is_cancelled(&self) -> bool {
         *self.state.borrow() == StreamState::Cancelled
     }
 }
 
 impl Upgrade {
-    /// The connection, once 101 is sent.
+    /// The connection, after the 101 is sent.
     ///
     /// # Panics
     /// When the server did not send it.
@@ -202,7 +202,7 @@ impl Upgrade {
 }
 
 impl BodyStream {
-    /// The whole body is written.
+    /// The whole body has been written.
     pub(super) fn finished(&self) {
         self.state.send_replace(StreamState::Finished);
     }

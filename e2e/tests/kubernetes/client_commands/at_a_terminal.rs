@@ -1,21 +1,21 @@
 //! A shell in a container, at a terminal.
 
-use skewbridge_e2e::{Node, Plane, Server, Tmux, User, Via, is_since, newest, versions};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, Tmux, User, Via, is_since, newest, versions};
 
 #[tokio::test]
 async fn an_interactive_shell_works_and_leaves_a_sane_terminal() {
     let versions = versions();
-    by_way_of(newest(&versions), Via::Server).await;
-    // A server without WebSockets, whose bridge has them.
+    run_shell(newest(&versions), Via::Server).await;
+    // A server without WebSockets, whose bridge supports them.
     let old = versions.iter().find(|version| !is_since(version, 30));
     if let Some(old) = old {
-        by_way_of(old, Via::Bridge).await;
+        run_shell(old, Via::Bridge).await;
     }
 }
 
-async fn by_way_of(version: &str, via: Via) {
+async fn run_shell(version: &str, via: Via) {
     println!("{version} {via:?}");
-    let mut plane = Plane::start(&[Server::of(version)]).await;
+    let mut plane = ControlPlane::start(&[ServerSpec::of(version)]).await;
     let _node = plane.start_node().await;
     let mut command = plane.skewbridge_command(0, via, User::Admin);
     command.args([
@@ -29,13 +29,13 @@ async fn by_way_of(version: &str, via: Via) {
         "--norc",
     ]);
     let tmux = Tmux::start(&format!("{via:?}"), &command).await;
-    // Quotes tell what is typed from what is shown.
+    // The quotes distinguish the typed text from the output.
     tmux.types(&format!("{}\r", tmux.line)).await;
     tmux.types("PS1='remote''> '\r").await;
     tmux.shows("remote> ").await;
     tmux.types("echo $((6*7))\r").await;
     tmux.shows("42").await;
-    // The line before, by the arrow key.
+    // The previous line, by the arrow key.
     tmux.run(&["send-keys", "Up", "Home"]).await;
     tmux.types("echo ag''ain;").await;
     tmux.run(&["send-keys", "Enter"]).await;
@@ -44,8 +44,9 @@ async fn by_way_of(version: &str, via: Via) {
     let new_size = r#"until [ "$(stty size)" = "30 100" ]; do sleep 0.1; done; echo re''sized"#;
     tmux.types(&format!("{new_size}\r")).await;
     tmux.shows("resized").await;
-    // ctrl-c ends what runs, and not the shell. Who says so has the terminal already: bash
-    // gives it away only after it has started a program, and would keep the signal until then.
+    // ctrl-c interrupts the program and not the shell. The program that prints this owns
+    // the terminal already: bash hands the terminal over only after it has started a
+    // program, and would keep the signal until then.
     tmux.types("sh -c 'echo sle\"\"eping; exec sleep 1000'\r")
         .await;
     tmux.shows("sleeping").await;
@@ -57,7 +58,7 @@ async fn by_way_of(version: &str, via: Via) {
     tmux.types("clear; echo sane $(stty -a | tr ' ' '\\n' | grep -cx -e icanon -e echo -e isig)\r")
         .await;
     tmux.shows("sane 3").await;
-    // Once more, and the server is killed in the middle.
+    // Once more, and the server is killed during the session.
     let [before, after] = ["before", "after"].map(|name| plane.file(name, ""));
     tmux.types(&format!("clear; stty -a > {before}\r")).await;
     tmux.hides("sane 3").await;

@@ -1,5 +1,6 @@
-//! Our exec, attach and port-forward beside kubectl's, against real servers: straight,
-//! through a bridge, and through a proxy that knows no upgrade but that to WebSocket.
+//! skewbridge's exec, attach and port-forward compared with kubectl's, against real
+//! servers: directly, through a bridge, and through a proxy that supports no upgrade other
+//! than WebSocket.
 
 mod at_a_terminal;
 mod read_late;
@@ -9,7 +10,9 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
-use skewbridge_e2e::{Node, Output, Plane, Server, Staying, User, Via, is_since, planes};
+use skewbridge_e2e::{
+    ControlPlane, Node, Output, RunningKubectl, ServerSpec, User, Via, control_planes, is_since,
+};
 use skewbridge_testkit::eventually;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -19,37 +22,40 @@ use tokio::task::JoinSet;
 use crate::streaming::allow;
 
 /// For a command that takes a second or two on an idle machine.
-const BOUND: Duration = Duration::from_mins(1);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// For a server that starts again; no measure of anything.
-const RESTART: Duration = Duration::from_mins(5);
+/// A bound for the restart of a server.
+const RESTART_TIMEOUT: Duration = Duration::from_mins(5);
 
-/// Much more than all the buffers on its way.
-const STDIN: usize = 2 << 20;
+/// Much more than all buffers on the path.
+const STDIN_BYTES: usize = 2 << 20;
 
 #[tokio::test]
-async fn our_commands_do_what_kubectl_does() {
-    for versions in planes() {
+async fn skewbridge_commands_behave_like_kubectl() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
-        let servers: Vec<_> = versions.iter().map(|version| Server::of(version)).collect();
-        let plane = Plane::start(&servers).await;
+        let servers: Vec<_> = versions
+            .iter()
+            .map(|version| ServerSpec::of(version))
+            .collect();
+        let plane = ControlPlane::start(&servers).await;
         let _node = plane.start_node().await;
         for server in 0..servers.len() {
             for via in [Via::Server, Via::Bridge] {
-                let pair = Pair {
+                let pair = CommandPair {
                     plane: &plane,
                     server,
                     via,
                 };
-                commands_end_the_same(&pair).await;
-                input_arrives_whole(&pair).await;
-                an_attached_process_answers(&pair).await;
-                what_is_refused_is_told_the_same(&pair).await;
-                it_is_carried_as_the_server_can(&pair).await;
+                exit_codes_are_equal(&pair).await;
+                stdin_arrives_completely(&pair).await;
+                attach_reaches_the_process(&pair).await;
+                errors_are_equal(&pair).await;
+                the_transport_matches_the_server(&pair).await;
                 let (target, _echo) = echo().await;
                 let ports = format!(":{}", target.port());
                 let words = ["port-forward", "--address=127.0.0.1", Node::POD, &ports];
-                ports_are_forwarded(pair.ours(&words), target).await;
+                ports_are_forwarded(pair.skewbridge(&words), target).await;
                 kubectl_finds_its_plugin(&pair).await;
             }
             kubectl_completes_its_plugin(&plane, server).await;
@@ -58,15 +64,15 @@ async fn our_commands_do_what_kubectl_does() {
     }
 }
 
-/// kubectl of the server's version and our program, by the same way.
-struct Pair<'a> {
-    plane: &'a Plane,
+/// kubectl of the server's version and skewbridge, with the same target.
+struct CommandPair<'a> {
+    plane: &'a ControlPlane,
     server: usize,
     via: Via,
 }
 
-impl Pair<'_> {
-    fn ours(&self, words: &[&str]) -> Command {
+impl CommandPair<'_> {
+    fn skewbridge(&self, words: &[&str]) -> Command {
         let mut command = self
             .plane
             .skewbridge_command(self.server, self.via, User::Admin);
@@ -74,13 +80,13 @@ impl Pair<'_> {
         command
     }
 
-    fn ours_with(&self, words: &[&str], command: &[&str]) -> Command {
-        let mut it = self.ours(words);
+    fn skewbridge_with(&self, words: &[&str], command: &[&str]) -> Command {
+        let mut it = self.skewbridge(words);
         it.arg("--").args(command);
         it
     }
 
-    fn theirs(&self, words: &[&str], command: &[&str]) -> Command {
+    fn kubectl(&self, words: &[&str], command: &[&str]) -> Command {
         let mut it = self
             .plane
             .kubectl_command(self.server, self.via, User::Admin);
@@ -91,23 +97,27 @@ impl Pair<'_> {
         it
     }
 
-    /// What both say, which is the same.
+    /// The output of both, which has to be equal.
     async fn same(&self, words: &[&str], command: &[&str], stdin: &str) -> Output {
-        let theirs = run(self.theirs(words, command), stdin).await;
-        let ours = match command {
-            [] => self.ours(words),
-            command => self.ours_with(words, command),
+        let kubectl = run(self.kubectl(words, command), stdin).await;
+        let skewbridge = match command {
+            [] => self.skewbridge(words),
+            command => self.skewbridge_with(words, command),
         };
-        let ours = run(ours, stdin).await;
+        let skewbridge = run(skewbridge, stdin).await;
         let what = format!("{words:?} {command:?} by {:?}", self.via);
-        assert_eq!(ours.code, theirs.code, "{what}: {}", ours.stderr);
-        assert_eq!(ours.stderr, theirs.stderr, "{what}");
-        let (length, expected) = (ours.stdout.len(), theirs.stdout.len());
+        assert_eq!(
+            skewbridge.code, kubectl.code,
+            "{what}: {}",
+            skewbridge.stderr
+        );
+        assert_eq!(skewbridge.stderr, kubectl.stderr, "{what}");
+        let (length, expected) = (skewbridge.stdout.len(), kubectl.stdout.len());
         assert!(
-            ours.stdout == theirs.stdout,
+            skewbridge.stdout == kubectl.stdout,
             "{what}: {length} bytes instead of {expected}"
         );
-        ours
+        skewbridge
     }
 }
 
@@ -120,11 +130,11 @@ async fn run(mut command: Command, stdin: &str) -> Output {
         .expect("it starts");
     let mut input = child.stdin.take().unwrap();
     let feeding = async move {
-        // A command may end before its input does.
+        // A command may exit before it has read its input.
         let _ = input.write_all(stdin.as_bytes()).await;
     };
     let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
-    let output = tokio::time::timeout(BOUND, both).await;
+    let output = tokio::time::timeout(COMMAND_TIMEOUT, both).await;
     let output = output.expect("it hangs").unwrap();
     Output {
         code: output.status.code(),
@@ -133,7 +143,7 @@ async fn run(mut command: Command, stdin: &str) -> Output {
     }
 }
 
-async fn commands_end_the_same(pair: &Pair<'_>) {
+async fn exit_codes_are_equal(pair: &CommandPair<'_>) {
     let script = "echo out; echo err >&2; exit 7";
     let output = pair
         .same(&["exec", Node::POD], &["sh", "-c", script], "")
@@ -150,8 +160,8 @@ async fn commands_end_the_same(pair: &Pair<'_>) {
     assert_eq!(output.stdout.lines().count(), 100_000);
 }
 
-async fn input_arrives_whole(pair: &Pair<'_>) {
-    let lines = (0..STDIN / 8).map(|number| format!("{number:07}"));
+async fn stdin_arrives_completely(pair: &CommandPair<'_>) {
+    let lines = (0..STDIN_BYTES / 8).map(|number| format!("{number:07}"));
     let stdin = lines.collect::<Vec<_>>().join("\n");
     let counted = pair
         .same(&["exec", "-i", Node::POD], &["wc", "-c"], &stdin)
@@ -163,46 +173,61 @@ async fn input_arrives_whole(pair: &Pair<'_>) {
     assert!(returned.stdout == stdin, "{}", returned.stdout.len());
 }
 
-async fn an_attached_process_answers(pair: &Pair<'_>) {
+async fn attach_reaches_the_process(pair: &CommandPair<'_>) {
     let words = ["attach", "-i", Node::POD];
-    let ours = run(pair.ours(&words), "to the container\n").await;
-    let theirs = run(pair.theirs(&words, &[]), "to the container\n").await;
-    assert_eq!(ours.code, Some(0), "{}", ours.stderr);
-    assert_eq!(ours.stdout, "to the container\n");
-    assert_eq!((ours.code, ours.stdout), (theirs.code, theirs.stdout));
-    // Older ones warn of less.
-    assert!(ours.stderr.ends_with(&theirs.stderr), "{}", theirs.stderr);
+    let skewbridge = run(pair.skewbridge(&words), "to the container\n").await;
+    let kubectl = run(pair.kubectl(&words, &[]), "to the container\n").await;
+    assert_eq!(skewbridge.code, Some(0), "{}", skewbridge.stderr);
+    assert_eq!(skewbridge.stdout, "to the container\n");
+    assert_eq!(
+        (skewbridge.code, skewbridge.stdout),
+        (kubectl.code, kubectl.stdout)
+    );
+    // Older versions print fewer warnings.
+    assert!(
+        skewbridge.stderr.ends_with(&kubectl.stderr),
+        "{}",
+        kubectl.stderr
+    );
 }
 
-async fn what_is_refused_is_told_the_same(pair: &Pair<'_>) {
-    let ours = run(pair.ours_with(&["exec", "pud"], &["true"]), "").await;
-    let theirs = run(pair.theirs(&["exec", "pud"], &["true"]), "").await;
-    assert_eq!(ours.code, theirs.code);
-    // Ours says more.
+async fn errors_are_equal(pair: &CommandPair<'_>) {
+    let skewbridge = run(pair.skewbridge_with(&["exec", "pud"], &["true"]), "").await;
+    let kubectl = run(pair.kubectl(&["exec", "pud"], &["true"]), "").await;
+    assert_eq!(skewbridge.code, kubectl.code);
+    // skewbridge prints more.
     assert!(
-        ours.stderr.starts_with(&theirs.stderr),
+        skewbridge.stderr.starts_with(&kubectl.stderr),
         "{} {}",
-        ours.stderr,
-        theirs.stderr
+        skewbridge.stderr,
+        kubectl.stderr
     );
-    assert!(ours.stderr.contains("did you mean pod?"), "{}", ours.stderr);
-    let ours = run(
-        pair.ours_with(&["exec", Node::POD], &["no-such-program"]),
+    assert!(
+        skewbridge.stderr.contains("did you mean pod?"),
+        "{}",
+        skewbridge.stderr
+    );
+    let skewbridge = run(
+        pair.skewbridge_with(&["exec", Node::POD], &["no-such-program"]),
         "",
     )
     .await;
-    assert_eq!(ours.code, Some(1));
+    assert_eq!(skewbridge.code, Some(1));
     assert!(
-        ours.stderr.contains("executable file not found"),
+        skewbridge.stderr.contains("executable file not found"),
         "{}",
-        ours.stderr
+        skewbridge.stderr
     );
 }
 
-async fn it_is_carried_as_the_server_can(pair: &Pair<'_>) {
-    let output = run(pair.ours_with(&["exec", "-v=1", Node::POD], &["true"]), "").await;
+async fn the_transport_matches_the_server(pair: &CommandPair<'_>) {
+    let output = run(
+        pair.skewbridge_with(&["exec", "-v=1", Node::POD], &["true"]),
+        "",
+    )
+    .await;
     let version = &pair.plane.servers[pair.server].version;
-    // A bridge has what its server has not.
+    // A bridge supports WebSockets even if its server does not.
     let by = if is_since(version, 30) || pair.via == Via::Bridge {
         "skewbridge: by WebSocket\n"
     } else {
@@ -216,9 +241,9 @@ async fn it_is_carried_as_the_server_can(pair: &Pair<'_>) {
     );
 }
 
-/// As `kubectl skewbridge exec`, by the kubectl of the server's version.
-async fn kubectl_finds_its_plugin(pair: &Pair<'_>) {
-    let Pair { plane, server, via } = *pair;
+/// As `kubectl skewbridge exec`, with the kubectl of the server's version.
+async fn kubectl_finds_its_plugin(pair: &CommandPair<'_>) {
+    let CommandPair { plane, server, via } = *pair;
     let mut plugin = plane.kubectl_skewbridge(server, via, User::Admin);
     plugin.args(["exec", "-i", "-n", Node::NAMESPACE, Node::POD]);
     let output = run_script(plugin, "cat; echo err >&2; exit 7", "by kubectl\n").await;
@@ -228,7 +253,7 @@ async fn kubectl_finds_its_plugin(pair: &Pair<'_>) {
 }
 
 /// As `kubectl skewbridge ex<TAB>`.
-async fn kubectl_completes_its_plugin(plane: &Plane, server: usize) {
+async fn kubectl_completes_its_plugin(plane: &ControlPlane, server: usize) {
     let mut kubectl = plane.kubectl_with_plugin(server, Via::Server, User::Admin);
     kubectl.args(["__complete", "skewbridge", "ex"]);
     let output = run(kubectl, "").await;
@@ -237,9 +262,9 @@ async fn kubectl_completes_its_plugin(plane: &Plane, server: usize) {
     assert_eq!(output.stdout, expected, "{}", output.stderr);
 }
 
-/// By a command that forwards to an echo.
-/// Its service account tells who it is, where its server is, and its own namespace.
-async fn a_pod_needs_no_kubeconfig(plane: &Plane, server: usize) {
+/// With a command that forwards to an echo server. The service account determines the user,
+/// the server and the namespace.
+async fn a_pod_needs_no_kubeconfig(plane: &ControlPlane, server: usize) {
     let verbs = ["get", "create"];
     let account = format!("in-pod-{server}");
     let token = allow(plane, &account, &verbs).await;
@@ -257,7 +282,7 @@ async fn a_pod_needs_no_kubeconfig(plane: &Plane, server: usize) {
 }
 
 async fn ports_are_forwarded(mut command: Command, target: SocketAddr) {
-    let mut forward = Staying::start(&mut command);
+    let mut forward = RunningKubectl::start(&mut command);
     let line = forward.line().await;
     let address = line.strip_prefix("Forwarding from ").expect(&line);
     let (address, remote) = address.split_once(" -> ").expect(&line);
@@ -275,7 +300,7 @@ async fn ports_are_forwarded(mut command: Command, target: SocketAddr) {
                 writer.shutdown().await
             };
             let both = async { tokio::try_join!(writing, reader.read_to_end(&mut heard)) };
-            let talked = tokio::time::timeout(BOUND, both).await;
+            let talked = tokio::time::timeout(COMMAND_TIMEOUT, both).await;
             talked.expect("an echo in time").unwrap();
             assert!(heard == sent, "{} bytes", heard.len());
         });
@@ -288,7 +313,7 @@ async fn ports_are_forwarded(mut command: Command, target: SocketAddr) {
     forward.end().await;
 }
 
-/// A server that gives back what it gets, while the second half is kept.
+/// An echo server that keeps the second half open.
 async fn echo() -> (SocketAddr, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -306,15 +331,18 @@ async fn echo() -> (SocketAddr, JoinSet<()>) {
 }
 
 #[tokio::test]
-async fn a_proxy_that_knows_only_websocket_is_no_obstacle() {
-    for versions in planes() {
-        let servers: Vec<_> = versions.iter().map(|version| Server::of(version)).collect();
-        let plane = Plane::start(&servers).await;
+async fn commands_work_through_a_proxy_that_supports_only_websocket() {
+    for versions in control_planes() {
+        let servers: Vec<_> = versions
+            .iter()
+            .map(|version| ServerSpec::of(version))
+            .collect();
+        let plane = ControlPlane::start(&servers).await;
         let _node = plane.start_node().await;
         for (number, version) in versions.iter().enumerate() {
             for via in [Via::Server, Via::Bridge] {
-                let nginx = plane.nginx_before(plane.servers[number].at(via)).await;
-                let ours = |words: &[&str]| {
+                let nginx = plane.start_nginx(plane.servers[number].at(via)).await;
+                let skewbridge = |words: &[&str]| {
                     let mut command = plane.skewbridge_at(&nginx.kubeconfig);
                     command.args(words).args(["-n", Node::NAMESPACE, "-v=1"]);
                     command
@@ -322,16 +350,16 @@ async fn a_proxy_that_knows_only_websocket_is_no_obstacle() {
                 let (target, _echo) = echo().await;
                 let ports = format!(":{}", target.port());
                 let forward = ["port-forward", "--address=127.0.0.1", Node::POD, &ports];
-                let exec = ours(&["exec", "-i", Node::POD]);
+                let exec = skewbridge(&["exec", "-i", Node::POD]);
                 let script = "cat; echo err >&2; exit 7";
                 let output = run_script(exec, script, "through\n").await;
-                let attached = run(ours(&["attach", "-i", Node::POD]), "attached\n").await;
+                let attached = run(skewbridge(&["attach", "-i", Node::POD]), "attached\n").await;
                 if via == Via::Server && !is_since(version, 31) {
-                    // It has nothing but SPDY, and that does not pass.
-                    let refused = run(ours(&forward), "").await;
+                    // This kubectl supports only SPDY, which the proxy does not forward.
+                    let refused = run(skewbridge(&forward), "").await;
                     for output in [output, attached, refused] {
                         assert_eq!(output.code, Some(1), "{}", output.stderr);
-                        // Both ways are told.
+                        // Both attempts are reported.
                         assert!(
                             output
                                 .stderr
@@ -351,7 +379,7 @@ async fn a_proxy_that_knows_only_websocket_is_no_obstacle() {
                 assert_eq!(attached.stdout, "attached\n");
                 let by = "skewbridge: by WebSocket\n";
                 assert!(attached.stderr.ends_with(by), "{}", attached.stderr);
-                ports_are_forwarded(ours(&forward), target).await;
+                ports_are_forwarded(skewbridge(&forward), target).await;
             }
         }
     }
@@ -365,7 +393,7 @@ async fn run_script(mut command: Command, script: &str, stdin: &str) -> Output {
 #[tokio::test]
 async fn a_forwarded_port_survives_a_restart_of_the_server() {
     let version = skewbridge_e2e::newest(&skewbridge_e2e::versions()).to_owned();
-    let mut plane = Plane::start(&[Server::of(&version)]).await;
+    let mut plane = ControlPlane::start(&[ServerSpec::of(&version)]).await;
     let _node = plane.start_node().await;
     let (target, _echo) = echo().await;
     let ports = format!(":{}", target.port());
@@ -373,20 +401,20 @@ async fn a_forwarded_port_survives_a_restart_of_the_server() {
     command.args([
         "port-forward",
         "--address=127.0.0.1",
-        // However long a server takes to start on a machine that has much to do.
+        // Independent of how long a server takes to start on a busy machine.
         "--pod-running-timeout=1h",
         "-n",
         Node::NAMESPACE,
         Node::POD,
         &ports,
     ]);
-    let mut forward = Staying::start(&mut command);
+    let mut forward = RunningKubectl::start(&mut command);
     let line = forward.line().await;
     let address = line.strip_prefix("Forwarding from ").expect(&line);
     let address: SocketAddr = address.split_once(" -> ").expect(&line).0.parse().unwrap();
     let talk = async |word: &[u8]| {
         let mut connection = TcpStream::connect(address).await.unwrap();
-        // What is cut off early fails.
+        // A connection that is cut early fails.
         let _ = connection.write_all(word).await;
         let _ = connection.shutdown().await;
         let mut heard = Vec::new();
@@ -394,10 +422,10 @@ async fn a_forwarded_port_survives_a_restart_of_the_server() {
         heard
     };
     assert_eq!(talk(b"before").await, b"before");
-    plane.end_server(0, "KILL");
-    plane.run_server(0);
-    // Who connects too early may be cut off, and no more.
-    eventually("an echo again", RESTART, async || {
+    plane.stop_server(0, "KILL");
+    plane.start_server(0);
+    // A connection that is opened too early may only be cut.
+    eventually("an echo again", RESTART_TIMEOUT, async || {
         talk(b"after").await == b"after"
     })
     .await;

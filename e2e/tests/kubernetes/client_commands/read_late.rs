@@ -1,49 +1,50 @@
-//! What a command has written is read long after it has ended.
+//! The output of a command is read long after the command has exited.
 
 use std::process::Stdio;
 use std::time::Duration;
 
-use skewbridge_e2e::{Node, Plane, Server, User, Via, is_since, planes};
+use skewbridge_e2e::{ControlPlane, Node, ServerSpec, User, Via, control_planes, is_since};
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
-/// As long as somebody looks at a page of it: several times as long as nothing may be said.
+/// As long as a user looks at a page of output: several times the idle timeout.
 const PAUSE: Duration = Duration::from_secs(25);
 
-/// The reader takes a little at a time for this long, and then all that there is.
+/// The reader reads slowly for this long, and then everything.
 const SLOW_READING: Duration = Duration::from_secs(2);
 
-/// The servers stop in the middle of the output, longer than a second and shorter than a ping
-/// interval, as on a path that loses packets: a ping in that time would meet the end of the
-/// command.
+/// The servers pause during the output, longer than a second and shorter than a ping
+/// interval, as on a path that loses packets: a ping in that time would coincide with the
+/// exit of the command.
 const SERVER_PAUSE: Duration = Duration::from_secs(5);
 
-/// Sizes of outputs that fit into the kernel's buffers on the way, and that do not. Of some of
-/// them a part is left in the buffers of the node when the command has ended.
+/// Output sizes that fit into the kernel's buffers on the path, and sizes that do not. For
+/// some of them a part is left in the buffers of the node when the command has exited.
 const SIZES: &[usize] = &[
     1_000_000, 4_000_000, 8_000_000, 11_000_000, 14_000_000, 30_000_000,
 ];
 
-/// Sizes that leave nothing in the buffers of the node. kube-apiserver's own translator (since
-/// 1.30) pings the node every 5 s. If the node has closed the connection, it loses what the node
-/// has not sent yet, and reports success (docs/streams.md, Limits).
+/// Sizes that leave nothing in the buffers of the node. kube-apiserver's own translator
+/// (since 1.30) pings the node every 5 s. If the node has closed the connection, the
+/// translator loses the data that the node has not sent yet, and reports success
+/// (docs/streams.md, Limits).
 const SIZES_BELOW_BUFFERS: &[usize] = &[1_000_000, 4_000_000];
 
-const BOUND: Duration = Duration::from_mins(2);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// A server that has closed a connection answers whatever comes then with a reset, and with
-/// it goes what it has not sent yet.
+/// A server that has closed a connection responds to further data with a reset, which
+/// discards the data that it has not sent yet.
 #[tokio::test]
-async fn what_is_read_late_is_whole() {
+async fn output_that_is_read_late_is_complete() {
     let mut started = Vec::new();
     let mut reading = tokio::task::JoinSet::new();
-    for versions in planes() {
+    for versions in control_planes() {
         let servers: Vec<_> = versions
             .iter()
-            .map(|version| Server::of(version).bridge_flag("--translate-streams=always"))
+            .map(|version| ServerSpec::of(version).bridge_flag("--translate-streams=always"))
             .collect();
-        let plane = Plane::start(&servers).await;
+        let plane = ControlPlane::start(&servers).await;
         let node = plane.start_node().await;
         for (server, version) in versions.iter().enumerate() {
             for via in [Via::Server, Via::Bridge] {
@@ -64,8 +65,8 @@ async fn what_is_read_late_is_whole() {
         }
         started.push((plane, node));
     }
-    let planes = || started.iter().flat_map(|(plane, _)| &plane.servers);
-    let servers = || planes().filter_map(|server| server.process.as_ref());
+    let control_planes = || started.iter().flat_map(|(plane, _)| &plane.servers);
+    let servers = || control_planes().filter_map(|server| server.process.as_ref());
     sleep(PAUSE + SLOW_READING / 2).await;
     servers().for_each(|server| server.signal("STOP"));
     sleep(SERVER_PAUSE).await;
@@ -75,7 +76,7 @@ async fn what_is_read_late_is_whole() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// An error is how much came, and what was said.
+/// An error contains the number of bytes received, and stderr.
 async fn read_late(mut command: Command, size: usize) -> Result<(), (usize, String)> {
     let mut child = command
         .stdout(Stdio::piped())
@@ -97,7 +98,9 @@ async fn read_late(mut command: Command, size: usize) -> Result<(), (usize, Stri
         let output = child.wait_with_output().await.unwrap();
         (output.status.code(), output.stderr)
     };
-    let (code, stderr) = timeout(BOUND, reading).await.expect("an end in time");
+    let (code, stderr) = timeout(COMMAND_TIMEOUT, reading)
+        .await
+        .expect("an end in time");
     if code == Some(0) && output.len() == size {
         return Ok(());
     }

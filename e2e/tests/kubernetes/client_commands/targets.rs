@@ -1,32 +1,35 @@
-//! What has pods: which of them a command is for, and which port of it.
+//! Workloads and services: which of their pods a command selects, and which port of it.
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Node, Plane, Server, Staying, Via, planes};
+use skewbridge_e2e::{ControlPlane, Node, RunningKubectl, ServerSpec, Via, control_planes};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
-use super::{BOUND, Pair, echo, ports_are_forwarded, run};
+use super::{COMMAND_TIMEOUT, CommandPair, echo, ports_are_forwarded, run};
 
 /// The labels of all pods here.
 const LABELS: (&str, &str) = ("app", "web");
 
 #[tokio::test]
-async fn what_is_named_leads_where_kubectl_is_led() {
-    for versions in planes() {
+async fn targets_resolve_to_the_same_pod_as_with_kubectl() {
+    for versions in control_planes() {
         println!("plane {versions:?}");
-        let servers: Vec<_> = versions.iter().map(|version| Server::of(version)).collect();
-        let plane = Plane::start(&servers).await;
+        let servers: Vec<_> = versions
+            .iter()
+            .map(|version| ServerSpec::of(version))
+            .collect();
+        let plane = ControlPlane::start(&servers).await;
         let _node = plane.start_node().await;
         let (target, _echo) = echo().await;
-        show_workloads(&plane, target.port()).await;
+        create_workloads(&plane, target.port()).await;
         for server in 0..servers.len() {
-            let pair = Pair {
+            let pair = CommandPair {
                 plane: &plane,
                 server,
                 via: Via::Server,
             };
             the_same_pod_is_chosen(&pair).await;
-            an_attachment_may_be_named_in_two_words(&pair).await;
+            attach_accepts_a_target_of_two_words(&pair).await;
             let forward = ["port-forward", "--address=127.0.0.1"];
             let rows = [
                 ["svc/web", ":80"],
@@ -36,19 +39,19 @@ async fn what_is_named_leads_where_kubectl_is_led() {
             ];
             for row in rows {
                 let words = [forward, row].concat();
-                ports_are_forwarded(pair.theirs(&words, &[]), target).await;
-                ports_are_forwarded(pair.ours(&words), target).await;
+                ports_are_forwarded(pair.kubectl(&words, &[]), target).await;
+                ports_are_forwarded(pair.skewbridge(&words), target).await;
             }
             for row in [["svc/web", ":53"], ["svc/web", ":dns"], ["best", ":53"]] {
                 pair.same(&[forward, row].concat(), &[], "").await;
             }
-            a_socket_leads_to_the_pod(&pair).await;
+            a_forwarded_port_reaches_the_pod(&pair).await;
         }
     }
 }
 
-/// Three pods, of which one is the best, and what may have them.
-async fn show_workloads(plane: &Plane, port: u16) {
+/// Three pods, of which one is preferred, and workloads that own them.
+async fn create_workloads(plane: &ControlPlane, port: u16) {
     let (key, value) = LABELS;
     let labels = json!({ key: value });
     let namespace = Node::NAMESPACE;
@@ -66,7 +69,7 @@ async fn show_workloads(plane: &Plane, port: u16) {
             ],
         }],
     });
-    // The first of a list is not the best.
+    // The first of the list is not the preferred one.
     let pods = [
         ("again", "Running", Some("2026-01-01T00:00:00Z"), 5),
         ("best", "Running", Some("2026-01-01T00:00:00Z"), 0),
@@ -75,7 +78,9 @@ async fn show_workloads(plane: &Plane, port: u16) {
     ];
     for (name, phase, ready, restarts) in pods {
         let pod = json!({"metadata": {"name": name, "labels": labels}, "spec": spec});
-        plane.write("POST", &format!("{core}/pods"), &pod).await;
+        plane
+            .send_object("POST", &format!("{core}/pods"), &pod)
+            .await;
         let conditions: Vec<Value> = ready
             .map(|since| json!({"type": "Ready", "status": "True", "lastTransitionTime": since}))
             .into_iter()
@@ -89,7 +94,7 @@ async fn show_workloads(plane: &Plane, port: u16) {
             }],
         }});
         let at = format!("{core}/pods/{name}/status");
-        plane.write("PATCH", &at, &status).await;
+        plane.send_object("PATCH", &at, &status).await;
     }
     let template = json!({
         "metadata": {"labels": labels},
@@ -101,7 +106,7 @@ async fn show_workloads(plane: &Plane, port: u16) {
     });
     for kind in ["deployments", "statefulsets", "replicasets", "daemonsets"] {
         plane
-            .write("POST", &format!("{apps}/{kind}"), &workload)
+            .send_object("POST", &format!("{apps}/{kind}"), &workload)
             .await;
     }
     let service = json!({
@@ -112,11 +117,11 @@ async fn show_workloads(plane: &Plane, port: u16) {
         ]},
     });
     plane
-        .write("POST", &format!("{core}/services"), &service)
+        .send_object("POST", &format!("{core}/services"), &service)
         .await;
 }
 
-async fn the_same_pod_is_chosen(pair: &Pair<'_>) {
+async fn the_same_pod_is_chosen(pair: &CommandPair<'_>) {
     let file = pair.plane.file(
         "web.json",
         &json!({
@@ -137,32 +142,40 @@ async fn the_same_pod_is_chosen(pair: &Pair<'_>) {
         &in_file,
     ];
     for named in all {
-        // Who is asked for a container that there is not tells its name.
+        // The error for a missing container names the pod.
         let words = ["exec", named, "-c", "nowhere"];
-        let theirs = run(pair.theirs(&words, &["true"]), "").await;
-        let ours = run(pair.ours_with(&words, &["true"]), "").await;
-        assert_eq!(ours.code, theirs.code, "{named}: {}", ours.stderr);
+        let kubectl = run(pair.kubectl(&words, &["true"]), "").await;
+        let skewbridge = run(pair.skewbridge_with(&words, &["true"]), "").await;
+        assert_eq!(
+            skewbridge.code, kubectl.code,
+            "{named}: {}",
+            skewbridge.stderr
+        );
         let pod = " is not valid for pod best";
-        for (who, said) in [("kubectl", &theirs.stderr), ("we", &ours.stderr)] {
+        for (who, said) in [("kubectl", &kubectl.stderr), ("we", &skewbridge.stderr)] {
             assert!(said.contains(pod), "{named}, {who}: {said}");
         }
-        let output = run(pair.ours_with(&["exec", named], &["echo", "hello"]), "").await;
+        let output = run(
+            pair.skewbridge_with(&["exec", named], &["echo", "hello"]),
+            "",
+        )
+        .await;
         assert_eq!(output.stdout, "hello\n", "{named}: {}", output.stderr);
     }
 }
 
-async fn an_attachment_may_be_named_in_two_words(pair: &Pair<'_>) {
+async fn attach_accepts_a_target_of_two_words(pair: &CommandPair<'_>) {
     let words = ["attach", "-i", "-q", "deployment", "web"];
     let output = pair.same(&words, &[], "by two words\n").await;
     assert_eq!(output.stdout, "by two words\n", "{}", output.stderr);
 }
 
-async fn a_socket_leads_to_the_pod(pair: &Pair<'_>) {
+async fn a_forwarded_port_reaches_the_pod(pair: &CommandPair<'_>) {
     let socket = pair.plane.file(&format!("socket-{}", pair.server), "");
     std::fs::remove_file(&socket).unwrap();
     let port = format!("unix:{socket}:http");
-    let mut command = pair.ours(&["port-forward", "deploy/web", &port]);
-    let mut forward = Staying::start(&mut command);
+    let mut command = pair.skewbridge(&["port-forward", "deploy/web", &port]);
+    let mut forward = RunningKubectl::start(&mut command);
     let line = forward.line().await;
     assert!(line.starts_with("Forwarding from unix:"), "{line}");
     let mut connection = UnixStream::connect(&socket).await.unwrap();
@@ -173,7 +186,7 @@ async fn a_socket_leads_to_the_pod(pair: &Pair<'_>) {
         connection.read_to_string(&mut heard).await?;
         std::io::Result::Ok(heard)
     };
-    let heard = tokio::time::timeout(BOUND, talk).await;
+    let heard = tokio::time::timeout(COMMAND_TIMEOUT, talk).await;
     assert_eq!(heard.expect("an echo in time").unwrap(), "by a socket");
     let line = forward.line().await;
     assert!(line.starts_with("Handling connection for unix:"), "{line}");

@@ -1,66 +1,68 @@
-//! Other pods, in namespaces and on nodes of their own: one like the first, and one that has
-//! no tar.
+//! Other pods, in their own namespaces and on their own nodes: one like the first, and one
+//! without tar.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
-use skewbridge_e2e::{Node, Plane, Programs};
+use skewbridge_e2e::{ControlPlane, Node, Programs};
 use skewbridge_testkit::ScratchDir;
 
-use super::{HALF_OF_FILE, Way, listing, same, write_noise};
+use super::{CopyTarget, HALF_FILE_BYTES, listing, same_content, write_noise};
 
-/// The namespace of the one like the first.
-const LIKE: &str = "like";
-/// And of the one without tar.
-const BARE: &str = "bare";
+/// The namespace of the pod that is like the first.
+const SIMILAR_NAMESPACE: &str = "like";
+/// The namespace of the pod without tar.
+const NO_TAR_NAMESPACE: &str = "bare";
 
-/// What a copy without tar knows of.
-const WITHOUT_TAR: [&str; 9] = [
+/// The programs that a copy without tar uses.
+const PROGRAMS_WITHOUT_TAR: [&str; 9] = [
     "cat", "chmod", "cksum", "mv", "rm", "sh", "tail", "test", "wc",
 ];
 
-/// Names without a slash at their beginning count from a directory of each pod, so what is
-/// found there was brought to that pod.
-pub(super) struct Others {
+/// Relative names are resolved against a directory of each pod, so a file there was copied
+/// to that pod.
+pub(super) struct OtherPods {
     like: Node,
     bare: Node,
 }
 
-impl Others {
-    pub(super) async fn start(plane: &Plane) -> Self {
+impl OtherPods {
+    pub(super) async fn start(plane: &ControlPlane) -> Self {
         Self {
-            like: plane.start_another_node(LIKE, Programs::All).await,
+            like: plane
+                .start_another_node(SIMILAR_NAMESPACE, Programs::All)
+                .await,
             bare: plane
-                .start_another_node(BARE, Programs::Only(&WITHOUT_TAR))
+                .start_another_node(NO_TAR_NAMESPACE, Programs::Only(&PROGRAMS_WITHOUT_TAR))
                 .await,
         }
     }
 
-    pub(super) async fn judge(&self, way: &Way<'_>) {
-        self.pods_are_copied_between(way).await;
-        self.without_tar_files_are_copied_by_cat(way).await;
+    pub(super) async fn check_copies(&self, way: &CopyTarget<'_>) {
+        self.files_are_copied_between_pods(way).await;
+        self.files_are_copied_with_cat_without_tar(way).await;
     }
 
-    async fn pods_are_copied_between(&self, way: &Way<'_>) {
+    async fn files_are_copied_between_pods(&self, way: &CopyTarget<'_>) {
         let from = way.in_pod("from");
         fs::create_dir_all(from.join("a/b")).unwrap();
         write_noise(&from.join("a/b/large"), 1 << 20);
         fs::write(from.join("small"), "small").unwrap();
         fs::set_permissions(from.join("small"), fs::Permissions::from_mode(0o750)).unwrap();
         symlink("a/b/large", from.join("link")).unwrap();
-        let (here, there) = (Node::POD, format!("{LIKE}/{}", Node::POD));
+        let (here, there) = (Node::POD, format!("{SIMILAR_NAMESPACE}/{}", Node::POD));
         let rows = [
             (format!("{here}:from"), format!("{there}:to")),
             (format!("{there}:to"), format!("{here}:back")),
             (format!("{there}:to/small"), format!("{here}:back/other")),
-            // Within one of them.
+            // Within one pod.
             (format!("{here}:from"), format!("{here}:again")),
         ];
         for (from, to) in &rows {
-            way.copies(&[from, to]).await;
+            way.cp_ok(&[from, to]).await;
         }
         let other = way.in_pod("back/other");
-        assert!(same(&other, &from.join("small")));
+        assert!(same_content(&other, &from.join("small")));
         fs::remove_file(other).unwrap();
         let there = self.like.directory.join("to");
         for to in [&there, &way.in_pod("back"), &way.in_pod("again")] {
@@ -68,31 +70,31 @@ impl Others {
         }
         fs::remove_dir_all(there).unwrap();
         assert_eq!(fs::read_dir(&self.like.directory).unwrap().count(), 0);
-        way.no_leftovers();
+        way.assert_no_leftovers();
         way.empty();
     }
 
-    async fn without_tar_files_are_copied_by_cat(&self, way: &Way<'_>) {
+    async fn files_are_copied_with_cat_without_tar(&self, way: &CopyTarget<'_>) {
         let scratch = ScratchDir::new();
         let original = scratch.path().join("file");
-        write_noise(&original, 2 * HALF_OF_FILE);
-        let remote = format!("{BARE}/{}:file", Node::POD);
+        write_noise(&original, 2 * HALF_FILE_BYTES);
+        let remote = format!("{NO_TAR_NAMESPACE}/{}:file", Node::POD);
         let there = self.bare.directory.join("file");
         let local = original.display().to_string();
-        way.copies(&[&local, &remote]).await;
-        assert!(same(&original, &there), "to the pod");
+        way.cp_ok(&[&local, &remote]).await;
+        assert!(same_content(&original, &there), "to the pod");
 
         let back = scratch.path().join("back");
-        way.cutting.cut_after(HALF_OF_FILE);
+        way.cutting.cut_after(HALF_FILE_BYTES);
         let words = ["--retries=3", &remote, &back.display().to_string()];
         let output = way.cp(&words).await;
         assert_eq!(output.code, Some(0), "{output:?}");
         for expected in ["there is no tar in the container", "resuming at byte"] {
             assert!(output.stderr.contains(expected), "{output:?}");
         }
-        assert!(same(&there, &back), "from the pod");
+        assert!(same_content(&there, &back), "from the pod");
 
-        // A tree needs it.
+        // A tree needs tar.
         let tree = scratch.path().display().to_string();
         let output = way.cp(&[&tree, &remote.replace("file", "tree")]).await;
         assert_eq!(output.code, Some(1), "{output:?}");

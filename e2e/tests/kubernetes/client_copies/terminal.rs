@@ -1,4 +1,4 @@
-//! What somebody sees who waits for a copy.
+//! The progress output of a copy.
 
 use std::fs;
 use std::path::Path;
@@ -7,12 +7,15 @@ use skewbridge_e2e::Node;
 use skewbridge_testkit::{ScratchDir, Terminal};
 use tokio::time::timeout;
 
-use super::{BOUND, FILE, HALF_OF_FILE, Way, same, write_noise, write_program};
+use super::{
+    COMMAND_TIMEOUT, CopyTarget, FILE_BYTES, HALF_FILE_BYTES, same_content, write_noise,
+    write_program,
+};
 
-/// A tar in the pod stops half way, until the line of progress has been seen.
-pub(super) async fn shows_how_far_it_is(way: &Way<'_>) {
+/// A tar in the pod stops half way, until the progress line has been seen.
+pub(super) async fn progress_is_shown(way: &CopyTarget<'_>) {
     let scratch = ScratchDir::new();
-    write_noise(&way.in_pod("large"), FILE);
+    write_noise(&way.in_pod("large"), FILE_BYTES);
     let bin = way.in_pod("bin");
     fs::create_dir(&bin).unwrap();
     let go_on = bin.join("go-on");
@@ -20,7 +23,7 @@ pub(super) async fn shows_how_far_it_is(way: &Way<'_>) {
         "#!/bin/sh
 PATH=${{PATH#*:}}
 tar \"$@\" | {{
-head -c {HALF_OF_FILE}
+head -c {HALF_FILE_BYTES}
 until [ -e {} ]; do sleep 0.05; done
 cat
 }}
@@ -36,7 +39,7 @@ cat
         command.arg(&to);
         command
     });
-    // What is left is told where there is a rate.
+    // The remaining time is printed as soon as there is a rate.
     terminal.shows("iB/s, ").await;
     let shown = terminal.shown();
     let line = shown.split('\r').find(|line| line.contains("iB/s, "));
@@ -46,8 +49,11 @@ cat
     assert!(!shown.contains("copied"), "{shown:?}");
     fs::write(go_on, "").unwrap();
     terminal.shows("copied 48.0 MiB in 1 entry, ").await;
-    let ended = timeout(BOUND, child.wait()).await.unwrap().unwrap();
+    let ended = timeout(COMMAND_TIMEOUT, child.wait())
+        .await
+        .unwrap()
+        .unwrap();
     assert!(ended.success());
-    assert!(same(&way.in_pod("large"), &to));
+    assert!(same_content(&way.in_pod("large"), &to));
     way.empty();
 }

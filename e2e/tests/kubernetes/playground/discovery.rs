@@ -1,7 +1,7 @@
-//! What servers say that they serve, document by document and list by list, byte for byte.
+//! The discovery documents and lists of servers, byte for byte.
 //!
-//! Two things are left out: the address in the answer to `/api`, and the hashes of
-//! storage versions, since the playground stores all objects in one form.
+//! Two things are ignored: the address in the response to `/api`, and the hashes of storage
+//! versions, because the playground stores all objects in one form.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, VARY};
 use serde_json::Value;
 use skewbridge_client::{Endpoint, Kubeconfig, Request, Response};
 
-use super::{BOUND, Beside, minor};
+use super::{COMMAND_TIMEOUT, PlaygroundAndReal, minor};
 
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const V2_BETA1: &str = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
@@ -18,17 +18,17 @@ const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const V2_PROTOBUF: &str =
     "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
-pub(super) async fn differences(beside: &Beside, number: usize) -> Vec<String> {
-    let server = &beside.plane.servers[number];
+pub(super) async fn differences(both: &PlaygroundAndReal, number: usize) -> Vec<String> {
+    let server = &both.plane.servers[number];
     let name = format!("server-{}", minor(&server.version));
-    let config = beside.plane.kubeconfig_of(&[("real", server.address)]);
+    let config = both.plane.kubeconfig_of(&[("real", server.address)]);
     let real = endpoint(Path::new(&config), "real").await;
-    let playground = endpoint(&beside.playground.kubeconfig(), &name).await;
+    let playground = endpoint(&both.playground.kubeconfig(), &name).await;
     let mut found = Vec::new();
-    for (path, accept) in questions(&real).await {
+    for (path, accept) in requests(&real).await {
         let request = Request::get(&path).header("accept", accept);
-        let expected = told(&real.send(&request).await.unwrap());
-        let got = told(&playground.send(&request).await.unwrap());
+        let expected = compared_lines(&real.send(&request).await.unwrap());
+        let got = compared_lines(&playground.send(&request).await.unwrap());
         if expected != got {
             let only = |these: &[String], those: &[String]| {
                 let only = these.iter().filter(|it| !those.contains(it));
@@ -47,11 +47,13 @@ pub(super) async fn differences(beside: &Beside, number: usize) -> Vec<String> {
 async fn endpoint(config: &Path, context: &str) -> Endpoint {
     let config = Kubeconfig::load(Some(config)).unwrap();
     let target = config.target(Some(context)).unwrap();
-    Endpoint::prepare(&target, Some(BOUND)).await.unwrap()
+    Endpoint::prepare(&target, Some(COMMAND_TIMEOUT))
+        .await
+        .unwrap()
 }
 
-/// All that a real server can be asked about discovery.
-async fn questions(real: &Endpoint) -> Vec<(String, &'static str)> {
+/// All discovery requests to a real server.
+async fn requests(real: &Endpoint) -> Vec<(String, &'static str)> {
     let mut all: Vec<(String, &'static str)> = Vec::new();
     let both = format!("{V2},{V2_BETA1},{JSON}");
     for path in ["/api", "/apis"] {
@@ -78,22 +80,22 @@ async fn questions(real: &Endpoint) -> Vec<(String, &'static str)> {
     all
 }
 
-/// What is compared of an answer, in lines.
-fn told(answer: &Response) -> Vec<String> {
-    let mut lines = vec![answer.status.to_string()];
+/// The compared lines of a response.
+fn compared_lines(response: &Response) -> Vec<String> {
+    let mut lines = vec![response.status.to_string()];
     for name in [CONTENT_TYPE, VARY, CACHE_CONTROL, ETAG] {
-        for value in answer.headers.get_all(&name) {
+        for value in response.headers.get_all(&name) {
             lines.push(format!("{name}: {}", value.to_str().unwrap()));
         }
     }
-    let body = String::from_utf8_lossy(&answer.body);
+    let body = String::from_utf8_lossy(&response.body);
     let body = without(&body, ",\"storageVersionHash\":\"");
     let body = without(&body, "\"serverAddress\":\"");
     lines.extend(body.split_inclusive("},{").map(str::to_owned));
     lines
 }
 
-/// Without fields that begin like this.
+/// Removes fields with this prefix.
 fn without(text: &str, field: &str) -> String {
     let mut parts = text.split(field);
     let mut rest = parts.next().unwrap_or_default().to_owned();

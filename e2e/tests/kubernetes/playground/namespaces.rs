@@ -1,29 +1,29 @@
-//! Namespaces that are deleted with what is in them.
+//! Namespaces that are deleted with their contents.
 
 use skewbridge_testkit::eventually;
 use tokio::join;
 
+use super::fixture::Targets::Servers;
+use super::fixture::{COMMAND_TIMEOUT, Entry, Target};
 use super::kubelet::Kubelet;
-use super::site::At::Servers;
-use super::site::{BOUND, Entry, Site};
 
-/// Keeps the namespace until it lets go.
-const HELD: &str = "apiVersion: v1\nkind: ConfigMap\n\
+/// Blocks the deletion of the namespace until its finalizer is removed.
+const WITH_FINALIZER: &str = "apiVersion: v1\nkind: ConfigMap\n\
                     metadata: {name: held, finalizers: [example.com/hold]}\n";
 
-/// It belongs to a node, and has to end before the namespace does.
+/// It is bound to a node, and has to terminate before the namespace is deleted.
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  \
                    terminationGracePeriodSeconds: 1\n  containers: [{name: c, image: none, \
                    command: [sleep, '1000']}]\n";
 
-/// With who speaks for the node of a real server.
-pub(super) async fn tell(site: &Site<'_>, kubelet: Option<&Kubelet<'_>>) -> Vec<Entry> {
-    let namespace = site.namespace("gone");
+/// With the fake kubelet for the node of a real server.
+pub(super) async fn run_scenario(target: &Target<'_>, kubelet: Option<&Kubelet<'_>>) -> Vec<Entry> {
+    let namespace = target.namespace("gone");
     let ns = namespace.as_str();
-    let mut told = vec![site.step(ns, &format!("create namespace {ns}"), "").await];
-    told.push(site.step(ns, "apply -f -", HELD).await);
-    told.push(site.step(ns, "create secret generic x", "").await);
-    told.push(site.step(ns, "apply -f -", POD).await);
+    let mut entries = vec![target.step(ns, &format!("create namespace {ns}"), "").await];
+    entries.push(target.step(ns, "apply -f -", WITH_FINALIZER).await);
+    entries.push(target.step(ns, "create secret generic x", "").await);
+    entries.push(target.step(ns, "apply -f -", POD).await);
     if let Some(kubelet) = kubelet {
         kubelet.bind(ns, "p").await;
     }
@@ -33,26 +33,26 @@ pub(super) async fn tell(site: &Site<'_>, kubelet: Option<&Kubelet<'_>>) -> Vec<
     let release = r#"patch configmap held --type=merge -p {"metadata":{"finalizers":null}}"#;
     let node = async {
         if let Some(kubelet) = kubelet {
-            kubelet.end(ns, "p").await;
+            kubelet.terminate(ns, "p").await;
         }
     };
-    let (deleted, (), meanwhile) = join!(site.step(ns, &delete, ""), node, async {
-        eventually("the namespace ends", BOUND, async || {
-            let shown = site.output(ns, &get, "").await;
+    let (deleted, (), meanwhile) = join!(target.step(ns, &delete, ""), node, async {
+        eventually("the namespace ends", COMMAND_TIMEOUT, async || {
+            let shown = target.output(ns, &get, "").await;
             shown.stdout.contains("Terminating")
         })
         .await;
         vec![
-            site.step(ns, &get, "").await,
-            site.step_at(Servers, ns, late, "").await,
-            site.step(ns, release, "").await,
+            target.step(ns, &get, "").await,
+            target.step_for(Servers, ns, late, "").await,
+            target.step(ns, release, "").await,
         ]
     });
-    told.extend(meanwhile);
-    // It has waited until all of it was gone.
-    told.push(deleted);
-    told.push(site.step(ns, &get, "").await);
-    told.push(site.step(ns, "get configmaps,secrets,pods", "").await);
-    told.push(site.step_at(Servers, ns, late, "").await);
-    told
+    entries.extend(meanwhile);
+    // It has waited until everything was deleted.
+    entries.push(deleted);
+    entries.push(target.step(ns, &get, "").await);
+    entries.push(target.step(ns, "get configmaps,secrets,pods", "").await);
+    entries.push(target.step_for(Servers, ns, late, "").await);
+    entries
 }

@@ -1,7 +1,7 @@
-//! Objects, written and read in every way that kubectl has.
+//! Objects, written and read with all kubectl commands.
 
-use super::site::At::{self, Everywhere, Servers};
-use super::site::{Entry, Site};
+use super::fixture::Targets::{self, All, Servers};
+use super::fixture::{Entry, Target};
 
 pub(super) const CONFIG: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: {x: one}}\n\
                       data: {one: '1'}\n";
@@ -17,27 +17,23 @@ pub(super) const ONE: &str =
 pub(super) const TWO: &str =
     "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: s}\ndata: {one: '2'}\n";
 
-/// What is done in a namespace, in order: by whom, words, and what is typed.
-const STEPS: &[(At, &str, &str)] = &[
-    (Everywhere, "apply -f -", CONFIG),
+/// The steps in a namespace, in order: targets, arguments, and standard input.
+const STEPS: &[(Targets, &str, &str)] = &[
+    (All, "apply -f -", CONFIG),
     (Servers, "apply -f -", CONFIG),
-    (Everywhere, "apply -f -", CHANGED),
+    (All, "apply -f -", CHANGED),
     (Servers, "diff -f -", CHANGED),
     (Servers, "apply -f - --dry-run=server", CONFIG),
     (Servers, "get configmap a -o jsonpath={.data}", ""),
-    (Everywhere, "get configmap -l x=one -o name", ""),
+    (All, "get configmap -l x=one -o name", ""),
     (
         Servers,
         "get configmap -l x!=one -o name --field-selector=metadata.name=a",
         "",
     ),
+    (All, r#"patch configmap a -p {"data":{"three":"3"}}"#, ""),
     (
-        Everywhere,
-        r#"patch configmap a -p {"data":{"three":"3"}}"#,
-        "",
-    ),
-    (
-        Everywhere,
+        All,
         r#"patch configmap a --type=merge -p {"data":{"one":null}}"#,
         "",
     ),
@@ -47,21 +43,21 @@ const STEPS: &[(At, &str, &str)] = &[
         "",
     ),
     (
-        Everywhere,
+        All,
         r#"patch configmap a --type=json -p [{"op":"remove","path":"/data/three"}]"#,
         "",
     ),
-    (Everywhere, "label configmap a z=1", ""),
-    (Everywhere, "annotate configmap a note=hello", ""),
+    (All, "label configmap a z=1", ""),
+    (All, "annotate configmap a note=hello", ""),
     (
         Servers,
         "get configmap a -o jsonpath={.metadata.labels}{.data}",
         "",
     ),
-    (Everywhere, "edit configmap a", ""),
-    (Everywhere, "get configmap a -o yaml", ""),
+    (All, "edit configmap a", ""),
+    (All, "get configmap a -o yaml", ""),
     (Servers, "create configmap a", ""),
-    (Everywhere, "explain configmap.metadata.name", ""),
+    (All, "explain configmap.metadata.name", ""),
     (Servers, "explain configmaps", ""),
     (Servers, "explain configmaps --recursive", ""),
     (Servers, "explain pods --recursive", ""),
@@ -69,10 +65,10 @@ const STEPS: &[(At, &str, &str)] = &[
     (Servers, "explain cronjobs.spec", ""),
     (Servers, "explain pods.spec.nope", ""),
     (Servers, "explain nopes", ""),
-    (Everywhere, "auth whoami", ""),
-    (Everywhere, "auth can-i list nopes", ""),
-    (Everywhere, "auth can-i create pods", ""),
-    (Everywhere, "auth can-i create pods --as=nobody", ""),
+    (All, "auth whoami", ""),
+    (All, "auth can-i list nopes", ""),
+    (All, "auth can-i create pods", ""),
+    (All, "auth can-i create pods --as=nobody", ""),
     (Servers, "auth can-i --list --as=nobody", ""),
     (Servers, "get --raw /healthz", ""),
     (Servers, "get --raw /nope", ""),
@@ -85,48 +81,44 @@ const STEPS: &[(At, &str, &str)] = &[
         "",
     ),
     (Servers, "replace -f -", STALE),
-    (Everywhere, "get configmap nope", ""),
+    (All, "get configmap nope", ""),
     (Servers, "delete configmap nope", ""),
-    (Everywhere, "get nopes", ""),
+    (All, "get nopes", ""),
     (Servers, "create -f -", BROKEN),
     (
         Servers,
         "create configmap b --from-literal=k=v --dry-run=server -o name",
         "",
     ),
-    (Everywhere, "apply --server-side -f -", ONE),
+    (All, "apply --server-side -f -", ONE),
+    (All, "apply --server-side --field-manager=other -f -", TWO),
     (
-        Everywhere,
-        "apply --server-side --field-manager=other -f -",
-        TWO,
-    ),
-    (
-        Everywhere,
+        All,
         "apply --server-side --field-manager=other --force-conflicts -f -",
         TWO,
     ),
     (Servers, "get configmap s -o yaml --show-managed-fields", ""),
-    // A bridge answers these for all servers.
+    // A bridge responds to these for all servers.
     (Servers, "get mutatingadmissionpolicies", ""),
     (Servers, "api-resources -o wide", ""),
     (Servers, "api-resources --namespaced=false -o name", ""),
     (Servers, "api-versions", ""),
-    (Everywhere, "delete configmap a s", ""),
+    (All, "delete configmap a s", ""),
     (Servers, "get configmaps -o name", ""),
-    (Everywhere, "apply -f -", DEPLOYMENT),
-    (Everywhere, "scale deployment d --replicas=3", ""),
+    (All, "apply -f -", DEPLOYMENT),
+    (All, "scale deployment d --replicas=3", ""),
     (Servers, "set image deployment/d c=i:2", ""),
     (Servers, "get deployment d -o yaml", ""),
     (Servers, "delete deployment d", ""),
     (Servers, "delete namespace kube-system", ""),
 ];
 
-pub(super) async fn tell(site: &Site<'_>) -> Vec<Entry> {
-    let namespace = site.namespace("shop");
+pub(super) async fn run_scenario(target: &Target<'_>) -> Vec<Entry> {
+    let namespace = target.namespace("shop");
     let create = format!("create namespace {namespace}");
-    let mut told = vec![site.step(&namespace, &create, "").await];
+    let mut entries = vec![target.step(&namespace, &create, "").await];
     for (at, words, stdin) in STEPS {
-        told.push(site.step_at(*at, &namespace, words, stdin).await);
+        entries.push(target.step_for(*at, &namespace, words, stdin).await);
     }
-    told
+    entries
 }

@@ -1,31 +1,31 @@
-//! Pods that run: looked at, talked with, copied from and to, forwarded to. The pod of the
-//! playground is asked for straight and through the bridge, by every kubectl; that of the
-//! real server is in the same state, and the stand-in for its kubelet runs the same commands.
+//! Running pods: get, exec, cp, port-forward. The pod of the playground is used directly
+//! and through the bridge, by every kubectl; that of the real server is in the same state,
+//! and its fake kubelet runs the same commands.
 
 use std::net::SocketAddr;
 
-use skewbridge_e2e::{Staying, steady};
-use skewbridge_testkit::SilentPort;
+use skewbridge_e2e::{RunningKubectl, normalize};
+use skewbridge_testkit::ReservedPort;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::join;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use super::fixture::Targets::{All, Servers};
+use super::fixture::{COMMAND_TIMEOUT, Entry, Target};
 use super::kubelet::Kubelet;
-use super::site::At::{Everywhere, Servers};
-use super::site::{BOUND, Entry, Site};
-use super::{Other, compare};
-use crate::terminal::Terminal;
+use super::{OtherKubectl, compare};
+use crate::kubectl_terminal::Terminal;
 
-/// As the playground's own is called.
+/// The name of the playground's own pod.
 const POD: &str = "web";
 
-/// What is said to the port of a pod, and what it says.
+/// The data sent to the port of a pod, and its response.
 const PING: &[u8] = b"ping";
 const PONG: &[u8] = b"pong";
 
-/// It listens, and then logs what the stand-in for a kubelet says that every container has
-/// logged: whoever has seen the log can be answered. Debian has Perl everywhere.
+/// It listens, and then logs the same text as every container of the fake kubelet: after
+/// this log line it accepts connections. Debian includes Perl.
 fn manifest(port: u16) -> String {
     let listen = format!(
         "$s=IO::Socket::INET->new(Listen=>9,LocalAddr=>\"127.0.0.1\",LocalPort=>{port},\
@@ -42,34 +42,34 @@ fn manifest(port: u16) -> String {
     )
 }
 
-/// By the server's kubectl, and by others.
+/// With the server's kubectl, and with others.
 pub(super) async fn differences(
     kubelet: &Kubelet<'_>,
-    sites: &[Site<'_>; 3],
-    others: &[Other<'_>],
+    sites: &[Target<'_>; 3],
+    others: &[OtherKubectl<'_>],
 ) -> Vec<String> {
     let [real, server, bridge] = sites;
-    // Of the pod in the playground, which is all that is behind the stand-in as well.
-    let kept = SilentPort::new();
+    // The port of the playground's pod, which also serves the fake kubelet.
+    let kept = ReservedPort::new();
     let port = kept.addr().port();
     let manifest = manifest(port);
-    let (expected, got) = join!(begin(real, &manifest), begin(server, &manifest));
+    let (expected, got) = join!(start(real, &manifest), start(server, &manifest));
     let mut found = compare(&expected, &server.name, &got);
-    kubelet.runs("pods", POD).await;
+    kubelet.wait_until_running("pods", POD).await;
     let (of_real, of_server) = (real.namespace("pods"), server.namespace("pods"));
     let (expected, straight, bridged, by_others) = join!(
-        tell(real, &of_real, port),
-        tell(server, &of_server, port),
-        tell(bridge, &of_server, port),
+        run_scenario(real, &of_real, port),
+        run_scenario(server, &of_server, port),
+        run_scenario(bridge, &of_server, port),
         async {
             let mut found = Vec::new();
             for other in others {
                 let [real, server, bridge] = &other.sites;
                 let word = other.word("by");
                 let (expected, straight, bridged) = join!(
-                    stream(real, &of_real, port, &word),
-                    stream(server, &of_server, port, &word),
-                    stream(bridge, &of_server, port, &word),
+                    run_streaming_steps(real, &of_real, port, &word),
+                    run_streaming_steps(server, &of_server, port, &word),
+                    run_streaming_steps(bridge, &of_server, port, &word),
                 );
                 found.extend(other.compare([&expected, &straight, &bridged]));
             }
@@ -82,24 +82,24 @@ pub(super) async fn differences(
     found
 }
 
-async fn begin(site: &Site<'_>, manifest: &str) -> Vec<Entry> {
-    let namespace = site.namespace("pods");
+async fn start(target: &Target<'_>, manifest: &str) -> Vec<Entry> {
+    let namespace = target.namespace("pods");
     let create = format!("create namespace {namespace}");
     vec![
-        site.step(&namespace, &create, "").await,
-        site.step(&namespace, "apply -f -", manifest).await,
+        target.step(&namespace, &create, "").await,
+        target.step(&namespace, "apply -f -", manifest).await,
     ]
 }
 
-async fn tell(site: &Site<'_>, namespace: &str, port: u16) -> Vec<Entry> {
+async fn run_scenario(target: &Target<'_>, namespace: &str, port: u16) -> Vec<Entry> {
     let looks = [
-        (Everywhere, "get pods"),
-        (Everywhere, "get pods -o wide"),
+        (All, "get pods"),
+        (All, "get pods -o wide"),
         (Servers, "get pod web -o yaml"),
-        (Everywhere, "describe pod web"),
+        (All, "describe pod web"),
         (Servers, "get nodes -o wide"),
-        (Everywhere, "get all"),
-        (Everywhere, "logs web --tail=2"),
+        (All, "get all"),
+        (All, "logs web --tail=2"),
         (Servers, "logs web -c nope"),
         (Servers, "exec web -- nope-1"),
         (Servers, "exec web -c nope -- true"),
@@ -107,53 +107,58 @@ async fn tell(site: &Site<'_>, namespace: &str, port: u16) -> Vec<Entry> {
         (Servers, "logs nope"),
         (Servers, "port-forward nope 8080"),
     ];
-    let mut told = Vec::new();
+    let mut entries = Vec::new();
     for (at, words) in looks {
-        told.push(site.step_at(at, namespace, words, "").await);
+        entries.push(target.step_for(at, namespace, words, "").await);
     }
-    told.push(talk(site, namespace).await);
-    told.extend(stream(site, namespace, port, "own").await);
-    told
+    entries.push(exec(target, namespace).await);
+    entries.extend(run_streaming_steps(target, namespace, port, "own").await);
+    entries
 }
 
-/// All that is more than a question and an answer. The word is for a file of its own.
-async fn stream(site: &Site<'_>, namespace: &str, port: u16, word: &str) -> Vec<Entry> {
-    let file = format!("{word}-{}.txt", site.place);
-    site.directory.write("up", "up and down");
-    let mut told = vec![
-        talk_in_a_terminal(site, namespace).await,
-        follow(site, namespace).await,
-        forward(site, namespace, port).await,
+/// All streaming commands. The word is the name of a file.
+async fn run_streaming_steps(
+    target: &Target<'_>,
+    namespace: &str,
+    port: u16,
+    word: &str,
+) -> Vec<Entry> {
+    let file = format!("{word}-{}.txt", target.kind);
+    target.directory.write("up", "up and down");
+    let mut entries = vec![
+        exec_in_a_terminal(target, namespace).await,
+        follow(target, namespace).await,
+        forward(target, namespace, port).await,
     ];
     for words in [
         format!("cp up {POD}:{file}"),
         format!("cp {POD}:{file} down"),
     ] {
-        let output = site.output(namespace, &words, "").await;
-        told.push(Entry::of(namespace, &words.replace(&file, "file"), &output));
+        let output = target.output(namespace, &words, "").await;
+        entries.push(Entry::of(namespace, &words.replace(&file, "file"), &output));
     }
-    let down = std::fs::read_to_string(site.directory.path().join("down"));
-    told.push(Entry::seen(
+    let down = std::fs::read_to_string(target.directory.path().join("down"));
+    entries.push(Entry::from_text(
         namespace,
         "what was copied",
         &format!("{:?}", down.ok()),
     ));
-    told
+    entries
 }
 
 /// Input, both outputs and the exit code.
-async fn talk(site: &Site<'_>, namespace: &str) -> Entry {
+async fn exec(target: &Target<'_>, namespace: &str) -> Entry {
     let words = ["exec", "-i", POD, "--", "sh", "-c"];
     let words = [&words[..], &["cat; echo err >&2; exit 3"]].concat();
-    let output = super::run(site.command(namespace), &words, "typed\n").await;
+    let output = super::run(target.command(namespace), &words, "typed\n").await;
     Entry::of(namespace, "exec -i", &output)
 }
 
-/// The same in a terminal, whose size changes while it is used.
-async fn talk_in_a_terminal(site: &Site<'_>, namespace: &str) -> Entry {
+/// The same in a terminal, whose size changes during its use.
+async fn exec_in_a_terminal(target: &Target<'_>, namespace: &str) -> Entry {
     let script = "echo ready; until [ \"$(stty size)\" = '33 99' ]; do sleep 0.1; done; \
                   echo sized; read line; echo \"got $line\"; test -t 0 && exit 3";
-    let mut command = site.command(namespace);
+    let mut command = target.command(namespace);
     command.args(["exec", "-it", POD, "--", "sh", "-c", script]);
     let mut terminal = Terminal::start(&command);
     let mut shown = terminal.lines_until("ready").await;
@@ -163,25 +168,25 @@ async fn talk_in_a_terminal(site: &Site<'_>, namespace: &str) -> Entry {
     shown.extend(terminal.lines_until("got").await);
     let (rest, code) = terminal.rest().await;
     shown.extend(rest);
-    Entry::seen(namespace, "exec -it", &format!("{code:?}\n{shown:#?}"))
+    Entry::from_text(namespace, "exec -it", &format!("{code:?}\n{shown:#?}"))
 }
 
-/// The first lines; whether there will be more is another matter for each.
-async fn follow(site: &Site<'_>, namespace: &str) -> Entry {
-    let mut command = site.command(namespace);
-    let mut following = Staying::start(command.args(["logs", "-f", POD, "--tail=3"]));
+/// The first lines; whether more follow differs between targets.
+async fn follow(target: &Target<'_>, namespace: &str) -> Entry {
+    let mut command = target.command(namespace);
+    let mut following = RunningKubectl::start(command.args(["logs", "-f", POD, "--tail=3"]));
     let mut lines = Vec::new();
     for _ in 0..3 {
         lines.push(following.line().await);
     }
-    Entry::seen(namespace, "logs -f", &lines.join("\n"))
+    Entry::from_text(namespace, "logs -f", &lines.join("\n"))
 }
 
-async fn forward(site: &Site<'_>, namespace: &str, port: u16) -> Entry {
-    let mut command = site.command(namespace);
+async fn forward(target: &Target<'_>, namespace: &str, port: u16) -> Entry {
+    let mut command = target.command(namespace);
     let ports = format!(":{port}");
     let words = ["port-forward", POD, &ports, "--address=127.0.0.1"];
-    let mut forwarding = Staying::start(command.args(words));
+    let mut forwarding = RunningKubectl::start(command.args(words));
     let line = forwarding.line().await;
     let local = line
         .split_whitespace()
@@ -191,16 +196,16 @@ async fn forward(site: &Site<'_>, namespace: &str, port: u16) -> Entry {
     let local: SocketAddr = local.parse().unwrap();
     let mut lines = vec![line];
     for _ in 0..2 {
-        let talk = async {
-            let mut stream = TcpStream::connect(local).await.unwrap();
-            stream.write_all(PING).await.unwrap();
+        let exec = async {
+            let mut run_streaming_steps = TcpStream::connect(local).await.unwrap();
+            run_streaming_steps.write_all(PING).await.unwrap();
             let mut answer = [0; PONG.len()];
-            stream.read_exact(&mut answer).await.unwrap();
-            assert_eq!(answer, PONG, "{}", site.name);
+            run_streaming_steps.read_exact(&mut answer).await.unwrap();
+            assert_eq!(answer, PONG, "{}", target.name);
         };
-        timeout(BOUND, talk).await.unwrap();
+        timeout(COMMAND_TIMEOUT, exec).await.unwrap();
         lines.push(forwarding.line().await);
     }
-    let said = lines.join("\n").replace(&local.port().to_string(), "LOCAL");
-    Entry::seen(namespace, "port-forward", &steady(&said))
+    let output = lines.join("\n").replace(&local.port().to_string(), "LOCAL");
+    Entry::from_text(namespace, "port-forward", &normalize(&output))
 }

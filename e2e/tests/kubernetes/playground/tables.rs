@@ -1,9 +1,9 @@
-//! Tables: what `kubectl get` shows unless it is asked for something else.
+//! Tables: the default output of `kubectl get`.
 
-use super::site::At::{Everywhere, Servers};
-use super::site::{Entry, Site};
+use super::fixture::Targets::{All, Servers};
+use super::fixture::{Entry, Target};
 
-/// One of each kind that has columns of its own.
+/// One object of each kind that has its own columns.
 const OBJECTS: &str = "\
 apiVersion: apps/v1
 kind: Deployment
@@ -143,40 +143,36 @@ endpoints: [{addresses: [192.0.2.1]}]
 ports: [{port: 80, name: web}]
 ";
 
-/// Without jobs: the playground makes no selectors for them.
+/// Without jobs: the playground generates no selectors for them.
 const WORKLOADS: &str = "deployments,statefulsets,daemonsets,replicasets,cronjobs";
 const OTHERS: &str = "services,secrets,configmaps,serviceaccounts,roles,rolebindings,ingresses,\
                       networkpolicies,poddisruptionbudgets,horizontalpodautoscalers,leases,\
                       persistentvolumeclaims,limitranges,endpoints,endpointslices";
 
-pub(super) async fn tell(site: &Site<'_>) -> Vec<Entry> {
-    let namespace = site.namespace("tables");
+pub(super) async fn run_scenario(target: &Target<'_>) -> Vec<Entry> {
+    let namespace = target.namespace("tables");
     let ns = namespace.as_str();
-    let mut told = vec![site.step(ns, &format!("create namespace {ns}"), "").await];
+    let mut entries = vec![target.step(ns, &format!("create namespace {ns}"), "").await];
     let steps = [
-        (Everywhere, "apply -f -".to_owned(), OBJECTS),
-        (Everywhere, "get all".to_owned(), ""),
+        (All, "apply -f -".to_owned(), OBJECTS),
+        (All, "get all".to_owned(), ""),
         (Servers, format!("get {WORKLOADS} -o wide"), ""),
         (Servers, format!("get {OTHERS}"), ""),
         (Servers, format!("get {OTHERS} -o wide"), ""),
         (Servers, format!("get {WORKLOADS} -o yaml"), ""),
         (Servers, "get secret/hidden -o yaml".to_owned(), ""),
-        (Everywhere, "get deployments --show-labels".to_owned(), ""),
-        (Everywhere, "get pods".to_owned(), ""),
+        (All, "get deployments --show-labels".to_owned(), ""),
+        (All, "get pods".to_owned(), ""),
         (
-            Everywhere,
+            All,
             "describe deployment/d service/headless configmap/plain".to_owned(),
             "",
         ),
-        (Everywhere, format!("get namespace {ns}"), ""),
-        (
-            Everywhere,
-            "delete deployments,services --all".to_owned(),
-            "",
-        ),
+        (All, format!("get namespace {ns}"), ""),
+        (All, "delete deployments,services --all".to_owned(), ""),
     ];
     for (at, words, stdin) in steps {
-        told.push(site.step_at(at, ns, &words, stdin).await);
+        entries.push(target.step_for(at, ns, &words, stdin).await);
     }
-    told
+    entries
 }

@@ -1,10 +1,10 @@
 //! `kubectl get -w`: a row for each change.
 
-use skewbridge_e2e::{Staying, steady};
+use skewbridge_e2e::{RunningKubectl, normalize};
 
-use super::site::{Entry, Site};
+use super::fixture::{Entry, Target};
 
-/// What is done while somebody watches, and what is typed: a row each.
+/// The changes during a watch, and standard input: a row each.
 const CHANGES: &[(&str, &str)] = &[
     ("create configmap second --from-literal=a=1", ""),
     (r#"patch configmap second -p {"data":{"b":"2"}}"#, ""),
@@ -13,56 +13,60 @@ const CHANGES: &[(&str, &str)] = &[
     ("create configmap third", ""),
 ];
 
-pub(super) async fn tell(site: &Site<'_>) -> Vec<Entry> {
-    let namespace = site.namespace("watched");
-    let mut told = Vec::new();
+pub(super) async fn run_scenario(target: &Target<'_>) -> Vec<Entry> {
+    let namespace = target.namespace("watched");
+    let mut entries = Vec::new();
     let create = format!("create namespace {namespace}");
-    told.push(site.step(&namespace, &create, "").await);
+    entries.push(target.step(&namespace, &create, "").await);
     let first = "create configmap first";
-    told.push(site.step(&namespace, first, "").await);
+    entries.push(target.step(&namespace, first, "").await);
     let commands = [
         &["get", "configmaps", "-w"][..],
         &["get", "configmaps", "-w", "--output-watch-events"],
         &["get", "configmaps", "-w", "-o", "name"],
     ];
-    told.extend(watched(site, &namespace, &commands, 1, CHANGES).await);
-    told
+    entries.extend(watch_changes(target, &namespace, &commands, 1, CHANGES).await);
+    entries
 }
 
-/// What these commands show of what is `there`, and then of changes.
-pub(super) async fn watched(
-    site: &Site<'_>,
+/// The output of these watch commands for `existing` objects and for changes.
+pub(super) async fn watch_changes(
+    target: &Target<'_>,
     namespace: &str,
     commands: &[&[&str]],
-    there: usize,
+    existing: usize,
     changes: &[(&str, &str)],
 ) -> Vec<Entry> {
-    let mut told = Vec::new();
+    let mut entries = Vec::new();
     let mut watches = Vec::new();
     for words in commands {
-        let mut command = site.command(namespace);
-        watches.push((words, Staying::start(command.args(*words)), Vec::new()));
+        let mut command = target.command(namespace);
+        watches.push((
+            words,
+            RunningKubectl::start(command.args(*words)),
+            Vec::new(),
+        ));
     }
-    // All of them have begun: a change that came before would be another row.
+    // All watches have started: an earlier change would add a row.
     for (words, watch, rows) in &mut watches {
         let headers = usize::from(!words.contains(&"name"));
-        for _ in 0..headers + there {
+        for _ in 0..headers + existing {
             rows.push(watch.line().await);
         }
     }
     for (words, stdin) in changes {
-        told.push(site.step(namespace, words, stdin).await);
+        entries.push(target.step(namespace, words, stdin).await);
         for (_, watch, rows) in &mut watches {
             rows.push(watch.line().await);
         }
     }
     for (words, watch, rows) in watches {
         watch.end().await;
-        told.push(Entry::seen(
+        entries.push(Entry::from_text(
             namespace,
             &words.join(" "),
-            &steady(&rows.join("\n")),
+            &normalize(&rows.join("\n")),
         ));
     }
-    told
+    entries
 }

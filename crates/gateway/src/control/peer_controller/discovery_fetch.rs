@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use http::header::{ACCEPT, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
-use skewbridge_api::version::Version;
 use skewbridge_discovery::{DiscoveryFormat, Document, Index, LegacyDiscovery, accept};
+use skewbridge_k8s_api::version::Version;
 use skewbridge_peers::{Excluded, Served};
 use tokio::time::timeout;
 

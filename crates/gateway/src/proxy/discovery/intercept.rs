@@ -2,8 +2,8 @@
 
 use http::Response;
 use http::request::Parts;
-use skewbridge_api::request_info::Kind;
-use skewbridge_api::status::Status;
+use skewbridge_k8s_api::request_info::Kind;
+use skewbridge_k8s_api::status::Status;
 
 use super::merged_response::MergedResponse;
 use super::server_list::ServerList;

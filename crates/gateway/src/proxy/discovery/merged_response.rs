@@ -11,11 +11,11 @@ use http::header::{
 };
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
-use skewbridge_api::cbor;
-use skewbridge_api::media::{Format, content_type};
-use skewbridge_api::status::Status;
 use skewbridge_discovery::lists::{ApiGroup, ApiGroupList, ApiResourceList};
 use skewbridge_discovery::{Document, DocumentEncoding, Object};
+use skewbridge_k8s_api::cbor;
+use skewbridge_k8s_api::content_negotiation::{Format, content_type};
+use skewbridge_k8s_api::status::Status;
 use tokio::time::timeout;
 
 use crate::authn::Caller;

@@ -8,16 +8,16 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
-use skewbridge_api::media::Format;
-use skewbridge_api::request_info::DecodedPath;
-use skewbridge_api::version::Version as KubeVersion;
 use skewbridge_discovery::accept::{
     LEGACY, LOCAL_AGGREGATED, LOCAL_DOCUMENT, V2, V2_BETA1, V2_NOPEER,
 };
 use skewbridge_discovery::document::{Group, Schema};
 use skewbridge_discovery::{Document, Index, Layout, Object as _};
+use skewbridge_k8s_api::content_negotiation::Format;
+use skewbridge_k8s_api::request_info::DecodedPath;
+use skewbridge_k8s_api::version::Version as KubeVersion;
 use skewbridge_peers::registry::Advertised;
-use skewbridge_peers::{Exclusions, Identity, Roster, Seen, Served};
+use skewbridge_peers::{Exclusions, Identity, RecordedRequest, Roster, Served};
 
 use super::merged_response::MergedResponse;
 use crate::authn::Caller;
@@ -94,7 +94,7 @@ const LOCAL: [&str; 3] = [
 fn view(minor: u16, peer: &str, words: &[&str]) -> Option<Arc<View>> {
     let now = Instant::now();
     let mut roster = Roster::new(identity("m"));
-    let lease = Seen {
+    let lease = RecordedRequest {
         identity: identity(peer),
         host: None,
         holder: "h".to_owned(),
@@ -232,7 +232,7 @@ fn the_order_of_arrival_does_not_matter() {
         let mut roster = Roster::new(identity("m"));
         for at in order {
             let (name, words) = &told[at];
-            let lease = Seen {
+            let lease = RecordedRequest {
                 identity: identity(name),
                 host: None,
                 holder: "h".to_owned(),

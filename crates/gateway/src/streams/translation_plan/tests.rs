@@ -1,6 +1,6 @@
-use skewbridge_api::request_info::DecodedPath;
+use skewbridge_k8s_api::request_info::DecodedPath;
 
-use skewbridge_api::request_info::RequestInfo;
+use skewbridge_k8s_api::request_info::RequestInfo;
 
 use super::*;
 

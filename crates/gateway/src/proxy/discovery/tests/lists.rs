@@ -2,8 +2,8 @@
 
 use http::StatusCode;
 use serde_json::json;
-use skewbridge_api::cbor;
 use skewbridge_discovery::accept::LEGACY;
+use skewbridge_k8s_api::cbor;
 
 use super::{answer, get, mixed, said};
 
