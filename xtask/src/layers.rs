@@ -27,7 +27,6 @@ const MODULES_IN_CYCLES: &[(&str, usize)] = &[
     ("e2e", 3),
     ("h1", 2),
     ("harness", 6),
-    ("peers", 4),
     ("pkcs11", 2),
     ("remotecommand", 3),
     ("spdy", 2),

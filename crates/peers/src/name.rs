@@ -4,7 +4,6 @@
 use std::fmt;
 
 use crate::identity::Identity;
-use crate::roster::Peer;
 
 /// The longest value of a label (Kubernetes, Labels and Selectors).
 const MAX_LABEL_VALUE: usize = 63;
@@ -38,13 +37,6 @@ impl fmt::Display for PeerName<'_> {
             Some(host) => write!(f, "{host} ({})", self.identity),
             None => write!(f, "{}", self.identity),
         }
-    }
-}
-
-impl Peer {
-    /// Host and identity, for texts.
-    pub fn name(&self) -> PeerName<'_> {
-        PeerName::new(&self.identity, self.host.as_deref())
     }
 }
 

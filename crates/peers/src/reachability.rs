@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::peer::Peer;
 use crate::registry::RegistryStatus;
-use crate::roster::Peer;
 
 /// A poll that succeeded within this time outweighs a Lease that was not seen
 /// renewed: the longest interval between two polls (30 s) and a slow answer.
@@ -79,7 +79,7 @@ mod tests {
             alive_until: now + Duration::from_secs(40),
             awaited_until: now,
             served: None,
-            record: crate::roster::PeerRecord::default(),
+            record: crate::peer::PeerRecord::default(),
             standing,
             succeeded: None,
             problem: None,

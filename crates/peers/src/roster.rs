@@ -11,15 +11,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use skewbridge_api::request_info::RequestInfo;
-use skewbridge_api::version::Version;
-use skewbridge_discovery::{Document, Index};
-
 use crate::host_time::HostClock;
 use crate::identity::Identity;
+use crate::peer::{Peer, PeerRecord, Peers, Source};
 use crate::registry::{Addresses, Advertised, Origin};
-use crate::schedule::{News, Schedule};
-use crate::served_record::{KeyDigest, ServedRecord};
+use crate::schedule::Schedule;
+use crate::served::Served;
+use crate::served_record::{MAX_RECORDS, Records, ServedRecord};
 use crate::standing::Standing;
 use departures::Departure;
 
@@ -51,43 +49,9 @@ pub const ROLLOUT_GRACE: Duration = Duration::from_mins(5);
 /// Without a Lease a record has no effect, so the time costs only its few KiB.
 pub const RECORD_RETENTION: Duration = Duration::from_hours(1);
 
-/// Records that are kept: many more servers than a control plane has.
-pub const MAX_RECORDS: usize = 256;
-
 /// A Lease that has not changed for its duration has run out, whoever forgets to
 /// delete it.
 const LEASE: Duration = Duration::from_hours(1);
-
-/// What a server says that it serves.
-#[derive(Debug)]
-pub struct Served {
-    /// For routing.
-    pub index: Arc<Index>,
-    /// `/api` and `/apis`, for merging.
-    pub documents: [Arc<Document>; 2],
-    /// What they are called by who sent them, to ask for news only.
-    pub etags: [Option<String>; 2],
-    /// As `/version` has it.
-    pub version: Option<Version>,
-    /// A bridge has answered for the server.
-    pub by_bridge: bool,
-}
-
-/// The first servers that change the holder of their Lease with each start, and
-/// delete it when they end. Older ones go on with the holder that they find.
-const SINCE_TELLING: (u16, u16) = (1, 35);
-
-impl Served {
-    fn news(&self) -> News {
-        let version = self.version.map(|it| (it.major, it.minor));
-        // Who has no documents (before 1.26) is asked for dozens of lists.
-        let is_cheap = self.etags.iter().all(Option::is_some);
-        match version {
-            Some(version) if version < SINCE_TELLING && is_cheap => News::AskedFor,
-            _ => News::Told,
-        }
-    }
-}
 
 /// What is known of all servers.
 #[derive(Debug)]
@@ -122,20 +86,6 @@ enum RegistryRead {
     Pending,
     /// The first read succeeded at this time.
     At(Instant),
-}
-
-/// Served records, by server.
-pub type Records = BTreeMap<Identity, Arc<ServedRecord>>;
-
-/// How it is known what a server serves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// This process asked the server.
-    Asked,
-    /// The server's bridge published it in the registry.
-    Published,
-    /// An earlier process of this bridge stored it in `--state-dir`.
-    Stored,
 }
 
 #[derive(Debug, Default)]
@@ -840,120 +790,6 @@ impl Entry {
             self.served = None;
             self.address = None;
         }
-    }
-}
-
-/// The other servers, as routing sees them: replaced as a whole.
-#[derive(Debug, Default)]
-pub struct Peers {
-    /// Whether the Leases have been read.
-    pub listed: bool,
-    /// In the order of their identities.
-    pub peers: Vec<Arc<Peer>>,
-}
-
-/// Another server of the cluster, whose Lease lives.
-#[derive(Debug)]
-pub struct Peer {
-    /// The name of its Lease.
-    pub identity: Identity,
-    /// The host that it runs on, where its Lease says so.
-    pub host: Option<String>,
-    /// Where it, or its bridge, is reached.
-    pub address: Option<SocketAddr>,
-    /// Whether the registry has that address now.
-    pub published: bool,
-    /// Until when its last renewal lets us believe that it runs.
-    pub alive_until: Instant,
-    /// Until when it is waited for to tell what it serves.
-    pub awaited_until: Instant,
-    /// What it serves, as last heard.
-    pub served: Option<Arc<Served>>,
-    /// How that is known, and what its bridge has published beside it.
-    pub record: PeerRecord,
-    /// How it does with the requests that it gets.
-    pub standing: Arc<Standing>,
-    /// When it last told what it serves.
-    pub succeeded: Option<SystemTime>,
-    /// Why it has not since.
-    pub problem: Option<String>,
-}
-
-/// How it is known what a peer serves, and what its bridge has published.
-#[derive(Debug, Clone, Default)]
-pub struct PeerRecord {
-    /// How it is known what the peer serves.
-    pub source: Option<Source>,
-    /// The bridge of the peer announced that it leaves, and has not come back.
-    pub bridge_left: bool,
-    /// A bridge has answered the last poll at the address of the peer. Else a kube-apiserver
-    /// may be there, which gets tokens without the front-proxy certificate.
-    pub is_bridge: bool,
-    /// Digests of the keys with which the peer's bridge serves. Empty: not known.
-    pub serving_keys: Vec<KeyDigest>,
-}
-
-/// Who of the others serves a request.
-#[derive(Debug, Clone)]
-pub enum Elsewhere {
-    /// There is nobody else.
-    NoPeers,
-    /// These do.
-    Served(Vec<Arc<Peer>>),
-    /// None of those that have told; but one that runs has not told yet.
-    Unknown(Identity),
-    /// Nobody.
-    Nowhere,
-}
-
-impl Peers {
-    /// The peer of this identity.
-    pub fn get(&self, identity: &Identity) -> Option<&Arc<Peer>> {
-        self.peers.iter().find(|peer| peer.identity == *identity)
-    }
-
-    /// Who serves this request. "Nobody" is only said for certain.
-    pub fn serving(&self, request: &RequestInfo<'_>, now: Instant) -> Elsewhere {
-        if self.peers.is_empty() {
-            return Elsewhere::NoPeers;
-        }
-        let serving: Vec<_> = self
-            .peers
-            .iter()
-            .filter(|peer| peer.serves(request))
-            .cloned()
-            .collect();
-        if !serving.is_empty() {
-            return Elsewhere::Served(serving);
-        }
-        let silent = self
-            .peers
-            .iter()
-            .find(|peer| peer.is_unconfirmed() && peer.is_awaited(now));
-        match silent {
-            Some(peer) => Elsewhere::Unknown(peer.identity.clone()),
-            None => Elsewhere::Nowhere,
-        }
-    }
-}
-
-impl Peer {
-    /// Whether it runs and may still tell that it serves something.
-    fn is_awaited(&self, now: Instant) -> bool {
-        self.alive_until > now && self.awaited_until > now
-    }
-
-    /// Whether this process has not heard from it yet. A record may be older than
-    /// the version that the server runs now.
-    fn is_unconfirmed(&self) -> bool {
-        let source = self.record.source;
-        self.served.is_none() || matches!(source, Some(Source::Published | Source::Stored))
-    }
-
-    /// Whether it has said that it serves this.
-    pub fn serves(&self, request: &RequestInfo<'_>) -> bool {
-        let served = self.served.as_ref();
-        served.is_some_and(|served| served.index.serves(request))
     }
 }
 

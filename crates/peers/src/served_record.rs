@@ -9,6 +9,7 @@
 //! object. A reader ignores fields that it does not know; a format version that it
 //! does not know makes the record unreadable for it, and nothing else.
 
+use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use skewbridge_discovery::{Document, Index};
 
 use crate::host_time::HostTime;
 use crate::identity::Identity;
-use crate::roster::Served;
+use crate::served::Served;
 
 /// The largest encoded record. In base64 it takes 128 KiB of the 256 KiB that
 /// Kubernetes allows for all annotations of an object; the record of a
@@ -36,6 +37,12 @@ pub const MAX_DECODED_BYTES: u64 = 4 * 1024 * 1024;
 
 /// Serving keys that a record names: the current one and one before it.
 pub const MAX_SERVING_KEYS: usize = 2;
+
+/// Records that are kept: many more servers than a control plane has.
+pub const MAX_RECORDS: usize = 256;
+
+/// Served records, by server.
+pub type Records = BTreeMap<Identity, Arc<ServedRecord>>;
 
 const MAGIC: &[u8; 3] = b"SKB";
 const FORMAT_VERSION: u8 = 1;

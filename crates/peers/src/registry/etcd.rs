@@ -19,8 +19,7 @@ use super::{
 };
 use crate::identity::Identity;
 use crate::record::{Record, TTL_SECONDS};
-use crate::roster::{MAX_RECORDS, Records};
-use crate::served_record::{RecordError, ServedRecord};
+use crate::served_record::{MAX_RECORDS, RecordError, Records, ServedRecord};
 
 /// A lease lives 15 s: two renewals may fail.
 const RENEW_EVERY: Duration = Duration::from_secs(5);

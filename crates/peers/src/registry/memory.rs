@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::{Addresses, Advertised, RecordChannels, Registry, StatusReporter, over, tell};
 use crate::identity::Identity;
-use crate::roster::Records;
+use crate::served_record::Records;
 
 /// What the servers of one process share.
 #[derive(Debug, Clone)]

@@ -20,8 +20,7 @@ pub use memory::{Exchange, MemoryRegistry};
 pub use status::{Activity, RegistryStatus, StatusReporter};
 
 use crate::identity::Identity;
-use crate::roster::Records;
-use crate::served_record::ServedRecord;
+use crate::served_record::{Records, ServedRecord};
 
 /// The address of each server, or of its bridge.
 pub type Addresses = BTreeMap<Identity, Advertised>;

@@ -8,9 +8,10 @@ use std::collections::BTreeSet;
 
 use http::Method;
 use proptest::prelude::*;
-use skewbridge_api::request_info::DecodedPath;
+use skewbridge_api::request_info::{DecodedPath, RequestInfo};
 
 use super::*;
+use crate::peer::Elsewhere;
 use crate::served_record::tests::record;
 
 const NAMES: [&str; 2] = ["apiserver-a", "apiserver-b"];

@@ -1,7 +1,8 @@
 use proptest::prelude::*;
-use skewbridge_api::request_info::DecodedPath;
+use skewbridge_api::request_info::{DecodedPath, RequestInfo};
 
 use super::*;
+use crate::peer::Elsewhere;
 
 const A: &str = "apiserver-a";
 const B: &str = "apiserver-b";

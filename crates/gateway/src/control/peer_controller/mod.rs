@@ -19,8 +19,9 @@ use std::time::{Duration, Instant, SystemTime};
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use skewbridge_peers::registry::{Activity, Addresses, Advertised, Registry, StatusReporter};
-use skewbridge_peers::roster::{MAX_RECORDS, ROLLOUT_GRACE};
+use skewbridge_peers::roster::ROLLOUT_GRACE;
 use skewbridge_peers::schedule::{News, Schedule};
+use skewbridge_peers::served_record::MAX_RECORDS;
 use skewbridge_peers::watch::WatchEvent;
 use skewbridge_peers::{
     ApiService, CustomResourceDefinition, Excluded, Exclusions, Identity, IdentityLease, Records,

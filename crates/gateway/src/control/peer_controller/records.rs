@@ -12,7 +12,8 @@ use base64::engine::general_purpose::STANDARD;
 use ipnet::IpNet;
 use skewbridge_discovery::Document;
 use skewbridge_peers::registry::{RecordChannels, Registry};
-use skewbridge_peers::roster::{MAX_RECORDS, ROLLOUT_GRACE};
+use skewbridge_peers::roster::ROLLOUT_GRACE;
+use skewbridge_peers::served_record::MAX_RECORDS;
 use skewbridge_peers::{
     Excluded, Identity, IdentityLease, KeyDigest, Peers, Records, Roster, Served, ServedRecord,
     Source,

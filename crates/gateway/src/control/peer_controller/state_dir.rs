@@ -8,8 +8,8 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use skewbridge_peers::roster::MAX_RECORDS;
 use skewbridge_peers::served_record::MAX_ENCODED_BYTES;
+use skewbridge_peers::served_record::MAX_RECORDS;
 use skewbridge_peers::{Identity, ServedRecord};
 
 /// The directory of the records.
