@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
-use skewbridge_peers::{Burden, Identity, Peer};
+use skewbridge_peers::{Identity, InFlightGuard, Peer};
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
@@ -34,7 +34,7 @@ pub struct AccessLogEntry {
     complete: bool,
     line: Option<Box<Line>>,
     /// The peer that answers has so much to do while this lasts.
-    burden: Option<Burden>,
+    burden: Option<InFlightGuard>,
 }
 
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl AccessLogEntry {
     }
 
     /// This peer answers.
-    pub(crate) fn peer(&mut self, peer: &Peer, burden: Burden) {
+    pub(crate) fn peer(&mut self, peer: &Peer, burden: InFlightGuard) {
         self.burden = Some(burden);
         if let Some(line) = &mut self.line {
             line.peer = Some(peer.identity.clone());

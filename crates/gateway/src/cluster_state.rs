@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use skewbridge_api::request_info::RequestInfo;
 use skewbridge_discovery::{Document, Index};
 use skewbridge_peers::registry::RegistryStatus;
-use skewbridge_peers::{Elsewhere, Excluded, Identity, Peers, Served};
+use skewbridge_peers::{Identity, PeerLookup, Peers, ServedApis, SharedGroupVersions};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
@@ -20,12 +20,12 @@ use crate::openapi::{MergeRequest, OpenApiService};
 #[derive(Debug, Default)]
 pub struct Cluster {
     /// What the kube-apiserver behind this bridge serves.
-    pub local: Option<Arc<Served>>,
+    pub local: Option<Arc<ServedApis>>,
     /// The other servers.
     pub peers: Peers,
     /// Whose APIs all servers share, so that no peer is asked for them: custom
     /// resources and aggregated APIs. `None` until they have been read.
-    pub shared: Option<Arc<Excluded>>,
+    pub shared: Option<Arc<SharedGroupVersions>>,
     /// What all of them serve, as one; none where that is what the local one does.
     pub view: Option<Arc<View>>,
     /// The registry has not been read yet, and may still tell what servers serve that
@@ -107,9 +107,9 @@ impl Cluster {
             return ServedBy::Local;
         }
         match self.peers.serving(request, now) {
-            Elsewhere::Served(peers) => ServedBy::Peers(peers),
-            Elsewhere::Unknown(identity) => ServedBy::Unknown(identity),
-            Elsewhere::NoPeers | Elsewhere::Nowhere => ServedBy::Local,
+            PeerLookup::Found(peers) => ServedBy::Peers(peers),
+            PeerLookup::Unknown(identity) => ServedBy::Unknown(identity),
+            PeerLookup::NoPeers | PeerLookup::NotServed => ServedBy::Local,
         }
     }
 

@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_host_has_the_identity_that_kube_apiserver_gives_itself() {
-        // Seen: kube-apiserver 1.36.4 and 1.34.4 under this host name.
+        // Observed with kube-apiserver 1.36.4 and 1.34.4 under this host name.
         assert_eq!(
             Identity::of_hostname("kube-apiserver-0-1-36-4").to_string(),
             "apiserver-ihqvzrdal7px3zqf5s6ecqs5ei"

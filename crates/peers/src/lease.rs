@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::watch::Object;
+use crate::watch::WatchedObject;
 use crate::{Error, Identity, MicroTime};
 
 /// The Leases of all kube-apiservers, as a path of the API.
@@ -48,7 +48,7 @@ impl TryFrom<Value> for IdentityLease {
     }
 }
 
-impl Object for IdentityLease {
+impl WatchedObject for IdentityLease {
     fn name(&self) -> &str {
         self.identity.as_str()
     }
@@ -200,8 +200,8 @@ impl IdentityLease {
 
     /// How to delete this Lease as we have seen it, and no later one. None if
     /// it was never stored.
-    pub fn deletion(&self) -> Option<Deletion> {
-        Some(Deletion {
+    pub fn deletion(&self) -> Option<LeaseDeletion> {
+        Some(LeaseDeletion {
             identity: self.identity.clone(),
             uid: self.uid()?.to_owned(),
             resource_version: self.metadata("resourceVersion")?.to_owned(),
@@ -255,7 +255,7 @@ fn as_map(value: &mut Value) -> &mut Map<String, Value> {
 
 /// A Lease to be deleted, if it still is what was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Deletion {
+pub struct LeaseDeletion {
     /// Its name.
     pub identity: Identity,
     /// Of the object that was seen.
@@ -264,7 +264,7 @@ pub struct Deletion {
     pub resource_version: String,
 }
 
-impl Deletion {
+impl LeaseDeletion {
     /// The `DeleteOptions` that go with the request.
     pub fn to_json(&self) -> String {
         json!({

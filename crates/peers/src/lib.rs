@@ -5,54 +5,56 @@
 //!
 //! ```
 //! use std::time::{Duration, Instant, SystemTime};
-//! use skewbridge_peers::{Action, Identity, Keeper, Moment, Upstream};
+//! use skewbridge_peers::{LeaseAction, Identity, LeaseController, ClockReading, Upstream};
 //!
 //! let identity = Identity::of_hostname("kube-apiserver-0-1-36-4");
 //! assert_eq!(identity.as_str(), "apiserver-ihqvzrdal7px3zqf5s6ecqs5ei");
 //!
 //! // Our kube-apiserver is up, and nobody writes its Lease: we do.
-//! let mut keeper = Keeper::new(identity, "kube-apiserver-0-1-36-4", "0b2f7c1e");
-//! let start = Moment { monotonic: Instant::now(), wall: SystemTime::now() };
-//! assert!(matches!(keeper.observe(None, Upstream::Ready, start), Action::Wait { .. }));
+//! let mut keeper = LeaseController::new(identity, "kube-apiserver-0-1-36-4", "0b2f7c1e");
+//! let start = ClockReading { monotonic: Instant::now(), wall: SystemTime::now() };
+//! assert!(matches!(keeper.observe(None, Upstream::Ready, start), LeaseAction::Wait { .. }));
 //! let later = start + Duration::from_secs(10);
-//! let Action::Create(lease) = keeper.observe(None, Upstream::Ready, later) else {
+//! let LeaseAction::Create(lease) = keeper.observe(None, Upstream::Ready, later) else {
 //!     panic!("ten seconds are enough");
 //! };
 //! assert_eq!(lease.hostname(), Some("kube-apiserver-0-1-36-4"));
 //! ```
 
+pub mod address_record;
 pub mod error;
-pub mod exclusions;
 pub mod host_time;
 pub mod identity;
-pub mod keeper;
 pub mod lease;
+pub mod lease_controller;
 pub mod micro_time;
-pub mod name;
 pub mod peer;
+pub mod peer_health;
+pub mod peer_name;
+pub mod peer_table;
 pub mod reachability;
-pub mod record;
+pub mod refresh_schedule;
 pub mod registry;
-pub mod roster;
-pub mod schedule;
-pub mod served;
+pub mod served_apis;
 pub mod served_record;
-pub mod standing;
+pub mod shared_group_versions;
 pub mod watch;
 
+pub use address_record::AddressRecord;
 pub use error::Error;
-pub use exclusions::{ApiService, CustomResourceDefinition, Excluded, Exclusions};
 pub use host_time::{HostClock, HostTime};
 pub use identity::Identity;
-pub use keeper::{Action, Keeper, Moment, Upstream, stale_leases};
-pub use lease::{Deletion, IdentityLease};
+pub use lease::{IdentityLease, LeaseDeletion};
+pub use lease_controller::{ClockReading, LeaseAction, LeaseController, Upstream, stale_leases};
 pub use micro_time::MicroTime;
-pub use name::PeerName;
-pub use peer::{Elsewhere, Peer, PeerRecord, Peers, Source, order};
+pub use peer::{ApiSource, Peer, PeerLookup, PeerRecord, Peers, order};
+pub use peer_health::{InFlightGuard, PeerHealth};
+pub use peer_name::PeerName;
+pub use peer_table::{LeaseSnapshot, PeerTable};
 pub use reachability::{Reachability, reachability};
-pub use record::Record;
-pub use roster::{Roster, Seen};
-pub use served::Served;
+pub use served_apis::ServedApis;
 pub use served_record::{KeyDigest, RecordError, Records, ServedRecord, StoredDeparture};
-pub use standing::{Burden, Standing};
-pub use watch::{List, Object, WatchEvent, WatchFailure};
+pub use shared_group_versions::{
+    ApiService, CustomResourceDefinition, SharedGroupVersionTracker, SharedGroupVersions,
+};
+pub use watch::{List, WatchError, WatchEvent, WatchedObject};

@@ -8,16 +8,16 @@ use std::time::{Instant, SystemTime};
 use skewbridge_api::request_info::RequestInfo;
 
 use crate::identity::Identity;
-use crate::name::PeerName;
-use crate::served::Served;
+use crate::peer_health::PeerHealth;
+use crate::peer_name::PeerName;
+use crate::served_apis::ServedApis;
 use crate::served_record::KeyDigest;
-use crate::standing::Standing;
 
 /// How it is known what a server serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum ApiSource {
     /// This process asked the server.
-    Asked,
+    Polled,
     /// The server's bridge published it in the registry.
     Published,
     /// An earlier process of this bridge stored it in `--state-dir`.
@@ -49,11 +49,11 @@ pub struct Peer {
     /// Until when it is waited for to tell what it serves.
     pub awaited_until: Instant,
     /// What it serves, as last heard.
-    pub served: Option<Arc<Served>>,
+    pub served: Option<Arc<ServedApis>>,
     /// How that is known, and what its bridge has published beside it.
     pub record: PeerRecord,
     /// How it does with the requests that it gets.
-    pub standing: Arc<Standing>,
+    pub standing: Arc<PeerHealth>,
     /// When it last told what it serves.
     pub succeeded: Option<SystemTime>,
     /// Why it has not since.
@@ -64,7 +64,7 @@ pub struct Peer {
 #[derive(Debug, Clone, Default)]
 pub struct PeerRecord {
     /// How it is known what the peer serves.
-    pub source: Option<Source>,
+    pub source: Option<ApiSource>,
     /// The bridge of the peer announced that it leaves, and has not come back.
     pub bridge_left: bool,
     /// A bridge has answered the last poll at the address of the peer. Else a kube-apiserver
@@ -76,15 +76,15 @@ pub struct PeerRecord {
 
 /// Who of the others serves a request.
 #[derive(Debug, Clone)]
-pub enum Elsewhere {
+pub enum PeerLookup {
     /// There is nobody else.
     NoPeers,
     /// These do.
-    Served(Vec<Arc<Peer>>),
+    Found(Vec<Arc<Peer>>),
     /// None of those that have told; but one that runs has not told yet.
     Unknown(Identity),
     /// Nobody.
-    Nowhere,
+    NotServed,
 }
 
 impl Peers {
@@ -94,9 +94,9 @@ impl Peers {
     }
 
     /// Who serves this request. "Nobody" is only said for certain.
-    pub fn serving(&self, request: &RequestInfo<'_>, now: Instant) -> Elsewhere {
+    pub fn serving(&self, request: &RequestInfo<'_>, now: Instant) -> PeerLookup {
         if self.peers.is_empty() {
-            return Elsewhere::NoPeers;
+            return PeerLookup::NoPeers;
         }
         let serving: Vec<_> = self
             .peers
@@ -105,15 +105,15 @@ impl Peers {
             .cloned()
             .collect();
         if !serving.is_empty() {
-            return Elsewhere::Served(serving);
+            return PeerLookup::Found(serving);
         }
         let silent = self
             .peers
             .iter()
             .find(|peer| peer.is_unconfirmed() && peer.is_awaited(now));
         match silent {
-            Some(peer) => Elsewhere::Unknown(peer.identity.clone()),
-            None => Elsewhere::Nowhere,
+            Some(peer) => PeerLookup::Unknown(peer.identity.clone()),
+            None => PeerLookup::NotServed,
         }
     }
 }
@@ -133,7 +133,7 @@ impl Peer {
     /// the version that the server runs now.
     fn is_unconfirmed(&self) -> bool {
         let source = self.record.source;
-        self.served.is_none() || matches!(source, Some(Source::Published | Source::Stored))
+        self.served.is_none() || matches!(source, Some(ApiSource::Published | ApiSource::Stored))
     }
 
     /// Whether it has said that it serves this.
@@ -179,7 +179,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::standing::MAX_PENALTY;
+    use crate::peer_health::MAX_PENALTY;
 
     fn peer(name: &str) -> Arc<Peer> {
         Arc::new(Peer {

@@ -66,10 +66,10 @@ mod tests {
 
     use super::*;
     use crate::identity::Identity;
-    use crate::standing::Standing;
+    use crate::peer_health::PeerHealth;
 
     fn peer(now: Instant) -> Peer {
-        let standing = Arc::new(Standing::default());
+        let standing = Arc::new(PeerHealth::default());
         standing.polled(now);
         Peer {
             identity: Identity::named("apiserver-a").unwrap(),

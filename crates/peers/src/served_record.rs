@@ -24,7 +24,7 @@ use skewbridge_discovery::{Document, Index};
 
 use crate::host_time::HostTime;
 use crate::identity::Identity;
-use crate::served::Served;
+use crate::served_apis::ServedApis;
 
 /// The largest encoded record. In base64 it takes 128 KiB of the 256 KiB that
 /// Kubernetes allows for all annotations of an object; the record of a
@@ -56,7 +56,7 @@ pub struct ServedRecord {
     /// The server.
     pub identity: Identity,
     /// What it serves, without what all servers of the cluster share.
-    pub served: Arc<Served>,
+    pub served: Arc<ServedApis>,
     /// When that was learnt, by the clock of the bridge that learnt it.
     pub learnt: SystemTime,
     /// The address of the server itself, where other hosts may reach it.
@@ -164,7 +164,7 @@ impl ServedRecord {
     /// that all servers share.
     pub fn new(
         identity: Identity,
-        served: &Served,
+        served: &ServedApis,
         is_shared: impl Fn(&str, &str) -> bool,
         learnt: SystemTime,
     ) -> Self {
@@ -320,8 +320,8 @@ impl ServedRecord {
 fn recorded(
     documents: [Arc<Document>; 2],
     version: Option<skewbridge_api::version::Version>,
-) -> Served {
-    Served {
+) -> ServedApis {
+    ServedApis {
         index: Arc::new(Index::new(&[&documents[0], &documents[1]])),
         documents,
         etags: [None, None],

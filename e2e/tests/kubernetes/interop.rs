@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use skewbridge_e2e::{Plane, Protocol, Request, Server, Special, User, Via, told_apart};
 use skewbridge_etcd::Client;
-use skewbridge_peers::{Identity, Record};
+use skewbridge_peers::{AddressRecord, Identity};
 use skewbridge_testkit::eventually;
 
 /// From the last readiness to when everybody knows everybody.
@@ -66,9 +66,9 @@ async fn the_record_is_ours(plane: &mut Plane) {
         (REAL, plane.servers[REAL].address),
     ] {
         let identity = Identity::of_hostname(&plane.servers[server].host);
-        let key = Record::key("/registry", &identity);
+        let key = AddressRecord::key("/registry", &identity);
         let value = etcd.get(key.as_bytes()).await.unwrap().expect(&key);
-        let record = Record::decode(&key, &value.value).unwrap();
+        let record = AddressRecord::decode(&key, &value.value).unwrap();
         assert_eq!((record.identity, record.address), (identity, address));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 use skewbridge_e2e::{Plane, Protocol, Request, Special, Via};
 use skewbridge_etcd::Client;
-use skewbridge_peers::{Identity, Record};
+use skewbridge_peers::{AddressRecord, Identity};
 use skewbridge_testkit::eventually;
 
 /// From the last readiness to when everybody knows everybody.
@@ -67,7 +67,7 @@ pub(crate) fn etcd(plane: &mut Plane) -> Client {
 /// The records of a server: its own, and that of its bridge.
 pub(crate) fn keys(plane: &Plane, server: usize) -> [String; 2] {
     let identity = identity(plane, server);
-    ["/registry", "/registry/skewbridge"].map(|prefix| Record::key(prefix, &identity))
+    ["/registry", "/registry/skewbridge"].map(|prefix| AddressRecord::key(prefix, &identity))
 }
 
 /// Waits until the bridge of a server is where the others look for it.
@@ -82,7 +82,7 @@ pub(crate) async fn points_to(plane: &mut Plane, key: &str, address: SocketAddr)
     let etcd = etcd(plane);
     eventually(key, FOUND, async || {
         let value = etcd.get(key.as_bytes()).await.unwrap();
-        value.is_some_and(|it| Record::decode(key, &it.value).unwrap().address == address)
+        value.is_some_and(|it| AddressRecord::decode(key, &it.value).unwrap().address == address)
     })
     .await;
 }

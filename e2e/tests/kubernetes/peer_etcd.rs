@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Via, told_apart};
 use skewbridge_etcd::{Client, Event};
-use skewbridge_peers::Record;
+use skewbridge_peers::AddressRecord;
 use skewbridge_testkit::eventually;
 use tokio::time::{sleep, timeout};
 
@@ -192,7 +192,7 @@ async fn records_are_there(plane: &Plane, etcd: &Client) {
         let [_, of_the_bridge] = keys(plane, server);
         let value = etcd.get(of_the_bridge.as_bytes()).await.unwrap();
         let value = value.expect(&of_the_bridge);
-        let record = Record::decode(&of_the_bridge, &value.value).unwrap();
+        let record = AddressRecord::decode(&of_the_bridge, &value.value).unwrap();
         assert_eq!(record.address, address);
     }
 }

@@ -474,13 +474,13 @@ mod tests {
     use http::Method;
     use prometheus_client::encoding::text::encode;
     use skewbridge_api::request_info::DecodedPath;
-    use skewbridge_peers::{Identity, Roster, Seen};
+    use skewbridge_peers::{Identity, LeaseSnapshot, PeerTable};
 
     use super::*;
 
     fn peers(names: &[&str]) -> Peers {
-        let mut roster = Roster::new(Identity::named("apiserver-me").unwrap());
-        let seen = names.iter().map(|name| Seen {
+        let mut roster = PeerTable::new(Identity::named("apiserver-me").unwrap());
+        let seen = names.iter().map(|name| LeaseSnapshot {
             identity: Identity::named(name).unwrap(),
             host: Some(format!("host-of-{name}")),
             holder: "h".to_owned(),

@@ -5,7 +5,9 @@ use serde_json::{Value, json};
 use skewbridge_api::identity::{IdentityHeaders, User};
 use skewbridge_api::request_info::DecodedPath;
 use skewbridge_discovery::{Document, Index};
-use skewbridge_peers::{CustomResourceDefinition, Exclusions, Roster, Seen, Served};
+use skewbridge_peers::{
+    CustomResourceDefinition, LeaseSnapshot, PeerTable, ServedApis, SharedGroupVersionTracker,
+};
 use skewbridge_signatures::http_signature::VerifyingKey;
 
 use super::*;
@@ -149,7 +151,7 @@ fn every_request_of_every_caller_has_its_way() {
 
 /// `group/version` with resources, `resource:verb,verb` or
 /// `resource/subresource:verb`.
-fn served(list: &[(&str, &[&str])]) -> Served {
+fn served(list: &[(&str, &[&str])]) -> ServedApis {
     let items: Vec<Value> = list
         .iter()
         .map(|(group_version, resources)| {
@@ -162,7 +164,7 @@ fn served(list: &[(&str, &[&str])]) -> Served {
     let text = json!({"kind": "APIGroupDiscoveryList",
         "apiVersion": "apidiscovery.k8s.io/v2", "items": items});
     let document = Arc::new(Document::parse(text.to_string().as_bytes()).unwrap());
-    Served {
+    ServedApis {
         index: Arc::new(Index::new(&[&document])),
         documents: [Arc::default(), document],
         etags: [None, None],
@@ -181,8 +183,8 @@ fn resource(text: &str) -> Value {
     }
 }
 
-fn seen(name: &str) -> Seen {
-    Seen {
+fn seen(name: &str) -> LeaseSnapshot {
+    LeaseSnapshot {
         identity: Identity::named(name).unwrap(),
         host: None,
         holder: "h".to_owned(),
@@ -198,11 +200,11 @@ const NEW: &str = "widgets:get,list,watch,create,update,patch,delete,deletecolle
 /// told and has an old Lease.
 fn cluster() -> Cluster {
     let now = Instant::now();
-    let mut roster = Roster::new(Identity::named("a").unwrap());
+    let mut roster = PeerTable::new(Identity::named("a").unwrap());
     roster.leases(vec![seen("a"), seen("b"), seen("c")], now);
     let addresses = ["a", "b", "c"].map(|name| {
         let address = "127.0.0.1:6443".parse().unwrap();
-        let advertised = skewbridge_peers::registry::Advertised::by_bridge(address);
+        let advertised = skewbridge_peers::registry::AdvertisedAddress::by_bridge(address);
         (Identity::named(name).unwrap(), advertised)
     });
     roster.addresses(&addresses.into(), now);
@@ -220,7 +222,7 @@ fn cluster() -> Cluster {
         ],
     );
     tell("c", &[("new.k8s.io/v1", &[NEW])]);
-    let mut exclusions = Exclusions::new();
+    let mut exclusions = SharedGroupVersionTracker::new();
     exclusions.set_crds(&[custom_resource()], now);
     Cluster {
         local: Some(Arc::new(served(&[("/v1", &[PODS])]))),
@@ -368,7 +370,7 @@ fn nothing_is_decided_before_everything_is_known() {
 #[test]
 fn a_running_peer_that_has_not_told_yet_makes_no_404() {
     let start = Instant::now();
-    let mut roster = Roster::new(Identity::named("a").unwrap());
+    let mut roster = PeerTable::new(Identity::named("a").unwrap());
     roster.leases(vec![seen("silent")], start);
     let cluster = Cluster {
         peers: roster.snapshot(),

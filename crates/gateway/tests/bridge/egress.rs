@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::KeyPairFiles;
 use skewbridge_gateway::config::{ApiServerIdentity, Config, Egress, ProxyTransport, RegistryKind};
-use skewbridge_peers::registry::{Addresses, Exchange, Registry};
+use skewbridge_peers::registry::{Addresses, Registry, SharedMemoryRegistry};
 use skewbridge_peers::{Identity, IdentityLease};
 use skewbridge_testkit::upstream::Upgrade;
 use skewbridge_testkit::{
@@ -46,7 +46,7 @@ struct Cluster {
     bed: Bed,
     here: ApiServer,
     there: ApiServer,
-    exchange: Exchange,
+    exchange: SharedMemoryRegistry,
     watches: mpsc::UnboundedReceiver<BodySender>,
     tunnels: mpsc::UnboundedReceiver<Upgrade>,
     registry: JoinHandle<()>,
@@ -85,7 +85,7 @@ impl Cluster {
         })
         .await;
 
-        let exchange = Exchange::default();
+        let exchange = SharedMemoryRegistry::default();
         let address = PUBLISHED.parse().unwrap();
         let (published, own) = watch::channel(Some((Identity::named(THERE).unwrap(), address)));
         let registry = exchange.registry();

@@ -15,10 +15,10 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    Activity, Addresses, Advertised, RecordChannels, Registry, StatusReporter, over, tell,
+    Activity, Addresses, AdvertisedAddress, RecordChannels, Registry, StatusReporter, over, tell,
 };
+use crate::address_record::{AddressRecord, TTL_SECONDS};
 use crate::identity::Identity;
-use crate::record::{Record, TTL_SECONDS};
 use crate::served_record::{MAX_RECORDS, RecordError, Records, ServedRecord};
 
 /// A lease lives 15 s: two renewals may fail.
@@ -134,8 +134,8 @@ enum Shelf {
 impl Shelf {
     fn directory(self, prefix: &str) -> String {
         match self {
-            Self::Servers => Record::directory(prefix),
-            Self::Bridges => Record::directory(&format!("{prefix}{BRIDGES}")),
+            Self::Servers => AddressRecord::directory(prefix),
+            Self::Bridges => AddressRecord::directory(&format!("{prefix}{BRIDGES}")),
         }
     }
 
@@ -143,10 +143,10 @@ impl Shelf {
         self.directory(prefix) + identity.as_str()
     }
 
-    fn advertised(self, address: SocketAddr) -> Advertised {
+    fn advertised(self, address: SocketAddr) -> AdvertisedAddress {
         match self {
-            Self::Servers => Advertised::by_server(address),
-            Self::Bridges => Advertised::by_bridge(address),
+            Self::Servers => AdvertisedAddress::by_server(address),
+            Self::Bridges => AdvertisedAddress::by_bridge(address),
         }
     }
 
@@ -369,7 +369,7 @@ impl EtcdRegistry {
     }
 
     /// Keeps our record there for as long as it goes well.
-    async fn publish(&self, record: &Record) -> Result<(), Trouble> {
+    async fn publish(&self, record: &AddressRecord) -> Result<(), Trouble> {
         let client = self.client()?;
         let ttl = Duration::from_secs(TTL_SECONDS.unsigned_abs());
         let value = record.encode();
@@ -448,7 +448,7 @@ impl Registry for EtcdRegistry {
                 let Some((identity, address)) = record else {
                     return std::future::pending().await;
                 };
-                let record = Record {
+                let record = AddressRecord {
                     identity,
                     address,
                     generation: 1,
@@ -589,7 +589,7 @@ fn explained(trouble: &Trouble, files: &EtcdFiles) -> String {
 
 fn learn(known: &mut Addresses, place: Shelf, directory: &str, key: &[u8], value: &[u8]) {
     let text = String::from_utf8_lossy(key);
-    match Record::decode(&text, value) {
+    match AddressRecord::decode(&text, value) {
         // Whose it is, is what the record says; real servers go by that as well.
         Ok(record) => {
             known.insert(record.identity, place.advertised(record.address));
@@ -618,7 +618,7 @@ mod tests {
         let identity = Identity::named("apiserver-a").unwrap();
         let [bridge, server] = [1, 2].map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
         let on = |place: Shelf, address: SocketAddr| {
-            let record = Record {
+            let record = AddressRecord {
                 identity: identity.clone(),
                 address,
                 generation: 1,
@@ -638,9 +638,15 @@ mod tests {
             servers: on(Shelf::Servers, server),
             bridges: on(Shelf::Bridges, bridge),
         };
-        assert_eq!(shelves.merged()[&identity], Advertised::by_bridge(bridge));
+        assert_eq!(
+            shelves.merged()[&identity],
+            AdvertisedAddress::by_bridge(bridge)
+        );
         shelves.bridges.clear();
-        assert_eq!(shelves.merged()[&identity], Advertised::by_server(server));
+        assert_eq!(
+            shelves.merged()[&identity],
+            AdvertisedAddress::by_server(server)
+        );
     }
 
     #[test]

@@ -25,7 +25,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::{Activity, Addresses, Advertised, Registry, StatusReporter, over, tell};
+use super::{Activity, Addresses, AdvertisedAddress, Registry, StatusReporter, over, tell};
 use crate::identity::Identity;
 
 /// Like all files of the bridge, it is looked at once a second: that sees every
@@ -90,7 +90,10 @@ fn understand(text: &str, networks: &[IpNet]) -> Result<Addresses, Vec<String>> 
             .map_err(|problem| wrong.push(format!("peers[{index}].server: {problem}")));
         if let (Ok(identity), Ok(address), Ok(server)) = (identity, address, server)
             && peers
-                .insert(identity.clone(), Advertised::by_file(address, server))
+                .insert(
+                    identity.clone(),
+                    AdvertisedAddress::by_file(address, server),
+                )
                 .is_some()
         {
             wrong.push(format!("peers[{index}]: {identity} is there twice"));
@@ -184,7 +187,7 @@ impl Registry for FileRegistry {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Origin;
+    use super::super::AddressOrigin;
     use super::*;
 
     fn understood(text: &str, networks: &[&str]) -> Result<Addresses, Vec<String>> {
@@ -199,10 +202,10 @@ mod tests {
         let peers = understood(text, &[]).unwrap();
         let b = Identity::named("b").unwrap();
         let server = "10.0.0.11:6444".parse().ok();
-        let expected = Advertised::by_file("[fd00::1]:6443".parse().unwrap(), server);
+        let expected = AdvertisedAddress::by_file("[fd00::1]:6443".parse().unwrap(), server);
         assert_eq!(peers[&b], expected);
         let a = Identity::named("apiserver-0").unwrap();
-        assert_eq!(peers[&a].origin, Origin::File { server: None });
+        assert_eq!(peers[&a].origin, AddressOrigin::File { server: None });
         assert_eq!(peers.len(), 2);
         assert!(understood(text, &["10.0.0.0/8", "fd00::/8"]).is_ok());
         assert_eq!(understood("peers: []", &[]), Ok(Addresses::new()));

@@ -7,23 +7,23 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::{Addresses, Advertised, RecordChannels, Registry, StatusReporter, over, tell};
+use super::{Addresses, AdvertisedAddress, RecordChannels, Registry, StatusReporter, over, tell};
 use crate::identity::Identity;
 use crate::served_record::Records;
 
 /// What the servers of one process share.
 #[derive(Debug, Clone)]
-pub struct Exchange(Arc<watch::Sender<Addresses>>, Arc<watch::Sender<Records>>);
+pub struct SharedMemoryRegistry(Arc<watch::Sender<Addresses>>, Arc<watch::Sender<Records>>);
 
-impl PartialEq for Exchange {
+impl PartialEq for SharedMemoryRegistry {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Exchange {}
+impl Eq for SharedMemoryRegistry {}
 
-impl Default for Exchange {
+impl Default for SharedMemoryRegistry {
     fn default() -> Self {
         Self(
             Arc::new(watch::Sender::new(Addresses::new())),
@@ -32,7 +32,7 @@ impl Default for Exchange {
     }
 }
 
-impl Exchange {
+impl SharedMemoryRegistry {
     /// A server's view of it.
     pub fn registry(&self) -> MemoryRegistry {
         MemoryRegistry {
@@ -45,7 +45,7 @@ impl Exchange {
 /// A registry for servers that share a process.
 #[derive(Debug, Clone)]
 pub struct MemoryRegistry {
-    exchange: Exchange,
+    exchange: SharedMemoryRegistry,
     reporter: Arc<StatusReporter>,
 }
 
@@ -60,7 +60,7 @@ impl Registry for MemoryRegistry {
             let published = own.borrow_and_update().clone();
             if let Some((identity, address)) = &published {
                 exchange.send_modify(|all| {
-                    all.insert(identity.clone(), Advertised::by_bridge(*address));
+                    all.insert(identity.clone(), AdvertisedAddress::by_bridge(*address));
                 });
             }
             let mut changes = exchange.subscribe();
@@ -140,8 +140,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_record_stays_when_its_bridge_leaves_and_goes_when_it_is_outdated() {
-        let exchange = Exchange::default();
-        let run = |exchange: &Exchange, own| {
+        let exchange = SharedMemoryRegistry::default();
+        let run = |exchange: &SharedMemoryRegistry, own| {
             let registry = exchange.registry();
             let (found, seen) = watch::channel(None);
             let (remove, outdated) = mpsc::channel(1);
@@ -186,7 +186,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_publishes_is_seen_by_all_until_it_leaves() {
-        let exchange = Exchange::default();
+        let exchange = SharedMemoryRegistry::default();
         let address: SocketAddr = "127.0.0.1:6443".parse().unwrap();
         let (leave, own) = watch::channel(Some((identity("apiserver-a"), address)));
         let registry = exchange.registry();

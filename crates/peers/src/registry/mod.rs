@@ -16,27 +16,27 @@ use tokio::sync::{mpsc, watch};
 
 pub use etcd::{EtcdFiles, EtcdRegistry, TlsSource};
 pub use file::FileRegistry;
-pub use memory::{Exchange, MemoryRegistry};
+pub use memory::{MemoryRegistry, SharedMemoryRegistry};
 pub use status::{Activity, RegistryStatus, StatusReporter};
 
 use crate::identity::Identity;
 use crate::served_record::{Records, ServedRecord};
 
 /// The address of each server, or of its bridge.
-pub type Addresses = BTreeMap<Identity, Advertised>;
+pub type Addresses = BTreeMap<Identity, AdvertisedAddress>;
 
 /// An address with its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Advertised {
+pub struct AdvertisedAddress {
     /// The address that peers connect to.
     pub address: SocketAddr,
     /// The component that has published it.
-    pub origin: Origin,
+    pub origin: AddressOrigin,
 }
 
 /// The component that has published an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum AddressOrigin {
     /// A bridge.
     Bridge,
     /// An administrator, in a file. The address is that of a bridge or of a kube-apiserver.
@@ -49,23 +49,23 @@ pub enum Origin {
     Server,
 }
 
-impl Advertised {
+impl AdvertisedAddress {
     /// An address that an administrator has written into a file, and that of the
     /// kube-apiserver behind it.
     pub fn by_file(address: SocketAddr, server: Option<SocketAddr>) -> Self {
-        let origin = Origin::File { server };
+        let origin = AddressOrigin::File { server };
         Self { address, origin }
     }
 
     /// An address that a bridge has published.
     pub fn by_bridge(address: SocketAddr) -> Self {
-        let origin = Origin::Bridge;
+        let origin = AddressOrigin::Bridge;
         Self { address, origin }
     }
 
     /// An address that a kube-apiserver has published.
     pub fn by_server(address: SocketAddr) -> Self {
-        let origin = Origin::Server;
+        let origin = AddressOrigin::Server;
         Self { address, origin }
     }
 }

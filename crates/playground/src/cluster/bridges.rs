@@ -13,7 +13,7 @@ use skewbridge_gateway::config::{
     TranslateStreams, Upstream, UpstreamStreams,
 };
 use skewbridge_peers::Identity;
-use skewbridge_peers::registry::Exchange;
+use skewbridge_peers::registry::SharedMemoryRegistry;
 
 use super::pki::{FRONT_PROXY, Pki};
 
@@ -25,7 +25,7 @@ const DRAIN: Duration = Duration::from_millis(500);
 /// A bridge in front of a server; ports may be 0.
 pub(super) fn config(
     pki: &Pki,
-    exchange: &Exchange,
+    exchange: &SharedMemoryRegistry,
     hostname: &str,
     server: SocketAddr,
     port: u16,

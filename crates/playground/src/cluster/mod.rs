@@ -18,7 +18,7 @@ use skewbridge_api::identity::User;
 use skewbridge_api::status::Status;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::tls::files::{FileProblem, load_ca};
-use skewbridge_peers::registry::Exchange;
+use skewbridge_peers::registry::SharedMemoryRegistry;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -179,7 +179,7 @@ impl Cluster {
             });
             cluster.resume(index).await?;
         }
-        let exchange = Exchange::default();
+        let exchange = SharedMemoryRegistry::default();
         for (index, server) in cluster.servers.iter().enumerate() {
             let name = format!("bridge-{}", server.release);
             let (port, admin) = (SERVERS + index, 2 * SERVERS + 1 + index);

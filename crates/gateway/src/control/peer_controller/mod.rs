@@ -18,14 +18,16 @@ use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
-use skewbridge_peers::registry::{Activity, Addresses, Advertised, Registry, StatusReporter};
-use skewbridge_peers::roster::ROLLOUT_GRACE;
-use skewbridge_peers::schedule::{News, Schedule};
+use skewbridge_peers::peer_table::ROLLOUT_GRACE;
+use skewbridge_peers::refresh_schedule::{ChangeDetection, RefreshSchedule};
+use skewbridge_peers::registry::{
+    Activity, Addresses, AdvertisedAddress, Registry, StatusReporter,
+};
 use skewbridge_peers::served_record::MAX_RECORDS;
 use skewbridge_peers::watch::WatchEvent;
 use skewbridge_peers::{
-    ApiService, CustomResourceDefinition, Excluded, Exclusions, Identity, IdentityLease, Records,
-    Roster, Seen, Served, ServedRecord, lease,
+    ApiService, CustomResourceDefinition, Identity, IdentityLease, LeaseSnapshot, PeerTable,
+    Records, ServedApis, ServedRecord, SharedGroupVersionTracker, SharedGroupVersions, lease,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -100,12 +102,12 @@ enum Event {
     ApiService(Change<ApiService>),
     CustomResource(Change<CustomResourceDefinition>),
     Peer(Identity, PeerAnswer),
-    Local(Result<Served, String>),
+    Local(Result<ServedApis, String>),
 }
 
 /// What came of polling a peer.
 struct PeerAnswer {
-    outcome: Result<Served, String>,
+    outcome: Result<ServedApis, String>,
     /// Whether it has answered at all.
     has_answered: bool,
 }
@@ -169,10 +171,10 @@ pub(crate) async fn run(
     let mut learner = PeerController {
         roster,
         records,
-        exclusions: Exclusions::new(),
+        exclusions: SharedGroupVersionTracker::new(),
         read: Read::default(),
         local: None,
-        local_schedule: Schedule::default(),
+        local_schedule: RefreshSchedule::default(),
         leases: BTreeMap::new(),
         ended: EndedLeases::default(),
         own_lease: OwnLease::new(
@@ -246,8 +248,8 @@ fn kept_in(whereabouts: PeerRegistry) -> (Option<Arc<dyn Registry>>, Annotations
 }
 
 /// A roster that awaits the registry.
-fn empty_roster(own: &Identity, annotations: Annotations, host: &HostBoot) -> Roster {
-    let roster = Roster::new(own.clone());
+fn empty_roster(own: &Identity, annotations: Annotations, host: &HostBoot) -> PeerTable {
+    let roster = PeerTable::new(own.clone());
     let mut roster = match annotations {
         Annotations::Records => roster.with_addresses_in_file(),
         Annotations::Nothing | Annotations::AddressesAndRecords => roster,
@@ -280,12 +282,12 @@ struct Read {
 struct PeerController {
     own: Arc<InternalClient>,
     tell: mpsc::Sender<Event>,
-    roster: Roster,
+    roster: PeerTable,
     records: RecordKeeper,
-    exclusions: Exclusions,
+    exclusions: SharedGroupVersionTracker,
     read: Read,
-    local: Option<Arc<Served>>,
-    local_schedule: Schedule,
+    local: Option<Arc<ServedApis>>,
+    local_schedule: RefreshSchedule,
     leases: BTreeMap<Identity, IdentityLease>,
     /// Leases that were deleted, for what they had in annotations.
     ended: EndedLeases,
@@ -300,7 +302,7 @@ struct PeerController {
     lease_status: Arc<StatusReporter>,
     was_ready: bool,
     identity: Identity,
-    shared: Option<Arc<Excluded>>,
+    shared: Option<Arc<SharedGroupVersions>>,
     view: Option<Arc<View>>,
     /// Until when what was made or deleted may still become visible.
     unsettled_until: Option<Instant>,
@@ -425,7 +427,8 @@ impl PeerController {
                 match outcome {
                     Ok(served) => {
                         // Its health is looked at all the time.
-                        self.local_schedule.succeeded(now, News::Told, jitter);
+                        self.local_schedule
+                            .succeeded(now, ChangeDetection::ByEvent, jitter);
                         self.local = Some(Arc::new(served));
                     }
                     Err(problem) => {
@@ -633,7 +636,7 @@ impl PeerController {
             let shared = self.shared.clone();
             tasks.spawn(async move {
                 let began = Instant::now();
-                let has_etags = |it: &Arc<Served>| it.etags.iter().all(Option::is_some);
+                let has_etags = |it: &Arc<ServedApis>| it.etags.iter().all(Option::is_some);
                 let patience = match &peer.served {
                     Some(served) if has_etags(served) => REFRESH_TIMEOUT,
                     _ => FETCH_PATIENCE,
@@ -721,9 +724,9 @@ impl PeerController {
     }
 }
 
-fn seen(lease: &IdentityLease) -> Seen {
-    use skewbridge_peers::Object as _;
-    Seen {
+fn seen(lease: &IdentityLease) -> LeaseSnapshot {
+    use skewbridge_peers::WatchedObject as _;
+    LeaseSnapshot {
         identity: lease.identity().clone(),
         host: lease.hostname().map(str::to_owned),
         holder: lease.holder().unwrap_or_default().to_owned(),
@@ -740,9 +743,9 @@ fn annotated(leases: &BTreeMap<Identity, IdentityLease>, records: &Records) -> A
             || (records.get(identity))
                 .is_some_and(|it| it.left.is_none() && it.bridge == Some(address));
         let advertised = if is_bridge {
-            Advertised::by_bridge(address)
+            AdvertisedAddress::by_bridge(address)
         } else {
-            Advertised::by_server(address)
+            AdvertisedAddress::by_server(address)
         };
         Some((identity.clone(), advertised))
     };
@@ -871,7 +874,7 @@ mod tests {
 
     #[test]
     fn a_record_beside_a_file_of_addresses_names_none() {
-        let served = Served {
+        let served = ServedApis {
             index: Arc::default(),
             documents: [Arc::default(), Arc::default()],
             etags: [None, None],
@@ -904,7 +907,7 @@ mod tests {
             ("c", "[fd00::1]:6443"),
         ]
         .map(|(name, address)| {
-            let advertised = Advertised::by_bridge(address.parse().unwrap());
+            let advertised = AdvertisedAddress::by_bridge(address.parse().unwrap());
             (identity(name), advertised)
         })
         .into();

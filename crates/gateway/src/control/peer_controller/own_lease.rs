@@ -12,7 +12,8 @@ use http::header::CONTENT_TYPE;
 use http::{Method, StatusCode};
 use skewbridge_peers::registry::{Activity, StatusReporter};
 use skewbridge_peers::{
-    Action, Deletion, Identity, IdentityLease, Keeper, Moment, Peers, Upstream, lease, stale_leases,
+    ClockReading, Identity, IdentityLease, LeaseAction, LeaseController, LeaseDeletion, Peers,
+    Upstream, lease, stale_leases,
 };
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -52,12 +53,12 @@ pub(super) enum Annotations {
     AddressesAndRecords,
 }
 
-/// Does to the Lease what [`Keeper`] decides.
+/// Does to the Lease what [`LeaseController`] decides.
 pub(super) struct OwnLease {
     own: Arc<InternalClient>,
     identity: Identity,
     hostname: String,
-    keeper: Keeper,
+    keeper: LeaseController,
     address: SocketAddr,
     /// Also written into a Lease that its server keeps.
     annotations: Annotations,
@@ -87,7 +88,7 @@ impl OwnLease {
     ) -> Self {
         let life = uuid(own.bridge.via.number(), own.bridge.chance());
         Self {
-            keeper: Keeper::new(identity.clone(), hostname, &life).advertising(address),
+            keeper: LeaseController::new(identity.clone(), hostname, &life).advertising(address),
             own,
             identity: identity.clone(),
             hostname: hostname.to_owned(),
@@ -129,33 +130,33 @@ impl OwnLease {
         } else {
             Upstream::NotReady
         };
-        let now = Moment {
+        let now = ClockReading {
             monotonic: Instant::now(),
             wall: SystemTime::now(),
         };
         let action = self.keeper.observe(self.lease.as_ref(), upstream, now);
         let path = format!("{}/{}", lease::COLLECTION, self.identity);
         let (method, path, lease) = match action {
-            Action::Create(lease) => {
+            LeaseAction::Create(lease) => {
                 self.renewals = 0;
                 tracing::info!(identity = %self.identity, "the kube-apiserver behind this bridge keeps no identity Lease of this name: the bridge does");
                 (Method::POST, lease::COLLECTION.to_owned(), lease)
             }
-            Action::TakeOver(lease) => {
+            LeaseAction::TakeOver(lease) => {
                 self.renewals = 0;
                 tracing::info!(identity = %self.identity, "nobody keeps the identity Lease any more: the bridge does");
                 (Method::PUT, path, lease)
             }
-            Action::Renew(lease) => {
+            LeaseAction::Renew(lease) => {
                 self.renewals = self.renewals.saturating_add(1);
                 (Method::PUT, path, lease)
             }
-            Action::LeaveAlone { .. } => {
+            LeaseAction::LeaveAlone { .. } => {
                 self.is_kept_by(KeptBy::KubeApiserver);
                 self.status.succeeded(Activity::KeepLease);
                 return self.annotate(path, served);
             }
-            Action::Wait { .. } => return self.annotate(path, served),
+            LeaseAction::Wait { .. } => return self.annotate(path, served),
         };
         self.is_kept_by(KeptBy::Skewbridge);
         self.keep(method, path, lease.to_json(), leases);
@@ -428,7 +429,7 @@ fn not_annotated(registry: &str, problem: &str) -> String {
     )
 }
 
-async fn delete(own: &InternalClient, deletion: &Deletion) {
+async fn delete(own: &InternalClient, deletion: &LeaseDeletion) {
     let path = format!("{}/{}", lease::COLLECTION, deletion.identity);
     let ask = InternalRequest::json(Method::DELETE, &path, deletion.to_json().into_bytes());
     send(own, ask).await;

@@ -11,12 +11,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ipnet::IpNet;
 use skewbridge_discovery::Document;
+use skewbridge_peers::peer_table::ROLLOUT_GRACE;
 use skewbridge_peers::registry::{RecordChannels, Registry};
-use skewbridge_peers::roster::ROLLOUT_GRACE;
 use skewbridge_peers::served_record::MAX_RECORDS;
 use skewbridge_peers::{
-    Excluded, Identity, IdentityLease, KeyDigest, Peers, Records, Roster, Served, ServedRecord,
-    Source,
+    ApiSource, Identity, IdentityLease, KeyDigest, PeerTable, Peers, Records, ServedApis,
+    ServedRecord, SharedGroupVersions,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -49,7 +49,7 @@ pub(super) struct RecordKeeper {
     keys: Arc<Vec<KeyDigest>>,
     own: watch::Sender<Option<Arc<ServedRecord>>>,
     /// What the own record was made of.
-    made_of: Option<([Arc<Document>; 2], Arc<Excluded>)>,
+    made_of: Option<([Arc<Document>; 2], Arc<SharedGroupVersions>)>,
     outdated: mpsc::Sender<Arc<ServedRecord>>,
     task: Option<JoinHandle<()>>,
     /// The own record as an annotation, where records are in annotations.
@@ -98,7 +98,7 @@ impl RecordKeeper {
         keys: Arc<Vec<KeyDigest>>,
         registry: Option<Arc<dyn Registry>>,
         stored: Option<Stored>,
-        roster: &mut Roster,
+        roster: &mut PeerTable,
     ) -> (Self, watch::Receiver<Option<Records>>) {
         let (own, published) = watch::channel(None);
         let (found, records) = watch::channel(None);
@@ -223,7 +223,7 @@ impl RecordKeeper {
     }
 
     /// What the own server serves, and what all servers share, as they are now.
-    pub(super) fn look_at_own(&mut self, local: &Served, shared: &Arc<Excluded>) {
+    pub(super) fn look_at_own(&mut self, local: &ServedApis, shared: &Arc<SharedGroupVersions>) {
         let is_same = self.made_of.as_ref().is_some_and(|(documents, excluded)| {
             let mut pairs = documents.iter().zip(&local.documents);
             pairs.all(|(one, other)| Arc::ptr_eq(one, other)) && Arc::ptr_eq(excluded, shared)
@@ -259,7 +259,11 @@ impl RecordKeeper {
 
     /// Makes records of what peers have answered, stores what is new, and has removed
     /// what is outdated.
-    pub(super) fn look(&mut self, roster: &mut Roster, shared: Option<&Arc<Excluded>>) {
+    pub(super) fn look(
+        &mut self,
+        roster: &mut PeerTable,
+        shared: Option<&Arc<SharedGroupVersions>>,
+    ) {
         if let Some(shared) = shared
             && !self.answered.is_empty()
         {
@@ -269,7 +273,8 @@ impl RecordKeeper {
                     self.recorded.remove(&identity);
                     continue;
                 };
-                let (Some(served), Some(Source::Asked)) = (&peer.served, peer.record.source) else {
+                let (Some(served), Some(ApiSource::Polled)) = (&peer.served, peer.record.source)
+                else {
                     continue;
                 };
                 let known = self.recorded.get(&identity);
@@ -291,7 +296,7 @@ impl RecordKeeper {
     }
 
     /// One write at a time, on a thread that may wait for a disk.
-    fn save(&mut self, roster: &Roster, now: Instant) {
+    fn save(&mut self, roster: &PeerTable, now: Instant) {
         let Some(state) = &self.state else {
             return;
         };
@@ -419,7 +424,7 @@ impl RecordKeeper {
     }
 }
 
-fn made(identity: Identity, served: &Served, shared: &Excluded) -> ServedRecord {
+fn made(identity: Identity, served: &ServedApis, shared: &SharedGroupVersions) -> ServedRecord {
     let now = Instant::now();
     let is_shared = |group: &str, version: &str| shared.contains(group, version, now);
     ServedRecord::new(identity, served, is_shared, SystemTime::now())

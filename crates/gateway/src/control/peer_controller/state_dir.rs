@@ -122,13 +122,13 @@ mod tests {
     use std::time::SystemTime;
 
     use skewbridge_discovery::Index;
-    use skewbridge_peers::Served;
+    use skewbridge_peers::ServedApis;
     use skewbridge_testkit::ScratchDir;
 
     use super::*;
 
     fn record(name: &str) -> ServedRecord {
-        let served = Served {
+        let served = ServedApis {
             index: Arc::new(Index::new(&[])),
             documents: [Arc::default(), Arc::default()],
             etags: [None, None],

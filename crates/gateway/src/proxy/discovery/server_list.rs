@@ -12,7 +12,7 @@ use skewbridge_discovery::accept::LOCAL_DOCUMENT;
 use skewbridge_discovery::servers::{self, MEDIA_TYPE};
 use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList};
 use skewbridge_peers::registry::RegistryStatus;
-use skewbridge_peers::{Identity, MicroTime, Peer, Served, reachability};
+use skewbridge_peers::{Identity, MicroTime, Peer, ServedApis, reachability};
 
 use crate::body::ResponseBody;
 use crate::cluster_state::Cluster;
@@ -123,7 +123,11 @@ fn told_by(peer: &Peer, cluster: &Cluster) -> ServerDiscovery {
     }
 }
 
-fn server(identity: &Identity, served: Option<&Arc<Served>>, cluster: &Cluster) -> ServerDiscovery {
+fn server(
+    identity: &Identity,
+    served: Option<&Arc<ServedApis>>,
+    cluster: &Cluster,
+) -> ServerDiscovery {
     let version = served.and_then(|served| served.version.as_ref());
     ServerDiscovery {
         identity: identity.to_string(),

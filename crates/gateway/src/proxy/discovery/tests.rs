@@ -16,8 +16,8 @@ use skewbridge_discovery::accept::{
 };
 use skewbridge_discovery::document::{Group, Schema};
 use skewbridge_discovery::{Document, Index, Layout, Object as _};
-use skewbridge_peers::registry::Advertised;
-use skewbridge_peers::{Exclusions, Identity, Roster, Seen, Served};
+use skewbridge_peers::registry::AdvertisedAddress;
+use skewbridge_peers::{Identity, LeaseSnapshot, PeerTable, ServedApis, SharedGroupVersionTracker};
 
 use super::merged_response::MergedResponse;
 use crate::authn::Caller;
@@ -61,9 +61,9 @@ fn document(words: &[&str], core: bool) -> Arc<Document> {
     Arc::new(Document::parse(text.to_string().as_bytes()).unwrap())
 }
 
-fn served(words: &[&str], etag: &str, minor: u16) -> Served {
+fn served(words: &[&str], etag: &str, minor: u16) -> ServedApis {
     let documents = [document(words, true), document(words, false)];
-    Served {
+    ServedApis {
         index: Arc::new(Index::new(&[&documents[0], &documents[1]])),
         documents,
         etags: [Some(etag.to_owned()), Some(etag.to_owned())],
@@ -93,15 +93,15 @@ const LOCAL: [&str; 3] = [
 /// A local server `m` and a peer of this name, which has told this.
 fn view(minor: u16, peer: &str, words: &[&str]) -> Option<Arc<View>> {
     let now = Instant::now();
-    let mut roster = Roster::new(identity("m"));
-    let lease = Seen {
+    let mut roster = PeerTable::new(identity("m"));
+    let lease = LeaseSnapshot {
         identity: identity(peer),
         host: None,
         holder: "h".to_owned(),
         resource_version: "1".to_owned(),
     };
     roster.leases(vec![lease], now);
-    let address = Advertised::by_bridge("127.0.0.1:1".parse().unwrap());
+    let address = AdvertisedAddress::by_bridge("127.0.0.1:1".parse().unwrap());
     roster.addresses(&[(identity(peer), address)].into(), now);
     if !words.is_empty() {
         roster.due(now);
@@ -109,7 +109,7 @@ fn view(minor: u16, peer: &str, words: &[&str]) -> Option<Arc<View>> {
         roster.fetched(&identity(peer), told, now, SystemTime::now(), 0.0);
     }
     let local = Arc::new(served(&LOCAL, "\"ours\"", minor));
-    let shared = Exclusions::new().snapshot();
+    let shared = SharedGroupVersionTracker::new().snapshot();
     View::of(&identity("m"), &local, &roster.snapshot(), &shared, None)
 }
 
@@ -229,24 +229,24 @@ fn the_order_of_arrival_does_not_matter() {
         [2, 1, 0],
     ] {
         let now = Instant::now();
-        let mut roster = Roster::new(identity("m"));
+        let mut roster = PeerTable::new(identity("m"));
         for at in order {
             let (name, words) = &told[at];
-            let lease = Seen {
+            let lease = LeaseSnapshot {
                 identity: identity(name),
                 host: None,
                 holder: "h".to_owned(),
                 resource_version: "1".to_owned(),
             };
             roster.lease(lease, now);
-            let address = Advertised::by_bridge(([127, 0, 0, 1], 1).into());
+            let address = AdvertisedAddress::by_bridge(([127, 0, 0, 1], 1).into());
             roster.addresses(&[(identity(name), address)].into(), now);
             roster.due(now);
             let told = Ok(served(words, "theirs", 36));
             roster.fetched(&identity(name), told, now, SystemTime::now(), 0.0);
         }
         let local = Arc::new(served(&LOCAL, "\"ours\"", 36));
-        let shared = Exclusions::new().snapshot();
+        let shared = SharedGroupVersionTracker::new().snapshot();
         let view = View::of(&identity("m"), &local, &roster.snapshot(), &shared, None).unwrap();
         assert_eq!(view.source_count(), 4);
         seen.insert(view.page(Which::Apis).json.clone());

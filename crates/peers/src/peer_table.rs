@@ -13,12 +13,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::host_time::HostClock;
 use crate::identity::Identity;
-use crate::peer::{Peer, PeerRecord, Peers, Source};
-use crate::registry::{Addresses, Advertised, Origin};
-use crate::schedule::Schedule;
-use crate::served::Served;
+use crate::peer::{ApiSource, Peer, PeerRecord, Peers};
+use crate::peer_health::PeerHealth;
+use crate::refresh_schedule::RefreshSchedule;
+use crate::registry::{AddressOrigin, Addresses, AdvertisedAddress};
+use crate::served_apis::ServedApis;
 use crate::served_record::{MAX_RECORDS, Records, ServedRecord};
-use crate::standing::Standing;
 use departures::Departure;
 
 /// After this without a renewal a server is taken for dead. kube-apiserver
@@ -55,7 +55,7 @@ const LEASE: Duration = Duration::from_hours(1);
 
 /// What is known of all servers.
 #[derive(Debug)]
-pub struct Roster {
+pub struct PeerTable {
     own: Identity,
     listed: bool,
     entries: BTreeMap<Identity, Entry>,
@@ -95,20 +95,20 @@ struct Entry {
     host: Option<String>,
     /// When its Lease ended, if we saw it.
     ended: Option<Instant>,
-    address: Option<Advertised>,
+    address: Option<AdvertisedAddress>,
     /// Whether the registry still has the address.
     published: bool,
     /// What it has published that is not believed.
     refused: Option<SocketAddr>,
-    served: Option<Arc<Served>>,
-    fetch: Schedule,
+    served: Option<Arc<ServedApis>>,
+    fetch: RefreshSchedule,
     succeeded: Option<SystemTime>,
     /// The `learnt` of the record that was known when the fetch under way began.
     fetch_supersedes: Option<SystemTime>,
     /// The same for the last answer: a published record with another one came later.
     superseded: Option<SystemTime>,
     problem: Option<String>,
-    standing: Arc<Standing>,
+    standing: Arc<PeerHealth>,
     /// Where the fetch under way asks.
     fetch_at: Option<SocketAddr>,
     /// Where a bridge has answered the last fetch.
@@ -138,7 +138,7 @@ enum Direct {
 
 /// A Lease as far as it matters here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct LeaseSnapshot {
     /// Whose.
     pub identity: Identity,
     /// The host of the server, by the Lease's label `kubernetes.io/hostname`.
@@ -159,7 +159,7 @@ struct Life {
     changed: Instant,
 }
 
-impl Roster {
+impl PeerTable {
     /// Nobody is known yet.
     pub fn new(own: Identity) -> Self {
         Self {
@@ -190,7 +190,7 @@ impl Roster {
         self.host_clock = clock;
     }
 
-    /// The registry has not been read yet. Until [`Roster::registry_read`], a server with
+    /// The registry has not been read yet. Until [`PeerTable::registry_read`], a server with
     /// a living Lease that has not answered may serve anything.
     pub fn await_registry(&mut self) {
         self.registry = RegistryRead::Pending;
@@ -314,7 +314,7 @@ impl Roster {
     }
 
     /// All Leases there are.
-    pub fn leases(&mut self, all: Vec<Seen>, at: Instant) {
+    pub fn leases(&mut self, all: Vec<LeaseSnapshot>, at: Instant) {
         self.listed = true;
         for (identity, entry) in &mut self.entries {
             if !all.iter().any(|seen| seen.identity == *identity) {
@@ -328,7 +328,7 @@ impl Roster {
     }
 
     /// A Lease that is new, or has changed.
-    pub fn lease(&mut self, seen: Seen, at: Instant) {
+    pub fn lease(&mut self, seen: LeaseSnapshot, at: Instant) {
         if seen.identity == self.own {
             return;
         }
@@ -453,7 +453,7 @@ impl Roster {
         any
     }
 
-    /// Whom to ask now. Each is to be followed by [`Roster::fetched`].
+    /// Whom to ask now. Each is to be followed by [`PeerTable::fetched`].
     pub fn due(&mut self, at: Instant) -> Vec<Peer> {
         let mut due = Vec::new();
         let identities: Vec<_> = self.entries.keys().cloned().collect();
@@ -469,7 +469,8 @@ impl Roster {
             {
                 entry.fetch_supersedes = known;
                 entry.fetch_at = address.map(|it| it.address);
-                entry.fetch_asks_server = address.is_some_and(|it| it.origin == Origin::Server);
+                entry.fetch_asks_server =
+                    address.is_some_and(|it| it.origin == AddressOrigin::Server);
                 due.extend(self.peer(&identity));
             }
         }
@@ -480,7 +481,7 @@ impl Roster {
     pub fn fetched(
         &mut self,
         identity: &Identity,
-        outcome: Result<Served, String>,
+        outcome: Result<ServedApis, String>,
         at: Instant,
         wall: SystemTime,
         jitter: f64,
@@ -613,40 +614,42 @@ impl Roster {
 
     /// The record that counts where the server has not been asked: the published one,
     /// unless an answer is stored that is later than that.
-    fn record(&self, identity: &Identity) -> Option<(&Arc<ServedRecord>, Source)> {
+    fn record(&self, identity: &Identity) -> Option<(&Arc<ServedRecord>, ApiSource)> {
         match (self.published.get(identity), self.stored.get(identity)) {
             (Some(published), Some(stored))
                 if stored.supersedes == Some(published.learnt)
                     && stored.learnt != published.learnt =>
             {
-                Some((stored, Source::Stored))
+                Some((stored, ApiSource::Stored))
             }
-            (Some(published), _) => Some((published, Source::Published)),
-            (None, Some(stored)) => Some((stored, Source::Stored)),
+            (Some(published), _) => Some((published, ApiSource::Published)),
+            (None, Some(stored)) => Some((stored, ApiSource::Stored)),
             (None, None) => None,
         }
     }
 
     /// What a server serves, as last known: by its own answer, unless another record has
     /// been published since that was asked for.
-    fn served(&self, identity: &Identity, entry: &Entry) -> Option<(Arc<Served>, Source)> {
+    fn served(&self, identity: &Identity, entry: &Entry) -> Option<(Arc<ServedApis>, ApiSource)> {
         let published = self.published.get(identity).map(|record| record.learnt);
         let stored = self.stored.get(identity);
         let latest = published.or_else(|| stored.and_then(|record| record.supersedes));
         match (&entry.served, self.record(identity)) {
             (Some(asked), _) if latest.is_none() || latest == entry.superseded => {
-                Some((asked.clone(), Source::Asked))
+                Some((asked.clone(), ApiSource::Polled))
             }
             (_, Some((record, source))) => Some((record.served.clone(), source)),
-            (asked, None) => asked.clone().map(|asked| (asked, Source::Asked)),
+            (asked, None) => asked.clone().map(|asked| (asked, ApiSource::Polled)),
         }
     }
 
     /// Where a server is reached: at its published address; after its bridge has left,
     /// at the server itself; after a crash, at either in turn.
-    fn address(&self, identity: &Identity) -> Option<Advertised> {
+    fn address(&self, identity: &Identity) -> Option<AdvertisedAddress> {
         let entry = self.entries.get(identity)?;
-        let direct = self.direct_address(identity).map(Advertised::by_server);
+        let direct = self
+            .direct_address(identity)
+            .map(AdvertisedAddress::by_server);
         let has_left = self.departures.contains_key(identity);
         if self.addresses_in_file {
             let listed = entry.address.filter(|_| entry.published);
@@ -670,8 +673,8 @@ impl Roster {
             let entry = self.entries.get(identity)?;
             let listed = entry.address.filter(|_| entry.published)?;
             return match listed.origin {
-                Origin::File { server } => server,
-                Origin::Bridge | Origin::Server => None,
+                AddressOrigin::File { server } => server,
+                AddressOrigin::Bridge | AddressOrigin::Server => None,
             };
         }
         let published = self.published.get(identity);
@@ -712,9 +715,11 @@ impl Roster {
         let bridge_left = departure.is_some();
         let departure_problem = departure.filter(|_| entry.direct != Direct::Answers);
         // A kube-apiserver may have taken over the address of a bridge that was killed.
-        let is_bridge = advertised
-            .is_some_and(|it| it.origin != Origin::Server && entry.bridge_at == Some(it.address));
-        let is_published_by_bridge = advertised.is_some_and(|it| it.origin == Origin::Bridge);
+        let is_bridge = advertised.is_some_and(|it| {
+            it.origin != AddressOrigin::Server && entry.bridge_at == Some(it.address)
+        });
+        let is_published_by_bridge =
+            advertised.is_some_and(|it| it.origin == AddressOrigin::Bridge);
         let published = self.published.get(identity);
         Some(Peer {
             identity: identity.clone(),
@@ -760,13 +765,13 @@ impl Roster {
 impl Entry {
     /// Whether the registry has the address of the server's bridge.
     fn has_bridge(&self) -> bool {
-        self.published && (self.address).is_some_and(|it| it.origin == Origin::Bridge)
+        self.published && (self.address).is_some_and(|it| it.origin == AddressOrigin::Bridge)
     }
 
     /// Whether an administrator has written its address into a file.
     fn is_in_file(&self) -> bool {
         let origin = self.address.map(|it| it.origin);
-        self.published && matches!(origin, Some(Origin::File { .. }))
+        self.published && matches!(origin, Some(AddressOrigin::File { .. }))
     }
 
     /// Counts a server whose bridge left long ago as one that never had a bridge.

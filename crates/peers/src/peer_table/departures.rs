@@ -5,8 +5,8 @@
 //! saw it, or an earlier process of the same boot of this host that has stored it.
 
 use super::{
-    Addresses, Arc, BTreeMap, BTreeSet, Direct, Duration, Identity, Instant, ROLLOUT_GRACE, Roster,
-    SystemTime,
+    Addresses, Arc, BTreeMap, BTreeSet, Direct, Duration, Identity, Instant, PeerTable,
+    ROLLOUT_GRACE, SystemTime,
 };
 use crate::served_record::StoredDeparture;
 
@@ -40,7 +40,7 @@ impl Departure {
     }
 }
 
-impl Roster {
+impl PeerTable {
     /// Finds out which bridges have left, by records and addresses.
     pub(super) fn update_departures(&mut self, at: Instant) {
         let identities: BTreeSet<_> = self.stored.keys().chain(self.published.keys()).collect();

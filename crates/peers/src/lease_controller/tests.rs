@@ -9,8 +9,8 @@ fn identity() -> Identity {
     Identity::of_hostname(HOST)
 }
 
-fn start() -> Moment {
-    Moment {
+fn start() -> ClockReading {
+    ClockReading {
         monotonic: Instant::now(),
         wall: SystemTime::from("2026-11-15T12:00:00Z".parse::<MicroTime>().unwrap()),
     }
@@ -18,8 +18,8 @@ fn start() -> Moment {
 
 /// What the API holds: what we last wrote, or what a server did.
 struct Api {
-    keeper: Keeper,
-    start: Moment,
+    keeper: LeaseController,
+    start: ClockReading,
     stored: Option<IdentityLease>,
     version: u64,
 }
@@ -59,7 +59,7 @@ use Expected::*;
 impl Api {
     fn new() -> Self {
         Self {
-            keeper: Keeper::new(identity(), HOST, "our-uuid"),
+            keeper: LeaseController::new(identity(), HOST, "our-uuid"),
             start: start(),
             stored: None,
             version: 0,
@@ -74,7 +74,7 @@ impl Api {
         self.stored = Some(object.try_into().unwrap());
     }
 
-    fn happen(&mut self, step: Step, now: Moment) {
+    fn happen(&mut self, step: Step, now: ClockReading) {
         // No two renewals are in the same microsecond.
         let wall = now.wall + Duration::from_micros(7 + self.version);
         let lease = match step {
@@ -99,19 +99,19 @@ impl Api {
         let action = self.keeper.observe(self.stored.as_ref(), upstream, now);
         let seconds = |until: Instant| (until - self.start.monotonic).as_secs();
         match action {
-            Action::Wait { until } => Wait(seconds(until)),
-            Action::LeaveAlone { until } => LeaveAlone(seconds(until)),
-            Action::Create(lease) => {
+            LeaseAction::Wait { until } => Wait(seconds(until)),
+            LeaseAction::LeaveAlone { until } => LeaveAlone(seconds(until)),
+            LeaseAction::Create(lease) => {
                 assert!(self.stored.is_none());
                 assert_eq!(lease.holder(), Some(self.keeper.holder()));
                 self.store(&lease);
                 Create
             }
-            Action::Renew(lease) => {
+            LeaseAction::Renew(lease) => {
                 self.update(&lease);
                 Renew
             }
-            Action::TakeOver(lease) => {
+            LeaseAction::TakeOver(lease) => {
                 self.update(&lease);
                 TakeOver
             }
@@ -335,22 +335,22 @@ fn the_rules_hold() {
 
 #[test]
 fn a_lease_of_another_name_says_nothing() {
-    let mut keeper = Keeper::new(identity(), HOST, "our-uuid");
+    let mut keeper = LeaseController::new(identity(), HOST, "our-uuid");
     let now = start();
     let other = Identity::named("apiserver-other").unwrap();
     let other = IdentityLease::new(&other, HOST, "server", now.wall);
     keeper.observe(Some(&other), READY, now);
     let action = keeper.observe(Some(&other), READY, now + START);
-    assert!(matches!(action, Action::Create(_)));
+    assert!(matches!(action, LeaseAction::Create(_)));
 }
 
 #[test]
 fn leases_that_we_write_say_where_we_are() {
     let address = "10.0.0.1:6443".parse().unwrap();
-    let mut keeper = Keeper::new(identity(), HOST, "our-uuid").advertising(address);
+    let mut keeper = LeaseController::new(identity(), HOST, "our-uuid").advertising(address);
     let now = start();
     keeper.observe(None, READY, now);
-    let Action::Create(lease) = keeper.observe(None, READY, now + START) else {
+    let LeaseAction::Create(lease) = keeper.observe(None, READY, now + START) else {
         panic!("ten seconds are enough");
     };
     assert_eq!(lease.peer_address(), Some(address));

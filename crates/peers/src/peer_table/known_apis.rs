@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use skewbridge_api::request_info::{DecodedPath, RequestInfo};
 
 use super::*;
-use crate::peer::Elsewhere;
+use crate::peer::PeerLookup;
 use crate::served_record::tests::record;
 
 const NAMES: [&str; 2] = ["apiserver-a", "apiserver-b"];
@@ -130,7 +130,7 @@ struct World {
     registry_is_lost: bool,
     /// By how many seconds the clock of each host is late.
     late: [u64; 3],
-    roster: Roster,
+    roster: PeerTable,
 }
 
 impl World {
@@ -149,7 +149,7 @@ impl World {
             registry: Records::new(),
             registry_is_lost: false,
             late: [0; 3],
-            roster: Roster::new(Identity::named("apiserver-me").unwrap()),
+            roster: PeerTable::new(Identity::named("apiserver-me").unwrap()),
         };
         for server in &mut world.servers {
             server.in_file = true;
@@ -169,7 +169,7 @@ impl World {
 
     /// A new process of the bridge under test, which knows nothing yet.
     fn restart(&mut self) {
-        let roster = Roster::new(Identity::named("apiserver-me").unwrap());
+        let roster = PeerTable::new(Identity::named("apiserver-me").unwrap());
         self.roster = match self.kept {
             Kept::Published => roster,
             Kept::InFile => roster.with_addresses_in_file(),
@@ -300,7 +300,7 @@ impl World {
             }
             match server.lease {
                 None => server.known.clear(),
-                Some((number, _)) => leases.push(Seen {
+                Some((number, _)) => leases.push(LeaseSnapshot {
                     identity: Identity::named(name).unwrap(),
                     host: None,
                     holder: "h".to_owned(),
@@ -315,16 +315,16 @@ impl World {
                 let advertised = match server {
                     Server { in_file, .. } if self.kept == Kept::InFile => {
                         return in_file.then(|| {
-                            let advertised = Advertised::by_file(port(1), None);
+                            let advertised = AdvertisedAddress::by_file(port(1), None);
                             (Identity::named(name).unwrap(), advertised)
                         });
                     }
-                    Server { bridge: true, .. } => Advertised::by_bridge(port(1)),
+                    Server { bridge: true, .. } => AdvertisedAddress::by_bridge(port(1)),
                     Server {
                         runs: true,
                         publishes: true,
                         ..
-                    } => Advertised::by_server(port(2)),
+                    } => AdvertisedAddress::by_server(port(2)),
                     _ => return None,
                 };
                 Some((Identity::named(name).unwrap(), advertised))
@@ -419,7 +419,7 @@ impl World {
         } else {
             Err("no answer".to_owned())
         };
-        let answer = outcome.clone().map(|fresh| Served {
+        let answer = outcome.clone().map(|fresh| ServedApis {
             index: fresh.served.index.clone(),
             documents: fresh.served.documents.clone(),
             etags: [None, None],
@@ -447,7 +447,7 @@ impl World {
             let path = DecodedPath::new(&path).unwrap();
             let request = RequestInfo::parse(&Method::GET, &path, None);
             let place = peers.serving(&request, self.at());
-            matches!(place, Elsewhere::Nowhere | Elsewhere::NoPeers)
+            matches!(place, PeerLookup::NotServed | PeerLookup::NoPeers)
         };
         let servers = self.servers.iter().zip(NAMES);
         let bound = servers.filter(|(server, _)| {

@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use std::ops::Add;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::watch::Object as _;
-use crate::{Deletion, Identity, IdentityLease, MicroTime};
+use crate::watch::WatchedObject as _;
+use crate::{Identity, IdentityLease, LeaseDeletion, MicroTime};
 
 /// How often a Lease is renewed, by kube-apiserver as by us. Also the shortest
 /// time between two writes of ours.
@@ -30,14 +30,14 @@ const REMEMBERED_WRITES: usize = 8;
 
 /// Now, on both clocks.
 #[derive(Debug, Clone, Copy)]
-pub struct Moment {
+pub struct ClockReading {
     /// What lengths of time are measured by.
     pub monotonic: Instant,
     /// What is written into Leases.
     pub wall: SystemTime,
 }
 
-impl Add<Duration> for Moment {
+impl Add<Duration> for ClockReading {
     type Output = Self;
 
     fn add(self, time: Duration) -> Self {
@@ -60,7 +60,7 @@ pub enum Upstream {
 /// What to do about the Lease. Whatever it is, look again when the Lease or
 /// upstream changes, and at `until` or 10 s after a write at the latest.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Action {
+pub enum LeaseAction {
     /// Nothing yet.
     Wait {
         /// When to look again.
@@ -81,7 +81,7 @@ pub enum Action {
 
 /// Decides about the identity Lease of our own kube-apiserver.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct LeaseController {
     identity: Identity,
     hostname: String,
     holder: String,
@@ -131,7 +131,7 @@ impl State {
     }
 }
 
-impl Keeper {
+impl LeaseController {
     /// Speaks for this identity, on this host. The UUID is new at each start of
     /// the bridge: others see by the holder that a process is new.
     pub fn new(identity: Identity, hostname: &str, holder_uuid: &str) -> Self {
@@ -166,8 +166,8 @@ impl Keeper {
         &mut self,
         lease: Option<&IdentityLease>,
         upstream: Upstream,
-        now: Moment,
-    ) -> Action {
+        now: ClockReading,
+    ) -> LeaseAction {
         let at = now.monotonic;
         self.ready_since = match upstream {
             Upstream::Ready => self.ready_since.or(Some(at)),
@@ -181,7 +181,7 @@ impl Keeper {
                 if self.is_ours(lease) {
                     self.ours(lease, now)
                 } else if changed && at < since + SILENCE {
-                    Action::LeaveAlone {
+                    LeaseAction::LeaveAlone {
                         until: since + SILENCE,
                     }
                 } else {
@@ -193,7 +193,7 @@ impl Keeper {
 
     /// When we leave: our Lease is to be deleted, so that peers need not wait
     /// for an hour (KEP-4020, Risks 7). A server's own is its own business.
-    pub fn on_shutdown(&self, lease: Option<&IdentityLease>) -> Option<Deletion> {
+    pub fn on_shutdown(&self, lease: Option<&IdentityLease>) -> Option<LeaseDeletion> {
         lease.filter(|lease| self.is_ours(lease))?.deletion()
     }
 
@@ -227,46 +227,51 @@ impl Keeper {
                 .is_some_and(|time| self.written.contains(&time))
     }
 
-    fn absent(&mut self, now: Moment) -> Action {
+    fn absent(&mut self, now: ClockReading) -> LeaseAction {
         let since = match self.sight {
             Sight::Absent { since } => since,
             _ => now.monotonic,
         };
         self.sight = Sight::Absent { since };
         if let Err(until) = self.may_write(since + START, START, now) {
-            return Action::Wait { until };
+            return LeaseAction::Wait { until };
         }
         let lease = IdentityLease::new(&self.identity, &self.hostname, &self.holder, now.wall);
-        Action::Create(self.write(lease, now))
+        LeaseAction::Create(self.write(lease, now))
     }
 
-    fn ours(&mut self, lease: &IdentityLease, now: Moment) -> Action {
+    fn ours(&mut self, lease: &IdentityLease, now: ClockReading) -> LeaseAction {
         let due = self.last_write.map(|last| last + RENEW_INTERVAL);
         match due.filter(|due| now.monotonic < *due) {
-            Some(until) => Action::Wait { until },
-            None => Action::Renew(self.write(lease.renewed(now.wall), now)),
+            Some(until) => LeaseAction::Wait { until },
+            None => LeaseAction::Renew(self.write(lease.renewed(now.wall), now)),
         }
     }
 
     /// Not ours, and not seen being renewed lately. One that has run out is as
     /// good as none: its server has had an hour.
-    fn abandoned(&mut self, lease: &IdentityLease, since: Instant, now: Moment) -> Action {
+    fn abandoned(
+        &mut self,
+        lease: &IdentityLease,
+        since: Instant,
+        now: ClockReading,
+    ) -> LeaseAction {
         let may = if lease.is_expired(now.wall) {
             self.may_write(now.monotonic, START, now)
         } else {
             self.may_write(since + SILENCE, SILENCE, now)
         };
         if let Err(until) = may {
-            return Action::Wait { until };
+            return LeaseAction::Wait { until };
         }
         let lease = lease.taken_over(&self.hostname, &self.holder, now.wall);
-        Action::TakeOver(self.write(lease, now))
+        LeaseAction::TakeOver(self.write(lease, now))
     }
 
     /// Whether the time has come: not before `due`, not before upstream has
     /// been ready for `settled`, and not at once after another write. If not,
     /// when to look again.
-    fn may_write(&self, due: Instant, settled: Duration, now: Moment) -> Result<(), Instant> {
+    fn may_write(&self, due: Instant, settled: Duration, now: ClockReading) -> Result<(), Instant> {
         let Some(ready_since) = self.ready_since else {
             return Err(now.monotonic + RENEW_INTERVAL);
         };
@@ -280,7 +285,7 @@ impl Keeper {
         Ok(())
     }
 
-    fn write(&mut self, lease: IdentityLease, now: Moment) -> IdentityLease {
+    fn write(&mut self, lease: IdentityLease, now: ClockReading) -> IdentityLease {
         self.last_write = Some(now.monotonic);
         if self.written.len() == REMEMBERED_WRITES {
             self.written.pop_front();

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use skewbridge_api::request_info::{DecodedPath, RequestInfo};
 
 use super::*;
-use crate::peer::Elsewhere;
+use crate::peer::PeerLookup;
 
 const A: &str = "apiserver-a";
 const B: &str = "apiserver-b";
@@ -12,8 +12,8 @@ fn identity(name: &str) -> Identity {
     Identity::named(name).unwrap()
 }
 
-fn seen(name: &str, holder: &str, version: u32) -> Seen {
-    Seen {
+fn seen(name: &str, holder: &str, version: u32) -> LeaseSnapshot {
+    LeaseSnapshot {
         identity: identity(name),
         host: None,
         holder: holder.to_owned(),
@@ -22,14 +22,14 @@ fn seen(name: &str, holder: &str, version: u32) -> Seen {
 }
 
 fn addresses(list: &[(&str, u16)]) -> Addresses {
-    let advertised = |port| Advertised::by_bridge(([127, 0, 0, 1], port).into());
+    let advertised = |port| AdvertisedAddress::by_bridge(([127, 0, 0, 1], port).into());
     list.iter()
         .map(|(name, port)| (identity(name), advertised(*port)))
         .collect()
 }
 
-fn served() -> Served {
-    Served {
+fn served() -> ServedApis {
+    ServedApis {
         index: Arc::default(),
         documents: [Arc::default(), Arc::default()],
         etags: [None, None],
@@ -38,7 +38,7 @@ fn served() -> Served {
     }
 }
 
-fn due(roster: &mut Roster, at: Instant) -> Vec<String> {
+fn due(roster: &mut PeerTable, at: Instant) -> Vec<String> {
     let due = roster.due(at);
     due.iter().map(|peer| peer.identity.to_string()).collect()
 }
@@ -59,7 +59,7 @@ proptest! {
             prop_oneof![Just(Step::Lease), Just(Step::Address), Just(Step::Tick)], 0..40),
     ) {
         let mut at = Instant::now();
-        let mut roster = Roster::new(identity(ME));
+        let mut roster = PeerTable::new(identity(ME));
         let (mut leased, mut addressed, mut fetched) = (false, false, 0);
         for step in steps {
             at += Duration::from_secs(10);
@@ -88,7 +88,7 @@ proptest! {
 #[test]
 fn the_last_good_answer_counts_while_the_lease_lives() {
     let at = Instant::now();
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1), seen(ME, "h", 1)], at);
     roster.addresses(&addresses(&[(A, 1), (ME, 2)]), at);
     assert_eq!(due(&mut roster, at), [A], "not itself");
@@ -121,7 +121,7 @@ fn the_last_good_answer_counts_while_the_lease_lives() {
 #[test]
 fn what_is_told_after_the_lease_has_ended_does_not_count() {
     let at = Instant::now();
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1)], at);
     roster.addresses(&addresses(&[(A, 1)]), at);
     assert_eq!(due(&mut roster, at), [A]);
@@ -136,8 +136,8 @@ fn what_is_told_after_the_lease_has_ended_does_not_count() {
 #[test]
 fn a_server_that_restarts_behind_its_bridge_is_not_forgotten() {
     let at = Instant::now();
-    let mut roster = Roster::new(identity(ME));
-    let begin = |roster: &mut Roster| {
+    let mut roster = PeerTable::new(identity(ME));
+    let begin = |roster: &mut PeerTable| {
         roster.leases(vec![seen(A, "h", 1)], at);
         roster.addresses(&addresses(&[(A, 1)]), at);
         roster.due(at);
@@ -154,13 +154,13 @@ fn a_server_that_restarts_behind_its_bridge_is_not_forgotten() {
     assert!(roster.snapshot().peers[0].served.is_some());
 
     // Both leave.
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     begin(&mut roster);
     roster.addresses(&addresses(&[]), at);
     assert!(roster.snapshot().peers.is_empty());
 
     // It does not come back.
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     begin(&mut roster);
     assert!(roster.expire(at + TO_RESTART));
     assert!(roster.snapshot().peers.is_empty());
@@ -169,7 +169,7 @@ fn a_server_that_restarts_behind_its_bridge_is_not_forgotten() {
 #[test]
 fn a_lease_that_nobody_renews_or_deletes_runs_out() {
     let at = Instant::now();
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1)], at);
     assert!(!roster.expire(at + LEASE / 2));
     assert!(roster.expire(at + LEASE));
@@ -179,11 +179,11 @@ fn a_lease_that_nobody_renews_or_deletes_runs_out() {
 #[test]
 fn who_never_says_where_it_is_is_not_waited_for_for_ever() {
     let start = Instant::now();
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1)], start);
     let later = start + TO_APPEAR + Duration::from_secs(1);
     roster.lease(seen(A, "h", 2), later);
-    let awaited = |roster: &Roster, at| roster.snapshot().peers[0].is_awaited(at);
+    let awaited = |roster: &PeerTable, at| roster.snapshot().peers[0].is_awaited(at);
     assert!(awaited(&roster, start));
     assert!(!awaited(&roster, later), "it runs, and takes no part");
     roster.addresses(&addresses(&[(A, 1)]), later);
@@ -193,7 +193,7 @@ fn who_never_says_where_it_is_is_not_waited_for_for_ever() {
 #[test]
 fn a_list_ends_those_that_are_not_in_it() {
     let at = Instant::now();
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     assert!(!roster.snapshot().listed);
     roster.leases(vec![seen(A, "h", 1), seen(B, "h", 1)], at);
     assert!(roster.snapshot().listed);
@@ -206,11 +206,11 @@ fn a_list_ends_those_that_are_not_in_it() {
 #[test]
 fn only_a_change_that_we_see_is_a_sign_of_life() {
     let start = Instant::now();
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1)], start);
     let later = start + Duration::from_secs(30);
     roster.leases(vec![seen(A, "h", 1)], later);
-    let alive_until = |roster: &Roster| roster.snapshot().peers[0].alive_until;
+    let alive_until = |roster: &PeerTable| roster.snapshot().peers[0].alive_until;
     assert_eq!(alive_until(&roster), start + ALIVE);
     roster.lease(seen(A, "h", 2), later);
     assert_eq!(alive_until(&roster), later + ALIVE);
@@ -219,7 +219,7 @@ fn only_a_change_that_we_see_is_a_sign_of_life() {
 #[test]
 fn a_new_address_is_asked_at_once_and_an_old_fetch_does_not_hide_it() {
     let at = Instant::now();
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1)], at);
     roster.addresses(&addresses(&[(A, 1)]), at);
     assert_eq!(due(&mut roster, at), [A]);
@@ -235,7 +235,7 @@ fn a_new_address_is_asked_at_once_and_an_old_fetch_does_not_hide_it() {
 #[test]
 fn an_address_that_is_published_again_is_asked_at_once() {
     let at = Instant::now();
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1)], at);
     roster.addresses(&addresses(&[(A, 1)]), at);
     roster.due(at);
@@ -259,12 +259,12 @@ fn a_server_whose_restart_is_no_event_is_asked_often() {
         ("1.34.4", etag.clone(), true),
         ("1.35.8", etag, false),
     ] {
-        let mut roster = Roster::new(identity(ME));
+        let mut roster = PeerTable::new(identity(ME));
         roster.leases(vec![seen(A, "h", 1)], at);
         roster.addresses(&addresses(&[(A, 1)]), at);
         roster.due(at);
         let version = Some(version.parse().unwrap());
-        let served = Served {
+        let served = ServedApis {
             version,
             etags: [etag.clone(), etag],
             ..served()
@@ -277,8 +277,8 @@ fn a_server_whose_restart_is_no_event_is_asked_often() {
 
 /// A roster that has asked A, whose bridge has then announced that it leaves; the
 /// address of the server itself is `server`.
-fn bridge_has_left(server: Option<u16>, at: Instant, wall: SystemTime) -> Roster {
-    let mut roster = Roster::new(identity(ME));
+fn bridge_has_left(server: Option<u16>, at: Instant, wall: SystemTime) -> PeerTable {
+    let mut roster = PeerTable::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1)], at);
     roster.addresses(&addresses(&[(A, 1)]), at);
     roster.due(at);
@@ -355,8 +355,8 @@ fn a_server_whose_bridge_has_left_and_that_cannot_be_reached_counts_for_a_rollou
 fn the_own_address_of_a_server_is_not_that_of_its_bridge() {
     let (at, wall) = (Instant::now(), SystemTime::now());
     let address = SocketAddr::from(([127, 0, 0, 1], 1));
-    let by_server = Addresses::from([(identity(A), Advertised::by_server(address))]);
-    let keys = |roster: &Roster| roster.snapshot().peers[0].record.serving_keys.len();
+    let by_server = Addresses::from([(identity(A), AdvertisedAddress::by_server(address))]);
+    let keys = |roster: &PeerTable| roster.snapshot().peers[0].record.serving_keys.len();
     let pinned = |left| {
         let mut all = records(None, left);
         let record = Arc::make_mut(all.get_mut(&identity(A)).unwrap());
@@ -392,15 +392,15 @@ fn the_own_address_of_a_server_is_not_that_of_its_bridge() {
 fn an_address_is_a_bridges_only_where_a_bridge_has_answered_the_last_poll() {
     let at = Instant::now();
     let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
-    let is_bridge = |roster: &Roster| roster.snapshot().peers[0].record.is_bridge;
-    let mut roster = Roster::new(identity(ME));
+    let is_bridge = |roster: &PeerTable| roster.snapshot().peers[0].record.is_bridge;
+    let mut roster = PeerTable::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1)], at);
-    let mut answers = |advertised: Advertised, by_bridge| {
+    let mut answers = |advertised: AdvertisedAddress, by_bridge| {
         roster.addresses(&Addresses::from([(identity(A), advertised)]), at);
         let before = is_bridge(&roster);
         roster.doubt(&identity(A), at);
         roster.due(at);
-        let served = Served {
+        let served = ServedApis {
             by_bridge,
             ..served()
         };
@@ -408,20 +408,48 @@ fn an_address_is_a_bridges_only_where_a_bridge_has_answered_the_last_poll() {
         (before, is_bridge(&roster))
     };
     let rows = [
-        (Advertised::by_bridge(address(1)), true, (false, true)),
+        (
+            AdvertisedAddress::by_bridge(address(1)),
+            true,
+            (false, true),
+        ),
         // A kube-apiserver has taken over the address.
-        (Advertised::by_bridge(address(1)), false, (true, false)),
-        (Advertised::by_bridge(address(6)), true, (false, true)),
-        (Advertised::by_server(address(2)), true, (false, false)),
-        (Advertised::by_file(address(3), None), false, (false, false)),
-        (Advertised::by_file(address(4), None), true, (false, true)),
+        (
+            AdvertisedAddress::by_bridge(address(1)),
+            false,
+            (true, false),
+        ),
+        (
+            AdvertisedAddress::by_bridge(address(6)),
+            true,
+            (false, true),
+        ),
+        (
+            AdvertisedAddress::by_server(address(2)),
+            true,
+            (false, false),
+        ),
+        (
+            AdvertisedAddress::by_file(address(3), None),
+            false,
+            (false, false),
+        ),
+        (
+            AdvertisedAddress::by_file(address(4), None),
+            true,
+            (false, true),
+        ),
         // Another address, of which nothing is known yet.
-        (Advertised::by_file(address(5), None), false, (false, false)),
+        (
+            AdvertisedAddress::by_file(address(5), None),
+            false,
+            (false, false),
+        ),
     ];
     for (advertised, by_bridge, expected) in rows {
         assert_eq!(answers(advertised, by_bridge), expected, "{advertised:?}");
     }
-    let advertised = Advertised::by_bridge(address(7));
+    let advertised = AdvertisedAddress::by_bridge(address(7));
     assert_eq!(answers(advertised, true), (false, true));
     roster.doubt(&identity(A), at);
     roster.due(at);
@@ -454,8 +482,8 @@ fn an_announcement_outlives_the_published_record() {
 }
 
 /// A roster of the next process, with what the one before has stored.
-fn restarted(before: &Roster, clock: Option<HostClock>) -> Roster {
-    let mut roster = Roster::new(identity(ME));
+fn restarted(before: &PeerTable, clock: Option<HostClock>) -> PeerTable {
+    let mut roster = PeerTable::new(identity(ME));
     roster.set_host_clock(clock);
     for record in before.stored_records().values() {
         let bytes = record.encode().unwrap();
@@ -474,7 +502,7 @@ fn clock(boot: &str, at: Instant, millis: i64) -> HostClock {
 #[test]
 fn a_new_announcement_counts_from_its_arrival() {
     let (at, wall) = (Instant::now(), SystemTime::now());
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1)], at);
     roster.published_records(&records(None, None), at);
     // The clock of that host is late.
@@ -491,7 +519,7 @@ fn an_announcement_that_was_there_before_counts_from_the_first_look() {
     let (at, wall) = (Instant::now(), SystemTime::now());
     let hour = Duration::from_hours(1);
     for announced in [wall, wall - hour, wall + 9 * hour, SystemTime::UNIX_EPOCH] {
-        let mut roster = Roster::new(identity(ME));
+        let mut roster = PeerTable::new(identity(ME));
         roster.leases(vec![seen(A, "h", 1)], at);
         roster.published_records(&records(None, Some(announced)), at);
         let before = at + ROLLOUT_GRACE * 9 / 10;
@@ -519,7 +547,7 @@ fn a_stored_announcement_counts_from_when_this_host_first_saw_it() {
         (None, ROLLOUT_GRACE),
     ];
     for (next, remaining) in table {
-        let mut first = Roster::new(identity(ME));
+        let mut first = PeerTable::new(identity(ME));
         first.set_host_clock(Some(clock("one", at, 0)));
         first.leases(vec![seen(A, "h", 1)], at);
         first.published_records(&left, at);
@@ -557,14 +585,14 @@ fn a_stored_announcement_counts_from_when_this_host_first_saw_it() {
 fn in_file(server: Option<u16>) -> Addresses {
     let address = ([10, 0, 0, 1], 7443).into();
     let server = server.map(|port| ([10, 0, 0, 1], port).into());
-    [(identity(A), Advertised::by_file(address, server))].into()
+    [(identity(A), AdvertisedAddress::by_file(address, server))].into()
 }
 
 /// Where an administrator keeps the addresses: A is in the file, has answered, and its
 /// bridge has then announced that it leaves.
-fn left_but_in_file(server: Option<u16>, at: Instant) -> Roster {
+fn left_but_in_file(server: Option<u16>, at: Instant) -> PeerTable {
     let wall = SystemTime::now();
-    let mut roster = Roster::new(identity(ME)).with_addresses_in_file();
+    let mut roster = PeerTable::new(identity(ME)).with_addresses_in_file();
     roster.leases(vec![seen(A, "h", 1)], at);
     roster.addresses(&in_file(server), at);
     roster.published_records(&records(Some(666), None), at);
@@ -575,13 +603,13 @@ fn left_but_in_file(server: Option<u16>, at: Instant) -> Roster {
 }
 
 /// Asks A, and gives the port that was asked.
-fn ask(roster: &mut Roster, at: Instant, outcome: Result<Served, String>) -> Option<u16> {
+fn ask(roster: &mut PeerTable, at: Instant, outcome: Result<ServedApis, String>) -> Option<u16> {
     let asked = roster.due(at).pop();
     roster.fetched(&identity(A), outcome, at, SystemTime::now(), 0.0);
     asked.and_then(|peer| Some(peer.address?.port()))
 }
 
-fn fails() -> Result<Served, String> {
+fn fails() -> Result<ServedApis, String> {
     Err("refused".to_owned())
 }
 
@@ -698,7 +726,7 @@ fn a_poll_that_began_before_the_file_changed_does_not_prove_that_a_server_answer
 #[test]
 fn a_server_whose_address_was_removed_from_the_file_counts_for_a_rollout() {
     let (at, wall) = (Instant::now(), SystemTime::now());
-    let mut roster = Roster::new(identity(ME)).with_addresses_in_file();
+    let mut roster = PeerTable::new(identity(ME)).with_addresses_in_file();
     roster.set_host_clock(Some(clock("one", at, 0)));
     roster.leases(vec![seen(A, "h", 1)], at);
     roster.addresses(&in_file(None), at);
@@ -738,7 +766,7 @@ fn a_server_whose_address_was_removed_from_the_file_counts_for_a_rollout() {
 #[test]
 fn a_server_and_bridge_that_leave_together_count_for_a_rollout() {
     let (at, wall) = (Instant::now(), SystemTime::now());
-    let gone = |roster: &mut Roster, at| {
+    let gone = |roster: &mut PeerTable, at| {
         roster.expire(at);
         roster.snapshot().peers.is_empty()
     };
@@ -747,7 +775,7 @@ fn a_server_and_bridge_that_leave_together_count_for_a_rollout() {
     roster.lease_gone(&identity(A), at);
     assert!(!gone(&mut roster, at + ROLLOUT_GRACE / 2));
     assert!(gone(&mut roster, at + ROLLOUT_GRACE));
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     roster.leases(Vec::new(), at);
     roster.published_records(&records(None, Some(wall)), at);
     assert!(!gone(&mut roster, at + ROLLOUT_GRACE / 2));
@@ -772,10 +800,10 @@ fn after_a_crash_of_a_bridge_its_server_is_asked_in_turn() {
 #[test]
 fn records_of_servers_without_a_lease_are_kept_for_an_hour() {
     let at = Instant::now();
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1)], at);
     roster.published_records(&records(None, None), at);
-    let outdated = |roster: &Roster, at| roster.outdated_records(at).count();
+    let outdated = |roster: &PeerTable, at| roster.outdated_records(at).count();
     roster.leases(Vec::new(), at);
     roster.expire(at);
     let later = at + RECORD_RETENTION;
@@ -792,7 +820,7 @@ fn records_of_servers_without_a_lease_are_kept_for_an_hour() {
 
 #[test]
 fn the_number_of_records_is_bounded() {
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     for number in 0..MAX_RECORDS + 9 {
         let name = format!("apiserver-{number}");
         let record = crate::served_record::tests::record(&name, &[], SystemTime::UNIX_EPOCH);
@@ -810,7 +838,7 @@ fn what_was_learnt_last_counts() {
         Arc::new(record)
     };
     let published = |record: Arc<ServedRecord>| Records::from([(identity(A), record)]);
-    let known = |roster: &Roster| {
+    let known = |roster: &PeerTable| {
         let peer = roster.snapshot().peers.remove(0);
         let served = peer.served.clone().unwrap();
         let group = served.documents[1].items.first();
@@ -819,34 +847,37 @@ fn what_was_learnt_last_counts() {
             peer.record.source,
         )
     };
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1)], at);
     let mut answer = ServedRecord::clone(&record("stored", wall));
     answer.supersedes = Some(record("older", wall + second).learnt);
     roster.remember(Arc::new(answer));
-    assert_eq!(known(&roster), ("stored".into(), Some(Source::Stored)));
+    assert_eq!(known(&roster), ("stored".into(), Some(ApiSource::Stored)));
     roster.published_records(&published(record("older", wall + second)), at);
-    assert_eq!(known(&roster), ("stored".into(), Some(Source::Stored)));
+    assert_eq!(known(&roster), ("stored".into(), Some(ApiSource::Stored)));
     roster.published_records(&published(record("newer", wall - second)), at);
-    assert_eq!(known(&roster), ("newer".into(), Some(Source::Published)));
+    assert_eq!(known(&roster), ("newer".into(), Some(ApiSource::Published)));
     assert!(roster.stored_records()[&identity(A)].has_same_apis(&record("newer", wall)));
     // An answer counts more than what was published before it, whatever the clocks say.
     roster.addresses(&addresses(&[(A, 1)]), at);
     roster.due(at);
     roster.fetched(&identity(A), Ok(served()), at, wall, 0.0);
-    assert_eq!(known(&roster).1, Some(Source::Asked));
+    assert_eq!(known(&roster).1, Some(ApiSource::Polled));
     let newest = record("newest", wall - 2 * second);
     roster.published_records(&published(newest), at);
-    assert_eq!(known(&roster), ("newest".into(), Some(Source::Published)));
+    assert_eq!(
+        known(&roster),
+        ("newest".into(), Some(ApiSource::Published))
+    );
     // A record that comes while a server is asked may be later than the answer.
     assert_eq!(due(&mut roster, at), [A], "it is asked at once");
     roster.published_records(&published(record("last", wall)), at);
     roster.fetched(&identity(A), Ok(served()), at, wall, 0.0);
-    assert_eq!(known(&roster), ("last".into(), Some(Source::Published)));
+    assert_eq!(known(&roster), ("last".into(), Some(ApiSource::Published)));
     // A record of what the server has answered is not later than the answer.
     let answer = ServedRecord::clone(&record("last", wall + second));
     roster.remember_answer(answer);
-    assert_eq!(known(&roster).1, Some(Source::Asked));
+    assert_eq!(known(&roster).1, Some(ApiSource::Polled));
 }
 
 /// A bridge that restarts with a wrong certificate for etcd reads the Leases alone.
@@ -856,12 +887,12 @@ fn a_living_server_is_awaited_until_the_registry_has_been_read() {
     let at = |seconds| start + Duration::from_secs(seconds);
     let path = DecodedPath::new("/apis/example.io/v1/things").unwrap();
     let request = RequestInfo::parse(&http::Method::GET, &path, None);
-    let answer = |roster: &Roster, now| match roster.snapshot().serving(&request, now) {
-        Elsewhere::Unknown(_) => "unknown",
-        Elsewhere::Nowhere => "nowhere",
+    let answer = |roster: &PeerTable, now| match roster.snapshot().serving(&request, now) {
+        PeerLookup::Unknown(_) => "unknown",
+        PeerLookup::NotServed => "nowhere",
         other => panic!("{other:?}"),
     };
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     roster.await_registry();
     for minute in 0..20 {
         let now = at(minute * 60);
@@ -881,7 +912,7 @@ fn a_living_server_is_awaited_until_the_registry_has_been_read() {
     roster.lease(seen(A, "h", 101), at(21 * 60 + 1));
     assert_eq!(answer(&roster, at(21 * 60 + 1)), "nowhere");
     // A server that has answered is not awaited, registry or not.
-    let mut roster = Roster::new(identity(ME));
+    let mut roster = PeerTable::new(identity(ME));
     roster.await_registry();
     roster.leases(vec![seen(A, "h", 1)], start);
     roster.addresses(&addresses(&[(A, 1)]), start);

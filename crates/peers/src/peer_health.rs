@@ -16,7 +16,7 @@ const SLOW_FAILURE: Duration = Duration::from_secs(1);
 
 /// A peer's health and load.
 #[derive(Debug)]
-pub struct Standing {
+pub struct PeerHealth {
     began: Instant,
     in_flight: AtomicUsize,
     failures: AtomicU32,
@@ -31,7 +31,7 @@ pub struct Standing {
     polled_at: AtomicU64,
 }
 
-impl Default for Standing {
+impl Default for PeerHealth {
     fn default() -> Self {
         Self {
             began: Instant::now(),
@@ -47,19 +47,19 @@ impl Default for Standing {
 
 /// Counts a request while it lasts.
 #[derive(Debug)]
-pub struct Burden(Arc<Standing>);
+pub struct InFlightGuard(Arc<PeerHealth>);
 
-impl Drop for Burden {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Standing {
+impl PeerHealth {
     /// A request goes there.
-    pub fn burden(self: &Arc<Self>) -> Burden {
+    pub fn burden(self: &Arc<Self>) -> InFlightGuard {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
-        Burden(self.clone())
+        InFlightGuard(self.clone())
     }
 
     /// How many requests it has.
@@ -143,12 +143,12 @@ mod tests {
 
     #[test]
     fn a_peer_that_lets_requests_wait_gets_none_until_it_answers_a_fetch() {
-        type Event = fn(&Standing);
+        type Event = fn(&PeerHealth);
         let slow: Event = |it| it.record_timeout(SLOW_FAILURE);
         let fast: Event = |it| it.record_timeout(Duration::from_millis(5));
         let refused: Event = |it| it.failed(Instant::now());
-        let fetched: Event = Standing::reachable;
-        let answered: Event = Standing::forgive;
+        let fetched: Event = PeerHealth::reachable;
+        let answered: Event = PeerHealth::forgive;
         for (events, reachable) in [
             (&[][..], true),
             (&[fast, refused], true),
@@ -159,7 +159,7 @@ mod tests {
             (&[slow, answered], true),
             (&[slow, fetched, slow], false),
         ] {
-            let standing = Standing::default();
+            let standing = PeerHealth::default();
             for event in events {
                 event(&standing);
             }
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn the_penalty_is_bounded() {
-        let standing = Standing::default();
+        let standing = PeerHealth::default();
         let now = Instant::now();
         for _ in 0..1_000 {
             standing.failed(now);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use crate::watch::{Metadata, Object, WatchEvent};
+use crate::watch::{Metadata, WatchEvent, WatchedObject};
 
 /// For how long a group-version is still left out after its deletion, as long as
 /// kube-apiserver gives its peers to notice.
@@ -51,7 +51,7 @@ struct ApiServiceSpec {
     service: Option<serde_json::Value>,
 }
 
-impl Object for CustomResourceDefinition {
+impl WatchedObject for CustomResourceDefinition {
     fn name(&self) -> &str {
         &self.metadata.name
     }
@@ -61,7 +61,7 @@ impl Object for CustomResourceDefinition {
     }
 }
 
-impl Object for ApiService {
+impl WatchedObject for ApiService {
     fn name(&self) -> &str {
         &self.metadata.name
     }
@@ -73,7 +73,7 @@ impl Object for ApiService {
 
 /// What is left out, kept from lists and watches of both kinds.
 #[derive(Debug, Default)]
-pub struct Exclusions {
+pub struct SharedGroupVersionTracker {
     crds: Declared,
     api_services: Declared,
     groups: Groups,
@@ -84,7 +84,7 @@ type GroupVersion = (Box<str>, Box<str>);
 /// What each object declares, by its name.
 type Declared = HashMap<Box<str>, Vec<GroupVersion>>;
 
-impl Exclusions {
+impl SharedGroupVersionTracker {
     /// Nothing is left out.
     pub fn new() -> Self {
         Self::default()
@@ -122,17 +122,17 @@ impl Exclusions {
     }
 
     /// As it is now, to be read elsewhere.
-    pub fn snapshot(&self) -> Arc<Excluded> {
-        Arc::new(Excluded(self.groups.clone()))
+    pub fn snapshot(&self) -> Arc<SharedGroupVersions> {
+        Arc::new(SharedGroupVersions(self.groups.clone()))
     }
 }
 
 /// What is left out, as it was at one time. Reading it takes no lock and
 /// allocates nothing.
 #[derive(Debug, Clone, Default)]
-pub struct Excluded(Groups);
+pub struct SharedGroupVersions(Groups);
 
-impl Excluded {
+impl SharedGroupVersions {
     /// Whether it is never routed to a peer.
     pub fn contains(&self, group: &str, version: &str, now: Instant) -> bool {
         self.0.contains(group, version, now)
@@ -222,7 +222,7 @@ impl Groups {
 }
 
 /// An object that declares group-versions.
-trait Declares: Object {
+trait Declares: WatchedObject {
     fn group_versions(&self) -> Vec<GroupVersion>;
 }
 
@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn served_versions_of_custom_resources_are_left_out() {
         let now = Instant::now();
-        let mut exclusions = Exclusions::new();
+        let mut exclusions = SharedGroupVersionTracker::new();
         let widgets = crd("widgets.a.io", "a.io", &[("v1", true), ("v1beta1", false)]);
         assert!(exclusions.set_crds(&[widgets], now));
         for (group, version, expected) in [
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn only_api_services_with_a_service_are_left_out() {
         let now = Instant::now();
-        let mut exclusions = Exclusions::new();
+        let mut exclusions = SharedGroupVersionTracker::new();
         // As kube-apiserver 1.36.4 registers its own core group: no group, no service.
         let core = r#"{"metadata":{"name":"v1.","resourceVersion":"5"},"spec":{"version":"v1","groupPriorityMinimum":18000,"versionPriority":1}}"#;
         let all = [
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn what_is_deleted_is_left_out_for_five_minutes_more() {
         let start = Instant::now();
-        let mut exclusions = Exclusions::new();
+        let mut exclusions = SharedGroupVersionTracker::new();
         let widgets = crd("widgets.a.io", "a.io", &[("v1", true)]);
         exclusions.set_crds(std::slice::from_ref(&widgets), start);
         assert!(exclusions.on_crd(&WatchEvent::Deleted(widgets), start));
@@ -394,14 +394,14 @@ mod tests {
         let later = start + Duration::from_hours(1);
         let both = crd("widgets.a.io", "a.io", &[("v1", true), ("v2", true)]);
         let one = crd("widgets.a.io", "a.io", &[("v1", false), ("v2", true)]);
-        let goes: [&dyn Fn(&mut Exclusions) -> bool; 4] = [
+        let goes: [&dyn Fn(&mut SharedGroupVersionTracker) -> bool; 4] = [
             &|e| e.on_crd(&WatchEvent::Deleted(both.clone()), later),
             &|e| e.on_crd(&WatchEvent::Modified(one.clone()), later),
             &|e| e.set_crds(&[], later),
             &|e| e.set_crds(std::slice::from_ref(&one), later),
         ];
         for (number, go) in goes.iter().enumerate() {
-            let mut exclusions = Exclusions::new();
+            let mut exclusions = SharedGroupVersionTracker::new();
             exclusions.set_crds(std::slice::from_ref(&both), start);
             assert!(go(&mut exclusions), "{number}");
             assert!(exclusions.is_excluded("a.io", "v1", later), "{number}");
@@ -418,7 +418,7 @@ mod tests {
         let later = start + Duration::from_hours(1);
         let widgets = crd("widgets.a.io", "a.io", &[("v1", true)]);
         let gadgets = crd("gadgets.a.io", "a.io", &[("v1", true)]);
-        let mut exclusions = Exclusions::new();
+        let mut exclusions = SharedGroupVersionTracker::new();
         assert!(exclusions.on_crd(&WatchEvent::Added(widgets.clone()), start));
         assert!(!exclusions.on_crd(&WatchEvent::Added(gadgets.clone()), start));
         assert!(!exclusions.on_crd(&WatchEvent::Deleted(widgets.clone()), start));
@@ -428,7 +428,7 @@ mod tests {
         assert!(exclusions.is_excluded("a.io", "v1", later + GRACE));
         // The same again, and what says nothing about objects.
         assert!(!exclusions.on_crd(&WatchEvent::Modified(widgets), later));
-        let failure = WatchEvent::Error(crate::WatchFailure::default());
+        let failure = WatchEvent::Error(crate::WatchError::default());
         assert!(!exclusions.on_crd(&failure, later));
     }
 
@@ -441,7 +441,7 @@ mod tests {
         ) {
             let now = Instant::now();
             let groups = ["a.io", "b.io", "c.io"];
-            let mut exclusions = Exclusions::new();
+            let mut exclusions = SharedGroupVersionTracker::new();
             let mut there: HashMap<usize, CustomResourceDefinition> = HashMap::new();
             for (name, group, served) in events {
                 let versions: Vec<_> = ["v1", "v2", "v3"].into_iter().zip(served.iter().copied()).collect();
@@ -455,7 +455,7 @@ mod tests {
                 }
             }
             let all: Vec<_> = there.into_values().collect();
-            let mut listed = Exclusions::new();
+            let mut listed = SharedGroupVersionTracker::new();
             listed.set_crds(&all, now);
             prop_assert!(!exclusions.set_crds(&all, now));
             for group in groups {

@@ -13,7 +13,7 @@ use skewbridge_api::protobuf::{Field, Fields, Malformed, Writer, envelope};
 
 /// Where a kube-apiserver is reached by the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
+pub struct AddressRecord {
     /// Whose address it is.
     pub identity: Identity,
     /// Where it listens.
@@ -34,7 +34,7 @@ const MAGIC: &[u8] = b"k8s\0";
 const IDENTITY_LABEL: &str = "apiserverIdentity";
 const DIRECTORY: &str = "/peerserverleases/";
 
-impl Record {
+impl AddressRecord {
     /// What all keys of records begin with, under a prefix such as `/registry`.
     pub fn directory(prefix: &str) -> String {
         let prefix = prefix.trim_matches('/');
@@ -96,7 +96,7 @@ struct Stored {
 }
 
 impl Stored {
-    fn record(self, key: &str) -> Result<Record, Error> {
+    fn record(self, key: &str) -> Result<AddressRecord, Error> {
         let (_, name) = key.rsplit_once('/').unwrap_or(("", key));
         let identity = self.identity.filter(|identity| !identity.is_empty());
         let identity = Identity::named(identity.as_deref().unwrap_or(name))?;
@@ -105,7 +105,7 @@ impl Stored {
             (Ok(ip), Ok(port @ 1..)) => SocketAddr::new(ip, port),
             _ => return Err(Error::Address { ip, port }),
         };
-        Ok(Record {
+        Ok(AddressRecord {
             identity,
             address,
             generation: self.generation,
@@ -275,8 +275,8 @@ mod tests {
         hex.as_bytes().chunks(2).map(pair).collect()
     }
 
-    fn captured() -> Record {
-        Record {
+    fn captured() -> AddressRecord {
+        AddressRecord {
             identity: Identity::named(NAME).unwrap(),
             address: "127.0.0.1:58175".parse().unwrap(),
             generation: 3,
@@ -290,7 +290,10 @@ mod tests {
 
     #[test]
     fn a_record_of_kube_apiserver_is_read() {
-        assert_eq!(Record::decode(KEY, &bytes(CAPTURED)).unwrap(), captured());
+        assert_eq!(
+            AddressRecord::decode(KEY, &bytes(CAPTURED)).unwrap(),
+            captured()
+        );
     }
 
     #[test]
@@ -308,7 +311,7 @@ mod tests {
                 "/peerserverleases/apiserver-ihqvzrdal7px3zqf5s6ecqs5ei",
             ),
         ] {
-            assert_eq!(Record::key(prefix, &identity), expected, "{prefix}");
+            assert_eq!(AddressRecord::key(prefix, &identity), expected, "{prefix}");
         }
     }
 
@@ -318,7 +321,10 @@ mod tests {
             r#"{{"kind":"Endpoints","apiVersion":"v1","metadata":{{"generation":3,"labels":{{"apiserverIdentity":"{NAME}"}}}},
                 "subsets":[{{"addresses":[{{"ip":"127.0.0.1"}}],"ports":[{{"name":"https","port":58175,"protocol":"TCP"}}]}}]}}"#
         );
-        assert_eq!(Record::decode(KEY, json.as_bytes()).unwrap(), captured());
+        assert_eq!(
+            AddressRecord::decode(KEY, json.as_bytes()).unwrap(),
+            captured()
+        );
     }
 
     /// A stored value whose `Endpoints` is this.
@@ -336,10 +342,11 @@ mod tests {
     #[test]
     fn without_a_label_the_key_says_whose_it_is() {
         let value = stored(Writer::default().message(2, subset("10.0.0.1", 6443)));
-        let record = Record::decode("/registry/peerserverleases/apiserver-b", &value).unwrap();
+        let record =
+            AddressRecord::decode("/registry/peerserverleases/apiserver-b", &value).unwrap();
         assert_eq!(record.identity.as_str(), "apiserver-b");
         assert_eq!(record.generation, 0);
-        let nobody = Record::decode("/registry/peerserverleases/", &value);
+        let nobody = AddressRecord::decode("/registry/peerserverleases/", &value);
         assert!(matches!(nobody, Err(Error::Identity(_))));
     }
 
@@ -350,7 +357,7 @@ mod tests {
             .number(10, 7)
             .message(2, subset("fd00::12", 6444).text(12, "new"))
             .message(2, subset("10.0.0.2", 1));
-        let record = Record::decode("a", &stored(endpoints)).unwrap();
+        let record = AddressRecord::decode("a", &stored(endpoints)).unwrap();
         assert_eq!(record.address, "[fd00::12]:6444".parse().unwrap());
     }
 
@@ -364,10 +371,10 @@ mod tests {
             ("10.0.0.1", 65_536),
         ] {
             let value = stored(Writer::default().message(2, subset(ip, port)));
-            let decoded = Record::decode("a", &value);
+            let decoded = AddressRecord::decode("a", &value);
             assert!(matches!(decoded, Err(Error::Address { .. })), "{ip}:{port}");
         }
-        let nowhere = Record::decode("a", &stored(Writer::default()));
+        let nowhere = AddressRecord::decode("a", &stored(Writer::default()));
         assert!(matches!(nowhere, Err(Error::Address { .. })));
     }
 
@@ -387,7 +394,7 @@ mod tests {
             stored(Writer::default().bytes(2, &[0x0a, 9])),
             stored(Writer::default().message(2, Writer::default().bytes(1, b"\x0a\x01\xff"))),
         ] {
-            assert!(Record::decode("a", &value).is_err(), "{value:?}");
+            assert!(AddressRecord::decode("a", &value).is_err(), "{value:?}");
         }
     }
 
@@ -401,19 +408,19 @@ mod tests {
         ) {
             let identity = Identity::named(&name).unwrap();
             let address = SocketAddr::new(ip, port);
-            let record = Record { identity, address, generation };
-            prop_assert_eq!(Record::decode("x", &record.encode()).unwrap(), record);
+            let record = AddressRecord { identity, address, generation };
+            prop_assert_eq!(AddressRecord::decode("x", &record.encode()).unwrap(), record);
         }
 
         #[test]
         fn no_bytes_make_it_panic(bytes: Vec<u8>, at: prop::sample::Index, byte: u8) {
-            let _ = Record::decode("a", &bytes);
-            let _ = Record::decode("a", &[MAGIC, &bytes].concat());
+            let _ = AddressRecord::decode("a", &bytes);
+            let _ = AddressRecord::decode("a", &[MAGIC, &bytes].concat());
             let mut damaged = captured().encode();
             let at = at.index(damaged.len());
             damaged[at] = byte;
-            let _ = Record::decode("a", &damaged);
-            let _ = Record::decode("a", &damaged[..at]);
+            let _ = AddressRecord::decode("a", &damaged);
+            let _ = AddressRecord::decode("a", &damaged[..at]);
         }
     }
 }

@@ -13,11 +13,11 @@ const OFTEN: Duration = Duration::from_secs(4);
 
 /// How it is learnt that somebody has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum News {
+pub enum ChangeDetection {
     /// There is an event.
-    Told,
+    ByEvent,
     /// Only by asking.
-    AskedFor,
+    ByPolling,
 }
 
 /// Between two tries of somebody who does not answer: doubled each time, never
@@ -31,7 +31,7 @@ const DOUBT_AFTER: Duration = Duration::from_secs(1);
 
 /// The next time, and whether one is under way.
 #[derive(Debug, Default)]
-pub struct Schedule {
+pub struct RefreshSchedule {
     due: Option<Instant>,
     failures: u32,
     under_way: bool,
@@ -41,7 +41,7 @@ pub struct Schedule {
     again: Option<Duration>,
 }
 
-impl Schedule {
+impl RefreshSchedule {
     /// Something has happened.
     pub fn now(&mut self, at: Instant) {
         self.due = Some(at);
@@ -78,12 +78,12 @@ impl Schedule {
     }
 
     /// There was an answer. `jitter`, from 0 to 1, spreads the next time.
-    pub fn succeeded(&mut self, at: Instant, news: News, jitter: f64) {
+    pub fn succeeded(&mut self, at: Instant, news: ChangeDetection, jitter: f64) {
         self.failures = 0;
         self.answered = Some(at);
         let refresh = match news {
-            News::Told => REFRESH,
-            News::AskedFor => OFTEN,
+            ChangeDetection::ByEvent => REFRESH,
+            ChangeDetection::ByPolling => OFTEN,
         };
         self.end(at, refresh.mul_f64(1.0 - jitter / 5.0));
     }
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn nothing_is_due_until_something_happens() {
         let start = Instant::now();
-        let mut schedule = Schedule::default();
+        let mut schedule = RefreshSchedule::default();
         assert!(!schedule.begin(start));
         schedule.now(start);
         assert!(schedule.begin(start));
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn failures_are_repeated_sooner_than_every_few_seconds_for_ever() {
         let mut at = Instant::now();
-        let mut schedule = Schedule::default();
+        let mut schedule = RefreshSchedule::default();
         schedule.now(at);
         for _ in 0..1_000 {
             assert!(schedule.begin(at));
@@ -135,12 +135,12 @@ mod tests {
     fn what_happens_meanwhile_is_looked_at_afterwards() {
         let start = Instant::now();
         for succeeds in [true, false] {
-            let mut schedule = Schedule::default();
+            let mut schedule = RefreshSchedule::default();
             schedule.now(start);
             assert!(schedule.begin(start));
             schedule.now(start);
             if succeeds {
-                schedule.succeeded(start, News::Told, 0.5);
+                schedule.succeeded(start, ChangeDetection::ByEvent, 0.5);
             } else {
                 schedule.failed(start, 0.5);
             }
@@ -151,9 +151,12 @@ mod tests {
     #[test]
     fn what_is_known_is_asked_for_again_in_time() {
         let start = Instant::now();
-        for (news, least, most) in [(News::Told, 20, 30), (News::AskedFor, 3, 4)] {
+        for (news, least, most) in [
+            (ChangeDetection::ByEvent, 20, 30),
+            (ChangeDetection::ByPolling, 3, 4),
+        ] {
             for jitter in [0.0, 0.5, 1.0] {
-                let mut schedule = Schedule::default();
+                let mut schedule = RefreshSchedule::default();
                 schedule.now(start);
                 assert!(schedule.begin(start));
                 schedule.succeeded(start, news, jitter);
@@ -166,7 +169,7 @@ mod tests {
     #[test]
     fn a_doubt_does_not_hurry_what_is_failing_already() {
         let start = Instant::now();
-        let mut schedule = Schedule::default();
+        let mut schedule = RefreshSchedule::default();
         schedule.now(start);
         assert!(schedule.begin(start));
         schedule.failed(start, 0.0);
@@ -178,16 +181,16 @@ mod tests {
     #[test]
     fn doubts_come_no_faster_than_answers_are_worth() {
         let start = Instant::now();
-        let mut schedule = Schedule::default();
+        let mut schedule = RefreshSchedule::default();
         schedule.now(start);
         assert!(schedule.begin(start));
         // While it is asked, and just after it has answered.
         schedule.doubt(start);
-        schedule.succeeded(start, News::Told, 0.0);
+        schedule.succeeded(start, ChangeDetection::ByEvent, 0.0);
         schedule.doubt(start + SECOND / 10);
         assert_eq!(schedule.due(), Some(start + DOUBT_AFTER));
         assert!(schedule.begin(start + DOUBT_AFTER));
-        schedule.succeeded(start + DOUBT_AFTER, News::Told, 0.0);
+        schedule.succeeded(start + DOUBT_AFTER, ChangeDetection::ByEvent, 0.0);
         // Later at once.
         let later = start + 9 * SECOND;
         schedule.doubt(later);

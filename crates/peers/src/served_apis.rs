@@ -5,11 +5,11 @@ use std::sync::Arc;
 use skewbridge_api::version::Version;
 use skewbridge_discovery::{Document, Index};
 
-use crate::schedule::News;
+use crate::refresh_schedule::ChangeDetection;
 
 /// What a server says that it serves.
 #[derive(Debug)]
-pub struct Served {
+pub struct ServedApis {
     /// For routing.
     pub index: Arc<Index>,
     /// `/api` and `/apis`, for merging.
@@ -26,14 +26,14 @@ pub struct Served {
 /// delete it when they end. Older ones go on with the holder that they find.
 const SINCE_TELLING: (u16, u16) = (1, 35);
 
-impl Served {
-    pub(crate) fn news(&self) -> News {
+impl ServedApis {
+    pub(crate) fn news(&self) -> ChangeDetection {
         let version = self.version.map(|it| (it.major, it.minor));
         // Who has no documents (before 1.26) is asked for dozens of lists.
         let is_cheap = self.etags.iter().all(Option::is_some);
         match version {
-            Some(version) if version < SINCE_TELLING && is_cheap => News::AskedFor,
-            _ => News::Told,
+            Some(version) if version < SINCE_TELLING && is_cheap => ChangeDetection::ByPolling,
+            _ => ChangeDetection::ByEvent,
         }
     }
 }
