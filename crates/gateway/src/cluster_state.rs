@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use skewbridge_api::request_info::RequestInfo;
 use skewbridge_discovery::{Document, Index};
-use skewbridge_peers::registry::RegistryStatus;
-use skewbridge_peers::{Identity, PeerLookup, Peers, ServedApis, SharedGroupVersions};
+use skewbridge_peer_directory::registry::RegistryStatus;
+use skewbridge_peer_directory::{Identity, PeerLookup, Peers, ServedApis, SharedGroupVersions};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
@@ -40,7 +40,7 @@ pub enum ServedBy {
     /// nobody serves.
     Local,
     /// By these peers, and not here.
-    Peers(Vec<Arc<skewbridge_peers::Peer>>),
+    Peers(Vec<Arc<skewbridge_peer_directory::Peer>>),
     /// Not here, and this peer, which runs, has not said yet whether it does.
     Unknown(Identity),
     /// It is too early to tell.
@@ -78,7 +78,7 @@ impl Cluster {
     pub fn missing(&self) -> Option<UnsyncedInput> {
         if self.local.is_none() {
             Some(UnsyncedInput::LocalDiscovery)
-        } else if !self.peers.listed {
+        } else if !self.peers.leases_listed {
             Some(UnsyncedInput::Leases)
         } else if self.shared.is_none() {
             Some(UnsyncedInput::Extensions)
@@ -106,7 +106,7 @@ impl Cluster {
         if self.is_shared(request, now) {
             return ServedBy::Local;
         }
-        match self.peers.serving(request, now) {
+        match self.peers.lookup(request, now) {
             PeerLookup::Found(peers) => ServedBy::Peers(peers),
             PeerLookup::Unknown(identity) => ServedBy::Unknown(identity),
             PeerLookup::NoPeers | PeerLookup::NotServed => ServedBy::Local,

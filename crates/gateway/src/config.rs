@@ -13,7 +13,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use rustls_pki_types::ServerName;
 use skewbridge_api::identity::IdentityHeaders;
-use skewbridge_peers::registry::SharedMemoryRegistry;
+use skewbridge_peer_directory::registry::SharedMemoryRegistry;
 
 /// Where a certificate chain and its private key are.
 #[derive(Debug, Clone, PartialEq, Eq)]

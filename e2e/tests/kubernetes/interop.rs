@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use skewbridge_e2e::{Plane, Protocol, Request, Server, Special, User, Via, told_apart};
 use skewbridge_etcd::Client;
-use skewbridge_peers::{AddressRecord, Identity};
+use skewbridge_peer_directory::{AddressRecord, Identity};
 use skewbridge_testkit::eventually;
 
 /// From the last readiness to when everybody knows everybody.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use skewbridge_e2e::{AGGREGATED, Plane, Protocol, Request, Server, Special, Via};
-use skewbridge_peers::Identity;
+use skewbridge_peer_directory::Identity;
 use skewbridge_testkit::{Response, eventually};
 
 /// From the last readiness to when everybody knows everybody.

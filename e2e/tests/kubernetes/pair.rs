@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 use skewbridge_e2e::{Plane, Protocol, Request, Special, Via};
 use skewbridge_etcd::Client;
-use skewbridge_peers::{AddressRecord, Identity};
+use skewbridge_peer_directory::{AddressRecord, Identity};
 use skewbridge_testkit::eventually;
 
 /// From the last readiness to when everybody knows everybody.

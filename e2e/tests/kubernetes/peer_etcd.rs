@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Via, told_apart};
 use skewbridge_etcd::{Client, Event};
-use skewbridge_peers::AddressRecord;
+use skewbridge_peer_directory::AddressRecord;
 use skewbridge_testkit::eventually;
 use tokio::time::{sleep, timeout};
 

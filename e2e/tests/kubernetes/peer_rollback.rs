@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
-use skewbridge_peers::peer_table::ROLLOUT_GRACE;
+use skewbridge_peer_directory::peer_table::ROLLOUT_GRACE;
 use skewbridge_testkit::eventually;
 
 use crate::pair::{FOUND, NEW, OLD, debug_peers, identity, is_found, is_found_by};

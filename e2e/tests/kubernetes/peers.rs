@@ -9,7 +9,7 @@ use skewbridge_e2e::{
     Plane, Protocol, Raw, Request, Server, Special, Staying, User, Via, is_since, newest, oldest,
     planes,
 };
-use skewbridge_peers::Identity;
+use skewbridge_peer_directory::Identity;
 use skewbridge_testkit::eventually;
 
 /// From the last readiness to when everybody knows everybody.

@@ -12,7 +12,7 @@ use skewbridge_e2e::{
     planes,
 };
 use skewbridge_etcd::{Client, Event};
-use skewbridge_peers::Identity;
+use skewbridge_peer_directory::Identity;
 use skewbridge_testkit::eventually;
 use tokio::time::{sleep, timeout};
 

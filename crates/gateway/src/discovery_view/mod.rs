@@ -15,7 +15,7 @@ use skewbridge_api::version::Version as KubeVersion;
 use skewbridge_discovery::document::{Group, Schema, Version};
 use skewbridge_discovery::lists::ApiGroup;
 use skewbridge_discovery::{Document, merge};
-use skewbridge_peers::{Identity, Peers, ServedApis, SharedGroupVersions};
+use skewbridge_peer_directory::{Identity, Peers, ServedApis, SharedGroupVersions};
 
 pub(crate) use authz_cache::{AuthzCache, Credential};
 pub(crate) use discovery_request::{Complete, Question};

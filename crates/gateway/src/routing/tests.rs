@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use skewbridge_api::identity::{IdentityHeaders, User};
 use skewbridge_api::request_info::DecodedPath;
 use skewbridge_discovery::{Document, Index};
-use skewbridge_peers::{
+use skewbridge_peer_directory::{
     CustomResourceDefinition, LeaseSnapshot, PeerTable, ServedApis, SharedGroupVersionTracker,
 };
 use skewbridge_signatures::http_signature::VerifyingKey;
@@ -200,18 +200,18 @@ const NEW: &str = "widgets:get,list,watch,create,update,patch,delete,deletecolle
 /// told and has an old Lease.
 fn cluster() -> Cluster {
     let now = Instant::now();
-    let mut roster = PeerTable::new(Identity::named("a").unwrap());
-    roster.leases(vec![seen("a"), seen("b"), seen("c")], now);
+    let mut peer_table = PeerTable::new(Identity::named("a").unwrap());
+    peer_table.set_leases(vec![seen("a"), seen("b"), seen("c")], now);
     let addresses = ["a", "b", "c"].map(|name| {
         let address = "127.0.0.1:6443".parse().unwrap();
-        let advertised = skewbridge_peers::registry::AdvertisedAddress::by_bridge(address);
+        let advertised = skewbridge_peer_directory::registry::AdvertisedAddress::by_bridge(address);
         (Identity::named(name).unwrap(), advertised)
     });
-    roster.addresses(&addresses.into(), now);
-    assert_eq!(roster.due(now).len(), 2);
+    peer_table.set_addresses(&addresses.into(), now);
+    assert_eq!(peer_table.take_due(now).len(), 2);
     let mut tell = |name: &str, list: &[(&str, &[&str])]| {
         let identity = Identity::named(name).unwrap();
-        roster.fetched(&identity, Ok(served(list)), now, SystemTime::now(), 0.0);
+        peer_table.record_poll(&identity, Ok(served(list)), now, SystemTime::now(), 0.0);
     };
     tell(
         "b",
@@ -226,7 +226,7 @@ fn cluster() -> Cluster {
     exclusions.set_crds(&[custom_resource()], now);
     Cluster {
         local: Some(Arc::new(served(&[("/v1", &[PODS])]))),
-        peers: roster.snapshot(),
+        peers: peer_table.snapshot(),
         shared: Some(exclusions.snapshot()),
         view: None,
         awaits_registry: false,
@@ -335,7 +335,7 @@ fn nothing_is_decided_before_everything_is_known() {
         ),
         (
             Cluster {
-                peers: skewbridge_peers::Peers::default(),
+                peers: skewbridge_peer_directory::Peers::default(),
                 ..whole()
             },
             "TooEarly(Leases)",
@@ -370,10 +370,10 @@ fn nothing_is_decided_before_everything_is_known() {
 #[test]
 fn a_running_peer_that_has_not_told_yet_makes_no_404() {
     let start = Instant::now();
-    let mut roster = PeerTable::new(Identity::named("a").unwrap());
-    roster.leases(vec![seen("silent")], start);
+    let mut peer_table = PeerTable::new(Identity::named("a").unwrap());
+    peer_table.set_leases(vec![seen("silent")], start);
     let cluster = Cluster {
-        peers: roster.snapshot(),
+        peers: peer_table.snapshot(),
         ..cluster()
     };
     let decoded = DecodedPath::new("/apis/none.k8s.io/v1/widgets").unwrap();

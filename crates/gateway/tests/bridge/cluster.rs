@@ -7,8 +7,8 @@ use http::Request;
 use serde_json::Value;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{ApiServerIdentity, Config, RegistryKind};
-use skewbridge_peers::Identity;
-use skewbridge_peers::registry::{Addresses, Registry, SharedMemoryRegistry};
+use skewbridge_peer_directory::Identity;
+use skewbridge_peer_directory::registry::{Addresses, Registry, SharedMemoryRegistry};
 use skewbridge_testkit::{
     Ca, ClientAuth, Leaf, Options, PATIENCE, Response, Seen, TlsClient, eventually,
 };

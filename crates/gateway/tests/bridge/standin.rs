@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 use skewbridge_api::request_info::{DecodedPath, RequestInfo};
 use skewbridge_discovery::{Document, Index};
-use skewbridge_peers::{Identity, IdentityLease};
+use skewbridge_peer_directory::{Identity, IdentityLease};
 use skewbridge_testkit::{ApiServer, Options, Reply, Seen};
 use tokio::sync::mpsc;
 

@@ -12,8 +12,8 @@ use skewbridge_gateway::config::{
     LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
     TranslateStreams, Upstream, UpstreamStreams,
 };
-use skewbridge_peers::Identity;
-use skewbridge_peers::registry::SharedMemoryRegistry;
+use skewbridge_peer_directory::Identity;
+use skewbridge_peer_directory::registry::SharedMemoryRegistry;
 
 use super::pki::{FRONT_PROXY, Pki};
 

@@ -18,7 +18,7 @@ use skewbridge_api::identity::User;
 use skewbridge_api::status::Status;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::tls::files::{FileProblem, load_ca};
-use skewbridge_peers::registry::SharedMemoryRegistry;
+use skewbridge_peer_directory::registry::SharedMemoryRegistry;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 

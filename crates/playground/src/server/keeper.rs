@@ -4,7 +4,7 @@
 use std::time::{Duration, SystemTime};
 
 use skewbridge_api::status::Status;
-use skewbridge_peers::{Identity, IdentityLease};
+use skewbridge_peer_directory::{Identity, IdentityLease};
 use tokio::time::interval;
 
 use super::shared::{SharedStore, entropy};

@@ -358,7 +358,7 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, findings: &mut Findings) -> Option
              send requests anywhere",
         ),
         Some(RegistryKind::File(path)) => {
-            let read = skewbridge_peers::registry::file::read(path, &cidrs);
+            let read = skewbridge_peer_directory::registry::file::read(path, &cidrs);
             for wrong in read.err().unwrap_or_default() {
                 findings.problem("--peer-registry", Some(path), wrong);
             }

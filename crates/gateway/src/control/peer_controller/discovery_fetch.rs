@@ -10,7 +10,7 @@ use http::StatusCode;
 use http::header::{ACCEPT, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use skewbridge_api::version::Version;
 use skewbridge_discovery::{DiscoveryFormat, Document, Index, LegacyDiscovery, accept};
-use skewbridge_peers::{ServedApis, SharedGroupVersions};
+use skewbridge_peer_directory::{ServedApis, SharedGroupVersions};
 use tokio::time::timeout;
 
 use crate::bridge_headers::is_by_bridge;

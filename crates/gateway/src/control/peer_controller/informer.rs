@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use skewbridge_peers::watch::{List, WatchEvent, WatchedObject};
+use skewbridge_peer_directory::watch::{List, WatchEvent, WatchedObject};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 

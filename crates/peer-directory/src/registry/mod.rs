@@ -1,4 +1,4 @@
-//! Where servers tell each other their addresses.
+//! Registries in which servers publish their addresses.
 
 mod etcd;
 pub mod file;
@@ -70,20 +70,20 @@ impl AdvertisedAddress {
     }
 }
 
-/// Publishes one address, and watches everyone's.
+/// Publishes one address, and watches the addresses of all servers.
 ///
-/// Whatever happens to it (etcd restarts, a file is broken for a while), it goes
-/// on trying, and what was known stays known.
+/// After a failure (etcd restarts, a file is temporarily invalid) it retries, and known addresses
+/// are kept.
 pub trait Registry: Send + Sync + 'static {
-    /// Runs until the sender of `own` is dropped or says `None`; then takes back
-    /// what it has published, and ends. Whoever waits for that end sets a limit.
+    /// Runs until the sender of `own` is dropped or sends `None`; then withdraws the published
+    /// address and ends. The caller limits how long it waits for that.
     fn run(
         &self,
         own: watch::Receiver<Option<(Identity, SocketAddr)>>,
         found: watch::Sender<Addresses>,
     ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 
-    /// Collects what becomes of its activities.
+    /// Collects the outcomes of its activities.
     fn reporter(&self) -> Arc<StatusReporter>;
 
     /// Whether it can be read and written, as this changes.
@@ -103,14 +103,14 @@ pub trait Registry: Send + Sync + 'static {
         Box::pin(async move {
             channels.found.send_replace(Some(Records::new()));
             let is_last = |record: &Option<Arc<ServedRecord>>| {
-                (record.as_ref()).is_some_and(|record| record.left.is_some())
+                (record.as_ref()).is_some_and(|record| record.bridge_left_at.is_some())
             };
             let _ = channels.own.wait_for(is_last).await;
         })
     }
 }
 
-/// How records come and go.
+/// The channels of served records.
 #[derive(Debug)]
 pub struct RecordChannels {
     /// The record of this bridge's own server, once it is known.
@@ -121,14 +121,14 @@ pub struct RecordChannels {
     pub outdated: mpsc::Receiver<Arc<ServedRecord>>,
 }
 
-/// Waits until there is nothing to publish any more.
-async fn over(own: &mut watch::Receiver<Option<(Identity, SocketAddr)>>) {
-    // An error is the end of the sender, which is an end as well.
+/// Waits until the own address is withdrawn.
+async fn wait_until_withdrawn(own: &mut watch::Receiver<Option<(Identity, SocketAddr)>>) {
+    // An error means that the sender was dropped, which is a withdrawal as well.
     let _ = own.wait_for(Option::is_none).await;
 }
 
-/// Tells about addresses, if there is something new.
-fn tell(found: &watch::Sender<Addresses>, now: Addresses) {
+/// Sends addresses if they have changed.
+fn send_if_changed(found: &watch::Sender<Addresses>, now: Addresses) {
     found.send_if_modified(|before| {
         let changed = *before != now;
         *before = now;

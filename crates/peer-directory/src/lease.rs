@@ -11,7 +11,7 @@ use crate::watch::WatchedObject;
 use crate::{Error, Identity, MicroTime};
 
 /// The Leases of all kube-apiservers, as a path of the API.
-pub const COLLECTION: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+pub const LEASES_PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 /// Of all Leases there, those of kube-apiservers.
 pub const LABEL_SELECTOR: &str = "apiserver.kubernetes.io/identity=kube-apiserver";
 
@@ -103,7 +103,7 @@ impl IdentityLease {
 
     /// Whether it is that of a kube-apiserver, and not of something else that
     /// keeps Leases there.
-    pub fn is_of_kube_apiserver(&self) -> bool {
+    pub fn is_kube_apiserver(&self) -> bool {
         self.label(COMPONENT_LABEL) == Some(COMPONENT)
     }
 
@@ -129,7 +129,7 @@ impl IdentityLease {
     }
 
     /// The served record that its bridge has written, in base64.
-    pub fn served(&self) -> Option<&str> {
+    pub fn served_record(&self) -> Option<&str> {
         self.object["metadata"]["annotations"][SERVED_ANNOTATION].as_str()
     }
 
@@ -224,7 +224,7 @@ impl IdentityLease {
 
 /// A merge patch (RFC 7396) by which a bridge says its address on a Lease that
 /// its server keeps, or takes it back; beside it the served record, in base64.
-pub fn bridge_patch(address: Option<SocketAddr>, served: Option<&str>) -> String {
+pub fn bridge_annotations_patch(address: Option<SocketAddr>, served: Option<&str>) -> String {
     let address = address.map(|it| it.to_string());
     let mut annotations = json!({ BRIDGE_ANNOTATION: address });
     // A bridge without a record of its own leaves the one that is there.
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(lease.name(), "apiserver-ihqvzrdal7px3zqf5s6ecqs5ei");
         assert_eq!(lease.resource_version(), "243");
         assert_eq!(lease.uid(), Some("550b8bf3-dd67-43d4-a4ee-c7ed0a25eb89"));
-        assert!(lease.is_of_kube_apiserver());
+        assert!(lease.is_kube_apiserver());
         assert_eq!(lease.hostname(), Some("kube-apiserver-0-1-36-4"));
         assert_eq!(lease.peer_address(), "127.0.0.1:58175".parse().ok());
         let holder = "apiserver-ihqvzrdal7px3zqf5s6ecqs5ei_ed7a137c-a1c6-457e-af40-5ef6c381ddb1";
@@ -317,7 +317,8 @@ mod tests {
         let mut lease = captured();
         let bridge = "10.0.0.1:7443".parse().unwrap();
         let patch: Value =
-            serde_json::from_str(&bridge_patch(Some(bridge), Some("c2VydmVk"))).unwrap();
+            serde_json::from_str(&bridge_annotations_patch(Some(bridge), Some("c2VydmVk")))
+                .unwrap();
         let annotations = map(&mut lease.object, &["metadata", "annotations"]);
         annotations.extend(
             patch["metadata"]["annotations"]
@@ -327,13 +328,13 @@ mod tests {
         );
         assert_eq!(lease.peer_address(), Some(bridge));
         assert_eq!(lease.bridge_address(), Some(bridge));
-        assert_eq!(lease.served(), Some("c2VydmVk"));
+        assert_eq!(lease.served_record(), Some("c2VydmVk"));
         // A server renews its Lease with what it finds there, and its own.
         let server: SocketAddr = "127.0.0.1:58175".parse().unwrap();
         let renewed = lease.clone().with_peer_address(server);
         assert_eq!(renewed, lease);
 
-        let back: Value = serde_json::from_str(&bridge_patch(None, None)).unwrap();
+        let back: Value = serde_json::from_str(&bridge_annotations_patch(None, None)).unwrap();
         assert!(back["metadata"]["annotations"][BRIDGE_ANNOTATION].is_null());
         map(&mut lease.object, &["metadata", "annotations"]).remove(BRIDGE_ANNOTATION);
         assert_eq!(lease.peer_address(), Some(server));

@@ -1,8 +1,8 @@
-//! Who keeps the identity Lease of our kube-apiserver: the server itself
-//! wherever it does, and the bridge where it does not.
+//! Decides which program writes the identity Lease of the local kube-apiserver: the server itself
+//! if it does, and otherwise the bridge.
 //!
-//! Whether somebody renews a Lease is judged as leader election judges it: by
-//! seeing it change, and by our own monotonic clock, since clocks differ.
+//! Renewal is detected as in leader election: by observing changes, and by the local monotonic
+//! clock, because the clocks of hosts differ.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -12,28 +12,28 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::watch::WatchedObject as _;
 use crate::{Identity, IdentityLease, LeaseDeletion, MicroTime};
 
-/// How often a Lease is renewed, by kube-apiserver as by us. Also the shortest
-/// time between two writes of ours.
+/// The interval at which kube-apiserver and the bridge renew a Lease. Also the shortest time
+/// between two writes of the bridge.
 const RENEW_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A Lease that has not changed for so long is not being renewed: a server has
-/// missed three renewals.
-const SILENCE: Duration = Duration::from_secs(40);
+/// A Lease that has not changed for this long is not being renewed: its server has missed three
+/// renewals.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// How long a server that is ready may be without a Lease: at its start,
-/// kube-apiserver deletes its old one before it creates another.
-const START: Duration = Duration::from_secs(10);
+/// How long a ready server may be without a Lease: at its start, kube-apiserver deletes its old
+/// Lease before it creates another.
+const CREATION_DELAY: Duration = Duration::from_secs(10);
 
-/// How many of our own writes are remembered, to know them again: more than
-/// can be under way at once.
-const REMEMBERED_WRITES: usize = 8;
+/// How many of the bridge's own writes are remembered to recognise them: more than can be in flight
+/// at once.
+const MAX_REMEMBERED_WRITES: usize = 8;
 
-/// Now, on both clocks.
+/// The current time on both clocks.
 #[derive(Debug, Clone, Copy)]
 pub struct ClockReading {
-    /// What lengths of time are measured by.
+    /// For durations.
     pub monotonic: Instant,
-    /// What is written into Leases.
+    /// For the timestamps in Leases.
     pub wall: SystemTime,
 }
 
@@ -48,79 +48,79 @@ impl Add<Duration> for ClockReading {
     }
 }
 
-/// Whether our kube-apiserver is ready.
+/// Whether the local kube-apiserver is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Upstream {
-    /// It is, and so has had the occasion to write its Lease.
+    /// It is ready, and so could have written its Lease.
     Ready,
-    /// It is not, or not yet.
+    /// It is not ready, or not yet.
     NotReady,
 }
 
-/// What to do about the Lease. Whatever it is, look again when the Lease or
-/// upstream changes, and at `until` or 10 s after a write at the latest.
+/// What to do about the Lease. In each case, call [`LeaseController::observe`] again when the Lease
+/// or upstream changes, and at `until` or 10 s after a write at the latest.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeaseAction {
-    /// Nothing yet.
+    /// Nothing to do yet.
     Wait {
-        /// When to look again.
+        /// When to observe again.
         until: Instant,
     },
-    /// Nothing: its server keeps it.
+    /// Nothing to do: the server renews it.
     LeaveAlone {
-        /// When to look whether it still does.
+        /// When to check that it still does.
         until: Instant,
     },
     /// Create this Lease.
     Create(IdentityLease),
-    /// Update our Lease to this, by its resource version.
+    /// Update the bridge's Lease to this, by its resource version.
     Renew(IdentityLease),
-    /// Update a Lease that nobody keeps to this, by its resource version.
+    /// Update a Lease that is not renewed to this, by its resource version.
     TakeOver(IdentityLease),
 }
 
-/// Decides about the identity Lease of our own kube-apiserver.
+/// Decides what to do about the identity Lease of the local kube-apiserver.
 #[derive(Debug)]
 pub struct LeaseController {
     identity: Identity,
     hostname: String,
     holder: String,
     peer_address: Option<SocketAddr>,
-    sight: Sight,
+    observation: Observation,
     ready_since: Option<Instant>,
     last_write: Option<Instant>,
-    /// When we renewed it, as it says in the Lease: how our writes are told
-    /// from those of a kube-apiserver that goes on with our holder.
-    written: VecDeque<MicroTime>,
+    /// The renew times that the bridge wrote: they distinguish its writes from those of a
+    /// kube-apiserver that keeps the bridge's holder.
+    written_renew_times: VecDeque<MicroTime>,
 }
 
-/// What we have seen.
+/// The last observation of the Lease.
 #[derive(Debug)]
-enum Sight {
-    /// We have not looked.
-    Nothing,
+enum Observation {
+    /// Not observed yet.
+    None,
     Absent {
         since: Instant,
     },
     Present {
-        state: State,
-        /// The last change, or when it was first seen.
+        state: LeaseState,
+        /// The last change, or the first observation.
         since: Instant,
-        /// Whether it has changed before our eyes.
+        /// Whether a change has been observed.
         changed: bool,
     },
 }
 
-/// What changes when a Lease is renewed.
+/// The fields that change when a Lease is renewed.
 #[derive(Debug, PartialEq, Eq)]
-struct State {
+struct LeaseState {
     uid: Option<String>,
     resource_version: String,
     holder: Option<String>,
     renew_time: Option<MicroTime>,
 }
 
-impl State {
+impl LeaseState {
     fn of(lease: &IdentityLease) -> Self {
         Self {
             uid: lease.uid().map(str::to_owned),
@@ -132,36 +132,35 @@ impl State {
 }
 
 impl LeaseController {
-    /// Speaks for this identity, on this host. The UUID is new at each start of
-    /// the bridge: others see by the holder that a process is new.
+    /// A controller for this identity on this host. The UUID is new at each start of the bridge: the
+    /// holder shows others that the process is new.
     pub fn new(identity: Identity, hostname: &str, holder_uuid: &str) -> Self {
         Self {
             holder: format!("{identity}_{holder_uuid}"),
             identity,
             hostname: hostname.to_owned(),
             peer_address: None,
-            sight: Sight::Nothing,
+            observation: Observation::None,
             ready_since: None,
             last_write: None,
-            written: VecDeque::with_capacity(REMEMBERED_WRITES),
+            written_renew_times: VecDeque::with_capacity(MAX_REMEMBERED_WRITES),
         }
     }
 
-    /// Leases that we write say that peers reach the server at this address, as
-    /// those of a kube-apiserver that takes part do.
+    /// Writes this address into Leases as the address for peers, as a peering kube-apiserver does.
     #[must_use]
-    pub fn advertising(mut self, address: SocketAddr) -> Self {
+    pub fn with_peer_address(mut self, address: SocketAddr) -> Self {
         self.peer_address = Some(address);
         self
     }
 
-    /// The holder in Leases that we keep.
+    /// The holder in Leases that the bridge writes.
     pub fn holder(&self) -> &str {
         &self.holder
     }
 
-    /// What to do, the Lease being this now. Call it with what a synchronised
-    /// cache says: a Lease that is not known yet is not absent.
+    /// What to do, given the current Lease. Call it with the content of a synchronised cache: a Lease
+    /// that is not known yet is not absent.
     pub fn observe(
         &mut self,
         lease: Option<&IdentityLease>,
@@ -175,42 +174,42 @@ impl LeaseController {
         };
         let lease = lease.filter(|lease| *lease.identity() == self.identity);
         match lease {
-            None => self.absent(now),
+            None => self.create_if_absent(now),
             Some(lease) => {
-                let (since, changed) = self.look(lease, at);
+                let (since, changed) = self.record_observation(lease, at);
                 if self.is_ours(lease) {
-                    self.ours(lease, now)
-                } else if changed && at < since + SILENCE {
+                    self.renew_own(lease, now)
+                } else if changed && at < since + RENEWAL_TIMEOUT {
                     LeaseAction::LeaveAlone {
-                        until: since + SILENCE,
+                        until: since + RENEWAL_TIMEOUT,
                     }
                 } else {
-                    self.abandoned(lease, since, now)
+                    self.take_over_abandoned(lease, since, now)
                 }
             }
         }
     }
 
-    /// When we leave: our Lease is to be deleted, so that peers need not wait
-    /// for an hour (KEP-4020, Risks 7). A server's own is its own business.
+    /// At shutdown, the Lease that the bridge wrote is deleted, so that peers need not wait for an
+    /// hour (KEP-4020, Risks 7). A Lease that the server writes is left alone.
     pub fn on_shutdown(&self, lease: Option<&IdentityLease>) -> Option<LeaseDeletion> {
         lease.filter(|lease| self.is_ours(lease))?.deletion()
     }
 
-    /// Remembers what it looks like: since when, and whether it has changed
-    /// before our eyes.
-    fn look(&mut self, lease: &IdentityLease, at: Instant) -> (Instant, bool) {
-        let seen = State::of(lease);
-        let (since, changed) = match &self.sight {
-            Sight::Nothing => (at, false),
-            Sight::Present {
+    /// Records the state of the Lease. Returns since when it has that state, and whether a change has
+    /// been observed.
+    fn record_observation(&mut self, lease: &IdentityLease, at: Instant) -> (Instant, bool) {
+        let seen = LeaseState::of(lease);
+        let (since, changed) = match &self.observation {
+            Observation::None => (at, false),
+            Observation::Present {
                 state,
                 since,
                 changed,
             } if *state == seen => (*since, *changed),
-            Sight::Absent { .. } | Sight::Present { .. } => (at, true),
+            Observation::Absent { .. } | Observation::Present { .. } => (at, true),
         };
-        self.sight = Sight::Present {
+        self.observation = Observation::Present {
             state: seen,
             since,
             changed,
@@ -218,59 +217,58 @@ impl LeaseController {
         (since, changed)
     }
 
-    /// Held by us, and last renewed by us. kube-apiserver before 1.35 goes on
-    /// with the holder that it finds, so the holder alone does not say it.
+    /// Held by the bridge, and last renewed by it. kube-apiserver before 1.35 keeps the holder that
+    /// it finds, so the holder alone does not prove it.
     fn is_ours(&self, lease: &IdentityLease) -> bool {
         lease.holder() == Some(&self.holder)
             && lease
                 .renew_time()
-                .is_some_and(|time| self.written.contains(&time))
+                .is_some_and(|time| self.written_renew_times.contains(&time))
     }
 
-    fn absent(&mut self, now: ClockReading) -> LeaseAction {
-        let since = match self.sight {
-            Sight::Absent { since } => since,
+    fn create_if_absent(&mut self, now: ClockReading) -> LeaseAction {
+        let since = match self.observation {
+            Observation::Absent { since } => since,
             _ => now.monotonic,
         };
-        self.sight = Sight::Absent { since };
-        if let Err(until) = self.may_write(since + START, START, now) {
+        self.observation = Observation::Absent { since };
+        if let Err(until) = self.may_write(since + CREATION_DELAY, CREATION_DELAY, now) {
             return LeaseAction::Wait { until };
         }
         let lease = IdentityLease::new(&self.identity, &self.hostname, &self.holder, now.wall);
-        LeaseAction::Create(self.write(lease, now))
+        LeaseAction::Create(self.record_write(lease, now))
     }
 
-    fn ours(&mut self, lease: &IdentityLease, now: ClockReading) -> LeaseAction {
+    fn renew_own(&mut self, lease: &IdentityLease, now: ClockReading) -> LeaseAction {
         let due = self.last_write.map(|last| last + RENEW_INTERVAL);
         match due.filter(|due| now.monotonic < *due) {
             Some(until) => LeaseAction::Wait { until },
-            None => LeaseAction::Renew(self.write(lease.renewed(now.wall), now)),
+            None => LeaseAction::Renew(self.record_write(lease.renewed(now.wall), now)),
         }
     }
 
-    /// Not ours, and not seen being renewed lately. One that has run out is as
-    /// good as none: its server has had an hour.
-    fn abandoned(
+    /// Not written by the bridge, and no recent renewal observed. An expired Lease counts as absent:
+    /// its server has had an hour.
+    fn take_over_abandoned(
         &mut self,
         lease: &IdentityLease,
         since: Instant,
         now: ClockReading,
     ) -> LeaseAction {
         let may = if lease.is_expired(now.wall) {
-            self.may_write(now.monotonic, START, now)
+            self.may_write(now.monotonic, CREATION_DELAY, now)
         } else {
-            self.may_write(since + SILENCE, SILENCE, now)
+            self.may_write(since + RENEWAL_TIMEOUT, RENEWAL_TIMEOUT, now)
         };
         if let Err(until) = may {
             return LeaseAction::Wait { until };
         }
         let lease = lease.taken_over(&self.hostname, &self.holder, now.wall);
-        LeaseAction::TakeOver(self.write(lease, now))
+        LeaseAction::TakeOver(self.record_write(lease, now))
     }
 
-    /// Whether the time has come: not before `due`, not before upstream has
-    /// been ready for `settled`, and not at once after another write. If not,
-    /// when to look again.
+    /// Whether a write is due: not before `due`, not before upstream has been ready for `settled`,
+    /// and not directly after another write. If not, when to observe again.
     fn may_write(&self, due: Instant, settled: Duration, now: ClockReading) -> Result<(), Instant> {
         let Some(ready_since) = self.ready_since else {
             return Err(now.monotonic + RENEW_INTERVAL);
@@ -285,12 +283,12 @@ impl LeaseController {
         Ok(())
     }
 
-    fn write(&mut self, lease: IdentityLease, now: ClockReading) -> IdentityLease {
+    fn record_write(&mut self, lease: IdentityLease, now: ClockReading) -> IdentityLease {
         self.last_write = Some(now.monotonic);
-        if self.written.len() == REMEMBERED_WRITES {
-            self.written.pop_front();
+        if self.written_renew_times.len() == MAX_REMEMBERED_WRITES {
+            self.written_renew_times.pop_front();
         }
-        self.written.push_back(now.wall.into());
+        self.written_renew_times.push_back(now.wall.into());
         match self.peer_address {
             Some(address) => lease.with_peer_address(address),
             None => lease,
@@ -312,7 +310,7 @@ pub fn stale_leases<'a>(
     now: SystemTime,
 ) -> Vec<&'a IdentityLease> {
     let is_stale = |lease: &IdentityLease| {
-        let of_this_host = lease.is_of_kube_apiserver() && lease.hostname() == Some(hostname);
+        let of_this_host = lease.is_kube_apiserver() && lease.hostname() == Some(hostname);
         let is_abandoned = || {
             let renewed = lease.renew_time().map(SystemTime::from);
             renewed.is_some_and(|renewed| renewed + STALE_LEASE_AGE < now)

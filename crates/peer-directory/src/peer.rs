@@ -13,10 +13,10 @@ use crate::peer_name::PeerName;
 use crate::served_apis::ServedApis;
 use crate::served_record::KeyDigest;
 
-/// How it is known what a server serves.
+/// The source of the served APIs of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApiSource {
-    /// This process asked the server.
+    /// This process polled the server.
     Polled,
     /// The server's bridge published it in the registry.
     Published,
@@ -24,66 +24,66 @@ pub enum ApiSource {
     Stored,
 }
 
-/// The other servers, as routing sees them: replaced as a whole.
+/// The other servers, as an immutable snapshot for routing.
 #[derive(Debug, Default)]
 pub struct Peers {
-    /// Whether the Leases have been read.
-    pub listed: bool,
-    /// In the order of their identities.
+    /// Whether the Leases have been listed.
+    pub leases_listed: bool,
+    /// Ordered by identity.
     pub peers: Vec<Arc<Peer>>,
 }
 
-/// Another server of the cluster, whose Lease lives.
+/// Another server of the cluster.
 #[derive(Debug)]
 pub struct Peer {
     /// The name of its Lease.
     pub identity: Identity,
-    /// The host that it runs on, where its Lease says so.
+    /// The host name in its Lease.
     pub host: Option<String>,
-    /// Where it, or its bridge, is reached.
+    /// The address of the server or of its bridge.
     pub address: Option<SocketAddr>,
-    /// Whether the registry has that address now.
+    /// Whether the registry currently has that address.
     pub published: bool,
-    /// Until when its last renewal lets us believe that it runs.
+    /// Until when the server counts as running after the last renewal of its Lease.
     pub alive_until: Instant,
-    /// Until when it is waited for to tell what it serves.
+    /// Until when requests wait for the first poll of the server.
     pub awaited_until: Instant,
-    /// What it serves, as last heard.
+    /// The APIs that it serves, as last known.
     pub served: Option<Arc<ServedApis>>,
-    /// How that is known, and what its bridge has published beside it.
+    /// The source of `served`, and other data from the bridge of the peer.
     pub record: PeerRecord,
-    /// How it does with the requests that it gets.
-    pub standing: Arc<PeerHealth>,
-    /// When it last told what it serves.
-    pub succeeded: Option<SystemTime>,
-    /// Why it has not since.
+    /// Health and load.
+    pub health: Arc<PeerHealth>,
+    /// When a poll last succeeded.
+    pub last_success: Option<SystemTime>,
+    /// Why the last poll failed, or why the peer cannot be polled.
     pub problem: Option<String>,
 }
 
-/// How it is known what a peer serves, and what its bridge has published.
+/// The source of the served APIs of a peer, and other data from its bridge.
 #[derive(Debug, Clone, Default)]
 pub struct PeerRecord {
-    /// How it is known what the peer serves.
+    /// The source of the served APIs.
     pub source: Option<ApiSource>,
-    /// The bridge of the peer announced that it leaves, and has not come back.
+    /// The bridge of the peer announced its departure and has not returned.
     pub bridge_left: bool,
-    /// A bridge has answered the last poll at the address of the peer. Else a kube-apiserver
-    /// may be there, which gets tokens without the front-proxy certificate.
+    /// A bridge answered the last poll at the address of the peer. Otherwise the address may belong
+    /// to a kube-apiserver, which gets tokens without the front-proxy certificate.
     pub is_bridge: bool,
-    /// Digests of the keys with which the peer's bridge serves. Empty: not known.
+    /// Digests of the serving keys of the peer's bridge. Empty if unknown.
     pub serving_keys: Vec<KeyDigest>,
 }
 
-/// Who of the others serves a request.
+/// Which peers serve a request.
 #[derive(Debug, Clone)]
 pub enum PeerLookup {
-    /// There is nobody else.
+    /// The cluster has no other server.
     NoPeers,
-    /// These do.
+    /// These peers serve the request.
     Found(Vec<Arc<Peer>>),
-    /// None of those that have told; but one that runs has not told yet.
+    /// No polled peer serves the request, but this running peer has not been polled yet.
     Unknown(Identity),
-    /// Nobody.
+    /// No peer serves the request.
     NotServed,
 }
 
@@ -93,8 +93,8 @@ impl Peers {
         self.peers.iter().find(|peer| peer.identity == *identity)
     }
 
-    /// Who serves this request. "Nobody" is only said for certain.
-    pub fn serving(&self, request: &RequestInfo<'_>, now: Instant) -> PeerLookup {
+    /// Which peers serve this request. [`PeerLookup::NotServed`] is only returned when that is certain.
+    pub fn lookup(&self, request: &RequestInfo<'_>, now: Instant) -> PeerLookup {
         if self.peers.is_empty() {
             return PeerLookup::NoPeers;
         }
@@ -119,49 +119,49 @@ impl Peers {
 }
 
 impl Peer {
-    /// Host and identity, for texts.
+    /// Host and identity, for logs and messages.
     pub fn name(&self) -> PeerName<'_> {
         PeerName::new(&self.identity, self.host.as_deref())
     }
 
-    /// Whether it runs and may still tell that it serves something.
+    /// Whether the peer runs and its first poll is still awaited.
     pub(crate) fn is_awaited(&self, now: Instant) -> bool {
         self.alive_until > now && self.awaited_until > now
     }
 
-    /// Whether this process has not heard from it yet. A record may be older than
-    /// the version that the server runs now.
+    /// Whether this process has not polled the peer yet. A record may be older than the version
+    /// that the server runs now.
     fn is_unconfirmed(&self) -> bool {
         let source = self.record.source;
         self.served.is_none() || matches!(source, Some(ApiSource::Published | ApiSource::Stored))
     }
 
-    /// Whether it has said that it serves this.
+    /// Whether the peer is known to serve this request.
     pub fn serves(&self, request: &RequestInfo<'_>) -> bool {
         let served = self.served.as_ref();
         served.is_some_and(|served| served.index.serves(request))
     }
 }
 
-/// In which order to ask the peers that serve a request. Those that do well come
-/// first, and of two of them that chance picks the one with less to do (power of
-/// two choices); those without an address not at all.
-pub fn order(mut serving: Vec<Arc<Peer>>, random: u64, now: Instant) -> Vec<Arc<Peer>> {
+/// The order in which peers that serve a request are tried. Healthy peers come first, and of two
+/// random healthy peers the one with fewer requests in flight (power of two choices). Peers without
+/// an address are left out.
+pub fn order_candidates(mut serving: Vec<Arc<Peer>>, random: u64, now: Instant) -> Vec<Arc<Peer>> {
     serving.retain(|peer| peer.address.is_some());
     shuffle(&mut serving, random);
-    serving.sort_by_key(|peer| !(peer.published && peer.standing.is_healthy(now)));
-    let good = |peer: &Arc<Peer>| peer.published && peer.standing.is_healthy(now);
+    serving.sort_by_key(|peer| !(peer.published && peer.health.is_healthy(now)));
+    let good = |peer: &Arc<Peer>| peer.published && peer.health.is_healthy(now);
     if let [first, second, ..] = serving.as_slice()
         && good(first)
         && good(second)
-        && second.standing.load() < first.standing.load()
+        && second.health.in_flight() < first.health.in_flight()
     {
         serving.swap(0, 1);
     }
     serving
 }
 
-/// Fisher and Yates, with a generator that is good enough to spread load.
+/// Fisher-Yates, with a generator that is good enough to spread load.
 fn shuffle<T>(items: &mut [T], mut random: u64) {
     for last in (1..items.len()).rev() {
         random = random
@@ -179,7 +179,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::peer_health::MAX_PENALTY;
+    use crate::peer_health::MAX_BACKOFF;
 
     fn peer(name: &str) -> Arc<Peer> {
         Arc::new(Peer {
@@ -191,52 +191,55 @@ mod tests {
             awaited_until: Instant::now(),
             served: None,
             record: PeerRecord::default(),
-            standing: Arc::default(),
-            succeeded: None,
+            health: Arc::default(),
+            last_success: None,
             problem: None,
         })
     }
 
     fn first(peers: &[Arc<Peer>], random: u64) -> String {
-        let order = order(peers.to_vec(), random, Instant::now());
+        let order = order_candidates(peers.to_vec(), random, Instant::now());
         order[0].identity.to_string()
     }
 
     #[test]
-    fn equals_share_the_work() {
+    fn equally_healthy_peers_share_the_load() {
         let peers = ["a", "b", "c"].map(peer);
         let chosen: HashSet<_> = (0..100).map(|turn| first(&peers, turn)).collect();
         assert_eq!(chosen.len(), 3);
     }
 
     #[test]
-    fn of_two_the_one_with_less_to_do_is_chosen() {
+    fn of_two_healthy_peers_the_one_with_fewer_requests_in_flight_is_chosen() {
         let peers = ["a", "b"].map(peer);
-        let burdens = [peers[0].standing.burden(), peers[0].standing.burden()];
+        let guards = [
+            peers[0].health.track_request(),
+            peers[0].health.track_request(),
+        ];
         assert!((0..100).all(|turn| first(&peers, turn) == "b"));
-        drop(burdens);
-        assert_eq!(peers[0].standing.load(), 0);
+        drop(guards);
+        assert_eq!(peers[0].health.in_flight(), 0);
     }
 
     #[test]
-    fn who_failed_comes_last_until_it_answers_or_time_has_passed() {
+    fn a_failed_peer_comes_last_until_it_succeeds_or_the_backoff_ends() {
         let peers = ["a", "b"].map(peer);
         let now = Instant::now();
-        peers[0].standing.failed(now);
+        peers[0].health.record_failure(now);
         assert!((0..100).all(|turn| first(&peers, turn) == "b"));
-        assert!(peers[0].standing.is_healthy(now + MAX_PENALTY));
-        // It is never left out.
-        assert_eq!(order(peers.to_vec(), 0, now).len(), 2);
-        peers[0].standing.forgive();
-        assert!(peers[0].standing.is_healthy(now));
+        assert!(peers[0].health.is_healthy(now + MAX_BACKOFF));
+        // A failed peer is never left out.
+        assert_eq!(order_candidates(peers.to_vec(), 0, now).len(), 2);
+        peers[0].health.record_success();
+        assert!(peers[0].health.is_healthy(now));
     }
 
     #[test]
-    fn who_has_no_address_is_not_asked_and_who_took_it_back_comes_last() {
+    fn a_peer_without_an_address_is_left_out_and_a_withdrawn_address_comes_last() {
         let mut peers = ["a", "b"].map(peer).to_vec();
         Arc::get_mut(&mut peers[0]).unwrap().published = false;
         assert!((0..100).all(|turn| first(&peers, turn) == "b"));
         Arc::get_mut(&mut peers[0]).unwrap().address = None;
-        assert_eq!(order(peers, 0, Instant::now()).len(), 1);
+        assert_eq!(order_candidates(peers, 0, Instant::now()).len(), 1);
     }
 }

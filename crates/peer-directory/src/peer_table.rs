@@ -1,10 +1,11 @@
-//! Everything that is known of the other servers of the cluster, as a state
-//! machine: what is seen goes in, what to fetch and where to route comes out.
+//! The state of the other servers of the cluster, as a state machine: the input is observed
+//! Leases, addresses, records and poll results; the output is which servers to poll and the
+//! snapshot for routing.
 //!
-//! Leases, addresses and discovery documents come by three ways and in any
-//! order. Real kube-apiservers lose a peer for good when its Lease comes first
-//! (they give up after some tries); here nobody is given up while its Lease
-//! lives, and the last good answer of a peer counts until then.
+//! Leases, addresses and discovery documents come from three sources and in any order. A real
+//! kube-apiserver drops a peer for good when its Lease comes first (it gives up after some
+//! retries). Here a peer is kept while its Lease is valid, and its last successful poll counts
+//! until then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -21,24 +22,23 @@ use crate::served_apis::ServedApis;
 use crate::served_record::{MAX_RECORDS, Records, ServedRecord};
 use departures::Departure;
 
-/// After this without a renewal a server is taken for dead. kube-apiserver
-/// renews every 10 s; three may be lost.
-const ALIVE: Duration = Duration::from_secs(40);
+/// A server whose Lease was not renewed for this long counts as not running. kube-apiserver renews
+/// every 10 s; three renewals may be lost.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// How long a server that runs may take to say where it is. One that has not by
-/// then takes no part, such as one that has no bridge yet: what nobody else
-/// serves is then not found, as it would be without us.
-const TO_APPEAR: Duration = Duration::from_mins(1);
+/// How long a running server may take to publish an address. After that it does not take part in
+/// peering, for example because it has no bridge yet: APIs that no other server serves get 404, as
+/// without the bridge.
+const ADDRESS_GRACE: Duration = Duration::from_mins(1);
 
-/// How long a server that says where it is may take to tell what it serves.
-const TO_TELL: Duration = Duration::from_mins(5);
+/// How long a server with an address may take to answer its first poll.
+const DISCOVERY_GRACE: Duration = Duration::from_mins(5);
 
-/// How long a server that has ended its Lease while its bridge stays may take to
-/// come back: from 1.35 on a restart deletes the Lease, and what only this server
-/// has must not be "not found" meanwhile.
-const TO_RESTART: Duration = Duration::from_mins(2);
+/// How long a server may be without a Lease while its bridge stays: from 1.35 on a restart deletes
+/// the Lease, and APIs that only this server serves must not get 404 meanwhile.
+const RESTART_GRACE: Duration = Duration::from_mins(2);
 
-/// How long a server whose bridge announced that it leaves counts as before, unless it
+/// How long a server whose bridge announced its departure counts as before, unless the server
 /// answers directly. A rolling restart of bridges brings each one back within seconds,
 /// one with an image pull within minutes. Afterwards the server counts as one that never
 /// had a bridge.
@@ -49,20 +49,19 @@ pub const ROLLOUT_GRACE: Duration = Duration::from_mins(5);
 /// Without a Lease a record has no effect, so the time costs only its few KiB.
 pub const RECORD_RETENTION: Duration = Duration::from_hours(1);
 
-/// A Lease that has not changed for its duration has run out, whoever forgets to
-/// delete it.
-const LEASE: Duration = Duration::from_hours(1);
+/// A Lease that has not changed for this long has expired, even if it is not deleted.
+const LEASE_DURATION: Duration = Duration::from_hours(1);
 
-/// What is known of all servers.
+/// The state of all other servers.
 #[derive(Debug)]
 pub struct PeerTable {
     own: Identity,
-    listed: bool,
+    leases_listed: bool,
     entries: BTreeMap<Identity, Entry>,
-    /// What bridges publish in the registry about their servers.
+    /// The served records in the registry.
     published: Records,
-    /// The last record of each server that this bridge has seen, now or before it
-    /// started: what `--state-dir` has.
+    /// The last record of each server, from this process or an earlier one: the content of
+    /// `--state-dir`.
     stored: Records,
     /// Since when servers with a record have no Lease.
     unleased: BTreeMap<Identity, Instant>,
@@ -73,16 +72,16 @@ pub struct PeerTable {
     addresses_in_file: bool,
     /// That file has been read.
     file_is_read: bool,
-    /// The clock by which departures are stored; without it they count anew with each start.
+    /// The clock by which departures are stored. Without it they restart with each process.
     host_clock: Option<HostClock>,
 }
 
 /// Whether the registry has been read since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RegistryRead {
-    /// No read is waited for.
+    /// No read is awaited.
     NotAwaited,
-    /// No read has succeeded yet: a server may have an address that is not known.
+    /// No read has succeeded yet: a server may have an unknown address.
     Pending,
     /// The first read succeeded at this time.
     At(Instant),
@@ -90,81 +89,81 @@ enum RegistryRead {
 
 #[derive(Debug, Default)]
 struct Entry {
-    lease: Option<Life>,
-    /// Of the last Lease that named one: it stays known while a server restarts.
+    lease: Option<LeaseState>,
+    /// From the last Lease with a host name: it is kept while a server restarts.
     host: Option<String>,
-    /// When its Lease ended, if we saw it.
-    ended: Option<Instant>,
+    /// When its Lease ended, if that was observed.
+    lease_ended_at: Option<Instant>,
     address: Option<AdvertisedAddress>,
     /// Whether the registry still has the address.
     published: bool,
-    /// What it has published that is not believed.
-    refused: Option<SocketAddr>,
+    /// A published address that is in none of the allowed networks.
+    refused_address: Option<SocketAddr>,
     served: Option<Arc<ServedApis>>,
     fetch: RefreshSchedule,
-    succeeded: Option<SystemTime>,
-    /// The `learnt` of the record that was known when the fetch under way began.
+    last_success: Option<SystemTime>,
+    /// The `observed_at` of the record that was known when the current poll began.
     fetch_supersedes: Option<SystemTime>,
-    /// The same for the last answer: a published record with another one came later.
+    /// The same for the last answer: a published record with another value came later.
     superseded: Option<SystemTime>,
     problem: Option<String>,
-    standing: Arc<PeerHealth>,
-    /// Where the fetch under way asks.
+    health: Arc<PeerHealth>,
+    /// The address of the current poll.
     fetch_at: Option<SocketAddr>,
-    /// Where a bridge has answered the last fetch.
+    /// The address at which a bridge answered the last poll.
     bridge_at: Option<SocketAddr>,
-    /// The next fetch goes to the server itself, since its bridge does not answer.
-    asks_server: bool,
-    /// The fetch under way goes to the server itself.
-    fetch_asks_server: bool,
-    /// What has come of asking the server itself since its bridge left.
-    direct: Direct,
+    /// The next poll goes to the server itself, because its bridge does not answer.
+    next_fetch_is_direct: bool,
+    /// The current poll goes to the server itself.
+    fetch_is_direct: bool,
+    /// The result of polling the server itself since its bridge left.
+    direct: DirectPoll,
 }
 
-/// What has come of asking a server itself since its bridge left.
+/// The result of polling a server itself since its bridge left.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Direct {
-    /// Nothing yet.
+enum DirectPoll {
+    /// No result yet.
     #[default]
     Untried,
-    /// It answers: it is a peer like any other.
-    Answers,
-    /// The bridge, whose address is in a file, answers all the same.
+    /// The server answers: it is a peer like any other.
+    ServerAnswers,
+    /// The bridge, whose address is in a file, still answers.
     BridgeAnswers,
-    /// It has not answered within [`ROLLOUT_GRACE`]: it counts as one that never had a
+    /// The server has not answered within [`ROLLOUT_GRACE`]: it counts as one that never had a
     /// bridge.
     GivenUp,
 }
 
-/// A Lease as far as it matters here.
+/// The fields of an identity Lease that the table needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseSnapshot {
-    /// Whose.
+    /// The server.
     pub identity: Identity,
     /// The host of the server, by the Lease's label `kubernetes.io/hostname`.
     pub host: Option<String>,
-    /// New with each start of the server.
+    /// Changes with each start of the server.
     pub holder: String,
     /// Changes with each renewal.
     pub resource_version: String,
 }
 
 #[derive(Debug)]
-struct Life {
+struct LeaseState {
     holder: String,
     resource_version: String,
-    /// When we first saw it, and when we saw it change: by our own clock, as
-    /// clocks differ.
+    /// When the Lease was first observed, and when a change was last observed: by the local clock,
+    /// because the clocks of hosts differ.
     first: Instant,
     changed: Instant,
 }
 
 impl PeerTable {
-    /// Nobody is known yet.
+    /// An empty table.
     pub fn new(own: Identity) -> Self {
         Self {
             own,
-            listed: false,
+            leases_listed: false,
             entries: BTreeMap::new(),
             published: Records::new(),
             stored: Records::new(),
@@ -190,8 +189,8 @@ impl PeerTable {
         self.host_clock = clock;
     }
 
-    /// The registry has not been read yet. Until [`PeerTable::registry_read`], a server with
-    /// a living Lease that has not answered may serve anything.
+    /// The registry has not been read yet. Until [`PeerTable::mark_registry_read`], a server with
+    /// a valid Lease that has not answered may serve any API.
     pub fn await_registry(&mut self) {
         self.registry = RegistryRead::Pending;
     }
@@ -201,15 +200,15 @@ impl PeerTable {
         self.registry == RegistryRead::Pending
     }
 
-    /// Addresses and records of the registry have been read, and are known here.
-    pub fn registry_read(&mut self, at: Instant) {
+    /// Addresses and records of the registry have been read and passed to the table.
+    pub fn mark_registry_read(&mut self, at: Instant) {
         if self.awaits_registry() {
             self.registry = RegistryRead::At(at);
         }
     }
 
     /// Keeps a record that an earlier process of this bridge stored.
-    pub fn remember(&mut self, mut record: Arc<ServedRecord>) {
+    pub fn store_record(&mut self, mut record: Arc<ServedRecord>) {
         let stored = self.stored.get(&record.identity);
         let has_room = stored.is_some() || self.stored.len() < MAX_RECORDS;
         if record.identity != self.own && has_room {
@@ -222,9 +221,8 @@ impl PeerTable {
         }
     }
 
-    /// Keeps the record of the last answer of a server. What its bridge says of itself
-    /// stays.
-    pub fn remember_answer(&mut self, mut answer: ServedRecord) {
+    /// Stores the record of the last answer of a server, and keeps the data of its bridge.
+    pub fn store_polled_record(&mut self, mut answer: ServedRecord) {
         let identity = &answer.identity;
         let stored = self.stored.get(identity);
         let published = self.published.get(identity);
@@ -233,22 +231,22 @@ impl PeerTable {
             if let Some(published) = published
                 && published.has_same_apis(&answer)
             {
-                entry.superseded = Some(published.learnt);
+                entry.superseded = Some(published.observed_at);
             }
             answer.supersedes = entry.superseded.or(known);
         }
         if let Some(record) = published.or(stored) {
             answer = answer.with_bridge_of(record);
         }
-        self.remember(Arc::new(answer));
+        self.store_record(Arc::new(answer));
     }
 
-    /// Keeps a published record that has changed. It replaces what is stored, unless that
-    /// is an answer that is later than this very record.
-    fn remember_published(&mut self, published: &ServedRecord, at: Instant) {
-        let learnt = published.learnt;
+    /// Stores a published record that has changed. It replaces the stored record, unless that is an
+    /// answer that is later than this record.
+    fn store_published_record(&mut self, published: &ServedRecord, at: Instant) {
+        let learnt = published.observed_at;
         let stored = self.stored.get(&published.identity);
-        let answer = stored.filter(|it| it.supersedes != Some(it.learnt));
+        let answer = stored.filter(|it| it.supersedes != Some(it.observed_at));
         let entry = self.entries.get_mut(&published.identity);
         if let Some(entry) = entry
             && entry.served.is_some()
@@ -257,8 +255,8 @@ impl PeerTable {
             if answer.is_some_and(|it| it.has_same_apis(published)) {
                 entry.superseded = Some(learnt);
             } else {
-                // The server has changed: its own answer is to follow.
-                entry.fetch.now(at);
+                // The server has changed: poll it.
+                entry.fetch.refresh_now(at);
             }
         }
         let is_answered = |it: &&Arc<ServedRecord>| it.supersedes == Some(learnt);
@@ -269,16 +267,15 @@ impl PeerTable {
         record.supersedes = Some(learnt);
         // Only what this host has stored.
         record.departure = None;
-        self.remember(Arc::new(record));
+        self.store_record(Arc::new(record));
     }
 
-    /// The last record of each server that is known: what `--state-dir` has to have.
+    /// The last known record of each server: the content for `--state-dir`.
     pub fn stored_records(&self) -> &Records {
         &self.stored
     }
 
-    /// Records in the registry without use: their servers have had no Lease for
-    /// [`RECORD_RETENTION`].
+    /// Records in the registry whose servers have had no Lease for [`RECORD_RETENTION`].
     pub fn outdated_records(&self, at: Instant) -> impl Iterator<Item = &Arc<ServedRecord>> {
         self.published.values().filter(move |record| {
             let since = self.unleased.get(&record.identity);
@@ -286,88 +283,89 @@ impl PeerTable {
         })
     }
 
-    /// All records in the registry. A record counts where it has come later than what is
-    /// known otherwise: the clocks of other hosts do not decide that.
-    pub fn published_records(&mut self, all: &Records, at: Instant) {
+    /// Sets all records in the registry. A record counts if it arrived later than other data: the
+    /// clocks of other hosts do not decide that.
+    pub fn set_published_records(&mut self, all: &Records, at: Instant) {
         let before = std::mem::replace(&mut self.published, all.clone());
         self.published.remove(&self.own);
         for record in self.published.clone().values() {
             let known = before.get(&record.identity);
-            if known.is_none_or(|known| known.learnt != record.learnt) {
+            if known.is_none_or(|known| known.observed_at != record.observed_at) {
                 // A bridge has just written it: its server may be about to return.
                 self.unleased.remove(&record.identity);
             }
             let is_same = |known: &Arc<ServedRecord>| {
-                known.learnt == record.learnt && known.has_same_content(record)
+                known.observed_at == record.observed_at && known.has_same_content(record)
             };
             if !known.is_some_and(is_same) {
-                self.remember_published(record, at);
+                self.store_published_record(record, at);
             }
         }
         self.update_departures(at);
-        self.forget(at);
+        self.remove_unused_entries(at);
     }
 
-    /// Whether the Leases have been read.
-    pub fn is_listed(&self) -> bool {
-        self.listed
+    /// Whether the Leases have been listed.
+    pub fn leases_are_listed(&self) -> bool {
+        self.leases_listed
     }
 
-    /// All Leases there are.
-    pub fn leases(&mut self, all: Vec<LeaseSnapshot>, at: Instant) {
-        self.listed = true;
+    /// Sets all Leases.
+    pub fn set_leases(&mut self, all: Vec<LeaseSnapshot>, at: Instant) {
+        self.leases_listed = true;
         for (identity, entry) in &mut self.entries {
             if !all.iter().any(|seen| seen.identity == *identity) {
-                entry.end(at);
+                entry.end_lease(at);
             }
         }
         for seen in all {
-            self.lease(seen, at);
+            self.update_lease(seen, at);
         }
-        self.forget(at);
+        self.remove_unused_entries(at);
     }
 
-    /// A Lease that is new, or has changed.
-    pub fn lease(&mut self, seen: LeaseSnapshot, at: Instant) {
+    /// Adds or updates a Lease.
+    pub fn update_lease(&mut self, seen: LeaseSnapshot, at: Instant) {
         if seen.identity == self.own {
             return;
         }
         let departure = self.departures.get(&seen.identity);
         let entry = self.entries.entry(seen.identity).or_default();
-        entry.settle(departure, at);
+        entry.give_up_after_grace(departure, at);
         let (restarted, changed) = match &entry.lease {
             None => (true, at),
-            Some(life) if life.resource_version == seen.resource_version => (false, life.changed),
-            Some(life) => (life.holder != seen.holder, at),
+            Some(state) if state.resource_version == seen.resource_version => {
+                (false, state.changed)
+            }
+            Some(state) => (state.holder != seen.holder, at),
         };
-        let first = entry.lease.as_ref().map_or(at, |life| life.first);
-        entry.ended = None;
+        let first = entry.lease.as_ref().map_or(at, |state| state.first);
+        entry.lease_ended_at = None;
         if seen.host.is_some() {
             entry.host = seen.host;
         }
-        entry.lease = Some(Life {
+        entry.lease = Some(LeaseState {
             holder: seen.holder,
             resource_version: seen.resource_version,
             first,
             changed,
         });
         if restarted {
-            entry.fetch.now(at);
+            entry.fetch.refresh_now(at);
         }
     }
 
-    /// A Lease that is gone.
-    pub fn lease_gone(&mut self, identity: &Identity, at: Instant) {
+    /// A Lease was deleted.
+    pub fn remove_lease(&mut self, identity: &Identity, at: Instant) {
         if let Some(entry) = self.entries.get_mut(identity) {
-            entry.end(at);
+            entry.end_lease(at);
         }
-        self.forget(at);
+        self.remove_unused_entries(at);
     }
 
-    /// All addresses there are. One that is no longer published is kept as the
-    /// last resort: etcd may have been away, and a wrong one is found out by its
-    /// certificate.
-    pub fn addresses(&mut self, all: &Addresses, at: Instant) {
+    /// Sets all addresses. An address that is no longer published is kept as a last resort: etcd may
+    /// have been unavailable, and the certificate check detects a wrong address.
+    pub fn set_addresses(&mut self, all: &Addresses, at: Instant) {
         if self.addresses_in_file {
             self.end_direct_answers(all, at);
         }
@@ -375,9 +373,9 @@ impl PeerTable {
             let was_published = entry.published;
             entry.published &= all.contains_key(identity);
             if was_published && !entry.published && self.departures.contains_key(identity) {
-                // From now on the server itself is asked, where its address is known.
-                entry.standing.forgive();
-                entry.fetch.now(at);
+                // From now on the server itself is polled, if its address is known.
+                entry.health.record_success();
+                entry.fetch.refresh_now(at);
             }
         }
         for (identity, address) in all {
@@ -389,29 +387,29 @@ impl PeerTable {
                 .entry(identity.clone())
                 .or_insert_with(|| Entry {
                     // Its server may be restarting.
-                    ended: Some(at),
+                    lease_ended_at: Some(at),
                     ..Entry::default()
                 });
             if !self.departures.contains_key(identity) {
-                entry.asks_server = false;
+                entry.next_fetch_is_direct = false;
             }
             let had_bridge = entry.has_bridge();
-            // Back at the same place it may be another version.
+            // A server that returns at the same address may have another version.
             let is_back = !std::mem::replace(&mut entry.published, true);
             if is_back || entry.address != Some(*address) {
                 entry.address = Some(*address);
-                entry.standing.forgive();
-                entry.fetch.now(at);
+                entry.health.record_success();
+                entry.fetch.refresh_now(at);
             }
             if entry.has_bridge() {
-                entry.direct = Direct::Untried;
+                entry.direct = DirectPoll::Untried;
                 if !had_bridge
                     && !self.published.contains_key(identity)
                     && let Some(stored) = self.stored.get_mut(identity)
-                    && stored.left.is_some()
+                    && stored.bridge_left_at.is_some()
                 {
-                    // The bridge is back, and has no record yet that says so.
-                    Arc::make_mut(stored).left = None;
+                    // The bridge has returned and has not updated its record yet.
+                    Arc::make_mut(stored).bridge_left_at = None;
                     self.departures.remove(identity);
                 }
             }
@@ -420,56 +418,60 @@ impl PeerTable {
             self.file_is_read = true;
             self.update_departures(at);
         }
-        self.forget(at);
+        self.remove_unused_entries(at);
     }
 
-    /// All addresses that are published and not believed, since they are in none
-    /// of the networks that an administrator allows.
-    pub fn refuse(&mut self, all: &Addresses) {
+    /// Sets the published addresses that are ignored, because they are in none of the networks that
+    /// an administrator allows.
+    pub fn set_refused_addresses(&mut self, all: &Addresses) {
         for (identity, entry) in &mut self.entries {
-            entry.refused = all.get(identity).map(|it| it.address);
+            entry.refused_address = all.get(identity).map(|it| it.address);
         }
     }
 
-    /// Ends what has run out. Whether that was anything.
+    /// Removes expired state. Returns whether anything expired.
     pub fn expire(&mut self, at: Instant) -> bool {
         let mut any = false;
         for (identity, entry) in &mut self.entries {
-            if (entry.lease.as_ref()).is_some_and(|life| life.changed + LEASE <= at) {
-                entry.end(at);
+            if (entry.lease.as_ref()).is_some_and(|state| state.changed + LEASE_DURATION <= at) {
+                entry.end_lease(at);
                 any = true;
             }
             let departure = (self.departures.get(identity)).filter(|_| !entry.has_bridge());
             let in_rollout = departure.is_some_and(|it| it.is_recent(at));
-            if !in_rollout && entry.ended.is_some_and(|ended| ended + TO_RESTART <= at) {
-                entry.ended = None;
+            if !in_rollout
+                && entry
+                    .lease_ended_at
+                    .is_some_and(|lease_ended_at| lease_ended_at + RESTART_GRACE <= at)
+            {
+                entry.lease_ended_at = None;
                 entry.served = None;
                 any = true;
             }
-            any |= entry.settle(departure, at);
+            any |= entry.give_up_after_grace(departure, at);
         }
         self.retain_records(at);
-        self.forget(at);
+        self.remove_unused_entries(at);
         any
     }
 
-    /// Whom to ask now. Each is to be followed by [`PeerTable::fetched`].
-    pub fn due(&mut self, at: Instant) -> Vec<Peer> {
+    /// The peers to poll now. The caller reports each result to [`PeerTable::record_poll`].
+    pub fn take_due(&mut self, at: Instant) -> Vec<Peer> {
         let mut due = Vec::new();
         let identities: Vec<_> = self.entries.keys().cloned().collect();
         for identity in identities {
             let address = self.address(&identity);
-            let published = self.published.get(&identity).map(|it| it.learnt);
+            let published = self.published.get(&identity).map(|it| it.observed_at);
             let stored = self.stored.get(&identity);
             let known = published.or_else(|| stored.and_then(|it| it.supersedes));
             if let Some(entry) = self.entries.get_mut(&identity)
                 && entry.lease.is_some()
                 && address.is_some()
-                && entry.fetch.begin(at)
+                && entry.fetch.begin_if_due(at)
             {
                 entry.fetch_supersedes = known;
                 entry.fetch_at = address.map(|it| it.address);
-                entry.fetch_asks_server =
+                entry.fetch_is_direct =
                     address.is_some_and(|it| it.origin == AddressOrigin::Server);
                 due.extend(self.peer(&identity));
             }
@@ -477,8 +479,8 @@ impl PeerTable {
         due
     }
 
-    /// What came of asking a peer. `jitter` spreads the next time: 0 to 1.
-    pub fn fetched(
+    /// The result of a poll. `jitter`, from 0 to 1, spreads the next one.
+    pub fn record_poll(
         &mut self,
         identity: &Identity,
         outcome: Result<ServedApis, String>,
@@ -493,48 +495,48 @@ impl PeerTable {
             return;
         };
         match outcome {
-            // Its Lease has ended meanwhile: back again, it has to tell anew.
+            // The Lease has ended meanwhile: if it returns, the server is polled again.
             _ if entry.lease.is_none() => entry.fetch.failed(at, jitter),
             Ok(served) => {
-                entry.fetch.succeeded(at, served.news(), jitter);
-                entry.succeeded = Some(wall);
+                entry.fetch.succeeded(at, served.change_detection(), jitter);
+                entry.last_success = Some(wall);
                 entry.superseded = entry.fetch_supersedes;
                 entry.bridge_at = entry.fetch_at.filter(|_| served.by_bridge);
-                entry.standing.polled(at);
+                entry.health.record_poll(at);
                 entry.served = Some(Arc::new(served));
-                entry.standing.reachable();
+                entry.health.mark_reachable();
                 if has_left && !entry.has_bridge() {
                     // The address may have changed since the poll began.
                     let listed = entry.address.map(|it| it.address);
-                    let answers = if entry.fetch_asks_server {
-                        (entry.fetch_at == direct).then_some(Direct::Answers)
+                    let answers = if entry.fetch_is_direct {
+                        (entry.fetch_at == direct).then_some(DirectPoll::ServerAnswers)
                     } else {
                         (entry.is_in_file() && entry.fetch_at == listed)
-                            .then_some(Direct::BridgeAnswers)
+                            .then_some(DirectPoll::BridgeAnswers)
                     };
                     has_answered = answers.is_some();
                     entry.direct = answers.unwrap_or(entry.direct);
                 }
-                // Back again. One that tells what it serves and fails with
-                // requests is not better for it.
+                // The peer is back. If polls succeeded before, a success does not clear failed
+                // requests.
                 if entry.problem.take().is_some() {
-                    entry.standing.forgive();
+                    entry.health.record_success();
                 }
             }
             Err(problem) => {
                 entry.fetch.failed(at, jitter);
-                // Another process may have the address when it answers again.
+                // Another process may have the address at the next answer.
                 entry.bridge_at = None;
                 entry.problem = Some(problem);
-                if entry.direct == Direct::BridgeAnswers {
-                    entry.direct = Direct::Untried;
+                if entry.direct == DirectPoll::BridgeAnswers {
+                    entry.direct = DirectPoll::Untried;
                 }
                 // Its bridge has crashed, or the registry has lost its address, or the file
-                // still has the address of a bridge that has left: both places are tried in
+                // still has the address of a bridge that has left: both addresses are tried in
                 // turn.
                 let has_two = (!entry.published && !has_left) || (entry.is_in_file() && has_left);
                 if has_two && direct.is_some() {
-                    entry.asks_server = !entry.asks_server;
+                    entry.next_fetch_is_direct = !entry.next_fetch_is_direct;
                 }
             }
         }
@@ -543,51 +545,50 @@ impl PeerTable {
         }
     }
 
-    /// A peer has answered a poll, although not with what it serves: its server may be away,
-    /// but its bridge has not left.
-    pub fn answered(&mut self, identity: &Identity, at: Instant) {
+    /// A peer answered a poll, but without discovery: its server may be unavailable, but its bridge
+    /// has not left.
+    pub fn record_bridge_answer(&mut self, identity: &Identity, at: Instant) {
         let has_left = self.departures.contains_key(identity);
         if let Some(entry) = self.entries.get_mut(identity)
             && has_left
             && entry.is_in_file()
-            && !entry.fetch_asks_server
+            && !entry.fetch_is_direct
         {
-            entry.direct = Direct::BridgeAnswers;
+            entry.direct = DirectPoll::BridgeAnswers;
             self.restart_grace(identity, at);
         }
     }
 
-    /// A request could not be brought to this peer: find out whether it is
-    /// there, and what it is now.
-    pub fn doubt(&mut self, identity: &Identity, at: Instant) {
+    /// A request to this peer failed: poll it soon.
+    pub fn recheck(&mut self, identity: &Identity, at: Instant) {
         if let Some(entry) = self.entries.get_mut(identity) {
-            entry.fetch.doubt(at);
+            entry.fetch.recheck(at);
         }
     }
 
-    /// What routing needs to know.
+    /// The snapshot for routing.
     pub fn snapshot(&self) -> Peers {
         Peers {
-            listed: self.listed,
+            leases_listed: self.leases_listed,
             peers: (self.entries.keys())
                 .filter_map(|identity| self.peer(identity).map(Arc::new))
                 .collect(),
         }
     }
 
-    /// Entries without Lease and address are dropped, unless their bridge has just
-    /// announced that it leaves.
-    fn forget(&mut self, at: Instant) {
+    /// Removes entries without Lease and address, unless their bridge announced its departure
+    /// recently.
+    fn remove_unused_entries(&mut self, at: Instant) {
         let departures = &self.departures;
         self.entries.retain(|identity, entry| {
             let departure = departures.get(identity);
-            entry.settle(departure, at);
+            entry.give_up_after_grace(departure, at);
             entry.lease.is_some() || entry.published || departure.is_some_and(|it| it.is_recent(at))
         });
     }
 
     fn retain_records(&mut self, at: Instant) {
-        if !self.listed {
+        if !self.leases_listed {
             return;
         }
         let entries = &self.entries;
@@ -612,13 +613,13 @@ impl PeerTable {
         });
     }
 
-    /// The record that counts where the server has not been asked: the published one,
-    /// unless an answer is stored that is later than that.
+    /// The record that counts if the server has not been polled: the published one, unless a later
+    /// answer is stored.
     fn record(&self, identity: &Identity) -> Option<(&Arc<ServedRecord>, ApiSource)> {
         match (self.published.get(identity), self.stored.get(identity)) {
             (Some(published), Some(stored))
-                if stored.supersedes == Some(published.learnt)
-                    && stored.learnt != published.learnt =>
+                if stored.supersedes == Some(published.observed_at)
+                    && stored.observed_at != published.observed_at =>
             {
                 Some((stored, ApiSource::Stored))
             }
@@ -628,10 +629,13 @@ impl PeerTable {
         }
     }
 
-    /// What a server serves, as last known: by its own answer, unless another record has
-    /// been published since that was asked for.
+    /// The last known served APIs of a server: its own answer, unless another record was published
+    /// since that poll began.
     fn served(&self, identity: &Identity, entry: &Entry) -> Option<(Arc<ServedApis>, ApiSource)> {
-        let published = self.published.get(identity).map(|record| record.learnt);
+        let published = self
+            .published
+            .get(identity)
+            .map(|record| record.observed_at);
         let stored = self.stored.get(identity);
         let latest = published.or_else(|| stored.and_then(|record| record.supersedes));
         match (&entry.served, self.record(identity)) {
@@ -643,8 +647,8 @@ impl PeerTable {
         }
     }
 
-    /// Where a server is reached: at its published address; after its bridge has left,
-    /// at the server itself; after a crash, at either in turn.
+    /// The address of a server: the published one; after its bridge has left, that of the server
+    /// itself; after a crash of the bridge, both in turn.
     fn address(&self, identity: &Identity) -> Option<AdvertisedAddress> {
         let entry = self.entries.get(identity)?;
         let direct = self
@@ -653,13 +657,13 @@ impl PeerTable {
         let has_left = self.departures.contains_key(identity);
         if self.addresses_in_file {
             let listed = entry.address.filter(|_| entry.published);
-            let direct = direct.filter(|_| has_left && entry.asks_server);
+            let direct = direct.filter(|_| has_left && entry.next_fetch_is_direct);
             direct.or(listed)
         } else if entry.published {
             entry.address
         } else if has_left {
             direct
-        } else if entry.asks_server {
+        } else if entry.next_fetch_is_direct {
             direct.or(entry.address)
         } else {
             entry.address.or(direct)
@@ -687,33 +691,33 @@ impl PeerTable {
         let advertised = self.address(identity);
         let address = advertised.map(|it| it.address);
         let known = self.served(identity, entry);
-        let without_bridge = entry.direct == Direct::GivenUp;
+        let without_bridge = entry.direct == DirectPoll::GivenUp;
         let known = known.filter(|_| !without_bridge);
-        let (alive_until, awaited_until) = match (&entry.lease, entry.ended) {
-            (Some(life), _) => {
+        let (alive_until, awaited_until) = match (&entry.lease, entry.lease_ended_at) {
+            (Some(state), _) => {
                 let patience = match address {
                     None if without_bridge => Duration::ZERO,
-                    Some(_) if without_bridge => TO_APPEAR,
-                    Some(_) => TO_TELL,
-                    None => TO_APPEAR,
+                    Some(_) if without_bridge => ADDRESS_GRACE,
+                    Some(_) => DISCOVERY_GRACE,
+                    None => ADDRESS_GRACE,
                 };
-                let alive_until = life.changed + ALIVE;
+                let alive_until = state.changed + RENEWAL_TIMEOUT;
                 let awaited_until = match self.registry {
-                    RegistryRead::NotAwaited => life.first + patience,
+                    RegistryRead::NotAwaited => state.first + patience,
                     RegistryRead::Pending => alive_until,
-                    RegistryRead::At(read) => life.first.max(read) + patience,
+                    RegistryRead::At(read) => state.first.max(read) + patience,
                 };
                 (alive_until, awaited_until)
             }
-            // Known, and for the moment not there.
-            (None, Some(ended)) if known.is_some() => (ended, ended),
+            // Known, and currently without a Lease.
+            (None, Some(lease_ended_at)) if known.is_some() => (lease_ended_at, lease_ended_at),
             (None, _) => return None,
         };
         let departure = self.departures.get(identity);
-        let answers = entry.has_bridge() || entry.direct == Direct::BridgeAnswers;
+        let answers = entry.has_bridge() || entry.direct == DirectPoll::BridgeAnswers;
         let departure = departure.filter(|_| !answers);
         let bridge_left = departure.is_some();
-        let departure_problem = departure.filter(|_| entry.direct != Direct::Answers);
+        let departure_problem = departure.filter(|_| entry.direct != DirectPoll::ServerAnswers);
         // A kube-apiserver may have taken over the address of a bridge that was killed.
         let is_bridge = advertised.is_some_and(|it| {
             it.origin != AddressOrigin::Server && entry.bridge_at == Some(it.address)
@@ -732,12 +736,12 @@ impl PeerTable {
                 source: known.as_ref().map(|(_, source)| *source),
                 bridge_left,
                 is_bridge,
-                // They are those of the bridge that has written the record: not of the
-                // server behind it, and not of an older release that came after it.
+                // The keys belong to the bridge that wrote the record: not to the server behind
+                // it, and not to a later bridge of an older release.
                 serving_keys: match published {
                     Some(record)
                         if is_published_by_bridge
-                            && record.left.is_none()
+                            && record.bridge_left_at.is_none()
                             && record.bridge == address =>
                     {
                         record.serving_keys.clone()
@@ -746,15 +750,15 @@ impl PeerTable {
                 },
             },
             served: known.map(|(served, _)| served),
-            standing: entry.standing.clone(),
-            succeeded: entry.succeeded,
-            problem: match (entry.refused, departure_problem, address) {
-                (Some(refused), ..) => Some(format!(
-                    "the address that it has published, {refused}, is refused: it is in none \
+            health: entry.health.clone(),
+            last_success: entry.last_success,
+            problem: match (entry.refused_address, departure_problem, address) {
+                (Some(refused_address), ..) => Some(format!(
+                    "the address that it has published, {refused_address}, is refused: it is in none \
                      of the --peer-cidrs"
                 )),
                 (None, Some(departure), _) => Some(departure.problem().to_owned()),
-                // `reachability` says why, by the status of the registry.
+                // `reachability` derives the reason from the status of the registry.
                 (None, None, None) => None,
                 (None, None, Some(_)) => entry.problem.clone(),
             },
@@ -768,28 +772,28 @@ impl Entry {
         self.published && (self.address).is_some_and(|it| it.origin == AddressOrigin::Bridge)
     }
 
-    /// Whether an administrator has written its address into a file.
+    /// Whether its address comes from a registry file.
     fn is_in_file(&self) -> bool {
         let origin = self.address.map(|it| it.origin);
         self.published && matches!(origin, Some(AddressOrigin::File { .. }))
     }
 
     /// Counts a server whose bridge left long ago as one that never had a bridge.
-    /// Whether that is news.
-    fn settle(&mut self, departure: Option<&Departure>, at: Instant) -> bool {
+    /// Returns whether that changed.
+    fn give_up_after_grace(&mut self, departure: Option<&Departure>, at: Instant) -> bool {
         let has_left = departure.is_some_and(|it| !it.is_recent(at)) && !self.has_bridge();
-        let is_news = has_left && self.direct == Direct::Untried;
+        let is_news = has_left && self.direct == DirectPoll::Untried;
         if is_news {
-            self.direct = Direct::GivenUp;
+            self.direct = DirectPoll::GivenUp;
         }
         is_news
     }
 
-    /// Its Lease has ended: what it served is served by it no more, unless its
-    /// bridge waits for it to come back, or has announced that it leaves.
-    fn end(&mut self, at: Instant) {
+    /// The Lease has ended: the server no longer serves its APIs, unless its bridge is still
+    /// published and waits for it to return.
+    fn end_lease(&mut self, at: Instant) {
         if self.lease.take().is_some() {
-            self.ended = Some(at);
+            self.lease_ended_at = Some(at);
         }
         if !self.published {
             self.served = None;

@@ -1,21 +1,21 @@
-//! Who the other kube-apiservers of a cluster are, and where they listen: their
-//! identities, the Leases that say who lives, the address records in etcd, who
-//! keeps our own Lease, and what is never routed to a peer. Nothing here touches
-//! a socket or reads a clock.
+//! The directory of the other kube-apiservers of a cluster: their identities, their identity
+//! Leases, their addresses and served APIs, their health, the rules for the identity Lease of the
+//! local server, and the group-versions that are never routed to a peer. Apart from the
+//! registries, the crate does no I/O, and callers pass the time.
 //!
 //! ```
 //! use std::time::{Duration, Instant, SystemTime};
-//! use skewbridge_peers::{LeaseAction, Identity, LeaseController, ClockReading, Upstream};
+//! use skewbridge_peer_directory::{LeaseAction, Identity, LeaseController, ClockReading, Upstream};
 //!
 //! let identity = Identity::of_hostname("kube-apiserver-0-1-36-4");
 //! assert_eq!(identity.as_str(), "apiserver-ihqvzrdal7px3zqf5s6ecqs5ei");
 //!
-//! // Our kube-apiserver is up, and nobody writes its Lease: we do.
-//! let mut keeper = LeaseController::new(identity, "kube-apiserver-0-1-36-4", "0b2f7c1e");
+//! // The local kube-apiserver is ready and its Lease does not exist: the bridge creates it.
+//! let mut controller = LeaseController::new(identity, "kube-apiserver-0-1-36-4", "0b2f7c1e");
 //! let start = ClockReading { monotonic: Instant::now(), wall: SystemTime::now() };
-//! assert!(matches!(keeper.observe(None, Upstream::Ready, start), LeaseAction::Wait { .. }));
+//! assert!(matches!(controller.observe(None, Upstream::Ready, start), LeaseAction::Wait { .. }));
 //! let later = start + Duration::from_secs(10);
-//! let LeaseAction::Create(lease) = keeper.observe(None, Upstream::Ready, later) else {
+//! let LeaseAction::Create(lease) = controller.observe(None, Upstream::Ready, later) else {
 //!     panic!("ten seconds are enough");
 //! };
 //! assert_eq!(lease.hostname(), Some("kube-apiserver-0-1-36-4"));
@@ -47,7 +47,7 @@ pub use identity::Identity;
 pub use lease::{IdentityLease, LeaseDeletion};
 pub use lease_controller::{ClockReading, LeaseAction, LeaseController, Upstream, stale_leases};
 pub use micro_time::MicroTime;
-pub use peer::{ApiSource, Peer, PeerLookup, PeerRecord, Peers, order};
+pub use peer::{ApiSource, Peer, PeerLookup, PeerRecord, Peers, order_candidates};
 pub use peer_health::{InFlightGuard, PeerHealth};
 pub use peer_name::PeerName;
 pub use peer_table::{LeaseSnapshot, PeerTable};

@@ -1,8 +1,8 @@
-//! The record in etcd that says where a kube-apiserver is reached by the others.
+//! The record in etcd with the address at which a kube-apiserver is reached by its peers.
 //!
 //! It is an `Endpoints` that never passes through the API (KEP-4020, Identifying
-//! destination apiserver's network location): users cannot write it, so it may
-//! be believed.
+//! destination apiserver's network location): users cannot write it, so it is
+//! trusted.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,20 +11,19 @@ use serde::Deserialize;
 use crate::{Error, Identity};
 use skewbridge_api::protobuf::{Field, Fields, Malformed, Writer, envelope};
 
-/// Where a kube-apiserver is reached by the others.
+/// The address at which a kube-apiserver is reached by its peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddressRecord {
-    /// Whose address it is.
+    /// The server.
     pub identity: Identity,
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
     /// Counts how often the record was written: kube-apiserver adds one each
     /// time, because its storage does not write what has not changed.
     pub generation: i64,
 }
 
-/// For how long a record lives without being written again: the TTL of its
-/// etcd lease.
+/// The TTL of the etcd lease of a record.
 pub const TTL_SECONDS: i64 = 15;
 
 /// How often a record is written.
@@ -35,7 +34,7 @@ const IDENTITY_LABEL: &str = "apiserverIdentity";
 const DIRECTORY: &str = "/peerserverleases/";
 
 impl AddressRecord {
-    /// What all keys of records begin with, under a prefix such as `/registry`.
+    /// The common prefix of all record keys, under a prefix such as `/registry`.
     pub fn directory(prefix: &str) -> String {
         let prefix = prefix.trim_matches('/');
         match prefix {
@@ -73,9 +72,9 @@ impl AddressRecord {
         envelope("v1", "Endpoints", endpoints)
     }
 
-    /// Reads a record: protobuf, or the JSON of a kube-apiserver that was told
-    /// to store that. The label says whose it is, as for kube-apiserver; where
-    /// there is none, the end of the key does.
+    /// Reads a record: protobuf, or the JSON of a kube-apiserver that is
+    /// configured to store JSON. The label names the server, as for kube-apiserver; without a label
+    /// the last part of the key does.
     pub fn decode(key: &str, value: &[u8]) -> Result<Self, Error> {
         let stored = match value.strip_prefix(MAGIC) {
             Some(unknown) => Stored::from_protobuf(unknown)?,
@@ -86,7 +85,7 @@ impl AddressRecord {
     }
 }
 
-/// What is written there.
+/// The fields of a stored record.
 #[derive(Debug, Default)]
 struct Stored {
     identity: Option<String>,
@@ -316,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_read_too() {
+    fn a_json_record_is_decoded() {
         let json = format!(
             r#"{{"kind":"Endpoints","apiVersion":"v1","metadata":{{"generation":3,"labels":{{"apiserverIdentity":"{NAME}"}}}},
                 "subsets":[{{"addresses":[{{"ip":"127.0.0.1"}}],"ports":[{{"name":"https","port":58175,"protocol":"TCP"}}]}}]}}"#
@@ -340,18 +339,18 @@ mod tests {
     }
 
     #[test]
-    fn without_a_label_the_key_says_whose_it_is() {
+    fn without_a_label_the_key_names_the_server() {
         let value = stored(Writer::default().message(2, subset("10.0.0.1", 6443)));
         let record =
             AddressRecord::decode("/registry/peerserverleases/apiserver-b", &value).unwrap();
         assert_eq!(record.identity.as_str(), "apiserver-b");
         assert_eq!(record.generation, 0);
-        let nobody = AddressRecord::decode("/registry/peerserverleases/", &value);
-        assert!(matches!(nobody, Err(Error::Identity(_))));
+        let unnamed = AddressRecord::decode("/registry/peerserverleases/", &value);
+        assert!(matches!(unnamed, Err(Error::Identity(_))));
     }
 
     #[test]
-    fn the_first_subset_counts_and_unknown_fields_do_not() {
+    fn the_first_subset_is_used_and_unknown_fields_are_ignored() {
         let endpoints = Writer::default()
             .text(9, "from the future")
             .number(10, 7)
@@ -379,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_an_error() {
+    fn a_malformed_record_is_an_error() {
         let pod = Writer::default().message(1, Writer::default().text(2, "Pod"));
         let encoded = Writer::default().text(3, "gzip");
         for value in [
@@ -400,7 +399,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(
+        fn an_encoded_record_decodes_to_the_same_record(
             name in "[a-z0-9]([a-z0-9.]?[a-z0-9]){0,100}",
             ip: IpAddr,
             port in 1_u16..,
@@ -413,7 +412,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes: Vec<u8>, at: prop::sample::Index, byte: u8) {
+        fn decoding_arbitrary_bytes_does_not_panic(bytes: Vec<u8>, at: prop::sample::Index, byte: u8) {
             let _ = AddressRecord::decode("a", &bytes);
             let _ = AddressRecord::decode("a", &[MAGIC, &bytes].concat());
             let mut damaged = captured().encode();

@@ -130,7 +130,7 @@ struct World {
     registry_is_lost: bool,
     /// By how many seconds the clock of each host is late.
     late: [u64; 3],
-    roster: PeerTable,
+    table: PeerTable,
 }
 
 impl World {
@@ -149,7 +149,7 @@ impl World {
             registry: Records::new(),
             registry_is_lost: false,
             late: [0; 3],
-            roster: PeerTable::new(Identity::named("apiserver-me").unwrap()),
+            table: PeerTable::new(Identity::named("apiserver-me").unwrap()),
         };
         for server in &mut world.servers {
             server.in_file = true;
@@ -169,12 +169,12 @@ impl World {
 
     /// A new process of the bridge under test, which knows nothing yet.
     fn restart(&mut self) {
-        let roster = PeerTable::new(Identity::named("apiserver-me").unwrap());
-        self.roster = match self.kept {
-            Kept::Published => roster,
-            Kept::InFile => roster.with_addresses_in_file(),
+        let table = PeerTable::new(Identity::named("apiserver-me").unwrap());
+        self.table = match self.kept {
+            Kept::Published => table,
+            Kept::InFile => table.with_addresses_in_file(),
         };
-        self.roster.set_host_clock(Some(HostClock {
+        self.table.set_host_clock(Some(HostClock {
             at: self.at(),
             time: crate::HostTime {
                 boot: self.boots.to_string(),
@@ -187,7 +187,7 @@ impl World {
     }
 
     fn restart_with_state(&mut self) {
-        let stored = self.roster.stored_records().clone();
+        let stored = self.table.stored_records().clone();
         self.restart();
         for (server, name) in self.servers.iter_mut().zip(NAMES) {
             if !stored.contains_key(&Identity::named(name).unwrap()) {
@@ -198,7 +198,7 @@ impl World {
             // As a file.
             let bytes = record.encode().unwrap();
             let record = ServedRecord::decode(&bytes).unwrap();
-            self.roster.remember(Arc::new(record));
+            self.table.store_record(Arc::new(record));
         }
     }
 
@@ -308,7 +308,7 @@ impl World {
                 }),
             }
         }
-        self.roster.leases(leases, now);
+        self.table.set_leases(leases, now);
         if !self.registry_is_lost {
             let address = |(server, name): (&Server, &str)| {
                 let port = |port| SocketAddr::from(([127, 0, 0, 1], port));
@@ -331,8 +331,8 @@ impl World {
             };
             let servers = self.servers.iter().zip(NAMES);
             let addresses = servers.filter_map(address).collect();
-            self.roster.addresses(&addresses, now);
-            self.roster.published_records(&self.registry, now);
+            self.table.set_addresses(&addresses, now);
+            self.table.set_published_records(&self.registry, now);
             self.on_records();
             for (server, name) in self.servers.iter_mut().zip(NAMES) {
                 let record = self.registry.get(&Identity::named(name).unwrap());
@@ -342,13 +342,15 @@ impl World {
                     Kept::InFile => false,
                 };
                 let is_missing = self.kept == Kept::InFile && !server.in_file;
-                if !is_missing && (is_running || record.is_some_and(|it| it.left.is_none())) {
+                if !is_missing
+                    && (is_running || record.is_some_and(|it| it.bridge_left_at.is_none()))
+                {
                     server.may_have_left = None;
                 }
             }
         }
-        self.roster.expire(now);
-        for peer in self.roster.due(now) {
+        self.table.expire(now);
+        for peer in self.table.take_due(now) {
             self.fetch(&peer.identity);
         }
     }
@@ -373,13 +375,13 @@ impl World {
             // A bridge that starts takes back its announcement. On a Lease it needs its
             // server for that.
             if let Some(known) = self.registry.get_mut(&identity) {
-                Arc::make_mut(known).left = None;
+                Arc::make_mut(known).bridge_left_at = None;
             }
         } else if server.announced.is_some()
             && let Some(known) = self.registry.get_mut(&identity)
-            && known.left.is_none()
+            && known.bridge_left_at.is_none()
         {
-            Arc::make_mut(known).left = Some(wall);
+            Arc::make_mut(known).bridge_left_at = Some(wall);
         }
     }
 
@@ -389,7 +391,7 @@ impl World {
                 continue;
             };
             let is_missing = self.kept == Kept::InFile && !server.in_file;
-            server.is_told = is_missing || (record.left.is_some() && !server.bridge);
+            server.is_told = is_missing || (record.bridge_left_at.is_some() && !server.bridge);
             if server.is_told {
                 server.is_told_since.get_or_insert(self.seconds);
             }
@@ -426,27 +428,27 @@ impl World {
             version: None,
             by_bridge: server.bridge,
         });
-        self.roster.fetched(identity, answer, now, wall, 0.5);
+        self.table.record_poll(identity, answer, now, wall, 0.5);
         if is_there && self.kept == Kept::InFile {
             // If it has announced that it leaves, it may have done so after this answer.
             let stands = server.announcement_stands;
             server.may_have_left = stands.then_some(self.seconds);
-            self.roster.answered(identity, now);
+            self.table.record_bridge_answer(identity, now);
         }
         if let Ok(fresh) = outcome {
-            self.roster.remember_answer(fresh);
+            self.table.store_polled_record(fresh);
         }
     }
 
     /// APIs that are "not found" although a server with a living Lease is known to
     /// serve them, and its bridge has not announced that it leaves, or not for long.
     fn falsely_not_found(&self) -> Vec<String> {
-        let peers = self.roster.snapshot();
+        let peers = self.table.snapshot();
         let is_not_found = |api: &usize| {
             let path = format!("/apis/{}/v1/things", GROUPS[*api]);
             let path = DecodedPath::new(&path).unwrap();
             let request = RequestInfo::parse(&Method::GET, &path, None);
-            let place = peers.serving(&request, self.at());
+            let place = peers.lookup(&request, self.at());
             matches!(place, PeerLookup::NotServed | PeerLookup::NoPeers)
         };
         let servers = self.servers.iter().zip(NAMES);
@@ -467,7 +469,7 @@ impl World {
     /// Servers that still count long after the bridge under test has learnt that their
     /// bridges have left. None of them can be reached without a bridge.
     fn counted_without_end(&self) -> Vec<&str> {
-        let peers = self.roster.snapshot();
+        let peers = self.table.snapshot();
         let servers = self.servers.iter().zip(NAMES);
         let over = servers.filter(|(server, name)| {
             let since = server.is_told_since.filter(|_| server.is_told);
@@ -520,7 +522,7 @@ proptest! {
 /// As it was seen with 1.34.4 and 1.36.4: the only server of an API is killed, then the
 /// bridge restarts; with and without the bridge of that server.
 #[test]
-fn a_restart_beside_a_dead_peer_forgets_nothing() {
+fn a_restart_beside_a_dead_peer_keeps_its_apis() {
     for bridge_dies in [false, true] {
         for registry_is_lost in [false, true] {
             let mut steps = vec![
@@ -542,7 +544,7 @@ fn a_restart_beside_a_dead_peer_forgets_nothing() {
 }
 
 #[test]
-fn what_a_peer_that_was_never_reachable_serves_is_known_from_the_registry() {
+fn apis_of_a_peer_that_was_never_reachable_are_known_from_the_registry() {
     let steps = [
         Step::Partition(0),
         Step::StartServer(0, [0, 2].into(), false),
@@ -556,7 +558,7 @@ fn what_a_peer_that_was_never_reachable_serves_is_known_from_the_registry() {
 
 /// A partitioned server becomes another version; the clock of its host is late.
 #[test]
-fn a_record_that_came_later_counts_whatever_the_clocks_say() {
+fn a_later_record_counts_regardless_of_clocks() {
     let steps = [
         Step::StartServer(0, [1].into(), false),
         Step::StartBridge(0),

@@ -38,7 +38,7 @@ impl Reachability {
     }
 }
 
-/// Whether this peer can be reached, as far as is known at this moment.
+/// Whether this peer can be reached, as currently known.
 pub fn reachability(peer: &Peer, registry: &RegistryStatus, now: Instant) -> Reachability {
     let unreachable = |problem: String| Reachability::Unreachable(problem);
     if let Some(problem) = &peer.problem {
@@ -47,10 +47,10 @@ pub fn reachability(peer: &Peer, registry: &RegistryStatus, now: Instant) -> Rea
     if peer.address.is_none() {
         return unreachable(registry.no_address());
     }
-    if peer.standing.is_failing() || !peer.standing.is_reachable() {
+    if peer.health.is_failing() || !peer.health.is_reachable() {
         return unreachable("the last request to it failed".to_owned());
     }
-    let Some(polled) = peer.standing.polled_at() else {
+    let Some(polled) = peer.health.last_poll() else {
         return Reachability::NotPolled;
     };
     if peer.alive_until <= now && polled + RECENT_POLL <= now {
@@ -69,8 +69,8 @@ mod tests {
     use crate::peer_health::PeerHealth;
 
     fn peer(now: Instant) -> Peer {
-        let standing = Arc::new(PeerHealth::default());
-        standing.polled(now);
+        let health = Arc::new(PeerHealth::default());
+        health.record_poll(now);
         Peer {
             identity: Identity::named("apiserver-a").unwrap(),
             host: None,
@@ -80,8 +80,8 @@ mod tests {
             awaited_until: now,
             served: None,
             record: crate::peer::PeerRecord::default(),
-            standing,
-            succeeded: None,
+            health,
+            last_success: None,
             problem: None,
         }
     }
@@ -136,21 +136,21 @@ mod tests {
             ),
             (
                 "never polled",
-                |it, _| it.standing = Arc::default(),
+                |it, _| it.health = Arc::default(),
                 up(),
                 Some("not polled yet"),
             ),
             (
                 "a request failed after the last poll",
-                |it, now| it.standing.failed(now + Duration::from_millis(5)),
+                |it, now| it.health.record_failure(now + Duration::from_millis(5)),
                 up(),
                 Some("the last request to it failed"),
             ),
             (
                 "a poll succeeded after the failed request",
                 |it, now| {
-                    it.standing.failed(now + Duration::from_millis(2));
-                    it.standing.polled(now + Duration::from_millis(5));
+                    it.health.record_failure(now + Duration::from_millis(2));
+                    it.health.record_poll(now + Duration::from_millis(5));
                 },
                 up(),
                 None,
@@ -158,8 +158,8 @@ mod tests {
             (
                 "a request succeeded after the failed one",
                 |it, now| {
-                    it.standing.failed(now + Duration::from_millis(2));
-                    it.standing.forgive();
+                    it.health.record_failure(now + Duration::from_millis(2));
+                    it.health.record_success();
                 },
                 up(),
                 None,
