@@ -179,7 +179,7 @@ impl IdentityLease {
     }
 
     /// The same, kept from now on by another holder. Written with its resource
-    /// version, it fails if somebody was faster.
+    /// version, it fails if another client was faster.
     #[must_use]
     pub fn taken_over(&self, hostname: &str, holder: &str, now: SystemTime) -> Self {
         let mut taken = self.renewed(now);

@@ -115,7 +115,7 @@ fn address(text: &str, networks: &[IpNet]) -> Result<SocketAddr, String> {
         .map_err(|_| format!("{text:?} is not IP:PORT; write it like 10.0.0.10:6443"))?;
     let ip = address.ip();
     if ip.is_unspecified() || ip.is_multicast() {
-        return Err(format!("nobody can connect to {ip}"));
+        return Err(format!("clients cannot connect to {ip}"));
     }
     if address.port() == 0 {
         return Err(format!("{text:?} has no port"));
@@ -227,7 +227,7 @@ mod tests {
             "peers[0].identity: ",
             "peers[0].address: \"kube:1\" is not IP:PORT",
             "peers[1].address: \"1.1.1.1:0\" has no port",
-            "peers[2].address: nobody can connect to 0.0.0.0",
+            "peers[2].address: clients cannot connect to 0.0.0.0",
             "peers[3].address: 2.2.2.2 is in none of",
             "peers[5]: d is there twice",
         ];

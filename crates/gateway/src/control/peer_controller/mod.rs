@@ -247,7 +247,7 @@ fn kept_in(whereabouts: PeerRegistry) -> (Option<Arc<dyn Registry>>, Annotations
     }
 }
 
-/// A peer_table that awaits the registry.
+/// A peer table that awaits the registry.
 fn empty_peer_table(own: &Identity, annotations: Annotations, host: &HostBoot) -> PeerTable {
     let peer_table = PeerTable::new(own.clone());
     let mut peer_table = match annotations {
@@ -756,7 +756,7 @@ fn annotated(leases: &BTreeMap<Identity, IdentityLease>, records: &Records) -> A
 
 /// Leases that were deleted. Where Leases are the registry, the address of a bridge and
 /// the record of its server go with the Lease, but a server since 1.35 that restarts
-/// deletes its Lease, too. The peer_table judges how long a server counts without a Lease:
+/// deletes its Lease, too. The peer table judges how long a server counts without a Lease:
 /// annotations are kept for the longest of these times.
 #[derive(Debug, Default)]
 struct EndedLeases(BTreeMap<Identity, (IdentityLease, Instant)>);
