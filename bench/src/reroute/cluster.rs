@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use skewbridge_peers::Identity;
+use skewbridge_peer_directory::Identity;
 use tokio::process::Command;
 use tokio::time::sleep;
 

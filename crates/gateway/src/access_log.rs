@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
-use skewbridge_peers::{Burden, Identity, Peer};
+use skewbridge_peer_directory::{Identity, InFlightGuard, Peer};
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
@@ -34,7 +34,7 @@ pub struct AccessLogEntry {
     complete: bool,
     line: Option<Box<Line>>,
     /// The peer that answers has so much to do while this lasts.
-    burden: Option<Burden>,
+    in_flight: Option<InFlightGuard>,
 }
 
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl AccessLogEntry {
             bytes: 0,
             complete: false,
             line: None,
-            burden: None,
+            in_flight: None,
         }
     }
 
@@ -77,7 +77,7 @@ impl AccessLogEntry {
             bytes: 0,
             complete: false,
             line: None,
-            burden: None,
+            in_flight: None,
         }
     }
 
@@ -128,8 +128,8 @@ impl AccessLogEntry {
     }
 
     /// This peer answers.
-    pub(crate) fn peer(&mut self, peer: &Peer, burden: Burden) {
-        self.burden = Some(burden);
+    pub(crate) fn peer(&mut self, peer: &Peer, in_flight: InFlightGuard) {
+        self.in_flight = Some(in_flight);
         if let Some(line) = &mut self.line {
             line.peer = Some(peer.identity.clone());
             line.peer_host = peer.name().host().map(str::to_owned);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use skewbridge_discovery::{Document, Index};
 use skewbridge_k8s_api::request_info::RequestInfo;
-use skewbridge_peers::registry::RegistryStatus;
-use skewbridge_peers::{Elsewhere, Excluded, Identity, Peers, Served};
+use skewbridge_peer_directory::registry::RegistryStatus;
+use skewbridge_peer_directory::{Identity, PeerLookup, Peers, ServedApis, SharedGroupVersions};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
@@ -20,12 +20,12 @@ use crate::openapi::{MergeRequest, OpenApiService};
 #[derive(Debug, Default)]
 pub struct Cluster {
     /// What the kube-apiserver behind this bridge serves.
-    pub local: Option<Arc<Served>>,
+    pub local: Option<Arc<ServedApis>>,
     /// The other servers.
     pub peers: Peers,
     /// Whose APIs all servers share, so that no peer is asked for them: custom
     /// resources and aggregated APIs. `None` until they have been read.
-    pub shared: Option<Arc<Excluded>>,
+    pub shared: Option<Arc<SharedGroupVersions>>,
     /// What all of them serve, as one; none where that is what the local one does.
     pub view: Option<Arc<View>>,
     /// The registry has not been read yet, and may still tell what servers serve that
@@ -40,7 +40,7 @@ pub enum ServedBy {
     /// nobody serves.
     Local,
     /// By these peers, and not here.
-    Peers(Vec<Arc<skewbridge_peers::Peer>>),
+    Peers(Vec<Arc<skewbridge_peer_directory::Peer>>),
     /// Not here, and this peer, which runs, has not said yet whether it does.
     Unknown(Identity),
     /// It is too early to tell.
@@ -78,7 +78,7 @@ impl Cluster {
     pub fn missing(&self) -> Option<UnsyncedInput> {
         if self.local.is_none() {
             Some(UnsyncedInput::LocalDiscovery)
-        } else if !self.peers.listed {
+        } else if !self.peers.leases_listed {
             Some(UnsyncedInput::Leases)
         } else if self.shared.is_none() {
             Some(UnsyncedInput::Extensions)
@@ -106,10 +106,10 @@ impl Cluster {
         if self.is_shared(request, now) {
             return ServedBy::Local;
         }
-        match self.peers.serving(request, now) {
-            Elsewhere::Served(peers) => ServedBy::Peers(peers),
-            Elsewhere::Unknown(identity) => ServedBy::Unknown(identity),
-            Elsewhere::NoPeers | Elsewhere::Nowhere => ServedBy::Local,
+        match self.peers.lookup(request, now) {
+            PeerLookup::Found(peers) => ServedBy::Peers(peers),
+            PeerLookup::Unknown(identity) => ServedBy::Unknown(identity),
+            PeerLookup::NoPeers | PeerLookup::NotServed => ServedBy::Local,
         }
     }
 

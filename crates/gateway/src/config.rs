@@ -13,7 +13,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use rustls_pki_types::ServerName;
 use skewbridge_k8s_api::identity::IdentityHeaders;
-use skewbridge_peers::registry::Exchange;
+use skewbridge_peer_directory::registry::SharedMemoryRegistry;
 
 /// Where a certificate chain and its private key are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -237,7 +237,7 @@ pub enum RegistryKind {
     /// A YAML file.
     File(PathBuf),
     /// The memory of this process: the playground, tests.
-    Memory(Exchange),
+    Memory(SharedMemoryRegistry),
 }
 
 /// How to reach etcd.

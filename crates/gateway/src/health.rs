@@ -8,8 +8,8 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, DATE};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
-use skewbridge_peers::registry::RegistryStatus;
-use skewbridge_peers::{Peers, reachability};
+use skewbridge_peer_directory::registry::RegistryStatus;
+use skewbridge_peer_directory::{Peers, reachability};
 
 use crate::cluster_state::ClusterHandle;
 use crate::drain::Drain;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use rustls::{ClientConfig, ServerConfig};
 use rustls_pki_types::{CertificateDer, ServerName};
-use skewbridge_peers::KeyDigest;
+use skewbridge_peer_directory::KeyDigest;
 
 use crate::authn::TrustConfig;
 use crate::config::{Config, Egress, KeyPairFiles, ProxyTransport};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use serde::Serialize;
-use skewbridge_peers::{Identity, PeerName};
+use skewbridge_peer_directory::{Identity, PeerName};
 
 /// Whom the bridge speaks for, and where.
 #[derive(Debug)]

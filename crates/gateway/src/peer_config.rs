@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use skewbridge_etcd::Endpoint;
-use skewbridge_peers::Identity;
-use skewbridge_peers::registry::{
+use skewbridge_peer_directory::Identity;
+use skewbridge_peer_directory::registry::{
     Activity, EtcdFiles, EtcdRegistry, FileRegistry, Registry, RegistryStatus, StatusReporter,
 };
 use tokio::sync::watch;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use skewbridge_k8s_api::request_info::{Kind, RequestInfo};
-use skewbridge_peers::{Identity, Peer};
+use skewbridge_peer_directory::{Identity, Peer};
 
 use crate::authn::Caller;
 use crate::cluster_state::{Cluster, ServedBy, UnsyncedInput};

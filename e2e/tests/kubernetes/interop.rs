@@ -9,7 +9,7 @@ use skewbridge_e2e::{
     old_and_new_versions,
 };
 use skewbridge_etcd::Client;
-use skewbridge_peers::{Identity, Record};
+use skewbridge_peer_directory::{AddressRecord, Identity};
 use skewbridge_testkit::eventually;
 
 /// From the last readiness to the time when all servers know each other.
@@ -75,9 +75,9 @@ async fn the_record_points_to_the_bridge(plane: &mut ControlPlane) {
         (NATIVE, plane.servers[NATIVE].address),
     ] {
         let identity = Identity::of_hostname(&plane.servers[server].host);
-        let key = Record::key("/registry", &identity);
+        let key = AddressRecord::key("/registry", &identity);
         let value = etcd.get(key.as_bytes()).await.unwrap().expect(&key);
-        let record = Record::decode(&key, &value.value).unwrap();
+        let record = AddressRecord::decode(&key, &value.value).unwrap();
         assert_eq!((record.identity, record.address), (identity, address));
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use skewbridge_e2e::{
     AGGREGATED, ControlPlane, Protocol, Request, ServerSpec, VersionSpecificApi, Via,
 };
-use skewbridge_peers::Identity;
+use skewbridge_peer_directory::Identity;
 use skewbridge_testkit::{Response, eventually};
 
 /// From the last readiness to the time when all servers know each other.

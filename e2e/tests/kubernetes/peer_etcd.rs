@@ -8,7 +8,7 @@ use skewbridge_e2e::{
     old_and_new_versions,
 };
 use skewbridge_etcd::{Client, Event};
-use skewbridge_peers::Record;
+use skewbridge_peer_directory::AddressRecord;
 use skewbridge_testkit::eventually;
 use tokio::time::{sleep, timeout};
 
@@ -214,7 +214,7 @@ async fn assert_records_exist(plane: &ControlPlane, etcd: &Client) {
         let [_, of_the_bridge] = record_keys(plane, server);
         let value = etcd.get(of_the_bridge.as_bytes()).await.unwrap();
         let value = value.expect(&of_the_bridge);
-        let record = Record::decode(&of_the_bridge, &value.value).unwrap();
+        let record = AddressRecord::decode(&of_the_bridge, &value.value).unwrap();
         assert_eq!(record.address, address);
     }
 }

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use skewbridge_e2e::{ControlPlane, ServerSpec, VersionSpecificApi, Via, old_and_new_versions};
-use skewbridge_peers::roster::ROLLOUT_GRACE;
+use skewbridge_peer_directory::peer_table::ROLLOUT_GRACE;
 use skewbridge_testkit::eventually;
 
 use crate::peer_pair::{

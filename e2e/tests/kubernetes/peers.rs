@@ -8,7 +8,7 @@ use skewbridge_e2e::{
     ControlPlane, HttpClient, Protocol, Request, RunningKubectl, ServerSpec, User,
     VersionSpecificApi, Via, control_planes, is_since, newest, oldest,
 };
-use skewbridge_peers::Identity;
+use skewbridge_peer_directory::Identity;
 use skewbridge_testkit::eventually;
 
 /// From the last readiness to the time when all servers know each other.

@@ -11,7 +11,7 @@ use skewbridge_e2e::{
     control_planes, is_since, newest, oldest,
 };
 use skewbridge_etcd::{Client, Event};
-use skewbridge_peers::Identity;
+use skewbridge_peer_directory::Identity;
 use skewbridge_testkit::eventually;
 use tokio::time::{sleep, timeout};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use skewbridge_e2e::{ControlPlane, Protocol, Request, VersionSpecificApi, Via};
 use skewbridge_etcd::Client;
-use skewbridge_peers::{Identity, Record};
+use skewbridge_peer_directory::{AddressRecord, Identity};
 use skewbridge_testkit::eventually;
 
 /// From the last readiness to the time when all servers know each other.
@@ -75,7 +75,7 @@ pub(crate) fn etcd(plane: &mut ControlPlane) -> Client {
 /// The keys of the records of a server: its own, and that of its bridge.
 pub(crate) fn record_keys(plane: &ControlPlane, server: usize) -> [String; 2] {
     let identity = identity(plane, server);
-    ["/registry", "/registry/skewbridge"].map(|prefix| Record::key(prefix, &identity))
+    ["/registry", "/registry/skewbridge"].map(|prefix| AddressRecord::key(prefix, &identity))
 }
 
 /// Waits until the records of a server contain the address of its bridge.
@@ -94,7 +94,7 @@ pub(crate) async fn wait_until_record_points_to(
     let etcd = etcd(plane);
     eventually(key, PEER_DISCOVERY_TIMEOUT, async || {
         let value = etcd.get(key.as_bytes()).await.unwrap();
-        value.is_some_and(|it| Record::decode(key, &it.value).unwrap().address == address)
+        value.is_some_and(|it| AddressRecord::decode(key, &it.value).unwrap().address == address)
     })
     .await;
 }

@@ -5,8 +5,8 @@ use std::time::{Instant, SystemTime};
 
 use serde::Serialize;
 use skewbridge_discovery::Index;
-use skewbridge_peers::registry::RegistryStatus;
-use skewbridge_peers::{MicroTime, Peer, reachability};
+use skewbridge_peer_directory::registry::RegistryStatus;
+use skewbridge_peer_directory::{MicroTime, Peer, reachability};
 
 use crate::cluster_state::{Cluster, ClusterHandle};
 use crate::local_identity::{KeptBy, LocalIdentity};
@@ -178,10 +178,10 @@ fn peer_view(
         state: peer.record.bridge_left.then_some("bridge-left"),
         alive: peer.alive_until > now,
         reachable: reachability.is_reachable(),
-        healthy: reachability.is_reachable() && peer.standing.is_healthy(now),
-        requests_under_way: peer.standing.load(),
+        healthy: reachability.is_reachable() && peer.health.is_healthy(now),
+        requests_under_way: peer.health.in_flight(),
         seconds_since_sync: peer
-            .succeeded
+            .last_success
             .and_then(|at| SystemTime::now().duration_since(at).ok())
             .map(|age| age.as_secs()),
         problem: reachability.problem().map(str::to_owned),

@@ -111,7 +111,7 @@ impl Admin {
             let registry = interop.registry.borrow().clone();
             self.metrics.peers().observe(&cluster.peers, &registry);
             let ages = (cluster.peers.peers.iter())
-                .filter_map(|peer| peer.succeeded.and_then(|at| at.elapsed().ok()));
+                .filter_map(|peer| peer.last_success.and_then(|at| at.elapsed().ok()));
             self.metrics.discovery().staleness(ages.max());
         }
         let text = self.metrics.text();

@@ -9,7 +9,7 @@ use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use skewbridge_k8s_api::forwarding_headers::PEER_HOP_HEADERS;
 use skewbridge_k8s_api::identity::User;
-use skewbridge_peers::Peer;
+use skewbridge_peer_directory::Peer;
 
 use crate::body::{Frame, RequestBody, ResponseBody};
 use crate::config::BridgeUser;

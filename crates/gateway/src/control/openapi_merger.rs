@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::header::{ACCEPT, ETAG, IF_NONE_MATCH};
 use http::{HeaderValue, StatusCode};
 use skewbridge_openapi::{Format, GroupVersion, Index, Server, combined_hash, json, protobuf};
-use skewbridge_peers::Identity;
+use skewbridge_peer_directory::Identity;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::timeout;

@@ -15,7 +15,7 @@ use skewbridge_discovery::document::{Group, Schema, Version};
 use skewbridge_discovery::lists::ApiGroup;
 use skewbridge_discovery::{Document, merge};
 use skewbridge_k8s_api::version::Version as KubeVersion;
-use skewbridge_peers::{Excluded, Identity, Peers, Served};
+use skewbridge_peer_directory::{Identity, Peers, ServedApis, SharedGroupVersions};
 
 pub(crate) use authz_cache::{AuthzCache, Credential};
 pub(crate) use discovery_request::{Complete, Question};
@@ -27,7 +27,7 @@ pub struct View {
     own: Identity,
     /// Made of these, in the order of identities.
     sources: Vec<Source>,
-    shared: Arc<Excluded>,
+    shared: Arc<SharedGroupVersions>,
     api: Page,
     apis: Page,
     /// Whether some server that runs has not told yet what it serves.
@@ -66,9 +66,9 @@ impl View {
     /// where there are no peers that have told: the local server's is all.
     pub(crate) fn of(
         own: &Identity,
-        local: &Arc<Served>,
+        local: &Arc<ServedApis>,
         peers: &Peers,
-        shared: &Arc<Excluded>,
+        shared: &Arc<SharedGroupVersions>,
         before: Option<&Arc<Self>>,
     ) -> Option<Arc<Self>> {
         let told =
@@ -94,7 +94,7 @@ impl View {
     fn made_of(
         own: Identity,
         sources: Vec<Source>,
-        shared: Arc<Excluded>,
+        shared: Arc<SharedGroupVersions>,
         partial: bool,
         local_version: Option<KubeVersion>,
     ) -> Self {
@@ -142,7 +142,7 @@ impl View {
         )
     }
 
-    fn is_of(&self, sources: &[Source], shared: &Arc<Excluded>) -> bool {
+    fn is_of(&self, sources: &[Source], shared: &Arc<SharedGroupVersions>) -> bool {
         self.sources.len() == sources.len()
             && self.sources.iter().zip(sources).all(Source::is_same)
             && Arc::ptr_eq(&self.shared, shared)
@@ -250,7 +250,7 @@ impl View {
 fn incomplete(
     own: &Identity,
     sources: &[Source],
-    shared: &Excluded,
+    shared: &SharedGroupVersions,
     now: Instant,
 ) -> BTreeMap<(String, String), Vec<Identity>> {
     let mut incomplete = BTreeMap::<_, Vec<Identity>>::new();
@@ -275,7 +275,7 @@ fn incomplete(
 }
 
 impl Source {
-    fn of(identity: &Identity, served: &Served) -> Self {
+    fn of(identity: &Identity, served: &ServedApis) -> Self {
         let etag = |etag: &Option<String>| HeaderValue::from_str(etag.as_ref()?).ok();
         Self {
             identity: identity.clone(),

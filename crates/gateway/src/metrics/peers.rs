@@ -16,8 +16,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use skewbridge_k8s_api::request_info::RequestInfo;
-use skewbridge_peers::registry::RegistryStatus;
-use skewbridge_peers::{Identity, Peer, Peers, reachability};
+use skewbridge_peer_directory::registry::RegistryStatus;
+use skewbridge_peer_directory::{Identity, Peer, Peers, reachability};
 
 /// Counters of peers.
 #[derive(Debug)]
@@ -465,7 +465,7 @@ impl PeerMetrics {
             self.up
                 .get_or_create(&PeerLabels::of(peer))
                 .set(i64::from(up));
-            let Some(age) = peer.succeeded.and_then(|at| at.elapsed().ok()) else {
+            let Some(age) = peer.last_success.and_then(|at| at.elapsed().ok()) else {
                 continue;
             };
             let seconds = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
@@ -479,20 +479,20 @@ mod tests {
     use http::Method;
     use prometheus_client::encoding::text::encode;
     use skewbridge_k8s_api::request_info::DecodedPath;
-    use skewbridge_peers::{Identity, Roster, Seen};
+    use skewbridge_peer_directory::{Identity, LeaseSnapshot, PeerTable};
 
     use super::*;
 
     fn peers(names: &[&str]) -> Peers {
-        let mut roster = Roster::new(Identity::named("apiserver-me").unwrap());
-        let seen = names.iter().map(|name| Seen {
+        let mut peer_table = PeerTable::new(Identity::named("apiserver-me").unwrap());
+        let seen = names.iter().map(|name| LeaseSnapshot {
             identity: Identity::named(name).unwrap(),
             host: Some(format!("host-of-{name}")),
             holder: "h".to_owned(),
             resource_version: "1".to_owned(),
         });
-        roster.leases(seen.collect(), Instant::now());
-        roster.snapshot()
+        peer_table.set_leases(seen.collect(), Instant::now());
+        peer_table.snapshot()
     }
 
     #[test]

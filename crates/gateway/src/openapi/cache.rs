@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use http::HeaderValue;
 use skewbridge_openapi::Format;
-use skewbridge_peers::Identity;
+use skewbridge_peer_directory::Identity;
 
 use super::Page;
 

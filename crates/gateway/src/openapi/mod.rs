@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderValue};
 use skewbridge_k8s_api::content_negotiation::sorted_accept;
 pub(crate) use skewbridge_openapi::Format;
 use skewbridge_openapi::Spec;
-use skewbridge_peers::Identity;
+use skewbridge_peer_directory::Identity;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 

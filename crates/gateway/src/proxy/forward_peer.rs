@@ -10,7 +10,7 @@ use std::time::Instant;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use skewbridge_k8s_api::status::Status;
-use skewbridge_peers::{Peer, order};
+use skewbridge_peer_directory::{Peer, order_candidates};
 
 use super::error::ProxyError;
 use super::request_context::{LIVENESS_CHECK_DELAY, RequestContext};
@@ -125,10 +125,10 @@ async fn try_each(
             names.len()
         )));
     }
-    let mut order = order(serving, context.bridge.chance(), attempt.began);
+    let mut order = order_candidates(serving, context.bridge.chance(), attempt.began);
     let mut silent = None;
     order.retain(|peer| {
-        let reachable = peer.standing.is_reachable();
+        let reachable = peer.health.is_reachable();
         if !reachable && silent.is_none() {
             silent = Some(peer.clone());
         }
@@ -298,7 +298,7 @@ async fn send(
             || (status == StatusCode::SERVICE_UNAVAILABLE && harmless && !last)
             || (is_not_processed(status, headers) && !last)
     };
-    let burden = peer.standing.burden();
+    let in_flight = peer.health.track_request();
     let began = Instant::now();
     let again = copy(context, request);
     let mut outcome = {
@@ -351,8 +351,8 @@ async fn send(
                 }
                 UpstreamResponse::Upgraded(..) => StatusCode::SWITCHING_PROTOCOLS,
             };
-            peer.standing.forgive();
-            record.peer(peer, burden);
+            peer.health.record_success();
+            record.peer(peer, in_flight);
             let metrics = bridge.metrics.peers();
             metrics.rerouted(peer, &context.info, status, began.elapsed());
             Ok(reply)
@@ -362,10 +362,10 @@ async fn send(
         Err(error) => {
             // One that does not serve this any more may do well otherwise.
             if !matches!(error, SendError::Declined(StatusCode::NOT_FOUND)) {
-                peer.standing.failed(Instant::now());
+                peer.health.record_failure(Instant::now());
             }
             if matches!(error, SendError::Connect(_) | SendError::CutOff(_)) {
-                peer.standing.record_timeout(began.elapsed());
+                peer.health.record_timeout(began.elapsed());
             }
             context.count_error(peer_error(&error));
             doubt(context, peer);
@@ -390,7 +390,7 @@ async fn unless_silent<T>(
             return Poll::Ready(Some(answer));
         }
         if asked {
-            if !peer.standing.is_reachable() {
+            if !peer.health.is_reachable() {
                 return Poll::Ready(None);
             }
         } else if began.elapsed() >= LIVENESS_CHECK_DELAY {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use skewbridge_k8s_api::status::Status;
-use skewbridge_peers::Peer;
+use skewbridge_peer_directory::Peer;
 
 use super::error::ProxyError;
 use super::request_context::{Deadline, RequestContext};

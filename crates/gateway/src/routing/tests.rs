@@ -6,7 +6,9 @@ use skewbridge_discovery::{Document, Index};
 use skewbridge_http_signature::VerifyingKey;
 use skewbridge_k8s_api::identity::{IdentityHeaders, User};
 use skewbridge_k8s_api::request_info::DecodedPath;
-use skewbridge_peers::{CustomResourceDefinition, Exclusions, RecordedRequest, Roster, Served};
+use skewbridge_peer_directory::{
+    CustomResourceDefinition, LeaseSnapshot, PeerTable, ServedApis, SharedGroupVersionTracker,
+};
 
 use super::*;
 use crate::authn::CertificateUser;
@@ -154,7 +156,7 @@ fn every_request_of_every_caller_has_its_way() {
 
 /// `group/version` with resources, `resource:verb,verb` or
 /// `resource/subresource:verb`.
-fn served(list: &[(&str, &[&str])]) -> Served {
+fn served(list: &[(&str, &[&str])]) -> ServedApis {
     let items: Vec<Value> = list
         .iter()
         .map(|(group_version, resources)| {
@@ -167,7 +169,7 @@ fn served(list: &[(&str, &[&str])]) -> Served {
     let text = json!({"kind": "APIGroupDiscoveryList",
         "apiVersion": "apidiscovery.k8s.io/v2", "items": items});
     let document = Arc::new(Document::parse(text.to_string().as_bytes()).unwrap());
-    Served {
+    ServedApis {
         index: Arc::new(Index::new(&[&document])),
         documents: [Arc::default(), document],
         etags: [None, None],
@@ -186,8 +188,8 @@ fn resource(text: &str) -> Value {
     }
 }
 
-fn seen(name: &str) -> RecordedRequest {
-    RecordedRequest {
+fn seen(name: &str) -> LeaseSnapshot {
+    LeaseSnapshot {
         identity: Identity::named(name).unwrap(),
         host: None,
         holder: "h".to_owned(),
@@ -203,18 +205,18 @@ const NEW: &str = "widgets:get,list,watch,create,update,patch,delete,deletecolle
 /// told and has an old Lease.
 fn cluster() -> Cluster {
     let now = Instant::now();
-    let mut roster = Roster::new(Identity::named("a").unwrap());
-    roster.leases(vec![seen("a"), seen("b"), seen("c")], now);
+    let mut peer_table = PeerTable::new(Identity::named("a").unwrap());
+    peer_table.set_leases(vec![seen("a"), seen("b"), seen("c")], now);
     let addresses = ["a", "b", "c"].map(|name| {
         let address = "127.0.0.1:6443".parse().unwrap();
-        let advertised = skewbridge_peers::registry::Advertised::by_bridge(address);
+        let advertised = skewbridge_peer_directory::registry::AdvertisedAddress::by_bridge(address);
         (Identity::named(name).unwrap(), advertised)
     });
-    roster.addresses(&addresses.into(), now);
-    assert_eq!(roster.due(now).len(), 2);
+    peer_table.set_addresses(&addresses.into(), now);
+    assert_eq!(peer_table.take_due(now).len(), 2);
     let mut tell = |name: &str, list: &[(&str, &[&str])]| {
         let identity = Identity::named(name).unwrap();
-        roster.fetched(&identity, Ok(served(list)), now, SystemTime::now(), 0.0);
+        peer_table.record_poll(&identity, Ok(served(list)), now, SystemTime::now(), 0.0);
     };
     tell(
         "b",
@@ -225,11 +227,11 @@ fn cluster() -> Cluster {
         ],
     );
     tell("c", &[("new.k8s.io/v1", &[NEW])]);
-    let mut exclusions = Exclusions::new();
+    let mut exclusions = SharedGroupVersionTracker::new();
     exclusions.set_crds(&[custom_resource()], now);
     Cluster {
         local: Some(Arc::new(served(&[("/v1", &[PODS])]))),
-        peers: roster.snapshot(),
+        peers: peer_table.snapshot(),
         shared: Some(exclusions.snapshot()),
         view: None,
         awaits_registry: false,
@@ -338,7 +340,7 @@ fn nothing_is_decided_before_everything_is_known() {
         ),
         (
             Cluster {
-                peers: skewbridge_peers::Peers::default(),
+                peers: skewbridge_peer_directory::Peers::default(),
                 ..whole()
             },
             "TooEarly(Leases)",
@@ -373,10 +375,10 @@ fn nothing_is_decided_before_everything_is_known() {
 #[test]
 fn a_running_peer_that_has_not_told_yet_makes_no_404() {
     let start = Instant::now();
-    let mut roster = Roster::new(Identity::named("a").unwrap());
-    roster.leases(vec![seen("silent")], start);
+    let mut peer_table = PeerTable::new(Identity::named("a").unwrap());
+    peer_table.set_leases(vec![seen("silent")], start);
     let cluster = Cluster {
-        peers: roster.snapshot(),
+        peers: peer_table.snapshot(),
         ..cluster()
     };
     let decoded = DecodedPath::new("/apis/none.k8s.io/v1/widgets").unwrap();

@@ -2,8 +2,8 @@
 
 use aws_lc_rs::digest::{SHA256, digest};
 use rustls_pki_types::CertificateDer;
-use skewbridge_peers::KeyDigest;
-use skewbridge_peers::served_record::MAX_SERVING_KEYS;
+use skewbridge_peer_directory::KeyDigest;
+use skewbridge_peer_directory::served_record::MAX_SERVING_KEYS;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// The SHA-256 digest of the `SubjectPublicKeyInfo` of a certificate. A certificate that is

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustls::{CertificateError, ClientConfig};
 use rustls_pki_types::ServerName;
-use skewbridge_peers::KeyDigest;
+use skewbridge_peer_directory::KeyDigest;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;

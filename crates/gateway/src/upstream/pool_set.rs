@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
-use skewbridge_peers::{Identity, KeyDigest, Peer};
+use skewbridge_peer_directory::{Identity, KeyDigest, Peer};
 
 use super::{PeerConnectionIdentity, Pool, UpstreamIdentity, UpstreamTargets};
 use crate::metrics::Metrics;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
-use skewbridge_peers::KeyDigest;
+use skewbridge_peer_directory::KeyDigest;
 
 use super::{Dialer, PeerConnectionIdentity, Role, Target, UpstreamIdentity};
 

@@ -7,8 +7,8 @@ use http::Request;
 use serde_json::Value;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{ApiServerIdentity, Config, RegistryKind};
-use skewbridge_peers::Identity;
-use skewbridge_peers::registry::{Addresses, Exchange, Registry};
+use skewbridge_peer_directory::Identity;
+use skewbridge_peer_directory::registry::{Addresses, Registry, SharedMemoryRegistry};
 use skewbridge_testkit::{
     Ca, ClientAuth, Leaf, Options, PATIENCE, RecordedRequest, Response, TlsClient, eventually,
 };
@@ -36,7 +36,7 @@ pub(crate) const NOBODYS_PATH: &str = "/apis/storage.k8s.io/v1alpha1/nothings";
 pub(crate) struct Cluster {
     pub(crate) bed: Bed,
     pub(crate) peer_ca: Ca,
-    pub(crate) exchange: Exchange,
+    pub(crate) exchange: SharedMemoryRegistry,
     pub(crate) local: Standin,
 }
 
@@ -67,7 +67,7 @@ impl Cluster {
         Self {
             bed,
             peer_ca,
-            exchange: Exchange::default(),
+            exchange: SharedMemoryRegistry::default(),
             local,
         }
     }

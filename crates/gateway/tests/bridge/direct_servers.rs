@@ -73,7 +73,7 @@ async fn a_token_comes_without_the_certificate_of_the_front_proxy() {
     let (_seen, publish) = records(&cluster);
     let mut record = record_of_b(&cluster).await;
     let b = union_authenticator(&cluster).await;
-    record.left = Some(SystemTime::now());
+    record.bridge_left_at = Some(SystemTime::now());
     record.server = Some(b.server.addr());
     publish.send_replace(Some(Arc::new(record)));
     let bridge = start(&cluster.config());
@@ -103,7 +103,7 @@ async fn accepted_tokens_share_no_connection_with_guessed_ones() {
     let (_seen, publish) = records(&cluster);
     let mut record = record_of_b(&cluster).await;
     let b = union_authenticator(&cluster).await;
-    record.left = Some(SystemTime::now());
+    record.bridge_left_at = Some(SystemTime::now());
     record.server = Some(b.server.addr());
     publish.send_replace(Some(Arc::new(record)));
     let bridge = start(&cluster.config());

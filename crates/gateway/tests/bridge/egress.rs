@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::KeyPairFiles;
 use skewbridge_gateway::config::{ApiServerIdentity, Config, Egress, ProxyTransport, RegistryKind};
-use skewbridge_peers::registry::{Addresses, Exchange, Registry};
-use skewbridge_peers::{Identity, IdentityLease};
+use skewbridge_peer_directory::registry::{Addresses, Registry, SharedMemoryRegistry};
+use skewbridge_peer_directory::{Identity, IdentityLease};
 use skewbridge_testkit::upstream::Upgrade;
 use skewbridge_testkit::{
     ApiServer, BodySender, Ca, ClientAuth, Connection, Leaf, Options, PATIENCE, RecordedRequest,
@@ -46,7 +46,7 @@ struct Cluster {
     bed: Bed,
     here: ApiServer,
     there: ApiServer,
-    exchange: Exchange,
+    exchange: SharedMemoryRegistry,
     watches: mpsc::UnboundedReceiver<BodySender>,
     tunnels: mpsc::UnboundedReceiver<Upgrade>,
     registry: JoinHandle<()>,
@@ -85,7 +85,7 @@ impl Cluster {
         })
         .await;
 
-        let exchange = Exchange::default();
+        let exchange = SharedMemoryRegistry::default();
         let address = PUBLISHED.parse().unwrap();
         let (published, own) = watch::channel(Some((Identity::named(THERE).unwrap(), address)));
         let registry = exchange.registry();
@@ -136,7 +136,9 @@ fn upstream(seen: &RecordedRequest, silent: &Mutex<Vec<BodySender>>) -> Reply {
         .query()
         .is_some_and(|query| query.contains("watch=true"));
     let (kind, items) = match seen.path() {
-        skewbridge_peers::lease::COLLECTION => ("LeaseList", [HERE, THERE].map(lease).to_vec()),
+        skewbridge_peer_directory::lease::LEASES_PATH => {
+            ("LeaseList", [HERE, THERE].map(lease).to_vec())
+        }
         "/apis/apiregistration.k8s.io/v1/apiservices" => ("APIServiceList", Vec::new()),
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions" => ("CRDList", Vec::new()),
         _ => return discovery(seen, None),

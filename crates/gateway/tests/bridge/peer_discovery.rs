@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::Value;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::RegistryKind;
-use skewbridge_peers::{Identity, MicroTime};
+use skewbridge_peer_directory::{Identity, MicroTime};
 use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
 use tokio::sync::Notify;
 

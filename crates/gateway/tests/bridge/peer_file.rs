@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use skewbridge_gateway::config::{Config, RegistryKind};
-use skewbridge_peers::ServedRecord;
+use skewbridge_peer_directory::ServedRecord;
 use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
 
 use crate::bed::start;
@@ -80,7 +80,7 @@ async fn a_bridge_announces_on_its_lease_that_it_leaves_and_publishes_no_address
         ServedRecord::decode(&bytes.ok()?).ok()
     };
     eventually("the record is written", PATIENCE, async || {
-        record().is_some_and(|it| it.left.is_none())
+        record().is_some_and(|it| it.bridge_left_at.is_none())
     })
     .await;
     let address = "skewbridge.io/peer-advertise-address";
@@ -90,12 +90,12 @@ async fn a_bridge_announces_on_its_lease_that_it_leaves_and_publishes_no_address
     })
     .await;
     bridge.finish().await;
-    assert!(record().is_some_and(|it| it.left.is_some()));
+    assert!(record().is_some_and(|it| it.bridge_left_at.is_some()));
     drop(bridge);
     // The next one takes it back.
     let _bridge = start(&config);
     eventually("it is taken back", PATIENCE, async || {
-        record().is_some_and(|it| it.left.is_none())
+        record().is_some_and(|it| it.bridge_left_at.is_none())
     })
     .await;
 }
@@ -106,7 +106,7 @@ async fn a_bridge_that_has_left_is_503_for_a_rollout_and_then_404() {
     let cluster = Cluster::new(&[]).await;
     let mut record = record_of_b(&cluster).await;
     // By a clock that is hours late.
-    record.left = Some(SystemTime::now() - Duration::from_hours(7));
+    record.bridge_left_at = Some(SystemTime::now() - Duration::from_hours(7));
     annotate(&cluster, &record);
     let listed = format!("address: '{CLOSED}'");
     // An address that is still in the file is tried for another minute after a start.
@@ -133,7 +133,7 @@ async fn after_its_bridge_has_left_a_server_is_asked_at_the_address_in_the_file(
     let b = server_b(&cluster).await;
     let elsewhere = server_b(&cluster).await;
     let mut record = record_of_b(&cluster).await;
-    record.left = Some(SystemTime::now());
+    record.bridge_left_at = Some(SystemTime::now());
     // What a writer of Leases would like.
     record.server = Some(elsewhere.server.addr());
     record.bridge = Some(elsewhere.server.addr());
@@ -161,7 +161,7 @@ async fn an_announcement_does_not_count_while_the_bridge_answers() {
     let cluster = Cluster::new(&[]).await;
     let b = server_b(&cluster).await;
     let mut record = record_of_b(&cluster).await;
-    record.left = Some(SystemTime::now());
+    record.bridge_left_at = Some(SystemTime::now());
     annotate(&cluster, &record);
     let fields = format!("address: '{}'", b.server.addr());
     let bridge = start(&write(&cluster, Some(&fields)));

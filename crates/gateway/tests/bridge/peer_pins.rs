@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use skewbridge_gateway::config::{ApiServerIdentity, Config};
-use skewbridge_peers::KeyDigest;
+use skewbridge_peer_directory::KeyDigest;
 use skewbridge_testkit::{ClientAuth, Options, PATIENCE, TlsClient, eventually};
 
 use crate::bed::start;

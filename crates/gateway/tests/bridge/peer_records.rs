@@ -9,8 +9,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use skewbridge_discovery::{ServerDiscoveryList, servers};
 use skewbridge_gateway::config::{Config, RegistryKind};
-use skewbridge_peers::registry::{RecordChannels, Registry};
-use skewbridge_peers::{Identity, Records, ServedRecord};
+use skewbridge_peer_directory::registry::{RecordChannels, Registry};
+use skewbridge_peer_directory::{Identity, Records, ServedRecord};
 use skewbridge_testkit::{PATIENCE, eventually};
 use tokio::sync::{mpsc, watch};
 
@@ -178,7 +178,7 @@ async fn a_bridge_publishes_what_its_server_serves_and_announces_that_it_leaves(
         .wait_for(|all| record_of(all.as_ref(), OWN).is_some())
         .await;
     let record = record_of(published.unwrap().as_ref(), OWN).unwrap().clone();
-    assert!(record.left.is_none());
+    assert!(record.bridge_left_at.is_none());
     let resource = record.served.index.serves_resource(
         "storage.k8s.io",
         "v1alpha1",
@@ -191,8 +191,9 @@ async fn a_bridge_publishes_what_its_server_serves_and_announces_that_it_leaves(
     );
 
     bridge.finish().await;
-    let left =
-        |all: &Option<Records>| record_of(all.as_ref(), OWN).is_some_and(|it| it.left.is_some());
+    let left = |all: &Option<Records>| {
+        record_of(all.as_ref(), OWN).is_some_and(|it| it.bridge_left_at.is_some())
+    };
     seen.wait_for(left).await.unwrap();
     drop(bridge);
     // The next one takes the announcement back, even if its server does not answer.
@@ -210,7 +211,7 @@ async fn a_server_whose_bridge_has_left_is_asked_itself() {
     let mut record = record_of_b(&cluster).await;
     let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
     let b = cluster.server(B, &[NEW], leaf).await;
-    record.left = Some(SystemTime::now());
+    record.bridge_left_at = Some(SystemTime::now());
     record.server = Some(b.server.addr());
     publish.send_replace(Some(Arc::new(record)));
     let bridge = start(&cluster.config());
@@ -245,7 +246,7 @@ async fn a_server_whose_bridge_has_left_and_that_is_not_reachable_is_503_during_
         let cluster = Cluster::new(&[]).await;
         let (_seen, publish) = records(&cluster);
         let mut record = record_of_b(&cluster).await;
-        record.left = Some(SystemTime::UNIX_EPOCH + Duration::from_millis(announced));
+        record.bridge_left_at = Some(SystemTime::UNIX_EPOCH + Duration::from_millis(announced));
         publish.send_replace(Some(Arc::new(record)));
         let config = with_state_dir(&cluster);
         // The first process has just seen it, the second one had seen it long ago.
@@ -289,12 +290,12 @@ async fn with_leases_as_the_registry_records_are_annotations() {
         ServedRecord::decode(&bytes.ok()?).ok()
     };
     eventually("the own record is written", PATIENCE, async || {
-        own().is_some_and(|it| it.left.is_none() && it.bridge == Some(bridge.address()))
+        own().is_some_and(|it| it.bridge_left_at.is_none() && it.bridge == Some(bridge.address()))
     })
     .await;
     bridge.finish().await;
     assert!(
-        own().is_some_and(|it| it.left.is_some()),
+        own().is_some_and(|it| it.bridge_left_at.is_some()),
         "it announces that it leaves"
     );
 
@@ -321,7 +322,7 @@ async fn with_leases_as_the_registry_a_server_that_restarts_is_not_forgotten() {
     for left in [None, Some(std::time::SystemTime::now())] {
         let cluster = Cluster::new(&[]).await;
         let mut record = record_of_b(&cluster).await;
-        record.left = left;
+        record.bridge_left_at = left;
         let mut lease = cluster.local.object(LEASES, B).unwrap();
         let annotations = &mut lease["metadata"]["annotations"];
         annotations[SERVED] = STANDARD.encode(record.encode().unwrap()).into();

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 use skewbridge_discovery::{Document, Index};
 use skewbridge_k8s_api::request_info::{DecodedPath, RequestInfo};
-use skewbridge_peers::{Identity, IdentityLease};
+use skewbridge_peer_directory::{Identity, IdentityLease};
 use skewbridge_testkit::{ApiServer, Options, RecordedRequest, Reply};
 use tokio::sync::mpsc;
 

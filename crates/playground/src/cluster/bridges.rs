@@ -12,8 +12,8 @@ use skewbridge_gateway::config::{
     TranslateStreams, Upstream, UpstreamStreams,
 };
 use skewbridge_k8s_api::identity::IdentityHeaders;
-use skewbridge_peers::Identity;
-use skewbridge_peers::registry::Exchange;
+use skewbridge_peer_directory::Identity;
+use skewbridge_peer_directory::registry::SharedMemoryRegistry;
 
 use super::pki::{FRONT_PROXY, Pki};
 
@@ -25,7 +25,7 @@ const DRAIN: Duration = Duration::from_millis(500);
 /// A bridge in front of a server; ports may be 0.
 pub(super) fn config(
     pki: &Pki,
-    exchange: &Exchange,
+    exchange: &SharedMemoryRegistry,
     hostname: &str,
     server: SocketAddr,
     port: u16,

@@ -18,7 +18,7 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::tls::files::{FileProblem, load_ca};
 use skewbridge_k8s_api::identity::User;
 use skewbridge_k8s_api::status::Status;
-use skewbridge_peers::registry::Exchange;
+use skewbridge_peer_directory::registry::SharedMemoryRegistry;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -176,7 +176,7 @@ impl Cluster {
             });
             cluster.start_server(index).await?;
         }
-        let exchange = Exchange::default();
+        let exchange = SharedMemoryRegistry::default();
         for (index, server) in cluster.servers.iter().enumerate() {
             let name = format!("bridge-{}", server.release);
             let (port, admin) = (SERVERS + index, 2 * SERVERS + 1 + index);

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use skewbridge_k8s_api::status::Status;
-use skewbridge_peers::{Identity, IdentityLease};
+use skewbridge_peer_directory::{Identity, IdentityLease};
 use tokio::time::interval;
 
 use super::shared::{SharedStore, entropy};

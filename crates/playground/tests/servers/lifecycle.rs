@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use skewbridge_peers::Identity;
+use skewbridge_peer_directory::Identity;
 use skewbridge_playground::catalogue::Release;
 use tokio::time::timeout;
 

@@ -356,7 +356,7 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, diagnostics: &mut Diagnostics) -> 
              send requests anywhere",
         ),
         Some(RegistryKind::File(path)) => {
-            let read = skewbridge_peers::registry::file::read(path, &cidrs);
+            let read = skewbridge_peer_directory::registry::file::read(path, &cidrs);
             for wrong in read.err().unwrap_or_default() {
                 diagnostics.problem("--peer-registry", Some(path), wrong);
             }

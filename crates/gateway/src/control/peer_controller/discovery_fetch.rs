@@ -10,7 +10,7 @@ use http::StatusCode;
 use http::header::{ACCEPT, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use skewbridge_discovery::{DiscoveryFormat, Document, Index, LegacyDiscovery, accept};
 use skewbridge_k8s_api::version::Version;
-use skewbridge_peers::{Excluded, Served};
+use skewbridge_peer_directory::{ServedApis, SharedGroupVersions};
 use tokio::time::timeout;
 
 use crate::bridge_headers::is_by_bridge;
@@ -50,9 +50,9 @@ pub(crate) async fn discover(
     own: &InternalClient,
     party: InternalTarget<'_>,
     version: Answer,
-    known: Option<&Served>,
-    shared: Option<&Excluded>,
-) -> Result<Served, String> {
+    known: Option<&ServedApis>,
+    shared: Option<&SharedGroupVersions>,
+) -> Result<ServedApis, String> {
     let by_bridge = is_by_bridge(&version.headers);
     let version = version_in(version)?;
     // Its ETags are another server's if it has been replaced.
@@ -61,7 +61,7 @@ pub(crate) async fn discover(
         Said::Document(apis) => apis,
         Said::Legacy(apis) => {
             let served = legacy(own, party, &apis, version, known, shared).await?;
-            return Ok(Served {
+            return Ok(ServedApis {
                 by_bridge,
                 ..served
             });
@@ -72,7 +72,7 @@ pub(crate) async fn discover(
         Said::Legacy(_) => return Err("/api: not aggregated, although /apis is".to_owned()),
     };
     let documents = [api.document, apis.document];
-    Ok(Served {
+    Ok(ServedApis {
         index: index(&documents, known),
         etags: [api.etag, apis.etag],
         documents,
@@ -82,8 +82,8 @@ pub(crate) async fn discover(
 }
 
 /// Of documents that are both known already there is one.
-fn index(documents: &[Arc<Document>; 2], known: Option<&Served>) -> Arc<Index> {
-    let is_known = |known: &&Served| {
+fn index(documents: &[Arc<Document>; 2], known: Option<&ServedApis>) -> Arc<Index> {
+    let is_known = |known: &&ServedApis| {
         let mut pairs = documents.iter().zip(&known.documents);
         pairs.all(|(document, known)| Arc::ptr_eq(document, known))
     };
@@ -107,7 +107,7 @@ async fn ask(
     own: &InternalClient,
     party: InternalTarget<'_>,
     path: &'static str,
-    known: Option<&Served>,
+    known: Option<&ServedApis>,
     which: usize,
 ) -> Result<Said, String> {
     let mut ask = InternalRequest::get(path)
@@ -150,9 +150,9 @@ async fn legacy(
     party: InternalTarget<'_>,
     apis: &Answer,
     version: Option<Version>,
-    known: Option<&Served>,
-    shared: Option<&Excluded>,
-) -> Result<Served, String> {
+    known: Option<&ServedApis>,
+    shared: Option<&SharedGroupVersions>,
+) -> Result<ServedApis, String> {
     let api = own
         .ask(party, InternalRequest::get("/api").limit(MAX_DOCUMENT))
         .await?
@@ -217,7 +217,7 @@ async fn legacy(
         ..Document::default()
     });
     let documents = documents.map(Arc::new);
-    Ok(Served {
+    Ok(ServedApis {
         index: index(&documents, None),
         documents,
         etags: [None, None],
@@ -254,7 +254,7 @@ fn list_use(status: StatusCode, knows_shared: bool) -> ListUse {
 }
 
 /// Adds the list of a path as it was known before. Whether it was.
-fn keep_known(legacy: &mut LegacyDiscovery, path: &str, known: Option<&Served>) -> bool {
+fn keep_known(legacy: &mut LegacyDiscovery, path: &str, known: Option<&ServedApis>) -> bool {
     let (group, version) = match group_version(path) {
         Some(group_version) => group_version,
         None => ("", path.trim_start_matches("/api/")),

@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Instant;
 
-use skewbridge_peers::{HostClock, HostTime};
+use skewbridge_peer_directory::{HostClock, HostTime};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const UPTIME: &str = "/proc/uptime";

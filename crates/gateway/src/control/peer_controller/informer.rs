@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use skewbridge_peers::watch::{List, Object, WatchEvent};
+use skewbridge_peer_directory::watch::{List, WatchEvent, WatchedObject};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -45,7 +45,7 @@ pub(crate) enum Change<T> {
 }
 
 /// Follows until nobody listens any more.
-pub(crate) async fn follow<T: Object, E: From<Change<T>>>(
+pub(crate) async fn follow<T: WatchedObject, E: From<Change<T>>>(
     own: &InternalClient,
     kind: Kind,
     tell: &mpsc::Sender<E>,
@@ -73,7 +73,7 @@ pub(crate) async fn follow<T: Object, E: From<Change<T>>>(
 }
 
 /// One list, and watches from there on, until one cannot go on.
-async fn once<T: Object, E: From<Change<T>>>(
+async fn once<T: WatchedObject, E: From<Change<T>>>(
     own: &InternalClient,
     kind: Kind,
     tell: &mpsc::Sender<E>,
@@ -121,7 +121,10 @@ async fn once<T: Object, E: From<Change<T>>>(
     }
 }
 
-async fn list<T: Object>(own: &InternalClient, kind: Kind) -> Result<(Vec<T>, String), String> {
+async fn list<T: WatchedObject>(
+    own: &InternalClient,
+    kind: Kind,
+) -> Result<(Vec<T>, String), String> {
     let mut all = Vec::new();
     let mut next = String::new();
     loop {

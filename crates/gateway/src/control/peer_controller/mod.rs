@@ -18,13 +18,16 @@ use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
-use skewbridge_peers::registry::{Activity, Addresses, Advertised, Registry, StatusReporter};
-use skewbridge_peers::roster::{MAX_RECORDS, ROLLOUT_GRACE};
-use skewbridge_peers::schedule::{News, Schedule};
-use skewbridge_peers::watch::WatchEvent;
-use skewbridge_peers::{
-    ApiService, CustomResourceDefinition, Excluded, Exclusions, Identity, IdentityLease, Records,
-    Roster, Seen, Served, ServedRecord, lease,
+use skewbridge_peer_directory::peer_table::ROLLOUT_GRACE;
+use skewbridge_peer_directory::refresh_schedule::{ChangeDetection, RefreshSchedule};
+use skewbridge_peer_directory::registry::{
+    Activity, Addresses, AdvertisedAddress, Registry, StatusReporter,
+};
+use skewbridge_peer_directory::served_record::MAX_RECORDS;
+use skewbridge_peer_directory::watch::WatchEvent;
+use skewbridge_peer_directory::{
+    ApiService, CustomResourceDefinition, Identity, IdentityLease, LeaseSnapshot, PeerTable,
+    Records, ServedApis, ServedRecord, SharedGroupVersionTracker, SharedGroupVersions, lease,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -74,7 +77,7 @@ const LEFT_LEASE_INTERVAL: Duration = Duration::from_millis(500);
 const EVENTS: usize = 256;
 
 const LEASES: Kind = Kind {
-    path: lease::COLLECTION,
+    path: lease::LEASES_PATH,
     selector: "&labelSelector=apiserver.kubernetes.io%2Fidentity%3Dkube-apiserver",
     page: 500,
     what: "identity Leases",
@@ -99,12 +102,12 @@ enum Event {
     ApiService(Change<ApiService>),
     CustomResource(Change<CustomResourceDefinition>),
     Peer(Identity, PeerAnswer),
-    Local(Result<Served, String>),
+    Local(Result<ServedApis, String>),
 }
 
 /// What came of polling a peer.
 struct PeerAnswer {
-    outcome: Result<Served, String>,
+    outcome: Result<ServedApis, String>,
     /// Whether it has answered at all.
     has_answered: bool,
 }
@@ -155,23 +158,23 @@ pub(crate) async fn run(
     let with_records = with_records.filter(|_| annotations == Annotations::Nothing);
     let registry = registry.map(|it| tokio::spawn(async move { it.run(published, found).await }));
     let host = HostBoot::read();
-    let mut roster = empty_roster(&membership.identity, annotations, &host);
+    let mut peer_table = empty_peer_table(&membership.identity, annotations, &host);
     let (records, mut found_records) = RecordKeeper::start(
         membership.identity.clone(),
         (membership.server, membership.address),
         bridge.live.serving_keys.load_full(),
         with_records,
         stored,
-        &mut roster,
+        &mut peer_table,
     );
     let lease_status = membership.lease_status;
     let mut learner = PeerController {
-        roster,
+        peer_table,
         records,
-        exclusions: Exclusions::new(),
+        exclusions: SharedGroupVersionTracker::new(),
         read: Read::default(),
         local: None,
-        local_schedule: Schedule::default(),
+        local_schedule: RefreshSchedule::default(),
         leases: BTreeMap::new(),
         ended: EndedLeases::default(),
         own_lease: OwnLease::new(
@@ -244,16 +247,16 @@ fn kept_in(whereabouts: PeerRegistry) -> (Option<Arc<dyn Registry>>, Annotations
     }
 }
 
-/// A roster that awaits the registry.
-fn empty_roster(own: &Identity, annotations: Annotations, host: &HostBoot) -> Roster {
-    let roster = Roster::new(own.clone());
-    let mut roster = match annotations {
-        Annotations::Records => roster.with_addresses_in_file(),
-        Annotations::Nothing | Annotations::AddressesAndRecords => roster,
+/// A peer table that awaits the registry.
+fn empty_peer_table(own: &Identity, annotations: Annotations, host: &HostBoot) -> PeerTable {
+    let peer_table = PeerTable::new(own.clone());
+    let mut peer_table = match annotations {
+        Annotations::Records => peer_table.with_addresses_in_file(),
+        Annotations::Nothing | Annotations::AddressesAndRecords => peer_table,
     };
-    roster.set_host_clock(host.clock());
-    roster.await_registry();
-    roster
+    peer_table.set_host_clock(host.clock());
+    peer_table.await_registry();
+    peer_table
 }
 
 fn spawn_informers(tasks: &mut JoinSet<()>, own: &Arc<InternalClient>, tell: &mpsc::Sender<Event>) {
@@ -279,12 +282,12 @@ struct Read {
 struct PeerController {
     own: Arc<InternalClient>,
     tell: mpsc::Sender<Event>,
-    roster: Roster,
+    peer_table: PeerTable,
     records: RecordKeeper,
-    exclusions: Exclusions,
+    exclusions: SharedGroupVersionTracker,
     read: Read,
-    local: Option<Arc<Served>>,
-    local_schedule: Schedule,
+    local: Option<Arc<ServedApis>>,
+    local_schedule: RefreshSchedule,
     leases: BTreeMap<Identity, IdentityLease>,
     /// Leases that were deleted, for what they had in annotations.
     ended: EndedLeases,
@@ -299,7 +302,7 @@ struct PeerController {
     lease_status: Arc<StatusReporter>,
     was_ready: bool,
     identity: Identity,
-    shared: Option<Arc<Excluded>>,
+    shared: Option<Arc<SharedGroupVersions>>,
     view: Option<Arc<View>>,
     /// Until when what was made or deleted may still become visible.
     unsettled_until: Option<Instant>,
@@ -331,7 +334,7 @@ impl PeerController {
                 "peers were not told that this bridge leaves: its record runs out by itself"
             );
         }
-        let peers = self.roster.snapshot();
+        let peers = self.peer_table.snapshot();
         let removal = timeout(FAREWELL, self.own_lease.remove_of_ended_server(&peers));
         let mut is_removed = removal.await.unwrap_or(false);
         let _ = parted.send(());
@@ -366,13 +369,13 @@ impl PeerController {
                     Change::Event(event) => {
                         if !self.exclusions.on_api_service(&event, now) {
                             // Only its status: every server serves the same.
-                            return self.local_schedule.now(now);
+                            return self.local_schedule.refresh_now(now);
                         }
                     }
                     Change::Lost(_) => return,
                 }
                 self.share();
-                self.local_schedule.now(now);
+                self.local_schedule.refresh_now(now);
             }
             Event::CustomResource(change) => {
                 self.unsettle(now);
@@ -383,13 +386,13 @@ impl PeerController {
                     }
                     Change::Event(event) => {
                         if !self.exclusions.on_crd(&event, now) {
-                            return self.local_schedule.now(now);
+                            return self.local_schedule.refresh_now(now);
                         }
                     }
                     Change::Lost(_) => return,
                 }
                 self.share();
-                self.local_schedule.now(now);
+                self.local_schedule.refresh_now(now);
             }
             Event::Peer(identity, answer) => {
                 let PeerAnswer {
@@ -412,11 +415,11 @@ impl PeerController {
                 if outcome.is_ok() {
                     self.records.answered(&identity);
                 }
-                self.roster
-                    .fetched(&identity, outcome, now, SystemTime::now(), jitter);
+                self.peer_table
+                    .record_poll(&identity, outcome, now, SystemTime::now(), jitter);
                 if has_failed && has_answered {
                     // Its bridge answers in its server's stead.
-                    self.roster.answered(&identity, now);
+                    self.peer_table.record_bridge_answer(&identity, now);
                 }
             }
             Event::Local(outcome) => {
@@ -424,7 +427,8 @@ impl PeerController {
                 match outcome {
                     Ok(served) => {
                         // Its health is looked at all the time.
-                        self.local_schedule.succeeded(now, News::Told, jitter);
+                        self.local_schedule
+                            .succeeded(now, ChangeDetection::ByEvent, jitter);
                         self.local = Some(Arc::new(served));
                     }
                     Err(problem) => {
@@ -449,19 +453,20 @@ impl PeerController {
                 // What ran out before we looked is nobody's.
                 let wall = SystemTime::now();
                 all.retain(|lease| !lease.is_expired(wall));
-                self.roster.leases(all.iter().map(seen).collect(), now);
+                self.peer_table
+                    .set_leases(all.iter().map(seen).collect(), now);
                 self.leases = all
                     .into_iter()
                     .map(|lease| (lease.identity().clone(), lease))
                     .collect();
             }
             Change::Event(WatchEvent::Deleted(lease)) => {
-                self.roster.lease_gone(lease.identity(), now);
+                self.peer_table.remove_lease(lease.identity(), now);
                 self.leases.remove(lease.identity());
                 self.ended.add(lease, now);
             }
             Change::Event(WatchEvent::Added(lease) | WatchEvent::Modified(lease)) => {
-                self.roster.lease(seen(&lease), now);
+                self.peer_table.update_lease(seen(&lease), now);
                 self.leases.insert(lease.identity().clone(), lease);
             }
             Change::Event(_) => {}
@@ -473,7 +478,7 @@ impl PeerController {
         }
         if self.annotations == Annotations::Nothing {
             // The Lease of a refused address may come after the address.
-            return self.roster.refuse(&self.refused);
+            return self.peer_table.set_refused_addresses(&self.refused);
         }
         let leases = self.ended.with_living(&self.leases, now);
         let mut records = self.records.annotated(&leases, &self.networks);
@@ -485,14 +490,14 @@ impl PeerController {
             _ => records.values_mut().for_each(without_addresses),
         }
         self.records.heard(&records);
-        self.roster.published_records(&records, now);
+        self.peer_table.set_published_records(&records, now);
     }
 
     fn tick(&mut self, count: u32, health: &UpstreamHealth) {
         if count.is_multiple_of(TIDY_TICKS) {
             self.own.tidy();
             // Anew, since the clock that the process counts by stands while a host sleeps.
-            self.roster.set_host_clock(self.host.clock());
+            self.peer_table.set_host_clock(self.host.clock());
         }
         self.look_at_upstream(health);
     }
@@ -511,7 +516,7 @@ impl PeerController {
                 }
             }
             self.records.heard(&all);
-            self.roster.published_records(&all, Instant::now());
+            self.peer_table.set_published_records(&all, Instant::now());
             self.publish();
         }
     }
@@ -523,7 +528,7 @@ impl PeerController {
         addresses: &mut watch::Receiver<Addresses>,
         records: &mut watch::Receiver<Option<Records>>,
     ) {
-        if !self.roster.awaits_registry() {
+        if !self.peer_table.awaits_registry() {
             return;
         }
         if self.annotations != Annotations::AddressesAndRecords {
@@ -532,7 +537,7 @@ impl PeerController {
         if self.annotations == Annotations::Nothing {
             self.on_records(records.borrow_and_update().clone());
         }
-        self.roster.registry_read(Instant::now());
+        self.peer_table.mark_registry_read(Instant::now());
         self.publish();
     }
 
@@ -545,8 +550,8 @@ impl PeerController {
                 tracing::warn!(peer = %self.name_of(identity), %address, "an address outside of --peer-cidrs is refused");
             }
         }
-        self.roster.addresses(&permitted, now);
-        self.roster.refuse(&refused);
+        self.peer_table.set_addresses(&permitted, now);
+        self.peer_table.set_refused_addresses(&refused);
         self.refused = refused;
     }
 
@@ -560,7 +565,7 @@ impl PeerController {
         while let Ok(reply) = others.try_recv() {
             self.looking_next.push(reply);
         }
-        self.local_schedule.now(Instant::now());
+        self.local_schedule.refresh_now(Instant::now());
     }
 
     fn tell_who_looked(&mut self) {
@@ -574,8 +579,8 @@ impl PeerController {
     fn hear(&mut self, hint: ResyncHint) {
         let now = Instant::now();
         match hint {
-            ResyncHint::LocalChanged => self.local_schedule.doubt(now),
-            ResyncHint::Doubt(identity) => self.roster.doubt(&identity, now),
+            ResyncHint::LocalChanged => self.local_schedule.recheck(now),
+            ResyncHint::Doubt(identity) => self.peer_table.recheck(&identity, now),
         }
     }
 
@@ -586,13 +591,13 @@ impl PeerController {
         let is_unsettled = self.unsettled_until.is_some_and(|until| now < until);
         if is_unsettled && now >= self.next_settling_look {
             self.next_settling_look = now + SETTLING_LOOK;
-            self.local_schedule.now(now);
+            self.local_schedule.refresh_now(now);
         }
         if ready && !self.was_ready {
-            self.local_schedule.now(now);
+            self.local_schedule.refresh_now(now);
         }
         self.was_ready = ready;
-        if self.roster.is_listed() {
+        if self.peer_table.leases_are_listed() {
             self.own_lease
                 .look(&self.leases, ready, self.records.annotation());
         }
@@ -601,8 +606,9 @@ impl PeerController {
         }
         self.records
             .look_at_keys(&self.own.bridge.live.serving_keys.load_full());
-        self.records.look(&mut self.roster, self.shared.as_ref());
-        let expired = self.roster.expire(now) | self.records.gives_up(now);
+        self.records
+            .look(&mut self.peer_table, self.shared.as_ref());
+        let expired = self.peer_table.expire(now) | self.records.gives_up(now);
         if self.exclusions.prune(now) {
             self.share();
             self.publish();
@@ -614,7 +620,7 @@ impl PeerController {
     /// Asks whom it is time to ask.
     fn fetch(&mut self, tasks: &mut JoinSet<()>) {
         let now = Instant::now();
-        if self.local_schedule.begin(now) {
+        if self.local_schedule.begin_if_due(now) {
             self.looking.append(&mut self.looking_next);
             let (own, tell) = (self.own.clone(), self.tell.clone());
             let (known, shared) = (self.local.clone(), self.shared.clone());
@@ -627,12 +633,12 @@ impl PeerController {
                 let _ = tell.send(Event::Local(outcome)).await;
             });
         }
-        for peer in self.roster.due(now) {
+        for peer in self.peer_table.take_due(now) {
             let (own, tell) = (self.own.clone(), self.tell.clone());
             let shared = self.shared.clone();
             tasks.spawn(async move {
                 let began = Instant::now();
-                let has_etags = |it: &Arc<Served>| it.etags.iter().all(Option::is_some);
+                let has_etags = |it: &Arc<ServedApis>| it.etags.iter().all(Option::is_some);
                 let patience = match &peer.served {
                     Some(served) if has_etags(served) => REFRESH_TIMEOUT,
                     _ => FETCH_PATIENCE,
@@ -641,7 +647,7 @@ impl PeerController {
                 let first = ask_version(&own, party);
                 let rest = |version| {
                     // Whatever becomes of the poll, the peer answers requests.
-                    peer.standing.reachable();
+                    peer.health.mark_reachable();
                     let known = peer.served.as_deref();
                     discover(&own, party, version, known, shared.as_deref())
                 };
@@ -649,7 +655,7 @@ impl PeerController {
                 let metrics = own.bridge.metrics.peers();
                 metrics.polled(&peer, outcome.is_ok());
                 if !has_answered {
-                    peer.standing.record_timeout(began.elapsed());
+                    peer.health.record_timeout(began.elapsed());
                 }
                 let answer = PeerAnswer {
                     outcome,
@@ -664,12 +670,12 @@ impl PeerController {
         let Some(interop) = &self.own.bridge.interop else {
             return;
         };
-        let peers = self.roster.snapshot();
+        let peers = self.peer_table.snapshot();
         self.own.bridge.metrics.peers().without_bridge(&peers);
         self.records.log_departures(&peers);
         let began = Instant::now();
         let view = match (&self.local, &self.shared) {
-            (Some(local), Some(shared)) if peers.listed => {
+            (Some(local), Some(shared)) if peers.leases_listed => {
                 View::of(&self.identity, local, &peers, shared, self.view.as_ref())
             }
             _ => None,
@@ -720,9 +726,9 @@ impl PeerController {
     }
 }
 
-fn seen(lease: &IdentityLease) -> Seen {
-    use skewbridge_peers::Object as _;
-    Seen {
+fn seen(lease: &IdentityLease) -> LeaseSnapshot {
+    use skewbridge_peer_directory::WatchedObject as _;
+    LeaseSnapshot {
         identity: lease.identity().clone(),
         host: lease.hostname().map(str::to_owned),
         holder: lease.holder().unwrap_or_default().to_owned(),
@@ -737,11 +743,11 @@ fn annotated(leases: &BTreeMap<Identity, IdentityLease>, records: &Records) -> A
         let address = lease.peer_address()?;
         let is_bridge = lease.bridge_address().is_some()
             || (records.get(identity))
-                .is_some_and(|it| it.left.is_none() && it.bridge == Some(address));
+                .is_some_and(|it| it.bridge_left_at.is_none() && it.bridge == Some(address));
         let advertised = if is_bridge {
-            Advertised::by_bridge(address)
+            AdvertisedAddress::by_bridge(address)
         } else {
-            Advertised::by_server(address)
+            AdvertisedAddress::by_server(address)
         };
         Some((identity.clone(), advertised))
     };
@@ -750,7 +756,7 @@ fn annotated(leases: &BTreeMap<Identity, IdentityLease>, records: &Records) -> A
 
 /// Leases that were deleted. Where Leases are the registry, the address of a bridge and
 /// the record of its server go with the Lease, but a server since 1.35 that restarts
-/// deletes its Lease, too. The roster judges how long a server counts without a Lease:
+/// deletes its Lease, too. The peer table judges how long a server counts without a Lease:
 /// annotations are kept for the longest of these times.
 #[derive(Debug, Default)]
 struct EndedLeases(BTreeMap<Identity, (IdentityLease, Instant)>);
@@ -870,7 +876,7 @@ mod tests {
 
     #[test]
     fn a_record_beside_a_file_of_addresses_names_none() {
-        let served = Served {
+        let served = ServedApis {
             index: Arc::default(),
             documents: [Arc::default(), Arc::default()],
             etags: [None, None],
@@ -883,12 +889,12 @@ mod tests {
         record.server = "10.0.0.1:6443".parse().ok();
         record.bridge = "10.0.0.1:7443".parse().ok();
         record.serving_keys = vec![[7; 32]];
-        record.left = Some(left);
+        record.bridge_left_at = Some(left);
         let mut record = Arc::new(record);
         without_addresses(&mut record);
         assert_eq!((record.server, record.bridge), (None, None));
         assert!(record.serving_keys.is_empty());
-        assert_eq!(record.left, Some(left), "the announcement counts");
+        assert_eq!(record.bridge_left_at, Some(left), "the announcement counts");
         let before = record.clone();
         without_addresses(&mut record);
         assert!(Arc::ptr_eq(&record, &before), "nothing to remove");
@@ -903,7 +909,7 @@ mod tests {
             ("c", "[fd00::1]:6443"),
         ]
         .map(|(name, address)| {
-            let advertised = Advertised::by_bridge(address.parse().unwrap());
+            let advertised = AdvertisedAddress::by_bridge(address.parse().unwrap());
             (identity(name), advertised)
         })
         .into();

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use http::header::CONTENT_TYPE;
 use http::{Method, StatusCode};
-use skewbridge_peers::registry::{Activity, StatusReporter};
-use skewbridge_peers::{
-    Action, Deletion, Identity, IdentityLease, Keeper, Moment, Peers, Upstream, lease, stale_leases,
+use skewbridge_peer_directory::registry::{Activity, StatusReporter};
+use skewbridge_peer_directory::{
+    ClockReading, Identity, IdentityLease, LeaseAction, LeaseController, LeaseDeletion, Peers,
+    Upstream, lease, stale_leases,
 };
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -52,12 +53,12 @@ pub(super) enum Annotations {
     AddressesAndRecords,
 }
 
-/// Does to the Lease what [`Keeper`] decides.
+/// Does to the Lease what [`LeaseController`] decides.
 pub(super) struct OwnLease {
     own: Arc<InternalClient>,
     identity: Identity,
     hostname: String,
-    keeper: Keeper,
+    controller: LeaseController,
     address: SocketAddr,
     /// Also written into a Lease that its server keeps.
     annotations: Annotations,
@@ -87,7 +88,8 @@ impl OwnLease {
     ) -> Self {
         let life = uuid(own.bridge.via.number(), own.bridge.chance());
         Self {
-            keeper: Keeper::new(identity.clone(), hostname, &life).advertising(address),
+            controller: LeaseController::new(identity.clone(), hostname, &life)
+                .with_peer_address(address),
             own,
             identity: identity.clone(),
             hostname: hostname.to_owned(),
@@ -129,33 +131,33 @@ impl OwnLease {
         } else {
             Upstream::NotReady
         };
-        let now = Moment {
+        let now = ClockReading {
             monotonic: Instant::now(),
             wall: SystemTime::now(),
         };
-        let action = self.keeper.observe(self.lease.as_ref(), upstream, now);
-        let path = format!("{}/{}", lease::COLLECTION, self.identity);
+        let action = self.controller.observe(self.lease.as_ref(), upstream, now);
+        let path = format!("{}/{}", lease::LEASES_PATH, self.identity);
         let (method, path, lease) = match action {
-            Action::Create(lease) => {
+            LeaseAction::Create(lease) => {
                 self.renewals = 0;
                 tracing::info!(identity = %self.identity, "the kube-apiserver behind this bridge keeps no identity Lease of this name: the bridge does");
-                (Method::POST, lease::COLLECTION.to_owned(), lease)
+                (Method::POST, lease::LEASES_PATH.to_owned(), lease)
             }
-            Action::TakeOver(lease) => {
+            LeaseAction::TakeOver(lease) => {
                 self.renewals = 0;
                 tracing::info!(identity = %self.identity, "nobody keeps the identity Lease any more: the bridge does");
                 (Method::PUT, path, lease)
             }
-            Action::Renew(lease) => {
+            LeaseAction::Renew(lease) => {
                 self.renewals = self.renewals.saturating_add(1);
                 (Method::PUT, path, lease)
             }
-            Action::LeaveAlone { .. } => {
+            LeaseAction::LeaveAlone { .. } => {
                 self.is_kept_by(KeptBy::KubeApiserver);
                 self.status.succeeded(Activity::KeepLease);
                 return self.annotate(path, served);
             }
-            Action::Wait { .. } => return self.annotate(path, served),
+            LeaseAction::Wait { .. } => return self.annotate(path, served),
         };
         self.is_kept_by(KeptBy::Skewbridge);
         self.keep(method, path, lease.to_json(), leases);
@@ -181,12 +183,12 @@ impl OwnLease {
             Annotations::AddressesAndRecords => (Some(self.address), Activity::Publish),
         };
         // Before the server has answered, what is written there stays.
-        let served = served.or(lease.served()).map(str::to_owned);
+        let served = served.or(lease.served_record()).map(str::to_owned);
         let has_address = match address {
             Some(address) => lease.peer_address() == Some(address),
             None => lease.bridge_address().is_none(),
         };
-        if has_address && lease.served() == served.as_deref() {
+        if has_address && lease.served_record() == served.as_deref() {
             self.status.succeeded(activity);
         } else if self.look_at <= Instant::now() {
             self.look_at = Instant::now() + PATIENCE;
@@ -196,7 +198,7 @@ impl OwnLease {
                 let outcome = patch(&own, &path, address, served.as_deref()).await;
                 if let Err(problem) = outcome
                     && let error = not_annotated(kind, &problem)
-                    && status.failed_anew(activity, error.clone())
+                    && status.failed_with_new_error(activity, error.clone())
                 {
                     tracing::warn!(%error, flag = "--peer-registry", "the identity Lease was not annotated; it is tried again");
                 }
@@ -235,10 +237,10 @@ impl OwnLease {
         // What was written last may not have come back by the watch yet, and
         // only the Lease as it is now can be deleted.
         let lease = self.read().await;
-        if let Some(deletion) = self.keeper.on_shutdown(lease.as_ref()) {
+        if let Some(deletion) = self.controller.on_shutdown(lease.as_ref()) {
             delete(&self.own, &deletion).await;
         } else if self.annotations != Annotations::Nothing && lease.is_some() {
-            let path = format!("{}/{}", lease::COLLECTION, self.identity);
+            let path = format!("{}/{}", lease::LEASES_PATH, self.identity);
             if let Err(problem) = patch(&self.own, &path, None, served).await {
                 tracing::warn!(%problem, "an identity Lease was not written");
             }
@@ -253,9 +255,9 @@ impl OwnLease {
         if !has_ended(&self.own.bridge).await {
             return false;
         }
-        let path = format!("{}/{}", lease::COLLECTION, self.identity);
+        let path = format!("{}/{}", lease::LEASES_PATH, self.identity);
         for peer in &peers.peers {
-            if peer.address.is_none() || !peer.standing.is_reachable() {
+            if peer.address.is_none() || !peer.health.is_reachable() {
                 continue;
             }
             let through = InternalTarget::PeerAsBridgeUser(peer);
@@ -291,7 +293,7 @@ impl OwnLease {
 
     /// The Lease as it is now.
     async fn read(&self) -> Option<IdentityLease> {
-        let path = format!("{}/{}", lease::COLLECTION, self.identity);
+        let path = format!("{}/{}", lease::LEASES_PATH, self.identity);
         let asked = self
             .own
             .ask(InternalTarget::Upstream, InternalRequest::get(&path));
@@ -399,7 +401,7 @@ async fn patch(
     address: Option<SocketAddr>,
     served: Option<&str>,
 ) -> Result<(), String> {
-    let json = lease::bridge_patch(address, served).into_bytes();
+    let json = lease::bridge_annotations_patch(address, served).into_bytes();
     let ask = InternalRequest::json(Method::PATCH, path, json);
     try_send(
         own,
@@ -415,7 +417,7 @@ fn report_not_kept(status: &StatusReporter, identity: &Identity, problem: &str) 
          written: {problem}; --bridge-user needs the verbs create and update on Leases in \
          kube-system"
     );
-    if status.failed_anew(Activity::KeepLease, error.clone()) {
+    if status.failed_with_new_error(Activity::KeepLease, error.clone()) {
         tracing::warn!(%error, flag = "--bridge-user", "an identity Lease was not written; it is tried again");
     }
 }
@@ -428,8 +430,8 @@ fn not_annotated(registry: &str, problem: &str) -> String {
     )
 }
 
-async fn delete(own: &InternalClient, deletion: &Deletion) {
-    let path = format!("{}/{}", lease::COLLECTION, deletion.identity);
+async fn delete(own: &InternalClient, deletion: &LeaseDeletion) {
+    let path = format!("{}/{}", lease::LEASES_PATH, deletion.identity);
     let ask = InternalRequest::json(Method::DELETE, &path, deletion.to_json().into_bytes());
     send(own, ask).await;
 }
@@ -492,12 +494,13 @@ mod tests {
         status.succeeded(Activity::Read);
         let seen = status.subscribe();
         assert!(seen.borrow().up);
-        let fails =
-            |problem| status.failed_anew(Activity::Publish, not_annotated("leases", problem));
+        let fails = |problem| {
+            status.failed_with_new_error(Activity::Publish, not_annotated("leases", problem))
+        };
         assert!(fails("403 Forbidden"));
         assert!(!fails("403 Forbidden"), "logged once");
         assert!(fails("no answer"), "another error");
-        assert!(status.failed_anew(Activity::KeepLease, "no answer".to_owned()));
+        assert!(status.failed_with_new_error(Activity::KeepLease, "no answer".to_owned()));
         assert!(!fails("no answer"), "another activity fails as well");
         status.succeeded(Activity::KeepLease);
         let error = seen.borrow().error().unwrap_or_default().to_owned();

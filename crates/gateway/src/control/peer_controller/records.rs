@@ -11,11 +11,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ipnet::IpNet;
 use skewbridge_discovery::Document;
-use skewbridge_peers::registry::{RecordChannels, Registry};
-use skewbridge_peers::roster::{MAX_RECORDS, ROLLOUT_GRACE};
-use skewbridge_peers::{
-    Excluded, Identity, IdentityLease, KeyDigest, Peers, Records, Roster, Served, ServedRecord,
-    Source,
+use skewbridge_peer_directory::peer_table::ROLLOUT_GRACE;
+use skewbridge_peer_directory::registry::{RecordChannels, Registry};
+use skewbridge_peer_directory::served_record::MAX_RECORDS;
+use skewbridge_peer_directory::{
+    ApiSource, Identity, IdentityLease, KeyDigest, PeerTable, Peers, Records, ServedApis,
+    ServedRecord, SharedGroupVersions,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -48,7 +49,7 @@ pub(super) struct RecordKeeper {
     keys: Arc<Vec<KeyDigest>>,
     own: watch::Sender<Option<Arc<ServedRecord>>>,
     /// What the own record was made of.
-    made_of: Option<([Arc<Document>; 2], Arc<Excluded>)>,
+    made_of: Option<([Arc<Document>; 2], Arc<SharedGroupVersions>)>,
     outdated: mpsc::Sender<Arc<ServedRecord>>,
     task: Option<JoinHandle<()>>,
     /// The own record as an annotation, where records are in annotations.
@@ -97,7 +98,7 @@ impl RecordKeeper {
         keys: Arc<Vec<KeyDigest>>,
         registry: Option<Arc<dyn Registry>>,
         stored: Option<Stored>,
-        roster: &mut Roster,
+        peer_table: &mut PeerTable,
     ) -> (Self, watch::Receiver<Option<Records>>) {
         let (own, published) = watch::channel(None);
         let (found, records) = watch::channel(None);
@@ -122,7 +123,7 @@ impl RecordKeeper {
         let state = stored.map(|Stored { state, records }| {
             for record in records.into_iter().map(Arc::new) {
                 saved.insert(record.identity.clone(), record.clone());
-                roster.remember(record);
+                peer_table.store_record(record);
             }
             state
         });
@@ -182,7 +183,7 @@ impl RecordKeeper {
 
     /// With what this bridge says of itself.
     fn completed(&self, mut record: ServedRecord) -> ServedRecord {
-        record.left = None;
+        record.bridge_left_at = None;
         record.server = self.server;
         record.bridge = Some(self.bridge);
         record.serving_keys.clone_from(&self.keys);
@@ -222,7 +223,7 @@ impl RecordKeeper {
     }
 
     /// What the own server serves, and what all servers share, as they are now.
-    pub(super) fn look_at_own(&mut self, local: &Served, shared: &Arc<Excluded>) {
+    pub(super) fn look_at_own(&mut self, local: &ServedApis, shared: &Arc<SharedGroupVersions>) {
         let is_same = self.made_of.as_ref().is_some_and(|(documents, excluded)| {
             let mut pairs = documents.iter().zip(&local.documents);
             pairs.all(|(one, other)| Arc::ptr_eq(one, other)) && Arc::ptr_eq(excluded, shared)
@@ -258,17 +259,22 @@ impl RecordKeeper {
 
     /// Makes records of what peers have answered, stores what is new, and has removed
     /// what is outdated.
-    pub(super) fn look(&mut self, roster: &mut Roster, shared: Option<&Arc<Excluded>>) {
+    pub(super) fn look(
+        &mut self,
+        peer_table: &mut PeerTable,
+        shared: Option<&Arc<SharedGroupVersions>>,
+    ) {
         if let Some(shared) = shared
             && !self.answered.is_empty()
         {
-            let peers = roster.snapshot();
+            let peers = peer_table.snapshot();
             for identity in std::mem::take(&mut self.answered) {
                 let Some(peer) = peers.get(&identity) else {
                     self.recorded.remove(&identity);
                     continue;
                 };
-                let (Some(served), Some(Source::Asked)) = (&peer.served, peer.record.source) else {
+                let (Some(served), Some(ApiSource::Polled)) = (&peer.served, peer.record.source)
+                else {
                     continue;
                 };
                 let known = self.recorded.get(&identity);
@@ -277,20 +283,20 @@ impl RecordKeeper {
                     pairs.all(|(one, other)| Arc::ptr_eq(one, other))
                 });
                 if !is_same {
-                    roster.remember_answer(made(identity.clone(), served, shared));
+                    peer_table.store_polled_record(made(identity.clone(), served, shared));
                     self.recorded.insert(identity, served.documents.clone());
                 }
             }
         }
         let now = Instant::now();
-        for record in roster.outdated_records(now) {
+        for record in peer_table.outdated_records(now) {
             let _ = self.outdated.try_send(record.clone());
         }
-        self.save(roster, now);
+        self.save(peer_table, now);
     }
 
     /// One write at a time, on a thread that may wait for a disk.
-    fn save(&mut self, roster: &Roster, now: Instant) {
+    fn save(&mut self, peer_table: &PeerTable, now: Instant) {
         let Some(state) = &self.state else {
             return;
         };
@@ -309,7 +315,7 @@ impl RecordKeeper {
         if now < self.next_save {
             return;
         }
-        let stored = roster.stored_records();
+        let stored = peer_table.stored_records();
         let changed: Vec<_> = stored
             .values()
             .filter(|record| {
@@ -399,7 +405,7 @@ impl RecordKeeper {
         let record = self.own.borrow().clone();
         if let Some(record) = record {
             let mut record = ServedRecord::clone(&record);
-            record.left = Some(SystemTime::now());
+            record.bridge_left_at = Some(SystemTime::now());
             self.publish(record);
         }
         let Some(task) = self.task.take() else {
@@ -418,7 +424,7 @@ impl RecordKeeper {
     }
 }
 
-fn made(identity: Identity, served: &Served, shared: &Excluded) -> ServedRecord {
+fn made(identity: Identity, served: &ServedApis, shared: &SharedGroupVersions) -> ServedRecord {
     let now = Instant::now();
     let is_shared = |group: &str, version: &str| shared.contains(group, version, now);
     ServedRecord::new(identity, served, is_shared, SystemTime::now())
@@ -455,7 +461,7 @@ impl<T: Clone> AnnotatedRecords<T> {
         let held = self.0.values().filter(|it| it.record.is_some());
         let mut room = MAX_RECORDS.saturating_sub(held.count());
         for (identity, lease) in leases {
-            let text = lease.served().unwrap_or_default();
+            let text = lease.served_record().unwrap_or_default();
             let text_hash = hash(text);
             let known = self.0.get(identity);
             if known.is_some_and(|it| it.text_hash == text_hash) {

@@ -8,9 +8,9 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use skewbridge_peers::roster::MAX_RECORDS;
-use skewbridge_peers::served_record::MAX_ENCODED_BYTES;
-use skewbridge_peers::{Identity, ServedRecord};
+use skewbridge_peer_directory::served_record::MAX_ENCODED_BYTES;
+use skewbridge_peer_directory::served_record::MAX_RECORDS;
+use skewbridge_peer_directory::{Identity, ServedRecord};
 
 /// The directory of the records.
 const SERVED: &str = "served";
@@ -122,13 +122,13 @@ mod tests {
     use std::time::SystemTime;
 
     use skewbridge_discovery::Index;
-    use skewbridge_peers::Served;
+    use skewbridge_peer_directory::ServedApis;
     use skewbridge_testkit::ScratchDir;
 
     use super::*;
 
     fn record(name: &str) -> ServedRecord {
-        let served = Served {
+        let served = ServedApis {
             index: Arc::new(Index::new(&[])),
             documents: [Arc::default(), Arc::default()],
             etags: [None, None],

@@ -11,8 +11,8 @@ use http::{HeaderValue, Method, Response, StatusCode};
 use skewbridge_discovery::accept::LOCAL_DOCUMENT;
 use skewbridge_discovery::servers::{self, MEDIA_TYPE};
 use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList};
-use skewbridge_peers::registry::RegistryStatus;
-use skewbridge_peers::{Identity, MicroTime, Peer, Served, reachability};
+use skewbridge_peer_directory::registry::RegistryStatus;
+use skewbridge_peer_directory::{Identity, MicroTime, Peer, ServedApis, reachability};
 
 use crate::body::ResponseBody;
 use crate::cluster_state::Cluster;
@@ -117,13 +117,17 @@ fn told_by(peer: &Peer, cluster: &Cluster) -> ServerDiscovery {
     ServerDiscovery {
         host: peer.name().host().map(str::to_owned),
         reachable: peer.served.is_some() && is_reachable,
-        last_sync: peer.succeeded.map(timestamp),
+        last_sync: peer.last_success.map(timestamp),
         problem: (!is_reachable).then(|| UNREACHABLE.to_owned()),
         ..server(&peer.identity, peer.served.as_ref(), cluster)
     }
 }
 
-fn server(identity: &Identity, served: Option<&Arc<Served>>, cluster: &Cluster) -> ServerDiscovery {
+fn server(
+    identity: &Identity,
+    served: Option<&Arc<ServedApis>>,
+    cluster: &Cluster,
+) -> ServerDiscovery {
     let version = served.and_then(|served| served.version.as_ref());
     ServerDiscovery {
         identity: identity.to_string(),

@@ -16,8 +16,10 @@ use skewbridge_discovery::{Document, Index, Layout, Object as _};
 use skewbridge_k8s_api::content_negotiation::Format;
 use skewbridge_k8s_api::request_info::DecodedPath;
 use skewbridge_k8s_api::version::Version as KubeVersion;
-use skewbridge_peers::registry::Advertised;
-use skewbridge_peers::{Exclusions, Identity, RecordedRequest, Roster, Served};
+use skewbridge_peer_directory::registry::AdvertisedAddress;
+use skewbridge_peer_directory::{
+    Identity, LeaseSnapshot, PeerTable, ServedApis, SharedGroupVersionTracker,
+};
 
 use super::merged_response::MergedResponse;
 use crate::authn::Caller;
@@ -61,9 +63,9 @@ fn document(words: &[&str], core: bool) -> Arc<Document> {
     Arc::new(Document::parse(text.to_string().as_bytes()).unwrap())
 }
 
-fn served(words: &[&str], etag: &str, minor: u16) -> Served {
+fn served(words: &[&str], etag: &str, minor: u16) -> ServedApis {
     let documents = [document(words, true), document(words, false)];
-    Served {
+    ServedApis {
         index: Arc::new(Index::new(&[&documents[0], &documents[1]])),
         documents,
         etags: [Some(etag.to_owned()), Some(etag.to_owned())],
@@ -93,24 +95,30 @@ const LOCAL: [&str; 3] = [
 /// A local server `m` and a peer of this name, which has told this.
 fn view(minor: u16, peer: &str, words: &[&str]) -> Option<Arc<View>> {
     let now = Instant::now();
-    let mut roster = Roster::new(identity("m"));
-    let lease = RecordedRequest {
+    let mut peer_table = PeerTable::new(identity("m"));
+    let lease = LeaseSnapshot {
         identity: identity(peer),
         host: None,
         holder: "h".to_owned(),
         resource_version: "1".to_owned(),
     };
-    roster.leases(vec![lease], now);
-    let address = Advertised::by_bridge("127.0.0.1:1".parse().unwrap());
-    roster.addresses(&[(identity(peer), address)].into(), now);
+    peer_table.set_leases(vec![lease], now);
+    let address = AdvertisedAddress::by_bridge("127.0.0.1:1".parse().unwrap());
+    peer_table.set_addresses(&[(identity(peer), address)].into(), now);
     if !words.is_empty() {
-        roster.due(now);
+        peer_table.take_due(now);
         let told = Ok(served(words, "theirs", 36));
-        roster.fetched(&identity(peer), told, now, SystemTime::now(), 0.0);
+        peer_table.record_poll(&identity(peer), told, now, SystemTime::now(), 0.0);
     }
     let local = Arc::new(served(&LOCAL, "\"ours\"", minor));
-    let shared = Exclusions::new().snapshot();
-    View::of(&identity("m"), &local, &roster.snapshot(), &shared, None)
+    let shared = SharedGroupVersionTracker::new().snapshot();
+    View::of(
+        &identity("m"),
+        &local,
+        &peer_table.snapshot(),
+        &shared,
+        None,
+    )
 }
 
 /// With a newer peer.
@@ -229,25 +237,32 @@ fn the_order_of_arrival_does_not_matter() {
         [2, 1, 0],
     ] {
         let now = Instant::now();
-        let mut roster = Roster::new(identity("m"));
+        let mut peer_table = PeerTable::new(identity("m"));
         for at in order {
             let (name, words) = &told[at];
-            let lease = RecordedRequest {
+            let lease = LeaseSnapshot {
                 identity: identity(name),
                 host: None,
                 holder: "h".to_owned(),
                 resource_version: "1".to_owned(),
             };
-            roster.lease(lease, now);
-            let address = Advertised::by_bridge(([127, 0, 0, 1], 1).into());
-            roster.addresses(&[(identity(name), address)].into(), now);
-            roster.due(now);
+            peer_table.update_lease(lease, now);
+            let address = AdvertisedAddress::by_bridge(([127, 0, 0, 1], 1).into());
+            peer_table.set_addresses(&[(identity(name), address)].into(), now);
+            peer_table.take_due(now);
             let told = Ok(served(words, "theirs", 36));
-            roster.fetched(&identity(name), told, now, SystemTime::now(), 0.0);
+            peer_table.record_poll(&identity(name), told, now, SystemTime::now(), 0.0);
         }
         let local = Arc::new(served(&LOCAL, "\"ours\"", 36));
-        let shared = Exclusions::new().snapshot();
-        let view = View::of(&identity("m"), &local, &roster.snapshot(), &shared, None).unwrap();
+        let shared = SharedGroupVersionTracker::new().snapshot();
+        let view = View::of(
+            &identity("m"),
+            &local,
+            &peer_table.snapshot(),
+            &shared,
+            None,
+        )
+        .unwrap();
         assert_eq!(view.source_count(), 4);
         seen.insert(view.page(Which::Apis).json.clone());
     }

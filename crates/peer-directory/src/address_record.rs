@@ -1,8 +1,8 @@
-//! The record in etcd that says where a kube-apiserver is reached by the others.
+//! The record in etcd with the address at which a kube-apiserver is reached by its peers.
 //!
 //! It is an `Endpoints` that never passes through the API (KEP-4020, Identifying
-//! destination apiserver's network location): users cannot write it, so it may
-//! be believed.
+//! destination apiserver's network location): users cannot write it, so it is
+//! trusted.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,20 +11,19 @@ use serde::Deserialize;
 use crate::{Error, Identity};
 use skewbridge_k8s_api::protobuf::{DecodeError, Field, Fields, Writer, envelope};
 
-/// Where a kube-apiserver is reached by the others.
+/// The address at which a kube-apiserver is reached by its peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
-    /// Whose address it is.
+pub struct AddressRecord {
+    /// The server.
     pub identity: Identity,
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
     /// Counts how often the record was written: kube-apiserver adds one each
     /// time, because its storage does not write what has not changed.
     pub generation: i64,
 }
 
-/// For how long a record lives without being written again: the TTL of its
-/// etcd lease.
+/// The TTL of the etcd lease of a record.
 pub const TTL_SECONDS: i64 = 15;
 
 /// How often a record is written.
@@ -34,8 +33,8 @@ const MAGIC: &[u8] = b"k8s\0";
 const IDENTITY_LABEL: &str = "apiserverIdentity";
 const DIRECTORY: &str = "/peerserverleases/";
 
-impl Record {
-    /// What all keys of records begin with, under a prefix such as `/registry`.
+impl AddressRecord {
+    /// The common prefix of all record keys, under a prefix such as `/registry`.
     pub fn directory(prefix: &str) -> String {
         let prefix = prefix.trim_matches('/');
         match prefix {
@@ -73,9 +72,9 @@ impl Record {
         envelope("v1", "Endpoints", endpoints)
     }
 
-    /// Reads a record: protobuf, or the JSON of a kube-apiserver that was told
-    /// to store that. The label says whose it is, as for kube-apiserver; where
-    /// there is none, the end of the key does.
+    /// Reads a record: protobuf, or the JSON of a kube-apiserver that is
+    /// configured to store JSON. The label names the server, as for kube-apiserver; without a label
+    /// the last part of the key does.
     pub fn decode(key: &str, value: &[u8]) -> Result<Self, Error> {
         let stored = match value.strip_prefix(MAGIC) {
             Some(unknown) => Stored::from_protobuf(unknown)?,
@@ -86,7 +85,7 @@ impl Record {
     }
 }
 
-/// What is written there.
+/// The fields of a stored record.
 #[derive(Debug, Default)]
 struct Stored {
     identity: Option<String>,
@@ -96,7 +95,7 @@ struct Stored {
 }
 
 impl Stored {
-    fn record(self, key: &str) -> Result<Record, Error> {
+    fn record(self, key: &str) -> Result<AddressRecord, Error> {
         let (_, name) = key.rsplit_once('/').unwrap_or(("", key));
         let identity = self.identity.filter(|identity| !identity.is_empty());
         let identity = Identity::named(identity.as_deref().unwrap_or(name))?;
@@ -105,7 +104,7 @@ impl Stored {
             (Ok(ip), Ok(port @ 1..)) => SocketAddr::new(ip, port),
             _ => return Err(Error::Address { ip, port }),
         };
-        Ok(Record {
+        Ok(AddressRecord {
             identity,
             address,
             generation: self.generation,
@@ -275,8 +274,8 @@ mod tests {
         hex.as_bytes().chunks(2).map(pair).collect()
     }
 
-    fn captured() -> Record {
-        Record {
+    fn captured() -> AddressRecord {
+        AddressRecord {
             identity: Identity::named(NAME).unwrap(),
             address: "127.0.0.1:58175".parse().unwrap(),
             generation: 3,
@@ -290,7 +289,10 @@ mod tests {
 
     #[test]
     fn a_record_of_kube_apiserver_is_read() {
-        assert_eq!(Record::decode(KEY, &bytes(CAPTURED)).unwrap(), captured());
+        assert_eq!(
+            AddressRecord::decode(KEY, &bytes(CAPTURED)).unwrap(),
+            captured()
+        );
     }
 
     #[test]
@@ -308,17 +310,20 @@ mod tests {
                 "/peerserverleases/apiserver-ihqvzrdal7px3zqf5s6ecqs5ei",
             ),
         ] {
-            assert_eq!(Record::key(prefix, &identity), expected, "{prefix}");
+            assert_eq!(AddressRecord::key(prefix, &identity), expected, "{prefix}");
         }
     }
 
     #[test]
-    fn json_is_read_too() {
+    fn a_json_record_is_decoded() {
         let json = format!(
             r#"{{"kind":"Endpoints","apiVersion":"v1","metadata":{{"generation":3,"labels":{{"apiserverIdentity":"{NAME}"}}}},
                 "subsets":[{{"addresses":[{{"ip":"127.0.0.1"}}],"ports":[{{"name":"https","port":58175,"protocol":"TCP"}}]}}]}}"#
         );
-        assert_eq!(Record::decode(KEY, json.as_bytes()).unwrap(), captured());
+        assert_eq!(
+            AddressRecord::decode(KEY, json.as_bytes()).unwrap(),
+            captured()
+        );
     }
 
     /// A stored value whose `Endpoints` is this.
@@ -334,23 +339,24 @@ mod tests {
     }
 
     #[test]
-    fn without_a_label_the_key_says_whose_it_is() {
+    fn without_a_label_the_key_names_the_server() {
         let value = stored(Writer::default().message(2, subset("10.0.0.1", 6443)));
-        let record = Record::decode("/registry/peerserverleases/apiserver-b", &value).unwrap();
+        let record =
+            AddressRecord::decode("/registry/peerserverleases/apiserver-b", &value).unwrap();
         assert_eq!(record.identity.as_str(), "apiserver-b");
         assert_eq!(record.generation, 0);
-        let nobody = Record::decode("/registry/peerserverleases/", &value);
-        assert!(matches!(nobody, Err(Error::Identity(_))));
+        let unnamed = AddressRecord::decode("/registry/peerserverleases/", &value);
+        assert!(matches!(unnamed, Err(Error::Identity(_))));
     }
 
     #[test]
-    fn the_first_subset_counts_and_unknown_fields_do_not() {
+    fn the_first_subset_is_used_and_unknown_fields_are_ignored() {
         let endpoints = Writer::default()
             .text(9, "from the future")
             .number(10, 7)
             .message(2, subset("fd00::12", 6444).text(12, "new"))
             .message(2, subset("10.0.0.2", 1));
-        let record = Record::decode("a", &stored(endpoints)).unwrap();
+        let record = AddressRecord::decode("a", &stored(endpoints)).unwrap();
         assert_eq!(record.address, "[fd00::12]:6444".parse().unwrap());
     }
 
@@ -364,15 +370,15 @@ mod tests {
             ("10.0.0.1", 65_536),
         ] {
             let value = stored(Writer::default().message(2, subset(ip, port)));
-            let decoded = Record::decode("a", &value);
+            let decoded = AddressRecord::decode("a", &value);
             assert!(matches!(decoded, Err(Error::Address { .. })), "{ip}:{port}");
         }
-        let nowhere = Record::decode("a", &stored(Writer::default()));
+        let nowhere = AddressRecord::decode("a", &stored(Writer::default()));
         assert!(matches!(nowhere, Err(Error::Address { .. })));
     }
 
     #[test]
-    fn what_is_no_record_is_an_error() {
+    fn a_malformed_record_is_an_error() {
         let pod = Writer::default().message(1, Writer::default().text(2, "Pod"));
         let encoded = Writer::default().text(3, "gzip");
         for value in [
@@ -387,13 +393,13 @@ mod tests {
             stored(Writer::default().bytes(2, &[0x0a, 9])),
             stored(Writer::default().message(2, Writer::default().bytes(1, b"\x0a\x01\xff"))),
         ] {
-            assert!(Record::decode("a", &value).is_err(), "{value:?}");
+            assert!(AddressRecord::decode("a", &value).is_err(), "{value:?}");
         }
     }
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(
+        fn an_encoded_record_decodes_to_the_same_record(
             name in "[a-z0-9]([a-z0-9.]?[a-z0-9]){0,100}",
             ip: IpAddr,
             port in 1_u16..,
@@ -401,19 +407,19 @@ mod tests {
         ) {
             let identity = Identity::named(&name).unwrap();
             let address = SocketAddr::new(ip, port);
-            let record = Record { identity, address, generation };
-            prop_assert_eq!(Record::decode("x", &record.encode()).unwrap(), record);
+            let record = AddressRecord { identity, address, generation };
+            prop_assert_eq!(AddressRecord::decode("x", &record.encode()).unwrap(), record);
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes: Vec<u8>, at: prop::sample::Index, byte: u8) {
-            let _ = Record::decode("a", &bytes);
-            let _ = Record::decode("a", &[MAGIC, &bytes].concat());
+        fn decoding_arbitrary_bytes_does_not_panic(bytes: Vec<u8>, at: prop::sample::Index, byte: u8) {
+            let _ = AddressRecord::decode("a", &bytes);
+            let _ = AddressRecord::decode("a", &[MAGIC, &bytes].concat());
             let mut damaged = captured().encode();
             let at = at.index(damaged.len());
             damaged[at] = byte;
-            let _ = Record::decode("a", &damaged);
-            let _ = Record::decode("a", &damaged[..at]);
+            let _ = AddressRecord::decode("a", &damaged);
+            let _ = AddressRecord::decode("a", &damaged[..at]);
         }
     }
 }

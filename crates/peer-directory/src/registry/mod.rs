@@ -1,4 +1,4 @@
-//! Where servers tell each other their addresses.
+//! Registries in which servers publish their addresses.
 
 mod etcd;
 pub mod file;
@@ -16,28 +16,27 @@ use tokio::sync::{mpsc, watch};
 
 pub use etcd::{EtcdFiles, EtcdRegistry, TlsSource};
 pub use file::FileRegistry;
-pub use memory::{Exchange, MemoryRegistry};
+pub use memory::{MemoryRegistry, SharedMemoryRegistry};
 pub use status::{Activity, RegistryStatus, StatusReporter};
 
 use crate::identity::Identity;
-use crate::roster::Records;
-use crate::served_record::ServedRecord;
+use crate::served_record::{Records, ServedRecord};
 
 /// The address of each server, or of its bridge.
-pub type Addresses = BTreeMap<Identity, Advertised>;
+pub type Addresses = BTreeMap<Identity, AdvertisedAddress>;
 
 /// An address with its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Advertised {
+pub struct AdvertisedAddress {
     /// The address that peers connect to.
     pub address: SocketAddr,
     /// The component that has published it.
-    pub origin: Origin,
+    pub origin: AddressOrigin,
 }
 
 /// The component that has published an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum AddressOrigin {
     /// A bridge.
     Bridge,
     /// An administrator, in a file. The address is that of a bridge or of a kube-apiserver.
@@ -50,41 +49,41 @@ pub enum Origin {
     Server,
 }
 
-impl Advertised {
+impl AdvertisedAddress {
     /// An address that an administrator has written into a file, and that of the
     /// kube-apiserver behind it.
     pub fn by_file(address: SocketAddr, server: Option<SocketAddr>) -> Self {
-        let origin = Origin::File { server };
+        let origin = AddressOrigin::File { server };
         Self { address, origin }
     }
 
     /// An address that a bridge has published.
     pub fn by_bridge(address: SocketAddr) -> Self {
-        let origin = Origin::Bridge;
+        let origin = AddressOrigin::Bridge;
         Self { address, origin }
     }
 
     /// An address that a kube-apiserver has published.
     pub fn by_server(address: SocketAddr) -> Self {
-        let origin = Origin::Server;
+        let origin = AddressOrigin::Server;
         Self { address, origin }
     }
 }
 
-/// Publishes one address, and watches everyone's.
+/// Publishes one address, and watches the addresses of all servers.
 ///
-/// Whatever happens to it (etcd restarts, a file is broken for a while), it goes
-/// on trying, and what was known stays known.
+/// After a failure (etcd restarts, a file is temporarily invalid) it retries, and known addresses
+/// are kept.
 pub trait Registry: Send + Sync + 'static {
-    /// Runs until the sender of `own` is dropped or says `None`; then takes back
-    /// what it has published, and ends. Whoever waits for that end sets a limit.
+    /// Runs until the sender of `own` is dropped or sends `None`; then withdraws the published
+    /// address and ends. The caller limits how long it waits for that.
     fn run(
         &self,
         own: watch::Receiver<Option<(Identity, SocketAddr)>>,
         found: watch::Sender<Addresses>,
     ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 
-    /// Collects what becomes of its activities.
+    /// Collects the outcomes of its activities.
     fn reporter(&self) -> Arc<StatusReporter>;
 
     /// Whether it can be read and written, as this changes.
@@ -104,14 +103,14 @@ pub trait Registry: Send + Sync + 'static {
         Box::pin(async move {
             channels.found.send_replace(Some(Records::new()));
             let is_last = |record: &Option<Arc<ServedRecord>>| {
-                (record.as_ref()).is_some_and(|record| record.left.is_some())
+                (record.as_ref()).is_some_and(|record| record.bridge_left_at.is_some())
             };
             let _ = channels.own.wait_for(is_last).await;
         })
     }
 }
 
-/// How records come and go.
+/// The channels of served records.
 #[derive(Debug)]
 pub struct RecordChannels {
     /// The record of this bridge's own server, once it is known.
@@ -122,14 +121,14 @@ pub struct RecordChannels {
     pub outdated: mpsc::Receiver<Arc<ServedRecord>>,
 }
 
-/// Waits until there is nothing to publish any more.
-async fn over(own: &mut watch::Receiver<Option<(Identity, SocketAddr)>>) {
-    // An error is the end of the sender, which is an end as well.
+/// Waits until the own address is withdrawn.
+async fn wait_until_withdrawn(own: &mut watch::Receiver<Option<(Identity, SocketAddr)>>) {
+    // An error means that the sender was dropped, which is a withdrawal as well.
     let _ = own.wait_for(Option::is_none).await;
 }
 
-/// Tells about addresses, if there is something new.
-fn tell(found: &watch::Sender<Addresses>, now: Addresses) {
+/// Sends addresses if they have changed.
+fn send_if_changed(found: &watch::Sender<Addresses>, now: Addresses) {
     found.send_if_modified(|before| {
         let changed = *before != now;
         *before = now;

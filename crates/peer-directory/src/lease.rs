@@ -7,11 +7,11 @@ use std::time::{Duration, SystemTime};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::watch::Object;
+use crate::watch::WatchedObject;
 use crate::{Error, Identity, MicroTime};
 
 /// The Leases of all kube-apiservers, as a path of the API.
-pub const COLLECTION: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+pub const LEASES_PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
 /// Of all Leases there, those of kube-apiservers.
 pub const LABEL_SELECTOR: &str = "apiserver.kubernetes.io/identity=kube-apiserver";
 
@@ -48,7 +48,7 @@ impl TryFrom<Value> for IdentityLease {
     }
 }
 
-impl Object for IdentityLease {
+impl WatchedObject for IdentityLease {
     fn name(&self) -> &str {
         self.identity.as_str()
     }
@@ -103,7 +103,7 @@ impl IdentityLease {
 
     /// Whether it is that of a kube-apiserver, and not of something else that
     /// keeps Leases there.
-    pub fn is_of_kube_apiserver(&self) -> bool {
+    pub fn is_kube_apiserver(&self) -> bool {
         self.label(COMPONENT_LABEL) == Some(COMPONENT)
     }
 
@@ -129,7 +129,7 @@ impl IdentityLease {
     }
 
     /// The served record that its bridge has written, in base64.
-    pub fn served(&self) -> Option<&str> {
+    pub fn served_record(&self) -> Option<&str> {
         self.object["metadata"]["annotations"][SERVED_ANNOTATION].as_str()
     }
 
@@ -179,7 +179,7 @@ impl IdentityLease {
     }
 
     /// The same, kept from now on by another holder. Written with its resource
-    /// version, it fails if somebody was faster.
+    /// version, it fails if another client was faster.
     #[must_use]
     pub fn taken_over(&self, hostname: &str, holder: &str, now: SystemTime) -> Self {
         let mut taken = self.renewed(now);
@@ -200,8 +200,8 @@ impl IdentityLease {
 
     /// How to delete this Lease as we have seen it, and no later one. None if
     /// it was never stored.
-    pub fn deletion(&self) -> Option<Deletion> {
-        Some(Deletion {
+    pub fn deletion(&self) -> Option<LeaseDeletion> {
+        Some(LeaseDeletion {
             identity: self.identity.clone(),
             uid: self.uid()?.to_owned(),
             resource_version: self.metadata("resourceVersion")?.to_owned(),
@@ -224,7 +224,7 @@ impl IdentityLease {
 
 /// A merge patch (RFC 7396) by which a bridge says its address on a Lease that
 /// its server keeps, or takes it back; beside it the served record, in base64.
-pub fn bridge_patch(address: Option<SocketAddr>, served: Option<&str>) -> String {
+pub fn bridge_annotations_patch(address: Option<SocketAddr>, served: Option<&str>) -> String {
     let address = address.map(|it| it.to_string());
     let mut annotations = json!({ BRIDGE_ANNOTATION: address });
     // A bridge without a record of its own leaves the one that is there.
@@ -255,7 +255,7 @@ fn as_map(value: &mut Value) -> &mut Map<String, Value> {
 
 /// A Lease to be deleted, if it still is what was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Deletion {
+pub struct LeaseDeletion {
     /// Its name.
     pub identity: Identity,
     /// Of the object that was seen.
@@ -264,7 +264,7 @@ pub struct Deletion {
     pub resource_version: String,
 }
 
-impl Deletion {
+impl LeaseDeletion {
     /// The `DeleteOptions` that go with the request.
     pub fn to_json(&self) -> String {
         json!({
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(lease.name(), "apiserver-ihqvzrdal7px3zqf5s6ecqs5ei");
         assert_eq!(lease.resource_version(), "243");
         assert_eq!(lease.uid(), Some("550b8bf3-dd67-43d4-a4ee-c7ed0a25eb89"));
-        assert!(lease.is_of_kube_apiserver());
+        assert!(lease.is_kube_apiserver());
         assert_eq!(lease.hostname(), Some("kube-apiserver-0-1-36-4"));
         assert_eq!(lease.peer_address(), "127.0.0.1:58175".parse().ok());
         let holder = "apiserver-ihqvzrdal7px3zqf5s6ecqs5ei_ed7a137c-a1c6-457e-af40-5ef6c381ddb1";
@@ -317,7 +317,8 @@ mod tests {
         let mut lease = captured();
         let bridge = "10.0.0.1:7443".parse().unwrap();
         let patch: Value =
-            serde_json::from_str(&bridge_patch(Some(bridge), Some("c2VydmVk"))).unwrap();
+            serde_json::from_str(&bridge_annotations_patch(Some(bridge), Some("c2VydmVk")))
+                .unwrap();
         let annotations = map(&mut lease.object, &["metadata", "annotations"]);
         annotations.extend(
             patch["metadata"]["annotations"]
@@ -327,13 +328,13 @@ mod tests {
         );
         assert_eq!(lease.peer_address(), Some(bridge));
         assert_eq!(lease.bridge_address(), Some(bridge));
-        assert_eq!(lease.served(), Some("c2VydmVk"));
+        assert_eq!(lease.served_record(), Some("c2VydmVk"));
         // A server renews its Lease with what it finds there, and its own.
         let server: SocketAddr = "127.0.0.1:58175".parse().unwrap();
         let renewed = lease.clone().with_peer_address(server);
         assert_eq!(renewed, lease);
 
-        let back: Value = serde_json::from_str(&bridge_patch(None, None)).unwrap();
+        let back: Value = serde_json::from_str(&bridge_annotations_patch(None, None)).unwrap();
         assert!(back["metadata"]["annotations"][BRIDGE_ANNOTATION].is_null());
         map(&mut lease.object, &["metadata", "annotations"]).remove(BRIDGE_ANNOTATION);
         assert_eq!(lease.peer_address(), Some(server));

@@ -118,21 +118,21 @@ impl StatusReporter {
 
     /// An activity succeeded.
     pub fn succeeded(&self, activity: Activity) {
-        self.note(activity, Ok(()));
+        self.record(activity, Ok(()));
     }
 
     /// An activity failed. The error names the flag and says what to do.
     pub fn failed(&self, activity: Activity, error: String) {
-        self.note(activity, Err(error));
+        self.record(activity, Err(error));
     }
 
     /// As [`Self::failed`]. Returns whether this activity's last attempt ended in another way,
     /// so that a caller logs each error once.
-    pub fn failed_anew(&self, activity: Activity, error: String) -> bool {
-        self.note(activity, Err(error))
+    pub fn failed_with_new_error(&self, activity: Activity, error: String) -> bool {
+        self.record(activity, Err(error))
     }
 
-    fn note(&self, activity: Activity, outcome: Result<(), String>) -> bool {
+    fn record(&self, activity: Activity, outcome: Result<(), String>) -> bool {
         let mut outcomes = (self.outcomes.lock()).unwrap_or_else(PoisonError::into_inner);
         let error = outcome.as_ref().err().cloned();
         let is_new = outcomes.get(&activity) != Some(&Some(outcome.clone()));

@@ -1,5 +1,5 @@
-//! kube-apiserver's own records in etcd: real servers and bridges find each
-//! other here without knowing the difference.
+//! kube-apiserver's own records in etcd: servers and bridges find each other here without
+//! distinguishing them.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -15,43 +15,43 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    Activity, Addresses, Advertised, RecordChannels, Registry, StatusReporter, over, tell,
+    Activity, Addresses, AdvertisedAddress, RecordChannels, Registry, StatusReporter,
+    send_if_changed, wait_until_withdrawn,
 };
+use crate::address_record::{AddressRecord, TTL_SECONDS};
 use crate::identity::Identity;
-use crate::record::{Record, TTL_SECONDS};
-use crate::roster::{MAX_RECORDS, Records};
-use crate::served_record::{RecordError, ServedRecord};
+use crate::served_record::{MAX_RECORDS, RecordError, Records, ServedRecord};
 
 /// A lease lives 15 s: two renewals may fail.
-const RENEW_EVERY: Duration = Duration::from_secs(5);
+const RENEW_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether somebody has changed our records.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often the own records are checked for changes by other programs.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where served records are, under the prefix. They are not under a lease: a record
+/// The directory of served records under the prefix. They are not under a lease: a record
 /// has to outlive the bridge that wrote it, and the host.
-const SERVED: &str = "/skewbridge/served/";
+const SERVED_RECORDS_DIRECTORY: &str = "/skewbridge/served/";
 
-/// What our own shelf is called, under the prefix.
-const BRIDGES: &str = "/skewbridge";
+/// The prefix of the bridges' own records, under the registry prefix.
+const BRIDGE_SUBPREFIX: &str = "/skewbridge";
 
-/// Between two tries: doubled each time, never longer than the second.
-const FIRST_BACKOFF: Duration = Duration::from_millis(200);
+/// The backoff between retries: the first value doubles each time, up to the second.
+const INITIAL_BACKOFF: Duration = Duration::from_millis(200);
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
-/// How long etcd may take to forget us. If it does not, the lease runs out.
-const WITHDRAWAL: Duration = Duration::from_secs(3);
+/// How long the withdrawal may take. If it fails, the lease expires.
+const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Why it does not go well.
+/// Why an activity failed.
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
+enum RegistryError {
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
     #[error(transparent)]
     Etcd(Box<Error>),
 }
 
-impl From<Error> for Trouble {
+impl From<Error> for RegistryError {
     fn from(error: Error) -> Self {
         Self::Etcd(Box::new(error))
     }
@@ -65,9 +65,9 @@ pub struct EtcdRegistry {
     endpoints: Vec<Endpoint>,
     tls: TlsSource,
     prefix: String,
-    /// Under which our records stand.
+    /// The etcd lease of the own records.
     lease: Mutex<Option<LeaseId>>,
-    shelves: std::sync::Mutex<Shelves>,
+    found_addresses: std::sync::Mutex<FoundAddresses>,
     /// The served records that were found, with the revision of each.
     records: std::sync::Mutex<BTreeMap<Identity, (Arc<ServedRecord>, Revision)>>,
     reporter: Arc<StatusReporter>,
@@ -100,16 +100,16 @@ fn flag(flag: &str, file: Option<&PathBuf>) -> String {
     }
 }
 
-/// What was found where.
+/// The addresses found in each directory.
 #[derive(Debug, Default)]
-struct Shelves {
+struct FoundAddresses {
     servers: Addresses,
     bridges: Addresses,
 }
 
-impl Shelves {
+impl FoundAddresses {
     /// The address of each server: that of its bridge, or else its own. While a bridge
-    /// runs, both shelves have the bridge's address.
+    /// runs, both directories have the bridge's address.
     fn merged(&self) -> Addresses {
         let mut merged = self.servers.clone();
         merged.extend(self.bridges.clone());
@@ -117,26 +117,26 @@ impl Shelves {
     }
 }
 
-/// Where records stand.
+/// A directory of address records.
 ///
 /// From 1.36 on every kube-apiserver writes an address for its identity every
-/// 10 s, also one that takes no part, and it may be one that no peer can reach:
+/// 10 s, also if it does not take part in peering, and the address may be unreachable for peers:
 /// behind a bridge a server often listens on loopback. So bridges write a second
 /// record where no server does, and go by that first. If the bridge ends, its
 /// record goes, and the server's own counts.
 #[derive(Debug, Clone, Copy)]
-enum Shelf {
+enum RecordDirectory {
     /// kube-apiserver's own.
     Servers,
-    /// Ours.
+    /// The bridges' own.
     Bridges,
 }
 
-impl Shelf {
+impl RecordDirectory {
     fn directory(self, prefix: &str) -> String {
         match self {
-            Self::Servers => Record::directory(prefix),
-            Self::Bridges => Record::directory(&format!("{prefix}{BRIDGES}")),
+            Self::Servers => AddressRecord::directory(prefix),
+            Self::Bridges => AddressRecord::directory(&format!("{prefix}{BRIDGE_SUBPREFIX}")),
         }
     }
 
@@ -144,10 +144,10 @@ impl Shelf {
         self.directory(prefix) + identity.as_str()
     }
 
-    fn advertised(self, address: SocketAddr) -> Advertised {
+    fn advertised(self, address: SocketAddr) -> AdvertisedAddress {
         match self {
-            Self::Servers => Advertised::by_server(address),
-            Self::Bridges => Advertised::by_bridge(address),
+            Self::Servers => AdvertisedAddress::by_server(address),
+            Self::Bridges => AdvertisedAddress::by_bridge(address),
         }
     }
 
@@ -167,7 +167,7 @@ impl EtcdRegistry {
             tls,
             prefix,
             lease: Mutex::new(None),
-            shelves: std::sync::Mutex::default(),
+            found_addresses: std::sync::Mutex::default(),
             records: std::sync::Mutex::default(),
             reporter: Arc::new(StatusReporter::new(
                 "etcd",
@@ -182,8 +182,11 @@ impl EtcdRegistry {
         }
     }
 
-    /// Follows the served records of all servers for as long as it goes well.
-    async fn follow_records(&self, found: &watch::Sender<Option<Records>>) -> Result<(), Trouble> {
+    /// Watches the served records of all servers until an error.
+    async fn watch_records(
+        &self,
+        found: &watch::Sender<Option<Records>>,
+    ) -> Result<(), RegistryError> {
         let client = self.client()?;
         let directory = self.served_directory();
         let listing = client.range_prefix(directory.as_bytes()).await?;
@@ -202,7 +205,7 @@ impl EtcdRegistry {
                         self.apply_record(&directory, &kv.key, &kv.value, kv.mod_revision);
                     }
                     Event::Delete { key, .. } => {
-                        if let Some(identity) = named_by(&directory, &key) {
+                        if let Some(identity) = identity_from_key(&directory, &key) {
                             self.records().remove(&identity);
                         }
                     }
@@ -214,7 +217,7 @@ impl EtcdRegistry {
 
     /// A record counts for the server that its key names, and for no other.
     fn apply_record(&self, directory: &str, key: &[u8], value: &[u8], revision: Revision) {
-        let Some(identity) = named_by(directory, key) else {
+        let Some(identity) = identity_from_key(directory, key) else {
             return;
         };
         let mut records = self.records();
@@ -253,17 +256,17 @@ impl EtcdRegistry {
 
     fn served_directory(&self) -> String {
         match self.prefix.trim_matches('/') {
-            "" => SERVED.to_owned(),
-            prefix => format!("/{prefix}{SERVED}"),
+            "" => SERVED_RECORDS_DIRECTORY.to_owned(),
+            prefix => format!("/{prefix}{SERVED_RECORDS_DIRECTORY}"),
         }
     }
 
-    /// Writes the record of our own server whenever etcd has another one. Ends after
-    /// the last one.
+    /// Writes the record of the own server whenever etcd has another one. Ends after the last record
+    /// is written.
     async fn publish_records(
         &self,
         own: &mut watch::Receiver<Option<Arc<ServedRecord>>>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), RegistryError> {
         let client = self.client()?;
         let mut written: Option<Arc<ServedRecord>> = None;
         loop {
@@ -273,7 +276,7 @@ impl EtcdRegistry {
                     .is_some_and(|(known, _)| known.has_same_content(&record));
                 let is_written = written.as_ref().is_some_and(|it| Arc::ptr_eq(it, &record));
                 let mut problem = None;
-                if !(is_known || is_written && record.left.is_some()) {
+                if !(is_known || is_written && record.bridge_left_at.is_some()) {
                     match record.encode() {
                         Ok(value) => {
                             let key = self.served_directory() + record.identity.as_str();
@@ -291,24 +294,24 @@ impl EtcdRegistry {
                     None => self.reporter.succeeded(Activity::PublishRecord),
                     Some(problem) => self.reporter.failed(Activity::PublishRecord, problem),
                 }
-                if record.left.is_some() {
+                if record.bridge_left_at.is_some() {
                     return Ok(());
                 }
                 written = Some(record);
             }
             tokio::select! {
                 changed = own.changed() => if changed.is_err() { return Ok(()) },
-                () = sleep(LOOK_EVERY) => {}
+                () = sleep(CHECK_INTERVAL) => {}
             }
         }
     }
 
     /// Removes a record unless it has been written again since it was judged.
-    async fn remove_record(&self, outdated: &ServedRecord) -> Result<(), Trouble> {
+    async fn remove_record(&self, outdated: &ServedRecord) -> Result<(), RegistryError> {
         let identity = &outdated.identity;
         let known = self.records().get(identity).cloned();
         if let Some((record, revision)) = known
-            && record.learnt == outdated.learnt
+            && record.observed_at == outdated.observed_at
         {
             let key = self.served_directory() + identity.as_str();
             let client = self.client()?;
@@ -326,75 +329,95 @@ impl EtcdRegistry {
         self
     }
 
-    fn client(&self) -> Result<Client, Trouble> {
+    fn client(&self) -> Result<Client, RegistryError> {
         Ok(Client::new(self.endpoints.clone(), (self.tls)())?)
     }
 
-    /// Follows the records of one shelf for as long as it goes well.
-    async fn follow(&self, place: Shelf, found: &watch::Sender<Addresses>) -> Result<(), Trouble> {
+    /// Watches the records of one directory until an error.
+    async fn watch_addresses(
+        &self,
+        directory_kind: RecordDirectory,
+        found: &watch::Sender<Addresses>,
+    ) -> Result<(), RegistryError> {
         let client = self.client()?;
-        let directory = place.directory(&self.prefix);
+        let directory = directory_kind.directory(&self.prefix);
         let listing = client.range_prefix(directory.as_bytes()).await?;
         let mut known = Addresses::new();
         for kv in &listing.kvs {
-            learn(&mut known, place, &directory, &kv.key, &kv.value);
+            apply_address_record(&mut known, directory_kind, &directory, &kv.key, &kv.value);
         }
-        self.tell(place, known.clone(), found);
-        self.reporter.succeeded(place.activity());
+        self.update_addresses(directory_kind, known.clone(), found);
+        self.reporter.succeeded(directory_kind.activity());
         let from = listing.revision.next();
         let mut watch = client.watch_prefix(directory.as_bytes(), from).await?;
         loop {
             for event in watch.next().await? {
                 match event {
                     Event::Put(kv) => {
-                        learn(&mut known, place, &directory, &kv.key, &kv.value);
+                        apply_address_record(
+                            &mut known,
+                            directory_kind,
+                            &directory,
+                            &kv.key,
+                            &kv.value,
+                        );
                     }
                     Event::Delete { key, .. } => {
-                        if let Some(identity) = named_by(&directory, &key) {
+                        if let Some(identity) = identity_from_key(&directory, &key) {
                             known.remove(&identity);
                         }
                     }
                 }
             }
-            self.tell(place, known.clone(), found);
+            self.update_addresses(directory_kind, known.clone(), found);
         }
     }
 
-    fn tell(&self, place: Shelf, known: Addresses, found: &watch::Sender<Addresses>) {
-        let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
-        match place {
-            Shelf::Servers => shelves.servers = known,
-            Shelf::Bridges => shelves.bridges = known,
+    fn update_addresses(
+        &self,
+        directory_kind: RecordDirectory,
+        known: Addresses,
+        found: &watch::Sender<Addresses>,
+    ) {
+        let mut found_addresses = self
+            .found_addresses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match directory_kind {
+            RecordDirectory::Servers => found_addresses.servers = known,
+            RecordDirectory::Bridges => found_addresses.bridges = known,
         }
-        tell(found, shelves.merged());
+        send_if_changed(found, found_addresses.merged());
     }
 
-    /// Keeps our record there for as long as it goes well.
-    async fn publish(&self, record: &Record) -> Result<(), Trouble> {
+    /// Publishes and renews the own record until an error.
+    async fn publish(&self, record: &AddressRecord) -> Result<(), RegistryError> {
         let client = self.client()?;
         let ttl = Duration::from_secs(TTL_SECONDS.unsigned_abs());
         let value = record.encode();
         loop {
             let lease = client.grant(ttl).await?.id;
             *self.lease.lock().await = Some(lease);
-            for place in [Shelf::Bridges, Shelf::Servers] {
-                let key = place.key(&self.prefix, &record.identity);
+            for directory_kind in [RecordDirectory::Bridges, RecordDirectory::Servers] {
+                let key = directory_kind.key(&self.prefix, &record.identity);
                 client.put(key.as_bytes(), &value, Some(lease)).await?;
             }
             tracing::info!(identity = %record.identity, address = %record.address, "published in etcd");
             self.reporter.succeeded(Activity::Publish);
             let mut renewed = Instant::now();
             loop {
-                sleep(LOOK_EVERY).await;
-                if renewed.elapsed() >= RENEW_EVERY {
+                sleep(CHECK_INTERVAL).await;
+                if renewed.elapsed() >= RENEW_INTERVAL {
                     if client.keep_alive(lease).await?.is_none() {
                         break;
                     }
                     renewed = Instant::now();
                 }
-                for place in [Shelf::Bridges, Shelf::Servers] {
-                    if self.at(place, &record.identity) != Some(record.address) {
-                        let key = place.key(&self.prefix, &record.identity);
+                for directory_kind in [RecordDirectory::Bridges, RecordDirectory::Servers] {
+                    if self.published_address(directory_kind, &record.identity)
+                        != Some(record.address)
+                    {
+                        let key = directory_kind.key(&self.prefix, &record.identity);
                         client.put(key.as_bytes(), &value, Some(lease)).await?;
                     }
                 }
@@ -402,23 +425,30 @@ impl EtcdRegistry {
         }
     }
 
-    /// What a shelf says of a server now.
-    fn at(&self, place: Shelf, identity: &Identity) -> Option<SocketAddr> {
-        let shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = match place {
-            Shelf::Servers => &shelves.servers,
-            Shelf::Bridges => &shelves.bridges,
+    /// The address of a server in a directory.
+    fn published_address(
+        &self,
+        directory_kind: RecordDirectory,
+        identity: &Identity,
+    ) -> Option<SocketAddr> {
+        let found_addresses = self
+            .found_addresses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let known = match directory_kind {
+            RecordDirectory::Servers => &found_addresses.servers,
+            RecordDirectory::Bridges => &found_addresses.bridges,
         };
         known.get(identity).map(|it| it.address)
     }
 
-    /// Takes our records back, and nobody else's: what stands under our lease.
+    /// Withdraws the records under the own lease, and no others.
     async fn withdraw(&self) {
         let Some(lease) = self.lease.lock().await.take() else {
             return;
         };
-        let revoke = async { Ok::<_, Trouble>(self.client()?.revoke(lease).await?) };
-        match timeout(WITHDRAWAL, revoke).await {
+        let revoke = async { Ok::<_, RegistryError>(self.client()?.revoke(lease).await?) };
+        match timeout(WITHDRAWAL_TIMEOUT, revoke).await {
             Ok(Ok(())) => tracing::info!("withdrawn from etcd"),
             Ok(Err(error)) => {
                 tracing::warn!(%error, "not withdrawn from etcd: the record runs out by itself");
@@ -449,19 +479,19 @@ impl Registry for EtcdRegistry {
                 let Some((identity, address)) = record else {
                     return std::future::pending().await;
                 };
-                let record = Record {
+                let record = AddressRecord {
                     identity,
                     address,
                     generation: 1,
                 };
-                self.keep_trying(Activity::Publish, || self.publish(&record))
+                self.retry_forever(Activity::Publish, || self.publish(&record))
                     .await;
             };
             tokio::select! {
-                () = over(&mut own) => {}
+                () = wait_until_withdrawn(&mut own) => {}
                 () = publish => {}
-                () = self.keep_trying(Activity::Read, || self.follow(Shelf::Servers, &found)) => {}
-                () = self.keep_trying(Activity::ReadBridges, || self.follow(Shelf::Bridges, &found)) => {}
+                () = self.retry_forever(Activity::Read, || self.watch_addresses(RecordDirectory::Servers, &found)) => {}
+                () = self.retry_forever(Activity::ReadBridges, || self.watch_addresses(RecordDirectory::Bridges, &found)) => {}
             }
             self.withdraw().await;
         })
@@ -489,13 +519,13 @@ impl Registry for EtcdRegistry {
                 }
                 std::future::pending::<()>().await;
             };
-            let publish = self.until_published(|| {
+            let publish = self.retry_until_published(|| {
                 let mut own = own.clone();
                 async move { self.publish_records(&mut own).await }
             });
             tokio::select! {
                 () = publish => {}
-                () = self.keep_trying(Activity::ReadRecords, || self.follow_records(&found)) => {}
+                () = self.retry_forever(Activity::ReadRecords, || self.watch_records(&found)) => {}
                 () = remove => {}
             }
         })
@@ -504,20 +534,20 @@ impl Registry for EtcdRegistry {
 
 impl EtcdRegistry {
     /// Publishes served records again whenever that fails, until the last one is written.
-    async fn until_published<F: Future<Output = Result<(), Trouble>>>(
+    async fn retry_until_published<F: Future<Output = Result<(), RegistryError>>>(
         &self,
         mut start: impl FnMut() -> F,
     ) {
-        let mut backoff = FIRST_BACKOFF;
+        let mut backoff = INITIAL_BACKOFF;
         let mut last = String::new();
         loop {
             let began = Instant::now();
-            let Err(trouble) = start().await else {
+            let Err(failure) = start().await else {
                 return;
             };
-            let error = explained(&trouble, &self.files);
+            let error = describe_error(&failure, &self.files);
             if began.elapsed() > MAX_BACKOFF {
-                backoff = FIRST_BACKOFF;
+                backoff = INITIAL_BACKOFF;
                 last.clear();
             }
             if error != last {
@@ -531,17 +561,17 @@ impl EtcdRegistry {
     }
 
     /// Starts an activity again whenever it fails, without end.
-    async fn keep_trying<F: Future<Output = Result<(), Trouble>>>(
+    async fn retry_forever<F: Future<Output = Result<(), RegistryError>>>(
         &self,
         activity: Activity,
         mut start: impl FnMut() -> F,
     ) {
-        let mut backoff = FIRST_BACKOFF;
+        let mut backoff = INITIAL_BACKOFF;
         let mut last = String::new();
         loop {
             let began = Instant::now();
-            if let Err(trouble) = start().await {
-                let error = explained(&trouble, &self.files);
+            if let Err(failure) = start().await {
+                let error = describe_error(&failure, &self.files);
                 if began.elapsed() > MAX_BACKOFF || error != last {
                     let what = activity.as_str();
                     tracing::warn!(%error, flag = "--etcd-servers", "cannot {what}; what was read before stays in use");
@@ -550,7 +580,7 @@ impl EtcdRegistry {
                 self.reporter.failed(activity, error);
             }
             if began.elapsed() > MAX_BACKOFF {
-                backoff = FIRST_BACKOFF;
+                backoff = INITIAL_BACKOFF;
             }
             sleep(backoff).await;
             backoff = (backoff * 2).min(MAX_BACKOFF);
@@ -559,12 +589,12 @@ impl EtcdRegistry {
 }
 
 /// The error with the flag, and what to do about it.
-fn explained(trouble: &Trouble, files: &EtcdFiles) -> String {
-    let error = trouble.to_string();
+fn describe_error(failure: &RegistryError, files: &EtcdFiles) -> String {
+    let error = failure.to_string();
     let is_tls = ["TLS", "certificate", "alert"];
     let is_tls = is_tls.iter().any(|word| error.contains(word));
-    let remedy = match trouble {
-        Trouble::Etcd(it) => match &**it {
+    let remedy = match failure {
+        RegistryError::Etcd(it) => match &**it {
             Error::Connection { .. } if is_tls => format!(
                 "; {} must hold the CA that signed etcd's certificate, and {} must be a \
                  certificate that etcd accepts",
@@ -583,28 +613,34 @@ fn explained(trouble: &Trouble, files: &EtcdFiles) -> String {
             ),
             _ => String::new(),
         },
-        Trouble::Endpoint(_) => String::new(),
+        RegistryError::Endpoint(_) => String::new(),
     };
     format!("--etcd-servers: {error}{remedy}")
 }
 
-fn learn(known: &mut Addresses, place: Shelf, directory: &str, key: &[u8], value: &[u8]) {
+fn apply_address_record(
+    known: &mut Addresses,
+    directory_kind: RecordDirectory,
+    directory: &str,
+    key: &[u8],
+    value: &[u8],
+) {
     let text = String::from_utf8_lossy(key);
-    match Record::decode(&text, value) {
-        // Whose it is, is what the record says; real servers go by that as well.
+    match AddressRecord::decode(&text, value) {
+        // The record names its server; kube-apiserver uses that as well.
         Ok(record) => {
-            known.insert(record.identity, place.advertised(record.address));
+            known.insert(record.identity, directory_kind.advertised(record.address));
         }
         Err(error) => {
-            tracing::warn!(key = %text, %error, "a peer's record cannot be read");
-            if let Some(identity) = named_by(directory, key) {
+            tracing::warn!(key = %text, %error, "the address record of a peer cannot be decoded");
+            if let Some(identity) = identity_from_key(directory, key) {
                 known.remove(&identity);
             }
         }
     }
 }
 
-fn named_by(directory: &str, key: &[u8]) -> Option<Identity> {
+fn identity_from_key(directory: &str, key: &[u8]) -> Option<Identity> {
     let key = std::str::from_utf8(key).ok()?;
     Identity::named(key.strip_prefix(directory)?.trim_start_matches('/')).ok()
 }
@@ -615,40 +651,49 @@ mod tests {
 
     /// Since 1.36 a server behind a bridge writes its own address beside that of the bridge.
     #[test]
-    fn the_origin_of_an_address_is_the_shelf_that_it_is_on() {
+    fn the_origin_of_an_address_is_its_directory() {
         let identity = Identity::named("apiserver-a").unwrap();
         let [bridge, server] = [1, 2].map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
-        let on = |place: Shelf, address: SocketAddr| {
-            let record = Record {
+        let on = |directory_kind: RecordDirectory, address: SocketAddr| {
+            let record = AddressRecord {
                 identity: identity.clone(),
                 address,
                 generation: 1,
             };
-            let (directory, key) = (place.directory("/r"), place.key("/r", &identity));
+            let (directory, key) = (
+                directory_kind.directory("/r"),
+                directory_kind.key("/r", &identity),
+            );
             let mut known = Addresses::new();
-            learn(
+            apply_address_record(
                 &mut known,
-                place,
+                directory_kind,
                 &directory,
                 key.as_bytes(),
                 &record.encode(),
             );
             known
         };
-        let mut shelves = Shelves {
-            servers: on(Shelf::Servers, server),
-            bridges: on(Shelf::Bridges, bridge),
+        let mut found_addresses = FoundAddresses {
+            servers: on(RecordDirectory::Servers, server),
+            bridges: on(RecordDirectory::Bridges, bridge),
         };
-        assert_eq!(shelves.merged()[&identity], Advertised::by_bridge(bridge));
-        shelves.bridges.clear();
-        assert_eq!(shelves.merged()[&identity], Advertised::by_server(server));
+        assert_eq!(
+            found_addresses.merged()[&identity],
+            AdvertisedAddress::by_bridge(bridge)
+        );
+        found_addresses.bridges.clear();
+        assert_eq!(
+            found_addresses.merged()[&identity],
+            AdvertisedAddress::by_server(server)
+        );
     }
 
     #[test]
     fn an_error_names_the_flag_and_what_to_do() {
         let endpoint: Endpoint = "https://127.0.0.1:2379".parse().unwrap();
         let connection = |cause: &str| {
-            Trouble::from(Error::Connection {
+            RegistryError::from(Error::Connection {
                 endpoint: endpoint.clone(),
                 cause: cause.to_owned(),
             })
@@ -667,19 +712,19 @@ mod tests {
                 "--etcd-certfile (not given) must be a certificate that etcd accepts",
             ),
             (
-                Trouble::from(Error::Malformed {
+                RegistryError::from(Error::Malformed {
                     endpoint: endpoint.clone(),
                     cause: "not gRPC".to_owned(),
                 }),
                 "etcd's client port",
             ),
         ];
-        for (trouble, remedy) in table {
+        for (failure, remedy) in table {
             let files = EtcdFiles {
                 ca: Some("/pki/etcd/ca.crt".into()),
                 cert: None,
             };
-            let text = explained(&trouble, &files);
+            let text = describe_error(&failure, &files);
             assert!(text.starts_with("--etcd-servers: "), "{text}");
             assert!(text.contains("127.0.0.1:2379"), "{text}");
             assert!(text.contains(remedy), "{text}");

@@ -1,7 +1,6 @@
-//! Group-versions that are never routed to a peer: those of custom resources
-//! and of aggregated APIs. They are the same on every server, so what is not
-//! here is nowhere; a deleted one must not be "found" on a peer that has not
-//! noticed yet.
+//! Group-versions that are never routed to a peer: those of custom resources and of aggregated
+//! APIs. They are the same on every server, so one that is not served locally is not served at all;
+//! a deleted one must not be "found" on a peer that has not noticed the deletion yet.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use crate::watch::{Metadata, Object, WatchEvent};
+use crate::watch::{Metadata, WatchEvent, WatchedObject};
 
-/// For how long a group-version is still left out after its deletion, as long as
-/// kube-apiserver gives its peers to notice.
-pub const GRACE: Duration = Duration::from_mins(5);
+/// How long a group-version stays shared after its deletion: the time that kube-apiserver gives its
+/// peers to notice.
+pub const DELETION_GRACE: Duration = Duration::from_mins(5);
 
 /// As much of a `CustomResourceDefinition` as says what it serves.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -51,7 +50,7 @@ struct ApiServiceSpec {
     service: Option<serde_json::Value>,
 }
 
-impl Object for CustomResourceDefinition {
+impl WatchedObject for CustomResourceDefinition {
     fn name(&self) -> &str {
         &self.metadata.name
     }
@@ -61,7 +60,7 @@ impl Object for CustomResourceDefinition {
     }
 }
 
-impl Object for ApiService {
+impl WatchedObject for ApiService {
     fn name(&self) -> &str {
         &self.metadata.name
     }
@@ -71,69 +70,68 @@ impl Object for ApiService {
     }
 }
 
-/// What is left out, kept from lists and watches of both kinds.
+/// Tracks the shared group-versions by lists and watches of both kinds.
 #[derive(Debug, Default)]
-pub struct Exclusions {
-    crds: Declared,
-    api_services: Declared,
-    groups: Groups,
+pub struct SharedGroupVersionTracker {
+    crds: ObjectVersions,
+    api_services: ObjectVersions,
+    groups: VersionsByGroup,
 }
 
 type GroupVersion = (Box<str>, Box<str>);
 
 /// What each object declares, by its name.
-type Declared = HashMap<Box<str>, Vec<GroupVersion>>;
+type ObjectVersions = HashMap<Box<str>, Vec<GroupVersion>>;
 
-impl Exclusions {
-    /// Nothing is left out.
+impl SharedGroupVersionTracker {
+    /// An empty tracker.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// These are all that there are, as a list says. Whether anything changed.
+    /// Sets all objects from a list. Returns whether the group-versions changed.
     pub fn set_crds(&mut self, all: &[CustomResourceDefinition], now: Instant) -> bool {
         set(&mut self.crds, &mut self.groups, all, now)
     }
 
-    /// One was created, changed or deleted. Whether anything changed here.
+    /// Applies a watch event. Returns whether the group-versions changed.
     pub fn on_crd(&mut self, event: &WatchEvent<CustomResourceDefinition>, now: Instant) -> bool {
         on_event(&mut self.crds, &mut self.groups, event, now)
     }
 
-    /// These are all that there are, as a list says. Whether anything changed.
+    /// Sets all objects from a list. Returns whether the group-versions changed.
     pub fn set_api_services(&mut self, all: &[ApiService], now: Instant) -> bool {
         set(&mut self.api_services, &mut self.groups, all, now)
     }
 
-    /// One was created, changed or deleted. Whether anything changed here.
+    /// Applies a watch event. Returns whether the group-versions changed.
     pub fn on_api_service(&mut self, event: &WatchEvent<ApiService>, now: Instant) -> bool {
         on_event(&mut self.api_services, &mut self.groups, event, now)
     }
 
-    /// Whether it is never routed to a peer.
-    pub fn is_excluded(&self, group: &str, version: &str, now: Instant) -> bool {
+    /// Whether the group-version is never routed to a peer.
+    pub fn contains(&self, group: &str, version: &str, now: Instant) -> bool {
         self.groups.contains(group, version, now)
     }
 
-    /// Forgets what was deleted long ago. Whether there was any; what
-    /// `is_excluded` says does not depend on it.
+    /// Removes group-versions whose grace has ended. Returns whether there were any; `contains` does
+    /// not depend on it.
     pub fn prune(&mut self, now: Instant) -> bool {
         self.groups.prune(now)
     }
 
-    /// As it is now, to be read elsewhere.
-    pub fn snapshot(&self) -> Arc<Excluded> {
-        Arc::new(Excluded(self.groups.clone()))
+    /// An immutable snapshot.
+    pub fn snapshot(&self) -> Arc<SharedGroupVersions> {
+        Arc::new(SharedGroupVersions(self.groups.clone()))
     }
 }
 
-/// What is left out, as it was at one time. Reading it takes no lock and
-/// allocates nothing.
+/// A snapshot of the shared group-versions. Reading it takes no lock and allocates nothing.
 #[derive(Debug, Clone, Default)]
-pub struct Excluded(Groups);
+pub struct SharedGroupVersions(VersionsByGroup);
 
-impl Excluded {
-    /// Whether it is never routed to a peer.
+impl SharedGroupVersions {
+    /// Whether the group-version is never routed to a peer.
     pub fn contains(&self, group: &str, version: &str, now: Instant) -> bool {
         self.0.contains(group, version, now)
     }
@@ -141,37 +139,37 @@ impl Excluded {
 
 /// Versions by group. A group has few.
 #[derive(Debug, Clone, Default)]
-struct Groups(HashMap<Box<str>, Vec<Version>>);
+struct VersionsByGroup(HashMap<Box<str>, Vec<Version>>);
 
 #[derive(Debug, Clone)]
 struct Version {
     name: Box<str>,
-    presence: Presence,
+    state: VersionState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Presence {
-    /// So many objects declare it: the kinds of a group share its versions.
+enum VersionState {
+    /// The number of objects that declare it: the kinds of a group share its versions.
     Declared(usize),
-    /// None does, since then.
-    Gone(Instant),
+    /// No object has declared it since then.
+    Deleted(Instant),
 }
 
-impl Presence {
-    fn counts(self, now: Instant) -> bool {
+impl VersionState {
+    fn is_in_effect(self, now: Instant) -> bool {
         match self {
             Self::Declared(_) => true,
-            Self::Gone(since) => now < since + GRACE,
+            Self::Deleted(since) => now < since + DELETION_GRACE,
         }
     }
 }
 
-impl Groups {
+impl VersionsByGroup {
     fn contains(&self, group: &str, version: &str, now: Instant) -> bool {
         self.0.get(group).is_some_and(|versions| {
             versions
                 .iter()
-                .any(|found| *found.name == *version && found.presence.counts(now))
+                .any(|found| *found.name == *version && found.state.is_in_effect(now))
         })
     }
 
@@ -181,15 +179,15 @@ impl Groups {
         let Some(found) = versions.iter_mut().find(|found| found.name == *version) else {
             versions.push(Version {
                 name: version.clone(),
-                presence: Presence::Declared(1),
+                state: VersionState::Declared(1),
             });
             return true;
         };
-        let (presence, first) = match found.presence {
-            Presence::Declared(count) => (Presence::Declared(count + 1), false),
-            Presence::Gone(_) => (Presence::Declared(1), true),
+        let (state, first) = match found.state {
+            VersionState::Declared(count) => (VersionState::Declared(count + 1), false),
+            VersionState::Deleted(_) => (VersionState::Declared(1), true),
         };
-        found.presence = presence;
+        found.state = state;
         first
     }
 
@@ -197,13 +195,13 @@ impl Groups {
     fn withdraw(&mut self, (group, version): &GroupVersion, now: Instant) -> bool {
         let versions = self.0.get_mut(group).into_iter().flatten();
         for found in versions.filter(|found| found.name == *version) {
-            match &mut found.presence {
-                Presence::Declared(count @ 2..) => *count -= 1,
-                Presence::Declared(_) => {
-                    found.presence = Presence::Gone(now);
+            match &mut found.state {
+                VersionState::Declared(count @ 2..) => *count -= 1,
+                VersionState::Declared(_) => {
+                    found.state = VersionState::Deleted(now);
                     return true;
                 }
-                Presence::Gone(_) => {}
+                VersionState::Deleted(_) => {}
             }
         }
         false
@@ -213,7 +211,7 @@ impl Groups {
         let mut pruned = false;
         self.0.retain(|_, versions| {
             let before = versions.len();
-            versions.retain(|version| version.presence.counts(now));
+            versions.retain(|version| version.state.is_in_effect(now));
             pruned |= versions.len() < before;
             !versions.is_empty()
         });
@@ -222,11 +220,11 @@ impl Groups {
 }
 
 /// An object that declares group-versions.
-trait Declares: Object {
+trait DeclaresGroupVersions: WatchedObject {
     fn group_versions(&self) -> Vec<GroupVersion>;
 }
 
-impl Declares for CustomResourceDefinition {
+impl DeclaresGroupVersions for CustomResourceDefinition {
     fn group_versions(&self) -> Vec<GroupVersion> {
         let served = self.spec.versions.iter().filter(|version| version.served);
         served
@@ -235,7 +233,7 @@ impl Declares for CustomResourceDefinition {
     }
 }
 
-impl Declares for ApiService {
+impl DeclaresGroupVersions for ApiService {
     fn group_versions(&self) -> Vec<GroupVersion> {
         let spec = &self.spec;
         let aggregated = spec.service.as_ref();
@@ -246,12 +244,17 @@ impl Declares for ApiService {
     }
 }
 
-fn set<T: Declares>(objects: &mut Declared, groups: &mut Groups, all: &[T], now: Instant) -> bool {
+fn set<T: DeclaresGroupVersions>(
+    objects: &mut ObjectVersions,
+    groups: &mut VersionsByGroup,
+    all: &[T],
+    now: Instant,
+) -> bool {
     let names: HashSet<&str> = all.iter().map(T::name).collect();
     let gone = objects.keys().filter(|name| !names.contains(&***name));
     let gone: Vec<_> = gone.cloned().collect();
     let mut changed = false;
-    // First what is there: what only moves to another object is never gone.
+    // Additions first: a group-version that moves to another object is never deleted.
     for object in all {
         changed |= replace(objects, groups, object.name(), object.group_versions(), now);
     }
@@ -261,9 +264,9 @@ fn set<T: Declares>(objects: &mut Declared, groups: &mut Groups, all: &[T], now:
     changed
 }
 
-fn on_event<T: Declares>(
-    objects: &mut Declared,
-    groups: &mut Groups,
+fn on_event<T: DeclaresGroupVersions>(
+    objects: &mut ObjectVersions,
+    groups: &mut VersionsByGroup,
     event: &WatchEvent<T>,
     now: Instant,
 ) -> bool {
@@ -279,8 +282,8 @@ fn on_event<T: Declares>(
 
 /// The object of this name declares this from now on.
 fn replace(
-    objects: &mut Declared,
-    groups: &mut Groups,
+    objects: &mut ObjectVersions,
+    groups: &mut VersionsByGroup,
     name: &str,
     declares: Vec<GroupVersion>,
     now: Instant,
@@ -332,11 +335,11 @@ mod tests {
     }
 
     #[test]
-    fn served_versions_of_custom_resources_are_left_out() {
+    fn served_versions_of_custom_resources_are_shared() {
         let now = Instant::now();
-        let mut exclusions = Exclusions::new();
+        let mut tracker = SharedGroupVersionTracker::new();
         let widgets = crd("widgets.a.io", "a.io", &[("v1", true), ("v1beta1", false)]);
-        assert!(exclusions.set_crds(&[widgets], now));
+        assert!(tracker.set_crds(&[widgets], now));
         for (group, version, expected) in [
             ("a.io", "v1", true),
             ("a.io", "v1beta1", false),
@@ -344,18 +347,15 @@ mod tests {
             ("b.io", "v1", false),
             ("", "v1", false),
         ] {
-            assert_eq!(exclusions.is_excluded(group, version, now), expected);
-            assert_eq!(
-                exclusions.snapshot().contains(group, version, now),
-                expected
-            );
+            assert_eq!(tracker.contains(group, version, now), expected);
+            assert_eq!(tracker.snapshot().contains(group, version, now), expected);
         }
     }
 
     #[test]
-    fn only_api_services_with_a_service_are_left_out() {
+    fn only_api_services_with_a_service_are_shared() {
         let now = Instant::now();
-        let mut exclusions = Exclusions::new();
+        let mut tracker = SharedGroupVersionTracker::new();
         // As kube-apiserver 1.36.4 registers its own core group: no group, no service.
         let core = r#"{"metadata":{"name":"v1.","resourceVersion":"5"},"spec":{"version":"v1","groupPriorityMinimum":18000,"versionPriority":1}}"#;
         let all = [
@@ -363,73 +363,73 @@ mod tests {
             api_service("apps", "v1", &json!(null)),
             aggregated("metrics.k8s.io", "v1beta1"),
         ];
-        exclusions.set_api_services(&all, now);
-        assert!(!exclusions.is_excluded("", "v1", now));
-        assert!(!exclusions.is_excluded("apps", "v1", now));
-        assert!(exclusions.is_excluded("metrics.k8s.io", "v1beta1", now));
+        tracker.set_api_services(&all, now);
+        assert!(!tracker.contains("", "v1", now));
+        assert!(!tracker.contains("apps", "v1", now));
+        assert!(tracker.contains("metrics.k8s.io", "v1beta1", now));
     }
 
     #[test]
-    fn what_is_deleted_is_left_out_for_five_minutes_more() {
+    fn a_deleted_group_version_stays_shared_for_five_minutes() {
         let start = Instant::now();
-        let mut exclusions = Exclusions::new();
+        let mut tracker = SharedGroupVersionTracker::new();
         let widgets = crd("widgets.a.io", "a.io", &[("v1", true)]);
-        exclusions.set_crds(std::slice::from_ref(&widgets), start);
-        assert!(exclusions.on_crd(&WatchEvent::Deleted(widgets), start));
-        let snapshot = exclusions.snapshot();
-        let (last, end) = (start + Duration::from_secs(299), start + GRACE);
+        tracker.set_crds(std::slice::from_ref(&widgets), start);
+        assert!(tracker.on_crd(&WatchEvent::Deleted(widgets), start));
+        let snapshot = tracker.snapshot();
+        let (last, end) = (start + Duration::from_secs(299), start + DELETION_GRACE);
         for (now, expected) in [(start, true), (last, true), (end, false)] {
-            assert_eq!(exclusions.is_excluded("a.io", "v1", now), expected);
+            assert_eq!(tracker.contains("a.io", "v1", now), expected);
             assert_eq!(snapshot.contains("a.io", "v1", now), expected);
         }
-        assert!(!exclusions.prune(last));
-        assert!(exclusions.prune(end));
-        assert!(!exclusions.prune(end));
-        assert!(exclusions.groups.0.is_empty() && exclusions.crds.is_empty());
+        assert!(!tracker.prune(last));
+        assert!(tracker.prune(end));
+        assert!(!tracker.prune(end));
+        assert!(tracker.groups.0.is_empty() && tracker.crds.is_empty());
     }
 
     #[test]
-    fn every_way_to_go_has_its_grace() {
+    fn every_kind_of_deletion_has_a_grace() {
         let start = Instant::now();
         let later = start + Duration::from_hours(1);
         let both = crd("widgets.a.io", "a.io", &[("v1", true), ("v2", true)]);
         let one = crd("widgets.a.io", "a.io", &[("v1", false), ("v2", true)]);
-        let goes: [&dyn Fn(&mut Exclusions) -> bool; 4] = [
+        let goes: [&dyn Fn(&mut SharedGroupVersionTracker) -> bool; 4] = [
             &|e| e.on_crd(&WatchEvent::Deleted(both.clone()), later),
             &|e| e.on_crd(&WatchEvent::Modified(one.clone()), later),
             &|e| e.set_crds(&[], later),
             &|e| e.set_crds(std::slice::from_ref(&one), later),
         ];
         for (number, go) in goes.iter().enumerate() {
-            let mut exclusions = Exclusions::new();
-            exclusions.set_crds(std::slice::from_ref(&both), start);
-            assert!(go(&mut exclusions), "{number}");
-            assert!(exclusions.is_excluded("a.io", "v1", later), "{number}");
+            let mut tracker = SharedGroupVersionTracker::new();
+            tracker.set_crds(std::slice::from_ref(&both), start);
+            assert!(go(&mut tracker), "{number}");
+            assert!(tracker.contains("a.io", "v1", later), "{number}");
             assert!(
-                !exclusions.is_excluded("a.io", "v1", later + GRACE),
+                !tracker.contains("a.io", "v1", later + DELETION_GRACE),
                 "{number}"
             );
         }
     }
 
     #[test]
-    fn it_stays_while_any_object_declares_it_and_comes_back_with_one() {
+    fn a_group_version_is_shared_while_any_object_declares_it() {
         let start = Instant::now();
         let later = start + Duration::from_hours(1);
         let widgets = crd("widgets.a.io", "a.io", &[("v1", true)]);
         let gadgets = crd("gadgets.a.io", "a.io", &[("v1", true)]);
-        let mut exclusions = Exclusions::new();
-        assert!(exclusions.on_crd(&WatchEvent::Added(widgets.clone()), start));
-        assert!(!exclusions.on_crd(&WatchEvent::Added(gadgets.clone()), start));
-        assert!(!exclusions.on_crd(&WatchEvent::Deleted(widgets.clone()), start));
-        assert!(exclusions.is_excluded("a.io", "v1", later));
-        assert!(exclusions.on_crd(&WatchEvent::Deleted(gadgets), later));
-        assert!(exclusions.on_crd(&WatchEvent::Added(widgets.clone()), later));
-        assert!(exclusions.is_excluded("a.io", "v1", later + GRACE));
+        let mut tracker = SharedGroupVersionTracker::new();
+        assert!(tracker.on_crd(&WatchEvent::Added(widgets.clone()), start));
+        assert!(!tracker.on_crd(&WatchEvent::Added(gadgets.clone()), start));
+        assert!(!tracker.on_crd(&WatchEvent::Deleted(widgets.clone()), start));
+        assert!(tracker.contains("a.io", "v1", later));
+        assert!(tracker.on_crd(&WatchEvent::Deleted(gadgets), later));
+        assert!(tracker.on_crd(&WatchEvent::Added(widgets.clone()), later));
+        assert!(tracker.contains("a.io", "v1", later + DELETION_GRACE));
         // The same again, and what says nothing about objects.
-        assert!(!exclusions.on_crd(&WatchEvent::Modified(widgets), later));
-        let failure = WatchEvent::Error(crate::WatchFailure::default());
-        assert!(!exclusions.on_crd(&failure, later));
+        assert!(!tracker.on_crd(&WatchEvent::Modified(widgets), later));
+        let failure = WatchEvent::Error(crate::WatchError::default());
+        assert!(!tracker.on_crd(&failure, later));
     }
 
     proptest! {
@@ -441,31 +441,31 @@ mod tests {
         ) {
             let now = Instant::now();
             let groups = ["a.io", "b.io", "c.io"];
-            let mut exclusions = Exclusions::new();
+            let mut tracker = SharedGroupVersionTracker::new();
             let mut there: HashMap<usize, CustomResourceDefinition> = HashMap::new();
             for (name, group, served) in events {
                 let versions: Vec<_> = ["v1", "v2", "v3"].into_iter().zip(served.iter().copied()).collect();
                 let object = crd(&name.to_string(), groups[group], &versions);
                 if served.contains(&true) {
-                    exclusions.on_crd(&WatchEvent::Modified(object.clone()), now);
+                    tracker.on_crd(&WatchEvent::Modified(object.clone()), now);
                     there.insert(name, object);
                 } else {
-                    exclusions.on_crd(&WatchEvent::Deleted(object), now);
+                    tracker.on_crd(&WatchEvent::Deleted(object), now);
                     there.remove(&name);
                 }
             }
             let all: Vec<_> = there.into_values().collect();
-            let mut listed = Exclusions::new();
+            let mut listed = SharedGroupVersionTracker::new();
             listed.set_crds(&all, now);
-            prop_assert!(!exclusions.set_crds(&all, now));
+            prop_assert!(!tracker.set_crds(&all, now));
             for group in groups {
                 for version in ["v1", "v2", "v3"] {
                     let expected = all.iter().any(|crd| {
                         crd.group_versions().contains(&(group.into(), version.into()))
                     });
-                    prop_assert_eq!(listed.is_excluded(group, version, now), expected);
-                    prop_assert!(!expected || exclusions.is_excluded(group, version, now));
-                    prop_assert_eq!(exclusions.is_excluded(group, version, now + GRACE), expected);
+                    prop_assert_eq!(listed.contains(group, version, now), expected);
+                    prop_assert!(!expected || tracker.contains(group, version, now));
+                    prop_assert_eq!(tracker.contains(group, version, now + DELETION_GRACE), expected);
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The name under which a kube-apiserver is known to the others.
+//! The identity of a kube-apiserver in the cluster.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -14,19 +14,19 @@ use crate::Error;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity(Arc<str>);
 
-/// What kube-apiserver hashes beside its host name, so that another API server
-/// on that host has another identity.
+/// kube-apiserver hashes this beside its host name, so that another API server on the same host
+/// has another identity.
 const COMPONENT: &str = "kube-apiserver";
 
-/// The part of the hash that the name shows.
-const SHOWN: usize = 16;
+/// The number of hash bytes in the name.
+const HASH_BYTES_IN_NAME: usize = 16;
 
 /// The longest DNS subdomain (RFC 1123).
 const MAX_LENGTH: usize = 253;
 
 impl Identity {
-    /// The identity that a kube-apiserver gives itself on this host: a hash of
-    /// the host name and of the component's, each after its length.
+    /// The identity that a kube-apiserver generates on this host: a hash of the host name and the
+    /// component name, each preceded by its length.
     pub fn of_hostname(hostname: &str) -> Self {
         let mut hashed = Vec::with_capacity(4 + hostname.len() + COMPONENT.len());
         for part in [hostname, COMPONENT] {
@@ -37,12 +37,12 @@ impl Identity {
         }
         let hash = digest(&SHA256, &hashed);
         let mut name = String::from("apiserver-");
-        base32(&hash.as_ref()[..SHOWN], &mut name);
+        base32(&hash.as_ref()[..HASH_BYTES_IN_NAME], &mut name);
         Self(name.into())
     }
 
-    /// An identity by its name, which must be a DNS subdomain: it becomes part
-    /// of paths and of keys in etcd.
+    /// An identity from its name, which must be a DNS subdomain because it becomes part of paths and
+    /// etcd keys.
     pub fn named(name: &str) -> Result<Self, Error> {
         if is_subdomain(name) {
             Ok(Self(name.into()))
@@ -83,7 +83,7 @@ impl AsRef<str> for Identity {
     }
 }
 
-/// So that maps by identity can be asked by name.
+/// Allows lookups by name in maps keyed by identity.
 impl Borrow<str> for Identity {
     fn borrow(&self) -> &str {
         &self.0
@@ -108,17 +108,17 @@ fn is_subdomain(name: &str) -> bool {
 fn base32(bytes: &[u8], out: &mut String) {
     const LETTERS: [u8; 32] = *b"abcdefghijklmnopqrstuvwxyz234567";
     let letter = |bits: u32| char::from(LETTERS[(bits & 31) as usize]);
-    let (mut held, mut count) = (0_u32, 0);
+    let (mut buffer, mut count) = (0_u32, 0);
     for byte in bytes {
-        held = (held << 8 | u32::from(*byte)) & 0xfff;
+        buffer = (buffer << 8 | u32::from(*byte)) & 0xfff;
         count += 8;
         while count >= 5 {
             count -= 5;
-            out.push(letter(held >> count));
+            out.push(letter(buffer >> count));
         }
     }
     if count > 0 {
-        out.push(letter(held << (5 - count)));
+        out.push(letter(buffer << (5 - count)));
     }
 }
 
@@ -127,8 +127,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_has_the_identity_that_kube_apiserver_gives_itself() {
-        // Seen: kube-apiserver 1.36.4 and 1.34.4 under this host name.
+    fn the_identity_of_a_host_is_the_one_that_kube_apiserver_generates() {
+        // Observed with kube-apiserver 1.36.4 and 1.34.4 under this host name.
         assert_eq!(
             Identity::of_hostname("kube-apiserver-0-1-36-4").to_string(),
             "apiserver-ihqvzrdal7px3zqf5s6ecqs5ei"

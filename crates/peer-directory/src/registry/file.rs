@@ -1,4 +1,4 @@
-//! Addresses in a file that somebody else keeps: `--peer-registry=file:PATH`.
+//! Addresses in a file that an administrator maintains: `--peer-registry=file:PATH`.
 //!
 //! ```yaml
 //! peers:
@@ -7,7 +7,7 @@
 //!   server: 10.0.0.10:6444
 //! ```
 //!
-//! `server` is optional: the kube-apiserver itself, asked after its bridge has left. Records
+//! `server` is optional: the kube-apiserver itself, polled after its bridge has left. Records
 //! and announcements are in annotations of identity Leases, which may not name addresses
 //! here.
 
@@ -25,20 +25,23 @@ use serde::Deserialize;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::{Activity, Addresses, Advertised, Registry, StatusReporter, over, tell};
+use super::{
+    Activity, Addresses, AdvertisedAddress, Registry, StatusReporter, send_if_changed,
+    wait_until_withdrawn,
+};
 use crate::identity::Identity;
 
-/// Like all files of the bridge, it is looked at once a second: that sees every
-/// way in which a file is replaced.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Like all files of the bridge, it is read once a second, which detects every way of replacing a
+/// file.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// More than a thousand servers take.
-const MAX_FILE: u64 = 1 << 20;
+/// More than a thousand servers need.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Reads the file. Addresses must be in one of the networks, if there are any.
 pub fn read(path: &Path, networks: &[IpNet]) -> Result<Addresses, Vec<String>> {
     let text = text(path).map_err(|problem| vec![problem])?;
-    understand(&text, networks)
+    parse(&text, networks)
 }
 
 fn text(path: &Path) -> Result<String, String> {
@@ -48,9 +51,9 @@ fn text(path: &Path) -> Result<String, String> {
     };
     let mut text = String::new();
     File::open(path)
-        .and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text))
+        .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text))
         .map_err(unreadable)?;
-    if text.len() as u64 > MAX_FILE {
+    if text.len() as u64 > MAX_FILE_BYTES {
         return Err("is larger than 1 MiB; correct the path".to_owned());
     }
     if text.trim().is_empty() {
@@ -74,7 +77,7 @@ struct Entry {
     server: Option<String>,
 }
 
-fn understand(text: &str, networks: &[IpNet]) -> Result<Addresses, Vec<String>> {
+fn parse(text: &str, networks: &[IpNet]) -> Result<Addresses, Vec<String>> {
     let contents: Contents =
         serde_saphyr::from_str(text).map_err(|error| vec![error.without_snippet().to_string()])?;
     let mut peers = Addresses::new();
@@ -90,7 +93,10 @@ fn understand(text: &str, networks: &[IpNet]) -> Result<Addresses, Vec<String>> 
             .map_err(|problem| wrong.push(format!("peers[{index}].server: {problem}")));
         if let (Ok(identity), Ok(address), Ok(server)) = (identity, address, server)
             && peers
-                .insert(identity.clone(), Advertised::by_file(address, server))
+                .insert(
+                    identity.clone(),
+                    AdvertisedAddress::by_file(address, server),
+                )
                 .is_some()
         {
             wrong.push(format!("peers[{index}]: {identity} is there twice"));
@@ -109,7 +115,7 @@ fn address(text: &str, networks: &[IpNet]) -> Result<SocketAddr, String> {
         .map_err(|_| format!("{text:?} is not IP:PORT; write it like 10.0.0.10:6443"))?;
     let ip = address.ip();
     if ip.is_unspecified() || ip.is_multicast() {
-        return Err(format!("nobody can connect to {ip}"));
+        return Err(format!("clients cannot connect to {ip}"));
     }
     if address.port() == 0 {
         return Err(format!("{text:?} has no port"));
@@ -120,7 +126,7 @@ fn address(text: &str, networks: &[IpNet]) -> Result<SocketAddr, String> {
     Ok(address)
 }
 
-/// A registry that only reads: who writes the file publishes for all.
+/// A read-only registry: the author of the file publishes for all servers.
 #[derive(Debug)]
 pub struct FileRegistry {
     path: PathBuf,
@@ -139,14 +145,14 @@ impl FileRegistry {
         }
     }
 
-    async fn follow(&self, found: &watch::Sender<Addresses>) {
+    async fn poll_file(&self, found: &watch::Sender<Addresses>) {
         let mut last_problem = Vec::new();
         loop {
             match read(&self.path, &self.networks) {
                 Ok(addresses) => {
                     last_problem.clear();
                     // First, so that a registry that has been read has its addresses.
-                    tell(found, addresses);
+                    send_if_changed(found, addresses);
                     self.reporter.succeeded(Activity::Read);
                 }
                 Err(problem) if problem != last_problem => {
@@ -158,7 +164,7 @@ impl FileRegistry {
                 }
                 Err(_) => {}
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 }
@@ -171,8 +177,8 @@ impl Registry for FileRegistry {
     ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async move {
             tokio::select! {
-                () = over(&mut own) => {}
-                () = self.follow(&found) => {}
+                () = wait_until_withdrawn(&mut own) => {}
+                () = self.poll_file(&found) => {}
             }
         })
     }
@@ -184,44 +190,44 @@ impl Registry for FileRegistry {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Origin;
+    use super::super::AddressOrigin;
     use super::*;
 
-    fn understood(text: &str, networks: &[&str]) -> Result<Addresses, Vec<String>> {
+    fn parsed(text: &str, networks: &[&str]) -> Result<Addresses, Vec<String>> {
         let networks: Vec<_> = networks.iter().map(|net| net.parse().unwrap()).collect();
-        understand(text, &networks)
+        parse(text, &networks)
     }
 
     #[test]
     fn peers_have_an_identity_and_an_address() {
         let text = "peers:\n- identity: apiserver-0\n  address: 10.0.0.10:6443\n\
                     - {identity: b, address: '[fd00::1]:6443', server: '10.0.0.11:6444'}\n";
-        let peers = understood(text, &[]).unwrap();
+        let peers = parsed(text, &[]).unwrap();
         let b = Identity::named("b").unwrap();
         let server = "10.0.0.11:6444".parse().ok();
-        let expected = Advertised::by_file("[fd00::1]:6443".parse().unwrap(), server);
+        let expected = AdvertisedAddress::by_file("[fd00::1]:6443".parse().unwrap(), server);
         assert_eq!(peers[&b], expected);
         let a = Identity::named("apiserver-0").unwrap();
-        assert_eq!(peers[&a].origin, Origin::File { server: None });
+        assert_eq!(peers[&a].origin, AddressOrigin::File { server: None });
         assert_eq!(peers.len(), 2);
-        assert!(understood(text, &["10.0.0.0/8", "fd00::/8"]).is_ok());
-        assert_eq!(understood("peers: []", &[]), Ok(Addresses::new()));
+        assert!(parsed(text, &["10.0.0.0/8", "fd00::/8"]).is_ok());
+        assert_eq!(parsed("peers: []", &[]), Ok(Addresses::new()));
     }
 
     #[test]
-    fn every_wrong_entry_is_told_by_its_place() {
+    fn every_invalid_entry_is_reported_with_its_index() {
         let text = "peers:\n- {identity: A, address: 'kube:1'}\n- {identity: a, address: '1.1.1.1:0'}\n\
                     - {identity: b, address: '0.0.0.0:1'}\n- {identity: c, address: '2.2.2.2:1'}\n\
                     - {identity: d, address: '1.1.1.1:1'}\n- {identity: d, address: '1.1.1.1:1'}\n";
-        let wrong = understood(text, &["1.1.1.0/24"]).unwrap_err();
+        let wrong = parsed(text, &["1.1.1.0/24"]).unwrap_err();
         let outside = "peers: [{identity: a, address: '1.1.1.1:1', server: '2.2.2.2:1'}]";
-        let refused = understood(outside, &["1.1.1.0/24"]).unwrap_err();
+        let refused = parsed(outside, &["1.1.1.0/24"]).unwrap_err();
         assert!(refused[0].starts_with("peers[0].server: 2.2.2.2 is in none"));
         let expected = [
             "peers[0].identity: ",
             "peers[0].address: \"kube:1\" is not IP:PORT",
             "peers[1].address: \"1.1.1.1:0\" has no port",
-            "peers[2].address: nobody can connect to 0.0.0.0",
+            "peers[2].address: clients cannot connect to 0.0.0.0",
             "peers[3].address: 2.2.2.2 is in none of",
             "peers[5]: d is there twice",
         ];
@@ -232,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_document_is_refused() {
+    fn an_invalid_document_is_rejected() {
         for text in [
             "peers",
             "[]",
@@ -240,7 +246,7 @@ mod tests {
             "peers: []\nmore: 1",
             "{",
         ] {
-            assert!(understood(text, &[]).is_err(), "{text}");
+            assert!(parsed(text, &[]).is_err(), "{text}");
         }
     }
 

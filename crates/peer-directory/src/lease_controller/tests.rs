@@ -9,8 +9,8 @@ fn identity() -> Identity {
     Identity::of_hostname(HOST)
 }
 
-fn start() -> Moment {
-    Moment {
+fn start() -> ClockReading {
+    ClockReading {
         monotonic: Instant::now(),
         wall: SystemTime::from("2026-11-15T12:00:00Z".parse::<MicroTime>().unwrap()),
     }
@@ -18,13 +18,13 @@ fn start() -> Moment {
 
 /// What the API holds: what we last wrote, or what a server did.
 struct Api {
-    keeper: Keeper,
-    start: Moment,
+    controller: LeaseController,
+    start: ClockReading,
     stored: Option<IdentityLease>,
     version: u64,
 }
 
-/// What has happened since the last look.
+/// The change since the last observation.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     /// Nothing.
@@ -35,7 +35,7 @@ enum Step {
     ServerKeepsHolder,
     /// It was left behind more than an hour ago.
     Expired,
-    /// Somebody annotates it.
+    /// Another client annotates it.
     Annotated,
     Deleted,
 }
@@ -59,7 +59,7 @@ use Expected::*;
 impl Api {
     fn new() -> Self {
         Self {
-            keeper: Keeper::new(identity(), HOST, "our-uuid"),
+            controller: LeaseController::new(identity(), HOST, "our-uuid"),
             start: start(),
             stored: None,
             version: 0,
@@ -74,7 +74,7 @@ impl Api {
         self.stored = Some(object.try_into().unwrap());
     }
 
-    fn happen(&mut self, step: Step, now: Moment) {
+    fn happen(&mut self, step: Step, now: ClockReading) {
         // No two renewals are in the same microsecond.
         let wall = now.wall + Duration::from_micros(7 + self.version);
         let lease = match step {
@@ -96,22 +96,22 @@ impl Api {
 
     fn look(&mut self, second: u64, upstream: Upstream) -> Expected {
         let now = self.start + Duration::from_secs(second);
-        let action = self.keeper.observe(self.stored.as_ref(), upstream, now);
+        let action = self.controller.observe(self.stored.as_ref(), upstream, now);
         let seconds = |until: Instant| (until - self.start.monotonic).as_secs();
         match action {
-            Action::Wait { until } => Wait(seconds(until)),
-            Action::LeaveAlone { until } => LeaveAlone(seconds(until)),
-            Action::Create(lease) => {
+            LeaseAction::Wait { until } => Wait(seconds(until)),
+            LeaseAction::LeaveAlone { until } => LeaveAlone(seconds(until)),
+            LeaseAction::Create(lease) => {
                 assert!(self.stored.is_none());
-                assert_eq!(lease.holder(), Some(self.keeper.holder()));
+                assert_eq!(lease.holder(), Some(self.controller.holder()));
                 self.store(&lease);
                 Create
             }
-            Action::Renew(lease) => {
+            LeaseAction::Renew(lease) => {
                 self.update(&lease);
                 Renew
             }
-            Action::TakeOver(lease) => {
+            LeaseAction::TakeOver(lease) => {
                 self.update(&lease);
                 TakeOver
             }
@@ -123,7 +123,7 @@ impl Api {
         let stored = self.stored.as_ref().unwrap();
         assert_eq!(lease.resource_version(), stored.resource_version());
         assert_eq!(lease.uid(), stored.uid());
-        assert_eq!(lease.holder(), Some(self.keeper.holder()));
+        assert_eq!(lease.holder(), Some(self.controller.holder()));
         self.store(lease);
     }
 }
@@ -206,7 +206,7 @@ const RULES: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        "a Lease that a server creates before our eyes is left alone at once",
+        "a Lease whose creation by a server is observed is left alone at once",
         &[
             (0, Same, READY, Wait(10)),
             (5, Server, READY, LeaveAlone(45)),
@@ -214,7 +214,7 @@ const RULES: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        "what nobody renews for 40 s is taken over, and renewed",
+        "a Lease that is not renewed for 40 s is taken over, and renewed",
         &[
             (0, Server, READY, Wait(40)),
             (39, Same, READY, Wait(40)),
@@ -224,7 +224,7 @@ const RULES: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        "also after it was renewed before our eyes",
+        "also after a renewal was observed",
         &[
             (0, Server, READY, Wait(40)),
             (10, Server, READY, LeaveAlone(50)),
@@ -306,7 +306,7 @@ const RULES: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        "our Lease stays ours when somebody annotates it",
+        "an annotation by another client does not change the ownership",
         &[
             (0, Same, READY, Wait(10)),
             (10, Same, READY, Create),
@@ -315,7 +315,7 @@ const RULES: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        "our Lease is created again if somebody deletes it",
+        "the bridge's Lease is created again after a deletion",
         &[
             (0, Same, READY, Wait(10)),
             (10, Same, READY, Create),
@@ -327,30 +327,31 @@ const RULES: &[(&str, &[Row])] = &[
 ];
 
 #[test]
-fn the_rules_hold() {
+fn the_controller_follows_the_rule_table() {
     for (name, rows) in RULES {
         run(name, rows);
     }
 }
 
 #[test]
-fn a_lease_of_another_name_says_nothing() {
-    let mut keeper = Keeper::new(identity(), HOST, "our-uuid");
+fn a_lease_of_another_identity_is_ignored() {
+    let mut controller = LeaseController::new(identity(), HOST, "our-uuid");
     let now = start();
     let other = Identity::named("apiserver-other").unwrap();
     let other = IdentityLease::new(&other, HOST, "server", now.wall);
-    keeper.observe(Some(&other), READY, now);
-    let action = keeper.observe(Some(&other), READY, now + START);
-    assert!(matches!(action, Action::Create(_)));
+    controller.observe(Some(&other), READY, now);
+    let action = controller.observe(Some(&other), READY, now + CREATION_DELAY);
+    assert!(matches!(action, LeaseAction::Create(_)));
 }
 
 #[test]
-fn leases_that_we_write_say_where_we_are() {
+fn written_leases_contain_the_peer_address() {
     let address = "10.0.0.1:6443".parse().unwrap();
-    let mut keeper = Keeper::new(identity(), HOST, "our-uuid").advertising(address);
+    let mut controller =
+        LeaseController::new(identity(), HOST, "our-uuid").with_peer_address(address);
     let now = start();
-    keeper.observe(None, READY, now);
-    let Action::Create(lease) = keeper.observe(None, READY, now + START) else {
+    controller.observe(None, READY, now);
+    let LeaseAction::Create(lease) = controller.observe(None, READY, now + CREATION_DELAY) else {
         panic!("ten seconds are enough");
     };
     assert_eq!(lease.peer_address(), Some(address));
@@ -358,7 +359,7 @@ fn leases_that_we_write_say_where_we_are() {
 }
 
 #[test]
-fn only_our_own_lease_is_deleted_at_the_end() {
+fn only_a_lease_that_the_bridge_wrote_is_deleted_at_shutdown() {
     let created: &[Row] = &[(0, Same, READY, Wait(10)), (10, Same, READY, Create)];
     for (step, ours) in [
         (Same, true),
@@ -369,7 +370,7 @@ fn only_our_own_lease_is_deleted_at_the_end() {
     ] {
         let mut api = run("created", created);
         api.happen(step, api.start + Duration::from_secs(12));
-        let deletion = api.keeper.on_shutdown(api.stored.as_ref());
+        let deletion = api.controller.on_shutdown(api.stored.as_ref());
         assert_eq!(deletion.is_some(), ours, "{step:?}");
         if let Some(deletion) = deletion {
             assert_eq!(deletion.identity, identity());
@@ -380,7 +381,7 @@ fn only_our_own_lease_is_deleted_at_the_end() {
 }
 
 #[test]
-fn what_a_server_of_this_host_left_behind_is_stale() {
+fn leases_of_ended_servers_of_this_host_are_stale() {
     let now = start().wall;
     let (fresh, old) = (now, now - Duration::from_secs(3601));
     let lease = |name: &str, host: &str, renewed| {
@@ -416,10 +417,9 @@ fn what_a_server_of_this_host_left_behind_is_stale() {
 }
 
 proptest! {
-    /// Whatever else happens: a server that renews its Lease every 10 s, which
-    /// we have seen, is never disturbed.
+    /// The Lease of a server that renews it every 10 s is never written by the bridge.
     #[test]
-    fn a_living_server_is_never_disturbed(
+    fn the_lease_of_a_renewing_server_is_never_written(
         looks in prop::collection::vec((0..10_u64, any::<bool>(), any::<bool>()), 1..60),
     ) {
         let mut api = Api::new();

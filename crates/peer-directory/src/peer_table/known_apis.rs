@@ -8,9 +8,10 @@ use std::collections::BTreeSet;
 
 use http::Method;
 use proptest::prelude::*;
-use skewbridge_k8s_api::request_info::DecodedPath;
+use skewbridge_k8s_api::request_info::{DecodedPath, RequestInfo};
 
 use super::*;
+use crate::peer::PeerLookup;
 use crate::served_record::tests::record;
 
 const NAMES: [&str; 2] = ["apiserver-a", "apiserver-b"];
@@ -129,7 +130,7 @@ struct World {
     registry_is_lost: bool,
     /// By how many seconds the clock of each host is late.
     late: [u64; 3],
-    roster: Roster,
+    table: PeerTable,
 }
 
 impl World {
@@ -148,7 +149,7 @@ impl World {
             registry: Records::new(),
             registry_is_lost: false,
             late: [0; 3],
-            roster: Roster::new(Identity::named("apiserver-me").unwrap()),
+            table: PeerTable::new(Identity::named("apiserver-me").unwrap()),
         };
         for server in &mut world.servers {
             server.in_file = true;
@@ -168,12 +169,12 @@ impl World {
 
     /// A new process of the bridge under test, which knows nothing yet.
     fn restart(&mut self) {
-        let roster = Roster::new(Identity::named("apiserver-me").unwrap());
-        self.roster = match self.kept {
-            Kept::Published => roster,
-            Kept::InFile => roster.with_addresses_in_file(),
+        let table = PeerTable::new(Identity::named("apiserver-me").unwrap());
+        self.table = match self.kept {
+            Kept::Published => table,
+            Kept::InFile => table.with_addresses_in_file(),
         };
-        self.roster.set_host_clock(Some(HostClock {
+        self.table.set_host_clock(Some(HostClock {
             at: self.at(),
             time: crate::HostTime {
                 boot: self.boots.to_string(),
@@ -186,7 +187,7 @@ impl World {
     }
 
     fn restart_with_state(&mut self) {
-        let stored = self.roster.stored_records().clone();
+        let stored = self.table.stored_records().clone();
         self.restart();
         for (server, name) in self.servers.iter_mut().zip(NAMES) {
             if !stored.contains_key(&Identity::named(name).unwrap()) {
@@ -197,7 +198,7 @@ impl World {
             // As a file.
             let bytes = record.encode().unwrap();
             let record = ServedRecord::decode(&bytes).unwrap();
-            self.roster.remember(Arc::new(record));
+            self.table.store_record(Arc::new(record));
         }
     }
 
@@ -299,7 +300,7 @@ impl World {
             }
             match server.lease {
                 None => server.known.clear(),
-                Some((number, _)) => leases.push(Seen {
+                Some((number, _)) => leases.push(LeaseSnapshot {
                     identity: Identity::named(name).unwrap(),
                     host: None,
                     holder: "h".to_owned(),
@@ -307,31 +308,31 @@ impl World {
                 }),
             }
         }
-        self.roster.leases(leases, now);
+        self.table.set_leases(leases, now);
         if !self.registry_is_lost {
             let address = |(server, name): (&Server, &str)| {
                 let port = |port| SocketAddr::from(([127, 0, 0, 1], port));
                 let advertised = match server {
                     Server { in_file, .. } if self.kept == Kept::InFile => {
                         return in_file.then(|| {
-                            let advertised = Advertised::by_file(port(1), None);
+                            let advertised = AdvertisedAddress::by_file(port(1), None);
                             (Identity::named(name).unwrap(), advertised)
                         });
                     }
-                    Server { bridge: true, .. } => Advertised::by_bridge(port(1)),
+                    Server { bridge: true, .. } => AdvertisedAddress::by_bridge(port(1)),
                     Server {
                         runs: true,
                         publishes: true,
                         ..
-                    } => Advertised::by_server(port(2)),
+                    } => AdvertisedAddress::by_server(port(2)),
                     _ => return None,
                 };
                 Some((Identity::named(name).unwrap(), advertised))
             };
             let servers = self.servers.iter().zip(NAMES);
             let addresses = servers.filter_map(address).collect();
-            self.roster.addresses(&addresses, now);
-            self.roster.published_records(&self.registry, now);
+            self.table.set_addresses(&addresses, now);
+            self.table.set_published_records(&self.registry, now);
             self.on_records();
             for (server, name) in self.servers.iter_mut().zip(NAMES) {
                 let record = self.registry.get(&Identity::named(name).unwrap());
@@ -341,13 +342,15 @@ impl World {
                     Kept::InFile => false,
                 };
                 let is_missing = self.kept == Kept::InFile && !server.in_file;
-                if !is_missing && (is_running || record.is_some_and(|it| it.left.is_none())) {
+                if !is_missing
+                    && (is_running || record.is_some_and(|it| it.bridge_left_at.is_none()))
+                {
                     server.may_have_left = None;
                 }
             }
         }
-        self.roster.expire(now);
-        for peer in self.roster.due(now) {
+        self.table.expire(now);
+        for peer in self.table.take_due(now) {
             self.fetch(&peer.identity);
         }
     }
@@ -372,13 +375,13 @@ impl World {
             // A bridge that starts takes back its announcement. On a Lease it needs its
             // server for that.
             if let Some(known) = self.registry.get_mut(&identity) {
-                Arc::make_mut(known).left = None;
+                Arc::make_mut(known).bridge_left_at = None;
             }
         } else if server.announced.is_some()
             && let Some(known) = self.registry.get_mut(&identity)
-            && known.left.is_none()
+            && known.bridge_left_at.is_none()
         {
-            Arc::make_mut(known).left = Some(wall);
+            Arc::make_mut(known).bridge_left_at = Some(wall);
         }
     }
 
@@ -388,7 +391,7 @@ impl World {
                 continue;
             };
             let is_missing = self.kept == Kept::InFile && !server.in_file;
-            server.is_told = is_missing || (record.left.is_some() && !server.bridge);
+            server.is_told = is_missing || (record.bridge_left_at.is_some() && !server.bridge);
             if server.is_told {
                 server.is_told_since.get_or_insert(self.seconds);
             }
@@ -418,35 +421,35 @@ impl World {
         } else {
             Err("no answer".to_owned())
         };
-        let answer = outcome.clone().map(|fresh| Served {
+        let answer = outcome.clone().map(|fresh| ServedApis {
             index: fresh.served.index.clone(),
             documents: fresh.served.documents.clone(),
             etags: [None, None],
             version: None,
             by_bridge: server.bridge,
         });
-        self.roster.fetched(identity, answer, now, wall, 0.5);
+        self.table.record_poll(identity, answer, now, wall, 0.5);
         if is_there && self.kept == Kept::InFile {
             // If it has announced that it leaves, it may have done so after this answer.
             let stands = server.announcement_stands;
             server.may_have_left = stands.then_some(self.seconds);
-            self.roster.answered(identity, now);
+            self.table.record_bridge_answer(identity, now);
         }
         if let Ok(fresh) = outcome {
-            self.roster.remember_answer(fresh);
+            self.table.store_polled_record(fresh);
         }
     }
 
     /// APIs that are "not found" although a server with a living Lease is known to
     /// serve them, and its bridge has not announced that it leaves, or not for long.
     fn falsely_not_found(&self) -> Vec<String> {
-        let peers = self.roster.snapshot();
+        let peers = self.table.snapshot();
         let is_not_found = |api: &usize| {
             let path = format!("/apis/{}/v1/things", GROUPS[*api]);
             let path = DecodedPath::new(&path).unwrap();
             let request = RequestInfo::parse(&Method::GET, &path, None);
-            let place = peers.serving(&request, self.at());
-            matches!(place, Elsewhere::Nowhere | Elsewhere::NoPeers)
+            let place = peers.lookup(&request, self.at());
+            matches!(place, PeerLookup::NotServed | PeerLookup::NoPeers)
         };
         let servers = self.servers.iter().zip(NAMES);
         let bound = servers.filter(|(server, _)| {
@@ -466,7 +469,7 @@ impl World {
     /// Servers that still count long after the bridge under test has learnt that their
     /// bridges have left. None of them can be reached without a bridge.
     fn counted_without_end(&self) -> Vec<&str> {
-        let peers = self.roster.snapshot();
+        let peers = self.table.snapshot();
         let servers = self.servers.iter().zip(NAMES);
         let over = servers.filter(|(server, name)| {
             let since = server.is_told_since.filter(|_| server.is_told);
@@ -519,7 +522,7 @@ proptest! {
 /// As it was seen with 1.34.4 and 1.36.4: the only server of an API is killed, then the
 /// bridge restarts; with and without the bridge of that server.
 #[test]
-fn a_restart_beside_a_dead_peer_forgets_nothing() {
+fn a_restart_beside_a_dead_peer_keeps_its_apis() {
     for bridge_dies in [false, true] {
         for registry_is_lost in [false, true] {
             let mut steps = vec![
@@ -541,7 +544,7 @@ fn a_restart_beside_a_dead_peer_forgets_nothing() {
 }
 
 #[test]
-fn what_a_peer_that_was_never_reachable_serves_is_known_from_the_registry() {
+fn apis_of_a_peer_that_was_never_reachable_are_known_from_the_registry() {
     let steps = [
         Step::Partition(0),
         Step::StartServer(0, [0, 2].into(), false),
@@ -555,7 +558,7 @@ fn what_a_peer_that_was_never_reachable_serves_is_known_from_the_registry() {
 
 /// A partitioned server becomes another version; the clock of its host is late.
 #[test]
-fn a_record_that_came_later_counts_whatever_the_clocks_say() {
+fn a_later_record_counts_regardless_of_clocks() {
     let steps = [
         Step::StartServer(0, [1].into(), false),
         Step::StartBridge(0),

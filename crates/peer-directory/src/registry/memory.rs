@@ -7,23 +7,26 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::{Addresses, Advertised, RecordChannels, Registry, StatusReporter, over, tell};
+use super::{
+    Addresses, AdvertisedAddress, RecordChannels, Registry, StatusReporter, send_if_changed,
+    wait_until_withdrawn,
+};
 use crate::identity::Identity;
-use crate::roster::Records;
+use crate::served_record::Records;
 
-/// What the servers of one process share.
+/// The registry that the servers of one process share.
 #[derive(Debug, Clone)]
-pub struct Exchange(Arc<watch::Sender<Addresses>>, Arc<watch::Sender<Records>>);
+pub struct SharedMemoryRegistry(Arc<watch::Sender<Addresses>>, Arc<watch::Sender<Records>>);
 
-impl PartialEq for Exchange {
+impl PartialEq for SharedMemoryRegistry {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Exchange {}
+impl Eq for SharedMemoryRegistry {}
 
-impl Default for Exchange {
+impl Default for SharedMemoryRegistry {
     fn default() -> Self {
         Self(
             Arc::new(watch::Sender::new(Addresses::new())),
@@ -32,11 +35,11 @@ impl Default for Exchange {
     }
 }
 
-impl Exchange {
-    /// A server's view of it.
+impl SharedMemoryRegistry {
+    /// A registry handle for one server.
     pub fn registry(&self) -> MemoryRegistry {
         MemoryRegistry {
-            exchange: self.clone(),
+            shared: self.clone(),
             reporter: Arc::new(StatusReporter::new("memory", &[])),
         }
     }
@@ -45,7 +48,7 @@ impl Exchange {
 /// A registry for servers that share a process.
 #[derive(Debug, Clone)]
 pub struct MemoryRegistry {
-    exchange: Exchange,
+    shared: SharedMemoryRegistry,
     reporter: Arc<StatusReporter>,
 }
 
@@ -56,28 +59,28 @@ impl Registry for MemoryRegistry {
         found: watch::Sender<Addresses>,
     ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async move {
-            let exchange = &*self.exchange.0;
+            let shared = &*self.shared.0;
             let published = own.borrow_and_update().clone();
             if let Some((identity, address)) = &published {
-                exchange.send_modify(|all| {
-                    all.insert(identity.clone(), Advertised::by_bridge(*address));
+                shared.send_modify(|all| {
+                    all.insert(identity.clone(), AdvertisedAddress::by_bridge(*address));
                 });
             }
-            let mut changes = exchange.subscribe();
+            let mut changes = shared.subscribe();
             let follow = async {
                 loop {
-                    tell(&found, changes.borrow_and_update().clone());
+                    send_if_changed(&found, changes.borrow_and_update().clone());
                     if changes.changed().await.is_err() {
                         return;
                     }
                 }
             };
             tokio::select! {
-                () = over(&mut own) => {}
+                () = wait_until_withdrawn(&mut own) => {}
                 () = follow => {}
             }
             if let Some((identity, _)) = &published {
-                exchange.send_modify(|all| {
+                shared.send_modify(|all| {
                     all.remove(identity);
                 });
             }
@@ -93,12 +96,12 @@ impl Registry for MemoryRegistry {
         mut channels: RecordChannels,
     ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async move {
-            let records = &*self.exchange.1;
+            let records = &*self.shared.1;
             let mut changes = records.subscribe();
             loop {
                 let own = channels.own.borrow_and_update().clone();
                 if let Some(own) = own {
-                    let is_last = own.left.is_some();
+                    let is_last = own.bridge_left_at.is_some();
                     records.send_if_modified(|all| {
                         let known = all.get(&own.identity);
                         let is_news = known.is_none_or(|known| !known.has_same_content(&own));
@@ -118,7 +121,7 @@ impl Registry for MemoryRegistry {
                     ended = channels.own.changed() => if ended.is_err() { return },
                     Some(outdated) = channels.outdated.recv() => {
                         records.send_modify(|all| {
-                            if all.get(&outdated.identity).is_some_and(|it| it.learnt == outdated.learnt) {
+                            if all.get(&outdated.identity).is_some_and(|it| it.observed_at == outdated.observed_at) {
                                 all.remove(&outdated.identity);
                             }
                         });
@@ -140,9 +143,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_record_stays_when_its_bridge_leaves_and_goes_when_it_is_outdated() {
-        let exchange = Exchange::default();
-        let run = |exchange: &Exchange, own| {
-            let registry = exchange.registry();
+        let shared = SharedMemoryRegistry::default();
+        let run = |shared: &SharedMemoryRegistry, own| {
+            let registry = shared.registry();
             let (found, seen) = watch::channel(None);
             let (remove, outdated) = mpsc::channel(1);
             let channels = RecordChannels {
@@ -154,25 +157,25 @@ mod tests {
             (task, seen, remove)
         };
         let (_stays, nothing) = watch::channel(None);
-        let (_task, mut seen, remove) = run(&exchange, nothing);
+        let (_task, mut seen, remove) = run(&shared, nothing);
         seen.wait_for(Option::is_some).await.unwrap();
         let first = record("apiserver-a", &["apps"], SystemTime::now());
         let (publish, own) = watch::channel(Some(Arc::new(first.clone())));
-        let (task, _, _) = run(&exchange, own);
+        let (task, _, _) = run(&shared, own);
         let a = identity("apiserver-a");
         let has = |all: &Option<Records>, left: bool| {
             let record = all.as_ref().and_then(|all| all.get(&a));
-            record.is_some_and(|record| record.left.is_some() == left)
+            record.is_some_and(|record| record.bridge_left_at.is_some() == left)
         };
         seen.wait_for(|all| has(all, false)).await.unwrap();
         let mut last = first.clone();
-        last.left = Some(SystemTime::now());
+        last.bridge_left_at = Some(SystemTime::now());
         publish.send_replace(Some(Arc::new(last)));
         task.await.unwrap();
         seen.wait_for(|all| has(all, true)).await.unwrap();
 
         let mut other = first.clone();
-        other.learnt += std::time::Duration::from_secs(1);
+        other.observed_at += std::time::Duration::from_secs(1);
         remove.send(Arc::new(other)).await.unwrap();
         remove.send(Arc::new(first)).await.unwrap();
         seen.wait_for(|all| all.as_ref().is_some_and(Records::is_empty))
@@ -185,16 +188,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_publishes_is_seen_by_all_until_it_leaves() {
-        let exchange = Exchange::default();
+    async fn a_published_address_is_visible_to_all_until_it_is_withdrawn() {
+        let shared = SharedMemoryRegistry::default();
         let address: SocketAddr = "127.0.0.1:6443".parse().unwrap();
         let (leave, own) = watch::channel(Some((identity("apiserver-a"), address)));
-        let registry = exchange.registry();
+        let registry = shared.registry();
         let (found, _) = watch::channel(Addresses::new());
         let publisher = tokio::spawn(async move { registry.run(own, found).await });
 
         let (_stays, nothing) = watch::channel(Some((identity("apiserver-b"), address)));
-        let looks = exchange.registry();
+        let looks = shared.registry();
         let (found, mut seen) = watch::channel(Addresses::new());
         tokio::spawn(async move { looks.run(nothing, found).await });
         let a = identity("apiserver-a");

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::peer::Peer;
 use crate::registry::RegistryStatus;
-use crate::roster::Peer;
 
 /// A poll that succeeded within this time outweighs a Lease that was not seen
 /// renewed: the longest interval between two polls (30 s) and a slow answer.
@@ -38,7 +38,7 @@ impl Reachability {
     }
 }
 
-/// Whether this peer can be reached, as far as is known at this moment.
+/// Whether this peer can be reached, as currently known.
 pub fn reachability(peer: &Peer, registry: &RegistryStatus, now: Instant) -> Reachability {
     let unreachable = |problem: String| Reachability::Unreachable(problem);
     if let Some(problem) = &peer.problem {
@@ -47,10 +47,10 @@ pub fn reachability(peer: &Peer, registry: &RegistryStatus, now: Instant) -> Rea
     if peer.address.is_none() {
         return unreachable(registry.no_address());
     }
-    if peer.standing.is_failing() || !peer.standing.is_reachable() {
+    if peer.health.is_failing() || !peer.health.is_reachable() {
         return unreachable("the last request to it failed".to_owned());
     }
-    let Some(polled) = peer.standing.polled_at() else {
+    let Some(polled) = peer.health.last_poll() else {
         return Reachability::NotPolled;
     };
     if peer.alive_until <= now && polled + RECENT_POLL <= now {
@@ -66,11 +66,11 @@ mod tests {
 
     use super::*;
     use crate::identity::Identity;
-    use crate::standing::Standing;
+    use crate::peer_health::PeerHealth;
 
     fn peer(now: Instant) -> Peer {
-        let standing = Arc::new(Standing::default());
-        standing.polled(now);
+        let health = Arc::new(PeerHealth::default());
+        health.record_poll(now);
         Peer {
             identity: Identity::named("apiserver-a").unwrap(),
             host: None,
@@ -79,9 +79,9 @@ mod tests {
             alive_until: now + Duration::from_secs(40),
             awaited_until: now,
             served: None,
-            record: crate::roster::PeerRecord::default(),
-            standing,
-            succeeded: None,
+            record: crate::peer::PeerRecord::default(),
+            health,
+            last_success: None,
             problem: None,
         }
     }
@@ -136,21 +136,21 @@ mod tests {
             ),
             (
                 "never polled",
-                |it, _| it.standing = Arc::default(),
+                |it, _| it.health = Arc::default(),
                 up(),
                 Some("not polled yet"),
             ),
             (
                 "a request failed after the last poll",
-                |it, now| it.standing.failed(now + Duration::from_millis(5)),
+                |it, now| it.health.record_failure(now + Duration::from_millis(5)),
                 up(),
                 Some("the last request to it failed"),
             ),
             (
                 "a poll succeeded after the failed request",
                 |it, now| {
-                    it.standing.failed(now + Duration::from_millis(2));
-                    it.standing.polled(now + Duration::from_millis(5));
+                    it.health.record_failure(now + Duration::from_millis(2));
+                    it.health.record_poll(now + Duration::from_millis(5));
                 },
                 up(),
                 None,
@@ -158,8 +158,8 @@ mod tests {
             (
                 "a request succeeded after the failed one",
                 |it, now| {
-                    it.standing.failed(now + Duration::from_millis(2));
-                    it.standing.forgive();
+                    it.health.record_failure(now + Duration::from_millis(2));
+                    it.health.record_success();
                 },
                 up(),
                 None,

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::Error;
 
 /// An object of which a cache can be kept.
-pub trait Object: DeserializeOwned {
+pub trait WatchedObject: DeserializeOwned {
     /// Unique among the objects that are watched together.
     fn name(&self) -> &str;
     /// Where a watch goes on after this object.
@@ -80,13 +80,13 @@ pub enum WatchEvent<T> {
         initial_events_end: bool,
     },
     /// The watch cannot go on.
-    Error(WatchFailure),
+    Error(WatchError),
 }
 
 /// Why a watch cannot go on: the `metav1.Status` that it sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct WatchFailure {
+pub struct WatchError {
     /// As in HTTP.
     pub code: u16,
     /// For programs.
@@ -95,7 +95,7 @@ pub struct WatchFailure {
     pub message: String,
 }
 
-impl WatchFailure {
+impl WatchError {
     /// Whether the server no longer knows where the watch stands, so that it
     /// takes a new list.
     pub fn is_gone(&self) -> bool {
@@ -103,7 +103,7 @@ impl WatchFailure {
     }
 }
 
-impl<T: Object> WatchEvent<T> {
+impl<T: WatchedObject> WatchEvent<T> {
     /// Reads one event: a line of a watch.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         let raw: RawEvent = serde_json::from_slice(json)?;
@@ -156,7 +156,7 @@ mod tests {
         metadata: Metadata,
     }
 
-    impl Object for Thing {
+    impl WatchedObject for Thing {
         fn name(&self) -> &str {
             &self.metadata.name
         }
@@ -182,7 +182,7 @@ mod tests {
             resource_version: "243".to_owned(),
             initial_events_end: end,
         };
-        let gone = WatchFailure {
+        let gone = WatchError {
             code: 410,
             reason: "Expired".to_owned(),
             message: "too old resource version: 1 (200)".to_owned(),
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(bookmark.resource_version(), Some("9"));
         let deleted = WatchEvent::Deleted(thing("a", "8"));
         assert_eq!(deleted.resource_version(), Some("8"));
-        let failed = WatchEvent::<Thing>::Error(WatchFailure::default());
+        let failed = WatchEvent::<Thing>::Error(WatchError::default());
         assert_eq!(failed.resource_version(), None);
     }
 
@@ -251,7 +251,7 @@ mod tests {
             (500, "InternalError", false),
             (429, "TooManyRequests", false),
         ] {
-            let failure = WatchFailure {
+            let failure = WatchError {
                 code,
                 reason: reason.to_owned(),
                 message: String::new(),

@@ -1,15 +1,13 @@
-//! How a server is called in texts for people: by its host, with the identity
-//! behind it.
+//! The name of a server in logs and messages: its host name, followed by its identity.
 
 use std::fmt;
 
 use crate::identity::Identity;
-use crate::roster::Peer;
 
 /// The longest value of a label (Kubernetes, Labels and Selectors).
-const MAX_LABEL_VALUE: usize = 63;
+const MAX_LABEL_VALUE_BYTES: usize = 63;
 
-/// `cp-2 (apiserver-…)`, or the identity alone where the host is not known.
+/// `cp-2 (apiserver-…)`, or the identity alone if the host is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerName<'a> {
     identity: &'a Identity,
@@ -17,8 +15,8 @@ pub struct PeerName<'a> {
 }
 
 impl<'a> PeerName<'a> {
-    /// A host that is no valid label value is left out: it did not pass a
-    /// kube-apiserver, and may hold characters that disguise a log line.
+    /// A host that is not a valid label value is left out: no kube-apiserver has validated it, and
+    /// it may contain characters that forge a log line.
     pub fn new(identity: &'a Identity, host: Option<&'a str>) -> Self {
         Self {
             identity,
@@ -26,7 +24,7 @@ impl<'a> PeerName<'a> {
         }
     }
 
-    /// The host, where it is known.
+    /// The host, if it is known.
     pub fn host(&self) -> Option<&'a str> {
         self.host
     }
@@ -41,18 +39,11 @@ impl fmt::Display for PeerName<'_> {
     }
 }
 
-impl Peer {
-    /// Host and identity, for texts.
-    pub fn name(&self) -> PeerName<'_> {
-        PeerName::new(&self.identity, self.host.as_deref())
-    }
-}
-
 /// `[A-Za-z0-9]`, and between two of them also `-`, `_` and `.`; not empty.
 fn is_label_value(text: &str) -> bool {
     let is_end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
-    bytes.len() <= MAX_LABEL_VALUE
+    bytes.len() <= MAX_LABEL_VALUE_BYTES
         && is_end(bytes.first())
         && is_end(bytes.last())
         && (bytes.iter()).all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
@@ -65,7 +56,7 @@ mod tests {
     #[test]
     fn a_name_is_the_host_and_the_identity() {
         let identity = Identity::named("apiserver-a").unwrap();
-        let long = "h".repeat(MAX_LABEL_VALUE + 1);
+        let long = "h".repeat(MAX_LABEL_VALUE_BYTES + 1);
         let table = [
             (Some("cp-2"), "cp-2 (apiserver-a)"),
             (Some("cp-2.example_Org"), "cp-2.example_Org (apiserver-a)"),

@@ -1,26 +1,26 @@
-//! Times by a clock of this host that outlives the process: since the host was booted. No
-//! other host has part in it, and setting the wall clock does not change it.
+//! Time since the host was booted: a clock that outlives the process, that setting the wall clock
+//! does not change, and that does not depend on other hosts.
 
 use std::time::{Duration, Instant};
 
 /// A time since a boot of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostTime {
-    /// The boot, as the kernel names it.
+    /// The kernel's boot ID.
     pub boot: String,
-    /// Milliseconds since then. An age may lead before it.
+    /// Milliseconds since the boot. Negative after an age is subtracted that exceeds the uptime.
     pub millis: i64,
 }
 
 impl HostTime {
-    /// How long it was then since an earlier time; `None` if the host was booted in between.
+    /// The time since `earlier`, or `None` if the host was booted in between.
     pub fn since(&self, earlier: &Self) -> Option<Duration> {
         let millis = self.millis.saturating_sub(earlier.millis);
         let elapsed = Duration::from_millis(u64::try_from(millis).unwrap_or_default());
         (self.boot == earlier.boot).then_some(elapsed)
     }
 
-    /// The time so long before it.
+    /// The time `age` before this one.
     #[must_use]
     pub fn before(&self, age: Duration) -> Self {
         let age = i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
@@ -31,17 +31,17 @@ impl HostTime {
     }
 }
 
-/// The clock of the host, read at some moment.
+/// A reading of the host clock.
 #[derive(Debug, Clone)]
 pub struct HostClock {
-    /// The moment.
+    /// When the clock was read.
     pub at: Instant,
-    /// What the clock said.
+    /// The reading.
     pub time: HostTime,
 }
 
 impl HostClock {
-    /// What the clock said, or will say, at another moment.
+    /// The reading at another instant.
     pub fn time_at(&self, at: Instant) -> HostTime {
         let later = at.saturating_duration_since(self.at);
         let later = i64::try_from(later.as_millis()).unwrap_or(i64::MAX);

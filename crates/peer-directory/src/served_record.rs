@@ -1,14 +1,15 @@
-//! What a server serves, as a record that outlives the process that learnt it:
-//! compact, bounded and versioned.
+//! The served APIs of a server as a compact, bounded and versioned record that outlives the process
+//! that wrote it.
 //!
 //! Bridges publish the record of their own server in the registry, and keep the
 //! records of all servers in `--state-dir`. A bridge that starts therefore knows
-//! what every server with a living Lease serves, reachable or not.
+//! what every server with a valid Lease serves, reachable or not.
 //!
 //! The encoding is a magic number, a format version, and the zlib stream of a JSON
 //! object. A reader ignores fields that it does not know; a format version that it
 //! does not know makes the record unreadable for it, and nothing else.
 
+use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use skewbridge_discovery::{Document, Index};
 
 use crate::host_time::HostTime;
 use crate::identity::Identity;
-use crate::roster::Served;
+use crate::served_apis::ServedApis;
 
 /// The largest encoded record. In base64 it takes 128 KiB of the 256 KiB that
 /// Kubernetes allows for all annotations of an object; the record of a
@@ -37,31 +38,37 @@ pub const MAX_DECODED_BYTES: u64 = 4 * 1024 * 1024;
 /// Serving keys that a record names: the current one and one before it.
 pub const MAX_SERVING_KEYS: usize = 2;
 
+/// The largest number of records: many more servers than a control plane has.
+pub const MAX_RECORDS: usize = 256;
+
+/// Served records, by server.
+pub type Records = BTreeMap<Identity, Arc<ServedRecord>>;
+
 const MAGIC: &[u8; 3] = b"SKB";
 const FORMAT_VERSION: u8 = 1;
 
 /// The SHA-256 digest of a `SubjectPublicKeyInfo`.
 pub type KeyDigest = [u8; 32];
 
-/// What one server serves, and what its bridge says about itself.
+/// The served APIs of one server, and data of its bridge.
 #[derive(Debug, Clone)]
 pub struct ServedRecord {
     /// The server.
     pub identity: Identity,
-    /// What it serves, without what all servers of the cluster share.
-    pub served: Arc<Served>,
-    /// When that was learnt, by the clock of the bridge that learnt it.
-    pub learnt: SystemTime,
-    /// The address of the server itself, where other hosts may reach it.
+    /// Its served APIs, without those that all servers of the cluster share.
+    pub served: Arc<ServedApis>,
+    /// When the APIs were observed, by the clock of the bridge that observed them.
+    pub observed_at: SystemTime,
+    /// The address of the server itself, if other hosts may reach it.
     pub server: Option<SocketAddr>,
     /// The address of its bridge, to which the keys belong.
     pub bridge: Option<SocketAddr>,
-    /// When the bridge of the server announced that it leaves. `None` while it
-    /// runs, and after a crash.
-    pub left: Option<SystemTime>,
-    /// Digests of the keys with which the bridge serves. Empty: not known.
+    /// When the bridge of the server announced its departure. `None` while it runs, and after a
+    /// crash.
+    pub bridge_left_at: Option<SystemTime>,
+    /// Digests of the serving keys of the bridge. Empty if unknown.
     pub serving_keys: Vec<KeyDigest>,
-    /// Only in `--state-dir`: the `learnt` of the published record that this one is as
+    /// Only in `--state-dir`: the `observed_at` of the published record that this one is as
     /// late as, or later than. It makes the order of records independent of clocks.
     pub supersedes: Option<SystemTime>,
     /// Only in `--state-dir`: since when the bridge of the server has left.
@@ -71,7 +78,7 @@ pub struct ServedRecord {
 /// Since when the bridge of a server has left, as a bridge has stored it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredDeparture {
-    /// The announcement, as [`ServedRecord::left`].
+    /// The announcement, as [`ServedRecord::bridge_left_at`].
     pub announced: Option<SystemTime>,
     /// The file of addresses does not have the server.
     pub is_missing_in_file: bool,
@@ -153,11 +160,11 @@ impl Groups {
 }
 
 impl ServedRecord {
-    /// The record of a server that was asked at `learnt`, without the group-versions
+    /// The record of a server that was polled at `learnt`, without the group-versions
     /// that all servers share.
     pub fn new(
         identity: Identity,
-        served: &Served,
+        served: &ServedApis,
         is_shared: impl Fn(&str, &str) -> bool,
         learnt: SystemTime,
     ) -> Self {
@@ -167,12 +174,12 @@ impl ServedRecord {
         });
         Self {
             identity,
-            served: Arc::new(recorded(documents, served.version)),
+            served: Arc::new(served_apis(documents, served.version)),
             // As a record that was encoded has it.
-            learnt: SystemTime::UNIX_EPOCH + Duration::from_millis(unix_millis(learnt)),
+            observed_at: SystemTime::UNIX_EPOCH + Duration::from_millis(unix_millis(learnt)),
             server: None,
             bridge: None,
-            left: None,
+            bridge_left_at: None,
             serving_keys: Vec::new(),
             supersedes: None,
             departure: None,
@@ -185,23 +192,23 @@ impl ServedRecord {
             && self.served.documents == other.served.documents
     }
 
-    /// This record with what another one says of the bridge of the server.
+    /// This record with the bridge data of another one.
     #[must_use]
     pub fn with_bridge_of(mut self, other: &Self) -> Self {
         self.server = other.server;
         self.bridge = other.bridge;
-        self.left = other.left;
+        self.bridge_left_at = other.bridge_left_at;
         self.serving_keys.clone_from(&other.serving_keys);
         self
     }
 
-    /// Whether two records say the same, whenever that was learnt.
+    /// Whether two records have the same content, apart from the time of observation.
     pub fn has_same_content(&self, other: &Self) -> bool {
         self.identity == other.identity
             && self.has_same_apis(other)
             && self.server == other.server
             && self.bridge == other.bridge
-            && self.left == other.left
+            && self.bridge_left_at == other.bridge_left_at
             && self.serving_keys == other.serving_keys
     }
 
@@ -210,11 +217,11 @@ impl ServedRecord {
         let content = Content {
             identity: self.identity.as_str(),
             version: self.served.version.map(|it| it.to_string()),
-            learnt: unix_millis(self.learnt),
+            learnt: unix_millis(self.observed_at),
             server: self.server,
             bridge: self.bridge,
-            left: self.left.map(unix_millis),
-            keys: self.serving_keys.iter().map(hex).collect(),
+            left: self.bridge_left_at.map(unix_millis),
+            keys: self.serving_keys.iter().map(encode_hex).collect(),
             supersedes: self.supersedes.map(unix_millis),
             departure: self.departure.as_ref().map(|it| DepartureContent {
                 announced: it.announced.map(unix_millis),
@@ -283,15 +290,15 @@ impl ServedRecord {
             ),
         };
         let keys = content.keys.iter().take(MAX_SERVING_KEYS);
-        let keys: Option<Vec<_>> = keys.map(|key| unhex(key)).collect();
+        let keys: Option<Vec<_>> = keys.map(|key| decode_hex(key)).collect();
         let documents = [content.api.document(), content.apis.document()];
         Ok(Self {
             identity,
-            served: Arc::new(recorded(documents, version)),
-            learnt: time(content.learnt)?,
+            served: Arc::new(served_apis(documents, version)),
+            observed_at: time(content.learnt)?,
             server: content.server,
             bridge: content.bridge,
-            left: content.left.map(time).transpose()?,
+            bridge_left_at: content.left.map(time).transpose()?,
             serving_keys: keys.ok_or_else(|| malformed("a key digest that is not hexadecimal"))?,
             supersedes: content.supersedes.map(time).transpose()?,
             departure: match content.departure {
@@ -310,11 +317,11 @@ impl ServedRecord {
 }
 
 /// Without entity tags: the server is asked for whole documents.
-fn recorded(
+fn served_apis(
     documents: [Arc<Document>; 2],
     version: Option<skewbridge_k8s_api::version::Version>,
-) -> Served {
-    Served {
+) -> ServedApis {
+    ServedApis {
         index: Arc::new(Index::new(&[&documents[0], &documents[1]])),
         documents,
         etags: [None, None],
@@ -331,7 +338,7 @@ fn unix_millis(time: SystemTime) -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn hex(digest: &KeyDigest) -> String {
+fn encode_hex(digest: &KeyDigest) -> String {
     use std::fmt::Write as _;
     digest.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
@@ -339,7 +346,7 @@ fn hex(digest: &KeyDigest) -> String {
     })
 }
 
-fn unhex(text: &str) -> Option<KeyDigest> {
+fn decode_hex(text: &str) -> Option<KeyDigest> {
     let mut digest = KeyDigest::default();
     if text.len() != 2 * digest.len() || !text.is_ascii() {
         return None;
@@ -386,7 +393,7 @@ pub(crate) mod tests {
             .map(|group| ((*group).to_owned(), "v1".to_owned()))
             .collect();
         let documents = [Arc::default(), Arc::new(document(&groups))];
-        let served = recorded(documents, "1.36.4".parse().ok());
+        let served = served_apis(documents, "1.36.4".parse().ok());
         let identity = Identity::named(name).unwrap();
         ServedRecord::new(identity, &served, |_, _| false, learnt)
     }
@@ -396,7 +403,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_all_servers_share_is_not_in_a_record() {
+    fn shared_group_versions_are_not_in_a_record() {
         let whole = record("a", &["apps", "example.com"], instant(1));
         let record = ServedRecord::new(
             whole.identity.clone(),
@@ -424,7 +431,7 @@ pub(crate) mod tests {
                 "../../discovery/tests/data/1.36.4-all-apis.json"
             )),
         ];
-        let served = recorded(documents, "1.36.4".parse().ok());
+        let served = served_apis(documents, "1.36.4".parse().ok());
         let identity = Identity::named("apiserver-a").unwrap();
         let record = ServedRecord::new(identity, &served, |_, _| false, instant(1));
         let length = record.encode().unwrap().len();
@@ -434,7 +441,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_later_format_is_told_from_garbage() {
+    fn a_later_format_version_is_distinguished_from_malformed_bytes() {
         let mut bytes = record("a", &["apps"], instant(1)).encode().unwrap();
         bytes[3] = 2;
         let later = ServedRecord::decode(&bytes);
@@ -481,7 +488,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(
+        fn an_encoded_record_decodes_to_the_same_content(
             name in "[a-z0-9]([a-z0-9.]?[a-z0-9]){0,60}",
             groups in prop::collection::vec(("[a-z]{0,9}", "v[1-9]"), 0..9),
             learnt in 0..u64::MAX / 2_000_000,
@@ -494,16 +501,16 @@ pub(crate) mod tests {
             if beta {
                 apis.schema = Schema::V2Beta1;
             }
-            let served = recorded([Arc::default(), Arc::new(apis)], None);
+            let served = served_apis([Arc::default(), Arc::new(apis)], None);
             let identity = Identity::named(&name).unwrap();
             let mut record = ServedRecord::new(identity, &served, |_, _| false, instant(learnt));
             record.server = server.map(SocketAddr::from);
             record.bridge = server.map(|(ip, port)| SocketAddr::from((ip, port ^ 1)));
-            record.left = left.map(instant);
+            record.bridge_left_at = left.map(instant);
             record.serving_keys = keys;
             record.supersedes = left.map(instant);
             record.departure = server.map(|(_, port)| StoredDeparture {
-                announced: record.left,
+                announced: record.bridge_left_at,
                 is_missing_in_file: beta,
                 since: HostTime {
                     boot: name.clone(),
@@ -512,13 +519,13 @@ pub(crate) mod tests {
             });
             let read = ServedRecord::decode(&record.encode().unwrap()).unwrap();
             prop_assert!(read.has_same_content(&record));
-            prop_assert_eq!(read.learnt, record.learnt);
+            prop_assert_eq!(read.observed_at, record.observed_at);
             prop_assert_eq!(read.supersedes, record.supersedes);
             prop_assert_eq!(read.departure, record.departure);
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes: Vec<u8>, at: prop::sample::Index, byte: u8) {
+        fn decoding_arbitrary_bytes_does_not_panic(bytes: Vec<u8>, at: prop::sample::Index, byte: u8) {
             let _ = ServedRecord::decode(&bytes);
             let _ = ServedRecord::decode(&[MAGIC.as_slice(), &[1], &bytes].concat());
             let mut damaged = record("a", &["apps"], instant(7)).encode().unwrap();

@@ -5,8 +5,8 @@
 //! saw it, or an earlier process of the same boot of this host that has stored it.
 
 use super::{
-    Addresses, Arc, BTreeMap, BTreeSet, Direct, Duration, Identity, Instant, ROLLOUT_GRACE, Roster,
-    SystemTime,
+    Addresses, Arc, BTreeMap, BTreeSet, DirectPoll, Duration, Identity, Instant, PeerTable,
+    ROLLOUT_GRACE, SystemTime,
 };
 use crate::served_record::StoredDeparture;
 
@@ -40,7 +40,7 @@ impl Departure {
     }
 }
 
-impl Roster {
+impl PeerTable {
     /// Finds out which bridges have left, by records and addresses.
     pub(super) fn update_departures(&mut self, at: Instant) {
         let identities: BTreeSet<_> = self.stored.keys().chain(self.published.keys()).collect();
@@ -54,7 +54,7 @@ impl Roster {
             if departure.announced.is_some() && departure.is_recent(at) {
                 let entry = self.entries.entry(identity.clone()).or_default();
                 if entry.lease.is_none() {
-                    entry.ended.get_or_insert(at);
+                    entry.lease_ended_at.get_or_insert(at);
                 }
             }
         }
@@ -62,17 +62,17 @@ impl Roster {
             let departure = (self.departures.get(identity)).filter(|_| !entry.has_bridge());
             match departure {
                 None => {
-                    entry.direct = Direct::Untried;
+                    entry.direct = DirectPoll::Untried;
                     if before.contains_key(identity) {
-                        entry.asks_server = false;
+                        entry.next_fetch_is_direct = false;
                     }
                 }
                 Some(departure) => {
                     let known = before.get(identity);
                     if known.is_none_or(|known| known.since != departure.since) {
                         // The server itself may answer from now on.
-                        entry.asks_server = true;
-                        entry.fetch.now(at);
+                        entry.next_fetch_is_direct = true;
+                        entry.fetch.refresh_now(at);
                     }
                 }
             }
@@ -83,7 +83,7 @@ impl Roster {
     fn departure(&self, identity: &Identity, at: Instant) -> Option<Departure> {
         let stored = self.stored.get(identity);
         let record = self.published.get(identity).or(stored)?;
-        let announced = record.left;
+        let announced = record.bridge_left_at;
         let is_missing_in_file = self.is_missing_in_file(identity);
         if announced.is_none() && !is_missing_in_file {
             return None;
@@ -124,9 +124,12 @@ impl Roster {
     pub(super) fn end_direct_answers(&mut self, all: &Addresses, at: Instant) {
         let mut ended = Vec::new();
         for (identity, entry) in &mut self.entries {
-            let answers = matches!(entry.direct, Direct::Answers | Direct::BridgeAnswers);
+            let answers = matches!(
+                entry.direct,
+                DirectPoll::ServerAnswers | DirectPoll::BridgeAnswers
+            );
             if answers && all.get(identity) != entry.address.as_ref() {
-                entry.direct = Direct::Untried;
+                entry.direct = DirectPoll::Untried;
                 ended.push(identity.clone());
             }
         }
