@@ -2,7 +2,7 @@
 //! (KEP-4006), and the translators.
 //!
 //! [`translation_plan`] decides, [`upgrade_headers`] rewrites requests and responses,
-//! [`mod@handshake`] runs until the 101, and then [`ws_to_spdy`], [`spdy_to_ws`] or
+//! `proxy::stream_handshake` runs until the 101, and then [`ws_to_spdy`], [`spdy_to_ws`] or
 //! [`port_forward`] relays the stream to its end. Streams that need no translation are plain
 //! tunnels.
 

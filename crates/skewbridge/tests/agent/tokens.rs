@@ -32,7 +32,10 @@ async fn the_key_in_the_token_authenticates_the_user() {
     let rows: [(&[&str], &str); 2] = [
         (&["--pkcs11-pin-file=wrong"], "the PIN is wrong"),
         // The client is not interactive: there is no prompt.
-        (&[], "a PIN is needed, and the client has given no terminal"),
+        (
+            &[],
+            "a PIN is needed, and the client has passed no terminal",
+        ),
     ];
     for (words, expected) in rows {
         let output = agent(words).output().unwrap();
@@ -52,7 +55,7 @@ async fn the_key_in_the_token_authenticates_the_user() {
     // Requests before the loss is detected fail differently.
     eventually("a word about the token", TEST_TIMEOUT, async || {
         let answer = plugin.get("/").await.unwrap();
-        answer.contains("it is not there; put it in")
+        answer.contains("it is not present; insert it")
     })
     .await;
     token.insert_again();
