@@ -532,6 +532,7 @@ async fn json_logs_are_json_to_the_last_line() {
         ("verb", "delete".into()),
         ("code", 200.into()),
         ("bytes", 29.into()),
+        ("truncated", false.into()),
         ("cut", false.into()),
         ("audit_id", "asked".into()),
         ("level", "INFO".into()),
