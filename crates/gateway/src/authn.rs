@@ -1,9 +1,8 @@
-//! Who is on the wire.
+//! Authenticates the caller of a request.
 //!
-//! The order is kube-apiserver's: a front proxy's word first, then a client
-//! certificate, then a bearer token, then nobody in particular. A certificate
-//! that was shown and is not good makes a caller without a token unauthorised,
-//! not anonymous.
+//! The order is kube-apiserver's: requestheader (a user that a front proxy asserts), client
+//! certificate, bearer token, anonymous. A certificate that is not valid makes a caller without a
+//! token unauthorized, not anonymous.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,5 +1,4 @@
-//! What is known of the cluster: read by every request, replaced as a whole
-//! when something changes.
+//! The cluster snapshot: read by every request, replaced as a whole when something changes.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -159,11 +158,11 @@ pub struct ClusterHandle {
     /// Whether addresses of peers can be read and published.
     pub registry: watch::Receiver<RegistryStatus>,
     /// Whom the local server has lately let read discovery.
-    pub(crate) permits: AuthzCache,
+    pub(crate) discovery_authz: AuthzCache,
     /// A view with news of the local server, and the one it was made of.
     pub(crate) renewed: Mutex<Option<(Arc<View>, Arc<View>)>>,
     /// OpenAPI of the whole cluster.
-    pub(crate) library: OpenApiService,
+    pub(crate) openapi: OpenApiService,
     hints: mpsc::Sender<ResyncHint>,
     looks: mpsc::Sender<oneshot::Sender<()>>,
 }
@@ -177,7 +176,7 @@ pub enum ResyncHint {
     Doubt(Identity),
 }
 
-/// What those who serve requests want of those who learn.
+/// Requests of the data path to the peer controller.
 #[derive(Debug)]
 pub(crate) struct Requests {
     pub(crate) hints: mpsc::Receiver<ResyncHint>,
@@ -185,29 +184,29 @@ pub(crate) struct Requests {
     pub(crate) looks: mpsc::Receiver<oneshot::Sender<()>>,
 }
 
-/// Who wait for the local server to be looked at; it is looked at for all of them at
-/// once.
-const LOOKS: usize = 1_024;
+/// Requests that wait for discovery of the local server to be read again. One read serves all of
+/// them.
+const MAX_REFRESH_WAITERS: usize = 1_024;
 
-/// How long that may take: a server that is slower is answered for.
-const LOOK_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a request waits for that. Afterwards the last known state is used.
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Hints repeat themselves: what finds no room was said already.
-const HINTS: usize = 64;
+/// Hints that wait. They are repeated, so one that does not fit is dropped.
+const MAX_HINTS: usize = 64;
 
 impl ClusterHandle {
     /// Nothing is known yet.
     pub(crate) fn new(local: LocalIdentity) -> (Self, Requests) {
-        let (hints, heard) = mpsc::channel(HINTS);
-        let (library, orders) = OpenApiService::new();
-        let (looks, looked) = mpsc::channel(LOOKS);
-        let interop = Self {
+        let (hints, heard) = mpsc::channel(MAX_HINTS);
+        let (openapi, orders) = OpenApiService::new();
+        let (looks, looked) = mpsc::channel(MAX_REFRESH_WAITERS);
+        let cluster_handle = Self {
             cluster: ArcSwap::default(),
             local,
             registry: watch::Sender::new(RegistryStatus::up("memory")).subscribe(),
-            permits: AuthzCache::default(),
+            discovery_authz: AuthzCache::default(),
             renewed: Mutex::default(),
-            library,
+            openapi,
             hints,
             looks,
         };
@@ -216,16 +215,15 @@ impl ClusterHandle {
             orders,
             looks: looked,
         };
-        (interop, requests)
+        (cluster_handle, requests)
     }
 
-    /// The cluster as it is now at the latest: what the local server serves has been
-    /// looked at after this was asked, once for all who ask meanwhile. If it does not
-    /// answer, what is known counts.
-    pub(crate) async fn look(&self) -> Arc<Cluster> {
+    /// The cluster after discovery of the local server has been read again, once for all
+    /// requests that wait meanwhile. If the server does not answer, the last known state.
+    pub(crate) async fn refresh_local(&self) -> Arc<Cluster> {
         let (reply, looked) = oneshot::channel();
         if self.looks.try_send(reply).is_ok() {
-            let _ = timeout(LOOK_PATIENCE, looked).await;
+            let _ = timeout(REFRESH_TIMEOUT, looked).await;
         }
         self.cluster.load_full()
     }

@@ -1,5 +1,4 @@
-//! Going away without anybody noticing: who serves learns that the bridge is
-//! leaving, and how long there is to finish.
+//! Graceful shutdown: tells all tasks that the bridge drains, and the deadline.
 
 use std::sync::Arc;
 use std::time::Duration;

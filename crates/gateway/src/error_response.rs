@@ -1,5 +1,5 @@
-//! The one place that turns a failure into an answer: always a
-//! `metav1.Status`, in a media type that the caller can read.
+//! A `metav1.Status` as a response, in a media type that the caller can read, and how much of it
+//! a client may see. `proxy::error` chooses the Status of a failed request.
 
 use std::borrow::Cow;
 

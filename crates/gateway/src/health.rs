@@ -36,7 +36,7 @@ pub struct Health {
     /// What upstream last said.
     pub upstream: Arc<ArcSwap<UpstreamHealth>>,
     /// The other servers, or why they are none of our business.
-    pub interop: Result<Arc<ClusterHandle>, PeeringDisabled>,
+    pub cluster_handle: Result<Arc<ClusterHandle>, PeeringDisabled>,
     /// Whether upstream believes what the bridge asserts.
     pub self_test: Arc<SelfTest>,
     /// Certificates and CAs in use.
@@ -100,20 +100,20 @@ impl Health {
             note: self.self_test.note(),
             ..Check::new("self-test", self.self_test.problem())
         });
-        if let Ok(interop) = &self.interop {
-            checks.push(registry_check(interop));
+        if let Ok(cluster_handle) = &self.cluster_handle {
+            checks.push(registry_check(cluster_handle));
         }
-        checks.push(match &self.interop {
+        checks.push(match &self.cluster_handle {
             Err(why) => Check {
                 note: Some(format!("local only, since {why}")),
                 ..Check::new("peers", None)
             },
-            Ok(interop) => {
-                let cluster = interop.cluster.load();
+            Ok(cluster_handle) => {
+                let cluster = cluster_handle.cluster.load();
                 let problem =
                     (cluster.missing()).map(|it| format!("not known yet: {}", it.as_str()));
-                let mut note = peers_note(&cluster.peers, &interop.registry.borrow());
-                if let Some(doubt) = interop.local.doubt() {
+                let mut note = peers_note(&cluster.peers, &cluster_handle.registry.borrow());
+                if let Some(doubt) = cluster_handle.local.doubt() {
                     note.push_str("; but ");
                     note.push_str(&doubt);
                 }
@@ -152,9 +152,9 @@ impl Health {
 
 /// The registry of peer addresses: a problem until it has been read once, and a
 /// note when it fails later.
-fn registry_check(interop: &ClusterHandle) -> Check {
-    let problem = interop.registry_unread();
-    let registry = interop.registry.borrow();
+fn registry_check(cluster_handle: &ClusterHandle) -> Check {
+    let problem = cluster_handle.registry_unread();
+    let registry = cluster_handle.registry.borrow();
     let note = match registry.error() {
         Some(error) => format!(
             "{} fails, known addresses stay in use: {error}",

@@ -1,5 +1,4 @@
-//! Where a request goes. A pure function of what is known: it touches no
-//! socket, so that every rule is a row in a test.
+//! The routing decision: a pure function over plain data, so that every rule is a row of a test.
 
 use std::sync::Arc;
 use std::time::Instant;

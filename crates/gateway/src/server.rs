@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::admin::{self, Admin};
 use crate::authentication_limit::AuthenticationLimit;
 use crate::buffer_budget::BufferBudget;
-use crate::cluster_state::ClusterHandle;
+use crate::cluster_state::{ClusterHandle, Requests};
 use crate::config::Config;
 use crate::connection_slots::ConnectionSlots;
 use crate::control::{peer_controller, self_test, upstream_probe};
@@ -167,20 +167,17 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     let (leave, drain) = announcement();
     let live = Arc::new(live);
     let membership = Membership::of(config, &live, address.port());
-    let (interop, requests, membership) = match membership {
+    let (cluster_handle, requests, membership) = match membership {
         Ok(membership) => {
-            let mut local = LocalIdentity::new(membership.identity.clone(), membership.address);
-            local.host = Some(membership.hostname.clone());
-            let (mut interop, requests) = ClusterHandle::new(local);
-            interop.registry = membership.registry_status();
-            (Ok(Arc::new(interop)), Some(requests), Some(membership))
+            let (cluster_handle, requests) = cluster_handle_of(&membership);
+            (Ok(cluster_handle), Some(requests), Some(membership))
         }
         Err(why) => {
             tracing::warn!(%why, "no peers: everything is served by the local kube-apiserver alone");
             (Err(why), None, None)
         }
     };
-    metrics.peers().taking_part(interop.is_ok());
+    metrics.peers().taking_part(cluster_handle.is_ok());
     let self_test = Arc::new(SelfTest::default());
     let bridge = Arc::new(GatewayState {
         live: live.clone(),
@@ -188,14 +185,14 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         drain: drain.clone(),
         via: ViaToken::new(random()?),
         upstream_version: ArcSwapOption::empty(),
-        acquainted: AtomicBool::new(false),
+        upstream_seen_ready: AtomicBool::new(false),
         limits: config.limits.clone(),
         default_host: default_host(config),
         access_log: config.logs.verbosity >= 2,
-        next_share: AtomicU8::new(0),
-        alone: matches!(&interop, Err(why) if *why != PeeringDisabled::GateOff),
+        next_drain_slot: AtomicU8::new(0),
+        peering_unavailable: matches!(&cluster_handle, Err(why) if *why != PeeringDisabled::GateOff),
         complete: Complete::of(&config.features),
-        interop: interop.as_ref().ok().cloned(),
+        cluster_handle: cluster_handle.as_ref().ok().cloned(),
         turns: AtomicU64::new(random()?),
         streams: Streams::new(config),
         self_test: self_test.clone(),
@@ -210,7 +207,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     let health = Health {
         drain: drain.clone(),
         upstream: Arc::new(ArcSwap::from_pointee(UpstreamHealth::Unknown)),
-        interop,
+        cluster_handle,
         self_test,
         live,
     };
@@ -250,6 +247,14 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         stop_reload: Some(stop_reload),
         threads: vec![control, reload],
     })
+}
+
+fn cluster_handle_of(membership: &Membership) -> (Arc<ClusterHandle>, Requests) {
+    let mut local = LocalIdentity::new(membership.identity.clone(), membership.address);
+    local.host = Some(membership.hostname.clone());
+    let (mut cluster_handle, requests) = ClusterHandle::new(local);
+    cluster_handle.registry = membership.registry_status();
+    (Arc::new(cluster_handle), requests)
 }
 
 fn start_workers(config: &Config, bridge: &Arc<GatewayState>) -> io::Result<Vec<Worker>> {

@@ -27,7 +27,7 @@ use crate::streams::Streams;
 const ADMIN_SAYS_WHY: &str = "/readyz?verbose at --admin-address says why";
 
 /// Why the bridge itself is not ready.
-const NOT_ACQUAINTED: &str = "the bridge has not heard from upstream yet";
+const UPSTREAM_NOT_SEEN: &str = "the bridge has not heard from upstream yet";
 
 /// What all connections of a bridge share.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct GatewayState {
     /// Which kube-apiserver is behind us, once it has said so.
     pub upstream_version: ArcSwapOption<KubeVersion>,
     /// Whether upstream has been ready, and asked for its version, before.
-    pub acquainted: AtomicBool,
+    pub upstream_seen_ready: AtomicBool,
     /// Bounds.
     pub limits: Limits,
     /// `Host` for clients of HTTP/1.0, who send none.
@@ -51,11 +51,11 @@ pub(crate) struct GatewayState {
     /// Whether each request is logged.
     pub access_log: bool,
     /// Where in the time of draining the next watch ends.
-    pub next_share: AtomicU8,
+    pub next_drain_slot: AtomicU8,
     /// The other servers of the cluster, where they are to be known.
-    pub interop: Option<Arc<ClusterHandle>>,
+    pub cluster_handle: Option<Arc<ClusterHandle>>,
     /// There are no other servers to be known, although there should be.
-    pub alone: bool,
+    pub peering_unavailable: bool,
     /// Whether all of discovery is that of the whole cluster.
     pub(crate) complete: Complete,
     /// Requests that went to peers so far.
@@ -78,16 +78,16 @@ impl GatewayState {
     /// Why it is not ready although upstream is. Anonymous clients may read this: it
     /// names no file and no address, which the admin port does.
     pub(crate) fn unreadiness(&self) -> Option<String> {
-        if !self.acquainted.load(Ordering::Relaxed) {
-            return Some(NOT_ACQUAINTED.to_owned());
+        if !self.upstream_seen_ready.load(Ordering::Relaxed) {
+            return Some(UPSTREAM_NOT_SEEN.to_owned());
         }
         if self.self_test.problem().is_some() {
             return Some(format!("the self-test has not passed; {ADMIN_SAYS_WHY}"));
         }
-        let interop = self.interop.as_ref()?;
-        match interop.cluster.load().missing() {
+        let cluster_handle = self.cluster_handle.as_ref()?;
+        match cluster_handle.cluster.load().missing() {
             Some(missing) => Some(format!("the bridge does not know yet {}", missing.as_str())),
-            None => interop
+            None => cluster_handle
                 .registry_unread()
                 .map(|_| format!("addresses of peers have not been read yet; {ADMIN_SAYS_WHY}")),
         }
@@ -108,17 +108,19 @@ impl GatewayState {
         }
     }
 
-    /// A number that spreads load: not a secret, only never the same for long.
-    pub(crate) fn chance(&self) -> u64 {
+    /// A seed for load balancing: not a secret, but different for each request.
+    pub(crate) fn next_lb_seed(&self) -> u64 {
         let turn = self.turns.fetch_add(1, Ordering::Relaxed);
         turn.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
-    /// The kube-apiserver behind us, as it is called in answers: one that comes
-    /// by way of another bridge has to say which.
+    /// The name of the local kube-apiserver in responses. Behind another bridge it has to say
+    /// which server it is.
     pub(crate) fn upstream_name(&self) -> Cow<'static, str> {
-        match &self.interop {
-            Some(interop) => format!("the kube-apiserver {}", interop.local.name()).into(),
+        match &self.cluster_handle {
+            Some(cluster_handle) => {
+                format!("the kube-apiserver {}", cluster_handle.local.name()).into()
+            }
             None => "the kube-apiserver behind this gateway".into(),
         }
     }

@@ -44,8 +44,8 @@ impl WatchEnd {
         self.events.passed(bytes);
     }
 
-    /// Ready when the watch is to end, and only between two events: half an
-    /// event with a clean end behind it would be a lie.
+    /// Ready when the watch is to end, and only between two events: a clean end in the middle of
+    /// an event would look like a complete response.
     pub(crate) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self.poll_time(cx) {
             Poll::Ready(()) if self.events.is_between() => Poll::Ready(()),

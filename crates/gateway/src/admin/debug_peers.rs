@@ -99,8 +99,8 @@ struct PeerView {
 }
 
 /// As JSON, for people and programs.
-pub(crate) fn json(interop: &Result<Arc<ClusterHandle>, PeeringDisabled>) -> String {
-    let view = match interop {
+pub(crate) fn json(cluster_handle: &Result<Arc<ClusterHandle>, PeeringDisabled>) -> String {
+    let view = match cluster_handle {
         Err(why) => View {
             local_only: Some(why.to_string()),
             waiting_for: None,
@@ -108,10 +108,10 @@ pub(crate) fn json(interop: &Result<Arc<ClusterHandle>, PeeringDisabled>) -> Str
             registry: None,
             peers: Vec::new(),
         },
-        Ok(interop) => view(
-            &interop.cluster.load(),
-            &interop.local,
-            &interop.registry.borrow(),
+        Ok(cluster_handle) => view(
+            &cluster_handle.cluster.load(),
+            &cluster_handle.local,
+            &cluster_handle.registry.borrow(),
         ),
     };
     let mut text = serde_json::to_string_pretty(&view).unwrap_or_default();

@@ -18,7 +18,7 @@ use crate::frontend::listener::AFTER_FAILURE;
 use crate::health::{self, Health, Question};
 use crate::metrics::Metrics;
 use crate::serve::h1::ClientTimeouts;
-use crate::serve::{Answer, ClientIo, Service, h1};
+use crate::serve::{ClientIo, ClientResponse, Service, h1};
 
 /// A scraper, a prober and a person; not a crowd.
 const MAX_CONNECTIONS: usize = 64;
@@ -53,8 +53,8 @@ pub(crate) async fn run(listener: TcpListener, admin: Admin, patience: ClientTim
 impl Service for Admin {
     fn refused(&self, _status: StatusCode) {}
 
-    async fn call(&self, request: Request<RequestBody>) -> Answer {
-        Answer {
+    async fn call(&self, request: Request<RequestBody>) -> ClientResponse {
+        ClientResponse {
             response: self.answer(&request).map(ResponseBody::full),
             switched: None,
             record: AccessLogEntry::none(),
@@ -91,7 +91,7 @@ impl Admin {
     }
 
     fn peers(&self) -> Response<Bytes> {
-        let text = debug_peers::json(&self.health.interop);
+        let text = debug_peers::json(&self.health.cluster_handle);
         let mut response = health::text(StatusCode::OK, text);
         response
             .headers_mut()
@@ -106,9 +106,9 @@ impl Admin {
             .iter()
             .filter_map(|(test, verdict)| Some((test.as_str(), verdict.passed()?)));
         self.metrics.self_test(passed);
-        if let Ok(interop) = &self.health.interop {
-            let cluster = interop.cluster.load();
-            let registry = interop.registry.borrow().clone();
+        if let Ok(cluster_handle) = &self.health.cluster_handle {
+            let cluster = cluster_handle.cluster.load();
+            let registry = cluster_handle.registry.borrow().clone();
             self.metrics.peers().observe(&cluster.peers, &registry);
             let ages = (cluster.peers.peers.iter())
                 .filter_map(|peer| peer.last_success.and_then(|at| at.elapsed().ok()));

@@ -115,13 +115,13 @@ impl<'a> InternalRequest<'a> {
 
 /// An answer, read whole.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct InternalResponse {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
 }
 
-impl Answer {
+impl InternalResponse {
     /// What is wrong with it, unless it is a 2xx.
     pub(crate) fn ok(self, path: &str) -> Result<Self, String> {
         if self.status.is_success() {
@@ -153,7 +153,11 @@ impl InternalClient {
 
     /// Closes connections that are not needed any more.
     pub(crate) fn tidy(&self) {
-        let cluster = self.bridge.interop.as_ref().map(|it| it.cluster.load());
+        let cluster = self
+            .bridge
+            .cluster_handle
+            .as_ref()
+            .map(|it| it.cluster.load());
         self.pools
             .tidy(|identity| (cluster.as_ref()).is_some_and(|it| it.peers.get(identity).is_some()));
     }
@@ -163,11 +167,11 @@ impl InternalClient {
         &self,
         party: InternalTarget<'_>,
         ask: InternalRequest<'_>,
-    ) -> Result<Answer, String> {
+    ) -> Result<InternalResponse, String> {
         let limit = ask.limit;
         let response = self.send(party, ask).await?;
         let (head, body) = response.into_parts();
-        Ok(Answer {
+        Ok(InternalResponse {
             status: head.status,
             headers: head.headers,
             body: read(body, limit).await?,
@@ -184,7 +188,7 @@ impl InternalClient {
         let response = self.send(party, ask).await?;
         let (head, body) = response.into_parts();
         if head.status != StatusCode::OK {
-            let answer = Answer {
+            let answer = InternalResponse {
                 status: head.status,
                 headers: head.headers,
                 body: read(body, MAX_ANSWER).await?,

@@ -33,7 +33,7 @@ const FRESH: Duration = Duration::from_secs(10);
 
 type Waiting = oneshot::Sender<Option<Arc<Published>>>;
 
-/// Takes orders until nobody can give any.
+/// Handles merge requests until the channel closes.
 pub(crate) async fn run(own: Arc<InternalClient>, mut orders: mpsc::Receiver<MergeRequest>) {
     let state = Arc::new(State {
         own,
@@ -182,7 +182,12 @@ impl State {
 
     fn listed(&self, peer: &Identity, index: Option<Arc<Index>>) {
         let mut indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
-        let cluster = self.own.bridge.interop.as_ref().map(|it| it.cluster.load());
+        let cluster = self
+            .own
+            .bridge
+            .cluster_handle
+            .as_ref()
+            .map(|it| it.cluster.load());
         indexes.retain(|peer, _| {
             let is_there = |it: &crate::cluster_state::Cluster| it.peers.get(peer).is_some();
             cluster.as_ref().is_some_and(|it| is_there(it))
@@ -199,8 +204,8 @@ impl State {
         incomplete: Vec<(String, String)>,
     ) -> Option<Arc<Published>> {
         let (page, format) = key;
-        let library = &self.own.bridge.interop.as_ref()?.library;
-        let before = library.shelf.get(page, *format);
+        let openapi = &self.own.bridge.cluster_handle.as_ref()?.openapi;
+        let before = openapi.cache.get(page, *format);
         let local_etag = match &local {
             Local::Nothing => None,
             Local::Tagged(etag, _) => Some(etag.clone()),
@@ -278,7 +283,7 @@ impl State {
             local_etag,
             parts,
         });
-        library.shelf.put(published.clone());
+        openapi.cache.put(published.clone());
         Some(published)
     }
 
@@ -289,8 +294,8 @@ impl State {
         local: &Local,
         contributors: &PeerIds,
     ) -> Option<Arc<Published>> {
-        let library = &self.own.bridge.interop.as_ref()?.library;
-        let before = library.shelf.get(page, *format)?;
+        let openapi = &self.own.bridge.cluster_handle.as_ref()?.openapi;
+        let before = openapi.cache.get(page, *format)?;
         let is_same = match local {
             Local::Nothing => before.local_etag.is_none(),
             Local::Tagged(etag, _) => before.local_etag.as_ref() == Some(etag),
@@ -337,8 +342,8 @@ impl State {
 
     /// Host and identity of a peer, for the log.
     fn name_of(&self, peer: &Identity) -> String {
-        match &self.own.bridge.interop {
-            Some(interop) => interop.name_of(peer),
+        match &self.own.bridge.cluster_handle {
+            Some(cluster_handle) => cluster_handle.name_of(peer),
             None => peer.to_string(),
         }
     }
@@ -358,7 +363,12 @@ impl State {
         media: &str,
         known: Option<&HeaderValue>,
     ) -> Result<Said, String> {
-        let cluster = self.own.bridge.interop.as_ref().map(|it| it.cluster.load());
+        let cluster = self
+            .own
+            .bridge
+            .cluster_handle
+            .as_ref()
+            .map(|it| it.cluster.load());
         let peer = cluster.and_then(|cluster| cluster.peers.get(peer).cloned());
         let peer = peer.ok_or("it is gone")?;
         if let Some(problem) = &peer.problem {

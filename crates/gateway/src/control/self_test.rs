@@ -8,7 +8,7 @@ use http::{Method, StatusCode};
 use skewbridge_k8s_api::identity::User;
 use tokio::time::{sleep, timeout};
 
-use super::internal_client::{Answer, InternalClient, InternalRequest, InternalTarget};
+use super::internal_client::{InternalClient, InternalRequest, InternalResponse, InternalTarget};
 use crate::health::UpstreamHealth;
 use crate::live_config::judge_published;
 use crate::self_test::judge::{self, GROUP, Published, SeenAs, USER};
@@ -99,7 +99,7 @@ async fn tests(own: &InternalClient, files: &OwnCertificates) -> Vec<(Test, Verd
     let trust = own.bridge.live.trust.load_full();
     let (seen, published) = tokio::join!(seen_as(own), published(own));
     let bridge = &*own.bridge;
-    if let (Ok(published), true) = (&published, bridge.interop.is_some()) {
+    if let (Ok(published), true) = (&published, bridge.cluster_handle.is_some()) {
         let client_ca = published.client_ca.as_deref();
         judge_published(&bridge.live, certificate, client_ca, &bridge.metrics);
     }
@@ -175,7 +175,7 @@ async fn answer(
     own: &InternalClient,
     party: InternalTarget<'_>,
     ask: InternalRequest<'_>,
-) -> Result<Answer, String> {
+) -> Result<InternalResponse, String> {
     let path = ask.path.to_owned();
     let asked = own.ask(party, ask.limit(MAX_ANSWER));
     match timeout(ANSWER_TIMEOUT, asked).await {

@@ -9,7 +9,9 @@ use http::StatusCode;
 use skewbridge_k8s_api::version::Version;
 use tokio::time::{sleep, timeout};
 
-use crate::control::internal_client::{Answer, InternalClient, InternalRequest, InternalTarget};
+use crate::control::internal_client::{
+    InternalClient, InternalRequest, InternalResponse, InternalTarget,
+};
 use crate::health::UpstreamHealth;
 use crate::state::GatewayState;
 use crate::upstream_problem::explained;
@@ -25,7 +27,7 @@ const MANY_DENIALS: u32 = 20;
 
 /// Asks until it is dropped.
 pub(crate) async fn run(bridge: Arc<GatewayState>, health: Arc<ArcSwap<UpstreamHealth>>) {
-    let (mut acquainted, mut denials) = (false, 0);
+    let (mut upstream_seen_ready, mut denials) = (false, 0);
     let prober = Prober {
         own: InternalClient::new(bridge),
     };
@@ -38,17 +40,17 @@ pub(crate) async fn run(bridge: Arc<GatewayState>, health: Arc<ArcSwap<UpstreamH
             // Each time: it may have been replaced by another version between
             // two looks.
             match timeout(PATIENCE, prober.learn_version()).await {
-                Ok(Ok(())) => acquainted = true,
+                Ok(Ok(())) => upstream_seen_ready = true,
                 // While kube-apiserver starts, it denies everything for a
                 // moment; one that always does is taken as it is.
                 Ok(Err(Denied)) => {
                     denials += 1;
-                    acquainted |= denials >= MANY_DENIALS;
+                    upstream_seen_ready |= denials >= MANY_DENIALS;
                 }
                 Err(_) => {}
             }
-            let known = &prober.own.bridge.acquainted;
-            known.store(acquainted, Ordering::Relaxed);
+            let known = &prober.own.bridge.upstream_seen_ready;
+            known.store(upstream_seen_ready, Ordering::Relaxed);
         }
         let now = match now {
             UpstreamHealth::NotReady(cause) => {
@@ -65,7 +67,7 @@ pub(crate) async fn run(bridge: Arc<GatewayState>, health: Arc<ArcSwap<UpstreamH
                 tracing::info!("upstream is ready");
             }
         }
-        sleep(if acquainted && now == UpstreamHealth::Ready {
+        sleep(if upstream_seen_ready && now == UpstreamHealth::Ready {
             ASK_EVERY
         } else {
             ASK_AGAIN
@@ -84,10 +86,10 @@ struct Prober {
 impl Prober {
     async fn health(&self) -> UpstreamHealth {
         match self.get("/readyz", InternalTarget::UpstreamAsNobody).await {
-            Ok(Answer { status, .. }) if status.is_success() || is_denied(status) => {
+            Ok(InternalResponse { status, .. }) if status.is_success() || is_denied(status) => {
                 UpstreamHealth::Ready
             }
-            Ok(Answer { status, .. }) => {
+            Ok(InternalResponse { status, .. }) => {
                 UpstreamHealth::NotReady(format!("/readyz answered {status}"))
             }
             Err(cause) => UpstreamHealth::NotReady(cause),
@@ -97,7 +99,7 @@ impl Prober {
     /// Which version upstream is. Where the anonymous may not know, it is asked
     /// by the name under which kube-apiservers ask each other.
     async fn learn_version(&self) -> Result<(), Denied> {
-        let denied = |answer: &Result<Answer, String>| {
+        let denied = |answer: &Result<InternalResponse, String>| {
             answer.as_ref().is_ok_and(|answer| is_denied(answer.status))
         };
         let mut answer = self.get("/version", InternalTarget::UpstreamAsNobody).await;
@@ -127,7 +129,11 @@ impl Prober {
 
     /// Without a certificate everybody may read `/readyz` and `/version` on a
     /// usual cluster; where not, being told so is an answer too.
-    async fn get(&self, path: &'static str, party: InternalTarget<'_>) -> Result<Answer, String> {
+    async fn get(
+        &self,
+        path: &'static str,
+        party: InternalTarget<'_>,
+    ) -> Result<InternalResponse, String> {
         self.own.ask(party, InternalRequest::get(path)).await
     }
 }

@@ -1,4 +1,4 @@
-//! Who may read discovery: the local server has said so, a moment ago.
+//! The authorization cache of discovery: callers that the local server has lately allowed to read.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,10 +12,10 @@ use skewbridge_k8s_api::identity::User;
 
 use crate::authn::Caller;
 
-/// How long a yes counts. A no is not remembered.
+/// How long a positive result is used. Negative results are not cached.
 const LIFETIME: Duration = Duration::from_secs(10);
 
-/// How many are remembered; whoever finds no room is asked for again.
+/// Entries at most. A caller without an entry is checked by the local server again.
 const CAPACITY: usize = 4_096;
 
 /// Remembers whom the local server has let read what.

@@ -123,7 +123,7 @@ async fn run(
                 eviction.by(task.abort_handle());
             }
             _ = tidy.tick() => {
-                let cluster = bridge.interop.as_ref().map(|it| it.cluster.load());
+                let cluster = bridge.cluster_handle.as_ref().map(|it| it.cluster.load());
                 pools.tidy(|identity| {
                     cluster.as_ref().is_some_and(|it| it.peers.get(identity).is_some())
                 });

@@ -67,7 +67,7 @@ pub(crate) fn negotiate(headers: &HeaderMap, spec: Spec) -> Option<Format> {
 /// Who adds something to what the local server has of a document.
 pub(crate) type PeerIds = Vec<Identity>;
 
-/// A wish to have something completed.
+/// A request to complete a document with what peers publish.
 #[derive(Debug)]
 pub(crate) enum MergeRequest {
     /// The list of documents; the bytes are the local server's.
@@ -81,7 +81,7 @@ pub(crate) enum MergeRequest {
     Document(Box<DocumentRequest>),
 }
 
-/// A wish to have a document.
+/// A request for one document.
 #[derive(Debug)]
 pub(crate) struct DocumentRequest {
     pub(crate) page: Page,
@@ -102,27 +102,27 @@ pub(crate) enum Local {
     Tagged(HeaderValue, Option<Bytes>),
 }
 
-/// Where documents are had from.
+/// Merged OpenAPI documents: the cache, and requests to the merger.
 #[derive(Debug)]
 pub(crate) struct OpenApiService {
-    pub(crate) shelf: OpenApiCache,
+    pub(crate) cache: OpenApiCache,
     orders: mpsc::Sender<MergeRequest>,
 }
 
-/// How long anybody waits for peers and for merging.
-const PATIENCE: Duration = Duration::from_secs(8);
+/// How long a request waits for peers and for merging.
+const MERGE_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Orders that wait; whoever finds no room gets what the local server has.
-const ORDERS: usize = 64;
+/// Merge requests that wait. A request that does not fit gets the document of the local server.
+const MAX_MERGE_REQUESTS: usize = 64;
 
 impl OpenApiService {
     pub(crate) fn new() -> (Self, mpsc::Receiver<MergeRequest>) {
-        let (orders, receiver) = mpsc::channel(ORDERS);
-        let library = Self {
-            shelf: OpenApiCache::default(),
+        let (orders, receiver) = mpsc::channel(MAX_MERGE_REQUESTS);
+        let openapi = Self {
+            cache: OpenApiCache::default(),
             orders,
         };
-        (library, receiver)
+        (openapi, receiver)
     }
 
     /// The list, completed; none where that is not possible now.
@@ -138,7 +138,7 @@ impl OpenApiService {
             reply,
         };
         self.orders.try_send(order).ok()?;
-        timeout(PATIENCE, answer).await.ok()?.ok()?
+        timeout(MERGE_TIMEOUT, answer).await.ok()?.ok()?
     }
 
     /// A document, completed; none where that is not possible now.
@@ -149,6 +149,6 @@ impl OpenApiService {
         let (reply, answer) = oneshot::channel();
         let order = MergeRequest::Document(Box::new(order(reply)));
         self.orders.try_send(order).ok()?;
-        timeout(PATIENCE, answer).await.ok()?.ok()?
+        timeout(MERGE_TIMEOUT, answer).await.ok()?.ok()?
     }
 }

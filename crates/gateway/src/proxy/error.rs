@@ -206,8 +206,8 @@ fn refusal_status(refusal: &Refusal, bridge: &GatewayState) -> Status {
             "a peer sent this request to {}, which does not serve it any more",
             bridge.upstream_name()
         )),
-        Refusal::PeerUnknown(identity) => error_response::later(match &bridge.interop {
-            Some(interop) => interop.unknown_peer(identity),
+        Refusal::PeerUnknown(identity) => error_response::later(match &bridge.cluster_handle {
+            Some(cluster_handle) => cluster_handle.unknown_peer(identity),
             None => format!("not served here, nor known of {identity}"),
         }),
     }

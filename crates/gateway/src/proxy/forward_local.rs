@@ -1,5 +1,5 @@
-//! To the kube-apiserver behind this bridge: once, or again if it is certain
-//! that the first time had no effect.
+//! Forwards a request to the local kube-apiserver: once, or again if it is certain that the first
+//! attempt had no effect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ const MOST_GOAWAYS: u32 = 6;
 /// Before the second repetition; twice as long before each further one.
 const BEFORE_REPEATING: Duration = Duration::from_millis(2);
 
-/// Sends a request up and gives the reply, or says what to answer instead.
+/// Sends a request to the local server, or to a peer where the local server does not serve it.
 pub(crate) async fn forward(
     context: &RequestContext<'_>,
     pool: &Arc<Pool>,
@@ -127,8 +127,8 @@ fn is_doubtful(context: &RequestContext<'_>, response: &Response<ResponseBody>) 
 
 /// The local server has been replaced, and we had not heard of it.
 fn not_here(context: &RequestContext<'_>) -> ProxyError {
-    if let Some(interop) = &context.bridge.interop {
-        interop.hint(ResyncHint::LocalChanged);
+    if let Some(cluster_handle) = &context.bridge.cluster_handle {
+        cluster_handle.hint(ResyncHint::LocalChanged);
     }
     ProxyError::local_replaced()
 }

@@ -1,5 +1,5 @@
-//! To a peer that serves what the local server does not: the best one first,
-//! and the next one for as long as it is certain that nothing has been done.
+//! Forwards a request to a peer that serves what the local server does not: the best candidate
+//! first, and the next one while it is certain that no server has processed the request.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -33,8 +33,7 @@ const HOP: HeaderName = HeaderName::from_static("x-kubernetes-peer-proxied");
 /// and most pages of lists.
 const HELD: usize = 64 * 1024;
 
-/// Sends a request to one of these and gives the reply, or says what to answer
-/// instead.
+/// Sends a request to one of these peers.
 pub(crate) async fn forward(
     context: &RequestContext<'_>,
     serving: Vec<Arc<Peer>>,
@@ -112,8 +111,8 @@ async fn try_each(
     if serving.iter().all(|peer| peer.address.is_none()) {
         let names: Vec<_> = serving.iter().map(|peer| peer.name().to_string()).collect();
         context.count_error(PeerError::NoAddress);
-        let interop = context.bridge.interop.as_ref();
-        let why = match interop.and_then(|it| it.registry_problem()) {
+        let cluster_handle = context.bridge.cluster_handle.as_ref();
+        let why = match cluster_handle.and_then(|it| it.registry_problem()) {
             Some(why) => why.to_owned(),
             None => format!(
                 "none of them has published an address: {}",
@@ -125,7 +124,7 @@ async fn try_each(
             names.len()
         )));
     }
-    let mut order = order_candidates(serving, context.bridge.chance(), attempt.began);
+    let mut order = order_candidates(serving, context.bridge.next_lb_seed(), attempt.began);
     let mut silent = None;
     order.retain(|peer| {
         let reachable = peer.health.is_reachable();
@@ -313,12 +312,12 @@ async fn send(
         Err(SendError::CutOff(cause))
     });
     if let (Err(SendError::CutOff(_)), Some(again)) = (&outcome, &again) {
-        // What was given up is not given back.
+        // The cancelled send has consumed the request.
         *request = copy_of(again);
     }
     if let Ok(UpstreamResponse::Response(response)) = outcome {
         outcome = match again {
-            Some(_) => whole(response).await,
+            Some(_) => buffer_short_response(response).await,
             None => Ok(UpstreamResponse::Response(response)),
         };
         if let Ok(UpstreamResponse::Response(response)) = outcome {
@@ -341,11 +340,11 @@ async fn send(
         Ok(reply) => {
             let status = match &reply {
                 UpstreamResponse::Response(response) => {
-                    // Its words are passed on, but it may be another than it was.
-                    // A workload can say anything.
+                    // The response is forwarded, but the server may have been replaced. A
+                    // workload's response says nothing about that.
                     let its_own = !context.info.reaches_workload();
                     if its_own && is_not_processed(response.status(), response.headers()) {
-                        doubt(context, peer);
+                        request_repoll(context, peer);
                     }
                     response.status()
                 }
@@ -368,7 +367,7 @@ async fn send(
                 peer.health.record_timeout(began.elapsed());
             }
             context.count_error(peer_error(&error));
-            doubt(context, peer);
+            request_repoll(context, peer);
             Err(ProxyError::peer(error))
         }
     }
@@ -394,7 +393,7 @@ async fn unless_silent<T>(
                 return Poll::Ready(None);
             }
         } else if began.elapsed() >= LIVENESS_CHECK_DELAY {
-            doubt(context, peer);
+            request_repoll(context, peer);
             asked = true;
         }
         Poll::Pending
@@ -402,10 +401,10 @@ async fn unless_silent<T>(
     .await
 }
 
-/// Has a peer asked again what it serves.
-fn doubt(context: &RequestContext<'_>, peer: &Peer) {
-    if let Some(interop) = &context.bridge.interop {
-        interop.hint(ResyncHint::Doubt(peer.identity.clone()));
+/// Has discovery of a peer read again.
+fn request_repoll(context: &RequestContext<'_>, peer: &Peer) {
+    if let Some(cluster_handle) = &context.bridge.cluster_handle {
+        cluster_handle.hint(ResyncHint::Doubt(peer.identity.clone()));
     }
 }
 
@@ -431,7 +430,9 @@ fn copy_of(request: &Request<Replay>) -> Request<Replay> {
 
 /// An answer that is not longer than [`HELD`] only when all of it has arrived:
 /// until then another peer can be asked, and the client knows of nothing.
-async fn whole(response: Response<ResponseBody>) -> Result<UpstreamResponse, SendError> {
+async fn buffer_short_response(
+    response: Response<ResponseBody>,
+) -> Result<UpstreamResponse, SendError> {
     let (head, body) = response.into_parts();
     let body = body.held(HELD).await;
     let body = body.map_err(|error| SendError::CutOff(error.to_string()))?;

@@ -1,5 +1,5 @@
-//! One request from its head to its answer: caller, request, route, local or
-//! peer, respond, in this order.
+//! Handles one request: authenticates it, parses its target, routes and sends it, and responds,
+//! in this order.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,7 +36,7 @@ use crate::http_message::CloseConnection;
 use crate::metrics::connections::Credential;
 use crate::metrics::headers::HeaderLimit;
 use crate::routing::{self, HopState, Refusal, Route};
-use crate::serve::{Answer, Service, UpgradeHandler};
+use crate::serve::{ClientResponse, Service, UpgradeHandler};
 use crate::signatures::{self, Rejected, Signatures};
 use crate::state::GatewayState;
 use crate::streams::{UpgradeRequest, UpgradedStream};
@@ -72,7 +72,7 @@ impl Service for Connection {
         record.complete();
     }
 
-    async fn call(&self, request: Request<RequestBody>) -> Answer {
+    async fn call(&self, request: Request<RequestBody>) -> ClientResponse {
         let bridge = &*self.0.bridge;
         let mut record = AccessLogEntry::begin(&bridge.metrics);
         self.0.client.note_request();
@@ -101,7 +101,7 @@ impl Service for Connection {
                 headers.entry(DATE).or_insert_with(date::now);
                 record.audit_id(headers);
                 record.status(response.status());
-                Answer {
+                ClientResponse {
                     response,
                     switched: None,
                     record,
@@ -110,7 +110,7 @@ impl Service for Connection {
             Ok(StreamOutcome::Upgraded(response, switched)) => {
                 record.audit_id(response.headers());
                 record.status(response.status());
-                Answer {
+                ClientResponse {
                     response: response.map(|()| ResponseBody::empty()),
                     switched: Some(UpgradeHandler::new(|io, input, record| {
                         switched.run(io, input, record)
@@ -123,7 +123,7 @@ impl Service for Connection {
                 if is_h2 && refused.status() == StatusCode::UNAUTHORIZED && self.ends_anonymous() {
                     refused.extensions_mut().insert(CloseConnection);
                 }
-                Answer {
+                ClientResponse {
                     response: refused.map(ResponseBody::full),
                     switched: None,
                     record,
@@ -291,7 +291,7 @@ impl Connection {
     ) -> Result<Authenticated<'_>, Status> {
         let recognised = self.0.presented.caller(trust, &head.headers);
         let signatures = self.0.bridge.signatures.as_ref();
-        let signatures = signatures.filter(|_| signatures::concern(&recognised.caller, head));
+        let signatures = signatures.filter(|_| signatures::must_verify(&recognised.caller, head));
         let credential = match (&recognised.caller, signatures) {
             (_, Some(_)) => Some(Credential::Signature),
             (Caller::Bearer, None) => Some(Credential::Token),
@@ -350,7 +350,7 @@ impl Connection {
         }
         let (source, token) = (client.source().ip(), self.unproven_token(caller, head));
         let (limit, failed) = (&bridge.authentication_limit, client.has_failed());
-        let begun = limit.begin(source, credential, token, failed, bridge.chance());
+        let begun = limit.begin(source, credential, token, failed, bridge.next_lb_seed());
         begun.map(Some).inspect_err(|_| {
             let metrics = bridge.metrics.connections();
             metrics.authentication_limited(credential);
@@ -422,7 +422,7 @@ fn route(
             (false, false) => HopState::First,
         },
     };
-    let cluster = bridge.interop.as_ref().map(|it| it.cluster.load());
+    let cluster = bridge.cluster_handle.as_ref().map(|it| it.cluster.load());
     let cluster = cluster.as_deref().map(|it| (&**it, Instant::now()));
     let route = routing::route(&context.info, &context.caller, facts, cluster);
     record.route(route.as_str());
@@ -441,10 +441,10 @@ fn route(
         Route::Peer(peers) => Ok(Destination::Peers(peers)),
         Route::Refuse(refusal) => {
             if refusal == Refusal::NotHere
-                && let Some(interop) = &bridge.interop
+                && let Some(cluster_handle) = &bridge.cluster_handle
             {
                 // The peer that sent it has heard otherwise from us.
-                interop.hint(ResyncHint::LocalChanged);
+                cluster_handle.hint(ResyncHint::LocalChanged);
             }
             Err(ProxyError::refused(refusal))
         }
@@ -469,7 +469,7 @@ fn finish(context: &RequestContext<'_>, mut reply: UpstreamResponse) -> StreamOu
             return StreamOutcome::Response(health::not_ready(&problem).map(ResponseBody::full));
         }
         if context.info.verb == Verb::Watch {
-            let share = bridge.next_share.fetch_add(97, Ordering::Relaxed);
+            let share = bridge.next_drain_slot.fetch_add(97, Ordering::Relaxed);
             let end = WatchEnd::new(&bridge.drain, share, response.headers());
             response.body_mut().end_with(end);
         }

@@ -93,10 +93,10 @@ impl RequestContext<'_> {
 
     /// Where else it is served, as far as is known.
     pub(crate) fn elsewhere(&self) -> ServedBy {
-        let Some(interop) = &self.bridge.interop else {
+        let Some(cluster_handle) = &self.bridge.cluster_handle else {
             return ServedBy::Local;
         };
-        let cluster = interop.cluster.load();
+        let cluster = cluster_handle.cluster.load();
         cluster.elsewhere(&self.info, Instant::now())
     }
 
@@ -134,7 +134,7 @@ impl RequestContext<'_> {
     /// kind is in the headers yet.
     pub(crate) fn set_identity_for_local(&self, headers: &mut HeaderMap) -> Result<(), Status> {
         let upstream = self.bridge.upstream_version.load();
-        self.introduce(headers, upstream.as_deref())
+        self.set_identity_headers(headers, upstream.as_deref())
     }
 
     /// Says who asks to a peer. An anonymous request comes with the front-proxy
@@ -153,10 +153,14 @@ impl RequestContext<'_> {
             };
             return self.assert(headers, &nobody);
         }
-        self.introduce(headers, version)
+        self.set_identity_headers(headers, version)
     }
 
-    fn introduce(&self, headers: &mut HeaderMap, version: Option<&Version>) -> Result<(), Status> {
+    fn set_identity_headers(
+        &self,
+        headers: &mut HeaderMap,
+        version: Option<&Version>,
+    ) -> Result<(), Status> {
         match &self.caller {
             Caller::Peer(user) => self.assert(headers, user)?,
             Caller::Certificate(user) => {

@@ -20,7 +20,7 @@ use skewbridge_stream_io::Buffered;
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::{Answer, ClientIo, HeaderLimit, Service, UpgradeHandler};
+use super::{ClientIo, ClientResponse, HeaderLimit, Service, UpgradeHandler};
 use crate::access_log::AccessLogEntry;
 use crate::body::{BodyError, BodySource, Frame, PollFrame, RequestBody, ResponseBody};
 use crate::buffer_budget::{ClientLimits, Sample, StallGuard};
@@ -386,9 +386,9 @@ enum Unserved {
 /// upstream.
 async fn answer_or_gone(
     wire: &Wire,
-    mut call: Pin<Box<impl Future<Output = Answer>>>,
+    mut call: Pin<Box<impl Future<Output = ClientResponse>>>,
     limits: &ClientLimits,
-) -> Result<Answer, Unserved> {
+) -> Result<ClientResponse, Unserved> {
     let mut guard = None;
     poll_fn(|cx| {
         if let Poll::Ready(mut answer) = call.as_mut().poll(cx) {
@@ -432,11 +432,11 @@ enum After {
 async fn reply(
     wire: &Wire,
     asks: &Asks,
-    answer: Answer,
+    answer: ClientResponse,
     drain: &Drain,
     mut stall: StallGuard<'_>,
 ) -> After {
-    let Answer {
+    let ClientResponse {
         response,
         switched,
         mut record,

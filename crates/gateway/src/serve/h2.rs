@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::h1::ClientTimeouts;
 use super::header_counter::Received;
-use super::{Answer, ClientIo, HeaderLimit, Service};
+use super::{ClientIo, ClientResponse, HeaderLimit, Service};
 use crate::access_log::AccessLogEntry;
 use crate::body::{
     BodyError, BodySource, Frame, PollFrame, RequestBody, ResponseBody, poll_stream,
@@ -45,14 +45,14 @@ const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 /// that it allows. It bounds what strangers can have the bridge hold.
 const UNAUTHENTICATED_CONNECTION_WINDOW: u32 = 65_535;
 
-/// What a stream takes beside its buffers: its task, its state in the library and its access
+/// What a stream takes beside its buffers: its task, its state in the openapi and its access
 /// log entry. Many streams that stall with short answers hold little else.
 const STREAM_STATE_BYTES: usize = 4 * 1024;
 
 /// What waits in one stream for the client to take it.
 const SEND_BUFFER: usize = 64 * 1024;
 
-/// What the library reads before it refuses without a word from us. Above the
+/// What the openapi reads before it refuses without a word from us. Above the
 /// limit, so that what is a little too large is answered with a Status.
 const READ_HEADER_LIST: u32 = 2 << 20;
 
@@ -387,7 +387,7 @@ async fn answer<S: Service>(
         }
         Err(Unserved::Evicted(eviction, format)) => return evict(&respond, eviction, format),
     };
-    let Answer {
+    let ClientResponse {
         response,
         mut record,
         ..
@@ -474,7 +474,7 @@ fn one_cookie<S: Service>(head: &mut http::request::Parts, service: &S) -> Resul
     Ok(())
 }
 
-/// The library lets pass what the HTTP/1.1 behind us might refuse or read
+/// The openapi lets pass what the HTTP/1.1 behind us might refuse or read
 /// otherwise: the same length twice, and an empty one for 0.
 fn one_length(head: &http::request::Parts) -> Result<(), &'static str> {
     let mut lengths = head.headers.get_all(CONTENT_LENGTH).iter();

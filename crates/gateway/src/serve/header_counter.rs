@@ -1,5 +1,5 @@
 //! What is received on an HTTP/2 connection: how many bytes, and whether a header block is
-//! open. The library keeps both to itself.
+//! open. The openapi keeps both to itself.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

@@ -22,7 +22,7 @@ pub use crate::metrics::headers::HeaderLimit;
 /// Answers requests.
 pub trait Service: Clone + Send + Sync + 'static {
     /// Answers one.
-    fn call(&self, request: Request<RequestBody>) -> impl Future<Output = Answer> + Send;
+    fn call(&self, request: Request<RequestBody>) -> impl Future<Output = ClientResponse> + Send;
 
     /// Something came that was no request, and was answered with this.
     fn refused(&self, status: StatusCode);
@@ -37,7 +37,7 @@ pub trait Service: Clone + Send + Sync + 'static {
 }
 
 /// What a request is answered with.
-pub struct Answer {
+pub struct ClientResponse {
     /// Status, headers and, unless the protocol is switched, the body.
     pub response: Response<ResponseBody>,
     /// Relays the connection after a switch of protocols (101).
@@ -75,7 +75,7 @@ impl std::fmt::Debug for UpgradeHandler {
     }
 }
 
-impl Answer {
+impl ClientResponse {
     /// An answer of a server of its own, of which nothing is counted.
     pub fn new(response: Response<ResponseBody>) -> Self {
         Self {

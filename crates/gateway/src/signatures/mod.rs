@@ -147,10 +147,10 @@ fn wait(window: &Window, now: u64) -> u32 {
     u32::try_from(from.saturating_sub(now)).map_or(u32::MAX, |seconds| seconds.max(1))
 }
 
-/// Whether a request is to be judged: it says that it is signed, and nobody who may
-/// speak for others has done so. A front proxy's word counts, and what its client
-/// signed was for it. Signatures go no further than here.
-pub(crate) fn concern(caller: &Caller, head: &mut Parts) -> bool {
+/// Whether the signature of a request has to be verified: the request is signed, and no front
+/// proxy has asserted its user. The signature of a request with an asserted user was meant for
+/// the front proxy. Signatures are not forwarded.
+pub(crate) fn must_verify(caller: &Caller, head: &mut Parts) -> bool {
     if !is_signed(&head.headers) {
         return false;
     }

@@ -39,8 +39,8 @@ fn provider() -> Arc<CryptoProvider> {
     })
 }
 
-/// What clients meet. `asked` are the CAs whose certificates clients are asked
-/// for; none: no certificate is asked for.
+/// The TLS configuration towards clients. `asked` are the CAs whose certificates clients are
+/// asked for; none: no certificate is asked for.
 pub fn server_config(
     key_pair: &KeyPair,
     asked: &[&CaBundle],
@@ -76,8 +76,8 @@ pub fn server_config(
     Ok(config)
 }
 
-/// How upstream is met: its certificate is verified by the CAs of `bundle` that are valid
-/// at that time.
+/// The TLS configuration towards servers: their certificates are verified by the CAs of `bundle`
+/// that are valid at that time.
 pub fn client_config(
     bundle: &CaBundle,
     identity: Option<&KeyPair>,
@@ -96,10 +96,9 @@ pub fn client_config(
     })
 }
 
-/// Asks for a certificate and has the client prove that it holds the key, and
-/// leaves it to `caller` to judge whose certificate it is. kube-apiserver does
-/// the same: a client with a certificate that nobody knows may still bring a
-/// good token.
+/// Asks for a certificate and has the client prove that it holds the key; `authn` judges the
+/// certificate. kube-apiserver does the same: a client with an unknown certificate may still
+/// have a valid token.
 #[derive(Debug)]
 struct AskOnly {
     hints: Vec<DistinguishedName>,

@@ -27,7 +27,7 @@ use crate::metrics::Gauge;
 /// Requests on one connection: what kube-apiserver allows.
 const MAX_STREAMS: usize = 100;
 
-/// What the library says while upstream's SETTINGS have not come: no SETTINGS say
+/// What the openapi says while upstream's SETTINGS have not come: no SETTINGS say
 /// this (they have 32 bits, and no limit is `usize::MAX`).
 const NOT_SAID: usize = usize::MAX - 1;
 
@@ -43,7 +43,7 @@ const STREAM_WINDOW: u32 = 128 * 1024;
 #[allow(clippy::cast_possible_truncation)] // 100 × 128 KiB
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * MAX_STREAMS as u32;
 
-/// The library ends a connection on which many small DATA frames wait, to
+/// The openapi ends a connection on which many small DATA frames wait, to
 /// defend itself against the peer. Watch events are small and clients stall,
 /// and this peer is our own kube-apiserver: the windows bound what waits.
 const DATA_FRAME_BUDGET: usize = usize::MAX >> 2;

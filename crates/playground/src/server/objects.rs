@@ -1,6 +1,6 @@
 //! Dispatches requests by resource, subresource and verb.
 
-use skewbridge_gateway::serve::Answer;
+use skewbridge_gateway::serve::ClientResponse;
 use skewbridge_k8s_api::request_info::Verb;
 use skewbridge_k8s_api::status::Status;
 
@@ -17,11 +17,11 @@ const ENDPOINTS: &str =
     "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice";
 
 /// Answers a request for objects.
-pub(super) async fn answer(request: &ApiRequest<'_>) -> Result<Answer, Status> {
+pub(super) async fn answer(request: &ApiRequest<'_>) -> Result<ClientResponse, Status> {
     let info = request.info;
     let catalogue = &request.server.catalogue;
     if !catalogue.has_version(info.group, info.version) {
-        return Ok(Answer::new(responses::not_found_page()));
+        return Ok(ClientResponse::new(responses::not_found_page()));
     }
     let served = catalogue.find(info).ok_or_else(unknown_resource)?;
     let target = target(request, served)?;
@@ -77,7 +77,7 @@ pub(super) async fn answer(request: &ApiRequest<'_>) -> Result<Answer, Status> {
     {
         responses::warn(&mut reply, &[ENDPOINTS.to_owned()]);
     }
-    Ok(Answer::new(reply))
+    Ok(ClientResponse::new(reply))
 }
 
 /// The part of an object that a subresource writes.

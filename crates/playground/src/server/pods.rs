@@ -4,7 +4,7 @@ use http::header::UPGRADE;
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
 use skewbridge_gateway::body::{Pieces, ResponseBody};
-use skewbridge_gateway::serve::{self, Answer};
+use skewbridge_gateway::serve::{self, ClientResponse};
 use skewbridge_k8s_api::status::Status;
 use skewbridge_remotecommand::port_forward::tunnel::tunnelled_protocols;
 use skewbridge_websocket::subprotocols;
@@ -27,7 +27,7 @@ pub(super) async fn stream(
     request: &ApiRequest<'_>,
     target: &ApiTarget<'_>,
     kind: StreamKind,
-) -> Result<Answer, Status> {
+) -> Result<ClientResponse, Status> {
     let release = request.server.release;
     let protocols = Protocols::of(release);
     let headers = &request.head.headers;
@@ -57,7 +57,7 @@ pub(super) async fn stream(
         .read(|store| store.get(&target.definition, target.namespace, target.name))?;
     let is_refused = kind != StreamKind::PortForward || is_tunnel(headers);
     if is_websocket && protocols == Protocols::Spdy && is_refused {
-        return Ok(Answer::new(not_by_websocket()));
+        return Ok(ClientResponse::new(not_by_websocket()));
     }
     if pod.text(&["spec", "nodeName"]).is_empty() {
         if kind == StreamKind::Log {
@@ -65,7 +65,7 @@ pub(super) async fn stream(
             let mut nothing = responses::text(StatusCode::NO_CONTENT, "");
             nothing.headers_mut().remove(http::header::CONTENT_TYPE);
             nothing.headers_mut().remove(http::header::CONTENT_LENGTH);
-            return Ok(Answer::new(nothing));
+            return Ok(ClientResponse::new(nothing));
         }
         let message = format!("pod {} does not have a host assigned", target.name);
         return Err(Status::bad_request(message));
@@ -81,14 +81,14 @@ pub(super) async fn stream(
         pod,
     };
     match request.server.streams.answer(stream_request).await {
-        StreamAnswer::Pieces(head, pieces) => Ok(Answer::new(
+        StreamAnswer::Pieces(head, pieces) => Ok(ClientResponse::new(
             head.map(|()| ResponseBody::made(Channel(pieces))),
         )),
         StreamAnswer::Refused(status) => Err(status),
         StreamAnswer::Switch(..) if request.head.version == http::Version::HTTP_2 => {
             Err(Status::bad_request("Upgrade request required"))
         }
-        StreamAnswer::Switch(head, takeover) => Ok(Answer::switching(
+        StreamAnswer::Switch(head, takeover) => Ok(ClientResponse::switching(
             head,
             serve::UpgradeHandler::new(|io, input, _| {
                 takeover.run(Switched {

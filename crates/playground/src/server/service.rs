@@ -8,7 +8,7 @@ use http::request::Parts;
 use http::{HeaderValue, Method, Request, StatusCode};
 use skewbridge_gateway::authn::ClientCertState;
 use skewbridge_gateway::body::{Frame, RequestBody};
-use skewbridge_gateway::serve::{Answer, Service};
+use skewbridge_gateway::serve::{ClientResponse, Service};
 use skewbridge_k8s_api::identity::User;
 use skewbridge_k8s_api::request_info::{DecodedPath, Kind, RequestInfo};
 use skewbridge_k8s_api::status::Status;
@@ -34,11 +34,11 @@ impl Service for Requests {
         tracing::debug!(%status, "what came was no request");
     }
 
-    async fn call(&self, request: Request<RequestBody>) -> Answer {
+    async fn call(&self, request: Request<RequestBody>) -> ClientResponse {
         let (head, body) = request.into_parts();
         let mut answer = match self.answer(&head, body).await {
             Ok(answer) => answer,
-            Err(status) => Answer::new(responses::failure(&status, &head.headers)),
+            Err(status) => ClientResponse::new(responses::failure(&status, &head.headers)),
         };
         let id = generate_uid(&mut super::shared::entropy);
         if let Ok(id) = HeaderValue::from_str(&id) {
@@ -49,7 +49,7 @@ impl Service for Requests {
 }
 
 impl Requests {
-    async fn answer(&self, head: &Parts, body: RequestBody) -> Result<Answer, Status> {
+    async fn answer(&self, head: &Parts, body: RequestBody) -> Result<ClientResponse, Status> {
         let server = &*self.server;
         let path = DecodedPath::new(head.uri.path())
             .map_err(|error| Status::bad_request(error.to_string()))?;
@@ -78,7 +78,7 @@ impl Requests {
             .or_else(|| openapi::answer(&server.documents, info.path, &query, headers).map(Ok))
             .or_else(|| health::answer(server, info.path, &query).map(Ok))
             .unwrap_or_else(|| Ok(responses::not_found_page()));
-        reply.map(Answer::new)
+        reply.map(ClientResponse::new)
     }
 }
 

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use skewbridge_gateway::body::{RequestBody, ResponseBody};
 use skewbridge_gateway::drain::announcement;
 use skewbridge_gateway::serve::h1::{self, ClientTimeouts};
-use skewbridge_gateway::serve::{Answer as HttpAnswer, ClientIo, Service};
+use skewbridge_gateway::serve::{ClientIo, ClientResponse as HttpAnswer, Service};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};

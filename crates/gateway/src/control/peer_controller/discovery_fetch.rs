@@ -14,7 +14,9 @@ use skewbridge_peer_directory::{ServedApis, SharedGroupVersions};
 use tokio::time::timeout;
 
 use crate::bridge_headers::is_by_bridge;
-use crate::control::internal_client::{Answer, InternalClient, InternalRequest, InternalTarget};
+use crate::control::internal_client::{
+    InternalClient, InternalRequest, InternalResponse, InternalTarget,
+};
 
 /// A document of a cluster with very many custom resources has some 2 MiB.
 const MAX_DOCUMENT: usize = 32 * 1024 * 1024;
@@ -49,7 +51,7 @@ const SHARED_LISTS: ListLimits = ListLimits {
 pub(crate) async fn discover(
     own: &InternalClient,
     party: InternalTarget<'_>,
-    version: Answer,
+    version: InternalResponse,
     known: Option<&ServedApis>,
     shared: Option<&SharedGroupVersions>,
 ) -> Result<ServedApis, String> {
@@ -95,7 +97,7 @@ fn index(documents: &[Arc<Document>; 2], known: Option<&ServedApis>) -> Arc<Inde
 
 enum Said {
     Document(Tagged),
-    Legacy(Answer),
+    Legacy(InternalResponse),
 }
 
 struct Tagged {
@@ -148,7 +150,7 @@ async fn ask(
 async fn legacy(
     own: &InternalClient,
     party: InternalTarget<'_>,
-    apis: &Answer,
+    apis: &InternalResponse,
     version: Option<Version>,
     known: Option<&ServedApis>,
     shared: Option<&SharedGroupVersions>,
@@ -322,13 +324,13 @@ fn group_version(path: &str) -> Option<(&str, &str)> {
 pub(crate) async fn ask_version(
     own: &InternalClient,
     party: InternalTarget<'_>,
-) -> Result<Answer, String> {
+) -> Result<InternalResponse, String> {
     let ask = InternalRequest::get("/version").limit(MAX_DOCUMENT);
     own.ask(party, ask).await
 }
 
 /// Which version it is, where it tells.
-fn version_in(answer: Answer) -> Result<Option<Version>, String> {
+fn version_in(answer: InternalResponse) -> Result<Option<Version>, String> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Info<'a> {

@@ -667,7 +667,7 @@ impl PeerController {
     }
 
     fn publish(&mut self) {
-        let Some(interop) = &self.own.bridge.interop else {
+        let Some(cluster_handle) = &self.own.bridge.cluster_handle else {
             return;
         };
         let peers = self.peer_table.snapshot();
@@ -689,7 +689,7 @@ impl PeerController {
             metrics.recomputed(view.as_deref().map(View::sizes), began.elapsed());
         }
         self.view.clone_from(&view);
-        interop.cluster.store(Arc::new(Cluster {
+        cluster_handle.cluster.store(Arc::new(Cluster {
             local: self.local.clone(),
             peers,
             shared: self.shared.clone(),
@@ -713,8 +713,8 @@ impl PeerController {
 
     /// Host and identity of a peer, for the log.
     fn name_of(&self, identity: &Identity) -> String {
-        match &self.own.bridge.interop {
-            Some(interop) => interop.name_of(identity),
+        match &self.own.bridge.cluster_handle {
+            Some(cluster_handle) => cluster_handle.name_of(identity),
             None => identity.to_string(),
         }
     }
@@ -722,7 +722,7 @@ impl PeerController {
     /// From 0 to 1.
     #[allow(clippy::cast_precision_loss)] // it only spreads
     fn jitter(&self) -> f64 {
-        self.own.bridge.chance() as f64 / u64::MAX as f64
+        self.own.bridge.next_lb_seed() as f64 / u64::MAX as f64
     }
 }
 

@@ -86,7 +86,7 @@ impl OwnLease {
         annotations: Annotations,
         status: Arc<StatusReporter>,
     ) -> Self {
-        let life = uuid(own.bridge.via.number(), own.bridge.chance());
+        let life = uuid(own.bridge.via.number(), own.bridge.next_lb_seed());
         Self {
             controller: LeaseController::new(identity.clone(), hostname, &life)
                 .with_peer_address(address),
@@ -164,10 +164,10 @@ impl OwnLease {
     }
 
     fn is_kept_by(&self, kept_by: KeptBy) {
-        if let Some(interop) = &self.own.bridge.interop
-            && interop.local.kept_by() != kept_by
+        if let Some(cluster_handle) = &self.own.bridge.cluster_handle
+            && cluster_handle.local.kept_by() != kept_by
         {
-            interop.local.is_kept_by(kept_by);
+            cluster_handle.local.is_kept_by(kept_by);
         }
     }
 
@@ -338,14 +338,14 @@ impl OwnLease {
                 return;
             };
             asked.store(true, Ordering::Relaxed);
-            if let (true, Some(interop)) = (keeps, &own.bridge.interop) {
+            if let (true, Some(cluster_handle)) = (keeps, &own.bridge.cluster_handle) {
                 let doubt = format!(
                     "the kube-apiserver behind this bridge keeps an identity Lease, and not \
                      {identity}: give --apiserver-identity, or the host name of the server; \
                      the other Leases are {others}"
                 );
                 tracing::warn!(%identity, flag = "--apiserver-identity", "{doubt}");
-                interop.local.doubted(doubt);
+                cluster_handle.local.doubted(doubt);
             }
         }));
     }

@@ -1,4 +1,5 @@
-//! What of a request for discovery is not the local server's affair.
+//! Which requests for discovery are answered for the whole cluster, and not by the local server
+//! alone.
 
 use http::Response;
 use http::request::Parts;
@@ -31,11 +32,11 @@ impl Intercept {
             return Self::Nothing;
         }
         let metrics = bridge.metrics.discovery();
-        let Some(interop) = &bridge.interop else {
+        let Some(cluster_handle) = &bridge.cluster_handle else {
             if ServerList::is_asked_for(head, path) {
                 return Self::ServerList;
             }
-            if bridge.alone && is_for_all(head, path) {
+            if bridge.peering_unavailable && is_for_all(head, path) {
                 metrics.fallback(Fallback::NoPeering);
             }
             if is_for_local_alone(head, path) {
@@ -43,7 +44,7 @@ impl Intercept {
             }
             return Self::Nothing;
         };
-        let cluster = interop.cluster.load();
+        let cluster = cluster_handle.cluster.load();
         if ServerList::is_asked_for(head, path) {
             return Self::ServerList;
         }
@@ -79,16 +80,16 @@ impl Intercept {
         head: &mut Parts,
         bridge: &GatewayState,
     ) -> Option<Response<ResponseBody>> {
-        match (self, &bridge.interop) {
-            (Self::View(stead), Some(interop)) => {
-                if stead.is_permitted(interop)
+        match (self, &bridge.cluster_handle) {
+            (Self::View(stead), Some(cluster_handle)) => {
+                if stead.is_permitted(cluster_handle)
                     // Boxed: watches are many, and do not come here.
-                    && let Some(recalled) = Box::pin(stead.recall(interop)).await
+                    && let Some(recalled) = Box::pin(stead.recall(cluster_handle)).await
                 {
                     bridge.metrics.discovery().hit();
                     return Some(recalled);
                 }
-                stead.ask_local(head, interop);
+                stead.ask_local(head, cluster_handle);
                 None
             }
             (Self::ServerList, _) => {
@@ -104,16 +105,23 @@ impl Intercept {
         answer: Response<ResponseBody>,
         bridge: &GatewayState,
     ) -> Result<Response<ResponseBody>, Status> {
-        match (self, &bridge.interop) {
-            (Self::View(stead), Some(interop)) => {
+        match (self, &bridge.cluster_handle) {
+            (Self::View(stead), Some(cluster_handle)) => {
                 let metrics = bridge.metrics.discovery();
-                stead.take_place_of(answer, interop, metrics).await
+                stead.take_place_of(answer, cluster_handle, metrics).await
             }
-            (Self::ServerList, Some(interop)) => {
-                let cluster = interop.cluster.load();
-                Ok(ServerList::take_place_of(answer, &interop.local, &cluster))
+            (Self::ServerList, Some(cluster_handle)) => {
+                let cluster = cluster_handle.cluster.load();
+                Ok(ServerList::take_place_of(
+                    answer,
+                    &cluster_handle.local,
+                    &cluster,
+                ))
             }
-            (Self::ServerList, None) => Ok(ServerList::of_local_only(answer, !bridge.alone)),
+            (Self::ServerList, None) => Ok(ServerList::of_local_only(
+                answer,
+                !bridge.peering_unavailable,
+            )),
             (Self::Nothing | Self::View(_), _) => Ok(answer),
         }
     }

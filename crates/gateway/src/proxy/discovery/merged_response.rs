@@ -76,10 +76,10 @@ impl MergedResponse {
     }
 
     /// Makes the request one to the local server.
-    pub(crate) fn ask_local(&mut self, head: &mut Parts, interop: &ClusterHandle) {
+    pub(crate) fn ask_local(&mut self, head: &mut Parts, cluster_handle: &ClusterHandle) {
         self.question.ask_local(head, &self.view);
         if let Question::OpenApi(page, format) = &self.question {
-            self.before = interop.library.shelf.get(page, *format);
+            self.before = cluster_handle.openapi.cache.get(page, *format);
             let before = self.before.as_ref();
             if let Some(etag) = before.and_then(|before| before.local_etag.clone()) {
                 head.headers.insert(IF_NONE_MATCH, etag);
@@ -88,22 +88,27 @@ impl MergedResponse {
     }
 
     /// Whether the local server has lately let this caller read this.
-    pub(crate) fn is_permitted(&self, interop: &ClusterHandle) -> bool {
+    pub(crate) fn is_permitted(&self, cluster_handle: &ClusterHandle) -> bool {
         let Some(credential) = &self.credential else {
             return false;
         };
         matches!(self.question, Question::Document(..))
-            && interop.permits.is_given(credential, Instant::now())
+            && cluster_handle
+                .discovery_authz
+                .is_given(credential, Instant::now())
     }
 
     /// The answer to one who may read. The local server is not asked in the caller's
     /// name, but what it serves is looked at, for all who ask at that moment: what was
     /// made a moment ago is there.
-    pub(crate) async fn recall(&self, interop: &ClusterHandle) -> Option<Response<ResponseBody>> {
+    pub(crate) async fn recall(
+        &self,
+        cluster_handle: &ClusterHandle,
+    ) -> Option<Response<ResponseBody>> {
         let Question::Document(which, wish) = self.question else {
             return None;
         };
-        let cluster = interop.look().await;
+        let cluster = cluster_handle.refresh_local().await;
         let view = cluster.view.as_ref().unwrap_or(&self.view);
         let mut answer = Response::new(ResponseBody::empty());
         answer.headers_mut().insert(DATE, crate::date::now());
@@ -115,7 +120,7 @@ impl MergedResponse {
     pub(crate) async fn take_place_of(
         self,
         answer: Response<ResponseBody>,
-        interop: &ClusterHandle,
+        cluster_handle: &ClusterHandle,
         metrics: &DiscoveryMetrics,
     ) -> Replaced {
         let allowed = matches!(
@@ -129,24 +134,26 @@ impl MergedResponse {
         if let (Question::Document(..), Some(credential)) = (&self.question, self.credential) {
             match answer.status() {
                 StatusCode::OK | StatusCode::NOT_MODIFIED => {
-                    interop.permits.give(credential, Instant::now());
+                    cluster_handle
+                        .discovery_authz
+                        .give(credential, Instant::now());
                 }
-                _ => interop.permits.withdraw(&credential),
+                _ => cluster_handle.discovery_authz.withdraw(&credential),
             }
         }
         if !allowed {
             return Ok(answer);
         }
         match &self.question {
-            Question::OpenApiIndex => self.replace_index(answer, interop, metrics).await,
+            Question::OpenApiIndex => self.replace_index(answer, cluster_handle, metrics).await,
             Question::OpenApi(page, format) => {
                 let (page, format) = (page.clone(), *format);
-                self.replace_openapi(page, format, answer, interop, metrics)
+                self.replace_openapi(page, format, answer, cluster_handle, metrics)
                     .await
             }
             Question::Document(which, wish) => {
                 let (which, wish) = (*which, *wish);
-                self.replace_document(which, wish, answer, interop, metrics)
+                self.replace_document(which, wish, answer, cluster_handle, metrics)
                     .await
             }
             Question::Groups(form) => {
@@ -187,7 +194,7 @@ impl MergedResponse {
         which: Which,
         wish: DocumentEncoding,
         mut answer: Response<ResponseBody>,
-        interop: &ClusterHandle,
+        cluster_handle: &ClusterHandle,
         metrics: &DiscoveryMetrics,
     ) -> Replaced {
         if answer.status() == StatusCode::NOT_FOUND {
@@ -205,9 +212,9 @@ impl MergedResponse {
         if is_news {
             // Something was made or deleted a moment ago, and whoever did it may be
             // the one who asks.
-            interop.hint(ResyncHint::LocalChanged);
+            cluster_handle.hint(ResyncHint::LocalChanged);
             let said = take_whole(&mut answer).await?;
-            let Some(view) = self.renewed(which, &said, etag, interop, metrics) else {
+            let Some(view) = self.renewed(which, &said, etag, cluster_handle, metrics) else {
                 // What the server says, and no more.
                 metrics.fallback(Fallback::NotMerged);
                 *answer.body_mut() = ResponseBody::full(said);
@@ -228,10 +235,10 @@ impl MergedResponse {
         which: Which,
         said: &[u8],
         etag: Option<HeaderValue>,
-        interop: &ClusterHandle,
+        cluster_handle: &ClusterHandle,
         metrics: &DiscoveryMetrics,
     ) -> Option<Arc<View>> {
-        let mut renewed = match interop.renewed.try_lock() {
+        let mut renewed = match cluster_handle.renewed.try_lock() {
             Ok(renewed) => renewed,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Some(self.view.clone()),

@@ -26,7 +26,7 @@ impl MergedResponse {
     pub(super) async fn replace_index(
         self,
         answer: Response<ResponseBody>,
-        interop: &ClusterHandle,
+        cluster_handle: &ClusterHandle,
         metrics: &DiscoveryMetrics,
     ) -> Replaced {
         if answer.status() != StatusCode::OK || self.head_only || is_longer(&answer, MAX_DOCUMENT) {
@@ -37,7 +37,10 @@ impl MergedResponse {
         let contributors = (self.view.incomplete.iter())
             .map(|(key, who)| (key.clone(), who.clone()))
             .collect();
-        let index = interop.library.index(local.clone(), contributors).await;
+        let index = cluster_handle
+            .openapi
+            .index(local.clone(), contributors)
+            .await;
         let mut answer = Response::from_parts(head, ResponseBody::empty());
         if index.is_none() {
             metrics.fallback(Fallback::NotMerged);
@@ -68,7 +71,7 @@ impl MergedResponse {
         page: Page,
         format: Format,
         answer: Response<ResponseBody>,
-        interop: &ClusterHandle,
+        cluster_handle: &ClusterHandle,
         metrics: &DiscoveryMetrics,
     ) -> Replaced {
         if is_longer(&answer, MAX_DOCUMENT) {
@@ -104,7 +107,7 @@ impl MergedResponse {
                 all
             }
         };
-        let made = interop.library.document(|reply| DocumentRequest {
+        let made = cluster_handle.openapi.document(|reply| DocumentRequest {
             page: page.clone(),
             format,
             local,

@@ -182,7 +182,7 @@ impl Answered {
 
 /// What a client gets where the local server says this.
 async fn answer(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>) -> Answered {
-    let (interop, _) = ClusterHandle::new(own());
+    let (cluster_handle, _) = ClusterHandle::new(own());
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
     let mut stead = MergedResponse::of(
         &head,
@@ -192,8 +192,8 @@ async fn answer(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>
         Complete::Yes,
     )
     .unwrap();
-    stead.ask_local(&mut head, &interop);
-    let answer = stead.take_place_of(local, &interop, &metrics).await;
+    stead.ask_local(&mut head, &cluster_handle);
+    let answer = stead.take_place_of(local, &cluster_handle, &metrics).await;
     let (head, body) = answer.unwrap().into_parts();
     Answered {
         status: head.status,
@@ -413,7 +413,7 @@ fn the_local_server_is_asked_on_a_condition() {
     head.headers.insert(IF_NONE_MATCH, "\"x\"".parse().unwrap());
     head.headers
         .insert(ACCEPT_ENCODING, "gzip".parse().unwrap());
-    let (interop, _) = ClusterHandle::new(own());
+    let (cluster_handle, _) = ClusterHandle::new(own());
     let mut stead = MergedResponse::of(
         &head,
         head.uri.path(),
@@ -422,7 +422,7 @@ fn the_local_server_is_asked_on_a_condition() {
         Complete::Yes,
     )
     .unwrap();
-    stead.ask_local(&mut head, &interop);
+    stead.ask_local(&mut head, &cluster_handle);
     assert_eq!(head.headers[IF_NONE_MATCH], "\"ours\"");
     // Also a server that merges by itself is asked for what it serves alone.
     assert_eq!(head.headers[ACCEPT], format!("{LOCAL_AGGREGATED},{V2}"));
@@ -433,7 +433,7 @@ fn the_local_server_is_asked_on_a_condition() {
 #[test]
 fn a_refusal_is_asked_for_in_the_form_that_the_caller_takes() {
     let view = mixed();
-    let (interop, _) = ClusterHandle::new(own());
+    let (cluster_handle, _) = ClusterHandle::new(own());
     let asked = |accept: &[&str]| {
         let mut head = get("/apis", accept[0]);
         for more in &accept[1..] {
@@ -447,7 +447,7 @@ fn a_refusal_is_asked_for_in_the_form_that_the_caller_takes() {
             Complete::Yes,
         )
         .unwrap();
-        stead.ask_local(&mut head, &interop);
+        stead.ask_local(&mut head, &cluster_handle);
         let all = head.headers.get_all(ACCEPT).iter().collect::<Vec<_>>();
         assert_eq!(all.len(), 1);
         all[0].to_str().unwrap().to_owned()
@@ -543,27 +543,31 @@ async fn a_document_comes_in_every_format_and_compressed_when_it_is_long() {
 #[tokio::test]
 async fn a_yes_of_the_local_server_is_remembered() {
     let view = mixed();
-    let (interop, _) = ClusterHandle::new(own());
+    let (cluster_handle, _) = ClusterHandle::new(own());
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
     let stead = |path: &str, caller: &Caller| {
         MergedResponse::of(&get(path, V2), path, caller, &view, Complete::Yes).unwrap()
     };
     let anonymous = || stead("/apis", &Caller::Anonymous);
-    assert!(!anonymous().is_permitted(&interop));
+    assert!(!anonymous().is_permitted(&cluster_handle));
     let refused = said(403, "text/plain", "no");
-    let _ = anonymous().take_place_of(refused, &interop, &metrics).await;
-    assert!(!anonymous().is_permitted(&interop));
-    let allowed = anonymous().take_place_of(not_modified(), &interop, &metrics);
+    let _ = anonymous()
+        .take_place_of(refused, &cluster_handle, &metrics)
+        .await;
+    assert!(!anonymous().is_permitted(&cluster_handle));
+    let allowed = anonymous().take_place_of(not_modified(), &cluster_handle, &metrics);
     let _ = allowed.await;
-    assert!(anonymous().is_permitted(&interop));
-    let answer = anonymous().recall(&interop).await.unwrap();
+    assert!(anonymous().is_permitted(&cluster_handle));
+    let answer = anonymous().recall(&cluster_handle).await.unwrap();
     assert_eq!(answer.headers()[ETAG], view.page(Which::Apis).etag);
     assert!(answer.headers().contains_key("date"));
     // Not of somebody else, and not for something else.
-    assert!(!stead("/api", &Caller::Anonymous).is_permitted(&interop));
-    assert!(!stead("/apis", &Caller::Bearer).is_permitted(&interop));
+    assert!(!stead("/api", &Caller::Anonymous).is_permitted(&cluster_handle));
+    assert!(!stead("/apis", &Caller::Bearer).is_permitted(&cluster_handle));
     // A no takes it back.
     let refused = said(403, "text/plain", "no");
-    let _ = anonymous().take_place_of(refused, &interop, &metrics).await;
-    assert!(!anonymous().is_permitted(&interop));
+    let _ = anonymous()
+        .take_place_of(refused, &cluster_handle, &metrics)
+        .await;
+    assert!(!anonymous().is_permitted(&cluster_handle));
 }
