@@ -17,7 +17,7 @@ use skewbridge_testkit::{Connection, PATIENCE, TlsClient};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 const MIB: u64 = 1 << 20;
 
@@ -47,15 +47,9 @@ const MAX_SLOWDOWN: u32 = 3;
 /// What a median may be off by on a machine that runs other tests.
 const SLACK: Duration = Duration::from_millis(5);
 
-/// The same while the attackers connect: attackers, bridge and kube-apiserver are busy with
-/// handshakes and 16,000 requests, and a bridge that is built without optimisation needs ten
-/// times as long for them. An optimised one was measured to be as fast as kube-apiserver then
-/// (47 ms and 53 ms).
-const CONNECTING_SLACK: Duration = Duration::from_millis(100);
-
-/// The same while they send 4 GiB, which the bridge decrypts on the threads that also serve
-/// the user (measured: 14 ms and 3 ms; optimised 4 ms and 2 ms).
-const SENDING_SLACK: Duration = Duration::from_millis(25);
+/// The same while the attackers connect, and while they send 4 GiB, which the bridge decrypts on
+/// the threads that also serve the user.
+const ATTACK_SLACK: Duration = Duration::from_millis(25);
 
 /// A stream is counted once a second, and one that is chosen for eviction ends when it is
 /// counted next: until then the budget can be exceeded.
@@ -67,6 +61,11 @@ const FRAME_BYTES: u32 = 16 * 1024;
 
 /// Attackers that have sent nothing for this long have sent all that they may.
 const SEND_IDLE_TIME: Duration = Duration::from_secs(1);
+
+/// How long an attacker takes to connect, at least. kube-apiserver leaves requests behind its
+/// GOAWAY without a response, and attackers wait for them: without this, the attack on the bridge
+/// would be several times as fast as the one on kube-apiserver that it is compared with.
+const CONNECT_TIME: Duration = RESPONSE_TIMEOUT;
 
 /// How long an attacker waits for the next response, after the first.
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -458,7 +457,7 @@ fn attackers(client: &TlsClient, address: SocketAddr, progress: &Arc<Progress>) 
         let (client, progress, turns) = (client.clone(), progress.clone(), turns.clone());
         attackers.spawn(async move {
             let turn = turns.acquire_owned().await;
-            let pinned = hold_buffers(client, address).await;
+            let (pinned, ()) = tokio::join!(hold_buffers(client, address), sleep(CONNECT_TIME));
             drop(turn);
             let Some(mut pinned) = pinned else {
                 progress.failed.fetch_add(1, Ordering::Relaxed);
@@ -564,15 +563,13 @@ async fn a_thousand_unauthenticated_connections_stay_within_the_budget_and_harm_
     let allowed = BUDGET + MAX_BYTES_PER_CONNECTION * ATTACK_CONNECTIONS as u64;
     assert!(grown <= allowed, "{} of {} MiB", grown / MIB, allowed / MIB);
     let PhaseMedians {
-        mut connecting,
+        connecting,
         sending,
         held,
     } = bridged_attack;
-    // Attackers that connect cost the user of a kube-apiserver without a bridge as much.
-    connecting.direct = connecting.direct.max(direct_attack.connecting.direct);
     for (phase, seen, slack) in [
-        ("connecting", connecting, CONNECTING_SLACK),
-        ("sending", sending, SENDING_SLACK),
+        ("connecting", connecting, ATTACK_SLACK),
+        ("sending", sending, ATTACK_SLACK),
         ("held", held, SLACK),
     ] {
         let Medians { bridged, direct } = seen;
