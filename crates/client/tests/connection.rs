@@ -180,8 +180,8 @@ async fn unreachable_and_silent_servers_are_named_in_errors() {
     let error = endpoint.await.unwrap().connect().await.unwrap_err();
     let expected = format!("the server {address} did not accept a connection within 0.05 s");
     assert!(error.to_string().starts_with(&expected), "{error}");
-    let nobody = ReservedPort::new();
-    let address = nobody.addr();
+    let unused_port = ReservedPort::new();
+    let address = unused_port.addr();
     let absent = target(&format!("https://{address}"), insecure, "");
     let error = send(&absent, &Request::get("/")).await.unwrap_err();
     assert_eq!(

@@ -12,8 +12,8 @@ const NOT_PROCESSED: HeaderName = HeaderName::from_static("x-skewbridge-not-proc
 /// whatever certificate the peer presents beside it.
 const BY_BRIDGE: HeaderName = HeaderName::from_static("x-skewbridge-answered");
 
-/// The mark of kube-apiserver's priority and fairness.
-const LET_IN: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
+/// The header that API Priority and Fairness sets on responses to admitted requests.
+const PRIORITY_AND_FAIRNESS: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
 
 /// Tells a peer that nothing has been done.
 pub(crate) fn not_processed(headers: &mut HeaderMap) {
@@ -27,10 +27,10 @@ pub(crate) fn is_not_processed(status: StatusCode, headers: &HeaderMap) -> bool 
         || is_shutting_down(status, headers)
 }
 
-/// Whether these are the words of a kube-apiserver that is about to end: 503 with "apiserver
-/// is shutting down", or 429 with `--shutdown-send-retry-after`. Both are written outside of
-/// priority and fairness, whose mark every request bears that was let in, also one that was
-/// refused later or by a server behind this one.
+/// Whether a kube-apiserver that shuts down has refused a request: 503 with "apiserver is
+/// shutting down", or 429 with `--shutdown-send-retry-after`. Both are written before API
+/// Priority and Fairness, which sets a header on every response to an admitted request, also
+/// where the request was refused later or by a server behind this one.
 fn is_shutting_down(status: StatusCode, headers: &HeaderMap) -> bool {
     let after = match status {
         StatusCode::SERVICE_UNAVAILABLE => "1",
@@ -38,7 +38,9 @@ fn is_shutting_down(status: StatusCode, headers: &HeaderMap) -> bool {
         _ => return false,
     };
     let is = |name: HeaderName, value: &str| headers.get(name).is_some_and(|it| it == value);
-    is(RETRY_AFTER, after) && is(X_CONTENT_TYPE_OPTIONS, "nosniff") && !headers.contains_key(LET_IN)
+    is(RETRY_AFTER, after)
+        && is(X_CONTENT_TYPE_OPTIONS, "nosniff")
+        && !headers.contains_key(PRIORITY_AND_FAIRNESS)
 }
 
 /// Tells a peer that a bridge has answered.

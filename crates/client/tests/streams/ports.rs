@@ -87,8 +87,8 @@ async fn many_streams_share_one_connection() {
 async fn a_port_without_a_listener_is_reported_and_other_streams_continue() {
     let pods = Pods::start().await;
     let (port, task) = echo().await;
-    let nobody = ReservedPort::new();
-    let closed = Port::new(nobody.addr().port()).unwrap();
+    let unused_port = ReservedPort::new();
+    let closed = Port::new(unused_port.addr().port()).unwrap();
     for forwarder in both(&pods).await {
         let mut good = forwarder.open(port).unwrap();
         good.write_all(b"before").await.unwrap();
@@ -162,8 +162,8 @@ async fn a_lost_connection_resets_the_local_program() {
 #[tokio::test]
 async fn a_port_without_a_listener_resets_the_local_connection() {
     let pods = Pods::start().await;
-    let nobody = ReservedPort::new();
-    let closed = Port::new(nobody.addr().port()).unwrap();
+    let unused_port = ReservedPort::new();
+    let closed = Port::new(unused_port.addr().port()).unwrap();
     for forwarder in both(&pods).await {
         let (mut program, ours) = local().await;
         let forwarding = tokio::spawn(forwarder.open(closed).unwrap().forward(ours));

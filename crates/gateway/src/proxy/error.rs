@@ -170,7 +170,8 @@ impl ProxyError {
         code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
-    /// The response to the client. A peer is told whether it may repeat the request elsewhere.
+    /// The response to the client. For a peer, a header says whether the request may be sent to
+    /// another server.
     pub(crate) fn respond(&self, context: &RequestContext<'_>) -> Response<Bytes> {
         if let ErrorKind::Refused(Refusal::NotReady) = &self.kind {
             return health::not_ready(LEAVING);

@@ -91,7 +91,7 @@ impl Service for Connection {
         match handled {
             Ok(StreamOutcome::Response(mut response)) => {
                 forwarding_headers::remove_hop_by_hop(response.headers_mut());
-                // Whoever answered does not say for us what a peer may repeat.
+                // These headers are about one hop: those of the server that answered end here.
                 remove_between_bridges(response.headers_mut());
                 if response.extensions_mut().remove::<ToPeer>().is_some() {
                     by_bridge(response.headers_mut());

@@ -130,15 +130,15 @@ impl RequestContext<'_> {
         metrics.error(cause, &self.info);
     }
 
-    /// Says who asks to the kube-apiserver behind this bridge. Nothing of the
-    /// kind is in the headers yet.
+    /// Sets the identity headers for the local kube-apiserver. Identity headers of the client have
+    /// been removed.
     pub(crate) fn set_identity_for_local(&self, headers: &mut HeaderMap) -> Result<(), Status> {
         let upstream = self.bridge.upstream_version.load();
         self.set_identity_headers(headers, upstream.as_deref())
     }
 
-    /// Says who asks to a peer. An anonymous request comes with the front-proxy
-    /// certificate, so that anonymity has to be asserted; a token travels as it came.
+    /// Sets the identity headers for a peer. An anonymous request is sent with the front-proxy
+    /// certificate, so `system:anonymous` has to be asserted. A bearer token is forwarded as it is.
     pub(crate) fn set_identity_for_peer(
         &self,
         headers: &mut HeaderMap,
@@ -146,12 +146,12 @@ impl RequestContext<'_> {
     ) -> Result<(), Status> {
         self.trust.headers().remove(headers);
         if let Caller::Anonymous = self.caller {
-            let nobody = User {
+            let anonymous = User {
                 name: "system:anonymous".to_owned(),
                 groups: vec!["system:unauthenticated".to_owned()],
                 ..User::default()
             };
-            return self.assert(headers, &nobody);
+            return self.assert(headers, &anonymous);
         }
         self.set_identity_headers(headers, version)
     }
