@@ -9,7 +9,7 @@ use rustls::crypto::aws_lc_rs::sign::any_supported_type;
 use rustls::sign::{CertifiedKey, SigningKey};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
-use skewbridge_harness::{Certificate, ClientKey, KeyError};
+use skewbridge_exec_proxy::{Certificate, ClientKey, KeyError};
 use skewbridge_k8s_api::pem::PrivateKey;
 
 use crate::secret_file;

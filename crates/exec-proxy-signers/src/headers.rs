@@ -11,8 +11,8 @@ use http::header::{
     TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderName, HeaderValue};
-use skewbridge_harness::forward::BoxFuture;
-use skewbridge_harness::{ModifyError, Outgoing, RequestModifier};
+use skewbridge_exec_proxy::forward::BoxFuture;
+use skewbridge_exec_proxy::{ModifyError, Outgoing, RequestModifier};
 use skewbridge_k8s_api::secret::Secret;
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use skewbridge_harness::forward::BoxFuture;
-use skewbridge_harness::{ModifyError, NeedsBody, Outgoing, RequestModifier};
+use skewbridge_exec_proxy::forward::BoxFuture;
+use skewbridge_exec_proxy::{ModifyError, NeedsBody, Outgoing, RequestModifier};
 use skewbridge_http_signature::{Content, Error, Request, Signer, SigningKey, random_nonce};
 
 use crate::secret_file;

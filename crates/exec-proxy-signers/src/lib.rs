@@ -1,5 +1,5 @@
 //! Signers of the reference plugin (`skewbridge agent`), which it adds to a
-//! [`Harness`](skewbridge_harness::Harness).
+//! [`Harness`](skewbridge_exec_proxy::Harness).
 //!
 //! [`FileKey`] is a TLS key in files. [`Headers`] come from a file or a command. [`SigV4`] and
 //! [`HttpSignature`] sign each request. Keys in hardware are in `skewbridge_pkcs11`, because
@@ -7,7 +7,7 @@
 //!
 //! ```
 //! use skewbridge_exec_proxy_signers::{Headers, Source};
-//! use skewbridge_harness::Harness;
+//! use skewbridge_exec_proxy::Harness;
 //!
 //! let badge = Headers::new(Source::File("/run/badge".into()));
 //! let harness = Harness::new().modifier(badge);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use skewbridge_harness::forward::BoxFuture;
-use skewbridge_harness::{ModifyError, NeedsBody, Outgoing, RequestModifier};
+use skewbridge_exec_proxy::forward::BoxFuture;
+use skewbridge_exec_proxy::{ModifyError, NeedsBody, Outgoing, RequestModifier};
 use skewbridge_sigv4::{Chain, Credentials, Payload, Request, Signer};
 use tokio::sync::Mutex;
 use tokio::time::Instant;

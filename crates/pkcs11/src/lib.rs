@@ -1,6 +1,6 @@
 //! TLS client keys in PKCS#11 tokens: smart cards, security keys, HSMs.
 //!
-//! A [`TokenKey`] is a [`ClientKey`](skewbridge_harness::ClientKey) whose private key never
+//! A [`TokenKey`] is a [`ClientKey`](skewbridge_exec_proxy::ClientKey) whose private key never
 //! leaves its token: RSA (PSS and PKCS#1) and ECDSA on P-256 and P-384. A [`Selection`] names
 //! the token and the key, from flags or from a URI (RFC 7512). A token that is removed and
 //! inserted again is reopened; a rejected PIN is never tried twice.

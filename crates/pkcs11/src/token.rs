@@ -13,7 +13,7 @@ use cryptoki::slot::{Slot, TokenInfo};
 use cryptoki::types::AuthPin;
 use rustls::SignatureScheme;
 use rustls_pki_types::CertificateDer;
-use skewbridge_harness::{Certificate, ClientKey, KeyError};
+use skewbridge_exec_proxy::{Certificate, ClientKey, KeyError};
 use zeroize::Zeroizing;
 
 use crate::objects::{chain_of, objects};

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use aws_lc_rs::signature::{self, UnparsedPublicKey, VerificationAlgorithm};
 use rustls::SignatureScheme;
-use skewbridge_harness::ClientKey as _;
+use skewbridge_exec_proxy::ClientKey as _;
 use skewbridge_pkcs11::{PinSource, Selection, TokenConfig, TokenKey};
 use skewbridge_testkit::{Ca, ScratchDir, SoftToken};
 

@@ -1,5 +1,5 @@
 //! Plugins that proxy requests (KEP-2718), over loopback: each sentence of the KEP's design
-//! about the client, and faults. `crates/harness/KEP-2718.md` has the table.
+//! about the client, and faults. `crates/exec-proxy/KEP-2718.md` has the table.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
