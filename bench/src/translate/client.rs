@@ -10,7 +10,7 @@ use http::header::{HOST, HeaderMap, HeaderValue};
 use http::{Method, StatusCode};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use skewbridge_h1::{parse_response, write_headers, write_request_line};
+use skewbridge_http_engine::http1::{parse_response, write_headers, write_request_line};
 use skewbridge_remotecommand::{
     ChannelEvent, ErrorChannel, ErrorChannelEnd, FromServer, Input, Outcome, Output, Protocol,
     ToServer,

@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, UPGRADE};
 use http::{HeaderMap, HeaderValue, StatusCode, Version};
 use rustls::ServerConfig;
-use skewbridge_h1::{RequestHead, parse_request, write_headers, write_status_line};
+use skewbridge_http_engine::http1::{RequestHead, parse_request, write_headers, write_status_line};
 use skewbridge_remotecommand::{
     Channel, ChannelEvent, ExitCode, FromClient, Input, Options, Outcome, Output, Protocol,
     QueryDialect, STREAM_TYPE, SpdyProtocol, ToClient, negotiate_spdy,

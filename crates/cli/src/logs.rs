@@ -61,7 +61,7 @@ mod tests {
             (0, "skewbridge_gateway::listener", Level::INFO, true),
             (3, "skewbridge_gateway::listener", Level::DEBUG, false),
             (4, "skewbridge_gateway::listener", Level::DEBUG, true),
-            (10, "skewbridge_h1", Level::TRACE, false),
+            (10, "skewbridge_http_engine", Level::TRACE, false),
             (10, "h2::codec", Level::INFO, false),
             (0, "h2::codec", Level::WARN, true),
         ];

@@ -1,4 +1,4 @@
-//! The byte stream below HTTP.
+//! The byte stream below HTTP, with a guard that it depends on.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -6,13 +6,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The byte stream below HTTP: TCP or TLS, direct or through a proxy.
-pub type Stream = Box<dyn Io>;
-
-/// A bidirectional byte stream.
-pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+pub use skewbridge_http_engine::byte_stream::{ByteStream, Stream};
 
 /// A stream that keeps a guard alive which it depends on.
 pub(crate) struct StreamWithGuard<T> {

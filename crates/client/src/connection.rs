@@ -6,8 +6,8 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
-use skewbridge_h1::{
-    HeadEnd, Piece, ResponseHead, parse_response, write_headers, write_request_line,
+use skewbridge_http_engine::http1::{
+    BodyEvent, HeadTerminator, ResponseHead, parse_response, write_headers, write_request_line,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -275,7 +275,7 @@ impl Connection {
 
     async fn read_head(&mut self, method: &Method) -> Result<ResponseHead, Error> {
         let mut interim = 0;
-        let mut end = HeadEnd::default();
+        let mut end = HeadTerminator::default();
         loop {
             if end.reached(&self.buffer) {
                 let head =
@@ -289,7 +289,7 @@ impl Connection {
                             && head.status != StatusCode::SWITCHING_PROTOCOLS =>
                     {
                         interim += 1;
-                        end = HeadEnd::default();
+                        end = HeadTerminator::default();
                         if interim > MAX_INTERIM_RESPONSES {
                             return Err(Error::NotHttp {
                                 server: self.server.clone(),
@@ -324,7 +324,7 @@ impl Connection {
         let mut body = BytesMut::new();
         loop {
             match decoder.decode(&mut self.buffer) {
-                Ok(Some(Piece::Data(data))) => {
+                Ok(Some(BodyEvent::Data(data))) => {
                     if body.len() + data.len() > request.limit {
                         return Err(Error::TooLarge {
                             server: self.server.clone(),
@@ -334,7 +334,7 @@ impl Connection {
                     }
                     body.extend_from_slice(&data);
                 }
-                Ok(Some(Piece::Trailers(_) | Piece::End)) => return Ok(body.freeze()),
+                Ok(Some(BodyEvent::Trailers(_) | BodyEvent::End)) => return Ok(body.freeze()),
                 Ok(None) => {
                     if self.fill().await? == 0 {
                         decoder

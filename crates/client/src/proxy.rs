@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use bytes::BytesMut;
 use http::{StatusCode, Uri};
 use percent_encoding::percent_decode_str;
-use skewbridge_stream_io::{ConnectError, NotHttp, http_connect};
+use skewbridge_http_engine::http_connect::{ConnectError, NotHttp, http_connect};
 use tokio::io::{AsyncRead, AsyncWrite};
 use zeroize::Zeroizing;
 

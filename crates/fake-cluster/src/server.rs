@@ -37,12 +37,12 @@ use std::time::Duration;
 use skewbridge_discovery::ParseError;
 use skewbridge_gateway::authn::{ClientCertState, TrustConfig};
 use skewbridge_gateway::config::TlsVersion;
-use skewbridge_gateway::drain::{Drain, DrainTrigger, announcement};
-use skewbridge_gateway::serve::h1::ClientTimeouts;
-use skewbridge_gateway::serve::h2::H2Limits;
-use skewbridge_gateway::serve::{ClientIo, h1, h2};
 use skewbridge_gateway::tls::files::{CaBundle, KeyPair};
 use skewbridge_gateway::tls::server_config;
+use skewbridge_http_engine::drain::{Drain, DrainTrigger, announcement};
+use skewbridge_http_engine::server::ClientTimeouts;
+use skewbridge_http_engine::server::h2::H2Limits;
+use skewbridge_http_engine::server::{ClientIo, h1, h2};
 use skewbridge_k8s_api::identity::{IdentityHeaders, User};
 use skewbridge_k8s_api::status::Status;
 use skewbridge_stream_io::ReadAhead;
@@ -372,7 +372,7 @@ async fn connection(tcp: TcpStream, tls: TlsAcceptor, server: Arc<Server>) {
     if is_h2 {
         let bounds = H2Limits {
             max_streams: MAX_STREAMS,
-            patience: CLIENT_TIMEOUTS,
+            timeouts: CLIENT_TIMEOUTS,
         };
         h2::serve(io, requests, bounds, drain).await;
     } else {

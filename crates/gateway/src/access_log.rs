@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
+use skewbridge_http_engine::server::ResponseRecord;
 use skewbridge_peer_directory::{Identity, InFlightGuard, Peer};
 use tokio::time::Instant;
 
@@ -67,6 +68,7 @@ impl AccessLogEntry {
     }
 
     /// A request that is nobody's business: the admin listener's own.
+    #[cfg(test)]
     pub(crate) fn none() -> Self {
         Self {
             metrics: None,
@@ -140,7 +142,7 @@ impl AccessLogEntry {
         self.code = status.as_u16();
     }
 
-    /// There is nobody to answer any more.
+    /// The client left before there was a response.
     pub(crate) fn client_left(&mut self) {
         self.code = CLIENT_LEFT;
     }
@@ -149,10 +151,24 @@ impl AccessLogEntry {
         self.bytes += bytes as u64;
     }
 
-    /// The answer has reached the client whole. Until this is said, it is cut:
-    /// by the client, by upstream, or by the end of the bridge.
+    /// The response has reached the client whole. Until this is called, it is truncated: by the
+    /// client, by upstream, or by the end of the bridge.
     pub(crate) fn complete(&mut self) {
         self.complete = true;
+    }
+}
+
+impl ResponseRecord for AccessLogEntry {
+    fn add_bytes(&mut self, bytes: usize) {
+        self.add_bytes(bytes);
+    }
+
+    fn complete(&mut self) {
+        self.complete();
+    }
+
+    fn client_left(&mut self) {
+        self.client_left();
     }
 }
 

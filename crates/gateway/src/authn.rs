@@ -14,8 +14,9 @@ use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use rustls::server::VerifierBuilderError;
 use rustls::server::danger::ClientCertVerifier;
 use rustls_pki_types::{CertificateDer, UnixTime};
+use skewbridge_http_engine::client::TrailerFilter;
 use skewbridge_http_signature::VerifyingKey;
-use skewbridge_k8s_api::forwarding_headers::has_peer_hop;
+use skewbridge_k8s_api::forwarding_headers::{has_peer_hop, remove_peer_hop_headers};
 use skewbridge_k8s_api::identity::{IdentityHeaders, PreparedIdentity, User};
 use skewbridge_k8s_api::version::Version;
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -102,6 +103,14 @@ pub struct TrustConfig {
 struct FrontProxies {
     verifier: Arc<dyn ClientCertVerifier>,
     allowed_names: Vec<String>,
+}
+
+impl TrailerFilter for TrustConfig {
+    /// A field that may not be in a header may not be in a trailer.
+    fn filter(&self, trailers: &mut HeaderMap) {
+        self.headers().remove(trailers);
+        remove_peer_hop_headers(trailers);
+    }
 }
 
 impl TrustConfig {

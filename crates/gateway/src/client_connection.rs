@@ -10,6 +10,7 @@ use http::{Method, StatusCode};
 
 use crate::authn::Caller;
 use crate::connection_slots::{Class, Promotion};
+use skewbridge_http_engine::buffer_budget::ClientAuthentication;
 
 /// Shared by the listener, which decides who keeps a slot, and the tasks that serve the
 /// connection.
@@ -20,6 +21,12 @@ pub(crate) struct ClientConnection {
     requested: AtomicBool,
     failed: AtomicBool,
     promotion: Option<Promotion>,
+}
+
+impl ClientAuthentication for ClientConnection {
+    fn is_authenticated(&self) -> bool {
+        self.is_authenticated()
+    }
 }
 
 impl ClientConnection {

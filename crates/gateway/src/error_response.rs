@@ -1,17 +1,14 @@
-//! A `metav1.Status` as a response, in a media type that the caller can read, and how much of it
-//! a client may see. `proxy::error` chooses the Status of a failed request.
+//! How much of a `metav1.Status` a client may see. `proxy::error` chooses the Status of a failed
+//! request.
 
 use std::borrow::Cow;
 
-use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, DATE, RETRY_AFTER};
-use http::{HeaderName, HeaderValue, Response, StatusCode};
-use skewbridge_h1::HeadError;
-use skewbridge_k8s_api::content_negotiation::{Format, content_type};
 use skewbridge_k8s_api::status::Status;
 
 use crate::authn::Caller;
 use crate::client_connection::ClientConnection;
+
+pub(crate) use skewbridge_http_engine::error_response::status;
 
 /// The user that kube-apiserver takes a request without a credential for.
 const ANONYMOUS: &str = "system:anonymous";
@@ -63,52 +60,6 @@ impl Detail {
     }
 }
 
-/// A Status as an answer.
-pub(crate) fn status(status: &Status, format: Format) -> Response<Bytes> {
-    let body = status.encode(format);
-    let mut response = Response::new(Bytes::new());
-    *response.status_mut() =
-        StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, content_type(format));
-    headers.insert(CONTENT_LENGTH, body.len().into());
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
-    headers.insert(
-        HeaderName::from_static("x-content-type-options"),
-        HeaderValue::from_static("nosniff"),
-    );
-    headers.insert(DATE, crate::date::now());
-    if let Some(seconds) = status.retry_after_seconds {
-        headers.insert(RETRY_AFTER, seconds.into());
-    }
-    *response.body_mut() = body;
-    response
-}
-
-/// What came was not an HTTP/1.1 request. There are no headers to negotiate
-/// with.
-pub(crate) fn bad_head(error: HeadError) -> Response<Bytes> {
-    let message = error.to_string();
-    let answer = match error {
-        HeadError::Malformed(_) => Status::bad_request(message),
-        HeadError::TargetTooLong => Status::uri_too_long(message),
-        HeadError::TooLarge => Status::header_fields_too_large(message),
-    };
-    self::status(&answer, Format::Json)
-}
-
-/// A request head took too long to arrive.
-pub(crate) fn slow_head() -> Response<Bytes> {
-    let message = "the request's headers did not arrive in time (--read-header-timeout)";
-    self::status(&Status::client_timeout(message), Format::Json)
-}
-
-/// A request body took too long to arrive.
-pub(crate) fn slow_body(format: Format) -> Response<Bytes> {
-    let message = "the request's body did not arrive in time";
-    self::status(&Status::client_timeout(message), format)
-}
-
 /// Not now, but soon: nothing has been done.
 pub(crate) fn later(message: impl Into<String>) -> Status {
     Status::service_unavailable(message, RETRY_AFTER_SECONDS)
@@ -116,6 +67,7 @@ pub(crate) fn later(message: impl Into<String>) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use http::StatusCode;
     use skewbridge_k8s_api::identity::User;
 
     use super::*;

@@ -12,10 +12,10 @@ use skewbridge_peer_directory::registry::RegistryStatus;
 use skewbridge_peer_directory::{Peers, reachability};
 
 use crate::cluster_state::ClusterHandle;
-use crate::drain::Drain;
 use crate::live_config::LiveConfig;
 use crate::peer_config::PeeringDisabled;
 use crate::self_test::SelfTest;
+use skewbridge_http_engine::drain::Drain;
 
 /// What is known of upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -268,7 +268,7 @@ pub(crate) fn text(status: StatusCode, body: String) -> Response<Bytes> {
     );
     headers.insert(CONTENT_LENGTH, body.len().into());
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
-    headers.insert(DATE, crate::date::now());
+    headers.insert(DATE, skewbridge_http_engine::http_date::now());
     headers.insert(
         HeaderName::from_static("x-content-type-options"),
         HeaderValue::from_static("nosniff"),

@@ -27,6 +27,8 @@ use crate::tls::files::{CaBundle, FileProblem, Fingerprint, KeyPair, load_ca};
 use crate::tls::own_certificates::{CaFile, Flagged, FrontProxy, OwnCertificates, warnings};
 use crate::tls::serving_key::{key_digest, rotated};
 use crate::tls::{ca_overlap, client_config, server_config};
+use skewbridge_http_engine::client::Keepalive;
+
 use crate::upstream::{Dialer, PeerTarget, Proxy, Role, Target, UpstreamTargets, authority};
 use crate::upstream_problem::UpstreamFlags;
 
@@ -330,8 +332,10 @@ impl Files {
                 dialer: Dialer::Direct,
                 server_name: upstream.server_name.clone(),
                 tls: Arc::new(client_config(&self.upstream_ca.value, identity)?),
-                ping: self.config.limits.upstream_ping,
-                ping_timeout: self.config.limits.upstream_ping,
+                keepalive: Keepalive {
+                    ping_interval: self.config.limits.upstream_ping,
+                    ping_timeout: self.config.limits.upstream_ping,
+                },
                 pins: Vec::new(),
                 role: Role::Upstream,
             })

@@ -20,13 +20,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::admin::{self, Admin};
 use crate::authentication_limit::AuthenticationLimit;
-use crate::buffer_budget::BufferBudget;
 use crate::cluster_state::{ClusterHandle, Requests};
 use crate::config::Config;
 use crate::connection_slots::ConnectionSlots;
 use crate::control::{peer_controller, self_test, upstream_probe};
 use crate::discovery_view::Complete;
-use crate::drain::{Drain, DrainTrigger, announcement};
 use crate::frontend::listener;
 use crate::frontend::worker::Worker;
 use crate::health::{Health, UpstreamHealth};
@@ -35,10 +33,12 @@ use crate::local_identity::LocalIdentity;
 use crate::metrics::Metrics;
 use crate::peer_config::{Membership, PeeringDisabled};
 use crate::self_test::SelfTest;
-use crate::serve::h1::ClientTimeouts;
 use crate::signatures::Signatures;
 use crate::state::GatewayState;
 use crate::streams::Streams;
+use skewbridge_http_engine::buffer_budget::BufferBudget;
+use skewbridge_http_engine::drain::{Drain, DrainTrigger, announcement};
+use skewbridge_http_engine::server::ClientTimeouts;
 
 /// Why a bridge does not run.
 #[derive(Debug, thiserror::Error)]
@@ -199,7 +199,11 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         own_user: config.upstream.bridge_user.clone(),
         signatures: Signatures::of(config, metrics.signatures()),
         authentication_limit: AuthenticationLimit::of(&config.limits),
-        buffers: BufferBudget::new(&config.limits, metrics.buffers()),
+        buffers: BufferBudget::new(
+            config.limits.max_buffered_bytes,
+            config.limits.unauthenticated_stall_timeout,
+            Some(Box::new(metrics.buffers().clone())),
+        ),
     });
     let workers = start_workers(config, &bridge)?;
     let (stop_reload, stopped) = mpsc::channel();

@@ -10,18 +10,18 @@ use skewbridge_k8s_api::forwarding_headers::ViaToken;
 use skewbridge_k8s_api::version::Version as KubeVersion;
 
 use crate::authentication_limit::{Attempt, AuthenticationLimit, Outcome};
-use crate::buffer_budget::BufferBudget;
 use crate::client_connection::ClientConnection;
 use crate::cluster_state::ClusterHandle;
 use crate::config::{BridgeUser, Limits};
 use crate::discovery_view::Complete;
-use crate::drain::Drain;
 use crate::live_config::LiveConfig;
 use crate::metrics::Metrics;
 use crate::metrics::connections::Credential;
 use crate::self_test::SelfTest;
 use crate::signatures::Signatures;
 use crate::streams::Streams;
+use skewbridge_http_engine::buffer_budget::BufferBudget;
+use skewbridge_http_engine::drain::Drain;
 
 /// Where an administrator finds the details that answers to clients leave out.
 const ADMIN_SAYS_WHY: &str = "/readyz?verbose at --admin-address says why";

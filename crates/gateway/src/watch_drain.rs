@@ -7,7 +7,8 @@ use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use tokio::time::{Instant, Sleep};
 
-use crate::drain::Drain;
+use skewbridge_http_engine::body::EarlyEnd;
+use skewbridge_http_engine::drain::Drain;
 
 /// Ends a watch when the bridge goes away, at a moment of its own within the
 /// first half of the time there is: a client then asks elsewhere, and not all
@@ -39,20 +40,6 @@ impl WatchEnd {
         }
     }
 
-    /// These bytes are on their way to the client.
-    pub(crate) fn passed(&mut self, bytes: &[u8]) {
-        self.events.passed(bytes);
-    }
-
-    /// Ready when the watch is to end, and only between two events: a clean end in the middle of
-    /// an event would look like a complete response.
-    pub(crate) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match self.poll_time(cx) {
-            Poll::Ready(()) if self.events.is_between() => Poll::Ready(()),
-            _ => Poll::Pending,
-        }
-    }
-
     fn poll_time(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             match &mut self.state {
@@ -67,6 +54,21 @@ impl WatchEnd {
                 },
                 State::Ending(sleep) => return sleep.as_mut().poll(cx),
             }
+        }
+    }
+}
+
+impl EarlyEnd for WatchEnd {
+    fn passed(&mut self, bytes: &[u8]) {
+        self.events.passed(bytes);
+    }
+
+    /// Ready when the watch is to end, and only between two events: a clean end in the middle of
+    /// an event would look like a complete response.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self.poll_time(cx) {
+            Poll::Ready(()) if self.events.is_between() => Poll::Ready(()),
+            _ => Poll::Pending,
         }
     }
 }
@@ -149,7 +151,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::drain::announcement;
+    use skewbridge_http_engine::drain::announcement;
 
     /// Long beside any span here.
     const PATIENCE: Duration = Duration::from_secs(20);

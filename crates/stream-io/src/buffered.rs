@@ -7,7 +7,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
-use skewbridge_h1::{BodyError, Encoder};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::io::poll_read_buf;
 
@@ -58,17 +57,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
             self.input.reserve(self.chunk);
         }
         poll_read_buf(Pin::new(&mut self.io), cx, &mut self.input)
-    }
-
-    /// Writes a chunk of a body.
-    pub fn write_data(&mut self, encoder: &mut Encoder, data: Bytes) -> Result<(), BodyError> {
-        if data.len() < COPY_BELOW_BYTES {
-            return encoder.write_data(&mut self.output, &data);
-        }
-        encoder.write_data_prefix(&mut self.output, data.len())?;
-        self.push_data(data);
-        encoder.write_data_suffix(&mut self.output);
-        Ok(())
     }
 
     /// Writes these bytes, without copying them if there are many.

@@ -2,7 +2,7 @@
 //! WebSocket connection ([`WebSocketConn`]), a remote command over SPDY on the client side
 //! ([`SpdyExecClient`]) and on the serving side ([`CommandStreams`]), SPDY inside a WebSocket
 //! ([`WebSocketIo`]), fewer system calls below and above TLS ([`ReadAhead`],
-//! [`CoalescingReader`], [`write_chunked`]), tunnels through proxies ([`http_connect()`]), and
+//! [`CoalescingReader`], [`write_chunked`]), and
 //! keepalive: of a WebSocket
 //! ([`WebSocketKeepalive`]) and of SPDY ([`SpdyKeepalive`], fed by [`FrameScanner`] or
 //! [`ObservedIo`], acted on by [`SpdyPinger`]).
@@ -34,7 +34,6 @@ mod chunked_write;
 mod coalescing_reader;
 mod command_streams;
 mod frame_scanner;
-mod http_connect;
 mod observed_io;
 mod ping_policy;
 mod read_ahead;
@@ -52,7 +51,6 @@ pub use chunked_write::write_chunked;
 pub use coalescing_reader::CoalescingReader;
 pub use command_streams::CommandStreams;
 pub use frame_scanner::{FrameScanner, ScanResult, ScannedFrame};
-pub use http_connect::{ConnectError, NotHttp, http_connect};
 pub use observed_io::{KeepaliveHandle, ObservedIo};
 pub use ping_policy::PingPolicy;
 pub use read_ahead::{READ_AHEAD_BYTES, ReadAhead};

@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{HOST, HeaderMap, HeaderValue};
 use http::{Method, StatusCode, Version};
 use skewbridge_e2e::{Library, dial_websocket, serve_websocket};
-use skewbridge_h1::{
+use skewbridge_http_engine::http1::{
     parse_request, parse_response, write_headers, write_request_line, write_status_line,
 };
 use skewbridge_testkit::{PATIENCE, ScratchDir};

@@ -14,10 +14,10 @@ use bytes::Bytes;
 use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
-use skewbridge_gateway::body::{RequestBody, ResponseBody};
-use skewbridge_gateway::drain::announcement;
-use skewbridge_gateway::serve::h1::{self, ClientTimeouts};
-use skewbridge_gateway::serve::{ClientIo, ClientResponse as HttpAnswer, Service};
+use skewbridge_http_engine::body::{RequestBody, ResponseBody};
+use skewbridge_http_engine::drain::announcement;
+use skewbridge_http_engine::server::{ClientIo, ClientResponse as HttpAnswer, Service};
+use skewbridge_http_engine::server::{ClientTimeouts, h1};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
@@ -108,7 +108,7 @@ struct Requests {
 }
 
 impl Service for Requests {
-    fn refused(&self, _status: StatusCode) {}
+    type Record = ();
 
     async fn call(&self, request: Request<RequestBody>) -> HttpAnswer {
         let control = &self.control;

@@ -1,12 +1,12 @@
-//! What is under way, and since when nothing is.
+//! Counts requests in flight, and since when there are none.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use skewbridge_http_engine::server::ResponseRecord;
 use tokio::time::{Instant, sleep_until};
 
-/// Counts requests and streams while they last. A connection on which nothing is
-/// asked does not count.
+/// Counts requests and streams in flight. An idle connection does not count.
 #[derive(Debug, Clone)]
 pub struct Activity(Arc<Mutex<State>>);
 
@@ -25,22 +25,22 @@ impl Default for Activity {
     }
 }
 
-/// Something is under way while this lives.
+/// A request is in flight while this lives.
 #[derive(Debug)]
-pub(crate) struct Busy(Activity);
+pub(crate) struct ActivityGuard(Activity);
 
 impl Activity {
-    pub(crate) fn begin(&self) -> Busy {
+    pub(crate) fn begin(&self) -> ActivityGuard {
         self.with(|state| state.busy += 1);
-        Busy(self.clone())
+        ActivityGuard(self.clone())
     }
 
-    /// How much is under way.
+    /// How many requests are in flight.
     pub fn count(&self) -> usize {
         self.with(|state| state.busy)
     }
 
-    /// Returns when nothing has been under way for so long.
+    /// Returns when no request has been in flight for this long.
     pub async fn idle(&self, time: Duration) {
         loop {
             let until = self.with(|state| match state.busy {
@@ -60,7 +60,10 @@ impl Activity {
     }
 }
 
-impl Drop for Busy {
+/// Held until the response has ended.
+impl ResponseRecord for ActivityGuard {}
+
+impl Drop for ActivityGuard {
     fn drop(&mut self) {
         self.0.with(|state| {
             state.busy -= 1;

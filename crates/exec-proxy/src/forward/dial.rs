@@ -1,4 +1,4 @@
-//! Where requests go: a stream for whoever asks for one.
+//! How connections to the server are opened.
 
 use std::fmt;
 use std::future::Future;
@@ -6,15 +6,21 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use http::HeaderMap;
+use http::request::Parts;
 use skewbridge_client::Stream;
+use skewbridge_http_engine::body::ResponseBody;
+use skewbridge_http_engine::client::{ConnectError, Connected, ConnectionCredential, Connector};
+pub use skewbridge_http_engine::client::{
+    ConnectError as DialError, Protocol, ProtocolOffer as Offer,
+};
+
+use super::unauthorized_body::inspect_unauthorized;
 
 /// A future on the heap.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Opens streams to upstream: TLS to a server, TLS through a proxy, or a plugin's
-/// Unix socket. Whoever implements it sets its own time limit.
-///
-/// A closure does for a simple case:
+/// Opens streams to the server: TLS to it, TLS through a proxy, or a plugin's Unix socket. The
+/// implementation sets its own time limit.
 ///
 /// ```
 /// use skewbridge_exec_proxy::forward::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol};
@@ -32,73 +38,34 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// }
 /// ```
 pub trait Dial: Send + Sync + 'static {
-    /// Opens a stream on which the other end speaks one of the protocols that
-    /// `offer` allows.
+    /// Opens a stream on which the server speaks one of the offered protocols.
     fn dial(&self, offer: Offer) -> BoxFuture<'_, Result<Dialled, DialError>>;
 }
 
-/// What may be spoken on a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Offer {
-    /// HTTP/2 if the other end does, else HTTP/1.1 (ALPN `h2`, `http/1.1`).
-    Either,
-    /// HTTP/1.1 alone: for upgrades.
-    Http1,
-}
-
-impl Offer {
-    /// As ALPN has it.
-    pub fn alpn(self) -> Vec<Vec<u8>> {
-        match self {
-            Self::Either => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
-            Self::Http1 => vec![b"http/1.1".to_vec()],
-        }
-    }
-}
-
-/// What is spoken on a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
-    /// HTTP/1.1
-    Http1,
-    /// HTTP/2
-    Http2,
-}
-
-impl Protocol {
-    /// What the other end has chosen by ALPN.
-    pub fn from_alpn(chosen: Option<&[u8]>) -> Self {
-        match chosen {
-            Some(b"h2") => Self::Http2,
-            _ => Self::Http1,
-        }
-    }
-}
-
-/// A stream to upstream.
+/// A stream to the server.
 pub struct Dialled {
     /// Its bytes.
     pub stream: Stream,
     /// What is spoken on it.
     pub protocol: Protocol,
-    /// What it was opened with, where that can run out.
+    /// The credential it was opened with, where that can become invalid.
     pub standing: Option<Arc<dyn Standing>>,
 }
 
-/// What a connection was opened with: a certificate, say, that expires.
+/// The credential that a connection was opened with: a certificate that expires, say.
 pub trait Standing: Send + Sync + 'static {
-    /// Whether further requests may be sent on the connection. Those that are under way
-    /// are left alone.
+    /// Whether further requests may be sent on the connection. Requests in flight are not
+    /// touched.
     fn is_good(&self) -> bool;
 
-    /// Whether somebody behind upstream may answer a request to this path. A 401 is then
-    /// upstream's own only if it is a `metav1.Status`.
+    /// Whether a workload behind the server may answer a request to this path. A 401 is then
+    /// the server's own only if it is a `metav1.Status`.
     fn is_passed_on(&self, path: &str) -> bool {
         let _ = path;
         false
     }
 
-    /// Upstream itself has answered 401 to a request that was sent with these headers.
+    /// The server itself has answered 401 to a request that was sent with these headers.
     fn refused(&self, request: &HeaderMap) {
         let _ = request;
     }
@@ -112,14 +79,45 @@ impl fmt::Debug for Dialled {
     }
 }
 
-/// Why there is no stream, in words that a client is told.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("{0}")]
-pub struct DialError(String);
+/// A [`Dial`] as the connection pool uses it.
+pub(super) struct DialConnector(pub(super) Box<dyn Dial>);
 
-impl DialError {
-    /// In these words.
-    pub fn new(cause: impl Into<String>) -> Self {
-        Self(cause.into())
+impl fmt::Debug for DialConnector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DialConnector").finish_non_exhaustive()
+    }
+}
+
+impl Connector for DialConnector {
+    type Io = Stream;
+
+    async fn connect(&self, offer: Offer) -> Result<Connected<Stream>, ConnectError> {
+        let dialled = self.0.dial(offer).await?;
+        let credential = dialled.standing.map(|standing| {
+            let credential: Arc<dyn ConnectionCredential> = Arc::new(Credential(standing));
+            credential
+        });
+        Ok(Connected {
+            io: dialled.stream,
+            protocol: dialled.protocol,
+            credential,
+        })
+    }
+}
+
+/// A [`Standing`] as the connection pool uses it.
+struct Credential(Arc<dyn Standing>);
+
+impl ConnectionCredential for Credential {
+    fn is_valid(&self) -> bool {
+        self.0.is_good()
+    }
+
+    fn unauthorized(self: Arc<Self>, request: &Parts, body: ResponseBody) -> ResponseBody {
+        if self.0.is_passed_on(request.uri.path()) {
+            return inspect_unauthorized(body, self.0.clone(), request.headers.clone());
+        }
+        self.0.refused(&request.headers);
+        body
     }
 }

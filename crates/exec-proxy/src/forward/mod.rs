@@ -1,229 +1,260 @@
-//! The forwarding engine: requests of clients, changed by modifiers, on their way
-//! to one upstream.
+//! Forwards requests of clients, changed by modifiers, to one server.
 //!
-//! It knows nothing of plugins. A [`Forwarder`] has where requests go ([`Dial`]),
-//! as which host, and what is done to them; [`serve()`] accepts clients for it, and
-//! [`Apart`] does so on a thread of its own. HTTP/1.1, HTTP/2 and upgrades pass, bodies and
-//! watches as they come. Nothing is sent twice that could have an effect, and an answer
-//! that is cut is cut for the client as well.
+//! It knows nothing of plugins. A [`Forwarder`] has where requests go ([`Dial`]), as which host,
+//! and the modifiers; [`serve()`] accepts clients for it, and [`Apart`] does so on a dedicated
+//! thread. HTTP itself is `http-engine`'s: HTTP/1.1, HTTP/2 and upgrades pass, bodies and watches
+//! as they arrive. No request that could have an effect is sent twice, and a response that is cut
+//! is cut for the client as well.
 
 mod activity;
-mod apart;
-mod body;
-mod client_h1;
-mod client_h2;
+mod body_budget;
 mod dial;
+mod error;
 mod handshakes;
 mod logged_failure;
-mod overheard;
-mod pool;
-mod refusal;
-mod room;
 mod serve;
-mod tunnel;
-mod upstream_h1;
-mod upstream_h2;
-mod wire;
+mod server_thread;
+mod unauthorized_body;
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, Version};
+use skewbridge_client::Stream;
+use skewbridge_http_engine::body::{BodyError, Frame, RequestBody, ResponseBody};
+use skewbridge_http_engine::buffer_budget::{BufferBudget, ClientAuthentication, ClientLimits};
+use skewbridge_http_engine::client::{
+    Pool, PoolConfig, ProtocolPreference, ReplayBody, RetryClass, SendError, UpstreamResponse,
+};
+use skewbridge_http_engine::header_bounds::check_outgoing;
+use skewbridge_http_engine::http_message::content_length;
+use skewbridge_http_engine::server::{ClientResponse, Service, UpgradeHandler};
+use skewbridge_http_engine::tunnel;
 use skewbridge_k8s_api::forwarding_headers;
 use skewbridge_k8s_api::request_info::DecodedPath;
+use tokio::time::timeout;
 
 pub use activity::Activity;
-pub use apart::Apart;
 pub use dial::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol, Standing};
 pub(crate) use serve::is_same_user;
 pub use serve::{Listener, serve};
+pub use server_thread::Apart;
 
 use crate::modifier::{NeedsBody, Outgoing, RequestModifier};
-use activity::Busy;
-use body::{AnyBody, Uncollected, Whole, collect};
+use activity::ActivityGuard;
+use body_budget::{BodyBudget, MAX_BUDGET_BYTES};
+use dial::DialConnector;
+use error::ForwardError;
 use logged_failure::LoggedFailure;
-use pool::Pool;
-use refusal::Refusal;
-use room::{MAX_HELD, Place, Room};
-use tunnel::Upgraded;
 
 /// Bodies that modifiers see are held in memory, up to this unless
 /// [`Forwarder::body_limit`] says otherwise: kube-apiserver takes no more than
 /// 3 MiB.
 pub const BODY_LIMIT: usize = 4 * 1024 * 1024;
 
-/// A body of at most this length is read before its request is sent, so that the
-/// request can be sent again where upstream is known not to have acted on it.
-const HELD_BODY: u64 = 64 * 1024;
+/// How long a modifier that needs the whole body waits for the next part of it. Memory is
+/// reserved for it meanwhile, and the client is on this machine.
+const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long that takes at most between two pieces. What has stalled by then is sent as it
-/// comes, and not again: its server sees it begin, as it would without us.
-const HELD_IDLE: Duration = Duration::from_secs(1);
+/// Bytes held for stalled clients and for retries.
+const MAX_BUFFERED_BYTES: usize = 64 * 1024 * 1024;
 
-/// How long a modifier that wants to see all of a body waits for the next piece of it: its
-/// room is kept from others meanwhile, and the client is on this machine.
-const BODY_IDLE: Duration = Duration::from_secs(30);
+/// Unused HTTP/1.1 connections that are kept: client-go keeps 25 a host.
+const MAX_IDLE_CONNECTIONS: usize = 32;
 
-/// Passes requests on to one upstream.
+/// How often a request that the server has not processed is sent at most. Go's client sends one
+/// that meets GOAWAYs six times.
+const MAX_ATTEMPTS: usize = 6;
+
+/// Forwards requests to one server.
 pub struct Forwarder {
     authority: Authority,
     host: HeaderValue,
     modifiers: Vec<Box<dyn RequestModifier>>,
-    pool: Arc<Pool>,
+    pool: Arc<Pool<DialConnector>>,
     activity: Activity,
     body_limit: usize,
-    room: Room,
+    body_budget: BodyBudget,
+    buffers: Arc<BufferBudget>,
     failures: LoggedFailure,
 }
 
 impl Forwarder {
-    /// Requests go where `dial` leads, for the host `authority` whatever host the
-    /// client names, and after each of `modifiers` in turn.
+    /// Requests go where `dial` leads, for the host `authority` whatever host the client names,
+    /// and after each of `modifiers` in turn.
     pub fn new(
         dial: impl Dial,
         authority: Authority,
         modifiers: Vec<Box<dyn RequestModifier>>,
     ) -> Self {
-        // An authority is made of what may stand in a header.
+        // An authority consists of bytes that a header may have.
         let host = HeaderValue::from_str(authority.as_str())
             .unwrap_or_else(|_| HeaderValue::from_static("kubernetes"));
+        let config = PoolConfig {
+            max_idle_connections: MAX_IDLE_CONNECTIONS,
+            // A hardware key may have been touched for it.
+            finish_cancelled_connects: true,
+        };
         Self {
             authority,
             host,
             modifiers,
-            pool: Pool::new(Box::new(dial)),
+            pool: Pool::new(DialConnector(Box::new(dial)), config, Arc::new(())),
             activity: Activity::default(),
             body_limit: BODY_LIMIT,
-            room: Room::new(MAX_HELD),
+            body_budget: BodyBudget::new(MAX_BUDGET_BYTES),
+            // All clients have authenticated.
+            buffers: BufferBudget::new(MAX_BUFFERED_BYTES, Duration::MAX, None),
             failures: LoggedFailure::default(),
         }
     }
 
-    /// With another limit for bodies that modifiers want to see.
+    /// With another limit for bodies that modifiers need to see.
     #[must_use]
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
-        self.held_limit(bytes.max(MAX_HELD))
+        self.held_limit(bytes.max(MAX_BUDGET_BYTES))
     }
 
-    /// With another limit for all bodies together that are held at one time. Requests
-    /// for which there is no room wait, and are refused with a 503 Status if that takes
-    /// too long.
+    /// With another limit for all such bodies together at one time. Requests for which there is
+    /// no memory wait, and are refused with a 503 Status if that takes too long.
     #[must_use]
     pub fn held_limit(mut self, bytes: usize) -> Self {
-        self.room = Room::new(bytes);
+        self.body_budget = BodyBudget::new(bytes);
         self
     }
 
-    /// What is under way.
+    /// Requests in flight.
     pub fn activity(&self) -> &Activity {
         &self.activity
     }
 
     /// Answers one request.
-    async fn call(&self, request: Request<AnyBody>) -> Answer {
-        let busy = self.activity.begin();
-        let asked = request.headers().clone();
-        let mut answer = match self.forward(request).await {
-            Ok(answer) => answer,
-            Err(refusal) => {
-                // Not all clients show the cause.
-                if matches!(refusal, Refusal::Modifier { .. }) && self.failures.is_new(&refusal) {
-                    tracing::warn!(cause = %refusal, "requests fail because a signer failed");
-                } else {
-                    tracing::debug!(%refusal, "a request was not answered by the server");
-                }
-                Answer::refused(&refusal, &asked)
+    async fn call(
+        &self,
+        request: Request<RequestBody>,
+        limits: &ClientLimits,
+    ) -> ClientResponse<ActivityGuard> {
+        let guard = self.activity.begin();
+        let headers = request.headers().clone();
+        match self.forward(request, limits).await {
+            Ok(UpstreamResponse::Response(response)) => {
+                ClientResponse::with_record(response, guard)
             }
-        };
-        answer.busy = Some(busy);
-        answer
+            Ok(UpstreamResponse::Upgraded(response, upgraded)) => ClientResponse {
+                response: response.map(|()| ResponseBody::empty()),
+                switched: Some(UpgradeHandler::new(|io, input, guard| async move {
+                    tunnel::relay(io, input, upgraded, |_, _| {}).await;
+                    drop(guard);
+                })),
+                record: guard,
+            },
+            Err(error) => {
+                // Not all clients show the cause.
+                if matches!(error, ForwardError::Modifier { .. }) && self.failures.is_new(&error) {
+                    tracing::warn!(cause = %error, "requests fail because a signer failed");
+                } else {
+                    tracing::debug!(%error, "a request was not answered by the server");
+                }
+                let response = error.response(&headers).map(ResponseBody::full);
+                ClientResponse::with_record(response, guard)
+            }
+        }
     }
 
-    async fn forward(&self, request: Request<AnyBody>) -> Result<Answer, Refusal> {
+    async fn forward(
+        &self,
+        request: Request<RequestBody>,
+        limits: &ClientLimits,
+    ) -> Result<UpstreamResponse<Stream>, ForwardError> {
         let (mut head, body) = request.into_parts();
         if head.method == Method::CONNECT {
-            return Err(Refusal::Connect);
+            return Err(ForwardError::Connect);
         }
         let upgrade = (head.version == Version::HTTP_11)
             .then(|| forwarding_headers::requested_upgrade(&head.headers))
             .flatten();
         forwarding_headers::remove_hop_by_hop(&mut head.headers);
-        // The body tells the client to go on when it is asked for.
+        // Reading the body sends `100 Continue` to the client.
         head.headers.remove(EXPECT);
-        let body = Body::of(&head, body, &self.room).await?;
-        // As it came, should it have to be signed anew.
+        // The original headers, should the request have to be signed again.
         let unsigned = (!self.modifiers.is_empty()).then(|| head.headers.clone());
         let body = self.modify(&mut head, body, upgrade.as_ref()).await?;
-        let repeat = Repeat::of(&head, upgrade.is_some());
-        let offer = match upgrade {
-            None => Offer::Either,
-            Some(_) => Offer::Http1,
+        let signed_body = match &body {
+            RequestBody::Full(bytes) => Some(bytes.clone()),
+            RequestBody::Empty => Some(Bytes::new()),
+            RequestBody::Stream(_) => None,
         };
-        let reply = match body {
-            Body::Held(bytes) => {
-                let whole = || Box::new(Whole(bytes.clone()));
-                match self.pool.send(&head, whole(), repeat, offer).await {
-                    Err(Refusal::NotProcessed(cause)) => {
-                        tracing::debug!(%cause, "a request is sent once more");
-                        if let Some(headers) = unsigned {
-                            head.headers = headers;
-                            let again = Body::Held(bytes.clone());
-                            self.modify(&mut head, again, upgrade.as_ref()).await?;
-                        }
-                        // Boxed: it happens seldom, and each watch would have
-                        // room for it.
-                        Box::pin(self.pool.send(&head, whole(), repeat, offer)).await
-                    }
-                    answered => answered,
-                }
-            }
-            Body::Streamed(body) => self.pool.send(&head, body, repeat, offer).await,
+        let retry_class = retry_class(&head, upgrade.is_some());
+        let replay = |body| {
+            ReplayBody::new(body, Arc::new(()), retry_class).charged_to(limits.reservation())
         };
-        Ok(match reply? {
-            Reply::Response(mut response, body) => {
-                forwarding_headers::remove_hop_by_hop(response.headers_mut());
-                Answer {
-                    response,
-                    body,
-                    upgraded: None,
-                    busy: None,
-                }
+        let prefer = match upgrade {
+            None => ProtocolPreference::H2,
+            Some(_) => ProtocolPreference::Upgrade,
+        };
+        self.pool.evict_idle();
+        let mut request = Request::from_parts(head, replay(body));
+        let mut attempts = 1;
+        let response = loop {
+            let bytes = check_outgoing(request.method(), request.uri(), request.headers())
+                .map_err(|status| ForwardError::HeadersTooLarge(status.message))?;
+            request.body_mut().set_header_bytes(bytes);
+            let cause = match self.pool.send(&mut request, prefer).await {
+                Ok(response) => break response,
+                Err(SendError::NotProcessed(cause) | SendError::GoneAway(cause)) => cause,
+                Err(error) => return Err(error.into()),
+            };
+            attempts += 1;
+            let can_resend = signed_body.is_some() || request.body_mut().rewind();
+            if attempts > MAX_ATTEMPTS || !can_resend {
+                return Err(ForwardError::NotProcessed(cause));
             }
-            Reply::Upgraded(mut response, upgraded) => {
-                let chosen = response.headers().get(UPGRADE).cloned();
+            tracing::debug!(%cause, "a request is retried");
+            // Boxed: it happens seldom, and each watch would have room for it.
+            request = Box::pin(async {
+                let (mut head, mut body) = request.into_parts();
+                if let Some(bytes) = &signed_body {
+                    body = replay(RequestBody::from(bytes.clone()));
+                }
+                if let Some(headers) = &unsigned {
+                    head.headers = headers.clone();
+                    let seen = signed_body.clone().map_or(RequestBody::Empty, Into::into);
+                    self.modify(&mut head, seen, upgrade.as_ref()).await?;
+                }
+                Ok::<_, ForwardError>(Request::from_parts(head, body))
+            })
+            .await?;
+        };
+        Ok(match response {
+            UpstreamResponse::Response(mut response) => {
                 forwarding_headers::remove_hop_by_hop(response.headers_mut());
-                let headers = response.headers_mut();
-                headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
-                if let Some(protocol) = chosen.or(upgrade) {
-                    headers.insert(UPGRADE, protocol);
-                }
-                Answer {
-                    response,
-                    body: body::empty(),
-                    upgraded: Some(upgraded),
-                    busy: None,
-                }
+                UpstreamResponse::Response(response)
+            }
+            UpstreamResponse::Upgraded(mut response, upgraded) => {
+                switch_headers(&mut response, upgrade);
+                UpstreamResponse::Upgraded(response, upgraded)
             }
         })
     }
 
-    /// All of a body, for a modifier that wants to see it.
-    async fn hold(
+    /// All of a body, for a modifier that needs to see it.
+    async fn collect(
         &self,
-        body: Body,
+        body: RequestBody,
         modifier: &dyn RequestModifier,
         head: &mut Parts,
-    ) -> Result<Body, Refusal> {
-        let body = match body {
-            Body::Held(bytes) => return Ok(Body::Held(bytes)),
-            Body::Streamed(body) => body,
-        };
+    ) -> Result<RequestBody, ForwardError> {
+        if !matches!(body, RequestBody::Stream(_)) {
+            return Ok(body);
+        }
         let limit = self.body_limit;
-        let too_long = || Refusal::BodyTooLong {
+        let too_long = || ForwardError::BodyTooLong {
             modifier: modifier.name().to_owned(),
             limit,
         };
@@ -235,56 +266,61 @@ impl Forwarder {
             }
             None => None,
         };
-        let place = self.room.take(length.unwrap_or(limit)).await;
-        let place: Place = place.ok_or_else(|| Refusal::NoRoom {
+        let permit = self.body_budget.acquire(length.unwrap_or(limit)).await;
+        let permit = permit.ok_or_else(|| ForwardError::NoRoom {
             modifier: modifier.name().to_owned(),
         })?;
-        match collect(body, length.unwrap_or_default(), limit, BODY_IDLE).await {
+        match collect(body, length.unwrap_or_default(), limit).await {
             Ok(bytes) => {
                 head.headers.remove(TRANSFER_ENCODING);
                 head.headers.insert(CONTENT_LENGTH, bytes.len().into());
-                Ok(Body::Held(place.hold(bytes)))
+                Ok(RequestBody::from(permit.hold(bytes)))
             }
-            Err(Uncollected::TooLong) => Err(too_long()),
-            Err(Uncollected::Stalled(_)) => Err(Refusal::StalledBody {
+            Err(CollectError::TooLong) => Err(too_long()),
+            Err(CollectError::Stalled) => Err(ForwardError::StalledBody {
                 modifier: modifier.name().to_owned(),
-                after: BODY_IDLE,
+                after: BODY_IDLE_TIMEOUT,
             }),
-            Err(Uncollected::Cut(cut)) => Err(Refusal::Body(cut.to_string())),
+            Err(CollectError::Cut(cause)) => Err(ForwardError::NotARequest(cause.to_string())),
         }
     }
 
-    /// Lets each modifier have its turn. What concerns the connection is not
-    /// theirs to say.
+    /// Runs each modifier. Headers of the connection are not theirs to set.
     async fn modify(
         &self,
         head: &mut Parts,
-        mut body: Body,
+        mut body: RequestBody,
         upgrade: Option<&HeaderValue>,
-    ) -> Result<Body, Refusal> {
+    ) -> Result<RequestBody, ForwardError> {
         let target = head.uri.path_and_query().cloned();
         let target = target.unwrap_or_else(|| PathAndQuery::from_static("/"));
         let mut url = http::uri::Parts::default();
         url.scheme = Some(Scheme::HTTPS);
         url.authority = Some(self.authority.clone());
         url.path_and_query = Some(target);
-        head.uri = Uri::from_parts(url).map_err(|error| Refusal::NotARequest(error.to_string()))?;
+        head.uri =
+            Uri::from_parts(url).map_err(|error| ForwardError::NotARequest(error.to_string()))?;
         head.headers.insert(HOST, self.host.clone());
         for modifier in &self.modifiers {
             if modifier.needs_body() == NeedsBody::Whole {
-                body = self.hold(body, modifier.as_ref(), head).await?;
+                body = self.collect(body, modifier.as_ref(), head).await?;
             }
+            let seen = match &body {
+                RequestBody::Full(bytes) => Some(bytes.clone()),
+                RequestBody::Empty => Some(Bytes::new()),
+                RequestBody::Stream(_) => None,
+            };
             let outgoing = Outgoing {
                 method: &head.method,
                 url: &head.uri,
                 headers: &mut head.headers,
-                body: body.bytes(),
+                body: seen.as_ref(),
                 upgrade: upgrade.and_then(|protocol| protocol.to_str().ok()),
             };
             modifier
                 .modify(outgoing)
                 .await
-                .map_err(|cause| Refusal::Modifier {
+                .map_err(|cause| ForwardError::Modifier {
                     modifier: modifier.name().to_owned(),
                     cause: cause.to_string(),
                 })?;
@@ -294,10 +330,14 @@ impl Forwarder {
             head.headers.remove(EXPECT);
             head.headers.insert(HOST, self.host.clone());
         }
-        if let Body::Held(bytes) = &body
-            && (!bytes.is_empty() || head.headers.contains_key(CONTENT_LENGTH))
-        {
-            head.headers.insert(CONTENT_LENGTH, bytes.len().into());
+        match &body {
+            RequestBody::Full(bytes) => {
+                head.headers.insert(CONTENT_LENGTH, bytes.len().into());
+            }
+            RequestBody::Empty if head.headers.contains_key(CONTENT_LENGTH) => {
+                head.headers.insert(CONTENT_LENGTH, 0.into());
+            }
+            RequestBody::Empty | RequestBody::Stream(_) => {}
         }
         if let Some(protocol) = upgrade {
             let connection = HeaderValue::from_static("Upgrade");
@@ -316,129 +356,115 @@ impl std::fmt::Debug for Forwarder {
     }
 }
 
-/// The body of a request on its way up.
-enum Body {
-    /// At hand, and can be sent again.
-    Held(bytes::Bytes),
-    /// As it comes.
-    Streamed(AnyBody),
+/// Answers the requests of one client connection.
+#[derive(Debug, Clone)]
+struct ConnectionService {
+    forwarder: Arc<Forwarder>,
+    limits: ClientLimits,
 }
 
-impl Body {
-    async fn of(head: &Parts, body: AnyBody, room: &Room) -> Result<Self, Refusal> {
-        if body.is_done() {
-            return Ok(Self::Held(bytes::Bytes::new()));
-        }
-        let length = content_length(&head.headers).filter(|length| *length <= HELD_BODY);
-        let length = length.and_then(|length| usize::try_from(length).ok());
-        // Without room it is sent as it comes, and not again.
-        match length.and_then(|length| Some((length, room.take_now(length)?))) {
-            Some((length, place)) => {
-                // HTTP/2 checks the length itself, and HTTP/1.1 has no other end.
-                match collect(body, length, length, HELD_IDLE).await {
-                    Ok(bytes) => Ok(Self::Held(place.hold(bytes))),
-                    Err(Uncollected::Stalled(resumed)) => Ok(Self::Streamed(Box::new(resumed))),
-                    Err(Uncollected::TooLong) => {
-                        Err(Refusal::Body("it is longer than Content-Length".to_owned()))
-                    }
-                    Err(Uncollected::Cut(cut)) => Err(Refusal::Body(cut.to_string())),
-                }
+/// The TLS handshake has verified the client's certificate.
+#[derive(Debug)]
+struct Authenticated;
+
+impl ClientAuthentication for Authenticated {
+    fn is_authenticated(&self) -> bool {
+        true
+    }
+}
+
+impl ConnectionService {
+    fn new(forwarder: Arc<Forwarder>) -> Self {
+        let limits = ClientLimits::new(Arc::new(Authenticated), forwarder.buffers.clone());
+        Self { forwarder, limits }
+    }
+}
+
+impl Service for ConnectionService {
+    type Record = ActivityGuard;
+
+    async fn call(&self, request: Request<RequestBody>) -> ClientResponse<ActivityGuard> {
+        self.forwarder.call(request, &self.limits).await
+    }
+
+    fn limits(&self) -> &ClientLimits {
+        &self.limits
+    }
+}
+
+/// The headers of a 101 for the client.
+fn switch_headers(response: &mut Response<()>, requested: Option<HeaderValue>) {
+    let chosen = response.headers().get(UPGRADE).cloned();
+    let headers: &mut HeaderMap = response.headers_mut();
+    forwarding_headers::remove_hop_by_hop(headers);
+    headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    if let Some(protocol) = chosen.or(requested) {
+        headers.insert(UPGRADE, protocol);
+    }
+}
+
+/// Why a body was not collected.
+enum CollectError {
+    TooLong,
+    Stalled,
+    Cut(BodyError),
+}
+
+/// All of a body, if it is not longer than `limit`. Trailers are dropped: the body is sent with
+/// its length.
+async fn collect(
+    mut body: RequestBody,
+    expected: usize,
+    limit: usize,
+) -> Result<Bytes, CollectError> {
+    let mut collected = BytesMut::with_capacity(expected);
+    loop {
+        let next = timeout(BODY_IDLE_TIMEOUT, poll_fn(|cx| body.poll_frame(cx))).await;
+        let Some(frame) = next.map_err(|_| CollectError::Stalled)? else {
+            return Ok(collected.freeze());
+        };
+        if let Frame::Data(data) = frame.map_err(CollectError::Cut)? {
+            if collected.len() + data.len() > limit {
+                return Err(CollectError::TooLong);
             }
-            None => Ok(Self::Streamed(body)),
-        }
-    }
-
-    fn bytes(&self) -> Option<&bytes::Bytes> {
-        match self {
-            Self::Held(bytes) => Some(bytes),
-            Self::Streamed(_) => None,
+            collected.extend_from_slice(&data);
         }
     }
 }
 
-/// Whether a request may be sent again when it is not certain that the first time
-/// had no effect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Repeat {
-    /// It only reads.
-    Harmless,
-    /// It changes something, or starts something: exec by WebSocket is a GET.
-    OnlyIfCertain,
-}
-
-impl Repeat {
-    fn of(head: &Parts, upgrade: bool) -> Self {
-        let reads = matches!(head.method, Method::GET | Method::HEAD | Method::OPTIONS);
-        // What a workload does with a GET nobody knows.
-        if reads && !upgrade && !may_reach_workload(head.uri.path()) {
-            Self::Harmless
-        } else {
-            Self::OnlyIfCertain
-        }
+/// A read of the API itself may be retried when it is not certain that the server has not
+/// processed it. A change may not, and neither may an exec by WebSocket, which is a GET.
+fn retry_class(head: &Parts, upgrade: bool) -> RetryClass {
+    let reads = matches!(head.method, Method::GET | Method::HEAD | Method::OPTIONS);
+    // A workload may do anything with a GET.
+    if reads && !upgrade && !may_reach_workload(head.uri.path()) {
+        RetryClass::Idempotent
+    } else {
+        RetryClass::OnlyIfUnsent
     }
 }
 
-/// Whether somebody behind the API may answer what is at this path, whatever stands before
-/// it: upstream may be reached below a path of its own.
+/// Whether a workload may answer a request to this path, whatever precedes it: the server may be
+/// reached below a path of its own.
 fn may_reach_workload(path: &str) -> bool {
     let names = |part: &str| matches!(part, "proxy" | "exec" | "attach" | "portforward");
     DecodedPath::new(path).map_or(true, |path| path.as_str().split('/').any(names))
-}
-
-/// What upstream answered.
-enum Reply {
-    Response(Response<()>, AnyBody),
-    /// 101: the connection is the client's now.
-    Upgraded(Response<()>, Upgraded),
-}
-
-/// What a client is answered.
-struct Answer {
-    response: Response<()>,
-    body: AnyBody,
-    upgraded: Option<Upgraded>,
-    /// Kept until the answer has been sent.
-    busy: Option<Busy>,
-}
-
-impl Answer {
-    fn refused(refusal: &Refusal, asked: &HeaderMap) -> Self {
-        let (response, body) = refusal.response(asked);
-        Self {
-            response,
-            body: Box::new(Whole(body)),
-            upgraded: None,
-            busy: None,
-        }
-    }
-}
-
-/// Whether a client waits for `100 Continue`.
-fn expects_continue(headers: &HeaderMap) -> bool {
-    headers
-        .get(EXPECT)
-        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
-}
-
-/// A length that has been looked at: one, and a number.
-fn content_length(headers: &HeaderMap) -> Option<u64> {
-    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use std::task::{Context, Poll};
 
-    use bytes::Bytes;
+    use skewbridge_http_engine::body::{BodySource, PollFrame};
 
-    use super::body::{Frame, PollFrame};
     use super::*;
     use crate::modifier::ModifyError;
 
     /// A body that begins, and never goes on.
+    #[derive(Debug)]
     struct Stalled(Bytes);
 
-    impl body::Body for Stalled {
+    impl BodySource for Stalled {
         fn poll_frame(&mut self, _: &mut Context<'_>) -> PollFrame {
             match std::mem::take(&mut self.0) {
                 nothing if nothing.is_empty() => Poll::Pending,
@@ -446,13 +472,17 @@ mod tests {
             }
         }
 
+        fn buffered(&mut self) -> usize {
+            0
+        }
+
         fn is_done(&self) -> bool {
             false
         }
     }
 
-    fn stalled(length: usize) -> Request<AnyBody> {
-        let body: AnyBody = Box::new(Stalled(Bytes::from_static(b"begun")));
+    fn stalled(length: usize) -> Request<RequestBody> {
+        let body = RequestBody::Stream(Box::new(Stalled(Bytes::from_static(b"begun"))));
         Request::post("/api/v1/namespaces")
             .header(CONTENT_LENGTH, length)
             .body(body)
@@ -484,46 +514,51 @@ mod tests {
     }
 
     #[test]
-    fn only_what_reads_from_the_api_itself_may_be_repeated() {
+    fn only_reads_of_the_api_itself_are_retried_when_in_doubt() {
         let rows = [
-            ("GET", "/api/v1/namespaces/x/pods", false, Repeat::Harmless),
+            (
+                "GET",
+                "/api/v1/namespaces/x/pods",
+                false,
+                RetryClass::Idempotent,
+            ),
             (
                 "HEAD",
                 "/api/v1/namespaces/x/pods/web/log",
                 false,
-                Repeat::Harmless,
+                RetryClass::Idempotent,
             ),
             (
                 "POST",
                 "/api/v1/namespaces/x/pods",
                 false,
-                Repeat::OnlyIfCertain,
+                RetryClass::OnlyIfUnsent,
             ),
             (
                 "GET",
                 "/api/v1/namespaces/x/pods/web/exec",
                 true,
-                Repeat::OnlyIfCertain,
+                RetryClass::OnlyIfUnsent,
             ),
             (
                 "GET",
                 "/api/v1/namespaces/x/services/web/proxy/x",
                 false,
-                Repeat::OnlyIfCertain,
+                RetryClass::OnlyIfUnsent,
             ),
             (
                 "GET",
                 "/api/v1/namespaces/x/services/web/%70roxy/x",
                 false,
-                Repeat::OnlyIfCertain,
+                RetryClass::OnlyIfUnsent,
             ),
             (
                 "GET",
                 "/k8s/clusters/c/api/v1/nodes/n%2Fproxy/x",
                 false,
-                Repeat::OnlyIfCertain,
+                RetryClass::OnlyIfUnsent,
             ),
-            ("GET", "/api/v1/nodes/%zz", false, Repeat::OnlyIfCertain),
+            ("GET", "/api/v1/nodes/%zz", false, RetryClass::OnlyIfUnsent),
         ];
         for (method, path, upgrade, expected) in rows {
             let (head, ()) = Request::builder()
@@ -532,19 +567,20 @@ mod tests {
                 .body(())
                 .unwrap()
                 .into_parts();
-            assert_eq!(Repeat::of(&head, upgrade), expected, "{method} {path}");
+            assert_eq!(retry_class(&head, upgrade), expected, "{method} {path}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stalled_body_is_answered_with_408_and_gives_its_room_back() {
+    async fn a_stalled_body_is_answered_with_408_and_its_memory_is_released() {
         let host = Authority::from_static("k.invalid");
         let forwarder = Forwarder::new(Nowhere, host, vec![Box::new(Signer)]);
         for length in [10, BODY_LIMIT] {
             let begun = tokio::time::Instant::now();
-            let mut answer = forwarder.call(stalled(length)).await;
+            let limits = ClientLimits::trusted();
+            let mut answer = forwarder.call(stalled(length), limits).await;
             assert_eq!(answer.response.status(), 408);
-            let frame = std::future::poll_fn(|cx| answer.body.poll_frame(cx)).await;
+            let frame = std::future::poll_fn(|cx| answer.response.body_mut().poll_frame(cx)).await;
             let Some(Ok(Frame::Data(status))) = frame else {
                 panic!("no Status")
             };
@@ -553,21 +589,14 @@ mod tests {
             let words = "signer needs the whole body of a request, and nothing more of it has \
                          come for 30 s";
             assert!(status.contains(words), "{status}");
-            assert!(begun.elapsed() <= BODY_IDLE + HELD_IDLE + Duration::from_secs(1));
-            assert!(forwarder.room.take_now(MAX_HELD).is_some(), "{length}");
+            assert!(begun.elapsed() <= BODY_IDLE_TIMEOUT + Duration::from_secs(1));
+            assert!(
+                forwarder
+                    .body_budget
+                    .try_acquire(MAX_BUDGET_BYTES)
+                    .is_some(),
+                "{length}"
+            );
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_short_body_that_stalls_is_sent_as_it_comes_unless_somebody_has_to_see_it() {
-        let room = Room::new(100);
-        let (head, body) = stalled(10).into_parts();
-        let body = Body::of(&head, body, &room).await;
-        let Ok(Body::Streamed(mut body)) = body else {
-            panic!("it is waited for")
-        };
-        assert!(room.take_now(100).is_some());
-        let first = std::future::poll_fn(|cx| body.poll_frame(cx)).await;
-        assert!(matches!(first, Some(Ok(Frame::Data(first))) if first == "begun"));
     }
 }

@@ -1,5 +1,4 @@
-//! Accepting clients: over a Unix socket of their own user, or over TCP, always
-//! with TLS.
+//! Accepts clients: over a Unix socket of their own user, or over TCP, always with TLS.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -7,6 +6,9 @@ use std::time::Duration;
 
 use rustls::ServerConfig;
 use skewbridge_client::Stream;
+use skewbridge_http_engine::drain::Drain;
+use skewbridge_http_engine::server::h2::H2Limits;
+use skewbridge_http_engine::server::{ClientIo, ClientTimeouts, h1, h2};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -14,25 +16,25 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::handshakes::{Ends, Handshakes};
-use super::{Forwarder, client_h1, client_h2};
+use super::{ConnectionService, Forwarder};
 
 /// Clients with a certificate at one time: one user's programs. More wait.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// After an accept that failed, which is because of a limit of the system.
-const AFTER_FAILURE: Duration = Duration::from_millis(100);
+/// After an accept that failed because of a limit of the system.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Where clients come from.
 #[derive(Debug)]
 pub enum Listener {
-    /// A Unix socket. Peers of another user are turned away before a byte is read.
+    /// A Unix socket. Clients of another user are rejected before a byte is read.
     Unix(UnixListener),
-    /// A TCP port, of loopback if the caller is wise.
+    /// A TCP port, which should be on loopback.
     Tcp(TcpListener),
 }
 
 impl Listener {
-    /// The next client that may be talked to. It can be given up and asked again.
+    /// The next client of the same user. Cancel safe.
     async fn accept(&self) -> (Stream, Option<Ends>) {
         loop {
             let accepted: std::io::Result<(Stream, _)> = match self {
@@ -53,23 +55,23 @@ impl Listener {
                 Ok(accepted) => return accepted,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
-                    sleep(AFTER_FAILURE).await;
+                    sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
     }
 }
 
-/// Whether the process at the other end runs as our own user. Who is somebody
-/// else, or cannot be told, is nobody to talk to.
+/// Whether the process at the other end runs as the same user. A client of another or an unknown
+/// user is rejected.
 pub(crate) fn is_same_user(stream: &tokio::net::UnixStream) -> bool {
     let ours = rustix::process::geteuid().as_raw();
     match stream.peer_cred() {
-        Ok(peer) if peer.uid() == ours => true,
-        Ok(peer) => {
+        Ok(client) if client.uid() == ours => true,
+        Ok(client) => {
             tracing::warn!(
-                uid = peer.uid(),
-                "a process of another user tried to connect; it is turned away"
+                uid = client.uid(),
+                "a process of another user tried to connect and was rejected"
             );
             false
         }
@@ -80,10 +82,10 @@ pub(crate) fn is_same_user(stream: &tokio::net::UnixStream) -> bool {
     }
 }
 
-/// Serves clients until `shutdown` is ready; then all that is under way is cut.
+/// Serves clients until `shutdown` is ready; then all requests in flight are cut.
 ///
-/// `tls` says what is shown and which certificates clients have to have. Its ALPN
-/// protocols decide what is spoken: [`Offer::alpn`](super::Offer::alpn) has them.
+/// `tls` has the serving certificate and the CA of client certificates. Its ALPN protocols
+/// decide what is spoken: [`Offer::alpn`](super::Offer::alpn) has them.
 pub async fn serve(
     listener: Listener,
     tls: Arc<ServerConfig>,
@@ -100,19 +102,34 @@ pub async fn serve(
                 handshakes.begin(stream, ends).await;
             }
             stream = handshakes.next() => {
-                connections.spawn(talk(stream, forwarder.clone()));
+                connections.spawn(serve_connection(stream, forwarder.clone()));
             }
             Some(_) = connections.join_next() => {}
         }
     }
 }
 
-async fn talk(stream: TlsStream<Stream>, forwarder: Arc<Forwarder>) {
+/// HTTP/2 streams at one time on a connection: what kube-apiserver allows.
+const MAX_STREAMS: u32 = 250;
+
+/// Times allowed to clients, which are on this machine. A pager may not read a log for hours.
+const TIMEOUTS: ClientTimeouts = ClientTimeouts {
+    head: Duration::from_secs(30),
+    idle: Duration::from_mins(10),
+    stall: Duration::from_hours(24),
+};
+
+async fn serve_connection(stream: TlsStream<Stream>, forwarder: Arc<Forwarder>) {
     let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-    let stream: Stream = Box::new(stream);
+    let io = ClientIo::TlsOver(Box::new(stream));
+    let service = ConnectionService::new(forwarder);
     if is_h2 {
-        client_h2::serve(stream, forwarder).await;
+        let limits = H2Limits {
+            max_streams: MAX_STREAMS,
+            timeouts: TIMEOUTS,
+        };
+        h2::serve(io, service, limits, Drain::never()).await;
     } else {
-        client_h1::serve(stream, forwarder).await;
+        h1::serve(io, service, TIMEOUTS, Drain::never()).await;
     }
 }

@@ -1,6 +1,6 @@
 //! Dispatches requests by resource, subresource and verb.
 
-use skewbridge_gateway::serve::ClientResponse;
+use skewbridge_http_engine::server::ClientResponse;
 use skewbridge_k8s_api::request_info::Verb;
 use skewbridge_k8s_api::status::Status;
 

@@ -3,8 +3,8 @@
 use http::header::UPGRADE;
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
-use skewbridge_gateway::body::{Pieces, ResponseBody};
-use skewbridge_gateway::serve::{self, ClientResponse};
+use skewbridge_http_engine::body::{ChunkProducer, ResponseBody};
+use skewbridge_http_engine::server::{ClientResponse, UpgradeHandler};
 use skewbridge_k8s_api::status::Status;
 use skewbridge_remotecommand::port_forward::tunnel::tunnelled_protocols;
 use skewbridge_websocket::subprotocols;
@@ -82,7 +82,7 @@ pub(super) async fn stream(
     };
     match request.server.streams.answer(stream_request).await {
         StreamAnswer::Pieces(head, pieces) => Ok(ClientResponse::new(
-            head.map(|()| ResponseBody::made(Channel(pieces))),
+            head.map(|()| ResponseBody::generated(Channel(pieces))),
         )),
         StreamAnswer::Refused(status) => Err(status),
         StreamAnswer::Switch(..) if request.head.version == http::Version::HTTP_2 => {
@@ -90,7 +90,7 @@ pub(super) async fn stream(
         }
         StreamAnswer::Switch(head, takeover) => Ok(ClientResponse::switching(
             head,
-            serve::UpgradeHandler::new(|io, input, _| {
+            UpgradeHandler::new(|io, input, _| {
                 takeover.run(Switched {
                     io: Box::new(io),
                     input,
@@ -122,8 +122,8 @@ fn not_by_websocket() -> ApiResponse {
 #[derive(Debug)]
 struct Channel(mpsc::Receiver<bytes::Bytes>);
 
-impl Pieces for Channel {
-    fn poll_piece(
+impl ChunkProducer for Channel {
+    fn poll_chunk(
         &mut self,
         cx: &mut std::task::Context<'_>,
     ) -> std::task::Poll<Option<bytes::Bytes>> {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WARNING};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use serde_json::Value;
-use skewbridge_gateway::body::ResponseBody;
+use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_k8s_api::content_negotiation::{Format, content_type, negotiate_error_format};
 use skewbridge_k8s_api::status::Status;
 

@@ -7,8 +7,8 @@ use bytes::{Bytes, BytesMut};
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, StatusCode};
 use skewbridge_gateway::authn::ClientCertState;
-use skewbridge_gateway::body::{Frame, RequestBody};
-use skewbridge_gateway::serve::{ClientResponse, Service};
+use skewbridge_http_engine::body::{Frame, RequestBody};
+use skewbridge_http_engine::server::{ClientResponse, Service};
 use skewbridge_k8s_api::identity::User;
 use skewbridge_k8s_api::request_info::{DecodedPath, Kind, RequestInfo};
 use skewbridge_k8s_api::status::Status;
@@ -30,6 +30,8 @@ pub(super) struct Requests {
 }
 
 impl Service for Requests {
+    type Record = ();
+
     fn refused(&self, status: StatusCode) {
         tracing::debug!(%status, "what came was no request");
     }

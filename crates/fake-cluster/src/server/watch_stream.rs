@@ -15,8 +15,8 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode};
 use serde_json::{Value, json};
-use skewbridge_gateway::body::{Pieces, ResponseBody};
-use skewbridge_gateway::drain::Drain;
+use skewbridge_http_engine::body::{ChunkProducer, ResponseBody};
+use skewbridge_http_engine::drain::Drain;
 use skewbridge_k8s_api::content_negotiation::Format;
 use skewbridge_k8s_api::status::Status;
 use tokio::time::{Instant, sleep_until};
@@ -92,7 +92,7 @@ pub(super) fn watch(
         drain: request.server.drain.clone(),
         over: false,
     };
-    Ok(reply(ResponseBody::made(WatchBody {
+    Ok(reply(ResponseBody::generated(WatchBody {
         step: Box::pin(watching.step()),
     })))
 }
@@ -276,8 +276,8 @@ struct WatchBody {
     step: Pin<Box<dyn Future<Output = (WatchStream, Option<Bytes>)> + Send>>,
 }
 
-impl Pieces for WatchBody {
-    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+impl ChunkProducer for WatchBody {
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let (watching, piece) = ready!(self.step.as_mut().poll(cx));
         self.step = Box::pin(watching.step());
         Poll::Ready(piece)
@@ -292,7 +292,7 @@ impl fmt::Debug for WatchBody {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_gateway::drain::{DrainTrigger, announcement};
+    use skewbridge_http_engine::drain::{DrainTrigger, announcement};
 
     use super::super::shared::SharedStore;
     use super::*;

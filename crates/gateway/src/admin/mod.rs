@@ -10,15 +10,14 @@ use skewbridge_k8s_api::status::Status;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use crate::access_log::AccessLogEntry;
-use crate::body::{RequestBody, ResponseBody};
-use crate::drain::announcement;
 use crate::error_response;
 use crate::frontend::listener::AFTER_FAILURE;
 use crate::health::{self, Health, Question};
 use crate::metrics::Metrics;
-use crate::serve::h1::ClientTimeouts;
-use crate::serve::{ClientIo, ClientResponse, Service, h1};
+use skewbridge_http_engine::body::{RequestBody, ResponseBody};
+use skewbridge_http_engine::drain::announcement;
+use skewbridge_http_engine::server::ClientTimeouts;
+use skewbridge_http_engine::server::{ClientIo, ClientResponse, Service, h1};
 
 /// A scraper, a prober and a person; not a crowd.
 const MAX_CONNECTIONS: usize = 64;
@@ -51,13 +50,15 @@ pub(crate) async fn run(listener: TcpListener, admin: Admin, patience: ClientTim
 }
 
 impl Service for Admin {
+    type Record = ();
+
     fn refused(&self, _status: StatusCode) {}
 
     async fn call(&self, request: Request<RequestBody>) -> ClientResponse {
         ClientResponse {
             response: self.answer(&request).map(ResponseBody::full),
             switched: None,
-            record: AccessLogEntry::none(),
+            record: (),
         }
     }
 }

@@ -11,13 +11,13 @@ use skewbridge_k8s_api::forwarding_headers::PEER_HOP_HEADERS;
 use skewbridge_k8s_api::identity::User;
 use skewbridge_peer_directory::Peer;
 
-use crate::body::{Frame, RequestBody, ResponseBody};
 use crate::config::BridgeUser;
 use crate::state::GatewayState;
 use crate::upstream::{
-    PeerConnectionIdentity, Pools, ProtocolPreference, Replay, RetryClass, UpstreamIdentity,
+    PeerConnectionIdentity, Pools, ProtocolPreference, ReplayBody, RetryClass, UpstreamIdentity,
     UpstreamResponse,
 };
+use skewbridge_http_engine::body::{Frame, RequestBody, ResponseBody};
 
 /// Who we are in a server's log.
 const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"));
@@ -158,8 +158,9 @@ impl InternalClient {
             .cluster_handle
             .as_ref()
             .map(|it| it.cluster.load());
-        self.pools
-            .tidy(|identity| (cluster.as_ref()).is_some_and(|it| it.peers.get(identity).is_some()));
+        self.pools.evict_idle(|identity| {
+            (cluster.as_ref()).is_some_and(|it| it.peers.get(identity).is_some())
+        });
     }
 
     /// Asks, and reads the whole answer. Whoever asks sets a time limit.
@@ -238,7 +239,7 @@ impl InternalClient {
                 RetryClass::OnlyIfUnsent,
             ),
         };
-        let mut request = Request::new(Replay::new(body, trust.clone(), repeat));
+        let mut request = Request::new(ReplayBody::new(body, trust.clone(), repeat));
         *request.method_mut() = ask.method;
         *request.uri_mut() = ask
             .path
@@ -292,7 +293,7 @@ fn said(body: &[u8]) -> Cow<'_, str> {
 /// Reads a body to its end, so that the connection serves the next question
 /// too.
 async fn read(body: ResponseBody, limit: usize) -> Result<Bytes, String> {
-    body.whole(limit).await.map_err(|error| error.to_string())
+    body.collect(limit).await.map_err(|error| error.to_string())
 }
 
 /// A body that comes in lines.

@@ -19,18 +19,18 @@ use tokio_rustls::TlsAcceptor;
 
 use super::plain_http;
 use crate::authn::ClientCertState;
-use crate::buffer_budget::ClientLimits;
 use crate::client_connection::ClientConnection;
 use crate::connection_slots::Slot;
-use crate::drain::InFlight;
 use crate::metrics::Gauge;
 use crate::metrics::connections::EvictionReason;
 use crate::proxy::handler::{Connection, Inner};
-use crate::serve::h1::ClientTimeouts;
-use crate::serve::h2::H2Limits;
-use crate::serve::{ClientIo, h1, h2};
 use crate::state::GatewayState;
 use crate::upstream::Pools;
+use skewbridge_http_engine::buffer_budget::ClientLimits;
+use skewbridge_http_engine::drain::InFlight;
+use skewbridge_http_engine::server::ClientTimeouts;
+use skewbridge_http_engine::server::h2::H2Limits;
+use skewbridge_http_engine::server::{ClientIo, h1, h2};
 use skewbridge_stream_io::ReadAhead;
 
 const TIDY_EVERY: Duration = Duration::from_secs(5);
@@ -96,14 +96,14 @@ async fn run(
 ) {
     let pools = Arc::new(Pools::default());
     let mut tidy = tokio::time::interval(TIDY_EVERY);
-    let patience = ClientTimeouts {
+    let timeouts = ClientTimeouts {
         head: bridge.limits.read_header_timeout,
         idle: bridge.limits.idle_timeout,
         stall: bridge.limits.stall_timeout,
     };
     let bounds = H2Limits {
         max_streams: bridge.limits.max_streams_per_connection,
-        patience,
+        timeouts,
     };
     loop {
         tokio::select! {
@@ -124,7 +124,7 @@ async fn run(
             }
             _ = tidy.tick() => {
                 let cluster = bridge.cluster_handle.as_ref().map(|it| it.cluster.load());
-                pools.tidy(|identity| {
+                pools.evict_idle(|identity| {
                     cluster.as_ref().is_some_and(|it| it.peers.get(identity).is_some())
                 });
             }
@@ -247,7 +247,7 @@ async fn serve(
     if is_h2 {
         h2::serve(io, service, bounds, drain).await;
     } else {
-        h1::serve(io, service, bounds.patience, drain).await;
+        h1::serve(io, service, bounds.timeouts, drain).await;
     }
 }
 

@@ -4,14 +4,14 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
+use skewbridge_http_engine::buffer_budget::{self, Eviction};
 
 use super::Gauge;
 
 /// What the bridge counts about its buffers.
 #[derive(Debug, Clone)]
 pub(crate) struct BufferMetrics {
-    /// Also the number that the budget is compared with.
-    pub(crate) held: Gauge,
+    held: Gauge,
     evictions: Family<EvictionLabels, Counter>,
 }
 
@@ -20,22 +20,11 @@ struct EvictionLabels {
     reason: &'static str,
 }
 
-/// Why a stream was reset, or its connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Eviction {
-    /// The client took, or sent, nothing for too long.
-    TimedOut,
-    /// The process holds more than its budget, or the connection more than its own.
-    OverBudget,
-}
-
-impl Eviction {
-    /// As a metric label.
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::TimedOut => "stalled",
-            Self::OverBudget => "over-budget",
-        }
+/// As a metric label.
+fn reason(eviction: Eviction) -> &'static str {
+    match eviction {
+        Eviction::TimedOut => "stalled",
+        Eviction::OverBudget => "over-budget",
     }
 }
 
@@ -46,7 +35,7 @@ impl BufferMetrics {
             evictions: Family::default(),
         };
         for eviction in [Eviction::TimedOut, Eviction::OverBudget] {
-            let reason = eviction.as_str();
+            let reason = reason(eviction);
             drop(metrics.evictions.get_or_create(&EvictionLabels { reason }));
         }
         let bridge = registry.sub_registry_with_prefix("skewbridge");
@@ -63,9 +52,15 @@ impl BufferMetrics {
         );
         metrics
     }
+}
 
-    pub(crate) fn evicted(&self, eviction: Eviction) {
-        let reason = eviction.as_str();
+impl buffer_budget::BufferMetrics for BufferMetrics {
+    fn held_changed(&self, by: i64) {
+        self.held.inc_by(by);
+    }
+
+    fn evicted(&self, eviction: Eviction) {
+        let reason = reason(eviction);
         self.evictions
             .get_or_create(&EvictionLabels { reason })
             .inc();

@@ -4,54 +4,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-
-/// A limit on headers that a request or a connection has met.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HeaderLimit {
-    /// The headers that a client has sent are too large: 431.
-    RequestTooLarge,
-    /// With what the bridge adds they are too large for the receiver: 431.
-    OutgoingTooLarge,
-    /// The joined `Cookie` is too large: 431.
-    CookieTooLarge,
-    /// The oldest hops of `X-Forwarded-For` were left out.
-    ForwardedForShortened,
-    /// A request was delayed, since HPACK expanded too much on its connection.
-    ExpansionDelayed,
-    /// A connection was ended for the same reason (`ENHANCE_YOUR_CALM`).
-    ExpansionEnded,
-    /// A request was too large to share an HTTP/2 connection, and got its own.
-    OwnConnection,
-    /// The same, but there were as many such requests as there may be: 503.
-    OwnConnectionRefused,
-}
-
-impl HeaderLimit {
-    const ALL: [Self; 8] = [
-        Self::RequestTooLarge,
-        Self::OutgoingTooLarge,
-        Self::CookieTooLarge,
-        Self::ForwardedForShortened,
-        Self::ExpansionDelayed,
-        Self::ExpansionEnded,
-        Self::OwnConnection,
-        Self::OwnConnectionRefused,
-    ];
-
-    /// As a metric label.
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::RequestTooLarge => "request-too-large",
-            Self::OutgoingTooLarge => "outgoing-too-large",
-            Self::CookieTooLarge => "cookie-too-large",
-            Self::ForwardedForShortened => "forwarded-for-shortened",
-            Self::ExpansionDelayed => "expansion-delayed",
-            Self::ExpansionEnded => "expansion-ended",
-            Self::OwnConnection => "own-connection",
-            Self::OwnConnectionRefused => "own-connection-refused",
-        }
-    }
-}
+use skewbridge_http_engine::header_bounds::HeaderLimit;
 
 /// Cheap to clone.
 #[derive(Debug, Clone)]

@@ -12,9 +12,9 @@ use skewbridge_k8s_api::status::Status;
 
 use super::outbound::OutboundRequest;
 use crate::access_log::AccessLogEntry;
-use crate::body::{RequestBody, ResponseBody};
 use crate::streams::translation_plan::STREAM_PROTOCOL_HEADER;
 use crate::upstream::UpstreamResponse;
+use skewbridge_http_engine::body::{RequestBody, ResponseBody};
 
 const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
@@ -122,7 +122,7 @@ pub(crate) async fn check_create(
                 )));
             }
         };
-    let body = response.into_body().whole(MAX_RESPONSE_BYTES).await;
+    let body = response.into_body().collect(MAX_RESPONSE_BYTES).await;
     let body = body.map_err(|error| error_response(&Status::bad_gateway(error.to_string())))?;
     match serde_json::from_slice::<ReviewResponse>(&body) {
         Ok(ReviewResponse { status }) if status.allowed => Ok(()),

@@ -84,7 +84,7 @@ impl ProxyError {
 
     /// The local kube-apiserver gave no response.
     pub(crate) fn local(error: SendError) -> Self {
-        let retry = if error.is_safe_to_repeat() {
+        let retry = if error.is_safe_to_retry() {
             Retry::Safe
         } else {
             Retry::Unsafe

@@ -11,11 +11,11 @@ use super::error::ProxyError;
 use super::forward_peer;
 use super::request_context::RequestContext;
 use crate::access_log::AccessLogEntry;
-use crate::body::ResponseBody;
 use crate::cluster_state::{ResyncHint, ServedBy};
-use crate::header_bounds;
-use crate::metrics::headers::HeaderLimit;
-use crate::upstream::{Pool, ProtocolPreference, Replay, SendError, UpstreamResponse};
+use crate::upstream::{Pool, ProtocolPreference, ReplayBody, SendError, UpstreamResponse};
+use skewbridge_http_engine::body::ResponseBody;
+use skewbridge_http_engine::header_bounds;
+use skewbridge_http_engine::header_bounds::HeaderLimit;
 
 /// A server that refuses connections is often one that is just starting.
 const BEFORE_RECONNECT: Duration = Duration::from_millis(100);
@@ -33,7 +33,7 @@ pub(crate) async fn forward(
     context: &RequestContext<'_>,
     pool: &Arc<Pool>,
     prefer: ProtocolPreference,
-    request: &mut Request<Replay>,
+    request: &mut Request<ReplayBody>,
     record: &mut AccessLogEntry,
 ) -> Result<UpstreamResponse, ProxyError> {
     let introduced = context.set_identity_for_local(request.headers_mut());
@@ -64,7 +64,7 @@ async fn send(
     context: &RequestContext<'_>,
     pool: &Arc<Pool>,
     prefer: ProtocolPreference,
-    request: &mut Request<Replay>,
+    request: &mut Request<ReplayBody>,
 ) -> Result<UpstreamResponse, SendError> {
     // A false 404: the server has been replaced by one that does not serve this
     // any more, before we have heard what it does serve.
@@ -72,9 +72,9 @@ async fn send(
         context.is_unknown_path(status, headers)
             && (context.hopped || !matches!(context.elsewhere(), ServedBy::Local))
     };
-    let error = match pool.send_unless(request, prefer, declines).await {
+    let error = match pool.send_or_decline(request, prefer, declines).await {
         Err(error @ SendError::Declined(_)) => return Err(error),
-        Err(error) if error.is_safe_to_repeat() && request.body_mut().rewind() => error,
+        Err(error) if error.is_safe_to_retry() && request.body_mut().rewind() => error,
         outcome => return outcome,
     };
     let repeating = async {
@@ -88,7 +88,7 @@ async fn send(
                 sleep(BEFORE_REPEATING * 2u32.pow(sent - 2)).await;
             }
             sent += 1;
-            error = match pool.send_unless(request, prefer, declines).await {
+            error = match pool.send_or_decline(request, prefer, declines).await {
                 Err(error @ SendError::GoneAway(_))
                     if sent < MOST_GOAWAYS && request.body_mut().rewind() =>
                 {
@@ -106,7 +106,7 @@ async fn send(
 async fn elsewhere(
     context: &RequestContext<'_>,
     prefer: ProtocolPreference,
-    request: &mut Request<Replay>,
+    request: &mut Request<ReplayBody>,
     record: &mut AccessLogEntry,
 ) -> Result<UpstreamResponse, ProxyError> {
     let gone = not_here(context);

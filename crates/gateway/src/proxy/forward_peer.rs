@@ -16,15 +16,15 @@ use super::error::ProxyError;
 use super::request_context::{LIVENESS_CHECK_DELAY, RequestContext};
 use crate::access_log::{AccessLogEntry, CLIENT_LEFT};
 use crate::authn::Caller;
-use crate::body::ResponseBody;
 use crate::bridge_headers::is_not_processed;
 use crate::cluster_state::ResyncHint;
-use crate::header_bounds;
-use crate::metrics::headers::HeaderLimit;
 use crate::metrics::peers::PeerError;
 use crate::upstream::{
-    PeerConnectionIdentity, ProtocolPreference, Replay, RetryClass, SendError, UpstreamResponse,
+    PeerConnectionIdentity, ProtocolPreference, ReplayBody, RetryClass, SendError, UpstreamResponse,
 };
+use skewbridge_http_engine::body::ResponseBody;
+use skewbridge_http_engine::header_bounds;
+use skewbridge_http_engine::header_bounds::HeaderLimit;
 
 /// As it is on the wire; KEP-4020 names another.
 const HOP: HeaderName = HeaderName::from_static("x-kubernetes-peer-proxied");
@@ -38,7 +38,7 @@ pub(crate) async fn forward(
     context: &RequestContext<'_>,
     serving: Vec<Arc<Peer>>,
     prefer: ProtocolPreference,
-    request: &mut Request<Replay>,
+    request: &mut Request<ReplayBody>,
     record: &mut AccessLogEntry,
 ) -> Result<UpstreamResponse, ProxyError> {
     let mut attempt = Attempt::new(context);
@@ -99,7 +99,7 @@ async fn try_each(
     context: &RequestContext<'_>,
     serving: Vec<Arc<Peer>>,
     prefer: ProtocolPreference,
-    request: &mut Request<Replay>,
+    request: &mut Request<ReplayBody>,
     attempt: &mut Attempt<'_>,
     record: &mut AccessLogEntry,
 ) -> Result<UpstreamResponse, ProxyError> {
@@ -162,8 +162,8 @@ async fn try_each(
             },
         };
         tracing::warn!(peer = %peer.name(), address = peer.address.map(tracing::field::display), %error, "a peer did not take a request");
-        let certain = error.is_safe_to_repeat();
-        let harmless = request.body().repeat() == RetryClass::Idempotent;
+        let certain = error.is_safe_to_retry();
+        let harmless = request.body().retry_class() == RetryClass::Idempotent;
         failures.push(format!("{}: {error}", peer.name()));
         if !certain && !harmless {
             // It may have been done. Told to come again, a client would do it
@@ -208,7 +208,7 @@ fn anonymous_access(status: StatusCode) -> AnonymousAccess {
 /// (`--anonymous-auth`). Gives its answer where that is the answer to the client.
 async fn refused_here(
     context: &RequestContext<'_>,
-    request: &Request<Replay>,
+    request: &Request<ReplayBody>,
 ) -> Result<Option<UpstreamResponse>, ProxyError> {
     if !matches!(context.caller, Caller::Anonymous) {
         return Ok(None);
@@ -262,7 +262,7 @@ async fn send(
     context: &RequestContext<'_>,
     peer: &Arc<Peer>,
     prefer: ProtocolPreference,
-    request: &mut Request<Replay>,
+    request: &mut Request<ReplayBody>,
     last: bool,
     record: &mut AccessLogEntry,
 ) -> Result<UpstreamResponse, ProxyError> {
@@ -287,7 +287,7 @@ async fn send(
         ProtocolPreference::Upgrade => ProtocolPreference::Upgrade,
         ProtocolPreference::H1 | ProtocolPreference::H2 => ProtocolPreference::H2,
     };
-    let harmless = request.body().repeat() == RetryClass::Idempotent;
+    let harmless = request.body().retry_class() == RetryClass::Idempotent;
     // A peer that is going away, or whose server is: another one may still serve
     // it, or the client is told to come again. A read does no harm twice; a write
     // goes on only if the peer is certain.
@@ -301,7 +301,7 @@ async fn send(
     let began = Instant::now();
     let again = copy(context, request);
     let mut outcome = {
-        let sending = pin!(pool.send_unless(request, prefer, declines));
+        let sending = pin!(pool.send_or_decline(request, prefer, declines));
         match again {
             Some(_) => unless_silent(context, peer, began, sending).await,
             None => Some(sending.await),
@@ -410,16 +410,19 @@ fn request_repoll(context: &RequestContext<'_>, peer: &Peer) {
 
 /// A read once more, for when its answer is cut off. Answers that come when
 /// there is something to say are not waited for, so they need none.
-fn copy(context: &RequestContext<'_>, request: &Request<Replay>) -> Option<Request<Replay>> {
+fn copy(
+    context: &RequestContext<'_>,
+    request: &Request<ReplayBody>,
+) -> Option<Request<ReplayBody>> {
     let body = request.body();
-    let is_short = body.repeat() == RetryClass::Idempotent
+    let is_short = body.retry_class() == RetryClass::Idempotent
         && body.is_done()
         && !context.info.is_long_running();
     is_short.then(|| copy_of(request))
 }
 
 /// A request without a body once more.
-fn copy_of(request: &Request<Replay>) -> Request<Replay> {
+fn copy_of(request: &Request<ReplayBody>) -> Request<ReplayBody> {
     let mut again = Request::new(request.body().empty());
     *again.method_mut() = request.method().clone();
     *again.uri_mut() = request.uri().clone();
@@ -434,7 +437,7 @@ async fn buffer_short_response(
     response: Response<ResponseBody>,
 ) -> Result<UpstreamResponse, SendError> {
     let (head, body) = response.into_parts();
-    let body = body.held(HELD).await;
+    let body = body.hold_beginning(HELD).await;
     let body = body.map_err(|error| SendError::CutOff(error.to_string()))?;
     Ok(UpstreamResponse::Response(Response::from_parts(head, body)))
 }

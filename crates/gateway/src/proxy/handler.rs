@@ -24,24 +24,24 @@ use super::stream_handshake::{self, StreamOutcome};
 use crate::access_log::AccessLogEntry;
 use crate::authentication_limit::{Attempt, Outcome, TokenHash};
 use crate::authn::{AuthnResult, Caller, ClientCertState, TrustConfig};
-use crate::body::{RequestBody, ResponseBody};
 use crate::bridge_headers::{by_bridge, remove_between_bridges};
-use crate::buffer_budget::ClientLimits;
 use crate::client_connection::{ClientConnection, TokenPlace};
 use crate::cluster_state::ResyncHint;
-use crate::date;
 use crate::error_response::{self, Detail};
 use crate::health;
-use crate::http_message::CloseConnection;
 use crate::metrics::connections::Credential;
-use crate::metrics::headers::HeaderLimit;
 use crate::routing::{self, HopState, Refusal, Route};
-use crate::serve::{ClientResponse, Service, UpgradeHandler};
 use crate::signatures::{self, Rejected, Signatures};
 use crate::state::GatewayState;
 use crate::streams::{UpgradeRequest, UpgradedStream};
 use crate::upstream::{Pools, ProtocolPreference, RetryClass, UpstreamResponse};
 use crate::watch_drain::WatchEnd;
+use skewbridge_http_engine::body::{RequestBody, ResponseBody};
+use skewbridge_http_engine::buffer_budget::ClientLimits;
+use skewbridge_http_engine::header_bounds::HeaderLimit;
+use skewbridge_http_engine::http_date;
+use skewbridge_http_engine::http_message::CloseConnection;
+use skewbridge_http_engine::server::{ClientResponse, Service, UpgradeHandler};
 
 /// One connection from a client.
 #[derive(Debug, Clone)]
@@ -57,6 +57,10 @@ pub(crate) struct Inner {
 }
 
 impl Service for Connection {
+    type Record = AccessLogEntry;
+
+    const HEAD_TIMEOUT_FLAG: Option<&'static str> = Some("--read-header-timeout");
+
     fn limits(&self) -> &ClientLimits {
         &self.0.limits
     }
@@ -72,7 +76,7 @@ impl Service for Connection {
         record.complete();
     }
 
-    async fn call(&self, request: Request<RequestBody>) -> ClientResponse {
+    async fn call(&self, request: Request<RequestBody>) -> ClientResponse<AccessLogEntry> {
         let bridge = &*self.0.bridge;
         let mut record = AccessLogEntry::begin(&bridge.metrics);
         self.0.client.note_request();
@@ -98,7 +102,7 @@ impl Service for Connection {
                 }
                 // RFC 9110, 6.6.1: an answer that is forwarded has a Date.
                 let headers = response.headers_mut();
-                headers.entry(DATE).or_insert_with(date::now);
+                headers.entry(DATE).or_insert_with(http_date::now);
                 record.audit_id(headers);
                 record.status(response.status());
                 ClientResponse {
@@ -471,7 +475,7 @@ fn finish(context: &RequestContext<'_>, mut reply: UpstreamResponse) -> StreamOu
         if context.info.verb == Verb::Watch {
             let share = bridge.next_drain_slot.fetch_add(97, Ordering::Relaxed);
             let end = WatchEnd::new(&bridge.drain, share, response.headers());
-            response.body_mut().end_with(end);
+            response.body_mut().end_early(end);
         }
     }
     match reply {

@@ -15,12 +15,12 @@ use super::{forward_local, forward_peer};
 use crate::access_log::AccessLogEntry;
 use crate::authentication_limit::Outcome;
 use crate::authn::Caller;
-use crate::body::RequestBody;
 use crate::error_response;
 use crate::metrics::connections::Credential;
 use crate::state::GatewayState;
 use crate::streams::{StreamRequest, UpgradeRequest};
-use crate::upstream::{Pool, ProtocolPreference, Replay, RetryClass, UpstreamResponse};
+use crate::upstream::{Pool, ProtocolPreference, ReplayBody, RetryClass, UpstreamResponse};
+use skewbridge_http_engine::body::RequestBody;
 
 /// Where a request goes.
 pub(super) enum Destination {
@@ -60,7 +60,7 @@ impl OutboundRequest<'_> {
         record: &mut AccessLogEntry,
     ) -> Result<UpstreamResponse, ProxyError> {
         let has_body = !body.is_done();
-        let mut body = Replay::new(body, self.context.trust.clone(), self.repeat)
+        let mut body = ReplayBody::new(body, self.context.trust.clone(), self.repeat)
             .anonymous(matches!(self.context.caller, Caller::Anonymous));
         if has_body {
             // Only a workload may read its request after it has begun to refuse it.

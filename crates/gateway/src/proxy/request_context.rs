@@ -18,16 +18,16 @@ use tokio::time::{self, sleep};
 use super::error::ProxyError;
 use crate::authentication_limit::Attempt;
 use crate::authn::{Caller, TrustConfig};
-use crate::body::ResponseBody;
-use crate::buffer_budget::ClientLimits;
 use crate::client_connection::{ClientConnection, TokenPlace};
 use crate::cluster_state::ServedBy;
 use crate::config::Limits;
 use crate::error_response::Detail;
-use crate::metrics::headers::HeaderLimit;
 use crate::metrics::peers::PeerError;
 use crate::state::GatewayState;
 use crate::upstream::{Pools, SendError};
+use skewbridge_http_engine::body::ResponseBody;
+use skewbridge_http_engine::buffer_budget::ClientLimits;
+use skewbridge_http_engine::header_bounds::HeaderLimit;
 
 /// What kube-apiserver says of a path that it does not know. A missing object is
 /// told with its name instead. The words are the same in JSON, protobuf and CBOR.
@@ -111,9 +111,9 @@ impl RequestContext<'_> {
             return Ok(response);
         }
         let (head, body) = response.into_parts();
-        let body = body.held(MAX_STATUS).await;
+        let body = body.hold_beginning(MAX_STATUS).await;
         let body = body.map_err(|error| SendError::CutOff(error.to_string()))?;
-        if body.begins_with_words(UNKNOWN_PATH) {
+        if body.beginning_contains(UNKNOWN_PATH) {
             return Err(SendError::Declined(StatusCode::NOT_FOUND));
         }
         Ok(Response::from_parts(head, body))

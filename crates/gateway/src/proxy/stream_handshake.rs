@@ -17,8 +17,6 @@ use super::access_review;
 use super::error::ProxyError;
 use super::outbound::OutboundRequest;
 use crate::access_log::AccessLogEntry;
-use crate::body::ResponseBody;
-use crate::drain::Drain;
 use crate::metrics::streams::StreamMetricsGuard;
 use crate::stream_kind::StreamKind;
 use crate::streams::port_forward::{SpdyToWsPortForward, WsToSpdyPortForward};
@@ -28,8 +26,10 @@ use crate::streams::translation_plan::{
 };
 use crate::streams::ws_to_spdy::WsToSpdyExec;
 use crate::streams::{StreamRequest, StreamTimeouts, UpgradedStream, upgrade_headers};
+use crate::upstream::Upgraded;
 use crate::upstream::UpstreamResponse;
-use crate::upstream::h1::Upgraded;
+use skewbridge_http_engine::body::ResponseBody;
+use skewbridge_http_engine::drain::Drain;
 
 /// How much of a plain-text refusal is quoted.
 const MAX_QUOTED_BYTES: usize = 1024;
@@ -181,7 +181,7 @@ impl Handshake<'_> {
             WebSocketStream::Command(agreement) => {
                 let protocol =
                     upgrade_headers::command_protocol(response.headers()).map_err(unexpected)?;
-                let Upgraded { io, input, slot } = upstream;
+                let Upgraded { io, input, guard } = upstream;
                 let opened = SpdyExecClient::open(
                     io,
                     input,
@@ -197,7 +197,7 @@ impl Handshake<'_> {
                     protocol: agreement.protocol,
                     options,
                     node,
-                    slot,
+                    guard,
                     timeouts: self.timeouts(),
                     arbiter: self.outbound.bridge().streams.arbiter.clone(),
                     drain: self.drain(),
@@ -299,7 +299,7 @@ impl Handshake<'_> {
             UpstreamResponse::Upgraded(response, upgraded) => (response, upgraded),
             UpstreamResponse::Response(response) if refused => {
                 let code = response.status().as_u16();
-                let body = response.into_body().whole(MAX_QUOTED_BYTES).await;
+                let body = response.into_body().collect(MAX_QUOTED_BYTES).await;
                 let body = body.unwrap_or_default();
                 return Err(bad_gateway(format!(
                     "upstream does not accept this stream over WebSocket ({code} {:?}), and \

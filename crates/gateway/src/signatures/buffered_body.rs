@@ -13,7 +13,7 @@ use skewbridge_http_signature::{ExpectedDigest, VerifyError};
 use tokio::time::timeout;
 
 use super::error::Rejected;
-use crate::body::{Frame, RequestBody};
+use skewbridge_http_engine::body::{Frame, RequestBody};
 
 /// The longest body that is held: what kube-apiserver takes of an object.
 pub(super) const MAX_BODY: usize = 3 * 1024 * 1024;

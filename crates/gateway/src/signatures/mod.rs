@@ -21,9 +21,9 @@ use self::buffered_body::Room;
 pub(crate) use self::error::Rejected;
 use self::keys::SignatureKeys;
 use crate::authn::{Caller, SignedUser};
-use crate::body::RequestBody;
 use crate::config;
 use crate::metrics::signatures::SignatureMetrics;
+use skewbridge_http_engine::body::RequestBody;
 
 /// Accepted signatures that are remembered: about 100 bytes each at worst. That is
 /// 3,000 requests a second, if signatures are good for five minutes and a half; of

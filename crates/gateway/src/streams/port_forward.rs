@@ -15,10 +15,10 @@ use super::StreamTimeouts;
 use super::injected_pings::{InjectedPings, PingRole};
 use super::port_forward_relay::{Direction, Relay, RelayEnd, close_for};
 use crate::access_log::AccessLogEntry;
-use crate::drain::Drain;
 use crate::metrics::streams::{StreamEnd, StreamMetricsGuard};
-use crate::serve::ClientIo;
-use crate::upstream::h1::Upgraded;
+use crate::upstream::Upgraded;
+use skewbridge_http_engine::drain::Drain;
+use skewbridge_http_engine::server::ClientIo;
 
 /// How long upstream may take to receive the close after the client has disconnected.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -38,7 +38,7 @@ impl WsToSpdyPortForward {
         let Upgraded {
             io,
             input: received,
-            slot,
+            guard,
         } = self.upstream;
         let now = Instant::now();
         let socket = WebSocketConn::new(
@@ -81,7 +81,7 @@ impl WsToSpdyPortForward {
             };
             let _ = timeout(CLOSE_TIMEOUT, closing).await;
         }
-        drop((raw, slot));
+        drop((raw, guard));
         let Some(close) = close_for(&end) else {
             self.stream_metrics.end(stream_end);
             return;
@@ -117,7 +117,7 @@ impl SpdyToWsPortForward {
         received: BytesMut,
         mut record: AccessLogEntry,
     ) {
-        let Upgraded { io, input, slot } = self.upstream;
+        let Upgraded { io, input, guard } = self.upstream;
         let now = Instant::now();
         let pulse = self.timeouts.upstream_ws_keepalive(PingPolicy::Always, now);
         let socket = WebSocketConn::new(io, input, Role::Client, pulse);
@@ -165,7 +165,7 @@ impl SpdyToWsPortForward {
             socket.close(close);
             let _ = socket.finish(CLOSE_TIMEOUT).await;
         }
-        drop(slot);
+        drop(guard);
         if matches!(end, RelayEnd::RawDead) {
             return;
         }

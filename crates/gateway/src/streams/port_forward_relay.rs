@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::injected_pings::InjectedPings;
 use super::timer::{StreamTimer, TimerEvent};
-use crate::drain::Drain;
+use skewbridge_http_engine::drain::Drain;
 
 /// Two TLS records.
 const READ_CHUNK_BYTES: usize = 32 * 1024;

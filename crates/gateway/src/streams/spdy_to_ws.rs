@@ -22,11 +22,11 @@ use tokio::time::{Instant, timeout};
 use super::timer::{StreamTimer, TimerEvent};
 use super::{StreamTimeouts, termination_status};
 use crate::access_log::AccessLogEntry;
-use crate::drain::Drain;
 use crate::metrics::streams::{StreamEnd, StreamMetricsGuard};
-use crate::serve::ClientIo;
+use crate::upstream::Upgraded;
 use crate::upstream::UpstreamIo;
-use crate::upstream::h1::Upgraded;
+use skewbridge_http_engine::drain::Drain;
+use skewbridge_http_engine::server::ClientIo;
 
 /// How long the input of a client may take to reach upstream after the client has
 /// disconnected.
@@ -67,7 +67,7 @@ impl SpdyToWsExec {
         );
         let keepalive = io.keepalive_handle();
         let (handle, mut incoming, mut driver) = connection::server(io, config);
-        let Upgraded { io, input, slot } = self.upstream;
+        let Upgraded { io, input, guard } = self.upstream;
         let now = Instant::now();
         let upstream_keepalive = self
             .timeouts
@@ -125,7 +125,7 @@ impl SpdyToWsExec {
         }
         // Drops the connection like a client that is killed: kube-apiserver continues the
         // command for a client that sends a close frame and reads on.
-        drop((upstream, slot));
+        drop((upstream, guard));
         if client_left {
             self.stream_metrics.end(stream_end);
             return;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::drain::Drain;
+use skewbridge_http_engine::drain::Drain;
 
 /// How long before the end of a drain streams are ended, so that their clients still get the
 /// reason.

@@ -21,12 +21,12 @@ use super::busy_poll::{BusyPoll, BusyPollArbiter, Direction};
 use super::timer::{StreamTimer, TimerEvent};
 use super::{StreamTimeouts, termination_status};
 use crate::access_log::AccessLogEntry;
-use crate::drain::Drain;
 use crate::metrics::Metrics;
 use crate::metrics::streams::{StreamEnd, StreamMetricsGuard};
-use crate::serve::ClientIo;
 use crate::stream_kind::StreamKind;
-use crate::upstream::{Slot, UpstreamIo};
+use crate::upstream::{ConnectionGuard, UpstreamIo};
+use skewbridge_http_engine::drain::Drain;
+use skewbridge_http_engine::server::ClientIo;
 
 /// How long the input of a client may take to reach the node after the client has
 /// disconnected.
@@ -40,7 +40,7 @@ pub(crate) struct WsToSpdyExec {
     pub(crate) options: Options,
     pub(crate) node: SpdyExecClient<UpstreamIo>,
     /// Counts as an upstream connection while it lasts.
-    pub(crate) slot: Slot,
+    pub(crate) guard: Option<ConnectionGuard>,
     pub(crate) timeouts: StreamTimeouts,
     pub(crate) arbiter: Arc<BusyPollArbiter>,
     pub(crate) drain: Drain,
@@ -109,7 +109,7 @@ impl WsToSpdyExec {
             // Open upstream streams are reset, which ends the command.
             drop(node);
         }
-        drop(self.slot);
+        drop(self.guard);
         let (stream_end, code) = match &end {
             ExchangeEnd::Ended(result) => stream_end(&result.outcome),
             ExchangeEnd::NodeDead => (StreamEnd::Disconnected, StatusCode::INTERNAL_SERVER_ERROR),

@@ -6,18 +6,21 @@ use std::time::Duration;
 
 use rustls::{CertificateError, ClientConfig};
 use rustls_pki_types::ServerName;
+use skewbridge_http_engine::client::{
+    ConnectError, Connected, Connector, Keepalive, Protocol, ProtocolOffer,
+};
 use skewbridge_peer_directory::KeyDigest;
+use skewbridge_stream_io::ReadAhead;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::dial::{Dialer, authority};
-use super::transport::Wire;
+use super::transport::Transport;
 use crate::tls::serving_key::is_pinned;
-use skewbridge_stream_io::ReadAhead;
 
 /// A byte stream to upstream.
-pub type UpstreamIo = Box<TlsStream<ReadAhead<Wire>>>;
+pub type UpstreamIo = Box<TlsStream<ReadAhead<Transport>>>;
 
 /// Where upstream is and how to know it. Replaced as a whole when its files
 /// change.
@@ -27,24 +30,22 @@ pub struct Target {
     pub host: String,
     /// The port.
     pub port: u16,
-    /// By which way it is reached.
+    /// Direct, or through a proxy.
     pub dialer: Dialer,
     /// What its certificate must be for.
     pub server_name: ServerName<'static>,
     /// Roots and, on one leg, the front-proxy certificate. Without ALPN: that
     /// depends on the request.
     pub tls: Arc<ClientConfig>,
-    /// How often a connection in use is asked whether it lives.
-    pub ping: Duration,
-    /// How long it may take to say so.
-    pub ping_timeout: Duration,
+    /// Keepalive of HTTP/2 connections that have requests in flight.
+    pub keepalive: Keepalive,
     /// Digests of the keys that it may present; empty allows any that is signed.
     pub pins: Vec<KeyDigest>,
-    /// What it is to us.
+    /// Upstream or a peer.
     pub role: Role,
 }
 
-/// What the server at the other end is to us.
+/// Whether the server at the other end is upstream or a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The kube-apiserver behind this bridge.
@@ -78,78 +79,70 @@ impl Role {
     }
 }
 
-/// Why there is no connection.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("cannot connect to {address}: {cause}")]
-pub struct ConnectError {
-    address: String,
-    cause: String,
-    /// Upstream has no protocol in common with what was offered.
-    pub(crate) no_common_protocol: bool,
-}
+impl Connector for Target {
+    type Io = UpstreamIo;
 
-/// What upstream chose to speak.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Spoken {
-    H1,
-    H2,
+    async fn connect(&self, offer: ProtocolOffer) -> Result<Connected<UpstreamIo>, ConnectError> {
+        self.open(offer).await
+    }
+
+    fn error(&self, cause: &dyn std::fmt::Display) -> ConnectError {
+        self.failed(cause)
+    }
+
+    fn keepalive(&self) -> Keepalive {
+        self.keepalive
+    }
 }
 
 impl Target {
-    pub(crate) fn failed(&self, cause: impl std::fmt::Display) -> ConnectError {
-        ConnectError {
-            address: authority(&self.host, self.port),
-            cause: cause.to_string(),
-            no_common_protocol: false,
-        }
+    fn failed(&self, cause: impl std::fmt::Display) -> ConnectError {
+        let address = authority(&self.host, self.port);
+        ConnectError::new(format!("cannot connect to {address}: {cause}"))
     }
 
-    /// Opens a connection that offers these protocols.
-    pub(crate) async fn connect(
-        &self,
-        offer: &[&str],
-    ) -> Result<(UpstreamIo, Spoken), ConnectError> {
+    async fn open(&self, offer: ProtocolOffer) -> Result<Connected<UpstreamIo>, ConnectError> {
         let limit = self.role.connect_timeout();
         let (deadline, seconds) = (Instant::now() + limit, limit.as_secs());
         let dialled = timeout_at(deadline, self.dialer.dial(&self.host, self.port)).await;
         let dialled = dialled
             .unwrap_or_else(|_| Err(self.dialer.timed_out(&self.host, self.port, seconds)))
             .map_err(|error| self.failed(error))?;
-        match timeout_at(deadline, self.greet(dialled, offer)).await {
+        match timeout_at(deadline, self.handshake(dialled, offer)).await {
             Ok(connected) => connected,
             Err(_) => Err(self.failed(format_args!("no answer within {seconds} s"))),
         }
     }
 
-    async fn greet(
+    async fn handshake(
         &self,
-        wire: ReadAhead<Wire>,
-        offer: &[&str],
-    ) -> Result<(UpstreamIo, Spoken), ConnectError> {
+        transport: ReadAhead<Transport>,
+        offer: ProtocolOffer,
+    ) -> Result<Connected<UpstreamIo>, ConnectError> {
         let mut tls = ClientConfig::clone(&self.tls);
-        tls.alpn_protocols = offer.iter().map(|name| name.as_bytes().to_vec()).collect();
+        tls.alpn_protocols = offer.alpn();
         let io = TlsConnector::from(Arc::new(tls))
-            .connect(self.server_name.clone(), wire)
+            .connect(self.server_name.clone(), transport)
             .await
             .map_err(|error| self.handshake_failed(&error))?;
-        let shown = io.get_ref().1.peer_certificates();
-        if !is_pinned(&self.pins, shown.and_then(<[_]>::first)) {
+        let presented = io.get_ref().1.peer_certificates();
+        if !is_pinned(&self.pins, presented.and_then(<[_]>::first)) {
             return Err(self.failed(
                 "TLS: it presents another key than its bridge has published in the registry",
             ));
         }
-        let spoken = match io.get_ref().1.alpn_protocol() {
-            Some(b"h2") => Spoken::H2,
-            _ => Spoken::H1,
-        };
-        Ok((Box::new(io), spoken))
+        Ok(Connected {
+            protocol: Protocol::from_alpn(io.get_ref().1.alpn_protocol()),
+            io: Box::new(io),
+            credential: None,
+        })
     }
 
     fn handshake_failed(&self, error: &io::Error) -> ConnectError {
         let alert = error
             .get_ref()
             .and_then(|inner| inner.downcast_ref::<rustls::Error>());
-        let what_to_do = match alert {
+        let remedy = match alert {
             Some(rustls::Error::InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::BadSignature,
             )) => self.role.unknown_issuer(),
@@ -158,7 +151,7 @@ impl Target {
             )) => self.role.wrong_name(),
             _ => "",
         };
-        let mut failed = self.failed(format_args!("TLS: {error}{what_to_do}"));
+        let mut failed = self.failed(format_args!("TLS: {error}{remedy}"));
         failed.no_common_protocol = matches!(
             alert,
             Some(

@@ -14,8 +14,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
-use super::transport::Wire;
-use skewbridge_stream_io::{ConnectError, NotHttp, ReadAhead, http_connect};
+use super::transport::Transport;
+use skewbridge_http_engine::http_connect::{ConnectError, NotHttp, http_connect};
+use skewbridge_stream_io::ReadAhead;
 
 /// How a byte stream to a server is opened.
 #[derive(Debug, Clone)]
@@ -92,10 +93,14 @@ pub(crate) enum ProxyError {
 
 impl Dialer {
     /// Opens a byte stream. Whoever asks sets a time limit.
-    pub(crate) async fn dial(&self, host: &str, port: u16) -> Result<ReadAhead<Wire>, DialError> {
+    pub(crate) async fn dial(
+        &self,
+        host: &str,
+        port: u16,
+    ) -> Result<ReadAhead<Transport>, DialError> {
         match self {
             Self::Direct => match tcp(host, port).await {
-                Ok(tcp) => Ok(ReadAhead::new(Wire::Tcp(tcp))),
+                Ok(tcp) => Ok(ReadAhead::new(Transport::Tcp(tcp))),
                 Err(error) => Err(DialError::Direct(error)),
             },
             // Boxed: its state is large, and most connections do without it.
@@ -128,16 +133,16 @@ impl Dialer {
 }
 
 impl Proxy {
-    async fn dial(&self, host: &str, port: u16) -> Result<ReadAhead<Wire>, ProxyError> {
-        let mut wire = self.reach().await.map_err(ProxyError::Unreachable)?;
-        let rest = connect(&mut wire, authority(host, port)).await?;
-        Ok(ReadAhead::with_buffered(rest, wire))
+    async fn dial(&self, host: &str, port: u16) -> Result<ReadAhead<Transport>, ProxyError> {
+        let mut transport = self.reach().await.map_err(ProxyError::Unreachable)?;
+        let rest = connect(&mut transport, authority(host, port)).await?;
+        Ok(ReadAhead::with_buffered(rest, transport))
     }
 
-    async fn reach(&self) -> io::Result<Wire> {
+    async fn reach(&self) -> io::Result<Transport> {
         match self {
-            Self::Tcp { host, port } => Ok(Wire::Tcp(tcp(host, *port).await?)),
-            Self::Uds(path) => Ok(Wire::Unix(UnixStream::connect(path).await?)),
+            Self::Tcp { host, port } => Ok(Transport::Tcp(tcp(host, *port).await?)),
+            Self::Uds(path) => Ok(Transport::Unix(UnixStream::connect(path).await?)),
             Self::Tls {
                 host,
                 port,
@@ -149,7 +154,7 @@ impl Proxy {
                     .connect(server_name.clone(), tcp)
                     .await
                     .map_err(|error| io::Error::new(error.kind(), format!("TLS: {error}")))?;
-                Ok(Wire::Tls(Box::new(tls)))
+                Ok(Transport::Tls(Box::new(tls)))
             }
         }
     }

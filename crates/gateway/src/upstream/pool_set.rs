@@ -5,13 +5,14 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
+use skewbridge_http_engine::client::PoolConfig;
 use skewbridge_peer_directory::{Identity, KeyDigest, Peer};
 
-use super::{PeerConnectionIdentity, Pool, UpstreamIdentity, UpstreamTargets};
+use super::metrics::UpstreamMetrics;
+use super::{PeerConnectionIdentity, Pool, Target, UpstreamIdentity, UpstreamTargets};
 use crate::metrics::Metrics;
 
-/// Made anew when the files of a target change: what is under way on the old
-/// ones ends in peace.
+/// Replaced when the files of a target change. Requests in flight on the old pools end there.
 #[derive(Debug, Default)]
 pub struct Pools(Mutex<Option<Current>>);
 
@@ -83,7 +84,7 @@ impl Pools {
             _ => {
                 let target = current.targets.peer.as_ref()?;
                 let target = target.at(address, pins.clone(), leg)?;
-                let pool = Pool::new(target, PEER, metrics);
+                let pool = pool(target, PEER, metrics);
                 let known = PeerPool {
                     address,
                     pins: pins.clone(),
@@ -97,15 +98,15 @@ impl Pools {
 
     /// Closes what has not been used for a while, and forgets peers that are
     /// gone.
-    pub(crate) fn tidy(&self, is_peer: impl Fn(&Identity) -> bool) {
+    pub(crate) fn evict_idle(&self, is_peer: impl Fn(&Identity) -> bool) {
         if let Some(current) = &mut *self.lock() {
-            current.plain.tidy();
-            current.anonymous.tidy();
+            current.plain.evict_idle();
+            current.anonymous.evict_idle();
             if let Some(pool) = &current.front_proxy {
-                pool.tidy();
+                pool.evict_idle();
             }
             current.peers.retain(|(identity, _), known| {
-                known.pool.tidy();
+                known.pool.evict_idle();
                 is_peer(identity)
             });
         }
@@ -123,18 +124,18 @@ fn refresh<'a>(
 ) -> &'a mut Current {
     let targets = targets.load();
     let fresh = || Current {
-        plain: Pool::new(
+        plain: pool(
             targets.plain.clone(),
             UpstreamIdentity::Plain.as_str(),
             metrics,
         ),
-        anonymous: Pool::new(
+        anonymous: pool(
             targets.plain.clone(),
             UpstreamIdentity::Plain.as_str(),
             metrics,
         ),
         front_proxy: (targets.front_proxy.clone())
-            .map(|target| Pool::new(target, UpstreamIdentity::FrontProxy.as_str(), metrics)),
+            .map(|target| pool(target, UpstreamIdentity::FrontProxy.as_str(), metrics)),
         peers: HashMap::new(),
         targets: targets.clone(),
     };
@@ -142,4 +143,9 @@ fn refresh<'a>(
         *current = None;
     }
     current.get_or_insert_with(fresh)
+}
+
+fn pool(target: Target, identity: &'static str, metrics: &Metrics) -> Arc<Pool> {
+    let metrics = Arc::new(UpstreamMetrics::new(identity, metrics));
+    Pool::new(target, PoolConfig::default(), metrics)
 }

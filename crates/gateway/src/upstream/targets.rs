@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
+use skewbridge_http_engine::client::Keepalive;
 use skewbridge_peer_directory::KeyDigest;
 
 use super::{Dialer, PeerConnectionIdentity, Role, Target, UpstreamIdentity};
 
-/// Upstream on both legs, and how to meet peers.
+/// Upstream with each identity, and how peers are reached.
 #[derive(Debug)]
 pub struct UpstreamTargets {
     /// Without a certificate.
@@ -22,7 +23,7 @@ pub struct UpstreamTargets {
     pub peer: Option<PeerTarget>,
 }
 
-/// How to meet a peer, wherever it is.
+/// How a peer is reached, at any address.
 #[derive(Debug)]
 pub struct PeerTarget {
     dialer: Dialer,
@@ -31,8 +32,7 @@ pub struct PeerTarget {
     /// Without it. Its TLS sessions are its own: a session that is resumed brings the
     /// certificate back with which it began.
     token_tls: Arc<ClientConfig>,
-    ping: Duration,
-    ping_timeout: Duration,
+    keepalive: Keepalive,
 }
 
 /// Keepalive of HTTP/2 connections to peers that have requests in flight: a peer that is
@@ -58,8 +58,10 @@ impl PeerTarget {
             dialer,
             tls: Arc::new(tls),
             token_tls: Arc::new(token_tls),
-            ping: ping.min(PEER_PING_INTERVAL),
-            ping_timeout: ping.min(PEER_PING_TIMEOUT),
+            keepalive: Keepalive {
+                ping_interval: ping.min(PEER_PING_INTERVAL),
+                ping_timeout: ping.min(PEER_PING_TIMEOUT),
+            },
         }
     }
 
@@ -81,8 +83,7 @@ impl PeerTarget {
                     self.token_tls.clone()
                 }
             },
-            ping: self.ping,
-            ping_timeout: self.ping_timeout,
+            keepalive: self.keepalive,
             pins,
             role: Role::Peer,
         })

@@ -12,7 +12,7 @@ use skewbridge_stream_io::ReadAhead;
 
 /// A byte stream to a server, straight or through a proxy.
 #[derive(Debug)]
-pub enum Wire {
+pub enum Transport {
     /// To the server itself, or to a proxy over TCP.
     Tcp(TcpStream),
     /// To a proxy on this machine.
@@ -24,16 +24,16 @@ pub enum Wire {
 
 /// Does the same to whichever it is.
 macro_rules! each {
-    ($wire:expr, $io:ident => $done:expr) => {
-        match $wire {
-            Wire::Tcp($io) => $done,
-            Wire::Unix($io) => $done,
-            Wire::Tls($io) => $done,
+    ($transport:expr, $io:ident => $done:expr) => {
+        match $transport {
+            Transport::Tcp($io) => $done,
+            Transport::Unix($io) => $done,
+            Transport::Tls($io) => $done,
         }
     };
 }
 
-impl AsyncRead for Wire {
+impl AsyncRead for Transport {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -43,7 +43,7 @@ impl AsyncRead for Wire {
     }
 }
 
-impl AsyncWrite for Wire {
+impl AsyncWrite for Transport {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -8,11 +8,11 @@ use skewbridge_k8s_api::status::Status;
 
 use super::merged_response::MergedResponse;
 use super::server_list::ServerList;
-use crate::body::ResponseBody;
 use crate::discovery_view::discovery_request::{is_for_all, is_for_local_alone};
 use crate::metrics::discovery::Fallback;
 use crate::proxy::request_context::RequestContext;
 use crate::state::GatewayState;
+use skewbridge_http_engine::body::ResponseBody;
 
 /// What is answered in the stead of the local server's discovery.
 pub(crate) enum Intercept {

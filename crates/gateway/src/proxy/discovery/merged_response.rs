@@ -19,7 +19,6 @@ use skewbridge_k8s_api::status::Status;
 use tokio::time::timeout;
 
 use crate::authn::Caller;
-use crate::body::ResponseBody;
 use crate::cluster_state::{ClusterHandle, ResyncHint};
 use crate::discovery_view::discovery_request::Form;
 use crate::discovery_view::encoded_document::Sent;
@@ -27,6 +26,7 @@ use crate::discovery_view::{Complete, Credential, Question, View, Which};
 use crate::gzip;
 use crate::metrics::discovery::{DiscoveryMetrics, Fallback};
 use crate::openapi::Published;
+use skewbridge_http_engine::body::ResponseBody;
 
 /// A document of a cluster with very many custom resources has some 2 MiB.
 const MAX_ANSWER: usize = 32 * 1024 * 1024;
@@ -111,7 +111,9 @@ impl MergedResponse {
         let cluster = cluster_handle.refresh_local().await;
         let view = cluster.view.as_ref().unwrap_or(&self.view);
         let mut answer = Response::new(ResponseBody::empty());
-        answer.headers_mut().insert(DATE, crate::date::now());
+        answer
+            .headers_mut()
+            .insert(DATE, skewbridge_http_engine::http_date::now());
         self.document(view, which, wish, &mut answer);
         Some(answer)
     }
@@ -388,7 +390,7 @@ fn complete_group(view: &View, name: &str, said: Option<ApiGroup>) -> Option<Api
 }
 
 pub(super) async fn whole(body: ResponseBody, limit: usize) -> Result<Bytes, Status> {
-    let read = timeout(PATIENCE, body.whole(limit)).await;
+    let read = timeout(PATIENCE, body.collect(limit)).await;
     match read {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(error)) => Err(Status::bad_gateway(error.to_string())),

@@ -9,14 +9,14 @@ use http::header::{
 use http::{HeaderValue, Response, StatusCode};
 
 use super::merged_response::{MergedResponse, Replaced, is_longer, names, whole};
-use crate::body::ResponseBody;
 use crate::cluster_state::ClusterHandle;
-use crate::date;
 use crate::discovery_view::encoded_document::{Sent, quoted_sha512};
 use crate::error_response;
 use crate::gzip::WORTH_COMPRESSING;
 use crate::metrics::discovery::{DiscoveryMetrics, Fallback};
 use crate::openapi::{DocumentRequest, Format, Local, Page, Published};
+use skewbridge_http_engine::body::ResponseBody;
+use skewbridge_http_engine::http_date;
 
 /// `/openapi/v2` of a cluster with very many custom resources has some 20 MiB.
 const MAX_DOCUMENT: usize = 64 * 1024 * 1024;
@@ -167,7 +167,7 @@ impl MergedResponse {
                 }
                 Some(_) => {
                     headers.insert(CACHE_CONTROL, HeaderValue::from_static("public, immutable"));
-                    headers.insert(EXPIRES, date::in_a_year());
+                    headers.insert(EXPIRES, http_date::in_a_year());
                 }
                 None => {}
             }

@@ -14,10 +14,10 @@ use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList};
 use skewbridge_peer_directory::registry::RegistryStatus;
 use skewbridge_peer_directory::{Identity, MicroTime, Peer, ServedApis, reachability};
 
-use crate::body::ResponseBody;
 use crate::cluster_state::Cluster;
 use crate::discovery_view::discovery_request::is_apis;
 use crate::local_identity::LocalIdentity;
+use skewbridge_http_engine::body::ResponseBody;
 
 /// The list, to be sent to whom the local server lets read discovery.
 #[derive(Debug)]

@@ -23,11 +23,11 @@ use skewbridge_peer_directory::{
 
 use super::merged_response::MergedResponse;
 use crate::authn::Caller;
-use crate::body::ResponseBody;
 use crate::cluster_state::ClusterHandle;
 use crate::discovery_view::{Complete, Question, View, Which};
 use crate::local_identity::LocalIdentity;
 use crate::metrics::discovery::DiscoveryMetrics;
+use skewbridge_http_engine::body::ResponseBody;
 
 /// `GROUP/VERSION:RESOURCE`, and nothing before the version for the core group.
 fn document(words: &[&str], core: bool) -> Arc<Document> {
@@ -198,7 +198,7 @@ async fn answer(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>
     Answered {
         status: head.status,
         headers: head.headers,
-        body: body.whole(usize::MAX).await.unwrap(),
+        body: body.collect(usize::MAX).await.unwrap(),
     }
 }
 

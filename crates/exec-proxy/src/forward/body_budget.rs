@@ -1,0 +1,105 @@
+//! Memory for bodies that signers see as a whole, bounded for all of them together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+/// All bodies together: 16 of the longest that are held as a rule.
+pub(super) const MAX_BUDGET_BYTES: usize = 64 * 1024 * 1024;
+
+/// How long a request waits for memory. Others are read and sent in far less.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How many bytes may be held.
+pub(super) struct BodyBudget {
+    free: Arc<Semaphore>,
+    all: usize,
+}
+
+/// A part of the budget, returned when it is dropped.
+pub(super) struct BudgetPermit(OwnedSemaphorePermit);
+
+impl BodyBudget {
+    pub(super) fn new(bytes: usize) -> Self {
+        let all = bytes.min(Semaphore::MAX_PERMITS);
+        Self {
+            free: Arc::new(Semaphore::new(all)),
+            all,
+        }
+    }
+
+    /// BodyBudget for so much, if it is free now.
+    #[cfg(test)]
+    pub(super) fn try_acquire(&self, bytes: usize) -> Option<BudgetPermit> {
+        let bytes = self.wanted(bytes);
+        self.free
+            .clone()
+            .try_acquire_many_owned(bytes)
+            .ok()
+            .map(BudgetPermit)
+    }
+
+    /// BodyBudget for so much, all of it at once, or two that have half of what they need would
+    /// wait for each other. None if it does not become free in time.
+    pub(super) async fn acquire(&self, bytes: usize) -> Option<BudgetPermit> {
+        let free = self.free.clone().acquire_many_owned(self.wanted(bytes));
+        match timeout(ACQUIRE_TIMEOUT, free).await {
+            Ok(Ok(permit)) => Some(BudgetPermit(permit)),
+            // It is never closed.
+            Ok(Err(_)) | Err(_) => None,
+        }
+    }
+
+    /// A request that needs more than the whole budget gets the whole budget.
+    fn wanted(&self, bytes: usize) -> u32 {
+        u32::try_from(bytes.min(self.all)).unwrap_or(u32::MAX)
+    }
+}
+
+impl BudgetPermit {
+    /// Keeps the permit until the last clone of these bytes is dropped.
+    pub(super) fn hold(mut self, bytes: Bytes) -> Bytes {
+        // What is not needed is free again.
+        let rest = self.0.num_permits().saturating_sub(bytes.len());
+        drop(self.0.split(rest));
+        Bytes::from_owner(Held {
+            bytes,
+            _permit: self,
+        })
+    }
+}
+
+struct Held {
+    bytes: Bytes,
+    _permit: BudgetPermit,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_permit_is_held_until_the_last_clone_is_dropped_and_acquiring_times_out() {
+        let budget = BodyBudget::new(10);
+        let permit = budget.try_acquire(8).unwrap();
+        let bytes = permit.hold(Bytes::from_static(b"12345"));
+        let shared = bytes.clone();
+        drop(bytes);
+        assert!(budget.try_acquire(6).is_none());
+        assert!(budget.acquire(6).await.is_none(), "in vain");
+        let waiting = budget.acquire(6);
+        drop(shared);
+        assert!(waiting.await.is_some());
+        assert!(budget.acquire(100).await.is_some(), "all of it is enough");
+        assert_eq!(budget.free.available_permits(), 10);
+    }
+}

@@ -1,0 +1,89 @@
+//! Serves clients on a dedicated thread.
+
+use std::io;
+use std::net;
+use std::os::unix::net as unix;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Builder;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::{Forwarder, Listener, serve};
+
+/// Serves clients on a dedicated thread, which is enough for one user's requests. What blocks it
+/// (a secret on a disk that hangs, say) does not block the task that waits for shutdown.
+#[derive(Debug)]
+pub struct Apart {
+    /// Dropped, it ends.
+    stop: oneshot::Sender<()>,
+    ended: oneshot::Receiver<()>,
+}
+
+impl Apart {
+    /// Begins.
+    pub fn begin(
+        listener: Listener,
+        tls: Arc<ServerConfig>,
+        forwarder: Arc<Forwarder>,
+    ) -> io::Result<Self> {
+        let listener = Bound::from(listener)?;
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let (stop, stopped) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let serving = move || {
+            runtime.block_on(async {
+                let stopped = async {
+                    // A dropped sender stops it, too.
+                    let _ = stopped.await;
+                };
+                match listener.listen() {
+                    Ok(listener) => serve(listener, tls, forwarder, stopped).await,
+                    Err(error) => tracing::error!(%error, "cannot listen"),
+                }
+            });
+            // Cuts what is in flight. Blocked threads are not waited for.
+            runtime.shutdown_background();
+            let _ = end.send(());
+        };
+        let name = "serving".to_owned();
+        std::thread::Builder::new().name(name).spawn(serving)?;
+        Ok(Self { stop, ended })
+    }
+
+    /// Returns if it has ended by itself.
+    pub async fn ended(&mut self) {
+        let _ = (&mut self.ended).await;
+    }
+
+    /// Ends it, and waits until nothing of it is left, but no longer than this.
+    pub async fn end(self, patience: Duration) {
+        drop(self.stop);
+        let _ = timeout(patience, self.ended).await;
+    }
+}
+
+/// A listener on its way from one runtime to another.
+enum Bound {
+    Unix(unix::UnixListener),
+    Tcp(net::TcpListener),
+}
+
+impl Bound {
+    fn from(listener: Listener) -> io::Result<Self> {
+        Ok(match listener {
+            Listener::Unix(listener) => Self::Unix(listener.into_std()?),
+            Listener::Tcp(listener) => Self::Tcp(listener.into_std()?),
+        })
+    }
+
+    fn listen(self) -> io::Result<Listener> {
+        Ok(match self {
+            Self::Unix(listener) => Listener::Unix(UnixListener::from_std(listener)?),
+            Self::Tcp(listener) => Listener::Tcp(TcpListener::from_std(listener)?),
+        })
+    }
+}

@@ -1,0 +1,658 @@
+//! Bytes that a server holds for its clients: one budget for the process, one for each
+//! connection, and which stalled streams are reset when a budget is exceeded.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// What a connection that has not authenticated may have buffered. Its flow-control
+/// window is 64 KiB; the rest is room for request bodies that are kept for a second try.
+const UNAUTHENTICATED_CONNECTION_BYTES: usize = 512 * 1024;
+
+/// What a connection that has authenticated may have buffered: the sum of all its
+/// flow-control windows (4 MiB of request bodies, 100 answers of 128 KiB with 64 KiB of
+/// output and one frame each) and of 256 KiB for each second try is below it.
+const AUTHENTICATED_CONNECTION_BYTES: usize = 64 * 1024 * 1024;
+
+/// How often the bytes of a stalled stream are counted.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A client that has not authenticated makes progress when it takes, or sends, this much.
+/// A byte now and then would hold the buffers for ever.
+const UNAUTHENTICATED_PROGRESS_BYTES: u64 = 4 * 1024;
+
+/// A stalled stream of an authenticated client is reset only after this time, and only
+/// when no stream of an unauthenticated client is left to reset. Pauses of a client
+/// (garbage collection, a suspended terminal) are shorter or last until a person returns.
+const AUTHENTICATED_EVICTION_AGE: Duration = Duration::from_secs(30);
+
+/// How often streams are chosen for eviction: the choice looks at all stalled streams.
+const EVICTION_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Why a stream was reset, or its connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Eviction {
+    /// The client took, or sent, nothing for too long.
+    TimedOut,
+    /// The process holds more than its budget, or the connection more than its own.
+    OverBudget,
+}
+
+/// Counts what a budget holds and evicts.
+pub trait BufferMetrics: std::fmt::Debug + Send + Sync {
+    /// The process holds this many bytes more, or less.
+    fn held_changed(&self, by: i64);
+
+    /// A stream was reset.
+    fn evicted(&self, eviction: Eviction);
+}
+
+/// Whether the client of a connection has proved an identity.
+pub trait ClientAuthentication: std::fmt::Debug + Send + Sync {
+    /// It never goes back to false.
+    fn is_authenticated(&self) -> bool;
+}
+
+/// The budget of the process, shared by all workers.
+#[derive(Debug)]
+pub struct BufferBudget {
+    limit: usize,
+    unauthenticated_stall_timeout: Duration,
+    held: AtomicUsize,
+    stalled: Mutex<StalledStreams>,
+    metrics: Option<Box<dyn BufferMetrics>>,
+}
+
+impl BufferBudget {
+    /// A process may hold `max_bytes` for its clients. `unauthenticated_stall_timeout` is how
+    /// long a client that has not authenticated may make no progress.
+    pub fn new(
+        max_bytes: usize,
+        unauthenticated_stall_timeout: Duration,
+        metrics: Option<Box<dyn BufferMetrics>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            limit: max_bytes,
+            unauthenticated_stall_timeout,
+            held: AtomicUsize::new(0),
+            stalled: Mutex::default(),
+            metrics,
+        })
+    }
+
+    fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    fn change(&self, from: usize, to: usize) {
+        if to >= from {
+            self.held.fetch_add(to - from, Ordering::Relaxed);
+        } else {
+            self.held.fetch_sub(from - to, Ordering::Relaxed);
+        }
+        if let Some(metrics) = &self.metrics {
+            let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
+            metrics.held_changed(signed(to) - signed(from));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, StalledStreams> {
+        self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The limits of one client connection.
+#[derive(Debug, Clone)]
+pub struct ClientLimits(Option<Arc<Limited>>);
+
+#[derive(Debug)]
+struct Limited {
+    client: Arc<dyn ClientAuthentication>,
+    budget: Arc<BufferBudget>,
+    held: AtomicUsize,
+}
+
+impl ClientLimits {
+    /// A listener whose clients are trusted: nothing is counted.
+    pub fn trusted() -> &'static Self {
+        static TRUSTED: ClientLimits = ClientLimits(None);
+        &TRUSTED
+    }
+
+    /// A connection whose bytes count against `budget`.
+    pub fn new(client: Arc<dyn ClientAuthentication>, budget: Arc<BufferBudget>) -> Self {
+        Self(Some(Arc::new(Limited {
+            client,
+            budget,
+            held: AtomicUsize::new(0),
+        })))
+    }
+
+    /// Whether the client has proved an identity.
+    pub fn is_authenticated(&self) -> bool {
+        self.0
+            .as_ref()
+            .is_none_or(|limited| limited.client.is_authenticated())
+    }
+
+    /// How long the client may take nothing of an answer that waits for it.
+    pub fn stall_timeout(&self, authenticated: Duration) -> Duration {
+        match &self.0 {
+            Some(limited) if !limited.client.is_authenticated() => {
+                limited.budget.unauthenticated_stall_timeout
+            }
+            _ => authenticated,
+        }
+    }
+
+    /// How long the client may send nothing of a request body that upstream waits for.
+    pub fn request_body_timeout(&self) -> Option<Duration> {
+        let limited = self.0.as_ref()?;
+        let unauthenticated = !limited.client.is_authenticated();
+        unauthenticated.then_some(limited.budget.unauthenticated_stall_timeout)
+    }
+
+    /// Nothing yet, to be added to.
+    pub fn reservation(&self) -> Reservation {
+        Reservation {
+            limits: self.clone(),
+            bytes: 0,
+        }
+    }
+
+    fn evicted(&self, eviction: Eviction) {
+        let budget = self.0.as_ref().map(|limited| &limited.budget);
+        if let Some(metrics) = budget.and_then(|budget| budget.metrics.as_ref()) {
+            metrics.evicted(eviction);
+        }
+    }
+}
+
+impl Limited {
+    fn change(&self, from: usize, to: usize) {
+        if to >= from {
+            self.held.fetch_add(to - from, Ordering::Relaxed);
+        } else {
+            self.held.fetch_sub(from - to, Ordering::Relaxed);
+        }
+        self.budget.change(from, to);
+    }
+
+    fn connection_limit(&self) -> usize {
+        if self.client.is_authenticated() {
+            AUTHENTICATED_CONNECTION_BYTES
+        } else {
+            UNAUTHENTICATED_CONNECTION_BYTES
+        }
+    }
+}
+
+/// Bytes that count against the budgets until this is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    limits: ClientLimits,
+    bytes: usize,
+}
+
+impl Reservation {
+    /// Counts more bytes, unless a budget would be exceeded.
+    pub fn try_add(&mut self, bytes: usize) -> bool {
+        let Some(limited) = &self.limits.0 else {
+            return true;
+        };
+        let budget = &limited.budget;
+        if budget.held() + bytes > budget.limit
+            || limited.held.load(Ordering::Relaxed) + bytes > limited.connection_limit()
+        {
+            return false;
+        }
+        limited.change(0, bytes);
+        self.bytes += bytes;
+        true
+    }
+
+    /// The bytes are gone.
+    pub fn clear(&mut self) {
+        self.set(0);
+    }
+
+    fn set(&mut self, bytes: usize) {
+        if let Some(limited) = &self.limits.0 {
+            limited.change(self.bytes, bytes);
+        }
+        self.bytes = bytes;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// What a stalled stream holds at one moment.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample {
+    /// Bytes in its buffers.
+    pub bytes: usize,
+    /// Whether it is the client that has to move.
+    pub waits_for_client: bool,
+}
+
+/// Watches one stream that waits. It costs nothing until something has to wait, and a
+/// stream that waits for less than [`SAMPLE_INTERVAL`] is not counted.
+#[derive(Debug)]
+pub struct StallGuard<'a> {
+    limits: &'a ClientLimits,
+    timeout: Option<Duration>,
+    waiting: Option<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    timer: Pin<Box<Sleep>>,
+    since: Instant,
+    progress: u64,
+    entry: Option<Entry>,
+}
+
+impl<'a> StallGuard<'a> {
+    /// The client may make no progress for this long.
+    pub fn new(limits: &'a ClientLimits, timeout: Option<Duration>) -> Self {
+        Self {
+            limits,
+            timeout,
+            waiting: None,
+        }
+    }
+
+    /// To be asked while the stream waits; ready when it is to be reset. `progress` is
+    /// how many bytes the client has moved so far.
+    pub fn poll_evicted(
+        &mut self,
+        progress: u64,
+        mut sample: impl FnMut() -> Sample,
+        cx: &mut Context<'_>,
+    ) -> Poll<Eviction> {
+        let progress = if self.limits.is_authenticated() {
+            progress
+        } else {
+            progress / UNAUTHENTICATED_PROGRESS_BYTES
+        };
+        let first = SAMPLE_INTERVAL.min(self.timeout.unwrap_or(SAMPLE_INTERVAL));
+        let waiting = self.waiting.get_or_insert_with(|| {
+            let since = Instant::now();
+            Waiting {
+                timer: Box::pin(sleep_until(since + first)),
+                since,
+                progress,
+                entry: None,
+            }
+        });
+        if waiting.progress != progress {
+            waiting.progress = progress;
+            waiting.since = Instant::now();
+            waiting.entry = None;
+            waiting.timer.as_mut().reset(waiting.since + first);
+        }
+        loop {
+            ready!(waiting.timer.as_mut().poll(cx));
+            let now = Instant::now();
+            let sample = sample();
+            if !sample.waits_for_client {
+                waiting.since = now;
+            }
+            if self
+                .timeout
+                .is_some_and(|timeout| now >= waiting.since + timeout)
+            {
+                self.limits.evicted(Eviction::TimedOut);
+                return Poll::Ready(Eviction::TimedOut);
+            }
+            let entry = waiting
+                .entry
+                .get_or_insert_with(|| Entry::new(self.limits, now));
+            if entry.update(sample.bytes, now) {
+                self.limits.evicted(Eviction::OverBudget);
+                return Poll::Ready(Eviction::OverBudget);
+            }
+            let next = now + SAMPLE_INTERVAL;
+            let next = match self.timeout {
+                Some(timeout) => next.min(waiting.since + timeout),
+                None => next,
+            };
+            waiting.timer.as_mut().reset(next);
+        }
+    }
+
+    /// Nothing waits any more.
+    pub fn over(&mut self) {
+        self.waiting = None;
+    }
+}
+
+/// A stalled stream's place among those that can be evicted.
+#[derive(Debug)]
+struct Entry {
+    reservation: Reservation,
+    id: u64,
+}
+
+impl Entry {
+    fn new(limits: &ClientLimits, now: Instant) -> Self {
+        let id = limits.0.as_ref().map_or(0, |limited| {
+            let authenticated = limited.client.is_authenticated();
+            limited.budget.lock().add(authenticated, now)
+        });
+        Self {
+            reservation: limits.reservation(),
+            id,
+        }
+    }
+
+    /// Counts what the stream holds now; true if it is to be reset.
+    fn update(&mut self, bytes: usize, now: Instant) -> bool {
+        self.reservation.set(bytes);
+        let Some(limited) = &self.reservation.limits.0 else {
+            return false;
+        };
+        if limited.held.load(Ordering::Relaxed) > limited.connection_limit() {
+            return true;
+        }
+        let budget = &limited.budget;
+        let excess = budget.held().saturating_sub(budget.limit);
+        budget.lock().update(self.id, bytes, excess, now)
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if let Some(limited) = &self.reservation.limits.0 {
+            limited.budget.lock().streams.remove(&self.id);
+        }
+    }
+}
+
+/// The stalled streams of the process, oldest first.
+#[derive(Debug, Default)]
+struct StalledStreams {
+    streams: BTreeMap<u64, Stalled>,
+    next: u64,
+    chosen: Option<Instant>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Stalled {
+    bytes: usize,
+    authenticated: bool,
+    since: Instant,
+    evicted: bool,
+}
+
+impl StalledStreams {
+    fn add(&mut self, authenticated: bool, since: Instant) -> u64 {
+        self.next += 1;
+        let stalled = Stalled {
+            bytes: 0,
+            authenticated,
+            since,
+            evicted: false,
+        };
+        self.streams.insert(self.next, stalled);
+        self.next
+    }
+
+    /// Whether this stream is to be reset, where all together hold `excess` too much.
+    fn update(&mut self, id: u64, bytes: usize, excess: usize, now: Instant) -> bool {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.bytes = bytes;
+        }
+        let lately = self
+            .chosen
+            .is_some_and(|at| now < at + EVICTION_INTERVAL && now >= at);
+        if excess > 0 && !lately {
+            self.chosen = Some(now);
+            self.evict(excess, now);
+        }
+        self.streams.get(&id).is_some_and(|stream| stream.evicted)
+    }
+
+    /// Marks streams until they make up for the excess: unauthenticated ones first, and
+    /// among each kind those that have waited longest.
+    fn evict(&mut self, excess: usize, now: Instant) {
+        let going = self.streams.values().filter(|stream| stream.evicted);
+        let mut freed: usize = going.map(|stream| stream.bytes).sum();
+        for authenticated in [false, true] {
+            for stream in self.streams.values_mut() {
+                if freed >= excess {
+                    return;
+                }
+                let may_go = stream.authenticated == authenticated
+                    && !stream.evicted
+                    && stream.bytes > 0
+                    && (!authenticated || now >= stream.since + AUTHENTICATED_EVICTION_AGE);
+                if may_go {
+                    stream.evicted = true;
+                    freed += stream.bytes;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use std::sync::atomic::AtomicBool;
+
+    use skewbridge_testkit::PATIENCE;
+
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+    const STALL: Duration = Duration::from_millis(50);
+
+    /// A client that may authenticate later.
+    #[derive(Debug, Default)]
+    struct Client(AtomicBool);
+
+    impl ClientAuthentication for Client {
+        fn is_authenticated(&self) -> bool {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    fn unauthenticated() -> Arc<Client> {
+        Arc::default()
+    }
+
+    fn budget(limit: usize) -> Arc<BufferBudget> {
+        BufferBudget::new(limit, STALL, None)
+    }
+
+    /// Which of these streams, given as (authenticated, seconds stalled, MiB), are reset
+    /// when there is this much too much.
+    fn evicted(streams: &[(bool, u64, usize)], excess: usize) -> Vec<usize> {
+        let start = Instant::now();
+        let longest = streams.iter().map(|(_, age, _)| *age).max().unwrap_or(0);
+        let now = start + Duration::from_secs(longest);
+        let mut stalled = StalledStreams::default();
+        for (authenticated, age, bytes) in streams {
+            let id = stalled.add(*authenticated, now - Duration::from_secs(*age));
+            stalled.update(id, bytes * MIB, 0, now);
+        }
+        stalled.evict(excess * MIB, now);
+        let marked = stalled.streams.values().enumerate();
+        marked
+            .filter(|(_, stream)| stream.evicted)
+            .map(|(number, _)| number)
+            .collect()
+    }
+
+    #[test]
+    fn the_oldest_unauthenticated_streams_are_reset_first() {
+        for (streams, excess, expected) in [
+            // No excess, no eviction.
+            (&[(false, 5, 1)][..], 0, &[][..]),
+            // The oldest alone makes up for it.
+            (&[(false, 9, 2), (false, 5, 2)], 1, &[0]),
+            (&[(false, 9, 2), (false, 5, 2)], 3, &[0, 1]),
+            // Authenticated streams stay, however old, while strangers make up for it.
+            (&[(true, 500, 8), (false, 1, 2), (false, 0, 2)], 2, &[1]),
+            // They go after all strangers, oldest first, and only after a while.
+            (&[(true, 500, 4), (true, 400, 4), (false, 1, 2)], 5, &[0, 2]),
+            (&[(true, 29, 8), (false, 1, 2)], 5, &[1]),
+            // A stream that holds nothing gains nothing.
+            (&[(false, 9, 0), (false, 5, 1)], 1, &[1]),
+        ] {
+            assert_eq!(evicted(streams, excess), expected, "{streams:?} {excess}");
+        }
+    }
+
+    #[test]
+    fn what_is_about_to_be_freed_is_not_asked_for_twice() {
+        let now = Instant::now();
+        let mut stalled = StalledStreams::default();
+        let ids: Vec<_> = (0..3).map(|_| stalled.add(false, now)).collect();
+        for id in &ids {
+            stalled.update(*id, MIB, 0, now);
+        }
+        stalled.evict(1, now);
+        stalled.evict(1, now);
+        let evicted = stalled.streams.values().filter(|it| it.evicted).count();
+        assert_eq!(evicted, 1);
+    }
+
+    #[test]
+    fn reservations_stay_within_both_budgets_and_come_back() {
+        let budget = budget(2 * UNAUTHENTICATED_CONNECTION_BYTES);
+        let half = UNAUTHENTICATED_CONNECTION_BYTES / 2;
+        let one = ClientLimits::new(unauthenticated(), budget.clone());
+        let (mut first, mut second) = (one.reservation(), one.reservation());
+        assert!(first.try_add(half) && second.try_add(half));
+        assert!(!first.try_add(1), "the connection's own budget");
+        let other = ClientLimits::new(unauthenticated(), budget.clone());
+        let mut third = other.reservation();
+        assert!(third.try_add(2 * half));
+        let another = ClientLimits::new(unauthenticated(), budget.clone());
+        assert!(!another.reservation().try_add(1), "the process's budget");
+        drop(second);
+        assert!(another.reservation().try_add(1));
+        first.clear();
+        drop((first, third));
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[tokio::test]
+    async fn trickled_bytes_do_not_extend_the_stall_timeout() {
+        let limits = ClientLimits::new(unauthenticated(), budget(MIB));
+        let timeout = limits.stall_timeout(Duration::from_mins(10));
+        assert_eq!(timeout, STALL);
+        let mut guard = StallGuard::new(&limits, Some(timeout));
+        let sample = || Sample {
+            bytes: 100,
+            waits_for_client: true,
+        };
+        let mut taken = 0;
+        let eviction = poll_fn(|cx| {
+            taken += 1;
+            guard.poll_evicted(taken, sample, cx)
+        });
+        let eviction = tokio::time::timeout(PATIENCE, eviction).await;
+        assert_eq!(eviction.unwrap(), Eviction::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn the_client_is_not_blamed_for_a_slow_upstream() {
+        let limits = ClientLimits::new(unauthenticated(), budget(MIB));
+        let mut guard = StallGuard::new(&limits, limits.request_body_timeout());
+        let slow_samples = 5;
+        let mut samples = 0;
+        let eviction = poll_fn(|cx| {
+            let sample = || {
+                samples += 1;
+                Sample {
+                    bytes: 100,
+                    waits_for_client: samples > slow_samples,
+                }
+            };
+            guard.poll_evicted(0, sample, cx)
+        });
+        assert_eq!(eviction.await, Eviction::TimedOut);
+        assert!(samples > slow_samples, "{samples}");
+    }
+
+    #[test]
+    fn the_short_stall_timeout_is_for_unauthenticated_clients_only() {
+        let (client, limit) = (unauthenticated(), Duration::from_mins(10));
+        let limits = ClientLimits::new(client.clone(), budget(MIB));
+        assert_eq!(limits.stall_timeout(limit), STALL);
+        assert_eq!(limits.request_body_timeout(), Some(STALL));
+        client.0.store(true, Ordering::Relaxed);
+        assert_eq!(limits.stall_timeout(limit), limit);
+        assert_eq!(limits.request_body_timeout(), None);
+    }
+
+    #[tokio::test]
+    async fn a_connection_over_its_own_budget_is_reset_while_the_process_has_room() {
+        let budget = budget(100 * UNAUTHENTICATED_CONNECTION_BYTES);
+        let limits = ClientLimits::new(unauthenticated(), budget.clone());
+        let half = || Sample {
+            bytes: UNAUTHENTICATED_CONNECTION_BYTES / 2 + 1,
+            waits_for_client: true,
+        };
+        let guard = || StallGuard::new(&limits, None);
+        let (mut one, mut other, mut alone) = (guard(), guard(), guard());
+        let evicted = poll_fn(|cx| {
+            let (one, other) = (
+                one.poll_evicted(0, half, cx),
+                other.poll_evicted(0, half, cx),
+            );
+            if one.is_ready() { one } else { other }
+        });
+        let evicted = tokio::time::timeout(PATIENCE, evicted).await;
+        assert_eq!(evicted.unwrap(), Eviction::OverBudget);
+        drop((one, other));
+        // Of the same connection, now that there is room: it is counted, and stays.
+        poll_fn(|cx| {
+            assert!(alone.poll_evicted(0, half, cx).is_pending());
+            match budget.held() {
+                0 => Poll::Pending,
+                _ => Poll::Ready(()),
+            }
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn the_older_of_two_stalled_streams_makes_room() {
+        let budget = budget(3 * MIB / 8);
+        let sample = || Sample {
+            bytes: MIB / 4,
+            waits_for_client: true,
+        };
+        let (older, newer) = (
+            ClientLimits::new(unauthenticated(), budget.clone()),
+            ClientLimits::new(unauthenticated(), budget.clone()),
+        );
+        let (mut older, mut newer) = (StallGuard::new(&older, None), StallGuard::new(&newer, None));
+        let evicted = poll_fn(|cx| {
+            let first = older.poll_evicted(0, sample, cx);
+            let second = newer.poll_evicted(0, sample, cx);
+            assert!(second.is_pending());
+            first
+        });
+        let evicted = tokio::time::timeout(PATIENCE, evicted).await;
+        assert_eq!(evicted.expect("one is evicted"), Eviction::OverBudget);
+        older.over();
+        assert_eq!(budget.held(), MIB / 4);
+        newer.over();
+        assert_eq!(budget.held(), 0);
+    }
+}

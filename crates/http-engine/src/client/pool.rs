@@ -1,0 +1,455 @@
+//! Connections that are open, and which of them takes the next request.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::request::Parts;
+use http::{HeaderMap, Request, Response, StatusCode};
+use tokio::sync::{OwnedMutexGuard, Semaphore, oneshot};
+use tokio::time::{Instant, sleep};
+
+use super::connector::{
+    ConnectError, Connected, ConnectionCredential, ConnectionGuard, Connector, PoolMetrics,
+    Protocol, ProtocolOffer,
+};
+use super::h1::{ConnectionHome, H1Connection, headers_for_h1};
+use super::h2::{H2Connection, H2Response, Stream};
+use super::{ProtocolPreference, ReplayBody, RetryClass, SendError, UpstreamResponse};
+use crate::body::ResponseBody;
+use crate::header_bounds::{self, HeaderLimit};
+use crate::http_message::CloseConnection;
+
+/// An unused connection is closed well before the server would do it (kube-apiserver: 90 s), so
+/// that the close and a request do not cross.
+const MAX_IDLE_TIME: Duration = Duration::from_secs(45);
+
+/// Requests with large headers at one time: each has a connection of its own.
+const MAX_EXCLUSIVE_REQUESTS: usize = 64;
+
+/// How long the first response to a caller without an identity is held until it is known whether
+/// the server ends the connection with it. Both leave the server within a millisecond.
+const GOAWAY_WAIT: Duration = Duration::from_millis(100);
+const GOAWAY_CHECK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// What differs between the users of a pool.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolConfig {
+    /// Unused HTTP/1.1 connections that are kept.
+    pub max_idle_connections: usize,
+    /// Completes a connection whose request was cancelled, and keeps it: opening it may have
+    /// cost a touch of a hardware key.
+    pub finish_cancelled_connects: bool,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        Self {
+            max_idle_connections: 256,
+            finish_cancelled_connects: false,
+        }
+    }
+}
+
+/// The connections to one server with one identity. The gateway has pools for each worker, so
+/// nothing here is contended; the locks are there because tasks are `Send`.
+pub struct Pool<C: Connector> {
+    connector: C,
+    config: PoolConfig,
+    idle: Mutex<VecDeque<(Instant, H1Connection<C::Io>)>>,
+    shared: Mutex<Vec<(Instant, H2Connection)>>,
+    /// One HTTP/2 connection is opened at a time. Requests that wait for it share a failure.
+    opening: Arc<tokio::sync::Mutex<LastFailure>>,
+    /// The server has refused a protocol when it was offered alone.
+    h1_only: AtomicBool,
+    h2_only: AtomicBool,
+    /// Whether the server ends an HTTP/2 connection after a response to a caller without an
+    /// identity; `UNKNOWN` until it has answered one.
+    ends_anonymous: AtomicU8,
+    exclusive: Arc<Semaphore>,
+    metrics: Arc<dyn PoolMetrics>,
+}
+
+/// When a connection could not be opened, and why.
+type LastFailure = Option<(Instant, ConnectError)>;
+
+type Credential = Option<Arc<dyn ConnectionCredential>>;
+
+const UNKNOWN: u8 = 0;
+const NO: u8 = 1;
+const YES: u8 = 2;
+
+impl<C: Connector> Pool<C> {
+    /// No connections yet.
+    pub fn new(connector: C, config: PoolConfig, metrics: Arc<dyn PoolMetrics>) -> Arc<Self> {
+        Arc::new(Self {
+            connector,
+            config,
+            idle: Mutex::default(),
+            shared: Mutex::default(),
+            opening: Arc::default(),
+            h1_only: AtomicBool::new(false),
+            h2_only: AtomicBool::new(false),
+            ends_anonymous: AtomicU8::new(UNKNOWN),
+            exclusive: Arc::new(Semaphore::new(MAX_EXCLUSIVE_REQUESTS)),
+            metrics,
+        })
+    }
+
+    /// Sends a request. On an error that is safe to retry, the request is put back.
+    pub async fn send(
+        self: &Arc<Self>,
+        request: &mut Request<ReplayBody>,
+        prefer: ProtocolPreference,
+    ) -> Result<UpstreamResponse<C::Io>, SendError> {
+        self.send_or_decline(request, prefer, |_, _| false).await
+    }
+
+    /// The same, where some responses say that nothing has been processed: they are an error,
+    /// and the request is put back too.
+    pub async fn send_or_decline(
+        self: &Arc<Self>,
+        request: &mut Request<ReplayBody>,
+        prefer: ProtocolPreference,
+        declines: impl Fn(StatusCode, &HeaderMap) -> bool,
+    ) -> Result<UpstreamResponse<C::Io>, SendError> {
+        // The parts are borrowed by the connection and needed again if it fails: taken out, and
+        // put back.
+        let empty = Request::new(request.body().empty());
+        let (mut head, mut body) = std::mem::replace(request, empty).into_parts();
+        let channel = if prefer == ProtocolPreference::Upgrade
+            || header_bounds::may_share(&head, body.header_bytes())
+        {
+            self.channel(prefer).await
+        } else {
+            // Boxed: it happens seldom, and each watch would have room for it.
+            Box::pin(self.exclusive_channel(body.retry_class())).await
+        };
+        let error = match channel {
+            Err(error) => error.into(),
+            Ok(Channel::H1(connection)) => {
+                headers_for_h1(&mut head, prefer);
+                let credential = connection.credential();
+                match connection.send(&head, &mut body, self.clone()).await {
+                    Ok(answered) if declines(answered.status(), answered.headers()) => {
+                        SendError::Declined(answered.status())
+                    }
+                    Ok(answered) => {
+                        body.stop_recording();
+                        let closes = body.is_anonymous(answered.status()) && answered.closes();
+                        let response = match answered.into_response(body) {
+                            UpstreamResponse::Response(response) => UpstreamResponse::Response(
+                                finished(response, closes, &head, credential),
+                            ),
+                            upgraded @ UpstreamResponse::Upgraded(..) => upgraded,
+                        };
+                        return Ok(response);
+                    }
+                    Err(error) => error,
+                }
+            }
+            Ok(Channel::H2(stream)) => {
+                let credential = stream.credential();
+                match stream.send(&head, &mut body).await {
+                    Ok(answered) if declines(answered.status(), answered.headers()) => {
+                        SendError::Declined(answered.status())
+                    }
+                    Ok(mut answered) => {
+                        body.stop_recording();
+                        let closes = body.is_anonymous(answered.status())
+                            // Boxed: watches are many, and do not come here.
+                            && Box::pin(self.is_ended_with(&mut answered)).await;
+                        let response = answered.into_response(body);
+                        let response = finished(response, closes, &head, credential);
+                        return Ok(UpstreamResponse::Response(response));
+                    }
+                    Err(error) => error,
+                }
+            }
+        };
+        *request = Request::from_parts(head, body);
+        Err(error)
+    }
+
+    async fn channel(
+        self: &Arc<Self>,
+        prefer: ProtocolPreference,
+    ) -> Result<Channel<C::Io>, ConnectError> {
+        let opened = self.open(prefer).await;
+        if opened.is_err() {
+            // What comes back may be another server, which speaks more.
+            self.h1_only.store(false, Ordering::Relaxed);
+            self.h2_only.store(false, Ordering::Relaxed);
+            self.ends_anonymous.store(UNKNOWN, Ordering::Relaxed);
+        }
+        opened
+    }
+
+    /// Whether the server ends HTTP/2 connections after responses to callers without an identity
+    /// (`UnauthenticatedHTTP2DOSMitigation`), as far as is known.
+    pub fn ends_anonymous_connections(&self) -> bool {
+        self.ends_anonymous.load(Ordering::Relaxed) == YES
+    }
+
+    /// Whether the server ends the connection after this response to a caller without an
+    /// identity. Response and GOAWAY race, so it is remembered once it is known.
+    async fn is_ended_with(&self, answered: &mut H2Response) -> bool {
+        let known = self.ends_anonymous.load(Ordering::Relaxed);
+        let deadline = Instant::now() + GOAWAY_WAIT;
+        loop {
+            if known == YES || answered.is_going_away() {
+                self.ends_anonymous.store(YES, Ordering::Relaxed);
+                return true;
+            }
+            if known == NO || Instant::now() >= deadline {
+                self.ends_anonymous.store(NO, Ordering::Relaxed);
+                return false;
+            }
+            sleep(GOAWAY_CHECK_INTERVAL).await;
+        }
+    }
+
+    /// A connection for one request alone: HTTP/1.1, or HTTP/2 where the server speaks nothing
+    /// else.
+    async fn exclusive_channel(
+        &self,
+        retry_class: RetryClass,
+    ) -> Result<Channel<C::Io>, ConnectError> {
+        let Ok(permit) = self.exclusive.clone().try_acquire_owned() else {
+            let limit = HeaderLimit::OwnConnectionRefused;
+            self.metrics.met_header_limit(limit);
+            let cause =
+                format_args!("{MAX_EXCLUSIVE_REQUESTS} requests with large headers are under way");
+            return Err(self.connector.error(&cause));
+        };
+        self.metrics.met_header_limit(HeaderLimit::OwnConnection);
+        if !self.h2_only.load(Ordering::Relaxed) {
+            // A connection that the server is about to close fails a write for good.
+            if retry_class == RetryClass::Idempotent
+                && let Some(connection) = self.take_idle()
+            {
+                return Ok(Channel::H1(connection.holding(permit)));
+            }
+            match self.connector.connect(ProtocolOffer::Http1).await {
+                Ok(connected) => {
+                    let connection = self.start_h1(connected);
+                    return Ok(Channel::H1(connection.holding(permit)));
+                }
+                Err(error) if error.no_common_protocol => {
+                    self.h2_only.store(true, Ordering::Relaxed);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let connected = self.connector.connect(ProtocolOffer::Http2).await?;
+        let (_, stream) = self.start_h2(connected).await?;
+        Ok(Channel::H2(stream.holding(permit)))
+    }
+
+    async fn open(
+        self: &Arc<Self>,
+        prefer: ProtocolPreference,
+    ) -> Result<Channel<C::Io>, ConnectError> {
+        let h2_only = self.h2_only.load(Ordering::Relaxed);
+        let h1_only = self.h1_only.load(Ordering::Relaxed);
+        match prefer {
+            ProtocolPreference::H2 if !h1_only => self.h2().await,
+            ProtocolPreference::H1 if h2_only => self.h2().await,
+            ProtocolPreference::H1 | ProtocolPreference::H2 | ProtocolPreference::Upgrade => {
+                self.h1(prefer).await
+            }
+        }
+    }
+
+    async fn h1(
+        self: &Arc<Self>,
+        prefer: ProtocolPreference,
+    ) -> Result<Channel<C::Io>, ConnectError> {
+        // An upgrade takes its connection away for good, and its request must not meet one that
+        // the server is about to close: it gets a new one.
+        if prefer != ProtocolPreference::Upgrade
+            && let Some(connection) = self.take_idle()
+        {
+            return Ok(Channel::H1(connection));
+        }
+        match self.connect(ProtocolOffer::Http1, None).await {
+            Err(error) if error.no_common_protocol && prefer == ProtocolPreference::H1 => {
+                self.h2_only.store(true, Ordering::Relaxed);
+                self.h2().await
+            }
+            connected => connected,
+        }
+    }
+
+    /// The one that was used last: the others expire.
+    fn take_idle(&self) -> Option<H1Connection<C::Io>> {
+        loop {
+            let (_, mut connection) = lock(&self.idle).pop_back()?;
+            if !connection.is_stale() && connection.is_valid() {
+                return Some(connection);
+            }
+        }
+    }
+
+    async fn h2(self: &Arc<Self>) -> Result<Channel<C::Io>, ConnectError> {
+        if let Some(stream) = self.reserve() {
+            return Ok(Channel::H2(stream));
+        }
+        let began = Instant::now();
+        let turn = self.opening.clone().lock_owned().await;
+        if let Some(stream) = self.reserve() {
+            return Ok(Channel::H2(stream));
+        }
+        // The server spoke HTTP/1.1 to the request that had the turn.
+        if self.h1_only.load(Ordering::Relaxed)
+            && let Some(connection) = self.take_idle()
+        {
+            return Ok(Channel::H1(connection));
+        }
+        if let Some((at, error)) = &*turn
+            && *at >= began
+        {
+            return Err(error.clone());
+        }
+        self.connect(ProtocolOffer::Either, Some(turn)).await
+    }
+
+    /// Opens a connection. `turn` is held until it is open.
+    async fn connect(
+        self: &Arc<Self>,
+        offer: ProtocolOffer,
+        mut turn: Option<OwnedMutexGuard<LastFailure>>,
+    ) -> Result<Channel<C::Io>, ConnectError> {
+        let pool = self.clone();
+        let open = async move {
+            let opened = pool.open_channel(offer).await;
+            if let (Some(turn), Err(error)) = (&mut turn, &opened) {
+                **turn = Some((Instant::now(), error.clone()));
+            }
+            opened
+        };
+        if !self.config.finish_cancelled_connects {
+            return open.await;
+        }
+        let (opened, result) = oneshot::channel();
+        let pool = self.clone();
+        tokio::spawn(async move {
+            // A connection for many requests is in the pool already.
+            if let Err(Ok(Channel::H1(connection))) = opened.send(open.await) {
+                pool.give_back(connection);
+            }
+        });
+        let aborted = || ConnectError::new("opening a connection was aborted");
+        result.await.unwrap_or_else(|_| Err(aborted()))
+    }
+
+    async fn open_channel(&self, offer: ProtocolOffer) -> Result<Channel<C::Io>, ConnectError> {
+        let connected = self.connector.connect(offer).await?;
+        if connected.protocol == Protocol::Http1 {
+            if offer == ProtocolOffer::Either {
+                self.h1_only.store(true, Ordering::Relaxed);
+            }
+            return Ok(Channel::H1(self.start_h1(connected)));
+        }
+        let (connection, stream) = self.start_h2(connected).await?;
+        lock(&self.shared).push((Instant::now(), connection));
+        Ok(Channel::H2(stream))
+    }
+
+    fn start_h1(&self, connected: Connected<C::Io>) -> H1Connection<C::Io> {
+        let guard = ConnectionGuard::new(&self.metrics, Protocol::Http1);
+        H1Connection::new(connected.io, connected.credential, Some(guard))
+    }
+
+    async fn start_h2(
+        &self,
+        connected: Connected<C::Io>,
+    ) -> Result<(H2Connection, Stream), ConnectError> {
+        let guard = ConnectionGuard::new(&self.metrics, Protocol::Http2);
+        let connection = H2Connection::start(
+            connected.io,
+            connected.credential,
+            guard,
+            self.metrics.clone(),
+            self.connector.keepalive(),
+        )
+        .await
+        .map_err(|error| self.connector.error(&format_args!("HTTP/2: {error}")))?;
+        let stream = connection.reserve().ok_or_else(|| {
+            self.connector
+                .error(&"HTTP/2: upstream allows no stream at all")
+        })?;
+        Ok((connection, stream))
+    }
+
+    /// A stream on the first connection that has one: fuller ones come first, so that others run
+    /// empty and can be closed.
+    fn reserve(&self) -> Option<Stream> {
+        let mut shared = lock(&self.shared);
+        shared.retain(|(_, connection)| !connection.is_over());
+        shared.iter_mut().find_map(|(used, connection)| {
+            let stream = connection.reserve()?;
+            *used = Instant::now();
+            Some(stream)
+        })
+    }
+
+    /// Closes connections that have not been used for a while.
+    pub fn evict_idle(&self) {
+        let now = Instant::now();
+        lock(&self.idle).retain(|(since, _)| now - *since < MAX_IDLE_TIME);
+        lock(&self.shared).retain_mut(|(used, connection)| {
+            if connection.active() > 0 {
+                *used = now;
+            }
+            !connection.is_over() && now - *used < MAX_IDLE_TIME
+        });
+    }
+}
+
+impl<C: Connector> ConnectionHome<C::Io> for Pool<C> {
+    fn give_back(&self, mut connection: H1Connection<C::Io>) {
+        connection.park();
+        let mut idle = lock(&self.idle);
+        if connection.is_valid() && idle.len() < self.config.max_idle_connections {
+            idle.push_back((Instant::now(), connection));
+        }
+    }
+}
+
+impl<C: Connector> std::fmt::Debug for Pool<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool")
+            .field("connector", &self.connector)
+            .finish_non_exhaustive()
+    }
+}
+
+enum Channel<Io> {
+    H1(H1Connection<Io>),
+    H2(Stream),
+}
+
+/// Has the client's connection end with this response where the server's does, and reports a 401
+/// to the credential of the connection.
+fn finished(
+    mut response: Response<ResponseBody>,
+    closes: bool,
+    request: &Parts,
+    credential: Credential,
+) -> Response<ResponseBody> {
+    if closes {
+        response.extensions_mut().insert(CloseConnection);
+    }
+    match credential {
+        Some(credential) if response.status() == StatusCode::UNAUTHORIZED => {
+            response.map(|body| credential.unauthorized(request, body))
+        }
+        _ => response,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,203 @@
+//! A request body that can be sent again, for as long as the server cannot have processed it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{HeaderMap, StatusCode};
+use skewbridge_k8s_api::forwarding_headers;
+
+use crate::body::{BodyError, Frame, PollFrame, RequestBody};
+use crate::buffer_budget::Reservation;
+use crate::header_bounds::list_bytes;
+
+/// How much of a body is kept for a retry. kube-apiserver gives a stream a
+/// window of 256 KiB: of a request that it never looked at, no more than that
+/// can have left.
+const MAX_REPLAY_BYTES: usize = 256 * 1024;
+
+/// The largest trailers of a request, counted as headers are (RFC 9113, 6.5.2). They share
+/// the connection of the request, where a receiver that refuses them may end all streams.
+const MAX_TRAILERS_BYTES: usize = 8 * 1024;
+
+/// Whether a request may be retried when it is not certain that the server has not processed
+/// it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RetryClass {
+    /// It only reads.
+    Idempotent,
+    /// It changes something, or starts something: exec by WebSocket is a GET.
+    OnlyIfUnsent,
+}
+
+/// Removes fields from the trailers of requests.
+pub trait TrailerFilter: std::fmt::Debug + Send + Sync {
+    /// Removes what clients may not say.
+    fn filter(&self, trailers: &mut HeaderMap);
+}
+
+/// Removes nothing but hop-by-hop fields, which are always removed.
+impl TrailerFilter for () {
+    fn filter(&self, _: &mut HeaderMap) {}
+}
+
+/// A body that records what has been sent of it.
+#[derive(Debug)]
+pub struct ReplayBody {
+    body: RequestBody,
+    trailer_filter: Arc<dyn TrailerFilter>,
+    retry_class: RetryClass,
+    /// Sent before, by reference to the same memory.
+    sent: VecDeque<Frame>,
+    sent_bytes: usize,
+    /// How many of `sent` are to be sent again before the body goes on.
+    to_resend: usize,
+    exhausted: bool,
+    /// Counts what is in `sent`.
+    reservation: Option<Reservation>,
+    duplex: bool,
+    anonymous: bool,
+    header_bytes: Option<usize>,
+}
+
+impl ReplayBody {
+    /// Nothing sent yet.
+    pub fn new(
+        body: RequestBody,
+        trailer_filter: Arc<dyn TrailerFilter>,
+        retry_class: RetryClass,
+    ) -> Self {
+        Self {
+            body,
+            trailer_filter,
+            retry_class,
+            sent: VecDeque::new(),
+            sent_bytes: 0,
+            to_resend: 0,
+            exhausted: false,
+            reservation: None,
+            duplex: false,
+            anonymous: false,
+            header_bytes: None,
+        }
+    }
+
+    /// Counts what is kept for a retry. Without room in the budget there is no retry.
+    #[must_use]
+    pub fn charged_to(mut self, reservation: Reservation) -> Self {
+        self.reservation = Some(reservation);
+        self
+    }
+
+    /// Whether the server may want the rest of the body whatever it has answered.
+    #[must_use]
+    pub fn duplex(mut self, duplex: bool) -> Self {
+        self.duplex = duplex;
+        self
+    }
+
+    /// Whether the caller has no identity.
+    #[must_use]
+    pub fn anonymous(mut self, anonymous: bool) -> Self {
+        self.anonymous = anonymous;
+        self
+    }
+
+    /// The size of the request's headers, so that they are counted once.
+    pub fn set_header_bytes(&mut self, bytes: usize) {
+        self.header_bytes = Some(bytes);
+    }
+
+    /// That size, where it is known.
+    pub fn header_bytes(&self) -> Option<usize> {
+        self.header_bytes
+    }
+
+    /// Whether the caller has no identity, or one that upstream does not accept.
+    pub fn is_anonymous(&self, status: StatusCode) -> bool {
+        self.anonymous || status == StatusCode::UNAUTHORIZED
+    }
+
+    /// Whether the server may still want the rest of the body after an answer with this
+    /// status has begun. kube-apiserver reads no more of what it refuses, and never needs
+    /// the body of a read.
+    pub fn is_wanted_after(&self, status: StatusCode) -> bool {
+        self.duplex || (self.retry_class == RetryClass::OnlyIfUnsent && status.is_success())
+    }
+
+    /// Bytes that the client has sent and that have not been read.
+    pub fn buffered(&mut self) -> usize {
+        self.body.buffered()
+    }
+
+    /// Nothing, for the same caller.
+    #[must_use]
+    pub fn empty(&self) -> Self {
+        Self::new(
+            RequestBody::Empty,
+            self.trailer_filter.clone(),
+            self.retry_class,
+        )
+    }
+
+    /// Whether the request may be retried when in doubt.
+    pub fn retry_class(&self) -> RetryClass {
+        self.retry_class
+    }
+
+    /// The next piece.
+    pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
+        if self.to_resend > 0 {
+            let frame = self.sent[self.sent.len() - self.to_resend].clone();
+            self.to_resend -= 1;
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        let mut polled = self.body.poll_frame(cx);
+        if let Poll::Ready(Some(Ok(Frame::Trailers(trailers)))) = &mut polled {
+            // A field that is removed from headers is removed from trailers, too.
+            self.trailer_filter.filter(trailers);
+            forwarding_headers::remove_hop_by_hop(trailers);
+            if list_bytes(trailers) > MAX_TRAILERS_BYTES {
+                let cause = format!("the trailers are larger than {MAX_TRAILERS_BYTES} bytes");
+                return Poll::Ready(Some(Err(BodyError::Client(cause))));
+            }
+        }
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && !self.exhausted
+        {
+            // Small pieces cost more than their bytes.
+            let bytes = match frame {
+                Frame::Data(data) => data.len().max(size_of::<Frame>()),
+                Frame::Trailers(trailers) => size_of::<Frame>() + list_bytes(trailers),
+            };
+            self.sent_bytes += bytes;
+            let reservation = self.reservation.as_mut();
+            if self.sent_bytes > MAX_REPLAY_BYTES
+                || reservation.is_some_and(|it| !it.try_add(bytes))
+            {
+                self.stop_recording();
+            } else {
+                self.sent.push_back(frame.clone());
+            }
+        }
+        polled
+    }
+
+    /// Whether nothing more is to come.
+    pub fn is_done(&self) -> bool {
+        self.to_resend == 0 && self.body.is_done()
+    }
+
+    /// Goes back to the start. False where too much has been sent to be kept.
+    pub fn rewind(&mut self) -> bool {
+        self.to_resend = self.sent.len();
+        !self.exhausted
+    }
+
+    /// The server has answered: there will be no retry.
+    pub fn stop_recording(&mut self) {
+        self.exhausted = true;
+        self.sent = VecDeque::new();
+        self.reservation = None;
+    }
+}

@@ -1,0 +1,144 @@
+//! Graceful shutdown: tells all tasks that the process drains, and until when.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Where the process is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    /// Not ready for new clients, and still serving.
+    Leaving,
+    /// Takes nothing new, and cuts what still runs at this time.
+    Draining {
+        deadline: Instant,
+    },
+}
+
+/// Announces the end.
+#[derive(Debug)]
+pub struct DrainTrigger(watch::Sender<Phase>);
+
+/// Learns of the end.
+#[derive(Debug, Clone)]
+pub struct Drain(watch::Receiver<Phase>);
+
+/// The two ends of one announcement.
+pub fn announcement() -> (DrainTrigger, Drain) {
+    let (sender, receiver) = watch::channel(Phase::Serving);
+    (DrainTrigger(sender), Drain(receiver))
+}
+
+impl DrainTrigger {
+    /// Not ready any more.
+    pub fn leave(&self) {
+        self.0.send_replace(Phase::Leaving);
+    }
+
+    /// Finish what is running.
+    pub fn drain(&self, within: Duration) {
+        let deadline = Instant::now() + within;
+        self.0.send_replace(Phase::Draining { deadline });
+    }
+}
+
+impl Drain {
+    /// Never drains: for a server that is cut when it ends.
+    pub fn never() -> Self {
+        announcement().1
+    }
+
+    /// Whether new clients should go elsewhere.
+    pub fn is_leaving(&self) -> bool {
+        *self.0.borrow() != Phase::Serving
+    }
+
+    /// Whether connections should end.
+    pub fn is_draining(&self) -> bool {
+        matches!(*self.0.borrow(), Phase::Draining { .. })
+    }
+
+    /// Waits until new clients should go elsewhere.
+    pub async fn leaving(&mut self) {
+        if self
+            .0
+            .wait_for(|phase| *phase != Phase::Serving)
+            .await
+            .is_err()
+        {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Waits until connections should end.
+    pub async fn draining(&mut self) {
+        let draining = |phase: &Phase| matches!(phase, Phase::Draining { .. });
+        if self.0.wait_for(draining).await.is_err() {
+            // The trigger is gone: the drain never begins.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Waits for the drain to begin, and gives its end.
+    pub async fn deadline(mut self) -> Instant {
+        loop {
+            if let Phase::Draining { deadline } = *self.0.borrow_and_update() {
+                return deadline;
+            }
+            if self.0.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// Counts what is still running, so that leaving can end early.
+#[derive(Debug, Clone, Default)]
+pub struct InFlight(Arc<()>);
+
+impl InFlight {
+    /// One more, until it is dropped.
+    #[must_use]
+    pub fn one(&self) -> Self {
+        self.clone()
+    }
+
+    /// How many there are besides this one.
+    pub fn count(&self) -> usize {
+        Arc::strong_count(&self.0) - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Long beside any span here.
+    const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn first_it_is_leaving_and_then_it_drains() {
+        let (leave, mut drain) = announcement();
+        assert!(!drain.is_leaving() && !drain.is_draining());
+        leave.leave();
+        assert!(drain.is_leaving() && !drain.is_draining());
+        leave.drain(TEST_TIMEOUT);
+        assert!(drain.is_leaving() && drain.is_draining());
+        timeout(TEST_TIMEOUT, drain.draining()).await.unwrap();
+    }
+
+    #[test]
+    fn what_runs_is_counted_until_it_is_dropped() {
+        let running = InFlight::default();
+        assert_eq!(running.count(), 0);
+        let (one, two) = (running.one(), running.one());
+        assert_eq!(running.count(), 2);
+        drop((one, two));
+        assert_eq!(running.count(), 0);
+    }
+}

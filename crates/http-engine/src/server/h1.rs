@@ -1,0 +1,631 @@
+//! HTTP/1.1 towards a client: one request after the other, each answered before the next is
+//! parsed.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderValue, Method, Request, StatusCode, Version};
+use skewbridge_k8s_api::content_negotiation::{Format, negotiate_error_format};
+use skewbridge_stream_io::Buffered;
+use tokio::io::AsyncWrite;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::{ClientIo, ClientResponse, ClientTimeouts, ResponseRecord, Service, UpgradeHandler};
+use crate::body::{BodyError, BodySource, Frame, PollFrame, RequestBody, ResponseBody};
+use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
+use crate::drain::Drain;
+use crate::error_response;
+use crate::header_bounds::HeaderLimit;
+use crate::http_message::{CloseConnection, content_length, expects_continue};
+use crate::http1::{
+    BodyEvent, Decoder, Encoder, Framing, HeadError, HeadTerminator, RequestHead, parse_request,
+    write_headers, write_status_line,
+};
+
+/// Requests are small: a head and perhaps an object.
+const READ_CHUNK_BYTES: usize = 8 * 1024;
+
+/// What a client may send ahead while its request is being answered. More waits in the kernel.
+const MAX_PIPELINED_BYTES: usize = 64 * 1024;
+
+/// After a response that ends the connection, this much of what the client still sends is read
+/// and discarded, so that a reset does not destroy the response on its way (RFC 9112, 9.6).
+const LINGER_BYTES: usize = 256 * 1024;
+const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a client that has just connected has for its first request once the server
+/// drains. Clients send it right behind the handshake.
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Serves one connection to its end.
+pub async fn serve<S: Service>(
+    io: ClientIo,
+    service: S,
+    timeouts: ClientTimeouts,
+    mut drain: Drain,
+) {
+    let limits = service.limits();
+    let connection = Connection::new(io);
+    if !first_bytes(&connection, timeouts, &mut drain).await {
+        close(&connection).await;
+        return;
+    }
+    loop {
+        let head = match next_head(&connection, timeouts, limits, &mut drain).await {
+            HeadResult::Head(head) => *head,
+            HeadResult::Refused(error) => {
+                if error == HeadError::TooLarge {
+                    service.met_header_limit(HeaderLimit::RequestTooLarge);
+                }
+                let response = error_response::bad_head(error);
+                service.refused(response.status());
+                refuse(&connection, response).await;
+                return;
+            }
+            HeadResult::TooSlow => {
+                let response = error_response::slow_head(S::HEAD_TIMEOUT_FLAG);
+                service.refused(response.status());
+                refuse(&connection, response).await;
+                return;
+            }
+            HeadResult::Disconnected => {
+                close(&connection).await;
+                return;
+            }
+        };
+        let meta = RequestMeta::of(&head);
+        let request = connection.begin(head);
+        // Boxed: what it takes to get a response is not kept while the response lasts.
+        let call = Box::pin(service.call(request));
+        let response = match response_or_disconnect(&connection, call, limits).await {
+            Ok(response) => response,
+            Err(NoResponse::Disconnected | NoResponse::Evicted(Eviction::OverBudget)) => return,
+            Err(NoResponse::Evicted(Eviction::TimedOut)) => {
+                refuse(&connection, error_response::slow_body(meta.format)).await;
+                return;
+            }
+        };
+        let stall = StallGuard::new(limits, Some(limits.stall_timeout(timeouts.stall)));
+        match reply(&connection, &meta, response, &drain, stall).await {
+            NextStep::NextRequest => {}
+            NextStep::Close => {
+                linger(&connection).await;
+                return;
+            }
+            NextStep::Switch(switched, record) => {
+                if let Some((io, input)) = connection.into_parts() {
+                    switched.run(io, input, record).await;
+                }
+                return;
+            }
+            NextStep::Cut => return,
+        }
+    }
+}
+
+/// The connection, shared between the loop above and the body of the request
+/// that it is answering; both run in one task, so the lock is never contended.
+#[derive(Debug, Clone)]
+struct Connection(Arc<Mutex<Shared>>);
+
+#[derive(Debug)]
+struct Shared {
+    stream: Buffered<ClientIo>,
+    body: Decoder,
+    /// The client waits for `100 Continue` before it sends its body.
+    expects_continue: bool,
+    /// The client left in the midst of its body.
+    disconnected: bool,
+    /// Bytes that the client has sent.
+    received: u64,
+}
+
+impl Connection {
+    fn new(io: ClientIo) -> Self {
+        Self(Arc::new(Mutex::new(Shared {
+            stream: Buffered::new(io, READ_CHUNK_BYTES),
+            body: Framing::Empty.decoder(),
+            expects_continue: false,
+            disconnected: false,
+            received: 0,
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        // A panic while the lock is held ends the connection's task anyway.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, head: RequestHead) -> Request<RequestBody> {
+        let mut shared = self.lock();
+        shared.body = head.framing.decoder();
+        shared.expects_continue = head.version == Version::HTTP_11
+            && head.framing != Framing::Empty
+            && expects_continue(&head.headers);
+        let body = if head.framing == Framing::Empty {
+            RequestBody::Empty
+        } else {
+            RequestBody::Stream(Box::new(ClientBody(self.clone())))
+        };
+        let mut request = Request::new(body);
+        *request.method_mut() = head.method;
+        *request.uri_mut() = head.uri;
+        *request.version_mut() = head.version;
+        *request.headers_mut() = head.headers;
+        request
+    }
+
+    /// The stream itself, once nothing else uses it.
+    fn into_parts(self) -> Option<(ClientIo, BytesMut)> {
+        let shared = Arc::into_inner(self.0)?;
+        let shared = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Some((shared.stream.io, shared.stream.input))
+    }
+}
+
+impl Shared {
+    fn poll_body(&mut self, cx: &mut Context<'_>) -> PollFrame {
+        if self.expects_continue {
+            self.expects_continue = false;
+            self.stream
+                .output
+                .extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+        }
+        loop {
+            match self.body.decode(&mut self.stream.input) {
+                Ok(Some(BodyEvent::Data(data))) => return Poll::Ready(Some(Ok(Frame::Data(data)))),
+                Ok(Some(BodyEvent::Trailers(map))) => {
+                    return Poll::Ready(Some(Ok(Frame::Trailers(map))));
+                }
+                Ok(Some(BodyEvent::End)) => return Poll::Ready(None),
+                Ok(None) => {}
+                Err(error) => {
+                    return Poll::Ready(Some(Err(BodyError::Client(error.to_string()))));
+                }
+            }
+            // The interim response has to leave before the client sends more.
+            if let Poll::Ready(Err(error)) = self.stream.poll_flush(cx) {
+                return Poll::Ready(Some(Err(BodyError::Client(error.to_string()))));
+            }
+            match self.stream.poll_fill(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(0)) => {
+                    self.disconnected = true;
+                    let gone = "the connection was closed".to_owned();
+                    return Poll::Ready(Some(Err(BodyError::Client(gone))));
+                }
+                Poll::Ready(Ok(read)) => self.received += read as u64,
+                Poll::Ready(Err(error)) => {
+                    self.disconnected = true;
+                    return Poll::Ready(Some(Err(BodyError::Client(error.to_string()))));
+                }
+            }
+        }
+    }
+
+    /// Ready when the client has left while its request is being answered.
+    fn poll_disconnect(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.stream.input.len() < MAX_PIPELINED_BYTES {
+            match self.stream.poll_fill(cx) {
+                Poll::Pending => break,
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(()),
+                Poll::Ready(Ok(read)) => {
+                    self.received += read as u64;
+                    // The reader of the body has not seen these yet.
+                    if !self.body.is_done() {
+                        cx.waker().wake_by_ref();
+                    }
+                }
+            }
+        }
+        Poll::Pending
+    }
+}
+
+/// The body of the request that is being answered.
+#[derive(Debug)]
+pub struct ClientBody(Connection);
+
+impl BodySource for ClientBody {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
+        self.0.lock().poll_body(cx)
+    }
+
+    /// Counted with the connection.
+    fn buffered(&mut self) -> usize {
+        0
+    }
+
+    fn is_done(&self) -> bool {
+        self.0.lock().body.is_done()
+    }
+}
+
+/// Waits for a new client's first request, also while the server drains: unlike on an idle
+/// connection, the client would take a close for a failure and not retry elsewhere.
+async fn first_bytes(connection: &Connection, timeouts: ClientTimeouts, drain: &mut Drain) -> bool {
+    let leaving = async {
+        drain.draining().await;
+        sleep(FIRST_REQUEST_TIMEOUT).await;
+    };
+    tokio::select! {
+        biased;
+        filled = timeout(timeouts.idle, fill(connection)) => matches!(filled, Ok(Ok(read)) if read > 0),
+        () = leaving => false,
+    }
+}
+
+enum HeadResult {
+    Head(Box<RequestHead>),
+    Refused(HeadError),
+    TooSlow,
+    Disconnected,
+}
+
+async fn next_head(
+    connection: &Connection,
+    timeouts: ClientTimeouts,
+    limits: &ClientLimits,
+    drain: &mut Drain,
+) -> HeadResult {
+    let mut guard = StallGuard::new(limits, None);
+    let mut end = HeadTerminator::default();
+    let mut buffered = {
+        let mut shared = connection.lock();
+        shared.stream.release();
+        !shared.stream.input.is_empty()
+    };
+    if !buffered {
+        if drain.is_draining() {
+            return HeadResult::Disconnected;
+        }
+        let first = async {
+            tokio::select! {
+                biased;
+                filled = fill(connection) => filled,
+                () = drain.draining() => Ok(0),
+            }
+        };
+        match timeout(timeouts.idle, first).await {
+            Ok(Ok(read)) if read > 0 => buffered = true,
+            _ => return HeadResult::Disconnected,
+        }
+    }
+    let deadline = Instant::now() + timeouts.head;
+    loop {
+        if buffered {
+            let mut shared = connection.lock();
+            if end.reached(&shared.stream.input) {
+                match parse_request(&mut shared.stream.input) {
+                    Ok(Some(head)) => return HeadResult::Head(Box::new(head)),
+                    Ok(None) => end = HeadTerminator::default(),
+                    Err(error) => return HeadResult::Refused(error),
+                }
+            }
+        }
+        // A head that is not complete counts as long as it waits for the client.
+        let filled = poll_fn(|cx| {
+            let mut shared = connection.lock();
+            if let Poll::Ready(filled) = shared.stream.poll_fill(cx) {
+                return Poll::Ready(filled);
+            }
+            let sample = || Sample {
+                bytes: shared.stream.input.len(),
+                waits_for_client: true,
+            };
+            let evicted = guard.poll_evicted(0, sample, cx);
+            evicted.map(|_| Ok(0))
+        });
+        match timeout_at(deadline, filled).await {
+            Ok(Ok(0) | Err(_)) => return HeadResult::Disconnected,
+            Ok(Ok(_)) => buffered = true,
+            Err(_) => return HeadResult::TooSlow,
+        }
+    }
+}
+
+async fn fill(connection: &Connection) -> io::Result<usize> {
+    poll_fn(|cx| connection.lock().stream.poll_fill(cx)).await
+}
+
+/// What decides how the response is written.
+struct RequestMeta {
+    method: Method,
+    version: Version,
+    keep_alive: bool,
+    /// In which form it reads a Status about its body.
+    format: Format,
+    /// The client may go on in another protocol.
+    switches: bool,
+}
+
+impl RequestMeta {
+    fn of(head: &RequestHead) -> Self {
+        Self {
+            method: head.method.clone(),
+            version: head.version,
+            keep_alive: head.keep_alive,
+            format: match head.framing {
+                Framing::Empty => Format::Json,
+                _ => negotiate_error_format(&head.headers),
+            },
+            switches: head.method == Method::CONNECT || head.headers.contains_key(UPGRADE),
+        }
+    }
+}
+
+/// Why a request has no response.
+enum NoResponse {
+    /// The client left first.
+    Disconnected,
+    Evicted(Eviction),
+}
+
+/// Waits for the response. Where there is none the request is dropped, which cancels it
+/// upstream.
+async fn response_or_disconnect<R: ResponseRecord>(
+    connection: &Connection,
+    mut call: Pin<Box<impl Future<Output = ClientResponse<R>>>>,
+    limits: &ClientLimits,
+) -> Result<ClientResponse<R>, NoResponse> {
+    let mut guard = None;
+    poll_fn(|cx| {
+        if let Poll::Ready(mut response) = call.as_mut().poll(cx) {
+            if !connection.lock().disconnected {
+                return Poll::Ready(Ok(response));
+            }
+            response.record.client_left();
+            return Poll::Ready(Err(NoResponse::Disconnected));
+        }
+        let mut shared = connection.lock();
+        if shared.poll_disconnect(cx).is_ready() {
+            return Poll::Ready(Err(NoResponse::Disconnected));
+        }
+        if shared.body.is_done() {
+            guard = None;
+            return Poll::Pending;
+        }
+        // Not before the caller is known: then a client certificate counts.
+        let guard =
+            guard.get_or_insert_with(|| StallGuard::new(limits, limits.request_body_timeout()));
+        let bytes = shared.stream.input.len();
+        let sample = || Sample {
+            bytes,
+            // Otherwise it is upstream that does not take what has arrived.
+            waits_for_client: bytes == 0,
+        };
+        guard
+            .poll_evicted(shared.received, sample, cx)
+            .map(|eviction| Err(NoResponse::Evicted(eviction)))
+    })
+    .await
+}
+
+enum NextStep<R> {
+    NextRequest,
+    Close,
+    Cut,
+    Switch(UpgradeHandler<R>, R),
+}
+
+async fn reply<R: ResponseRecord>(
+    connection: &Connection,
+    meta: &RequestMeta,
+    response: ClientResponse<R>,
+    drain: &Drain,
+    mut stall: StallGuard<'_>,
+) -> NextStep<R> {
+    let ClientResponse {
+        response,
+        switched,
+        mut record,
+    } = response;
+    let (mut head, mut body) = response.into_parts();
+    if let Some(switched) = switched {
+        write_head(connection, Version::HTTP_11, &head);
+        return match poll_fn(|cx| connection.lock().stream.poll_flush(cx)).await {
+            Ok(()) => NextStep::Switch(switched, record),
+            Err(_) => NextStep::Cut,
+        };
+    }
+    let mut encoder = frame(&mut head, meta);
+    let closes = head.extensions.remove::<CloseConnection>().is_some();
+    let keep = {
+        let shared = connection.lock();
+        meta.keep_alive
+            // What follows a refused upgrade, or CONNECT, is not a request.
+            && !meta.switches
+            // A body that was not read would be taken for the next request.
+            && shared.body.is_done()
+            && encoder != Encoder::UntilClose
+            && !drain.is_draining()
+            && !closes
+    };
+    head.headers.remove(CONNECTION);
+    if !keep {
+        head.headers
+            .insert(CONNECTION, HeaderValue::from_static("close"));
+    } else if meta.version == Version::HTTP_10 {
+        head.headers
+            .insert(CONNECTION, HeaderValue::from_static("keep-alive"));
+    }
+    connection.lock().expects_continue = false;
+    write_head(connection, meta.version, &head);
+    let sent = poll_fn(|cx| {
+        let sent = poll_send(connection, &mut body, &mut encoder, &mut record, cx);
+        let shared = connection.lock();
+        if sent.is_ready() || shared.stream.is_flushed() {
+            stall.over();
+            return sent;
+        }
+        let sample = || Sample {
+            bytes: shared.stream.unsent() + shared.stream.input.len() + body.buffered(),
+            waits_for_client: true,
+        };
+        let evicted = stall.poll_evicted(shared.stream.sent(), sample, cx);
+        evicted.map(|_| Err(WriteAborted))
+    })
+    .await;
+    match sent {
+        Ok(()) => {
+            record.complete();
+            if keep {
+                NextStep::NextRequest
+            } else {
+                NextStep::Close
+            }
+        }
+        // Without the end that was announced the client knows that the response is truncated.
+        Err(WriteAborted) => NextStep::Cut,
+    }
+}
+
+fn write_head(connection: &Connection, version: Version, head: &http::response::Parts) {
+    let output = &mut connection.lock().stream.output;
+    write_status_line(output, version, head.status);
+    write_headers(output, &head.headers);
+    output.extend_from_slice(b"\r\n");
+}
+
+struct WriteAborted;
+
+/// Moves the response body to the client: as much as has arrived is sent at once, and nothing
+/// waits for more.
+fn poll_send(
+    connection: &Connection,
+    body: &mut ResponseBody,
+    encoder: &mut Encoder,
+    record: &mut impl ResponseRecord,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), WriteAborted>> {
+    loop {
+        let mut ended = false;
+        let mut pending = false;
+        let mut cut = false;
+        while connection.lock().stream.has_room() {
+            match body.poll_frame(cx) {
+                Poll::Pending => {
+                    pending = true;
+                    break;
+                }
+                Poll::Ready(Some(Ok(Frame::Data(data)))) => {
+                    record.add_bytes(data.len());
+                    // A response to HEAD has no body, whatever arrives.
+                    if *encoder == Encoder::Empty {
+                        continue;
+                    }
+                    if encoder
+                        .queue_data(&mut connection.lock().stream, data)
+                        .is_err()
+                    {
+                        return Poll::Ready(Err(WriteAborted));
+                    }
+                }
+                Poll::Ready(Some(Ok(Frame::Trailers(trailers)))) => {
+                    let output = &mut connection.lock().stream.output;
+                    if encoder.finish(output, Some(&trailers)).is_err() {
+                        return Poll::Ready(Err(WriteAborted));
+                    }
+                    ended = true;
+                    break;
+                }
+                Poll::Ready(None) => {
+                    let output = &mut connection.lock().stream.output;
+                    if encoder.finish(output, None).is_err() {
+                        return Poll::Ready(Err(WriteAborted));
+                    }
+                    ended = true;
+                    break;
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    // What came before the cut still belongs to the client.
+                    *body = ResponseBody::failed(error);
+                    cut = true;
+                    break;
+                }
+            }
+        }
+        let mut shared = connection.lock();
+        match shared.stream.poll_flush(cx) {
+            Poll::Ready(Ok(())) if ended => return Poll::Ready(Ok(())),
+            Poll::Ready(Ok(())) if cut => return Poll::Ready(Err(WriteAborted)),
+            Poll::Ready(Ok(())) if !pending => {}
+            Poll::Ready(Err(_)) => return Poll::Ready(Err(WriteAborted)),
+            Poll::Ready(Ok(())) | Poll::Pending => {
+                if shared.poll_disconnect(cx).is_ready() {
+                    return Poll::Ready(Err(WriteAborted));
+                }
+                if ended {
+                    // The body has ended and must not be polled again; only the rest of the
+                    // output is waited for.
+                    *encoder = Encoder::Empty;
+                    *body = ResponseBody::empty();
+                }
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+/// Chooses how the end of the body is marked.
+fn frame(head: &mut http::response::Parts, meta: &RequestMeta) -> Encoder {
+    head.headers.remove(TRANSFER_ENCODING);
+    if meta.method == Method::HEAD
+        || head.status == StatusCode::NO_CONTENT
+        || head.status == StatusCode::NOT_MODIFIED
+    {
+        return Encoder::Empty;
+    }
+    if let Some(length) = content_length(&head.headers) {
+        return Encoder::Length(length);
+    }
+    head.headers.remove(CONTENT_LENGTH);
+    if meta.version == Version::HTTP_10 {
+        return Encoder::UntilClose;
+    }
+    head.headers
+        .insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    Encoder::Chunked
+}
+
+/// Answers bytes that are not a request, and ends the connection.
+async fn refuse(connection: &Connection, response: http::Response<bytes::Bytes>) {
+    let (mut head, body) = response.into_parts();
+    head.headers
+        .insert(CONNECTION, HeaderValue::from_static("close"));
+    write_head(connection, Version::HTTP_11, &head);
+    connection.lock().stream.output.extend_from_slice(&body);
+    let flush = poll_fn(|cx| connection.lock().stream.poll_flush(cx));
+    if matches!(timeout(LINGER_TIMEOUT, flush).await, Ok(Ok(()))) {
+        linger(connection).await;
+    }
+}
+
+/// Ends a connection between two requests. Without TLS's `close_notify` the client would have to
+/// take it for cut.
+async fn close(connection: &Connection) {
+    let shutdown = poll_fn(|cx| Pin::new(&mut connection.lock().stream.io).poll_shutdown(cx));
+    let _ = timeout(LINGER_TIMEOUT, shutdown).await;
+}
+
+/// Ends a connection so that the client can still read its last response.
+async fn linger(connection: &Connection) {
+    let ended = async {
+        poll_fn(|cx| Pin::new(&mut connection.lock().stream.io).poll_shutdown(cx)).await?;
+        let mut left = LINGER_BYTES;
+        loop {
+            connection.lock().stream.input.clear();
+            match fill(connection).await? {
+                read if read > 0 && read < left => left -= read,
+                _ => return io::Result::Ok(()),
+            }
+        }
+    };
+    let _ = timeout(LINGER_TIMEOUT, ended).await;
+}

@@ -1,0 +1,227 @@
+//! What is received on an HTTP/2 connection: how many bytes, and whether a header block is
+//! open. The h2 crate exposes neither.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::ClientIo;
+use crate::buffer_budget::{ClientLimits, Sample, StallGuard};
+
+/// What a client sends first (RFC 9113, 3.4).
+const PREFACE_BYTES: usize = 24;
+
+/// Length, type, flags and stream of a frame (RFC 9113, 4.1).
+const FRAME_HEADER_BYTES: usize = 9;
+
+const HEADERS: u8 = 0x1;
+const CONTINUATION: u8 = 0x9;
+const END_HEADERS: u8 = 0x4;
+
+/// A field that HPACK refers to by one byte takes about this much of the process's memory.
+const BYTES_PER_INDEXED_FIELD: usize = 100;
+
+/// Follows the frames of a client.
+#[derive(Debug)]
+struct FrameReader {
+    /// Bytes to pass over: the preface, or a payload.
+    skip: usize,
+    header: [u8; FRAME_HEADER_BYTES],
+    filled: usize,
+    /// Encoded bytes of a header block that has not ended.
+    open_block: Option<usize>,
+}
+
+impl FrameReader {
+    fn new() -> Self {
+        Self {
+            skip: PREFACE_BYTES,
+            header: [0; FRAME_HEADER_BYTES],
+            filled: 0,
+            open_block: None,
+        }
+    }
+
+    fn feed(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let passed = self.skip.min(bytes.len());
+            self.skip -= passed;
+            bytes = &bytes[passed..];
+            let taken = (FRAME_HEADER_BYTES - self.filled).min(bytes.len());
+            self.header[self.filled..self.filled + taken].copy_from_slice(&bytes[..taken]);
+            self.filled += taken;
+            bytes = &bytes[taken..];
+            if self.filled == FRAME_HEADER_BYTES {
+                self.filled = 0;
+                self.begin_frame();
+            }
+        }
+    }
+
+    fn begin_frame(&mut self) {
+        let [a, b, c, kind, flags, ..] = self.header;
+        let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+        self.skip = length;
+        if kind == HEADERS || kind == CONTINUATION {
+            self.open_block = (flags & END_HEADERS == 0)
+                .then(|| self.open_block.unwrap_or(0) + length + FRAME_HEADER_BYTES);
+        }
+    }
+}
+
+/// A client's byte stream that is counted.
+#[derive(Debug)]
+pub(super) struct ReceivedFrames<'a> {
+    io: ClientIo,
+    bytes: Arc<AtomicU64>,
+    frames: FrameReader,
+    /// A header block may stay open for as long as a head of HTTP/1.1 may take.
+    open_block: StallGuard<'a>,
+    max_block_bytes: usize,
+}
+
+impl<'a> ReceivedFrames<'a> {
+    pub(super) fn new(
+        io: ClientIo,
+        limits: &'a ClientLimits,
+        head_timeout: Duration,
+        max_block_bytes: usize,
+    ) -> Self {
+        Self {
+            io,
+            bytes: Arc::default(),
+            frames: FrameReader::new(),
+            open_block: StallGuard::new(limits, Some(head_timeout)),
+            max_block_bytes,
+        }
+    }
+
+    /// How many bytes have been received so far.
+    pub(super) fn counter(&self) -> Arc<AtomicU64> {
+        self.bytes.clone()
+    }
+}
+
+impl AsyncRead for ReceivedFrames<'_> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut this.io).poll_read(cx, buf);
+        let read = &buf.filled()[before..];
+        if !read.is_empty() {
+            // One task reads: an atomic addition would be a locked instruction for nothing.
+            let received = this.bytes.load(Ordering::Relaxed) + read.len() as u64;
+            this.bytes.store(received, Ordering::Relaxed);
+            this.frames.feed(read);
+        }
+        let Some(encoded) = this.frames.open_block else {
+            this.open_block.over();
+            return polled;
+        };
+        let sample = || Sample {
+            bytes: (encoded * BYTES_PER_INDEXED_FIELD).min(this.max_block_bytes),
+            waits_for_client: true,
+        };
+        // Bytes that trickle in buy no time.
+        match this.open_block.poll_evicted(0, sample, cx) {
+            Poll::Pending => polled,
+            Poll::Ready(_) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+        }
+    }
+}
+
+impl AsyncWrite for ReceivedFrames<'_> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use skewbridge_testkit::h2frames::{PREFACE, continuation, data, flag, headers, settings};
+
+    use super::*;
+
+    fn open_block(bytes: &[u8], chunk: usize) -> Option<usize> {
+        let mut frames = FrameReader::new();
+        for piece in bytes.chunks(chunk) {
+            frames.feed(piece);
+        }
+        frames.open_block
+    }
+
+    #[test]
+    fn a_header_block_is_open_until_its_last_frame() {
+        let begin = [PREFACE, &settings(&[])].concat();
+        let whole = headers(1, flag::END_HEADERS, &[0; 10]);
+        let part = headers(3, flag::NONE, &[0; 10]);
+        for (frames, open) in [
+            (vec![], None),
+            (vec![whole.clone()], None),
+            (vec![part.clone()], Some(19)),
+            (vec![whole, part.clone()], Some(19)),
+            (
+                vec![part.clone(), continuation(3, flag::NONE, &[0; 20])],
+                Some(48),
+            ),
+            (
+                vec![part, continuation(3, flag::END_HEADERS, &[0; 20])],
+                None,
+            ),
+            (vec![data(1, flag::END_HEADERS, &[1; 500])], None),
+        ] {
+            let bytes = [begin.clone(), frames.concat()].concat();
+            assert_eq!(open_block(&bytes, bytes.len()), open);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_of_the_bytes_gives_the_same(
+            lengths in proptest::collection::vec((0_usize..300, 0_u8..10, any::<bool>()), 0..20),
+            chunk in 1_usize..50,
+        ) {
+            let mut bytes = PREFACE.to_vec();
+            for (length, kind, end) in lengths {
+                let flags = if end { flag::END_HEADERS } else { flag::NONE };
+                let payload = vec![kind; length];
+                bytes.extend(skewbridge_testkit::h2frames::frame(kind, flags, 1, &payload));
+            }
+            prop_assert_eq!(open_block(&bytes, chunk), open_block(&bytes, bytes.len()));
+        }
+    }
+}
