@@ -197,11 +197,13 @@ impl H2Connection {
 
     pub(super) fn is_over(&self) -> bool {
         self.state.over.load(Ordering::Relaxed)
-            || self
-                .state
-                .credential
-                .as_ref()
-                .is_some_and(|it| !it.is_valid())
+    }
+
+    /// Whether the credential it was opened with is valid. The request for which a connection
+    /// was opened is sent on it even if it is not.
+    pub(super) fn is_valid(&self) -> bool {
+        let credential = self.state.credential.as_ref();
+        credential.is_none_or(|credential| credential.is_valid())
     }
 
     pub(super) fn active(&self) -> usize {

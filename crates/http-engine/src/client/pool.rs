@@ -387,7 +387,7 @@ impl<C: Connector> Pool<C> {
     /// empty and can be closed.
     fn reserve(&self) -> Option<Stream> {
         let mut shared = lock(&self.shared);
-        shared.retain(|(_, connection)| !connection.is_over());
+        shared.retain(|(_, connection)| !connection.is_over() && connection.is_valid());
         shared.iter_mut().find_map(|(used, connection)| {
             let stream = connection.reserve()?;
             *used = Instant::now();
