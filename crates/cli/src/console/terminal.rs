@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use rustix::stdio::{stderr, stdin, stdout};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
-use skewbridge_client::streams::TerminalSize;
+use skewbridge_client::remote_command::TerminalSize;
 use skewbridge_exec_proxy::{Heard, IgnoredSignals};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

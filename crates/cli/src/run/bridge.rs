@@ -8,7 +8,7 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::uri::Authority as HostAndPort;
 use skewbridge_client::Endpoint;
-use skewbridge_client::exec::ConnectionCredential;
+use skewbridge_client::exec_plugin::ConnectionCredential;
 use skewbridge_exec_proxy::forward::{
     Apart, BoxFuture, Dial, DialError, Dialled, Forwarder, Listener, Offer, Protocol, Standing,
 };

@@ -5,8 +5,9 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use skewbridge_client::Endpoint;
+use skewbridge_client::api_server::Timeouts;
 use skewbridge_client::kubeconfig::PemSource;
-use skewbridge_client::{Endpoint, Timeouts};
 use skewbridge_testkit::{Ca, PATIENCE, eventually};
 
 use crate::fixture::{Fixture, KEY_OWNER, PluginKind, TIMEOUTS, get, is_gone};

@@ -1,7 +1,7 @@
 //! Plugins without a proxy.
 
 use serde_json::{Value, json};
-use skewbridge_client::exec::{CallStatus, ExecCallLabels, proxy_call_counter};
+use skewbridge_client::exec_plugin::{CallStatus, ExecCallLabels, proxy_call_counter};
 use skewbridge_client::{Endpoint, Request};
 use skewbridge_k8s_api::content_negotiation::Format;
 use skewbridge_k8s_api::status::Status;

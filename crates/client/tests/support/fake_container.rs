@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 
 use skewbridge_client::copy::{Container, Process, RunFuture, Stdin};
-use skewbridge_client::streams::{Disconnected, ExitStatus};
+use skewbridge_client::remote_command::{Disconnected, ExitStatus};
 use skewbridge_remotecommand::{ExitCode, Failure};
 use skewbridge_testkit::ScratchDir;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};

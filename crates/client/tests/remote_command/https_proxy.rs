@@ -1,0 +1,205 @@
+//! HTTPS proxies: one that works, and faulty ones. No command runs twice, whatever they do.
+
+use std::net::SocketAddr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use skewbridge_client::remote_command::{
+    Executor, ExitStatus, FallbackExecutor, PortForwarder, Transport,
+};
+use skewbridge_client::{Endpoint, Error, Kubeconfig};
+use skewbridge_testkit::{Ca, Pods, ScriptedConn, ScriptedServer};
+use tokio::io::copy_bidirectional;
+use tokio::net::TcpStream;
+
+use super::shell;
+
+/// What the proxy does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Does {
+    /// Opens tunnels.
+    Tunnels,
+    /// Answers a WebSocket request itself.
+    Refuses,
+    /// Forwards a WebSocket request, and drops the response.
+    HangsUpOnWebSocket,
+    /// Forwards a WebSocket request, and answers with something else.
+    TalksNonsense,
+    /// Refuses the first tunnel, and opens later ones.
+    BarsTheFirst,
+}
+
+async fn proxy(ca: &Ca, does: Does, to: SocketAddr) -> ScriptedServer {
+    let leaf = ca.server(&["127.0.0.1"]);
+    ScriptedServer::start(&leaf, None, &["http/1.1"], move |conn| {
+        serve(conn, does, to)
+    })
+    .await
+}
+
+async fn serve(mut conn: ScriptedConn, does: Does, to: SocketAddr) {
+    let asked = conn.read_head().await;
+    assert!(asked.starts_with(&format!("CONNECT {to} ")), "{asked}");
+    assert!(conn.client_certs.is_empty(), "it is no business of a proxy");
+    if does == Does::BarsTheFirst && conn.ordinal == 0 {
+        return conn.write("HTTP/1.1 503 X\r\n\r\n").await;
+    }
+    conn.write("HTTP/1.1 200 OK\r\n\r\n").await;
+    let mut server = TcpStream::connect(to).await.unwrap();
+    if matches!(does, Does::Tunnels | Does::BarsTheFirst) {
+        let _ = copy_bidirectional(&mut conn.io, &mut server).await;
+        return;
+    }
+    let head = conn.read_head().await;
+    if !head.to_ascii_lowercase().contains("upgrade: websocket") {
+        use tokio::io::AsyncWriteExt as _;
+        server.write_all(head.as_bytes()).await.unwrap();
+        let _ = copy_bidirectional(&mut conn.io, &mut server).await;
+        return;
+    }
+    if does == Does::Refuses {
+        let response = "HTTP/1.1 502 X\r\nContent-Length: 13\r\n\r\nno WebSockets";
+        return conn.write(response).await;
+    }
+    // The server has received the request, and has started the command.
+    {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        server.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = [0; 12];
+        server.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 101");
+    }
+    if does == Does::TalksNonsense {
+        conn.write("nonsense, and more of it\r\n\r\n").await;
+    }
+}
+
+async fn endpoint(pods: &Pods, proxy: SocketAddr, trust: &str) -> Endpoint {
+    let text = format!(
+        "current-context: c\ncontexts: [{{name: c, context: {{cluster: k}}}}]\n\
+         clusters: [{{name: k, cluster: {{server: 'http://{}', proxy-url: 'https://{proxy}', \
+         {trust}}}}}]\n",
+        pods.addr()
+    );
+    let config = Kubeconfig::parse(&text, "/nonexistent/config".as_ref()).unwrap();
+    let target = config.target(None).unwrap();
+    Endpoint::prepare(&target, None).await.unwrap()
+}
+
+fn trusting(ca: &Ca) -> String {
+    format!("certificate-authority-data: {}", STANDARD.encode(ca.pem()))
+}
+
+async fn run(endpoint: &Endpoint) -> Result<Transport, Error> {
+    let executor = FallbackExecutor::new(endpoint.clone());
+    let mut process = executor.start(&shell("true")).await?;
+    assert_eq!(process.wait().await, ExitStatus::Success);
+    Ok(process.transport().clone())
+}
+
+/// How often the fake server received an exec or port-forward request.
+fn asked(pods: &Pods, what: &str) -> usize {
+    let seen = pods.requests();
+    seen.iter().filter(|it| it.contains(what)).count()
+}
+
+#[tokio::test]
+async fn a_working_proxy_carries_websockets() {
+    let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
+    let proxy = proxy(&ca, Does::Tunnels, pods.addr()).await;
+    let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
+    assert_eq!(run(&endpoint).await.unwrap(), Transport::WebSocket);
+    let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
+    assert_eq!(*forwarder.unwrap().transport(), Transport::WebSocket);
+    assert_eq!(pods.requests().len(), 2);
+}
+
+#[tokio::test]
+async fn a_response_of_the_proxy_causes_the_fallback() {
+    let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
+    let proxy = proxy(&ca, Does::Refuses, pods.addr()).await;
+    let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
+    let fallback_reason = Some("no WebSockets (502)".to_owned());
+    let by_spdy = Transport::Spdy { fallback_reason };
+    assert_eq!(run(&endpoint).await.unwrap(), by_spdy);
+    let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
+    assert_eq!(*forwarder.unwrap().transport(), by_spdy);
+    assert_eq!(asked(&pods, "websocket"), 0);
+}
+
+#[tokio::test]
+async fn a_proxy_that_refuses_a_tunnel_causes_the_fallback() {
+    let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
+    let proxy = proxy(&ca, Does::BarsTheFirst, pods.addr()).await;
+    let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
+    let transport = run(&endpoint).await.unwrap();
+    let Transport::Spdy {
+        fallback_reason: Some(why),
+    } = transport
+    else {
+        panic!("{transport:?}")
+    };
+    assert!(why.ends_with("answered 503 to CONNECT"), "{why}");
+    assert_eq!(pods.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn no_command_is_requested_twice_when_the_response_was_lost() {
+    for does in [Does::HangsUpOnWebSocket, Does::TalksNonsense] {
+        let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
+        let proxy = proxy(&ca, does, pods.addr()).await;
+        let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
+        let error = run(&endpoint).await.unwrap_err();
+        assert!(
+            matches!(error, Error::ConnectionLost { .. } | Error::NotHttp { .. }),
+            "{does:?}: {error:?}"
+        );
+        assert_eq!(asked(&pods, "/exec"), 1, "{does:?}");
+        // Port-forward requests are idempotent.
+        let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
+        let transport = forwarder.unwrap().transport().clone();
+        let Transport::Spdy {
+            fallback_reason: Some(why),
+        } = transport
+        else {
+            panic!("{does:?}: {transport:?}")
+        };
+        assert!(why.ends_with("(behind an HTTPS proxy)"), "{why}");
+        assert_eq!(asked(&pods, "/portforward"), 2, "{does:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_is_verified_with_the_clusters_cas_and_its_own_name() {
+    let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
+    let stranger = proxy(&Ca::new("stranger"), Does::Tunnels, pods.addr()).await;
+    let leaf = ca.server(&["elsewhere.example"]);
+    let to = pods.addr();
+    let elsewhere = ScriptedServer::start(&leaf, None, &["http/1.1"], move |conn| {
+        serve(conn, Does::Tunnels, to)
+    })
+    .await;
+    let anybody = "insecure-skip-tls-verify: true".to_owned();
+    let rows = [
+        (
+            &stranger,
+            trusting(&ca),
+            Some("signed by unknown authority"),
+        ),
+        (&elsewhere, trusting(&ca), Some("tls-server-name")),
+        (&stranger, anybody, None),
+    ];
+    for (proxy, trust, expected) in rows {
+        let endpoint = endpoint(&pods, proxy.addr(), &trust).await;
+        match (run(&endpoint).await, expected) {
+            (Ok(transport), None) => assert_eq!(transport, Transport::WebSocket),
+            (Err(error), Some(expected)) => {
+                let text = error.to_string();
+                assert!(text.contains("cannot be trusted"), "{text}");
+                assert!(text.contains(expected), "{text}");
+            }
+            (result, expected) => panic!("{result:?} instead of {expected:?}"),
+        }
+    }
+    assert_eq!(pods.requests().len(), 1);
+}
