@@ -81,7 +81,7 @@ async fn the_credentials_in_it_cannot_be_read_by_the_command() {
 #[tokio::test]
 async fn signals_reach_the_command() {
     let fixture = RunFixture::new().await;
-    let ignored = IgnoredSignals::now();
+    let ignored = IgnoredSignals::current();
     for (signal, kind, name) in [
         (Signal::TERM, SignalKind::terminate(), "TERM"),
         (Signal::HUP, SignalKind::hangup(), "HUP"),
@@ -119,7 +119,7 @@ async fn signals_reach_the_command() {
 #[tokio::test]
 async fn a_signal_while_the_plugin_runs_ends_both_and_nothing_is_left() {
     let fixture = RunFixture::new().await;
-    let ignored = IgnoredSignals::now();
+    let ignored = IgnoredSignals::current();
     for (signal, kind, code) in [
         (Signal::TERM, SignalKind::terminate(), 143),
         (Signal::HUP, SignalKind::hangup(), 129),

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use http::{Method, StatusCode};
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_exec_proxy::forward::BoxFuture;
-use skewbridge_exec_proxy::{Asked, Harness, ModifyError, Outgoing, RequestModifier};
+use skewbridge_exec_proxy::{ExecInfo, ExecProxy, ModifyError, Outgoing, RequestModifier};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::run_fixture::{BADGE, PATIENT};
@@ -56,9 +56,9 @@ fn a_plugin() {
         .enable_all()
         .build()
         .unwrap();
-    let asked = Asked::from_environment().unwrap();
+    let asked = ExecInfo::from_environment().unwrap();
     runtime
-        .block_on(Harness::new().modifier(Badge).run(&asked))
+        .block_on(ExecProxy::new().modifier(Badge).run(&asked))
         .unwrap();
     std::process::exit(0);
 }

@@ -1,6 +1,5 @@
-//! Who may talk to a plugin: an authority that lives as long as its process, the
-//! certificate that the plugin shows, and those that it gives to its clients. All
-//! keys are in memory only.
+//! Mutual TLS between a plugin and its clients: a CA that exists as long as the process, the
+//! plugin's server certificate and the certificates of its clients. All keys are in memory only.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -23,16 +22,16 @@ use zeroize::{Zeroize as _, Zeroizing};
 use crate::Error;
 use crate::forward::Offer;
 
-/// Clocks of one machine agree, but they may be set back.
-const SKEW: Duration = Duration::from_hours(1);
+/// Both ends use the same clock, but it may be set back.
+const CLOCK_SKEW: Duration = Duration::from_hours(1);
 
-/// How long certificates are valid: longer than any session. A process that lives
-/// longer ends its clients' trust with its own.
-const LIFETIME: Duration = Duration::from_hours(24 * 365);
+/// How long certificates are valid: longer than any session. In a process that runs longer, the
+/// CA and its certificates expire together.
+const CERTIFICATE_LIFETIME: Duration = Duration::from_hours(24 * 365);
 
-/// An authority of its own for one process.
-pub struct Authority {
-    issuer: Issuer<'static, Wiped>,
+/// A CA for one process.
+pub struct EphemeralCa {
+    issuer: Issuer<'static, ZeroizingKeyPair>,
     certificate: CertificateDer<'static>,
     pem: String,
 }
@@ -46,12 +45,12 @@ pub struct ClientIdentity {
     pub key: SecretString,
 }
 
-impl Authority {
-    /// A fresh one.
+impl EphemeralCa {
+    /// Generates a key and a CA certificate.
     pub fn new() -> Result<Self, Error> {
-        let key = Wiped::new()?;
-        // Another name than the listener's: OpenSSL takes a certificate whose issuer is
-        // called as its owner for one that is signed by itself.
+        let key = ZeroizingKeyPair::new()?;
+        // A different name than the listener's: OpenSSL considers a certificate whose issuer and
+        // subject have the same name self-signed.
         let mut params = params("skewbridge agent authority");
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -63,14 +62,14 @@ impl Authority {
         })
     }
 
-    /// Its certificate in PEM.
+    /// The CA certificate in PEM.
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// A certificate for a client.
-    pub fn client(&self) -> Result<ClientIdentity, Error> {
-        let key = Wiped::new()?;
+    /// Issues a certificate to a client.
+    pub fn issue_client(&self) -> Result<ClientIdentity, Error> {
+        let key = ZeroizingKeyPair::new()?;
         let params = end_entity("client", ExtendedKeyUsagePurpose::ClientAuth);
         let certificate = params
             .signed_by(&key, &self.issuer)
@@ -81,19 +80,19 @@ impl Authority {
         })
     }
 
-    /// What a listener shows, and asks of its clients: a certificate of this
-    /// authority. Clients of a Unix socket expect `localhost` or any of `names`,
+    /// The TLS configuration of a listener with a certificate of this CA, which requires a client
+    /// certificate of this CA. Clients of a Unix socket expect `localhost` or any of `names`,
     /// those of a port 127.0.0.1 or `::1`.
-    pub fn server(&self, names: &[String]) -> Result<Arc<ServerConfig>, Error> {
-        let key = Wiped::new()?;
+    pub fn server_config(&self, names: &[String]) -> Result<Arc<ServerConfig>, Error> {
+        let key = ZeroizingKeyPair::new()?;
         let mut params = end_entity("skewbridge agent", ExtendedKeyUsagePurpose::ServerAuth);
-        let here = [
+        let loopback = [
             IpAddr::from(Ipv4Addr::LOCALHOST),
             Ipv6Addr::LOCALHOST.into(),
         ];
         params
             .subject_alt_names
-            .extend(here.map(SanType::IpAddress));
+            .extend(loopback.map(SanType::IpAddress));
         for name in names.iter().map(String::as_str).chain(["localhost"]) {
             let name = match name.parse() {
                 Ok(ip) => SanType::IpAddress(ip),
@@ -119,42 +118,42 @@ impl Authority {
         let signing = aws_lc_rs::sign::any_supported_type(&der);
         der.zeroize();
         let signing = signing.map_err(Error::certificate)?;
-        let shown = CertifiedKey::new(vec![certificate.into()], signing);
+        let certified_key = CertifiedKey::new(vec![certificate.into()], signing);
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(Error::certificate)?
             .with_client_cert_verifier(clients)
-            .with_cert_resolver(Arc::new(SingleCertAndKey::from(shown)));
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified_key)));
         config.alpn_protocols = Offer::Either.alpn();
         Ok(Arc::new(config))
     }
 }
 
-impl std::fmt::Debug for Authority {
+impl std::fmt::Debug for EphemeralCa {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Authority").finish_non_exhaustive()
+        f.debug_struct("EphemeralCa").finish_non_exhaustive()
     }
 }
 
-/// A key that is overwritten when it is dropped.
-struct Wiped(KeyPair);
+/// A key pair that is overwritten when it is dropped.
+struct ZeroizingKeyPair(KeyPair);
 
-impl Wiped {
+impl ZeroizingKeyPair {
     fn new() -> Result<Self, Error> {
         let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256);
         key.map(Self).map_err(Error::certificate)
     }
 
-    /// In PEM (RFC 7468), without a copy that would not be overwritten.
+    /// The private key in PEM (RFC 7468), without copies that would not be overwritten.
     fn pem(&self) -> SecretString {
-        const LINE: usize = 64;
+        const LINE_LENGTH: usize = 64;
         let base64 = Zeroizing::new(STANDARD.encode(self.0.serialized_der()));
-        // Room for all of it: a buffer that grows leaves copies behind.
-        let mut pem = String::with_capacity(base64.len() + base64.len() / LINE + 64);
+        // Reserves the whole size: a buffer that grows leaves copies of secrets behind.
+        let mut pem = String::with_capacity(base64.len() + base64.len() / LINE_LENGTH + 64);
         pem.push_str("-----BEGIN PRIVATE KEY-----\n");
         let mut rest = base64.as_str();
         while !rest.is_empty() {
-            let (line, next) = rest.split_at(rest.len().min(LINE));
+            let (line, next) = rest.split_at(rest.len().min(LINE_LENGTH));
             pem.push_str(line);
             pem.push('\n');
             rest = next;
@@ -164,13 +163,13 @@ impl Wiped {
     }
 }
 
-impl Drop for Wiped {
+impl Drop for ZeroizingKeyPair {
     fn drop(&mut self) {
         self.0.zeroize();
     }
 }
 
-impl rcgen::PublicKeyData for Wiped {
+impl rcgen::PublicKeyData for ZeroizingKeyPair {
     fn der_bytes(&self) -> &[u8] {
         self.0.der_bytes()
     }
@@ -180,7 +179,7 @@ impl rcgen::PublicKeyData for Wiped {
     }
 }
 
-impl rcgen::SigningKey for Wiped {
+impl rcgen::SigningKey for ZeroizingKeyPair {
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
         self.0.sign(message)
     }
@@ -191,8 +190,8 @@ fn params(name: &str) -> CertificateParams {
     params.distinguished_name.remove(DnType::CommonName);
     params.distinguished_name.push(DnType::CommonName, name);
     let now = SystemTime::now();
-    params.not_before = (now - SKEW).into();
-    params.not_after = (now + LIFETIME).into();
+    params.not_before = (now - CLOCK_SKEW).into();
+    params.not_after = (now + CERTIFICATE_LIFETIME).into();
     params
 }
 
@@ -211,8 +210,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_written_in_pem() {
-        let key = Wiped::new().unwrap();
+    fn a_key_is_encoded_as_pem() {
+        let key = ZeroizingKeyPair::new().unwrap();
         let read = PrivateKeyDer::from_pem_slice(key.pem().expose().as_bytes()).unwrap();
         assert_eq!(read.secret_der(), key.0.serialized_der());
     }

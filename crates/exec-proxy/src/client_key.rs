@@ -1,5 +1,5 @@
-//! Keys that prove who the user is in the TLS handshake with the cluster, and may
-//! be anywhere: in a file, in a token, behind a network.
+//! Keys for client certificates in the TLS handshake with the cluster. A key may be in a file, in
+//! a hardware token or in a service on the network.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,54 +13,54 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 /// Signs TLS handshakes with a key that need not be in memory.
 ///
-/// Both methods may block, for a second or for a touch of the user: handshakes
-/// run on threads of their own.
+/// Both methods may block, for example until the user touches the token: handshakes with such a
+/// key run on threads of their own.
 pub trait ClientKey: fmt::Debug + Send + Sync + 'static {
-    /// The certificate and its intermediates, the leaf first, and what its key can
-    /// sign with. Asked for each handshake, so it may change.
+    /// The certificate with its intermediates, the leaf first, and the signature schemes of its
+    /// key. Called for each handshake, so it may change.
     fn certificate(&self) -> Result<Certificate, KeyError>;
 
-    /// Signs the message (not its digest) by one of [`Certificate::schemes`]. ECDSA
-    /// signatures are in DER, as TLS has them.
+    /// Signs the message (not its digest) with one of [`Certificate::schemes`]. ECDSA signatures
+    /// are in DER, as in TLS.
     fn sign(&self, scheme: SignatureScheme, message: &[u8]) -> Result<Vec<u8>, KeyError>;
 }
 
-/// A certificate whose key is elsewhere.
+/// A certificate without its key.
 #[derive(Debug, Clone)]
 pub struct Certificate {
     /// In DER, the leaf first.
     pub chain: Vec<CertificateDer<'static>>,
-    /// What its key can sign with, the best first.
+    /// The signature schemes of its key, the preferred one first.
     pub schemes: Vec<SignatureScheme>,
-    /// Of what kind the key is.
+    /// The algorithm of the key.
     pub algorithm: SignatureAlgorithm,
 }
 
-/// Why nothing was signed, in words for the user. Without secrets.
+/// Why nothing was signed, as a message for the user. Contains no secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct KeyError(String);
 
 impl KeyError {
-    /// In these words.
+    /// An error with this message.
     pub fn new(cause: impl Into<String>) -> Self {
         Self(cause.into())
     }
 }
 
-/// Gives rustls a [`ClientKey`], and keeps what went wrong for whoever tells the
-/// user: rustls has no place for it.
+/// A [`ClientKey`] in one handshake. It records the error of the key, which rustls does not
+/// return to the caller of the handshake.
 #[derive(Debug)]
-pub(crate) struct Bridge {
+pub(crate) struct HandshakeKey {
     key: Arc<dyn ClientKey>,
-    /// Asked for once.
+    /// Requested from the key once.
     certificate: std::sync::OnceLock<Result<Certificate, KeyError>>,
     failure: std::sync::Mutex<Option<KeyError>>,
-    /// Until when the certificate is valid that was shown.
+    /// The expiry of the certificate that was sent.
     expires: std::sync::OnceLock<SystemTime>,
 }
 
-impl Bridge {
+impl HandshakeKey {
     pub(crate) fn new(key: Arc<dyn ClientKey>) -> Arc<Self> {
         Arc::new(Self {
             key,
@@ -70,11 +70,11 @@ impl Bridge {
         })
     }
 
-    /// In which versions a handshake may be done. May block.
+    /// The TLS versions that the key supports. May block.
     pub(crate) fn versions(&self) -> Versions {
         match self.certificate() {
             Ok(certificate) => versions(&certificate.schemes),
-            // It may be that the server asks for none.
+            // The server may not request a certificate.
             Err(_) => rustls::DEFAULT_VERSIONS,
         }
     }
@@ -83,34 +83,34 @@ impl Bridge {
         (self.certificate).get_or_init(|| self.key.certificate())
     }
 
-    /// Until when the certificate is valid that was shown in the handshake that used
-    /// this; none if the server did not ask for one.
+    /// The expiry of the certificate that was sent in the handshake; `None` if the server did
+    /// not request one.
     pub(crate) fn expires(&self) -> Option<SystemTime> {
         self.expires.get().copied()
     }
 
-    /// What went wrong in the handshake that used this.
+    /// The error of the key in the handshake.
     pub(crate) fn failure(&self) -> Option<KeyError> {
         self.lock().take()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<KeyError>> {
-        // Nothing that panics is done under this lock.
+        // No code panics while it holds this lock.
         self.failure
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
-/// Versions of TLS, as rustls has them.
+/// TLS versions, in rustls's form.
 pub(crate) type Versions = &'static [&'static SupportedProtocolVersion];
 
 static TLS12: [&SupportedProtocolVersion; 1] = [&rustls::version::TLS12];
 
-/// TLS 1.3 has no place for RSA with PKCS#1 padding (RFC 8446, 4.2.3), and whoever has
-/// offered it cannot go back in the middle of a handshake. Some tokens know nothing else.
+/// TLS 1.3 has no signatures with PKCS#1 padding (RFC 8446, 4.2.3), and a client that has offered
+/// TLS 1.3 cannot downgrade during the handshake. Some tokens support no other padding.
 fn versions(schemes: &[SignatureScheme]) -> Versions {
-    let is_old = |scheme: &SignatureScheme| {
+    let is_pkcs1 = |scheme: &SignatureScheme| {
         matches!(
             *scheme,
             SignatureScheme::RSA_PKCS1_SHA1
@@ -119,18 +119,18 @@ fn versions(schemes: &[SignatureScheme]) -> Versions {
                 | SignatureScheme::RSA_PKCS1_SHA512
         )
     };
-    if !schemes.is_empty() && schemes.iter().all(is_old) {
+    if !schemes.is_empty() && schemes.iter().all(is_pkcs1) {
         &TLS12
     } else {
         rustls::DEFAULT_VERSIONS
     }
 }
 
-/// For rustls, which wants to own it.
+/// Passes a [`HandshakeKey`] to rustls.
 #[derive(Debug)]
-pub(crate) struct Resolver(pub(crate) Arc<Bridge>);
+pub(crate) struct ClientKeyResolver(pub(crate) Arc<HandshakeKey>);
 
-impl ResolvesClientCert for Resolver {
+impl ResolvesClientCert for ClientKeyResolver {
     fn resolve(&self, _: &[&[u8]], offered: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         let certificate = match self.0.certificate() {
             Ok(certificate) => certificate.clone(),
@@ -140,17 +140,17 @@ impl ResolvesClientCert for Resolver {
             }
         };
         if !(certificate.schemes.iter()).any(|scheme| offered.contains(scheme)) {
-            let cause = "the server takes none of the signatures that the key can make";
+            let cause = "the server accepts none of the signatures that the key can make";
             *self.0.lock() = Some(KeyError::new(cause));
             return None;
         }
-        if let Some(expires) = certificate.chain.first().and_then(expires) {
+        if let Some(expires) = certificate.chain.first().and_then(expiry) {
             let _ = self.0.expires.set(expires);
         }
         Some(Arc::new(CertifiedKey::new(
             certificate.chain,
-            Arc::new(Elsewhere {
-                bridge: self.0.clone(),
+            Arc::new(ExternalSigningKey {
+                key: self.0.clone(),
                 schemes: certificate.schemes,
                 algorithm: certificate.algorithm,
             }),
@@ -162,28 +162,28 @@ impl ResolvesClientCert for Resolver {
     }
 }
 
-/// When a certificate runs out; none if it is none.
-fn expires(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
+/// When a certificate expires; `None` if it cannot be parsed.
+fn expiry(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let seconds = certificate.validity().not_after.timestamp();
     Some(SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
 #[derive(Debug)]
-struct Elsewhere {
-    bridge: Arc<Bridge>,
+struct ExternalSigningKey {
+    key: Arc<HandshakeKey>,
     schemes: Vec<SignatureScheme>,
     algorithm: SignatureAlgorithm,
 }
 
-impl SigningKey for Elsewhere {
+impl SigningKey for ExternalSigningKey {
     fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
         let scheme = self
             .schemes
             .iter()
             .find(|scheme| offered.contains(scheme))?;
-        Some(Box::new(OneSignature {
-            bridge: self.bridge.clone(),
+        Some(Box::new(ExternalSigner {
+            key: self.key.clone(),
             scheme: *scheme,
         }))
     }
@@ -194,17 +194,17 @@ impl SigningKey for Elsewhere {
 }
 
 #[derive(Debug)]
-struct OneSignature {
-    bridge: Arc<Bridge>,
+struct ExternalSigner {
+    key: Arc<HandshakeKey>,
     scheme: SignatureScheme,
 }
 
-impl Signer for OneSignature {
+impl Signer for ExternalSigner {
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rustls::Error> {
-        self.bridge.key.sign(self.scheme, message).map_err(|error| {
-            let told = rustls::Error::General(error.to_string());
-            *self.bridge.lock() = Some(error);
-            told
+        self.key.key.sign(self.scheme, message).map_err(|error| {
+            let tls_error = rustls::Error::General(error.to_string());
+            *self.key.lock() = Some(error);
+            tls_error
         })
     }
 
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_without_pss_is_for_tls_1_2_alone() {
+    fn a_key_without_pss_is_used_with_tls_1_2_only() {
         use SignatureScheme as Scheme;
         let rows: [(&[Scheme], bool); 5] = [
             (&[Scheme::RSA_PKCS1_SHA256, Scheme::RSA_PKCS1_SHA512], false),
@@ -231,19 +231,19 @@ mod tests {
         ];
         for (schemes, expected) in rows {
             let offered = versions(schemes);
-            let is_new = offered.contains(&&rustls::version::TLS13);
-            assert_eq!(is_new, expected, "{schemes:?}");
+            let has_tls13 = offered.contains(&&rustls::version::TLS13);
+            assert_eq!(has_tls13, expected, "{schemes:?}");
             assert!(offered.contains(&&rustls::version::TLS12), "{schemes:?}");
         }
     }
 
     #[test]
-    fn a_certificate_says_when_it_runs_out() {
+    fn the_expiry_of_a_certificate_is_parsed() {
         let ca = Ca::new("users");
         let now = SystemTime::now();
-        let of = |validity| expires(&ca.client_valid("jane", &[], validity).chain_der[0]).unwrap();
+        let of = |validity| expiry(&ca.client_valid("jane", &[], validity).chain_der[0]).unwrap();
         assert!(of(Validity::Current) > now);
         assert!(of(Validity::Expired) < now);
-        assert_eq!(expires(&CertificateDer::from(vec![1, 2, 3])), None);
+        assert_eq!(expiry(&CertificateDer::from(vec![1, 2, 3])), None);
     }
 }

@@ -1,9 +1,9 @@
-//! Signals that whoever started us wants to be ignored, as `nohup` does.
+//! Signals, except those that the parent process has set to be ignored, as `nohup` does.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals that were ignored when this was made. To listen to one would end that,
-/// for us and for what we start.
+/// The signals that this process ignores. Listening to one of them would end that, for this
+/// process and for its children.
 #[derive(Debug, Clone, Copy)]
 pub struct IgnoredSignals {
     /// The lowest bit is signal 1.
@@ -11,13 +11,13 @@ pub struct IgnoredSignals {
 }
 
 impl IgnoredSignals {
-    /// Those of this process, as far as the system tells.
-    pub fn now() -> Self {
+    /// The ignored signals of this process, from `/proc/self/status`; none if it cannot be read.
+    pub fn current() -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        Self::of(&status)
+        Self::parse(&status)
     }
 
-    fn of(status: &str) -> Self {
+    fn parse(status: &str) -> Self {
         let mut lines = status.lines();
         let mask = lines.find_map(|line| line.strip_prefix("SigIgn:"));
         let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
@@ -26,7 +26,7 @@ impl IgnoredSignals {
         }
     }
 
-    /// The same, but for this one, which is listened to although it is ignored.
+    /// The same set without this signal, which can then be listened to although it is ignored.
     #[must_use]
     pub fn without(self, kind: SignalKind) -> Self {
         let bit = u32::try_from(kind.as_raw_value() - 1).ok();
@@ -36,28 +36,28 @@ impl IgnoredSignals {
         }
     }
 
-    /// Whether this one is.
+    /// Whether this signal is ignored.
     pub fn contains(self, kind: SignalKind) -> bool {
         let bit = u32::try_from(kind.as_raw_value() - 1).ok();
         bit.and_then(|bit| self.mask.checked_shr(bit))
             .is_some_and(|mask| mask & 1 == 1)
     }
 
-    /// Listens to one, unless it is ignored.
-    pub fn listen(self, kind: SignalKind) -> std::io::Result<Heard> {
+    /// Listens to a signal, unless it is ignored.
+    pub fn listen(self, kind: SignalKind) -> std::io::Result<SignalStream> {
         if self.contains(kind) {
-            return Ok(Heard(None));
+            return Ok(SignalStream(None));
         }
-        signal(kind).map(|listening| Heard(Some(listening)))
+        signal(kind).map(|stream| SignalStream(Some(stream)))
     }
 }
 
-/// A signal that is listened to; one that is ignored never comes.
+/// The arrivals of a signal. An ignored signal never arrives.
 #[derive(Debug)]
-pub struct Heard(Option<Signal>);
+pub struct SignalStream(Option<Signal>);
 
-impl Heard {
-    /// Until it comes.
+impl SignalStream {
+    /// Waits for the next arrival.
     pub async fn recv(&mut self) {
         match &mut self.0 {
             Some(signal) => {
@@ -73,10 +73,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ignored_signals_are_read_from_the_status() {
+    fn ignored_signals_are_parsed_from_proc_status() {
         let of = |mask: &str| {
             let status = format!("Name:\tx\nSigBlk:\tffffffffffffffff\nSigIgn:\t{mask}\n");
-            let ignored = IgnoredSignals::of(&status);
+            let ignored = IgnoredSignals::parse(&status);
             let kinds = [
                 SignalKind::hangup(),
                 SignalKind::interrupt(),
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(of("0000000000001001"), [true, false, false]);
         assert_eq!(of("0000000000005002"), [false, true, true]);
         assert_eq!(of("no number"), [false, false, false]);
-        let ignored = IgnoredSignals::of("SigIgn:\t0000000000000007\n");
+        let ignored = IgnoredSignals::parse("SigIgn:\t0000000000000007\n");
         let ignored = ignored.without(SignalKind::interrupt());
         assert!(!ignored.contains(SignalKind::interrupt()));
         assert!(ignored.contains(SignalKind::hangup()) && ignored.contains(SignalKind::quit()));
