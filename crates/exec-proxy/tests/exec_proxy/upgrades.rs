@@ -1,4 +1,4 @@
-//! SPDY and WebSocket: after 101 the connection is the client's.
+//! Upgrades to SPDY and WebSocket: after 101 bytes are forwarded unchanged.
 
 use std::sync::Mutex;
 
@@ -6,14 +6,14 @@ use skewbridge_testkit::{ApiServer, Ca, Options, PATIENCE, Reply, ScriptedServer
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
-use crate::rig::Rig;
+use crate::forwarder_fixture::ForwarderFixture;
 
 const EXEC: &str = "POST /api/v1/namespaces/d/pods/p/exec?command=sh HTTP/1.1\r\nHost: k\r\n\
                     Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
                     X-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\n";
 
 #[tokio::test]
-async fn an_upgrade_becomes_a_stream_and_an_end_of_one_direction_passes() {
+async fn an_upgraded_connection_is_forwarded_with_half_close() {
     let ca = Ca::new("cluster");
     let (reply, upgrade) = Reply::upgrade("SPDY/3.1");
     let reply = Mutex::new(Some(reply));
@@ -26,8 +26,8 @@ async fn an_upgrade_becomes_a_stream_and_an_end_of_one_direction_passes() {
             .unwrap_or_else(|| Reply::new(200))
     })
     .await;
-    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
-    let mut client = rig.h1().await;
+    let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
+    let mut client = fixture.h1().await;
     client.send(EXEC).await.unwrap();
     let head = client.read_head().await.unwrap();
     assert_eq!(head.status, 101);
@@ -53,7 +53,7 @@ async fn an_upgrade_becomes_a_stream_and_an_end_of_one_direction_passes() {
             .unwrap(),
         0
     );
-    assert_eq!(rig.forwarder.activity().count(), 1);
+    assert_eq!(fixture.forwarder.activity().count(), 1);
     upstream.write_all(b"after the end of stdin").await.unwrap();
     upstream.shutdown().await.unwrap();
     let mut rest = String::new();
@@ -65,39 +65,39 @@ async fn an_upgrade_becomes_a_stream_and_an_end_of_one_direction_passes() {
 }
 
 #[tokio::test]
-async fn nothing_of_the_client_leaves_before_101_and_a_refusal_ends_the_connection() {
+async fn no_client_data_is_forwarded_before_101_and_a_rejected_upgrade_closes_the_connection() {
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["localhost", "127.0.0.1"]);
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let server = ScriptedServer::start(&leaf, None, &["http/1.1"], move |mut conn| {
-        let tell = tell.clone();
+        let sender = sender.clone();
         async move {
             conn.read_head().await;
             conn.write("HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno")
                 .await;
             let rest = conn.read_to_end().await;
-            tell.send(rest).unwrap();
+            sender.send(rest).unwrap();
         }
     })
     .await;
-    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
-    let mut client = rig.h1().await;
-    // What would be a request, had the upgrade been refused earlier.
+    let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
+    let mut client = fixture.h1().await;
+    // The second request must not be treated as one when the upgrade is rejected.
     client
         .send(format!("{EXEC}GET /smuggled HTTP/1.1\r\nHost: k\r\n\r\n"))
         .await
         .unwrap();
-    let answer = client.read_response().await.unwrap();
-    assert_eq!((answer.status, &*answer.text()), (403, "no"));
-    assert_eq!(answer.header("connection"), Some("close"));
+    let response = client.read_response().await.unwrap();
+    assert_eq!((response.status, &*response.text()), (403, "no"));
+    assert_eq!(response.header("connection"), Some("close"));
     drop(client);
-    drop(rig);
-    let rest = tokio::task::spawn_blocking(move || told.recv_timeout(PATIENCE).unwrap());
+    drop(fixture);
+    let rest = tokio::task::spawn_blocking(move || receiver.recv_timeout(PATIENCE).unwrap());
     assert_eq!(rest.await.unwrap(), b"");
 }
 
 #[tokio::test]
-async fn a_switch_that_nobody_asked_for_is_no_answer() {
+async fn an_unrequested_protocol_switch_is_an_error() {
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["localhost", "127.0.0.1"]);
     let server = ScriptedServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
@@ -107,8 +107,8 @@ async fn a_switch_that_nobody_asked_for_is_no_answer() {
         conn.read_to_end().await;
     })
     .await;
-    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
-    let mut client = rig.h1().await;
+    let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
+    let mut client = fixture.h1().await;
     client
         .send("GET / HTTP/1.1\r\nHost: k\r\n\r\n")
         .await

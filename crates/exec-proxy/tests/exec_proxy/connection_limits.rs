@@ -1,4 +1,4 @@
-//! Who may connect to the socket.
+//! Which processes may connect to the socket, and how many handshakes may be pending.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -15,11 +15,11 @@ use skewbridge_testkit::{
 };
 use tokio::net::UnixListener;
 
-use crate::rig::{Rig, cluster};
+use crate::forwarder_fixture::{ForwarderFixture, cluster};
 
-/// A thread can be another user than its process, and the kernel tells who connects.
+/// A thread can have another UID than its process, and the kernel reports the UID of the thread.
 #[tokio::test]
-async fn another_users_process_is_turned_away_before_a_byte_is_read() {
+async fn a_connection_of_another_user_is_closed_before_a_byte_is_read() {
     let Some(other) = unprivileged_user() else {
         return;
     };
@@ -32,10 +32,10 @@ async fn another_users_process_is_turned_away_before_a_byte_is_read() {
     let dir = ScratchDir::new();
     let path = dir.path().join("open.sock");
     let listener = UnixListener::bind(&path).unwrap();
-    // As if both modes had been forgotten.
-    let everybody = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
-    std::fs::set_permissions(dir.path(), everybody(0o755)).unwrap();
-    std::fs::set_permissions(&path, everybody(0o777)).unwrap();
+    // Neither mode keeps other users away.
+    let permissions = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
+    std::fs::set_permissions(dir.path(), permissions(0o755)).unwrap();
+    std::fs::set_permissions(&path, permissions(0o777)).unwrap();
     let tls = ca
         .server(&["localhost"])
         .server_config(ClientAuth::Require(&ca), &[]);
@@ -46,22 +46,22 @@ async fn another_users_process_is_turned_away_before_a_byte_is_read() {
         std::future::pending(),
     ));
     let ours = connect(path.clone(), None).await;
-    assert_eq!(ours, Met::Listens);
+    assert_eq!(ours, ConnectResult::Alert);
     let others = connect(path, Some(other)).await;
-    assert_eq!(others, Met::TurnedAway);
+    assert_eq!(others, ConnectResult::Closed);
     task.abort();
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Met {
-    /// It answers what is no TLS with an alert.
-    Listens,
-    TurnedAway,
+enum ConnectResult {
+    /// It answers data that is not TLS with an alert.
+    Alert,
+    Closed,
 }
 
-async fn connect(path: std::path::PathBuf, uid: Option<u32>) -> Met {
-    // A thread of its own, which ends with the user that it has become.
-    let (tell, told) = tokio::sync::oneshot::channel();
+async fn connect(path: std::path::PathBuf, uid: Option<u32>) -> ConnectResult {
+    // A thread of its own, because it keeps the changed UID.
+    let (sender, receiver) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         if let Some(uid) = uid {
             rustix::thread::set_thread_uid(Uid::from_raw(uid)).unwrap();
@@ -70,20 +70,20 @@ async fn connect(path: std::path::PathBuf, uid: Option<u32>) -> Met {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let _ = stream.write_all(b"this is no handshake\r\n\r\n");
         let mut byte = [0];
-        let met = match stream.read(&mut byte) {
-            Ok(1) => Met::Listens,
-            _ => Met::TurnedAway,
+        let result = match stream.read(&mut byte) {
+            Ok(1) => ConnectResult::Alert,
+            _ => ConnectResult::Closed,
         };
-        let _ = tell.send(met);
+        let _ = sender.send(result);
     });
-    tokio::time::timeout(PATIENCE + Duration::from_secs(5), told)
+    tokio::time::timeout(PATIENCE + Duration::from_secs(5), receiver)
         .await
         .unwrap()
         .unwrap()
 }
 
-/// Connections that say nothing, as another user.
-fn silent_connections(to: std::net::SocketAddr, many: usize, uid: Option<u32>) -> Vec<TcpStream> {
+/// Connections that send nothing, as this or another user.
+fn silent_connections(to: std::net::SocketAddr, count: usize, uid: Option<u32>) -> Vec<TcpStream> {
     let opened = std::thread::spawn(move || {
         if let Some(uid) = uid {
             rustix::thread::set_thread_uid(Uid::from_raw(uid)).unwrap();
@@ -93,7 +93,7 @@ fn silent_connections(to: std::net::SocketAddr, many: usize, uid: Option<u32>) -
             stream.set_nonblocking(true).unwrap();
             stream
         };
-        (0..many).map(|_| open()).collect()
+        (0..count).map(|_| open()).collect()
     });
     opened.join().unwrap()
 }
@@ -106,40 +106,42 @@ fn is_closed(mut stream: &TcpStream) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_of_another_user_is_turned_away() {
+async fn most_idle_connections_of_another_user_are_closed() {
     let Some(other) = unprivileged_user() else {
         return;
     };
     let ca = Ca::new("cluster");
     let server =
         ApiServer::start(Options::new(ca.server(&["127.0.0.1"])), |_| Reply::new(200)).await;
-    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
-    let theirs = silent_connections(rig.addr, 100, Some(other));
+    let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
+    let others = silent_connections(fixture.addr, 100, Some(other));
     let mut closed = 0;
-    // Who is left is no crowd.
-    eventually("their end", PATIENCE, async || {
-        closed = theirs.iter().filter(|it| is_closed(it)).count();
+    // The rest stays below the limit of pending handshakes.
+    eventually("connections closed", PATIENCE, async || {
+        closed = others.iter().filter(|it| is_closed(it)).count();
         closed > 50
     })
     .await;
-    assert_eq!(rig.h2().await.get("/").await.unwrap().status, 200);
+    assert_eq!(fixture.h2().await.get("/").await.unwrap().status, 200);
 }
 
-/// As the same user, which is the worst case: nobody can be told apart.
+/// As the same user, which is the worst case: connections cannot be told apart by their user.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn handshakes_that_never_end_keep_nobody_out() {
+async fn handshakes_that_never_complete_do_not_block_other_clients() {
     let ca = Ca::new("cluster");
     let server =
         ApiServer::start(Options::new(ca.server(&["127.0.0.1"])), |_| Reply::new(200)).await;
-    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
-    let to = rig.addr;
+    let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
+    let to = fixture.addr;
     let watch = Stopwatch::start();
-    // More than may be under way.
+    // More than the limit of pending handshakes.
     let silent = tokio::task::spawn_blocking(move || silent_connections(to, 300, None));
     let silent = silent.await.unwrap();
-    assert_eq!(rig.h2().await.get("/").await.unwrap().status, 200);
-    // A handshake has 10 s: nobody waits for the end of the others'.
+    assert_eq!(fixture.h2().await.get("/").await.unwrap().status, 200);
+    // The handshake timeout is 10 s: other clients do not wait for it.
     let limit = Duration::from_secs(8);
-    let given_up = async || is_closed(&silent[0]);
-    watch.within(limit, "the oldest given up", given_up).await;
+    let closed = async || is_closed(&silent[0]);
+    watch
+        .within(limit, "the oldest connection closed", closed)
+        .await;
 }

@@ -1,4 +1,4 @@
-//! Keys that are elsewhere.
+//! TLS handshakes with external keys.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,20 +13,20 @@ use skewbridge_testkit::{
 };
 use tokio::sync::Semaphore;
 
-use crate::rig::{Rig, cluster};
+use crate::forwarder_fixture::{ForwarderFixture, cluster};
 
-/// A key that takes its time, and may be away.
+/// A slow key that may be absent.
 #[derive(Debug)]
-struct Slow {
+struct SlowKey {
     chain: Vec<CertificateDer<'static>>,
     key: Arc<dyn rustls::sign::SigningKey>,
-    away: AtomicBool,
+    is_absent: AtomicBool,
 }
 
-impl ClientKey for Slow {
+impl ClientKey for SlowKey {
     fn certificate(&self) -> Result<Certificate, KeyError> {
-        if self.away.load(Ordering::Relaxed) {
-            return Err(KeyError::new("token \"blue\" is not there; put it in"));
+        if self.is_absent.load(Ordering::Relaxed) {
+            return Err(KeyError::new("token \"blue\" is absent; insert it"));
         }
         Ok(Certificate {
             chain: self.chain.clone(),
@@ -44,9 +44,9 @@ impl ClientKey for Slow {
     }
 }
 
-/// On a runtime of one thread: a key that blocks must not hold it up.
+/// On a runtime with one thread, which a key that blocks must not block.
 #[tokio::test]
-async fn the_handshake_is_signed_by_the_key_and_its_absence_is_told() {
+async fn the_handshake_is_signed_by_the_key_and_its_absence_is_reported() {
     let ca = Ca::new("cluster");
     let leaf = ca.client("jane", &["developers"]);
     let options = Options::new(ca.server(&["localhost", "127.0.0.1"]))
@@ -56,37 +56,37 @@ async fn the_handshake_is_signed_by_the_key_and_its_absence_is_told() {
         Reply::json(seen.client.as_ref().unwrap().common_name.clone())
     })
     .await;
-    let key = Arc::new(Slow {
+    let key = Arc::new(SlowKey {
         chain: leaf.chain_der.clone(),
         key: rustls::crypto::aws_lc_rs::sign::any_supported_type(&leaf.key_der).unwrap(),
-        away: AtomicBool::new(true),
+        is_absent: AtomicBool::new(true),
     });
-    let told = cluster(server.addr(), &ca);
-    let rig = Rig::with(&told, Some(key.clone()), Vec::new()).await;
-    let h2 = rig.h2().await;
-    let answer = h2.get("/").await.unwrap();
-    assert_eq!(answer.status, 503);
+    let cluster = cluster(server.addr(), &ca);
+    let fixture = ForwarderFixture::with_cluster(&cluster, Some(key.clone()), Vec::new()).await;
+    let h2 = fixture.h2().await;
+    let response = h2.get("/").await.unwrap();
+    assert_eq!(response.status, 503);
     assert!(
-        answer.text().contains("is not there; put it in"),
+        response.text().contains("is absent; insert it"),
         "{}",
-        answer.text()
+        response.text()
     );
-    key.away.store(false, Ordering::Relaxed);
+    key.is_absent.store(false, Ordering::Relaxed);
     assert_eq!(h2.get("/").await.unwrap().text(), "jane");
-    // The connection is there, and needs no key.
-    key.away.store(true, Ordering::Relaxed);
+    // The open connection needs no key.
+    key.is_absent.store(true, Ordering::Relaxed);
     assert_eq!(h2.get("/").await.unwrap().text(), "jane");
 }
 
-/// What a software key does for one that can sign by some schemes alone.
+/// A software key that supports only some signature schemes.
 #[derive(Debug)]
-struct Limited {
+struct LimitedKey {
     chain: Vec<CertificateDer<'static>>,
     key: Arc<dyn rustls::sign::SigningKey>,
     schemes: Vec<SignatureScheme>,
 }
 
-impl Limited {
+impl LimitedKey {
     fn new(
         ca: &Ca,
         kind: &'static rcgen::SignatureAlgorithm,
@@ -102,7 +102,7 @@ impl Limited {
     }
 }
 
-impl ClientKey for Limited {
+impl ClientKey for LimitedKey {
     fn certificate(&self) -> Result<Certificate, KeyError> {
         Ok(Certificate {
             chain: self.chain.clone(),
@@ -121,11 +121,11 @@ impl ClientKey for Limited {
 }
 
 #[tokio::test]
-async fn a_key_logs_in_by_the_newest_tls_that_has_its_signatures() {
+async fn a_key_authenticates_with_the_newest_tls_version_that_has_its_signatures() {
     use SignatureScheme as Scheme;
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["localhost", "127.0.0.1"]);
-    // It speaks both, and says which is spoken.
+    // It supports both versions and returns the negotiated one.
     let server = ScriptedServer::start(&leaf, Some(&ca), &["http/1.1"], |mut conn| async move {
         assert_eq!(conn.client_certs.len(), 1);
         let version = conn.io.get_ref().get_ref().1.protocol_version().unwrap();
@@ -151,21 +151,23 @@ async fn a_key_logs_in_by_the_newest_tls_that_has_its_signatures() {
         ),
     ];
     for (kind, schemes, expected) in rows {
-        let key = Limited::new(&ca, kind, schemes);
-        let rig = Rig::with(&cluster(server.addr(), &ca), Some(key), Vec::new()).await;
-        let answer = rig.h2().await.get("/").await.unwrap();
-        assert_eq!(answer.text(), expected, "{schemes:?}");
+        let key = LimitedKey::new(&ca, kind, schemes);
+        let fixture =
+            ForwarderFixture::with_cluster(&cluster(server.addr(), &ca), Some(key), Vec::new())
+                .await;
+        let response = fixture.h2().await.get("/").await.unwrap();
+        assert_eq!(response.text(), expected, "{schemes:?}");
     }
 }
 
-/// A way to the cluster that waits to be let on, as a key waits to be touched.
-struct Touched {
+/// Opens connections when it is permitted, as a key that must be touched.
+struct TouchDial {
     cluster: Cluster,
     dials: Arc<AtomicUsize>,
     touch: Arc<Semaphore>,
 }
 
-impl Dial for Touched {
+impl Dial for TouchDial {
     fn dial(&self, offer: Offer) -> BoxFuture<'_, Result<Dialled, DialError>> {
         Box::pin(async move {
             self.dials.fetch_add(1, Ordering::Relaxed);
@@ -176,28 +178,32 @@ impl Dial for Touched {
 }
 
 #[tokio::test]
-async fn who_leaves_before_the_key_is_touched_takes_nothing_from_those_who_wait() {
+async fn a_client_that_leaves_before_the_key_is_touched_does_not_abort_the_handshake_for_others() {
     let ca = Ca::new("cluster");
     for alpn in [&["h2", "http/1.1"][..], &["http/1.1"]] {
         let options = Options::new(ca.server(&["localhost", "127.0.0.1"])).alpn(alpn);
         let server = ApiServer::start(options, |_| Reply::json("{}")).await;
         let (dials, touch) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
-        let dial = Touched {
+        let dial = TouchDial {
             cluster: Cluster::new(&cluster(server.addr(), &ca), None).unwrap(),
             dials: dials.clone(),
             touch: touch.clone(),
         };
-        let rig = Rig::dialling(dial, server.addr().to_string().parse().unwrap()).await;
-        let under_way = || rig.forwarder.activity().count();
-        let client = rig.h2().await;
+        let fixture =
+            ForwarderFixture::with_dial(dial, server.addr().to_string().parse().unwrap()).await;
+        let in_flight = || fixture.forwarder.activity().count();
+        let client = fixture.h2().await;
         let first = tokio::spawn(async move { client.get("/first").await.map(drop) });
         let dialled = async || dials.load(Ordering::Relaxed) == 1;
         eventually("the handshake", PATIENCE, dialled).await;
         first.abort();
-        eventually("its end", PATIENCE, async || under_way() == 0).await;
-        let client = rig.h2().await;
+        eventually("the end of the first request", PATIENCE, async || {
+            in_flight() == 0
+        })
+        .await;
+        let client = fixture.h2().await;
         let second = tokio::spawn(async move { client.get("/second").await });
-        eventually("another", PATIENCE, async || under_way() == 1).await;
+        eventually("the second request", PATIENCE, async || in_flight() == 1).await;
         touch.add_permits(1);
         assert_eq!(second.await.unwrap().unwrap().status, 200);
         assert_eq!(dials.load(Ordering::Relaxed), 1, "{alpn:?}");

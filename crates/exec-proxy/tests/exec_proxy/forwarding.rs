@@ -1,4 +1,4 @@
-//! Requests and answers on their way through.
+//! Requests and responses through the forwarder.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -13,14 +13,14 @@ use skewbridge_testkit::{
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use crate::rig::{Rig, cluster};
+use crate::forwarder_fixture::{ForwarderFixture, cluster};
 
-/// Says what it sees.
-struct Witness(NeedsBody);
+/// Adds a header that describes the request, and headers that a modifier may not set.
+struct Recorder(NeedsBody);
 
-impl RequestModifier for Witness {
+impl RequestModifier for Recorder {
     fn name(&self) -> &'static str {
-        "witness"
+        "recorder"
     }
 
     fn needs_body(&self) -> NeedsBody {
@@ -36,7 +36,7 @@ impl RequestModifier for Witness {
             let seen = format!("{} {} {body}", request.method, request.url);
             let seen = HeaderValue::try_from(seen).unwrap();
             request.headers.append("x-seen", seen);
-            // None of a modifier's business.
+            // Both are ignored.
             let own = HeaderValue::from_static("close");
             request.headers.insert(http::header::CONNECTION, own);
             let other = HeaderValue::from_static("elsewhere");
@@ -59,50 +59,50 @@ async fn server(ca: &Ca, alpn: &[&'static str]) -> ApiServer {
     .await
 }
 
-/// More than all windows on the way.
-const LENGTH: usize = 3 * 1024 * 1024;
+/// More than the sum of all flow-control windows.
+const BODY_BYTES: usize = 3 * 1024 * 1024;
 
-const BOTH: [&str; 2] = ["h2", "http/1.1"];
+const H2_AND_H1: [&str; 2] = ["h2", "http/1.1"];
 const H1: [&str; 1] = ["http/1.1"];
 
 #[tokio::test]
-async fn a_request_passes_in_every_pair_of_protocols() {
+async fn requests_are_forwarded_between_all_protocol_combinations() {
     let ca = Ca::new("cluster");
-    for alpn in [&BOTH[..], &H1[..]] {
+    for alpn in [&H2_AND_H1[..], &H1[..]] {
         let server = server(&ca, alpn).await;
-        let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
-        let mut h1 = rig.h1().await;
+        let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
+        let mut h1 = fixture.h1().await;
         for _ in 0..2 {
             let text = "POST /api?x=1 HTTP/1.1\r\nHost: elsewhere\r\nConnection: x-mine\r\n\
                         x-mine: 1\r\nContent-Length: 5\r\n\r\nhello";
             h1.send(text).await.unwrap();
-            let answer = h1.read_response().await.unwrap();
-            assert_eq!((answer.status, &*answer.text()), (200, "POST 5"));
-            assert_eq!(answer.header("audit-id"), Some("1"));
-            assert_eq!(answer.header("x-hop"), None);
+            let response = h1.read_response().await.unwrap();
+            assert_eq!((response.status, &*response.text()), (200, "POST 5"));
+            assert_eq!(response.header("audit-id"), Some("1"));
+            assert_eq!(response.header("x-hop"), None);
         }
-        let h2 = rig.h2().await;
+        let h2 = fixture.h2().await;
         assert_eq!(h2.get("/version").await.unwrap().text(), "GET 0");
         let seen = server.requests();
         assert_eq!(seen.len(), 3);
         assert_eq!(seen[0].target, "/api?x=1");
         let host = server.addr().to_string();
         for seen in &seen {
-            let told = seen.authority.as_deref().or(seen.header("host"));
-            assert_eq!(told, Some(&*host), "the cluster's host is named");
+            let host_header = seen.authority.as_deref().or(seen.header("host"));
+            assert_eq!(host_header, Some(&*host));
             assert_eq!(seen.header("x-mine"), None);
         }
-        assert_eq!(server.connections(), 1, "connections are used again");
+        assert_eq!(server.connections(), 1, "connections are reused");
     }
 }
 
 #[tokio::test]
-async fn who_has_no_certificate_of_this_process_gets_nowhere() {
+async fn a_client_without_a_certificate_of_this_process_is_rejected() {
     let ca = Ca::new("cluster");
-    let server = server(&ca, &BOTH).await;
-    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
-    if let Ok(mut client) = rig.stranger().http1(rig.addr).await {
-        // With TLS 1.3 the refusal is only seen now.
+    let server = server(&ca, &H2_AND_H1).await;
+    let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
+    if let Ok(mut client) = fixture.untrusted_client().http1(fixture.addr).await {
+        // With TLS 1.3 the client notices the rejection only now.
         let _ = client.send("GET / HTTP/1.1\r\nHost: k\r\n\r\n").await;
         assert!(client.read_response().await.is_err());
     }
@@ -112,14 +112,14 @@ async fn who_has_no_certificate_of_this_process_gets_nowhere() {
 #[tokio::test]
 async fn a_modifier_sees_the_request_and_changes_its_headers() {
     let ca = Ca::new("cluster");
-    let server = server(&ca, &BOTH).await;
+    let server = server(&ca, &H2_AND_H1).await;
     let host = server.addr();
     let modifiers: Vec<Box<dyn RequestModifier>> = vec![
-        Box::new(Witness(NeedsBody::Whole)),
-        Box::new(Witness(NeedsBody::No)),
+        Box::new(Recorder(NeedsBody::Whole)),
+        Box::new(Recorder(NeedsBody::No)),
     ];
-    let rig = Rig::start(host, &ca, modifiers).await;
-    let mut h1 = rig.h1().await;
+    let fixture = ForwarderFixture::start(host, &ca, modifiers).await;
+    let mut h1 = fixture.h1().await;
     h1.send(
         "PUT /a?b=c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
     )
@@ -135,20 +135,20 @@ async fn a_modifier_sees_the_request_and_changes_its_headers() {
 }
 
 #[tokio::test]
-async fn what_a_modifier_cannot_do_is_told_and_goes_nowhere() {
+async fn a_request_that_a_modifier_rejects_is_not_sent() {
     let ca = Ca::new("cluster");
-    let server = server(&ca, &BOTH).await;
-    let modifiers: Vec<Box<dyn RequestModifier>> = vec![Box::new(Witness(NeedsBody::Whole))];
-    let rig = Rig::start(server.addr(), &ca, modifiers).await;
-    let h2 = rig.h2().await;
+    let server = server(&ca, &H2_AND_H1).await;
+    let modifiers: Vec<Box<dyn RequestModifier>> = vec![Box::new(Recorder(NeedsBody::Whole))];
+    let fixture = ForwarderFixture::start(server.addr(), &ca, modifiers).await;
+    let h2 = fixture.h2().await;
     let refused = h2.get("/refused").await.unwrap();
     assert_eq!(refused.status, 500);
     assert!(
-        refused.text().contains("witness: the token is empty"),
+        refused.text().contains("recorder: the token is empty"),
         "{}",
         refused.text()
     );
-    let mut h1 = rig.h1().await;
+    let mut h1 = fixture.h1().await;
     h1.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100001\r\n\r\n")
         .await
         .unwrap();
@@ -164,90 +164,90 @@ async fn what_a_modifier_cannot_do_is_told_and_goes_nowhere() {
 }
 
 #[tokio::test]
-async fn bodies_that_a_modifier_sees_have_so_much_room_and_the_next_waits() {
+async fn buffered_bodies_share_a_budget_and_further_requests_wait() {
     let ca = Ca::new("cluster");
-    let server = server(&ca, &BOTH).await;
-    let modifiers: Vec<Box<dyn RequestModifier>> = vec![Box::new(Witness(NeedsBody::Whole))];
-    let rig = Rig::start(server.addr(), &ca, modifiers).await;
+    let server = server(&ca, &H2_AND_H1).await;
+    let modifiers: Vec<Box<dyn RequestModifier>> = vec![Box::new(Recorder(NeedsBody::Whole))];
+    let fixture = ForwarderFixture::start(server.addr(), &ca, modifiers).await;
     let head = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n";
     let (first, rest) = (vec![b'x'; 60_000], vec![b'x'; 40_000]);
-    let under_way = async |many| {
-        eventually("requests under way", PATIENCE, async || {
-            rig.forwarder.activity().count() == many
+    let in_flight = async |count| {
+        eventually("requests in flight", PATIENCE, async || {
+            fixture.forwarder.activity().count() == count
         })
         .await;
     };
-    let mut slow = rig.h1().await;
+    let mut slow = fixture.h1().await;
     slow.send(head).await.unwrap();
     slow.send(first.clone()).await.unwrap();
-    under_way(1).await;
-    // What is small has room.
-    let mut small = rig.h1().await;
+    in_flight(1).await;
+    // A small body still fits.
+    let mut small = fixture.h1().await;
     small
         .send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         .await
         .unwrap();
     assert_eq!(small.read_response().await.unwrap().text(), "POST 2");
-    under_way(1).await;
-    let mut waiting = rig.h1().await;
+    in_flight(1).await;
+    let mut waiting = fixture.h1().await;
     let body = [&*first, &*rest].concat();
     let waiting = tokio::spawn(async move {
         waiting.send(head).await.unwrap();
         waiting.send(body).await.unwrap();
         waiting.read_response().await.unwrap().text()
     });
-    under_way(2).await;
+    in_flight(2).await;
     assert_eq!(server.requests().len(), 1);
     slow.send(rest).await.unwrap();
-    let answer = timeout(PATIENCE, slow.read_response()).await;
-    assert_eq!(answer.unwrap().unwrap().text(), "POST 100000");
-    let answer = timeout(PATIENCE, waiting).await;
-    assert_eq!(answer.unwrap().unwrap(), "POST 100000");
+    let response = timeout(PATIENCE, slow.read_response()).await;
+    assert_eq!(response.unwrap().unwrap().text(), "POST 100000");
+    let response = timeout(PATIENCE, waiting).await;
+    assert_eq!(response.unwrap().unwrap(), "POST 100000");
 }
 
 #[tokio::test]
-async fn a_short_body_that_comes_slowly_is_not_waited_for() {
+async fn a_slow_short_body_is_forwarded_before_it_is_complete() {
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["localhost", "127.0.0.1"]);
-    let begun = Arc::new(Notify::new());
-    let told = begun.clone();
+    let started = Arc::new(Notify::new());
+    let notify = started.clone();
     let server = ScriptedServer::start(&leaf, None, &["http/1.1"], move |mut conn| {
-        let told = told.clone();
+        let notify = notify.clone();
         async move {
             conn.read_head().await;
             assert_eq!(conn.read(5).await, b"hello");
-            told.notify_one();
+            notify.notify_one();
             assert_eq!(conn.read(6).await, b" world");
             conn.write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
                 .await;
         }
     })
     .await;
-    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
-    let mut h1 = rig.h1().await;
+    let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
+    let mut h1 = fixture.h1().await;
     h1.send("POST / HTTP/1.1\r\nHost: k\r\nContent-Length: 11\r\n\r\nhello")
         .await
         .unwrap();
-    timeout(PATIENCE, begun.notified()).await.unwrap();
+    timeout(PATIENCE, started.notified()).await.unwrap();
     h1.send(" world").await.unwrap();
-    let answer = timeout(PATIENCE, h1.read_response()).await;
-    assert_eq!(answer.unwrap().unwrap().text(), "ok");
+    let response = timeout(PATIENCE, h1.read_response()).await;
+    assert_eq!(response.unwrap().unwrap().text(), "ok");
 }
 
-/// A certificate that can be called expired.
+/// A certificate whose expiry the test sets.
 #[derive(Default)]
-struct Expiring {
-    over: std::sync::atomic::AtomicBool,
+struct ExpiringCredential {
+    expired: std::sync::atomic::AtomicBool,
     refused: std::sync::atomic::AtomicUsize,
 }
 
-impl Standing for Expiring {
+impl Standing for ExpiringCredential {
     fn is_good(&self) -> bool {
-        !self.over.load(Ordering::Relaxed)
+        !self.expired.load(Ordering::Relaxed)
     }
 
     fn is_passed_on(&self, path: &str) -> bool {
-        path.starts_with("/passed-on/")
+        path.starts_with("/workload/")
     }
 
     fn refused(&self, request: &http::HeaderMap) {
@@ -256,76 +256,77 @@ impl Standing for Expiring {
     }
 }
 
-/// What kube-apiserver says to whom it does not know.
+/// kube-apiserver's response to an invalid credential.
 const UNAUTHORIZED: &str = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Unauthorized","reason":"Unauthorized","code":401}"#;
 
-/// Another way to the same cluster, with what expires.
-struct WithExpiring {
+/// Opens connections with a credential that expires.
+struct ExpiringDial {
     cluster: Cluster,
-    shown: Arc<Mutex<Arc<Expiring>>>,
+    credential: Arc<Mutex<Arc<ExpiringCredential>>>,
 }
 
-impl Dial for WithExpiring {
+impl Dial for ExpiringDial {
     fn dial(&self, offer: Offer) -> BoxFuture<'_, Result<Dialled, DialError>> {
         Box::pin(async move {
             let mut dialled = self.cluster.dial(offer).await?;
-            let shown = Arc::new(Expiring::default());
-            *self.shown.lock().unwrap() = shown.clone();
-            dialled.standing = Some(shown);
+            let credential = Arc::new(ExpiringCredential::default());
+            *self.credential.lock().unwrap() = credential.clone();
+            dialled.standing = Some(credential);
             Ok(dialled)
         })
     }
 }
 
 #[tokio::test]
-async fn a_connection_whose_certificate_has_expired_takes_no_request() {
+async fn a_connection_with_an_expired_certificate_is_not_reused() {
     let ca = Ca::new("cluster");
-    for alpn in [&BOTH[..], &H1[..]] {
+    for alpn in [&H2_AND_H1[..], &H1[..]] {
         let options = Options::new(ca.server(&["localhost", "127.0.0.1"])).alpn(alpn);
         let server = ApiServer::start(options, |seen| match seen.path() {
             "/refused" => Reply::new(401),
-            "/passed-on/workload" => Reply::new(401).body("who are you?"),
-            "/passed-on/server" => Reply::new(401).body(UNAUTHORIZED),
-            "/passed-on/long" => Reply::new(401).body(vec![b' '; 100_000]),
+            "/workload/login" => Reply::new(401).body("who are you?"),
+            "/workload/server" => Reply::new(401).body(UNAUTHORIZED),
+            "/workload/long" => Reply::new(401).body(vec![b' '; 100_000]),
             _ => Reply::json("{}"),
         })
         .await;
-        let shown = Arc::new(Mutex::new(Arc::new(Expiring::default())));
-        let dial = WithExpiring {
+        let credential = Arc::new(Mutex::new(Arc::new(ExpiringCredential::default())));
+        let dial = ExpiringDial {
             cluster: Cluster::new(&cluster(server.addr(), &ca), None).unwrap(),
-            shown: shown.clone(),
+            credential: credential.clone(),
         };
-        let rig = Rig::dialling(dial, server.addr().to_string().parse().unwrap()).await;
-        let h2 = rig.h2().await;
-        let now = || shown.lock().unwrap().clone();
+        let fixture =
+            ForwarderFixture::with_dial(dial, server.addr().to_string().parse().unwrap()).await;
+        let h2 = fixture.h2().await;
+        let current = || credential.lock().unwrap().clone();
         for _ in 0..2 {
             assert_eq!(h2.get("/").await.unwrap().status, 200);
         }
         assert_eq!(server.connections(), 1);
         for (path, refused) in [
             ("/", 0),
-            ("/passed-on/workload", 0),
-            ("/passed-on/long", 0),
-            ("/passed-on/server", 1),
+            ("/workload/login", 0),
+            ("/workload/long", 0),
+            ("/workload/server", 1),
             ("/refused", 2),
         ] {
             let status = h2.get(path).await.unwrap().status;
             assert_eq!(status, if path == "/" { 200 } else { 401 });
-            let told = now().refused.load(Ordering::Relaxed);
-            assert_eq!(told, refused, "{path}");
+            let reported = current().refused.load(Ordering::Relaxed);
+            assert_eq!(reported, refused, "{path}");
         }
-        now().over.store(true, Ordering::Relaxed);
+        current().expired.store(true, Ordering::Relaxed);
         assert_eq!(h2.get("/").await.unwrap().status, 200);
         assert_eq!(server.connections(), 2, "{alpn:?}");
     }
 }
 
 #[tokio::test]
-async fn a_watch_comes_as_it_is_sent_and_ends_with_its_client() {
+async fn watch_events_are_forwarded_at_once_and_the_watch_ends_with_its_client() {
     let ca = Ca::new("cluster");
     let (reply, watch) = Reply::stream();
     let reply = std::sync::Mutex::new(Some(reply));
-    let options = Options::new(ca.server(&["localhost", "127.0.0.1"])).alpn(&BOTH);
+    let options = Options::new(ca.server(&["localhost", "127.0.0.1"])).alpn(&H2_AND_H1);
     let server = ApiServer::start(options, move |_| {
         reply
             .lock()
@@ -334,18 +335,18 @@ async fn a_watch_comes_as_it_is_sent_and_ends_with_its_client() {
             .unwrap_or_else(|| Reply::new(200))
     })
     .await;
-    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
-    let h2 = rig.h2().await;
+    let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
+    let h2 = fixture.h2().await;
     let request = Request::get("https://localhost/api/v1/pods?watch=1")
         .body(())
         .unwrap();
     let mut stream = h2.stream(request).await.unwrap();
     stream.finish().unwrap();
-    let mut begun = None;
+    let mut status = None;
     for event in ["{\"type\":\"ADDED\"}\n", "{\"type\":\"DELETED\"}\n"] {
         watch.send(event).await.unwrap();
-        if begun.is_none() {
-            begun = Some(stream.head().await.unwrap().status);
+        if status.is_none() {
+            status = Some(stream.head().await.unwrap().status);
         }
         let piece = timeout(PATIENCE, stream.chunk())
             .await
@@ -353,31 +354,31 @@ async fn a_watch_comes_as_it_is_sent_and_ends_with_its_client() {
             .unwrap()
             .unwrap();
         assert_eq!(piece, event);
-        assert_eq!(rig.forwarder.activity().count(), 1);
+        assert_eq!(fixture.forwarder.activity().count(), 1);
     }
     stream.reset(h2::Reason::CANCEL);
     timeout(PATIENCE, watch.cancelled()).await.unwrap();
-    eventually("nothing under way", PATIENCE, async || {
-        rig.forwarder.activity().count() == 0
+    eventually("no request in flight", PATIENCE, async || {
+        fixture.forwarder.activity().count() == 0
     })
     .await;
 }
 
 #[tokio::test]
-async fn large_bodies_stream_both_ways() {
+async fn large_bodies_are_streamed_in_both_directions() {
     let ca = Ca::new("cluster");
-    for alpn in [&BOTH[..], &H1[..]] {
+    for alpn in [&H2_AND_H1[..], &H1[..]] {
         let options = Options::new(ca.server(&["localhost", "127.0.0.1"])).alpn(alpn);
         let server = ApiServer::start(options, |seen| {
             Reply::new(200).body(vec![b'x'; usize::try_from(seen.body_len).unwrap()])
         })
         .await;
-        let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
-        let h2 = rig.h2().await;
+        let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
+        let h2 = fixture.h2().await;
         let request = Request::post("https://localhost/api").body(()).unwrap();
         let mut stream = h2.stream(request).await.unwrap();
         for _ in 0..3 {
-            stream.send(vec![b'y'; LENGTH / 3]).await.unwrap();
+            stream.send(vec![b'y'; BODY_BYTES / 3]).await.unwrap();
         }
         stream.finish().unwrap();
         assert_eq!(stream.head().await.unwrap().status, StatusCode::OK);
@@ -385,52 +386,52 @@ async fn large_bodies_stream_both_ways() {
         while let Some(piece) = timeout(PATIENCE, stream.chunk()).await.unwrap() {
             length += piece.unwrap().len();
         }
-        assert_eq!(length, LENGTH);
+        assert_eq!(length, BODY_BYTES);
     }
 }
 
 #[tokio::test]
-async fn a_cut_answer_is_cut_for_the_client() {
+async fn a_truncated_response_is_truncated_for_the_client() {
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["localhost", "127.0.0.1"]);
-    let cut = Arc::new(Notify::new());
-    let told = cut.clone();
+    let truncate = Arc::new(Notify::new());
+    let notify = truncate.clone();
     let server = ScriptedServer::start(&leaf, None, &["http/1.1"], move |mut conn| {
-        let told = told.clone();
+        let notify = notify.clone();
         async move {
             conn.read_head().await;
-            let begun = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n";
-            conn.write(begun).await;
-            told.notified().await;
+            let start = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n";
+            conn.write(start).await;
+            notify.notified().await;
             conn.truncate().await;
         }
     })
     .await;
-    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
-    let mut h1 = rig.h1().await;
+    let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
+    let mut h1 = fixture.h1().await;
     h1.send("GET / HTTP/1.1\r\nHost: k\r\n\r\n").await.unwrap();
     assert_eq!(h1.read_head().await.unwrap().status, 200);
     assert_eq!(h1.read_chunk().await.unwrap().unwrap(), "hello");
-    cut.notify_one();
+    truncate.notify_one();
     assert!(h1.read_chunk().await.is_err());
-    let h2 = rig.h2().await;
+    let h2 = fixture.h2().await;
     let request = Request::get("https://localhost/").body(()).unwrap();
     let mut stream = h2.stream(request).await.unwrap();
     stream.finish().unwrap();
     stream.head().await.unwrap();
     let piece = timeout(PATIENCE, stream.chunk()).await.unwrap();
     assert_eq!(piece.unwrap().unwrap(), "hello");
-    cut.notify_one();
+    truncate.notify_one();
     let end = timeout(PATIENCE, stream.chunk()).await.unwrap();
     let reason = end.unwrap().unwrap_err().reason();
     assert_eq!(reason, Some(h2::Reason::INTERNAL_ERROR));
 }
 
 #[tokio::test]
-async fn a_write_is_never_sent_twice_and_a_read_is_where_it_is_safe() {
+async fn writes_are_never_retried_and_reads_are_retried_where_it_is_safe() {
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["localhost", "127.0.0.1"]);
-    // Answers once, and ends on the second request without a word.
+    // Answers one request, and closes the connection on the second.
     let server = ScriptedServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
         conn.read_head().await;
         conn.write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
@@ -439,8 +440,8 @@ async fn a_write_is_never_sent_twice_and_a_read_is_where_it_is_safe() {
         conn.truncate().await;
     })
     .await;
-    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
-    let mut h1 = rig.h1().await;
+    let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
+    let mut h1 = fixture.h1().await;
     let rows = [
         ("GET", 200, 1),
         ("GET", 200, 2),
@@ -451,12 +452,12 @@ async fn a_write_is_never_sent_twice_and_a_read_is_where_it_is_safe() {
     for (method, status, connections) in rows {
         let request = format!("{method} /a HTTP/1.1\r\nHost: k\r\nContent-Length: 0\r\n\r\n");
         h1.send(request).await.unwrap();
-        let answer = timeout(PATIENCE, h1.read_response())
+        let response = timeout(PATIENCE, h1.read_response())
             .await
             .unwrap()
             .unwrap();
         assert_eq!(
-            (answer.status, server.connections()),
+            (response.status, server.connections()),
             (status, connections),
             "{method}"
         );
@@ -464,34 +465,34 @@ async fn a_write_is_never_sent_twice_and_a_read_is_where_it_is_safe() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_said_with_the_servers_name() {
+async fn connection_errors_name_the_server() {
     let ca = Ca::new("cluster");
     let silent = ReservedPort::new();
     let addr = silent.addr();
-    let rig = Rig::start(addr, &ca, Vec::new()).await;
-    let answer = rig.h2().await.get("/").await.unwrap();
-    assert_eq!(answer.status, 503);
+    let fixture = ForwarderFixture::start(addr, &ca, Vec::new()).await;
+    let response = fixture.h2().await.get("/").await.unwrap();
+    assert_eq!(response.status, 503);
     assert!(
-        answer.text().contains(&addr.to_string()),
+        response.text().contains(&addr.to_string()),
         "{}",
-        answer.text()
+        response.text()
     );
     let other = Ca::new("another");
-    let server = server(&other, &BOTH).await;
-    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
-    let answer = rig.h2().await.get("/").await.unwrap();
+    let server = server(&other, &H2_AND_H1).await;
+    let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
+    let response = fixture.h2().await.get("/").await.unwrap();
     assert!(
-        answer.text().contains("signed by unknown authority"),
+        response.text().contains("signed by unknown authority"),
         "{}",
-        answer.text()
+        response.text()
     );
 }
 
 #[tokio::test]
-async fn what_two_readers_could_understand_differently_is_refused() {
+async fn ambiguous_requests_are_rejected() {
     let ca = Ca::new("cluster");
-    let server = server(&ca, &BOTH).await;
-    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
+    let server = server(&ca, &H2_AND_H1).await;
+    let fixture = ForwarderFixture::start(server.addr(), &ca, Vec::new()).await;
     for text in [
         "POST / HTTP/1.1\r\nHost: k\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
         "POST / HTTP/1.1\r\nHost: k\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
@@ -499,16 +500,16 @@ async fn what_two_readers_could_understand_differently_is_refused() {
         "GET / HTTP/1.1\nHost: k\n\n",
         "CONNECT k:443 HTTP/1.1\r\nHost: k:443\r\n\r\n",
     ] {
-        let mut h1 = rig.h1().await;
+        let mut h1 = fixture.h1().await;
         h1.send(text).await.unwrap();
-        let answer = timeout(Duration::from_secs(30), h1.read_response()).await;
-        let answer = answer.unwrap().unwrap();
+        let response = timeout(Duration::from_secs(30), h1.read_response()).await;
+        let response = response.unwrap().unwrap();
         assert!(
-            matches!(answer.status, 400 | 405),
+            matches!(response.status, 400 | 405),
             "{text:?}: {}",
-            answer.status
+            response.status
         );
-        assert_eq!(answer.header("connection"), Some("close"));
+        assert_eq!(response.header("connection"), Some("close"));
     }
     assert!(server.requests().is_empty());
 }

@@ -1,4 +1,4 @@
-//! A cluster's server, a forwarder to it, and clients of that.
+//! A forwarder to a fake API server, and clients of the forwarder.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use skewbridge_testkit::{Ca, ClientAuth, H1Client, H2Client, TlsClient};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-/// A running forwarder. Dropping it ends it.
-pub(crate) struct Rig {
+/// A running forwarder, which ends when it is dropped.
+pub(crate) struct ForwarderFixture {
     pub(crate) addr: SocketAddr,
     pub(crate) forwarder: Arc<Forwarder>,
     ca: Ca,
     _stop: oneshot::Sender<()>,
 }
 
-/// A cluster whose server is here.
+/// The configuration of a cluster with this server.
 pub(crate) fn cluster(server: SocketAddr, ca: &Ca) -> exec_credential::Cluster {
     exec_credential::Cluster {
         server: format!("https://{server}"),
@@ -28,31 +28,31 @@ pub(crate) fn cluster(server: SocketAddr, ca: &Ca) -> exec_credential::Cluster {
     }
 }
 
-impl Rig {
+impl ForwarderFixture {
     pub(crate) async fn start(
         server: SocketAddr,
         ca: &Ca,
         modifiers: Vec<Box<dyn RequestModifier>>,
     ) -> Self {
-        Self::with(&cluster(server, ca), None, modifiers).await
+        Self::with_cluster(&cluster(server, ca), None, modifiers).await
     }
 
-    pub(crate) async fn with(
+    pub(crate) async fn with_cluster(
         cluster: &exec_credential::Cluster,
         key: Option<Arc<dyn ClientKey>>,
         modifiers: Vec<Box<dyn RequestModifier>>,
     ) -> Self {
         let cluster = Cluster::new(cluster, key).unwrap();
         let authority = cluster.authority().clone();
-        Self::forwarding(Forwarder::new(cluster, authority, modifiers)).await
+        Self::serve(Forwarder::new(cluster, authority, modifiers)).await
     }
 
-    /// With a way of its own.
-    pub(crate) async fn dialling(dial: impl Dial, authority: Authority) -> Self {
-        Self::forwarding(Forwarder::new(dial, authority, Vec::new())).await
+    /// With another way to open connections.
+    pub(crate) async fn with_dial(dial: impl Dial, authority: Authority) -> Self {
+        Self::serve(Forwarder::new(dial, authority, Vec::new())).await
     }
 
-    async fn forwarding(forwarder: Forwarder) -> Self {
+    async fn serve(forwarder: Forwarder) -> Self {
         let forwarder = forwarder.body_limit(100_000).held_limit(150_000);
         let forwarder = Arc::new(forwarder);
         let ca = Ca::new("clients");
@@ -62,12 +62,12 @@ impl Rig {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let served = forwarder.clone();
+        let running = forwarder.clone();
         tokio::spawn(async move {
             let shutdown = async {
                 let _ = stopped.await;
             };
-            serve(Listener::Tcp(listener), tls, served, shutdown).await;
+            serve(Listener::Tcp(listener), tls, running, shutdown).await;
         });
         Self {
             addr,
@@ -81,7 +81,8 @@ impl Rig {
         TlsClient::new(&self.ca).identity(&self.ca.client("me", &[]))
     }
 
-    pub(crate) fn stranger(&self) -> TlsClient {
+    /// A client with a certificate of another CA.
+    pub(crate) fn untrusted_client(&self) -> TlsClient {
         TlsClient::new(&self.ca).identity(&Ca::new("others").client("me", &[]))
     }
 
