@@ -67,7 +67,7 @@ impl StderrCapture {
         if plain.is_empty() || self.display == DisplayMode::Immediate {
             String::new()
         } else {
-            format!("; it said: {plain}")
+            format!("; its stderr: {plain}")
         }
     }
 }
@@ -105,6 +105,6 @@ mod tests {
         assert_eq!(capture.for_error(), "");
         capture.suppress();
         capture.push(b"the card is gone");
-        assert_eq!(capture.for_error(), "; it said: the card is gone");
+        assert_eq!(capture.for_error(), "; its stderr: the card is gone");
     }
 }

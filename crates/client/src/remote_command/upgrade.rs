@@ -115,7 +115,7 @@ pub(crate) enum RetrySafety {
 ///
 /// As in client-go (`IsUpgradeFailure`, `IsHTTPSProxyError`), the client falls back after any
 /// response but 101, and if an HTTPS proxy opens no tunnel, so that the server cannot have
-/// received the request. After a 101 the stream has begun, whatever else is wrong with it; and
+/// received the request. After a 101 the stream has started, even if it fails later; and
 /// the outcome of a request that was sent but not answered is unknown. In these cases only
 /// idempotent requests are repeated, and unanswered ones only if an HTTPS proxy is in use,
 /// which may have broken the connection.

@@ -176,7 +176,7 @@ impl Session<'_> {
                 Err(left) => return Poll::Ready(SessionEnd::DisconnectReason(left)),
             };
             match self.reader.read_chunk(piece) {
-                Ok(said) => self.pending = said,
+                Ok(event) => self.pending = event,
                 Err(error) => return Poll::Ready(SessionEnd::ProtocolError(error.to_string())),
             }
         }

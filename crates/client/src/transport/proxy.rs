@@ -23,10 +23,10 @@ pub(crate) struct Proxy {
     protocol: ProxyProtocol,
 }
 
-/// How the proxy is asked for a tunnel.
+/// The protocol that opens a tunnel through the proxy.
 #[derive(Debug, Clone)]
 enum ProxyProtocol {
-    /// By CONNECT, with this `Proxy-Authorization`.
+    /// HTTP CONNECT, with this `Proxy-Authorization`.
     Http(Option<Secret>),
     Socks(Option<Login>),
 }

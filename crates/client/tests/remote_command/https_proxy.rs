@@ -38,8 +38,8 @@ async fn proxy(ca: &Ca, does: Does, to: SocketAddr) -> ScriptedServer {
 }
 
 async fn serve(mut conn: ScriptedConn, does: Does, to: SocketAddr) {
-    let asked = conn.read_head().await;
-    assert!(asked.starts_with(&format!("CONNECT {to} ")), "{asked}");
+    let request = conn.read_head().await;
+    assert!(request.starts_with(&format!("CONNECT {to} ")), "{request}");
     assert!(conn.client_certs.is_empty(), "it is no business of a proxy");
     if does == Does::BarsTheFirst && conn.ordinal == 0 {
         return conn.write("HTTP/1.1 503 X\r\n\r\n").await;
@@ -98,9 +98,9 @@ async fn run(endpoint: &Endpoint) -> Result<Transport, Error> {
 }
 
 /// How often the fake server received an exec or port-forward request.
-fn asked(pods: &Pods, what: &str) -> usize {
+fn request_count(pods: &Pods, kind: &str) -> usize {
     let seen = pods.requests();
-    seen.iter().filter(|it| it.contains(what)).count()
+    seen.iter().filter(|it| it.contains(kind)).count()
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn a_response_of_the_proxy_causes_the_fallback() {
     assert_eq!(run(&endpoint).await.unwrap(), by_spdy);
     let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
     assert_eq!(*forwarder.unwrap().transport(), by_spdy);
-    assert_eq!(asked(&pods, "websocket"), 0);
+    assert_eq!(request_count(&pods, "websocket"), 0);
 }
 
 #[tokio::test]
@@ -154,7 +154,7 @@ async fn no_command_is_requested_twice_when_the_response_was_lost() {
             matches!(error, Error::ConnectionLost { .. } | Error::NotHttp { .. }),
             "{does:?}: {error:?}"
         );
-        assert_eq!(asked(&pods, "/exec"), 1, "{does:?}");
+        assert_eq!(request_count(&pods, "/exec"), 1, "{does:?}");
         // Port-forward requests are idempotent.
         let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
         let transport = forwarder.unwrap().transport().clone();
@@ -165,7 +165,7 @@ async fn no_command_is_requested_twice_when_the_response_was_lost() {
             panic!("{does:?}: {transport:?}")
         };
         assert!(why.ends_with("(behind an HTTPS proxy)"), "{why}");
-        assert_eq!(asked(&pods, "/portforward"), 2, "{does:?}");
+        assert_eq!(request_count(&pods, "/portforward"), 2, "{does:?}");
     }
 }
 
