@@ -16,7 +16,7 @@ use super::{endpoint, shell};
 const PAYLOAD_BYTES: usize = 3 << 20;
 
 /// Both transports to the same fake server.
-async fn both(pods: &Pods) -> [Box<dyn Executor>; 2] {
+async fn executors_of_both_protocols(pods: &Pods) -> [Box<dyn Executor>; 2] {
     let endpoint = endpoint(pods).await;
     [
         Box::new(WebSocketExecutor::new(endpoint.clone())),
@@ -27,7 +27,7 @@ async fn both(pods: &Pods) -> [Box<dyn Executor>; 2] {
 #[tokio::test]
 async fn output_and_exit_code_of_a_command_are_received() {
     let pods = Pods::start().await;
-    for executor in both(&pods).await {
+    for executor in executors_of_both_protocols(&pods).await {
         let script = "echo out; echo err >&2; exit 7";
         let mut process = executor.start(&shell(script)).await.unwrap();
         let (mut out, mut err) = (String::new(), String::new());
@@ -53,7 +53,7 @@ async fn output_and_exit_code_of_a_command_are_received() {
 #[tokio::test]
 async fn input_and_its_end_reach_the_command() {
     let pods = Pods::start().await;
-    for executor in both(&pods).await {
+    for executor in executors_of_both_protocols(&pods).await {
         let mut process = executor.start(&shell("cat")).await.unwrap();
         let sent: Vec<u8> = (0..=250u8).cycle().take(PAYLOAD_BYTES).collect();
         let mut stdin = process.stdin.take().unwrap();
@@ -74,7 +74,7 @@ async fn input_and_its_end_reach_the_command() {
 #[tokio::test]
 async fn unread_output_blocks_the_command() {
     let pods = Pods::start().await;
-    for executor in both(&pods).await {
+    for executor in executors_of_both_protocols(&pods).await {
         let script = format!("head -c {} /dev/zero", 4 * PAYLOAD_BYTES);
         let mut process = executor.start(&shell(&script)).await.unwrap();
         let mut stdout = process.stdout.take().unwrap();
@@ -91,7 +91,7 @@ async fn unread_output_blocks_the_command() {
 #[tokio::test]
 async fn streams_that_are_not_taken_are_closed_or_discarded() {
     let pods = Pods::start().await;
-    for executor in both(&pods).await {
+    for executor in executors_of_both_protocols(&pods).await {
         let script = format!("cat; head -c {PAYLOAD_BYTES} /dev/zero; exit 3");
         let mut process = executor.start(&shell(&script)).await.unwrap();
         let status = timeout(PATIENCE, process.wait()).await.unwrap();
@@ -102,7 +102,7 @@ async fn streams_that_are_not_taken_are_closed_or_discarded() {
 #[tokio::test]
 async fn the_server_reports_why_a_command_cannot_run() {
     let pods = Pods::start().await;
-    for executor in both(&pods).await {
+    for executor in executors_of_both_protocols(&pods).await {
         let request = ExecRequest {
             command: ["@fail", "no such file"].map(str::to_owned).to_vec(),
             ..shell("")
@@ -119,7 +119,7 @@ async fn the_server_reports_why_a_command_cannot_run() {
 #[tokio::test]
 async fn the_terminal_size_reaches_the_command() {
     let pods = Pods::start().await;
-    for executor in both(&pods).await {
+    for executor in executors_of_both_protocols(&pods).await {
         let request = ExecRequest {
             command: vec!["@sizes".to_owned()],
             tty: true,
@@ -143,7 +143,7 @@ async fn the_terminal_size_reaches_the_command() {
 #[tokio::test]
 async fn attaching_to_a_running_process() {
     let pods = Pods::start().await;
-    for executor in both(&pods).await {
+    for executor in executors_of_both_protocols(&pods).await {
         let request = AttachRequest {
             namespace: "default".to_owned(),
             pod: "web".to_owned(),
@@ -175,7 +175,7 @@ async fn attaching_to_a_running_process() {
 #[tokio::test]
 async fn writing_to_a_command_that_closed_its_input_fails() {
     let pods = Pods::start().await;
-    for executor in both(&pods).await {
+    for executor in executors_of_both_protocols(&pods).await {
         let mut process = executor.start(&shell("exec <&-; echo done")).await.unwrap();
         let mut stdin = process.stdin.take().unwrap();
         let status = process.wait().await;

@@ -14,39 +14,45 @@ use tokio::net::TcpStream;
 
 use super::shell;
 
-/// What the proxy does.
+/// How the proxy behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Does {
+enum ProxyBehavior {
     /// Opens tunnels.
     Tunnels,
     /// Answers a WebSocket request itself.
-    Refuses,
+    RejectsWebSocket,
     /// Forwards a WebSocket request, and drops the response.
-    HangsUpOnWebSocket,
+    DropsWebSocketResponse,
     /// Forwards a WebSocket request, and answers with something else.
-    TalksNonsense,
+    SendsGarbage,
     /// Refuses the first tunnel, and opens later ones.
-    BarsTheFirst,
+    RejectsFirst,
 }
 
-async fn proxy(ca: &Ca, does: Does, to: SocketAddr) -> ScriptedServer {
+async fn proxy(ca: &Ca, behavior: ProxyBehavior, to: SocketAddr) -> ScriptedServer {
     let leaf = ca.server(&["127.0.0.1"]);
     ScriptedServer::start(&leaf, None, &["http/1.1"], move |conn| {
-        serve(conn, does, to)
+        serve(conn, behavior, to)
     })
     .await
 }
 
-async fn serve(mut conn: ScriptedConn, does: Does, to: SocketAddr) {
+async fn serve(mut conn: ScriptedConn, behavior: ProxyBehavior, to: SocketAddr) {
     let request = conn.read_head().await;
     assert!(request.starts_with(&format!("CONNECT {to} ")), "{request}");
-    assert!(conn.client_certs.is_empty(), "it is no business of a proxy");
-    if does == Does::BarsTheFirst && conn.ordinal == 0 {
+    assert!(
+        conn.client_certs.is_empty(),
+        "the client certificate is not sent to a proxy"
+    );
+    if behavior == ProxyBehavior::RejectsFirst && conn.ordinal == 0 {
         return conn.write("HTTP/1.1 503 X\r\n\r\n").await;
     }
     conn.write("HTTP/1.1 200 OK\r\n\r\n").await;
     let mut server = TcpStream::connect(to).await.unwrap();
-    if matches!(does, Does::Tunnels | Does::BarsTheFirst) {
+    if matches!(
+        behavior,
+        ProxyBehavior::Tunnels | ProxyBehavior::RejectsFirst
+    ) {
         let _ = copy_bidirectional(&mut conn.io, &mut server).await;
         return;
     }
@@ -57,7 +63,7 @@ async fn serve(mut conn: ScriptedConn, does: Does, to: SocketAddr) {
         let _ = copy_bidirectional(&mut conn.io, &mut server).await;
         return;
     }
-    if does == Does::Refuses {
+    if behavior == ProxyBehavior::RejectsWebSocket {
         let response = "HTTP/1.1 502 X\r\nContent-Length: 13\r\n\r\nno WebSockets";
         return conn.write(response).await;
     }
@@ -65,12 +71,12 @@ async fn serve(mut conn: ScriptedConn, does: Does, to: SocketAddr) {
     {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         server.write_all(head.as_bytes()).await.unwrap();
-        let mut answer = [0; 12];
-        server.read_exact(&mut answer).await.unwrap();
-        assert_eq!(&answer, b"HTTP/1.1 101");
+        let mut status_line = [0; 12];
+        server.read_exact(&mut status_line).await.unwrap();
+        assert_eq!(&status_line, b"HTTP/1.1 101");
     }
-    if does == Does::TalksNonsense {
-        conn.write("nonsense, and more of it\r\n\r\n").await;
+    if behavior == ProxyBehavior::SendsGarbage {
+        conn.write("this is not HTTP\r\n\r\n").await;
     }
 }
 
@@ -106,7 +112,7 @@ fn request_count(pods: &Pods, kind: &str) -> usize {
 #[tokio::test]
 async fn a_working_proxy_carries_websockets() {
     let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
-    let proxy = proxy(&ca, Does::Tunnels, pods.addr()).await;
+    let proxy = proxy(&ca, ProxyBehavior::Tunnels, pods.addr()).await;
     let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
     assert_eq!(run(&endpoint).await.unwrap(), Transport::WebSocket);
     let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
@@ -117,7 +123,7 @@ async fn a_working_proxy_carries_websockets() {
 #[tokio::test]
 async fn a_response_of_the_proxy_causes_the_fallback() {
     let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
-    let proxy = proxy(&ca, Does::Refuses, pods.addr()).await;
+    let proxy = proxy(&ca, ProxyBehavior::RejectsWebSocket, pods.addr()).await;
     let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
     let fallback_reason = Some("no WebSockets (502)".to_owned());
     let by_spdy = Transport::Spdy { fallback_reason };
@@ -130,7 +136,7 @@ async fn a_response_of_the_proxy_causes_the_fallback() {
 #[tokio::test]
 async fn a_proxy_that_refuses_a_tunnel_causes_the_fallback() {
     let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
-    let proxy = proxy(&ca, Does::BarsTheFirst, pods.addr()).await;
+    let proxy = proxy(&ca, ProxyBehavior::RejectsFirst, pods.addr()).await;
     let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
     let transport = run(&endpoint).await.unwrap();
     let Transport::Spdy {
@@ -145,16 +151,19 @@ async fn a_proxy_that_refuses_a_tunnel_causes_the_fallback() {
 
 #[tokio::test]
 async fn no_command_is_requested_twice_when_the_response_was_lost() {
-    for does in [Does::HangsUpOnWebSocket, Does::TalksNonsense] {
+    for behavior in [
+        ProxyBehavior::DropsWebSocketResponse,
+        ProxyBehavior::SendsGarbage,
+    ] {
         let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
-        let proxy = proxy(&ca, does, pods.addr()).await;
+        let proxy = proxy(&ca, behavior, pods.addr()).await;
         let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
         let error = run(&endpoint).await.unwrap_err();
         assert!(
             matches!(error, Error::ConnectionLost { .. } | Error::NotHttp { .. }),
-            "{does:?}: {error:?}"
+            "{behavior:?}: {error:?}"
         );
-        assert_eq!(request_count(&pods, "/exec"), 1, "{does:?}");
+        assert_eq!(request_count(&pods, "/exec"), 1, "{behavior:?}");
         // Port-forward requests are idempotent.
         let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
         let transport = forwarder.unwrap().transport().clone();
@@ -162,32 +171,32 @@ async fn no_command_is_requested_twice_when_the_response_was_lost() {
             fallback_reason: Some(why),
         } = transport
         else {
-            panic!("{does:?}: {transport:?}")
+            panic!("{behavior:?}: {transport:?}")
         };
         assert!(why.ends_with("(behind an HTTPS proxy)"), "{why}");
-        assert_eq!(request_count(&pods, "/portforward"), 2, "{does:?}");
+        assert_eq!(request_count(&pods, "/portforward"), 2, "{behavior:?}");
     }
 }
 
 #[tokio::test]
 async fn a_proxy_is_verified_with_the_clusters_cas_and_its_own_name() {
     let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
-    let stranger = proxy(&Ca::new("stranger"), Does::Tunnels, pods.addr()).await;
+    let untrusted = proxy(&Ca::new("stranger"), ProxyBehavior::Tunnels, pods.addr()).await;
     let leaf = ca.server(&["elsewhere.example"]);
     let to = pods.addr();
     let elsewhere = ScriptedServer::start(&leaf, None, &["http/1.1"], move |conn| {
-        serve(conn, Does::Tunnels, to)
+        serve(conn, ProxyBehavior::Tunnels, to)
     })
     .await;
-    let anybody = "insecure-skip-tls-verify: true".to_owned();
+    let no_verification = "insecure-skip-tls-verify: true".to_owned();
     let rows = [
         (
-            &stranger,
+            &untrusted,
             trusting(&ca),
             Some("signed by unknown authority"),
         ),
         (&elsewhere, trusting(&ca), Some("tls-server-name")),
-        (&stranger, anybody, None),
+        (&untrusted, no_verification, None),
     ];
     for (proxy, trust, expected) in rows {
         let endpoint = endpoint(&pods, proxy.addr(), &trust).await;

@@ -39,7 +39,7 @@ async fn connect(pods: &Pods, transport: TransportPreference) -> PortForwarder {
         .unwrap()
 }
 
-async fn both(pods: &Pods) -> [PortForwarder; 2] {
+async fn forwarders_of_both_protocols(pods: &Pods) -> [PortForwarder; 2] {
     [
         connect(pods, TransportPreference::WebSocket).await,
         connect(pods, TransportPreference::Spdy).await,
@@ -58,7 +58,7 @@ async fn local() -> (TcpStream, TcpStream) {
 async fn many_streams_share_one_connection() {
     let pods = Pods::start().await;
     let (port, task) = echo().await;
-    for forwarder in both(&pods).await {
+    for forwarder in forwarders_of_both_protocols(&pods).await {
         let mut connections = Vec::new();
         for number in 0..8u8 {
             let mut stream = forwarder.open(port).unwrap();
@@ -90,7 +90,7 @@ async fn a_port_without_a_listener_is_reported_and_other_streams_continue() {
     let (port, task) = echo().await;
     let unused_port = ReservedPort::new();
     let closed = Port::new(unused_port.addr().port()).unwrap();
-    for forwarder in both(&pods).await {
+    for forwarder in forwarders_of_both_protocols(&pods).await {
         let mut good = forwarder.open(port).unwrap();
         good.write_all(b"before").await.unwrap();
         let mut bad = forwarder.open(closed).unwrap();
@@ -112,7 +112,7 @@ async fn a_port_without_a_listener_is_reported_and_other_streams_continue() {
 async fn a_local_connection_is_forwarded_with_its_half_close() {
     let pods = Pods::start().await;
     let (port, task) = echo().await;
-    for forwarder in both(&pods).await {
+    for forwarder in forwarders_of_both_protocols(&pods).await {
         let (mut program, ours) = local().await;
         let stream = forwarder.open(port).unwrap();
         let using = async {
@@ -165,7 +165,7 @@ async fn a_port_without_a_listener_resets_the_local_connection() {
     let pods = Pods::start().await;
     let unused_port = ReservedPort::new();
     let closed = Port::new(unused_port.addr().port()).unwrap();
-    for forwarder in both(&pods).await {
+    for forwarder in forwarders_of_both_protocols(&pods).await {
         let (mut program, ours) = local().await;
         let forwarding = tokio::spawn(forwarder.open(closed).unwrap().forward(ours));
         let ended = timeout(PATIENCE, program.read(&mut [0; 1])).await.unwrap();
@@ -180,7 +180,7 @@ async fn all_streams_notice_a_lost_pod() {
     let (port, task) = echo().await;
     let mut streams = Vec::new();
     let mut byte = [0];
-    for forwarder in both(&pods).await {
+    for forwarder in forwarders_of_both_protocols(&pods).await {
         let mut stream = forwarder.open(port).unwrap();
         stream.write_all(b"x").await.unwrap();
         stream.read_exact(&mut byte).await.unwrap();
