@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{ArgAction, Args};
-use skewbridge_client::{AttachRequest, ExitStatus};
+use skewbridge_client::remote_command::{AttachRequest, ExitStatus};
 
 use crate::client_command::{self, Failure, pod_running_timeout, print_stderr, print_stdout};
 use crate::cluster_flags::ClusterFlags;

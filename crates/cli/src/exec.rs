@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use clap::{ArgAction, Args};
-use skewbridge_client::{Error, ExecRequest, ExitStatus};
+use skewbridge_client::Error;
+use skewbridge_client::remote_command::{ExecRequest, ExitStatus};
 
 use crate::client_command::{self, Failure, pod_running_timeout, print_stderr, refused_before};
 use crate::cluster_flags::ClusterFlags;

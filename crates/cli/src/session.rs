@@ -3,11 +3,10 @@
 
 use std::io;
 
-use skewbridge_client::streams::{
-    Disconnected, ProcessOutput, ProcessStdin, Resizer, TerminalSize, Transport,
-};
-use skewbridge_client::{
-    Endpoint, Executor, ExitStatus, FallbackExecutor, RemoteProcess, SpdyExecutor,
+use skewbridge_client::Endpoint;
+use skewbridge_client::remote_command::{
+    Disconnected, Executor, ExitStatus, FallbackExecutor, ProcessOutput, ProcessStdin,
+    RemoteProcess, Resizer, SpdyExecutor, TerminalSize, Transport,
 };
 
 use crate::client_command::Failure;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use skewbridge_client::copy::{Options, Pod, Progress, Retries, copy_from};
-use skewbridge_client::streams::FallbackExecutor;
+use skewbridge_client::remote_command::FallbackExecutor;
 use skewbridge_client::{Endpoint, Kubeconfig};
 
 #[tokio::main(flavor = "current_thread")]

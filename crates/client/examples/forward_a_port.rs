@@ -1,8 +1,8 @@
 //! Forwards a local port to a port of a pod, until it is interrupted: `cargo run -p
 //! skewbridge-client --example forward_a_port -- POD PORT`
 
-use skewbridge_client::streams::Port;
-use skewbridge_client::{Endpoint, Kubeconfig, PortForwarder};
+use skewbridge_client::remote_command::{Port, PortForwarder};
+use skewbridge_client::{Endpoint, Kubeconfig};
 use tokio::net::TcpListener;
 
 #[tokio::main(flavor = "current_thread")]

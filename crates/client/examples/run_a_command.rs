@@ -3,9 +3,8 @@
 
 use std::process::ExitCode;
 
-use skewbridge_client::{
-    Endpoint, Error, ExecRequest, Executor, ExitStatus, FallbackExecutor, Kubeconfig,
-};
+use skewbridge_client::remote_command::{ExecRequest, Executor, ExitStatus, FallbackExecutor};
+use skewbridge_client::{Endpoint, Error, Kubeconfig};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode, Error> {

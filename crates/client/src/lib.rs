@@ -1,9 +1,20 @@
-//! A client for kube-apiserver: kubeconfig, connections, commands in pods, copies.
+//! A client for kube-apiserver, in layers. Each module is a library of its own and uses only the
+//! modules below it in this table; its page has an example.
 //!
-//! A [`Kubeconfig`] is loaded as kubectl does it. A [`Target`] is one of its contexts with its
-//! cluster and user. An [`Endpoint`] has everything that a connection needs: files have been
-//! read, credential plugins have run. A [`Connection`] carries one HTTP/1.1 request after the
-//! other, or becomes a raw stream after an upgrade.
+//! | module | what it does |
+//! |---|---|
+//! | [`copy`] | copies files and trees to pods, from pods and between pods |
+//! | [`remote_command`] | runs commands in pods, attaches to them and forwards their ports |
+//! | [`api_server`] | sends HTTP/1.1 requests to the API server of a context |
+//! | [`exec_plugin`] | credential plugins, including those that proxy requests (KEP-2718) |
+//! | [`transport`] | byte streams to an address: TCP, proxies, TLS |
+//! | [`kubeconfig`] | finds and reads kubeconfigs as kubectl does |
+//! | [`private_dir`] | directories that only this user can enter |
+//!
+//! The types that all users of the crate need are at its root as well: [`Kubeconfig`],
+//! [`Target`], [`Endpoint`], [`Connection`], [`Request`], [`Response`], [`Stream`], [`Secret`],
+//! and [`Error`] with [`Entry`] and [`ErrorResponse`]. [`copy`] has an error type of its own,
+//! which wraps this one.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -19,60 +30,18 @@
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! On top of that, [`streams`] runs commands in pods and forwards their ports: an [`Executor`]
-//! starts a [`RemoteProcess`], and a [`PortForwarder`] opens streams to ports. [`copy`] copies
-//! files and trees to pods, from pods and between pods. Three complete programs follow; they
-//! are in `examples`, and the tests run them.
-//!
-//! # Run a command
-//!
-//! ```no_run
-#![doc = include_str!("../examples/run_a_command.rs")]
-//! ```
-//!
-//! # Copy a file
-//!
-//! ```no_run
-#![doc = include_str!("../examples/copy_a_file.rs")]
-//! ```
-//!
-//! # Forward a port
-//!
-//! ```no_run
-#![doc = include_str!("../examples/forward_a_port.rs")]
-//! ```
 
-mod address;
-pub mod byte_stream;
-mod ca_roots;
-mod connection;
+pub mod api_server;
 pub mod copy;
-mod credential;
-mod dial;
-mod endpoint;
 mod error;
-pub mod exec;
+pub mod exec_plugin;
 pub mod kubeconfig;
-mod opened_stream;
 pub mod private_dir;
-mod proxy;
-mod proxy_route;
-mod socks;
-pub mod streams;
-mod tcp;
-mod tls;
+pub mod remote_command;
+pub mod transport;
 
-pub use byte_stream::Stream;
-pub use ca_roots::CaRoots;
-pub use connection::{Connection, Request, Response};
-pub use dial::Dialer;
-pub use endpoint::{Endpoint, Timeouts};
+pub use api_server::{Connection, Endpoint, Request, Response};
 pub use error::{Entry, Error, ErrorResponse};
 pub use kubeconfig::{Kubeconfig, Target};
-pub use opened_stream::OpenedStream;
 pub use skewbridge_k8s_api::secret::Secret;
-pub use streams::{
-    AttachRequest, ExecRequest, Executor, ExitStatus, FallbackExecutor, PortForwarder,
-    RemoteProcess, SpdyExecutor, WebSocketExecutor,
-};
+pub use transport::Stream;

@@ -255,9 +255,9 @@ async fn after_an_upgrade_the_stream_and_the_read_bytes_are_handed_over() {
         assert!(conn.read_head().await.contains("Upgrade: x"));
         conn.write("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\nearly")
             .await;
-        let mut asked = [0; 4];
-        conn.io.read_exact(&mut asked).await.unwrap();
-        conn.write(std::str::from_utf8(&asked).unwrap()).await;
+        let mut bytes = [0; 4];
+        conn.io.read_exact(&mut bytes).await.unwrap();
+        conn.write(std::str::from_utf8(&bytes).unwrap()).await;
     })
     .await;
     let target = target(&format!("https://{}", server.addr()), &trusting(&ca), "");
@@ -279,7 +279,7 @@ async fn after_an_upgrade_the_stream_and_the_read_bytes_are_handed_over() {
 }
 
 #[tokio::test]
-async fn a_proxy_is_asked_for_a_tunnel() {
+async fn an_http_proxy_opens_a_tunnel() {
     let ca = Ca::new("cluster");
     let options = Options::new(ca.server(&["kubernetes.example"]));
     let server = ApiServer::start(options, |_| Reply::json("{}")).await;
@@ -287,16 +287,17 @@ async fn a_proxy_is_asked_for_a_tunnel() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = listener.local_addr().unwrap();
     let running = tokio::spawn(async move {
-        let mut asked = Vec::new();
+        let mut requests = Vec::new();
         for refuse in [false, true] {
             let (mut client, _) = listener.accept().await.unwrap();
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {
                 head.push(client.read_u8().await.unwrap());
             }
-            asked.push(String::from_utf8(head).unwrap());
+            requests.push(String::from_utf8(head).unwrap());
             if refuse {
-                let refusal = b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\n\r\n";
+                let refusal =
+                    b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n";
                 client.write_all(refusal).await.unwrap();
                 continue;
             }
@@ -304,7 +305,7 @@ async fn a_proxy_is_asked_for_a_tunnel() {
             client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
             let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
         }
-        asked
+        requests
     });
     let cluster = format!("{}, proxy-url: 'http://me:secret@{proxy}'", trusting(&ca));
     let target = target("https://kubernetes.example", &cluster, "");
@@ -318,11 +319,11 @@ async fn a_proxy_is_asked_for_a_tunnel() {
              (407); put them into its URL"
         )
     );
-    for asked in running.await.unwrap() {
+    for request in running.await.unwrap() {
         let expected = "CONNECT kubernetes.example:443 HTTP/1.1\r\n\
                         Host: kubernetes.example:443\r\n\
                         Proxy-Authorization: Basic bWU6c2VjcmV0\r\n\r\n";
-        assert_eq!(asked, expected);
+        assert_eq!(request, expected);
     }
 }
 
@@ -346,7 +347,7 @@ async fn invalid_requests_are_not_sent() {
 }
 
 #[tokio::test]
-async fn a_socks_proxy_is_asked_for_a_tunnel_by_host_name() {
+async fn a_socks_proxy_gets_the_host_name_unresolved() {
     let ca = Ca::new("cluster");
     let options = Options::new(ca.server(&["kubernetes.example"]));
     let server = ApiServer::start(options, |_| Reply::json("{}")).await;

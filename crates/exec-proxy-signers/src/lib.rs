@@ -1,5 +1,5 @@
 //! Signers of the reference plugin (`skewbridge agent`), which it adds to a
-//! [`Harness`](skewbridge_exec_proxy::Harness).
+//! [`ExecProxy`](skewbridge_exec_proxy::ExecProxy).
 //!
 //! [`FileKey`] is a TLS key in files. [`Headers`] come from a file or a command. [`SigV4`] and
 //! [`HttpSignature`] sign each request. Keys in hardware are in `skewbridge_pkcs11`, because
@@ -7,11 +7,11 @@
 //!
 //! ```
 //! use skewbridge_exec_proxy_signers::{Headers, Source};
-//! use skewbridge_exec_proxy::Harness;
+//! use skewbridge_exec_proxy::ExecProxy;
 //!
 //! let badge = Headers::new(Source::File("/run/badge".into()));
-//! let harness = Harness::new().modifier(badge);
-//! # let _ = harness;
+//! let proxy = ExecProxy::new().modifier(badge);
+//! # let _ = proxy;
 //! ```
 
 mod file_key;

@@ -1,5 +1,5 @@
-//! The way to the cluster: through the proxies that are configured, with the
-//! client's key in the handshake.
+//! Connections to the cluster: through the configured proxy, with the client's key in the TLS
+//! handshake.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 use http::uri::Authority;
 use rustls::client::ResolvesClientCert;
 use rustls_pki_types::ServerName;
-use skewbridge_client::{CaRoots, Dialer, Stream};
+use skewbridge_client::Stream;
+use skewbridge_client::transport::{CaRoots, Dialer};
 use skewbridge_k8s_api::exec_credential;
 use skewbridge_k8s_api::secret::SecretString;
 use skewbridge_stream_io::ReadAhead;
@@ -15,16 +16,16 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use crate::Error;
+use crate::client_key::{ClientKey, ClientKeyResolver, HandshakeKey, Versions};
 use crate::forward::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol, Standing};
-use crate::key::{Bridge, ClientKey, Resolver, Versions};
 
-/// TCP, proxy and TLS together: Go's dialer has the same patience.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
+/// For TCP, proxy and TLS together, like Go's dialer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The same, where a key is elsewhere: it may want to be touched by its user.
-const KEY_PATIENCE: Duration = Duration::from_secs(90);
+/// For a TLS handshake with a [`ClientKey`]: the user may have to touch the token.
+const KEY_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Opens connections to a cluster, as its user.
+/// Opens connections to a cluster, with the user's client certificate.
 #[derive(Debug)]
 pub struct Cluster {
     dialer: Dialer,
@@ -34,61 +35,62 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The cluster that a client has told of, for the owner of `key` if there is
-    /// one. The way to it is its `proxy-url`, or else what `HTTPS_PROXY` and
-    /// `NO_PROXY` say.
+    /// The cluster of a plugin's input. With a `key`, its certificate is sent in the handshake.
+    /// Connections go through the cluster's `proxy-url`, or else through the proxy that
+    /// `HTTPS_PROXY` and `NO_PROXY` select.
     pub fn new(
         cluster: &exec_credential::Cluster,
         key: Option<Arc<dyn ClientKey>>,
     ) -> Result<Self, Error> {
-        let wrong = Error::Cluster;
+        let invalid = Error::Cluster;
         let proxy = cluster.proxy_url.as_ref().map(SecretString::expose);
-        let authorities = Some(&*cluster.certificate_authority_data).filter(|it| !it.is_empty());
-        let authorities = CaRoots::from_kubeconfig(authorities, cluster.insecure_skip_tls_verify);
-        let dialer = Dialer::new(&cluster.server, proxy, authorities.map_err(wrong)?);
-        let dialer = dialer.map_err(wrong)?;
+        let ca_roots = Some(&*cluster.certificate_authority_data).filter(|it| !it.is_empty());
+        let ca_roots = CaRoots::from_kubeconfig(ca_roots, cluster.insecure_skip_tls_verify);
+        let dialer = Dialer::new(&cluster.server, proxy, ca_roots.map_err(invalid)?);
+        let dialer = dialer.map_err(invalid)?;
         let authority = Authority::try_from(dialer.authority())
             .map_err(|_| Error::Cluster("its server has no host".to_owned()))?;
         let name = dialer
             .server_name(cluster.tls_server_name.as_deref())
-            .map_err(wrong)?;
+            .map_err(invalid)?;
         let cluster = Self {
             dialer,
             authority,
             name,
             key,
         };
-        // What is wrong with the CAs is said at once and not on the first request.
+        // Errors of the CAs are reported now, and not on the first request.
         let tls = cluster.dialer.tls_config(rustls::DEFAULT_VERSIONS, None);
-        tls.map_err(wrong)?;
+        tls.map_err(invalid)?;
         Ok(cluster)
     }
 
-    /// `HOST[:PORT]`, as requests name it.
+    /// `HOST[:PORT]`, as in requests.
     pub fn authority(&self) -> &Authority {
         &self.authority
     }
 
     async fn connect(&self, offer: Offer) -> Result<Dialled, DialError> {
         let failed = |cause: &dyn std::fmt::Display| DialError::new(cause.to_string());
-        let stream = timeout(CONNECT_PATIENCE, self.dialer.dial()).await;
+        let stream = timeout(CONNECT_TIMEOUT, self.dialer.dial()).await;
         let stream = stream
-            .map_err(|_| self.too_slow(CONNECT_PATIENCE))?
+            .map_err(|_| self.timed_out(CONNECT_TIMEOUT))?
             .map_err(|error| failed(&error))?;
-        // A bridge for each handshake: its failure is nobody else's.
-        let bridge = self.key.clone().map(Bridge::new);
-        let limit = if bridge.is_none() {
-            CONNECT_PATIENCE
+        // One for each handshake, because it records the handshake's error.
+        let key = self.key.clone().map(HandshakeKey::new);
+        let limit = if key.is_none() {
+            CONNECT_TIMEOUT
         } else {
-            KEY_PATIENCE
+            KEY_HANDSHAKE_TIMEOUT
         };
         let deadline = Instant::now() + limit;
-        let (versions, resolver) = match &bridge {
+        let (versions, resolver) = match &key {
             None => (rustls::DEFAULT_VERSIONS, None),
-            Some(bridge) => {
-                let versions = timeout_at(deadline, versions_of(bridge.clone())).await;
-                let versions = versions.map_err(|_| self.too_slow(limit))?;
-                let resolver: Arc<dyn ResolvesClientCert> = Arc::new(Resolver(bridge.clone()));
+            Some(key) => {
+                let versions = timeout_at(deadline, supported_versions(key.clone())).await;
+                let versions = versions.map_err(|_| self.timed_out(limit))?;
+                let resolver: Arc<dyn ResolvesClientCert> =
+                    Arc::new(ClientKeyResolver(key.clone()));
                 (versions, Some(resolver))
             }
         };
@@ -97,31 +99,32 @@ impl Cluster {
         config.alpn_protocols = offer.alpn();
         let connector = TlsConnector::from(Arc::new(config));
         let stream = ReadAhead::new(stream);
-        let shaken = if bridge.is_none() {
+        let handshake = if key.is_none() {
             let handshake = connector.connect(self.name.clone(), stream);
             timeout_at(deadline, handshake).await
         } else {
-            let handshake = elsewhere(connector, self.name.clone(), stream, deadline);
+            let handshake =
+                handshake_on_blocking_thread(connector, self.name.clone(), stream, deadline);
             timeout_at(deadline, handshake).await
         };
-        // A key that is not there is more to the point than what the server says
-        // to a client without a certificate.
-        if let Some(error) = bridge.as_ref().and_then(|bridge| bridge.failure()) {
+        // The error of a missing key is more useful than the server's error about a client
+        // without a certificate.
+        if let Some(error) = key.as_ref().and_then(|key| key.failure()) {
             return Err(failed(&error));
         }
-        let tls = shaken
-            .map_err(|_| self.too_slow(limit))?
+        let tls = handshake
+            .map_err(|_| self.timed_out(limit))?
             .map_err(|error| failed(&self.dialer.handshake_error(&error)))?;
         let protocol = Protocol::from_alpn(tls.get_ref().1.alpn_protocol());
-        let expires = bridge.and_then(|bridge| bridge.expires());
+        let expires = key.and_then(|key| key.expires());
         Ok(Dialled {
             stream: Box::new(tls),
             protocol,
-            standing: expires.map(|expires| Arc::new(Until(expires)) as _),
+            standing: expires.map(|expires| Arc::new(CertificateExpiry(expires)) as _),
         })
     }
 
-    fn too_slow(&self, limit: Duration) -> DialError {
+    fn timed_out(&self, limit: Duration) -> DialError {
         DialError::new(format!(
             "the server {} did not accept a connection within {} s; is it reachable from here?",
             self.dialer.server(),
@@ -130,34 +133,34 @@ impl Cluster {
     }
 }
 
-/// What a key can do, asked on a thread where it may block.
-async fn versions_of(bridge: Arc<Bridge>) -> Versions {
-    let asked = tokio::task::spawn_blocking(move || bridge.versions()).await;
-    asked.unwrap_or(rustls::DEFAULT_VERSIONS)
+/// The TLS versions that a key supports, requested on a thread that may block.
+async fn supported_versions(key: Arc<HandshakeKey>) -> Versions {
+    let versions = tokio::task::spawn_blocking(move || key.versions()).await;
+    versions.unwrap_or(rustls::DEFAULT_VERSIONS)
 }
 
-/// A handshake on a thread where it may block: keys in hardware take their time.
-async fn elsewhere(
+/// A handshake on a thread that may block, because hardware keys are slow.
+async fn handshake_on_blocking_thread(
     connector: TlsConnector,
     name: ServerName<'static>,
     stream: ReadAhead<Stream>,
     deadline: Instant,
 ) -> std::io::Result<tokio_rustls::client::TlsStream<ReadAhead<Stream>>> {
     let runtime = tokio::runtime::Handle::current();
-    let shaken = tokio::task::spawn_blocking(move || {
+    let handshake = tokio::task::spawn_blocking(move || {
         let handshake = timeout_at(deadline, connector.connect(name, stream));
         runtime
             .block_on(handshake)
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
     });
-    shaken.await.unwrap_or_else(|error| Err(error.into()))
+    handshake.await.unwrap_or_else(|error| Err(error.into()))
 }
 
-/// A certificate that expires. kube-apiserver looks at it on each request, and a new one
-/// may be there already.
-struct Until(SystemTime);
+/// The expiry of the certificate that a connection was opened with. kube-apiserver checks it on
+/// each request, and the key may have a new certificate already.
+struct CertificateExpiry(SystemTime);
 
-impl Standing for Until {
+impl Standing for CertificateExpiry {
     fn is_good(&self) -> bool {
         SystemTime::now() < self.0
     }

@@ -1,74 +1,73 @@
-//! What keeps a plugin from serving, and what to do about it. None of it holds a
-//! secret.
+//! Why a plugin cannot serve, with advice. No error contains a secret.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why there is no plugin.
+/// Why a plugin cannot serve.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nobody has asked.
+    /// The process was not started by a client.
     #[error(
         "$KUBERNETES_EXEC_INFO is not set: this is a credential plugin, to be named in a \
          kubeconfig's users[].user.exec and started by a client"
     )]
     NotAPlugin,
-    /// What the client asks cannot be understood.
+    /// The client's input cannot be parsed.
     #[error("$KUBERNETES_EXEC_INFO: {0}")]
     ExecInfo(#[from] skewbridge_k8s_api::exec_credential::ParseError),
-    /// The client does not say which cluster it means.
+    /// The client's input does not contain the cluster.
     #[error(
         "$KUBERNETES_EXEC_INFO has no spec.cluster: set provideClusterInfo: true in the \
          kubeconfig's users[].user.exec"
     )]
     NoCluster,
-    /// The client knows nothing of plugins that are proxies.
+    /// The client does not support plugins that are proxies.
     #[error(
-        "$KUBERNETES_EXEC_INFO has no spec.lockFilePath: the client does not know plugins that \
-         are proxies (KEP-2718); run it under `skewbridge run -- ...`"
+        "$KUBERNETES_EXEC_INFO has no spec.lockFilePath: the client does not support plugins \
+         that are proxies (KEP-2718); run it under `skewbridge run -- ...`"
     )]
     NoLockFile,
-    /// The lock of the client cannot be waited for.
+    /// The client's lock cannot be awaited.
     #[error("spec.lockFilePath {}: {cause}", path.display())]
     LockFile {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
-    /// The cluster cannot be used.
+    /// The cluster's configuration cannot be used.
     #[error("spec.cluster: {0}")]
     Cluster(String),
-    /// There is nowhere to listen.
+    /// The plugin cannot listen.
     #[error("cannot listen at {at}: {cause}")]
     Listen {
-        /// Where.
+        /// The address or path.
         at: String,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
-    /// There is no certificate for the clients of this process.
+    /// A certificate for the listener or for a client cannot be made.
     #[error("cannot make a certificate: {0}")]
     Certificate(String),
-    /// The instance that is to be shared cannot be found, or cannot be started.
+    /// The shared instance cannot be reached or cannot be started.
     #[error("the shared instance at {}: {cause}", path.display())]
     Shared {
-        /// Its seat.
+        /// Its path.
         path: PathBuf,
-        /// In words.
+        /// The cause.
         cause: String,
     },
-    /// There is no place for an instance that is shared.
+    /// There is no directory for the path of a shared instance.
     #[error(
-        "$XDG_RUNTIME_DIR is not set to a directory of this user alone, where a shared instance \
-         could be found; leave out --shared"
+        "$XDG_RUNTIME_DIR is not set to a directory that only this user can enter, which a shared \
+         instance needs; leave out --shared"
     )]
-    NoSeat,
-    /// What was asked for could not be told.
+    NoRuntimeDir,
+    /// The credential cannot be printed.
     #[error("cannot write to standard output: {0}")]
     Output(io::Error),
-    /// Signals cannot be waited for.
+    /// Signals cannot be awaited.
     #[error("cannot wait for signals: {0}")]
     Signals(io::Error),
 }

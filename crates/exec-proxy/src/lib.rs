@@ -1,47 +1,48 @@
-//! Plugins of the client executable proxy (KEP-2718): everything but the credential.
+//! SDK for plugins of the client executable proxy (KEP-2718). The plugin adds only the credential.
 //!
-//! A plugin changes requests ([`RequestModifier`]), or proves who the user is in
-//! the TLS handshake ([`ClientKey`]), or both. The [`Harness`] does the rest: a
-//! socket that only its user can reach and only its client has a certificate for, the
-//! `ExecCredential` on standard output, and its own end: with the client, when
-//! nothing is asked any more, or by a signal. Keys are in memory only.
+//! A plugin changes requests ([`RequestModifier`]), or authenticates in the TLS handshake
+//! ([`ClientKey`]), or both. [`ExecProxy`] does the rest: it listens on a socket that only this
+//! user can reach and for which only the client has a certificate, prints the `ExecCredential` on
+//! standard output, and ends when the client exits, after an idle timeout or on a signal. Keys
+//! are in memory only.
 //!
-//! [`forward`] is the engine below, for whoever has another listener or another
-//! upstream.
+//! [`forward`] is the HTTP engine below it, for other listeners and other upstreams.
 //!
 //! ```no_run
-//! use skewbridge_exec_proxy::{Asked, Harness};
+//! use skewbridge_exec_proxy::{ExecInfo, ExecProxy};
 //!
 //! # async fn example() -> Result<(), skewbridge_exec_proxy::Error> {
-//! // A plugin that passes everything on as it is.
-//! let asked = Asked::from_environment()?;
-//! Harness::new().run(&asked).await?;
+//! // A plugin that forwards all requests unchanged.
+//! let exec_info = ExecInfo::from_environment()?;
+//! ExecProxy::new().run(&exec_info).await?;
 //! # Ok(())
 //! # }
 //! ```
 
-mod asked;
-mod client_life;
+mod client_key;
+mod client_lock_watcher;
 mod cluster;
+mod ephemeral_ca;
 mod error;
+mod exec_info;
+mod exec_proxy;
+mod file_identity;
 pub mod forward;
-mod harness;
-mod identity;
-mod ignored;
-mod key;
 mod modifier;
-mod shared;
+mod shared_instance;
+mod shutdown_watcher;
+mod signals;
 mod socket;
-mod vigil;
+mod stdio;
 
-pub use asked::Asked;
+pub use client_key::{Certificate, ClientKey, KeyError};
 pub use cluster::Cluster;
+pub use ephemeral_ca::{ClientIdentity, EphemeralCa};
 pub use error::Error;
-pub use harness::{Ended, Harness, IDLE_TIMEOUT, LockFile};
-pub use identity::{Authority, ClientIdentity};
-pub use ignored::{Heard, IgnoredSignals};
-pub use key::{Certificate, ClientKey, KeyError};
+pub use exec_info::ExecInfo;
+pub use exec_proxy::{ExecProxy, IDLE_TIMEOUT};
 pub use modifier::{ModifyError, NeedsBody, Outgoing, RequestModifier};
-pub use shared::Seat;
+pub use shared_instance::InstancePath;
+pub use shutdown_watcher::{LockFile, ShutdownReason, ShutdownWatcher};
+pub use signals::{IgnoredSignals, SignalStream};
 pub use socket::Listen;
-pub use vigil::Vigil;

@@ -1,4 +1,4 @@
-//! What a plugin does to each request.
+//! Request modifiers: how a plugin changes requests.
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Uri};
@@ -7,58 +7,57 @@ use crate::forward::BoxFuture;
 
 /// Changes requests on their way to the cluster: signs them, adds headers.
 ///
-/// Modifiers have their turn one after the other, and each sees what those before
-/// it have done.
+/// Modifiers run in order, and each sees the changes of those before it.
 pub trait RequestModifier: Send + Sync + 'static {
-    /// What it is called in messages: the name of a flag, say.
+    /// Its name in messages, for example that of a flag.
     fn name(&self) -> &str;
 
-    /// Whether it has to see bodies. They are then held in memory and sent with
-    /// their length, and what is longer than the forwarder's limit is refused with
-    /// a 413 Status.
+    /// Whether it needs request bodies. They are then buffered and sent with `Content-Length`.
+    /// A body above the forwarder's limit is rejected with a 413 Status.
     fn needs_body(&self) -> NeedsBody {
         NeedsBody::No
     }
 
-    /// Changes one request. An error is told to the client as a 500 Status, and
-    /// the request goes nowhere; it must not hold a secret.
+    /// Changes one request. If it fails, the request is not sent, and the client gets a 500
+    /// Status with the error, which must not contain a secret.
     fn modify<'a>(&'a self, request: Outgoing<'a>) -> BoxFuture<'a, Result<(), ModifyError>>;
 }
 
-/// Whether a modifier has to see bodies.
+/// Whether a modifier needs request bodies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NeedsBody {
-    /// They pass by as they come.
+    /// It does not: bodies are streamed.
     No,
-    /// All of each.
+    /// It needs each body as a whole.
     Whole,
 }
 
-/// A request as it will be sent. Headers that concern the connection
-/// (`Connection`, `Transfer-Encoding`, `Upgrade`) are not among them, and are
-/// removed again if a modifier adds them; `Host` is there and stays as it is.
+/// A request as it will be sent. It has no hop-by-hop headers (`Connection`,
+/// `Transfer-Encoding`, `Upgrade`); they are removed again if a modifier adds them. It has
+/// `Host`, and changes of `Host` are ignored.
 #[derive(Debug)]
 pub struct Outgoing<'a> {
     /// The method.
     pub method: &'a Method,
     /// `https://HOST:PORT/PATH?QUERY`, with the cluster's host.
     pub url: &'a Uri,
-    /// The headers, to be changed.
+    /// The headers, which the modifier may change.
     pub headers: &'a mut HeaderMap,
-    /// The body: always there (perhaps empty) for who
-    /// [needs it](RequestModifier::needs_body), and for others by chance.
+    /// The body. It is always present, though it may be empty, for modifiers that
+    /// [need it](RequestModifier::needs_body). For others it is present only if another modifier
+    /// needs it, or by chance.
     pub body: Option<&'a Bytes>,
     /// The protocol that the client wants to switch to (`SPDY/3.1`, `websocket`).
     pub upgrade: Option<&'a str>,
 }
 
-/// Why a request cannot be sent, in words for the user. Without secrets.
+/// Why a request cannot be sent, as a message for the user. Contains no secrets.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub struct ModifyError(String);
 
 impl ModifyError {
-    /// In these words.
+    /// An error with this message.
     pub fn new(cause: impl Into<String>) -> Self {
         Self(cause.into())
     }

@@ -1,5 +1,5 @@
-//! Where clients find the plugin: a socket in a directory that nobody else can
-//! enter, or a port of loopback.
+//! The address at which a plugin listens: a Unix socket in a directory that only this user can
+//! enter, or a port on loopback.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -16,96 +16,96 @@ use tokio::net::{TcpListener, UnixListener};
 use crate::Error;
 use crate::forward::Listener;
 
-/// What fits into the address of a Unix socket on every system that we know.
-const MAX_SOCKET_PATH: usize = 100;
+/// The longest socket path that is accepted on all supported systems.
+const MAX_SOCKET_PATH_BYTES: usize = 100;
 
-/// The socket in its directory.
-const SOCKET: &str = "proxy.sock";
+/// The file name of the socket in its directory.
+const SOCKET_NAME: &str = "proxy.sock";
 
-/// How often another name is tried for a directory: names are 64 random bits.
-const TRIES: usize = 4;
+/// How many names are tried for a directory; they have 64 random bits.
+const MAX_NAME_ATTEMPTS: usize = 4;
 
-/// On what clients connect.
+/// What a plugin listens on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Listen {
     /// A Unix socket.
     #[default]
     Unix,
-    /// A port of 127.0.0.1, where there are no Unix sockets: any user can reach it,
-    /// and only the client has a certificate for it.
+    /// A port on 127.0.0.1, for systems without Unix sockets. Any user can reach it, but only
+    /// the client has a certificate for it.
     Tcp,
 }
 
-/// A listener, and what it leaves behind.
+/// The address of a listener, and the directory of its socket.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ListenAddress {
     pub(crate) url: String,
     directory: Option<SocketDirectory>,
 }
 
 /// Opens a listener.
-pub(crate) async fn open(listen: Listen) -> Result<(Listener, Place), Error> {
+pub(crate) async fn listen(listen: Listen) -> Result<(Listener, ListenAddress), Error> {
     match listen {
         Listen::Tcp => {
-            let opened = async {
+            let bind = async {
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
                 let url = format!("https://{}", listener.local_addr()?);
                 io::Result::Ok((listener, url))
             };
-            let (listener, url) = opened.await.map_err(|cause| Error::Listen {
+            let (listener, url) = bind.await.map_err(|cause| Error::Listen {
                 at: "127.0.0.1".to_owned(),
                 cause,
             })?;
-            let place = Place {
+            let address = ListenAddress {
                 url,
                 directory: None,
             };
-            Ok((Listener::Tcp(listener), place))
+            Ok((Listener::Tcp(listener), address))
         }
         Listen::Unix => {
             let directory = SocketDirectory::new()?;
-            let path = directory.0.path().join(SOCKET);
+            let path = directory.0.path().join(SOCKET_NAME);
             let listener = bind(&path)?;
-            let place = Place {
-                url: url_of(&path),
+            let address = ListenAddress {
+                url: unix_url(&path),
                 directory: Some(directory),
             };
-            Ok((Listener::Unix(listener), place))
+            Ok((Listener::Unix(listener), address))
         }
     }
 }
 
-/// What stands in a path as it is (RFC 3986, 3.3): the unreserved, and what parts it.
-const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC
+/// The characters that are escaped in a path: all except unreserved ones and `/` (RFC 3986, 3.3).
+const PATH_ESCAPES: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
     .remove(b'_')
     .remove(b'~')
     .remove(b'/');
 
-/// The URL of a socket. A path may hold any bytes.
-fn url_of(path: &Path) -> String {
+/// The URL of a socket. Its path may contain any bytes.
+fn unix_url(path: &Path) -> String {
     let path = path.as_os_str().as_encoded_bytes();
-    format!("unix://{}", percent_encode(path, IN_PATH))
+    format!("unix://{}", percent_encode(path, PATH_ESCAPES))
 }
 
-/// A socket that only its owner may use. The directory keeps others away until
-/// the mode is set.
+/// Binds a socket that only its owner may use. Until its mode is set, the directory keeps other
+/// users away.
 pub(crate) fn bind(path: &Path) -> Result<UnixListener, Error> {
-    let bound = || {
+    let bind = || {
         let listener = UnixListener::bind(path)?;
         fs::set_permissions(path, Permissions::from_mode(0o600))?;
         io::Result::Ok(listener)
     };
-    bound().map_err(|cause| Error::Listen {
+    bind().map_err(|cause| Error::Listen {
         at: path.display().to_string(),
         cause,
     })
 }
 
-impl Place {
-    /// Removes socket and directory; so does dropping it.
-    pub(crate) fn leave(&mut self) {
+impl ListenAddress {
+    /// Removes the socket and its directory, as dropping does.
+    pub(crate) fn remove(&mut self) {
         self.directory = None;
     }
 }
@@ -117,11 +117,11 @@ struct SocketDirectory(PrivateDir);
 impl SocketDirectory {
     fn new() -> Result<Self, Error> {
         let mut failure = None;
-        for above in runtime_directories() {
-            sweep(&above);
-            for _ in 0..TRIES {
-                let path = above.join(format!("{PREFIX}{:016x}", random()?));
-                if path.as_os_str().len() > MAX_SOCKET_PATH {
+        for parent in runtime_directories() {
+            sweep(&parent);
+            for _ in 0..MAX_NAME_ATTEMPTS {
+                let path = parent.join(format!("{DIRECTORY_PREFIX}{:016x}", random()?));
+                if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
                     break;
                 }
                 let at = path.display().to_string();
@@ -147,21 +147,21 @@ impl Drop for SocketDirectory {
 }
 
 /// Prefix of the socket directories; random digits follow.
-const PREFIX: &str = "skewbridge-agent-";
+const DIRECTORY_PREFIX: &str = "skewbridge-agent-";
 
-/// No process takes this long between creating a directory and listening in it.
-const SETTLED: Duration = Duration::from_mins(1);
+/// Younger directories are kept: their process may not listen yet.
+const MIN_ABANDONED_AGE: Duration = Duration::from_mins(1);
 
 /// Removes directories of killed plugins: those with a socket on which no process listens, or
 /// with nothing in them yet.
-fn sweep(above: &Path) {
-    private_dir::sweep(above, PREFIX, |entry, metadata| {
+fn sweep(parent: &Path) {
+    private_dir::sweep(parent, DIRECTORY_PREFIX, |entry, metadata| {
         let modified = metadata.modified().ok();
         let age = modified.and_then(|since| since.elapsed().ok());
-        if age.is_none_or(|age| age <= SETTLED) {
+        if age.is_none_or(|age| age <= MIN_ABANDONED_AGE) {
             return DirUse::InUse;
         }
-        match UnixStream::connect(entry.path().join(SOCKET)) {
+        match UnixStream::connect(entry.path().join(SOCKET_NAME)) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => DirUse::Abandoned,
             // Its process was killed before it bound the socket.
             Err(error) if error.kind() == io::ErrorKind::NotFound => DirUse::Empty,
@@ -173,7 +173,7 @@ fn sweep(above: &Path) {
 fn random() -> Result<u64, Error> {
     let mut bytes = [0; 8];
     aws_lc_rs::rand::fill(&mut bytes)
-        .map_err(|_| Error::Certificate("the system has no randomness".to_owned()))?;
+        .map_err(|_| Error::Certificate("the system has no random numbers".to_owned()))?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_a_path_holds_can_stand_in_a_url() {
+    fn any_path_can_be_written_as_a_url() {
         let rows: [(&[u8], &str); 4] = [
             (b"/run/user/0/a-b.c_d~/s", "unix:///run/user/0/a-b.c_d~/s"),
             (b"/tmp/a%20b/s", "unix:///tmp/a%2520b/s"),
@@ -196,14 +196,14 @@ mod tests {
         ];
         for (path, expected) in rows {
             let path = Path::new(std::ffi::OsStr::from_bytes(path));
-            assert_eq!(url_of(path), expected);
+            assert_eq!(unix_url(path), expected);
         }
     }
 
     #[tokio::test]
-    async fn what_a_killed_plugin_left_is_removed_and_nothing_else() {
+    async fn only_the_directories_of_killed_plugins_are_removed() {
         let dir = ScratchDir::new();
-        let long_ago = SystemTime::now() - 2 * SETTLED;
+        let long_ago = SystemTime::now() - 2 * MIN_ABANDONED_AGE;
         let make = |name: &str| {
             let path = dir.path().join(name);
             fs::create_dir(&path).unwrap();
@@ -216,17 +216,17 @@ mod tests {
                 .unwrap();
         };
         let dead = make("skewbridge-agent-1");
-        drop(bind(&dead.join(SOCKET)).unwrap());
+        drop(bind(&dead.join(SOCKET_NAME)).unwrap());
         let alive = make("skewbridge-agent-2");
-        let _listening = bind(&alive.join(SOCKET)).unwrap();
+        let _listening = bind(&alive.join(SOCKET_NAME)).unwrap();
         let empty = make("skewbridge-agent-3");
         let full = make("skewbridge-agent-6");
         fs::write(full.join("something"), "").unwrap();
         let new = make("skewbridge-agent-7");
         let other = make("other-4");
-        drop(bind(&other.join(SOCKET)).unwrap());
+        drop(bind(&other.join(SOCKET_NAME)).unwrap());
         let young = make("skewbridge-agent-5");
-        drop(bind(&young.join(SOCKET)).unwrap());
+        drop(bind(&young.join(SOCKET_NAME)).unwrap());
         for path in [&dead, &alive, &empty, &full, &other] {
             age(path);
         }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use skewbridge_client::streams::TransportPreference;
+use skewbridge_client::remote_command::TransportPreference;
 use skewbridge_e2e::{ControlPlane, Node, ServerSpec};
 use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_testkit::PATIENCE;

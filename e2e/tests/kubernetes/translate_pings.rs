@@ -4,7 +4,7 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use skewbridge_client::streams::TransportPreference;
+use skewbridge_client::remote_command::TransportPreference;
 use skewbridge_e2e::{ControlPlane, Node, ServerSpec};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Child;

@@ -6,8 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_client::streams::{KeepAlive, Port, PortForwardOptions, TransportPreference};
-use skewbridge_client::{Endpoint, Kubeconfig, PortForwarder};
+use skewbridge_client::remote_command::{
+    KeepAlive, Port, PortForwardOptions, PortForwarder, TransportPreference,
+};
+use skewbridge_client::{Endpoint, Kubeconfig};
 use skewbridge_e2e::{ControlPlane, Node, RunningKubectl};
 use skewbridge_testkit::Connection;
 use skewbridge_websocket::{Decoder, Encoder, Event, Frame, Limits, MessageKind, Role};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::HeaderName;
-use skewbridge_exec_proxy::{Asked, ClientKey, Harness, Listen};
+use skewbridge_exec_proxy::{ClientKey, ExecInfo, ExecProxy, Listen};
 use skewbridge_exec_proxy_signers::{FileKey, Headers, HttpSignature, KeyFile, SigV4, Source};
 use skewbridge_http_signature as http_signature;
 use skewbridge_pkcs11::{PinSource, Selection, TokenConfig, TokenKey};
@@ -12,9 +12,9 @@ use skewbridge_sigv4 as sigv4;
 use super::Problem;
 use super::flags::{self, Flags, Signer};
 
-/// A harness, and the checks and keys that its signers need before it starts.
+/// A proxy, and the checks and keys that its signers need before it starts.
 pub(super) struct Signers {
-    harness: Harness,
+    proxy: ExecProxy,
     token: Option<TokenConfig>,
     sigv4: Option<SigV4>,
 }
@@ -30,24 +30,24 @@ impl Signers {
         checked.map_err(|cause| Problem::Failed(format!("--signer=sigv4: {cause}")))
     }
 
-    /// The harness with all of its signers. This is the last step, because it may prompt for a
+    /// The proxy with all of its signers. This is the last step, because it may prompt for a
     /// PIN.
-    pub(super) fn open(self) -> Result<Harness, Problem> {
+    pub(super) fn open(self) -> Result<ExecProxy, Problem> {
         match self.token {
-            None => Ok(self.harness),
+            None => Ok(self.proxy),
             Some(config) => {
                 let key = TokenKey::open(config);
                 let key = key.map_err(|error| Problem::Failed(error.to_string()))?;
-                Ok(self.harness.key(Arc::new(key)))
+                Ok(self.proxy.key(Arc::new(key)))
             }
         }
     }
 }
 
 /// The signers of these flags, or all errors of the flags.
-pub(super) fn signers(flags: &Flags, exec_info: &Asked) -> Result<Signers, Problem> {
+pub(super) fn signers(flags: &Flags, exec_info: &ExecInfo) -> Result<Signers, Problem> {
     let mut problems = misplaced(flags);
-    let mut harness = Harness::new()
+    let mut proxy = ExecProxy::new()
         .listen(match flags.listen {
             flags::Listen::Unix => Listen::Unix,
             flags::Listen::Tcp => Listen::Tcp,
@@ -76,8 +76,8 @@ pub(super) fn signers(flags: &Flags, exec_info: &Asked) -> Result<Signers, Probl
             Signer::HttpSignature => http_signature(flags).map(|it| Part::Modifier(Box::new(it))),
         };
         match built {
-            Ok(Part::Key(key)) => harness = harness.key(key),
-            Ok(Part::Modifier(modifier)) => harness = harness.boxed_modifier(modifier),
+            Ok(Part::Key(key)) => proxy = proxy.key(key),
+            Ok(Part::Modifier(modifier)) => proxy = proxy.boxed_modifier(modifier),
             Err(problem) => problems.push(problem),
         }
     }
@@ -85,7 +85,7 @@ pub(super) fn signers(flags: &Flags, exec_info: &Asked) -> Result<Signers, Probl
         return Err(Problem::Usage(problems));
     }
     Ok(Signers {
-        harness,
+        proxy,
         token,
         sigv4: aws,
     })
@@ -183,7 +183,7 @@ fn misplaced(flags: &Flags) -> Vec<String> {
     problems
 }
 
-fn token_config(flags: &Flags, exec_info: &Asked) -> Result<TokenConfig, String> {
+fn token_config(flags: &Flags, exec_info: &ExecInfo) -> Result<TokenConfig, String> {
     let named = Selection {
         token: flags.pkcs11_token.clone(),
         serial: flags.pkcs11_serial.clone(),

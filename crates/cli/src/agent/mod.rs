@@ -9,7 +9,9 @@ use std::io::Write as _;
 use std::process::{Command, ExitCode};
 
 pub(crate) use flags::Flags;
-use skewbridge_exec_proxy::{Asked, Ended, Error, LockFile, Seat, Vigil};
+use skewbridge_exec_proxy::{
+    Error, ExecInfo, InstancePath, LockFile, ShutdownReason, ShutdownWatcher,
+};
 use skewbridge_gateway::config::{LogFormat, Logs};
 use skewbridge_k8s_api::exec_credential::{ExecCredential, Spec, Version};
 
@@ -42,7 +44,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     let ended = if let Some(wrong) = wrong_uri {
         Err(Problem::Usage(vec![format!("--pkcs11-uri: {wrong}")]))
     } else if flags.shared && !flags.shared_instance {
-        ask_shared()
+        request_from_shared()
     } else {
         serve(flags)
     };
@@ -81,7 +83,7 @@ impl From<std::io::Error> for Problem {
 
 /// Serves as the proxy, for one client or as the shared instance.
 fn serve(flags: &Flags) -> Result<(), Problem> {
-    let exec_info = Asked::from_environment()?;
+    let exec_info = ExecInfo::from_environment()?;
     // For the shutdown watcher. Requests are served on a thread of their own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -97,43 +99,45 @@ fn serve(flags: &Flags) -> Result<(), Problem> {
 }
 
 /// Starts before the first prompt: the client may exit while a PIN is awaited.
-async fn serve_until_end(flags: &Flags, exec_info: &Asked) -> Result<Ended, Problem> {
+async fn serve_until_end(flags: &Flags, exec_info: &ExecInfo) -> Result<ShutdownReason, Problem> {
     let lock = if flags.without_lock_file || flags.shared_instance {
         LockFile::Optional
     } else {
         LockFile::Required
     };
-    let mut vigil = Vigil::begin(exec_info, lock)?;
+    let mut shutdown = ShutdownWatcher::start(exec_info, lock)?;
     let build = {
         let (flags, exec_info) = (flags.clone(), exec_info.clone());
         move || build::signers(&flags, &exec_info)
     };
-    let signers = match vigil.prepare(build).await {
+    let signers = match shutdown.run_blocking(build).await {
         Ok(signers) => signers?,
         Err(ended) => return Ok(ended),
     };
     tokio::select! {
         checked = signers.check_credentials() => checked?,
-        ended = vigil.ended() => return Ok(ended),
+        ended = shutdown.requested() => return Ok(ended),
     }
-    let harness = match vigil.prepare(move || signers.open()).await {
-        Ok(harness) => harness?,
+    let proxy = match shutdown.run_blocking(move || signers.open()).await {
+        Ok(proxy) => proxy?,
         Err(ended) => return Ok(ended),
     };
     let ended = if flags.shared_instance {
-        let seat = seat(exec_info)?;
-        harness.run_shared_under(exec_info, &seat, vigil).await
+        let path = instance_path(exec_info)?;
+        proxy
+            .run_shared_with_watcher(exec_info, &path, shutdown)
+            .await
     } else {
-        harness.run_under(exec_info, vigil).await
+        proxy.run_with_watcher(exec_info, shutdown).await
     };
     Ok(ended?)
 }
 
 /// Connects to the shared instance, and starts it if there is none. The instance itself detects
 /// that its client exits during a prompt.
-fn ask_shared() -> Result<(), Problem> {
-    let exec_info = Asked::from_environment()?;
-    let seat = seat(&exec_info)?;
+fn request_from_shared() -> Result<(), Problem> {
+    let exec_info = ExecInfo::from_environment()?;
+    let path = instance_path(&exec_info)?;
     let mut instance = Command::new(std::env::current_exe()?);
     instance
         .args(std::env::args_os().skip(1))
@@ -142,21 +146,21 @@ fn ask_shared() -> Result<(), Problem> {
         .enable_all()
         .build()?;
     let answer = runtime.block_on(async {
-        let mut vigil = Vigil::begin(&exec_info, LockFile::Optional)?;
+        let mut shutdown = ShutdownWatcher::start(&exec_info, LockFile::Optional)?;
         tokio::select! {
-            answer = seat.ask(exec_info.version, instance) => answer.map(Some),
-            _ = vigil.ended() => Ok(None),
+            answer = path.request_credential(exec_info.version, instance) => answer.map(Some),
+            _ = shutdown.requested() => Ok(None),
         }
     });
     runtime.shutdown_background();
     match answer? {
-        Some(answer) => Ok(Seat::print(&answer)?),
+        Some(answer) => Ok(InstancePath::print(&answer)?),
         None => Ok(()),
     }
 }
 
 /// The path of the shared instance for these flags, this cluster and this connection.
-fn seat(exec_info: &Asked) -> Result<Seat, Error> {
+fn instance_path(exec_info: &ExecInfo) -> Result<InstancePath, Error> {
     let cluster = Spec {
         cluster: Some(exec_info.cluster.clone()),
         ..Spec::default()
@@ -180,7 +184,7 @@ fn seat(exec_info: &Asked) -> Result<Seat, Error> {
     // A prefix keeps arguments and variables apart.
     parts.push(b"");
     parts.extend(arguments.iter().map(|value| value.as_encoded_bytes()));
-    Seat::of(parts)
+    InstancePath::from_parts(parts)
 }
 
 /// The variables that distinguish instances, sorted.

@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 
 use rustix::stdio::{stderr, stdin, stdout};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
-use skewbridge_client::streams::TerminalSize;
-use skewbridge_exec_proxy::{Heard, IgnoredSignals};
+use skewbridge_client::remote_command::TerminalSize;
+use skewbridge_exec_proxy::{IgnoredSignals, SignalStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Whether standard input is a terminal.
@@ -81,7 +81,7 @@ impl Signals {
 
 /// Terminating signals. Those that were ignored at the start, as by `nohup`, stay ignored.
 #[derive(Debug)]
-pub(crate) struct TermSignals([(Heard, u8); 4]);
+pub(crate) struct TermSignals([(SignalStream, u8); 4]);
 
 /// The exit code that shells report after Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -89,17 +89,17 @@ pub(crate) const INTERRUPTED: u8 = 130;
 impl TermSignals {
     /// From now on, they do not end the program.
     pub(crate) fn listen() -> io::Result<Self> {
-        Self::listen_unless(IgnoredSignals::now())
+        Self::listen_unless(IgnoredSignals::current())
     }
 
     /// The same, but SIGINT ends the program even if it was ignored at the start: a shell
     /// without job control ignores it in background jobs, which are ended by `kill -INT`.
     pub(crate) fn listen_in_background() -> io::Result<Self> {
-        Self::listen_unless(IgnoredSignals::now().without(SignalKind::interrupt()))
+        Self::listen_unless(IgnoredSignals::current().without(SignalKind::interrupt()))
     }
 
     fn listen_unless(ignored: IgnoredSignals) -> io::Result<Self> {
-        let listen = |kind: SignalKind| -> io::Result<(Heard, u8)> {
+        let listen = |kind: SignalKind| -> io::Result<(SignalStream, u8)> {
             let number = u8::try_from(kind.as_raw_value()).unwrap_or(0);
             Ok((ignored.listen(kind)?, 128 + number))
         };

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skewbridge_client::copy::{CopySpec, Error, Pod};
-use skewbridge_client::streams::{Executor, StartFuture, StreamRequest};
+use skewbridge_client::remote_command::{Executor, StartFuture, StreamRequest};
 
 use super::flags::{Direction, Flags};
 use crate::client_command::{Failure, print_stderr};

@@ -1,19 +1,19 @@
 //! Signals that cancel a copy.
 
-use skewbridge_exec_proxy::{Heard, IgnoredSignals};
+use skewbridge_exec_proxy::{IgnoredSignals, SignalStream};
 use tokio::signal::unix::SignalKind;
 
 /// Terminating signals, except those that were ignored at the start.
 pub(super) struct Signals {
-    endpoints: [(Heard, u8); 3],
+    endpoints: [(SignalStream, u8); 3],
     heard: usize,
 }
 
 impl Signals {
     /// From now on, they do not end the program.
     pub(super) fn listen() -> std::io::Result<Self> {
-        let ignored = IgnoredSignals::now();
-        let listen = |kind: SignalKind| -> std::io::Result<(Heard, u8)> {
+        let ignored = IgnoredSignals::current();
+        let listen = |kind: SignalKind| -> std::io::Result<(SignalStream, u8)> {
             let number = u8::try_from(kind.as_raw_value()).unwrap_or(0);
             // The exit code that shells report for the signal.
             Ok((ignored.listen(kind)?, 128 + number))

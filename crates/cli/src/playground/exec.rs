@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use skewbridge_client::Endpoint;
-use skewbridge_client::streams::{ExecRequest, Executor as _, ExitStatus, FallbackExecutor};
-use skewbridge_client::streams::{ProcessOutput, Transport};
+use skewbridge_client::remote_command::{
+    ExecRequest, Executor as _, ExitStatus, FallbackExecutor, ProcessOutput, Transport,
+};
 use tokio::time::timeout;
 
 /// Time limit of a command of the tour.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use http::StatusCode;
 use serde::Serialize;
-use skewbridge_client::streams::ExitStatus;
+use skewbridge_client::remote_command::ExitStatus;
 use skewbridge_fake_cluster::catalogue::Release;
 use skewbridge_fake_cluster::cluster::{Cluster, POD, POLICY_PATH};
 

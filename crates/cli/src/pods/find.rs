@@ -191,5 +191,5 @@ fn read<T: DeserializeOwned>(body: &[u8], path: &str) -> Result<T, Failure> {
 }
 
 fn escaped(text: &str) -> String {
-    skewbridge_client::streams::escape_component(text)
+    skewbridge_client::remote_command::escape_component(text)
 }

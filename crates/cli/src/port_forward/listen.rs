@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _}
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use skewbridge_client::streams::{CloseMode, LocalStream};
+use skewbridge_client::remote_command::{CloseMode, LocalStream};
 use socket2::{Domain, SockAddr, Type};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::time::{sleep, timeout};

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use skewbridge_client::streams::LocalStream;
+use skewbridge_client::remote_command::LocalStream;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use skewbridge_client::PortForwarder;
-use skewbridge_client::streams::{Port, PortForwardOptions, TransportPreference};
+use skewbridge_client::remote_command::{
+    Port, PortForwardOptions, PortForwarder, TransportPreference,
+};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 

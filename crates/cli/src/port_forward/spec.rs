@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use skewbridge_client::streams::Port;
+use skewbridge_client::remote_command::Port;
 
 use crate::pods::{Pod, Service, TargetPort};
 

@@ -8,11 +8,11 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::uri::Authority as HostAndPort;
 use skewbridge_client::Endpoint;
-use skewbridge_client::exec::ConnectionCredential;
+use skewbridge_client::exec_plugin::ConnectionCredential;
 use skewbridge_exec_proxy::forward::{
     Apart, BoxFuture, Dial, DialError, Dialled, Forwarder, Listener, Offer, Protocol, Standing,
 };
-use skewbridge_exec_proxy::{Authority, ModifyError, Outgoing, RequestModifier};
+use skewbridge_exec_proxy::{EphemeralCa, ModifyError, Outgoing, RequestModifier};
 use tokio::net::TcpListener;
 
 use super::kubeconfig::Access;
@@ -44,12 +44,12 @@ impl Bridge {
         let address = listener
             .local_addr()
             .map_err(|error| format!("cannot listen on 127.0.0.1: {error}"))?;
-        let authority = Authority::new().map_err(|error| error.to_string())?;
-        let tls = authority.server(&[]).map_err(|error| error.to_string())?;
-        let client = authority.client().map_err(|error| error.to_string())?;
+        let ca = EphemeralCa::new().map_err(|error| error.to_string())?;
+        let tls = ca.server_config(&[]).map_err(|error| error.to_string())?;
+        let client = ca.issue_client().map_err(|error| error.to_string())?;
         let access = Access {
             server: format!("https://{address}{}", endpoint.path_prefix()),
-            authority: authority.pem().to_owned(),
+            authority: ca.pem().to_owned(),
             certificate: client.certificate,
             key: client.key,
         };

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 
 use rustix::process::{Pid, Signal, getpgrp, kill_process};
-use skewbridge_exec_proxy::{Heard, IgnoredSignals};
+use skewbridge_exec_proxy::{IgnoredSignals, SignalStream};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::SignalKind;
 
@@ -137,18 +137,18 @@ fn has_terminal() -> bool {
 
 /// Signals for the command. Those that were ignored at the start stay ignored in the command.
 pub(super) struct Signals {
-    interrupt: Heard,
-    quit: Heard,
-    terminate: Heard,
-    hang_up: Heard,
-    user1: Heard,
-    user2: Heard,
+    interrupt: SignalStream,
+    quit: SignalStream,
+    terminate: SignalStream,
+    hang_up: SignalStream,
+    user1: SignalStream,
+    user2: SignalStream,
 }
 
 impl Signals {
     /// From now on, signals are kept for the command and do not end this process.
     pub(super) fn listen() -> std::io::Result<Self> {
-        let ignored = IgnoredSignals::now();
+        let ignored = IgnoredSignals::current();
         let signal = |kind| ignored.listen(kind);
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,

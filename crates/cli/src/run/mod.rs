@@ -11,8 +11,9 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use skewbridge_client::api_server::Timeouts;
 use skewbridge_client::private_dir::PrivateDir;
-use skewbridge_client::{Endpoint, Kubeconfig, Target, Timeouts, exec};
+use skewbridge_client::{Endpoint, Kubeconfig, Target, exec_plugin};
 
 use bridge::Bridge;
 use child::{Ended, Signals};
@@ -117,7 +118,7 @@ async fn behind(
         std::env::var_os(name)
     });
     // From now on, the command uses the terminal.
-    exec::reserve_stdin("the command that skewbridge run has started reads it");
+    exec_plugin::reserve_stdin("the command that skewbridge run has started reads it");
     Ok(child::run(command, signals).await)
 }
 

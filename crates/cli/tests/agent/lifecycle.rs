@@ -34,8 +34,8 @@ async fn a_plugin_ends_with_a_killed_client_and_leaves_nothing_behind() {
     };
     assert_eq!(mode(&socket), 0o600);
     assert_eq!(mode(socket.parent().unwrap()), 0o700);
-    let beside = std::fs::read_dir(socket.parent().unwrap()).unwrap().count();
-    assert_eq!(beside, 1, "nothing but the socket is on disk");
+    let entries = std::fs::read_dir(socket.parent().unwrap()).unwrap().count();
+    assert_eq!(entries, 1, "nothing but the socket is on disk");
     let answer = plugin.get("/whoami").await.unwrap();
     assert!(answer.contains("\njane\r\n"), "{answer}");
     let process = format!("/proc/{}", plugin.child.id());
@@ -47,7 +47,11 @@ async fn a_plugin_ends_with_a_killed_client_and_leaves_nothing_behind() {
     let watch = Stopwatch::start();
     client.kill();
     plugin.ends_within(LIMIT, &watch).await;
-    assert!(fixture.left().is_empty(), "{:?}", fixture.left());
+    assert!(
+        fixture.remaining_files().is_empty(),
+        "{:?}",
+        fixture.remaining_files()
+    );
     assert!(!client.lock.exists());
     assert!(!client.lock.parent().unwrap().exists());
 }
@@ -55,7 +59,7 @@ async fn a_plugin_ends_with_a_killed_client_and_leaves_nothing_behind() {
 /// From the release of the lock, which is shortly after the client's death.
 #[tokio::test]
 async fn a_plugin_ends_within_a_second_of_the_locks_release() {
-    const PROMISED: Duration = Duration::from_secs(1);
+    const DOCUMENTED_LIMIT: Duration = Duration::from_secs(1);
     // A busy machine may be late, but not always.
     const ROUNDS: usize = 5;
     let mut best = Duration::MAX;
@@ -68,7 +72,7 @@ async fn a_plugin_ends_within_a_second_of_the_locks_release() {
         let lock = File::create(&path).unwrap();
         lock.lock().unwrap();
         let info = fixture.info(&format!("https://{}", server.addr()), Some(&path));
-        let mut plugin = Plugin::of(fixture.agent(&info, &FILE));
+        let mut plugin = Plugin::start(fixture.agent(&info, &FILE));
         let socket = plugin.socket();
         assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
         assert!(socket.exists());
@@ -84,8 +88,8 @@ async fn a_plugin_ends_within_a_second_of_the_locks_release() {
             released.elapsed()
         );
         assert!(plugin.ended().await.success());
-        assert!(fixture.left().is_empty() && !directory.exists());
-        if best <= PROMISED {
+        assert!(fixture.remaining_files().is_empty() && !directory.exists());
+        if best <= DOCUMENTED_LIMIT {
             return;
         }
     }
@@ -107,15 +111,15 @@ fn pipe(fixture: &AgentFixture, name: &str) -> PathBuf {
 
 /// The other end of the pipe: opening it waits for a reader.
 fn writer(pipe: &Path) -> File {
-    let (tell, opened) = std::sync::mpsc::channel();
+    let (sender, opened) = std::sync::mpsc::channel();
     let pipe = pipe.to_owned();
-    std::thread::spawn(move || tell.send(std::fs::OpenOptions::new().write(true).open(pipe)));
+    std::thread::spawn(move || sender.send(std::fs::OpenOptions::new().write(true).open(pipe)));
     let opened = opened.recv_timeout(TEST_TIMEOUT);
     opened.expect("no process reads it").unwrap()
 }
 
 /// A plugin that waits for its key.
-fn waiting_for_its_key(fixture: &AgentFixture, client: &Client) -> (Plugin, File) {
+fn start_with_pending_key(fixture: &AgentFixture, client: &Client) -> (Plugin, File) {
     let pipe = pipe(fixture, "key");
     let info = fixture.info("https://127.0.0.1:1", Some(&client.lock));
     let key = [
@@ -123,7 +127,7 @@ fn waiting_for_its_key(fixture: &AgentFixture, client: &Client) -> (Plugin, File
         "--http-signature-key-id=laptop",
         "--http-signature-secret=key",
     ];
-    let plugin = Plugin::waiting(fixture.agent(&info, &key));
+    let plugin = Plugin::spawn(fixture.agent(&info, &key));
     let writer = writer(&pipe);
     (plugin, writer)
 }
@@ -135,8 +139,8 @@ async fn a_plugin_that_waits_for_a_secret_still_ends_with_its_client() {
         let mut client = Client::start(&fixture);
         let pipe = pipe(&fixture, "badge");
         let info = fixture.info("https://127.0.0.1:1", Some(&client.lock));
-        let words = ["--signer=headers", "--headers-file=badge"];
-        let mut plugin = Plugin::of(fixture.agent(&info, &words));
+        let args = ["--signer=headers", "--headers-file=badge"];
+        let mut plugin = Plugin::start(fixture.agent(&info, &args));
         let printed = plugin.printed.clone();
         let ending = async {
             let badge = tokio::task::spawn_blocking(move || writer(&pipe));
@@ -150,7 +154,11 @@ async fn a_plugin_that_waits_for_a_secret_still_ends_with_its_client() {
             plugin.ends_within(LIMIT, &watch).await;
         };
         let (_, ()) = tokio::join!(get(&printed, "/"), ending);
-        assert!(fixture.left().is_empty(), "{:?}", fixture.left());
+        assert!(
+            fixture.remaining_files().is_empty(),
+            "{:?}",
+            fixture.remaining_files()
+        );
     }
 }
 
@@ -158,11 +166,15 @@ async fn a_plugin_that_waits_for_a_secret_still_ends_with_its_client() {
 async fn a_plugin_that_is_starting_ends_with_a_killed_client() {
     let fixture = AgentFixture::new();
     let mut client = Client::start(&fixture);
-    let (mut plugin, _writer) = waiting_for_its_key(&fixture, &client);
+    let (mut plugin, _writer) = start_with_pending_key(&fixture, &client);
     let watch = Stopwatch::start();
     client.kill();
     plugin.ends_within(LIMIT, &watch).await;
-    assert!(fixture.left().is_empty(), "{:?}", fixture.left());
+    assert!(
+        fixture.remaining_files().is_empty(),
+        "{:?}",
+        fixture.remaining_files()
+    );
     assert!(!client.lock.parent().unwrap().exists());
 }
 
@@ -170,7 +182,7 @@ async fn a_plugin_that_is_starting_ends_with_a_killed_client() {
 async fn a_plugin_that_is_starting_handles_signals_and_a_closed_pipe() {
     let fixture = AgentFixture::new();
     let client = Client::start(&fixture);
-    let (mut plugin, writer) = waiting_for_its_key(&fixture, &client);
+    let (mut plugin, writer) = start_with_pending_key(&fixture, &client);
     plugin.signal(Signal::INT);
     assert!(plugin.is_running());
     let watch = Stopwatch::start();
@@ -178,7 +190,7 @@ async fn a_plugin_that_is_starting_handles_signals_and_a_closed_pipe() {
     plugin.ends_within(LIMIT, &watch).await;
     drop(writer);
     std::fs::remove_file(fixture.dir.path().join("key")).unwrap();
-    let (mut plugin, _writer) = waiting_for_its_key(&fixture, &client);
+    let (mut plugin, _writer) = start_with_pending_key(&fixture, &client);
     let watch = Stopwatch::start();
     drop(plugin.child.stdout.take());
     plugin.ends_within(LIMIT, &watch).await;
@@ -192,7 +204,7 @@ async fn a_plugin_ends_after_the_idle_timeout() {
     let client = Client::start(&fixture);
     let mut plugin = fixture.start(server.addr(), &client, &["--idle-timeout=200ms"]);
     assert!(plugin.ended().await.success());
-    assert!(fixture.left().is_empty());
+    assert!(fixture.remaining_files().is_empty());
     assert!(client.lock.exists(), "the client lives");
     let help = fixture.agent("", &["--help"]).output().unwrap().stdout;
     let help = String::from_utf8_lossy(&help).into_owned();
@@ -213,7 +225,7 @@ async fn a_signal_ends_the_plugin_and_an_interrupt_is_left_to_the_client() {
     assert!(plugin.is_running());
     plugin.signal(Signal::TERM);
     assert!(plugin.ended().await.success());
-    assert!(fixture.left().is_empty());
+    assert!(fixture.remaining_files().is_empty());
 }
 
 #[tokio::test]
@@ -231,11 +243,11 @@ async fn a_loopback_port_accepts_only_its_client() {
     let elsewhere = AgentFixture::new();
     let other = Client::start(&elsewhere);
     let other = fixture.start(server.addr(), &other, &["--listen=tcp"]);
-    let mut stranger = plugin.printed.clone();
+    let mut other_client = plugin.printed.clone();
     for field in ["clientCertificateData", "clientKeyData"] {
-        stranger["status"][field] = other.printed["status"][field].clone();
+        other_client["status"][field] = other.printed["status"][field].clone();
     }
-    let answer = get(&stranger, "/").await;
+    let answer = get(&other_client, "/").await;
     assert!(answer.is_err(), "{answer:?}");
     assert_eq!(server.requests().len(), 1);
 }
@@ -246,7 +258,10 @@ async fn clients_of_one_configuration_share_an_instance_that_outlives_them() {
     let server = fixture.server().await;
     let mut client = Client::start(&fixture);
     let mut first = fixture.start(server.addr(), &client, &["--shared"]);
-    assert!(first.ended().await.success(), "who asks does not stay");
+    assert!(
+        first.ended().await.success(),
+        "the requesting process exits"
+    );
     let mut second = fixture.start(server.addr(), &client, &["--shared"]);
     assert!(second.ended().await.success());
     assert_eq!(first.url(), second.url(), "one process");
@@ -256,8 +271,8 @@ async fn clients_of_one_configuration_share_an_instance_that_outlives_them() {
         certificate(&second),
         "each has its own"
     );
-    let words = ["--shared", "--max-signed-body=1"];
-    let mut other = fixture.start(server.addr(), &client, &words);
+    let args = ["--shared", "--max-signed-body=1"];
+    let mut other = fixture.start(server.addr(), &client, &args);
     assert!(other.ended().await.success());
     assert_ne!(
         first.url(),
@@ -267,21 +282,25 @@ async fn clients_of_one_configuration_share_an_instance_that_outlives_them() {
     let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
     let mut command = fixture.agent(&info, &[&FILE[..], &["--shared"]].concat());
     command.env("TOKEN_OF_SOME_TOOL", "joe");
-    let mut stranger = Plugin::of(command);
-    assert!(stranger.ended().await.success());
+    let mut other_client = Plugin::start(command);
+    assert!(other_client.ended().await.success());
     assert_ne!(
         first.url(),
-        stranger.url(),
+        other_client.url(),
         "another environment, perhaps another user"
     );
     client.kill();
     assert!(first.get("/").await.unwrap().contains("\njane\r\n"));
     assert!(second.get("/").await.unwrap().contains("\njane\r\n"));
     assert_eq!(server.connections(), 1);
-    for plugin in [&first, &other, &stranger] {
+    for plugin in [&first, &other, &other_client] {
         end_instance_at(plugin).await;
     }
-    assert!(fixture.seats().is_empty(), "{:?}", fixture.seats());
+    assert!(
+        fixture.instance_files().is_empty(),
+        "{:?}",
+        fixture.instance_files()
+    );
 }
 
 #[tokio::test]
@@ -289,15 +308,19 @@ async fn an_instance_that_cannot_be_started_leaves_nothing() {
     let fixture = AgentFixture::new();
     let client = Client::start(&fixture);
     let info = fixture.info("https://127.0.0.1:1", Some(&client.lock));
-    let words = ["--shared", "--signer=headers"];
-    let (ended, printed) = failed(fixture.agent(&info, &words));
+    let args = ["--shared", "--signer=headers"];
+    let (ended, printed) = failed(fixture.agent(&info, &args));
     assert_eq!(ended, Some(1), "{printed}");
     assert!(printed.contains("needs one of --headers-file"), "{printed}");
     assert!(
         printed.contains("it did not start: exit status: 64"),
         "{printed}"
     );
-    assert!(fixture.seats().is_empty(), "{:?}", fixture.seats());
+    assert!(
+        fixture.instance_files().is_empty(),
+        "{:?}",
+        fixture.instance_files()
+    );
 }
 
 #[tokio::test]
@@ -306,21 +329,26 @@ async fn concurrent_clients_start_one_instance() {
     let server = fixture.server().await;
     let client = Client::start(&fixture);
     let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
-    let words = [&FILE[..], &["--shared"]].concat();
-    let askers: Vec<_> = (0..20)
-        .map(|_| Plugin::waiting(fixture.agent(&info, &words)))
+    let args = [&FILE[..], &["--shared"]].concat();
+    let requesters: Vec<_> = (0..20)
+        .map(|_| Plugin::spawn(fixture.agent(&info, &args)))
         .collect();
     let answered = tokio::task::spawn_blocking(|| {
-        let answered = askers.into_iter().map(Plugin::answered);
+        let answered = requesters.into_iter().map(Plugin::with_output);
         answered.collect::<Vec<_>>()
     });
     let answered = answered.await.unwrap();
-    for asker in &answered {
-        assert_eq!(asker.url(), answered[0].url());
+    for requester in &answered {
+        assert_eq!(requester.url(), answered[0].url());
     }
     assert!(answered[0].get("/").await.unwrap().contains("\njane\r\n"));
     // The directories of the lock and of the socket.
-    assert_eq!(fixture.left().len(), 2, "{:?}", fixture.left());
+    assert_eq!(
+        fixture.remaining_files().len(),
+        2,
+        "{:?}",
+        fixture.remaining_files()
+    );
     end_instance_at(&answered[0]).await;
 }
 
@@ -337,13 +365,13 @@ async fn a_starting_instance_ends_with_its_client() {
             .success()
     );
     let info = fixture.info("https://127.0.0.1:1", Some(&client.lock));
-    let words = [
+    let args = [
         "--shared",
         "--signer=http-signature",
         "--http-signature-key-id=laptop",
         "--http-signature-secret=key",
     ];
-    let mut asker = Plugin::waiting(fixture.agent(&info, &words));
+    let mut requester = Plugin::spawn(fixture.agent(&info, &args));
     let has_reader = || {
         let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap();
         let mut options = std::fs::OpenOptions::new();
@@ -353,7 +381,7 @@ async fn a_starting_instance_ends_with_its_client() {
     let watch = Stopwatch::start();
     client.kill();
     // The exit status of the client is not checked: the instance may have ended before.
-    let gone = async || !asker.is_running() && has_reader().is_err();
+    let gone = async || !requester.is_running() && has_reader().is_err();
     watch.within(LIMIT, "the end of both", gone).await;
 }
 
@@ -377,8 +405,8 @@ async fn the_proxy_of_the_environment_is_used() {
     let client = Client::start(&fixture);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = listener.local_addr().unwrap();
-    let asked = Arc::new(AtomicUsize::new(0));
-    let (count, to) = (asked.clone(), server.addr());
+    let connects = Arc::new(AtomicUsize::new(0));
+    let (count, to) = (connects.clone(), server.addr());
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let mut stream = BufReader::new(stream);
@@ -400,9 +428,9 @@ async fn the_proxy_of_the_environment_is_used() {
     let info = fixture.info("https://cluster.example:6443", Some(&client.lock));
     let mut command = fixture.agent(&info, &FILE);
     command.env("HTTPS_PROXY", format!("http://{proxy}"));
-    let plugin = Plugin::of(command);
+    let plugin = Plugin::start(command);
     assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    assert_eq!(connects.load(Ordering::Relaxed), 1);
     // A non-loopback address of this machine, for which the proxy is used.
     let info = fixture.info(
         &format!("https://0.0.0.0:{}", server.addr().port()),
@@ -412,9 +440,9 @@ async fn the_proxy_of_the_environment_is_used() {
     command
         .env("HTTPS_PROXY", format!("http://{proxy}"))
         .env("NO_PROXY", "other.example,0.0.0.0");
-    let plugin = Plugin::of(command);
+    let plugin = Plugin::start(command);
     assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    assert_eq!(connects.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test]
@@ -427,7 +455,7 @@ async fn the_output_has_the_api_version_of_the_input() {
         let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
         let mut info: serde_json::Value = serde_json::from_str(&info).unwrap();
         info["apiVersion"] = version.clone().into();
-        let plugin = Plugin::of(fixture.agent(&info.to_string(), &FILE));
+        let plugin = Plugin::start(fixture.agent(&info.to_string(), &FILE));
         assert_eq!(plugin.printed["apiVersion"], *version);
         assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
     }
@@ -442,7 +470,7 @@ async fn nothing_secret_is_in_arguments_environment_or_log() {
     fixture
         .dir
         .write("secret", "hunter-of-secrets-0123456789abcdef");
-    let words = [
+    let args = [
         "--v=10",
         "--signer=headers",
         "--headers-file=badge",
@@ -450,11 +478,11 @@ async fn nothing_secret_is_in_arguments_environment_or_log() {
         "--http-signature-secret=secret",
         "--http-signature-key-id=laptop",
     ];
-    let mut plugin = fixture.start(server.addr(), &client, &words);
+    let mut plugin = fixture.start(server.addr(), &client, &args);
     let key = plugin.printed["status"]["clientKeyData"].as_str().unwrap();
     let key = key.lines().nth(1).unwrap().to_owned();
-    let asks = "/api?token=hunter-of-queries";
-    assert!(plugin.get(asks).await.unwrap().starts_with("HTTP/1.1 200"));
+    let path = "/api?token=hunter-of-queries";
+    assert!(plugin.get(path).await.unwrap().starts_with("HTTP/1.1 200"));
     let of_jane = std::fs::read_to_string(fixture.dir.path().join("jane.key")).unwrap();
     let of_jane = of_jane.lines().nth(1).unwrap();
     let in_memory = |text: &str| count_in_memory(plugin.child.id(), text.as_bytes());
@@ -472,7 +500,7 @@ async fn nothing_secret_is_in_arguments_environment_or_log() {
     std::fs::remove_file(fixture.dir.path().join("jane.key")).unwrap();
     server.kill_connections().await;
     eventually("a refusal", TEST_TIMEOUT, async || {
-        let answer = plugin.get(asks).await.unwrap();
+        let answer = plugin.get(path).await.unwrap();
         answer.starts_with("HTTP/1.1 503")
     })
     .await;
@@ -541,9 +569,9 @@ fn missing_inputs_are_reported_with_advice() {
             "needs --http-signature-key-id",
         ),
     ];
-    for (info, words, code, expected) in rows {
-        let (ended, printed) = failed(fixture.agent(info, words));
-        assert_eq!(ended, Some(code), "{words:?}: {printed}");
-        assert!(printed.contains(expected), "{words:?}: {printed}");
+    for (info, args, code, expected) in rows {
+        let (ended, printed) = failed(fixture.agent(info, args));
+        assert_eq!(ended, Some(code), "{args:?}: {printed}");
+        assert!(printed.contains(expected), "{args:?}: {printed}");
     }
 }

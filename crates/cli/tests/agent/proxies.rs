@@ -13,10 +13,10 @@ async fn an_https_proxy_of_the_environment_may_have_a_certificate_of_the_cluster
     let client = Client::start(&fixture);
     let (leaf, to) = (fixture.ca.server(&["127.0.0.1"]), server.addr());
     let proxy = ScriptedServer::start(&leaf, None, &["http/1.1"], move |mut conn| async move {
-        let asked = conn.read_head().await;
+        let request = conn.read_head().await;
         assert!(
-            asked.starts_with("CONNECT cluster.example:6443 "),
-            "{asked}"
+            request.starts_with("CONNECT cluster.example:6443 "),
+            "{request}"
         );
         conn.write("HTTP/1.1 200 OK\r\n\r\n").await;
         let mut upstream = TcpStream::connect(to).await.unwrap();
@@ -26,7 +26,7 @@ async fn an_https_proxy_of_the_environment_may_have_a_certificate_of_the_cluster
     let info = fixture.info("https://cluster.example:6443", Some(&client.lock));
     let mut command = fixture.agent(&info, &FILE);
     command.env("HTTPS_PROXY", format!("https://{}", proxy.addr()));
-    let plugin = Plugin::of(command);
+    let plugin = Plugin::start(command);
     assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
     assert_eq!(proxy.connections(), 1);
 }

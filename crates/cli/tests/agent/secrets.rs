@@ -53,18 +53,18 @@ async fn aws_keys_and_proxy_passwords_are_not_printed() {
     // It refuses every request, and reports it to the client and in the log.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = listener.local_addr().unwrap();
-    let asked = tokio::spawn(async move {
+    let request = tokio::spawn(async move {
         let (stream, _) = listener.accept().await.unwrap();
         let mut stream = BufReader::new(stream);
-        let (mut asked, mut line) = (String::new(), String::new());
+        let (mut request, mut line) = (String::new(), String::new());
         while line != "\r\n" {
             line.clear();
             stream.read_line(&mut line).await.unwrap();
-            asked.push_str(&line);
+            request.push_str(&line);
         }
         let refused = b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n";
         stream.write_all(refused).await.unwrap();
-        asked
+        request
     });
     let info = fixture.info("https://cluster.example:6443", Some(&client.lock));
     let mut info: Value = serde_json::from_str(&info).unwrap();
@@ -76,17 +76,17 @@ async fn aws_keys_and_proxy_passwords_are_not_printed() {
             command.env_remove(name);
         }
     }
-    let plugin = Plugin::of(command);
+    let plugin = Plugin::start(command);
     let answer = get(&plugin.printed, "/api").await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     assert!(
         answer.contains("wants a user and a password (407)"),
         "{answer}"
     );
-    let asked = asked.await.unwrap();
+    let request = request.await.unwrap();
     // "me:hunter-of-proxies"
     let expected = "Proxy-Authorization: Basic bWU6aHVudGVyLW9mLXByb3hpZXM=";
-    assert!(asked.contains(expected), "{asked}");
+    assert!(request.contains(expected), "{request}");
     let exposed = inspect(plugin).await;
     assert!(
         exposed.log.contains("a request was not answered"),
@@ -119,8 +119,8 @@ async fn a_pin_in_a_uri_is_refused_and_printed_nowhere() {
         &["--signer=pkcs11", uri],
         &["--signer", uri],
     ];
-    for words in rows {
-        let ran = fixture.agent(&info, words).output().unwrap();
+    for args in rows {
+        let ran = fixture.agent(&info, args).output().unwrap();
         let printed = [ran.stdout, ran.stderr].map(|it| String::from_utf8(it).unwrap());
         assert_eq!(ran.status.code(), Some(64), "{printed:?}");
         assert!(
@@ -129,5 +129,8 @@ async fn a_pin_in_a_uri_is_refused_and_printed_nowhere() {
         );
         assert!(!printed.concat().contains("hunter"), "{printed:?}");
     }
-    assert!(fixture.left().is_empty(), "a shared instance was started");
+    assert!(
+        fixture.remaining_files().is_empty(),
+        "a shared instance was started"
+    );
 }

@@ -61,7 +61,7 @@ async fn several_signers_run_in_order() {
         .write("secret", "0123456789abcdef0123456789abcdef");
     let host = server.addr().to_string();
     let info = fixture.info(&format!("https://{host}"), Some(&client.lock));
-    let plugin = Plugin::of(fixture.agent(
+    let plugin = Plugin::start(fixture.agent(
         &info,
         &[
             "--signer=headers",
@@ -98,7 +98,7 @@ async fn requests_are_signed_by_every_kind_of_key() {
     for (place, (kind, algorithm)) in rows.into_iter().enumerate() {
         let key = KeyPair::generate_for(kind).unwrap();
         fixture.dir.write("key.pem", key.serialize_pem());
-        let plugin = Plugin::of(fixture.agent(
+        let plugin = Plugin::start(fixture.agent(
             &info,
             &[
                 "--signer=http-signature",
@@ -184,7 +184,7 @@ async fn a_front_proxy_accepts_aws_signatures() {
         .env("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
         .env("AWS_SECRET_ACCESS_KEY", "hunter2")
         .env("AWS_SESSION_TOKEN", "a-session");
-    let plugin = Plugin::of(command);
+    let plugin = Plugin::start(command);
     let answer = send(&plugin.printed, POST).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let seen = server.requests().remove(0);
@@ -222,7 +222,7 @@ async fn a_program_with_arguments_prints_headers() {
     let program = fixture
         .dir
         .write_program("badges", "#!/bin/sh\necho \"X-Badge: $# $1 $2\"\n");
-    let plugin = Plugin::of(fixture.agent(
+    let plugin = Plugin::start(fixture.agent(
         &info,
         &[
             "--signer=headers",
@@ -249,7 +249,7 @@ async fn a_request_is_signed_for_aws() {
     command
         .env("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
         .env("AWS_SECRET_ACCESS_KEY", "hunter2");
-    let plugin = Plugin::of(command);
+    let plugin = Plugin::start(command);
     plugin.get("/api").await.unwrap();
     let seen = &server.requests()[0];
     let authorization = seen.header("authorization").unwrap();
@@ -286,14 +286,14 @@ async fn credentials_for_aws_come_from_profiles_and_programs_too() {
         (&["--sigv4-region=eu-west-1"], "AKIDFILE/"),
         (&["--sigv4-profile=work"], "AKIDPROGRAM/"),
     ];
-    for (place, (words, expected)) in rows.into_iter().enumerate() {
-        let mut command = fixture.agent(&info, &[&["--signer=sigv4"], words].concat());
+    for (place, (args, expected)) in rows.into_iter().enumerate() {
+        let mut command = fixture.agent(&info, &[&["--signer=sigv4"], args].concat());
         for (name, _) in std::env::vars_os() {
             if name.as_encoded_bytes().starts_with(b"AWS_") {
                 command.env_remove(name);
             }
         }
-        let plugin = Plugin::of(command);
+        let plugin = Plugin::start(command);
         plugin.get("/api").await.unwrap();
         let seen = &server.requests()[place];
         let authorization = seen.header("authorization").unwrap();
@@ -308,7 +308,7 @@ async fn a_signer_that_cannot_sign_is_named_in_the_answer() {
     let server = fixture.server().await;
     let client = Client::start(&fixture);
     let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
-    let plugin = Plugin::of(fixture.agent(&info, &["--signer=headers", "--headers-file=gone"]));
+    let plugin = Plugin::start(fixture.agent(&info, &["--signer=headers", "--headers-file=gone"]));
     let answer = plugin.get("/").await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
     assert!(answer.contains("headers: gone: No such file"), "{answer}");
@@ -331,8 +331,8 @@ async fn sigv4_without_credentials_fails_at_start_and_names_where_it_looked() {
     let client = Client::start(&fixture);
     let info = fixture.info("https://cluster.example:6443", Some(&client.lock));
     for shared in [&[][..], &["--shared"]] {
-        let words = [&["--signer=sigv4", "--sigv4-region=r"], shared].concat();
-        let ran = without_aws(fixture.agent(&info, &words)).output().unwrap();
+        let args = [&["--signer=sigv4", "--sigv4-region=r"], shared].concat();
+        let ran = without_aws(fixture.agent(&info, &args)).output().unwrap();
         let printed = String::from_utf8(ran.stderr).unwrap();
         assert_eq!(ran.status.code(), Some(1), "{printed}");
         assert!(ran.stdout.is_empty(), "{printed}");
@@ -355,7 +355,7 @@ async fn a_signer_that_fails_later_is_logged_once() {
     let server = fixture.server().await;
     let client = Client::start(&fixture);
     let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
-    let plugin = Plugin::of(fixture.agent(&info, &["--signer=headers", "--headers-file=gone"]));
+    let plugin = Plugin::start(fixture.agent(&info, &["--signer=headers", "--headers-file=gone"]));
     for _ in 0..3 {
         let answer = plugin.get("/").await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");

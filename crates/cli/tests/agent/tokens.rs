@@ -21,11 +21,11 @@ async fn the_key_in_the_token_authenticates_the_user() {
     let server = fixture.server().await;
     let client = Client::start(&fixture);
     let info = fixture.info(&format!("https://{}", server.addr()), Some(&client.lock));
-    let agent = |words: &[&str]| {
+    let agent = |args: &[&str]| {
         let module = format!("--pkcs11-module={}", token.library().display());
         let uri = "--pkcs11-uri=pkcs11:token=jane;object=kubernetes";
-        let words = [&["--signer=pkcs11", &module, uri], words].concat();
-        let mut command = fixture.agent(&info, &words);
+        let args = [&["--signer=pkcs11", &module, uri], args].concat();
+        let mut command = fixture.agent(&info, &args);
         command.env("SOFTHSM2_CONF", token.configuration());
         command
     };
@@ -37,8 +37,8 @@ async fn the_key_in_the_token_authenticates_the_user() {
             "a PIN is needed, and the client has passed no terminal",
         ),
     ];
-    for (words, expected) in rows {
-        let output = agent(words).output().unwrap();
+    for (args, expected) in rows {
+        let output = agent(args).output().unwrap();
         let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1));
         assert!(
@@ -46,14 +46,14 @@ async fn the_key_in_the_token_authenticates_the_user() {
             "{printed}"
         );
     }
-    let plugin = Plugin::of(agent(&["--pkcs11-pin-file=pin"]));
+    let plugin = Plugin::start(agent(&["--pkcs11-pin-file=pin"]));
     let is_jane = || async { plugin.get("/").await.unwrap().contains("\ntoken-jane\r\n") };
     assert!(is_jane().await);
-    // The connection is lost while the token is away.
+    // The connection is lost while the token is removed.
     token.remove();
     server.kill_connections().await;
     // Requests before the loss is detected fail differently.
-    eventually("a word about the token", TEST_TIMEOUT, async || {
+    eventually("an error about the token", TEST_TIMEOUT, async || {
         let answer = plugin.get("/").await.unwrap();
         answer.contains("it is not present; insert it")
     })
@@ -73,7 +73,7 @@ async fn the_pin_program_prints_the_pin_which_goes_nowhere_else() {
     token.store(&certificate, "kubernetes", "01");
     let program = fixture.dir.write_program(
         "askpass",
-        "#!/bin/sh\necho \"$1\" >> asked\necho 24681012\n",
+        "#!/bin/sh\necho \"$1\" >> prompt\necho 24681012\n",
     );
     let server = fixture.server().await;
     let client = Client::start(&fixture);
@@ -90,10 +90,10 @@ async fn the_pin_program_prints_the_pin_which_goes_nowhere_else() {
         ],
     );
     command.env("SOFTHSM2_CONF", token.configuration());
-    let plugin = Plugin::of(command);
+    let plugin = Plugin::start(command);
     assert!(plugin.get("/").await.unwrap().contains("\ntoken-jane\r\n"));
-    let asked = std::fs::read_to_string(fixture.dir.path().join("asked")).unwrap();
-    assert!(asked.contains("jane"), "{asked}");
+    let prompt = std::fs::read_to_string(fixture.dir.path().join("prompt")).unwrap();
+    assert!(prompt.contains("jane"), "{prompt}");
     let exposed = inspect(plugin).await;
     assert!(exposed.arguments.contains("--pkcs11-askpass="));
     let all = format!(

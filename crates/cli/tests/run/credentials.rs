@@ -11,14 +11,14 @@ use crate::run_fixture::{BADGE, RunFixture, is_gone, output, stderr, token};
 #[tokio::test]
 async fn requests_go_through_the_proxy_of_the_plugin_and_nothing_is_left() {
     let fixture = RunFixture::new().await;
-    let ran = output(fixture.asking(&fixture.plugin(), "get")).await;
+    let ran = output(fixture.test_command(&fixture.plugin(), "get")).await;
     assert!(ran.status.success(), "{}", stderr(&ran));
-    assert_eq!(fixture.read("answer"), "/prefix/asked none 4711");
+    assert_eq!(fixture.read("answer"), "/prefix/path none 4711");
     assert!(fixture.read("server").starts_with("https://127.0.0.1:"));
     let plugin = fixture.read("execs");
     assert_eq!(plugin.lines().count(), 1);
-    eventually("the end of all that was made", PATIENCE, async || {
-        fixture.left() == 0 && is_gone(plugin.trim())
+    eventually("all files and processes gone", PATIENCE, async || {
+        fixture.remaining_files() == 0 && is_gone(plugin.trim())
     })
     .await;
 }
@@ -37,11 +37,11 @@ async fn the_reference_plugin_needs_no_more_than_its_name() {
         "interactiveMode": "Never",
         "provideClusterInfo": true,
     }});
-    let ran = output(fixture.asking(&user, "get")).await;
+    let ran = output(fixture.test_command(&user, "get")).await;
     assert!(ran.status.success(), "{}", stderr(&ran));
-    assert_eq!(fixture.read("answer"), "/prefix/asked none from-a-file");
-    eventually("the end of all that was made", PATIENCE, async || {
-        fixture.left() == 0
+    assert_eq!(fixture.read("answer"), "/prefix/path none from-a-file");
+    eventually("all files and processes gone", PATIENCE, async || {
+        fixture.remaining_files() == 0
     })
     .await;
 }
@@ -76,11 +76,11 @@ async fn a_plugin_without_aws_credentials_is_explained_before_the_command_starts
 #[tokio::test]
 async fn plain_credentials_are_sent_to_the_cluster_and_hidden_from_the_command() {
     let fixture = RunFixture::new().await;
-    let ran = output(fixture.asking(&token(), "get")).await;
+    let ran = output(fixture.test_command(&token(), "get")).await;
     assert!(ran.status.success(), "{}", stderr(&ran));
     assert_eq!(
         fixture.read("answer"),
-        "/prefix/asked Bearer secret-token none"
+        "/prefix/path Bearer secret-token none"
     );
     let script = "cat \"$KUBECONFIG\"; env; cat /proc/$PPID/cmdline";
     let ran = output(fixture.script(&token(), script)).await;
@@ -110,13 +110,13 @@ async fn an_expired_credential_costs_one_exec_per_request() {
         &fixture,
         "\"expirationTimestamp\":\"2001-01-01T00:00:00Z\",",
     );
-    let ran = output(fixture.asking(&user, "get")).await;
+    let ran = output(fixture.test_command(&user, "get")).await;
     assert!(ran.status.success(), "{}", stderr(&ran));
-    assert_eq!(fixture.read("answer"), "/prefix/asked Bearer token-1 none");
+    assert_eq!(fixture.read("answer"), "/prefix/path Bearer token-1 none");
     assert_eq!(fixture.read("count").lines().count(), 1);
-    let ran = output(fixture.asking(&user, "first ")).await;
+    let ran = output(fixture.test_command(&user, "first ")).await;
     assert!(ran.status.success(), "{}", stderr(&ran));
-    assert_eq!(fixture.read("answer"), "/prefix/asked Bearer token-3 none");
+    assert_eq!(fixture.read("answer"), "/prefix/path Bearer token-3 none");
     assert_eq!(fixture.read("count").lines().count(), 3);
 }
 
@@ -124,15 +124,15 @@ async fn an_expired_credential_costs_one_exec_per_request() {
 async fn after_401_the_plugin_runs_again_unless_the_command_sent_its_own_token() {
     const WORKLOAD: &str = "first /api/v1/namespaces/shop/services/web/proxy/login";
     let rows = [
-        ("first ", "/prefix/asked Bearer token-2", 2),
-        ("first Bearer its-own", "/prefix/asked Bearer token-1", 1),
+        ("first ", "/prefix/path Bearer token-2", 2),
+        ("first Bearer its-own", "/prefix/path Bearer token-1", 1),
         // Nor if a workload answered 401.
-        (WORKLOAD, "/prefix/asked Bearer token-1", 1),
+        (WORKLOAD, "/prefix/path Bearer token-1", 1),
     ];
-    for (asks, answer, execs) in rows {
+    for (action, answer, execs) in rows {
         let fixture = RunFixture::with(move |seen| {
             let token = seen.header("authorization").unwrap_or("none");
-            let is_refused = match asks {
+            let is_refused = match action {
                 "first " => token == "Bearer token-1",
                 WORKLOAD => seen.path().ends_with("/proxy/login"),
                 _ => token == "Bearer its-own",
@@ -144,7 +144,7 @@ async fn after_401_the_plugin_runs_again_unless_the_command_sent_its_own_token()
         })
         .await;
         let user = tokens(&fixture, "");
-        let ran = output(fixture.asking(&user, asks)).await;
+        let ran = output(fixture.test_command(&user, action)).await;
         assert!(ran.status.success(), "{}", stderr(&ran));
         assert_eq!(
             (&*fixture.read("first"), &*fixture.read("answer")),
@@ -163,16 +163,16 @@ async fn streams_and_their_data_are_forwarded() {
         _ => Reply::json("done"),
     })
     .await;
-    let far = tokio::spawn(async move {
-        let mut far = stream.connection().await;
-        let mut heard = [0; 4];
-        far.read_exact(&mut heard).await.unwrap();
-        far.write_all(b"pong").await.unwrap();
-        far.flush().await.unwrap();
-        far
+    let upstream = tokio::spawn(async move {
+        let mut upstream = stream.connection().await;
+        let mut received = [0; 4];
+        upstream.read_exact(&mut received).await.unwrap();
+        upstream.write_all(b"pong").await.unwrap();
+        upstream.flush().await.unwrap();
+        upstream
     });
-    let ran = output(fixture.asking(&fixture.plugin(), "upgrade")).await;
+    let ran = output(fixture.test_command(&fixture.plugin(), "upgrade")).await;
     assert!(ran.status.success(), "{}", stderr(&ran));
     assert_eq!(fixture.read("answer"), "done");
-    far.await.unwrap();
+    upstream.await.unwrap();
 }

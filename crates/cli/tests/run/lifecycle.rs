@@ -11,7 +11,7 @@ use skewbridge_testkit::{PATIENCE, Stopwatch, eventually, unprivileged_user};
 use tokio::signal::unix::SignalKind;
 
 use crate::run_fixture::{
-    BADGE, PATIENT, RunFixture, is_gone, output, parent_of, started_by, stderr, token,
+    BADGE, REQUEST_TIMEOUT, RunFixture, is_gone, output, parent_of, started_by, stderr, token,
 };
 
 #[tokio::test]
@@ -43,8 +43,8 @@ async fn the_exit_code_is_the_commands() {
     assert_eq!(ran.status.code(), Some(125));
     assert_eq!(
         stderr(&ran),
-        "skewbridge: getting credentials: exec: sh (user \"u\"): failed with exit status: 1; it \
-         said: no card\n"
+        "skewbridge: getting credentials: exec: sh (user \"u\"): failed with exit status: 1; its \
+         stderr: no card\n"
     );
     assert!(ran.stdout.is_empty());
 }
@@ -52,7 +52,7 @@ async fn the_exit_code_is_the_commands() {
 /// A process that cannot be traced or dumped belongs to root in `/proc`, under any user.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn the_credentials_in_it_cannot_be_read_by_the_command() {
+async fn the_command_cannot_read_the_memory_of_run() {
     use std::os::unix::process::CommandExt as _;
     let fixture = RunFixture::new().await;
     let script = "stat -c %u /proc/$PPID/mem /proc/self/mem; ulimit -Hc";
@@ -81,7 +81,7 @@ async fn the_credentials_in_it_cannot_be_read_by_the_command() {
 #[tokio::test]
 async fn signals_reach_the_command() {
     let fixture = RunFixture::new().await;
-    let ignored = IgnoredSignals::now();
+    let ignored = IgnoredSignals::current();
     for (signal, kind, name) in [
         (Signal::TERM, SignalKind::terminate(), "TERM"),
         (Signal::HUP, SignalKind::hangup(), "HUP"),
@@ -119,7 +119,7 @@ async fn signals_reach_the_command() {
 #[tokio::test]
 async fn a_signal_while_the_plugin_runs_ends_both_and_nothing_is_left() {
     let fixture = RunFixture::new().await;
-    let ignored = IgnoredSignals::now();
+    let ignored = IgnoredSignals::current();
     for (signal, kind, code) in [
         (Signal::TERM, SignalKind::terminate(), 143),
         (Signal::HUP, SignalKind::hangup(), 129),
@@ -143,14 +143,14 @@ async fn a_signal_while_the_plugin_runs_ends_both_and_nothing_is_left() {
             fixture.read("hangs").ends_with('\n')
         })
         .await;
-        assert_eq!(fixture.left(), 1, "the lock");
+        assert_eq!(fixture.remaining_files(), 1, "the lock");
         kill_process(Pid::from_child(&run), signal).unwrap();
         let ended = tokio::task::spawn_blocking(move || run.wait_with_output());
         let ended = ended.await.unwrap().unwrap();
         assert_eq!(ended.status.code(), Some(code));
         let plugin = fixture.read("hangs").trim().to_owned();
         eventually("its end", PATIENCE, async || is_gone(&plugin)).await;
-        assert_eq!(fixture.left(), 0);
+        assert_eq!(fixture.remaining_files(), 0);
     }
 }
 
@@ -175,11 +175,11 @@ async fn a_plugin_ends_with_a_killed_run() {
     // Its directory is stale now, and the next run removes it.
     let ran = output(fixture.script(&token(), "true")).await;
     assert!(ran.status.success());
-    assert_eq!(fixture.left(), 0);
+    assert_eq!(fixture.remaining_files(), 0);
 }
 
 /// A command that shows its kubeconfig in `copy`, and waits for a line in `go`.
-const WAITING: &str = "cp \"$KUBECONFIG\" \"$CHILD_DIR/copy.new\"; mv \"$CHILD_DIR/copy.new\" \
+const WAIT_SCRIPT: &str = "cp \"$KUBECONFIG\" \"$CHILD_DIR/copy.new\"; mv \"$CHILD_DIR/copy.new\" \
                        \"$CHILD_DIR/copy\"; read line < \"$CHILD_DIR/go\"";
 
 #[tokio::test]
@@ -205,18 +205,18 @@ async fn an_exited_plugin_is_restarted_by_the_next_request() {
         };
         let go = fixture.dir.path().join("go");
         assert!(Command::new("mkfifo").arg(&go).status().unwrap().success());
-        let running = tokio::spawn(output(fixture.script(&user, WAITING)));
+        let running = tokio::spawn(output(fixture.script(&user, WAIT_SCRIPT)));
         eventually("the command", PATIENCE * 2, async || {
             fixture.dir.path().join("copy").exists()
         })
         .await;
         let config = Kubeconfig::load(Some(&fixture.dir.path().join("copy"))).unwrap();
         let target = config.target(None).unwrap();
-        let endpoint = Endpoint::prepare(&target, PATIENT).await.unwrap();
+        let endpoint = Endpoint::prepare(&target, REQUEST_TIMEOUT).await.unwrap();
         // A request during the end of its connection may fail.
         let answers = async || {
-            let answer = endpoint.send(&Request::get("/asked")).await;
-            answer.is_ok_and(|answer| answer.body == "/prefix/asked none 4711")
+            let answer = endpoint.send(&Request::get("/path")).await;
+            answer.is_ok_and(|answer| answer.body == "/prefix/path none 4711")
         };
         eventually("an answer", PATIENCE, answers).await;
         let execs = fixture.read("execs");
@@ -233,9 +233,9 @@ async fn an_exited_plugin_is_restarted_by_the_next_request() {
         let ran = running.await.unwrap();
         assert!(ran.status.success(), "{}", stderr(&ran));
         // The socket of one that was killed is removed by a later one.
-        let left = usize::from(is_killed);
-        eventually("the end of all that was made", PATIENCE, async || {
-            fixture.left() == left
+        let remaining = usize::from(is_killed);
+        eventually("all files and processes gone", PATIENCE, async || {
+            fixture.remaining_files() == remaining
         })
         .await;
     }

@@ -10,7 +10,7 @@ use skewbridge_client::kubeconfig::PemSource;
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_testkit::{Ca, PATIENCE, eventually};
 
-use crate::run_fixture::{PATIENT, RunFixture, output, token};
+use crate::run_fixture::{REQUEST_TIMEOUT, RunFixture, output, token};
 
 #[tokio::test]
 async fn only_the_command_can_authenticate_to_the_listener() {
@@ -28,36 +28,36 @@ async fn only_the_command_can_authenticate_to_the_listener() {
     let config = Kubeconfig::parse(&fixture.read("copy"), Path::new("/nonexistent/x")).unwrap();
     let mut target = config.target(None).unwrap();
     let get = async |target: &skewbridge_client::Target| {
-        let endpoint = Endpoint::prepare(target, PATIENT).await?;
+        let endpoint = Endpoint::prepare(target, REQUEST_TIMEOUT).await?;
         let mut connection = endpoint.connect().await?;
         connection.send(&Request::get("/")).await
     };
-    let asked = fixture.server.requests().len();
+    let request_count = fixture.server.requests().len();
     assert!(get(&target).await.is_ok());
-    openssl_would_not_take_it_for_self_signed(&target).await;
+    assert_not_self_signed_for_openssl(&target).await;
     target.user.client_certificate = None;
     target.user.client_key = None;
     assert!(get(&target).await.is_err());
-    let stranger = Ca::new("client").client("client", &[]);
+    let other_client = Ca::new("client").client("client", &[]);
     let data = |text: &str| {
         let secret = skewbridge_client::Secret::new(text);
         Some(PemSource::Data(secret))
     };
-    target.user.client_certificate = data(&stranger.cert_pem);
-    target.user.client_key = data(&stranger.key_pem);
+    target.user.client_certificate = data(&other_client.cert_pem);
+    target.user.client_key = data(&other_client.key_pem);
     assert!(get(&target).await.is_err());
-    assert_eq!(fixture.server.requests().len(), asked + 1);
+    assert_eq!(fixture.server.requests().len(), request_count + 1);
     let me = std::fs::metadata(fixture.dir.path()).unwrap().uid();
     std::fs::write(&go, "go\n").unwrap();
     let ran = running.await.unwrap();
     let modes = String::from_utf8_lossy(&ran.stdout).into_owned();
     assert_eq!(modes, format!("600 {me}\n700 {me}\n"));
-    assert_eq!(fixture.left(), 0);
+    assert_eq!(fixture.remaining_files(), 0);
 }
 
 /// Clients on OpenSSL, such as Python's, treat a certificate with equal issuer and subject as
 /// self-signed, and refuse it.
-async fn openssl_would_not_take_it_for_self_signed(target: &skewbridge_client::Target) {
+async fn assert_not_self_signed_for_openssl(target: &skewbridge_client::Target) {
     let pem = |material: &Option<PemSource>| match material {
         Some(PemSource::Data(pem)) => pem.expose().to_vec(),
         other => panic!("{other:?}"),
@@ -79,7 +79,7 @@ async fn openssl_would_not_take_it_for_self_signed(target: &skewbridge_client::T
     let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
     let name = ServerName::try_from("127.0.0.1").unwrap();
     let stream = connector.connect(name, stream).await.unwrap();
-    let shown = stream.get_ref().1.peer_certificates().unwrap();
-    let (_, shown) = x509_parser::parse_x509_certificate(&shown[0]).unwrap();
-    assert_ne!(shown.subject(), shown.issuer());
+    let certificate = stream.get_ref().1.peer_certificates().unwrap();
+    let (_, certificate) = x509_parser::parse_x509_certificate(&certificate[0]).unwrap();
+    assert_ne!(certificate.subject(), certificate.issuer());
 }

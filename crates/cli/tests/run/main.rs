@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 use http::{Method, StatusCode};
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_exec_proxy::forward::BoxFuture;
-use skewbridge_exec_proxy::{Asked, Harness, ModifyError, Outgoing, RequestModifier};
+use skewbridge_exec_proxy::{ExecInfo, ExecProxy, ModifyError, Outgoing, RequestModifier};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::run_fixture::{BADGE, PATIENT};
+use crate::run_fixture::{BADGE, REQUEST_TIMEOUT};
 
 #[test]
 #[ignore = "it is executed by the other tests"]
@@ -56,9 +56,9 @@ fn a_plugin() {
         .enable_all()
         .build()
         .unwrap();
-    let asked = Asked::from_environment().unwrap();
+    let exec_info = ExecInfo::from_environment().unwrap();
     runtime
-        .block_on(Harness::new().modifier(Badge).run(&asked))
+        .block_on(ExecProxy::new().modifier(Badge).run(&exec_info))
         .unwrap();
     std::process::exit(0);
 }
@@ -66,7 +66,7 @@ fn a_plugin() {
 #[test]
 #[ignore = "it is executed by the other tests"]
 fn a_command() {
-    let Ok(asks) = std::env::var("CHILD_ASKS") else {
+    let Ok(action) = std::env::var("CHILD_ACTION") else {
         return;
     };
     let dir = PathBuf::from(std::env::var("CHILD_DIR").unwrap());
@@ -78,9 +78,9 @@ fn a_command() {
         let target = Kubeconfig::load(None).unwrap().target(None).unwrap();
         assert_eq!(target.context, "c");
         assert_eq!(target.namespace.as_deref(), Some("shop"));
-        let endpoint = Endpoint::prepare(&target, PATIENT).await.unwrap();
+        let endpoint = Endpoint::prepare(&target, REQUEST_TIMEOUT).await.unwrap();
         let mut connection = endpoint.connect().await.unwrap();
-        if asks == "upgrade" {
+        if action == "upgrade" {
             let request = Request::new(Method::POST, "/upgrade")
                 .header("connection", "Upgrade")
                 .header("upgrade", "SPDY/3.1");
@@ -90,12 +90,12 @@ fn a_command() {
             assert!(early.is_empty());
             stream.write_all(b"ping").await.unwrap();
             stream.flush().await.unwrap();
-            let mut heard = [0; 4];
-            stream.read_exact(&mut heard).await.unwrap();
-            assert_eq!(&heard, b"pong");
+            let mut received = [0; 4];
+            stream.read_exact(&mut received).await.unwrap();
+            assert_eq!(&received, b"pong");
         }
         let mut connection = endpoint.connect().await.unwrap();
-        if let Some(first) = asks.strip_prefix("first ") {
+        if let Some(first) = action.strip_prefix("first ") {
             let request = match first {
                 "" => Request::get("/first"),
                 path if path.starts_with('/') => Request::get(path),
@@ -104,7 +104,7 @@ fn a_command() {
             let answer = connection.send(&request).await.unwrap();
             std::fs::write(dir.join("first"), answer.status.as_str()).unwrap();
         }
-        let answer = connection.send(&Request::get("/asked")).await.unwrap();
+        let answer = connection.send(&Request::get("/path")).await.unwrap();
         std::fs::write(dir.join("answer"), &answer.body).unwrap();
         std::fs::write(dir.join("server"), &target.cluster.server).unwrap();
     });

@@ -32,8 +32,8 @@ async fn a_shell_has_a_prompt_and_gets_the_keys_of_the_terminal() {
     terminal.type_keys("test -r \"$KUBECONFIG\" && echo st''ill; exit 42\r");
     terminal.shows_next(&mut seen, "still").await;
     terminal.shows_next(&mut seen, "ended 42.").await;
-    eventually("the end of all that was made", PATIENCE, async || {
-        fixture.left() == 0 && is_gone(&plugin)
+    eventually("all files and processes gone", PATIENCE, async || {
+        fixture.remaining_files() == 0 && is_gone(&plugin)
     })
     .await;
 }
@@ -50,19 +50,19 @@ async fn plugin_messages_are_shown_while_it_prompts() {
         "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never",
         "command": "sh", "args": ["-c", script],
     }});
-    let printed = std::fs::File::create(fixture.dir.path().join("said")).unwrap();
+    let printed = std::fs::File::create(fixture.dir.path().join("stderr")).unwrap();
     let mut command = fixture.script(&user, "exit 3");
     let run = command
         .stdout(Stdio::null())
         .stderr(printed)
         .spawn()
         .unwrap();
-    eventually("what it says", PATIENCE, async || {
-        fixture.read("said").contains("touch the key\n")
+    eventually("the message", PATIENCE, async || {
+        fixture.read("stderr").contains("touch the key\n")
     })
     .await;
     fixture.dir.write("touched", "");
     let ended = tokio::task::spawn_blocking(move || run.wait_with_output());
     assert_eq!(ended.await.unwrap().unwrap().status.code(), Some(3));
-    assert_eq!(fixture.read("said").matches("touch").count(), 1);
+    assert_eq!(fixture.read("stderr").matches("touch").count(), 1);
 }

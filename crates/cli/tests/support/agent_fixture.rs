@@ -77,11 +77,11 @@ impl AgentFixture {
         .to_string()
     }
 
-    pub(crate) fn agent(&self, info: &str, words: &[&str]) -> Command {
+    pub(crate) fn agent(&self, info: &str, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
         command
             .arg("agent")
-            .args(words)
+            .args(args)
             .env("KUBERNETES_EXEC_INFO", info)
             .env("HOME", self.dir.path())
             .env("XDG_RUNTIME_DIR", self.dir.path().join("run"))
@@ -96,19 +96,19 @@ impl AgentFixture {
     }
 
     /// A plugin with jane's key in files.
-    pub(crate) fn start(&self, server: SocketAddr, client: &Client, words: &[&str]) -> Plugin {
+    pub(crate) fn start(&self, server: SocketAddr, client: &Client, args: &[&str]) -> Plugin {
         let info = self.info(&format!("https://{server}"), Some(&client.lock));
-        let words = [&FILE[..], words].concat();
-        Plugin::of(self.agent(&info, &words))
+        let args = [&FILE[..], args].concat();
+        Plugin::start(self.agent(&info, &args))
     }
 
     /// The files in the runtime directory.
-    pub(crate) fn left(&self) -> Vec<PathBuf> {
+    pub(crate) fn remaining_files(&self) -> Vec<PathBuf> {
         self.entries("run")
     }
 
     /// The files in the directory of shared instances.
-    pub(crate) fn seats(&self) -> Vec<PathBuf> {
+    pub(crate) fn instance_files(&self) -> Vec<PathBuf> {
         self.entries("run/skewbridge-agent")
     }
 
@@ -149,11 +149,11 @@ impl Client {
     }
 
     fn wait_until_locked(&self) {
-        let begun = Instant::now();
+        let start = Instant::now();
         let file = std::fs::File::open(&self.lock).unwrap();
         while file.try_lock().is_ok() {
             file.unlock().unwrap();
-            assert!(begun.elapsed() < TEST_TIMEOUT, "no process takes the lock");
+            assert!(start.elapsed() < TEST_TIMEOUT, "no process takes the lock");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -179,12 +179,12 @@ pub(crate) struct Plugin {
 }
 
 impl Plugin {
-    pub(crate) fn of(command: Command) -> Self {
-        Self::waiting(command).answered()
+    pub(crate) fn start(command: Command) -> Self {
+        Self::spawn(command).with_output()
     }
 
     /// One that has printed nothing yet.
-    pub(crate) fn waiting(mut command: Command) -> Self {
+    pub(crate) fn spawn(mut command: Command) -> Self {
         Self {
             child: command.spawn().unwrap(),
             printed: Value::Null,
@@ -192,7 +192,7 @@ impl Plugin {
     }
 
     /// The same, with its output.
-    pub(crate) fn answered(mut self) -> Self {
+    pub(crate) fn with_output(mut self) -> Self {
         // The plugin closes its output, so this ends while it runs.
         let mut text = String::new();
         let mut stdout = self.child.stdout.take().unwrap();
@@ -225,12 +225,12 @@ impl Plugin {
 
     /// Its exit status, if it ends in time.
     pub(crate) async fn ended(&mut self) -> ExitStatus {
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(begun.elapsed() < TEST_TIMEOUT, "the plugin does not end");
+            assert!(start.elapsed() < TEST_TIMEOUT, "the plugin does not end");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

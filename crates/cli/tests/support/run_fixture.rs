@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use skewbridge_testkit::{ApiServer, Ca, Options, RecordedRequest, Reply, ScratchDir};
 
 /// Longer than any of the commands takes.
-pub(crate) const PATIENT: Option<Duration> = Some(Duration::from_mins(1));
+pub(crate) const REQUEST_TIMEOUT: Option<Duration> = Some(Duration::from_mins(1));
 
 /// The header that the plugin adds to each request.
 pub(crate) const BADGE: &str = "x-badge";
@@ -101,14 +101,14 @@ impl RunFixture {
         command
     }
 
-    /// The same, with this test program as its command, to do `what`.
-    pub(crate) fn asking(&self, user: &Value, what: &str) -> Command {
+    /// The same, with this test program as its command, which performs this action.
+    pub(crate) fn test_command(&self, user: &Value, action: &str) -> Command {
         let mut command = self.run(user);
         command
             .arg("--")
             .arg(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "a_command"])
-            .env("CHILD_ASKS", what);
+            .env("CHILD_ACTION", action);
         command
     }
 
@@ -117,7 +117,7 @@ impl RunFixture {
     }
 
     /// The remaining files of commands and plugins.
-    pub(crate) fn left(&self) -> usize {
+    pub(crate) fn remaining_files(&self) -> usize {
         std::fs::read_dir(self.dir.path().join("runtime"))
             .unwrap()
             .count()
@@ -152,10 +152,10 @@ pub(crate) fn parent_of(process: i32) -> i32 {
 }
 
 /// The same command, started by these arguments.
-pub(crate) fn started_by(words: &[&str], command: &Command) -> Command {
-    let mut started = Command::new(words[0]);
+pub(crate) fn started_by(args: &[&str], command: &Command) -> Command {
+    let mut started = Command::new(args[0]);
     started
-        .args(&words[1..])
+        .args(&args[1..])
         .arg(command.get_program())
         .args(command.get_args())
         .stdin(Stdio::null());

@@ -256,7 +256,7 @@ impl RemoteFile<'_> {
 
     fn size_changed(&self, size: u64) -> Error {
         Error::Unexpected(format!(
-            "{} is not as large as it was said to be ({size} bytes): does something write to it?",
+            "{} no longer has its reported size ({size} bytes): does another program write to it?",
             self.copy_spec
         ))
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 
 use super::error::Error;
-use crate::streams::{ExecRequest, Executor, ExitStatus};
+use crate::remote_command::{ExecRequest, Executor, ExitStatus};
 
 /// How much of a command's stderr is kept for errors.
 const MAX_STDERR_BYTES: u64 = 8 << 10;
@@ -16,7 +16,8 @@ const MAX_STDERR_BYTES: u64 = 8 << 10;
 const READ_CHUNK_BYTES: usize = 16 << 10;
 
 /// The future of a command that is being started.
-pub type RunFuture<'a> = Pin<Box<dyn Future<Output = Result<Process, crate::Error>> + Send + 'a>>;
+pub type RunFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<Process, crate::error::Error>> + Send + 'a>>;
 
 /// Runs commands: a container of a pod, or anything that behaves like one.
 pub trait Container: Send + Sync {
@@ -143,8 +144,8 @@ fn is_missing_program(message: &str) -> bool {
 }
 
 /// Whether an error may go away soon.
-pub(super) fn is_transient(error: &crate::Error) -> bool {
-    use crate::Error::{Api, ConnectionLost, NotHttp, Proxy, TimedOut, Tls, Unreachable};
+pub(super) fn is_transient(error: &crate::error::Error) -> bool {
+    use crate::error::Error::{Api, ConnectionLost, NotHttp, Proxy, TimedOut, Tls, Unreachable};
     match error {
         // Overloaded, or a load balancer whose servers restart.
         Api { response, .. } => matches!(response.code, 429 | 502..=504),

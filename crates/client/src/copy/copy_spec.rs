@@ -158,7 +158,7 @@ impl Destination {
             return match root {
                 RequestedRoot::Named(name) => Ok((self.path.clone(), name.clone())),
                 RequestedRoot::Contents => Err(Error::Unexpected(
-                    "a directory was asked for, and it is a file".to_owned(),
+                    "a directory was requested, but it is a file".to_owned(),
                 )),
             };
         }

@@ -146,7 +146,7 @@ pub enum Error {
     Cancelled,
     /// A command could not be started.
     #[error(transparent)]
-    Client(#[from] crate::Error),
+    Client(#[from] crate::error::Error),
 }
 
 /// How many entries were skipped.

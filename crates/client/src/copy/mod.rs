@@ -9,7 +9,7 @@
 //! use std::path::Path;
 //! use std::sync::Arc;
 //! use skewbridge_client::copy::{self, Options, Pod, Progress};
-//! use skewbridge_client::streams::FallbackExecutor;
+//! use skewbridge_client::remote_command::FallbackExecutor;
 //!
 //! # async fn example(endpoint: skewbridge_client::Endpoint) -> Result<(), copy::Error> {
 //! let pod = Pod {
@@ -22,6 +22,14 @@
 //! copy::copy_from(&pod, "/var/log/app", Path::new("logs"), &options, &progress).await?;
 //! # Ok(())
 //! # }
+//! ```
+//!
+//! # A complete program
+//!
+//! It is in `examples`, and the tests run it.
+//!
+//! ```no_run
+#![doc = include_str!("../../examples/copy_a_file.rs")]
 //! ```
 
 mod archive_builder;

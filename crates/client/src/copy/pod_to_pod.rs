@@ -436,7 +436,7 @@ mod tests {
 
     use super::*;
     use crate::copy::container::RunFuture;
-    use crate::streams::{Disconnected, ExitStatus};
+    use crate::remote_command::{Disconnected, ExitStatus};
 
     /// Answers each command with the next of these outputs, and loses the connection where set.
     struct ScriptedContainer {

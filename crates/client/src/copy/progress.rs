@@ -19,7 +19,7 @@ impl Progress {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Files, directories and links begun.
+    /// Files, directories and links that have been started.
     pub fn entries(&self) -> u64 {
         self.entries.load(Ordering::Relaxed)
     }

@@ -142,7 +142,7 @@ impl Upload<'_> {
         }
     }
 
-    /// Asks the container how far the copy has come.
+    /// Queries the container about the state of the copy.
     async fn query_state(&self) -> Result<AfterDisconnect, Error> {
         self.plan.stop_writer(self.container).await?;
         if self.plan.is_done(self.container).await? {

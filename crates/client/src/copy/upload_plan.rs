@@ -309,7 +309,7 @@ impl UploadPlan {
 }
 
 pub(super) fn disconnected(cause: String) -> Error {
-    Error::Client(crate::Error::ConnectionLost {
+    Error::Client(crate::error::Error::ConnectionLost {
         server: "of the pod".to_owned(),
         cause,
     })

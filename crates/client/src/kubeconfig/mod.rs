@@ -1,13 +1,36 @@
 //! Kubeconfig files, read as kubectl reads them: several files are merged, paths are relative
 //! to their file.
+//!
+//! A [`Kubeconfig`] has contexts, clusters and users. A [`Target`] is one of its contexts with
+//! its cluster and user.
+//!
+//! ```
+//! use std::path::Path;
+//! use skewbridge_client::kubeconfig::Kubeconfig;
+//!
+//! # fn main() -> Result<(), skewbridge_client::Error> {
+//! let text = "
+//! current-context: dev
+//! contexts: [{name: dev, context: {cluster: local, namespace: web}}]
+//! clusters: [{name: local, cluster: {server: 'https://127.0.0.1:6443'}}]
+//! ";
+//! let config = Kubeconfig::parse(text, Path::new("/home/me/.kube/config"))?;
+//! let target = config.target(None)?;
+//! assert_eq!(target.server(), "https://127.0.0.1:6443");
+//! assert_eq!(target.namespace.as_deref(), Some("web"));
+//! # Ok(())
+//! # }
+//! ```
 
 mod file;
 mod find;
+mod secret_file;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
+pub(crate) use secret_file::read_secret_file;
 pub use skewbridge_k8s_api::exec_credential::Version as ExecVersion;
 
 use crate::Secret;

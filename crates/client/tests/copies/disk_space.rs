@@ -8,7 +8,7 @@ use skewbridge_testkit::ScratchDir;
 
 use crate::download;
 use crate::fake_container::FakeContainer;
-use crate::test_tree::{listing, noise};
+use crate::test_tree::{listing, random_bytes};
 
 const MIB: usize = 1 << 20;
 
@@ -58,7 +58,7 @@ async fn a_copy_is_replaced_where_it_does_not_fit_twice() {
     let tree = container.root().join("tree");
     std::fs::create_dir(&tree).unwrap();
     for name in ["a", "b"] {
-        std::fs::write(tree.join(name), noise(8 * MIB)).unwrap();
+        std::fs::write(tree.join(name), random_bytes(8 * MIB)).unwrap();
     }
     let to = disk.path("to");
     for _ in 0..3 {
@@ -73,7 +73,7 @@ async fn a_file_larger_than_the_free_space_is_rejected_and_the_rest_stays() {
         return;
     };
     let container = FakeContainer::new();
-    std::fs::write(container.root().join("small"), noise(7 * MIB)).unwrap();
+    std::fs::write(container.root().join("small"), random_bytes(7 * MIB)).unwrap();
     // A sparse file.
     let zeros = std::fs::File::create(container.root().join("zeros")).unwrap();
     zeros.set_len(10 << 30).unwrap();

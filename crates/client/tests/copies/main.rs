@@ -203,7 +203,10 @@ async fn a_connection_lost_at_any_byte_is_never_a_success() {
 
 #[tokio::test]
 async fn an_upload_is_complete_only_when_the_container_confirms_it() {
-    for (loss, name) in [(Loss::Everything, "nothing"), (Loss::Answer, "everything")] {
+    for (loss, name) in [
+        (Loss::Everything, "nothing"),
+        (Loss::ExitStatus, "everything"),
+    ] {
         let (container, scratch) = (FakeContainer::new(), ScratchDir::new());
         let tree = scratch.path().join("tree");
         create_tree(&tree, TreeShape::Tiny);
@@ -233,7 +236,7 @@ async fn an_upload_is_complete_only_when_the_container_confirms_it() {
 
 #[tokio::test]
 async fn a_completed_copy_between_pods_is_not_repeated() {
-    for loss in [Loss::Everything, Loss::Answer] {
+    for loss in [Loss::Everything, Loss::ExitStatus] {
         let (source, target) = (FakeContainer::new(), FakeContainer::new());
         create_tree(&source.root().join("tree"), TreeShape::Tiny);
         target.lose_connections(&[None, Some(loss)]);
@@ -281,7 +284,7 @@ async fn interrupted_downloads_are_resumed() {
 #[tokio::test]
 async fn a_large_file_is_resumed_in_its_middle_in_both_directions() {
     let (container, scratch) = (FakeContainer::new(), ScratchDir::new());
-    let contents = test_tree::noise(12 << 20);
+    let contents = test_tree::random_bytes(12 << 20);
     let from = scratch.write("large", &contents);
     container.lose_connections(&[None, Some(Loss::Input(6 << 20))]);
     let (options, events) = options(1);
@@ -324,7 +327,7 @@ async fn a_large_file_is_resumed_in_its_middle_in_both_directions() {
 async fn a_source_changed_between_two_attempts_is_copied_from_the_start() {
     let (container, scratch) = (FakeContainer::new(), ScratchDir::new());
     let large = container.root().join("large");
-    let contents = test_tree::noise(1 << 20);
+    let contents = test_tree::random_bytes(1 << 20);
     std::fs::write(&large, &contents).unwrap();
     let to = scratch.path().join("to");
     container.lose_connections(&[Some(Loss::Output(600_000))]);

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use skewbridge_client::copy::{Error, Pod, Progress, copy_from, copy_to};
-use skewbridge_client::streams::{Executor, FallbackExecutor, SpdyExecutor, WebSocketExecutor};
+use skewbridge_client::remote_command::{
+    Executor, FallbackExecutor, SpdyExecutor, WebSocketExecutor,
+};
 use skewbridge_client::{Endpoint, Kubeconfig};
 use skewbridge_testkit::{Pods, ScratchDir};
 

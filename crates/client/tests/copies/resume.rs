@@ -12,7 +12,7 @@ use skewbridge_client::copy::{
 use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
 
 use crate::fake_container::{FakeContainer, Loss, is_busybox};
-use crate::test_tree::{TreeShape, create_tree, listing, noise};
+use crate::test_tree::{TreeShape, create_tree, listing, random_bytes};
 use crate::{download, no_leftovers, options, progress, upload};
 
 /// Programs of a container without tar.
@@ -44,7 +44,7 @@ async fn a_stale_file_of_the_same_size_and_time_is_replaced() {
         set_time(&root.join("z"), 1_234_567_890);
     }
     // The connection is lost before the stale file.
-    std::fs::write(from.join("a"), noise(200_000)).unwrap();
+    std::fs::write(from.join("a"), random_bytes(200_000)).unwrap();
     container.lose_connections(&[None, Some(Loss::Input(60_000))]);
     upload(&container, &from.join("."), "there", 1)
         .await
@@ -58,7 +58,7 @@ async fn complete_files_are_not_sent_again() {
     let from = scratch.path().join("from");
     std::fs::create_dir(&from).unwrap();
     for name in ["a", "b", "c"] {
-        std::fs::write(from.join(name), noise(100_000)).unwrap();
+        std::fs::write(from.join(name), random_bytes(100_000)).unwrap();
     }
     std::fs::create_dir(container.root().join("there")).unwrap();
     container.lose_connections(&[None, Some(Loss::Input(250_000))]);
@@ -89,20 +89,20 @@ fn with_interrupted_tar(user: u32, place: &str) -> FakeContainer {
     let (tar, root) = (container.tar(), container.root());
     let (tar, once) = (tar.display(), root.join("../once"));
     let once = once.display();
-    let undress = format!("chmod 700 {place}/b; rm -f {place}/c; : >{once}");
+    let remove_permissions = format!("chmod 700 {place}/b; rm -f {place}/c; : >{once}");
     container.add_script(
         "tar",
-        &format!("{tar} \"$@\" && exit\n[ -e {once} ] || {{ {undress}; }}\nexit 2"),
+        &format!("{tar} \"$@\" && exit\n[ -e {once} ] || {{ {remove_permissions}; }}\nexit 2"),
     );
     container.add_script("id", &format!("echo {user}"));
     container
 }
 
-fn plant_dressed(from: &Path) {
+fn create_files_with_permissions(from: &Path) {
     std::fs::create_dir(from).unwrap();
     for name in ["a", "b", "c"] {
         let path = from.join(name);
-        std::fs::write(&path, noise(100_000)).unwrap();
+        std::fs::write(&path, random_bytes(100_000)).unwrap();
         std::fs::set_permissions(path, PermissionsExt::from_mode(0o754)).unwrap();
     }
 }
@@ -116,7 +116,7 @@ async fn a_file_without_its_permissions_is_sent_again() {
     ] {
         let (container, scratch) = (with_interrupted_tar(0, place), ScratchDir::new());
         let from = scratch.path().join("from");
-        plant_dressed(&from);
+        create_files_with_permissions(&from);
         std::fs::create_dir_all(container.root().join("there/from")).unwrap();
         container.lose_connections(&[None, Some(Loss::Input(250_000))]);
         upload(&container, &from, to, 1).await.unwrap();
@@ -135,13 +135,13 @@ async fn later_changes_do_not_hide_a_file_without_permissions() {
         ScratchDir::new(),
     );
     let from = scratch.path().join("from");
-    plant_dressed(&from);
-    let log = scratch.write("from/a.log", noise(5 << 20));
+    create_files_with_permissions(&from);
+    let log = scratch.write("from/a.log", random_bytes(5 << 20));
     container.lose_connections(&[None, Some(Loss::Input((5 << 20) + 250_000))]);
     let (mut options, _) = options(1);
     let grows = log.clone();
     options.on_event = Some(Arc::new(move |_| {
-        std::fs::write(&grows, noise((5 << 20) + 10)).unwrap();
+        std::fs::write(&grows, random_bytes((5 << 20) + 10)).unwrap();
     }));
     copy_to(&container, &from, "new", &options, &progress())
         .await
@@ -154,14 +154,14 @@ async fn later_changes_do_not_hide_a_file_without_permissions() {
         ScratchDir::new(),
     );
     let from = scratch.path().join("from");
-    plant_dressed(&from);
+    create_files_with_permissions(&from);
     let attempts = Some(Loss::Input(60_000));
     container.lose_connections(&[None, Some(Loss::Input(250_000))]);
     container.lose_connections(&[None, None, None, None, attempts]);
     let (mut options, events) = crate::options(2);
     let (changes, kept) = (from.join("a"), events.clone());
     options.on_event = Some(Arc::new(move |event| {
-        std::fs::write(&changes, noise(100_001)).unwrap();
+        std::fs::write(&changes, random_bytes(100_001)).unwrap();
         kept.lock().unwrap().push(event);
     }));
     copy_to(&container, &from, "new", &options, &progress())
@@ -189,7 +189,7 @@ async fn existing_files_do_not_keep_other_permissions() {
                 std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
             }
         }
-        std::fs::write(from.join("a"), noise(200_000)).unwrap();
+        std::fs::write(from.join("a"), random_bytes(200_000)).unwrap();
         container.lose_connections(losses);
         upload(&container, &from.join("."), "there", 1)
             .await
@@ -210,7 +210,7 @@ async fn a_volume_without_permissions_does_not_prevent_resuming() {
         std::fs::create_dir(&from).unwrap();
         for name in 0..20 {
             let path = from.join(format!("{name:02}"));
-            std::fs::write(&path, noise(100_000)).unwrap();
+            std::fs::write(&path, random_bytes(100_000)).unwrap();
             std::fs::set_permissions(path, PermissionsExt::from_mode(0o754)).unwrap();
         }
         let tar = container.tar();
@@ -285,7 +285,7 @@ async fn copies_work_without_a_writer_announcement() {
 #[tokio::test]
 async fn an_appending_writer_is_stopped_too() {
     let (container, scratch) = (FakeContainer::new(), ScratchDir::new());
-    let contents = noise(6 << 20);
+    let contents = random_bytes(6 << 20);
     let from = scratch.write("large", &contents);
     // Slow the first time.
     let once = container.root().join("../once");
@@ -341,7 +341,7 @@ async fn no_old_writer_is_left_when_a_new_one_starts() {
 #[tokio::test]
 async fn a_large_file_advances_with_each_connection() {
     let (container, scratch) = (FakeContainer::new(), ScratchDir::new());
-    let contents = noise(14 << 20);
+    let contents = random_bytes(14 << 20);
     let from = scratch.write("large", &contents);
     // A probe; tar. Then each time: stopping the last writer, whether it is done, checksums,
     // and the rest.
@@ -401,9 +401,9 @@ exec {} \"$@\"",
 
 #[tokio::test]
 async fn no_file_is_assembled_from_two_versions() {
-    let old = noise(300_000);
+    let old = random_bytes(300_000);
     let inverted: Vec<u8> = old.iter().map(|byte| !byte).collect();
-    let longer = noise(300_512);
+    let longer = random_bytes(300_512);
     // As large as before, or a block larger.
     let versions = [&inverted, &longer];
     for (new, before) in versions.into_iter().flat_map(|new| [(new, 2), (new, 3)]) {
@@ -443,7 +443,7 @@ async fn without_tar_a_download_resumes() {
     let scratch = ScratchDir::new();
     let programs = [&WITHOUT_TAR[..], &["tail", "cksum"]].concat();
     let container = FakeContainer::with(&programs);
-    let contents = noise(300_000);
+    let contents = random_bytes(300_000);
     std::fs::write(container.root().join("file"), &contents).unwrap();
     // tar, wc, cat; then twice cksum and tail. The last one loses only its exit status.
     let parts = [100_000, 50_000, 150_000].map(|bytes| Some(Loss::Output(bytes)));
@@ -470,7 +470,7 @@ async fn without_tar_no_file_is_assembled_from_two_versions() {
         let scratch = ScratchDir::new();
         let container = FakeContainer::with(&[&WITHOUT_TAR[..], more].concat());
         let path = container.root().join("file");
-        let old = noise(300_000);
+        let old = random_bytes(300_000);
         let new: Vec<u8> = old.iter().map(|byte| !byte).collect();
         std::fs::write(&path, &old).unwrap();
         container.lose_connections(&[None, None, Some(Loss::Output(100_000))]);
@@ -494,7 +494,7 @@ async fn without_tar_no_file_is_assembled_from_two_versions() {
 async fn without_tar_an_upload_restarts_and_completes() {
     let scratch = ScratchDir::new();
     let container = FakeContainer::with(&WITHOUT_TAR);
-    let contents = noise(300_000);
+    let contents = random_bytes(300_000);
     let from = scratch.write("file", &contents);
     let loss = Some(Loss::Input(100_000));
     container.lose_connections(&[None, loss, loss]);

@@ -5,8 +5,9 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use skewbridge_client::Endpoint;
+use skewbridge_client::api_server::Timeouts;
 use skewbridge_client::kubeconfig::PemSource;
-use skewbridge_client::{Endpoint, Timeouts};
 use skewbridge_testkit::{Ca, PATIENCE, eventually};
 
 use crate::fixture::{Fixture, KEY_OWNER, PluginKind, TIMEOUTS, get, is_gone};
@@ -100,9 +101,9 @@ async fn a_plugin_never_runs_twice_at_the_same_time() {
         all.spawn(async move { endpoint.connect().await.map(drop) });
     }
     all.join_all().await;
-    let noted = fixture.recorded("count");
-    assert!(!noted.contains("twice"), "{noted}");
-    assert!((1..=21).contains(&noted.lines().count()), "{noted}");
+    let recorded = fixture.recorded("count");
+    assert!(!recorded.contains("twice"), "{recorded}");
+    assert!((1..=21).contains(&recorded.lines().count()), "{recorded}");
 }
 
 #[tokio::test]
@@ -120,16 +121,16 @@ async fn a_cancelled_caller_does_not_abort_the_call_of_others() {
     );
     let target = fixture.target_of("u", &Fixture::script(&script));
     let execs = || {
-        let noted = std::fs::read_to_string(&count).unwrap_or_default();
-        noted.lines().count()
+        let recorded = std::fs::read_to_string(&count).unwrap_or_default();
+        recorded.lines().count()
     };
     let mut first = Box::pin(Endpoint::prepare_with_timeouts(&target, TIMEOUTS));
     let mut second = Box::pin(Endpoint::prepare_with_timeouts(&target, TIMEOUTS));
     // Each is polled once, in this order.
-    for asking in [&mut first, &mut second] {
+    for caller in [&mut first, &mut second] {
         tokio::select! {
             biased;
-            _ = asking => panic!("nobody has let it go on"),
+            _ = caller => panic!("the plugin ended too early"),
             () = std::future::ready(()) => {}
         }
     }
@@ -142,11 +143,11 @@ async fn a_cancelled_caller_does_not_abort_the_call_of_others() {
 
 #[tokio::test]
 async fn each_caller_waits_for_its_own_timeout_and_the_plugin_runs_on_for_the_others() {
-    let hasty = Timeouts {
+    let short = Timeouts {
         plugin: Duration::from_millis(300),
         ..TIMEOUTS
     };
-    for timeouts in [[TIMEOUTS, hasty], [hasty, TIMEOUTS]] {
+    for timeouts in [[TIMEOUTS, short], [short, TIMEOUTS]] {
         let fixture = Fixture::new(PluginKind::Itself).await;
         let (count, go) = (
             fixture.dir.path().join("count"),
@@ -160,27 +161,27 @@ async fn each_caller_waits_for_its_own_timeout_and_the_plugin_runs_on_for_the_ot
         );
         let target = fixture.target_of("alice", &Fixture::script(&script));
         // In this order.
-        let mut asking =
+        let mut callers =
             timeouts.map(|timeouts| Box::pin(Endpoint::prepare_with_timeouts(&target, timeouts)));
-        for asking in &mut asking {
+        for caller in &mut callers {
             tokio::select! {
                 biased;
-                _ = asking => panic!("nobody has let it go on"),
+                _ = caller => panic!("the plugin ended too early"),
                 () = std::future::ready(()) => {}
             }
         }
-        let [first, second] = asking;
-        let (patient, in_a_hurry) = if timeouts[0] == TIMEOUTS {
+        let [first, second] = callers;
+        let (long_timeout, short_timeout) = if timeouts[0] == TIMEOUTS {
             (first, second)
         } else {
             (second, first)
         };
-        let error = in_a_hurry.await.unwrap_err().to_string();
+        let error = short_timeout.await.unwrap_err().to_string();
         let expected = "exec: sh (user \"alice\"): did not give a credential within 0.3 s; other \
                         requests still wait for it";
         assert!(error.contains(expected), "{error}");
         std::fs::write(go, "").unwrap();
-        patient.await.unwrap();
+        long_timeout.await.unwrap();
         assert_eq!(std::fs::read_to_string(count).unwrap(), "x\n");
     }
 }
@@ -191,11 +192,11 @@ async fn a_plugin_without_callers_is_killed() {
     let pid = fixture.dir.path().join("waiting");
     let script = format!("echo $$ > {}; exec sleep 300", pid.display());
     let target = fixture.target_of("u", &Fixture::script(&script));
-    let asking =
+    let caller =
         tokio::spawn(async move { Endpoint::prepare_with_timeouts(&target, TIMEOUTS).await });
     let read = || std::fs::read_to_string(&pid).unwrap_or_default();
     eventually("the plugin", PATIENCE, async || read().ends_with('\n')).await;
-    asking.abort();
+    caller.abort();
     let pid = read().trim().parse().unwrap();
     eventually("its end", PATIENCE, async || is_gone(pid)).await;
 }
@@ -206,7 +207,7 @@ async fn the_same_cluster_and_user_share_a_proxy_and_others_do_not() {
     let _first = fixture.endpoint().await;
     let _same = fixture.endpoint().await;
     assert_eq!(fixture.execs(), 1);
-    let other_user = fixture.target_of("somebody-else", &fixture.plugin());
+    let other_user = fixture.target_of("another-user", &fixture.plugin());
     let _other = Endpoint::prepare_with_timeouts(&other_user, TIMEOUTS)
         .await
         .unwrap();
@@ -223,7 +224,9 @@ async fn the_same_cluster_and_user_share_a_proxy_and_others_do_not() {
 #[tokio::test]
 async fn a_rotated_ca_is_used_by_the_plugins_proxy() {
     let fixture = Fixture::new(PluginKind::Itself).await;
-    let path = fixture.dir.write("told-ca.crt", fixture.cluster_ca.pem());
+    let path = fixture
+        .dir
+        .write("cluster-ca.crt", fixture.cluster_ca.pem());
     let mut target = fixture.target();
     target.cluster.certificate_authority = Some(PemSource::File(path));
     let endpoint = Endpoint::prepare_with_timeouts(&target, TIMEOUTS)
@@ -232,7 +235,7 @@ async fn a_rotated_ca_is_used_by_the_plugins_proxy() {
     let _same = endpoint.renewed().await.unwrap();
     assert_eq!(fixture.execs(), 1);
     let rotated = Ca::new("cluster").pem();
-    fixture.dir.write("told-ca.crt", &rotated);
+    fixture.dir.write("cluster-ca.crt", &rotated);
     let _renewed = endpoint.renewed().await.unwrap();
     assert_eq!(fixture.execs(), 2);
     let exec_info: Value = serde_json::from_str(&fixture.recorded("exec-info")).unwrap();
@@ -243,7 +246,9 @@ async fn a_rotated_ca_is_used_by_the_plugins_proxy() {
 #[tokio::test]
 async fn a_rotated_ca_is_used_by_direct_connections() {
     let fixture = Fixture::new(PluginKind::Itself).await;
-    let path = fixture.dir.write("told-ca.crt", Ca::new("cluster").pem());
+    let path = fixture
+        .dir
+        .write("cluster-ca.crt", Ca::new("cluster").pem());
     let pair = fixture.cluster_ca.client("jane", &[]);
     let document = json!({
         "kind": "ExecCredential",
@@ -260,7 +265,9 @@ async fn a_rotated_ca_is_used_by_direct_connections() {
         .unwrap();
     let error = get(&endpoint, "/x").await.unwrap_err().to_string();
     assert!(error.contains("unknown authority"), "{error}");
-    fixture.dir.write("told-ca.crt", fixture.cluster_ca.pem());
+    fixture
+        .dir
+        .write("cluster-ca.crt", fixture.cluster_ca.pem());
     let renewed = endpoint.renewed().await.unwrap();
     assert_eq!(get(&renewed, "/x").await.unwrap(), "jane /x");
 }

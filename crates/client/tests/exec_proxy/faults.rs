@@ -9,7 +9,8 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use skewbridge_client::{Endpoint, Timeouts};
+use skewbridge_client::Endpoint;
+use skewbridge_client::api_server::Timeouts;
 use skewbridge_testkit::{
     ApiServer, Ca, Options, PATIENCE, Reply, ReservedPort, Stopwatch, eventually,
 };
@@ -25,11 +26,11 @@ const EXTRA_TIME: Duration = Duration::from_secs(2);
 async fn error_of(fixture: &Fixture, plugin: &Value, timeouts: Timeouts) -> String {
     let target = fixture.target_of("alice", plugin);
     let watch = Stopwatch::start();
-    let asked = async {
+    let request = async {
         let endpoint = Endpoint::prepare_with_timeouts(&target, timeouts).await?;
         get(&endpoint, "/").await
     };
-    let error = asked.await.unwrap_err().to_string();
+    let error = request.await.unwrap_err().to_string();
     let limit = timeouts.plugin + timeouts.request.unwrap_or_default() + EXTRA_TIME;
     watch.within(limit, "an error", async || true).await;
     let named = format!(
@@ -70,7 +71,7 @@ async fn a_plugin_without_output_is_named_with_its_user() {
         ("exit 1", "failed with exit status: 1"),
         (
             "echo 'no card in the reader' >&2; exit 1",
-            "failed with exit status: 1; it said: no card in the reader",
+            "failed with exit status: 1; its stderr: no card in the reader",
         ),
         ("printf '{'; exit 2", "failed with exit status: 2"),
         ("exec yes", "does not print an ExecCredential"),
@@ -93,10 +94,10 @@ async fn a_plugin_without_output_is_named_with_its_user() {
     );
     let mut absent = Fixture::script("");
     absent["command"] = json!("/nonexistent/login");
-    absent["installHint"] = json!("ask somebody\n");
+    absent["installHint"] = json!("see the wiki\n");
     let error = error_of(&fixture, &absent, TIMEOUTS).await;
     assert!(
-        error.ends_with("executable not found\nask somebody"),
+        error.ends_with("executable not found\nsee the wiki"),
         "{error}"
     );
     assert!(fixture.server.requests().is_empty());
@@ -211,31 +212,31 @@ async fn a_proxy_that_exits_during_the_handshake_causes_one_more_exec_and_then_a
 /// program answers.
 struct Port {
     address: std::net::SocketAddr,
-    strangers: Arc<AtomicUsize>,
+    diverted_connections: Arc<AtomicUsize>,
 }
 
 impl Port {
-    async fn open(plugin: PathBuf, stranger: std::net::SocketAddr) -> Self {
+    async fn open(plugin: PathBuf, other_program: std::net::SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = Self {
             address: listener.local_addr().unwrap(),
-            strangers: Arc::default(),
+            diverted_connections: Arc::default(),
         };
-        let strangers = port.strangers.clone();
+        let diverted_connections = port.diverted_connections.clone();
         tokio::spawn(async move {
-            while let Ok((mut near, _)) = listener.accept().await {
-                let less = |left: usize| left.checked_sub(1);
-                let is_stranger = strangers
-                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+            while let Ok((mut client, _)) = listener.accept().await {
+                let decrement = |count: usize| count.checked_sub(1);
+                let is_diverted = diverted_connections
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, decrement)
                     .is_ok();
-                let address = if is_stranger {
-                    stranger.to_string()
+                let address = if is_diverted {
+                    other_program.to_string()
                 } else {
                     std::fs::read_to_string(&plugin).unwrap()
                 };
                 tokio::spawn(async move {
-                    let mut far = TcpStream::connect(address).await.unwrap();
-                    let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                    let mut server = TcpStream::connect(address).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
                 });
             }
         });
@@ -247,7 +248,7 @@ impl Port {
 async fn a_port_taken_by_another_program_causes_another_exec() {
     let other = Ca::new("plugin");
     let of_another_ca = ApiServer::start(Options::new(other.server(&["127.0.0.1"])), |_| {
-        Reply::json("stranger")
+        Reply::json("other program")
     })
     .await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -265,10 +266,10 @@ async fn a_port_taken_by_another_program_causes_another_exec() {
         ),
         (without_tls, "does not speak TLS with us"),
     ];
-    for (stranger, words) in rows {
+    for (other_program, expected) in rows {
         let mut fixture = Fixture::new(PluginKind::Itself).await;
         fixture.socket = Socket::Tcp;
-        let port = Port::open(fixture.dir.path().join("address"), stranger).await;
+        let port = Port::open(fixture.dir.path().join("address"), other_program).await;
         let url = format!("https://{}", port.address);
         fixture.extra = json!({"proxyConfig": {
             "url": url,
@@ -280,20 +281,21 @@ async fn a_port_taken_by_another_program_causes_another_exec() {
             format!("{KEY_OWNER} /x")
         );
         assert_eq!(fixture.execs(), 1);
-        port.strangers.store(1, Ordering::Relaxed);
+        port.diverted_connections.store(1, Ordering::Relaxed);
         assert_eq!(
             get(&endpoint, "/y").await.unwrap(),
             format!("{KEY_OWNER} /y")
         );
-        assert_eq!(fixture.execs(), 2, "{words}");
+        assert_eq!(fixture.execs(), 2, "{expected}");
         // If the other program stays, an error is reported after one more exec.
-        port.strangers.store(usize::MAX, Ordering::Relaxed);
+        port.diverted_connections
+            .store(usize::MAX, Ordering::Relaxed);
         let error = get(&endpoint, "/z").await.unwrap_err().to_string();
         assert!(
-            error.contains(&format!("its proxy at {url} {words}")),
+            error.contains(&format!("its proxy at {url} {expected}")),
             "{error}"
         );
-        assert_eq!(fixture.execs(), 3, "{words}");
+        assert_eq!(fixture.execs(), 3, "{expected}");
     }
     assert!(of_another_ca.requests().is_empty());
 }

@@ -33,13 +33,13 @@ fn a_plugin() {
     };
     let plugin = Plugin { dir: dir.into() };
     match std::env::var("PLUGIN_KIND").unwrap().as_str() {
-        "starter" => plugin.start_another(),
+        "starter" => plugin.start_proxy_process(),
         "finder" if plugin.socket().exists() => {
             let url = format!("unix://{}", plugin.socket().display());
-            plugin.say(&mut plugin.answer_pipe(), &url);
+            plugin.print_credential(&mut plugin.output_pipe(), &url);
         }
-        "itself" | "finder" => plugin.serve(&mut plugin.answer_pipe()),
-        "started" => plugin.serve(&mut File::create(plugin.dir.join("answer")).unwrap()),
+        "itself" | "finder" => plugin.serve(&mut plugin.output_pipe()),
+        "started" => plugin.serve(&mut File::create(plugin.dir.join("output")).unwrap()),
         other => panic!("{other}"),
     }
     std::process::exit(0);
@@ -54,7 +54,7 @@ impl Plugin {
         fs::read_to_string(self.dir.join(name)).unwrap()
     }
 
-    fn note(&self, name: &str, text: &str) {
+    fn record(&self, name: &str, text: &str) {
         let mut options = OpenOptions::new();
         let mut file = options
             .create(true)
@@ -64,16 +64,16 @@ impl Plugin {
         file.write_all(text.as_bytes()).unwrap();
     }
 
-    fn answer_pipe(&self) -> File {
-        self.note_exec();
+    fn output_pipe(&self) -> File {
+        self.record_exec();
         OpenOptions::new()
             .write(true)
             .open("/proc/self/fd/3")
             .unwrap()
     }
 
-    fn note_exec(&self) {
-        self.note("execs", &format!("{}\n", std::process::id()));
+    fn record_exec(&self) {
+        self.record("execs", &format!("{}\n", std::process::id()));
         let exec_info = std::env::var("KUBERNETES_EXEC_INFO").unwrap();
         fs::write(self.dir.join("exec-info"), exec_info).unwrap();
         fs::write(
@@ -94,10 +94,10 @@ impl Plugin {
             .map(PathBuf::from)
     }
 
-    /// The other kind: it exits when the proxy listens.
-    fn start_another(&self) {
-        let mut pipe = self.answer_pipe();
-        let _ = fs::remove_file(self.dir.join("answer"));
+    /// Starts a proxy process, and exits when it listens.
+    fn start_proxy_process(&self) {
+        let mut pipe = self.output_pipe();
+        let _ = fs::remove_file(self.dir.join("output"));
         let mut proxy = Command::new(std::env::current_exe().unwrap());
         proxy
             .args(std::env::args_os().skip(1))
@@ -108,17 +108,17 @@ impl Plugin {
             .process_group(0);
         // The child outlives this process.
         drop(proxy.spawn().unwrap());
-        let whole = (0..6000).find_map(|_| {
+        let output = (0..6000).find_map(|_| {
             std::thread::sleep(Duration::from_millis(10));
-            let answer = fs::read_to_string(self.dir.join("answer")).ok()?;
-            answer.ends_with('\n').then_some(answer)
+            let text = fs::read_to_string(self.dir.join("output")).ok()?;
+            text.ends_with('\n').then_some(text)
         });
-        pipe.write_all(whole.unwrap().as_bytes()).unwrap();
+        pipe.write_all(output.unwrap().as_bytes()).unwrap();
     }
 
-    fn serve(&self, answer: &mut File) {
+    fn serve(&self, output: &mut File) {
         let is_held = self.watch_lock();
-        self.note("lock-was-held", &format!("{is_held}\n"));
+        self.record("lock-was-held", &format!("{is_held}\n"));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -130,11 +130,11 @@ impl Plugin {
                 let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
                 let address = listener.local_addr().unwrap();
                 fs::write(self.dir.join("address"), address.to_string()).unwrap();
-                self.say(answer, &format!("https://{address}"));
+                self.print_credential(output, &format!("https://{address}"));
                 let serving = async {
                     loop {
                         let (stream, _) = listener.accept().await.unwrap();
-                        self.hand_on(&acceptor, stream);
+                        self.forward(&acceptor, stream);
                     }
                 };
                 let _: Result<(), _> = tokio::time::timeout(MAX_LIFETIME, serving).await;
@@ -145,11 +145,11 @@ impl Plugin {
                 let _ = fs::remove_file(&path);
                 let listener = UnixListener::bind(&path).unwrap();
                 fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
-                self.say(answer, &format!("unix://{}", path.display()));
+                self.print_credential(output, &format!("unix://{}", path.display()));
                 let serving = async {
                     loop {
                         let (stream, _) = listener.accept().await.unwrap();
-                        self.hand_on(&acceptor, stream);
+                        self.forward(&acceptor, stream);
                     }
                 };
                 let _: Result<(), _> = tokio::time::timeout(MAX_LIFETIME, serving).await;
@@ -157,7 +157,7 @@ impl Plugin {
         });
     }
 
-    fn say(&self, answer: &mut File, url: &str) {
+    fn print_credential(&self, output: &mut File, url: &str) {
         let mut status = json!({
             "clientCertificateData": self.read("client.crt"),
             "clientKeyData": self.read("client.key"),
@@ -179,8 +179,8 @@ impl Plugin {
         // In two writes: a pipe may deliver a document in parts.
         let document = format!("{document}\n");
         let (first, second) = document.split_at(document.len() / 2);
-        answer.write_all(first.as_bytes()).unwrap();
-        answer.write_all(second.as_bytes()).unwrap();
+        output.write_all(first.as_bytes()).unwrap();
+        output.write_all(second.as_bytes()).unwrap();
     }
 
     /// KEP-2718, "Proxy Shutdown": quits if it ever takes the lock.
@@ -193,7 +193,7 @@ impl Plugin {
         let run = self.dir.join("run");
         std::thread::spawn(move || {
             file.lock().unwrap();
-            leave(&path, &run);
+            remove_files_and_exit(&path, &run);
         });
         is_held
     }
@@ -211,7 +211,7 @@ impl Plugin {
         Arc::new(config)
     }
 
-    fn hand_on(
+    fn forward(
         &self,
         acceptor: &TlsAcceptor,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -252,7 +252,7 @@ impl Plugin {
     }
 }
 
-fn leave(lock: &Path, run: &Path) {
+fn remove_files_and_exit(lock: &Path, run: &Path) {
     let _ = fs::remove_dir_all(run);
     let _ = fs::remove_file(lock);
     let _ = fs::remove_dir(lock.parent().unwrap());

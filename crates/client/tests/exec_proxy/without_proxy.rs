@@ -1,7 +1,7 @@
 //! Plugins without a proxy.
 
 use serde_json::{Value, json};
-use skewbridge_client::exec::{CallStatus, ExecCallLabels, proxy_call_counter};
+use skewbridge_client::exec_plugin::{CallStatus, ExecCallLabels, proxy_call_counter};
 use skewbridge_client::{Endpoint, Request};
 use skewbridge_k8s_api::content_negotiation::Format;
 use skewbridge_k8s_api::status::Status;
@@ -123,10 +123,10 @@ async fn calls_that_may_return_a_proxy_are_counted() {
 
 #[tokio::test]
 async fn a_v1beta1_plugin_works_with_and_without_a_proxy() {
-    const OLDER: &str = "client.authentication.k8s.io/v1beta1";
+    const V1BETA1: &str = "client.authentication.k8s.io/v1beta1";
     let fixture = Fixture::new(PluginKind::Itself).await;
     let mut plugin = fixture.plugin();
-    plugin["apiVersion"] = json!(OLDER);
+    plugin["apiVersion"] = json!(V1BETA1);
     // Optional in this version.
     plugin.as_object_mut().unwrap().remove("interactiveMode");
     let target = fixture.target_of("u", &plugin);
@@ -138,17 +138,17 @@ async fn a_v1beta1_plugin_works_with_and_without_a_proxy() {
         format!("{KEY_OWNER} /x")
     );
     let exec_info: Value = serde_json::from_str(&fixture.recorded("exec-info")).unwrap();
-    assert_eq!(exec_info["apiVersion"], OLDER);
+    assert_eq!(exec_info["apiVersion"], V1BETA1);
     assert!(exec_info["spec"]["lockFilePath"].is_string(), "{exec_info}");
     let pair = fixture.cluster_ca.client("jane", &[]);
     let document = json!({
         "kind": "ExecCredential",
-        "apiVersion": OLDER,
+        "apiVersion": V1BETA1,
         "status": {"clientCertificateData": pair.cert_pem, "clientKeyData": pair.key_pem},
     });
     let file = fixture.dir.write("document", document.to_string());
     let mut plugin = Fixture::script(&format!("cat {}", file.display()));
-    plugin["apiVersion"] = json!(OLDER);
+    plugin["apiVersion"] = json!(V1BETA1);
     let mut target = fixture.target_of("u", &plugin);
     target.cluster.proxy_url = None;
     let endpoint = Endpoint::prepare_with_timeouts(&target, TIMEOUTS)
@@ -161,7 +161,7 @@ async fn a_v1beta1_plugin_works_with_and_without_a_proxy() {
     let error = Endpoint::prepare_with_timeouts(&target, TIMEOUTS)
         .await
         .unwrap_err();
-    assert!(error.to_string().contains(OLDER), "{error}");
+    assert!(error.to_string().contains(V1BETA1), "{error}");
 }
 
 /// The 401 body of kube-apiserver.

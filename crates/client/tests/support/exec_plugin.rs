@@ -7,7 +7,8 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use skewbridge_client::{Endpoint, Error, Kubeconfig, Request, Target, Timeouts};
+use skewbridge_client::api_server::Timeouts;
+use skewbridge_client::{Endpoint, Error, Kubeconfig, Request, Target};
 use skewbridge_testkit::{ApiServer, Ca, ClientAuth, Options, RecordedRequest, Reply, ScratchDir};
 
 /// Timeouts for plugins that are expected to answer: generous for slow machines.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 
 use skewbridge_client::copy::{Container, Process, RunFuture, Stdin};
-use skewbridge_client::streams::{Disconnected, ExitStatus};
+use skewbridge_client::remote_command::{Disconnected, ExitStatus};
 use skewbridge_remotecommand::{ExitCode, Failure};
 use skewbridge_testkit::ScratchDir;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -41,7 +41,7 @@ pub(crate) enum Loss {
     /// Everything: the command is never started.
     Everything,
     /// Only the exit status: the command has completed.
-    Answer,
+    ExitStatus,
 }
 
 pub(crate) struct FakeContainer {
@@ -152,7 +152,7 @@ impl FakeContainer {
         }
         let loss = self.losses.lock().unwrap().pop_front().flatten();
         if matches!(loss, Some(Loss::Everything)) {
-            return never_started(stdin);
+            return unstarted_process(stdin);
         }
         let child = Command::new(&command[0])
             .args(&command[1..])
@@ -171,7 +171,7 @@ impl FakeContainer {
             Ok(child) => child,
             Err(error) => return program_not_found(&command[0], &error),
         };
-        let signal = Arc::new(Lost::default());
+        let signal = Arc::new(LossSignals::default());
         let of = |wanted: fn(Loss) -> Option<u64>| loss.and_then(wanted).unwrap_or(u64::MAX);
         let stdout = Output {
             inner: child.stdout.take().unwrap(),
@@ -199,7 +199,7 @@ impl FakeContainer {
         let mut outputs: [Box<dyn AsyncRead + Send + Unpin>; 2] =
             [Box::new(stdout), Box::new(stderr)];
         if keeps_running {
-            outputs = outputs.map(|output| until_lost(output, signal.clone()));
+            outputs = outputs.map(|output| forward_until_lost(output, signal.clone()));
         }
         let [stdout, stderr] = outputs;
         Process {
@@ -233,7 +233,7 @@ impl FakeContainer {
                     let _ = child.wait().await;
                     return connection_lost();
                 };
-                if matches!(loss, Some(Loss::Answer)) {
+                if matches!(loss, Some(Loss::ExitStatus)) {
                     return connection_lost();
                 }
                 match ended.code() {
@@ -275,7 +275,7 @@ fn connection_lost() -> ExitStatus {
     })
 }
 
-fn never_started(stdin: Stdin) -> Process {
+fn unstarted_process(stdin: Stdin) -> Process {
     Process {
         stdin: match stdin {
             Stdin::Piped => Some(Box::new(tokio::io::sink())),
@@ -310,9 +310,9 @@ fn failed(message: String) -> Process {
 }
 
 /// Forwards output until the connection is lost.
-fn until_lost(
+fn forward_until_lost(
     mut output: Box<dyn AsyncRead + Send + Unpin>,
-    lost: Arc<Lost>,
+    lost: Arc<LossSignals>,
 ) -> Box<dyn AsyncRead + Send + Unpin> {
     let (mut into, from) = tokio::io::duplex(1 << 10);
     tokio::spawn(async move {
@@ -325,7 +325,7 @@ fn until_lost(
 }
 
 #[derive(Default)]
-struct Lost {
+struct LossSignals {
     notify: Notify,
     /// Ends the outputs of a process that keeps running.
     outputs: Notify,
@@ -338,7 +338,7 @@ struct Lost {
 struct Output {
     inner: tokio::process::ChildStdout,
     left: u64,
-    lost: Arc<Lost>,
+    lost: Arc<LossSignals>,
 }
 
 impl AsyncRead for Output {
@@ -379,8 +379,8 @@ struct Input {
     /// The connection is lost at the end of the input.
     sent: bool,
     /// Keeps stdin open when the connection is lost.
-    kept: Option<Arc<Lost>>,
-    lost: Arc<Lost>,
+    kept: Option<Arc<LossSignals>>,
+    lost: Arc<LossSignals>,
 }
 
 impl AsyncWrite for Input {

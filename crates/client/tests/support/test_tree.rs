@@ -23,13 +23,13 @@ pub(crate) fn create_tree(root: &Path, shape: TreeShape) {
     match shape {
         TreeShape::Tiny => {
             write("a", b"one");
-            write("b/c", &noise(1500));
+            write("b/c", &random_bytes(1500));
             write("b/d", b"");
         }
         TreeShape::Small => {
             write("plain", b"contents");
             write("empty", b"");
-            write("large", &noise(3 << 20));
+            write("large", &random_bytes(3 << 20));
             write("dir/with spaces/and 'quotes' \"too\"", b"x");
             write("dir/-rf", b"no flag");
             write("dir/grüße\n", b"newline");
@@ -91,7 +91,7 @@ fn digest(bytes: &[u8]) -> String {
 }
 
 /// Pseudo-random bytes.
-pub(crate) fn noise(length: usize) -> Vec<u8> {
+pub(crate) fn random_bytes(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(length + 8);
     while bytes.len() < length {
