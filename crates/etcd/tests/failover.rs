@@ -6,7 +6,7 @@ mod fake_etcd;
 
 use fake_etcd::{FakeEtcd, Step, answer, field, frame, header, number};
 use skewbridge_etcd::{Client, Code, Endpoint, Error, Revision};
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use tokio::net::TcpListener;
 
 async fn good() -> FakeEtcd {
@@ -134,7 +134,7 @@ async fn after_goaway_there_is_a_new_connection() {
     .await;
     let client = client(&[server.endpoint()]);
     client.put(b"k", b"v", None).await.unwrap();
-    eventually("the connection is left", PATIENCE, async || {
+    eventually("the connection is left", TEST_TIMEOUT, async || {
         server.open() == 0
     })
     .await;
@@ -160,7 +160,7 @@ async fn the_connection_ends_with_the_last_client_and_watch() {
     second.get(b"k").await.unwrap();
     assert_eq!((server.opened(), server.open()), (1, 1));
     drop((second, watch));
-    eventually("the connection is closed", PATIENCE, async || {
+    eventually("the connection is closed", TEST_TIMEOUT, async || {
         server.open() == 0
     })
     .await;

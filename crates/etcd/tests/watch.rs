@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fake_etcd::{FakeEtcd, Step, answer, field, frame, header, kv, number};
 use skewbridge_etcd::{Client, Code, Error, Event, Revision, Watch};
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use tokio::time::timeout;
 
 /// The documented bound, and some time for a loaded machine.
@@ -94,7 +94,7 @@ async fn cancelling_next_loses_nothing() {
     steps.push(Step::Hang);
     let (_server, _client, watch) = opened(steps).await;
     let mut watch = watch.unwrap();
-    eventually("the event", PATIENCE, async || {
+    eventually("the event", TEST_TIMEOUT, async || {
         tokio::select! {
             biased;
             events = watch.next() => events.unwrap().len() == 1,

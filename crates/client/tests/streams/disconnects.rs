@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use skewbridge_client::streams::KeepAlive;
 use skewbridge_client::{Executor, ExitStatus, SpdyExecutor, WebSocketExecutor};
-use skewbridge_testkit::{PATIENCE, Pods};
+use skewbridge_testkit::{Pods, TEST_TIMEOUT};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
@@ -19,7 +19,7 @@ async fn run(executor: &dyn Executor) -> (Vec<u8>, bool, ExitStatus) {
     let mut out = Vec::new();
     let mut stdout = process.stdout.take().unwrap();
     let clean = stdout.read_to_end(&mut out).await.is_ok();
-    let status = timeout(PATIENCE, process.wait()).await.unwrap();
+    let status = timeout(TEST_TIMEOUT, process.wait()).await.unwrap();
     (out, clean, status)
 }
 
@@ -80,7 +80,7 @@ async fn a_crashed_server_is_reported_with_the_delivered_bytes() {
         let mut stdout = process.stdout.take().unwrap();
         stdout.read_exact(&mut received).await.unwrap();
         pods.cut_all();
-        let status = timeout(PATIENCE, process.wait()).await.unwrap();
+        let status = timeout(TEST_TIMEOUT, process.wait()).await.unwrap();
         let ExitStatus::Disconnected(cut) = status else {
             panic!("{status:?}")
         };
@@ -151,7 +151,7 @@ async fn an_unresponsive_server_is_detected() {
     for executor in executors {
         let mut process = executor.start(&shell("cat")).await.unwrap();
         let _stdin = process.stdin.take();
-        let status = timeout(PATIENCE, process.wait()).await.unwrap();
+        let status = timeout(TEST_TIMEOUT, process.wait()).await.unwrap();
         let ExitStatus::Disconnected(cut) = status else {
             panic!("{status:?}")
         };
@@ -173,7 +173,7 @@ async fn a_protocol_violation_ends_the_connection() {
     for executor in executors {
         let mut process = executor.start(&shell("cat")).await.unwrap();
         let _stdin = process.stdin.take();
-        let status = timeout(PATIENCE, process.wait()).await.unwrap();
+        let status = timeout(TEST_TIMEOUT, process.wait()).await.unwrap();
         assert!(matches!(status, ExitStatus::Disconnected(_)), "{status:?}");
     }
     task.abort();

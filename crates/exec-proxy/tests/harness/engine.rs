@@ -8,7 +8,7 @@ use http::{HeaderValue, Request, StatusCode};
 use skewbridge_exec_proxy::forward::{BoxFuture, Dial, DialError, Dialled, Offer, Standing};
 use skewbridge_exec_proxy::{Cluster, ModifyError, NeedsBody, Outgoing, RequestModifier};
 use skewbridge_testkit::{
-    ApiServer, Ca, Options, PATIENCE, Reply, ReservedPort, ScriptedServer, eventually,
+    ApiServer, Ca, Options, Reply, ReservedPort, ScriptedServer, TEST_TIMEOUT, eventually,
 };
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -172,7 +172,7 @@ async fn bodies_that_a_modifier_sees_have_so_much_room_and_the_next_waits() {
     let head = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n";
     let (first, rest) = (vec![b'x'; 60_000], vec![b'x'; 40_000]);
     let under_way = async |many| {
-        eventually("requests under way", PATIENCE, async || {
+        eventually("requests under way", TEST_TIMEOUT, async || {
             rig.forwarder.activity().count() == many
         })
         .await;
@@ -199,9 +199,9 @@ async fn bodies_that_a_modifier_sees_have_so_much_room_and_the_next_waits() {
     under_way(2).await;
     assert_eq!(server.requests().len(), 1);
     slow.send(rest).await.unwrap();
-    let answer = timeout(PATIENCE, slow.read_response()).await;
+    let answer = timeout(TEST_TIMEOUT, slow.read_response()).await;
     assert_eq!(answer.unwrap().unwrap().text(), "POST 100000");
-    let answer = timeout(PATIENCE, waiting).await;
+    let answer = timeout(TEST_TIMEOUT, waiting).await;
     assert_eq!(answer.unwrap().unwrap(), "POST 100000");
 }
 
@@ -228,9 +228,9 @@ async fn a_short_body_that_comes_slowly_is_not_waited_for() {
     h1.send("POST / HTTP/1.1\r\nHost: k\r\nContent-Length: 11\r\n\r\nhello")
         .await
         .unwrap();
-    timeout(PATIENCE, begun.notified()).await.unwrap();
+    timeout(TEST_TIMEOUT, begun.notified()).await.unwrap();
     h1.send(" world").await.unwrap();
-    let answer = timeout(PATIENCE, h1.read_response()).await;
+    let answer = timeout(TEST_TIMEOUT, h1.read_response()).await;
     assert_eq!(answer.unwrap().unwrap().text(), "ok");
 }
 
@@ -347,7 +347,7 @@ async fn a_watch_comes_as_it_is_sent_and_ends_with_its_client() {
         if begun.is_none() {
             begun = Some(stream.head().await.unwrap().status);
         }
-        let piece = timeout(PATIENCE, stream.chunk())
+        let piece = timeout(TEST_TIMEOUT, stream.chunk())
             .await
             .unwrap()
             .unwrap()
@@ -356,8 +356,8 @@ async fn a_watch_comes_as_it_is_sent_and_ends_with_its_client() {
         assert_eq!(rig.forwarder.activity().count(), 1);
     }
     stream.reset(h2::Reason::CANCEL);
-    timeout(PATIENCE, watch.cancelled()).await.unwrap();
-    eventually("nothing under way", PATIENCE, async || {
+    timeout(TEST_TIMEOUT, watch.cancelled()).await.unwrap();
+    eventually("nothing under way", TEST_TIMEOUT, async || {
         rig.forwarder.activity().count() == 0
     })
     .await;
@@ -382,7 +382,7 @@ async fn large_bodies_stream_both_ways() {
         stream.finish().unwrap();
         assert_eq!(stream.head().await.unwrap().status, StatusCode::OK);
         let mut length = 0;
-        while let Some(piece) = timeout(PATIENCE, stream.chunk()).await.unwrap() {
+        while let Some(piece) = timeout(TEST_TIMEOUT, stream.chunk()).await.unwrap() {
             length += piece.unwrap().len();
         }
         assert_eq!(length, LENGTH);
@@ -418,10 +418,10 @@ async fn a_cut_answer_is_cut_for_the_client() {
     let mut stream = h2.stream(request).await.unwrap();
     stream.finish().unwrap();
     stream.head().await.unwrap();
-    let piece = timeout(PATIENCE, stream.chunk()).await.unwrap();
+    let piece = timeout(TEST_TIMEOUT, stream.chunk()).await.unwrap();
     assert_eq!(piece.unwrap().unwrap(), "hello");
     cut.notify_one();
-    let end = timeout(PATIENCE, stream.chunk()).await.unwrap();
+    let end = timeout(TEST_TIMEOUT, stream.chunk()).await.unwrap();
     let reason = end.unwrap().unwrap_err().reason();
     assert_eq!(reason, Some(h2::Reason::INTERNAL_ERROR));
 }
@@ -451,7 +451,7 @@ async fn a_write_is_never_sent_twice_and_a_read_is_where_it_is_safe() {
     for (method, status, connections) in rows {
         let request = format!("{method} /a HTTP/1.1\r\nHost: k\r\nContent-Length: 0\r\n\r\n");
         h1.send(request).await.unwrap();
-        let answer = timeout(PATIENCE, h1.read_response())
+        let answer = timeout(TEST_TIMEOUT, h1.read_response())
             .await
             .unwrap()
             .unwrap();

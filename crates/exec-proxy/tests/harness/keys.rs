@@ -9,7 +9,7 @@ use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use skewbridge_exec_proxy::forward::{BoxFuture, Dial, DialError, Dialled, Offer};
 use skewbridge_exec_proxy::{Certificate, ClientKey, Cluster, KeyError};
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Options, PATIENCE, Reply, ScriptedServer, eventually,
+    ApiServer, Ca, ClientAuth, Options, Reply, ScriptedServer, TEST_TIMEOUT, eventually,
 };
 use tokio::sync::Semaphore;
 
@@ -192,12 +192,12 @@ async fn who_leaves_before_the_key_is_touched_takes_nothing_from_those_who_wait(
         let client = rig.h2().await;
         let first = tokio::spawn(async move { client.get("/first").await.map(drop) });
         let dialled = async || dials.load(Ordering::Relaxed) == 1;
-        eventually("the handshake", PATIENCE, dialled).await;
+        eventually("the handshake", TEST_TIMEOUT, dialled).await;
         first.abort();
-        eventually("its end", PATIENCE, async || under_way() == 0).await;
+        eventually("its end", TEST_TIMEOUT, async || under_way() == 0).await;
         let client = rig.h2().await;
         let second = tokio::spawn(async move { client.get("/second").await });
-        eventually("another", PATIENCE, async || under_way() == 1).await;
+        eventually("another", TEST_TIMEOUT, async || under_way() == 1).await;
         touch.add_permits(1);
         assert_eq!(second.await.unwrap().unwrap().status, 200);
         assert_eq!(dials.load(Ordering::Relaxed), 1, "{alpn:?}");

@@ -10,17 +10,17 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Limits;
 use skewbridge_testkit::h2frames::{self, Frame, code, flag, kind, setting};
 use skewbridge_testkit::{
-    ApiServer, BodySender, Connection, H2Client, Options, PATIENCE, RecordedRequest, Reply,
-    ScriptedServer, TlsClient, eventually,
+    ApiServer, BodySender, Connection, H2Client, Options, RecordedRequest, Reply, ScriptedServer,
+    TEST_TIMEOUT, TlsClient, eventually,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
-use crate::bed::{self, Bed};
-use crate::cluster::{self, Cluster, NEW, NEW_PATH, served_by};
-use crate::plain;
-use crate::scripted::{requests, status};
+use crate::support::admin_client;
+use crate::support::cluster::{self, ClusterFixture, NEW, NEW_PATH, served_by};
+use crate::support::pki::{self, PkiFixture};
+use crate::support::scripted_upstream::{requests, status};
 
 /// Long enough for a busy machine to send a request in it.
 const SHORT: Duration = Duration::from_millis(500);
@@ -39,26 +39,26 @@ const INDEXED_62: u8 = 0x80 | 0x3e;
 /// A frame of DATA, as large as clients send them.
 const DATA_FRAME: usize = 16 * 1024;
 
-struct Scene {
-    bed: Bed,
+struct Fixture {
+    pki: PkiFixture,
     upstream: ApiServer,
     bridge: Handle,
     watches: mpsc::UnboundedReceiver<BodySender>,
 }
 
 /// An upstream that answers when it has read the head, and a bridge with these limits.
-async fn scene(change: impl FnOnce(&mut Limits)) -> Scene {
+async fn fixture(change: impl FnOnce(&mut Limits)) -> Fixture {
     scene_with(Options::respond_at_head, change).await
 }
 
 async fn scene_with(
     options: impl FnOnce(Options<'static>) -> Options<'static>,
     change: impl FnOnce(&mut Limits),
-) -> Scene {
-    let bed = Bed::new();
+) -> Fixture {
+    let pki = PkiFixture::new();
     let (senders, watches) = mpsc::unbounded_channel();
     let big = Bytes::from(vec![b'x'; 8 << 20]);
-    let options = options(Options::new(bed.upstream.clone()));
+    let options = options(Options::new(pki.upstream.clone()));
     let never = Arc::new(Notify::new());
     let upstream = ApiServer::start(options, move |seen| match seen.path() {
         POST => Reply::new(403).body("no"),
@@ -72,18 +72,18 @@ async fn scene_with(
         _ => Reply::json("{}"),
     })
     .await;
-    let mut config = bed.config(upstream.addr());
+    let mut config = pki.config(upstream.addr());
     change(&mut config.limits);
-    let bridge = bed::start(&config);
-    Scene {
-        bed,
+    let bridge = pki::start(&config);
+    Fixture {
+        pki,
         upstream,
         bridge,
         watches,
     }
 }
 
-impl Scene {
+impl Fixture {
     /// Frames by hand, with a window that lets no byte of an answer pass.
     async fn closed_window(&self, client: &TlsClient) -> Connection {
         self.frames(client, &[(setting::INITIAL_WINDOW_SIZE, 0)])
@@ -105,7 +105,7 @@ impl Scene {
     }
 
     async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-        let scrape = plain::scrape(self.bridge.admin_address()).await;
+        let scrape = admin_client::scrape(self.bridge.admin_address()).await;
         scrape.value(name, labels)
     }
 }
@@ -125,7 +125,7 @@ async fn frame_of(io: &mut Connection, kind: u8, stream: u32) -> Frame {
             }
         }
     };
-    timeout(PATIENCE, reading).await.expect("a frame")
+    timeout(TEST_TIMEOUT, reading).await.expect("a frame")
 }
 
 /// What has come when a ping is answered.
@@ -133,7 +133,7 @@ async fn until_pong(io: &mut Connection) -> Vec<Frame> {
     say(io, h2frames::ping(flag::NONE, *b"reached?")).await;
     let mut frames = Vec::new();
     loop {
-        let frame = timeout(PATIENCE, h2frames::read_frame(io)).await;
+        let frame = timeout(TEST_TIMEOUT, h2frames::read_frame(io)).await;
         let frame = frame.expect("a frame").unwrap();
         let pong = frame.header.kind == kind::PING && frame.header.has(flag::ACK);
         frames.push(frame);
@@ -157,8 +157,8 @@ fn get_block(path: &str) -> Vec<u8> {
 
 #[tokio::test]
 async fn the_rest_of_a_refused_body_is_dropped_and_its_window_given_back() {
-    let scene = scene(|_| {}).await;
-    let mut io = scene.closed_window(&scene.bed.client()).await;
+    let fixture = fixture(|_| {}).await;
+    let mut io = fixture.closed_window(&fixture.pki.client()).await;
     say(
         &mut io,
         h2frames::headers(1, flag::END_HEADERS, &post_block(POST)),
@@ -186,22 +186,22 @@ async fn the_rest_of_a_refused_body_is_dropped_and_its_window_given_back() {
     assert_eq!(answer.payload, b"no");
     let reset = frame_of(&mut io, kind::RST_STREAM, 1).await;
     assert_eq!(reset.error_code(), Some(code::NO_ERROR));
-    assert_eq!(scene.metric(BUFFERED, &[]).await, Some(0.0));
-    let seen = requests(&scene.upstream);
+    assert_eq!(fixture.metric(BUFFERED, &[]).await, Some(0.0));
+    let seen = requests(&fixture.upstream);
     assert!(seen.iter().all(|seen| seen.body_len == 0), "{seen:?}");
 }
 
 #[tokio::test]
 async fn a_workload_that_answers_early_still_gets_the_whole_body() {
-    let mut scene = scene(|_| {}).await;
-    let mut io = scene.frames(&scene.bed.client(), &[]).await;
+    let mut fixture = fixture(|_| {}).await;
+    let mut io = fixture.frames(&fixture.pki.client(), &[]).await;
     let head = h2frames::headers(1, flag::END_HEADERS, &post_block(PROXY));
     say(&mut io, head).await;
     frame_of(&mut io, kind::HEADERS, 1).await;
     say(&mut io, h2frames::data(1, flag::END_STREAM, b"read me")).await;
-    let _answer = scene.watches.recv().await.unwrap();
-    eventually("the workload has the body", PATIENCE, async || {
-        let seen = requests(&scene.upstream);
+    let _answer = fixture.watches.recv().await.unwrap();
+    eventually("the workload has the body", TEST_TIMEOUT, async || {
+        let seen = requests(&fixture.upstream);
         seen.iter().any(|seen| seen.body == "read me")
     })
     .await;
@@ -209,21 +209,21 @@ async fn a_workload_that_answers_early_still_gets_the_whole_body() {
 
 #[tokio::test]
 async fn an_unauthenticated_client_that_does_not_read_is_given_seconds_and_a_user_is_not() {
-    let scene = scene(|limits| limits.unauthenticated_stall_timeout = SHORT).await;
-    let user = scene.bed.user("alice", &[]);
-    let mut user = scene.closed_window(&user).await;
+    let fixture = fixture(|limits| limits.unauthenticated_stall_timeout = SHORT).await;
+    let user = fixture.pki.user("alice", &[]);
+    let mut user = fixture.closed_window(&user).await;
     say(&mut user, h2frames::headers(1, WHOLE, &get_block("/big"))).await;
     frame_of(&mut user, kind::HEADERS, 1).await;
-    let mut stranger = scene.closed_window(&scene.bed.client()).await;
-    let ask = h2frames::headers(1, WHOLE, &get_block("/big"));
-    say(&mut stranger, ask).await;
+    let mut stranger = fixture.closed_window(&fixture.pki.client()).await;
+    let request = h2frames::headers(1, WHOLE, &get_block("/big"));
+    say(&mut stranger, request).await;
     let reset = frame_of(&mut stranger, kind::RST_STREAM, 1).await;
     assert_eq!(reset.error_code(), Some(code::CANCEL));
     // The user began before, and is still there.
     let since = until_pong(&mut user).await;
     assert!(!kinds(&since).contains(&kind::RST_STREAM), "{since:?}");
     let stalled = [("reason", "stalled")];
-    let evictions = scene
+    let evictions = fixture
         .metric("skewbridge_buffer_evictions_total", &stalled)
         .await;
     assert_eq!(evictions, Some(1.0));
@@ -233,22 +233,22 @@ async fn an_unauthenticated_client_that_does_not_read_is_given_seconds_and_a_use
 async fn a_body_that_does_not_come_is_408_for_an_unauthenticated_client_and_waited_for_from_a_user()
 {
     let change = |limits: &mut Limits| limits.unauthenticated_stall_timeout = SHORT;
-    let scene = scene_with(|options| options, change).await;
-    let user = scene.bed.user("alice", &[]);
-    let mut user = scene.frames(&user, &[]).await;
+    let fixture = scene_with(|options| options, change).await;
+    let user = fixture.pki.user("alice", &[]);
+    let mut user = fixture.frames(&user, &[]).await;
     let head = h2frames::headers(1, flag::END_HEADERS, &post_block("/api"));
     say(&mut user, &head).await;
 
-    let mut h1 = scene.bed.client().http1(scene.bridge.address()).await;
+    let mut h1 = fixture.pki.client().http1(fixture.bridge.address()).await;
     let h1 = h1.as_mut().unwrap();
     h1.send("POST /api HTTP/1.1\r\nHost: k\r\nContent-Length: 10\r\n\r\n12")
         .await
         .unwrap();
-    let answer = timeout(PATIENCE, h1.read_response()).await.unwrap();
+    let answer = timeout(TEST_TIMEOUT, h1.read_response()).await.unwrap();
     status(&answer.unwrap(), 408);
     h1.read_close().await.unwrap();
 
-    let mut stranger = scene.frames(&scene.bed.client(), &[]).await;
+    let mut stranger = fixture.frames(&fixture.pki.client(), &[]).await;
     say(&mut stranger, &head).await;
     say(&mut stranger, h2frames::data(1, flag::NONE, b"12")).await;
     let answer = frame_of(&mut stranger, kind::DATA, 1).await;
@@ -265,21 +265,21 @@ async fn a_body_that_does_not_come_is_408_for_an_unauthenticated_client_and_wait
 #[tokio::test]
 async fn over_the_budget_the_oldest_unauthenticated_streams_are_reset_and_users_stay() {
     const BUDGET: u32 = 512 * 1024;
-    let scene = scene(|limits| {
+    let fixture = fixture(|limits| {
         limits.max_buffered_bytes = BUDGET as usize;
-        limits.unauthenticated_stall_timeout = PATIENCE;
+        limits.unauthenticated_stall_timeout = TEST_TIMEOUT;
     })
     .await;
-    let ask = h2frames::headers(1, WHOLE, &get_block("/big"));
-    let user = scene.bed.user("alice", &[]);
-    let mut user = scene.closed_window(&user).await;
-    say(&mut user, &ask).await;
+    let request = h2frames::headers(1, WHOLE, &get_block("/big"));
+    let user = fixture.pki.user("alice", &[]);
+    let mut user = fixture.closed_window(&user).await;
+    say(&mut user, &request).await;
     frame_of(&mut user, kind::HEADERS, 1).await;
     let stall = async |count: usize| {
         let mut strangers = Vec::new();
         for _ in 0..count {
-            let mut io = scene.closed_window(&scene.bed.client()).await;
-            say(&mut io, &ask).await;
+            let mut io = fixture.closed_window(&fixture.pki.client()).await;
+            say(&mut io, &request).await;
             frame_of(&mut io, kind::HEADERS, 1).await;
             strangers.push(io);
         }
@@ -287,8 +287,8 @@ async fn over_the_budget_the_oldest_unauthenticated_streams_are_reset_and_users_
     };
     // Each holds 128 KiB of its answer.
     let mut strangers = stall(2).await;
-    eventually("what waits is counted", PATIENCE, async || {
-        scene.metric(BUFFERED, &[]).await >= Some(f64::from(3 * 128 * 1024))
+    eventually("what waits is counted", TEST_TIMEOUT, async || {
+        fixture.metric(BUFFERED, &[]).await >= Some(f64::from(3 * 128 * 1024))
     })
     .await;
     let more = stall(3).await;
@@ -296,13 +296,13 @@ async fn over_the_budget_the_oldest_unauthenticated_streams_are_reset_and_users_
         let reset = frame_of(io, kind::RST_STREAM, 1).await;
         assert_eq!(reset.error_code(), Some(code::ENHANCE_YOUR_CALM));
     }
-    eventually("the budget is kept", PATIENCE, async || {
-        let held = scene.metric(BUFFERED, &[]).await;
+    eventually("the budget is kept", TEST_TIMEOUT, async || {
+        let held = fixture.metric(BUFFERED, &[]).await;
         held.is_some_and(|held| held <= f64::from(BUDGET))
     })
     .await;
     let over = [("reason", "over-budget")];
-    let evictions = scene.metric("skewbridge_buffer_evictions_total", &over);
+    let evictions = fixture.metric("skewbridge_buffer_evictions_total", &over);
     assert!(evictions.await >= Some(2.0));
     let since = until_pong(&mut user).await;
     assert!(!kinds(&since).contains(&kind::RST_STREAM), "{since:?}");
@@ -311,14 +311,14 @@ async fn over_the_budget_the_oldest_unauthenticated_streams_are_reset_and_users_
 
 #[tokio::test]
 async fn a_header_block_that_does_not_end_is_cut() {
-    let scene = scene(|limits| limits.read_header_timeout = SHORT).await;
-    let mut io = scene.frames(&scene.bed.client(), &[]).await;
+    let fixture = fixture(|limits| limits.read_header_timeout = SHORT).await;
+    let mut io = fixture.frames(&fixture.pki.client(), &[]).await;
     say(&mut io, h2frames::headers(1, WHOLE, &get_block("/api"))).await;
     frame_of(&mut io, kind::DATA, 1).await;
     let open = h2frames::headers(3, flag::END_STREAM, &get_block("/api"));
     say(&mut io, open).await;
     let ended = async { while h2frames::read_frame(&mut io).await.is_ok() {} };
-    timeout(PATIENCE, ended).await.expect("it is ended");
+    timeout(TEST_TIMEOUT, ended).await.expect("it is ended");
 }
 
 /// A header in HPACK's table, and one byte for each time that it is meant.
@@ -353,8 +353,8 @@ fn header_bytes(seen: &[RecordedRequest]) -> usize {
 
 #[tokio::test]
 async fn unauthenticated_hpack_expansion_closes_the_connection() {
-    let scene = scene(|_| {}).await;
-    let mut io = scene.frames(&scene.bed.client(), &[]).await;
+    let fixture = fixture(|_| {}).await;
+    let mut io = fixture.frames(&fixture.pki.client(), &[]).await;
     let mut bomb = HeaderBomb { stream: 1 };
     // 54 KB of requests became 200 MB at upstream.
     for _ in 0..200 {
@@ -364,38 +364,38 @@ async fn unauthenticated_hpack_expansion_closes_the_connection() {
     }
     let _ = io.flush().await;
     let goaway = h2frames::read_until(&mut io, kind::GOAWAY);
-    let goaway = timeout(PATIENCE, goaway).await.expect("GOAWAY");
+    let goaway = timeout(TEST_TIMEOUT, goaway).await.expect("GOAWAY");
     // Unless it was still sending and met the closed connection.
     if let Ok(goaway) = goaway {
         assert_eq!(goaway.error_code(), Some(code::ENHANCE_YOUR_CALM));
     }
-    let sent_up = header_bytes(&requests(&scene.upstream));
+    let sent_up = header_bytes(&requests(&fixture.upstream));
     assert!(sent_up < 8 << 20, "{} MiB", sent_up >> 20);
-    assert_eq!(scene.header_limit("expansion-ended").await, Some(1.0));
-    assert!(scene.header_limit("expansion-delayed").await >= Some(1.0));
+    assert_eq!(fixture.header_limit("expansion-ended").await, Some(1.0));
+    assert!(fixture.header_limit("expansion-delayed").await >= Some(1.0));
 }
 
 #[tokio::test]
 async fn large_headers_never_share_a_connection() {
     for alpn in [&["h2", "http/1.1"][..], &["h2"]] {
-        let mut scene = scene_with(|options| options.alpn(alpn), |_| {}).await;
-        let victim = scene.bed.client().http2(scene.bridge.address()).await;
+        let mut fixture = scene_with(|options| options.alpn(alpn), |_| {}).await;
+        let victim = fixture.pki.client().http2(fixture.bridge.address()).await;
         let victim = victim.unwrap();
         let mut watches = Vec::new();
         for _ in 0..6 {
             let request = Request::get(format!("https://k{WATCH}")).body(()).unwrap();
             let mut watch = victim.stream(request).await.unwrap();
             watch.finish().unwrap();
-            watches.push((watch, scene.watches.recv().await.unwrap()));
+            watches.push((watch, fixture.watches.recv().await.unwrap()));
         }
-        let shared = requests(&scene.upstream)[0].connection;
-        let mut io = scene.frames(&scene.bed.client(), &[]).await;
+        let shared = requests(&fixture.upstream)[0].connection;
+        let mut io = fixture.frames(&fixture.pki.client(), &[]).await;
         let mut bomb = HeaderBomb { stream: 1 };
         for stream in [1, 3] {
             say(&mut io, bomb.request("/bomb")).await;
             frame_of(&mut io, kind::HEADERS, stream).await;
         }
-        let mut bombs = requests(&scene.upstream);
+        let mut bombs = requests(&fixture.upstream);
         bombs.retain(|seen| seen.path() == "/bomb");
         assert_eq!(
             (bombs[0].connection, bombs[0].version),
@@ -416,16 +416,16 @@ async fn large_headers_never_share_a_connection() {
         }
         // Others go on where they were.
         assert_eq!(victim.get("/api").await.unwrap().status, 200);
-        let last = requests(&scene.upstream).pop().unwrap();
+        let last = requests(&fixture.upstream).pop().unwrap();
         assert_eq!(last.connection, shared);
-        assert_eq!(scene.header_limit("own-connection").await, Some(1.0));
+        assert_eq!(fixture.header_limit("own-connection").await, Some(1.0));
     }
 }
 
 #[tokio::test]
 async fn a_real_token_and_200_impersonated_groups_pass_again_and_again() {
-    let scene = scene(|_| {}).await;
-    let client = scene.bed.client().http2(scene.bridge.address()).await;
+    let fixture = fixture(|_| {}).await;
+    let client = fixture.pki.client().http2(fixture.bridge.address()).await;
     let client = client.unwrap();
     let token = format!("Bearer {}", "t".repeat(3000));
     for _ in 0..500 {
@@ -438,7 +438,7 @@ async fn a_real_token_and_200_impersonated_groups_pass_again_and_again() {
         let answer = client.request(request.body(()).unwrap(), "").await.unwrap();
         assert_eq!(answer.status, 200);
     }
-    let seen = requests(&scene.upstream);
+    let seen = requests(&fixture.upstream);
     assert_eq!(seen.len(), 500);
     // The first one is sent apart: kube-apiserver has not accepted the token yet.
     let (second, last) = (&seen[1], &seen[499]);
@@ -451,8 +451,8 @@ async fn a_real_token_and_200_impersonated_groups_pass_again_and_again() {
 
 #[tokio::test]
 async fn what_becomes_too_large_by_what_the_bridge_adds_is_431() {
-    let scene = scene(|_| {}).await;
-    let client = scene.bed.client().http2(scene.bridge.address()).await;
+    let fixture = fixture(|_| {}).await;
+    let client = fixture.pki.client().http2(fixture.bridge.address()).await;
     let client = client.unwrap();
     // 20 fields fill a mebibyte but for less than the bridge adds.
     let request = |spare: usize| {
@@ -468,15 +468,15 @@ async fn what_becomes_too_large_by_what_the_bridge_adds_is_431() {
     assert_eq!(answer.status, 200, "room for all");
     let answer = client.request(request(150), "").await.unwrap();
     status(&answer, 431);
-    assert_eq!(requests(&scene.upstream).len(), 1);
-    assert_eq!(scene.header_limit("outgoing-too-large").await, Some(1.0));
-    assert_eq!(scene.header_limit("request-too-large").await, Some(0.0));
+    assert_eq!(requests(&fixture.upstream).len(), 1);
+    assert_eq!(fixture.header_limit("outgoing-too-large").await, Some(1.0));
+    assert_eq!(fixture.header_limit("request-too-large").await, Some(0.0));
 }
 
 #[tokio::test]
 async fn joined_values_are_capped() {
-    let scene = scene(|_| {}).await;
-    let client = scene.bed.client().http2(scene.bridge.address()).await;
+    let fixture = fixture(|_| {}).await;
+    let client = fixture.pki.client().http2(fixture.bridge.address()).await;
     let client = client.unwrap();
     let request = |name: &str, count: usize| {
         let mut request = Request::get("https://k/api");
@@ -493,45 +493,45 @@ async fn joined_values_are_capped() {
     let forwarded = request("x-forwarded-for", 200);
     let answer = client.request(forwarded, "").await.unwrap();
     assert_eq!(answer.status, 200);
-    let seen = requests(&scene.upstream).pop().unwrap();
+    let seen = requests(&fixture.upstream).pop().unwrap();
     let chain = seen.all("x-forwarded-for").join(", ");
     assert!(chain.len() < 4200, "{}", chain.len());
     assert!(chain.ends_with(", 127.0.0.1"), "the newest hop stays");
-    assert_eq!(scene.header_limit("cookie-too-large").await, Some(1.0));
-    let shortened = scene.header_limit("forwarded-for-shortened");
+    assert_eq!(fixture.header_limit("cookie-too-large").await, Some(1.0));
+    let shortened = fixture.header_limit("forwarded-for-shortened");
     assert_eq!(shortened.await, Some(1.0));
 }
 
 #[tokio::test]
 async fn headers_that_are_too_large_as_they_come_are_431_and_counted() {
-    let scene = scene(|_| {}).await;
-    let client = scene.bed.client().http2(scene.bridge.address()).await;
+    let fixture = fixture(|_| {}).await;
+    let client = fixture.pki.client().http2(fixture.bridge.address()).await;
     let mut request = Request::get("https://k/api");
     for number in 0..11 {
         request = request.header(format!("x-{number}"), "x".repeat(100_000));
     }
     let answer = client.unwrap().request(request.body(()).unwrap(), "").await;
     status(&answer.unwrap(), 431);
-    assert_eq!(scene.header_limit("request-too-large").await, Some(1.0));
-    let client = scene.bed.client().http1(scene.bridge.address()).await;
+    assert_eq!(fixture.header_limit("request-too-large").await, Some(1.0));
+    let client = fixture.pki.client().http1(fixture.bridge.address()).await;
     let mut client = client.unwrap();
     let large = "x".repeat(2 << 20);
     // It may be answered and closed while it is still sent.
     let _ = client
         .send(format!("GET /api HTTP/1.1\r\nHost: k\r\nX: {large}"))
         .await;
-    eventually("it is counted", PATIENCE, async || {
-        scene.header_limit("request-too-large").await == Some(2.0)
+    eventually("it is counted", TEST_TIMEOUT, async || {
+        fixture.header_limit("request-too-large").await == Some(2.0)
     })
     .await;
-    assert_eq!(requests(&scene.upstream).len(), 0);
+    assert_eq!(requests(&fixture.upstream).len(), 0);
 }
 
 /// 64 of them at one time are under way.
 #[tokio::test]
 async fn requests_with_large_headers_are_bounded() {
-    let scene = scene(|_| {}).await;
-    let client = scene.bed.client().http2(scene.bridge.address()).await;
+    let fixture = fixture(|_| {}).await;
+    let client = fixture.pki.client().http2(fixture.bridge.address()).await;
     let client = client.unwrap();
     let large = "x".repeat(100_000);
     let request = |path: &str| {
@@ -544,14 +544,14 @@ async fn requests_with_large_headers_are_bounded() {
         stream.finish().unwrap();
         under_way.push(stream);
     }
-    eventually("all are under way", PATIENCE, async || {
-        scene.header_limit("own-connection").await == Some(64.0)
+    eventually("all are under way", TEST_TIMEOUT, async || {
+        fixture.header_limit("own-connection").await == Some(64.0)
     })
     .await;
     let refused = client.request(request("/api"), "").await.unwrap();
     status(&refused, 503);
     // Once more after a moment, as with every connection that fails.
-    let refused = scene.header_limit("own-connection-refused").await;
+    let refused = fixture.header_limit("own-connection-refused").await;
     assert_eq!(refused, Some(2.0));
     drop(under_way);
 }
@@ -560,9 +560,9 @@ async fn requests_with_large_headers_are_bounded() {
 #[tokio::test]
 async fn goaway_for_anonymous_callers_reaches_them_and_no_user() {
     for ends in [true, false] {
-        let bed = Bed::new();
+        let pki = PkiFixture::new();
         let upstream =
-            ScriptedServer::start(&bed.upstream, None, &["h2"], move |mut conn| async move {
+            ScriptedServer::start(&pki.upstream, None, &["h2"], move |mut conn| async move {
                 conn.accept_h2(&[]).await;
                 while let Ok(head) = h2frames::read_until(&mut conn.io, kind::HEADERS).await {
                     let stream = head.header.stream;
@@ -576,8 +576,8 @@ async fn goaway_for_anonymous_callers_reaches_them_and_no_user() {
                 }
             })
             .await;
-        let bridge = bed.bridge(upstream.addr());
-        let ask = async |client: TlsClient| {
+        let bridge = pki.bridge(upstream.addr());
+        let send_request = async |client: TlsClient| {
             let client = client.alpn(&["h2"]);
             let mut io = client.connect(bridge.address(), "localhost").await.unwrap();
             h2frames::open(&mut io, &[]).await.unwrap();
@@ -586,7 +586,7 @@ async fn goaway_for_anonymous_callers_reaches_them_and_no_user() {
             io
         };
         for _ in 0..3 {
-            let mut stranger = ask(bed.client()).await;
+            let mut stranger = send_request(pki.client()).await;
             if ends {
                 let goaway = frame_of(&mut stranger, kind::GOAWAY, 0).await;
                 assert_eq!(goaway.error_code(), Some(code::NO_ERROR));
@@ -594,7 +594,7 @@ async fn goaway_for_anonymous_callers_reaches_them_and_no_user() {
                 let since = until_pong(&mut stranger).await;
                 assert!(!kinds(&since).contains(&kind::GOAWAY), "{since:?}");
             }
-            let mut user = ask(bed.user("alice", &[])).await;
+            let mut user = send_request(pki.user("alice", &[])).await;
             let since = until_pong(&mut user).await;
             assert!(!kinds(&since).contains(&kind::GOAWAY), "{since:?}");
         }
@@ -604,15 +604,15 @@ async fn goaway_for_anonymous_callers_reaches_them_and_no_user() {
 /// kube-apiserver ends a connection with its 401, and other users' requests on it may meet that.
 #[tokio::test]
 async fn tokens_that_are_not_accepted_yet_share_no_connection_with_accepted_ones() {
-    let bed = Bed::new();
-    let upstream = ApiServer::start(Options::new(bed.upstream.clone()), |seen| {
+    let pki = PkiFixture::new();
+    let upstream = ApiServer::start(Options::new(pki.upstream.clone()), |seen| {
         match seen.header("authorization") {
             None | Some("Bearer good") => Reply::json("{}"),
             _ => Reply::new(401),
         }
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
+    let bridge = pki.bridge(upstream.addr());
     let connection = async |client: &H2Client, token: Option<&str>| {
         let mut request = Request::get("https://k/api");
         if let Some(token) = token {
@@ -621,7 +621,7 @@ async fn tokens_that_are_not_accepted_yet_share_no_connection_with_accepted_ones
         client.request(request.body(()).unwrap(), "").await.unwrap();
         requests(&upstream).pop().unwrap().connection
     };
-    let open = async || bed.client().http2(bridge.address()).await.unwrap();
+    let open = async || pki.client().http2(bridge.address()).await.unwrap();
     let user = open().await;
     let unproven = connection(&user, Some("good")).await;
     let accepted = connection(&user, Some("good")).await;
@@ -642,8 +642,8 @@ async fn tokens_that_are_not_accepted_yet_share_no_connection_with_accepted_ones
 #[tokio::test]
 async fn the_state_of_stalled_streams_counts() {
     const STREAMS: u32 = 8;
-    let scene = scene(|limits| limits.unauthenticated_stall_timeout = PATIENCE).await;
-    let mut io = scene.closed_window(&scene.bed.client()).await;
+    let fixture = fixture(|limits| limits.unauthenticated_stall_timeout = TEST_TIMEOUT).await;
+    let mut io = fixture.closed_window(&fixture.pki.client()).await;
     for number in 0..STREAMS {
         let stream = 2 * number + 1;
         say(
@@ -653,22 +653,26 @@ async fn the_state_of_stalled_streams_counts() {
         .await;
         frame_of(&mut io, kind::HEADERS, stream).await;
     }
-    eventually("each counts with 4 KiB", PATIENCE, async || {
-        scene.metric(BUFFERED, &[]).await >= Some(f64::from(STREAMS * 4096))
+    eventually("each counts with 4 KiB", TEST_TIMEOUT, async || {
+        fixture.metric(BUFFERED, &[]).await >= Some(f64::from(STREAMS * 4096))
     })
     .await;
     drop(io);
-    eventually("nothing is held", PATIENCE, async || {
-        scene.metric(BUFFERED, &[]).await == Some(0.0)
+    eventually("nothing is held", TEST_TIMEOUT, async || {
+        fixture.metric(BUFFERED, &[]).await == Some(0.0)
     })
     .await;
 }
 
 /// An upstream that takes nothing of a body before its window is to be opened, tells when the body
 /// is complete, and does not answer it.
-async fn closed_upstream(bed: &Bed, open: &Arc<Notify>, complete: &Arc<Notify>) -> ScriptedServer {
+async fn closed_upstream(
+    pki: &PkiFixture,
+    open: &Arc<Notify>,
+    complete: &Arc<Notify>,
+) -> ScriptedServer {
     let told = (open.clone(), complete.clone());
-    ScriptedServer::start(&bed.upstream, None, &["h2"], move |mut conn| {
+    ScriptedServer::start(&pki.upstream, None, &["h2"], move |mut conn| {
         let (open, complete) = told.clone();
         async move {
             conn.accept_h2(&[(setting::INITIAL_WINDOW_SIZE, 0)]).await;
@@ -709,17 +713,17 @@ async fn a_body_that_has_waited_is_released_before_its_answer() {
     const FIRST: usize = 4 * PART;
     const WHOLE_BODY: usize = FIRST + PART;
     for version in [Version::HTTP_2, Version::HTTP_11] {
-        let bed = Bed::new();
+        let pki = PkiFixture::new();
         let (open, complete) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let upstream = closed_upstream(&bed, &open, &complete).await;
-        let bridge = bed.bridge(upstream.addr());
+        let upstream = closed_upstream(&pki, &open, &complete).await;
+        let bridge = pki.bridge(upstream.addr());
         let buffered = async || {
-            let scrape = plain::scrape(bridge.admin_address()).await;
+            let scrape = admin_client::scrape(bridge.admin_address()).await;
             scrape.value(BUFFERED, &[]).unwrap()
         };
         let is_h2 = version == Version::HTTP_2;
         let alpn = if is_h2 { "h2" } else { "http/1.1" };
-        let user = bed.user("alice", &[]).alpn(&[alpn]);
+        let user = pki.user("alice", &[]).alpn(&[alpn]);
         let mut io = user.connect(bridge.address(), "localhost").await.unwrap();
         let part = vec![b'x'; PART];
         // The first request has the bridge know the window of its connection to upstream.
@@ -735,7 +739,7 @@ async fn a_body_that_has_waited_is_released_before_its_answer() {
             while line != "\r\n" {
                 line.clear();
                 let read = io.read_line(&mut line);
-                timeout(PATIENCE, read).await.expect("a head").unwrap();
+                timeout(TEST_TIMEOUT, read).await.expect("a head").unwrap();
             }
             let length = format!("Content-Length: {WHOLE_BODY}");
             let head = format!("POST /api HTTP/1.1\r\nHost: k\r\n{length}\r\n\r\n");
@@ -747,7 +751,7 @@ async fn a_body_that_has_waited_is_released_before_its_answer() {
         };
         let counts = async |count: usize| {
             let expected = f64::from(u32::try_from(count).unwrap());
-            eventually("what waits is counted", PATIENCE, async || {
+            eventually("what waits is counted", TEST_TIMEOUT, async || {
                 buffered().await >= expected
             })
             .await;
@@ -769,12 +773,12 @@ async fn a_body_that_has_waited_is_released_before_its_answer() {
             counts(WHOLE_BODY).await;
             open.notify_one();
         }
-        timeout(PATIENCE, complete.notified())
+        timeout(TEST_TIMEOUT, complete.notified())
             .await
             .expect("it is taken");
         // What is kept for a second try is the body once, with some room for its pieces.
         let once = f64::from(u32::try_from(WHOLE_BODY + 4096).unwrap());
-        eventually("it counts once", PATIENCE, async || {
+        eventually("it counts once", TEST_TIMEOUT, async || {
             buffered().await <= once
         })
         .await;
@@ -784,15 +788,16 @@ async fn a_body_that_has_waited_is_released_before_its_answer() {
 
 #[tokio::test]
 async fn large_headers_share_no_connection_to_a_peer_either() {
-    let (cluster, [peer], bridge) = Cluster::with_peers(&[], [("apiserver-b", &[NEW])]).await;
+    let (cluster, [peer], bridge) =
+        ClusterFixture::with_peers(&[], [("apiserver-b", &[NEW])]).await;
     let large = "x".repeat(100_000);
     let alice = cluster.alice();
-    let usual = cluster::ask(&alice, &bridge, "GET", NEW_PATH, &[], "").await;
+    let usual = cluster::send_request(&alice, &bridge, "GET", NEW_PATH, &[], "").await;
     assert_eq!(served_by(&usual), "apiserver-b");
     let fields = [("x-large", large.as_str())];
-    let answer = cluster::ask(&alice, &bridge, "GET", NEW_PATH, &fields, "").await;
+    let answer = cluster::send_request(&alice, &bridge, "GET", NEW_PATH, &fields, "").await;
     assert_eq!(served_by(&answer), "apiserver-b");
-    let seen = peer.seen();
+    let seen = peer.client_requests();
     let (usual, large) = (&seen[seen.len() - 2], &seen[seen.len() - 1]);
     assert_eq!(
         (usual.version, large.version),
@@ -807,33 +812,33 @@ async fn large_headers_share_no_connection_to_a_peer_either() {
         .iter()
         .map(|name| (name.as_str(), filler.as_str()))
         .collect();
-    let answer = cluster::ask(&alice, &bridge, "GET", NEW_PATH, &fields, "").await;
+    let answer = cluster::send_request(&alice, &bridge, "GET", NEW_PATH, &fields, "").await;
     assert_eq!(answer.status, 431);
-    assert_eq!(peer.seen().len(), seen.len());
+    assert_eq!(peer.client_requests().len(), seen.len());
 }
 
 /// A client that stops in the middle of its head, over HTTP/1.1.
 #[tokio::test]
 async fn a_head_that_is_not_complete_counts() {
-    let scene = scene(|limits| limits.max_buffered_bytes = 300 * 1024).await;
+    let fixture = fixture(|limits| limits.max_buffered_bytes = 300 * 1024).await;
     let mut clients = Vec::new();
     let filler = format!("GET /api HTTP/1.1\r\nHost: k\r\nX: {}", "x".repeat(200_000));
     for _ in 0..2 {
-        let client = scene.bed.client().http1(scene.bridge.address()).await;
+        let client = fixture.pki.client().http1(fixture.bridge.address()).await;
         let mut client = client.unwrap();
         client.send(&filler).await.unwrap();
         clients.push(client);
     }
     let ended = clients[0].read_close();
-    timeout(PATIENCE, ended)
+    timeout(TEST_TIMEOUT, ended)
         .await
         .expect("it is ended")
         .unwrap();
     clients[1].send("\r\n\r\n").await.unwrap();
     let answer = clients[1].read_response().await.unwrap();
     assert_eq!(answer.status, 200);
-    eventually("nothing is held", PATIENCE, async || {
-        scene.metric(BUFFERED, &[]).await == Some(0.0)
+    eventually("nothing is held", TEST_TIMEOUT, async || {
+        fixture.metric(BUFFERED, &[]).await == Some(0.0)
     })
     .await;
 }

@@ -5,8 +5,8 @@ use skewbridge_testkit::h2frames::{self, flag, kind};
 use skewbridge_testkit::{Connection, H1Client, Reply, ScriptedConn};
 use tokio::io::AsyncWriteExt;
 
-use crate::either::Proto::{self, H1, H2};
-use crate::either::{COMBINATIONS, RawStand, Stand, soon};
+use crate::support::protocols::Proto::{self, H1, H2};
+use crate::support::protocols::{ApiServerFixture, COMBINATIONS, ScriptedFixture, with_timeout};
 
 const HEAD: &str =
     "POST / HTTP/1.1\r\nHost: k\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n";
@@ -94,9 +94,9 @@ fn is_continue(block: &[u8]) -> bool {
     block.len() <= 5 && (plain || huffman)
 }
 
-async fn connect(stand: &RawStand, client: Proto) -> Connection {
-    let user = stand.bed.user("alice", &["dev"]).alpn(client.alpn());
-    soon(user.connect(stand.bridge.address(), "localhost"))
+async fn connect(fixture: &ScriptedFixture, client: Proto) -> Connection {
+    let user = fixture.pki.user("alice", &["dev"]).alpn(client.alpn());
+    with_timeout(user.connect(fixture.bridge.address(), "localhost"))
         .await
         .unwrap()
 }
@@ -133,9 +133,9 @@ async fn asking(mut conn: ScriptedConn, upstream: Proto) {
 #[tokio::test]
 async fn a_client_is_told_to_continue_when_upstream_says_so() {
     for (client, upstream) in COMBINATIONS {
-        let stand = RawStand::new(upstream, move |conn| asking(conn, upstream)).await;
-        let connection = connect(&stand, client).await;
-        let told = soon(patient_client(connection, client)).await;
+        let fixture = ScriptedFixture::new(upstream, move |conn| asking(conn, upstream)).await;
+        let connection = connect(&fixture, client).await;
+        let told = with_timeout(patient_client(connection, client)).await;
         let expected = Told {
             before: 1,
             body_sent: true,
@@ -167,9 +167,9 @@ async fn refusing(mut conn: ScriptedConn, upstream: Proto) {
 #[tokio::test]
 async fn an_upstream_that_refuses_gets_no_body() {
     for (client, upstream) in COMBINATIONS {
-        let stand = RawStand::new(upstream, move |conn| refusing(conn, upstream)).await;
-        let connection = connect(&stand, client).await;
-        let told = soon(patient_client(connection, client)).await;
+        let fixture = ScriptedFixture::new(upstream, move |conn| refusing(conn, upstream)).await;
+        let connection = connect(&fixture, client).await;
+        let told = with_timeout(patient_client(connection, client)).await;
         let expected = Told {
             before: 1,
             body_sent: false,
@@ -182,8 +182,8 @@ async fn an_upstream_that_refuses_gets_no_body() {
 #[tokio::test]
 async fn an_upstream_that_says_nothing_gets_the_body_in_the_end() {
     // The stand-in never sends 100 over HTTP/2.
-    let stand = Stand::new(H2, |seen| Reply::new(200).body(seen.body)).await;
-    let told = soon(patient_h1(stand.h1().await)).await;
+    let fixture = ApiServerFixture::new(H2, |seen| Reply::new(200).body(seen.body)).await;
+    let told = with_timeout(patient_h1(fixture.h1().await)).await;
     assert!(told.body_sent);
     assert_eq!(told.answer, b"body");
 }
@@ -191,14 +191,20 @@ async fn an_upstream_that_says_nothing_gets_the_body_in_the_end() {
 #[tokio::test]
 async fn a_client_that_does_not_wait_is_not_made_to() {
     for upstream in [H1, H2] {
-        let stand = Stand::new(upstream, |seen| Reply::new(200).body(seen.body)).await;
-        let mut client = stand.h1().await;
+        let fixture = ApiServerFixture::new(upstream, |seen| Reply::new(200).body(seen.body)).await;
+        let mut client = fixture.h1().await;
         client.send(format!("{HEAD}body")).await.unwrap();
-        assert_eq!(soon(client.read_response()).await.unwrap().text(), "body");
+        assert_eq!(
+            with_timeout(client.read_response()).await.unwrap().text(),
+            "body"
+        );
         client
             .send("GET /next HTTP/1.1\r\nHost: k\r\n\r\n")
             .await
             .unwrap();
-        assert_eq!(soon(client.read_response()).await.unwrap().status, 200);
+        assert_eq!(
+            with_timeout(client.read_response()).await.unwrap().status,
+            200
+        );
     }
 }

@@ -6,15 +6,19 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use skewbridge_remotecommand::Protocol;
-use skewbridge_testkit::{Connection, PATIENCE, eventually};
+use skewbridge_testkit::{Connection, TEST_TIMEOUT, eventually};
 use skewbridge_websocket::{Control, Encoder, Event, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
-use crate::bed::Bed;
-use crate::by_spdy::{self, Server, Upstream, bridge_with};
 use crate::stream_pings::{Frame, PING};
-use crate::streaming::{Cluster, FORWARD, OLD, WebSocket, asking, bridge, metric};
+use crate::support::pki::PkiFixture;
+use crate::support::spdy_upstream::{
+    FORWARD, OLD, SpdyUpstream, WebSocket, has_metric, start_bridge, upgrade_request,
+};
+use crate::support::websocket_upstream::{
+    self, WebSocketServer, WebSocketUpstream, start_bridge_with,
+};
 
 const INTERVAL: Duration = Duration::from_millis(200);
 
@@ -31,8 +35,8 @@ const OPEN: &[u8] = &[0x80, 3, 0, 1, 0, 0, 0, 11, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 
 /// As kubectl sends the first one.
 const OF_CLIENT: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
 
-async fn bridge_before(bed: &Bed, cluster: &Cluster) -> skewbridge_gateway::Handle {
-    bridge(bed, cluster, |config| {
+async fn bridge_before(pki: &PkiFixture, cluster: &SpdyUpstream) -> skewbridge_gateway::Handle {
+    start_bridge(pki, cluster, |config| {
         config.streams.ping_interval = INTERVAL;
     })
     .await
@@ -40,12 +44,12 @@ async fn bridge_before(bed: &Bed, cluster: &Cluster) -> skewbridge_gateway::Hand
 
 /// A port-forward by WebSocket, and its end at the node.
 async fn forward(
-    bed: &Bed,
-    cluster: &mut Cluster,
+    pki: &PkiFixture,
+    cluster: &mut SpdyUpstream,
     bridge: &skewbridge_gateway::Handle,
 ) -> (WebSocket, Connection) {
-    let mut http = bed.client().http1(bridge.address()).await.unwrap();
-    http.send(asking(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
+    let mut http = pki.client().http1(bridge.address()).await.unwrap();
+    http.send(upgrade_request(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
         .await
         .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
@@ -77,10 +81,10 @@ async fn answer(io: &mut Connection, mut pings: usize) -> Vec<Vec<u8>> {
 
 #[tokio::test]
 async fn a_quiet_port_forward_is_pinged_on_both_sides() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge_before(&bed, &cluster).await;
-    let (mut client, mut there) = forward(&bed, &mut cluster, &bridge).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = bridge_before(&pki, &cluster).await;
+    let (mut client, mut there) = forward(&pki, &mut cluster, &bridge).await;
     client.binary(&data(3)).await;
     client.binary(OF_CLIENT).await;
     let node = tokio::spawn(async move {
@@ -90,7 +94,7 @@ async fn a_quiet_port_forward_is_pinged_on_both_sides() {
         there.shutdown().await.unwrap();
     });
     let mut came = Vec::new();
-    let code = timeout(PATIENCE, async {
+    let code = timeout(TEST_TIMEOUT, async {
         loop {
             match client.event().await.unwrap() {
                 Event::Chunk(piece) => came.extend_from_slice(&piece.bytes),
@@ -109,13 +113,13 @@ async fn a_quiet_port_forward_is_pinged_on_both_sides() {
 
 #[tokio::test]
 async fn a_frame_that_takes_its_time_is_not_broken_by_a_ping() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge_before(&bed, &cluster).await;
-    let (mut client, mut there) = forward(&bed, &mut cluster, &bridge).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = bridge_before(&pki, &cluster).await;
+    let (mut client, mut there) = forward(&pki, &mut cluster, &bridge).await;
     let node = tokio::spawn(async move { answer(&mut there, 25).await });
     let mut sent = Vec::new();
-    timeout(PATIENCE, async {
+    timeout(TEST_TIMEOUT, async {
         while !node.is_finished() {
             // One never ends where a message does.
             let frame = data(40);
@@ -138,16 +142,16 @@ async fn a_frame_that_takes_its_time_is_not_broken_by_a_ping() {
 
 #[tokio::test]
 async fn a_node_that_falls_silent_is_noticed_by_a_port_forward() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge_before(&bed, &cluster).await;
-    let (mut client, mut there) = forward(&bed, &mut cluster, &bridge).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = bridge_before(&pki, &cluster).await;
+    let (mut client, mut there) = forward(&pki, &mut cluster, &bridge).await;
     client.binary(&data(3)).await;
     assert_eq!(answer(&mut there, 7).await, [data(3)]);
     // Also in the middle of a frame, if it was asked before.
     client.binary(OPEN).await;
     client.binary(&data(9)[..10]).await;
-    let close = timeout(PATIENCE, async {
+    let close = timeout(TEST_TIMEOUT, async {
         loop {
             if let Event::Control(Control::Close(Some(close))) = client.event().await.unwrap() {
                 break close;
@@ -160,15 +164,15 @@ async fn a_node_that_falls_silent_is_noticed_by_a_port_forward() {
     assert!(close.reason().contains("ping"), "{}", close.reason());
     drop((client, there));
     let line = r#"skewbridge_streams_total{kind="portforward",client="websocket",upstream="spdy",outcome="cut_off",result="disconnected"} 1"#;
-    eventually(line, PATIENCE, async || metric(&bridge, line).await).await;
+    eventually(line, TEST_TIMEOUT, async || has_metric(&bridge, line).await).await;
 }
 
 #[tokio::test]
 async fn who_reads_nothing_any_more_is_not_asked() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge_before(&bed, &cluster).await;
-    let (mut client, mut there) = forward(&bed, &mut cluster, &bridge).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = bridge_before(&pki, &cluster).await;
+    let (mut client, mut there) = forward(&pki, &mut cluster, &bridge).await;
     client.binary(GO_AWAY).await;
     let mut bytes = vec![0; GO_AWAY.len()];
     there.read_exact(&mut bytes).await.unwrap();
@@ -187,28 +191,31 @@ async fn who_reads_nothing_any_more_is_not_asked() {
 
 /// By SPDY, over a way that carries only WebSocket.
 async fn inverse(
-    bed: &Bed,
-    upstream: &mut Upstream,
+    pki: &PkiFixture,
+    upstream: &mut WebSocketUpstream,
     bridge: &skewbridge_gateway::Handle,
-) -> (Connection, Server) {
-    let mut http = bed.client().http1(bridge.address()).await.unwrap();
-    http.send(by_spdy::asking(FORWARD, "portforward.k8s.io"))
-        .await
-        .unwrap();
+) -> (Connection, WebSocketServer) {
+    let mut http = pki.client().http1(bridge.address()).await.unwrap();
+    http.send(websocket_upstream::upgrade_request(
+        FORWARD,
+        "portforward.k8s.io",
+    ))
+    .await
+    .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
     let here = http.into_connection();
-    (here, Server::over(upstream.connection().await))
+    (here, WebSocketServer::over(upstream.connection().await))
 }
 
 #[tokio::test]
 async fn a_client_by_spdy_is_pinged_too() {
-    let bed = Bed::new();
-    let mut upstream = Upstream::start(&bed).await;
-    let bridge = bridge_with(&bed, &upstream, |config| {
+    let pki = PkiFixture::new();
+    let mut upstream = WebSocketUpstream::start(&pki).await;
+    let bridge = start_bridge_with(&pki, &upstream, |config| {
         config.streams.ping_interval = INTERVAL;
     })
     .await;
-    let (mut here, mut there) = inverse(&bed, &mut upstream, &bridge).await;
+    let (mut here, mut there) = inverse(&pki, &mut upstream, &bridge).await;
     let server = tokio::spawn(async move {
         let mut came = Vec::new();
         let code = loop {
@@ -239,9 +246,9 @@ async fn a_client_by_spdy_is_pinged_too() {
     }
     assert!(ids.iter().all(|id| id % 2 == 0), "a server's: {ids:?}");
     // And then it says nothing any more.
-    let (came, code) = timeout(PATIENCE, server).await.unwrap().unwrap();
+    let (came, code) = timeout(TEST_TIMEOUT, server).await.unwrap().unwrap();
     assert_eq!(came, data(2).repeat(4));
     assert_eq!(code, 1011);
     let line = r#"skewbridge_streams_total{kind="portforward",client="spdy",upstream="websocket",outcome="client_left",result="client_left"} 1"#;
-    eventually(line, PATIENCE, async || metric(&bridge, line).await).await;
+    eventually(line, TEST_TIMEOUT, async || has_metric(&bridge, line).await).await;
 }

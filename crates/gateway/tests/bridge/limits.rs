@@ -9,16 +9,16 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Limits;
 use skewbridge_testkit::h2frames::{self, Frame, code, flag, kind, setting};
 use skewbridge_testkit::{
-    ApiServer, BodySender, Connection, H1Client, H2Client, Options, PATIENCE, Reply, eventually,
+    ApiServer, BodySender, Connection, H1Client, H2Client, Options, Reply, TEST_TIMEOUT, eventually,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
-use crate::bed::{self, Bed};
-use crate::plain;
-use crate::scripted::{requests, status};
+use crate::support::admin_client;
+use crate::support::pki::{self, PkiFixture};
+use crate::support::scripted_upstream::{requests, status};
 
 const GET: &str = "GET /api HTTP/1.1\r\nHost: k\r\n\r\n";
 const WATCH: &str = "/api/v1/pods?watch=1";
@@ -26,17 +26,17 @@ const WATCH: &str = "/api/v1/pods?watch=1";
 const SHORT: Duration = Duration::from_millis(500);
 
 /// An upstream whose watches the test feeds, and a bridge with these limits.
-struct Scene {
-    bed: Bed,
+struct Fixture {
+    pki: PkiFixture,
     upstream: ApiServer,
     bridge: Handle,
     watches: mpsc::UnboundedReceiver<BodySender>,
 }
 
-async fn scene(change: impl FnOnce(&mut Limits)) -> Scene {
-    let bed = Bed::new();
+async fn fixture(change: impl FnOnce(&mut Limits)) -> Fixture {
+    let pki = PkiFixture::new();
     let (senders, watches) = mpsc::unbounded_channel();
-    let options = Options::new(bed.upstream.clone()).max_concurrent_streams(250);
+    let options = Options::new(pki.upstream.clone()).max_concurrent_streams(250);
     let (held, big) = (Arc::new(Notify::new()), Bytes::from(vec![b'x'; 8 << 20]));
     // More than all sockets on the way can hold.
     let huge = Bytes::from(vec![b'x'; 64 << 20]);
@@ -52,20 +52,20 @@ async fn scene(change: impl FnOnce(&mut Limits)) -> Scene {
         _ => Reply::json("{}"),
     })
     .await;
-    let mut config = bed.config(upstream.addr());
+    let mut config = pki.config(upstream.addr());
     change(&mut config.limits);
-    let bridge = bed::start(&config);
-    Scene {
-        bed,
+    let bridge = pki::start(&config);
+    Fixture {
+        pki,
         upstream,
         bridge,
         watches,
     }
 }
 
-impl Scene {
+impl Fixture {
     async fn h1(&self) -> H1Client {
-        self.bed
+        self.pki
             .client()
             .http1(self.bridge.address())
             .await
@@ -73,7 +73,7 @@ impl Scene {
     }
 
     async fn h2(&self) -> H2Client {
-        self.bed
+        self.pki
             .client()
             .http2(self.bridge.address())
             .await
@@ -82,7 +82,7 @@ impl Scene {
 
     /// A connection of HTTP/2 for frames by hand.
     async fn frames(&self) -> Connection {
-        let client = self.bed.client().alpn(&["h2"]);
+        let client = self.pki.client().alpn(&["h2"]);
         let address = self.bridge.address();
         let mut io = client.connect(address, "localhost").await.unwrap();
         h2frames::open(&mut io, &[]).await.unwrap();
@@ -112,7 +112,7 @@ async fn frames_to_end(io: &mut Connection) -> Vec<Frame> {
             frames.push(frame);
         }
     };
-    timeout(PATIENCE, reading)
+    timeout(TEST_TIMEOUT, reading)
         .await
         .expect("the connection is not ended");
     frames
@@ -132,15 +132,15 @@ const WHOLE: u8 = flag::END_HEADERS | flag::END_STREAM;
 
 #[tokio::test]
 async fn a_handshake_that_takes_too_long_is_ended_and_counted() {
-    let scene = scene(|limits| limits.handshake_timeout = SHORT).await;
+    let fixture = fixture(|limits| limits.handshake_timeout = SHORT).await;
     for sent in [&b""[..], b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"] {
-        let mut tcp = TcpStream::connect(scene.bridge.address()).await.unwrap();
+        let mut tcp = TcpStream::connect(fixture.bridge.address()).await.unwrap();
         tcp.write_all(sent).await.unwrap();
-        let ended = timeout(PATIENCE, tcp.read(&mut [0])).await.unwrap();
+        let ended = timeout(TEST_TIMEOUT, tcp.read(&mut [0])).await.unwrap();
         assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
     }
     let counted = async || {
-        let admin = TcpStream::connect(scene.bridge.admin_address()).await;
+        let admin = TcpStream::connect(fixture.bridge.admin_address()).await;
         let mut admin = admin.unwrap();
         admin
             .write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
@@ -150,14 +150,14 @@ async fn a_handshake_that_takes_too_long_is_ended_and_counted() {
         admin.read_to_string(&mut metrics).await.unwrap();
         metrics.contains(r#"skewbridge_tls_handshake_failures_total{reason="timeout"} 2"#)
     };
-    eventually("both are counted", PATIENCE, counted).await;
-    scene.serves_others().await;
+    eventually("both are counted", TEST_TIMEOUT, counted).await;
+    fixture.serves_others().await;
 }
 
 #[tokio::test]
 async fn a_head_that_comes_too_slowly_is_408() {
-    let scene = scene(|limits| limits.read_header_timeout = SHORT).await;
-    let mut stuck = scene.h1().await;
+    let fixture = fixture(|limits| limits.read_header_timeout = SHORT).await;
+    let mut stuck = fixture.h1().await;
     stuck.send("GET /api HTTP/1.1\r\nHo").await.unwrap();
     let response = stuck.read_response().await.unwrap();
     status(&response, 408);
@@ -165,7 +165,7 @@ async fn a_head_that_comes_too_slowly_is_408() {
     stuck.read_close().await.unwrap();
 
     // Byte after byte buys no time.
-    let trickling = scene.h1().await.into_connection();
+    let trickling = fixture.h1().await.into_connection();
     let (mut reader, mut writer) = tokio::io::split(trickling);
     let trickle = tokio::spawn(async move {
         let mut ticks = tokio::time::interval(SHORT / 10);
@@ -178,47 +178,47 @@ async fn a_head_that_comes_too_slowly_is_408() {
         }
     });
     let mut answer = String::new();
-    let read = timeout(PATIENCE, reader.read_to_string(&mut answer)).await;
+    let read = timeout(TEST_TIMEOUT, reader.read_to_string(&mut answer)).await;
     read.unwrap().unwrap();
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     trickle.abort();
 
     // The head of a connection of HTTP/2 is its preface.
-    let client = scene.bed.client().alpn(&["h2"]);
-    let address = scene.bridge.address();
+    let client = fixture.pki.client().alpn(&["h2"]);
+    let address = fixture.bridge.address();
     let mut silent = client.connect(address, "localhost").await.unwrap();
     frames_to_end(&mut silent).await;
 }
 
 #[tokio::test]
 async fn idle_connections_are_closed_but_not_those_with_a_watch() {
-    let mut scene = scene(|limits| limits.idle_timeout = SHORT).await;
-    let mut h1_watch = scene.h1().await;
+    let mut fixture = fixture(|limits| limits.idle_timeout = SHORT).await;
+    let mut h1_watch = fixture.h1().await;
     h1_watch
         .send(format!("GET {WATCH} HTTP/1.1\r\nHost: k\r\n\r\n"))
         .await
         .unwrap();
-    let h1_events = scene.watches.recv().await.unwrap();
-    let h2 = scene.h2().await;
+    let h1_events = fixture.watches.recv().await.unwrap();
+    let h2 = fixture.h2().await;
     let request = Request::get(format!("https://k{WATCH}")).body(()).unwrap();
     let mut h2_watch = h2.stream(request).await.unwrap();
     h2_watch.finish().unwrap();
-    let h2_events = scene.watches.recv().await.unwrap();
+    let h2_events = fixture.watches.recv().await.unwrap();
 
-    let mut fresh = scene.h1().await;
+    let mut fresh = fixture.h1().await;
     fresh.read_close().await.unwrap();
-    let mut used = scene.h1().await;
+    let mut used = fixture.h1().await;
     used.send(GET).await.unwrap();
     assert_eq!(used.read_response().await.unwrap().status, 200);
     used.read_close().await.unwrap();
 
-    let fresh = scene.h2().await;
+    let fresh = fixture.h2().await;
     let closed = async || fresh.is_closed();
-    eventually("a fresh HTTP/2 connection is closed", PATIENCE, closed).await;
-    let used = scene.h2().await;
+    eventually("a fresh HTTP/2 connection is closed", TEST_TIMEOUT, closed).await;
+    let used = fixture.h2().await;
     assert_eq!(used.get("/api").await.unwrap().status, 200);
     let closed = async || used.is_closed();
-    eventually("a used HTTP/2 connection is closed", PATIENCE, closed).await;
+    eventually("a used HTTP/2 connection is closed", TEST_TIMEOUT, closed).await;
 
     for event in ["{\"a\":1}\n", "{\"a\":2}\n"] {
         h1_events.send(event).await.unwrap();
@@ -232,27 +232,27 @@ async fn idle_connections_are_closed_but_not_those_with_a_watch() {
 
 #[tokio::test]
 async fn an_idle_http2_client_is_told_and_one_that_does_not_listen_is_cut() {
-    let scene = scene(|limits| limits.idle_timeout = SHORT).await;
-    let mut polite = scene.frames().await;
-    let goaway = h2frames::read_until(&mut polite, kind::GOAWAY).await;
+    let fixture = fixture(|limits| limits.idle_timeout = SHORT).await;
+    let mut answers_pings = fixture.frames().await;
+    let goaway = h2frames::read_until(&mut answers_pings, kind::GOAWAY).await;
     assert_eq!(goaway.unwrap().error_code(), Some(code::NO_ERROR));
 
     // These never acknowledge the PING that goes with GOAWAY.
     let unfinished = h2frames::headers(1, flag::END_STREAM, &get_block("/api"));
     for sent in [Vec::new(), unfinished] {
-        let mut deaf = scene.frames().await;
+        let mut deaf = fixture.frames().await;
         say(&mut deaf, sent).await;
         let frames = frames_to_end(&mut deaf).await;
         assert_eq!(goaways(&frames), [code::NO_ERROR]);
     }
-    assert_eq!(requests(&scene.upstream).len(), 0);
+    assert_eq!(requests(&fixture.upstream).len(), 0);
 }
 
 #[tokio::test]
 async fn one_connection_too_many_waits_until_another_leaves() {
-    let scene = scene(|limits| limits.max_connections = 2).await;
+    let fixture = fixture(|limits| limits.max_connections = 2).await;
     // Connections that have not authenticated would be evicted.
-    let (client, address) = (scene.bed.user("alice", &[]), scene.bridge.address());
+    let (client, address) = (fixture.pki.user("alice", &[]), fixture.bridge.address());
     let mut first = client.http1(address).await.unwrap();
     let second = client.http2(address).await.unwrap();
     first.send(GET).await.unwrap();
@@ -270,16 +270,16 @@ async fn one_connection_too_many_waits_until_another_leaves() {
     }
     assert!(!third.is_finished());
     drop(first);
-    let served = timeout(PATIENCE, &mut third).await;
+    let served = timeout(TEST_TIMEOUT, &mut third).await;
     assert_eq!(served.unwrap().unwrap(), 200);
     assert_eq!(second.get("/api").await.unwrap().status, 200);
 }
 
 #[tokio::test]
 async fn streams_are_bounded_and_the_client_knows_how() {
-    let scene = scene(|limits| limits.max_streams_per_connection = 3).await;
-    let client = scene.bed.client().alpn(&["h2"]);
-    let address = scene.bridge.address();
+    let fixture = fixture(|limits| limits.max_streams_per_connection = 3).await;
+    let client = fixture.pki.client().alpn(&["h2"]);
+    let address = fixture.bridge.address();
     let mut io = client.connect(address, "localhost").await.unwrap();
     say(
         &mut io,
@@ -309,8 +309,8 @@ async fn streams_are_bounded_and_the_client_knows_how() {
         (refused.header.stream, refused.error_code()),
         (7, Some(code::REFUSED_STREAM))
     );
-    let three = async || requests(&scene.upstream).len() == 3;
-    eventually("three requests upstream", PATIENCE, three).await;
+    let three = async || requests(&fixture.upstream).len() == 3;
+    eventually("three requests upstream", TEST_TIMEOUT, three).await;
     // A place that is given back can be taken again.
     say(&mut io, h2frames::rst_stream(1, code::CANCEL)).await;
     say(&mut io, h2frames::headers(9, WHOLE, &get_block("/api"))).await;
@@ -320,8 +320,8 @@ async fn streams_are_bounded_and_the_client_knows_how() {
 
 #[tokio::test]
 async fn a_flood_of_resets_ends_the_connection_and_does_not_reach_upstream() {
-    let scene = scene(|_| {}).await;
-    let mut io = scene.frames().await;
+    let fixture = fixture(|_| {}).await;
+    let mut io = fixture.frames().await;
     let block = get_block("/held");
     let flood: Vec<u8> = (0..2000)
         .flat_map(|at| {
@@ -335,16 +335,16 @@ async fn a_flood_of_resets_ends_the_connection_and_does_not_reach_upstream() {
     let _ = io.flush().await;
     let frames = frames_to_end(&mut io).await;
     assert_eq!(goaways(&frames), [code::ENHANCE_YOUR_CALM]);
-    scene.serves_others().await;
-    let reached = requests(&scene.upstream).len() - 2;
+    fixture.serves_others().await;
+    let reached = requests(&fixture.upstream).len() - 2;
     assert!(reached <= 100, "{reached} requests of the flood went up");
 }
 
 /// Each stream is looked at before it is reset: slower, and still an attack.
 #[tokio::test]
 async fn a_client_that_resets_most_of_its_streams_is_ended() {
-    let scene = scene(|_| {}).await;
-    let mut io = scene.frames().await;
+    let fixture = fixture(|_| {}).await;
+    let mut io = fixture.frames().await;
     let block = get_block("/held");
     let mut stream = 1;
     let ended = 'flood: loop {
@@ -384,18 +384,18 @@ async fn a_client_that_resets_most_of_its_streams_is_ended() {
         told.iter().all(|it| *it == code::ENHANCE_YOUR_CALM),
         "{told:?}"
     );
-    scene.serves_others().await;
+    fixture.serves_others().await;
 }
 
 #[tokio::test]
 async fn what_is_no_request_is_counted() {
-    let scene = scene(|_| {}).await;
-    let mut h1 = scene.h1().await;
+    let fixture = fixture(|_| {}).await;
+    let mut h1 = fixture.h1().await;
     h1.send("GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let response = h1.read_response().await.unwrap();
     assert_eq!(response.status, 400);
     assert!(response.header("date").is_some());
-    let scrape = plain::scrape(scene.bridge.admin_address()).await;
+    let scrape = admin_client::scrape(fixture.bridge.admin_address()).await;
     let labels = [
         ("route", "refuse"),
         ("destination", "rejected"),
@@ -408,12 +408,12 @@ async fn what_is_no_request_is_counted() {
 
 #[tokio::test]
 async fn a_flood_of_continuations_ends_the_connection() {
-    let scene = scene(|_| {}).await;
+    let fixture = fixture(|_| {}).await;
     for piece in [
         &b""[..],
         &h2frames::literal("x-filler", &"x".repeat(16_000)),
     ] {
-        let mut io = scene.frames().await;
+        let mut io = fixture.frames().await;
         let mut flood = h2frames::headers(1, flag::END_STREAM, &get_block("/api"));
         for _ in 0..2000 {
             flood.extend(h2frames::continuation(1, flag::NONE, piece));
@@ -422,10 +422,10 @@ async fn a_flood_of_continuations_ends_the_connection() {
         let _ = io.flush().await;
         let frames = frames_to_end(&mut io).await;
         assert_eq!(goaways(&frames), [code::ENHANCE_YOUR_CALM]);
-        scene.serves_others().await;
+        fixture.serves_others().await;
     }
     assert_eq!(
-        requests(&scene.upstream).len(),
+        requests(&fixture.upstream).len(),
         4,
         "only those of the others"
     );
@@ -433,8 +433,8 @@ async fn a_flood_of_continuations_ends_the_connection() {
 
 #[tokio::test]
 async fn a_header_list_of_more_than_a_mebibyte_is_refused() {
-    let scene = scene(|_| {}).await;
-    let h2 = scene.h2().await;
+    let fixture = fixture(|_| {}).await;
+    let h2 = fixture.h2().await;
     let request = |fields: usize| {
         let value = "x".repeat(50_000);
         let mut request = Request::get("https://k/api");
@@ -448,13 +448,13 @@ async fn a_header_list_of_more_than_a_mebibyte_is_refused() {
     let response = h2.request(request(22), "").await.unwrap();
     assert_eq!(response.status, 431);
     assert_eq!(h2.get("/api").await.unwrap().status, 200);
-    assert_eq!(requests(&scene.upstream).len(), 2);
+    assert_eq!(requests(&fixture.upstream).len(), 2);
 }
 
 #[tokio::test]
 async fn more_headers_than_any_client_sends_are_431_with_a_status() {
-    let scene = scene(|_| {}).await;
-    let mut io = scene.frames().await;
+    let fixture = fixture(|_| {}).await;
+    let mut io = fixture.frames().await;
     let mut block = get_block("/api");
     for number in 0..9000 {
         block.extend(h2frames::literal(&format!("x-{number}"), ""));
@@ -473,21 +473,21 @@ async fn more_headers_than_any_client_sends_are_431_with_a_status() {
     let body = h2frames::read_until(&mut io, kind::DATA).await.unwrap();
     let status: serde_json::Value = serde_json::from_slice(&body.payload).unwrap();
     assert_eq!(status["code"], 431);
-    scene.serves_others().await;
+    fixture.serves_others().await;
 }
 
 /// The client reads nothing, and its answer waits.
 #[tokio::test]
 async fn an_answer_that_nobody_takes_is_given_up() {
-    let scene = scene(|limits| limits.unauthenticated_stall_timeout = SHORT).await;
-    let mut h1 = scene.h1().await;
+    let fixture = fixture(|limits| limits.unauthenticated_stall_timeout = SHORT).await;
+    let mut h1 = fixture.h1().await;
     h1.send("GET /huge HTTP/1.1\r\nHost: k\r\n\r\n")
         .await
         .unwrap();
     // With no window at all, not even the first byte can be sent.
-    let client = scene.bed.client().alpn(&["h2"]);
+    let client = fixture.pki.client().alpn(&["h2"]);
     let mut io = client
-        .connect(scene.bridge.address(), "localhost")
+        .connect(fixture.bridge.address(), "localhost")
         .await
         .unwrap();
     h2frames::open(&mut io, &[(setting::INITIAL_WINDOW_SIZE, 0)])
@@ -498,27 +498,27 @@ async fn an_answer_that_nobody_takes_is_given_up() {
         .await
         .unwrap();
     assert_eq!(reset.header.stream, 1);
-    eventually("the connection is closed", PATIENCE, async || {
-        let scrape = plain::scrape(scene.bridge.admin_address()).await;
+    eventually("the connection is closed", TEST_TIMEOUT, async || {
+        let scrape = admin_client::scrape(fixture.bridge.admin_address()).await;
         scrape.value("skewbridge_client_connections", &[]) == Some(1.0)
     })
     .await;
     assert!(h1.read_response().await.is_err(), "it was not sent whole");
-    scene.serves_others().await;
+    fixture.serves_others().await;
 }
 
 #[tokio::test]
 async fn a_body_of_single_bytes_costs_little() {
-    let bed = Bed::new();
-    let options = Options::new(bed.upstream.clone()).respond_at_head();
+    let pki = PkiFixture::new();
+    let options = Options::new(pki.upstream.clone()).respond_at_head();
     let never = Arc::new(Notify::new());
     let upstream = ApiServer::start(options, move |seen| match seen.path() {
         "/upload" => Reply::new(200).after(&never),
         _ => Reply::json("{}"),
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = pki.bridge(upstream.addr());
+    let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     let before = resident();
     h1.send("POST /upload HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\n")
         .await
@@ -534,7 +534,7 @@ async fn a_body_of_single_bytes_costs_little() {
 
 #[tokio::test]
 async fn floods_of_small_frames_do_not_fill_the_memory() {
-    let scene = scene(|_| {}).await;
+    let fixture = fixture(|_| {}).await;
     let rows = [
         h2frames::ping(flag::NONE, *b"whatever"),
         h2frames::settings(&[(setting::INITIAL_WINDOW_SIZE, 65_535)]),
@@ -543,7 +543,7 @@ async fn floods_of_small_frames_do_not_fill_the_memory() {
     let before = resident();
     let mut floods = Vec::new();
     for frame in rows {
-        let mut io = scene.frames().await;
+        let mut io = fixture.frames().await;
         floods.push(tokio::spawn(async move {
             let many = frame.repeat(1000);
             // What comes back is never read.
@@ -551,7 +551,7 @@ async fn floods_of_small_frames_do_not_fill_the_memory() {
         }));
     }
     for _ in 0..10 {
-        scene.serves_others().await;
+        fixture.serves_others().await;
     }
     // Other tests run in this process as well and take their part.
     let grown = resident().saturating_sub(before);
@@ -570,10 +570,10 @@ fn resident() -> usize {
 
 #[tokio::test]
 async fn who_does_not_read_does_not_hold_up_the_others() {
-    let scene = scene(|_| {}).await;
+    let fixture = fixture(|_| {}).await;
     let mut slow_h1 = Vec::new();
     for _ in 0..5 {
-        let mut client = scene.h1().await;
+        let mut client = fixture.h1().await;
         client
             .send("GET /big HTTP/1.1\r\nHost: k\r\n\r\n")
             .await
@@ -583,8 +583,8 @@ async fn who_does_not_read_does_not_hold_up_the_others() {
     // A stream that is not read takes nothing from its neighbours either.
     let mut builder = h2::client::Builder::new();
     builder.initial_connection_window_size(16 << 20);
-    let client = scene.bed.client().alpn(&["h2"]);
-    let io = client.connect(scene.bridge.address(), "localhost").await;
+    let client = fixture.pki.client().alpn(&["h2"]);
+    let io = client.connect(fixture.bridge.address(), "localhost").await;
     let h2 = H2Client::with(&builder, io.unwrap()).await.unwrap();
     let mut slow_h2 = Vec::new();
     for _ in 0..50 {
@@ -594,7 +594,7 @@ async fn who_does_not_read_does_not_hold_up_the_others() {
         assert_eq!(stream.head().await.unwrap().status, 200);
         slow_h2.push(stream);
     }
-    scene.serves_others().await;
+    fixture.serves_others().await;
     let whole = h2.get("/big").await.unwrap();
     assert_eq!((whole.status, whole.body.len()), (200, 8 << 20));
     // And what waited is still whole.

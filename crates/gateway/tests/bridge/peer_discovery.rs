@@ -8,16 +8,16 @@ use serde_json::Value;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::RegistryKind;
 use skewbridge_peer_directory::{Identity, MicroTime};
-use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
+use skewbridge_testkit::{RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 use tokio::sync::Notify;
 
-use crate::bed::start;
-use crate::cluster::{
-    self, Cluster, NEW, NEW_PATH, NOBODYS_PATH, OWN, SHARED, ask, peer_view, peers, refusal,
-    served_by,
+use crate::support::admin_client;
+use crate::support::cluster::{
+    self, ClusterFixture, NEW, NEW_PATH, OWN, SHARED, UNSERVED_PATH, peer_view, peers,
+    send_request, served_by, status_message,
 };
-use crate::plain;
-use crate::standin::{API_SERVICES, CRDS, Form, LEASES, api_service, crd, lease};
+use crate::support::fake_apiserver::{API_SERVICES, CRDS, Form, LEASES, api_service, crd, lease};
+use crate::support::pki::start;
 
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
@@ -34,16 +34,16 @@ async fn servers_of_every_age_are_understood() {
         ("v1.25.16", Form::Legacy),
     ];
     for (version, form) in rows {
-        let cluster = Cluster::new(&["v1 pods"]).await;
+        let cluster = ClusterFixture::new(&["v1 pods"]).await;
         let serves = [NEW, "v1 pods", "v1 pods/resize:patch"];
         let b = cluster.peer(B, &serves).await;
-        b.standin.is_version(version, form);
+        b.apiserver.is_version(version, form);
         let bridge = cluster.start().await;
         let resize = "/api/v1/namespaces/a/pods/p/resize";
-        let answer = ask(&cluster.alice(), &bridge, "PATCH", resize, &[], "{}").await;
+        let answer = send_request(&cluster.alice(), &bridge, "PATCH", resize, &[], "{}").await;
         assert_eq!(served_by(&answer), B, "{version}");
         assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
-        assert_eq!(cluster.get(&bridge, NOBODYS_PATH).await.status, 404);
+        assert_eq!(cluster.get(&bridge, UNSERVED_PATH).await.status, 404);
         let view = peer_view(&bridge, B).await;
         assert_eq!(view["version"], version[1..], "{view}");
         let alone = serde_json::json!([NEW, "v1 pods/resize"]);
@@ -63,7 +63,7 @@ async fn aggregated_apis_that_hang_do_not_hide_what_an_old_server_serves() {
         .map(|group| format!("{group}/v1 readings"))
         .collect();
     let lines: Vec<_> = lines.iter().map(String::as_str).collect();
-    let cluster = Cluster::new(&[&lines[..], &["v1 pods"]].concat()).await;
+    let cluster = ClusterFixture::new(&[&lines[..], &["v1 pods"]].concat()).await;
     let b = cluster
         .peer(B, &[&lines[..], &["v1 pods", NEW]].concat())
         .await;
@@ -81,12 +81,12 @@ async fn aggregated_apis_that_hang_do_not_hide_what_an_old_server_serves() {
             hangs.then(|| Reply::new(200).after(&never))
         }
     };
-    b.standin.is_version("v1.25.16", Form::Legacy);
-    b.standin.hook(hang());
+    b.apiserver.is_version("v1.25.16", Form::Legacy);
+    b.apiserver.hook(hang());
     cluster.local.is_version("v1.25.16", Form::Legacy);
     let bridge = cluster.start().await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
-    assert_eq!(cluster.get(&bridge, NOBODYS_PATH).await.status, 404);
+    assert_eq!(cluster.get(&bridge, UNSERVED_PATH).await.status, 404);
     let view = peer_view(&bridge, B).await;
     assert_eq!(view["reachable"], true, "{view}");
     assert_eq!(view["servesAlone"], serde_json::json!([NEW]), "{view}");
@@ -101,13 +101,13 @@ async fn aggregated_apis_that_hang_do_not_hide_what_an_old_server_serves() {
     cluster
         .local
         .put(CRDS, crd("stable.example.com", "crontabs"));
-    eventually("the local server is read again", PATIENCE, async || {
+    eventually("the local server is read again", TEST_TIMEOUT, async || {
         let view = peer_view(&bridge, B).await;
         view["servesAlone"].as_array().is_none_or(Vec::is_empty)
     })
     .await;
     let accept = [("accept", V2)];
-    let view = ask(&cluster.alice(), &bridge, "GET", "/apis", &accept, "").await;
+    let view = send_request(&cluster.alice(), &bridge, "GET", "/apis", &accept, "").await;
     for group in &groups {
         assert!(view.text().contains(group), "{}", view.text());
     }
@@ -115,9 +115,9 @@ async fn aggregated_apis_that_hang_do_not_hide_what_an_old_server_serves() {
 
 #[tokio::test]
 async fn a_peer_is_asked_as_kube_apiservers_ask_each_other() {
-    let (_cluster, [b], _bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let (_cluster, [b], _bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     for path in ["/api", "/apis"] {
-        let question = b.standin.questions(path).remove(0);
+        let question = b.apiserver.gateway_requests(path).remove(0);
         let client = question.client.as_ref().unwrap();
         assert_eq!(client.common_name, "front-proxy-client");
         assert_eq!(question.all("x-remote-user"), ["system:apiserver"]);
@@ -136,26 +136,26 @@ async fn a_peer_is_asked_as_kube_apiservers_ask_each_other() {
 
 #[tokio::test]
 async fn a_peer_that_restarts_is_asked_for_news_only() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    let asked = b.standin.questions("/apis").len();
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    let asked = b.apiserver.gateway_requests("/apis").len();
     cluster.local.lease(B, "two");
     for path in ["/apis", "/api"] {
-        eventually("it is asked again", PATIENCE, async || {
-            b.standin.questions(path).len() > asked
+        eventually("it is asked again", TEST_TIMEOUT, async || {
+            b.apiserver.gateway_requests(path).len() > asked
         })
         .await;
-        let question = b.standin.questions(path).remove(asked);
+        let question = b.apiserver.gateway_requests(path).remove(asked);
         assert!(question.header("if-none-match").is_some(), "{question:#?}");
     }
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
 
     // Another version: its ETags are not those of the one before.
-    let asked = b.standin.questions("/apis").len();
-    b.standin.is_version("v1.37.0", Form::V2);
-    b.standin.serve(&[SHARED]);
+    let asked = b.apiserver.gateway_requests("/apis").len();
+    b.apiserver.is_version("v1.37.0", Form::V2);
+    b.apiserver.serve(&[SHARED]);
     cluster.local.lease(B, "three");
-    cluster.becomes(&bridge, NEW_PATH, 404).await;
-    let questions = b.standin.questions("/apis").split_off(asked);
+    cluster.wait_for_status(&bridge, NEW_PATH, 404).await;
+    let questions = b.apiserver.gateway_requests("/apis").split_off(asked);
     let anew = |it: &RecordedRequest| it.header("if-none-match").is_none();
     assert!(questions.iter().any(anew), "{questions:#?}");
     assert_eq!(peer_view(&bridge, B).await["version"], "1.37.0");
@@ -163,45 +163,45 @@ async fn a_peer_that_restarts_is_asked_for_news_only() {
 
 #[tokio::test]
 async fn what_an_unreachable_peer_said_counts_until_its_lease_ends() {
-    let (cluster, [mut b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    b.die().await;
+    let (cluster, [mut b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    b.shut_down().await;
     cluster.local.lease(B, "two");
-    eventually("it is known to be away", PATIENCE, async || {
+    eventually("it is known to be away", TEST_TIMEOUT, async || {
         let problem = &peer_view(&bridge, B).await["problem"];
         problem
             .as_str()
             .is_some_and(|it| it.contains("cannot connect"))
     })
     .await;
-    refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
-    assert_eq!(cluster.get(&bridge, NOBODYS_PATH).await.status, 404);
+    status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
+    assert_eq!(cluster.get(&bridge, UNSERVED_PATH).await.status, 404);
 
     // The server may be restarting behind its bridge, which stays.
     cluster.local.delete(LEASES, B);
-    eventually("its Lease is known to be gone", PATIENCE, async || {
+    eventually("its Lease is known to be gone", TEST_TIMEOUT, async || {
         peer_view(&bridge, B).await["alive"] == false
     })
     .await;
-    refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
-    b.take_address_back();
-    cluster.becomes(&bridge, NEW_PATH, 404).await;
+    status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
+    b.withdraw_address();
+    cluster.wait_for_status(&bridge, NEW_PATH, 404).await;
     assert_eq!(peers(&bridge).await["peers"], serde_json::json!([]));
 
-    b.standin.server.listen_again().await;
-    let _published = cluster.publish(B, b.standin.server.addr());
+    b.apiserver.server.listen_again().await;
+    let _published = cluster.publish(B, b.apiserver.server.addr());
     cluster.local.lease(B, "three");
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
 }
 
 #[tokio::test]
 async fn a_peer_whose_discovery_breaks_keeps_what_it_said() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    b.standin.hook(|seen: &RecordedRequest| {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    b.apiserver.hook(|seen: &RecordedRequest| {
         let broken = || Reply::json("{").header("X-Any", "thing");
         (seen.path() == "/apis").then(broken)
     });
     cluster.local.lease(B, "two");
-    eventually("it is noticed", PATIENCE, async || {
+    eventually("it is noticed", TEST_TIMEOUT, async || {
         !peer_view(&bridge, B).await["problem"].is_null()
     })
     .await;
@@ -211,7 +211,7 @@ async fn a_peer_whose_discovery_breaks_keeps_what_it_said() {
 #[tokio::test]
 async fn a_peer_is_found_whatever_of_it_is_seen_first() {
     for lease_first in [true, false] {
-        let cluster = Cluster::new(&[]).await;
+        let cluster = ClusterFixture::new(&[]).await;
         let bridge = cluster.start().await;
         assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, 404);
         let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
@@ -220,7 +220,7 @@ async fn a_peer_is_found_whatever_of_it_is_seen_first() {
         if lease_first {
             cluster.local.lease(B, "one");
             // Who runs, and has not told what it serves, may serve it.
-            cluster.becomes(&bridge, NEW_PATH, 503).await;
+            cluster.wait_for_status(&bridge, NEW_PATH, 503).await;
             let problem = &peer_view(&bridge, B).await["problem"];
             assert_eq!(problem, "it has published no address");
         } else {
@@ -231,14 +231,14 @@ async fn a_peer_is_found_whatever_of_it_is_seen_first() {
         } else {
             cluster.local.lease(B, "one");
         }
-        cluster.becomes(&bridge, NEW_PATH, 200).await;
+        cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
         drop(published);
     }
 }
 
 #[tokio::test]
 async fn what_the_local_server_serves_is_read_anew_when_it_may_have_changed() {
-    type Change = fn(&Cluster);
+    type Change = fn(&ClusterFixture);
     let rows: [(&str, Change); 2] = [
         ("a CRD", |cluster| {
             cluster.local.put(CRDS, crd("other.example.com", "things"));
@@ -249,14 +249,14 @@ async fn what_the_local_server_serves_is_read_anew_when_it_may_have_changed() {
         }),
     ];
     for (what, change) in rows {
-        let (cluster, [_b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+        let (cluster, [_b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
         assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
         cluster.local.serve(&[SHARED, NEW]);
         change(&cluster);
         becomes_local(&cluster, &bridge, what).await;
     }
 
-    let (cluster, [_b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let (cluster, [_b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     cluster.local.server.stop_listening().await;
     cluster.local.server.kill_connections().await;
     cluster.local.serve(&[SHARED, NEW]);
@@ -266,7 +266,7 @@ async fn what_the_local_server_serves_is_read_anew_when_it_may_have_changed() {
 }
 
 /// Long before the next look that needs no occasion, after 24 s at the earliest.
-async fn becomes_local(cluster: &Cluster, bridge: &Handle, what: &str) {
+async fn becomes_local(cluster: &ClusterFixture, bridge: &Handle, what: &str) {
     eventually(what, Duration::from_secs(15), async || {
         let answer = cluster.get(bridge, NEW_PATH).await;
         answer.status == 200 && served_by(&answer) == OWN
@@ -276,27 +276,27 @@ async fn becomes_local(cluster: &Cluster, bridge: &Handle, what: &str) {
 
 #[tokio::test]
 async fn a_local_server_that_is_away_takes_nothing_away_from_what_is_known() {
-    let (cluster, [_b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let (cluster, [_b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     cluster.local.server.stop_listening().await;
     cluster.local.server.kill_connections().await;
-    eventually("it is missed", PATIENCE, async || {
-        let metrics = plain::scrape(bridge.admin_address()).await;
+    eventually("it is missed", TEST_TIMEOUT, async || {
+        let metrics = admin_client::scrape(bridge.admin_address()).await;
         let name = "apiserver_peer_discovery_sync_errors_total";
         let count = metrics.value(name, &[("type", "lease_list")]);
         count.is_some_and(|count| count > 0.0)
     })
     .await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
-    refusal(&cluster.get(&bridge, cluster::SHARED_PATH).await, 503);
+    status_message(&cluster.get(&bridge, cluster::SHARED_PATH).await, 503);
 }
 
 #[tokio::test]
 async fn where_the_server_keeps_no_lease_the_bridge_does_until_it_leaves() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     cluster.local.delete(LEASES, OWN);
     let mut bridge = start(&cluster.config());
     // Ten seconds are the server's own time to do it.
-    eventually("the Lease is there", 2 * PATIENCE, async || {
+    eventually("the Lease is there", 2 * TEST_TIMEOUT, async || {
         cluster.local.object(LEASES, OWN).is_some()
     })
     .await;
@@ -312,24 +312,24 @@ async fn where_the_server_keeps_no_lease_the_bridge_does_until_it_leaves() {
         lease["spec"]["renewTime"].clone()
     };
     let first = renewed().await;
-    eventually("it is renewed", 2 * PATIENCE, async || {
+    eventually("it is renewed", 2 * TEST_TIMEOUT, async || {
         renewed().await != first
     })
     .await;
     // Also when it has changed and the watch has not said so yet.
-    cluster.local.touch_unheard(LEASES, OWN);
+    cluster.local.touch_without_event(LEASES, OWN);
     bridge.finish().await;
     assert!(cluster.local.object(LEASES, OWN).is_none(), "it is deleted");
 }
 
 #[tokio::test]
 async fn what_an_earlier_life_of_the_server_has_left_is_removed_at_the_start() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let mut old = lease(OWN, "long ago");
     old["spec"]["renewTime"] = "2020-01-01T00:00:00.000000Z".into();
     cluster.local.put(LEASES, old);
     let _bridge = start(&cluster.config());
-    eventually("it is gone", PATIENCE, async || {
+    eventually("it is gone", TEST_TIMEOUT, async || {
         cluster.local.object(LEASES, OWN).is_none()
     })
     .await;
@@ -337,7 +337,7 @@ async fn what_an_earlier_life_of_the_server_has_left_is_removed_at_the_start() {
 
 #[tokio::test]
 async fn the_address_is_published_until_the_bridge_leaves() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let mut addresses = cluster.addresses();
     let own = Identity::named(OWN).unwrap();
     let mut bridge = cluster.start().await;
@@ -345,12 +345,12 @@ async fn the_address_is_published_until_the_bridge_leaves() {
     assert_eq!(known.unwrap()[&own].address, bridge.address());
     bridge.finish().await;
     let gone = addresses.wait_for(|all| !all.contains_key(&own));
-    assert!(tokio::time::timeout(PATIENCE, gone).await.is_ok());
+    assert!(tokio::time::timeout(TEST_TIMEOUT, gone).await.is_ok());
 }
 
 #[tokio::test]
 async fn a_lease_that_its_server_keeps_is_left_alone() {
-    let (cluster, [_b], mut bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let (cluster, [_b], mut bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     bridge.finish().await;
     let mut written = cluster.local.server.requests();
     written.retain(|seen| seen.path().starts_with(LEASES) && seen.method != "GET");
@@ -360,7 +360,7 @@ async fn a_lease_that_its_server_keeps_is_left_alone() {
 
 #[tokio::test]
 async fn addresses_can_be_kept_in_leases_and_only_those_of_given_networks_count() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let leaf = || cluster.peer_ca.server(&["kubernetes.default.svc"]);
     let near = cluster.server(B, &[NEW], leaf()).await;
     let annotated = |name: &str, address: &str| {
@@ -377,7 +377,7 @@ async fn addresses_can_be_kept_in_leases_and_only_those_of_given_networks_count(
     config.peers.registry = RegistryKind::Leases;
     config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
     let mut bridge = start(&config);
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     let view = peer_view(&bridge, C).await;
     assert!(view["address"].is_null(), "{view}");
     let problem = view["problem"].as_str().unwrap();
@@ -391,7 +391,7 @@ async fn addresses_can_be_kept_in_leases_and_only_those_of_given_networks_count(
         lease["metadata"]["annotations"][name].clone()
     };
     let own = Value::from(bridge.address().to_string());
-    eventually("the own address is written", PATIENCE, async || {
+    eventually("the own address is written", TEST_TIMEOUT, async || {
         annotation(BRIDGE_ADDRESS) == own
     })
     .await;
@@ -408,7 +408,7 @@ async fn addresses_can_be_kept_in_leases_and_only_those_of_given_networks_count(
 /// From 1.36 on a server writes its own address every 10 s.
 #[tokio::test]
 async fn a_server_and_its_bridge_do_not_write_their_addresses_over_each_other() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let mut config = cluster.config();
     config.peers.registry = RegistryKind::Leases;
     config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
@@ -423,7 +423,7 @@ async fn a_server_and_its_bridge_do_not_write_their_addresses_over_each_other() 
     };
     renew();
     let address = Value::from(bridge.address().to_string());
-    eventually("the bridge has written", PATIENCE, async || {
+    eventually("the bridge has written", TEST_TIMEOUT, async || {
         own()["metadata"]["annotations"][BRIDGE_ADDRESS] == address
     })
     .await;
@@ -436,7 +436,7 @@ async fn a_server_and_its_bridge_do_not_write_their_addresses_over_each_other() 
     renew();
     // Each look at the Lease is followed by one at the others.
     cluster.local.lease(B, "one");
-    eventually("the bridge has looked since", PATIENCE, async || {
+    eventually("the bridge has looked since", TEST_TIMEOUT, async || {
         !peer_view(&bridge, B).await.is_null()
             && peers(&bridge).await["local"]["leaseKeptBy"] == "kube-apiserver"
     })

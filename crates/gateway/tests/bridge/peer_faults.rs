@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 use h2::Reason;
 use http::Request;
 use skewbridge_gateway::Handle;
-use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
+use skewbridge_testkit::{RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
 
-use crate::cluster::{
-    Cluster, NEW, NEW_PATH, OWN, PeerServer, SHARED_PATH, ask, peer_view, refusal, served_by,
+use crate::support::admin_client;
+use crate::support::cluster::{
+    ClusterFixture, NEW, NEW_PATH, OWN, PeerServer, SHARED_PATH, peer_view, send_request,
+    served_by, status_message,
 };
-use crate::plain;
-use crate::standin::page_not_found;
+use crate::support::fake_apiserver::page_not_found;
 
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
@@ -25,20 +26,20 @@ const FAILED: &str = "Error while proxying request to destination apiserver";
 /// More than chance needs to begin with either of two peers.
 const TURNS: usize = 16;
 
-async fn two_peers() -> (Cluster, [PeerServer; 2], Handle) {
-    Cluster::with_peers(&[], [(B, &[NEW]), (C, &[NEW])]).await
+async fn two_peers() -> (ClusterFixture, [PeerServer; 2], Handle) {
+    ClusterFixture::with_peers(&[], [(B, &[NEW]), (C, &[NEW])]).await
 }
 
 /// Answers requests for what only peers serve.
 fn always(server: &PeerServer, reply: impl Fn() -> Reply + Send + Sync + 'static) {
     server
-        .standin
+        .apiserver
         .hook(move |seen: &RecordedRequest| (seen.path() == NEW_PATH).then(&reply));
 }
 
 /// How often a peer has failed so with a request for what only peers serve.
 async fn errors(bridge: &Handle, kind: &str) -> Option<f64> {
-    let metrics = plain::scrape(bridge.admin_address()).await;
+    let metrics = admin_client::scrape(bridge.admin_address()).await;
     let labels = [
         ("type", kind),
         ("group", "storage.k8s.io"),
@@ -51,7 +52,7 @@ async fn errors(bridge: &Handle, kind: &str) -> Option<f64> {
 #[tokio::test]
 async fn a_dead_peer_is_passed_over_and_comes_back_within_seconds() {
     let (cluster, [b, c], bridge) = two_peers().await;
-    b.die().await;
+    b.shut_down().await;
     for turn in 0..TURNS {
         let answer = if turn % 2 == 0 {
             cluster.get(&bridge, NEW_PATH).await
@@ -60,23 +61,23 @@ async fn a_dead_peer_is_passed_over_and_comes_back_within_seconds() {
         };
         assert_eq!(served_by(&answer), C, "{turn}");
     }
-    eventually("it is known to be away", PATIENCE, async || {
+    eventually("it is known to be away", TEST_TIMEOUT, async || {
         let view = peer_view(&bridge, B).await;
         !view["problem"].is_null()
     })
     .await;
 
-    c.die().await;
-    b.standin.server.listen_again().await;
+    c.shut_down().await;
+    b.apiserver.server.listen_again().await;
     let back = Instant::now();
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     // The longest wait between two looks is 3 s; the rest is for slow machines.
     assert!(
         back.elapsed() < Duration::from_secs(10),
         "{:?}",
         back.elapsed()
     );
-    eventually("it is healthy", PATIENCE, async || {
+    eventually("it is healthy", TEST_TIMEOUT, async || {
         let view = peer_view(&bridge, B).await;
         view["healthy"] == true && view["problem"].is_null()
     })
@@ -86,11 +87,11 @@ async fn a_dead_peer_is_passed_over_and_comes_back_within_seconds() {
 #[tokio::test]
 async fn when_all_peers_fail_the_answer_is_a_status_that_says_when_to_come_back() {
     let (cluster, [b, c], bridge) = two_peers().await;
-    b.die().await;
-    c.die().await;
+    b.shut_down().await;
+    c.shut_down().await;
     for method in ["GET", "POST"] {
-        let answer = ask(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
-        let message = refusal(&answer, 503);
+        let answer = send_request(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
+        let message = status_message(&answer, 503);
         assert!(message.starts_with(FAILED), "{message}");
         assert!(message.contains(B) && message.contains(C), "{message}");
         assert_eq!(answer.header("retry-after"), Some("1"));
@@ -103,15 +104,15 @@ async fn when_all_peers_fail_the_answer_is_a_status_that_says_when_to_come_back(
 #[tokio::test]
 async fn a_peer_that_has_taken_its_address_back_is_still_the_last_resort() {
     let (cluster, [mut b, c], bridge) = two_peers().await;
-    b.take_address_back();
-    eventually("it is known", PATIENCE, async || {
+    b.withdraw_address();
+    eventually("it is known", TEST_TIMEOUT, async || {
         peer_view(&bridge, B).await["published"] == false
     })
     .await;
     for _ in 0..TURNS {
         assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), C);
     }
-    c.die().await;
+    c.shut_down().await;
     assert_eq!(served_by(&cluster.post(&bridge, NEW_PATH, "{}").await), B);
 }
 
@@ -123,7 +124,11 @@ async fn a_write_that_a_peer_refused_unseen_goes_to_the_next() {
         let answer = cluster.post(&bridge, NEW_PATH, format!("{turn}")).await;
         assert_eq!(served_by(&answer), C);
     }
-    let bodies: Vec<_> = c.seen().iter().map(|seen| seen.body.clone()).collect();
+    let bodies: Vec<_> = c
+        .client_requests()
+        .iter()
+        .map(|seen| seen.body.clone())
+        .collect();
     let expected: Vec<_> = (0..TURNS).map(|turn| turn.to_string()).collect();
     assert_eq!(bodies, expected, "each once, whole");
 }
@@ -145,15 +150,19 @@ async fn a_write_to_a_server_that_is_about_to_end_goes_to_the_next() {
         let answer = cluster.post(&bridge, NEW_PATH, format!("{turn}")).await;
         assert_eq!(served_by(&answer), C);
     }
-    let bodies: Vec<_> = c.seen().iter().map(|seen| seen.body.clone()).collect();
+    let bodies: Vec<_> = c
+        .client_requests()
+        .iter()
+        .map(|seen| seen.body.clone())
+        .collect();
     let expected: Vec<_> = (0..TURNS).map(|turn| turn.to_string()).collect();
     assert_eq!(bodies, expected, "each once, whole");
-    assert!(!b.seen().is_empty(), "it was never asked");
+    assert!(!b.client_requests().is_empty(), "it was never asked");
 
     // If all of them are, the client is told in their words.
     always(&c, shutting_down);
     let answer = cluster.post(&bridge, NEW_PATH, "{}").await;
-    assert_eq!(refusal(&answer, 503), "apiserver is shutting down");
+    assert_eq!(status_message(&answer, 503), "apiserver is shutting down");
     assert_eq!(answer.header("retry-after"), Some("1"));
 }
 
@@ -166,8 +175,14 @@ async fn a_write_that_a_server_let_in_and_refused_is_not_sent_again() {
         });
     }
     let answer = cluster.post(&bridge, NEW_PATH, "{}").await;
-    assert_eq!(refusal(&answer, 503), "apiserver is shutting down");
-    assert_eq!(servers.iter().map(|it| it.seen().len()).sum::<usize>(), 1);
+    assert_eq!(status_message(&answer, 503), "apiserver is shutting down");
+    assert_eq!(
+        servers
+            .iter()
+            .map(|it| it.client_requests().len())
+            .sum::<usize>(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -180,7 +195,7 @@ async fn a_peer_that_keeps_failing_is_asked_less_and_less() {
         assert_eq!(served_by(&cluster.post(&bridge, NEW_PATH, "{}").await), C);
     }
     // Half of them without a backoff; with it, a handful in any time that this may take.
-    let asked = b.seen().len();
+    let asked = b.client_requests().len();
     assert!(asked > 0 && asked < turns / 4, "{asked} of {turns}");
 }
 
@@ -192,15 +207,20 @@ async fn a_write_whose_connection_is_cut_is_not_sent_again() {
         let never = never.clone();
         always(server, move || Reply::json("{}").after(&never));
     }
-    let sent = || servers.iter().map(|it| it.seen().len()).sum::<usize>();
+    let sent = || {
+        servers
+            .iter()
+            .map(|it| it.client_requests().len())
+            .sum::<usize>()
+    };
     let cut = async {
-        eventually("it has been sent", PATIENCE, async || sent() == 1).await;
+        eventually("it has been sent", TEST_TIMEOUT, async || sent() == 1).await;
         for server in &servers {
-            server.die().await;
+            server.shut_down().await;
         }
     };
     let (answer, ()) = tokio::join!(cluster.post(&bridge, NEW_PATH, "{}"), cut);
-    let message = refusal(&answer, 503);
+    let message = status_message(&answer, 503);
     assert!(message.starts_with(FAILED), "{message}");
     assert_eq!(answer.header("retry-after"), None, "it may have been done");
     assert_eq!(errors(&bridge, "cut_off").await, Some(1.0));
@@ -220,16 +240,16 @@ async fn a_read_whose_connection_is_cut_goes_to_the_next_peer() {
         // Whoever is asked first never answers.
         always(server, move || Reply::json("{}").after(&first));
     }
-    let sent = |server: &PeerServer| server.seen().len();
+    let sent = |server: &PeerServer| server.client_requests().len();
     let cut = async {
-        eventually("it has been sent", PATIENCE, async || {
+        eventually("it has been sent", TEST_TIMEOUT, async || {
             servers.iter().any(|it| sent(it) == 1)
         })
         .await;
         let [b, c] = &servers;
         let (first, second) = if sent(b) == 1 { (b, c) } else { (c, b) };
-        second.standin.behave();
-        first.die().await;
+        second.apiserver.remove_hook();
+        first.shut_down().await;
         second.name
     };
     let (answer, second) = tokio::join!(cluster.get(&bridge, NEW_PATH), cut);
@@ -248,12 +268,12 @@ async fn a_503_is_repeated_elsewhere_only_where_nothing_can_have_been_done() {
         assert_eq!(served_by(&answer), C);
         assert_eq!(answer.header(NOT_PROCESSED), None);
     }
-    assert_eq!(c.seen().len(), TURNS);
+    assert_eq!(c.client_requests().len(), TURNS);
 
     // All of them: the last one's answer, without what is between bridges.
     always(&c, move || busy().header(NOT_PROCESSED, "true"));
     for method in ["GET", "POST"] {
-        let answer = ask(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
+        let answer = send_request(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
         refusal_of_a_peer(&answer);
     }
 
@@ -261,7 +281,7 @@ async fn a_503_is_repeated_elsewhere_only_where_nothing_can_have_been_done() {
     for server in [&b, &c] {
         always(server, busy);
     }
-    let sent = || b.seen().len() + c.seen().len();
+    let sent = || b.client_requests().len() + c.client_requests().len();
     let before = sent();
     refusal_of_a_peer(&cluster.post(&bridge, NEW_PATH, "{}").await);
     assert_eq!(sent(), before + 1, "a write once");
@@ -277,7 +297,7 @@ fn refusal_of_a_peer(answer: &skewbridge_testkit::Response) {
 
 #[tokio::test]
 async fn nobody_but_a_bridge_says_that_nothing_was_done() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let bridge = cluster.start().await;
     cluster.local.hook(|seen| {
         let it = seen.path() == SHARED_PATH;
@@ -287,8 +307,8 @@ async fn nobody_but_a_bridge_says_that_nothing_was_done() {
         ("x-kubernetes-peer-proxied", "true"),
         ("x-remote-user", "bob"),
     ];
-    for (client, headers) in [(cluster.alice(), &hop[..0]), (cluster.bed.peer(), &hop[..])] {
-        let answer = ask(&client, &bridge, "POST", SHARED_PATH, headers, "{}").await;
+    for (client, headers) in [(cluster.alice(), &hop[..0]), (cluster.pki.peer(), &hop[..])] {
+        let answer = send_request(&client, &bridge, "POST", SHARED_PATH, headers, "{}").await;
         refusal_of_a_peer(&answer);
     }
 }
@@ -296,7 +316,7 @@ async fn nobody_but_a_bridge_says_that_nothing_was_done() {
 /// Clients of another bridge see it too, and would not know whom it is about.
 #[tokio::test]
 async fn who_cannot_be_reached_is_named() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let bridge = cluster.start().await;
     cluster.local.server.stop_listening().await;
     cluster.local.server.kill_connections().await;
@@ -304,13 +324,13 @@ async fn who_cannot_be_reached_is_named() {
         ("x-kubernetes-peer-proxied", "true"),
         ("x-remote-user", "bob"),
     ];
-    let peer = cluster.bed.peer();
+    let peer = cluster.pki.peer();
     for (path, said) in [
         (SHARED_PATH, "(apiserver-own) cannot be reached: "),
         (NEW_PATH, "(apiserver-own), which does not serve"),
     ] {
-        let answer = ask(&peer, &bridge, "GET", path, &hop, "").await;
-        let message = refusal(&answer, 503);
+        let answer = send_request(&peer, &bridge, "GET", path, &hop, "").await;
+        let message = status_message(&answer, 503);
         assert!(message.contains("the kube-apiserver "), "{message}");
         assert!(message.contains(said), "{message}");
         assert_eq!(answer.header(NOT_PROCESSED), Some("true"));
@@ -331,8 +351,8 @@ async fn a_peer_that_knows_no_such_path_is_passed_over_and_never_believed() {
     }
     always(&c, page_not_found);
     for method in ["GET", "POST"] {
-        let answer = ask(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
-        let message = refusal(&answer, 503);
+        let answer = send_request(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
+        let message = status_message(&answer, 503);
         assert!(message.starts_with(FAILED), "{message}");
         assert_eq!(answer.header("retry-after"), Some("1"));
     }
@@ -348,7 +368,7 @@ async fn a_peer_that_knows_no_such_path_is_passed_over_and_never_believed() {
 
 #[tokio::test]
 async fn an_answer_that_a_peer_breaks_off_is_seen_to_be_broken_off() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let (senders, mut bodies) = mpsc::unbounded_channel();
     always(&b, move || {
         let (reply, body) = Reply::stream();
@@ -375,13 +395,13 @@ async fn an_answer_that_a_peer_breaks_off_is_seen_to_be_broken_off() {
     assert_eq!(h1.read_head().await.unwrap().status, 200);
     assert_eq!(h1.read_chunk().await.unwrap().unwrap(), "half");
 
-    b.die().await;
+    b.shut_down().await;
     let cut = async {
         assert!(stream.chunk().await.unwrap().is_err());
         assert!(h1.read_chunk().await.is_err());
     };
-    tokio::time::timeout(PATIENCE, cut).await.unwrap();
-    assert_eq!(b.seen().len(), 2, "nothing is begun anew");
+    tokio::time::timeout(TEST_TIMEOUT, cut).await.unwrap();
+    assert_eq!(b.client_requests().len(), 2, "nothing is begun anew");
 }
 
 #[tokio::test]
@@ -395,13 +415,13 @@ async fn what_a_peer_answers_is_the_answer() {
             });
         }
         for method in ["GET", "POST"] {
-            let answer = ask(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
+            let answer = send_request(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
             assert_eq!(answer.status, code);
             assert_eq!(answer.header("retry-after"), Some("7"));
             sent += 1;
         }
     }
-    let came: usize = servers.iter().map(|it| it.seen().len()).sum();
+    let came: usize = servers.iter().map(|it| it.client_requests().len()).sum();
     assert_eq!(came, sent);
 }
 
@@ -411,9 +431,9 @@ async fn a_peer_that_does_not_shake_hands_is_passed_over() {
     // The kernel takes connections, and nobody answers them.
     let deaf = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = deaf.local_addr().unwrap();
-    b.take_address_back();
+    b.withdraw_address();
     let _published = cluster.publish(B, address);
-    eventually("the other address is known", PATIENCE, async || {
+    eventually("the other address is known", TEST_TIMEOUT, async || {
         peer_view(&bridge, B).await["address"] == address.to_string()
     })
     .await;
@@ -432,9 +452,10 @@ async fn a_peer_that_does_not_shake_hands_is_passed_over() {
 async fn an_upgrade_goes_to_the_next_peer_where_the_first_is_dead() {
     let exec = "/apis/new.k8s.io/v1/namespaces/a/boxes/b/exec";
     let serves: &[&str] = &["new.k8s.io/v1 boxes/exec:create,get"];
-    let (cluster, [b, c], bridge) = Cluster::with_peers(&[], [(B, serves), (C, serves)]).await;
-    b.die().await;
-    c.standin.hook(|seen| {
+    let (cluster, [b, c], bridge) =
+        ClusterFixture::with_peers(&[], [(B, serves), (C, serves)]).await;
+    b.shut_down().await;
+    c.apiserver.hook(|seen| {
         let (reply, _upgrade) = Reply::upgrade(seen.header("upgrade")?);
         Some(reply)
     });
@@ -446,5 +467,5 @@ async fn an_upgrade_goes_to_the_next_peer_where_the_first_is_dead() {
         client.send(request).await.unwrap();
         assert_eq!(client.read_head().await.unwrap().status, 101);
     }
-    assert_eq!(c.seen().len(), TURNS);
+    assert_eq!(c.client_requests().len(), TURNS);
 }

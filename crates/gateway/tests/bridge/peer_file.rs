@@ -10,51 +10,55 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use skewbridge_gateway::config::{Config, RegistryKind};
 use skewbridge_peer_directory::ServedRecord;
-use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
+use skewbridge_testkit::{RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 
-use crate::bed::start;
-use crate::cluster::{Cluster, NEW, NEW_PATH, OWN, peer_view, peers, refusal, served_by};
 use crate::peer_records::{B, SERVED, age_departure_of_b, knows_b, record_of_b, with_state_dir};
-use crate::standin::{LEASES, Standin};
+use crate::support::cluster::{
+    ClusterFixture, NEW, NEW_PATH, OWN, peer_view, peers, served_by, status_message,
+};
+use crate::support::fake_apiserver::{FakeApiServer, LEASES};
+use crate::support::pki::start;
 
 /// Nothing listens there.
 const CLOSED: &str = "127.0.0.1:1";
 
 /// Writes the file: these are the fields of B beside its identity, if it is in it.
-fn write(cluster: &Cluster, b: Option<&str>) -> Config {
+fn write(cluster: &ClusterFixture, b: Option<&str>) -> Config {
     let text = match b {
         Some(fields) => format!("peers: [{{identity: {B}, {fields}}}]\n"),
         None => "peers: []\n".to_owned(),
     };
-    let path = cluster.bed.dir.write("peers.yaml", text);
+    let path = cluster.pki.dir.write("peers.yaml", text);
     let mut config = with_state_dir(cluster);
     config.peers.registry = RegistryKind::File(path);
     config
 }
 
 /// Writes the served record on the Lease of B.
-fn annotate(cluster: &Cluster, record: &ServedRecord) {
+fn annotate(cluster: &ClusterFixture, record: &ServedRecord) {
     let mut lease = cluster.local.object(LEASES, B).unwrap();
     let text = STANDARD.encode(record.encode().unwrap());
     lease["metadata"]["annotations"][SERVED] = text.into();
     cluster.local.put(LEASES, lease);
 }
 
-async fn server_b(cluster: &Cluster) -> Standin {
+async fn server_b(cluster: &ClusterFixture) -> FakeApiServer {
     let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
     cluster.server(B, &[NEW], leaf).await
 }
 
 async fn has_left(bridge: &skewbridge_gateway::Handle) {
-    eventually("its bridge is known to have left", PATIENCE, async || {
-        peer_view(bridge, B).await["state"] == "bridge-left"
-    })
+    eventually(
+        "its bridge is known to have left",
+        TEST_TIMEOUT,
+        async || peer_view(bridge, B).await["state"] == "bridge-left",
+    )
     .await;
 }
 
 #[tokio::test]
 async fn a_bridge_announces_on_its_lease_that_it_leaves_and_publishes_no_address() {
-    let cluster = Cluster::new(&[NEW]).await;
+    let cluster = ClusterFixture::new(&[NEW]).await;
     let config = write(&cluster, None);
     let refuse = |seen: &RecordedRequest| {
         let is_patch = seen.method == "PATCH" && seen.path().starts_with(LEASES);
@@ -63,13 +67,13 @@ async fn a_bridge_announces_on_its_lease_that_it_leaves_and_publishes_no_address
     cluster.local.hook(refuse);
     let mut bridge = start(&config);
     let registry = async || peers(&bridge).await["registry"].clone();
-    eventually("the registry is down", PATIENCE, async || {
+    eventually("the registry is down", TEST_TIMEOUT, async || {
         let error = registry().await["lastError"].to_string();
         error.contains("--peer-registry=file") && error.contains("no right to patch leases")
     })
     .await;
     assert_eq!(registry().await["up"], false);
-    cluster.local.behave();
+    cluster.local.remove_hook();
 
     let annotations = || {
         let lease = cluster.local.object(LEASES, OWN).unwrap();
@@ -79,13 +83,13 @@ async fn a_bridge_announces_on_its_lease_that_it_leaves_and_publishes_no_address
         let bytes = STANDARD.decode(annotations()[SERVED].as_str()?);
         ServedRecord::decode(&bytes.ok()?).ok()
     };
-    eventually("the record is written", PATIENCE, async || {
+    eventually("the record is written", TEST_TIMEOUT, async || {
         record().is_some_and(|it| it.bridge_left_at.is_none())
     })
     .await;
     let address = "skewbridge.io/peer-advertise-address";
     assert_eq!(annotations()[address], Value::Null);
-    eventually("the registry is up", PATIENCE, async || {
+    eventually("the registry is up", TEST_TIMEOUT, async || {
         registry().await["up"] == true
     })
     .await;
@@ -94,7 +98,7 @@ async fn a_bridge_announces_on_its_lease_that_it_leaves_and_publishes_no_address
     drop(bridge);
     // The next one takes it back.
     let _bridge = start(&config);
-    eventually("it is taken back", PATIENCE, async || {
+    eventually("it is taken back", TEST_TIMEOUT, async || {
         record().is_some_and(|it| it.bridge_left_at.is_none())
     })
     .await;
@@ -103,7 +107,7 @@ async fn a_bridge_announces_on_its_lease_that_it_leaves_and_publishes_no_address
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_bridge_that_has_left_is_503_for_a_rollout_and_then_404() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let mut record = record_of_b(&cluster).await;
     // By a clock that is hours late.
     record.bridge_left_at = Some(SystemTime::now() - Duration::from_hours(7));
@@ -113,7 +117,7 @@ async fn a_bridge_that_has_left_is_503_for_a_rollout_and_then_404() {
     for (fields, status) in [(Some(&*listed), 503), (None, 404)] {
         let bridge = start(&write(&cluster, fields));
         has_left(&bridge).await;
-        cluster.becomes(&bridge, "/readyz", 200).await;
+        cluster.wait_for_status(&bridge, "/readyz", 200).await;
         assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, status);
         if status == 503 {
             age_departure_of_b(&cluster, Duration::from_mins(6)).await;
@@ -123,13 +127,13 @@ async fn a_bridge_that_has_left_is_503_for_a_rollout_and_then_404() {
     let b = server_b(&cluster).await;
     let config = write(&cluster, Some(&format!("address: '{}'", b.server.addr())));
     let bridge = start(&config);
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     assert_eq!(peer_view(&bridge, B).await["state"], Value::Null);
 }
 
 #[tokio::test]
 async fn after_its_bridge_has_left_a_server_is_asked_at_the_address_in_the_file() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let b = server_b(&cluster).await;
     let elsewhere = server_b(&cluster).await;
     let mut record = record_of_b(&cluster).await;
@@ -141,7 +145,7 @@ async fn after_its_bridge_has_left_a_server_is_asked_at_the_address_in_the_file(
     let server = b.server.addr();
     let fields = format!("address: '{CLOSED}', server: '{server}'");
     let bridge = start(&write(&cluster, Some(&fields)));
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
     let view = peer_view(&bridge, B).await;
     assert_eq!(view["state"], "bridge-left");
@@ -150,7 +154,7 @@ async fn after_its_bridge_has_left_a_server_is_asked_at_the_address_in_the_file(
 
     // Without it in the file, the server is not asked anywhere.
     write(&cluster, Some(&format!("address: '{CLOSED}'")));
-    cluster.becomes(&bridge, NEW_PATH, 503).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 503).await;
     assert!(elsewhere.server.requests().is_empty());
 }
 
@@ -158,15 +162,15 @@ async fn after_its_bridge_has_left_a_server_is_asked_at_the_address_in_the_file(
 /// stays where the file says.
 #[tokio::test]
 async fn an_announcement_does_not_count_while_the_bridge_answers() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let b = server_b(&cluster).await;
     let mut record = record_of_b(&cluster).await;
     record.bridge_left_at = Some(SystemTime::now());
     annotate(&cluster, &record);
     let fields = format!("address: '{}'", b.server.addr());
     let bridge = start(&write(&cluster, Some(&fields)));
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
-    eventually("it is reachable", PATIENCE, async || {
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
+    eventually("it is reachable", TEST_TIMEOUT, async || {
         let view = peer_view(&bridge, B).await;
         view["reachable"] == true && view["state"] == Value::Null
     })
@@ -174,31 +178,31 @@ async fn an_announcement_does_not_count_while_the_bridge_answers() {
     b.server.stop_listening().await;
     b.server.kill_connections().await;
     // A request that fails has it polled.
-    cluster.becomes(&bridge, NEW_PATH, 503).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 503).await;
     has_left(&bridge).await;
 }
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn an_address_that_is_removed_from_the_file_is_a_departure() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let b = server_b(&cluster).await;
     cluster.local.lease(B, "one");
     let address: SocketAddr = b.server.addr();
     let fields = format!("address: '{address}'");
     let bridge = start(&write(&cluster, Some(&fields)));
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     let config = write(&cluster, None);
     has_left(&bridge).await;
     let answer = cluster.get(&bridge, NEW_PATH).await;
-    refusal(&answer, 503);
+    status_message(&answer, 503);
     let view = peer_view(&bridge, B).await;
     let problem = view["problem"].as_str().unwrap();
     assert!(problem.contains("the --peer-registry file has no address"));
     assert_eq!(view["address"], Value::Null);
     // It is added again.
     write(&cluster, Some(&fields));
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     assert_eq!(peer_view(&bridge, B).await["state"], Value::Null);
 
     write(&cluster, None);
@@ -207,21 +211,21 @@ async fn an_address_that_is_removed_from_the_file_is_a_departure() {
     drop(bridge);
     let bridge = start(&config);
     has_left(&bridge).await;
-    cluster.becomes(&bridge, NEW_PATH, 404).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 404).await;
 }
 
 /// Without `--state-dir`, as with the other registries.
 #[tokio::test]
 async fn what_a_dead_peer_serves_is_known_from_its_lease() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let record = record_of_b(&cluster).await;
     annotate(&cluster, &record);
     let mut config = write(&cluster, Some(&format!("address: '{CLOSED}'")));
     config.peers.state_dir = None;
     let bridge = start(&config);
     knows_b(&bridge).await;
-    cluster.becomes(&bridge, "/readyz", 200).await;
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains("cannot connect"), "{message}");
     assert_eq!(peer_view(&bridge, B).await["state"], Value::Null);
 }

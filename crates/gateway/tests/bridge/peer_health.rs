@@ -7,14 +7,15 @@ use serde_json::Value;
 use skewbridge_discovery::accept;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Etcd, RegistryKind};
-use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
+use skewbridge_testkit::{RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 
-use crate::bed::start;
-use crate::cluster::{
-    Cluster, NEW, NEW_PATH, OWN, SHARED_PATH, ask, peer_view, peers, refusal, served_by,
+use crate::support::admin_client::{self, Scrape};
+use crate::support::cluster::{
+    ClusterFixture, NEW, NEW_PATH, OWN, SHARED_PATH, peer_view, peers, send_request, served_by,
+    status_message,
 };
-use crate::plain::{self, Scrape};
-use crate::standin::LEASES;
+use crate::support::fake_apiserver::LEASES;
+use crate::support::pki::start;
 
 const B: &str = "apiserver-b";
 const B_HOST: &str = "host-of-apiserver-b";
@@ -27,17 +28,17 @@ const OF_NEW: [(&str, &str); 3] = [
 ];
 
 async fn readyz(bridge: &Handle) -> (u16, String) {
-    let answer = plain::get(bridge.admin_address(), "/readyz?verbose").await;
+    let answer = admin_client::get(bridge.admin_address(), "/readyz?verbose").await;
     (answer.status, answer.body)
 }
 
 async fn scrape(bridge: &Handle) -> Scrape {
-    plain::scrape(bridge.admin_address()).await
+    admin_client::scrape(bridge.admin_address()).await
 }
 
 /// Waits until `/readyz?verbose` has this in it.
 async fn readyz_says(bridge: &Handle, text: &str) -> String {
-    eventually(text, PATIENCE, async || {
+    eventually(text, TEST_TIMEOUT, async || {
         readyz(bridge).await.1.contains(text)
     })
     .await;
@@ -52,15 +53,15 @@ async fn peer_up(bridge: &Handle, peer: &str, host: &str) -> Option<f64> {
 #[tokio::test]
 async fn a_peer_that_cannot_be_reached_is_named_and_not_healthy() {
     let peers = [(B, &[NEW][..]), (C, &[])];
-    let (cluster, [mut b, _c], bridge) = Cluster::with_peers(&[], peers).await;
+    let (cluster, [mut b, _c], bridge) = ClusterFixture::with_peers(&[], peers).await;
     readyz_says(&bridge, "[+]peers ok: 2 of 2 reachable\n").await;
-    cluster.becomes(&bridge, "/readyz", 200).await;
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
     assert_eq!(peer_up(&bridge, B, B_HOST).await, Some(1.0));
     assert_eq!(peer_view(&bridge, B).await["healthy"], true);
     assert_eq!(peer_view(&bridge, B).await["host"], B_HOST);
 
-    b.die().await;
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    b.shut_down().await;
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains(&format!("{B_NAME}: ")), "{message}");
     // At once by the failed request, and from then on by polls that fail.
     for _ in 0..3 {
@@ -70,7 +71,7 @@ async fn a_peer_that_cannot_be_reached_is_named_and_not_healthy() {
             (&false.into(), &false.into())
         );
         assert!(view["problem"].is_string(), "{view}");
-        refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+        status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     }
     let line = format!("[+]peers ok: 1 of 2 reachable; unreachable: {B_NAME}: ");
     readyz_says(&bridge, &line).await;
@@ -80,24 +81,26 @@ async fn a_peer_that_cannot_be_reached_is_named_and_not_healthy() {
     assert_eq!(peer_up(&bridge, B, B_HOST).await, Some(0.0));
     assert_eq!(peer_up(&bridge, C, "host-of-apiserver-c").await, Some(1.0));
 
-    b.standin.server.listen_again().await;
+    b.apiserver.server.listen_again().await;
     readyz_says(&bridge, "[+]peers ok: 2 of 2 reachable\n").await;
     assert_eq!(peer_up(&bridge, B, B_HOST).await, Some(1.0));
-    b.take_address_back();
+    b.withdraw_address();
     cluster.local.delete(LEASES, B);
-    eventually("a peer that is gone has no series", PATIENCE, async || {
-        peer_up(&bridge, B, B_HOST).await.is_none()
-    })
+    eventually(
+        "a peer that is gone has no series",
+        TEST_TIMEOUT,
+        async || peer_up(&bridge, B, B_HOST).await.is_none(),
+    )
     .await;
 }
 
 #[tokio::test]
 async fn a_rerouted_request_that_fails_is_counted_with_its_code() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
-    b.die().await;
+    b.shut_down().await;
     for _ in 0..2 {
-        refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+        status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     }
     let metrics = scrape(&bridge).await;
     let of = |metrics: &Scrape, name: &str, code: &'static str| {
@@ -119,31 +122,31 @@ async fn a_rerouted_request_that_fails_is_counted_with_its_code() {
     assert_eq!(to(&metrics, B, B_HOST, "503"), Some(2.0));
 
     // A peer's own refusal is counted once, as an answer of the peer.
-    b.standin.server.listen_again().await;
-    b.standin.hook(|seen: &RecordedRequest| {
+    b.apiserver.server.listen_again().await;
+    b.apiserver.hook(|seen: &RecordedRequest| {
         (seen.path() == NEW_PATH).then(|| Reply::new(403).body("no"))
     });
-    cluster.becomes(&bridge, NEW_PATH, 403).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 403).await;
     let refused = to(&scrape(&bridge).await, B, B_HOST, "403");
     assert_eq!(refused, Some(1.0));
 }
 
 #[tokio::test]
 async fn discovery_polls_are_counted_by_peer_and_result_and_where_they_are_answered() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let polls = async |result: &str| {
         let labels = [("peer", B), ("host", B_HOST), ("result", result)];
         let metrics = scrape(&bridge).await;
         metrics.value("skewbridge_peer_discovery_polls_total", &labels)
     };
-    let asked = b.standin.questions("/apis").len();
+    let asked = b.apiserver.gateway_requests("/apis").len();
     assert!(asked > 0);
     #[allow(clippy::cast_precision_loss)] // a handful
     let asked = asked as f64;
     assert_eq!(polls("ok").await, Some(asked));
-    b.die().await;
-    refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
-    eventually("a poll has failed", PATIENCE, async || {
+    b.shut_down().await;
+    status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
+    eventually("a poll has failed", TEST_TIMEOUT, async || {
         polls("failed").await.is_some_and(|count| count >= 1.0)
     })
     .await;
@@ -163,7 +166,7 @@ async fn discovery_polls_are_counted_by_peer_and_result_and_where_they_are_answe
         ("x-remote-user", "system:apiserver"),
         ("accept", accept::LOCAL_DOCUMENT),
     ];
-    let poll = ask(&cluster.bed.peer(), &bridge, "GET", "/apis", &headers, "").await;
+    let poll = send_request(&cluster.pki.peer(), &bridge, "GET", "/apis", &headers, "").await;
     assert_eq!(poll.status, 200);
     assert_eq!(local_requests().await, (Some(1.0), Some(1.0)));
 }
@@ -171,7 +174,7 @@ async fn discovery_polls_are_counted_by_peer_and_result_and_where_they_are_answe
 #[tokio::test]
 #[allow(clippy::float_cmp)] // whole numbers
 async fn merged_discovery_is_counted_by_value() {
-    let (cluster, [_b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let (cluster, [_b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let value = async |name: &str| scrape(&bridge).await.value(name, &[]).unwrap();
     let hits = "aggregator_discovery_peer_aggregated_cache_hits_total";
     let misses = "aggregator_discovery_peer_aggregated_cache_misses_total";
@@ -184,12 +187,12 @@ async fn merged_discovery_is_counted_by_value() {
     let own = format!("{v2};profile=nopeer");
     let alice = cluster.alice();
     for turn in 1..=3 {
-        let merged = ask(&alice, &bridge, "GET", "/apis", &[("accept", v2)], "").await;
+        let merged = send_request(&alice, &bridge, "GET", "/apis", &[("accept", v2)], "").await;
         assert!(merged.text().contains("volumeattributesclasses"));
         assert_eq!(value(hits).await, f64::from(turn));
     }
     for turn in 1..=2 {
-        let alone = ask(&alice, &bridge, "GET", "/apis", &[("accept", &own)], "").await;
+        let alone = send_request(&alice, &bridge, "GET", "/apis", &[("accept", &own)], "").await;
         assert!(!alone.text().contains("volumeattributesclasses"));
         assert_eq!(value(local).await, f64::from(turn));
         assert_eq!(value(nopeer).await, f64::from(turn));
@@ -206,7 +209,7 @@ fn closed_port() -> u16 {
 
 #[tokio::test]
 async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     cluster.local.lease(B, "one");
     let etcd = format!("http://127.0.0.1:{}", closed_port());
     let mut config = cluster.config();
@@ -231,10 +234,10 @@ async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
     ] {
         assert!(line.contains(part), "{part}: {line}");
     }
-    cluster.becomes(&bridge, "/readyz", 500).await;
+    cluster.wait_for_status(&bridge, "/readyz", 500).await;
     eventually(
         "the main port says it without the address",
-        PATIENCE,
+        TEST_TIMEOUT,
         async || {
             let text = cluster.get(&bridge, "/readyz").await.text().clone();
             assert!(!text.contains(address), "{text}");
@@ -242,7 +245,7 @@ async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
         },
     )
     .await;
-    eventually("the cluster is known", PATIENCE, async || {
+    eventually("the cluster is known", TEST_TIMEOUT, async || {
         peers(&bridge).await["waitingFor"].is_null()
     })
     .await;
@@ -264,7 +267,7 @@ async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
         .value("skewbridge_peer_registry_up", &[]);
     assert_eq!(up, Some(0.0));
     // A client learns that, too, without an address in it.
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains(B_NAME), "{message}");
     assert!(message.contains("registry of peer addresses"), "{message}");
     assert!(!message.contains(address), "{message}");
@@ -273,15 +276,15 @@ async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
 
 #[tokio::test]
 async fn a_registry_that_fails_later_is_named_and_the_bridge_stays_ready() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
-    let address = b.standin.server.addr();
+    let address = b.apiserver.server.addr();
     let entry = format!("peers: [{{identity: {B}, address: '{address}'}}]\n");
-    let path = cluster.bed.dir.write("peers.yaml", &entry);
+    let path = cluster.pki.dir.write("peers.yaml", &entry);
     let mut config = cluster.config();
     config.peers.registry = RegistryKind::File(path);
     let bridge = start(&config);
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     readyz_says(&bridge, "[+]registry ok: file\n").await;
     let metric = async || {
         scrape(&bridge)
@@ -291,7 +294,7 @@ async fn a_registry_that_fails_later_is_named_and_the_bridge_stays_ready() {
     assert_eq!(metric().await, Some(1.0));
     assert_eq!(peers(&bridge).await["registry"]["lastError"], Value::Null);
 
-    cluster.bed.dir.write("peers.yaml", "peers: [{identity");
+    cluster.pki.dir.write("peers.yaml", "peers: [{identity");
     let text = readyz_says(
         &bridge,
         "[+]registry ok: file fails, known addresses stay in use",
@@ -306,7 +309,7 @@ async fn a_registry_that_fails_later_is_named_and_the_bridge_stays_ready() {
     assert_eq!(view["registry"]["up"], false, "{view}");
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
 
-    cluster.bed.dir.write("peers.yaml", &entry);
+    cluster.pki.dir.write("peers.yaml", &entry);
     readyz_says(&bridge, "[+]registry ok: file\n").await;
     assert_eq!(metric().await, Some(1.0));
 }
@@ -314,7 +317,7 @@ async fn a_registry_that_fails_later_is_named_and_the_bridge_stays_ready() {
 /// Without its Lease, other bridges do not know the server.
 #[tokio::test]
 async fn a_lease_that_the_bridge_cannot_keep_takes_the_registry_down() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     cluster.local.delete(LEASES, OWN);
     let refuse = |method: &'static str| {
         cluster.local.hook(move |seen: &RecordedRequest| {
@@ -333,7 +336,7 @@ async fn a_lease_that_the_bridge_cannot_keep_takes_the_registry_down() {
         refuse(method);
         let what = format!("{method} fails, and that is said");
         // It writes every ten seconds.
-        eventually(&what, 3 * PATIENCE, async || {
+        eventually(&what, 3 * TEST_TIMEOUT, async || {
             peers(&bridge).await["registry"]["up"] == false
         })
         .await;
@@ -352,8 +355,8 @@ async fn a_lease_that_the_bridge_cannot_keep_takes_the_registry_down() {
         assert!(text.contains("no right to write leases"), "{text}");
         assert_eq!(metric().await, Some(0.0));
 
-        cluster.local.behave();
-        eventually("it is kept", 3 * PATIENCE, async || {
+        cluster.local.remove_hook();
+        eventually("it is kept", 3 * TEST_TIMEOUT, async || {
             peers(&bridge).await["registry"]["up"] == true
         })
         .await;
@@ -364,7 +367,7 @@ async fn a_lease_that_the_bridge_cannot_keep_takes_the_registry_down() {
 
 #[tokio::test]
 async fn where_leases_are_the_registry_a_watch_that_fails_is_named() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let mut config = cluster.config();
     config.peers.registry = RegistryKind::Leases;
     config.peers.cidrs = vec!["127.0.0.0/8".parse().unwrap()];
@@ -379,6 +382,6 @@ async fn where_leases_are_the_registry_a_watch_that_fails_is_named() {
     .await;
     assert!(text.contains("no right to list leases"), "{text}");
     assert_eq!(peers(&bridge).await["registry"]["kind"], "leases");
-    cluster.local.behave();
+    cluster.local.remove_hook();
     readyz_says(&bridge, "[+]registry ok: leases\n").await;
 }

@@ -11,21 +11,21 @@ use skewbridge_discovery::{ServerDiscoveryList, servers};
 use skewbridge_gateway::config::{Config, RegistryKind};
 use skewbridge_peer_directory::registry::{RecordChannels, Registry};
 use skewbridge_peer_directory::{Identity, Records, ServedRecord};
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use tokio::sync::{mpsc, watch};
 
-use crate::bed::start;
-use crate::cluster::{
-    Cluster, NEW, NEW_PATH, NOBODYS_PATH, OWN, SHARED_PATH, ask, peer_view, peers, refusal,
-    served_by,
+use crate::support::cluster::{
+    ClusterFixture, NEW, NEW_PATH, OWN, SHARED_PATH, UNSERVED_PATH, peer_view, peers, send_request,
+    served_by, status_message,
 };
-use crate::standin::{API_SERVICES, CRDS, LEASES, api_service, crd};
+use crate::support::fake_apiserver::{API_SERVICES, CRDS, LEASES, api_service, crd};
+use crate::support::pki::start;
 
 pub(crate) const B: &str = "apiserver-b";
 
 /// All records in the registry, as they change; and a way to publish one.
 pub(crate) fn records(
-    cluster: &Cluster,
+    cluster: &ClusterFixture,
 ) -> (
     watch::Receiver<Option<Records>>,
     watch::Sender<Option<Arc<ServedRecord>>>,
@@ -51,7 +51,7 @@ pub(crate) fn record_of<'a>(all: Option<&'a Records>, name: &str) -> Option<&'a 
 
 /// Waits until a bridge knows what B serves, without having asked it.
 pub(crate) async fn knows_b(bridge: &skewbridge_gateway::Handle) {
-    eventually("what B serves is known", PATIENCE, async || {
+    eventually("what B serves is known", TEST_TIMEOUT, async || {
         let b = peer_view(bridge, B).await;
         let serves = b["servesAlone"].as_array().cloned().unwrap_or_default();
         let resource = "storage.k8s.io/v1alpha1 volumeattributesclasses";
@@ -62,16 +62,16 @@ pub(crate) async fn knows_b(bridge: &skewbridge_gateway::Handle) {
     .await;
 }
 
-pub(crate) fn with_state_dir(cluster: &Cluster) -> Config {
+pub(crate) fn with_state_dir(cluster: &ClusterFixture) -> Config {
     let mut config = cluster.config();
-    config.peers.state_dir = Some(cluster.bed.path().join("state"));
+    config.peers.state_dir = Some(cluster.pki.path().join("state"));
     config
 }
 
 /// The record of B, made from what a bridge in front of B would publish.
-pub(crate) async fn record_of_b(cluster: &Cluster) -> ServedRecord {
+pub(crate) async fn record_of_b(cluster: &ClusterFixture) -> ServedRecord {
     // A bridge beside a server of B's kind publishes under its own name.
-    let other = Cluster::new(&[NEW]).await;
+    let other = ClusterFixture::new(&[NEW]).await;
     let (mut seen, _publish) = records(&other);
     let bridge = other.start().await;
     let all = seen
@@ -86,22 +86,22 @@ pub(crate) async fn record_of_b(cluster: &Cluster) -> ServedRecord {
 
 #[tokio::test]
 async fn a_bridge_that_restarts_beside_a_dead_peer_knows_what_it_served() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let mut b = cluster.peer(B, &[NEW]).await;
     let config = with_state_dir(&cluster);
     let bridge = start(&config);
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
-    let file = cluster.bed.path().join("state/served").join(B);
-    eventually("it is stored", PATIENCE, async || file.exists()).await;
-    b.die().await;
-    b.take_address_back();
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
+    let file = cluster.pki.path().join("state/served").join(B);
+    eventually("it is stored", TEST_TIMEOUT, async || file.exists()).await;
+    b.shut_down().await;
+    b.withdraw_address();
     drop(bridge);
 
     let bridge = start(&config);
     knows_b(&bridge).await;
-    cluster.becomes(&bridge, "/readyz", 200).await;
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
     let answer = cluster.get(&bridge, NEW_PATH).await;
-    let message = refusal(&answer, 503);
+    let message = status_message(&answer, 503);
     assert!(message.contains("has published an address"), "{message}");
     assert_eq!(answer.header("retry-after"), Some("1"));
     let discovery = cluster.get(&bridge, "/apis/storage.k8s.io/v1alpha1").await;
@@ -109,12 +109,12 @@ async fn a_bridge_that_restarts_beside_a_dead_peer_knows_what_it_served() {
 
     // The Lease ends: so does the knowledge.
     cluster.local.delete(LEASES, B);
-    cluster.becomes(&bridge, NEW_PATH, 404).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 404).await;
 }
 
 #[tokio::test]
 async fn what_a_peer_serves_that_was_never_reachable_is_known_from_the_registry() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let (_seen, publish) = records(&cluster);
     let record = record_of_b(&cluster).await;
     publish.send_replace(Some(Arc::new(record)));
@@ -122,8 +122,8 @@ async fn what_a_peer_serves_that_was_never_reachable_is_known_from_the_registry(
     let _address = cluster.publish(B, SocketAddr::from(([127, 0, 0, 1], 1)));
     let bridge = start(&cluster.config());
     knows_b(&bridge).await;
-    cluster.becomes(&bridge, "/readyz", 200).await;
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains("cannot connect"), "{message}");
     assert_eq!(
         peer_view(&bridge, B).await["secondsSinceSync"],
@@ -136,7 +136,7 @@ async fn what_a_peer_serves_that_was_never_reachable_is_known_from_the_registry(
 async fn what_all_servers_share_is_no_difference_to_a_peer_that_is_known_from_a_record() {
     const CUSTOM: &str = "stable.example.com/v1 crontabs";
     const AGGREGATED: &str = "metrics.example.com/v1 readings";
-    let cluster = Cluster::new(&[CUSTOM, AGGREGATED]).await;
+    let cluster = ClusterFixture::new(&[CUSTOM, AGGREGATED]).await;
     let custom = crd("stable.example.com", "crontabs");
     cluster.local.put(CRDS, custom);
     let service = serde_json::json!({"name": "readings", "namespace": "a"});
@@ -147,7 +147,7 @@ async fn what_all_servers_share_is_no_difference_to_a_peer_that_is_known_from_a_
     publish.send_replace(Some(Arc::new(record)));
     let bridge = start(&cluster.config());
     knows_b(&bridge).await;
-    cluster.becomes(&bridge, "/readyz", 200).await;
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
     let view = peers(&bridge).await;
     assert_eq!(
         view["local"]["servesAlone"],
@@ -157,7 +157,7 @@ async fn what_all_servers_share_is_no_difference_to_a_peer_that_is_known_from_a_
     assert_eq!(view["peers"][0]["servesAlone"], serde_json::json!([NEW]));
 
     let accept = [("accept", servers::ACCEPT)];
-    let answer = ask(&cluster.alice(), &bridge, "GET", "/apis", &accept, "").await;
+    let answer = send_request(&cluster.alice(), &bridge, "GET", "/apis", &accept, "").await;
     let list = ServerDiscoveryList::parse(&answer.body).unwrap();
     assert_eq!(list.servers.len(), 2);
     for server in list.servers {
@@ -171,7 +171,7 @@ async fn what_all_servers_share_is_no_difference_to_a_peer_that_is_known_from_a_
 
 #[tokio::test]
 async fn a_bridge_publishes_what_its_server_serves_and_announces_that_it_leaves() {
-    let cluster = Cluster::new(&[NEW]).await;
+    let cluster = ClusterFixture::new(&[NEW]).await;
     let (mut seen, _publish) = records(&cluster);
     let mut bridge = cluster.start().await;
     let published = seen
@@ -206,7 +206,7 @@ async fn a_bridge_publishes_what_its_server_serves_and_announces_that_it_leaves(
 
 #[tokio::test]
 async fn a_server_whose_bridge_has_left_is_asked_itself() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let (_seen, publish) = records(&cluster);
     let mut record = record_of_b(&cluster).await;
     let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
@@ -215,16 +215,16 @@ async fn a_server_whose_bridge_has_left_is_asked_itself() {
     record.server = Some(b.server.addr());
     publish.send_replace(Some(Arc::new(record)));
     let bridge = start(&cluster.config());
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
     assert_eq!(peer_view(&bridge, B).await["state"], "bridge-left");
 }
 
 /// Lets the departure that `--state-dir` has of B be older.
-pub(crate) async fn age_departure_of_b(cluster: &Cluster, age: Duration) {
-    let file = cluster.bed.path().join("state/served").join(B);
+pub(crate) async fn age_departure_of_b(cluster: &ClusterFixture, age: Duration) {
+    let file = cluster.pki.path().join("state/served").join(B);
     let stored = || ServedRecord::decode(&std::fs::read(&file).ok()?).ok();
-    eventually("the departure is stored", PATIENCE, async || {
+    eventually("the departure is stored", TEST_TIMEOUT, async || {
         stored().is_some_and(|it| it.departure.is_some())
     })
     .await;
@@ -243,7 +243,7 @@ async fn a_server_whose_bridge_has_left_and_that_is_not_reachable_is_503_during_
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now = u64::try_from(now.unwrap().as_millis()).unwrap();
     for announced in [now, now - 9 * HOUR_MILLIS, now + 9 * HOUR_MILLIS] {
-        let cluster = Cluster::new(&[]).await;
+        let cluster = ClusterFixture::new(&[]).await;
         let (_seen, publish) = records(&cluster);
         let mut record = record_of_b(&cluster).await;
         record.bridge_left_at = Some(SystemTime::UNIX_EPOCH + Duration::from_millis(announced));
@@ -252,13 +252,13 @@ async fn a_server_whose_bridge_has_left_and_that_is_not_reachable_is_503_during_
         // The first process has just seen it, the second one had seen it long ago.
         for status in [503, 404] {
             let bridge = start(&config);
-            eventually("its state is known", PATIENCE, async || {
+            eventually("its state is known", TEST_TIMEOUT, async || {
                 peer_view(&bridge, B).await["state"] == "bridge-left"
             })
             .await;
-            cluster.becomes(&bridge, "/readyz", 200).await;
+            cluster.wait_for_status(&bridge, "/readyz", 200).await;
             assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, status);
-            assert_eq!(cluster.get(&bridge, NOBODYS_PATH).await.status, status);
+            assert_eq!(cluster.get(&bridge, UNSERVED_PATH).await.status, status);
             if status == 503 {
                 age_departure_of_b(&cluster, Duration::from_mins(6)).await;
             }
@@ -270,7 +270,7 @@ pub(crate) const SERVED: &str = "skewbridge.io/served";
 
 #[tokio::test]
 async fn with_leases_as_the_registry_records_are_annotations() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let record = record_of_b(&cluster).await;
     let mut lease = cluster.local.object(LEASES, B).unwrap();
     lease["metadata"]["annotations"][SERVED] = STANDARD.encode(record.encode().unwrap()).into();
@@ -280,8 +280,8 @@ async fn with_leases_as_the_registry_records_are_annotations() {
     config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
     let mut bridge = start(&config);
     knows_b(&bridge).await;
-    cluster.becomes(&bridge, "/readyz", 200).await;
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains("published an address"), "{message}");
 
     let own = || {
@@ -289,7 +289,7 @@ async fn with_leases_as_the_registry_records_are_annotations() {
         let bytes = STANDARD.decode(lease["metadata"]["annotations"][SERVED].as_str()?);
         ServedRecord::decode(&bytes.ok()?).ok()
     };
-    eventually("the own record is written", PATIENCE, async || {
+    eventually("the own record is written", TEST_TIMEOUT, async || {
         own().is_some_and(|it| it.bridge_left_at.is_none() && it.bridge == Some(bridge.address()))
     })
     .await;
@@ -310,8 +310,8 @@ async fn with_leases_as_the_registry_records_are_annotations() {
         lease["metadata"]["annotations"][SERVED] = wrong.into();
         cluster.local.put(LEASES, lease.clone());
         let bridge = start(&config);
-        cluster.becomes(&bridge, "/readyz", 200).await;
-        let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+        cluster.wait_for_status(&bridge, "/readyz", 200).await;
+        let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
         assert!(message.contains("not served here"), "{wrong} {message}");
     }
 }
@@ -320,7 +320,7 @@ async fn with_leases_as_the_registry_records_are_annotations() {
 #[tokio::test]
 async fn with_leases_as_the_registry_a_server_that_restarts_is_not_forgotten() {
     for left in [None, Some(std::time::SystemTime::now())] {
-        let cluster = Cluster::new(&[]).await;
+        let cluster = ClusterFixture::new(&[]).await;
         let mut record = record_of_b(&cluster).await;
         record.bridge_left_at = left;
         let mut lease = cluster.local.object(LEASES, B).unwrap();
@@ -335,9 +335,9 @@ async fn with_leases_as_the_registry_a_server_that_restarts_is_not_forgotten() {
         config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
         let bridge = start(&config);
         knows_b(&bridge).await;
-        cluster.becomes(&bridge, NEW_PATH, 503).await;
+        cluster.wait_for_status(&bridge, NEW_PATH, 503).await;
         cluster.local.delete(LEASES, B);
-        eventually("the end of the Lease is seen", PATIENCE, async || {
+        eventually("the end of the Lease is seen", TEST_TIMEOUT, async || {
             peer_view(&bridge, B).await["alive"] != true
         })
         .await;
@@ -348,9 +348,9 @@ async fn with_leases_as_the_registry_a_server_that_restarts_is_not_forgotten() {
 
 #[tokio::test]
 async fn a_state_dir_that_cannot_be_used_is_an_error_at_the_start() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let mut config = cluster.config();
-    let file = cluster.bed.dir.write("file", "");
+    let file = cluster.pki.dir.write("file", "");
     config.peers.state_dir = Some(file.clone());
     // Its runtime ends with it, which has to be outside of this one.
     let started = tokio::task::spawn_blocking(move || skewbridge_gateway::start(&config));
@@ -362,25 +362,25 @@ async fn a_state_dir_that_cannot_be_used_is_an_error_at_the_start() {
 
 #[tokio::test]
 async fn a_registry_that_does_not_answer_is_waited_for_and_then_the_state_dir_counts() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
     let mut config = with_state_dir(&cluster);
     let bridge = start(&config);
-    let file = cluster.bed.path().join("state/served").join(B);
-    eventually("it is stored", PATIENCE, async || file.exists()).await;
+    let file = cluster.pki.path().join("state/served").join(B);
+    eventually("it is stored", TEST_TIMEOUT, async || file.exists()).await;
     drop(bridge);
-    b.die().await;
+    b.shut_down().await;
 
     // Nothing listens there.
     config.peers.registry = RegistryKind::Etcd;
     config.peers.etcd.servers = vec!["http://127.0.0.1:1".parse().unwrap()];
     let bridge = start(&config);
-    eventually("the registry is waited for", PATIENCE, async || {
+    eventually("the registry is waited for", TEST_TIMEOUT, async || {
         let answer = cluster.get(&bridge, NEW_PATH).await;
         answer.status == 503 && answer.text().contains("in the registry")
     })
     .await;
-    cluster.becomes(&bridge, SHARED_PATH, 200).await;
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    cluster.wait_for_status(&bridge, SHARED_PATH, 200).await;
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains("1 servers serve this"), "{message}");
 }

@@ -4,12 +4,14 @@
 use std::net::TcpListener;
 use std::sync::Arc;
 
-use skewbridge_testkit::{PATIENCE, Reply, eventually};
+use skewbridge_testkit::{Reply, TEST_TIMEOUT, eventually};
 use tokio::sync::Notify;
 
-use crate::bed::start;
-use crate::cluster::{Cluster, NEW, NEW_PATH, OWN, peer_view, refusal, served_by};
-use crate::standin::LEASES;
+use crate::support::cluster::{
+    ClusterFixture, NEW, NEW_PATH, OWN, peer_view, served_by, status_message,
+};
+use crate::support::fake_apiserver::LEASES;
+use crate::support::pki::start;
 
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
@@ -18,12 +20,12 @@ const C: &str = "apiserver-c";
 /// program answers.
 #[tokio::test]
 async fn a_peer_that_does_not_answer_gets_no_requests_until_it_does() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let _address = cluster.publish(B, silent.local_addr().unwrap());
-    let message = async || refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
-    eventually("requests do not wait for it", PATIENCE, async || {
+    let message = async || status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
+    eventually("requests do not wait for it", TEST_TIMEOUT, async || {
         let answer = cluster.get(&bridge, NEW_PATH).await;
         answer.status == 503 && answer.text().contains("does not answer")
     })
@@ -31,27 +33,27 @@ async fn a_peer_that_does_not_answer_gets_no_requests_until_it_does() {
     assert!(message().await.contains("requests go there again"));
     assert_eq!(peer_view(&bridge, B).await["healthy"], false);
 
-    let _address = cluster.publish(B, b.standin.server.addr());
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    let _address = cluster.publish(B, b.apiserver.server.addr());
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
 }
 
 /// Its bridge answers pings; the server behind it is stopped.
 #[tokio::test]
 async fn a_read_that_waits_for_a_silent_server_goes_to_another() {
     let peers = [(B, &[NEW][..]), (C, &[NEW][..])];
-    let (cluster, [b, c], bridge) = Cluster::with_peers(&[], peers).await;
+    let (cluster, [b, c], bridge) = ClusterFixture::with_peers(&[], peers).await;
     let never = Arc::new(Notify::new());
     for silent in [&b, &c] {
         let never = never.clone();
         silent
-            .standin
+            .apiserver
             .hook(move |_| Some(Reply::new(200).after(&never)));
         let answer = cluster.get(&bridge, NEW_PATH).await;
         let other = if silent.name == B { C } else { B };
         // Whichever was asked first.
         assert_eq!(served_by(&answer), other);
-        silent.standin.behave();
-        eventually("it is used again", PATIENCE, async || {
+        silent.apiserver.remove_hook();
+        eventually("it is used again", TEST_TIMEOUT, async || {
             peer_view(&bridge, silent.name).await["healthy"] == true
         })
         .await;
@@ -61,9 +63,9 @@ async fn a_read_that_waits_for_a_silent_server_goes_to_another() {
 #[tokio::test]
 async fn the_lease_of_a_server_that_has_ended_is_deleted_through_a_peer() {
     for has_ended in [true, false] {
-        let cluster = Cluster::new(&[]).await;
+        let cluster = ClusterFixture::new(&[]).await;
         let b = cluster.peer(B, &[NEW]).await;
-        b.standin.lease(OWN, "one");
+        b.apiserver.lease(OWN, "one");
         let mut bridge = cluster.start().await;
         if has_ended {
             cluster.local.server.stop_listening().await;
@@ -75,11 +77,11 @@ async fn the_lease_of_a_server_that_has_ended_is_deleted_through_a_peer() {
                 .hook(|_| Some(Reply::new(500).body("not ready")));
         }
         bridge.finish().await;
-        let lease = b.standin.object(LEASES, OWN);
+        let lease = b.apiserver.object(LEASES, OWN);
         assert_eq!(lease.is_none(), has_ended, "{lease:?}");
         if has_ended {
             let path = format!("{LEASES}/{OWN}");
-            let asked = b.standin.server.requests().into_iter();
+            let asked = b.apiserver.server.requests().into_iter();
             let mut asked = asked.filter(|seen| seen.path() == path);
             let groups = |seen: &skewbridge_testkit::RecordedRequest| {
                 seen.all("x-remote-group")
@@ -95,22 +97,22 @@ async fn the_lease_of_a_server_that_has_ended_is_deleted_through_a_peer() {
 /// It has started again, and renewed its Lease, before the bridge deletes that.
 #[tokio::test]
 async fn a_lease_that_is_renewed_again_is_not_deleted() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
-    b.standin.lease(OWN, "one");
+    b.apiserver.lease(OWN, "one");
     let mut bridge = start(&cluster.config());
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     cluster.local.server.stop_listening().await;
     cluster.local.server.kill_connections().await;
-    let standin = Arc::new(b.standin);
-    let renewing = standin.clone();
-    standin.hook(move |seen| {
+    let apiserver = Arc::new(b.apiserver);
+    let renewing = apiserver.clone();
+    apiserver.hook(move |seen| {
         if seen.method == "DELETE" {
-            renewing.touch_unheard(LEASES, OWN);
+            renewing.touch_without_event(LEASES, OWN);
         }
         None
     });
     bridge.finish().await;
-    assert!(standin.object(LEASES, OWN).is_some());
-    standin.behave();
+    assert!(apiserver.object(LEASES, OWN).is_some());
+    apiserver.remove_hook();
 }

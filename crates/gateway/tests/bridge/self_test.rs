@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 use skewbridge_gateway::Handle;
-use skewbridge_testkit::{Ca, PATIENCE, RecordedRequest, Reply, eventually};
+use skewbridge_testkit::{Ca, RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 
-use crate::bed::start;
-use crate::cluster::{Cluster, SHARED_PATH};
-use crate::plain;
+use crate::support::admin_client;
+use crate::support::cluster::{ClusterFixture, SHARED_PATH};
+use crate::support::pki::start;
 
 const REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const FORBIDDEN_PATH: &str = "/skewbridge-self-test";
@@ -47,8 +47,8 @@ fn unauthorized() -> Reply {
 }
 
 async fn readyz_says(bridge: &Handle, code: u16, text: &str) -> String {
-    let readyz = async || plain::get(bridge.admin_address(), "/readyz?verbose").await;
-    eventually(text, PATIENCE, async || {
+    let readyz = async || admin_client::get(bridge.admin_address(), "/readyz?verbose").await;
+    eventually(text, TEST_TIMEOUT, async || {
         let answer = readyz().await;
         answer.status == code && answer.body.contains(text)
     })
@@ -62,16 +62,16 @@ async fn readyz_says(bridge: &Handle, code: u16, text: &str) -> String {
 }
 
 async fn metric(bridge: &Handle, test: &str) -> Option<f64> {
-    let metrics = plain::scrape(bridge.admin_address()).await;
+    let metrics = admin_client::scrape(bridge.admin_address()).await;
     metrics.value("skewbridge_self_test_up", &[("test", test)])
 }
 
 #[tokio::test]
 async fn an_upstream_that_agrees_passes_every_test() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let [users, proxies] = [
-        cluster.bed.client_ca.pem(),
-        cluster.bed.front_proxy_ca.pem(),
+        cluster.pki.client_ca.pem(),
+        cluster.pki.front_proxy_ca.pem(),
     ];
     cluster.local.hook(move |seen| match seen.path() {
         REVIEWS => Some(review(seen)),
@@ -84,7 +84,7 @@ async fn an_upstream_that_agrees_passes_every_test() {
     for test in TESTS {
         assert_eq!(metric(&bridge, test).await, Some(1.0), "{test}");
     }
-    let reviews = cluster.local.questions(REVIEWS);
+    let reviews = cluster.local.gateway_requests(REVIEWS);
     assert_eq!(
         reviews[0].header("x-remote-user"),
         Some("skewbridge:self-test")
@@ -105,7 +105,7 @@ async fn a_front_proxy_certificate_that_upstream_does_not_believe_is_named_by_fl
         (other, "for \"front-proxy-client\""),
     ];
     for (answer, text) in rows {
-        let cluster = Cluster::new(&[]).await;
+        let cluster = ClusterFixture::new(&[]).await;
         let corrected = Arc::new(AtomicBool::new(false));
         let believes = corrected.clone();
         cluster.local.hook(move |seen| match seen.path() {
@@ -115,7 +115,7 @@ async fn a_front_proxy_certificate_that_upstream_does_not_believe_is_named_by_fl
         });
         let bridge = start(&cluster.config());
         let line = readyz_says(&bridge, 500, "[-]self-test failed: front_proxy: ").await;
-        let file = cluster.bed.path().join("front-proxy.crt");
+        let file = cluster.pki.path().join("front-proxy.crt");
         for part in [
             &*format!("--proxy-client-cert-file {}: ", file.display()),
             text,
@@ -126,23 +126,23 @@ async fn a_front_proxy_certificate_that_upstream_does_not_believe_is_named_by_fl
         }
         assert_eq!(metric(&bridge, "front_proxy").await, Some(0.0));
         // A load balancer asks the main port.
-        cluster.becomes(&bridge, "/readyz", 500).await;
+        cluster.wait_for_status(&bridge, "/readyz", 500).await;
         let text = cluster.get(&bridge, "/readyz").await.text().clone();
         assert!(text.contains("the self-test has not passed"), "{text}");
         assert!(!text.contains("front-proxy"), "{text}");
         assert_eq!(cluster.get(&bridge, SHARED_PATH).await.status, 200);
 
         corrected.store(true, Ordering::Relaxed);
-        cluster.becomes(&bridge, "/readyz", 200).await;
+        cluster.wait_for_status(&bridge, "/readyz", 200).await;
         assert_eq!(metric(&bridge, "front_proxy").await, Some(1.0));
     }
 }
 
 #[tokio::test]
 async fn a_client_ca_that_is_not_upstreams_is_named_until_the_file_is_replaced() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let upstreams = Ca::new("cluster-ca");
-    let [users, proxies] = [upstreams.pem(), cluster.bed.front_proxy_ca.pem()];
+    let [users, proxies] = [upstreams.pem(), cluster.pki.front_proxy_ca.pem()];
     let pem = users.clone();
     cluster.local.hook(move |seen| match seen.path() {
         REVIEWS => Some(review(seen)),
@@ -151,7 +151,7 @@ async fn a_client_ca_that_is_not_upstreams_is_named_until_the_file_is_replaced()
     });
     let bridge = start(&cluster.config());
     let line = readyz_says(&bridge, 500, "[-]self-test failed: client_ca: ").await;
-    let file = cluster.bed.path().join("client-ca.crt");
+    let file = cluster.pki.path().join("client-ca.crt");
     for part in [
         &*format!("--client-ca-file {}: ", file.display()),
         "CN=client-ca",
@@ -164,18 +164,18 @@ async fn a_client_ca_that_is_not_upstreams_is_named_until_the_file_is_replaced()
     assert_eq!(metric(&bridge, "front_proxy").await, Some(1.0));
 
     // Both: in rotation, which is a warning.
-    let both = format!("{users}{}", cluster.bed.client_ca.pem());
-    cluster.bed.dir.write("client-ca.crt", &both);
+    let both = format!("{users}{}", cluster.pki.client_ca.pem());
+    cluster.pki.dir.write("client-ca.crt", &both);
     let line = readyz_says(&bridge, 200, "[+]self-test ok: client_ca: warning: ").await;
     assert!(line.contains("believed by the bridge alone"), "{line}");
     assert_eq!(metric(&bridge, "client_ca").await, Some(1.0));
-    cluster.bed.dir.write("client-ca.crt", &users);
+    cluster.pki.dir.write("client-ca.crt", &users);
     readyz_says(&bridge, 200, "[+]self-test ok\n").await;
 }
 
 #[tokio::test]
 async fn a_server_without_reviews_is_asked_otherwise_and_one_that_says_nothing_is_ready() {
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     cluster
         .local
         .hook(|seen| match (seen.path(), seen.header("x-remote-user")) {

@@ -10,7 +10,7 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Config, Shutdown};
 use skewbridge_testkit::h2frames::{self, code, flag, kind};
 use skewbridge_testkit::{
-    ApiServer, BodySender, H1Client, H2Client, H2Stream, Options, PATIENCE, Reply, Response,
+    ApiServer, BodySender, H1Client, H2Client, H2Stream, Options, Reply, Response, TEST_TIMEOUT,
     eventually,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,8 +18,8 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
-use crate::bed::{Bed, start};
-use crate::plain::{get, scrape};
+use crate::support::admin_client::{get, scrape};
+use crate::support::pki::{PkiFixture, start};
 
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_mins(10);
@@ -34,10 +34,10 @@ struct Upstream {
 }
 
 impl Upstream {
-    async fn start(bed: &Bed, protocols: &[&'static str]) -> Self {
+    async fn start(pki: &PkiFixture, protocols: &[&'static str]) -> Self {
         let release = Arc::new(Notify::new());
         let (senders, streams) = mpsc::unbounded_channel();
-        let options = Options::new(bed.upstream.clone()).alpn(protocols);
+        let options = Options::new(pki.upstream.clone()).alpn(protocols);
         let slow = release.clone();
         let server = ApiServer::start(options, move |seen| match seen.path() {
             "/slow" => Reply::json("\"at last\"").after(&slow),
@@ -60,7 +60,7 @@ impl Upstream {
         let asked = |seen: &[skewbridge_testkit::RecordedRequest]| {
             seen.iter().filter(|seen| seen.path() == path).count() >= count
         };
-        self.server.wait_for(asked, PATIENCE).await;
+        self.server.wait_for(asked, TEST_TIMEOUT).await;
     }
 
     /// Sends an event on the next stream that was opened.
@@ -73,10 +73,10 @@ impl Upstream {
 
 const BOTH: &[&str] = &["h2", "http/1.1"];
 
-fn config(bed: &Bed, upstream: &Upstream, delay: Duration, drain: Duration) -> Config {
+fn config(pki: &PkiFixture, upstream: &Upstream, delay: Duration, drain: Duration) -> Config {
     Config {
         shutdown: Shutdown { delay, drain },
-        ..bed.config(upstream.server.addr())
+        ..pki.config(upstream.server.addr())
     }
 }
 
@@ -92,7 +92,7 @@ fn leave(mut bridge: Handle) -> JoinHandle<Handle> {
 async fn refuses_connections(address: SocketAddr) {
     eventually(
         "new connections are refused",
-        PATIENCE,
+        TEST_TIMEOUT,
         async || match TcpStream::connect(address).await {
             Ok(_) => false,
             // It was in the kernel's queue when the port was closed.
@@ -108,17 +108,17 @@ async fn refuses_connections(address: SocketAddr) {
 
 /// The end of draining, long before its deadline.
 async fn done(leaving: JoinHandle<Handle>) {
-    let bridge = tokio::time::timeout(PATIENCE, leaving).await;
+    let bridge = tokio::time::timeout(TEST_TIMEOUT, leaving).await;
     bridge.expect("nothing runs any more").unwrap();
 }
 
-async fn ask(client: &mut H1Client, path: &str) {
+async fn send_request(client: &mut H1Client, path: &str) {
     let request = format!("GET {path} HTTP/1.1\r\nHost: k\r\n\r\n");
     client.send(request).await.unwrap();
 }
 
 async fn answer(client: &mut H1Client, path: &str) -> Response {
-    ask(client, path).await;
+    send_request(client, path).await;
     client.read_response().await.unwrap()
 }
 
@@ -140,21 +140,21 @@ async fn rest(stream: &mut H2Stream) -> Result<String, h2::Error> {
 
 #[tokio::test]
 async fn during_the_delay_only_readyz_fails() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, LONG, LONG));
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH).await;
+    let bridge = start(&config(&pki, &upstream, LONG, LONG));
     let (address, admin) = (bridge.address(), bridge.admin_address());
-    let mut h1 = bed.client().http1(address).await.unwrap();
-    let h2 = bed.client().http2(address).await.unwrap();
+    let mut h1 = pki.client().http1(address).await.unwrap();
+    let h2 = pki.client().http2(address).await.unwrap();
     // It is ready once it has heard from upstream.
-    eventually("ready", PATIENCE, async || {
+    eventually("ready", TEST_TIMEOUT, async || {
         answer(&mut h1, "/readyz").await.status == 200 && get(admin, "/readyz").await.status == 200
     })
     .await;
     assert_eq!(h2.get("/readyz").await.unwrap().status, 200);
 
     let leaving = leave(bridge);
-    eventually("not ready", PATIENCE, async || {
+    eventually("not ready", TEST_TIMEOUT, async || {
         answer(&mut h1, "/readyz").await.status == 500
     })
     .await;
@@ -176,8 +176,8 @@ async fn during_the_delay_only_readyz_fails() {
         Some(0.0)
     );
 
-    let mut new_h1 = bed.client().http1(address).await.unwrap();
-    let new_h2 = bed.client().http2(address).await.unwrap();
+    let mut new_h1 = pki.client().http1(address).await.unwrap();
+    let new_h2 = pki.client().http2(address).await.unwrap();
     for path in ["/version", "/livez", "/healthz"] {
         for client in [&mut h1, &mut new_h1] {
             let answer = answer(client, path).await;
@@ -194,11 +194,11 @@ async fn during_the_delay_only_readyz_fails() {
 
 #[tokio::test]
 async fn the_drain_comes_after_the_delay() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH).await;
     let delay = Duration::from_millis(300);
-    let bridge = start(&config(&bed, &upstream, delay, LONG));
-    let mut idle = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = start(&config(&pki, &upstream, delay, LONG));
+    let mut idle = pki.client().http1(bridge.address()).await.unwrap();
     assert_eq!(answer(&mut idle, "/version").await.status, 200);
 
     let began = Instant::now();
@@ -210,24 +210,24 @@ async fn the_drain_comes_after_the_delay() {
 
 #[tokio::test]
 async fn draining_closes_what_is_idle_and_lets_finish_what_runs() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG));
     let address = bridge.address();
-    let mut idle_h1 = bed.client().http1(address).await.unwrap();
+    let mut idle_h1 = pki.client().http1(address).await.unwrap();
     assert_eq!(answer(&mut idle_h1, "/version").await.status, 200);
-    let idle_h2 = bed.client().http2(address).await.unwrap();
+    let idle_h2 = pki.client().http2(address).await.unwrap();
     assert_eq!(idle_h2.get("/version").await.unwrap().status, 200);
-    let mut h1 = bed.client().http1(address).await.unwrap();
-    ask(&mut h1, "/slow").await;
-    let h2 = bed.client().http2(address).await.unwrap();
+    let mut h1 = pki.client().http1(address).await.unwrap();
+    send_request(&mut h1, "/slow").await;
+    let h2 = pki.client().http2(address).await.unwrap();
     let mut stream = open(&h2, "/slow").await;
     upstream.has("/slow", 2).await;
 
     let leaving = leave(bridge);
     idle_h1.read_close().await.unwrap();
     let closed = async || idle_h2.is_closed();
-    eventually("the idle HTTP/2 connection ends", PATIENCE, closed).await;
+    eventually("the idle HTTP/2 connection ends", TEST_TIMEOUT, closed).await;
     refuses_connections(address).await;
     assert!(!leaving.is_finished());
     assert!(!h2.is_closed());
@@ -240,9 +240,11 @@ async fn draining_closes_what_is_idle_and_lets_finish_what_runs() {
     h1.read_close().await.unwrap();
     assert_eq!(stream.head().await.unwrap().status, 200);
     assert_eq!(rest(&mut stream).await.unwrap(), "\"at last\"");
-    eventually("the busy HTTP/2 connection ends", PATIENCE, async || {
-        h2.is_closed()
-    })
+    eventually(
+        "the busy HTTP/2 connection ends",
+        TEST_TIMEOUT,
+        async || h2.is_closed(),
+    )
     .await;
     drop(h1);
     done(leaving).await;
@@ -250,10 +252,10 @@ async fn draining_closes_what_is_idle_and_lets_finish_what_runs() {
 
 #[tokio::test]
 async fn http2_connections_are_told_goaway_and_their_streams_end_well() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
-    let client = bed.client().alpn(&["h2"]);
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG));
+    let client = pki.client().alpn(&["h2"]);
     let mut wire = client.connect(bridge.address(), "localhost").await.unwrap();
     h2frames::open(&mut wire, &[]).await.unwrap();
     let block = h2frames::request_block("GET", "k", "/slow");
@@ -287,18 +289,18 @@ async fn http2_connections_are_told_goaway_and_their_streams_end_well() {
 
 #[tokio::test]
 async fn watches_end_cleanly_within_the_drain() {
-    let bed = Bed::new();
+    let pki = PkiFixture::new();
     for protocols in [BOTH, &["http/1.1"]] {
-        let mut upstream = Upstream::start(&bed, protocols).await;
+        let mut upstream = Upstream::start(&pki, protocols).await;
         let drain = Duration::from_secs(6);
-        let bridge = start(&config(&bed, &upstream, Duration::ZERO, drain));
+        let bridge = start(&config(&pki, &upstream, Duration::ZERO, drain));
         let address = bridge.address();
-        let mut h1 = bed.client().http1(address).await.unwrap();
-        ask(&mut h1, "/api/v1/pods?watch=true").await;
+        let mut h1 = pki.client().http1(address).await.unwrap();
+        send_request(&mut h1, "/api/v1/pods?watch=true").await;
         let first = upstream.event().await;
         assert_eq!(h1.read_head().await.unwrap().status, 200);
         assert_eq!(h1.read_chunk().await.unwrap().unwrap(), "{}\n");
-        let h2 = bed.client().http2(address).await.unwrap();
+        let h2 = pki.client().http2(address).await.unwrap();
         let mut stream = open(&h2, "/api/v1/pods?watch=1").await;
         let second = upstream.event().await;
         assert_eq!(stream.head().await.unwrap().status, 200);
@@ -318,11 +320,11 @@ async fn watches_end_cleanly_within_the_drain() {
 
 #[tokio::test]
 async fn a_log_that_is_followed_flows_on_while_draining() {
-    let bed = Bed::new();
-    let mut upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+    let pki = PkiFixture::new();
+    let mut upstream = Upstream::start(&pki, BOTH).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG));
     let address = bridge.address();
-    let h2 = bed.client().http2(address).await.unwrap();
+    let h2 = pki.client().http2(address).await.unwrap();
     let mut stream = open(&h2, "/api/v1/namespaces/a/pods/b/log?follow=true").await;
     let log = upstream.event().await;
     assert_eq!(stream.head().await.unwrap().status, 200);
@@ -337,12 +339,12 @@ async fn a_log_that_is_followed_flows_on_while_draining() {
 
 #[tokio::test]
 async fn what_does_not_end_is_cut_at_the_deadline() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH).await;
     let drain = Duration::from_millis(300);
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, drain));
-    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
-    ask(&mut h1, "/slow").await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, drain));
+    let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
+    send_request(&mut h1, "/slow").await;
     upstream.has("/slow", 1).await;
 
     let began = Instant::now();
@@ -354,9 +356,9 @@ async fn what_does_not_end_is_cut_at_the_deadline() {
 
 #[tokio::test]
 async fn a_tunnel_stays_until_the_deadline() {
-    let bed = Bed::new();
+    let pki = PkiFixture::new();
     let (senders, mut upgrades) = mpsc::unbounded_channel();
-    let options = Options::new(bed.upstream.clone()).alpn(&["http/1.1"]);
+    let options = Options::new(pki.upstream.clone()).alpn(&["http/1.1"]);
     let server = ApiServer::start(options, move |seen| {
         if seen.header("upgrade").is_none() {
             return Reply::new(200);
@@ -366,11 +368,11 @@ async fn a_tunnel_stays_until_the_deadline() {
         reply
     })
     .await;
-    let mut config = bed.config(server.addr());
+    let mut config = pki.config(server.addr());
     config.shutdown.drain = Duration::from_secs(1);
     let bridge = start(&config);
     let address = bridge.address();
-    let mut client = bed.client().http1(address).await.unwrap();
+    let mut client = pki.client().http1(address).await.unwrap();
     let exec = "POST /api/v1/namespaces/a/pods/b/exec HTTP/1.1\r\nHost: k\r\n\
                 Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n";
     client.send(exec).await.unwrap();
@@ -402,27 +404,27 @@ async fn a_tunnel_stays_until_the_deadline() {
 
 #[tokio::test]
 async fn an_unused_bridge_leaves_at_once() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG));
     done(leave(bridge)).await;
 }
 
 #[tokio::test]
 async fn the_admin_listener_answers_while_draining() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG));
     let (address, admin) = (bridge.address(), bridge.admin_address());
-    let mut h1 = bed.client().http1(address).await.unwrap();
-    ask(&mut h1, "/slow").await;
+    let mut h1 = pki.client().http1(address).await.unwrap();
+    send_request(&mut h1, "/slow").await;
     upstream.has("/slow", 1).await;
 
     let leaving = leave(bridge);
     refuses_connections(address).await;
     assert_eq!(get(admin, "/livez").await.status, 200);
     assert_eq!(get(admin, "/readyz").await.status, 500);
-    eventually("one can watch it drain", PATIENCE, async || {
+    eventually("one can watch it drain", TEST_TIMEOUT, async || {
         let scrape = scrape(admin).await;
         scrape.value("skewbridge_client_connections", &[]) == Some(1.0)
     })
@@ -437,12 +439,12 @@ async fn the_admin_listener_answers_while_draining() {
 /// Go's clients do not send a request again that failed on a new connection.
 #[tokio::test]
 async fn a_client_that_has_just_connected_gets_its_first_answer() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG));
     let (address, admin) = (bridge.address(), bridge.admin_address());
-    let mut h1 = bed.client().http1(address).await.unwrap();
-    eventually("the bridge has it", PATIENCE, async || {
+    let mut h1 = pki.client().http1(address).await.unwrap();
+    eventually("the bridge has it", TEST_TIMEOUT, async || {
         let open = scrape(admin)
             .await
             .value("skewbridge_client_connections", &[]);
@@ -461,10 +463,10 @@ async fn a_client_that_has_just_connected_gets_its_first_answer() {
 
 #[tokio::test]
 async fn a_connection_that_is_never_used_does_not_hold_up_the_end() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
-    let mut spare = bed.client().http1(bridge.address()).await.unwrap();
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG));
+    let mut spare = pki.client().http1(bridge.address()).await.unwrap();
     let leaving = leave(bridge);
     spare.read_close().await.unwrap();
     done(leaving).await;

@@ -7,16 +7,16 @@ use skewbridge_testkit::upstream::Body;
 use skewbridge_testkit::{ApiServer, Options, RecordedRequest, Reply};
 use tokio::io::AsyncWriteExt;
 
-use crate::bed::Bed;
-use crate::scripted::{requests, status};
+use crate::support::pki::PkiFixture;
+use crate::support::scripted_upstream::{requests, status};
 
 /// The next request of a client that wrote more than one.
 const NEXT: &str = "GET /next HTTP/1.1\r\nHost: k\r\n\r\n";
 
-async fn bridge(bed: &Bed, alpn: &[&'static str]) -> (ApiServer, Handle) {
-    let options = Options::new(bed.upstream.clone()).alpn(alpn);
+async fn bridge(pki: &PkiFixture, alpn: &[&'static str]) -> (ApiServer, Handle) {
+    let options = Options::new(pki.upstream.clone()).alpn(alpn);
     let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
-    let bridge = bed.bridge(upstream.addr());
+    let bridge = pki.bridge(upstream.addr());
     (upstream, bridge)
 }
 
@@ -163,11 +163,11 @@ async fn malformed_heads_are_refused_and_nothing_behind_them_is_read() {
             format!("GE:T / HTTP/1.1\r\nHost: k\r\n\r\n{NEXT}"),
         ),
     ];
-    let bed = Bed::new();
-    let (upstream, bridge) = bridge(&bed, &["http/1.1"]).await;
+    let pki = PkiFixture::new();
+    let (upstream, bridge) = bridge(&pki, &["http/1.1"]).await;
     for (name, sent) in rows {
         println!("{name}");
-        let mut client = bed.client().http1(bridge.address()).await.unwrap();
+        let mut client = pki.client().http1(bridge.address()).await.unwrap();
         client.send(sent).await.unwrap();
         let response = client.read_response().await.unwrap();
         status(&response, 400);
@@ -210,12 +210,12 @@ async fn malformed_chunks_are_refused_and_never_look_complete() {
             b"5\r\nhello\r\n0\r\nX: a\n\r\n",
         ),
     ];
-    let bed = Bed::new();
-    let (upstream, bridge) = bridge(&bed, &["http/1.1"]).await;
+    let pki = PkiFixture::new();
+    let (upstream, bridge) = bridge(&pki, &["http/1.1"]).await;
     for (name, body) in rows {
         println!("{name}");
         let before = requests(&upstream).len();
-        let mut client = bed.client().http1(bridge.address()).await.unwrap();
+        let mut client = pki.client().http1(bridge.address()).await.unwrap();
         let head = b"POST /x HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\n";
         client
             .send([head, *body, NEXT.as_bytes()].concat())
@@ -300,12 +300,12 @@ async fn what_has_one_meaning_goes_up_once_in_that_meaning() {
             "",
         ),
     ];
-    let bed = Bed::new();
-    let (upstream, bridge) = bridge(&bed, &["http/1.1"]).await;
+    let pki = PkiFixture::new();
+    let (upstream, bridge) = bridge(&pki, &["http/1.1"]).await;
     for (name, sent, line, body) in rows {
         println!("{name}");
         let before = requests(&upstream).len();
-        let mut client = bed.client().http1(bridge.address()).await.unwrap();
+        let mut client = pki.client().http1(bridge.address()).await.unwrap();
         client.send(sent).await.unwrap();
         assert_eq!(client.read_response().await.unwrap().status, 200, "{name}");
         // What comes next is understood from its first byte on.
@@ -319,8 +319,8 @@ async fn what_has_one_meaning_goes_up_once_in_that_meaning() {
 
 #[tokio::test]
 async fn targets_that_are_no_path_are_refused() {
-    let bed = Bed::new();
-    let (upstream, bridge) = bridge(&bed, &["http/1.1"]).await;
+    let pki = PkiFixture::new();
+    let (upstream, bridge) = bridge(&pki, &["http/1.1"]).await;
     for target in [
         "k",
         "k:443",
@@ -329,7 +329,7 @@ async fn targets_that_are_no_path_are_refused() {
         "https://user@k/x",
         "https://user:secret@k/x",
     ] {
-        let mut client = bed.client().http1(bridge.address()).await.unwrap();
+        let mut client = pki.client().http1(bridge.address()).await.unwrap();
         client
             .send(format!("GET {target} HTTP/1.1\r\nHost: k\r\n\r\n"))
             .await
@@ -342,9 +342,9 @@ async fn targets_that_are_no_path_are_refused() {
 
 #[tokio::test]
 async fn the_authority_of_the_target_counts_and_not_that_of_host() {
-    let bed = Bed::new();
-    let (upstream, bridge) = bridge(&bed, &["http/1.1"]).await;
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let pki = PkiFixture::new();
+    let (upstream, bridge) = bridge(&pki, &["http/1.1"]).await;
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client
         .send("GET https://inner:6443/x HTTP/1.1\r\nHost: outer\r\n\r\n")
         .await
@@ -357,9 +357,9 @@ async fn the_authority_of_the_target_counts_and_not_that_of_host() {
 
 #[tokio::test]
 async fn what_follows_a_body_has_to_be_a_request() {
-    let bed = Bed::new();
-    let (upstream, bridge) = bridge(&bed, &["http/1.1"]).await;
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let pki = PkiFixture::new();
+    let (upstream, bridge) = bridge(&pki, &["http/1.1"]).await;
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client
         .send(
             "POST /x HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\n\
@@ -376,9 +376,9 @@ async fn what_follows_a_body_has_to_be_a_request() {
 
 #[tokio::test]
 async fn what_follows_connect_is_no_request() {
-    let bed = Bed::new();
-    let (upstream, bridge) = bridge(&bed, &["http/1.1"]).await;
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let pki = PkiFixture::new();
+    let (upstream, bridge) = bridge(&pki, &["http/1.1"]).await;
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     let connect = "CONNECT k:443 HTTP/1.1\r\nHost: k:443\r\n\r\n";
     client.send(format!("{connect}{NEXT}")).await.unwrap();
     status(&client.read_response().await.unwrap(), 405);
@@ -465,13 +465,13 @@ async fn http2_cannot_say_what_http1_would_misread() {
         ("a pseudo-header behind a header", [&[("x", "1")][..], &PLAIN[..]].concat(), None, H2::Reset),
         ("a broken escape", but(":path", "/%zz").to_vec(), None, H2::Refused),
     ];
-    let bed = Bed::new();
+    let pki = PkiFixture::new();
     for alpn in ["http/1.1", "h2"] {
-        let (upstream, bridge) = bridge(&bed, &[alpn]).await;
+        let (upstream, bridge) = bridge(&pki, &[alpn]).await;
         for (name, fields, body, expected) in &rows {
             println!("{alpn}: {name}");
             let before = requests(&upstream).len();
-            let outcome = ask(&bed, &bridge, fields, *body).await;
+            let outcome = send_request(&pki, &bridge, fields, *body).await;
             assert_eq!(outcome, *expected, "{alpn}: {name}");
             assert!(requests(&upstream).len() <= before + 1, "{alpn}: {name}");
             let got = understood(&upstream, before);
@@ -487,8 +487,13 @@ async fn http2_cannot_say_what_http1_would_misread() {
 }
 
 /// Sends a request in frames and says what becomes of it.
-async fn ask(bed: &Bed, bridge: &Handle, fields: &[(&str, &str)], body: Option<&str>) -> H2 {
-    let client = bed.client().alpn(&["h2"]);
+async fn send_request(
+    pki: &PkiFixture,
+    bridge: &Handle,
+    fields: &[(&str, &str)],
+    body: Option<&str>,
+) -> H2 {
+    let client = pki.client().alpn(&["h2"]);
     let mut io = client.connect(bridge.address(), "localhost").await.unwrap();
     h2frames::open(&mut io, &[]).await.unwrap();
     let block: Vec<u8> = fields

@@ -5,8 +5,10 @@ use skewbridge_testkit::h2frames::{self, flag, kind};
 use skewbridge_testkit::{Ca, TlsClient};
 use tokio::io::AsyncWriteExt;
 
-use crate::bed::Bed;
-use crate::claims::{BEARER, FRONT_PROXY, Gateway, PLAIN, configured, owned};
+use crate::support::identity::{
+    BEARER, FRONT_PROXY, IdentityFixture, PLAIN, custom_identity_headers, owned,
+};
+use crate::support::pki::PkiFixture;
 
 /// What only a peer may say, as others might spell it.
 const SPOOFED: [&str; 29] = [
@@ -49,7 +51,7 @@ struct Other {
     arrives: &'static [(&'static str, &'static str)],
 }
 
-fn everyone_else(bed: &Bed) -> [Other; 3] {
+fn everyone_else(pki: &PkiFixture) -> [Other; 3] {
     let other = |client, brings, leg, arrives| Other {
         client,
         brings,
@@ -58,47 +60,49 @@ fn everyone_else(bed: &Bed) -> [Other; 3] {
     };
     [
         other(
-            bed.user("alice", &["dev"]),
+            pki.user("alice", &["dev"]),
             &[],
             FRONT_PROXY,
             &[("x-proxy-group", "dev"), ("x-proxy-user", "alice")],
         ),
         other(
-            bed.client(),
+            pki.client(),
             &[BEARER],
             PLAIN,
             &[("authorization", "Bearer t0ken")],
         ),
-        other(bed.client(), &[], PLAIN, &[]),
+        other(pki.client(), &[], PLAIN, &[]),
     ]
 }
 
 #[tokio::test]
 async fn what_only_a_peer_may_say_passes_for_nobody_else_in_any_spelling() {
-    let gateway = Gateway::with(|config| config.callers.headers = configured()).await;
-    for other in everyone_else(&gateway.bed) {
+    let fixture =
+        IdentityFixture::with(|config| config.callers.headers = custom_identity_headers()).await;
+    for other in everyone_else(&fixture.pki) {
         for name in SPOOFED {
             let twice = [(name, "evil"), (name, "evil,evil")];
             let headers = [&twice[..1], other.brings, &twice[1..]].concat();
-            gateway
+            fixture
                 .assert_arrives(&other.client, &headers, other.leg, other.arrives)
                 .await;
         }
         let all: Vec<_> = SPOOFED.iter().map(|name| (*name, "evil")).collect();
         let headers = [&all, other.brings].concat();
-        gateway
+        fixture
             .assert_arrives(&other.client, &headers, other.leg, other.arrives)
             .await;
     }
-    for seen in gateway.seen() {
+    for seen in fixture.client_requests() {
         assert!(!format!("{:?}", seen.headers).contains("evil"), "{seen:#?}");
     }
 }
 
 #[tokio::test]
 async fn an_identity_that_is_listed_in_connection_is_refused() {
-    let gateway = Gateway::with(|config| config.callers.headers = configured()).await;
-    for other in everyone_else(&gateway.bed) {
+    let fixture =
+        IdentityFixture::with(|config| config.callers.headers = custom_identity_headers()).await;
+    for other in everyone_else(&fixture.pki) {
         for name in SPOOFED {
             for headers in [
                 vec![("Connection", name)],
@@ -116,7 +120,9 @@ async fn an_identity_that_is_listed_in_connection_is_refused() {
                 ],
             ] {
                 let headers = [&headers, other.brings].concat();
-                let outcome = gateway.ask(&other.client, Version::HTTP_11, &headers).await;
+                let outcome = fixture
+                    .send_request(&other.client, Version::HTTP_11, &headers)
+                    .await;
                 assert!(outcome.seen.is_none(), "{headers:?}");
                 assert_eq!(outcome.response.status, 400, "{headers:?}");
             }
@@ -127,16 +133,16 @@ async fn an_identity_that_is_listed_in_connection_is_refused() {
 /// Without `Impersonate-User` a request would have all rights of the proxy that sent it.
 #[tokio::test]
 async fn a_request_is_not_changed_by_what_connection_lists() {
-    let gateway = Gateway::new().await;
-    let (bed, h1) = (&gateway.bed, Version::HTTP_11);
-    let stranger = bed
+    let fixture = IdentityFixture::new().await;
+    let (pki, h1) = (&fixture.pki, Version::HTTP_11);
+    let stranger = pki
         .client()
         .identity(&Ca::new("other").client("alice", &[]));
     for client in [
-        bed.client(),
+        pki.client(),
         stranger,
-        bed.user("alice", &["system:masters"]),
-        bed.peer(),
+        pki.user("alice", &["system:masters"]),
+        pki.peer(),
     ] {
         for (listed, headers) in [
             ("keep-alive, AUTHORIZATION", &[BEARER][..]),
@@ -149,7 +155,7 @@ async fn a_request_is_not_changed_by_what_connection_lists() {
             ("Host", &[]),
         ] {
             let headers = [headers, &[("Connection", listed)]].concat();
-            let outcome = gateway.ask(&client, h1, &headers).await;
+            let outcome = fixture.send_request(&client, h1, &headers).await;
             assert!(outcome.seen.is_none(), "{listed}");
             assert_eq!(outcome.response.status, 400, "{listed}");
             let text = outcome.response.text();
@@ -160,9 +166,10 @@ async fn a_request_is_not_changed_by_what_connection_lists() {
 
 #[tokio::test]
 async fn what_only_a_peer_may_say_does_not_pass_behind_the_body_either() {
-    let gateway = Gateway::with(|config| config.callers.headers = configured()).await;
-    let address = gateway.bridge.address();
-    for other in everyone_else(&gateway.bed) {
+    let fixture =
+        IdentityFixture::with(|config| config.callers.headers = custom_identity_headers()).await;
+    let address = fixture.bridge.address();
+    for other in everyone_else(&fixture.pki) {
         let trailers = SPOOFED.map(|name| format!("{name}: evil\r\n")).concat();
         let mut h1 = other.client.http1(address).await.unwrap();
         h1.send(format!(
@@ -182,8 +189,8 @@ async fn what_only_a_peer_may_say_does_not_pass_behind_the_body_either() {
         stream.finish_with(&trailers).unwrap();
         assert_eq!(stream.head().await.unwrap().status, 200);
     }
-    assert_eq!(gateway.seen().len(), 6);
-    for seen in gateway.seen() {
+    assert_eq!(fixture.client_requests().len(), 6);
+    for seen in fixture.client_requests() {
         let mut trailers = seen.trailers;
         trailers[0].0.make_ascii_lowercase();
         assert_eq!(trailers, owned(&[("x-checksum", "good")]));
@@ -192,7 +199,7 @@ async fn what_only_a_peer_may_say_does_not_pass_behind_the_body_either() {
 
 #[tokio::test]
 async fn an_identity_in_a_malformed_http1_header_is_refused() {
-    let gateway = Gateway::new().await;
+    let fixture = IdentityFixture::new().await;
     for lines in [
         "X-Remote-User : evil",
         "X-Remote-User\t: evil",
@@ -206,21 +213,21 @@ async fn an_identity_in_a_malformed_http1_header_is_refused() {
         "X-A\r\nX-Remote-User: evil",
         "X-A: a\nX-Remote-User: evil",
     ] {
-        let client = gateway.bed.client();
-        let mut h1 = client.http1(gateway.bridge.address()).await.unwrap();
+        let client = fixture.pki.client();
+        let mut h1 = client.http1(fixture.bridge.address()).await.unwrap();
         h1.send(format!("GET /api HTTP/1.1\r\nHost: k\r\n{lines}\r\n\r\n"))
             .await
             .unwrap();
         let status = h1.read_response().await.unwrap().status;
         assert_eq!(status, 400, "{lines:?}");
     }
-    assert!(gateway.seen().is_empty());
+    assert!(fixture.client_requests().is_empty());
 }
 
 #[tokio::test]
 async fn an_identity_in_a_malformed_http2_header_is_refused() {
-    let gateway = Gateway::new().await;
-    let client = gateway.bed.client().alpn(&["h2"]);
+    let fixture = IdentityFixture::new().await;
+    let client = fixture.pki.client().alpn(&["h2"]);
     for (name, value) in [
         ("X-Remote-User", "evil"),
         ("connection", "x-remote-user"),
@@ -231,7 +238,7 @@ async fn an_identity_in_a_malformed_http2_header_is_refused() {
         ("x-remote-user ", "evil"),
         (":x-remote-user", "evil"),
     ] {
-        let address = gateway.bridge.address();
+        let address = fixture.bridge.address();
         let mut io = client.connect(address, "localhost").await.unwrap();
         h2frames::open(&mut io, &[]).await.unwrap();
         let block = [
@@ -251,5 +258,5 @@ async fn an_identity_in_a_malformed_http2_header_is_refused() {
             }
         }
     }
-    assert!(gateway.seen().is_empty());
+    assert!(fixture.client_requests().is_empty());
 }

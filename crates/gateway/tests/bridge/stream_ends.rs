@@ -5,25 +5,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skewbridge_remotecommand::{Input, Protocol};
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use skewbridge_websocket::{Close, CloseCode, Control, Event};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
-use crate::bed::Bed;
-use crate::streaming::{
-    Cluster, EXEC, FORWARD, NEW, Node, OLD, SUCCESS, Tap, Told, WebSocket, always, asking, bridge,
-    metric, metrics, text,
+use crate::support::pki::PkiFixture;
+use crate::support::spdy_upstream::{
+    ClientMessage, EXEC, FORWARD, NEW, Node, OLD, RecordingIo, SUCCESS, SpdyUpstream, WebSocket,
+    always_translate, has_metric, metrics, start_bridge, text, upgrade_request,
 };
 
 #[tokio::test]
 async fn a_stream_without_its_status_never_looks_well() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, NEW).await;
-    let bridge = bridge(&bed, &cluster, always).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, NEW).await;
+    let bridge = start_bridge(&pki, &cluster, always_translate).await;
     for protocol in Protocol::ALL {
         for turn in 0..5 {
-            let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, protocol).await;
+            let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, protocol).await;
             match turn {
                 // Lost before a stream is open, after that, in the midst of output.
                 0 => drop(cluster.connection().await),
@@ -31,8 +31,8 @@ async fn a_stream_without_its_status_never_looks_well() {
                 2 => {
                     let mut node = cluster.command(4).await;
                     node.write("stdout", "half").await;
-                    client.told().await.unwrap();
-                    client.told().await.unwrap();
+                    client.next_message().await.unwrap();
+                    client.next_message().await.unwrap();
                     node.kill();
                 }
                 // All ends well, but nobody says how.
@@ -54,7 +54,7 @@ async fn a_stream_without_its_status_never_looks_well() {
             let story = timeout(Duration::from_secs(15), client.all())
                 .await
                 .unwrap();
-            assert!(!story.looks_well(), "{protocol:?} {turn}: {story:?}");
+            assert!(!story.looks_successful(), "{protocol:?} {turn}: {story:?}");
             assert!(!story.error.is_empty(), "{protocol:?} {turn}: {story:?}");
             assert_eq!(story.code, Some(1011), "{protocol:?} {turn}");
         }
@@ -63,10 +63,10 @@ async fn a_stream_without_its_status_never_looks_well() {
 
 #[tokio::test]
 async fn a_status_counts_though_the_connection_fails_after_it() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let mut node = cluster.command(4).await;
     node.write("stdout", "out").await;
     node.write("error", SUCCESS).await;
@@ -75,30 +75,30 @@ async fn a_status_counts_though_the_connection_fails_after_it() {
     node.kill();
     let story = client.all().await;
     assert_eq!((text(&story.stdout), &*story.error), ("out", SUCCESS));
-    assert!(story.looks_well(), "{story:?}");
+    assert!(story.looks_successful(), "{story:?}");
 }
 
 #[tokio::test]
 async fn a_stream_that_is_cut_anywhere_looks_well_only_if_it_is_whole() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     // What a node says when all goes well.
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let written = Arc::default();
-    let tap = Tap {
+    let tap = RecordingIo {
         io: cluster.connection().await,
         written: Arc::clone(&written),
     };
     let mut node = Node::over(tap, 4).await;
     node.write("stdout", "all of it").await;
     node.end(SUCCESS).await;
-    assert!(client.all().await.looks_well());
+    assert!(client.all().await.looks_successful());
     let said = std::mem::take(&mut *written.lock().unwrap());
 
     let mut well = 0;
     for cut in 0..=said.len() {
-        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
         let mut there = cluster.connection().await;
         there.write_all(&said[..cut]).await.unwrap();
         there.flush().await.unwrap();
@@ -110,7 +110,7 @@ async fn a_stream_that_is_cut_anywhere_looks_well_only_if_it_is_whole() {
         let story = timeout(Duration::from_secs(15), client.all())
             .await
             .unwrap();
-        if story.looks_well() {
+        if story.looks_successful() {
             assert_eq!(text(&story.stdout), "all of it", "cut after {cut} bytes");
             well += 1;
         } else {
@@ -126,10 +126,10 @@ async fn all_output_comes_before_the_end_however_slow_the_client() {
     const PIECE: usize = 32 * 1024;
     const PIECES: usize = 512;
 
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let mut node = cluster.command(4).await;
     let writer = tokio::spawn(async move {
         for number in 0..PIECES {
@@ -148,15 +148,15 @@ async fn all_output_comes_before_the_end_however_slow_the_client() {
         let expected = u8::try_from(number % 251).unwrap();
         assert!(piece.iter().all(|byte| *byte == expected), "{number}");
     }
-    assert!(story.looks_well());
+    assert!(story.looks_successful());
 }
 
 #[tokio::test]
 async fn a_client_may_take_its_time_for_the_end() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let mut node = cluster.command(4).await;
     node.write("stdout", vec![b'x'; 200 * 1024]).await;
     node.end(SUCCESS).await;
@@ -164,15 +164,15 @@ async fn a_client_may_take_its_time_for_the_end() {
     tokio::time::sleep(Duration::from_secs(6)).await;
     let story = client.all().await;
     assert_eq!(story.stdout.len(), 200 * 1024);
-    assert!(story.looks_well());
+    assert!(story.looks_successful());
 }
 
 #[tokio::test]
 async fn input_does_not_wait_for_output() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let mut node = cluster.command(4).await;
     // Output that nobody reads does not keep input from the process.
     let flood = node.streams.remove("stdout").unwrap();
@@ -200,11 +200,11 @@ async fn input_does_not_wait_for_output() {
 
 #[tokio::test]
 async fn a_client_that_leaves_takes_its_command_with_it() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     for politely in [true, false] {
-        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
         let mut node = cluster.command(4).await;
         if politely {
             let close = Close::new(CloseCode::NORMAL, "");
@@ -216,22 +216,22 @@ async fn a_client_that_leaves_takes_its_command_with_it() {
         let read = timeout(Duration::from_secs(5), stdin.read()).await.unwrap();
         assert!(read.is_err(), "{read:?}");
     }
-    eventually("metrics", PATIENCE, async || {
-        metric(&bridge, r#"skewbridge_streams_total{kind="exec",client="websocket",upstream="spdy",outcome="client_left",result="client_left"} 2"#).await
+    eventually("metrics", TEST_TIMEOUT, async || {
+        has_metric(&bridge, r#"skewbridge_streams_total{kind="exec",client="websocket",upstream="spdy",outcome="client_left",result="client_left"} 2"#).await
     })
     .await;
 }
 
 #[tokio::test]
 async fn a_client_that_breaks_the_rules_is_told_which() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let _node = cluster.command(4).await;
-    client.told().await.unwrap();
+    client.next_message().await.unwrap();
     client.binary(&[255]).await;
-    let Told::Closed(code, reason) = client.told().await.unwrap() else {
+    let ClientMessage::Closed(code, reason) = client.next_message().await.unwrap() else {
         panic!();
     };
     assert_eq!(code, 1002);
@@ -242,13 +242,13 @@ async fn a_client_that_breaks_the_rules_is_told_which() {
 
 #[tokio::test]
 async fn a_node_that_says_nothing_at_all_is_noticed() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_millis(400);
     })
     .await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     // The connection stays; nobody reads it.
     let _silent = cluster.connection().await;
     let story = timeout(Duration::from_secs(15), client.all())
@@ -260,14 +260,14 @@ async fn a_node_that_says_nothing_at_all_is_noticed() {
 
 #[tokio::test]
 async fn a_client_that_says_nothing_at_all_is_left() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_millis(100);
     })
     .await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    client.polite = false;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+    client.answers_pings = false;
     let mut node = cluster.command(4).await;
     let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
     let read = timeout(Duration::from_secs(15), stdin.read())
@@ -278,14 +278,14 @@ async fn a_client_that_says_nothing_at_all_is_left() {
 
 #[tokio::test]
 async fn a_stream_that_carries_nothing_for_too_long_is_ended_and_told_so() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.idle_timeout = Duration::from_millis(500);
         config.streams.ping_interval = Duration::from_millis(100);
     })
     .await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let _node = cluster.command(4).await;
     let story = timeout(Duration::from_secs(15), client.all())
         .await
@@ -302,15 +302,15 @@ async fn a_stream_that_carries_nothing_for_too_long_is_ended_and_told_so() {
 #[tokio::test]
 async fn the_pings_inside_a_port_forward_do_not_keep_it() {
     const PING: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.idle_timeout = Duration::from_millis(500);
         config.streams.ping_interval = Duration::from_millis(100);
     })
     .await;
-    let mut http = bed.client().http1(bridge.address()).await.unwrap();
-    http.send(asking(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
+    let mut http = pki.client().http1(bridge.address()).await.unwrap();
+    http.send(upgrade_request(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
         .await
         .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
@@ -318,7 +318,7 @@ async fn the_pings_inside_a_port_forward_do_not_keep_it() {
     let mut there = cluster.connection().await;
     // As kubectl pings, and a node answers.
     client.binary(PING).await;
-    let asking = tokio::spawn(async move {
+    let upgrade_request = tokio::spawn(async move {
         let mut ping = [0; PING.len()];
         while there.read_exact(&mut ping).await.is_ok() {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -328,7 +328,7 @@ async fn the_pings_inside_a_port_forward_do_not_keep_it() {
         }
     });
     let mut answers = 0;
-    let code = timeout(PATIENCE, async {
+    let code = timeout(TEST_TIMEOUT, async {
         loop {
             match client.event().await.unwrap() {
                 Event::Chunk(piece) => {
@@ -345,7 +345,7 @@ async fn the_pings_inside_a_port_forward_do_not_keep_it() {
     assert_eq!(code, 1001);
     assert!(answers >= PING.len());
     drop(client);
-    asking.abort();
+    upgrade_request.abort();
     ended(&bridge, "portforward", "idle").await;
 }
 
@@ -358,18 +358,21 @@ async fn ended(bridge: &skewbridge_gateway::Handle, kind: &str, result: &str) {
     let line = format!(
         r#"skewbridge_streams_total{{kind="{kind}",client="websocket",upstream="spdy",outcome="{deprecated}",result="{result}"}} 1"#
     );
-    eventually(&line, PATIENCE, async || metric(bridge, &line).await).await;
+    eventually(&line, TEST_TIMEOUT, async || {
+        has_metric(bridge, &line).await
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_command_that_failed_is_told_from_one_that_could_not_run() {
     const EXITED: &str = r#"{"metadata":{},"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3"}]}}"#;
     const FAILED: &str = r#"{"metadata":{},"status":"Failure","message":"no such container","reason":"InternalError","code":500}"#;
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     for (status, outcome) in [(EXITED, "exited"), (FAILED, "failed")] {
-        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
         cluster.command(4).await.end(status).await;
         let story = client.all().await;
         assert_eq!((&*story.error, story.code), (status, Some(1000)));
@@ -380,20 +383,20 @@ async fn a_command_that_failed_is_told_from_one_that_could_not_run() {
         r#"apiserver_stream_translator_requests_total{code="200"} 1"#,
         r#"apiserver_stream_translator_requests_total{code="500"} 1"#,
     ] {
-        assert!(metric(&bridge, line).await, "{line}");
+        assert!(has_metric(&bridge, line).await, "{line}");
     }
 }
 
 #[tokio::test]
 async fn a_process_that_takes_its_time_for_stdin_keeps_its_client() {
     const SIZE: usize = 8 << 20;
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_millis(300);
     })
     .await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let mut node = cluster.command(4).await;
     let client = tokio::spawn(async move {
         let wrote = client.write(Input::Stdin, &vec![7; SIZE]).await;
@@ -412,20 +415,20 @@ async fn a_process_that_takes_its_time_for_stdin_keeps_its_client() {
     node.end(SUCCESS).await;
     let (mut client, wrote) = client.await.unwrap();
     wrote.unwrap();
-    assert!(client.all().await.looks_well());
+    assert!(client.all().await.looks_successful());
 }
 
 #[tokio::test]
 async fn a_port_that_takes_its_time_keeps_its_client() {
     const SIZE: usize = 16 << 20;
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_millis(300);
     })
     .await;
-    let mut http = bed.client().http1(bridge.address()).await.unwrap();
-    http.send(asking(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
+    let mut http = pki.client().http1(bridge.address()).await.unwrap();
+    http.send(upgrade_request(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
         .await
         .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
@@ -444,9 +447,9 @@ async fn a_port_that_takes_its_time_keeps_its_client() {
 #[tokio::test]
 async fn a_reader_that_pauses_at_the_end_loses_nothing() {
     const PIECE: usize = 8 * 1024;
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     let down = async || -> usize {
         let text = metrics(&bridge).await;
         let name = r#"skewbridge_stream_bytes_total{kind="exec",direction="down"} "#;
@@ -454,7 +457,7 @@ async fn a_reader_that_pauses_at_the_end_loses_nothing() {
         line.map_or(0, |it| it.parse().unwrap())
     };
     // How much the kernel and the bridge hold for a client that does not read.
-    let probe = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let probe = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let mut node = cluster.command(4).await;
     while timeout(
         Duration::from_millis(500),
@@ -469,7 +472,7 @@ async fn a_reader_that_pauses_at_the_end_loses_nothing() {
     let mut readers = Vec::new();
     for less in 0..12 {
         let size = held - less * PIECE;
-        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
         let mut node = cluster.command(4).await;
         for at in (0..size).step_by(PIECE) {
             node.write("stdout", vec![b'y'; PIECE.min(size - at)]).await;
@@ -494,10 +497,10 @@ async fn a_reader_that_pauses_at_the_end_loses_nothing() {
 #[tokio::test]
 async fn what_a_client_sent_before_it_closed_reaches_the_process() {
     const SIZE: usize = 2 << 20;
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, always).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V4).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, always_translate).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V4).await;
     let mut node = cluster.command(4).await;
     let reading = tokio::spawn(async move {
         let mut read = 0;
@@ -515,31 +518,31 @@ async fn what_a_client_sent_before_it_closed_reaches_the_process() {
 
 #[tokio::test]
 async fn output_that_was_reset_for_a_fault_does_not_look_well() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let mut node = cluster.command(4).await;
     node.write("stdout", "half").await;
-    client.told().await.unwrap();
-    client.told().await.unwrap();
+    client.next_message().await.unwrap();
+    client.next_message().await.unwrap();
     let stdout = node.streams.remove("stdout").unwrap();
     stdout.reset(skewbridge_spdy::frame::ResetStatus::InternalError);
     node.end(SUCCESS).await;
     let story = client.all().await;
-    assert!(!story.looks_well(), "{story:?}");
+    assert!(!story.looks_successful(), "{story:?}");
 }
 
 #[tokio::test]
 async fn a_bridge_that_leaves_says_so() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let mut bridge = bridge(&bed, &cluster, |config| {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut bridge = start_bridge(&pki, &cluster, |config| {
         config.shutdown.delay = Duration::ZERO;
         config.shutdown.drain = Duration::from_secs(1);
     })
     .await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let _node = cluster.command(4).await;
     let leaving = tokio::spawn(async move { bridge.finish().await });
     let story = timeout(Duration::from_secs(15), client.all())

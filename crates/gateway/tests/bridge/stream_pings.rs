@@ -6,14 +6,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use skewbridge_remotecommand::{Input, Protocol};
-use skewbridge_testkit::{Connection, PATIENCE, eventually};
+use skewbridge_testkit::{Connection, TEST_TIMEOUT, eventually};
 use tokio::io::{
     AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadHalf, WriteHalf,
 };
 use tokio::sync::mpsc;
 
-use crate::bed::Bed;
-use crate::streaming::{Cluster, EXEC, Node, OLD, SUCCESS, WebSocket, bridge};
+use crate::support::pki::PkiFixture;
+use crate::support::spdy_upstream::{
+    EXEC, Node, OLD, SUCCESS, SpdyUpstream, WebSocket, start_bridge,
+};
 
 const WORKERS: usize = 5;
 /// Which of them has stdin, the second stream of a client.
@@ -158,19 +160,19 @@ const UNREAD: [usize; 2] = [200 * 1024, 100];
 
 #[tokio::test]
 async fn a_ping_behind_what_nobody_reads_does_not_end_a_stream() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_secs(1);
     })
     .await;
     for size in UNREAD {
-        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
         let (workers, io) = Workers::before(cluster.connection().await);
         let mut node = Node::over(io, 4).await;
         client.write(Input::Stdin, &vec![7; size]).await.unwrap();
         let story = tokio::spawn(async move { client.all().await });
-        eventually("pings wait", PATIENCE, async || {
+        eventually("pings wait", TEST_TIMEOUT, async || {
             assert!(!story.is_finished(), "{size}: cut off");
             workers.held() >= 3
         })
@@ -182,7 +184,7 @@ async fn a_ping_behind_what_nobody_reads_does_not_end_a_stream() {
         }
         node.end(SUCCESS).await;
         let story = story.await.unwrap();
-        assert!(story.looks_well(), "{size}: {story:?}");
+        assert!(story.looks_successful(), "{size}: {story:?}");
     }
 }
 
@@ -192,25 +194,25 @@ struct Pinged {
     workers: Workers,
     node: Node,
     /// What the others need.
-    _kept: (Bed, skewbridge_gateway::Handle, Cluster),
+    _kept: (PkiFixture, skewbridge_gateway::Handle, SpdyUpstream),
 }
 
 impl Pinged {
     async fn start() -> Self {
-        let bed = Bed::new();
-        let mut cluster = Cluster::of(&bed, OLD).await;
-        let bridge = bridge(&bed, &cluster, |config| {
+        let pki = PkiFixture::new();
+        let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+        let bridge = start_bridge(&pki, &cluster, |config| {
             config.streams.ping_interval = Duration::from_secs(1);
         })
         .await;
-        let client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
         let (workers, io) = Workers::before(cluster.connection().await);
         let node = Node::over(io, 4).await;
         Self {
             client,
             workers,
             node,
-            _kept: (bed, bridge, cluster),
+            _kept: (pki, bridge, cluster),
         }
     }
 }
@@ -227,7 +229,7 @@ async fn a_node_that_has_taken_all_and_falls_silent_is_noticed() {
     client.write(Input::Stdin, &vec![7; size]).await.unwrap();
     let story = tokio::spawn(async move { client.all().await });
     // Whoever has been asked twice has been asked everywhere once.
-    eventually("pings wait", PATIENCE, async || workers.held() >= 2).await;
+    eventually("pings wait", TEST_TIMEOUT, async || workers.held() >= 2).await;
     let mut read = 0;
     while read < size {
         read += node.read("stdin").await.unwrap().len();
@@ -235,7 +237,7 @@ async fn a_node_that_has_taken_all_and_falls_silent_is_noticed() {
     // The answers to these show that all before them was taken.
     workers.go_on();
     workers.fall_silent();
-    let story = tokio::time::timeout(PATIENCE, story)
+    let story = tokio::time::timeout(TEST_TIMEOUT, story)
         .await
         .unwrap()
         .unwrap();
@@ -261,7 +263,7 @@ async fn a_node_that_is_lost_while_somebody_types_is_noticed() {
         tokio::time::sleep(BETWEEN_KEYS).await;
     }
     workers.fall_silent();
-    let story = tokio::time::timeout(PATIENCE, client.all()).await;
+    let story = tokio::time::timeout(TEST_TIMEOUT, client.all()).await;
     let story = story.expect("nobody notices");
     assert!(story.error.contains("connection was lost"), "{story:?}");
     assert_eq!(story.code, Some(1011));

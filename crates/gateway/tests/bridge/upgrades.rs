@@ -14,8 +14,8 @@ use skewbridge_testkit::{ApiServer, ClientAuth, Connection, H1Client, Options, R
 use tokio::io::{AsyncBufRead, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use crate::bed::{self, Bed, start};
-use crate::scripted::{next_request, requests, scripted, status};
+use crate::support::pki::{self, PkiFixture, start};
+use crate::support::scripted_upstream::{next_request, requests, scripted, status};
 
 const EXEC: &str = "/api/v1/namespaces/a/pods/b/exec";
 
@@ -27,10 +27,10 @@ fn spdy(path: &str) -> String {
 }
 
 /// An upstream that upgrades whatever it is asked.
-async fn upgrading(bed: &Bed, alpn: &[&'static str]) -> (ApiServer, Tunnels) {
+async fn upgrading(pki: &PkiFixture, alpn: &[&'static str]) -> (ApiServer, Tunnels) {
     let (sender, tunnels) = mpsc::unbounded_channel();
-    let options = Options::new(bed.upstream.clone())
-        .clients(ClientAuth::Accept(&bed.front_proxy_ca))
+    let options = Options::new(pki.upstream.clone())
+        .clients(ClientAuth::Accept(&pki.front_proxy_ca))
         .alpn(alpn);
     let upstream = ApiServer::start(options, move |seen| {
         let Some(protocol) = seen.header("upgrade") else {
@@ -80,9 +80,9 @@ async fn hear_end(io: &mut Connection) {
 
 #[tokio::test]
 async fn any_protocol_that_is_not_translated_becomes_a_two_way_tunnel() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let mut config = bed.config(upstream.addr());
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = upgrading(&pki, &["http/1.1"]).await;
+    let mut config = pki.config(upstream.addr());
     config.streams.translate = TranslateStreams::Never;
     let bridge = start(&config);
     let websocket = format!(
@@ -92,7 +92,7 @@ async fn any_protocol_that_is_not_translated_becomes_a_two_way_tunnel() {
     );
     let rows = [("SPDY/3.1", spdy(EXEC)), ("websocket", websocket)];
     for (protocol, request) in rows {
-        let mut client = bed.client().http1(bridge.address()).await.unwrap();
+        let mut client = pki.client().http1(bridge.address()).await.unwrap();
         client.send(request).await.unwrap();
         let head = client.read_head().await.unwrap();
         assert_eq!(head.status, 101);
@@ -129,8 +129,8 @@ async fn any_protocol_that_is_not_translated_becomes_a_two_way_tunnel() {
 
 #[tokio::test]
 async fn bytes_right_behind_the_101_reach_the_client() {
-    let bed = Bed::new();
-    let upstream = scripted(&bed, async |_, mut conn| {
+    let pki = PkiFixture::new();
+    let upstream = scripted(&pki, async |_, mut conn| {
         let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\
                       Upgrade: SPDY/3.1\r\n\r\nfirst, ";
         conn.write(answer).await;
@@ -138,8 +138,8 @@ async fn bytes_right_behind_the_101_reach_the_client() {
         conn.stall().await;
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = pki.bridge(upstream.addr());
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC)).await.unwrap();
     assert_eq!(client.read_head().await.unwrap().status, 101);
     hear(&mut client.into_connection(), b"first, second").await;
@@ -147,12 +147,12 @@ async fn bytes_right_behind_the_101_reach_the_client() {
 
 #[tokio::test]
 async fn bytes_before_the_101_wait_for_it() {
-    let bed = Bed::new();
+    let pki = PkiFixture::new();
     let (asked, mut is_asked) = mpsc::unbounded_channel();
     let go = Arc::new(Notify::new());
     let (go_on, done) = (go.clone(), Arc::new(Notify::new()));
     let finished = done.clone();
-    let upstream = scripted(&bed, move |head, mut conn| {
+    let upstream = scripted(&pki, move |head, mut conn| {
         let (asked, go, done) = (asked.clone(), go.clone(), done.clone());
         async move {
             if !head.contains("Upgrade") {
@@ -172,13 +172,13 @@ async fn bytes_before_the_101_wait_for_it() {
         }
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = pki.bridge(upstream.addr());
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC) + "early").await.unwrap();
     is_asked.recv().await.unwrap();
     // The one worker has answered this, so it has done with the bytes above
     // whatever it does with them.
-    let mut other = bed.client().http1(bridge.address()).await.unwrap();
+    let mut other = pki.client().http1(bridge.address()).await.unwrap();
     other
         .send("GET /api HTTP/1.1\r\nHost: k\r\n\r\n")
         .await
@@ -192,11 +192,11 @@ async fn bytes_before_the_101_wait_for_it() {
 
 #[tokio::test]
 async fn each_direction_ends_on_its_own() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = upgrading(&pki, &["http/1.1"]).await;
+    let bridge = pki.bridge(upstream.addr());
     for client_first in [true, false] {
-        let client = bed.client().http1(bridge.address()).await.unwrap();
+        let client = pki.client().http1(bridge.address()).await.unwrap();
         let (client, server) = tunnel(client, &mut tunnels).await;
         let (mut first, mut second) = if client_first {
             (client, server)
@@ -218,10 +218,10 @@ async fn each_direction_ends_on_its_own() {
 
 #[tokio::test]
 async fn ten_mebibytes_each_way_arrive_unchanged() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
-    let client = bed.client().http1(bridge.address()).await.unwrap();
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = upgrading(&pki, &["http/1.1"]).await;
+    let bridge = pki.bridge(upstream.addr());
+    let client = pki.client().http1(bridge.address()).await.unwrap();
     let (client, server) = tunnel(client, &mut tunnels).await;
     let pattern = |seed: u32| -> Vec<u8> {
         (0..10u32 << 20)
@@ -252,10 +252,10 @@ async fn a_refusal_is_relayed_whole_and_nothing_behind_it_is_a_request() {
         (400, "text/plain", "unable to upgrade"),
         (200, "text/plain", "not today"),
     ];
-    let bed = Bed::new();
+    let pki = PkiFixture::new();
     for (code, media, body) in rows {
         for chunked in [false, true] {
-            let options = Options::new(bed.upstream.clone());
+            let options = Options::new(pki.upstream.clone());
             let upstream = ApiServer::start(options, move |_| {
                 let reply = Reply::new(code)
                     .header("Content-Type", media)
@@ -268,8 +268,8 @@ async fn a_refusal_is_relayed_whole_and_nothing_behind_it_is_a_request() {
                 }
             })
             .await;
-            let bridge = bed.bridge(upstream.addr());
-            let mut client = bed.client().http1(bridge.address()).await.unwrap();
+            let bridge = pki.bridge(upstream.addr());
+            let mut client = pki.client().http1(bridge.address()).await.unwrap();
             client.send(spdy(EXEC) + SMUGGLED).await.unwrap();
             let response = client.read_response().await.unwrap();
             assert_eq!((response.status, response.text()), (code, body.to_owned()));
@@ -314,10 +314,10 @@ async fn what_is_no_upgrade_goes_up_as_a_plain_request() {
             "Connection: Upgrade\r\nUpgrade: websocket\r\n",
         ),
     ];
-    let bed = Bed::new();
-    let (upstream, _tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
-    let client = bed.client();
+    let pki = PkiFixture::new();
+    let (upstream, _tunnels) = upgrading(&pki, &["http/1.1"]).await;
+    let bridge = pki.bridge(upstream.addr());
+    let client = pki.client();
     for (name, version, fields) in rows {
         let mut connection = client.connect(bridge.address(), "localhost").await.unwrap();
         let request =
@@ -335,10 +335,10 @@ async fn what_is_no_upgrade_goes_up_as_a_plain_request() {
 
 #[tokio::test]
 async fn http2_clients_have_no_upgrade() {
-    let bed = Bed::new();
-    let (upstream, _tunnels) = upgrading(&bed, &["h2", "http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
-    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    let pki = PkiFixture::new();
+    let (upstream, _tunnels) = upgrading(&pki, &["h2", "http/1.1"]).await;
+    let bridge = pki.bridge(upstream.addr());
+    let h2 = pki.client().http2(bridge.address()).await.unwrap();
     let request = Request::get(format!("https://k{EXEC}"))
         .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
         .header("sec-websocket-version", "13")
@@ -352,7 +352,7 @@ async fn http2_clients_have_no_upgrade() {
     );
 
     // RFC 9113, 8.2.2 and RFC 8441, which is not announced.
-    let client = bed.client().alpn(&["h2"]);
+    let client = pki.client().alpn(&["h2"]);
     for (method, field, value) in [
         ("GET", "upgrade", "websocket"),
         ("CONNECT", ":protocol", "websocket"),
@@ -373,10 +373,10 @@ async fn http2_clients_have_no_upgrade() {
 
 #[tokio::test]
 async fn a_user_is_asserted_over_the_front_proxy_connection() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["h2", "http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
-    let alice = bed.user("alice", &["dev", "ops"]);
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = upgrading(&pki, &["h2", "http/1.1"]).await;
+    let bridge = pki.bridge(upstream.addr());
+    let alice = pki.user("alice", &["dev", "ops"]);
     let client = alice.http1(bridge.address()).await.unwrap();
     let (mut client, mut server) = tunnel(client, &mut tunnels).await;
     say(&mut client, b"hello").await;
@@ -393,10 +393,10 @@ async fn a_user_is_asserted_over_the_front_proxy_connection() {
 
 #[tokio::test]
 async fn an_upstream_of_http2_alone_cannot_upgrade_and_the_client_is_told() {
-    let bed = Bed::new();
-    let (upstream, _tunnels) = upgrading(&bed, &["h2"]).await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let pki = PkiFixture::new();
+    let (upstream, _tunnels) = upgrading(&pki, &["h2"]).await;
+    let bridge = pki.bridge(upstream.addr());
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC)).await.unwrap();
     status(&client.read_response().await.unwrap(), 503);
     client.read_close().await.unwrap();
@@ -405,27 +405,27 @@ async fn an_upstream_of_http2_alone_cannot_upgrade_and_the_client_is_told() {
 
 #[tokio::test]
 async fn a_101_that_nobody_asked_for_is_a_bad_answer() {
-    let bed = Bed::new();
-    let upstream = scripted(&bed, async |_, mut conn| {
+    let pki = PkiFixture::new();
+    let upstream = scripted(&pki, async |_, mut conn| {
         conn.write("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
             .await;
         conn.read_to_end().await;
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = pki.bridge(upstream.addr());
+    let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     h1.send("GET /api HTTP/1.1\r\nHost: k\r\n\r\n")
         .await
         .unwrap();
     status(&h1.read_response().await.unwrap(), 502);
-    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    let h2 = pki.client().http2(bridge.address()).await.unwrap();
     status(&h2.get("/api").await.unwrap(), 502);
 }
 
 #[tokio::test]
 async fn a_request_has_to_be_whole_before_its_101() {
-    let bed = Bed::new();
-    let upstream = scripted(&bed, async |head, mut conn| {
+    let pki = PkiFixture::new();
+    let upstream = scripted(&pki, async |head, mut conn| {
         if head.starts_with("POST /patient") {
             assert_eq!(conn.read(5).await, b"hello");
         }
@@ -438,14 +438,14 @@ async fn a_request_has_to_be_whole_before_its_101() {
         conn.read_to_end().await;
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
+    let bridge = pki.bridge(upstream.addr());
     let head = |path: &str| {
         format!(
             "POST {path} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: x\r\n\
              Content-Length: 5\r\n\r\n"
         )
     };
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client
         .send(head("/patient") + "hello" + "more")
         .await
@@ -453,7 +453,7 @@ async fn a_request_has_to_be_whole_before_its_101() {
     assert_eq!(client.read_head().await.unwrap().status, 101);
     hear(&mut client.into_connection(), b"tunnel").await;
 
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(head("/hasty") + "he").await.unwrap();
     status(&client.read_response().await.unwrap(), 502);
     client.read_close().await.unwrap();
@@ -461,11 +461,11 @@ async fn a_request_has_to_be_whole_before_its_101() {
 
 #[tokio::test]
 async fn a_reset_of_one_side_ends_the_other() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = upgrading(&pki, &["http/1.1"]).await;
+    let bridge = pki.bridge(upstream.addr());
     for client_resets in [true, false] {
-        let client = bed.client().http1(bridge.address()).await.unwrap();
+        let client = pki.client().http1(bridge.address()).await.unwrap();
         let (client, server) = tunnel(client, &mut tunnels).await;
         let (resets, mut other) = if client_resets {
             (client, server)
@@ -483,11 +483,11 @@ async fn a_reset_of_one_side_ends_the_other() {
 /// has not read, and what it said before is still on its way.
 #[tokio::test]
 async fn the_last_words_of_an_upstream_that_no_longer_listens_arrive() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = upgrading(&pki, &["http/1.1"]).await;
+    let bridge = pki.bridge(upstream.addr());
     for _ in 0..10 {
-        let client = bed.client().http1(bridge.address()).await.unwrap();
+        let client = pki.client().http1(bridge.address()).await.unwrap();
         let (client, mut server) = tunnel(client, &mut tunnels).await;
         let (mut output, mut input) = tokio::io::split(client);
         let (began, is_sending) = oneshot::channel();
@@ -512,10 +512,10 @@ async fn the_last_words_of_an_upstream_that_no_longer_listens_arrive() {
 
 #[tokio::test]
 async fn a_client_that_leaves_before_the_101_is_not_waited_for() {
-    let bed = Bed::new();
+    let pki = PkiFixture::new();
     let (asked, mut is_asked) = mpsc::unbounded_channel();
     let (gone, mut is_gone) = mpsc::unbounded_channel();
-    let upstream = scripted(&bed, move |_, mut conn| {
+    let upstream = scripted(&pki, move |_, mut conn| {
         let (asked, gone) = (asked.clone(), gone.clone());
         async move {
             asked.send(()).unwrap();
@@ -524,8 +524,8 @@ async fn a_client_that_leaves_before_the_101_is_not_waited_for() {
         }
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = pki.bridge(upstream.addr());
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC)).await.unwrap();
     is_asked.recv().await.unwrap();
     drop(client);
@@ -534,17 +534,17 @@ async fn a_client_that_leaves_before_the_101_is_not_waited_for() {
 
 #[tokio::test]
 async fn silence_does_not_end_a_tunnel() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let mut config = bed.config(upstream.addr());
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = upgrading(&pki, &["http/1.1"]).await;
+    let mut config = pki.config(upstream.addr());
     config.limits.idle_timeout = Duration::from_millis(500);
     config.limits.read_header_timeout = Duration::from_millis(500);
-    let bridge = bed::start(&config);
-    let client = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = pki::start(&config);
+    let client = pki.client().http1(bridge.address()).await.unwrap();
     let (mut client, mut server) = tunnel(client, &mut tunnels).await;
     for _ in 0..2 {
         // Opened after the tunnel fell silent, and closed for being idle.
-        let mut idle = bed.client().http1(bridge.address()).await.unwrap();
+        let mut idle = pki.client().http1(bridge.address()).await.unwrap();
         idle.read_close().await.unwrap();
     }
     say(&mut client, b"up").await;

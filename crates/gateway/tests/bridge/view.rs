@@ -8,14 +8,16 @@ use serde_json::Value;
 use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList, servers};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Feature;
-use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, Response, TlsClient, eventually};
+use skewbridge_testkit::{RecordedRequest, Reply, Response, TEST_TIMEOUT, TlsClient, eventually};
 use tokio::sync::Notify;
 
-use crate::bed::start;
-use crate::cluster::{self, Cluster, NEW, PeerServer, ask, peer_view, refusal};
-use crate::log;
-use crate::plain;
-use crate::standin::{CRDS, Form, crd};
+use crate::support::admin_client;
+use crate::support::cluster::{
+    self, ClusterFixture, NEW, PeerServer, peer_view, send_request, status_message,
+};
+use crate::support::fake_apiserver::{CRDS, Form, crd};
+use crate::support::log_capture;
+use crate::support::pki::start;
 
 const B: &str = "apiserver-b";
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
@@ -24,26 +26,26 @@ const LIST: &str = "application/json";
 const MORE: &str = "apps/v1 fleets";
 
 /// A local server with `apps/v1`, and a peer with more of it and with `NEW`.
-async fn mixed() -> (Cluster, PeerServer, Handle) {
+async fn mixed() -> (ClusterFixture, PeerServer, Handle) {
     let local = ["v1 pods", "apps/v1 deployments"];
     let peer = ["v1 pods", "v1 podgroups", "apps/v1 deployments", MORE, NEW];
-    let (cluster, [b], bridge) = Cluster::with_peers(&local, [(B, &peer)]).await;
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&local, [(B, &peer)]).await;
     (cluster, b, bridge)
 }
 
 /// How often clients have asked the local server for `/apis`.
-fn asked(cluster: &Cluster) -> usize {
-    let seen = cluster.local.seen();
+fn asked(cluster: &ClusterFixture) -> usize {
+    let seen = cluster.local.client_requests();
     seen.iter().filter(|seen| seen.path() == "/apis").count()
 }
 
 async fn discovery(client: &TlsClient, bridge: &Handle) -> Response {
-    ask(client, bridge, "GET", "/apis", &[("accept", V2)], "").await
+    send_request(client, bridge, "GET", "/apis", &[("accept", V2)], "").await
 }
 
-async fn get(cluster: &Cluster, bridge: &Handle, path: &str, accept: &str) -> Response {
+async fn get(cluster: &ClusterFixture, bridge: &Handle, path: &str, accept: &str) -> Response {
     let headers = [("accept", accept)];
-    ask(&cluster.alice(), bridge, "GET", path, &headers, "").await
+    send_request(&cluster.alice(), bridge, "GET", path, &headers, "").await
 }
 
 fn json(response: &Response) -> Value {
@@ -52,14 +54,16 @@ fn json(response: &Response) -> Value {
 }
 
 async fn metrics(bridge: &Handle) -> String {
-    plain::get(bridge.admin_address(), "/metrics").await.body
+    admin_client::get(bridge.admin_address(), "/metrics")
+        .await
+        .body
 }
 
 #[tokio::test]
 async fn the_local_server_is_asked_once_in_ten_seconds_for_each_caller() {
     let (cluster, _b, bridge) = mixed().await;
     let alice = cluster.alice();
-    let bob = cluster.bed.user("bob", &[]);
+    let bob = cluster.pki.user("bob", &[]);
     let before = asked(&cluster);
     for _ in 0..5 {
         assert!(discovery(&alice, &bridge).await.text().contains("fleets"));
@@ -69,7 +73,7 @@ async fn the_local_server_is_asked_once_in_ten_seconds_for_each_caller() {
     assert_eq!(asked(&cluster), before + 2);
     // In somebody else's name it is somebody else.
     let headers = [("accept", V2), ("impersonate-user", "carol")];
-    ask(&alice, &bridge, "GET", "/apis", &headers, "").await;
+    send_request(&alice, &bridge, "GET", "/apis", &headers, "").await;
     assert_eq!(asked(&cluster), before + 3);
     let metrics = metrics(&bridge).await;
     assert!(metrics.contains("aggregator_discovery_peer_aggregated_cache_hits_total"));
@@ -81,8 +85,8 @@ const MANY: usize = 50;
 
 /// How often the bridge has looked at what the local server serves: `/version` is what it
 /// asks first.
-fn looks(cluster: &Cluster) -> usize {
-    cluster.local.questions("/version").len()
+fn looks(cluster: &ClusterFixture) -> usize {
+    cluster.local.gateway_requests("/version").len()
 }
 
 /// How often the document of the whole cluster was made.
@@ -95,15 +99,19 @@ async fn made(bridge: &Handle) -> usize {
 
 /// Waits until the bridge no longer looks by itself, as it does every second after it has
 /// heard of something that all servers share.
-async fn is_settled(cluster: &Cluster) {
+async fn is_settled(cluster: &ClusterFixture) {
     let mut last = (looks(cluster), Instant::now());
-    eventually("no look for longer than a second", PATIENCE, async || {
-        let now = looks(cluster);
-        if now != last.0 {
-            last = (now, Instant::now());
-        }
-        last.1.elapsed() > Duration::from_millis(1_500)
-    })
+    eventually(
+        "no look for longer than a second",
+        TEST_TIMEOUT,
+        async || {
+            let now = looks(cluster);
+            if now != last.0 {
+                last = (now, Instant::now());
+            }
+            last.1.elapsed() > Duration::from_millis(1_500)
+        },
+    )
     .await;
 }
 
@@ -124,13 +132,13 @@ async fn however_many_ask_the_local_server_is_looked_at_and_the_document_made_on
         is_look.then(|| Reply::json(r#"{"gitVersion": "v1.36.4"}"#).after(&held))
     });
     let looked = async |times: usize| {
-        eventually("a look", PATIENCE, async || {
+        eventually("a look", TEST_TIMEOUT, async || {
             looks(&cluster) == looks_before + times
         })
         .await;
     };
     let connection = alice.http2(bridge.address()).await.unwrap();
-    let ask = async || {
+    let get_discovery = async || {
         let request = http::Request::get("https://k/apis").header("accept", V2);
         let answer = connection.request(request.body(()).unwrap(), "").await;
         answer.unwrap().text()
@@ -138,10 +146,10 @@ async fn however_many_ask_the_local_server_is_looked_at_and_the_document_made_on
     let many = async {
         looked(1).await;
         // After that look has begun: another one has to be theirs.
-        futures_of((0..MANY).map(|_| ask())).await
+        futures_of((0..MANY).map(|_| get_discovery())).await
     };
     let conduct = async {
-        eventually("everybody asks", PATIENCE, async || {
+        eventually("everybody asks", TEST_TIMEOUT, async || {
             connection.open_streams() == 1 + MANY
         })
         .await;
@@ -159,7 +167,7 @@ async fn however_many_ask_the_local_server_is_looked_at_and_the_document_made_on
         looked(2).await;
         goes_on.notify_one();
     };
-    let (first, many, ()) = tokio::join!(ask(), many, conduct);
+    let (first, many, ()) = tokio::join!(get_discovery(), many, conduct);
     for shown in many.iter().chain([&first]) {
         assert!(
             shown.contains("daemons") && shown.contains("fleets"),
@@ -176,7 +184,7 @@ async fn however_many_ask_the_local_server_is_looked_at_and_the_document_made_on
 async fn who_may_not_read_is_told_so_also_after_others_have_read() {
     let (cluster, _b, bridge) = mixed().await;
     let alice = cluster.alice();
-    let bob = cluster.bed.user("bob", &[]);
+    let bob = cluster.pki.user("bob", &[]);
     cluster.local.hook(|seen: &RecordedRequest| {
         let bob = seen.all("x-remote-user") == ["bob"] && seen.path() == "/apis";
         bob.then(|| Reply::new(403).body("bob may not"))
@@ -218,7 +226,7 @@ async fn what_has_just_been_made_is_there_at_once() {
     let mut serves = vec![cluster::SHARED, "v1 pods", "apps/v1 deployments"];
     serves.push("example.com/v1 contraptions");
     cluster.local.serve(&serves);
-    let shown = discovery(&cluster.bed.user("dora", &[]), &bridge)
+    let shown = discovery(&cluster.pki.user("dora", &[]), &bridge)
         .await
         .text();
     assert!(
@@ -252,11 +260,11 @@ async fn each_server_is_told_of_by_itself() {
     });
     let refused = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
     assert_eq!(refused.status, 403);
-    cluster.local.behave();
+    cluster.local.remove_hook();
 
-    b.die().await;
+    b.shut_down().await;
     cluster.local.lease(B, "two");
-    eventually("it is known to be away", PATIENCE, async || {
+    eventually("it is known to be away", TEST_TIMEOUT, async || {
         let answer = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
         let list = ServerDiscoveryList::parse(&answer.body).unwrap();
         !list.servers[0].reachable && list.servers[0].problem.is_some()
@@ -291,7 +299,7 @@ async fn lists_and_the_core_group_are_whole_unless_the_gate_is_off() {
     let mut config = cluster.config();
     config.features.0.remove(&Feature::CompleteDiscovery);
     let plain = start(&config);
-    eventually("the peer is known", PATIENCE, async || {
+    eventually("the peer is known", TEST_TIMEOUT, async || {
         !peer_view(&plain, B).await["secondsSinceSync"].is_null()
     })
     .await;
@@ -303,9 +311,11 @@ async fn lists_and_the_core_group_are_whole_unless_the_gate_is_off() {
             answer.text()
         );
     }
-    eventually("what KEP-4020 has is still there", PATIENCE, async || {
-        discovery(&alice, &plain).await.text().contains("fleets")
-    })
+    eventually(
+        "what KEP-4020 has is still there",
+        TEST_TIMEOUT,
+        async || discovery(&alice, &plain).await.text().contains("fleets"),
+    )
     .await;
 }
 
@@ -316,7 +326,7 @@ async fn without_certificates_for_peers_discovery_is_local_and_counted() {
     config.peers.ca = None;
     let alice = cluster.alice();
     let alone = start(&config);
-    eventually("it is ready", PATIENCE, async || {
+    eventually("it is ready", TEST_TIMEOUT, async || {
         get(&cluster, &alone, "/readyz", "*/*").await.status == 200
     })
     .await;
@@ -358,7 +368,7 @@ async fn openapi_is_completed_and_a_peer_asked_once() {
     assert_eq!(paths["/apis/apps/v1/fleets"]["get"]["description"], B);
 
     let path = "/openapi/v3/apis/apps/v1";
-    let questions = b.standin.questions(path);
+    let questions = b.apiserver.gateway_requests(path);
     assert_eq!(questions.len(), 1, "{questions:#?}");
     // So that a bridge there does not ask others in turn.
     assert_eq!(questions[0].all("x-kubernetes-peer-proxied"), ["true"]);
@@ -367,7 +377,7 @@ async fn openapi_is_completed_and_a_peer_asked_once() {
     for answer in futures_of(many).await {
         assert!(json(&answer)["paths"]["/apis/apps/v1/fleets"].is_object());
     }
-    assert_eq!(b.standin.questions("/openapi/v2").len(), 1);
+    assert_eq!(b.apiserver.gateway_requests("/openapi/v2").len(), 1);
 }
 
 /// All at once.
@@ -398,7 +408,7 @@ async fn openapi_goes_on_without_a_peer() {
     let path = "/openapi/v3/apis/apps/v1";
     let before = json(&get(&cluster, &bridge, path, LIST).await);
     assert!(before["paths"]["/apis/apps/v1/fleets"].is_object());
-    b.die().await;
+    b.shut_down().await;
     // What is known stays known, also when the local server changes.
     let after = json(&get(&cluster, &bridge, path, LIST).await);
     assert_eq!(after, before);
@@ -425,7 +435,7 @@ async fn openapi_goes_on_without_a_peer() {
     let url = url.as_str().unwrap();
     let absent = get(&cluster, &bridge, url, LIST).await;
     assert!(
-        refusal(&absent, 503).contains("cannot be reached"),
+        status_message(&absent, 503).contains("cannot be reached"),
         "{}",
         absent.text()
     );
@@ -437,17 +447,17 @@ async fn openapi_goes_on_without_a_peer() {
 #[tokio::test]
 async fn openapi_log_lines_name_a_peer_by_its_host() {
     const NAMED: &str = "apiserver-of-the-log";
-    log::keep();
+    log_capture::capture();
     let local = ["apps/v1 deployments"];
     let peer = ["apps/v1 deployments", MORE, NEW];
-    let (cluster, [b], bridge) = Cluster::with_peers(&local, [(NAMED, &peer)]).await;
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&local, [(NAMED, &peer)]).await;
     let name = format!("host-of-{NAMED} ({NAMED})");
     let path = "/openapi/v3/apis/apps/v1";
     for (reply, line) in [
         (500, "a peer does not send OpenAPI"),
         (200, "OpenAPI of a peer cannot be read"),
     ] {
-        b.standin.hook(move |seen| {
+        b.apiserver.hook(move |seen| {
             let is_asked = seen.path() == path;
             is_asked.then(|| {
                 Reply::new(reply)
@@ -455,9 +465,9 @@ async fn openapi_log_lines_name_a_peer_by_its_host() {
                     .body("no document")
             })
         });
-        eventually(line, PATIENCE, async || {
+        eventually(line, TEST_TIMEOUT, async || {
             assert_eq!(get(&cluster, &bridge, path, LIST).await.status, 200);
-            let lines = log::lines_with(line);
+            let lines = log_capture::lines_with(line);
             let mut lines = lines.iter().filter(|line| line.contains(NAMED));
             lines.any(|it| it.contains(&name))
         })
@@ -469,25 +479,25 @@ async fn openapi_log_lines_name_a_peer_by_its_host() {
 #[tokio::test]
 async fn old_servers_tell_peers_of_themselves_alone() {
     let local = ["apps/v1 deployments"];
-    let (cluster, [b], bridge) = Cluster::with_peers(&local, [(B, &[MORE, NEW])]).await;
-    b.standin.is_version("v1.25.16", Form::Legacy);
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&local, [(B, &[MORE, NEW])]).await;
+    b.apiserver.is_version("v1.25.16", Form::Legacy);
     cluster.local.is_version("v1.25.16", Form::Legacy);
     cluster.local.lease(B, "two");
-    eventually("it is asked for lists", PATIENCE, async || {
-        !b.standin.questions("/apis/apps/v1").is_empty()
+    eventually("it is asked for lists", TEST_TIMEOUT, async || {
+        !b.apiserver.gateway_requests("/apis/apps/v1").is_empty()
     })
     .await;
-    for question in b.standin.questions("/apis/apps/v1") {
+    for question in b.apiserver.gateway_requests("/apis/apps/v1") {
         assert_eq!(question.all("x-kubernetes-peer-proxied"), ["true"]);
     }
-    let proxy = cluster.bed.peer();
+    let proxy = cluster.pki.peer();
     let headers = [
         ("x-remote-user", "system:apiserver"),
         ("x-kubernetes-peer-proxied", "true"),
         ("accept", LIST),
     ];
     for path in ["/apis", "/apis/apps/v1", "/openapi/v2"] {
-        let told = ask(&proxy, &bridge, "GET", path, &headers, "").await;
+        let told = send_request(&proxy, &bridge, "GET", path, &headers, "").await;
         assert_eq!(told.status, 200, "{path}");
         assert!(!told.text().contains("fleets"), "{path}: {}", told.text());
     }
@@ -508,7 +518,7 @@ async fn what_is_deleted_is_gone_at_once_from_lists_too() {
         "example.com/v1 widgets",
     ];
     cluster.local.serve(&with);
-    eventually("it is there", PATIENCE, async || {
+    eventually("it is there", TEST_TIMEOUT, async || {
         get(&cluster, &bridge, "/apis", V2)
             .await
             .text()
@@ -541,10 +551,10 @@ async fn a_permission_is_for_one_token_and_one_method() {
         let good = seen.header("sec-websocket-protocol") == Some("good") && seen.method != "HEAD";
         (seen.path() == "/apis" && !seen.is_probe() && !good).then(|| Reply::new(403).body("no"))
     });
-    let nobody = cluster.bed.client();
+    let nobody = cluster.pki.client();
     let asked = async |method: &str, token: &str| {
         let headers = [("accept", V2), ("sec-websocket-protocol", token)];
-        ask(&nobody, &bridge, method, "/apis", &headers, "")
+        send_request(&nobody, &bridge, method, "/apis", &headers, "")
             .await
             .status
     };
@@ -569,5 +579,5 @@ async fn who_may_not_read_openapi_is_told_so() {
             "{path}"
         );
     }
-    assert!(b.standin.questions("/openapi/v2").is_empty());
+    assert!(b.apiserver.gateway_requests("/openapi/v2").is_empty());
 }

@@ -9,13 +9,13 @@ use tokio::net::TcpStream;
 
 /// An answer that was read to the end of its connection.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct AdminResponse {
     pub(crate) status: u16,
     head: String,
     pub(crate) body: String,
 }
 
-impl Answer {
+impl AdminResponse {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().skip(1).find_map(|line| {
             let (found, value) = line.split_once(':')?;
@@ -25,12 +25,17 @@ impl Answer {
 }
 
 /// A GET on a connection of its own.
-pub(crate) async fn get(addr: SocketAddr, path: &str) -> Answer {
-    ask(addr, "GET", path, "").await
+pub(crate) async fn get(addr: SocketAddr, path: &str) -> AdminResponse {
+    request(addr, "GET", path, "").await
 }
 
 /// A request on a connection of its own, with these header lines.
-pub(crate) async fn ask(addr: SocketAddr, method: &str, path: &str, headers: &str) -> Answer {
+pub(crate) async fn request(
+    addr: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &str,
+) -> AdminResponse {
     let mut tcp = TcpStream::connect(addr).await.unwrap();
     let request =
         format!("{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{headers}\r\n");
@@ -39,7 +44,7 @@ pub(crate) async fn ask(addr: SocketAddr, method: &str, path: &str, headers: &st
     tcp.read_to_string(&mut answer).await.unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").expect("an answer has a head");
     let status = head.split(' ').nth(1).expect("an answer has a status");
-    Answer {
+    AdminResponse {
         status: status.parse().unwrap(),
         head: head.to_owned(),
         body: body.to_owned(),

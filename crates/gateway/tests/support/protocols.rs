@@ -5,12 +5,12 @@ use http::{Request, Version};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Limits;
 use skewbridge_testkit::{
-    ApiServer, BodySender, ClientAuth, H1Client, H2Client, H2Stream, Options, PATIENCE,
-    RecordedRequest, Reply, Response, ScriptedConn, ScriptedServer,
+    ApiServer, BodySender, ClientAuth, H1Client, H2Client, H2Stream, Options, RecordedRequest,
+    Reply, Response, ScriptedConn, ScriptedServer, TEST_TIMEOUT,
 };
 use tokio::sync::mpsc;
 
-use crate::bed::Bed;
+use crate::support::pki::PkiFixture;
 
 /// The protocol of one leg.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,21 +41,21 @@ impl Proto {
 }
 
 /// What this gives, unless it takes longer than any test may.
-pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what)
+pub(crate) async fn with_timeout<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TEST_TIMEOUT, what)
         .await
-        .expect("this has happened soon")
+        .expect("this has happened with_timeout")
 }
 
 /// A bridge in front of a well-behaved upstream. Upstream takes only the front-proxy
 /// certificate, and so sees the users' requests and none of the bridge's own questions.
-pub(crate) struct Stand {
-    pub(crate) bed: Bed,
+pub(crate) struct ApiServerFixture {
+    pub(crate) pki: PkiFixture,
     pub(crate) upstream: ApiServer,
     pub(crate) bridge: Handle,
 }
 
-impl Stand {
+impl ApiServerFixture {
     /// Upstream speaks this protocol alone.
     pub(crate) async fn new(
         upstream: Proto,
@@ -69,14 +69,14 @@ impl Stand {
         change: impl FnOnce(Options<'_>) -> Options<'_>,
         handler: impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static,
     ) -> Self {
-        let bed = Bed::new();
-        let options = Options::new(bed.upstream.clone())
-            .clients(ClientAuth::Require(&bed.front_proxy_ca))
+        let pki = PkiFixture::new();
+        let options = Options::new(pki.upstream.clone())
+            .clients(ClientAuth::Require(&pki.front_proxy_ca))
             .alpn(upstream.alpn());
         let upstream = ApiServer::start(change(options), handler).await;
-        let bridge = bed.bridge(upstream.addr());
+        let bridge = pki.bridge(upstream.addr());
         Self {
-            bed,
+            pki,
             upstream,
             bridge,
         }
@@ -92,26 +92,26 @@ impl Stand {
         change: impl FnOnce(Options<'_>) -> Options<'_>,
     ) -> (Self, mpsc::UnboundedReceiver<BodySender>) {
         let (senders, bodies) = mpsc::unbounded_channel();
-        let stand = Self::with(upstream, change, move |_| {
+        let fixture = Self::with(upstream, change, move |_| {
             let (reply, sender) = Reply::stream();
             senders.send(sender).unwrap();
             reply
         })
         .await;
-        (stand, bodies)
+        (fixture, bodies)
     }
 
     pub(crate) async fn client(&self, proto: Proto) -> Client {
-        client(&self.bed, &self.bridge, proto).await
+        client(&self.pki, &self.bridge, proto).await
     }
 
     pub(crate) async fn h1(&self) -> H1Client {
-        let user = self.bed.user("alice", &["dev"]);
+        let user = self.pki.user("alice", &["dev"]);
         user.http1(self.bridge.address()).await.unwrap()
     }
 
     pub(crate) async fn h2(&self) -> H2Client {
-        let user = self.bed.user("alice", &["dev"]);
+        let user = self.pki.user("alice", &["dev"]);
         user.http2(self.bridge.address()).await.unwrap()
     }
 
@@ -125,13 +125,13 @@ impl Stand {
 
 /// A bridge in front of an upstream that does what it is told, byte by byte. It takes only the
 /// front-proxy certificate, and so the script sees the connections for users and no others.
-pub(crate) struct RawStand {
-    pub(crate) bed: Bed,
+pub(crate) struct ScriptedFixture {
+    pub(crate) pki: PkiFixture,
     pub(crate) upstream: ScriptedServer,
     pub(crate) bridge: Handle,
 }
 
-impl RawStand {
+impl ScriptedFixture {
     pub(crate) async fn new<F, Fut>(upstream: Proto, script: F) -> Self
     where
         F: Fn(ScriptedConn) -> Fut + Send + Sync + 'static,
@@ -150,26 +150,26 @@ impl RawStand {
         F: Fn(ScriptedConn) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = ()> + Send + 'static,
     {
-        let bed = Bed::new();
-        let ca = Some(&bed.front_proxy_ca);
-        let upstream = ScriptedServer::start(&bed.upstream, ca, upstream.alpn(), script).await;
-        let mut config = bed.config(upstream.addr());
+        let pki = PkiFixture::new();
+        let ca = Some(&pki.front_proxy_ca);
+        let upstream = ScriptedServer::start(&pki.upstream, ca, upstream.alpn(), script).await;
+        let mut config = pki.config(upstream.addr());
         change(&mut config.limits);
-        let bridge = crate::bed::start(&config);
+        let bridge = crate::support::pki::start(&config);
         Self {
-            bed,
+            pki,
             upstream,
             bridge,
         }
     }
 
     pub(crate) async fn client(&self, proto: Proto) -> Client {
-        client(&self.bed, &self.bridge, proto).await
+        client(&self.pki, &self.bridge, proto).await
     }
 }
 
-async fn client(bed: &Bed, bridge: &Handle, proto: Proto) -> Client {
-    let user = bed.user("alice", &["dev"]);
+async fn client(pki: &PkiFixture, bridge: &Handle, proto: Proto) -> Client {
+    let user = pki.user("alice", &["dev"]);
     match proto {
         H1 => Client::H1(Box::new(user.http1(bridge.address()).await.unwrap())),
         H2 => Client::H2(user.http2(bridge.address()).await.unwrap()),
@@ -212,7 +212,7 @@ impl Client {
                     length => format!("Content-Length: {length}\r\n"),
                 };
                 let head = h1_head(&request, &framing);
-                soon(async {
+                with_timeout(async {
                     client.send(head).await.unwrap();
                     client.send(body).await.unwrap();
                     if request.method() == "HEAD" {
@@ -222,7 +222,7 @@ impl Client {
                 })
                 .await
             }
-            Self::H2(client) => soon(client.request(request, body)).await.unwrap(),
+            Self::H2(client) => with_timeout(client.request(request, body)).await.unwrap(),
         }
     }
 
@@ -248,7 +248,7 @@ impl Client {
                 Exchange::H1(client)
             }
             Self::H2(client) => {
-                let stream = soon(client.stream(request)).await.unwrap();
+                let stream = with_timeout(client.stream(request)).await.unwrap();
                 Exchange::H2(client, Box::new(stream))
             }
         }
@@ -280,7 +280,7 @@ pub(crate) struct Truncated;
 
 impl Exchange {
     pub(crate) async fn send(&mut self, piece: &[u8]) {
-        soon(self.push(piece)).await;
+        with_timeout(self.push(piece)).await;
     }
 
     /// Sends a piece, however long that takes.
@@ -312,7 +312,7 @@ impl Exchange {
 
     /// The status of the final answer.
     pub(crate) async fn head(&mut self) -> u16 {
-        soon(async {
+        with_timeout(async {
             match self {
                 Self::H1(client) => loop {
                     let head = client.read_head().await.unwrap();
@@ -337,7 +337,7 @@ impl Exchange {
 
     /// The next piece of the answer, `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, Truncated> {
-        soon(async {
+        with_timeout(async {
             match self {
                 Self::H1(client) => client.read_chunk().await.map_err(|_| Truncated),
                 Self::H2(_, stream) => {
@@ -365,7 +365,7 @@ impl Exchange {
     pub(crate) async fn trailers(&mut self) -> Vec<(String, String)> {
         match self {
             Self::H1(client) => lower(client.trailers()),
-            Self::H2(_, stream) => soon(stream.trailers()).await.unwrap(),
+            Self::H2(_, stream) => with_timeout(stream.trailers()).await.unwrap(),
         }
     }
 

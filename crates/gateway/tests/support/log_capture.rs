@@ -13,9 +13,9 @@ const TARGET: &str = "skewbridge_gateway::control::openapi_merger";
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Begins to keep log lines, once for the process.
-pub(crate) fn keep() {
+pub(crate) fn capture() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| tracing::subscriber::set_global_default(Keeper).unwrap());
+    ONCE.call_once(|| tracing::subscriber::set_global_default(CaptureSubscriber).unwrap());
 }
 
 /// The lines with this text.
@@ -25,9 +25,9 @@ pub(crate) fn lines_with(text: &str) -> Vec<String> {
     found.cloned().collect()
 }
 
-struct Keeper;
+struct CaptureSubscriber;
 
-impl Subscriber for Keeper {
+impl Subscriber for CaptureSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.is_event() && metadata.target().starts_with(TARGET)
     }

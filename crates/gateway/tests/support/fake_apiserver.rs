@@ -28,7 +28,7 @@ pub(crate) enum Form {
 }
 
 /// A running stand-in.
-pub(crate) struct Standin {
+pub(crate) struct FakeApiServer {
     pub(crate) server: ApiServer,
     state: Arc<Mutex<State>>,
 }
@@ -47,7 +47,7 @@ struct State {
     objects: Objects,
 }
 
-impl Standin {
+impl FakeApiServer {
     pub(crate) async fn start(options: Options<'_>, name: &str, lines: &[&str]) -> Self {
         let state = Arc::new(Mutex::new(State {
             name: name.to_owned(),
@@ -87,7 +87,7 @@ impl Standin {
         self.state().hook = Some(Arc::new(hook));
     }
 
-    pub(crate) fn behave(&self) {
+    pub(crate) fn remove_hook(&self) {
         self.state().hook = None;
     }
 
@@ -101,7 +101,7 @@ impl Standin {
     }
 
     /// Changes an object before those who watch have heard of it.
-    pub(crate) fn touch_unheard(&self, collection: &str, name: &str) {
+    pub(crate) fn touch_without_event(&self, collection: &str, name: &str) {
         let objects = &mut self.state().objects;
         objects.revision += 1;
         let revision = objects.revision.to_string();
@@ -127,14 +127,14 @@ impl Standin {
     }
 
     /// What came from clients and peers, without a bridge's own questions.
-    pub(crate) fn seen(&self) -> Vec<RecordedRequest> {
+    pub(crate) fn client_requests(&self) -> Vec<RecordedRequest> {
         let mut seen = self.server.requests();
         seen.retain(|seen| !seen.is_probe());
         seen
     }
 
     /// What bridges asked for themselves.
-    pub(crate) fn questions(&self, path: &str) -> Vec<RecordedRequest> {
+    pub(crate) fn gateway_requests(&self, path: &str) -> Vec<RecordedRequest> {
         let mut seen = self.server.requests();
         seen.retain(|seen| seen.is_probe() && seen.path() == path);
         seen

@@ -14,7 +14,7 @@ use skewbridge_spdy::connection::{self, Handle, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::upstream::{RecordedRequest, Upgrade};
 use skewbridge_testkit::{
-    ApiServer, ClientAuth, Connection, Options, PATIENCE, Reply, TlsClient, eventually,
+    ApiServer, ClientAuth, Connection, Options, Reply, TEST_TIMEOUT, TlsClient, eventually,
 };
 use skewbridge_websocket::{
     Control, Decoder, Encoder, Event, Frame, Limits, MessageChunk, MessageKind, Role,
@@ -23,8 +23,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::bed::{Bed, start};
-use crate::plain;
+use crate::support::admin_client;
+use crate::support::pki::{PkiFixture, start};
 
 pub(crate) const EXEC: &str =
     "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&stderr=true";
@@ -34,33 +34,35 @@ pub(crate) const FORWARD: &str = "/api/v1/namespaces/n/pods/p/portforward";
 pub(crate) const OLD: &str = "v1.28.15";
 pub(crate) const NEW: &str = "v1.36.4";
 
-pub(crate) fn always(config: &mut gateway::Config) {
+pub(crate) fn always_translate(config: &mut gateway::Config) {
     config.streams.translate = gateway::TranslateStreams::Always;
 }
 
 /// A bridge that knows the version of what it stands before.
-pub(crate) async fn bridge(
-    bed: &Bed,
-    cluster: &Cluster,
+pub(crate) async fn start_bridge(
+    pki: &PkiFixture,
+    cluster: &SpdyUpstream,
     change: fn(&mut gateway::Config),
 ) -> skewbridge_gateway::Handle {
-    let mut config = bed.config(cluster.api.addr());
+    let mut config = pki.config(cluster.api.addr());
     change(&mut config);
     let bridge = start(&config);
     let admin = bridge.admin_address();
-    eventually("a bridge that is ready", PATIENCE, async || {
-        plain::get(admin, "/readyz").await.status == 200
+    eventually("a bridge that is ready", TEST_TIMEOUT, async || {
+        admin_client::get(admin, "/readyz").await.status == 200
     })
     .await;
     bridge
 }
 
 pub(crate) async fn metrics(bridge: &skewbridge_gateway::Handle) -> String {
-    plain::get(bridge.admin_address(), "/metrics").await.body
+    admin_client::get(bridge.admin_address(), "/metrics")
+        .await
+        .body
 }
 
 /// Whether this line is in the metrics.
-pub(crate) async fn metric(bridge: &skewbridge_gateway::Handle, line: &str) -> bool {
+pub(crate) async fn has_metric(bridge: &skewbridge_gateway::Handle, line: &str) -> bool {
     metrics(bridge).await.lines().any(|it| it == line)
 }
 
@@ -68,25 +70,25 @@ pub(crate) const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 pub(crate) const SUCCESS: &str = r#"{"metadata":{},"status":"Success"}"#;
 
 /// A kube-apiserver of some version whose nodes speak SPDY only.
-pub(crate) struct Cluster {
+pub(crate) struct SpdyUpstream {
     pub(crate) api: ApiServer,
     upgrades: mpsc::UnboundedReceiver<Upgrade>,
 }
 
 /// What the stand-in says to a request that wants to switch protocols; `None` leaves
-/// it to switch to what was asked for.
+/// it to switch to what was stream_requests for.
 pub(crate) type Refusal = Arc<dyn Fn(&RecordedRequest) -> Option<Reply> + Send + Sync>;
 
-impl Cluster {
+impl SpdyUpstream {
     /// Of this version; refuses WebSocket as a node does.
-    pub(crate) async fn of(bed: &Bed, version: &'static str) -> Self {
-        Self::with(bed, version, Arc::new(refuse_websocket)).await
+    pub(crate) async fn with_version(pki: &PkiFixture, version: &'static str) -> Self {
+        Self::with(pki, version, Arc::new(refuse_websocket)).await
     }
 
-    pub(crate) async fn with(bed: &Bed, version: &'static str, refusal: Refusal) -> Self {
+    pub(crate) async fn with(pki: &PkiFixture, version: &'static str, refusal: Refusal) -> Self {
         let (sender, upgrades) = mpsc::unbounded_channel();
         let options =
-            Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
+            Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca));
         let api = ApiServer::start(options, move |seen| {
             if seen.path() == "/version" {
                 return Reply::json(format!(r#"{{"gitVersion":"{version}"}}"#));
@@ -121,7 +123,7 @@ impl Cluster {
     }
 
     /// The requests for streams that have come.
-    pub(crate) fn asked(&self) -> Vec<RecordedRequest> {
+    pub(crate) fn stream_requests(&self) -> Vec<RecordedRequest> {
         let mut seen = self.api.requests();
         seen.retain(|seen| seen.path().contains("/pods/"));
         seen
@@ -195,12 +197,12 @@ impl Node {
 }
 
 /// Keeps a copy of what is written.
-pub(crate) struct Tap {
+pub(crate) struct RecordingIo {
     pub(crate) io: Connection,
     pub(crate) written: Arc<Mutex<Vec<u8>>>,
 }
 
-impl AsyncRead for Tap {
+impl AsyncRead for RecordingIo {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -210,7 +212,7 @@ impl AsyncRead for Tap {
     }
 }
 
-impl AsyncWrite for Tap {
+impl AsyncWrite for RecordingIo {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -242,19 +244,19 @@ pub(crate) struct WebSocket {
     writer: ToServer,
     encoder: Encoder,
     /// Answers pings, as clients do.
-    pub(crate) polite: bool,
+    pub(crate) answers_pings: bool,
     pub(crate) pings: usize,
 }
 
 /// What a client is told.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Told {
+pub(crate) enum ClientMessage {
     Data(Output, Bytes),
     Closed(u16, String),
 }
 
 /// The head of a request for a WebSocket.
-pub(crate) fn asking(path: &str, offers: &str, more: &str) -> String {
+pub(crate) fn upgrade_request(path: &str, offers: &str, more: &str) -> String {
     format!(
         "GET {path} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
          Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {KEY}\r\n\
@@ -271,7 +273,9 @@ impl WebSocket {
         protocol: Protocol,
     ) -> Self {
         let mut http = client.http1(bridge).await.unwrap();
-        http.send(asking(path, protocol.name(), "")).await.unwrap();
+        http.send(upgrade_request(path, protocol.name(), ""))
+            .await
+            .unwrap();
         let head = http.read_head().await.unwrap();
         assert_eq!(head.status, 101);
         assert_eq!(head.header("upgrade"), Some("websocket"));
@@ -297,7 +301,7 @@ impl WebSocket {
             reader: FromServer::new(protocol),
             writer: ToServer::new(protocol),
             encoder: Encoder::new(Role::Client),
-            polite: true,
+            answers_pings: true,
             pings: 0,
         }
     }
@@ -338,7 +342,7 @@ impl WebSocket {
             match self.decoder.decode(&mut self.input).unwrap() {
                 Some(Event::Control(Control::Ping(payload))) => {
                     self.pings += 1;
-                    if self.polite {
+                    if self.answers_pings {
                         self.control(&Control::Pong(payload)).await;
                     }
                 }
@@ -360,17 +364,19 @@ impl WebSocket {
     }
 
     /// What is said next on a channel.
-    pub(crate) async fn told(&mut self) -> io::Result<Told> {
+    pub(crate) async fn next_message(&mut self) -> io::Result<ClientMessage> {
         loop {
             match self.event().await? {
                 Event::Chunk(piece) => match self.reader.read_chunk(piece).unwrap() {
-                    Some(ChannelEvent::Data(output, data)) => return Ok(Told::Data(output, data)),
+                    Some(ChannelEvent::Data(output, data)) => {
+                        return Ok(ClientMessage::Data(output, data));
+                    }
                     Some(ChannelEvent::Closed(_)) => panic!("servers close no channels"),
                     None => {}
                 },
                 Event::Control(Control::Close(Some(close))) => {
                     let reason = close.reason().to_owned();
-                    return Ok(Told::Closed(close.code().number(), reason));
+                    return Ok(ClientMessage::Closed(close.code().number(), reason));
                 }
                 Event::Control(Control::Pong(_)) => {}
                 Event::Control(control) => panic!("{control:?}"),
@@ -379,18 +385,24 @@ impl WebSocket {
     }
 
     /// Everything to the end.
-    pub(crate) async fn all(&mut self) -> Story {
-        let mut story = Story::default();
+    pub(crate) async fn all(&mut self) -> StreamTranscript {
+        let mut transcript = StreamTranscript::default();
         loop {
-            match self.told().await {
-                Ok(Told::Data(Output::Stdout, data)) => story.stdout.extend_from_slice(&data),
-                Ok(Told::Data(Output::Stderr, data)) => story.stderr.extend_from_slice(&data),
-                Ok(Told::Data(Output::Error, data)) => story.error.push_str(text(&data)),
-                Ok(Told::Closed(code, _)) => {
-                    story.code = Some(code);
-                    return story;
+            match self.next_message().await {
+                Ok(ClientMessage::Data(Output::Stdout, data)) => {
+                    transcript.stdout.extend_from_slice(&data)
                 }
-                Err(_) => return story,
+                Ok(ClientMessage::Data(Output::Stderr, data)) => {
+                    transcript.stderr.extend_from_slice(&data)
+                }
+                Ok(ClientMessage::Data(Output::Error, data)) => {
+                    transcript.error.push_str(text(&data))
+                }
+                Ok(ClientMessage::Closed(code, _)) => {
+                    transcript.code = Some(code);
+                    return transcript;
+                }
+                Err(_) => return transcript,
             }
         }
     }
@@ -398,7 +410,7 @@ impl WebSocket {
 
 /// All that a client was told.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Story {
+pub(crate) struct StreamTranscript {
     pub(crate) stdout: Vec<u8>,
     pub(crate) stderr: Vec<u8>,
     pub(crate) error: String,
@@ -406,9 +418,9 @@ pub(crate) struct Story {
     pub(crate) code: Option<u16>,
 }
 
-impl Story {
+impl StreamTranscript {
     /// Whether a client could take it for a command that ended well.
-    pub(crate) fn looks_well(&self) -> bool {
+    pub(crate) fn looks_successful(&self) -> bool {
         self.code == Some(1000) && (self.error.is_empty() || self.error.contains("Success"))
     }
 }

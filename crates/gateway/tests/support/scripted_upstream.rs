@@ -7,17 +7,17 @@ use http::Version;
 use skewbridge_testkit::{ApiServer, RecordedRequest, Response, ScriptedConn, ScriptedServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::bed::Bed;
+use crate::support::pki::PkiFixture;
 
 /// Speaks HTTP/1.1 alone. The script gets the head of a request and the
 /// connection it came on, and may go on with [`next_request`].
-pub(crate) async fn scripted<F, Fut>(bed: &Bed, script: F) -> ScriptedServer
+pub(crate) async fn scripted<F, Fut>(pki: &PkiFixture, script: F) -> ScriptedServer
 where
     F: Fn(String, ScriptedConn) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = ()> + Send + 'static,
 {
     let script = Arc::new(script);
-    ScriptedServer::start(&bed.upstream, None, &["http/1.1"], move |mut conn| {
+    ScriptedServer::start(&pki.upstream, None, &["http/1.1"], move |mut conn| {
         let script = script.clone();
         async move {
             if let Some(head) = next_request(&mut conn).await {

@@ -17,7 +17,7 @@ use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_testkit::{Ca, Leaf, ScratchDir, TlsClient};
 
 /// Everybody's certificates, and the files that the bridge reads.
-pub(crate) struct Bed {
+pub(crate) struct PkiFixture {
     pub(crate) dir: ScratchDir,
     /// Signs the bridge's serving certificate.
     pub(crate) serving_ca: Ca,
@@ -31,9 +31,9 @@ pub(crate) struct Bed {
     pub(crate) upstream: Leaf,
 }
 
-impl Bed {
+impl PkiFixture {
     pub(crate) fn new() -> Self {
-        let bed = Self {
+        let pki = Self {
             dir: ScratchDir::new(),
             serving_ca: Ca::new("serving-ca"),
             upstream_ca: Ca::new("upstream-ca"),
@@ -41,21 +41,21 @@ impl Bed {
             front_proxy_ca: Ca::new("front-proxy-ca"),
             upstream: Ca::new("unused").server(&["unused"]),
         };
-        let upstream = bed.upstream_ca.server(&["localhost", "127.0.0.1"]);
-        let serving = bed.serving_ca.server(&["localhost", "127.0.0.1"]);
-        let front_proxy = bed.front_proxy_ca.client("front-proxy-client", &[]);
+        let upstream = pki.upstream_ca.server(&["localhost", "127.0.0.1"]);
+        let serving = pki.serving_ca.server(&["localhost", "127.0.0.1"]);
+        let front_proxy = pki.front_proxy_ca.client("front-proxy-client", &[]);
         for (name, text) in [
             ("serving.crt", &serving.cert_pem),
             ("serving.key", &serving.key_pem),
             ("front-proxy.crt", &front_proxy.cert_pem),
             ("front-proxy.key", &front_proxy.key_pem),
-            ("upstream-ca.crt", &bed.upstream_ca.pem()),
-            ("client-ca.crt", &bed.client_ca.pem()),
-            ("front-proxy-ca.crt", &bed.front_proxy_ca.pem()),
+            ("upstream-ca.crt", &pki.upstream_ca.pem()),
+            ("client-ca.crt", &pki.client_ca.pem()),
+            ("front-proxy-ca.crt", &pki.front_proxy_ca.pem()),
         ] {
-            bed.dir.write(name, text);
+            pki.dir.write(name, text);
         }
-        Self { upstream, ..bed }
+        Self { upstream, ..pki }
     }
 
     /// A bridge in front of this address, to be changed as a test needs it.

@@ -8,7 +8,7 @@ use skewbridge_testkit::{
     ApiServer, ClientAuth, Options, RecordedRequest, Reply, Response, TlsClient,
 };
 
-use crate::bed::{Bed, start};
+use crate::support::pki::{PkiFixture, start};
 
 pub(crate) const VERSIONS: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
 pub(crate) const FRONT_PROXY: Option<&str> = Some("front-proxy-client");
@@ -16,10 +16,10 @@ pub(crate) const PLAIN: Option<&str> = None;
 pub(crate) const BEARER: (&str, &str) = ("Authorization", "Bearer t0ken");
 
 /// A bridge in front of an upstream that answers everything.
-pub(crate) struct Gateway {
+pub(crate) struct IdentityFixture {
     pub(crate) bridge: Handle,
     pub(crate) upstream: ApiServer,
-    pub(crate) bed: Bed,
+    pub(crate) pki: PkiFixture,
 }
 
 /// What came of a request.
@@ -29,41 +29,41 @@ pub(crate) struct Outcome {
     pub(crate) seen: Option<RecordedRequest>,
 }
 
-impl Gateway {
+impl IdentityFixture {
     pub(crate) async fn new() -> Self {
         Self::with(|_| {}).await
     }
 
     pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
-        let bed = Bed::new();
-        let options = Options::new(bed.upstream.clone())
-            .clients(ClientAuth::Accept(&bed.front_proxy_ca))
+        let pki = PkiFixture::new();
+        let options = Options::new(pki.upstream.clone())
+            .clients(ClientAuth::Accept(&pki.front_proxy_ca))
             .alpn(&["h2", "http/1.1"]);
         let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
-        let mut config = bed.config(upstream.addr());
+        let mut config = pki.config(upstream.addr());
         change(&mut config);
         Self {
             bridge: start(&config),
             upstream,
-            bed,
+            pki,
         }
     }
 
     /// What upstream saw of clients.
-    pub(crate) fn seen(&self) -> Vec<RecordedRequest> {
+    pub(crate) fn client_requests(&self) -> Vec<RecordedRequest> {
         let mut seen = self.upstream.requests();
         seen.retain(|seen| !seen.is_probe());
         seen
     }
 
     /// Sends a request with these headers on a connection of its own.
-    pub(crate) async fn ask(
+    pub(crate) async fn send_request(
         &self,
         client: &TlsClient,
         version: Version,
         headers: &[(&str, &str)],
     ) -> Outcome {
-        let before = self.seen().len();
+        let before = self.client_requests().len();
         let response = if version == Version::HTTP_2 {
             let h2 = client.http2(self.bridge.address()).await.unwrap();
             let mut request = Request::get("https://k/api/v1/pods");
@@ -85,7 +85,7 @@ impl Gateway {
             .unwrap();
             h1.read_response().await.unwrap()
         };
-        let mut seen = self.seen().split_off(before);
+        let mut seen = self.client_requests().split_off(before);
         assert!(seen.len() <= 1, "asked once, arrived as {seen:#?}");
         Outcome {
             response,
@@ -103,7 +103,7 @@ impl Gateway {
         expected: &[(&str, &str)],
     ) {
         for version in VERSIONS {
-            let outcome = self.ask(client, version, headers).await;
+            let outcome = self.send_request(client, version, headers).await;
             outcome.assert_arrived(leg, expected, &format!("{version:?} {headers:?}"));
         }
     }
@@ -117,7 +117,7 @@ impl Gateway {
         code: u16,
     ) {
         for version in VERSIONS {
-            let outcome = self.ask(client, version, headers).await;
+            let outcome = self.send_request(client, version, headers).await;
             assert!(outcome.seen.is_none(), "{version:?} {:#?}", outcome.seen);
             assert_eq!(outcome.response.status, code, "{version:?} {headers:?}");
             let status: serde_json::Value =
@@ -137,13 +137,13 @@ impl Outcome {
         assert_eq!(self.response.status, 200, "{what}");
         let presented = seen.client.as_ref().map(|it| it.common_name.as_str());
         assert_eq!(presented, leg, "{what}");
-        assert_eq!(claims(seen), owned(expected), "{what}");
+        assert_eq!(identity_headers(seen), owned(expected), "{what}");
     }
 }
 
 /// All headers that a kube-apiserver could take for an identity or for a hop,
 /// by name; those of one name in their order.
-pub(crate) fn claims(seen: &RecordedRequest) -> Vec<(String, String)> {
+pub(crate) fn identity_headers(seen: &RecordedRequest) -> Vec<(String, String)> {
     const FAMILIES: [&str; 8] = [
         "authorization",
         "impersonate-",
@@ -177,7 +177,7 @@ pub(crate) fn names(names: &[&'static str]) -> Vec<HeaderName> {
 }
 
 /// Several names for each, none of the extra prefixes the usual one.
-pub(crate) fn configured() -> IdentityHeaders {
+pub(crate) fn custom_identity_headers() -> IdentityHeaders {
     IdentityHeaders {
         username: names(&["x-proxy-user", "x-remote-user", "x-other-user"]),
         uid: names(&["x-proxy-uid", "x-other-uid"]),
