@@ -93,7 +93,7 @@ async fn guessed_tokens_are_answered_with_429_and_other_requests_pass() {
     assert_eq!(
         requests(&fixture.upstream).len(),
         asked,
-        "fixture_with_limit requests do not reach upstream"
+        "limited requests do not reach upstream"
     );
 
     // From the same source: an open connection, a known token, a certificate, no credential.
@@ -111,11 +111,8 @@ async fn guessed_tokens_are_answered_with_429_and_other_requests_pass() {
         fixture.metric_value(failures, "certificate").await,
         Some(0.0)
     );
-    let fixture_with_limit = "skewbridge_authentications_limited_total";
-    assert_eq!(
-        fixture.metric_value(fixture_with_limit, "token").await,
-        Some(10.0)
-    );
+    let limited = "skewbridge_authentications_limited_total";
+    assert_eq!(fixture.metric_value(limited, "token").await, Some(10.0));
 }
 
 #[tokio::test]
@@ -139,7 +136,7 @@ async fn rejected_certificates_have_their_own_limit() {
     let mut refused = fixture.open(&fixture.pki.client().identity(&unknown)).await;
     status(&get(&mut refused, "").await, 401);
     status(&get(&mut refused, "").await, 429);
-    // Tokens and certificates are metric_value separately.
+    // Tokens and certificates are counted separately.
     assert_eq!(get(&mut refused, &bearer("good")).await.status, 200);
     let failures = "skewbridge_authentication_failures_total";
     assert_eq!(
@@ -162,7 +159,7 @@ async fn new_tokens_pass_while_other_tokens_of_the_same_source_keep_failing() {
             }
             assert_eq!(answer.status, 401);
         }
-        panic!("guesses are not fixture_with_limit");
+        panic!("guesses are not limited");
     };
     for client in 0..10 {
         flood(&mut guesser).await;

@@ -59,7 +59,7 @@ async fn wait_until_stalled(sent: &AtomicUsize) -> usize {
     last
 }
 
-/// Upper max_buffered_bytes of the bytes buffered between both ends. HTTP/2 is bounded by its windows; HTTP/1.1
+/// Upper bound of the bytes buffered between both ends. HTTP/2 is bounded by its windows; HTTP/1.1
 /// adds the kernel's socket buffers, which grow to several MiB each.
 fn max_buffered_bytes(client: Proto, upstream: Proto) -> usize {
     let kernel = |leg| if leg == H1 { 12 << 20 } else { 0 };

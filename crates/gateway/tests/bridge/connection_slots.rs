@@ -158,7 +158,7 @@ async fn an_idle_connection_with_a_certificate_is_authenticated() {
         (users.await, peers.await) == (Some(1.0), Some(1.0))
     })
     .await;
-    let _strangers = fixture.unauthenticated_connections(20).await;
+    let _unauthenticated = fixture.unauthenticated_connections(20).await;
     assert_eq!(send_and_read_status(&mut idle, GET).await, 200);
     let asserted = "GET /api HTTP/1.1\r\nHost: k\r\nX-Remote-User: bob\r\n\r\n";
     assert_eq!(send_and_read_status(&mut peer, asserted).await, 200);

@@ -1,5 +1,5 @@
-//! Clients that try to exhaust the bridge, or to disturb others through it: pinned memory,
-//! header amplification, and connections that other users share.
+//! Clients that try to exhaust the bridge or to disturb other clients: pinned memory, header
+//! amplification, and upstream connections that are shared with other users.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,22 +22,22 @@ use crate::support::cluster::{self, ClusterFixture, NEW, NEW_PATH, served_by};
 use crate::support::pki::{self, PkiFixture};
 use crate::support::scripted_upstream::{requests, status};
 
-/// Long enough for a busy machine to send a request in it.
-const SHORT: Duration = Duration::from_millis(500);
+/// Long enough for a loaded machine to send a request within it.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
 
 const POST: &str = "/api/v1/namespaces/a/configmaps";
 const PROXY: &str = "/api/v1/namespaces/a/services/s/proxy/echo";
 const WATCH: &str = "/api/v1/pods?watch=1";
 
-const WHOLE: u8 = flag::END_HEADERS | flag::END_STREAM;
+const COMPLETE_REQUEST: u8 = flag::END_HEADERS | flag::END_STREAM;
 
-const BUFFERED: &str = "skewbridge_buffered_bytes";
+const BUFFERED_BYTES_METRIC: &str = "skewbridge_buffered_bytes";
 
-/// HPACK's reference to the newest entry of the dynamic table (RFC 7541, 6.1).
+/// The HPACK reference to the newest entry of the dynamic table (RFC 7541, 6.1).
 const INDEXED_62: u8 = 0x80 | 0x3e;
 
-/// A frame of DATA, as large as clients send them.
-const DATA_FRAME: usize = 16 * 1024;
+/// The largest DATA frame that clients send by default.
+const DATA_FRAME_BYTES: usize = 16 * 1024;
 
 struct Fixture {
     pki: PkiFixture,
@@ -46,12 +46,12 @@ struct Fixture {
     watches: mpsc::UnboundedReceiver<BodySender>,
 }
 
-/// An upstream that answers when it has read the head, and a bridge with these limits.
+/// An upstream that answers when it has read the request's head, and a bridge with these limits.
 async fn fixture(change: impl FnOnce(&mut Limits)) -> Fixture {
-    scene_with(Options::respond_at_head, change).await
+    fixture_with_options(Options::respond_at_head, change).await
 }
 
-async fn scene_with(
+async fn fixture_with_options(
     options: impl FnOnce(Options<'static>) -> Options<'static>,
     change: impl FnOnce(&mut Limits),
 ) -> Fixture {
@@ -84,13 +84,13 @@ async fn scene_with(
 }
 
 impl Fixture {
-    /// Frames by hand, with a window that lets no byte of an answer pass.
-    async fn closed_window(&self, client: &TlsClient) -> Connection {
-        self.frames(client, &[(setting::INITIAL_WINDOW_SIZE, 0)])
+    /// An HTTP/2 connection for raw frames whose initial window allows no byte of a response body.
+    async fn connection_with_zero_window(&self, client: &TlsClient) -> Connection {
+        self.raw_h2_connection(client, &[(setting::INITIAL_WINDOW_SIZE, 0)])
             .await
     }
 
-    async fn frames(&self, client: &TlsClient, settings: &[(u16, u32)]) -> Connection {
+    async fn raw_h2_connection(&self, client: &TlsClient, settings: &[(u16, u32)]) -> Connection {
         let client = client.clone().alpn(&["h2"]);
         let address = self.bridge.address();
         let mut io = client.connect(address, "localhost").await.unwrap();
@@ -98,8 +98,8 @@ impl Fixture {
         io
     }
 
-    /// How often a limit on headers was met.
-    async fn header_limit(&self, limit: &str) -> Option<f64> {
+    /// How many requests have exceeded a limit on headers.
+    async fn header_limit_count(&self, limit: &str) -> Option<f64> {
         let labels = [("limit", limit)];
         self.metric("skewbridge_header_limits_total", &labels).await
     }
@@ -110,13 +110,13 @@ impl Fixture {
     }
 }
 
-async fn say(io: &mut Connection, bytes: impl AsRef<[u8]>) {
+async fn write_flushed(io: &mut Connection, bytes: impl AsRef<[u8]>) {
     io.write_all(bytes.as_ref()).await.unwrap();
     io.flush().await.unwrap();
 }
 
 /// The next frame of this kind on this stream.
-async fn frame_of(io: &mut Connection, kind: u8, stream: u32) -> Frame {
+async fn read_frame(io: &mut Connection, kind: u8, stream: u32) -> Frame {
     let reading = async {
         loop {
             let frame = h2frames::read_until(io, kind).await.unwrap();
@@ -128,9 +128,9 @@ async fn frame_of(io: &mut Connection, kind: u8, stream: u32) -> Frame {
     timeout(TEST_TIMEOUT, reading).await.expect("a frame")
 }
 
-/// What has come when a ping is answered.
-async fn until_pong(io: &mut Connection) -> Vec<Frame> {
-    say(io, h2frames::ping(flag::NONE, *b"reached?")).await;
+/// All frames up to the answer to a PING.
+async fn frames_until_pong(io: &mut Connection) -> Vec<Frame> {
+    write_flushed(io, h2frames::ping(flag::NONE, *b"reached?")).await;
     let mut frames = Vec::new();
     loop {
         let frame = timeout(TEST_TIMEOUT, h2frames::read_frame(io)).await;
@@ -156,49 +156,51 @@ fn get_block(path: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn the_rest_of_a_refused_body_is_dropped_and_its_window_given_back() {
+async fn the_rest_of_a_rejected_body_is_discarded_and_its_window_released() {
     let fixture = fixture(|_| {}).await;
-    let mut io = fixture.closed_window(&fixture.pki.client()).await;
-    say(
+    let mut io = fixture
+        .connection_with_zero_window(&fixture.pki.client())
+        .await;
+    write_flushed(
         &mut io,
         h2frames::headers(1, flag::END_HEADERS, &post_block(POST)),
     )
     .await;
-    frame_of(&mut io, kind::HEADERS, 1).await;
-    until_pong(&mut io).await;
-    // Half of what a client that has not authenticated may send ahead, over and over. If
-    // the bridge held any of it, the window would stay closed.
+    read_frame(&mut io, kind::HEADERS, 1).await;
+    frames_until_pong(&mut io).await;
+    // Half of what an unauthenticated client may send ahead, repeatedly. If the bridge buffered any
+    // of it, the window would stay closed.
     for stream in [1, 3, 5, 7] {
         if stream > 1 {
             let head = h2frames::headers(stream, flag::END_HEADERS, &post_block(POST));
-            say(&mut io, head).await;
-            frame_of(&mut io, kind::HEADERS, stream).await;
+            write_flushed(&mut io, head).await;
+            read_frame(&mut io, kind::HEADERS, stream).await;
         }
         for _ in 0..2 {
-            let data = h2frames::data(stream, flag::NONE, &[b'x'; DATA_FRAME]);
-            say(&mut io, data).await;
+            let data = h2frames::data(stream, flag::NONE, &[b'x'; DATA_FRAME_BYTES]);
+            write_flushed(&mut io, data).await;
         }
-        frame_of(&mut io, kind::WINDOW_UPDATE, 0).await;
+        read_frame(&mut io, kind::WINDOW_UPDATE, 0).await;
     }
-    // RFC 9113, 8.1: the whole answer, and then that the rest is not wanted.
-    say(&mut io, h2frames::window_update(1, 1000)).await;
-    let answer = frame_of(&mut io, kind::DATA, 1).await;
+    // RFC 9113, 8.1: the complete response, then RST_STREAM with NO_ERROR.
+    write_flushed(&mut io, h2frames::window_update(1, 1000)).await;
+    let answer = read_frame(&mut io, kind::DATA, 1).await;
     assert_eq!(answer.payload, b"no");
-    let reset = frame_of(&mut io, kind::RST_STREAM, 1).await;
+    let reset = read_frame(&mut io, kind::RST_STREAM, 1).await;
     assert_eq!(reset.error_code(), Some(code::NO_ERROR));
-    assert_eq!(fixture.metric(BUFFERED, &[]).await, Some(0.0));
+    assert_eq!(fixture.metric(BUFFERED_BYTES_METRIC, &[]).await, Some(0.0));
     let seen = requests(&fixture.upstream);
     assert!(seen.iter().all(|seen| seen.body_len == 0), "{seen:?}");
 }
 
 #[tokio::test]
-async fn a_workload_that_answers_early_still_gets_the_whole_body() {
+async fn a_workload_that_answers_early_still_gets_the_complete_body() {
     let mut fixture = fixture(|_| {}).await;
-    let mut io = fixture.frames(&fixture.pki.client(), &[]).await;
+    let mut io = fixture.raw_h2_connection(&fixture.pki.client(), &[]).await;
     let head = h2frames::headers(1, flag::END_HEADERS, &post_block(PROXY));
-    say(&mut io, head).await;
-    frame_of(&mut io, kind::HEADERS, 1).await;
-    say(&mut io, h2frames::data(1, flag::END_STREAM, b"read me")).await;
+    write_flushed(&mut io, head).await;
+    read_frame(&mut io, kind::HEADERS, 1).await;
+    write_flushed(&mut io, h2frames::data(1, flag::END_STREAM, b"read me")).await;
     let _answer = fixture.watches.recv().await.unwrap();
     eventually("the workload has the body", TEST_TIMEOUT, async || {
         let seen = requests(&fixture.upstream);
@@ -208,19 +210,26 @@ async fn a_workload_that_answers_early_still_gets_the_whole_body() {
 }
 
 #[tokio::test]
-async fn an_unauthenticated_client_that_does_not_read_is_given_seconds_and_a_user_is_not() {
-    let fixture = fixture(|limits| limits.unauthenticated_stall_timeout = SHORT).await;
+async fn an_unauthenticated_client_that_does_not_read_is_reset_after_the_stall_timeout_and_a_user_is_not()
+ {
+    let fixture = fixture(|limits| limits.unauthenticated_stall_timeout = SHORT_TIMEOUT).await;
     let user = fixture.pki.user("alice", &[]);
-    let mut user = fixture.closed_window(&user).await;
-    say(&mut user, h2frames::headers(1, WHOLE, &get_block("/big"))).await;
-    frame_of(&mut user, kind::HEADERS, 1).await;
-    let mut stranger = fixture.closed_window(&fixture.pki.client()).await;
-    let request = h2frames::headers(1, WHOLE, &get_block("/big"));
-    say(&mut stranger, request).await;
-    let reset = frame_of(&mut stranger, kind::RST_STREAM, 1).await;
+    let mut user = fixture.connection_with_zero_window(&user).await;
+    write_flushed(
+        &mut user,
+        h2frames::headers(1, COMPLETE_REQUEST, &get_block("/big")),
+    )
+    .await;
+    read_frame(&mut user, kind::HEADERS, 1).await;
+    let mut unauthenticated = fixture
+        .connection_with_zero_window(&fixture.pki.client())
+        .await;
+    let request = h2frames::headers(1, COMPLETE_REQUEST, &get_block("/big"));
+    write_flushed(&mut unauthenticated, request).await;
+    let reset = read_frame(&mut unauthenticated, kind::RST_STREAM, 1).await;
     assert_eq!(reset.error_code(), Some(code::CANCEL));
-    // The user began before, and is still there.
-    let since = until_pong(&mut user).await;
+    // The user's request began earlier, and its stream is still open.
+    let since = frames_until_pong(&mut user).await;
     assert!(!kinds(&since).contains(&kind::RST_STREAM), "{since:?}");
     let stalled = [("reason", "stalled")];
     let evictions = fixture
@@ -230,14 +239,13 @@ async fn an_unauthenticated_client_that_does_not_read_is_given_seconds_and_a_use
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_come_is_408_for_an_unauthenticated_client_and_waited_for_from_a_user()
-{
-    let change = |limits: &mut Limits| limits.unauthenticated_stall_timeout = SHORT;
-    let fixture = scene_with(|options| options, change).await;
+async fn a_stalled_request_body_is_408_for_an_unauthenticated_client_and_allowed_for_a_user() {
+    let change = |limits: &mut Limits| limits.unauthenticated_stall_timeout = SHORT_TIMEOUT;
+    let fixture = fixture_with_options(|options| options, change).await;
     let user = fixture.pki.user("alice", &[]);
-    let mut user = fixture.frames(&user, &[]).await;
+    let mut user = fixture.raw_h2_connection(&user, &[]).await;
     let head = h2frames::headers(1, flag::END_HEADERS, &post_block("/api"));
-    say(&mut user, &head).await;
+    write_flushed(&mut user, &head).await;
 
     let mut h1 = fixture.pki.client().http1(fixture.bridge.address()).await;
     let h1 = h1.as_mut().unwrap();
@@ -248,80 +256,92 @@ async fn a_body_that_does_not_come_is_408_for_an_unauthenticated_client_and_wait
     status(&answer.unwrap(), 408);
     h1.read_close().await.unwrap();
 
-    let mut stranger = fixture.frames(&fixture.pki.client(), &[]).await;
-    say(&mut stranger, &head).await;
-    say(&mut stranger, h2frames::data(1, flag::NONE, b"12")).await;
-    let answer = frame_of(&mut stranger, kind::DATA, 1).await;
+    let mut unauthenticated = fixture.raw_h2_connection(&fixture.pki.client(), &[]).await;
+    write_flushed(&mut unauthenticated, &head).await;
+    write_flushed(&mut unauthenticated, h2frames::data(1, flag::NONE, b"12")).await;
+    let answer = read_frame(&mut unauthenticated, kind::DATA, 1).await;
     let answer: serde_json::Value = serde_json::from_slice(&answer.payload).unwrap();
     assert_eq!(answer["code"], 408);
-    let reset = frame_of(&mut stranger, kind::RST_STREAM, 1).await;
+    let reset = read_frame(&mut unauthenticated, kind::RST_STREAM, 1).await;
     assert_eq!(reset.error_code(), Some(code::NO_ERROR));
 
-    say(&mut user, h2frames::data(1, flag::END_STREAM, b"late")).await;
-    let answer = frame_of(&mut user, kind::DATA, 1).await;
+    write_flushed(&mut user, h2frames::data(1, flag::END_STREAM, b"late")).await;
+    let answer = read_frame(&mut user, kind::DATA, 1).await;
     assert_eq!(answer.payload, b"{}");
 }
 
 #[tokio::test]
-async fn over_the_budget_the_oldest_unauthenticated_streams_are_reset_and_users_stay() {
-    const BUDGET: u32 = 512 * 1024;
+async fn over_the_budget_the_oldest_unauthenticated_streams_are_reset_and_those_of_users_stay() {
+    const BUDGET_BYTES: u32 = 512 * 1024;
     let fixture = fixture(|limits| {
-        limits.max_buffered_bytes = BUDGET as usize;
+        limits.max_buffered_bytes = BUDGET_BYTES as usize;
         limits.unauthenticated_stall_timeout = TEST_TIMEOUT;
     })
     .await;
-    let request = h2frames::headers(1, WHOLE, &get_block("/big"));
+    let request = h2frames::headers(1, COMPLETE_REQUEST, &get_block("/big"));
     let user = fixture.pki.user("alice", &[]);
-    let mut user = fixture.closed_window(&user).await;
-    say(&mut user, &request).await;
-    frame_of(&mut user, kind::HEADERS, 1).await;
+    let mut user = fixture.connection_with_zero_window(&user).await;
+    write_flushed(&mut user, &request).await;
+    read_frame(&mut user, kind::HEADERS, 1).await;
     let stall = async |count: usize| {
-        let mut strangers = Vec::new();
+        let mut unauthenticated = Vec::new();
         for _ in 0..count {
-            let mut io = fixture.closed_window(&fixture.pki.client()).await;
-            say(&mut io, &request).await;
-            frame_of(&mut io, kind::HEADERS, 1).await;
-            strangers.push(io);
+            let mut io = fixture
+                .connection_with_zero_window(&fixture.pki.client())
+                .await;
+            write_flushed(&mut io, &request).await;
+            read_frame(&mut io, kind::HEADERS, 1).await;
+            unauthenticated.push(io);
         }
-        strangers
+        unauthenticated
     };
-    // Each holds 128 KiB of its answer.
-    let mut strangers = stall(2).await;
-    eventually("what waits is counted", TEST_TIMEOUT, async || {
-        fixture.metric(BUFFERED, &[]).await >= Some(f64::from(3 * 128 * 1024))
+    // Each stream buffers 128 KiB of its response.
+    let mut unauthenticated = stall(2).await;
+    eventually("the buffered bytes are counted", TEST_TIMEOUT, async || {
+        fixture.metric(BUFFERED_BYTES_METRIC, &[]).await >= Some(f64::from(3 * 128 * 1024))
     })
     .await;
     let more = stall(3).await;
-    for io in &mut strangers {
-        let reset = frame_of(io, kind::RST_STREAM, 1).await;
+    for io in &mut unauthenticated {
+        let reset = read_frame(io, kind::RST_STREAM, 1).await;
         assert_eq!(reset.error_code(), Some(code::ENHANCE_YOUR_CALM));
     }
-    eventually("the budget is kept", TEST_TIMEOUT, async || {
-        let held = fixture.metric(BUFFERED, &[]).await;
-        held.is_some_and(|held| held <= f64::from(BUDGET))
-    })
+    eventually(
+        "the buffered bytes are within the budget",
+        TEST_TIMEOUT,
+        async || {
+            let held = fixture.metric(BUFFERED_BYTES_METRIC, &[]).await;
+            held.is_some_and(|held| held <= f64::from(BUDGET_BYTES))
+        },
+    )
     .await;
     let over = [("reason", "over-budget")];
     let evictions = fixture.metric("skewbridge_buffer_evictions_total", &over);
     assert!(evictions.await >= Some(2.0));
-    let since = until_pong(&mut user).await;
+    let since = frames_until_pong(&mut user).await;
     assert!(!kinds(&since).contains(&kind::RST_STREAM), "{since:?}");
     drop(more);
 }
 
 #[tokio::test]
-async fn a_header_block_that_does_not_end_is_cut() {
-    let fixture = fixture(|limits| limits.read_header_timeout = SHORT).await;
-    let mut io = fixture.frames(&fixture.pki.client(), &[]).await;
-    say(&mut io, h2frames::headers(1, WHOLE, &get_block("/api"))).await;
-    frame_of(&mut io, kind::DATA, 1).await;
+async fn a_header_block_without_end_closes_the_connection() {
+    let fixture = fixture(|limits| limits.read_header_timeout = SHORT_TIMEOUT).await;
+    let mut io = fixture.raw_h2_connection(&fixture.pki.client(), &[]).await;
+    write_flushed(
+        &mut io,
+        h2frames::headers(1, COMPLETE_REQUEST, &get_block("/api")),
+    )
+    .await;
+    read_frame(&mut io, kind::DATA, 1).await;
     let open = h2frames::headers(3, flag::END_STREAM, &get_block("/api"));
-    say(&mut io, open).await;
+    write_flushed(&mut io, open).await;
     let ended = async { while h2frames::read_frame(&mut io).await.is_ok() {} };
-    timeout(TEST_TIMEOUT, ended).await.expect("it is ended");
+    timeout(TEST_TIMEOUT, ended)
+        .await
+        .expect("the connection is closed");
 }
 
-/// A header in HPACK's table, and one byte for each time that it is meant.
+/// A header in the HPACK table, and one byte for each reference to it.
 struct HeaderBomb {
     stream: u32,
 }
@@ -340,7 +360,7 @@ impl HeaderBomb {
         } else {
             block.extend(std::iter::repeat_n(INDEXED_62, Self::COUNT));
         }
-        let frame = h2frames::headers(self.stream, WHOLE, &block);
+        let frame = h2frames::headers(self.stream, COMPLETE_REQUEST, &block);
         self.stream += 2;
         frame
     }
@@ -354,9 +374,9 @@ fn header_bytes(seen: &[RecordedRequest]) -> usize {
 #[tokio::test]
 async fn unauthenticated_hpack_expansion_closes_the_connection() {
     let fixture = fixture(|_| {}).await;
-    let mut io = fixture.frames(&fixture.pki.client(), &[]).await;
+    let mut io = fixture.raw_h2_connection(&fixture.pki.client(), &[]).await;
     let mut bomb = HeaderBomb { stream: 1 };
-    // 54 KB of requests became 200 MB at upstream.
+    // Without the limit, 54 KB of requests became 200 MB at upstream.
     for _ in 0..200 {
         if io.write_all(&bomb.request("/api")).await.is_err() {
             break;
@@ -365,20 +385,23 @@ async fn unauthenticated_hpack_expansion_closes_the_connection() {
     let _ = io.flush().await;
     let goaway = h2frames::read_until(&mut io, kind::GOAWAY);
     let goaway = timeout(TEST_TIMEOUT, goaway).await.expect("GOAWAY");
-    // Unless it was still sending and met the closed connection.
+    // Unless the client was still sending and got a reset connection.
     if let Ok(goaway) = goaway {
         assert_eq!(goaway.error_code(), Some(code::ENHANCE_YOUR_CALM));
     }
     let sent_up = header_bytes(&requests(&fixture.upstream));
     assert!(sent_up < 8 << 20, "{} MiB", sent_up >> 20);
-    assert_eq!(fixture.header_limit("expansion-ended").await, Some(1.0));
-    assert!(fixture.header_limit("expansion-delayed").await >= Some(1.0));
+    assert_eq!(
+        fixture.header_limit_count("expansion-ended").await,
+        Some(1.0)
+    );
+    assert!(fixture.header_limit_count("expansion-delayed").await >= Some(1.0));
 }
 
 #[tokio::test]
-async fn large_headers_never_share_a_connection() {
+async fn requests_with_large_headers_never_share_an_upstream_connection() {
     for alpn in [&["h2", "http/1.1"][..], &["h2"]] {
-        let mut fixture = scene_with(|options| options.alpn(alpn), |_| {}).await;
+        let mut fixture = fixture_with_options(|options| options.alpn(alpn), |_| {}).await;
         let victim = fixture.pki.client().http2(fixture.bridge.address()).await;
         let victim = victim.unwrap();
         let mut watches = Vec::new();
@@ -389,11 +412,11 @@ async fn large_headers_never_share_a_connection() {
             watches.push((watch, fixture.watches.recv().await.unwrap()));
         }
         let shared = requests(&fixture.upstream)[0].connection;
-        let mut io = fixture.frames(&fixture.pki.client(), &[]).await;
+        let mut io = fixture.raw_h2_connection(&fixture.pki.client(), &[]).await;
         let mut bomb = HeaderBomb { stream: 1 };
         for stream in [1, 3] {
-            say(&mut io, bomb.request("/bomb")).await;
-            frame_of(&mut io, kind::HEADERS, stream).await;
+            write_flushed(&mut io, bomb.request("/bomb")).await;
+            read_frame(&mut io, kind::HEADERS, stream).await;
         }
         let mut bombs = requests(&fixture.upstream);
         bombs.retain(|seen| seen.path() == "/bomb");
@@ -414,16 +437,19 @@ async fn large_headers_never_share_a_connection() {
             assert_eq!(watch.head().await.unwrap().status, 200);
             assert_eq!(watch.chunk().await.unwrap().unwrap(), "{}\n");
         }
-        // Others go on where they were.
+        // Other requests stay on their connection.
         assert_eq!(victim.get("/api").await.unwrap().status, 200);
         let last = requests(&fixture.upstream).pop().unwrap();
         assert_eq!(last.connection, shared);
-        assert_eq!(fixture.header_limit("own-connection").await, Some(1.0));
+        assert_eq!(
+            fixture.header_limit_count("own-connection").await,
+            Some(1.0)
+        );
     }
 }
 
 #[tokio::test]
-async fn a_real_token_and_200_impersonated_groups_pass_again_and_again() {
+async fn a_valid_token_with_200_impersonated_groups_passes_repeatedly() {
     let fixture = fixture(|_| {}).await;
     let client = fixture.pki.client().http2(fixture.bridge.address()).await;
     let client = client.unwrap();
@@ -440,7 +466,8 @@ async fn a_real_token_and_200_impersonated_groups_pass_again_and_again() {
     }
     let seen = requests(&fixture.upstream);
     assert_eq!(seen.len(), 500);
-    // The first one is sent apart: kube-apiserver has not accepted the token yet.
+    // The first request is sent on its own connection: kube-apiserver has not accepted the token
+    // yet.
     let (second, last) = (&seen[1], &seen[499]);
     assert_eq!(last.all("impersonate-group").len(), 200);
     assert_eq!(
@@ -450,11 +477,11 @@ async fn a_real_token_and_200_impersonated_groups_pass_again_and_again() {
 }
 
 #[tokio::test]
-async fn what_becomes_too_large_by_what_the_bridge_adds_is_431() {
+async fn a_request_that_the_bridges_own_headers_make_too_large_is_431() {
     let fixture = fixture(|_| {}).await;
     let client = fixture.pki.client().http2(fixture.bridge.address()).await;
     let client = client.unwrap();
-    // 20 fields fill a mebibyte but for less than the bridge adds.
+    // 20 fields fill a mebibyte except for less than the bridge adds.
     let request = |spare: usize| {
         let mut request = Request::get("https://k/api");
         let each = (1 << 20) / 20 - 32 - "x-00".len();
@@ -465,16 +492,22 @@ async fn what_becomes_too_large_by_what_the_bridge_adds_is_431() {
         request.body(()).unwrap()
     };
     let answer = client.request(request(1000), "").await.unwrap();
-    assert_eq!(answer.status, 200, "room for all");
+    assert_eq!(answer.status, 200, "all headers fit");
     let answer = client.request(request(150), "").await.unwrap();
     status(&answer, 431);
     assert_eq!(requests(&fixture.upstream).len(), 1);
-    assert_eq!(fixture.header_limit("outgoing-too-large").await, Some(1.0));
-    assert_eq!(fixture.header_limit("request-too-large").await, Some(0.0));
+    assert_eq!(
+        fixture.header_limit_count("outgoing-too-large").await,
+        Some(1.0)
+    );
+    assert_eq!(
+        fixture.header_limit_count("request-too-large").await,
+        Some(0.0)
+    );
 }
 
 #[tokio::test]
-async fn joined_values_are_capped() {
+async fn joined_header_values_are_capped() {
     let fixture = fixture(|_| {}).await;
     let client = fixture.pki.client().http2(fixture.bridge.address()).await;
     let client = client.unwrap();
@@ -497,13 +530,16 @@ async fn joined_values_are_capped() {
     let chain = seen.all("x-forwarded-for").join(", ");
     assert!(chain.len() < 4200, "{}", chain.len());
     assert!(chain.ends_with(", 127.0.0.1"), "the newest hop stays");
-    assert_eq!(fixture.header_limit("cookie-too-large").await, Some(1.0));
-    let shortened = fixture.header_limit("forwarded-for-shortened");
+    assert_eq!(
+        fixture.header_limit_count("cookie-too-large").await,
+        Some(1.0)
+    );
+    let shortened = fixture.header_limit_count("forwarded-for-shortened");
     assert_eq!(shortened.await, Some(1.0));
 }
 
 #[tokio::test]
-async fn headers_that_are_too_large_as_they_come_are_431_and_counted() {
+async fn headers_that_are_too_large_on_arrival_are_431_and_counted() {
     let fixture = fixture(|_| {}).await;
     let client = fixture.pki.client().http2(fixture.bridge.address()).await;
     let mut request = Request::get("https://k/api");
@@ -512,24 +548,27 @@ async fn headers_that_are_too_large_as_they_come_are_431_and_counted() {
     }
     let answer = client.unwrap().request(request.body(()).unwrap(), "").await;
     status(&answer.unwrap(), 431);
-    assert_eq!(fixture.header_limit("request-too-large").await, Some(1.0));
+    assert_eq!(
+        fixture.header_limit_count("request-too-large").await,
+        Some(1.0)
+    );
     let client = fixture.pki.client().http1(fixture.bridge.address()).await;
     let mut client = client.unwrap();
     let large = "x".repeat(2 << 20);
-    // It may be answered and closed while it is still sent.
+    // The bridge may answer and close while the client still sends.
     let _ = client
         .send(format!("GET /api HTTP/1.1\r\nHost: k\r\nX: {large}"))
         .await;
-    eventually("it is counted", TEST_TIMEOUT, async || {
-        fixture.header_limit("request-too-large").await == Some(2.0)
+    eventually("the exceeded limit is counted", TEST_TIMEOUT, async || {
+        fixture.header_limit_count("request-too-large").await == Some(2.0)
     })
     .await;
     assert_eq!(requests(&fixture.upstream).len(), 0);
 }
 
-/// 64 of them at one time are under way.
+/// At most 64 of them are in flight at a time.
 #[tokio::test]
-async fn requests_with_large_headers_are_bounded() {
+async fn concurrent_requests_with_large_headers_are_bounded() {
     let fixture = fixture(|_| {}).await;
     let client = fixture.pki.client().http2(fixture.bridge.address()).await;
     let client = client.unwrap();
@@ -544,21 +583,21 @@ async fn requests_with_large_headers_are_bounded() {
         stream.finish().unwrap();
         under_way.push(stream);
     }
-    eventually("all are under way", TEST_TIMEOUT, async || {
-        fixture.header_limit("own-connection").await == Some(64.0)
+    eventually("all requests are in flight", TEST_TIMEOUT, async || {
+        fixture.header_limit_count("own-connection").await == Some(64.0)
     })
     .await;
     let refused = client.request(request("/api"), "").await.unwrap();
     status(&refused, 503);
-    // Once more after a moment, as with every connection that fails.
-    let refused = fixture.header_limit("own-connection-refused").await;
+    // Retried once after a backoff, like every failed connection.
+    let refused = fixture.header_limit_count("own-connection-refused").await;
     assert_eq!(refused, Some(2.0));
     drop(under_way);
 }
 
-/// kube-apiserver ends the HTTP/2 connection of a caller without an identity with its answer.
+/// kube-apiserver closes the HTTP/2 connection of an anonymous client together with its response.
 #[tokio::test]
-async fn goaway_for_anonymous_callers_reaches_them_and_no_user() {
+async fn goaway_for_anonymous_clients_reaches_them_and_no_user() {
     for ends in [true, false] {
         let pki = PkiFixture::new();
         let upstream =
@@ -567,7 +606,7 @@ async fn goaway_for_anonymous_callers_reaches_them_and_no_user() {
                 while let Ok(head) = h2frames::read_until(&mut conn.io, kind::HEADERS).await {
                     let stream = head.header.stream;
                     let block = h2frames::literal(":status", "403");
-                    let mut answer = h2frames::headers(stream, WHOLE, &block);
+                    let mut answer = h2frames::headers(stream, COMPLETE_REQUEST, &block);
                     if ends {
                         answer.extend(h2frames::goaway(stream, code::NO_ERROR));
                     }
@@ -581,29 +620,33 @@ async fn goaway_for_anonymous_callers_reaches_them_and_no_user() {
             let client = client.alpn(&["h2"]);
             let mut io = client.connect(bridge.address(), "localhost").await.unwrap();
             h2frames::open(&mut io, &[]).await.unwrap();
-            say(&mut io, h2frames::headers(1, WHOLE, &get_block("/api"))).await;
-            frame_of(&mut io, kind::HEADERS, 1).await;
+            write_flushed(
+                &mut io,
+                h2frames::headers(1, COMPLETE_REQUEST, &get_block("/api")),
+            )
+            .await;
+            read_frame(&mut io, kind::HEADERS, 1).await;
             io
         };
         for _ in 0..3 {
-            let mut stranger = send_request(pki.client()).await;
+            let mut unauthenticated = send_request(pki.client()).await;
             if ends {
-                let goaway = frame_of(&mut stranger, kind::GOAWAY, 0).await;
+                let goaway = read_frame(&mut unauthenticated, kind::GOAWAY, 0).await;
                 assert_eq!(goaway.error_code(), Some(code::NO_ERROR));
             } else {
-                let since = until_pong(&mut stranger).await;
+                let since = frames_until_pong(&mut unauthenticated).await;
                 assert!(!kinds(&since).contains(&kind::GOAWAY), "{since:?}");
             }
             let mut user = send_request(pki.user("alice", &[])).await;
-            let since = until_pong(&mut user).await;
+            let since = frames_until_pong(&mut user).await;
             assert!(!kinds(&since).contains(&kind::GOAWAY), "{since:?}");
         }
     }
 }
 
-/// kube-apiserver ends a connection with its 401, and other users' requests on it may meet that.
+/// kube-apiserver closes a connection with its 401, which may hit other users' requests on it.
 #[tokio::test]
-async fn tokens_that_are_not_accepted_yet_share_no_connection_with_accepted_ones() {
+async fn tokens_not_yet_accepted_share_no_upstream_connection_with_accepted_ones() {
     let pki = PkiFixture::new();
     let upstream = ApiServer::start(Options::new(pki.upstream.clone()), |seen| {
         match seen.header("authorization") {
@@ -629,7 +672,7 @@ async fn tokens_that_are_not_accepted_yet_share_no_connection_with_accepted_ones
     for (client, token, expected) in [
         (open().await, Some("junk"), unproven),
         (open().await, None, unproven),
-        // Accepted before, on another connection.
+        // Accepted earlier, on another connection.
         (open().await, Some("good"), accepted),
         (user, Some("good"), accepted),
     ] {
@@ -638,35 +681,37 @@ async fn tokens_that_are_not_accepted_yet_share_no_connection_with_accepted_ones
     }
 }
 
-/// Streams whose answers are small cost memory as well.
+/// Streams with small responses use memory as well.
 #[tokio::test]
-async fn the_state_of_stalled_streams_counts() {
-    const STREAMS: u32 = 8;
+async fn the_state_of_stalled_streams_counts_towards_the_budget() {
+    const STREAM_COUNT: u32 = 8;
     let fixture = fixture(|limits| limits.unauthenticated_stall_timeout = TEST_TIMEOUT).await;
-    let mut io = fixture.closed_window(&fixture.pki.client()).await;
-    for number in 0..STREAMS {
+    let mut io = fixture
+        .connection_with_zero_window(&fixture.pki.client())
+        .await;
+    for number in 0..STREAM_COUNT {
         let stream = 2 * number + 1;
-        say(
+        write_flushed(
             &mut io,
-            h2frames::headers(stream, WHOLE, &get_block("/api")),
+            h2frames::headers(stream, COMPLETE_REQUEST, &get_block("/api")),
         )
         .await;
-        frame_of(&mut io, kind::HEADERS, stream).await;
+        read_frame(&mut io, kind::HEADERS, stream).await;
     }
-    eventually("each counts with 4 KiB", TEST_TIMEOUT, async || {
-        fixture.metric(BUFFERED, &[]).await >= Some(f64::from(STREAMS * 4096))
+    eventually("each stream counts 4 KiB", TEST_TIMEOUT, async || {
+        fixture.metric(BUFFERED_BYTES_METRIC, &[]).await >= Some(f64::from(STREAM_COUNT * 4096))
     })
     .await;
     drop(io);
-    eventually("nothing is held", TEST_TIMEOUT, async || {
-        fixture.metric(BUFFERED, &[]).await == Some(0.0)
+    eventually("no bytes are buffered", TEST_TIMEOUT, async || {
+        fixture.metric(BUFFERED_BYTES_METRIC, &[]).await == Some(0.0)
     })
     .await;
 }
 
-/// An upstream that takes nothing of a body before its window is to be opened, tells when the body
-/// is complete, and does not answer it.
-async fn closed_upstream(
+/// An upstream that accepts no body before `open` is notified, notifies `complete` when the body
+/// has arrived, and never answers it.
+async fn upstream_with_closed_window(
     pki: &PkiFixture,
     open: &Arc<Notify>,
     complete: &Arc<Notify>,
@@ -685,12 +730,12 @@ async fn closed_upstream(
                     break header.stream;
                 }
                 let block = h2frames::literal(":status", "200");
-                let answer = h2frames::headers(header.stream, WHOLE, &block);
-                say(&mut conn.io, answer).await;
+                let answer = h2frames::headers(header.stream, COMPLETE_REQUEST, &block);
+                write_flushed(&mut conn.io, answer).await;
             };
             open.notified().await;
             for stream in [0, stream] {
-                say(&mut conn.io, h2frames::window_update(stream, 1 << 20)).await;
+                write_flushed(&mut conn.io, h2frames::window_update(stream, 1 << 20)).await;
             }
             loop {
                 let data = h2frames::read_until(&mut conn.io, kind::DATA).await;
@@ -705,80 +750,85 @@ async fn closed_upstream(
     .await
 }
 
-/// Of a body that upstream took late: it counts while it waits, and not while its answer does.
+/// A body that upstream accepts late counts while it is buffered, but not while its response is
+/// pending.
 #[tokio::test]
-async fn a_body_that_has_waited_is_released_before_its_answer() {
-    // Less than what HTTP/2 allows a client before it has heard of a larger window.
-    const PART: usize = 12 * 1024;
-    const FIRST: usize = 4 * PART;
-    const WHOLE_BODY: usize = FIRST + PART;
+async fn a_buffered_body_is_released_before_its_response() {
+    // Less than HTTP/2's default window, which clients may use before they learn of a larger one.
+    const PART_BYTES: usize = 12 * 1024;
+    const FIRST_BYTES: usize = 4 * PART_BYTES;
+    const BODY_BYTES: usize = FIRST_BYTES + PART_BYTES;
     for version in [Version::HTTP_2, Version::HTTP_11] {
         let pki = PkiFixture::new();
         let (open, complete) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let upstream = closed_upstream(&pki, &open, &complete).await;
+        let upstream = upstream_with_closed_window(&pki, &open, &complete).await;
         let bridge = pki.bridge(upstream.addr());
         let buffered = async || {
             let scrape = admin_client::scrape(bridge.admin_address()).await;
-            scrape.value(BUFFERED, &[]).unwrap()
+            scrape.value(BUFFERED_BYTES_METRIC, &[]).unwrap()
         };
         let is_h2 = version == Version::HTTP_2;
         let alpn = if is_h2 { "h2" } else { "http/1.1" };
         let user = pki.user("alice", &[]).alpn(&[alpn]);
         let mut io = user.connect(bridge.address(), "localhost").await.unwrap();
-        let part = vec![b'x'; PART];
-        // The first request has the bridge know the window of its connection to upstream.
+        let part = vec![b'x'; PART_BYTES];
+        // The first request lets the bridge learn the window of its upstream connection.
         if is_h2 {
             h2frames::open(&mut io, &[]).await.unwrap();
-            say(&mut io, h2frames::headers(1, WHOLE, &get_block("/api"))).await;
-            frame_of(&mut io, kind::HEADERS, 1).await;
+            write_flushed(
+                &mut io,
+                h2frames::headers(1, COMPLETE_REQUEST, &get_block("/api")),
+            )
+            .await;
+            read_frame(&mut io, kind::HEADERS, 1).await;
             let head = h2frames::headers(3, flag::END_HEADERS, &post_block("/api"));
-            say(&mut io, head).await;
+            write_flushed(&mut io, head).await;
         } else {
-            say(&mut io, "GET /api HTTP/1.1\r\nHost: k\r\n\r\n").await;
+            write_flushed(&mut io, "GET /api HTTP/1.1\r\nHost: k\r\n\r\n").await;
             let mut line = String::new();
             while line != "\r\n" {
                 line.clear();
                 let read = io.read_line(&mut line);
                 timeout(TEST_TIMEOUT, read).await.expect("a head").unwrap();
             }
-            let length = format!("Content-Length: {WHOLE_BODY}");
+            let length = format!("Content-Length: {BODY_BYTES}");
             let head = format!("POST /api HTTP/1.1\r\nHost: k\r\n{length}\r\n\r\n");
-            say(&mut io, head).await;
+            write_flushed(&mut io, head).await;
         }
         let send = async |io: &mut Connection, flags: u8| match version {
-            Version::HTTP_2 => say(io, h2frames::data(3, flags, &part)).await,
-            _ => say(io, &part).await,
+            Version::HTTP_2 => write_flushed(io, h2frames::data(3, flags, &part)).await,
+            _ => write_flushed(io, &part).await,
         };
         let counts = async |count: usize| {
             let expected = f64::from(u32::try_from(count).unwrap());
-            eventually("what waits is counted", TEST_TIMEOUT, async || {
+            eventually("the buffered bytes are counted", TEST_TIMEOUT, async || {
                 buffered().await >= expected
             })
             .await;
         };
-        // The bridge holds the first part to send it; what comes later is left where it came.
+        // The bridge buffers the first part to send it; later parts stay in the receive buffer.
         send(&mut io, flag::NONE).await;
-        counts(PART).await;
-        for _ in 1..FIRST / PART {
+        counts(PART_BYTES).await;
+        for _ in 1..FIRST_BYTES / PART_BYTES {
             send(&mut io, flag::NONE).await;
         }
-        counts(FIRST).await;
-        // What arrives is progress over HTTP/1.1, and what is taken over HTTP/2: the last of
-        // it comes before the bridge can send, or after it.
+        counts(FIRST_BYTES).await;
+        // Over HTTP/1.1 arriving bytes are progress, over HTTP/2 consumed bytes are: the last part
+        // is sent before the bridge can send, or after.
         if is_h2 {
             open.notify_one();
             send(&mut io, flag::END_STREAM).await;
         } else {
             send(&mut io, flag::END_STREAM).await;
-            counts(WHOLE_BODY).await;
+            counts(BODY_BYTES).await;
             open.notify_one();
         }
         timeout(TEST_TIMEOUT, complete.notified())
             .await
-            .expect("it is taken");
-        // What is kept for a second try is the body once, with some room for its pieces.
-        let once = f64::from(u32::try_from(WHOLE_BODY + 4096).unwrap());
-        eventually("it counts once", TEST_TIMEOUT, async || {
+            .expect("upstream accepts the body");
+        // The replay buffer holds the body once, plus overhead for its chunks.
+        let once = f64::from(u32::try_from(BODY_BYTES + 4096).unwrap());
+        eventually("the body counts once", TEST_TIMEOUT, async || {
             buffered().await <= once
         })
         .await;
@@ -787,7 +837,7 @@ async fn a_body_that_has_waited_is_released_before_its_answer() {
 }
 
 #[tokio::test]
-async fn large_headers_share_no_connection_to_a_peer_either() {
+async fn requests_with_large_headers_share_no_peer_connection() {
     let (cluster, [peer], bridge) =
         ClusterFixture::with_peers(&[], [("apiserver-b", &[NEW])]).await;
     let large = "x".repeat(100_000);
@@ -804,7 +854,7 @@ async fn large_headers_share_no_connection_to_a_peer_either() {
         (Version::HTTP_2, Version::HTTP_11)
     );
     assert_ne!(usual.connection, large.connection);
-    // And what no receiver would accept does not leave at all.
+    // A request that every receiver would reject is not sent at all.
     let name = |number: usize| format!("x-{number}");
     let names: Vec<_> = (0..10).map(name).collect();
     let filler = "x".repeat((1 << 20) / 10 - 60);
@@ -817,9 +867,9 @@ async fn large_headers_share_no_connection_to_a_peer_either() {
     assert_eq!(peer.client_requests().len(), seen.len());
 }
 
-/// A client that stops in the middle of its head, over HTTP/1.1.
+/// An HTTP/1.1 client that stops in the middle of its request head.
 #[tokio::test]
-async fn a_head_that_is_not_complete_counts() {
+async fn an_incomplete_request_head_counts_towards_the_budget() {
     let fixture = fixture(|limits| limits.max_buffered_bytes = 300 * 1024).await;
     let mut clients = Vec::new();
     let filler = format!("GET /api HTTP/1.1\r\nHost: k\r\nX: {}", "x".repeat(200_000));
@@ -832,13 +882,13 @@ async fn a_head_that_is_not_complete_counts() {
     let ended = clients[0].read_close();
     timeout(TEST_TIMEOUT, ended)
         .await
-        .expect("it is ended")
+        .expect("the connection is closed")
         .unwrap();
     clients[1].send("\r\n\r\n").await.unwrap();
     let answer = clients[1].read_response().await.unwrap();
     assert_eq!(answer.status, 200);
-    eventually("nothing is held", TEST_TIMEOUT, async || {
-        fixture.metric(BUFFERED, &[]).await == Some(0.0)
+    eventually("no bytes are buffered", TEST_TIMEOUT, async || {
+        fixture.metric(BUFFERED_BYTES_METRIC, &[]).await == Some(0.0)
     })
     .await;
 }

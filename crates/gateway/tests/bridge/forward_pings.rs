@@ -1,6 +1,6 @@
-//! Port-forwards are SPDY from end to end, which a bridge passes on. Pings of its own are
-//! between the frames of the side that has no WebSocket, and neither end sees anything of
-//! those to the other.
+//! Port-forwards are SPDY end to end and are relayed by the bridge. The bridge injects its own
+//! pings between the frames on the side without WebSocket; neither end sees the pings of the other
+//! side.
 
 use std::time::Duration;
 
@@ -20,9 +20,9 @@ use crate::support::websocket_upstream::{
     self, WebSocketServer, WebSocketUpstream, start_bridge_with,
 };
 
-const INTERVAL: Duration = Duration::from_millis(200);
+const PING_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Of so many bytes.
+/// A DATA frame of this many bytes.
 fn data(length: u8) -> Vec<u8> {
     let mut frame = vec![0, 0, 0, 1, 0, 0, 0, length];
     frame.extend((0..length).map(|it| it ^ 0x80));
@@ -30,19 +30,22 @@ fn data(length: u8) -> Vec<u8> {
 }
 
 const GO_AWAY: &[u8] = &[0x80, 3, 0, 7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0];
-/// A stream, whose headers nobody reads here.
-const OPEN: &[u8] = &[0x80, 3, 0, 1, 0, 0, 0, 11, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 9];
-/// As kubectl sends the first one.
-const OF_CLIENT: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
+/// A SYN_STREAM; its header block is never decoded here.
+const SYN_STREAM: &[u8] = &[0x80, 3, 0, 1, 0, 0, 0, 11, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 9];
+/// The first ping of kubectl.
+const CLIENT_PING: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
 
-async fn bridge_before(pki: &PkiFixture, cluster: &SpdyUpstream) -> skewbridge_gateway::Handle {
+async fn start_bridge_with_pings(
+    pki: &PkiFixture,
+    cluster: &SpdyUpstream,
+) -> skewbridge_gateway::Handle {
     start_bridge(pki, cluster, |config| {
-        config.streams.ping_interval = INTERVAL;
+        config.streams.ping_interval = PING_INTERVAL;
     })
     .await
 }
 
-/// A port-forward by WebSocket, and its end at the node.
+/// A port-forward over WebSocket, and its end at the node.
 async fn forward(
     pki: &PkiFixture,
     cluster: &mut SpdyUpstream,
@@ -57,8 +60,8 @@ async fn forward(
     (client, cluster.connection().await)
 }
 
-/// Answers pings as moby/spdystream does, until so many have come; gives everything else.
-async fn answer(io: &mut Connection, mut pings: usize) -> Vec<Vec<u8>> {
+/// Answers pings like moby/spdystream until `pings` have arrived; returns all other frames.
+async fn answer_pings(io: &mut Connection, mut pings: usize) -> Vec<Vec<u8>> {
     let mut others = Vec::new();
     while pings > 0 {
         let frame = Frame::read(io).await.expect("a whole frame");
@@ -66,13 +69,13 @@ async fn answer(io: &mut Connection, mut pings: usize) -> Vec<Vec<u8>> {
             others.push(frame.0);
             continue;
         }
-        // Byte by byte: it is known in the end whose it is.
+        // Byte by byte: the frame's owner is known only at its last byte.
         for byte in &frame.0 {
             io.write_all(&[*byte]).await.unwrap();
             io.flush().await.unwrap();
             tokio::task::yield_now().await;
         }
-        if frame.0 != OF_CLIENT {
+        if frame.0 != CLIENT_PING {
             pings -= 1;
         }
     }
@@ -80,15 +83,15 @@ async fn answer(io: &mut Connection, mut pings: usize) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn a_quiet_port_forward_is_pinged_on_both_sides() {
+async fn an_idle_port_forward_is_pinged_on_both_sides() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
-    let bridge = bridge_before(&pki, &cluster).await;
+    let bridge = start_bridge_with_pings(&pki, &cluster).await;
     let (mut client, mut there) = forward(&pki, &mut cluster, &bridge).await;
     client.binary(&data(3)).await;
-    client.binary(OF_CLIENT).await;
+    client.binary(CLIENT_PING).await;
     let node = tokio::spawn(async move {
-        let others = answer(&mut there, 20).await;
+        let others = answer_pings(&mut there, 20).await;
         assert_eq!(others, [data(3)]);
         there.write_all(&data(5)).await.unwrap();
         there.shutdown().await.unwrap();
@@ -106,28 +109,32 @@ async fn a_quiet_port_forward_is_pinged_on_both_sides() {
     .await
     .unwrap();
     assert_eq!(code, 1000);
-    assert_eq!(came, [OF_CLIENT, &data(5)].concat(), "what is not ours");
+    assert_eq!(
+        came,
+        [CLIENT_PING, &data(5)].concat(),
+        "frames other than the bridge's pings"
+    );
     assert!(client.pings >= 2, "{}", client.pings);
     node.await.unwrap();
 }
 
 #[tokio::test]
-async fn a_frame_that_takes_its_time_is_not_broken_by_a_ping() {
+async fn a_slowly_sent_frame_is_not_interrupted_by_a_ping() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
-    let bridge = bridge_before(&pki, &cluster).await;
+    let bridge = start_bridge_with_pings(&pki, &cluster).await;
     let (mut client, mut there) = forward(&pki, &mut cluster, &bridge).await;
-    let node = tokio::spawn(async move { answer(&mut there, 25).await });
+    let node = tokio::spawn(async move { answer_pings(&mut there, 25).await });
     let mut sent = Vec::new();
     timeout(TEST_TIMEOUT, async {
         while !node.is_finished() {
-            // One never ends where a message does.
+            // No frame ends where a WebSocket message ends.
             let frame = data(40);
             let (first, second) = frame.split_at(13);
             if sent.is_empty() {
                 client.binary(first).await;
             }
-            tokio::time::sleep(INTERVAL / 10).await;
+            tokio::time::sleep(PING_INTERVAL / 10).await;
             client.binary(&[second, first].concat()).await;
             sent.push(frame.clone());
         }
@@ -135,21 +142,21 @@ async fn a_frame_that_takes_its_time_is_not_broken_by_a_ping() {
     .await
     .expect("pings between frames");
     let came = node.await.unwrap();
-    // Five at once, since it is not known what has been taken.
+    // Five at once, because the bridge does not know which have been processed.
     assert!((4..=sent.len()).contains(&came.len()), "{}", came.len());
     assert!(came.iter().all(|frame| *frame == data(40)));
 }
 
 #[tokio::test]
-async fn a_node_that_falls_silent_is_noticed_by_a_port_forward() {
+async fn a_port_forward_detects_a_silent_node() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
-    let bridge = bridge_before(&pki, &cluster).await;
+    let bridge = start_bridge_with_pings(&pki, &cluster).await;
     let (mut client, mut there) = forward(&pki, &mut cluster, &bridge).await;
     client.binary(&data(3)).await;
-    assert_eq!(answer(&mut there, 7).await, [data(3)]);
-    // Also in the middle of a frame, if it was asked before.
-    client.binary(OPEN).await;
+    assert_eq!(answer_pings(&mut there, 7).await, [data(3)]);
+    // Also in the middle of a frame, if a ping was sent before it.
+    client.binary(SYN_STREAM).await;
     client.binary(&data(9)[..10]).await;
     let close = timeout(TEST_TIMEOUT, async {
         loop {
@@ -159,7 +166,7 @@ async fn a_node_that_falls_silent_is_noticed_by_a_port_forward() {
         }
     })
     .await
-    .expect("it is noticed");
+    .expect("the silent node is detected");
     assert_eq!(close.code().number(), 1011);
     assert!(close.reason().contains("ping"), "{}", close.reason());
     drop((client, there));
@@ -168,16 +175,16 @@ async fn a_node_that_falls_silent_is_noticed_by_a_port_forward() {
 }
 
 #[tokio::test]
-async fn who_reads_nothing_any_more_is_not_asked() {
+async fn an_end_that_has_stopped_reading_is_not_pinged() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
-    let bridge = bridge_before(&pki, &cluster).await;
+    let bridge = start_bridge_with_pings(&pki, &cluster).await;
     let (mut client, mut there) = forward(&pki, &mut cluster, &bridge).await;
     client.binary(GO_AWAY).await;
     let mut bytes = vec![0; GO_AWAY.len()];
     there.read_exact(&mut bytes).await.unwrap();
-    // Longer than it takes to be given up.
-    let more = timeout(INTERVAL * 10, async {
+    // Longer than the ping timeout.
+    let more = timeout(PING_INTERVAL * 10, async {
         tokio::select! {
             read = there.read_u8() => format!("{read:?}"),
             told = client.event() => format!("{told:?}"),
@@ -189,8 +196,8 @@ async fn who_reads_nothing_any_more_is_not_asked() {
     assert_eq!(client.piece().await.bytes, data(5));
 }
 
-/// By SPDY, over a way that carries only WebSocket.
-async fn inverse(
+/// A SPDY client over an upstream that carries only WebSocket.
+async fn forward_over_websocket(
     pki: &PkiFixture,
     upstream: &mut WebSocketUpstream,
     bridge: &skewbridge_gateway::Handle,
@@ -208,14 +215,14 @@ async fn inverse(
 }
 
 #[tokio::test]
-async fn a_client_by_spdy_is_pinged_too() {
+async fn a_spdy_client_is_pinged_too() {
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge_with(&pki, &upstream, |config| {
-        config.streams.ping_interval = INTERVAL;
+        config.streams.ping_interval = PING_INTERVAL;
     })
     .await;
-    let (mut here, mut there) = inverse(&pki, &mut upstream, &bridge).await;
+    let (mut here, mut there) = forward_over_websocket(&pki, &mut upstream, &bridge).await;
     let server = tokio::spawn(async move {
         let mut came = Vec::new();
         let code = loop {
@@ -244,8 +251,11 @@ async fn a_client_by_spdy_is_pinged_too() {
             .unwrap();
         here.flush().await.unwrap();
     }
-    assert!(ids.iter().all(|id| id % 2 == 0), "a server's: {ids:?}");
-    // And then it says nothing any more.
+    assert!(
+        ids.iter().all(|id| id % 2 == 0),
+        "ping ids of a server are even: {ids:?}"
+    );
+    // Then the client stops answering.
     let (came, code) = timeout(TEST_TIMEOUT, server).await.unwrap().unwrap();
     assert_eq!(came, data(2).repeat(4));
     assert_eq!(code, 1011);

@@ -1,5 +1,5 @@
-//! A request goes up and its answer comes back in any combination of protocols, and on the
-//! way only that changes which belongs to one hop.
+//! Requests and responses are forwarded in every combination of protocols, and only hop-by-hop
+//! fields change on the way.
 
 use skewbridge_testkit::{ApiServer, H1Client, Options, RecordedRequest, Reply, Response};
 use tokio::io::AsyncReadExt;
@@ -10,9 +10,9 @@ use crate::support::protocols::{
     ApiServerFixture, COMBINATIONS, Client, assert_status, request, with_timeout,
 };
 
-/// Header bytes that pass, and that do not: the limit is 1 MiB.
-const LARGE: usize = 900 << 10;
-const TOO_LARGE: usize = 1100 << 10;
+/// Header bytes below and above the limit of 1 MiB.
+const LARGE_HEADER_BYTES: usize = 900 << 10;
+const TOO_LARGE_HEADER_BYTES: usize = 1100 << 10;
 
 fn echo(seen: RecordedRequest) -> Reply {
     Reply::new(200).body(seen.body)
@@ -22,7 +22,7 @@ fn names(fields: &[(String, String)]) -> Vec<String> {
     fields.iter().map(|(name, _)| name.to_lowercase()).collect()
 }
 
-fn all<'a>(response: &'a Response, name: &str) -> Vec<&'a str> {
+fn all_values<'a>(response: &'a Response, name: &str) -> Vec<&'a str> {
     response
         .headers
         .iter()
@@ -31,14 +31,14 @@ fn all<'a>(response: &'a Response, name: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Header fields of 8 KiB each, together as large as told.
+/// Header fields of 8 KiB each, with this many bytes in total.
 fn padding(bytes: usize) -> Vec<(String, String)> {
     (0..bytes.div_ceil(8 << 10))
         .map(|at| (format!("x-padding-{at}"), "p".repeat((8 << 10) - 20)))
         .collect()
 }
 
-/// Everything until the server closes in good order.
+/// All bytes until the server closes the connection cleanly.
 async fn read_until_close(client: H1Client) -> String {
     let mut bytes = Vec::new();
     let mut connection = client.into_connection();
@@ -49,7 +49,7 @@ async fn read_until_close(client: H1Client) -> String {
 }
 
 #[tokio::test]
-async fn a_request_passes_between_all_protocols() {
+async fn requests_are_forwarded_between_all_protocols() {
     for (client, upstream) in COMBINATIONS {
         let fixture = ApiServerFixture::new(upstream, echo).await;
         let mut client = fixture.client(client).await;
@@ -70,7 +70,7 @@ async fn a_request_passes_between_all_protocols() {
 }
 
 #[tokio::test]
-async fn end_to_end_headers_pass_untouched_both_ways() {
+async fn end_to_end_headers_are_forwarded_unchanged_both_ways() {
     for (client, upstream) in COMBINATIONS {
         let fixture = ApiServerFixture::new(upstream, |_| {
             Reply::json("{}")
@@ -105,15 +105,18 @@ async fn end_to_end_headers_pass_untouched_both_ways() {
         }
         assert_eq!(seen.all("x-twice"), ["2", "1", "2, 3"]);
         assert_eq!(seen.authority.as_deref(), Some("k"));
-        assert_eq!(all(&answer, "audit-id"), ["from-upstream"]);
-        assert_eq!(all(&answer, "warning"), ["299 - \"b\"", "299 - \"a\""]);
-        assert_eq!(all(&answer, "x-empty"), [""]);
-        assert_eq!(all(&answer, "content-type"), ["application/json"]);
+        assert_eq!(all_values(&answer, "audit-id"), ["from-upstream"]);
+        assert_eq!(
+            all_values(&answer, "warning"),
+            ["299 - \"b\"", "299 - \"a\""]
+        );
+        assert_eq!(all_values(&answer, "x-empty"), [""]);
+        assert_eq!(all_values(&answer, "content-type"), ["application/json"]);
     }
 }
 
 #[tokio::test]
-async fn no_header_is_added_to_an_answer_but_its_framing_and_date() {
+async fn only_framing_and_date_headers_are_added_to_a_response() {
     let fixture = ApiServerFixture::new(H1, |_| Reply::json("{}")).await;
     for proto in [H1, H2] {
         let answer = fixture.client(proto).await.get("/api").await;
@@ -123,7 +126,7 @@ async fn no_header_is_added_to_an_answer_but_its_framing_and_date() {
 }
 
 #[tokio::test]
-async fn hop_by_hop_headers_of_a_request_end_here() {
+async fn hop_by_hop_headers_of_a_request_are_removed() {
     for upstream in [H1, H2] {
         let fixture = ApiServerFixture::new(upstream, echo).await;
         let mut client = fixture.h1().await;
@@ -157,7 +160,7 @@ async fn hop_by_hop_headers_of_a_request_end_here() {
 }
 
 #[tokio::test]
-async fn hop_by_hop_headers_of_an_answer_end_here() {
+async fn hop_by_hop_headers_of_a_response_are_removed() {
     let fixture = ApiServerFixture::new(H1, |_| {
         Reply::json("{}")
             .header("Connection", "X-Listed")
@@ -179,7 +182,7 @@ async fn hop_by_hop_headers_of_an_answer_end_here() {
 }
 
 #[tokio::test]
-async fn upstream_is_told_for_whom_by_which_host_and_scheme() {
+async fn upstream_gets_the_client_address_the_host_and_the_scheme() {
     for (client, upstream) in COMBINATIONS {
         let fixture = ApiServerFixture::new(upstream, echo).await;
         let builder = request("GET", "/api")
@@ -197,7 +200,7 @@ async fn upstream_is_told_for_whom_by_which_host_and_scheme() {
 }
 
 #[tokio::test]
-async fn a_request_that_passed_this_bridge_before_is_refused() {
+async fn a_request_that_has_passed_this_bridge_before_is_rejected_as_a_loop() {
     for (client, upstream) in COMBINATIONS {
         let fixture = ApiServerFixture::new(upstream, echo).await;
         let mut requests = fixture.client(client).await;
@@ -222,9 +225,9 @@ async fn a_request_that_passed_this_bridge_before_is_refused() {
 }
 
 #[tokio::test]
-async fn nearly_a_mebibyte_of_request_headers_passes() {
-    let one_field = vec![("x-large".to_owned(), "p".repeat(LARGE))];
-    let fields = [padding(LARGE), one_field];
+async fn request_headers_below_one_mebibyte_are_forwarded() {
+    let one_field = vec![("x-large".to_owned(), "p".repeat(LARGE_HEADER_BYTES))];
+    let fields = [padding(LARGE_HEADER_BYTES), one_field];
     for (client, upstream) in COMBINATIONS {
         for fields in &fields {
             let fixture = ApiServerFixture::new(upstream, echo).await;
@@ -244,10 +247,10 @@ async fn nearly_a_mebibyte_of_request_headers_passes() {
 }
 
 #[tokio::test]
-async fn more_than_a_mebibyte_of_request_headers_is_refused() {
+async fn request_headers_above_one_mebibyte_are_rejected() {
     let fixture = ApiServerFixture::new(H1, echo).await;
     let large = || {
-        padding(TOO_LARGE)
+        padding(TOO_LARGE_HEADER_BYTES)
             .iter()
             .fold(request("GET", "/api"), |builder, (name, value)| {
                 builder.header(name, value)
@@ -259,13 +262,13 @@ async fn more_than_a_mebibyte_of_request_headers_is_refused() {
     let h2 = fixture.h2().await;
     let refused = with_timeout(h2.request(large().body(()).unwrap(), "")).await;
     assert_eq!(refused.unwrap().status, 431);
-    // The connection and its other streams are none the worse.
+    // The connection and its other streams are not affected.
     assert_eq!(with_timeout(h2.get("/api")).await.unwrap().status, 200);
     assert_eq!(fixture.only_request().target, "/api");
 }
 
 #[tokio::test]
-async fn large_response_headers_pass() {
+async fn large_response_headers_are_forwarded() {
     for (client, upstream) in COMBINATIONS {
         let fixture = ApiServerFixture::new(upstream, |_| {
             padding(600 << 10)
@@ -296,7 +299,7 @@ async fn cookie_crumbs_are_joined_for_http1() {
 }
 
 #[tokio::test]
-async fn an_absolute_target_names_the_host() {
+async fn the_host_of_an_absolute_target_is_used() {
     for upstream in [H1, H2] {
         let fixture = ApiServerFixture::new(upstream, echo).await;
         let mut client = fixture.h1().await;
@@ -314,7 +317,7 @@ async fn an_absolute_target_names_the_host() {
 }
 
 #[tokio::test]
-async fn the_bytes_of_a_target_are_not_touched() {
+async fn the_bytes_of_a_request_target_are_not_changed() {
     let target = "/api/v1/namespaces/a%2Fb/pods/%e2%82%ac;x=1//y/.?fieldSelector=a%3Db&x=%20+&&";
     for (client, upstream) in COMBINATIONS {
         let fixture = ApiServerFixture::new(upstream, echo).await;
@@ -324,7 +327,7 @@ async fn the_bytes_of_a_target_are_not_touched() {
 }
 
 #[tokio::test]
-async fn a_client_of_http_1_0_gets_an_answer_that_ends_with_the_connection() {
+async fn an_http_1_0_client_gets_a_response_delimited_by_close() {
     for upstream in [H1, H2] {
         let (fixture, mut bodies) = ApiServerFixture::streaming(upstream).await;
         let mut client = fixture.h1().await;
@@ -344,7 +347,7 @@ async fn a_client_of_http_1_0_gets_an_answer_that_ends_with_the_connection() {
 }
 
 #[tokio::test]
-async fn a_client_of_http_1_0_may_keep_its_connection() {
+async fn an_http_1_0_client_may_keep_its_connection_alive() {
     let fixture = ApiServerFixture::new(H1, |_| Reply::json("{}")).await;
     let mut client = fixture.h1().await;
     let builder = |connection| format!("GET /api HTTP/1.0\r\nHost: k\r\n{connection}\r\n");
@@ -358,7 +361,7 @@ async fn a_client_of_http_1_0_may_keep_its_connection() {
 }
 
 #[tokio::test]
-async fn a_connection_is_closed_after_the_answer_where_the_client_says_so() {
+async fn connection_close_of_the_client_is_honoured_after_the_response() {
     let fixture = ApiServerFixture::new(H1, |_| Reply::json("{}")).await;
     let mut client = fixture.h1().await;
     let head = "GET /api HTTP/1.1\r\nHost: k\r\nConnection: close\r\n\r\n";
@@ -369,7 +372,7 @@ async fn a_connection_is_closed_after_the_answer_where_the_client_says_so() {
 }
 
 #[tokio::test]
-async fn an_answer_to_head_says_how_long_it_would_be() {
+async fn a_response_to_head_keeps_its_content_length() {
     for (client, upstream) in COMBINATIONS {
         let fixture = ApiServerFixture::new(upstream, |seen| match seen.method.as_str() {
             "HEAD" => Reply::new(200).header("Content-Length", "12345"),
@@ -379,14 +382,14 @@ async fn an_answer_to_head_says_how_long_it_would_be() {
         let mut client = fixture.client(client).await;
         let answer = client.request(request("HEAD", "/api"), "").await;
         assert_eq!(answer.status, 200);
-        assert_eq!(all(&answer, "content-length"), ["12345"]);
+        assert_eq!(all_values(&answer, "content-length"), ["12345"]);
         assert!(answer.body.is_empty());
         assert_eq!(client.get("/api").await.text(), "{}");
     }
 }
 
 #[tokio::test]
-async fn answers_without_a_body_leave_the_connection_usable() {
+async fn responses_without_a_body_leave_the_connection_usable() {
     for (client, upstream) in COMBINATIONS {
         let fixture = ApiServerFixture::new(upstream, |seen| match seen.path() {
             "/204" => Reply::new(204).header("X-Kept", "1"),
@@ -401,8 +404,8 @@ async fn answers_without_a_body_leave_the_connection_usable() {
             assert_eq!(answer.status, status);
             assert!(answer.body.is_empty());
             if status != 200 {
-                assert_eq!(all(&answer, "content-length"), [""; 0], "{path}");
-                assert_eq!(all(&answer, "transfer-encoding"), [""; 0], "{path}");
+                assert_eq!(all_values(&answer, "content-length"), [""; 0], "{path}");
+                assert_eq!(all_values(&answer, "transfer-encoding"), [""; 0], "{path}");
             }
             assert_eq!(client.get("/api").await.text(), "{}");
         }
@@ -411,7 +414,7 @@ async fn answers_without_a_body_leave_the_connection_usable() {
 }
 
 #[tokio::test]
-async fn pipelined_requests_are_answered_in_their_order() {
+async fn pipelined_requests_are_answered_in_order() {
     for upstream in [H1, H2] {
         let fixture = ApiServerFixture::new(upstream, |seen| Reply::json(seen.target)).await;
         let mut client = fixture.h1().await;
@@ -436,7 +439,7 @@ async fn pipelined_requests_are_answered_in_their_order() {
 }
 
 #[tokio::test]
-async fn a_head_that_comes_byte_by_byte_is_read() {
+async fn a_request_head_that_arrives_byte_by_byte_is_read() {
     let fixture = ApiServerFixture::new(H1, echo).await;
     let mut client = fixture.h1().await;
     for byte in "\r\nPOST /api HTTP/1.1\r\nHost: k\r\nContent-Length: 2\r\n\r\nok".bytes() {
@@ -449,7 +452,7 @@ async fn a_head_that_comes_byte_by_byte_is_read() {
 }
 
 #[tokio::test]
-async fn a_connection_to_upstream_is_used_again() {
+async fn an_upstream_connection_is_reused() {
     for (client, upstream) in COMBINATIONS {
         let fixture = ApiServerFixture::new(upstream, echo).await;
         let mut requests = fixture.client(client).await;
@@ -465,12 +468,12 @@ async fn a_connection_to_upstream_is_used_again() {
 
 /// RFC 9110, 6.6.1.
 #[tokio::test]
-async fn an_answer_without_a_date_gets_one_and_another_date_stays() {
-    const OLD: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
+async fn a_response_without_a_date_gets_one_and_an_existing_date_is_kept() {
+    const OLD_DATE: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
     let pki = PkiFixture::new();
     let options = Options::new(pki.upstream.clone());
     let upstream = ApiServer::start(options, |seen| match seen.path() {
-        "/dated" => Reply::json("{}").header("date", OLD),
+        "/dated" => Reply::json("{}").header("date", OLD_DATE),
         _ => Reply::json("{}"),
     })
     .await;
@@ -488,7 +491,7 @@ async fn an_answer_without_a_date_gets_one_and_another_date_stays() {
         for answer in answers {
             let date = answer.header("date").expect("a date");
             assert!(date.ends_with(" GMT"), "{date}");
-            assert_eq!(date == OLD, is_old, "{path}");
+            assert_eq!(date == OLD_DATE, is_old, "{path}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! No identity that was not proven: CA files that conflict, CAs that expire, anonymity, and
-//! what strangers read in answers.
+//! Only verified identities are accepted: conflicting CA files, expiring CAs, anonymous requests,
+//! and what unauthenticated clients can read in error responses.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,9 +21,9 @@ const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
 const HOP: (&str, &str) = ("x-kubernetes-peer-proxied", "true");
 
-/// Why a bridge does not start.
-fn refused(config: &Config) -> String {
-    // A runtime that is not used is dropped outside of this one.
+/// The error of a bridge that does not start.
+fn start_error(config: &Config) -> String {
+    // The unused runtime has to be dropped outside of this one.
     let started = std::thread::scope(|scope| {
         let start = || skewbridge_gateway::start(config).map(drop);
         scope.spawn(start).join().unwrap()
@@ -31,7 +31,7 @@ fn refused(config: &Config) -> String {
     started.expect_err("the bridge started").to_string()
 }
 
-async fn peering(bridge: &Handle) -> Option<f64> {
+async fn peering_metric(bridge: &Handle) -> Option<f64> {
     let metrics = admin_client::scrape(bridge.admin_address()).await;
     metrics.value("skewbridge_peering_enabled", &[])
 }
@@ -42,7 +42,7 @@ async fn readyz(bridge: &Handle) -> String {
     ready.body
 }
 
-fn names_both_files(text: &str) {
+fn assert_names_both_files(text: &str) {
     for part in [
         "--proxy-client-cert-file",
         "front-proxy.crt",
@@ -54,12 +54,12 @@ fn names_both_files(text: &str) {
 }
 
 #[tokio::test]
-async fn a_front_proxy_that_is_a_user_has_no_peers() {
+async fn peering_is_off_when_the_client_ca_signs_the_front_proxy_certificate() {
     let cluster = ClusterFixture::new(&[]).await;
     let dir = &cluster.pki.dir;
     let shared = &cluster.pki.front_proxy_ca;
     let unrelated = Ca::new("users");
-    // The same CA by other bytes, and beside another one.
+    // The same CA encoded differently, and beside another one.
     for pem in [
         shared.pem(),
         shared.renewed(Validity::Current).pem(),
@@ -67,11 +67,11 @@ async fn a_front_proxy_that_is_a_user_has_no_peers() {
         unrelated.pem() + &shared.pem(),
     ] {
         dir.write("client-ca.crt", pem);
-        let cause = refused(&cluster.config());
-        names_both_files(&cause);
+        let cause = start_error(&cluster.config());
+        assert_names_both_files(&cause);
         assert!(cause.contains("--peer-ca-file"), "{cause}");
     }
-    // Without peers the certificate is presented to the local server alone.
+    // Without peers the certificate is presented only to the local server.
     let mut alone = cluster.config();
     alone.peers.ca = None;
     start(&alone);
@@ -80,31 +80,31 @@ async fn a_front_proxy_that_is_a_user_has_no_peers() {
 }
 
 #[tokio::test]
-async fn an_intermediate_below_the_client_ca_makes_a_front_proxy_a_user_too() {
+async fn peering_is_off_when_an_intermediate_of_the_client_ca_signs_the_front_proxy_certificate() {
     let cluster = ClusterFixture::new(&[]).await;
     let dir = &cluster.pki.dir;
     let front_proxies = cluster.pki.client_ca.intermediate("front-proxies");
     let leaf = front_proxies.client("front-proxy-client", &[]);
     dir.write("front-proxy.crt", &leaf.cert_pem);
     dir.write("front-proxy.key", &leaf.key_pem);
-    names_both_files(&refused(&cluster.config()));
+    assert_names_both_files(&start_error(&cluster.config()));
 }
 
 #[tokio::test]
-async fn peering_ends_when_a_new_file_makes_the_front_proxy_a_user_and_begins_again() {
+async fn peering_stops_while_a_reloaded_client_ca_signs_the_front_proxy_certificate() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let (dir, pki) = (&cluster.pki.dir, &cluster.pki);
     let stranger = pki.client();
     let answer = send_request(&stranger, &bridge, "GET", NEW_PATH, &[BEARER], "").await;
     assert_eq!(served_by(&answer), B);
-    assert_eq!(peering(&bridge).await, Some(1.0));
+    assert_eq!(peering_metric(&bridge).await, Some(1.0));
 
     dir.write(
         "client-ca.crt",
         pki.client_ca.pem() + &pki.front_proxy_ca.pem(),
     );
     eventually("peering is off", TEST_TIMEOUT, async || {
-        peering(&bridge).await == Some(0.0)
+        peering_metric(&bridge).await == Some(0.0)
     })
     .await;
     let before = b.client_requests().len();
@@ -112,53 +112,49 @@ async fn peering_ends_when_a_new_file_makes_the_front_proxy_a_user_and_begins_ag
         let answer = send_request(&client, &bridge, "GET", NEW_PATH, headers, "").await;
         let message = status_message(&answer, 503);
         if headers.is_empty() {
-            names_both_files(&message);
+            assert_names_both_files(&message);
         }
         assert_eq!(answer.header("retry-after"), Some("1"));
     }
     assert_eq!(
         b.client_requests().len(),
         before,
-        "nothing is sent to peers"
+        "no request is sent to peers"
     );
     let ready = readyz(&bridge).await;
     assert!(ready.contains("[+]ca-files ok: in conflict: "), "{ready}");
-    names_both_files(&ready);
-    eventually(
-        "the peer is not asked what it serves",
-        TEST_TIMEOUT,
-        async || {
-            // As after any change of its Lease.
-            cluster.local.lease(B, "again");
-            let problem = &peer_view(&bridge, B).await["problem"];
-            problem
-                .as_str()
-                .is_some_and(|it| it.contains("front-proxy.crt"))
-        },
-    )
+    assert_names_both_files(&ready);
+    eventually("discovery of the peer stops", TEST_TIMEOUT, async || {
+        // As after any change of its Lease.
+        cluster.local.lease(B, "again");
+        let problem = &peer_view(&bridge, B).await["problem"];
+        problem
+            .as_str()
+            .is_some_and(|it| it.contains("front-proxy.crt"))
+    })
     .await;
     let metrics = admin_client::scrape(bridge.admin_address()).await;
     let labels = [("flag", "peering"), ("result", "failed")];
     let failed = metrics.value("skewbridge_file_reloads_total", &labels);
     assert_eq!(failed, Some(1.0));
-    // The new CA file is in use, and so is the local server.
+    // The new CA file is in use, and requests go to the local server.
     assert_eq!(served_by(&cluster.get(&bridge, SHARED_PATH).await), OWN);
 
     dir.write("client-ca.crt", pki.client_ca.pem());
     cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
-    assert_eq!(peering(&bridge).await, Some(1.0));
+    assert_eq!(peering_metric(&bridge).await, Some(1.0));
     assert!(!readyz(&bridge).await.contains("ca-files"));
 }
 
 #[tokio::test]
-async fn a_new_front_proxy_certificate_is_judged_too() {
+async fn a_reloaded_front_proxy_certificate_is_checked_too() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let dir = &cluster.pki.dir;
     let leaf = cluster.pki.client_ca.client("front-proxy-client", &[]);
     dir.write("front-proxy.crt", &leaf.cert_pem);
     dir.write("front-proxy.key", &leaf.key_pem);
     eventually("peering is off", TEST_TIMEOUT, async || {
-        peering(&bridge).await == Some(0.0)
+        peering_metric(&bridge).await == Some(0.0)
     })
     .await;
     let before = b.client_requests().len();
@@ -175,10 +171,10 @@ async fn a_new_front_proxy_certificate_is_judged_too() {
     assert_eq!(b.client_requests().len(), before);
 }
 
-/// One CA signs users and front proxies. With allowed names that is permitted; over a
-/// peer hop the front proxy's certificate is still never an identity.
+/// One CA signs users and front proxies, which is permitted with allowed names. Over a peer hop the
+/// front-proxy certificate is still never an identity.
 #[tokio::test]
-async fn a_junk_token_over_a_peer_hop_is_judged_alone() {
+async fn an_invalid_token_over_a_peer_hop_is_not_replaced_by_the_certificates_identity() {
     let fixture = IdentityFixture::with(|config| {
         let request_header = config.callers.request_header.as_ref().unwrap();
         config.callers.client_ca = Some(request_header.ca.clone());
@@ -193,7 +189,7 @@ async fn a_junk_token_over_a_peer_hop_is_judged_alone() {
         .assert_arrives(&proxy, &[HOP, BEARER], PLAIN, &arrives)
         .await;
     fixture.assert_refused(&proxy, &[HOP], 401).await;
-    // Without a hop it is a user, as with kube-apiserver.
+    // Without the hop header the certificate is a user, as in kube-apiserver.
     let user = [
         ("x-remote-group", "system:masters"),
         ("x-remote-user", "front-proxy-client"),
@@ -204,7 +200,7 @@ async fn a_junk_token_over_a_peer_hop_is_judged_alone() {
 }
 
 #[tokio::test]
-async fn a_shared_ca_without_allowed_names_is_refused() {
+async fn a_shared_ca_without_allowed_names_is_rejected() {
     let pki = PkiFixture::new();
     let upstream =
         ApiServer::start(Options::new(pki.upstream.clone()), |_| Reply::json("{}")).await;
@@ -219,7 +215,7 @@ async fn a_shared_ca_without_allowed_names_is_refused() {
         pki.client_ca.intermediate("front-proxies").pem(),
     ] {
         pki.dir.write("front-proxy-ca.crt", pem);
-        let cause = refused(&config);
+        let cause = start_error(&config);
         for part in [
             "--requestheader-client-ca-file",
             "front-proxy-ca.crt",
@@ -236,7 +232,7 @@ async fn a_shared_ca_without_allowed_names_is_refused() {
 }
 
 #[tokio::test]
-async fn a_file_that_would_make_users_front_proxies_is_not_taken() {
+async fn a_reloaded_file_that_would_make_users_front_proxies_is_rejected() {
     let fixture = IdentityFixture::with(|config| {
         let request_header = config.callers.request_header.as_mut().unwrap();
         request_header.allowed_names.clear();
@@ -264,7 +260,7 @@ async fn a_file_that_would_make_users_front_proxies_is_not_taken() {
 }
 
 #[tokio::test]
-async fn a_ca_that_expires_while_the_bridge_runs_authenticates_no_longer() {
+async fn a_ca_that_expires_at_run_time_no_longer_authenticates() {
     let pki = PkiFixture::new();
     let expires = SystemTime::now() + Duration::from_secs(4);
     let dying = pki.client_ca.renewed_until(expires);
@@ -276,7 +272,7 @@ async fn a_ca_that_expires_while_the_bridge_runs_authenticates_no_longer() {
     .await;
     let bridge = pki.bridge(upstream.addr());
     let alice = pki.user("alice", &[]);
-    // A connection that stays open; its certificate itself is valid for long.
+    // On an open connection, with a certificate that itself stays valid.
     let open = alice.http2(bridge.address()).await.unwrap();
     eventually("the CA has been used", TEST_TIMEOUT, async || {
         open.get("/api").await.unwrap().status == 200
@@ -300,7 +296,7 @@ async fn a_ca_that_expires_while_the_bridge_runs_authenticates_no_longer() {
 }
 
 #[tokio::test]
-async fn a_server_whose_ca_has_expired_gets_no_request() {
+async fn an_upstream_whose_ca_has_expired_gets_no_request() {
     let pki = PkiFixture::new();
     let upstream =
         ApiServer::start(Options::new(pki.upstream.clone()), |_| Reply::json("{}")).await;
@@ -321,7 +317,7 @@ async fn a_server_whose_ca_has_expired_gets_no_request() {
 }
 
 #[tokio::test]
-async fn anonymity_is_asserted_only_after_the_local_server_has_accepted_it() {
+async fn an_anonymous_identity_is_asserted_only_after_the_local_server_has_accepted_it() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let stranger = cluster.pki.client();
     for (local, told, after, sent) in [
@@ -356,12 +352,12 @@ async fn anonymity_is_asserted_only_after_the_local_server_has_accepted_it() {
 }
 
 #[tokio::test]
-async fn peers_outside_of_the_permitted_networks_are_refused_by_every_registry() {
+async fn peers_outside_the_permitted_networks_are_rejected_with_every_registry() {
     let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
     let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
     let far = cluster.server(C, &[NEW], leaf).await;
-    // The same machine by an address that is not permitted, published before its Lease.
+    // The same machine under an address that is not permitted, published before its Lease.
     let address = format!("127.0.0.2:{}", far.server.addr().port());
     let _published = cluster.publish(C, address.parse().unwrap());
     let mut config = cluster.config();
@@ -369,18 +365,24 @@ async fn peers_outside_of_the_permitted_networks_are_refused_by_every_registry()
     let bridge = start(&config);
     cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     cluster.local.lease(C, "one");
-    eventually("the refused address is shown", TEST_TIMEOUT, async || {
-        let view = peer_view(&bridge, C).await;
-        let problem = view["problem"].as_str().unwrap_or_default();
-        view["address"].is_null() && problem.contains(&address) && problem.contains("--peer-cidrs")
-    })
+    eventually(
+        "the rejected address is reported",
+        TEST_TIMEOUT,
+        async || {
+            let view = peer_view(&bridge, C).await;
+            let problem = view["problem"].as_str().unwrap_or_default();
+            view["address"].is_null()
+                && problem.contains(&address)
+                && problem.contains("--peer-cidrs")
+        },
+    )
     .await;
     assert!(far.server.requests().is_empty());
     assert!(!b.client_requests().is_empty());
 }
 
 #[tokio::test]
-async fn the_bridge_makes_its_own_requests_as_the_user_that_is_configured() {
+async fn the_bridge_sends_its_own_requests_as_the_configured_user() {
     let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
     let mut config = cluster.config();
@@ -408,7 +410,7 @@ async fn the_bridge_makes_its_own_requests_as_the_user_that_is_configured() {
 }
 
 #[tokio::test]
-async fn unauthenticated_clients_read_neither_addresses_nor_names_of_servers() {
+async fn responses_to_unauthenticated_clients_contain_no_addresses_or_names_of_servers() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let address = b.apiserver.server.addr().to_string();
     b.shut_down().await;
@@ -434,7 +436,7 @@ async fn unauthenticated_clients_read_neither_addresses_nor_names_of_servers() {
         "{message}"
     );
 
-    // The same about the local server, also by way of a peer that passes the answer on.
+    // The same about the local server, also through a peer that forwards the response.
     let local = cluster.local.server.addr().to_string();
     cluster.local.server.stop_listening().await;
     cluster.local.server.kill_connections().await;

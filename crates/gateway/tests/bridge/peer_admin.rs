@@ -1,4 +1,4 @@
-//! What a bridge says about its peers: metrics, `/debug/peers` and `/readyz`.
+//! What a bridge reports about its peers: metrics, `/debug/peers` and `/readyz`.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ const C: &str = "apiserver-c";
 const BEARER: (&str, &str) = ("Authorization", "Bearer t0ken");
 
 #[tokio::test]
-async fn without_the_gate_or_a_certificate_it_is_a_plain_gateway_that_says_so() {
+async fn without_the_feature_gate_or_a_certificate_peering_is_off_and_reported_as_off() {
     type Change = fn(&mut Config);
     let rows: [(&str, Change); 4] = [
         ("UnknownVersionInteroperabilityProxy is off", |config| {
@@ -46,7 +46,7 @@ async fn without_the_gate_or_a_certificate_it_is_a_plain_gateway_that_says_so() 
         let bearer = async |path: &str| {
             send_request(&cluster.pki.client(), &bridge, "GET", path, &[BEARER], "").await
         };
-        eventually("it is ready", TEST_TIMEOUT, async || {
+        eventually("the bridge is ready", TEST_TIMEOUT, async || {
             bearer("/readyz").await.status == 200
         })
         .await;
@@ -60,7 +60,7 @@ async fn without_the_gate_or_a_certificate_it_is_a_plain_gateway_that_says_so() 
         let line = format!("[+]peers ok: local only, since {why}\n");
         assert!(ready.body.contains(&line), "{}", ready.body);
         assert_eq!(peers(&bridge).await["localOnly"], Value::from(why));
-        // `skew` recognises it, and callers learn nothing of its flags.
+        // `skew` recognises the answer, and clients learn nothing about the flags.
         let accept = [BEARER, ("Accept", servers::ACCEPT)];
         let client = cluster.pki.client();
         let answer = send_request(&client, &bridge, "GET", "/apis", &accept, "").await;
@@ -83,7 +83,7 @@ async fn without_the_gate_or_a_certificate_it_is_a_plain_gateway_that_says_so() 
 }
 
 #[tokio::test]
-async fn what_peers_did_is_told_by_metrics_and_by_debug_peers() {
+async fn requests_to_peers_are_reported_by_metrics_and_debug_peers() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&["v1 pods"], [(B, &[NEW])]).await;
     cluster.get(&bridge, NEW_PATH).await;
     let view = peers(&bridge).await;
@@ -135,10 +135,10 @@ async fn what_peers_did_is_told_by_metrics_and_by_debug_peers() {
     let rerouted = metrics.value("skewbridge_rerouted_requests_total", &rerouted);
     assert_eq!(rerouted, Some(1.0));
     assert_eq!(metrics.value("skewbridge_peering_enabled", &[]), Some(1.0));
-    // The name of the last release.
+    // The metric's name of the last release.
     assert_eq!(metrics.value("skewbridge_peering", &[]), Some(1.0));
     eventually(
-        "the failure to learn is counted",
+        "the failed discovery is counted",
         TEST_TIMEOUT,
         async || {
             let metrics = admin_client::scrape(bridge.admin_address()).await;
@@ -151,7 +151,7 @@ async fn what_peers_did_is_told_by_metrics_and_by_debug_peers() {
 }
 
 #[tokio::test]
-async fn what_is_counted_of_peers_is_described_before_it_happens() {
+async fn peer_metrics_have_help_lines_before_the_first_event() {
     let cluster = ClusterFixture::new(&[]).await;
     let bridge = cluster.start().await;
     let metrics = admin_client::scrape(bridge.admin_address()).await;
@@ -177,7 +177,7 @@ async fn what_is_counted_of_peers_is_described_before_it_happens() {
 }
 
 #[tokio::test]
-async fn why_a_peer_does_not_tell_is_said_in_its_own_words() {
+async fn the_error_message_of_failed_peer_discovery_is_reported_verbatim() {
     let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
     b.apiserver.hook(|seen| {
@@ -185,15 +185,17 @@ async fn why_a_peer_does_not_tell_is_said_in_its_own_words() {
         (seen.path() == "/apis").then(|| Reply::json(status).status(503))
     });
     let bridge = start(&cluster.config());
-    eventually("it has been asked", TEST_TIMEOUT, async || {
-        peer_view(&bridge, B).await["problem"] == r#"/apis: 503: no "quorum" in etcd"#
-    })
+    eventually(
+        "the failed discovery is reported",
+        TEST_TIMEOUT,
+        async || peer_view(&bridge, B).await["problem"] == r#"/apis: 503: no "quorum" in etcd"#,
+    )
     .await;
 }
 
-/// A bridge that keeps the Lease of its identity itself, for so long that it has
-/// asked its server whether that keeps one.
-async fn keeping_a_lease(feature: u8) -> (ClusterFixture, Handle) {
+/// A bridge that maintains the Lease of its identity itself, long enough to have checked whether
+/// its server maintains one.
+async fn bridge_that_maintains_the_lease(feature: u8) -> (ClusterFixture, Handle) {
     let cluster = ClusterFixture::new(&[]).await;
     let line = format!(
         "kubernetes_feature_enabled{{name=\"APIServerIdentity\",stage=\"BETA\"}} {feature}\n"
@@ -205,9 +207,11 @@ async fn keeping_a_lease(feature: u8) -> (ClusterFixture, Handle) {
     cluster.local.delete(LEASES, OWN);
     cluster.local.lease(B, "one");
     let bridge = start(&cluster.config());
-    eventually("the server has been asked", 3 * TEST_TIMEOUT, async || {
-        !cluster.local.gateway_requests("/metrics").is_empty()
-    })
+    eventually(
+        "the server's metrics have been read",
+        3 * TEST_TIMEOUT,
+        async || !cluster.local.gateway_requests("/metrics").is_empty(),
+    )
     .await;
     assert_eq!(local(&bridge).await["leaseKeptBy"], "skewbridge");
     (cluster, bridge)
@@ -223,13 +227,15 @@ async fn ready(bridge: &Handle) -> String {
     ready.body
 }
 
-/// A host name that is not the server's makes an identity that no server has.
+/// With a host name other than the server's, the bridge computes an identity that no server has.
 #[tokio::test]
-async fn an_identity_that_is_not_the_servers_is_doubted_and_that_is_said() {
-    let (cluster, bridge) = keeping_a_lease(1).await;
-    eventually("the identity is doubted", TEST_TIMEOUT, async || {
-        local(&bridge).await["problem"].is_string()
-    })
+async fn an_identity_that_differs_from_the_servers_is_reported_as_doubtful() {
+    let (cluster, bridge) = bridge_that_maintains_the_lease(1).await;
+    eventually(
+        "the identity is reported as doubtful",
+        TEST_TIMEOUT,
+        async || local(&bridge).await["problem"].is_string(),
+    )
     .await;
     let problem = local(&bridge).await["problem"].as_str().unwrap().to_owned();
     for part in [
@@ -241,25 +247,29 @@ async fn an_identity_that_is_not_the_servers_is_doubted_and_that_is_said() {
     }
     assert!(ready(&bridge).await.contains(&problem));
 
-    // The server keeps it after all.
+    // The server maintains it after all.
     cluster.local.lease(OWN, "two");
-    eventually("it is not doubted any more", TEST_TIMEOUT, async || {
-        let local = local(&bridge).await;
-        local["leaseKeptBy"] == "kube-apiserver" && local["problem"].is_null()
-    })
+    eventually(
+        "the identity is no longer reported as doubtful",
+        TEST_TIMEOUT,
+        async || {
+            let local = local(&bridge).await;
+            local["leaseKeptBy"] == "kube-apiserver" && local["problem"].is_null()
+        },
+    )
     .await;
 }
 
 #[tokio::test]
-async fn an_identity_of_a_server_that_keeps_no_lease_is_not_doubted() {
-    let (cluster, bridge) = keeping_a_lease(0).await;
+async fn the_identity_of_a_server_without_a_lease_is_not_doubtful() {
+    let (cluster, bridge) = bridge_that_maintains_the_lease(0).await;
     let renewed = || {
         let lease = cluster.local.object(LEASES, OWN).unwrap();
         lease["spec"]["renewTime"].clone()
     };
     let before = renewed();
-    // Whatever was asked has been answered before that.
-    eventually("it is renewed again", TEST_TIMEOUT, async || {
+    // All requests of the check have been answered before that.
+    eventually("the Lease is renewed again", TEST_TIMEOUT, async || {
         renewed() != before
     })
     .await;
@@ -269,7 +279,7 @@ async fn an_identity_of_a_server_that_keeps_no_lease_is_not_doubted() {
 }
 
 #[tokio::test]
-async fn who_cannot_prove_to_be_a_peer_is_not_believed_and_that_is_said() {
+async fn a_peer_with_an_invalid_certificate_is_rejected_and_reported() {
     let cluster = ClusterFixture::new(&[]).await;
     let stranger = Ca::new("stranger").server(&["kubernetes.default.svc"]);
     let other_name = cluster.peer_ca.server(&["localhost", "127.0.0.1"]);
@@ -305,6 +315,6 @@ async fn who_cannot_prove_to_be_a_peer_is_not_believed_and_that_is_said() {
     for server in &servers {
         assert!(server.apiserver.server.requests().is_empty());
         let refused = async || server.apiserver.server.failed_handshakes() > 0;
-        eventually("a handshake was broken off", TEST_TIMEOUT, refused).await;
+        eventually("the handshake was aborted", TEST_TIMEOUT, refused).await;
     }
 }

@@ -1,5 +1,5 @@
-//! What a bridge says of peers that cannot be reached and of a registry that cannot be read:
-//! `/readyz?verbose`, `/debug/peers`, metrics and the text of 503 answers.
+//! What a bridge reports about unreachable peers and an unreadable registry: `/readyz?verbose`,
+//! `/debug/peers`, metrics and the text of 503 responses.
 
 use std::net::TcpListener;
 
@@ -21,7 +21,7 @@ const B: &str = "apiserver-b";
 const B_HOST: &str = "host-of-apiserver-b";
 const B_NAME: &str = "host-of-apiserver-b (apiserver-b)";
 const C: &str = "apiserver-c";
-const OF_NEW: [(&str, &str); 3] = [
+const LABELS_OF_NEW: [(&str, &str); 3] = [
     ("group", "storage.k8s.io"),
     ("version", "v1alpha1"),
     ("resource", "volumeattributesclasses"),
@@ -36,8 +36,8 @@ async fn scrape(bridge: &Handle) -> Scrape {
     admin_client::scrape(bridge.admin_address()).await
 }
 
-/// Waits until `/readyz?verbose` has this in it.
-async fn readyz_says(bridge: &Handle, text: &str) -> String {
+/// Waits until `/readyz?verbose` contains this text.
+async fn wait_for_readyz_text(bridge: &Handle, text: &str) -> String {
     eventually(text, TEST_TIMEOUT, async || {
         readyz(bridge).await.1.contains(text)
     })
@@ -51,10 +51,10 @@ async fn peer_up(bridge: &Handle, peer: &str, host: &str) -> Option<f64> {
 }
 
 #[tokio::test]
-async fn a_peer_that_cannot_be_reached_is_named_and_not_healthy() {
+async fn an_unreachable_peer_is_named_and_reported_as_unhealthy() {
     let peers = [(B, &[NEW][..]), (C, &[])];
     let (cluster, [mut b, _c], bridge) = ClusterFixture::with_peers(&[], peers).await;
-    readyz_says(&bridge, "[+]peers ok: 2 of 2 reachable\n").await;
+    wait_for_readyz_text(&bridge, "[+]peers ok: 2 of 2 reachable\n").await;
     cluster.wait_for_status(&bridge, "/readyz", 200).await;
     assert_eq!(peer_up(&bridge, B, B_HOST).await, Some(1.0));
     assert_eq!(peer_view(&bridge, B).await["healthy"], true);
@@ -63,7 +63,7 @@ async fn a_peer_that_cannot_be_reached_is_named_and_not_healthy() {
     b.shut_down().await;
     let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains(&format!("{B_NAME}: ")), "{message}");
-    // At once by the failed request, and from then on by polls that fail.
+    // At once because of the failed request, and later because of failed polls.
     for _ in 0..3 {
         let view = peer_view(&bridge, B).await;
         assert_eq!(
@@ -74,28 +74,26 @@ async fn a_peer_that_cannot_be_reached_is_named_and_not_healthy() {
         status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     }
     let line = format!("[+]peers ok: 1 of 2 reachable; unreachable: {B_NAME}: ");
-    readyz_says(&bridge, &line).await;
-    // Everything else is served, so that the bridge is ready.
+    wait_for_readyz_text(&bridge, &line).await;
+    // Everything else is served, so the bridge is ready.
     assert_eq!(readyz(&bridge).await.0, 200);
     assert_eq!(served_by(&cluster.get(&bridge, SHARED_PATH).await), OWN);
     assert_eq!(peer_up(&bridge, B, B_HOST).await, Some(0.0));
     assert_eq!(peer_up(&bridge, C, "host-of-apiserver-c").await, Some(1.0));
 
     b.apiserver.server.listen_again().await;
-    readyz_says(&bridge, "[+]peers ok: 2 of 2 reachable\n").await;
+    wait_for_readyz_text(&bridge, "[+]peers ok: 2 of 2 reachable\n").await;
     assert_eq!(peer_up(&bridge, B, B_HOST).await, Some(1.0));
     b.withdraw_address();
     cluster.local.delete(LEASES, B);
-    eventually(
-        "a peer that is gone has no series",
-        TEST_TIMEOUT,
-        async || peer_up(&bridge, B, B_HOST).await.is_none(),
-    )
+    eventually("a removed peer has no series", TEST_TIMEOUT, async || {
+        peer_up(&bridge, B, B_HOST).await.is_none()
+    })
     .await;
 }
 
 #[tokio::test]
-async fn a_rerouted_request_that_fails_is_counted_with_its_code() {
+async fn a_failed_rerouted_request_is_counted_with_its_code() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
     b.shut_down().await;
@@ -104,7 +102,7 @@ async fn a_rerouted_request_that_fails_is_counted_with_its_code() {
     }
     let metrics = scrape(&bridge).await;
     let of = |metrics: &Scrape, name: &str, code: &'static str| {
-        let labels = [&[("code", code)], &OF_NEW[..]].concat();
+        let labels = [&[("code", code)], &LABELS_OF_NEW[..]].concat();
         metrics.value(name, &labels)
     };
     for name in [
@@ -121,7 +119,7 @@ async fn a_rerouted_request_that_fails_is_counted_with_its_code() {
     assert_eq!(to(&metrics, B, B_HOST, "200"), Some(1.0));
     assert_eq!(to(&metrics, B, B_HOST, "503"), Some(2.0));
 
-    // A peer's own refusal is counted once, as an answer of the peer.
+    // An error response of a peer itself is counted once, as a response of the peer.
     b.apiserver.server.listen_again().await;
     b.apiserver.hook(|seen: &RecordedRequest| {
         (seen.path() == NEW_PATH).then(|| Reply::new(403).body("no"))
@@ -132,7 +130,7 @@ async fn a_rerouted_request_that_fails_is_counted_with_its_code() {
 }
 
 #[tokio::test]
-async fn discovery_polls_are_counted_by_peer_and_result_and_where_they_are_answered() {
+async fn discovery_polls_are_counted_by_peer_and_result_and_at_the_polled_bridge() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let polls = async |result: &str| {
         let labels = [("peer", B), ("host", B_HOST), ("result", result)];
@@ -151,7 +149,7 @@ async fn discovery_polls_are_counted_by_peer_and_result_and_where_they_are_answe
     })
     .await;
 
-    // The other side: what a peer asks of this bridge.
+    // The polled side: requests of a peer to this bridge.
     let local_requests = async || {
         let metrics = scrape(&bridge).await;
         let value = |name| metrics.value(name, &[]);
@@ -173,7 +171,7 @@ async fn discovery_polls_are_counted_by_peer_and_result_and_where_they_are_answe
 
 #[tokio::test]
 #[allow(clippy::float_cmp)] // whole numbers
-async fn merged_discovery_is_counted_by_value() {
+async fn merged_discovery_cache_hits_and_misses_are_counted() {
     let (cluster, [_b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let value = async |name: &str| scrape(&bridge).await.value(name, &[]).unwrap();
     let hits = "aggregator_discovery_peer_aggregated_cache_hits_total";
@@ -197,18 +195,22 @@ async fn merged_discovery_is_counted_by_value() {
         assert_eq!(value(local).await, f64::from(turn));
         assert_eq!(value(nopeer).await, f64::from(turn));
     }
-    assert_eq!(value(hits).await, 3.0, "the local document is no hit");
+    assert_eq!(
+        value(hits).await,
+        3.0,
+        "the local document does not count as a hit"
+    );
     assert_eq!(value(misses).await, made, "nothing has changed");
 }
 
-/// An address where nothing listens.
+/// A port without a listener.
 fn closed_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
 
 #[tokio::test]
-async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
+async fn a_registry_that_was_never_read_is_reported_and_the_bridge_is_not_ready() {
     let cluster = ClusterFixture::new(&[]).await;
     cluster.local.lease(B, "one");
     let etcd = format!("http://127.0.0.1:{}", closed_port());
@@ -221,7 +223,7 @@ async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
     };
     let bridge = start(&config);
     let failed = "[-]registry failed: peer addresses have not been read: --etcd-servers: ";
-    let text = readyz_says(&bridge, failed).await;
+    let text = wait_for_readyz_text(&bridge, failed).await;
     let line = text
         .lines()
         .find(|line| line.contains("]registry "))
@@ -236,7 +238,7 @@ async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
     }
     cluster.wait_for_status(&bridge, "/readyz", 500).await;
     eventually(
-        "the main port says it without the address",
+        "the main port reports it without the address",
         TEST_TIMEOUT,
         async || {
             let text = cluster.get(&bridge, "/readyz").await.text().clone();
@@ -266,7 +268,7 @@ async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
         .await
         .value("skewbridge_peer_registry_up", &[]);
     assert_eq!(up, Some(0.0));
-    // A client learns that, too, without an address in it.
+    // Clients get the reason too, without an address in it.
     let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains(B_NAME), "{message}");
     assert!(message.contains("registry of peer addresses"), "{message}");
@@ -275,7 +277,7 @@ async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
 }
 
 #[tokio::test]
-async fn a_registry_that_fails_later_is_named_and_the_bridge_stays_ready() {
+async fn a_registry_that_fails_later_is_reported_and_the_bridge_stays_ready() {
     let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
     let address = b.apiserver.server.addr();
@@ -285,7 +287,7 @@ async fn a_registry_that_fails_later_is_named_and_the_bridge_stays_ready() {
     config.peers.registry = RegistryKind::File(path);
     let bridge = start(&config);
     cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
-    readyz_says(&bridge, "[+]registry ok: file\n").await;
+    wait_for_readyz_text(&bridge, "[+]registry ok: file\n").await;
     let metric = async || {
         scrape(&bridge)
             .await
@@ -295,7 +297,7 @@ async fn a_registry_that_fails_later_is_named_and_the_bridge_stays_ready() {
     assert_eq!(peers(&bridge).await["registry"]["lastError"], Value::Null);
 
     cluster.pki.dir.write("peers.yaml", "peers: [{identity");
-    let text = readyz_says(
+    let text = wait_for_readyz_text(
         &bridge,
         "[+]registry ok: file fails, known addresses stay in use",
     )
@@ -310,13 +312,13 @@ async fn a_registry_that_fails_later_is_named_and_the_bridge_stays_ready() {
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
 
     cluster.pki.dir.write("peers.yaml", &entry);
-    readyz_says(&bridge, "[+]registry ok: file\n").await;
+    wait_for_readyz_text(&bridge, "[+]registry ok: file\n").await;
     assert_eq!(metric().await, Some(1.0));
 }
 
 /// Without its Lease, other bridges do not know the server.
 #[tokio::test]
-async fn a_lease_that_the_bridge_cannot_keep_takes_the_registry_down() {
+async fn a_lease_that_the_bridge_cannot_renew_fails_the_registry_check() {
     let cluster = ClusterFixture::new(&[]).await;
     cluster.local.delete(LEASES, OWN);
     let refuse = |method: &'static str| {
@@ -334,8 +336,8 @@ async fn a_lease_that_the_bridge_cannot_keep_takes_the_registry_down() {
     };
     for (method, lease) in [("POST", false), ("PUT", true)] {
         refuse(method);
-        let what = format!("{method} fails, and that is said");
-        // It writes every ten seconds.
+        let what = format!("the failed {method} is reported");
+        // The Lease is written every ten seconds.
         eventually(&what, 3 * TEST_TIMEOUT, async || {
             peers(&bridge).await["registry"]["up"] == false
         })
@@ -351,22 +353,22 @@ async fn a_lease_that_the_bridge_cannot_keep_takes_the_registry_down() {
         ] {
             assert!(error.contains(part), "{part}: {error}");
         }
-        let text = readyz_says(&bridge, "[+]registry ok: memory fails").await;
+        let text = wait_for_readyz_text(&bridge, "[+]registry ok: memory fails").await;
         assert!(text.contains("no right to write leases"), "{text}");
         assert_eq!(metric().await, Some(0.0));
 
         cluster.local.remove_hook();
-        eventually("it is kept", 3 * TEST_TIMEOUT, async || {
+        eventually("the Lease is written", 3 * TEST_TIMEOUT, async || {
             peers(&bridge).await["registry"]["up"] == true
         })
         .await;
-        readyz_says(&bridge, "[+]registry ok: memory\n").await;
+        wait_for_readyz_text(&bridge, "[+]registry ok: memory\n").await;
         assert_eq!(metric().await, Some(1.0));
     }
 }
 
 #[tokio::test]
-async fn where_leases_are_the_registry_a_watch_that_fails_is_named() {
+async fn with_leases_as_the_registry_a_failed_watch_is_reported() {
     let cluster = ClusterFixture::new(&[]).await;
     let mut config = cluster.config();
     config.peers.registry = RegistryKind::Leases;
@@ -375,7 +377,7 @@ async fn where_leases_are_the_registry_a_watch_that_fails_is_named() {
         (seen.path() == LEASES).then(|| Reply::new(403).body("no right to list leases"))
     });
     let bridge = start(&config);
-    let text = readyz_says(
+    let text = wait_for_readyz_text(
         &bridge,
         "[-]registry failed: peer addresses have not been read: ",
     )
@@ -383,5 +385,5 @@ async fn where_leases_are_the_registry_a_watch_that_fails_is_named() {
     assert!(text.contains("no right to list leases"), "{text}");
     assert_eq!(peers(&bridge).await["registry"]["kind"], "leases");
     cluster.local.remove_hook();
-    readyz_says(&bridge, "[+]registry ok: leases\n").await;
+    wait_for_readyz_text(&bridge, "[+]registry ok: leases\n").await;
 }

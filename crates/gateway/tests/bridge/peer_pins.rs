@@ -1,5 +1,5 @@
-//! A bridge publishes the digest of its serving key, and a peer that presents another key
-//! is refused, whatever CA signed it.
+//! A bridge publishes the digest of its serving key, and a peer that presents another key is
+//! rejected regardless of the CA that signed it.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::support::pki::start;
 const B: &str = "apiserver-b";
 
 #[tokio::test]
-async fn a_peer_that_presents_another_key_than_its_bridge_has_published_is_refused() {
+async fn a_peer_that_presents_a_key_other_than_the_published_one_is_rejected() {
     let cluster = ClusterFixture::new(&[]).await;
     let (_seen, publish) = records(&cluster);
     let mut record = record_of_b(&cluster).await;
@@ -27,15 +27,15 @@ async fn a_peer_that_presents_another_key_than_its_bridge_has_published_is_refus
     cluster.wait_for_status(&bridge, "/readyz", 200).await;
     let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains("another key"), "{message}");
-    assert!(b.client_requests().is_empty(), "nothing was sent to it");
+    assert!(b.client_requests().is_empty(), "no request was sent to it");
 
-    // The keys are those of a bridge at another address: the server itself has its own.
+    // The published keys belong to a bridge at another address: the server itself has its own.
     record.bridge = Some(([127, 0, 0, 1], 1).into());
     publish.send_replace(Some(Arc::new(record)));
     cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
 }
 
-/// A bridge in front of a server of its own, beside another one.
+/// A bridge in front of its own server, beside another bridge.
 fn bridge_of_b(cluster: &ClusterFixture, b: &FakeApiServer) -> Config {
     let mut config = cluster.config();
     config.upstream.port = b.server.addr().port();
@@ -53,7 +53,7 @@ fn new_key(cluster: &ClusterFixture, names: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_bridge_that_gets_a_new_key_announces_it_before_it_serves_with_it() {
+async fn a_bridge_publishes_a_new_key_before_it_serves_with_it() {
     let cluster = ClusterFixture::new(&[]).await;
     let options = Options::new(cluster.pki.upstream.clone())
         .clients(ClientAuth::Accept(&cluster.pki.front_proxy_ca));
@@ -76,13 +76,15 @@ async fn a_bridge_that_gets_a_new_key_announces_it_before_it_serves_with_it() {
     new_key(&cluster, &["kubernetes.default.svc", "localhost"]);
     let both = keys(&seen.wait_for(|all| keys(all).len() == 2).await.unwrap());
     assert_eq!(both[1], first[0]);
-    // Before the change and after it, over connections old and new.
+    // Before and after the change, over old and new connections.
     let new_key = TlsClient::new(&cluster.peer_ca);
     for is_changed in [false, true] {
         if is_changed {
-            eventually("it serves with the new key", TEST_TIMEOUT, async || {
-                new_key.http1(bridge_of_b.address()).await.is_ok()
-            })
+            eventually(
+                "the bridge serves with the new key",
+                TEST_TIMEOUT,
+                async || new_key.http1(bridge_of_b.address()).await.is_ok(),
+            )
             .await;
         }
         for bridge in [&bridge, &start(&cluster.config())] {

@@ -1,5 +1,5 @@
-//! Peers that do not answer: a request finds out, the next ones do not wait. And servers
-//! that have ended, whose Leases would be waited for.
+//! Peers that do not answer: one request detects it and the following requests do not wait. Also
+//! the Leases of stopped servers, which would be waited for.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::support::pki::start;
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
 
-/// As behind a firewall, or a process under SIGSTOP: the kernel takes connections, and no
-/// program answers.
+/// As behind a firewall, or a process under SIGSTOP: the kernel accepts connections, and no process
+/// answers.
 #[tokio::test]
-async fn a_peer_that_does_not_answer_gets_no_requests_until_it_does() {
+async fn a_peer_that_does_not_answer_gets_no_requests_until_it_answers() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -37,9 +37,9 @@ async fn a_peer_that_does_not_answer_gets_no_requests_until_it_does() {
     cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
 }
 
-/// Its bridge answers pings; the server behind it is stopped.
+/// The peer's bridge answers pings; the server behind it is stopped.
 #[tokio::test]
-async fn a_read_that_waits_for_a_silent_server_goes_to_another() {
+async fn a_read_that_waits_for_a_silent_server_is_sent_to_another() {
     let peers = [(B, &[NEW][..]), (C, &[NEW][..])];
     let (cluster, [b, c], bridge) = ClusterFixture::with_peers(&[], peers).await;
     let never = Arc::new(Notify::new());
@@ -50,10 +50,10 @@ async fn a_read_that_waits_for_a_silent_server_goes_to_another() {
             .hook(move |_| Some(Reply::new(200).after(&never)));
         let answer = cluster.get(&bridge, NEW_PATH).await;
         let other = if silent.name == B { C } else { B };
-        // Whichever was asked first.
+        // Either of the peers may have been chosen first.
         assert_eq!(served_by(&answer), other);
         silent.apiserver.remove_hook();
-        eventually("it is used again", TEST_TIMEOUT, async || {
+        eventually("the peer is used again", TEST_TIMEOUT, async || {
             peer_view(&bridge, silent.name).await["healthy"] == true
         })
         .await;
@@ -61,7 +61,7 @@ async fn a_read_that_waits_for_a_silent_server_goes_to_another() {
 }
 
 #[tokio::test]
-async fn the_lease_of_a_server_that_has_ended_is_deleted_through_a_peer() {
+async fn the_lease_of_a_stopped_server_is_deleted_through_a_peer() {
     for has_ended in [true, false] {
         let cluster = ClusterFixture::new(&[]).await;
         let b = cluster.peer(B, &[NEW]).await;
@@ -71,7 +71,7 @@ async fn the_lease_of_a_server_that_has_ended_is_deleted_through_a_peer() {
             cluster.local.server.stop_listening().await;
             cluster.local.server.kill_connections().await;
         } else {
-            // It runs, and is not ready.
+            // The server runs, but is not ready.
             cluster
                 .local
                 .hook(|_| Some(Reply::new(500).body("not ready")));
@@ -94,9 +94,9 @@ async fn the_lease_of_a_server_that_has_ended_is_deleted_through_a_peer() {
     }
 }
 
-/// It has started again, and renewed its Lease, before the bridge deletes that.
+/// The server has restarted and renewed its Lease before the bridge deletes it.
 #[tokio::test]
-async fn a_lease_that_is_renewed_again_is_not_deleted() {
+async fn a_lease_that_is_renewed_in_the_meantime_is_not_deleted() {
     let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
     b.apiserver.lease(OWN, "one");

@@ -1,5 +1,5 @@
-//! Servers that are not what they were, before anybody has heard: nobody is told that something
-//! is not found that another server serves.
+//! Servers that were replaced by another version before the change is known: a client never gets
+//! 404 for a resource that another server serves.
 
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::ApiServerIdentity;
@@ -17,10 +17,10 @@ const HOP: &str = "x-kubernetes-peer-proxied";
 const NOT_PROCESSED: &str = "x-skewbridge-not-processed";
 
 #[tokio::test]
-async fn a_local_server_that_has_become_another_does_not_hide_what_a_peer_serves() {
+async fn a_downgraded_local_server_does_not_hide_the_apis_of_a_peer() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[NEW], [(B, &[NEW])]).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), OWN);
-    // It still says that it serves it, and does not.
+    // Its last discovery lists the API, but it no longer serves it.
     let gone = |seen: &RecordedRequest| seen.path().starts_with(NEW_PATH).then(page_not_found);
     cluster.local.hook(gone);
     let body = "x".repeat(100 << 10);
@@ -54,15 +54,15 @@ async fn a_local_server_that_has_become_another_does_not_hide_what_a_peer_serves
         assert_eq!(answer.header("retry-after"), Some("1"));
         assert_eq!(answer.header(NOT_PROCESSED), Some("true"));
     }
-    assert_eq!(b.client_requests().len(), before, "one hop, and no more");
+    assert_eq!(b.client_requests().len(), before, "at most one hop");
 }
 
 #[tokio::test]
-async fn a_false_404_makes_it_ask_the_local_server_again_what_it_serves() {
+async fn a_404_for_a_listed_resource_refreshes_local_discovery() {
     let (cluster, [_b], bridge) = ClusterFixture::with_peers(&[NEW], [(B, &[NEW])]).await;
     cluster.local.serve(&[cluster::SHARED]);
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
-    eventually("it is known", TEST_TIMEOUT, async || {
+    eventually("local discovery is refreshed", TEST_TIMEOUT, async || {
         let before = cluster.local.client_requests().len();
         served_by(&cluster.get(&bridge, NEW_PATH).await) == B
             && cluster.local.client_requests().len() == before
@@ -71,23 +71,23 @@ async fn a_false_404_makes_it_ask_the_local_server_again_what_it_serves() {
 }
 
 #[tokio::test]
-async fn a_peer_that_has_refused_unseen_is_asked_again_what_it_serves() {
+async fn a_not_processed_response_refreshes_discovery_of_the_peer() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
-    // The server of that bridge has become another, and no event has told so.
+    // The server of that bridge was replaced, and no event has announced it.
     b.apiserver.serve(&[cluster::SHARED]);
     let refused = || Reply::new(503).header(NOT_PROCESSED, "true");
     b.apiserver
         .hook(move |seen| (seen.path() == NEW_PATH).then(refused));
     assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, 503);
-    eventually("nobody serves it", TEST_TIMEOUT, async || {
+    eventually("no server serves the resource", TEST_TIMEOUT, async || {
         cluster.get(&bridge, NEW_PATH).await.status == 404
     })
     .await;
 }
 
 #[tokio::test]
-async fn what_a_workload_says_through_a_proxy_is_its_own_affair() {
+async fn responses_of_workloads_through_the_proxy_subresource_are_forwarded_unchanged() {
     let pods: &[&str] = &["v1 pods", "v1 pods/proxy:create,get"];
     let (cluster, [b], bridge) = ClusterFixture::with_peers(pods, [(B, pods)]).await;
     let proxy = "/api/v1/namespaces/a/pods/p/proxy/page";
@@ -111,7 +111,7 @@ async fn what_a_workload_says_through_a_proxy_is_its_own_affair() {
 }
 
 #[tokio::test]
-async fn a_body_of_http1_goes_over_whole_to_peers_of_either_protocol() {
+async fn an_http1_body_reaches_peers_of_either_protocol_completely() {
     for alpn in ["h2", "http/1.1"] {
         let cluster = ClusterFixture::new(&[NEW]).await;
         let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
@@ -119,7 +119,7 @@ async fn a_body_of_http1_goes_over_whole_to_peers_of_either_protocol() {
         cluster.local.lease(B, "one");
         let _published = cluster.publish(B, b.server.addr());
         let bridge = cluster.start().await;
-        // First by way of a local server that has become another, then straight.
+        // First after a 404 of a replaced local server, then directly.
         cluster
             .local
             .hook(|seen| (seen.path() == NEW_PATH).then(page_not_found));
@@ -147,7 +147,7 @@ async fn a_body_of_http1_goes_over_whole_to_peers_of_either_protocol() {
 }
 
 #[tokio::test]
-async fn a_body_too_long_to_be_sent_again_is_not_answered_with_not_found() {
+async fn a_body_too_long_to_be_replayed_is_not_answered_with_404() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[NEW], [(B, &[NEW])]).await;
     cluster
         .local
@@ -158,7 +158,7 @@ async fn a_body_too_long_to_be_sent_again_is_not_answered_with_not_found() {
     assert!(b.client_requests().is_empty());
 }
 
-/// A bridge in front of another server, known to the first by its address.
+/// A bridge in front of another server, whose address the first bridge knows.
 fn second_bridge(cluster: &ClusterFixture, server: &FakeApiServer) -> Handle {
     let certificate = cluster.peer_ca.server(&["kubernetes.default.svc"]);
     let mut config = cluster.config();
@@ -170,7 +170,7 @@ fn second_bridge(cluster: &ClusterFixture, server: &FakeApiServer) -> Handle {
 }
 
 #[tokio::test]
-async fn two_bridges_make_one_cluster_of_two_servers() {
+async fn two_bridges_serve_the_apis_of_both_servers() {
     let cluster = ClusterFixture::new(&[]).await;
     let options = Options::new(cluster.pki.upstream.clone())
         .clients(ClientAuth::Accept(&cluster.pki.front_proxy_ca));
@@ -179,7 +179,7 @@ async fn two_bridges_make_one_cluster_of_two_servers() {
         server.lease(OWN, "one");
         server.lease(B, "one");
     }
-    // Its cluster is not known to the second bridge yet.
+    // The second bridge does not know its cluster yet.
     server_b.hook(|seen| (seen.path() == LEASES).then(|| Reply::new(500)));
     let b = second_bridge(&cluster, &server_b);
     let a = cluster.start().await;
@@ -208,8 +208,8 @@ async fn two_bridges_make_one_cluster_of_two_servers() {
     assert_eq!(seen.all("x-remote-user"), Vec::<&str>::new());
     assert_eq!(seen.all("authorization"), [BEARER.1]);
 
-    // The second server is replaced by one that does not serve it: nobody has
-    // heard, and still nobody hears that it is not found.
+    // The second server is replaced by one that does not serve the resource. No bridge knows that
+    // yet, and still no client gets 404.
     server_b.hook(|seen| (seen.path() == NEW_PATH).then(page_not_found));
     for method in ["GET", "POST"] {
         let answer = send_request(&cluster.alice(), &a, method, NEW_PATH, &[], "").await;
@@ -220,7 +220,7 @@ async fn two_bridges_make_one_cluster_of_two_servers() {
     drop(b);
 }
 
-/// kube-apiserver answers so for a resource that a group-version it knows does not have.
+/// kube-apiserver's response for a resource that a group-version it serves does not have.
 fn no_such_resource() -> Reply {
     let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
         "message":"the server could not find the requested resource","reason":"NotFound",
@@ -229,7 +229,7 @@ fn no_such_resource() -> Reply {
 }
 
 #[tokio::test]
-async fn a_status_that_knows_no_such_resource_is_not_believed_either() {
+async fn a_404_status_for_an_unknown_resource_is_not_forwarded_either() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[NEW], [(B, &[NEW])]).await;
     let gone = |seen: &RecordedRequest| seen.path().starts_with(NEW_PATH).then(no_such_resource);
     cluster.local.hook(gone);
@@ -238,7 +238,7 @@ async fn a_status_that_knows_no_such_resource_is_not_believed_either() {
         status_message(&answer, 503);
         assert_eq!(answer.header("retry-after"), Some("1"));
     }
-    // A peer that has become another server.
+    // A peer that was replaced by another version.
     cluster.local.serve(&[cluster::SHARED]);
     cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     b.apiserver.hook(gone);
@@ -246,7 +246,7 @@ async fn a_status_that_knows_no_such_resource_is_not_believed_either() {
         let answer = send_request(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
         status_message(&answer, 503);
     }
-    // A missing object is missing.
+    // A missing object is a final 404.
     let missing = |seen: &RecordedRequest| {
         let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
             "message":"things.example.com \"x\" not found","reason":"NotFound",
@@ -262,7 +262,7 @@ async fn a_status_that_knows_no_such_resource_is_not_believed_either() {
 }
 
 #[tokio::test]
-async fn a_nodes_404_is_not_taken_for_a_servers() {
+async fn a_404_of_a_node_is_not_taken_for_one_of_a_server() {
     let pods: &[&str] = &["v1 pods", "v1 pods/exec:create,get"];
     let (cluster, [b], bridge) = ClusterFixture::with_peers(pods, [(B, pods)]).await;
     let exec = "/api/v1/namespaces/a/pods/p/exec";
@@ -275,7 +275,7 @@ async fn a_nodes_404_is_not_taken_for_a_servers() {
 }
 
 #[tokio::test]
-async fn who_is_not_let_in_without_a_name_here_is_not_let_in_there() {
+async fn anonymous_requests_that_the_local_server_rejects_are_not_sent_to_peers() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let nobody = cluster.pki.client();
     let answer = send_request(&nobody, &bridge, "GET", NEW_PATH, &[], "").await;

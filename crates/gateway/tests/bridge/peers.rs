@@ -1,4 +1,4 @@
-//! Requests go to the server that serves what they ask for, and say there who asks.
+//! Requests are routed to a server that serves the resource, with the client's identity.
 
 use std::collections::BTreeSet;
 
@@ -24,10 +24,10 @@ use crate::support::spdy_upstream::{EXEC, Node, SUCCESS, WebSocket};
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
 const HOP: &str = "x-kubernetes-peer-proxied";
-const HOP_OF_THE_KEP: &str = "X-Kubernetes-APIServer-Rerouted";
+const KEP_HOP_HEADER: &str = "X-Kubernetes-APIServer-Rerouted";
 
 #[tokio::test]
-async fn each_request_goes_where_its_resource_subresource_and_verb_are_served() {
+async fn each_request_is_routed_to_a_server_that_serves_its_resource_subresource_and_verb() {
     let local = ["v1 pods", "batch/v1 jobs:get,list"];
     let peer = [
         "v1 pods",
@@ -58,7 +58,7 @@ async fn each_request_goes_where_its_resource_subresource_and_verb_are_served() 
     }
     for seen in b.client_requests() {
         assert_eq!(seen.all(HOP), ["true"], "{seen:#?}");
-        assert_eq!(seen.all(HOP_OF_THE_KEP), Vec::<&str>::new());
+        assert_eq!(seen.all(KEP_HOP_HEADER), Vec::<&str>::new());
     }
     for seen in cluster.local.client_requests() {
         assert_eq!(seen.header(HOP), None, "{seen:#?}");
@@ -66,7 +66,7 @@ async fn each_request_goes_where_its_resource_subresource_and_verb_are_served() 
 }
 
 #[tokio::test]
-async fn what_nobody_serves_and_what_is_no_resource_is_the_local_servers() {
+async fn unserved_resources_and_non_resource_paths_go_to_the_local_server() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let paths = [
         UNSERVED_PATH,
@@ -86,7 +86,7 @@ async fn what_nobody_serves_and_what_is_no_resource_is_the_local_servers() {
 }
 
 #[tokio::test]
-async fn without_peers_everything_is_local() {
+async fn without_peers_all_requests_go_to_the_local_server() {
     let cluster = ClusterFixture::new(&[]).await;
     let bridge = cluster.start().await;
     assert_eq!(served_by(&cluster.get(&bridge, SHARED_PATH).await), OWN);
@@ -95,7 +95,7 @@ async fn without_peers_everything_is_local() {
 }
 
 #[tokio::test]
-async fn before_the_cluster_is_known_nothing_of_the_api_is_answered_and_nobody_is_ready() {
+async fn before_the_cluster_state_is_known_api_requests_fail_and_the_bridge_is_not_ready() {
     for missing in [LEASES, API_SERVICES, CRDS, "/apis", "/api"] {
         let cluster = ClusterFixture::new(&[]).await;
         let _b = cluster.peer(B, &[NEW]).await;
@@ -104,10 +104,14 @@ async fn before_the_cluster_is_known_nothing_of_the_api_is_answered_and_nobody_i
         };
         cluster.local.hook(refuse);
         let bridge = start(&cluster.config());
-        eventually("it has tried", TEST_TIMEOUT, async || {
-            let version_known = !cluster.local.gateway_requests("/version").is_empty();
-            version_known && cluster.local.gateway_requests(missing).len() > 1
-        })
+        eventually(
+            "the bridge has tried to read it",
+            TEST_TIMEOUT,
+            async || {
+                let version_known = !cluster.local.gateway_requests("/version").is_empty();
+                version_known && cluster.local.gateway_requests(missing).len() > 1
+            },
+        )
         .await;
         for path in [SHARED_PATH, NEW_PATH, UNSERVED_PATH] {
             let answer = cluster.get(&bridge, path).await;
@@ -133,10 +137,10 @@ async fn before_the_cluster_is_known_nothing_of_the_api_is_answered_and_nobody_i
 }
 
 #[tokio::test]
-async fn what_a_peer_has_passed_on_stays_here_and_is_never_not_found() {
+async fn a_request_from_a_peer_is_served_locally_and_never_answered_with_404() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let peer = cluster.pki.peer();
-    for hop in [HOP, HOP_OF_THE_KEP] {
+    for hop in [HOP, KEP_HOP_HEADER] {
         let headers = [(hop, "true"), ("x-remote-user", "bob")];
         let answer = send_request(&peer, &bridge, "GET", SHARED_PATH, &headers, "").await;
         assert_eq!(served_by(&answer), OWN, "{hop}");
@@ -145,21 +149,21 @@ async fn what_a_peer_has_passed_on_stays_here_and_is_never_not_found() {
                 let answer = send_request(&peer, &bridge, method, path, &headers, "").await;
                 status_message(&answer, 503);
                 assert_eq!(answer.header("retry-after"), Some("1"));
-                // The peer may give it to another server.
+                // The peer may send it to another server.
                 assert_eq!(answer.header("x-skewbridge-not-processed"), Some("true"));
             }
         }
         let answer = send_request(&peer, &bridge, "GET", "/nothing", &headers, "").await;
-        assert_eq!(answer.status, 404, "no resource");
+        assert_eq!(answer.status, 404, "not a resource request");
     }
     assert!(b.client_requests().is_empty(), "{:#?}", b.client_requests());
 }
 
 #[tokio::test]
-async fn a_forged_hop_header_changes_nothing() {
+async fn a_forged_hop_header_is_ignored() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let nobody = cluster.pki.client();
-    for hop in [HOP, HOP_OF_THE_KEP] {
+    for hop in [HOP, KEP_HOP_HEADER] {
         for (client, more) in [
             (cluster.alice(), ("x-any", "thing")),
             (nobody.clone(), ("x-any", "thing")),
@@ -174,16 +178,16 @@ async fn a_forged_hop_header_changes_nothing() {
     }
     for seen in b.client_requests() {
         assert_eq!(seen.all(HOP), ["true"], "{seen:#?}");
-        assert_eq!(seen.all(HOP_OF_THE_KEP), Vec::<&str>::new(), "{seen:#?}");
+        assert_eq!(seen.all(KEP_HOP_HEADER), Vec::<&str>::new(), "{seen:#?}");
     }
     for seen in cluster.local.client_requests() {
         assert_eq!(seen.header(HOP), None, "{seen:#?}");
-        assert_eq!(seen.header(HOP_OF_THE_KEP), None, "{seen:#?}");
+        assert_eq!(seen.header(KEP_HOP_HEADER), None, "{seen:#?}");
     }
 }
 
 #[tokio::test]
-async fn a_peer_is_told_who_asks() {
+async fn a_peer_gets_the_identity_of_the_client() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let forged = ("X-Remote-User", "system:admin");
     let rows = [
@@ -236,14 +240,14 @@ async fn a_peer_is_told_who_asks() {
         expected.sort();
         let mut claimed = identity_headers(&seen);
         claimed.sort();
-        // A certificate is named too, to servers that name them themselves.
+        // The certificate id is included for servers that log such ids themselves.
         claimed.retain(|(name, _)| !name.ends_with("credential-id"));
         assert_eq!(claimed, expected, "{headers:?}");
     }
 }
 
 #[tokio::test]
-async fn peers_that_serve_the_same_share_the_work() {
+async fn requests_are_distributed_over_peers_that_serve_the_same_resource() {
     let (cluster, [b, c], bridge) =
         ClusterFixture::with_peers(&[], [(B, &[NEW]), (C, &[NEW])]).await;
     let mut asked = BTreeSet::new();
@@ -268,7 +272,7 @@ fn watches(
 }
 
 #[tokio::test]
-async fn a_watch_goes_through_a_peer_and_others_go_to_the_one_with_less_to_do() {
+async fn a_watch_goes_through_a_peer_and_other_requests_go_to_the_peer_with_fewer_in_flight() {
     let (cluster, servers, bridge) =
         ClusterFixture::with_peers(&[], [(B, &[NEW]), (C, &[NEW])]).await;
     let (senders, mut bodies) = mpsc::unbounded_channel();
@@ -306,9 +310,11 @@ async fn a_watch_goes_through_a_peer_and_others_go_to_the_one_with_less_to_do() 
 }
 
 async fn wait_until_idle(bridge: &Handle, name: &str) {
-    eventually("it has nothing to do", TEST_TIMEOUT, async || {
-        cluster::peer_view(bridge, name).await["requestsUnderWay"] == 0
-    })
+    eventually(
+        "the peer has no request in flight",
+        TEST_TIMEOUT,
+        async || cluster::peer_view(bridge, name).await["requestsUnderWay"] == 0,
+    )
     .await;
 }
 
@@ -352,12 +358,12 @@ async fn an_upgrade_goes_through_a_peer() {
 }
 
 #[tokio::test]
-async fn a_stream_is_translated_for_a_peer_that_does_not_do_so_itself() {
+async fn a_stream_is_translated_for_a_peer_that_does_not_translate_itself() {
     let cluster = ClusterFixture::new(&["v1 pods"]).await;
     let b = cluster
         .peer(B, &["v1 pods", "v1 pods/exec:create,get"])
         .await;
-    // The local one would: the peer's version counts.
+    // The local server would translate: the version of the peer decides.
     b.apiserver.is_version("v1.28.15", Form::V2Beta1);
     let (sender, mut streams) = mpsc::unbounded_channel::<Upgrade>();
     b.apiserver.hook(move |seen| {
@@ -382,7 +388,11 @@ async fn a_stream_is_translated_for_a_peer_that_does_not_do_so_itself() {
     assert_eq!(story.stdout, b"out");
     assert!(story.looks_successful(), "{story:?}");
     let seen: Vec<_> = b.client_requests();
-    assert_eq!(seen.len(), 1, "nothing was tried before: {seen:#?}");
+    assert_eq!(
+        seen.len(),
+        1,
+        "no other request was tried before: {seen:#?}"
+    );
     assert_eq!(
         (seen[0].method.as_str(), seen[0].all(HOP)),
         ("POST", vec!["true"])
@@ -392,7 +402,7 @@ async fn a_stream_is_translated_for_a_peer_that_does_not_do_so_itself() {
 }
 
 #[tokio::test]
-async fn an_answer_of_a_peer_has_one_copy_of_every_header() {
+async fn a_response_of_a_peer_has_one_copy_of_every_header() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let said = [
         ("audit-id", "0c1f"),
@@ -420,8 +430,8 @@ async fn an_answer_of_a_peer_has_one_copy_of_every_header() {
 }
 
 #[tokio::test]
-async fn custom_resources_and_aggregated_apis_are_never_a_peers_also_after_deletion() {
-    // A peer that has not noticed any deletion yet.
+async fn custom_resources_and_aggregated_apis_are_never_routed_to_a_peer_even_after_deletion() {
+    // A peer that does not know of the deletion yet.
     let serves = [
         "custom.example.com/v1 things",
         "aggregated.example.com/v1 things",
@@ -435,7 +445,7 @@ async fn custom_resources_and_aggregated_apis_are_never_a_peers_also_after_delet
     let local = &cluster.local;
     local.put(CRDS, crd("custom.example.com", "things"));
     local.put(API_SERVICES, aggregated("aggregated.example.com"));
-    // Every server registers its own, without a service.
+    // Every server registers its own APIs, without a service.
     local.put(API_SERVICES, api_service("built-in.k8s.io", &Value::Null));
     let bridge = cluster.start().await;
     let path = |group: &str| format!("/apis/{group}/v1/things");
@@ -458,7 +468,7 @@ async fn custom_resources_and_aggregated_apis_are_never_a_peers_also_after_delet
 
     local.delete(CRDS, "things.custom.example.com");
     local.delete(API_SERVICES, "v1.aggregated.example.com");
-    // What comes after a deletion is known after it.
+    // An API that is served after the deletion is known after it.
     local.put(CRDS, crd("later-custom.example.com", "things"));
     local.put(API_SERVICES, aggregated("later-aggregated.example.com"));
     for later in &others[1..] {

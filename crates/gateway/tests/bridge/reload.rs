@@ -1,4 +1,4 @@
-//! New files are taken while the bridge runs, and disturb nobody.
+//! Changed files are loaded at run time without disturbing open connections.
 
 use http::Request;
 use rustls_pki_types::CertificateDer;
@@ -15,10 +15,10 @@ use tokio::task::{JoinSet, LocalSet};
 use crate::support::admin_client::scrape;
 use crate::support::pki::{PkiFixture, start};
 
-const SERVING: &str = "--tls-cert-file";
-const NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
+const SERVING_FLAG: &str = "--tls-cert-file";
+const SERVER_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
-/// A bridge in front of an upstream whose watches the test feeds.
+/// A bridge in front of an upstream whose watch events the test sends.
 struct Fixture {
     bridge: Handle,
     upstream: ApiServer,
@@ -60,8 +60,8 @@ impl Fixture {
         self.pki.dir.write(&format!("{name}.key"), &leaf.key_pem);
     }
 
-    /// What a new client is shown.
-    async fn shown(&self) -> CertificateDer<'static> {
+    /// The certificate that a new connection gets.
+    async fn served_certificate(&self) -> CertificateDer<'static> {
         let client = self.pki.client();
         let io = client.connect(self.bridge.address(), "localhost").await;
         let io = io.unwrap();
@@ -69,14 +69,14 @@ impl Fixture {
         chain[0].clone().into_owned()
     }
 
-    async fn wait_until_shown(&self, leaf: &Leaf) {
-        eventually("the new certificate is shown", TEST_TIMEOUT, async || {
-            self.shown().await == leaf.chain_der[0]
+    async fn wait_until_served(&self, leaf: &Leaf) {
+        eventually("the new certificate is served", TEST_TIMEOUT, async || {
+            self.served_certificate().await == leaf.chain_der[0]
         })
         .await;
     }
 
-    /// How often files of this flag were read again with this result, if ever.
+    /// How many times files of this flag were reloaded with this result, if ever.
     async fn reloads(&self, flag: &str, result: &str) -> Option<f64> {
         let labels = [("flag", flag), ("result", result)];
         let scrape = scrape(self.bridge.admin_address()).await;
@@ -93,7 +93,7 @@ impl Fixture {
         .await;
     }
 
-    /// The code that a new connection of this client is answered with.
+    /// The status code of a request on a new connection of this client.
     async fn code(&self, client: &TlsClient, headers: &str) -> u16 {
         let mut h1 = client.http1(self.bridge.address()).await.unwrap();
         get(&mut h1, headers).await
@@ -106,7 +106,7 @@ impl Fixture {
         .await;
     }
 
-    /// A watch over HTTP/2 that has had its first event.
+    /// A watch over HTTP/2 that has received its first event.
     async fn watch(&mut self, client: &TlsClient) -> Watch {
         let h2 = client.http2(self.bridge.address()).await.unwrap();
         let request = Request::get("https://k/api/v1/pods?watch=1").body(());
@@ -115,19 +115,19 @@ impl Fixture {
         let sender = self.watches.recv().await.unwrap();
         assert_eq!(stream.head().await.unwrap().status, 200);
         let mut watch = Watch { sender, stream, h2 };
-        watch.assert_goes_on("first").await;
+        watch.assert_continues("first").await;
         watch
     }
 
-    /// Whom upstream saw at the other end of its last request from a client.
-    fn last_seen_by_upstream(&self) -> Option<String> {
+    /// The common name of the client certificate on upstream's last request from a client.
+    fn last_certificate_name_at_upstream(&self) -> Option<String> {
         let mut seen = self.upstream.requests();
         seen.retain(|seen| !seen.is_probe());
         seen.pop()?.client.map(|it| it.common_name)
     }
 }
 
-/// A watch, with both its ends in the test's hands.
+/// Both ends of a watch.
 struct Watch {
     sender: BodySender,
     stream: H2Stream,
@@ -135,7 +135,7 @@ struct Watch {
 }
 
 impl Watch {
-    async fn assert_goes_on(&mut self, event: &'static str) {
+    async fn assert_continues(&mut self, event: &'static str) {
         self.sender.send(event).await.unwrap();
         assert_eq!(self.stream.chunk().await.unwrap().unwrap(), event);
     }
@@ -148,7 +148,7 @@ impl Watch {
     }
 }
 
-/// The code that one more request on this connection is answered with.
+/// The status code of another request on this connection.
 async fn get(h1: &mut H1Client, headers: &str) -> u16 {
     let request = format!("GET /api HTTP/1.1\r\nHost: k\r\n{headers}\r\n");
     h1.send(request).await.unwrap();
@@ -156,28 +156,28 @@ async fn get(h1: &mut H1Client, headers: &str) -> u16 {
 }
 
 #[tokio::test]
-async fn a_new_serving_certificate_is_shown_and_open_connections_go_on() {
+async fn a_new_serving_certificate_is_used_and_open_connections_continue() {
     let mut fixture = Fixture::new().await;
     let client = fixture.pki.client();
     let mut h1 = client.http1(fixture.bridge.address()).await.unwrap();
     assert_eq!(get(&mut h1, "").await, 200);
     let mut watch = fixture.watch(&client).await;
 
-    let new = fixture.pki.serving_ca.server(&NAMES);
+    let new = fixture.pki.serving_ca.server(&SERVER_NAMES);
     fixture.write_pair("serving", &new);
-    fixture.wait_until_shown(&new).await;
+    fixture.wait_until_served(&new).await;
 
-    watch.assert_goes_on("second").await;
+    watch.assert_continues("second").await;
     assert_eq!(watch.h2.get("/api").await.unwrap().status, 200);
     assert_eq!(get(&mut h1, "").await, 200);
     watch.assert_ends().await;
 }
 
 #[tokio::test]
-async fn a_volume_that_the_kubelet_swaps_is_read_again_as_a_whole() {
+async fn a_volume_swapped_by_the_kubelet_is_reloaded_as_a_whole() {
     let mut volume = None;
     let fixture = Fixture::with(|pki, config| {
-        let leaf = pki.serving_ca.server(&NAMES);
+        let leaf = pki.serving_ca.server(&SERVER_NAMES);
         let files = [("tls.crt", &*leaf.cert_pem), ("tls.key", &*leaf.key_pem)];
         let mounted = volume.insert(pki.dir.volume("certs", &files));
         config.serving.key_pair = KeyPairFiles {
@@ -188,41 +188,44 @@ async fn a_volume_that_the_kubelet_swaps_is_read_again_as_a_whole() {
     .await;
     let mut volume = volume.unwrap();
     for _ in 0..2 {
-        let leaf = fixture.pki.serving_ca.server(&NAMES);
+        let leaf = fixture.pki.serving_ca.server(&SERVER_NAMES);
         volume.swap(&[("tls.crt", &*leaf.cert_pem), ("tls.key", &*leaf.key_pem)]);
-        fixture.wait_until_shown(&leaf).await;
+        fixture.wait_until_served(&leaf).await;
     }
-    assert_eq!(fixture.reloads(SERVING, "ok").await, Some(2.0));
-    // Never one of the old files with one of the new.
-    assert_eq!(fixture.reloads(SERVING, "failed").await, Some(0.0));
+    assert_eq!(fixture.reloads(SERVING_FLAG, "ok").await, Some(2.0));
+    // Never an old file together with a new one.
+    assert_eq!(fixture.reloads(SERVING_FLAG, "failed").await, Some(0.0));
 }
 
-/// One of the two files of a key pair, and what is written there; none: it is
-/// deleted.
-type Spoiled = (&'static str, Option<String>);
+/// One of the two files of a key pair and its new contents; `None` deletes the file.
+type FileChange = (&'static str, Option<String>);
 
-/// Spoils a file, then makes it good again.
-async fn spoil_and_repair((name, contents): Spoiled) {
+/// Makes a file invalid, then valid again.
+async fn break_and_repair((name, contents): FileChange) {
     let fixture = Fixture::new().await;
-    let before = fixture.shown().await;
+    let before = fixture.served_certificate().await;
     match &contents {
         Some(contents) => drop(fixture.pki.dir.write(name, contents)),
         None => std::fs::remove_file(fixture.pki.path().join(name)).unwrap(),
     }
-    fixture.wait_until_failed(SERVING).await;
-    assert_eq!(fixture.shown().await, before, "{name} {contents:?}");
+    fixture.wait_until_failed(SERVING_FLAG).await;
+    assert_eq!(
+        fixture.served_certificate().await,
+        before,
+        "{name} {contents:?}"
+    );
     assert_eq!(fixture.code(&fixture.pki.client(), "").await, 200);
-    assert_eq!(fixture.reloads(SERVING, "ok").await, Some(0.0));
+    assert_eq!(fixture.reloads(SERVING_FLAG, "ok").await, Some(0.0));
 
-    let good = fixture.pki.serving_ca.server(&NAMES);
+    let good = fixture.pki.serving_ca.server(&SERVER_NAMES);
     fixture.write_pair("serving", &good);
-    fixture.wait_until_shown(&good).await;
+    fixture.wait_until_served(&good).await;
     assert_eq!(fixture.code(&fixture.pki.client(), "").await, 200);
 }
 
 #[tokio::test]
-async fn a_bad_serving_file_leaves_the_old_one_and_a_good_one_is_taken_after_it() {
-    let other = Ca::new("other").server(&NAMES);
+async fn an_invalid_serving_file_keeps_the_old_certificate_until_a_valid_one_is_written() {
+    let other = Ca::new("other").server(&SERVER_NAMES);
     let (local, mut rounds) = (LocalSet::new(), JoinSet::new());
     for spoiled in [
         ("serving.crt", Some("garbage".to_owned())),
@@ -233,14 +236,14 @@ async fn a_bad_serving_file_leaves_the_old_one_and_a_good_one_is_taken_after_it(
         ("serving.key", Some(other.key_pem)),
         ("serving.key", None),
     ] {
-        rounds.spawn_local_on(spoil_and_repair(spoiled), &local);
+        rounds.spawn_local_on(break_and_repair(spoiled), &local);
     }
-    // Panics with the first of them.
+    // Propagates the first panic.
     local.run_until(rounds.join_all()).await;
 }
 
 #[tokio::test]
-async fn a_bad_file_of_any_flag_leaves_the_old_one() {
+async fn an_invalid_file_of_any_flag_keeps_the_old_one() {
     let fixture = Fixture::new().await;
     let alice = fixture.pki.user("alice", &[]);
     let (peer, asserted) = (fixture.pki.peer(), "X-Remote-User: bob\r\n");
@@ -261,7 +264,7 @@ async fn a_bad_file_of_any_flag_leaves_the_old_one() {
 }
 
 #[tokio::test]
-async fn a_replaced_client_ca_is_believed_no_longer_on_open_connections_either() {
+async fn a_replaced_client_ca_no_longer_authenticates_even_on_open_connections() {
     let mut fixture = Fixture::new().await;
     let alice = fixture.pki.user("alice", &[]);
     let address = fixture.bridge.address();
@@ -285,11 +288,13 @@ async fn a_replaced_client_ca_is_believed_no_longer_on_open_connections_either()
     assert_eq!(h2.get("/api").await.unwrap().status, 401);
     assert_eq!(get(&mut h1, "Authorization: Bearer t\r\n").await, 200);
     assert_eq!(fixture.code(&bob, "").await, 200);
-    watch.assert_goes_on("what was begun in good faith").await;
+    watch
+        .assert_continues("a watch that was authorized before")
+        .await;
 }
 
 #[tokio::test]
-async fn a_replaced_requestheader_ca_is_believed_no_longer_on_open_connections_either() {
+async fn a_replaced_requestheader_ca_no_longer_authenticates_even_on_open_connections() {
     let fixture = Fixture::new().await;
     let asserted = "X-Remote-User: bob\r\n";
     let peer = fixture.pki.peer();
@@ -307,7 +312,7 @@ async fn a_replaced_requestheader_ca_is_believed_no_longer_on_open_connections_e
 }
 
 #[tokio::test]
-async fn a_new_front_proxy_certificate_is_presented_and_a_watch_under_the_old_one_goes_on() {
+async fn a_new_front_proxy_certificate_is_presented_and_a_watch_with_the_old_one_continues() {
     let mut fixture = Fixture::new().await;
     let alice = fixture.pki.user("alice", &[]);
     let mut over_h2 = fixture.watch(&alice).await;
@@ -320,20 +325,27 @@ async fn a_new_front_proxy_certificate_is_presented_and_a_watch_under_the_old_on
     assert_eq!(over_h1.read_head().await.unwrap().status, 200);
     let mut keeps = alice.http1(fixture.bridge.address()).await.unwrap();
     assert_eq!(get(&mut keeps, "").await, 200);
-    let before = fixture.last_seen_by_upstream();
+    let before = fixture.last_certificate_name_at_upstream();
     assert_eq!(before.as_deref(), Some("front-proxy-client"));
 
     let new = fixture.pki.front_proxy_ca.client("renewed", &[]);
     fixture.write_pair("front-proxy", &new);
-    eventually("the renewed certificate", TEST_TIMEOUT, async || {
-        assert_eq!(get(&mut keeps, "").await, 200);
-        fixture.last_seen_by_upstream().as_deref() == Some("renewed")
-    })
+    eventually(
+        "the renewed certificate is presented",
+        TEST_TIMEOUT,
+        async || {
+            assert_eq!(get(&mut keeps, "").await, 200);
+            fixture.last_certificate_name_at_upstream().as_deref() == Some("renewed")
+        },
+    )
     .await;
     assert_eq!(over_h2.h2.get("/api").await.unwrap().status, 200);
-    assert_eq!(fixture.last_seen_by_upstream().as_deref(), Some("renewed"));
+    assert_eq!(
+        fixture.last_certificate_name_at_upstream().as_deref(),
+        Some("renewed")
+    );
 
-    over_h2.assert_goes_on("second").await;
+    over_h2.assert_continues("second").await;
     for event in ["first", "second"] {
         h1_sender.send(event).await.unwrap();
         assert_eq!(over_h1.read_chunk().await.unwrap().unwrap(), event);
@@ -341,8 +353,8 @@ async fn a_new_front_proxy_certificate_is_presented_and_a_watch_under_the_old_on
     over_h2.assert_ends().await;
     h1_sender.finish().await.unwrap();
     assert!(over_h1.read_chunk().await.unwrap().is_none());
-    // What stays: one under the renewed certificate in either version, and
-    // that of the probe.
+    // The connections that stay: one with the renewed certificate in either HTTP version, and that
+    // of the probe.
     eventually("the old connections are closed", TEST_TIMEOUT, async || {
         fixture.upstream.live_connections() <= 3
     })
@@ -350,7 +362,7 @@ async fn a_new_front_proxy_certificate_is_presented_and_a_watch_under_the_old_on
 }
 
 #[tokio::test]
-async fn a_new_upstream_ca_decides_on_the_next_connection() {
+async fn a_new_upstream_ca_applies_to_the_next_connection() {
     let right = std::cell::OnceCell::new();
     let fixture = Fixture::with(|pki, _| {
         right.set(pki.upstream_ca.pem()).unwrap();
@@ -370,8 +382,8 @@ async fn a_new_upstream_ca_decides_on_the_next_connection() {
 }
 
 #[tokio::test]
-async fn the_expiry_that_is_reported_is_that_of_the_new_certificate() {
-    /// 1 January of these years.
+async fn the_exported_expiry_is_that_of_the_new_certificate() {
+    /// 1 January of these years as Unix time.
     const Y4096: Option<f64> = Some(67_090_118_400.0);
     const Y2001: Option<f64> = Some(978_307_200.0);
     let fixture = Fixture::new().await;
@@ -381,7 +393,7 @@ async fn the_expiry_that_is_reported_is_that_of_the_new_certificate() {
         scrape.value(name, &[("flag", flag)])
     };
     for flag in [
-        SERVING,
+        SERVING_FLAG,
         "--client-ca-file",
         "--requestheader-client-ca-file",
         "--upstream-ca-file",
@@ -392,12 +404,12 @@ async fn the_expiry_that_is_reported_is_that_of_the_new_certificate() {
     let ca = &fixture.pki.front_proxy_ca;
     let rounds = [
         (
-            SERVING,
+            SERVING_FLAG,
             "serving",
             fixture
                 .pki
                 .serving_ca
-                .server_valid(&NAMES, Validity::Expired),
+                .server_valid(&SERVER_NAMES, Validity::Expired),
         ),
         (
             "--proxy-client-cert-file",
