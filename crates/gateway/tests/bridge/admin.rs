@@ -27,7 +27,7 @@ async fn upstream(
         match seen.path() {
             "/readyz" => Reply::new(200).body("ok"),
             "/version" => Reply::json("{}"),
-            _ => self_test::passing(&seen).unwrap_or_else(|| answer(seen)),
+            _ => self_test::passing_response(&seen).unwrap_or_else(|| answer(seen)),
         }
     })
     .await
@@ -78,7 +78,7 @@ async fn send(client: &mut H1Client, request_line: &str) -> u16 {
 async fn every_metric_has_a_type_and_a_help_line() {
     let pki = PkiFixture::new();
     let upstream = upstream(&pki, |_| Reply::json("{}")).await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     wait_until_ready(&bridge).await;
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     send(&mut client, "GET /version").await;
@@ -130,7 +130,7 @@ async fn every_metric_has_a_type_and_a_help_line() {
 async fn process_metrics_are_exported() {
     let pki = PkiFixture::new();
     let upstream = upstream(&pki, |_| Reply::json("{}")).await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let scrape = scrape(bridge.admin_address()).await;
     let value = |name| scrape.value(name, &[]).unwrap();
 
@@ -148,7 +148,7 @@ async fn process_metrics_are_exported() {
 async fn every_scraper_gets_openmetrics_with_its_content_type() {
     let pki = PkiFixture::new();
     let upstream = upstream(&pki, |_| Reply::json("{}")).await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     for accept in [
         // Prometheus, VictoriaMetrics and curl.
         "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3",
@@ -174,7 +174,7 @@ async fn requests_are_counted_by_route_verb_and_code() {
         _ => Reply::json("{}"),
     })
     .await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     for (line, status) in [
         ("GET /api/v1/pods", 200),
@@ -232,7 +232,7 @@ async fn requests_are_counted_by_route_verb_and_code() {
 async fn a_watch_is_counted_as_a_stream_while_it_runs_and_as_a_request_when_it_ends() {
     let pki = PkiFixture::new();
     let (upstream, mut watches) = watch_upstream(&pki).await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     wait_until_ready(&bridge).await;
     // As a user with a certificate: the probe uses another upstream connection.
     let leg = [("leg", "front-proxy"), ("identity", "front-proxy")];
@@ -280,7 +280,7 @@ async fn a_client_that_disconnects_before_the_response_is_counted_as_499() {
     let pki = PkiFixture::new();
     let never = Arc::new(Notify::new());
     let upstream = upstream(&pki, move |_| Reply::new(200).after(&never)).await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let arrived = |count| {
         upstream.wait_for(
             move |seen| seen.iter().filter(|it| it.path() == "/apis").count() == count,
@@ -317,7 +317,7 @@ async fn a_client_that_disconnects_before_the_response_is_counted_as_499() {
 async fn the_expiry_of_the_certificate_of_each_flag_is_exported() {
     let pki = PkiFixture::new();
     let upstream = upstream(&pki, |_| Reply::json("{}")).await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let name = "skewbridge_certificate_expiration_timestamp_seconds";
     let scraped = scrape(bridge.admin_address()).await;
     let flags = scraped.labels(name, "flag");
@@ -345,7 +345,7 @@ async fn the_expiry_of_the_certificate_of_each_flag_is_exported() {
 async fn file_reloads_are_counted_by_flag_and_result() {
     let pki = PkiFixture::new();
     let upstream = upstream(&pki, |_| Reply::json("{}")).await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let counted = async |flag, result| {
         let scrape = scrape(bridge.admin_address()).await;
         let labels = [("flag", flag), ("result", result)];
@@ -385,7 +385,7 @@ async fn readyz_follows_the_readiness_of_upstream() {
         })
         .await
     };
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let admin = bridge.admin_address();
     let ready = async || scrape(admin).await.value("skewbridge_ready", &[]);
 
@@ -425,7 +425,7 @@ async fn readyz_follows_the_readiness_of_upstream() {
 async fn closing_an_idle_connection_leaves_upstream_ready() {
     let pki = PkiFixture::new();
     let upstream = upstream(&pki, |_| Reply::json("{}")).await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     wait_until_ready(&bridge).await;
     let stays_ready = async |asked: usize| {
         let seen = upstream.requests().len() + asked;
@@ -461,7 +461,7 @@ async fn the_probe_reuses_its_connection() {
 async fn health_endpoints_answer_in_the_format_of_kube_apiserver() {
     let pki = PkiFixture::new();
     let upstream = upstream(&pki, |_| Reply::json("{}")).await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     wait_until_ready(&bridge).await;
     upstream.stop_listening().await;
     let table = [
@@ -513,7 +513,7 @@ async fn health_endpoints_answer_in_the_format_of_kube_apiserver() {
 async fn unserved_paths_and_methods_of_the_admin_listener_are_answered_with_a_status() {
     let pki = PkiFixture::new();
     let upstream = upstream(&pki, |_| Reply::json("{}")).await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     for (method, path, code, reason) in [
         ("GET", "/", 404, "NotFound"),
         ("GET", "/metrics/cadvisor", 404, "NotFound"),
@@ -541,7 +541,7 @@ async fn unserved_paths_and_methods_of_the_admin_listener_are_answered_with_a_st
 async fn a_request_target_that_is_not_a_path_is_not_found() {
     let pki = PkiFixture::new();
     let upstream = upstream(&pki, |_| Reply::json("{}")).await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     for target in ["foo", "foo:443", "https://foo", "*", "/", "//"] {
         assert_eq!(
             get(bridge.admin_address(), target).await.status,
@@ -565,7 +565,7 @@ async fn health_endpoints_on_the_main_port_are_answered_by_upstream() {
         path => Reply::new(200).body(format!("upstream's {path}")),
     })
     .await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let h1 =
         async |path: &str| skewbridge_testkit::get(bridge.address(), &pki.serving_ca, path).await;
     let h2 = pki.client().http2(bridge.address()).await.unwrap();

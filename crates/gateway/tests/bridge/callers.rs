@@ -371,7 +371,7 @@ async fn newer_servers_get_the_id_of_the_client_certificate() {
                 _ => Reply::json("{}"),
             })
             .await;
-            let bridge = pki.bridge(upstream.addr());
+            let bridge = pki.start_bridge(upstream.addr());
             let alice = pki.client_ca.client("alice", &[]);
             let client = pki.client().identity(&alice);
             let name = "x-remote-extra-authentication.kubernetes.io%2fcredential-id";

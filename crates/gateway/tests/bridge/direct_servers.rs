@@ -214,7 +214,7 @@ async fn peering_is_off_when_upstream_accepts_the_front_proxy_certificate_as_a_u
         let map = json!({"kind": "ConfigMap", "data": data}).to_string();
         cluster.local.hook(move |seen| match seen.path() {
             AUTHENTICATION => Some(Reply::json(map.clone())),
-            _ => crate::self_test::passing(seen),
+            _ => crate::self_test::passing_response(seen),
         });
     };
     publishes(proxies);

@@ -57,7 +57,7 @@ async fn an_unreachable_upstream_is_503_in_the_requested_media_type() {
     ];
     let pki = PkiFixture::new();
     let (_taken, upstream) = closed_port();
-    let bridge = pki.bridge(upstream);
+    let bridge = pki.start_bridge(upstream);
     let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     let h2 = pki.client().http2(bridge.address()).await.unwrap();
     for (accept, expected) in rows {
@@ -103,7 +103,7 @@ async fn an_upstream_that_returns_is_used_again() {
     let options = Options::new(pki.upstream.clone());
     let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
     upstream.stop_listening().await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     let h2 = pki.client().http2(bridge.address()).await.unwrap();
     status(&answer(&mut client, GET).await, 503);
@@ -129,7 +129,7 @@ async fn an_upstream_that_disconnects_before_its_headers_is_502() {
             }
         })
         .await;
-        let bridge = pki.bridge(upstream.addr());
+        let bridge = pki.start_bridge(upstream.addr());
         let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
         let response = answer(&mut h1, GET).await;
         assert_eq!(
@@ -155,7 +155,7 @@ async fn a_stream_reset_by_upstream_is_502_and_a_refused_stream_is_503() {
         let pki = PkiFixture::new();
         let options = Options::new(pki.upstream.clone());
         let upstream = ApiServer::start(options, move |_| Reply::reset(reason)).await;
-        let bridge = pki.bridge(upstream.addr());
+        let bridge = pki.start_bridge(upstream.addr());
         let h2 = pki.client().http2(bridge.address()).await.unwrap();
         status(&h2.get("/api").await.unwrap(), code);
         let sent = if code == 503 { 2 } else { 1 };
@@ -198,7 +198,7 @@ async fn a_malformed_http1_response_of_upstream_is_502() {
             }
         })
         .await;
-        let bridge = pki.bridge(upstream.addr());
+        let bridge = pki.start_bridge(upstream.addr());
         let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
         status(&answer(&mut h1, GET).await, 502);
         let h2 = pki.client().http2(bridge.address()).await.unwrap();
@@ -245,7 +245,7 @@ async fn a_malformed_http2_response_of_upstream_is_502() {
             }
         })
         .await;
-        let bridge = pki.bridge(upstream.addr());
+        let bridge = pki.start_bridge(upstream.addr());
         let h2 = pki.client().http2(bridge.address()).await.unwrap();
         status(&h2.get("/api").await.unwrap(), 502);
     }
@@ -308,7 +308,7 @@ async fn malformed_and_oversized_requests_are_400_414_or_431() {
     let pki = PkiFixture::new();
     let options = Options::new(pki.upstream.clone());
     let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let large = "x".repeat(1 << 20);
     let many = "x: 1\r\n".repeat(9000);
     let rows = [
@@ -372,7 +372,7 @@ async fn malformed_and_oversized_requests_are_400_414_or_431() {
 async fn an_error_response_to_head_has_no_body() {
     let pki = PkiFixture::new();
     let (_taken, upstream) = closed_port();
-    let bridge = pki.bridge(upstream);
+    let bridge = pki.start_bridge(upstream);
     let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     for (path, code) in [("/%zz", 400), ("/api", 503)] {
         h1.send(format!("HEAD {path} HTTP/1.1\r\nHost: k\r\n\r\n"))
@@ -405,7 +405,7 @@ async fn over_http2_a_target_that_is_too_long_resets_only_its_stream() {
     let pki = PkiFixture::new();
     let options = Options::new(pki.upstream.clone());
     let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let client = pki.client().alpn(&["h2"]);
     let mut io = client.connect(bridge.address(), "localhost").await.unwrap();
     h2frames::open(&mut io, &[]).await.unwrap();

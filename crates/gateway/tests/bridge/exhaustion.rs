@@ -615,7 +615,7 @@ async fn goaway_for_anonymous_clients_reaches_them_and_no_user() {
                 }
             })
             .await;
-        let bridge = pki.bridge(upstream.addr());
+        let bridge = pki.start_bridge(upstream.addr());
         let send_request = async |client: TlsClient| {
             let client = client.alpn(&["h2"]);
             let mut io = client.connect(bridge.address(), "localhost").await.unwrap();
@@ -655,7 +655,7 @@ async fn tokens_not_yet_accepted_share_no_upstream_connection_with_accepted_ones
         }
     })
     .await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let connection = async |client: &H2Client, token: Option<&str>| {
         let mut request = Request::get("https://k/api");
         if let Some(token) = token {
@@ -762,7 +762,7 @@ async fn a_buffered_body_is_released_before_its_response() {
         let pki = PkiFixture::new();
         let (open, complete) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let upstream = upstream_with_closed_window(&pki, &open, &complete).await;
-        let bridge = pki.bridge(upstream.addr());
+        let bridge = pki.start_bridge(upstream.addr());
         let buffered = async || {
             let scrape = admin_client::scrape(bridge.admin_address()).await;
             scrape.value(BUFFERED_BYTES_METRIC, &[]).unwrap()

@@ -65,7 +65,7 @@ async fn answer_pings(io: &mut Connection, mut pings: usize) -> Vec<Vec<u8>> {
     let mut others = Vec::new();
     while pings > 0 {
         let frame = Frame::read(io).await.expect("a whole frame");
-        if frame.control() != Some(PING) {
+        if frame.control_type() != Some(PING) {
             others.push(frame.0);
             continue;
         }
@@ -244,7 +244,7 @@ async fn a_spdy_client_is_pinged_too() {
     let mut ids = Vec::new();
     for _ in 0..4 {
         let frame = Frame::read(&mut here).await.unwrap();
-        assert_eq!(frame.control(), Some(PING));
+        assert_eq!(frame.control_type(), Some(PING));
         ids.push(frame.0[11]);
         here.write_all(&[&frame.0[..], &data(2)].concat())
             .await

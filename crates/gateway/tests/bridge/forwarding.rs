@@ -477,7 +477,7 @@ async fn a_response_without_a_date_gets_one_and_an_existing_date_is_kept() {
         _ => Reply::json("{}"),
     })
     .await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     let h2 = pki.client().http2(bridge.address()).await.unwrap();
     for (path, is_old) in [("/dated", true), ("/undated", false)] {

@@ -270,7 +270,7 @@ async fn a_ca_that_expires_at_run_time_no_longer_authenticates() {
         |_| Reply::json("{}"),
     )
     .await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let alice = pki.user("alice", &[]);
     // On an open connection, with a certificate that itself stays valid.
     let open = alice.http2(bridge.address()).await.unwrap();
@@ -302,7 +302,7 @@ async fn an_upstream_whose_ca_has_expired_gets_no_request() {
         ApiServer::start(Options::new(pki.upstream.clone()), |_| Reply::json("{}")).await;
     let expired = pki.upstream_ca.renewed(Validity::Expired);
     pki.dir.write("upstream-ca.crt", expired.pem());
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let alice = pki
         .user("alice", &[])
         .http2(bridge.address())

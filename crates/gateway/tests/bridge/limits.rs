@@ -531,7 +531,7 @@ async fn a_body_of_one_byte_frames_uses_little_memory() {
         _ => Reply::json("{}"),
     })
     .await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     let before = resident();
     h1.send("POST /upload HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\n")

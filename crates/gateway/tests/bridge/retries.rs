@@ -102,7 +102,7 @@ async fn a_refused_connection_is_503_with_retry_after() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = nobody.local_addr().unwrap();
     drop(nobody);
-    let bridge = pki.bridge(address);
+    let bridge = pki.start_bridge(address);
     for method in ["GET", "POST"] {
         let mut h1 = Client::H1(Box::new(
             pki.client().http1(bridge.address()).await.unwrap(),

@@ -1,5 +1,5 @@
-//! Requests that are signed (RFC 9421): believed as their key's user, once, as they
-//! were signed, and now.
+//! Signed requests (RFC 9421): accepted as the user of their key, once, unaltered, and within their
+//! time window.
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -23,14 +23,14 @@ use crate::support::pki::{PkiFixture, start};
 
 const AUTHORITY: &str = "k";
 const PODS: &str = "/api/v1/namespaces/a/pods";
-const SECRET: &str = "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0";
+const SECRET_BASE64: &str = "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0";
 
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.unwrap().as_secs()
 }
 
-/// Keys of all kinds, and the file that says whose they are.
+/// Keys of all algorithms, and the file that assigns them to users.
 struct Keys {
     ed25519: KeyPair,
     p256: KeyPair,
@@ -55,7 +55,7 @@ impl Keys {
             )
         };
         format!(
-            "keys:\n{}{}{}  robot:\n    algorithm: hmac-sha256\n    secret: {SECRET}\n    \
+            "keys:\n{}{}{}  robot:\n    algorithm: hmac-sha256\n    secret: {SECRET_BASE64}\n    \
              user: bob\n",
             public("laptop", "ed25519", &self.ed25519),
             public("desktop", "ecdsa-p256-sha256", &self.p256),
@@ -77,8 +77,8 @@ fn robot(secret: &[u8]) -> Signer {
     Signer::new(SigningKey::hmac(secret).unwrap(), "robot").unwrap()
 }
 
-/// A bridge that believes signatures, in front of an upstream that answers
-/// everything, and upgrades what asks for it.
+/// A bridge that verifies signatures, in front of an upstream that answers every request and
+/// accepts upgrades.
 struct Fixture {
     bridge: Handle,
     upstream: ApiServer,
@@ -111,19 +111,22 @@ impl Fixture {
         config.callers.signatures = Some(Signatures {
             keys: pki.dir.write("keys.yaml", keys.file()),
             authorities: vec![AUTHORITY.to_owned()],
-            // No test is so slow.
+            // No test is that slow.
             max_age: Duration::from_hours(1),
-            // So that what is signed soon after the start will do.
+            // So that requests signed soon after the start are accepted.
             clock_skew: Duration::ZERO,
         });
         change(&mut config);
         let bridge = start(&config);
         if config.callers.signatures.is_some() {
-            // The second of the start, rounded up, is not told from before.
+            // The start time is rounded up to a second, within which signatures count as older than
+            // the start.
             let started = now();
-            eventually("signatures of now are new", TEST_TIMEOUT, async || {
-                now() > started + 1
-            })
+            eventually(
+                "signatures made now are newer than the start",
+                TEST_TIMEOUT,
+                async || now() > started + 1,
+            )
             .await;
         }
         Self {
@@ -159,7 +162,7 @@ impl Fixture {
         }
     }
 
-    /// The message is refused with this code, says this, and never arrives.
+    /// The message is rejected with this code and this text, and never arrives.
     async fn assert_refused(&self, client: &TlsClient, message: &Message, code: u16, says: &str) {
         for version in VERSIONS {
             let before = self.client_requests().len();
@@ -174,7 +177,7 @@ impl Fixture {
         }
     }
 
-    /// The message arrives as this user's; it can be sent once.
+    /// The message arrives as a request of this user; it can be sent once.
     async fn assert_arrives(
         &self,
         client: &TlsClient,
@@ -196,7 +199,7 @@ impl Fixture {
         }
     }
 
-    async fn judged(&self, result: &str) -> Option<f64> {
+    async fn verification_count(&self, result: &str) -> Option<f64> {
         let scrape = scrape(self.bridge.admin_address()).await;
         scrape.value("skewbridge_http_signatures_total", &[("result", result)])
     }
@@ -284,7 +287,7 @@ impl Message {
 }
 
 #[tokio::test]
-async fn a_signed_request_is_its_keys_users_whatever_the_key() {
+async fn a_signed_request_is_authenticated_as_the_user_of_its_key_for_every_algorithm() {
     let fixture = Fixture::new().await;
     let client = fixture.pki.client();
     let keys = &fixture.keys;
@@ -306,7 +309,7 @@ async fn a_signed_request_is_its_keys_users_whatever_the_key() {
                     .await;
             }
         }
-        // What SECRET is in base64.
+        // The decoded value of SECRET_BASE64.
         let message = Message::get(PODS).signed(&robot(&b"secret".repeat(6)));
         fixture
             .assert_arrives(&client, version, &message, &[("x-remote-user", "bob")])
@@ -318,11 +321,11 @@ async fn a_signed_request_is_its_keys_users_whatever_the_key() {
             .assert_arrives(&client, version, &message, &expected)
             .await;
     }
-    assert_eq!(fixture.judged("accepted").await, Some(22.0));
+    assert_eq!(fixture.verification_count("accepted").await, Some(22.0));
 }
 
 #[tokio::test]
-async fn a_replayed_request_is_refused() {
+async fn a_replayed_request_is_rejected() {
     let fixture = Fixture::new().await;
     let client = fixture.pki.client();
     for message in [Message::get(PODS), Message::post(PODS, "{}")] {
@@ -334,11 +337,11 @@ async fn a_replayed_request_is_refused() {
             .assert_refused(&client, &message, 401, "has been used before")
             .await;
     }
-    assert_eq!(fixture.judged("replayed").await, Some(4.0));
+    assert_eq!(fixture.verification_count("replayed").await, Some(4.0));
 }
 
 #[tokio::test]
-async fn an_altered_request_is_refused() {
+async fn an_altered_request_is_rejected() {
     let fixture = Fixture::new().await;
     let client = fixture.pki.client();
     let laptop = fixture.keys.laptop();
@@ -403,7 +406,7 @@ async fn an_altered_request_is_refused() {
 }
 
 #[tokio::test]
-async fn the_wrong_time_key_or_server_is_refused() {
+async fn a_wrong_time_key_or_server_is_rejected() {
     let fixture = Fixture::new().await;
     let client = fixture.pki.client();
     let laptop = fixture.keys.laptop();
@@ -437,13 +440,17 @@ async fn the_wrong_time_key_or_server_is_refused() {
         ("wrong-authority", 2.0),
         ("accepted", 0.0),
     ] {
-        assert_eq!(fixture.judged(result).await, Some(count), "{result}");
+        assert_eq!(
+            fixture.verification_count(result).await,
+            Some(count),
+            "{result}"
+        );
     }
 }
 
 #[tokio::test]
-async fn what_was_signed_before_the_start_has_to_be_signed_again() {
-    // Remembered by a bridge that is gone, perhaps.
+async fn a_request_signed_before_the_start_is_503_and_has_to_be_signed_again() {
+    // An earlier process may have accepted it already.
     let before = now() - 20;
     let fixture = Fixture::new().await;
     let message = Message::get(PODS).signed_at(&fixture.keys.laptop(), before);
@@ -454,7 +461,7 @@ async fn what_was_signed_before_the_start_has_to_be_signed_again() {
     let response = fixture.send(&client, Version::HTTP_11, &message).await;
     assert_eq!(response.header("retry-after"), Some("1"));
 
-    // What is signed now may have been accepted before, if clocks differ so much.
+    // A request signed now may have been accepted before, if clocks differ that much.
     let fixture = Fixture::with(|config| {
         let signatures = config.callers.signatures.as_mut().unwrap();
         signatures.clock_skew = Duration::from_mins(10);
@@ -466,23 +473,23 @@ async fn what_was_signed_before_the_start_has_to_be_signed_again() {
     assert_eq!(response.status, 503, "{}", response.text());
     let after: u32 = response.header("retry-after").unwrap().parse().unwrap();
     assert!((2..=601).contains(&after), "{after}");
-    assert_eq!(fixture.judged("before-start").await, Some(1.0));
+    assert_eq!(fixture.verification_count("before-start").await, Some(1.0));
 }
 
 #[tokio::test]
-async fn a_body_that_is_too_long_to_be_held_is_refused() {
-    const LONGEST: usize = 3 * 1024 * 1024;
+async fn a_body_that_is_too_long_to_be_buffered_is_rejected() {
+    const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
     let fixture = Fixture::new().await;
     let client = fixture.pki.client();
     let laptop = fixture.keys.laptop();
     for version in VERSIONS {
-        let message = Message::post(PODS, vec![b' '; LONGEST]).signed(&laptop);
+        let message = Message::post(PODS, vec![b' '; MAX_BODY_BYTES]).signed(&laptop);
         fixture
             .assert_arrives(&client, version, &message, &alice("laptop"))
             .await;
     }
     let h2 = client.http2(fixture.bridge.address()).await.unwrap();
-    let message = Message::post(PODS, vec![b' '; LONGEST + 1]).signed(&laptop);
+    let message = Message::post(PODS, vec![b' '; MAX_BODY_BYTES + 1]).signed(&laptop);
     let mut request = Request::post(format!("https://{AUTHORITY}{PODS}"))
         .body(())
         .unwrap();
@@ -491,18 +498,18 @@ async fn a_body_that_is_too_long_to_be_held_is_refused() {
     assert_eq!(response.status, 413, "{}", response.text());
     assert!(response.text().contains("RequestEntityTooLarge"));
 
-    // Told at once, where the length is: nobody waits for the body.
-    let mut message = Message::post(PODS, vec![b' '; LONGEST + 1]).signed(&laptop);
+    // Rejected at once if the length is announced, without waiting for the body.
+    let mut message = Message::post(PODS, vec![b' '; MAX_BODY_BYTES + 1]).signed(&laptop);
     message.body = Bytes::new();
-    let message = message.with("content-length", &(LONGEST + 1).to_string());
+    let message = message.with("content-length", &(MAX_BODY_BYTES + 1).to_string());
     let mut h1 = client.http1(fixture.bridge.address()).await.unwrap();
     h1.send(message.wire()).await.unwrap();
     assert_eq!(h1.read_response().await.unwrap().status, 413);
-    assert_eq!(fixture.judged("too-large").await, Some(2.0));
+    assert_eq!(fixture.verification_count("too-large").await, Some(2.0));
 }
 
 #[tokio::test]
-async fn new_keys_count_when_their_file_changes_and_old_ones_no_more() {
+async fn keys_are_replaced_when_their_file_changes() {
     let fixture = Fixture::new().await;
     let client = fixture.pki.client();
     let (old, new) = (fixture.keys.laptop(), Keys::new());
@@ -513,7 +520,7 @@ async fn new_keys_count_when_their_file_changes_and_old_ones_no_more() {
     };
     assert_eq!(code(&old).await, 200);
     fixture.pki.dir.write("keys.yaml", "keys: [broken");
-    eventually("the broken file is noticed", TEST_TIMEOUT, async || {
+    eventually("the invalid file is reported", TEST_TIMEOUT, async || {
         let scrape = scrape(fixture.bridge.admin_address()).await;
         let labels = [("flag", "--http-signature-keys"), ("result", "failed")];
         let failed = scrape.value("skewbridge_file_reloads_total", &labels);
@@ -522,7 +529,7 @@ async fn new_keys_count_when_their_file_changes_and_old_ones_no_more() {
     .await;
     assert_eq!(code(&old).await, 200);
     fixture.pki.dir.write("keys.yaml", new.file());
-    eventually("the new key counts", TEST_TIMEOUT, async || {
+    eventually("the new key is accepted", TEST_TIMEOUT, async || {
         code(&new.laptop()).await == 200
     })
     .await;
@@ -530,7 +537,7 @@ async fn new_keys_count_when_their_file_changes_and_old_ones_no_more() {
 }
 
 #[tokio::test]
-async fn another_credential_has_to_be_the_same_users() {
+async fn another_credential_must_belong_to_the_same_user() {
     let fixture = Fixture::new().await;
     let laptop = fixture.keys.laptop();
     let nobody = fixture.pki.client();
@@ -551,19 +558,20 @@ async fn another_credential_has_to_be_the_same_users() {
     fixture.assert_refused(&other, &message, 401, says).await;
 
     for version in VERSIONS {
-        // The key's groups count, not the certificate's.
+        // The groups of the key are used, not those of the certificate.
         let same = fixture.pki.user("alice", &["system:masters"]);
         let message = Message::get(PODS).signed(&laptop);
         fixture
             .assert_arrives(&same, version, &message, &alice("laptop"))
             .await;
-        // What upstream would not look at is not sent there.
+        // Credentials that upstream would ignore are not sent.
         let message = Message::get(PODS).with("authorization", "Basic YTpi");
         let message = message.signed(&laptop);
         fixture
             .assert_arrives(&nobody, version, &message, &alice("laptop"))
             .await;
-        // A front proxy speaks for its clients, and what they signed was for it.
+        // A front proxy asserts its clients' identity, and their signatures are for the front
+        // proxy.
         let peer = fixture.pki.peer();
         let message = Message::get(PODS).with("x-remote-user", "bob");
         let mut message = message.signed(&laptop);
@@ -577,7 +585,7 @@ async fn another_credential_has_to_be_the_same_users() {
 }
 
 #[tokio::test]
-async fn without_a_signature_all_is_as_before() {
+async fn unsigned_requests_are_authenticated_as_usual() {
     let fixture = Fixture::new().await;
     let client = fixture.pki.client();
     for version in VERSIONS {
@@ -594,11 +602,11 @@ async fn without_a_signature_all_is_as_before() {
             assert_eq!(seen.header("authorization"), authorization);
         }
     }
-    assert_eq!(fixture.judged("accepted").await, Some(0.0));
+    assert_eq!(fixture.verification_count("accepted").await, Some(0.0));
 }
 
 #[tokio::test]
-async fn without_keys_signatures_are_somebody_elses_business() {
+async fn without_configured_keys_signatures_are_forwarded_unverified() {
     let fixture = Fixture::with(|config| config.callers.signatures = None).await;
     let message = Message::get(PODS).signed(&fixture.keys.laptop());
     let client = fixture.pki.client();
@@ -606,11 +614,11 @@ async fn without_keys_signatures_are_somebody_elses_business() {
     assert_eq!(response.status, 200);
     let seen = fixture.client_requests().pop().unwrap();
     assert!(seen.header("signature").is_some() && seen.client.is_none());
-    assert_eq!(fixture.judged("accepted").await, None);
+    assert_eq!(fixture.verification_count("accepted").await, None);
 }
 
 #[tokio::test]
-async fn a_signed_exec_becomes_a_tunnel() {
+async fn a_signed_exec_request_becomes_a_tunnel() {
     let mut fixture = Fixture::new().await;
     let message = Message {
         method: Method::POST,
@@ -618,7 +626,7 @@ async fn a_signed_exec_becomes_a_tunnel() {
     };
     let message = message.with("x-stream-protocol-version", "v5.channel.k8s.io");
     let mut message = message.signed(&fixture.keys.laptop());
-    // For this hop only, and so never covered.
+    // Hop-by-hop headers, which are never covered.
     for (name, value) in [
         ("connection", "Upgrade"),
         ("upgrade", "SPDY/3.1"),

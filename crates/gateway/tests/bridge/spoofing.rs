@@ -1,4 +1,5 @@
-//! What only a peer may say is not heard from anybody else, however it is said.
+//! Headers that only peers may set are ignored or rejected from every other client, in any
+//! spelling.
 
 use http::{Request, Version};
 use skewbridge_testkit::h2frames::{self, flag, kind};
@@ -10,8 +11,8 @@ use crate::support::identity::{
 };
 use crate::support::pki::PkiFixture;
 
-/// What only a peer may say, as others might spell it.
-const SPOOFED: [&str; 29] = [
+/// Headers that only peers may set, in the spellings that other clients might try.
+const SPOOFED_HEADERS: [&str; 29] = [
     "X-Remote-User",
     "x-remote-user",
     "X-REMOTE-USER",
@@ -35,7 +36,7 @@ const SPOOFED: [&str; 29] = [
     "x-other-group",
     "X-More-Scopes",
     "X_More_Scopes",
-    "X-Other-Extra-A",
+    "X-NonPeer-Extra-A",
     "x_other-extra_a",
     "X-Kubernetes-Peer-Proxied",
     "x_kubernetes_peer_proxied",
@@ -43,16 +44,17 @@ const SPOOFED: [&str; 29] = [
     "x_kubernetes-apiserver_rerouted",
 ];
 
-/// Somebody who is no peer: what they bring, their leg, and what arrives.
-struct Other {
+/// A client that is not a peer: its credential, the client certificate that upstream sees, and the
+/// identity headers that arrive.
+struct NonPeer {
     client: TlsClient,
     brings: &'static [(&'static str, &'static str)],
     leg: Option<&'static str>,
     arrives: &'static [(&'static str, &'static str)],
 }
 
-fn everyone_else(pki: &PkiFixture) -> [Other; 3] {
-    let other = |client, brings, leg, arrives| Other {
+fn non_peers(pki: &PkiFixture) -> [NonPeer; 3] {
+    let other = |client, brings, leg, arrives| NonPeer {
         client,
         brings,
         leg,
@@ -76,18 +78,18 @@ fn everyone_else(pki: &PkiFixture) -> [Other; 3] {
 }
 
 #[tokio::test]
-async fn what_only_a_peer_may_say_passes_for_nobody_else_in_any_spelling() {
+async fn peer_headers_of_other_clients_are_not_forwarded_in_any_spelling() {
     let fixture =
         IdentityFixture::with(|config| config.callers.headers = custom_identity_headers()).await;
-    for other in everyone_else(&fixture.pki) {
-        for name in SPOOFED {
+    for other in non_peers(&fixture.pki) {
+        for name in SPOOFED_HEADERS {
             let twice = [(name, "evil"), (name, "evil,evil")];
             let headers = [&twice[..1], other.brings, &twice[1..]].concat();
             fixture
                 .assert_arrives(&other.client, &headers, other.leg, other.arrives)
                 .await;
         }
-        let all: Vec<_> = SPOOFED.iter().map(|name| (*name, "evil")).collect();
+        let all: Vec<_> = SPOOFED_HEADERS.iter().map(|name| (*name, "evil")).collect();
         let headers = [&all, other.brings].concat();
         fixture
             .assert_arrives(&other.client, &headers, other.leg, other.arrives)
@@ -99,11 +101,11 @@ async fn what_only_a_peer_may_say_passes_for_nobody_else_in_any_spelling() {
 }
 
 #[tokio::test]
-async fn an_identity_that_is_listed_in_connection_is_refused() {
+async fn an_identity_header_listed_in_connection_is_rejected() {
     let fixture =
         IdentityFixture::with(|config| config.callers.headers = custom_identity_headers()).await;
-    for other in everyone_else(&fixture.pki) {
-        for name in SPOOFED {
+    for other in non_peers(&fixture.pki) {
+        for name in SPOOFED_HEADERS {
             for headers in [
                 vec![("Connection", name)],
                 vec![("Connection", name), (name, "evil")],
@@ -130,9 +132,9 @@ async fn an_identity_that_is_listed_in_connection_is_refused() {
     }
 }
 
-/// Without `Impersonate-User` a request would have all rights of the proxy that sent it.
+/// Without `Impersonate-User` a request would have all permissions of the proxy that sent it.
 #[tokio::test]
-async fn a_request_is_not_changed_by_what_connection_lists() {
+async fn security_relevant_headers_listed_in_connection_are_rejected() {
     let fixture = IdentityFixture::new().await;
     let (pki, h1) = (&fixture.pki, Version::HTTP_11);
     let stranger = pki
@@ -165,12 +167,14 @@ async fn a_request_is_not_changed_by_what_connection_lists() {
 }
 
 #[tokio::test]
-async fn what_only_a_peer_may_say_does_not_pass_behind_the_body_either() {
+async fn peer_headers_in_trailers_are_not_forwarded() {
     let fixture =
         IdentityFixture::with(|config| config.callers.headers = custom_identity_headers()).await;
     let address = fixture.bridge.address();
-    for other in everyone_else(&fixture.pki) {
-        let trailers = SPOOFED.map(|name| format!("{name}: evil\r\n")).concat();
+    for other in non_peers(&fixture.pki) {
+        let trailers = SPOOFED_HEADERS
+            .map(|name| format!("{name}: evil\r\n"))
+            .concat();
         let mut h1 = other.client.http1(address).await.unwrap();
         h1.send(format!(
             "POST /api HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\n\
@@ -184,7 +188,7 @@ async fn what_only_a_peer_may_say_does_not_pass_behind_the_body_either() {
         let request = Request::post("https://k/api").body(()).unwrap();
         let mut stream = h2.stream(request).await.unwrap();
         stream.send("x").await.unwrap();
-        let mut trailers = owned(&SPOOFED.map(|name| (name, "evil")));
+        let mut trailers = owned(&SPOOFED_HEADERS.map(|name| (name, "evil")));
         trailers.push(("x-checksum".to_owned(), "good".to_owned()));
         stream.finish_with(&trailers).unwrap();
         assert_eq!(stream.head().await.unwrap().status, 200);
@@ -198,7 +202,7 @@ async fn what_only_a_peer_may_say_does_not_pass_behind_the_body_either() {
 }
 
 #[tokio::test]
-async fn an_identity_in_a_malformed_http1_header_is_refused() {
+async fn an_identity_in_a_malformed_http1_header_is_rejected() {
     let fixture = IdentityFixture::new().await;
     for lines in [
         "X-Remote-User : evil",
@@ -225,7 +229,7 @@ async fn an_identity_in_a_malformed_http1_header_is_refused() {
 }
 
 #[tokio::test]
-async fn an_identity_in_a_malformed_http2_header_is_refused() {
+async fn an_identity_in_a_malformed_http2_header_is_rejected() {
     let fixture = IdentityFixture::new().await;
     let client = fixture.pki.client().alpn(&["h2"]);
     for (name, value) in [

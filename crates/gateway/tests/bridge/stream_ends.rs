@@ -1,8 +1,8 @@
-//! How translated streams end, and what does not end them: nothing is lost, and what was
-//! cut off never looks well.
+//! How translated streams end, and what does not end them: no data is lost, and a disconnected
+//! stream never looks successful.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_testkit::{TEST_TIMEOUT, eventually};
@@ -17,7 +17,7 @@ use crate::support::spdy_upstream::{
 };
 
 #[tokio::test]
-async fn a_stream_without_its_status_never_looks_well() {
+async fn a_stream_without_a_status_never_looks_successful() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, NEW).await;
     let bridge = start_bridge(&pki, &cluster, always_translate).await;
@@ -25,7 +25,7 @@ async fn a_stream_without_its_status_never_looks_well() {
         for turn in 0..5 {
             let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, protocol).await;
             match turn {
-                // Lost before a stream is open, after that, in the midst of output.
+                // Disconnected before a stream is open, after that, and during output.
                 0 => drop(cluster.connection().await),
                 1 => cluster.command(4).await.kill(),
                 2 => {
@@ -35,7 +35,7 @@ async fn a_stream_without_its_status_never_looks_well() {
                     client.next_message().await.unwrap();
                     node.kill();
                 }
-                // All ends well, but nobody says how.
+                // All streams are finished, but no status is sent.
                 3 => {
                     let mut node = cluster.command(4).await;
                     for stream in node.streams.values_mut() {
@@ -43,7 +43,7 @@ async fn a_stream_without_its_status_never_looks_well() {
                     }
                     node.handle.close();
                 }
-                // Half a status.
+                // A truncated status.
                 _ => {
                     let mut node = cluster.command(4).await;
                     node.write("error", r#"{"metadata":{},"status":"Succ"#)
@@ -62,7 +62,7 @@ async fn a_stream_without_its_status_never_looks_well() {
 }
 
 #[tokio::test]
-async fn a_status_counts_though_the_connection_fails_after_it() {
+async fn a_status_is_delivered_although_the_connection_fails_after_it() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
@@ -70,7 +70,7 @@ async fn a_status_counts_though_the_connection_fails_after_it() {
     let mut node = cluster.command(4).await;
     node.write("stdout", "out").await;
     node.write("error", SUCCESS).await;
-    // It has been sent when the other end answers to what was sent after it.
+    // The status has been received when the bridge answers a ping that was sent after it.
     node.handle.ping().await.unwrap();
     node.kill();
     let story = client.all().await;
@@ -79,11 +79,11 @@ async fn a_status_counts_though_the_connection_fails_after_it() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_cut_anywhere_looks_well_only_if_it_is_whole() {
+async fn a_stream_disconnected_at_any_byte_looks_successful_only_if_it_is_complete() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
-    // What a node says when all goes well.
+    // Record the bytes of a node whose command succeeds.
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let written = Arc::default();
     let tap = RecordingIo {
@@ -103,7 +103,7 @@ async fn a_stream_that_is_cut_anywhere_looks_well_only_if_it_is_whole() {
         there.write_all(&said[..cut]).await.unwrap();
         there.flush().await.unwrap();
         if cut % 2 == 0 {
-            // As kube-apiserver when the node is lost; else as when itself is.
+            // Like kube-apiserver when the node is lost; otherwise like a lost kube-apiserver.
             there.shutdown().await.unwrap();
         }
         drop(there);
@@ -122,9 +122,9 @@ async fn a_stream_that_is_cut_anywhere_looks_well_only_if_it_is_whole() {
 }
 
 #[tokio::test]
-async fn all_output_comes_before_the_end_however_slow_the_client() {
-    const PIECE: usize = 32 * 1024;
-    const PIECES: usize = 512;
+async fn all_output_is_delivered_before_the_end_to_a_slow_client() {
+    const CHUNK_BYTES: usize = 32 * 1024;
+    const CHUNK_COUNT: usize = 512;
 
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
@@ -132,19 +132,22 @@ async fn all_output_comes_before_the_end_however_slow_the_client() {
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let mut node = cluster.command(4).await;
     let writer = tokio::spawn(async move {
-        for number in 0..PIECES {
-            node.write("stdout", vec![u8::try_from(number % 251).unwrap(); PIECE])
-                .await;
+        for number in 0..CHUNK_COUNT {
+            node.write(
+                "stdout",
+                vec![u8::try_from(number % 251).unwrap(); CHUNK_BYTES],
+            )
+            .await;
         }
         node.end(SUCCESS).await;
     });
-    // It cannot be done while nobody reads: there is no room for so much.
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(!writer.is_finished(), "a slow reader slows the process");
+    // The buffers on the way hold less than the output of the process.
+    wait_until_stable(async || down_bytes(&bridge).await).await;
+    assert!(!writer.is_finished(), "a slow reader blocks the process");
     let story = client.all().await;
     writer.await.unwrap();
-    assert_eq!(story.stdout.len(), PIECE * PIECES);
-    for (number, piece) in story.stdout.chunks(PIECE).enumerate() {
+    assert_eq!(story.stdout.len(), CHUNK_BYTES * CHUNK_COUNT);
+    for (number, piece) in story.stdout.chunks(CHUNK_BYTES).enumerate() {
         let expected = u8::try_from(number % 251).unwrap();
         assert!(piece.iter().all(|byte| *byte == expected), "{number}");
     }
@@ -152,7 +155,7 @@ async fn all_output_comes_before_the_end_however_slow_the_client() {
 }
 
 #[tokio::test]
-async fn a_client_may_take_its_time_for_the_end() {
+async fn a_client_may_read_the_end_of_a_stream_late() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
@@ -160,7 +163,8 @@ async fn a_client_may_take_its_time_for_the_end() {
     let mut node = cluster.command(4).await;
     node.write("stdout", vec![b'x'; 200 * 1024]).await;
     node.end(SUCCESS).await;
-    // All is over for the node; longer than anybody waits for a farewell.
+    // The command has ended. The sleep proves an absence: the client is not disconnected, although
+    // it pauses for longer than the bridge waits for a close handshake.
     tokio::time::sleep(Duration::from_secs(6)).await;
     let story = client.all().await;
     assert_eq!(story.stdout.len(), 200 * 1024);
@@ -168,13 +172,13 @@ async fn a_client_may_take_its_time_for_the_end() {
 }
 
 #[tokio::test]
-async fn input_does_not_wait_for_output() {
+async fn unread_output_does_not_block_input() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let mut node = cluster.command(4).await;
-    // Output that nobody reads does not keep input from the process.
+    // Fill all buffers with output that the client does not read.
     let flood = node.streams.remove("stdout").unwrap();
     let flooding = tokio::spawn(async move {
         let mut flood = flood;
@@ -189,7 +193,7 @@ async fn input_does_not_wait_for_output() {
             }
         }
     });
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    wait_until_stable(async || down_bytes(&bridge).await).await;
     client.write(Input::Stdin, b"\x03").await.unwrap();
     let heard = timeout(Duration::from_secs(5), node.read("stdin"))
         .await
@@ -199,7 +203,7 @@ async fn input_does_not_wait_for_output() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_takes_its_command_with_it() {
+async fn a_client_that_disconnects_resets_the_streams_of_its_command() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
@@ -223,7 +227,7 @@ async fn a_client_that_leaves_takes_its_command_with_it() {
 }
 
 #[tokio::test]
-async fn a_client_that_breaks_the_rules_is_told_which() {
+async fn a_protocol_violation_of_the_client_closes_the_stream_with_its_reason() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
@@ -237,11 +241,11 @@ async fn a_client_that_breaks_the_rules_is_told_which() {
     assert_eq!(code, 1002);
     assert!(reason.contains("close signal"), "{reason}");
     drop(client);
-    ended(&bridge, "exec", "client_error").await;
+    wait_for_stream_result(&bridge, "exec", "client_error").await;
 }
 
 #[tokio::test]
-async fn a_node_that_says_nothing_at_all_is_noticed() {
+async fn a_silent_node_is_detected() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
@@ -249,7 +253,7 @@ async fn a_node_that_says_nothing_at_all_is_noticed() {
     })
     .await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    // The connection stays; nobody reads it.
+    // The connection stays open and is never read.
     let _silent = cluster.connection().await;
     let story = timeout(Duration::from_secs(15), client.all())
         .await
@@ -259,7 +263,7 @@ async fn a_node_that_says_nothing_at_all_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_client_that_says_nothing_at_all_is_left() {
+async fn a_client_that_answers_no_pings_is_disconnected() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
@@ -277,7 +281,7 @@ async fn a_client_that_says_nothing_at_all_is_left() {
 }
 
 #[tokio::test]
-async fn a_stream_that_carries_nothing_for_too_long_is_ended_and_told_so() {
+async fn an_idle_stream_is_closed_with_the_reason() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
@@ -296,11 +300,11 @@ async fn a_stream_that_carries_nothing_for_too_long_is_ended_and_told_so() {
     );
     assert_eq!(story.code, Some(1001));
     drop(client);
-    ended(&bridge, "exec", "idle").await;
+    wait_for_stream_result(&bridge, "exec", "idle").await;
 }
 
 #[tokio::test]
-async fn the_pings_inside_a_port_forward_do_not_keep_it() {
+async fn pings_inside_a_port_forward_do_not_reset_its_idle_timeout() {
     const PING: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
@@ -316,11 +320,12 @@ async fn the_pings_inside_a_port_forward_do_not_keep_it() {
     assert_eq!(http.read_head().await.unwrap().status, 101);
     let mut client = WebSocket::over(http.into_connection(), Protocol::V5);
     let mut there = cluster.connection().await;
-    // As kubectl pings, and a node answers.
+    // kubectl pings and the node answers.
     client.binary(PING).await;
-    let upgrade_request = tokio::spawn(async move {
+    let answering = tokio::spawn(async move {
         let mut ping = [0; PING.len()];
         while there.read_exact(&mut ping).await.is_ok() {
+            // Limits the rate of the pings; nothing is waited for.
             tokio::time::sleep(Duration::from_millis(50)).await;
             if there.write_all(&ping).await.is_err() || there.flush().await.is_err() {
                 break;
@@ -345,12 +350,34 @@ async fn the_pings_inside_a_port_forward_do_not_keep_it() {
     assert_eq!(code, 1001);
     assert!(answers >= PING.len());
     drop(client);
-    upgrade_request.abort();
-    ended(&bridge, "portforward", "idle").await;
+    answering.abort();
+    wait_for_stream_result(&bridge, "portforward", "idle").await;
 }
 
-/// Waits until the metrics have one stream with this result.
-async fn ended(bridge: &skewbridge_gateway::Handle, kind: &str, result: &str) {
+/// Bytes of exec streams that the bridge has forwarded to clients.
+async fn down_bytes(bridge: &skewbridge_gateway::Handle) -> usize {
+    let text = metrics(bridge).await;
+    let name = r#"skewbridge_stream_bytes_total{kind="exec",direction="down"} "#;
+    let line = text.lines().find_map(|it| it.strip_prefix(name));
+    line.map_or(0, |it| it.parse().unwrap())
+}
+
+/// Waits until a counter is above zero and has not grown for a while, and returns its value.
+async fn wait_until_stable(counter: impl AsyncFn() -> usize) -> usize {
+    let mut last = (0, Instant::now());
+    eventually("the counter no longer grows", TEST_TIMEOUT, async || {
+        let now = counter().await;
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+        now > 0 && last.1.elapsed() >= Duration::from_millis(300)
+    })
+    .await;
+    last.0
+}
+
+/// Waits until the metrics count one stream with this result.
+async fn wait_for_stream_result(bridge: &skewbridge_gateway::Handle, kind: &str, result: &str) {
     let deprecated = match result {
         "disconnected" => "cut_off",
         result => result,
@@ -365,7 +392,7 @@ async fn ended(bridge: &skewbridge_gateway::Handle, kind: &str, result: &str) {
 }
 
 #[tokio::test]
-async fn a_command_that_failed_is_told_from_one_that_could_not_run() {
+async fn a_failed_command_is_distinguished_from_one_that_could_not_run() {
     const EXITED: &str = r#"{"metadata":{},"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3"}]}}"#;
     const FAILED: &str = r#"{"metadata":{},"status":"Failure","message":"no such container","reason":"InternalError","code":500}"#;
     let pki = PkiFixture::new();
@@ -377,7 +404,7 @@ async fn a_command_that_failed_is_told_from_one_that_could_not_run() {
         let story = client.all().await;
         assert_eq!((&*story.error, story.code), (status, Some(1000)));
         drop(client);
-        ended(&bridge, "exec", outcome).await;
+        wait_for_stream_result(&bridge, "exec", outcome).await;
     }
     for line in [
         r#"apiserver_stream_translator_requests_total{code="200"} 1"#,
@@ -388,8 +415,8 @@ async fn a_command_that_failed_is_told_from_one_that_could_not_run() {
 }
 
 #[tokio::test]
-async fn a_process_that_takes_its_time_for_stdin_keeps_its_client() {
-    const SIZE: usize = 8 << 20;
+async fn a_process_that_reads_stdin_late_keeps_its_client() {
+    const BYTES_SENT: usize = 8 << 20;
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
@@ -399,17 +426,18 @@ async fn a_process_that_takes_its_time_for_stdin_keeps_its_client() {
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let mut node = cluster.command(4).await;
     let client = tokio::spawn(async move {
-        let wrote = client.write(Input::Stdin, &vec![7; SIZE]).await;
+        let wrote = client.write(Input::Stdin, &vec![7; BYTES_SENT]).await;
         (client, wrote)
     });
-    // Six intervals are 1.8 s.
+    // The sleep proves an absence: the client is not disconnected after six ping intervals, which
+    // are 1.8 s.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let mut read = 0;
-    while read < SIZE {
+    while read < BYTES_SENT {
         let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
         match stdin.read().await {
             Ok(Some(data)) => read += data.len(),
-            other => panic!("after {read} of {SIZE}: {other:?}"),
+            other => panic!("after {read} of {BYTES_SENT}: {other:?}"),
         }
     }
     node.end(SUCCESS).await;
@@ -419,8 +447,8 @@ async fn a_process_that_takes_its_time_for_stdin_keeps_its_client() {
 }
 
 #[tokio::test]
-async fn a_port_that_takes_its_time_keeps_its_client() {
-    const SIZE: usize = 16 << 20;
+async fn a_port_that_reads_late_keeps_its_client() {
+    const BYTES_SENT: usize = 16 << 20;
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
@@ -435,50 +463,47 @@ async fn a_port_that_takes_its_time_keeps_its_client() {
     let mut client = WebSocket::over(http.into_connection(), Protocol::V5);
     let mut there = cluster.connection().await;
     let client = tokio::spawn(async move {
-        client.binary(&vec![7; SIZE]).await;
+        client.binary(&vec![7; BYTES_SENT]).await;
         client
     });
+    // The sleep proves an absence: the client is not disconnected after six ping intervals, which
+    // are 1.8 s.
     tokio::time::sleep(Duration::from_secs(4)).await;
-    let mut up = vec![0; SIZE];
+    let mut up = vec![0; BYTES_SENT];
     there.read_exact(&mut up).await.unwrap();
     drop(client);
 }
 
 #[tokio::test]
-async fn a_reader_that_pauses_at_the_end_loses_nothing() {
-    const PIECE: usize = 8 * 1024;
+async fn a_client_that_pauses_at_the_end_loses_no_output() {
+    const CHUNK_BYTES: usize = 8 * 1024;
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
-    let down = async || -> usize {
-        let text = metrics(&bridge).await;
-        let name = r#"skewbridge_stream_bytes_total{kind="exec",direction="down"} "#;
-        let line = text.lines().find_map(|it| it.strip_prefix(name));
-        line.map_or(0, |it| it.parse().unwrap())
-    };
-    // How much the kernel and the bridge hold for a client that does not read.
+    // How much the kernel and the bridge buffer for a client that does not read.
     let probe = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let mut node = cluster.command(4).await;
     while timeout(
         Duration::from_millis(500),
-        node.write("stdout", vec![b'y'; PIECE]),
+        node.write("stdout", vec![b'y'; CHUNK_BYTES]),
     )
     .await
     .is_ok()
     {}
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    let held = down().await;
+    let buffered = wait_until_stable(async || down_bytes(&bridge).await).await;
     drop((probe, node));
     let mut readers = Vec::new();
     for less in 0..12 {
-        let size = held - less * PIECE;
+        let size = buffered - less * CHUNK_BYTES;
         let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
         let mut node = cluster.command(4).await;
-        for at in (0..size).step_by(PIECE) {
-            node.write("stdout", vec![b'y'; PIECE.min(size - at)]).await;
+        for at in (0..size).step_by(CHUNK_BYTES) {
+            node.write("stdout", vec![b'y'; CHUNK_BYTES.min(size - at)])
+                .await;
         }
         node.end(SUCCESS).await;
         readers.push(tokio::spawn(async move {
+            // The sleep proves an absence: the client is not disconnected during its pause.
             tokio::time::sleep(Duration::from_secs(8)).await;
             let story = client.all().await;
             (size, story.stdout.len(), story.error, story.code)
@@ -491,12 +516,12 @@ async fn a_reader_that_pauses_at_the_end_loses_nothing() {
             lost.push(story);
         }
     }
-    assert!(lost.is_empty(), "held {held}: {lost:?}");
+    assert!(lost.is_empty(), "buffered {buffered}: {lost:?}");
 }
 
 #[tokio::test]
-async fn what_a_client_sent_before_it_closed_reaches_the_process() {
-    const SIZE: usize = 2 << 20;
+async fn input_sent_before_the_close_reaches_the_process() {
+    const BYTES_SENT: usize = 2 << 20;
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, always_translate).await;
@@ -510,14 +535,17 @@ async fn what_a_client_sent_before_it_closed_reaches_the_process() {
         }
         read
     });
-    client.write(Input::Stdin, &vec![7; SIZE]).await.unwrap();
+    client
+        .write(Input::Stdin, &vec![7; BYTES_SENT])
+        .await
+        .unwrap();
     let close = Close::new(CloseCode::NORMAL, "");
     client.control(&Control::Close(Some(close))).await;
-    assert_eq!(reading.await.unwrap(), SIZE);
+    assert_eq!(reading.await.unwrap(), BYTES_SENT);
 }
 
 #[tokio::test]
-async fn output_that_was_reset_for_a_fault_does_not_look_well() {
+async fn output_that_was_reset_with_an_error_does_not_look_successful() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
@@ -534,7 +562,7 @@ async fn output_that_was_reset_for_a_fault_does_not_look_well() {
 }
 
 #[tokio::test]
-async fn a_bridge_that_leaves_says_so() {
+async fn a_bridge_that_shuts_down_reports_it_to_its_streams() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let mut bridge = start_bridge(&pki, &cluster, |config| {

@@ -1,5 +1,5 @@
-//! Exec, attach and port-forward by WebSocket, in front of a server and nodes that
-//! know only SPDY (KEP-4006).
+//! Exec, attach and port-forward over WebSocket, in front of a server and nodes that support only
+//! SPDY (KEP-4006).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,11 @@ use crate::support::spdy_upstream::{
     has_metric, metrics, start_bridge, text, upgrade_request,
 };
 
-const TTY: &str = "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&tty=true";
+const TTY_EXEC: &str =
+    "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&tty=true";
 
 #[tokio::test]
-async fn who_attaches_is_told_from_who_executes() {
+async fn attach_and_exec_are_counted_separately() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
@@ -39,7 +40,7 @@ async fn who_attaches_is_told_from_who_executes() {
 }
 
 #[tokio::test]
-async fn a_command_runs_by_websocket_on_a_node_that_knows_only_spdy() {
+async fn a_command_runs_over_websocket_on_a_node_that_supports_only_spdy() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
@@ -47,7 +48,7 @@ async fn a_command_runs_by_websocket_on_a_node_that_knows_only_spdy() {
     let mut client = WebSocket::open(&user, bridge.address(), EXEC, Protocol::V5).await;
     let mut node = cluster.command(4).await;
     assert_eq!(node.order, ["error", "stdin", "stdout", "stderr"]);
-    // The empty message with which servers begin.
+    // The empty message that servers send first.
     assert_eq!(
         client.next_message().await.unwrap(),
         ClientMessage::Data(Output::Stdout, "".into())
@@ -65,7 +66,7 @@ async fn a_command_runs_by_websocket_on_a_node_that_knows_only_spdy() {
     assert_eq!((&*story.error, story.code), (SUCCESS, Some(1000)));
 
     let asked = cluster.stream_requests();
-    assert_eq!(asked.len(), 1, "nothing was tried before");
+    assert_eq!(asked.len(), 1, "no other request was tried before");
     assert_eq!(asked[0].method, "POST");
     assert_eq!(asked[0].target, EXEC);
     assert_eq!(asked[0].header("x-remote-user"), Some("alice"));
@@ -86,11 +87,11 @@ async fn a_command_runs_by_websocket_on_a_node_that_knows_only_spdy() {
 }
 
 #[tokio::test]
-async fn an_exit_code_comes_through_word_for_word() {
+async fn an_exit_code_is_forwarded_verbatim() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
-    // One that no client in Rust would read: exit codes of Windows are larger.
+    // An exit code beyond i32: exit codes of Windows are larger.
     let status = r#"{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3221225786"}],"x":1}}"#;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     cluster.command(4).await.end(status).await;
@@ -99,11 +100,11 @@ async fn an_exit_code_comes_through_word_for_word() {
 }
 
 #[tokio::test]
-async fn a_terminal_has_sizes_and_no_stderr() {
+async fn a_terminal_has_resize_events_and_no_stderr() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
-    let mut client = WebSocket::open(&pki.client(), bridge.address(), TTY, Protocol::V5).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), TTY_EXEC, Protocol::V5).await;
     let mut node = cluster.command(4).await;
     assert_eq!(node.order, ["error", "stdin", "stdout", "resize"]);
     let size = br#"{"Width":80,"Height":24}"#;
@@ -114,7 +115,7 @@ async fn a_terminal_has_sizes_and_no_stderr() {
 }
 
 #[tokio::test]
-async fn older_protocols_are_spoken_where_the_node_refuses_them() {
+async fn older_protocols_are_used_where_the_node_rejects_newer_ones() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, NEW).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
@@ -139,7 +140,7 @@ async fn older_protocols_are_spoken_where_the_node_refuses_them() {
             "{protocol:?}"
         );
     }
-    // Each is refused once, and then known.
+    // Each protocol is rejected once, and the result is cached.
     let each = Protocol::ALL.len();
     let asked = |method| {
         let asked = cluster.stream_requests();
@@ -153,7 +154,7 @@ async fn older_protocols_are_spoken_where_the_node_refuses_them() {
 }
 
 #[tokio::test]
-async fn what_upstream_translates_itself_is_left_to_it() {
+async fn an_upstream_that_translates_itself_gets_the_websocket_request() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with(&pki, NEW, Arc::new(|_| None)).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
@@ -175,7 +176,7 @@ async fn what_upstream_translates_itself_is_left_to_it() {
 }
 
 #[tokio::test]
-async fn always_translates_and_never_does_not() {
+async fn translate_always_and_never_override_the_version() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with(&pki, NEW, Arc::new(|_| None)).await;
     let eager = start_bridge(&pki, &cluster, always_translate).await;
@@ -196,7 +197,7 @@ async fn always_translates_and_never_does_not() {
 }
 
 #[tokio::test]
-async fn what_goes_wrong_before_the_stream_is_told_as_http() {
+async fn errors_before_the_upgrade_are_http_responses() {
     let pki = PkiFixture::new();
     let cluster = SpdyUpstream::with(
         &pki,
@@ -225,7 +226,7 @@ async fn what_goes_wrong_before_the_stream_is_told_as_http() {
 }
 
 #[tokio::test]
-async fn a_browser_proves_itself_by_a_subprotocol() {
+async fn a_token_in_the_websocket_subprotocol_authenticates() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, always_translate).await;
@@ -249,7 +250,7 @@ async fn a_browser_proves_itself_by_a_subprotocol() {
 }
 
 #[tokio::test]
-async fn quiet_streams_are_pinged() {
+async fn idle_streams_are_pinged() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
@@ -269,7 +270,7 @@ async fn quiet_streams_are_pinged() {
 }
 
 #[tokio::test]
-async fn a_port_forward_is_taken_out_of_its_websocket() {
+async fn a_port_forward_is_unwrapped_from_its_websocket() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
@@ -316,7 +317,7 @@ async fn a_port_forward_is_taken_out_of_its_websocket() {
 }
 
 #[tokio::test]
-async fn a_node_that_refuses_v3_says_nothing_of_other_protocols() {
+async fn a_node_that_rejects_v3_may_still_support_other_protocols() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with(
         &pki,
@@ -336,7 +337,7 @@ async fn a_node_that_refuses_v3_says_nothing_of_other_protocols() {
     )
     .await;
     let _node = cluster.command(4).await;
-    // To those who may only `get` a POST would be forbidden.
+    // Clients that may only `get` would be denied a POST.
     for offer in ["v5", "v4", "base64"].map(|it| format!("{it}.channel.k8s.io")) {
         let mut http = pki.client().http1(bridge.address()).await.unwrap();
         http.send(upgrade_request(EXEC, &offer, "")).await.unwrap();
@@ -351,7 +352,7 @@ async fn a_node_that_refuses_v3_says_nothing_of_other_protocols() {
 }
 
 #[tokio::test]
-async fn a_status_in_yaml_is_a_status() {
+async fn a_status_in_yaml_is_parsed() {
     let pki = PkiFixture::new();
     let cluster = SpdyUpstream::with(
         &pki,

@@ -1,5 +1,5 @@
-//! Exec and port-forward by SPDY through a bridge whose way to upstream carries only
-//! WebSocket (`--upstream-streams=websocket`).
+//! Exec and port-forward over SPDY through a bridge whose path to upstream carries only WebSocket
+//! (`--upstream-streams=websocket`).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::support::websocket_upstream::{
 };
 
 #[tokio::test]
-async fn a_command_by_spdy_runs_over_a_way_that_carries_only_websocket() {
+async fn a_spdy_command_runs_over_a_websocket_only_path() {
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
@@ -82,7 +82,7 @@ async fn a_command_by_spdy_runs_over_a_way_that_carries_only_websocket() {
 }
 
 #[tokio::test]
-async fn who_may_not_create_is_refused_before_anything_is_run() {
+async fn a_user_without_the_create_permission_is_rejected_before_the_command_runs() {
     let pki = PkiFixture::new();
     let upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
@@ -103,7 +103,7 @@ async fn who_may_not_create_is_refused_before_anything_is_run() {
 }
 
 #[tokio::test]
-async fn every_version_learns_how_a_command_ended() {
+async fn every_protocol_version_gets_the_status_of_the_command() {
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
@@ -124,7 +124,7 @@ async fn every_version_learns_how_a_command_ended() {
             (told.to_owned(), true),
             "{protocol}"
         );
-        // What is cut off says so.
+        // A disconnected stream reports an error.
         let mut client = SpdyClient::open(&pki.client(), &bridge, protocol).await;
         let mut server = WebSocketServer::over(upstream.connection().await);
         server.write(Output::Stdout, "half").await;
@@ -142,7 +142,7 @@ async fn every_version_learns_how_a_command_ended() {
         drop(server);
         let (told, _) = client.read_to_end("error").await;
         assert!(told.contains("connection was lost"), "{protocol}: {told}");
-        // And so does one that is closed as if all were well.
+        // So does a stream that is closed cleanly without a status.
         let mut client = SpdyClient::open(&pki.client(), &bridge, protocol).await;
         WebSocketServer::over(upstream.connection().await)
             .close()
@@ -153,7 +153,7 @@ async fn every_version_learns_how_a_command_ended() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_takes_its_command_with_it() {
+async fn a_client_that_disconnects_closes_the_upstream_stream() {
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
@@ -169,7 +169,7 @@ async fn a_client_that_leaves_takes_its_command_with_it() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_has_no_websocket_is_named() {
+async fn an_upstream_without_websocket_support_is_reported() {
     let pki = PkiFixture::new();
     let options =
         Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca));
@@ -197,7 +197,7 @@ async fn an_upstream_that_has_no_websocket_is_named() {
 }
 
 #[tokio::test]
-async fn a_stdin_that_was_reset_does_not_look_complete() {
+async fn a_reset_stdin_does_not_look_complete() {
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
@@ -210,7 +210,7 @@ async fn a_stdin_that_was_reset_does_not_look_complete() {
         Some(ChannelEvent::Data(Input::Stdin, _))
     ));
     stdin.reset(ResetStatus::Cancel);
-    // Nothing more, and no signal that this was all.
+    // No more data, and no close signal.
     let end = timeout(TEST_TIMEOUT, server.next_event()).await.unwrap();
     assert!(end.is_none(), "{end:?}");
     let (told, well) = client.read_to_end("error").await;
@@ -221,7 +221,7 @@ async fn a_stdin_that_was_reset_does_not_look_complete() {
 }
 
 #[tokio::test]
-async fn a_port_forward_is_put_into_a_websocket() {
+async fn a_port_forward_is_wrapped_into_a_websocket() {
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
@@ -262,7 +262,7 @@ async fn a_port_forward_is_put_into_a_websocket() {
 }
 
 #[tokio::test]
-async fn a_client_by_spdy_is_told_that_it_was_idle() {
+async fn an_idle_spdy_client_gets_the_reason_of_its_disconnection() {
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge_with(&pki, &upstream, |config| {
@@ -279,8 +279,8 @@ async fn a_client_by_spdy_is_told_that_it_was_idle() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_by_spdy_does_not_kill_its_upstream() {
-    const SIZE: usize = 4 << 20;
+async fn a_slow_spdy_client_does_not_disconnect_upstream() {
+    const BYTES_SENT: usize = 4 << 20;
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge_with(&pki, &upstream, |config| {
@@ -290,22 +290,22 @@ async fn a_slow_reader_by_spdy_does_not_kill_its_upstream() {
     let mut client = SpdyClient::open(&pki.client(), &bridge, "v4.channel.k8s.io").await;
     let mut server = WebSocketServer::over(upstream.connection().await);
     let serving = tokio::spawn(async move {
-        let data = "y".repeat(SIZE);
+        let data = "y".repeat(BYTES_SENT);
         server.write(Output::Stdout, &data).await;
         server.write(Output::Error, SUCCESS).await;
         server.close().await;
     });
-    // One and a half intervals are 0.6 s.
+    // One and a half ping intervals are 0.6 s.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let (stdout, _) = client.read_to_end("stdout").await;
     let (error, _) = client.read_to_end("error").await;
-    assert_eq!((stdout.len(), &*error), (SIZE, SUCCESS));
+    assert_eq!((stdout.len(), &*error), (BYTES_SENT, SUCCESS));
     serving.await.unwrap();
 }
 
 #[tokio::test]
-async fn a_process_that_takes_its_time_keeps_its_client_by_spdy() {
-    const SIZE: usize = 16 << 20;
+async fn a_process_that_reads_late_keeps_its_spdy_client() {
+    const BYTES_SENT: usize = 16 << 20;
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge_with(&pki, &upstream, |config| {
@@ -317,7 +317,7 @@ async fn a_process_that_takes_its_time_keeps_its_client_by_spdy() {
         .await
         .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
-    // As moby/spdystream: without windows.
+    // Like moby/spdystream: without windows.
     let config = Config {
         flow_control: skewbridge_spdy::FlowControl::Never,
         ..Config::default()
@@ -330,28 +330,28 @@ async fn a_process_that_takes_its_time_keeps_its_client_by_spdy() {
         handle.open(headers).unwrap()
     });
     let mut server = WebSocketServer::over(upstream.connection().await);
-    let _ = streams[1].sender.send(vec![7; SIZE].into());
-    // Six intervals are 1.8 s.
+    let _ = streams[1].sender.send(vec![7; BYTES_SENT].into());
+    // Six ping intervals are 1.8 s.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let mut read = 0;
-    while read < SIZE {
+    while read < BYTES_SENT {
         match server.next_event().await {
             Some(ChannelEvent::Data(Input::Stdin, data)) => read += data.len(),
-            other => panic!("after {read} of {SIZE}: {other:?}"),
+            other => panic!("after {read} of {BYTES_SENT}: {other:?}"),
         }
     }
 }
 
 #[tokio::test]
-async fn a_reader_by_spdy_that_pauses_at_the_end_loses_nothing() {
-    const SIZE: usize = 400 * 1024;
+async fn a_spdy_client_that_pauses_at_the_end_loses_no_output() {
+    const BYTES_SENT: usize = 400 * 1024;
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
     let mut client = SpdyClient::open(&pki.client(), &bridge, "v4.channel.k8s.io").await;
     let mut server = WebSocketServer::over(upstream.connection().await);
     let serving = tokio::spawn(async move {
-        let data = "y".repeat(SIZE);
+        let data = "y".repeat(BYTES_SENT);
         server.write(Output::Stdout, &data).await;
         server.write(Output::Error, SUCCESS).await;
         server.close().await;
@@ -359,12 +359,12 @@ async fn a_reader_by_spdy_that_pauses_at_the_end_loses_nothing() {
     tokio::time::sleep(Duration::from_secs(8)).await;
     let (stdout, _) = client.read_to_end("stdout").await;
     let (error, _) = client.read_to_end("error").await;
-    assert_eq!((stdout.len(), &*error), (SIZE, SUCCESS));
+    assert_eq!((stdout.len(), &*error), (BYTES_SENT, SUCCESS));
     serving.await.unwrap();
 }
 
 #[tokio::test]
-async fn streams_that_nobody_asked_for_are_refused() {
+async fn unrequested_streams_are_refused() {
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
@@ -380,7 +380,7 @@ async fn streams_that_nobody_asked_for_are_refused() {
 }
 
 #[tokio::test]
-async fn a_bridge_that_leaves_says_so_by_spdy() {
+async fn a_bridge_that_shuts_down_reports_it_to_spdy_clients() {
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let mut bridge = start_bridge_with(&pki, &upstream, |config| {
@@ -397,7 +397,7 @@ async fn a_bridge_that_leaves_says_so_by_spdy() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_in_the_midst_of_output_leaves_upstream_too() {
+async fn a_client_that_disconnects_during_output_disconnects_upstream_too() {
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
@@ -412,13 +412,13 @@ async fn a_client_that_leaves_in_the_midst_of_output_leaves_upstream_too() {
     let stdout = &mut client.streams.get_mut("stdout").unwrap().receiver;
     assert!(stdout.read().await.unwrap().is_some());
     client.driver.abort();
-    // kube-apiserver goes on with a command for as long as anybody takes its output.
+    // kube-apiserver keeps a command running for as long as its output is read.
     let left = timeout(Duration::from_secs(4), flooding).await;
-    left.expect("nobody takes it any more").unwrap();
+    left.expect("the upstream connection is closed").unwrap();
 }
 
 #[tokio::test]
-async fn what_upstream_said_before_it_stopped_to_listen_is_heard() {
+async fn output_sent_before_upstream_stopped_reading_is_delivered() {
     let pki = PkiFixture::new();
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
@@ -430,7 +430,7 @@ async fn what_upstream_said_before_it_stopped_to_listen_is_heard() {
             let data = Bytes::from(vec![b'x'; 32 * 1024]);
             while stdin.sender.write(data.clone()).await.is_ok() {}
         });
-        // A command that ends well with its input unread: the rest of that is reset.
+        // A command that succeeds with unread input: the rest of the input is reset.
         let mut some = [0; 1024];
         there.read_exact(&mut some).await.unwrap();
         let mut out = BytesMut::new();

@@ -1,4 +1,4 @@
-//! The handshake on both legs: what is offered, asked for, refused and counted.
+//! TLS handshakes with clients and upstream: what is offered, requested, rejected and counted.
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ use crate::support::pki::{PkiFixture, start};
 
 const GET: &str = "GET /api HTTP/1.1\r\nHost: k\r\n\r\n";
 
-/// A client of rustls' own, for what the testkit's has no words for.
+/// A raw rustls client, for settings that the testkit's client does not have.
 fn client(
     roots: RootCertStore,
     version: &'static SupportedProtocolVersion,
@@ -60,8 +60,8 @@ async fn connect(config: &Arc<ClientConfig>, address: SocketAddr) -> io::Result<
     Ok(BufReader::new(TlsStream::from(tls)))
 }
 
-/// One request on a connection of its own, and how that connection came about.
-/// With TLS 1.3 a server's refusal shows only when its answer is read.
+/// One request on its own connection, and the handshake that preceded it. With TLS 1.3 a rejection
+/// by the server is visible only when its response is read.
 async fn send_request(
     config: &Arc<ClientConfig>,
     address: SocketAddr,
@@ -75,7 +75,7 @@ async fn send_request(
     Ok((h1.read_response().await?, kind, version))
 }
 
-/// Waits until as many handshakes have failed for this reason.
+/// Waits until this many handshakes have failed for this reason.
 async fn wait_for_failures(bridge: &Handle, reason: &str, count: f64) {
     let name = "skewbridge_tls_handshake_failures_total";
     let what = format!("{count} failed handshakes: {reason}");
@@ -87,7 +87,7 @@ async fn wait_for_failures(bridge: &Handle, reason: &str, count: f64) {
 }
 
 #[tokio::test]
-async fn http2_and_http1_are_offered_and_http1_is_spoken_without_a_word() {
+async fn http2_and_http1_are_offered_and_http1_is_the_default_without_alpn() {
     let fixture = IdentityFixture::new().await;
     for (offered, chosen) in [
         (&["h2", "http/1.1"][..], Some("h2")),
@@ -110,7 +110,7 @@ async fn http2_and_http1_are_offered_and_http1_is_spoken_without_a_word() {
 }
 
 #[tokio::test]
-async fn a_client_without_a_common_protocol_is_refused_and_counted() {
+async fn a_client_without_a_common_protocol_is_rejected_and_counted() {
     let fixture = IdentityFixture::new().await;
     let client = fixture.pki.client().alpn(&["spdy/3", "http/1.0"]);
     let address = fixture.bridge.address();
@@ -123,7 +123,7 @@ async fn a_client_without_a_common_protocol_is_refused_and_counted() {
 }
 
 #[tokio::test]
-async fn both_versions_of_tls_carry_a_certificate_user() {
+async fn client_certificates_work_with_both_tls_versions() {
     let fixture = IdentityFixture::new().await;
     let alice = fixture.pki.client_ca.client("alice", &[]);
     for (version, number) in [
@@ -145,7 +145,7 @@ async fn both_versions_of_tls_carry_a_certificate_user() {
 }
 
 #[tokio::test]
-async fn a_minimum_version_refuses_older_clients() {
+async fn a_minimum_tls_version_rejects_older_clients() {
     let fixture =
         IdentityFixture::with(|config| config.serving.min_version = TlsVersion::Tls13).await;
     let roots = fixture.pki.serving_ca.roots();
@@ -157,11 +157,11 @@ async fn a_minimum_version_refuses_older_clients() {
     assert_eq!(send_request(&new, address).await.unwrap().0.status, 200);
 }
 
-/// Notes which CAs a server names, and shows nothing.
+/// Records the CAs that a server names, and presents no certificate.
 #[derive(Debug, Default)]
-struct Hints(Mutex<Option<Vec<Vec<u8>>>>);
+struct RecordedHints(Mutex<Option<Vec<Vec<u8>>>>);
 
-impl ResolvesClientCert for Hints {
+impl ResolvesClientCert for RecordedHints {
     fn resolve(&self, hints: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         let hints = hints.iter().map(|hint| hint.to_vec()).collect();
         *self.0.lock().unwrap() = Some(hints);
@@ -173,12 +173,12 @@ impl ResolvesClientCert for Hints {
     }
 }
 
-/// Which CAs this bridge names to its clients; none if it asks for nothing.
+/// The CAs that this bridge names to its clients; `None` if it requests no certificate.
 async fn hints(
     fixture: &IdentityFixture,
     version: &'static SupportedProtocolVersion,
 ) -> Option<Vec<Vec<u8>>> {
-    let hints = Arc::new(Hints::default());
+    let hints = Arc::new(RecordedHints::default());
     let builder = client(fixture.pki.serving_ca.roots(), version);
     let config = Arc::new(builder.with_client_cert_resolver(hints.clone()));
     let (response, ..) = send_request(&config, fixture.bridge.address())
@@ -189,7 +189,7 @@ async fn hints(
 }
 
 #[tokio::test]
-async fn certificates_of_both_cas_are_asked_for_and_none_is_required() {
+async fn client_certificates_of_both_cas_are_requested_but_not_required() {
     let fixture = IdentityFixture::new().await;
     let subject = |ca: &Ca| ca.roots().subjects()[0].as_ref().to_vec();
     let both = vec![
@@ -202,7 +202,7 @@ async fn certificates_of_both_cas_are_asked_for_and_none_is_required() {
 }
 
 #[tokio::test]
-async fn without_a_ca_no_certificate_is_asked_for() {
+async fn without_a_client_ca_no_certificate_is_requested() {
     let fixture = IdentityFixture::with(|config| {
         config.callers.client_ca = None;
         config.callers.request_header = None;
@@ -212,7 +212,7 @@ async fn without_a_ca_no_certificate_is_asked_for() {
 }
 
 #[tokio::test]
-async fn plain_http_is_answered_as_go_does_and_counted() {
+async fn plain_http_is_answered_like_go_and_counted() {
     let fixture = IdentityFixture::new().await;
     let mut tcp = TcpStream::connect(fixture.bridge.address()).await.unwrap();
     tcp.write_all(GET.as_bytes()).await.unwrap();
@@ -226,7 +226,7 @@ async fn plain_http_is_answered_as_go_does_and_counted() {
 }
 
 #[tokio::test]
-async fn clients_that_give_up_on_the_handshake_are_counted() {
+async fn handshakes_aborted_by_the_client_are_counted() {
     let fixture = IdentityFixture::new().await;
     let address = fixture.bridge.address();
     let distrustful = TlsClient::new(&Ca::new("other"));
@@ -237,7 +237,7 @@ async fn clients_that_give_up_on_the_handshake_are_counted() {
 }
 
 #[tokio::test]
-async fn a_certificate_without_its_key_does_not_get_in() {
+async fn a_certificate_without_its_private_key_does_not_authenticate() {
     let fixture = IdentityFixture::new().await;
     let alice = fixture.pki.client_ca.client("alice", &["system:masters"]);
     let thief = fixture.pki.client_ca.client("thief", &[]);
@@ -257,7 +257,7 @@ async fn a_certificate_without_its_key_does_not_get_in() {
 }
 
 #[tokio::test]
-async fn a_resumed_session_is_still_the_same_user() {
+async fn a_resumed_session_authenticates_the_same_user() {
     let fixture = IdentityFixture::new().await;
     for (version, name) in [(&TLS12, "alice"), (&TLS13, "bob")] {
         let leaf = fixture.pki.client_ca.client(name, &["dev"]);
@@ -277,7 +277,7 @@ async fn a_resumed_session_is_still_the_same_user() {
 }
 
 #[tokio::test]
-async fn a_session_does_not_outlive_the_ca_it_was_begun_under() {
+async fn a_session_cannot_be_resumed_after_its_ca_was_replaced() {
     let fixture = IdentityFixture::new().await;
     let address = fixture.bridge.address();
     let alice = fixture.pki.client_ca.client("alice", &[]);
@@ -289,7 +289,7 @@ async fn a_session_does_not_outlive_the_ca_it_was_begun_under() {
     let new_ca = Ca::new("client-ca");
     fixture.pki.dir.write("client-ca.crt", new_ca.pem());
     let bob = fixture.pki.client().identity(&new_ca.client("bob", &[]));
-    eventually("the new CA is believed", TEST_TIMEOUT, async || {
+    eventually("the new CA is in use", TEST_TIMEOUT, async || {
         fixture
             .send_request(&bob, Version::HTTP_11, &[])
             .await
@@ -307,7 +307,7 @@ async fn a_session_does_not_outlive_the_ca_it_was_begun_under() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_cannot_prove_itself_gets_no_request() {
+async fn an_upstream_with_an_invalid_certificate_gets_no_request() {
     let pki = PkiFixture::new();
     let good = pki.upstream.clone();
     for (what, shown, server_name) in [

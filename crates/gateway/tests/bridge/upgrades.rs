@@ -1,5 +1,4 @@
-//! A connection that switches protocols becomes a tunnel, after upstream's 101
-//! and not before.
+//! A connection that switches protocols becomes a tunnel, after upstream's 101 and not before.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -26,8 +25,8 @@ fn spdy(path: &str) -> String {
     )
 }
 
-/// An upstream that upgrades whatever it is asked.
-async fn upgrading(pki: &PkiFixture, alpn: &[&'static str]) -> (ApiServer, Tunnels) {
+/// An upstream that accepts every upgrade.
+async fn start_upgrading_upstream(pki: &PkiFixture, alpn: &[&'static str]) -> (ApiServer, Tunnels) {
     let (sender, tunnels) = mpsc::unbounded_channel();
     let options = Options::new(pki.upstream.clone())
         .clients(ClientAuth::Accept(&pki.front_proxy_ca))
@@ -63,25 +62,25 @@ async fn tunnel(client: H1Client, tunnels: &mut Tunnels) -> (Connection, Connect
     (client.into_connection(), tunnels.next().await)
 }
 
-async fn say(io: &mut Connection, bytes: &[u8]) {
+async fn write_flushed(io: &mut Connection, bytes: &[u8]) {
     io.write_all(bytes).await.unwrap();
     io.flush().await.unwrap();
 }
 
-async fn hear(io: &mut Connection, expected: &[u8]) {
+async fn expect_bytes(io: &mut Connection, expected: &[u8]) {
     let mut got = vec![0; expected.len()];
     io.read_exact(&mut got).await.unwrap();
     assert_eq!(got, expected);
 }
 
-async fn hear_end(io: &mut Connection) {
+async fn expect_end(io: &mut Connection) {
     assert_eq!(io.read(&mut [0]).await.unwrap(), 0);
 }
 
 #[tokio::test]
-async fn any_protocol_that_is_not_translated_becomes_a_two_way_tunnel() {
+async fn protocols_that_are_not_translated_become_bidirectional_tunnels() {
     let pki = PkiFixture::new();
-    let (upstream, mut tunnels) = upgrading(&pki, &["http/1.1"]).await;
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
     let mut config = pki.config(upstream.addr());
     config.streams.translate = TranslateStreams::Never;
     let bridge = start(&config);
@@ -107,10 +106,10 @@ async fn any_protocol_that_is_not_translated_becomes_a_two_way_tunnel() {
         }
         let (mut client, mut server) = (client.into_connection(), tunnels.next().await);
         for turn in ["one", "two", "three"] {
-            say(&mut client, turn.as_bytes()).await;
-            hear(&mut server, turn.as_bytes()).await;
-            say(&mut server, turn.as_bytes()).await;
-            hear(&mut client, turn.as_bytes()).await;
+            write_flushed(&mut client, turn.as_bytes()).await;
+            expect_bytes(&mut server, turn.as_bytes()).await;
+            write_flushed(&mut server, turn.as_bytes()).await;
+            expect_bytes(&mut client, turn.as_bytes()).await;
         }
     }
     let seen = requests(&upstream);
@@ -128,7 +127,7 @@ async fn any_protocol_that_is_not_translated_becomes_a_two_way_tunnel() {
 }
 
 #[tokio::test]
-async fn bytes_right_behind_the_101_reach_the_client() {
+async fn bytes_immediately_after_the_101_reach_the_client() {
     let pki = PkiFixture::new();
     let upstream = scripted(&pki, async |_, mut conn| {
         let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\
@@ -138,15 +137,15 @@ async fn bytes_right_behind_the_101_reach_the_client() {
         conn.stall().await;
     })
     .await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC)).await.unwrap();
     assert_eq!(client.read_head().await.unwrap().status, 101);
-    hear(&mut client.into_connection(), b"first, second").await;
+    expect_bytes(&mut client.into_connection(), b"first, second").await;
 }
 
 #[tokio::test]
-async fn bytes_before_the_101_wait_for_it() {
+async fn client_bytes_before_the_101_are_delayed_until_it() {
     let pki = PkiFixture::new();
     let (asked, mut is_asked) = mpsc::unbounded_channel();
     let go = Arc::new(Notify::new());
@@ -164,7 +163,7 @@ async fn bytes_before_the_101_wait_for_it() {
             let readable = poll_fn(|cx| {
                 std::task::Poll::Ready(Pin::new(&mut conn.io).poll_fill_buf(cx).is_ready())
             });
-            assert!(!readable.await, "bytes came before the 101");
+            assert!(!readable.await, "bytes arrived before the 101");
             conn.write("HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\n")
                 .await;
             assert_eq!(conn.read(11).await, b"early, late");
@@ -172,12 +171,12 @@ async fn bytes_before_the_101_wait_for_it() {
         }
     })
     .await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC) + "early").await.unwrap();
     is_asked.recv().await.unwrap();
-    // The one worker has answered this, so it has done with the bytes above
-    // whatever it does with them.
+    // The only worker has answered this request, so it has processed the bytes above, whatever it
+    // did with them.
     let mut other = pki.client().http1(bridge.address()).await.unwrap();
     other
         .send("GET /api HTTP/1.1\r\nHost: k\r\n\r\n")
@@ -191,10 +190,10 @@ async fn bytes_before_the_101_wait_for_it() {
 }
 
 #[tokio::test]
-async fn each_direction_ends_on_its_own() {
+async fn each_direction_closes_independently() {
     let pki = PkiFixture::new();
-    let (upstream, mut tunnels) = upgrading(&pki, &["http/1.1"]).await;
-    let bridge = pki.bridge(upstream.addr());
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
     for client_first in [true, false] {
         let client = pki.client().http1(bridge.address()).await.unwrap();
         let (client, server) = tunnel(client, &mut tunnels).await;
@@ -203,24 +202,24 @@ async fn each_direction_ends_on_its_own() {
         } else {
             (server, client)
         };
-        say(&mut first, b"my last").await;
+        write_flushed(&mut first, b"my last").await;
         first.shutdown().await.unwrap();
-        hear(&mut second, b"my last").await;
-        hear_end(&mut second).await;
+        expect_bytes(&mut second, b"my last").await;
+        expect_end(&mut second).await;
         for _ in 0..3 {
-            say(&mut second, b"still here").await;
-            hear(&mut first, b"still here").await;
+            write_flushed(&mut second, b"still here").await;
+            expect_bytes(&mut first, b"still here").await;
         }
         second.shutdown().await.unwrap();
-        hear_end(&mut first).await;
+        expect_end(&mut first).await;
     }
 }
 
 #[tokio::test]
 async fn ten_mebibytes_each_way_arrive_unchanged() {
     let pki = PkiFixture::new();
-    let (upstream, mut tunnels) = upgrading(&pki, &["http/1.1"]).await;
-    let bridge = pki.bridge(upstream.addr());
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
     let client = pki.client().http1(bridge.address()).await.unwrap();
     let (client, server) = tunnel(client, &mut tunnels).await;
     let pattern = |seed: u32| -> Vec<u8> {
@@ -244,7 +243,7 @@ async fn ten_mebibytes_each_way_arrive_unchanged() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_relayed_whole_and_nothing_behind_it_is_a_request() {
+async fn a_rejected_upgrade_is_forwarded_completely_and_bytes_after_it_are_not_a_request() {
     const SMUGGLED: &str = "GET /smuggled HTTP/1.1\r\nHost: k\r\n\r\n";
     let forbidden = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","code":403}"#;
     let rows = [
@@ -268,7 +267,7 @@ async fn a_refusal_is_relayed_whole_and_nothing_behind_it_is_a_request() {
                 }
             })
             .await;
-            let bridge = pki.bridge(upstream.addr());
+            let bridge = pki.start_bridge(upstream.addr());
             let mut client = pki.client().http1(bridge.address()).await.unwrap();
             client.send(spdy(EXEC) + SMUGGLED).await.unwrap();
             let response = client.read_response().await.unwrap();
@@ -276,7 +275,7 @@ async fn a_refusal_is_relayed_whole_and_nothing_behind_it_is_a_request() {
             assert_eq!(response.header("content-type"), Some(media));
             assert_eq!(response.header("audit-id"), Some("7"));
             assert_eq!(response.header("connection"), Some("close"));
-            // Perhaps it is closed by now; that is as good.
+            // The connection may be closed by now, which is fine as well.
             let _ = client.send(SMUGGLED).await;
             client.read_close().await.unwrap();
             let targets: Vec<_> = requests(&upstream)
@@ -289,7 +288,7 @@ async fn a_refusal_is_relayed_whole_and_nothing_behind_it_is_a_request() {
 }
 
 #[tokio::test]
-async fn what_is_no_upgrade_goes_up_as_a_plain_request() {
+async fn requests_that_are_not_upgrades_are_forwarded_as_plain_requests() {
     let rows = [
         (
             "h2c",
@@ -315,16 +314,16 @@ async fn what_is_no_upgrade_goes_up_as_a_plain_request() {
         ),
     ];
     let pki = PkiFixture::new();
-    let (upstream, _tunnels) = upgrading(&pki, &["http/1.1"]).await;
-    let bridge = pki.bridge(upstream.addr());
+    let (upstream, _tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
     let client = pki.client();
     for (name, version, fields) in rows {
         let mut connection = client.connect(bridge.address(), "localhost").await.unwrap();
         let request =
             format!("GET {EXEC} HTTP/{version}\r\nHost: k\r\nX-Row: {name}\r\n{fields}\r\n");
-        say(&mut connection, request.as_bytes()).await;
+        write_flushed(&mut connection, request.as_bytes()).await;
         let expected = format!("HTTP/{version} 200 OK\r\n");
-        hear(&mut connection, expected.as_bytes()).await;
+        expect_bytes(&mut connection, expected.as_bytes()).await;
         let seen = requests(&upstream).pop().unwrap();
         assert_eq!(seen.header("x-row"), Some(name));
         for header in ["upgrade", "http2-settings", "connection"] {
@@ -334,10 +333,10 @@ async fn what_is_no_upgrade_goes_up_as_a_plain_request() {
 }
 
 #[tokio::test]
-async fn http2_clients_have_no_upgrade() {
+async fn http2_clients_cannot_upgrade() {
     let pki = PkiFixture::new();
-    let (upstream, _tunnels) = upgrading(&pki, &["h2", "http/1.1"]).await;
-    let bridge = pki.bridge(upstream.addr());
+    let (upstream, _tunnels) = start_upgrading_upstream(&pki, &["h2", "http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
     let h2 = pki.client().http2(bridge.address()).await.unwrap();
     let request = Request::get(format!("https://k{EXEC}"))
         .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
@@ -351,7 +350,7 @@ async fn http2_clients_have_no_upgrade() {
         (Version::HTTP_2, None)
     );
 
-    // RFC 9113, 8.2.2 and RFC 8441, which is not announced.
+    // RFC 9113, 8.2.2; RFC 8441 is not announced.
     let client = pki.client().alpn(&["h2"]);
     for (method, field, value) in [
         ("GET", "upgrade", "websocket"),
@@ -364,7 +363,7 @@ async fn http2_clients_have_no_upgrade() {
             h2frames::literal(field, value),
         ];
         let request = h2frames::headers(1, flag::END_HEADERS, &block.concat());
-        say(&mut io, &request).await;
+        write_flushed(&mut io, &request).await;
         let reset = h2frames::read_until(&mut io, kind::RST_STREAM).await;
         assert_eq!(reset.unwrap().error_code(), Some(code::PROTOCOL_ERROR));
     }
@@ -374,13 +373,13 @@ async fn http2_clients_have_no_upgrade() {
 #[tokio::test]
 async fn a_user_is_asserted_over_the_front_proxy_connection() {
     let pki = PkiFixture::new();
-    let (upstream, mut tunnels) = upgrading(&pki, &["h2", "http/1.1"]).await;
-    let bridge = pki.bridge(upstream.addr());
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["h2", "http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
     let alice = pki.user("alice", &["dev", "ops"]);
     let client = alice.http1(bridge.address()).await.unwrap();
     let (mut client, mut server) = tunnel(client, &mut tunnels).await;
-    say(&mut client, b"hello").await;
-    hear(&mut server, b"hello").await;
+    write_flushed(&mut client, b"hello").await;
+    expect_bytes(&mut server, b"hello").await;
     let seen = requests(&upstream).pop().unwrap();
     assert_eq!(seen.version, Version::HTTP_11, "upgrades need HTTP/1.1");
     assert_eq!(
@@ -392,10 +391,10 @@ async fn a_user_is_asserted_over_the_front_proxy_connection() {
 }
 
 #[tokio::test]
-async fn an_upstream_of_http2_alone_cannot_upgrade_and_the_client_is_told() {
+async fn an_upgrade_to_an_http2_only_upstream_is_an_error() {
     let pki = PkiFixture::new();
-    let (upstream, _tunnels) = upgrading(&pki, &["h2"]).await;
-    let bridge = pki.bridge(upstream.addr());
+    let (upstream, _tunnels) = start_upgrading_upstream(&pki, &["h2"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC)).await.unwrap();
     status(&client.read_response().await.unwrap(), 503);
@@ -404,7 +403,7 @@ async fn an_upstream_of_http2_alone_cannot_upgrade_and_the_client_is_told() {
 }
 
 #[tokio::test]
-async fn a_101_that_nobody_asked_for_is_a_bad_answer() {
+async fn an_unrequested_101_is_a_bad_gateway() {
     let pki = PkiFixture::new();
     let upstream = scripted(&pki, async |_, mut conn| {
         conn.write("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
@@ -412,7 +411,7 @@ async fn a_101_that_nobody_asked_for_is_a_bad_answer() {
         conn.read_to_end().await;
     })
     .await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     h1.send("GET /api HTTP/1.1\r\nHost: k\r\n\r\n")
         .await
@@ -423,7 +422,7 @@ async fn a_101_that_nobody_asked_for_is_a_bad_answer() {
 }
 
 #[tokio::test]
-async fn a_request_has_to_be_whole_before_its_101() {
+async fn a_request_must_be_complete_before_its_101() {
     let pki = PkiFixture::new();
     let upstream = scripted(&pki, async |head, mut conn| {
         if head.starts_with("POST /patient") {
@@ -438,7 +437,7 @@ async fn a_request_has_to_be_whole_before_its_101() {
         conn.read_to_end().await;
     })
     .await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let head = |path: &str| {
         format!(
             "POST {path} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: x\r\n\
@@ -451,7 +450,7 @@ async fn a_request_has_to_be_whole_before_its_101() {
         .await
         .unwrap();
     assert_eq!(client.read_head().await.unwrap().status, 101);
-    hear(&mut client.into_connection(), b"tunnel").await;
+    expect_bytes(&mut client.into_connection(), b"tunnel").await;
 
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(head("/hasty") + "he").await.unwrap();
@@ -460,10 +459,10 @@ async fn a_request_has_to_be_whole_before_its_101() {
 }
 
 #[tokio::test]
-async fn a_reset_of_one_side_ends_the_other() {
+async fn a_reset_of_one_side_closes_the_other() {
     let pki = PkiFixture::new();
-    let (upstream, mut tunnels) = upgrading(&pki, &["http/1.1"]).await;
-    let bridge = pki.bridge(upstream.addr());
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
     for client_resets in [true, false] {
         let client = pki.client().http1(bridge.address()).await.unwrap();
         let (client, server) = tunnel(client, &mut tunnels).await;
@@ -474,18 +473,18 @@ async fn a_reset_of_one_side_ends_the_other() {
         };
         resets.get_ref().get_ref().0.set_zero_linger().unwrap();
         drop(resets);
-        // An end without TLS's farewell, so that nobody takes it for a whole.
+        // Closed without close_notify, so that the data is not taken for complete.
         assert!(other.read(&mut [0]).await.is_err());
     }
 }
 
-/// A command that ends before its stdin does: kube-apiserver closes on what it
-/// has not read, and what it said before is still on its way.
+/// A command that ends before its stdin does: kube-apiserver closes the connection with unread
+/// input, while its last output is still in flight.
 #[tokio::test]
-async fn the_last_words_of_an_upstream_that_no_longer_listens_arrive() {
+async fn the_last_output_of_an_upstream_that_has_stopped_reading_arrives() {
     let pki = PkiFixture::new();
-    let (upstream, mut tunnels) = upgrading(&pki, &["http/1.1"]).await;
-    let bridge = pki.bridge(upstream.addr());
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
     for _ in 0..10 {
         let client = pki.client().http1(bridge.address()).await.unwrap();
         let (client, mut server) = tunnel(client, &mut tunnels).await;
@@ -503,7 +502,7 @@ async fn the_last_words_of_an_upstream_that_no_longer_listens_arrive() {
         server.flush().await.unwrap();
         drop(server);
         let mut heard = Vec::new();
-        // Cut off in the end, and not taken for a whole.
+        // Finally closed without close_notify, so that it is not taken for complete.
         assert!(output.read_to_end(&mut heard).await.is_err());
         assert_eq!(heard.len(), said.len());
         sending.abort();
@@ -511,7 +510,7 @@ async fn the_last_words_of_an_upstream_that_no_longer_listens_arrive() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_the_101_is_not_waited_for() {
+async fn a_client_that_disconnects_before_the_101_ends_the_upgrade() {
     let pki = PkiFixture::new();
     let (asked, mut is_asked) = mpsc::unbounded_channel();
     let (gone, mut is_gone) = mpsc::unbounded_channel();
@@ -524,7 +523,7 @@ async fn a_client_that_leaves_before_the_101_is_not_waited_for() {
         }
     })
     .await;
-    let bridge = pki.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC)).await.unwrap();
     is_asked.recv().await.unwrap();
@@ -533,9 +532,9 @@ async fn a_client_that_leaves_before_the_101_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn silence_does_not_end_a_tunnel() {
+async fn an_idle_tunnel_stays_open() {
     let pki = PkiFixture::new();
-    let (upstream, mut tunnels) = upgrading(&pki, &["http/1.1"]).await;
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
     let mut config = pki.config(upstream.addr());
     config.limits.idle_timeout = Duration::from_millis(500);
     config.limits.read_header_timeout = Duration::from_millis(500);
@@ -543,12 +542,12 @@ async fn silence_does_not_end_a_tunnel() {
     let client = pki.client().http1(bridge.address()).await.unwrap();
     let (mut client, mut server) = tunnel(client, &mut tunnels).await;
     for _ in 0..2 {
-        // Opened after the tunnel fell silent, and closed for being idle.
+        // Opened after the tunnel became idle, and closed because it is idle.
         let mut idle = pki.client().http1(bridge.address()).await.unwrap();
         idle.read_close().await.unwrap();
     }
-    say(&mut client, b"up").await;
-    hear(&mut server, b"up").await;
-    say(&mut server, b"down").await;
-    hear(&mut client, b"down").await;
+    write_flushed(&mut client, b"up").await;
+    expect_bytes(&mut server, b"up").await;
+    write_flushed(&mut server, b"down").await;
+    expect_bytes(&mut client, b"down").await;
 }

@@ -1,5 +1,5 @@
-//! What clients see of a cluster: discovery and OpenAPI of all servers, for whom the local
-//! server lets read them.
+//! Merged discovery and OpenAPI of all servers, for clients that the local server permits to read
+//! them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,20 +21,26 @@ use crate::support::pki::start;
 
 const B: &str = "apiserver-b";
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-const LIST: &str = "application/json";
-/// Both serve this version, and only the peer this resource of it.
-const MORE: &str = "apps/v1 fleets";
+const LEGACY_LIST: &str = "application/json";
+/// Both servers have this version, but only the peer has this resource in it.
+const PEER_RESOURCE: &str = "apps/v1 fleets";
 
-/// A local server with `apps/v1`, and a peer with more of it and with `NEW`.
-async fn mixed() -> (ClusterFixture, PeerServer, Handle) {
+/// A local server with `apps/v1`, and a peer with another resource of it and with `NEW`.
+async fn mixed_cluster() -> (ClusterFixture, PeerServer, Handle) {
     let local = ["v1 pods", "apps/v1 deployments"];
-    let peer = ["v1 pods", "v1 podgroups", "apps/v1 deployments", MORE, NEW];
+    let peer = [
+        "v1 pods",
+        "v1 podgroups",
+        "apps/v1 deployments",
+        PEER_RESOURCE,
+        NEW,
+    ];
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&local, [(B, &peer)]).await;
     (cluster, b, bridge)
 }
 
-/// How often clients have asked the local server for `/apis`.
-fn asked(cluster: &ClusterFixture) -> usize {
+/// How many requests of clients for `/apis` the local server has received.
+fn discovery_request_count(cluster: &ClusterFixture) -> usize {
     let seen = cluster.local.client_requests();
     seen.iter().filter(|seen| seen.path() == "/apis").count()
 }
@@ -60,52 +66,51 @@ async fn metrics(bridge: &Handle) -> String {
 }
 
 #[tokio::test]
-async fn the_local_server_is_asked_once_in_ten_seconds_for_each_caller() {
-    let (cluster, _b, bridge) = mixed().await;
+async fn the_local_server_authorizes_discovery_once_in_ten_seconds_per_client() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
     let alice = cluster.alice();
     let bob = cluster.pki.user("bob", &[]);
-    let before = asked(&cluster);
+    let before = discovery_request_count(&cluster);
     for _ in 0..5 {
         assert!(discovery(&alice, &bridge).await.text().contains("fleets"));
     }
-    assert_eq!(asked(&cluster), before + 1);
+    assert_eq!(discovery_request_count(&cluster), before + 1);
     discovery(&bob, &bridge).await;
-    assert_eq!(asked(&cluster), before + 2);
-    // In somebody else's name it is somebody else.
+    assert_eq!(discovery_request_count(&cluster), before + 2);
+    // An impersonating request is another client.
     let headers = [("accept", V2), ("impersonate-user", "carol")];
     send_request(&alice, &bridge, "GET", "/apis", &headers, "").await;
-    assert_eq!(asked(&cluster), before + 3);
+    assert_eq!(discovery_request_count(&cluster), before + 3);
     let metrics = metrics(&bridge).await;
     assert!(metrics.contains("aggregator_discovery_peer_aggregated_cache_hits_total"));
     assert!(metrics.contains("skewbridge_discovery_document_bytes{path=\"/apis\"}"));
 }
 
-/// How many ask at once, on a connection that may have 100 streams.
-const MANY: usize = 50;
+/// Concurrent requests, on a connection with at most 100 streams.
+const CONCURRENT_REQUESTS: usize = 50;
 
-/// How often the bridge has looked at what the local server serves: `/version` is what it
-/// asks first.
-fn looks(cluster: &ClusterFixture) -> usize {
+/// How many refreshes of local discovery the bridge has made: each begins with `/version`.
+fn refresh_count(cluster: &ClusterFixture) -> usize {
     cluster.local.gateway_requests("/version").len()
 }
 
-/// How often the document of the whole cluster was made.
-async fn made(bridge: &Handle) -> usize {
+/// How many times the merged document was built.
+async fn merge_count(bridge: &Handle) -> usize {
     let name = "aggregator_discovery_peer_aggregated_cache_misses_total ";
     let metrics = metrics(bridge).await;
     let line = metrics.lines().find_map(|line| line.strip_prefix(name));
     line.unwrap().parse().unwrap()
 }
 
-/// Waits until the bridge no longer looks by itself, as it does every second after it has
-/// heard of something that all servers share.
-async fn is_settled(cluster: &ClusterFixture) {
-    let mut last = (looks(cluster), Instant::now());
+/// Waits until the bridge no longer refreshes periodically, as it does every second after a change
+/// of something that all servers share.
+async fn wait_until_settled(cluster: &ClusterFixture) {
+    let mut last = (refresh_count(cluster), Instant::now());
     eventually(
-        "no look for longer than a second",
+        "no refresh for longer than a second",
         TEST_TIMEOUT,
         async || {
-            let now = looks(cluster);
+            let now = refresh_count(cluster);
             if now != last.0 {
                 last = (now, Instant::now());
             }
@@ -116,14 +121,14 @@ async fn is_settled(cluster: &ClusterFixture) {
 }
 
 #[tokio::test]
-async fn however_many_ask_the_local_server_is_looked_at_and_the_document_made_once() {
-    let (cluster, _b, bridge) = mixed().await;
-    is_settled(&cluster).await;
+async fn concurrent_requests_share_one_refresh_and_one_merge() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
+    wait_until_settled(&cluster).await;
     let alice = cluster.alice();
-    // From now on it is known that she may read.
+    // From now on her permission is cached.
     assert_eq!(discovery(&alice, &bridge).await.status, 200);
-    let (asked_before, looks_before) = (asked(&cluster), looks(&cluster));
-    let made_before = made(&bridge).await;
+    let (asked_before, looks_before) = (discovery_request_count(&cluster), refresh_count(&cluster));
+    let made_before = merge_count(&bridge).await;
 
     let goes_on = Arc::new(Notify::new());
     let held = goes_on.clone();
@@ -132,8 +137,8 @@ async fn however_many_ask_the_local_server_is_looked_at_and_the_document_made_on
         is_look.then(|| Reply::json(r#"{"gitVersion": "v1.36.4"}"#).after(&held))
     });
     let looked = async |times: usize| {
-        eventually("a look", TEST_TIMEOUT, async || {
-            looks(&cluster) == looks_before + times
+        eventually("a refresh", TEST_TIMEOUT, async || {
+            refresh_count(&cluster) == looks_before + times
         })
         .await;
     };
@@ -145,12 +150,12 @@ async fn however_many_ask_the_local_server_is_looked_at_and_the_document_made_on
     };
     let many = async {
         looked(1).await;
-        // After that look has begun: another one has to be theirs.
-        futures_of((0..MANY).map(|_| get_discovery())).await
+        // That refresh has already begun, so these requests need another one.
+        join_all((0..CONCURRENT_REQUESTS).map(|_| get_discovery())).await
     };
     let conduct = async {
-        eventually("everybody asks", TEST_TIMEOUT, async || {
-            connection.open_streams() == 1 + MANY
+        eventually("all requests have arrived", TEST_TIMEOUT, async || {
+            connection.open_streams() == 1 + CONCURRENT_REQUESTS
         })
         .await;
         let serves = [
@@ -160,7 +165,7 @@ async fn however_many_ask_the_local_server_is_looked_at_and_the_document_made_on
             "apps/v1 daemons",
         ];
         cluster.local.serve(&serves);
-        // What came before this on the same connection has begun to wait.
+        // The requests before this one on the same connection are waiting now.
         let other = connection.get(cluster::SHARED_PATH).await.unwrap();
         assert_eq!(other.status, 200);
         goes_on.notify_one();
@@ -174,15 +179,15 @@ async fn however_many_ask_the_local_server_is_looked_at_and_the_document_made_on
             "{shown}"
         );
     }
-    // One for the first, and one for all the others; what they saw is the same.
-    assert_eq!(looks(&cluster), looks_before + 2);
-    assert_eq!(asked(&cluster), asked_before);
-    assert_eq!(made(&bridge).await, made_before + 1);
+    // One refresh for the first request, and one for all others; all get the same document.
+    assert_eq!(refresh_count(&cluster), looks_before + 2);
+    assert_eq!(discovery_request_count(&cluster), asked_before);
+    assert_eq!(merge_count(&bridge).await, made_before + 1);
 }
 
 #[tokio::test]
-async fn who_may_not_read_is_told_so_also_after_others_have_read() {
-    let (cluster, _b, bridge) = mixed().await;
+async fn a_client_without_permission_is_denied_even_after_others_have_read() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
     let alice = cluster.alice();
     let bob = cluster.pki.user("bob", &[]);
     cluster.local.hook(|seen: &RecordedRequest| {
@@ -200,8 +205,8 @@ async fn who_may_not_read_is_told_so_also_after_others_have_read() {
 }
 
 #[tokio::test]
-async fn what_has_just_been_made_is_there_at_once() {
-    let (cluster, _b, bridge) = mixed().await;
+async fn a_new_resource_is_in_discovery_at_once() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
     let alice = cluster.alice();
     assert!(
         !discovery(&alice, &bridge)
@@ -216,13 +221,13 @@ async fn what_has_just_been_made_is_there_at_once() {
         "apps/v1 deployments",
         "example.com/v1 widgets",
     ]);
-    // Whether or not its event has arrived.
+    // Whether or not its watch event has arrived.
     let shown = discovery(&alice, &bridge).await.text();
     assert!(
         shown.contains("widgets") && shown.contains("fleets"),
         "{shown}"
     );
-    // Without an event, for who has not asked yet.
+    // Without an event, for a client without a cached permission.
     let mut serves = vec![cluster::SHARED, "v1 pods", "apps/v1 deployments"];
     serves.push("example.com/v1 contraptions");
     cluster.local.serve(&serves);
@@ -236,8 +241,8 @@ async fn what_has_just_been_made_is_there_at_once() {
 }
 
 #[tokio::test]
-async fn each_server_is_told_of_by_itself() {
-    let (cluster, b, bridge) = mixed().await;
+async fn the_server_list_has_the_discovery_of_each_server() {
+    let (cluster, b, bridge) = mixed_cluster().await;
     let answer = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
     assert_eq!(answer.header("content-type"), Some(servers::MEDIA_TYPE));
     let list = ServerDiscoveryList::parse(&answer.body).unwrap();
@@ -264,26 +269,30 @@ async fn each_server_is_told_of_by_itself() {
 
     b.shut_down().await;
     cluster.local.lease(B, "two");
-    eventually("it is known to be away", TEST_TIMEOUT, async || {
-        let answer = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
-        let list = ServerDiscoveryList::parse(&answer.body).unwrap();
-        !list.servers[0].reachable && list.servers[0].problem.is_some()
-    })
+    eventually(
+        "the peer is reported as unreachable",
+        TEST_TIMEOUT,
+        async || {
+            let answer = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
+            let list = ServerDiscoveryList::parse(&answer.body).unwrap();
+            !list.servers[0].reachable && list.servers[0].problem.is_some()
+        },
+    )
     .await;
 }
 
 #[tokio::test]
-async fn lists_and_the_core_group_are_whole_unless_the_gate_is_off() {
-    let (cluster, _b, bridge) = mixed().await;
+async fn legacy_lists_and_the_core_group_are_merged_unless_the_feature_gate_is_off() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
     let alice = cluster.alice();
     let (group_version, resource) = NEW.split_once(' ').unwrap();
     let (group, _) = group_version.split_once('/').unwrap();
     let paths = [
-        ("/apis".to_owned(), LIST, group),
-        (format!("/apis/{group}"), LIST, group_version),
-        (format!("/apis/{group_version}"), LIST, resource),
-        ("/apis/apps/v1".to_owned(), LIST, "fleets"),
-        ("/api/v1".to_owned(), LIST, "podgroups"),
+        ("/apis".to_owned(), LEGACY_LIST, group),
+        (format!("/apis/{group}"), LEGACY_LIST, group_version),
+        (format!("/apis/{group_version}"), LEGACY_LIST, resource),
+        ("/apis/apps/v1".to_owned(), LEGACY_LIST, "fleets"),
+        ("/api/v1".to_owned(), LEGACY_LIST, "podgroups"),
         ("/api".to_owned(), V2, "podgroups"),
     ];
     for (path, accept, expected) in &paths {
@@ -312,7 +321,7 @@ async fn lists_and_the_core_group_are_whole_unless_the_gate_is_off() {
         );
     }
     eventually(
-        "what KEP-4020 has is still there",
+        "aggregated discovery of KEP-4020 is still merged",
         TEST_TIMEOUT,
         async || discovery(&alice, &plain).await.text().contains("fleets"),
     )
@@ -321,12 +330,12 @@ async fn lists_and_the_core_group_are_whole_unless_the_gate_is_off() {
 
 #[tokio::test]
 async fn without_certificates_for_peers_discovery_is_local_and_counted() {
-    let (cluster, _b, _bridge) = mixed().await;
+    let (cluster, _b, _bridge) = mixed_cluster().await;
     let mut config = cluster.config();
     config.peers.ca = None;
     let alice = cluster.alice();
     let alone = start(&config);
-    eventually("it is ready", TEST_TIMEOUT, async || {
+    eventually("the bridge is ready", TEST_TIMEOUT, async || {
         get(&cluster, &alone, "/readyz", "*/*").await.status == 200
     })
     .await;
@@ -346,23 +355,23 @@ async fn without_certificates_for_peers_discovery_is_local_and_counted() {
 }
 
 #[tokio::test]
-async fn openapi_is_completed_and_a_peer_asked_once() {
-    let (cluster, b, bridge) = mixed().await;
+async fn openapi_is_merged_and_fetched_from_a_peer_once() {
+    let (cluster, b, bridge) = mixed_cluster().await;
     let index = json(&get(&cluster, &bridge, "/openapi/v3", "*/*").await);
     let (group_version, _) = NEW.split_once(' ').unwrap();
     for key in ["api/v1", "apis/apps/v1", &format!("apis/{group_version}")] {
         let url = index["paths"][key]["serverRelativeURL"].as_str().unwrap();
-        let document = get(&cluster, &bridge, url, LIST).await;
+        let document = get(&cluster, &bridge, url, LEGACY_LIST).await;
         assert!(json(&document)["paths"].is_object(), "{key}");
     }
     let url = index["paths"]["apis/apps/v1"]["serverRelativeURL"]
         .as_str()
         .unwrap();
-    let document = get(&cluster, &bridge, url, LIST).await;
+    let document = get(&cluster, &bridge, url, LEGACY_LIST).await;
     let immutable = document.header("cache-control").unwrap();
     assert_eq!(immutable, "public, immutable");
     let paths = &json(&document)["paths"];
-    // What the local server serves is described by it.
+    // The local server's description takes precedence.
     let local = &paths["/apis/apps/v1/deployments"]["get"]["description"];
     assert_ne!(local, B);
     assert_eq!(paths["/apis/apps/v1/fleets"]["get"]["description"], B);
@@ -370,18 +379,18 @@ async fn openapi_is_completed_and_a_peer_asked_once() {
     let path = "/openapi/v3/apis/apps/v1";
     let questions = b.apiserver.gateway_requests(path);
     assert_eq!(questions.len(), 1, "{questions:#?}");
-    // So that a bridge there does not ask others in turn.
+    // So that a bridge there does not fetch from other peers in turn.
     assert_eq!(questions[0].all("x-kubernetes-peer-proxied"), ["true"]);
 
-    let many = (0..20).map(|_| get(&cluster, &bridge, "/openapi/v2", LIST));
-    for answer in futures_of(many).await {
+    let many = (0..20).map(|_| get(&cluster, &bridge, "/openapi/v2", LEGACY_LIST));
+    for answer in join_all(many).await {
         assert!(json(&answer)["paths"]["/apis/apps/v1/fleets"].is_object());
     }
     assert_eq!(b.apiserver.gateway_requests("/openapi/v2").len(), 1);
 }
 
-/// All at once.
-async fn futures_of<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+/// Polls all futures concurrently.
+async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut futures: Vec<_> = futures.map(Box::pin).collect();
     let mut done = Vec::new();
     std::future::poll_fn(|cx| {
@@ -403,14 +412,14 @@ async fn futures_of<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -
 }
 
 #[tokio::test]
-async fn openapi_goes_on_without_a_peer() {
-    let (cluster, b, bridge) = mixed().await;
+async fn merged_openapi_is_served_while_a_peer_is_unreachable() {
+    let (cluster, b, bridge) = mixed_cluster().await;
     let path = "/openapi/v3/apis/apps/v1";
-    let before = json(&get(&cluster, &bridge, path, LIST).await);
+    let before = json(&get(&cluster, &bridge, path, LEGACY_LIST).await);
     assert!(before["paths"]["/apis/apps/v1/fleets"].is_object());
     b.shut_down().await;
-    // What is known stays known, also when the local server changes.
-    let after = json(&get(&cluster, &bridge, path, LIST).await);
+    // Known documents stay in use, also when the local server changes.
+    let after = json(&get(&cluster, &bridge, path, LEGACY_LIST).await);
     assert_eq!(after, before);
     let serves = [
         cluster::SHARED,
@@ -419,21 +428,21 @@ async fn openapi_goes_on_without_a_peer() {
         "apps/v1 daemons",
     ];
     cluster.local.serve(&serves);
-    let changed = json(&get(&cluster, &bridge, path, LIST).await);
+    let changed = json(&get(&cluster, &bridge, path, LEGACY_LIST).await);
     for resource in ["fleets", "daemons"] {
         let path = format!("/apis/apps/v1/{resource}");
         assert!(changed["paths"][&path].is_object(), "{changed}");
     }
-    // What was never asked for is the local server's, and what it does not have is there,
-    // only not now.
-    let everything = json(&get(&cluster, &bridge, "/openapi/v2", LIST).await);
+    // Documents that were never fetched come from the local server; those that it does not have are
+    // temporarily unavailable.
+    let everything = json(&get(&cluster, &bridge, "/openapi/v2", LEGACY_LIST).await);
     assert!(everything["paths"]["/apis/apps/v1/deployments"].is_object());
     let index = json(&get(&cluster, &bridge, "/openapi/v3", "*/*").await);
     assert!(index["paths"]["apis/apps/v1"].is_object());
     let (group_version, _) = NEW.split_once(' ').unwrap();
     let url = &index["paths"][format!("apis/{group_version}")]["serverRelativeURL"];
     let url = url.as_str().unwrap();
-    let absent = get(&cluster, &bridge, url, LIST).await;
+    let absent = get(&cluster, &bridge, url, LEGACY_LIST).await;
     assert!(
         status_message(&absent, 503).contains("cannot be reached"),
         "{}",
@@ -446,12 +455,12 @@ async fn openapi_goes_on_without_a_peer() {
 
 #[tokio::test]
 async fn openapi_log_lines_name_a_peer_by_its_host() {
-    const NAMED: &str = "apiserver-of-the-log";
+    const PEER_NAME: &str = "apiserver-of-the-log";
     log_capture::capture();
     let local = ["apps/v1 deployments"];
-    let peer = ["apps/v1 deployments", MORE, NEW];
-    let (cluster, [b], bridge) = ClusterFixture::with_peers(&local, [(NAMED, &peer)]).await;
-    let name = format!("host-of-{NAMED} ({NAMED})");
+    let peer = ["apps/v1 deployments", PEER_RESOURCE, NEW];
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&local, [(PEER_NAME, &peer)]).await;
+    let name = format!("host-of-{PEER_NAME} ({PEER_NAME})");
     let path = "/openapi/v3/apis/apps/v1";
     for (reply, line) in [
         (500, "a peer does not send OpenAPI"),
@@ -466,24 +475,26 @@ async fn openapi_log_lines_name_a_peer_by_its_host() {
             })
         });
         eventually(line, TEST_TIMEOUT, async || {
-            assert_eq!(get(&cluster, &bridge, path, LIST).await.status, 200);
+            assert_eq!(get(&cluster, &bridge, path, LEGACY_LIST).await.status, 200);
             let lines = log_capture::lines_with(line);
-            let mut lines = lines.iter().filter(|line| line.contains(NAMED));
+            let mut lines = lines.iter().filter(|line| line.contains(PEER_NAME));
             lines.any(|it| it.contains(&name))
         })
         .await;
     }
 }
 
-/// Servers that do not aggregate are asked for lists, and must not be told of each other.
+/// Discovery of servers without aggregated discovery is read as lists, which must not contain the
+/// APIs of peers.
 #[tokio::test]
-async fn old_servers_tell_peers_of_themselves_alone() {
+async fn bridges_of_old_servers_serve_unmerged_lists_to_peers() {
     let local = ["apps/v1 deployments"];
-    let (cluster, [b], bridge) = ClusterFixture::with_peers(&local, [(B, &[MORE, NEW])]).await;
+    let (cluster, [b], bridge) =
+        ClusterFixture::with_peers(&local, [(B, &[PEER_RESOURCE, NEW])]).await;
     b.apiserver.is_version("v1.25.16", Form::Legacy);
     cluster.local.is_version("v1.25.16", Form::Legacy);
     cluster.local.lease(B, "two");
-    eventually("it is asked for lists", TEST_TIMEOUT, async || {
+    eventually("the lists are requested", TEST_TIMEOUT, async || {
         !b.apiserver.gateway_requests("/apis/apps/v1").is_empty()
     })
     .await;
@@ -494,22 +505,22 @@ async fn old_servers_tell_peers_of_themselves_alone() {
     let headers = [
         ("x-remote-user", "system:apiserver"),
         ("x-kubernetes-peer-proxied", "true"),
-        ("accept", LIST),
+        ("accept", LEGACY_LIST),
     ];
     for path in ["/apis", "/apis/apps/v1", "/openapi/v2"] {
         let told = send_request(&proxy, &bridge, "GET", path, &headers, "").await;
         assert_eq!(told.status, 200, "{path}");
         assert!(!told.text().contains("fleets"), "{path}: {}", told.text());
     }
-    // And whoever asks so by what it accepts.
+    // Also if the client requests unmerged discovery by its Accept header.
     let nopeer = "application/json;profile=nopeer";
     let told = get(&cluster, &bridge, "/apis/apps/v1", nopeer).await;
     assert!(!told.text().contains("fleets"), "{}", told.text());
 }
 
 #[tokio::test]
-async fn what_is_deleted_is_gone_at_once_from_lists_too() {
-    let (cluster, _b, bridge) = mixed().await;
+async fn a_deleted_resource_is_removed_from_lists_at_once() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
     cluster.local.put(CRDS, crd("example.com", "widgets"));
     let with = [
         cluster::SHARED,
@@ -518,19 +529,19 @@ async fn what_is_deleted_is_gone_at_once_from_lists_too() {
         "example.com/v1 widgets",
     ];
     cluster.local.serve(&with);
-    eventually("it is there", TEST_TIMEOUT, async || {
+    eventually("the resource is in discovery", TEST_TIMEOUT, async || {
         get(&cluster, &bridge, "/apis", V2)
             .await
             .text()
             .contains("widgets")
     })
     .await;
-    // The server does not show it any more, and its event is still on the way.
+    // The server no longer lists it, and its watch event has not arrived yet.
     cluster.local.serve(&with[..3]);
-    let list = get(&cluster, &bridge, "/apis", LIST).await;
+    let list = get(&cluster, &bridge, "/apis", LEGACY_LIST).await;
     assert!(!list.text().contains("example.com"), "{}", list.text());
     assert_eq!(
-        get(&cluster, &bridge, "/apis/example.com", LIST)
+        get(&cluster, &bridge, "/apis/example.com", LEGACY_LIST)
             .await
             .status,
         404
@@ -543,38 +554,38 @@ async fn what_is_deleted_is_gone_at_once_from_lists_too() {
     );
 }
 
-/// Each with the rights that it has itself.
+/// Each credential with its own permissions.
 #[tokio::test]
-async fn a_permission_is_for_one_token_and_one_method() {
-    let (cluster, _b, bridge) = mixed().await;
+async fn a_cached_permission_is_valid_for_one_credential_and_one_method() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
     cluster.local.hook(|seen: &RecordedRequest| {
         let good = seen.header("sec-websocket-protocol") == Some("good") && seen.method != "HEAD";
         (seen.path() == "/apis" && !seen.is_probe() && !good).then(|| Reply::new(403).body("no"))
     });
     let nobody = cluster.pki.client();
-    let asked = async |method: &str, token: &str| {
+    let status_of = async |method: &str, token: &str| {
         let headers = [("accept", V2), ("sec-websocket-protocol", token)];
         send_request(&nobody, &bridge, method, "/apis", &headers, "")
             .await
             .status
     };
     for _ in 0..2 {
-        assert_eq!(asked("GET", "good").await, 200);
-        assert_eq!(asked("GET", "bad").await, 403);
-        assert_eq!(asked("HEAD", "good").await, 403);
+        assert_eq!(status_of("GET", "good").await, 200);
+        assert_eq!(status_of("GET", "bad").await, 403);
+        assert_eq!(status_of("HEAD", "good").await, 403);
     }
 }
 
 #[tokio::test]
-async fn who_may_not_read_openapi_is_told_so() {
-    let (cluster, b, bridge) = mixed().await;
+async fn a_client_without_permission_for_openapi_is_denied() {
+    let (cluster, b, bridge) = mixed_cluster().await;
     cluster.local.hook(|seen: &RecordedRequest| {
         let alice = seen.all("x-remote-user") == ["alice"];
         alice.then(|| Reply::new(403).body("no"))
     });
     for path in ["/openapi/v2", "/openapi/v3", "/openapi/v3/apis/apps/v1"] {
         assert_eq!(
-            get(&cluster, &bridge, path, LIST).await.status,
+            get(&cluster, &bridge, path, LEGACY_LIST).await.status,
             403,
             "{path}"
         );

@@ -128,7 +128,7 @@ impl PkiFixture {
     }
 
     /// A running bridge in front of this address.
-    pub(crate) fn bridge(&self, upstream: SocketAddr) -> Handle {
+    pub(crate) fn start_bridge(&self, upstream: SocketAddr) -> Handle {
         start(&self.config(upstream))
     }
 

@@ -74,7 +74,7 @@ impl ApiServerFixture {
             .clients(ClientAuth::Require(&pki.front_proxy_ca))
             .alpn(upstream.alpn());
         let upstream = ApiServer::start(change(options), handler).await;
-        let bridge = pki.bridge(upstream.addr());
+        let bridge = pki.start_bridge(upstream.addr());
         Self {
             pki,
             upstream,
