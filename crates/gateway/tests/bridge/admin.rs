@@ -23,13 +23,14 @@ async fn upstream(
     pki: &PkiFixture,
     answer: impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static,
 ) -> ApiServer {
-    ApiServer::start(Options::new(pki.upstream.clone()), move |seen| {
-        match seen.path() {
+    ApiServer::start(
+        Options::new(pki.upstream.clone()),
+        move |recorded| match recorded.path() {
             "/readyz" => Reply::new(200).body("ok"),
             "/version" => Reply::json("{}"),
-            _ => self_test::passing_response(&seen).unwrap_or_else(|| answer(seen)),
-        }
-    })
+            _ => self_test::passing_response(&recorded).unwrap_or_else(|| answer(recorded)),
+        },
+    )
     .await
 }
 
@@ -169,7 +170,7 @@ async fn every_scraper_gets_openmetrics_with_its_content_type() {
 #[tokio::test]
 async fn requests_are_counted_by_route_verb_and_code() {
     let pki = PkiFixture::new();
-    let upstream = upstream(&pki, |seen| match seen.path() {
+    let upstream = upstream(&pki, |recorded| match recorded.path() {
         "/api/v1/namespaces/a/pods/gone" => Reply::new(404),
         _ => Reply::json("{}"),
     })
@@ -283,7 +284,7 @@ async fn a_client_that_disconnects_before_the_response_is_counted_as_499() {
     let bridge = pki.start_bridge(upstream.addr());
     let arrived = |count| {
         upstream.wait_for(
-            move |seen| seen.iter().filter(|it| it.path() == "/apis").count() == count,
+            move |recorded| recorded.iter().filter(|it| it.path() == "/apis").count() == count,
             TEST_TIMEOUT,
         )
     };
@@ -336,8 +337,8 @@ async fn the_expiry_of_the_certificate_of_each_flag_is_exported() {
         let pem = std::fs::read(pki.path().join(file)).unwrap();
         let (_, pem) = x509_parser::pem::parse_x509_pem(&pem).unwrap();
         let not_after = pem.parse_x509().unwrap().validity().not_after.timestamp();
-        let shown = scraped.value(name, &[("flag", flag)]).unwrap();
-        assert_eq!(format!("{shown}"), not_after.to_string(), "{flag}");
+        let served = scraped.value(name, &[("flag", flag)]).unwrap();
+        assert_eq!(format!("{served}"), not_after.to_string(), "{flag}");
     }
 }
 
@@ -375,9 +376,9 @@ async fn readyz_follows_the_readiness_of_upstream() {
     let upstream = {
         let (first, status) = (first.clone(), status.clone());
         let options = Options::new(pki.upstream.clone());
-        ApiServer::start(options, move |seen| {
+        ApiServer::start(options, move |recorded| {
             let reply = Reply::new(status.load(Ordering::SeqCst));
-            if seen.ordinal == 0 {
+            if recorded.ordinal == 0 {
                 reply.after(&first)
             } else {
                 reply
@@ -415,8 +416,8 @@ async fn readyz_follows_the_readiness_of_upstream() {
     upstream.listen_again().await;
     wait_until_ready(&bridge).await;
 
-    for (said, expected) in [(500, 500), (401, 200), (503, 500), (403, 200)] {
-        status.store(said, Ordering::SeqCst);
+    for (sent_status, expected) in [(500, 500), (401, 200), (503, 500), (403, 200)] {
+        status.store(sent_status, Ordering::SeqCst);
         wait_for_status(&bridge, "/readyz", expected).await;
     }
 }
@@ -428,10 +429,10 @@ async fn closing_an_idle_connection_leaves_upstream_ready() {
     let bridge = pki.start_bridge(upstream.addr());
     wait_until_ready(&bridge).await;
     let stays_ready = async |asked: usize| {
-        let seen = upstream.requests().len() + asked;
+        let recorded = upstream.requests().len() + asked;
         eventually("the next probe", TEST_TIMEOUT, async || {
             assert_eq!(get(bridge.admin_address(), "/readyz").await.status, 200);
-            upstream.requests().len() >= seen
+            upstream.requests().len() >= recorded
         })
         .await;
         assert_eq!(get(bridge.admin_address(), "/readyz").await.status, 200);
@@ -556,10 +557,10 @@ async fn health_endpoints_on_the_main_port_are_answered_by_upstream() {
     let pki = PkiFixture::new();
     let failing = "[+]ping ok\n[-]etcd failed: reason withheld\nreadyz check failed\n";
     let status = Arc::new(AtomicU16::new(500));
-    let said = status.clone();
+    let sent_status = status.clone();
     let options = Options::new(pki.upstream.clone());
-    let upstream = ApiServer::start(options, move |seen| match seen.path() {
-        "/readyz" => Reply::new(said.load(Ordering::SeqCst))
+    let upstream = ApiServer::start(options, move |recorded| match recorded.path() {
+        "/readyz" => Reply::new(sent_status.load(Ordering::SeqCst))
             .header("X-Content-Type-Options", "nosniff")
             .body(failing),
         path => Reply::new(200).body(format!("upstream's {path}")),

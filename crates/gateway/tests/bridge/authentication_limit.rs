@@ -9,7 +9,7 @@ use skewbridge_testkit::{ApiServer, H1Client, Options, Reply, Response, TlsClien
 
 use crate::support::admin_client;
 use crate::support::pki::{self, PkiFixture};
-use crate::support::scripted_upstream::{requests, status};
+use crate::support::scripted_upstream::{assert_json_status, client_requests};
 
 /// One failure a minute: the budget does not refill while a test runs.
 const FAILURES_PER_MINUTE: u32 = 1;
@@ -30,15 +30,17 @@ async fn fixture_with_limit(limit: u32) -> Fixture {
     let pki = PkiFixture::new();
     let revoked = Arc::new(AtomicBool::new(false));
     let refuses = revoked.clone();
-    let upstream = ApiServer::start(Options::new(pki.upstream.clone()), move |seen| {
-        match seen.header("authorization") {
-            Some(_) if refuses.load(Ordering::Relaxed) => Reply::new(401),
-            None | Some("Bearer good") => Reply::json("{}"),
-            Some(token) if token.starts_with("Bearer new-") => Reply::json("{}"),
-            _ => Reply::new(401),
-        }
-    })
-    .await;
+    let upstream =
+        ApiServer::start(
+            Options::new(pki.upstream.clone()),
+            move |recorded| match recorded.header("authorization") {
+                Some(_) if refuses.load(Ordering::Relaxed) => Reply::new(401),
+                None | Some("Bearer good") => Reply::json("{}"),
+                Some(token) if token.starts_with("Bearer new-") => Reply::json("{}"),
+                _ => Reply::new(401),
+            },
+        )
+        .await;
     let mut config = pki.config(upstream.addr());
     config.limits.max_authentication_failures_per_source = limit;
     let bridge = pki::start(&config);
@@ -83,15 +85,15 @@ async fn guessed_tokens_are_answered_with_429_and_other_requests_pass() {
     assert_eq!(get(&mut earlier, &good).await.status, 200);
     let mut guesser = fixture.anonymous().await;
     assert_eq!(get(&mut guesser, &bearer("guess")).await.status, 401);
-    let asked = requests(&fixture.upstream).len();
+    let asked = client_requests(&fixture.upstream).len();
     let mut guesser = fixture.anonymous().await;
     for guess in 0..10 {
         let answer = get(&mut guesser, &bearer(&guess.to_string())).await;
-        status(&answer, 429);
+        assert_json_status(&answer, 429);
         assert!(answer.header("retry-after").is_some());
     }
     assert_eq!(
-        requests(&fixture.upstream).len(),
+        client_requests(&fixture.upstream).len(),
         asked,
         "limited requests do not reach upstream"
     );
@@ -134,8 +136,8 @@ async fn rejected_certificates_have_their_own_limit() {
     let fixture = fixture().await;
     let unknown = skewbridge_testkit::Ca::new("unknown").client("alice", &[]);
     let mut refused = fixture.open(&fixture.pki.client().identity(&unknown)).await;
-    status(&get(&mut refused, "").await, 401);
-    status(&get(&mut refused, "").await, 429);
+    assert_json_status(&get(&mut refused, "").await, 401);
+    assert_json_status(&get(&mut refused, "").await, 429);
     // Tokens and certificates are counted separately.
     assert_eq!(get(&mut refused, &bearer("good")).await.status, 200);
     let failures = "skewbridge_authentication_failures_total";
@@ -168,7 +170,7 @@ async fn new_tokens_pass_while_other_tokens_of_the_same_source_keep_failing() {
         assert_eq!(answer.status, 200);
         // A rejected token is not a first try on another connection either.
         let mut again = fixture.anonymous().await;
-        status(&get(&mut again, &bearer("guess-0")).await, 429);
+        assert_json_status(&get(&mut again, &bearer("guess-0")).await, 429);
     }
 }
 
@@ -185,7 +187,7 @@ async fn a_revoked_token_is_limited_again() {
     let mut later = fixture.anonymous().await;
     assert_eq!(get(&mut later, &bearer("new-a")).await.status, 401);
     let mut later = fixture.anonymous().await;
-    status(&get(&mut later, &bearer("new-a")).await, 429);
+    assert_json_status(&get(&mut later, &bearer("new-a")).await, 429);
 }
 
 async fn get_workload(client: &mut H1Client, token: &str) -> u16 {

@@ -15,8 +15,8 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::support::protocols::Proto::{H1, H2};
 use crate::support::protocols::{
-    ApiServerFixture, COMBINATIONS, Client, Exchange, Proto, ScriptedFixture, Truncated, lower,
-    owned, request, with_timeout,
+    ApiServerFixture, COMBINATIONS, Client, Exchange, Proto, ScriptedFixture, Truncated,
+    lower_case_names, owned, request, with_timeout,
 };
 
 /// Around the sizes of TLS records, DATA frames and windows, and larger than all of them.
@@ -69,8 +69,8 @@ fn max_buffered_bytes(client: Proto, upstream: Proto) -> usize {
 #[tokio::test]
 async fn bodies_of_any_size_arrive_unchanged() {
     for (client, upstream) in COMBINATIONS {
-        let fixture = ApiServerFixture::new(upstream, |seen: RecordedRequest| {
-            let length = seen.path()[1..].parse().unwrap();
+        let fixture = ApiServerFixture::new(upstream, |recorded: RecordedRequest| {
+            let length = recorded.path()[1..].parse().unwrap();
             Reply::new(200).body(pattern(length))
         })
         .await;
@@ -80,10 +80,10 @@ async fn bodies_of_any_size_arrive_unchanged() {
             let answer = client.post(&format!("/{size}"), sent.clone()).await;
             assert_eq!(answer.status, 200);
             assert!(answer.body == sent, "{size} bytes down");
-            let seen = &fixture.upstream.requests()[at];
-            assert_eq!(seen.body_len, size as u64);
-            assert!(sent.starts_with(&seen.body), "{size} bytes up");
-            assert!(seen.body.len() == size.min(1 << 20));
+            let recorded = &fixture.upstream.requests()[at];
+            assert_eq!(recorded.body_len, size as u64);
+            assert!(sent.starts_with(&recorded.body), "{size} bytes up");
+            assert!(recorded.body.len() == size.min(1 << 20));
         }
     }
 }
@@ -91,27 +91,30 @@ async fn bodies_of_any_size_arrive_unchanged() {
 #[tokio::test]
 async fn a_body_of_unknown_length_is_forwarded_as_it_arrives() {
     for (client, upstream) in COMBINATIONS {
-        let fixture = ApiServerFixture::new(upstream, |seen| Reply::new(200).body(seen.body)).await;
+        let fixture =
+            ApiServerFixture::new(upstream, |recorded| Reply::new(200).body(recorded.body)).await;
         let mut upload = fixture
             .client(client)
             .await
             .upload(request("POST", "/"))
             .await;
         upload.send(b"first ").await;
-        let came = |length| {
-            move |seen: &[RecordedRequest]| seen.iter().any(|seen| seen.body_len == length)
+        let arrived = |length| {
+            move |recorded: &[RecordedRequest]| {
+                recorded.iter().any(|recorded| recorded.body_len == length)
+            }
         };
-        fixture.upstream.wait_for(came(6), TEST_TIMEOUT).await;
+        fixture.upstream.wait_for(arrived(6), TEST_TIMEOUT).await;
         upload.send(b"second").await;
-        fixture.upstream.wait_for(came(12), TEST_TIMEOUT).await;
+        fixture.upstream.wait_for(arrived(12), TEST_TIMEOUT).await;
         upload.finish(&[]).await;
         assert_eq!(upload.head().await, 200);
-        assert_eq!(upload.rest().await.unwrap(), b"first second");
+        assert_eq!(upload.read_to_end().await.unwrap(), b"first second");
 
-        let seen = fixture.only_request();
-        assert_eq!(seen.header("content-length"), None);
+        let recorded = fixture.only_request();
+        assert_eq!(recorded.header("content-length"), None);
         let coding = (upstream == H1).then_some("chunked");
-        assert_eq!(seen.header("transfer-encoding"), coding);
+        assert_eq!(recorded.header("transfer-encoding"), coding);
     }
 }
 
@@ -125,10 +128,10 @@ async fn content_length_is_forwarded_upstream() {
             H2 => builder.header("content-length", "5"),
         };
         fixture.client(client).await.request(builder, "12345").await;
-        let seen = fixture.only_request();
-        assert_eq!(seen.all("content-length"), ["5"]);
-        assert_eq!(seen.header("transfer-encoding"), None);
-        assert_eq!(seen.body, "12345");
+        let recorded = fixture.only_request();
+        assert_eq!(recorded.all("content-length"), ["5"]);
+        assert_eq!(recorded.header("transfer-encoding"), None);
+        assert_eq!(recorded.body, "12345");
     }
 }
 
@@ -246,7 +249,10 @@ async fn a_response_that_the_client_does_not_read_blocks_upstream() {
         );
 
         assert_eq!(stalled.head().await, 200);
-        assert_eq!(stalled.rest().await.unwrap().len(), UNBOUNDED_BODY_BYTES);
+        assert_eq!(
+            stalled.read_to_end().await.unwrap().len(),
+            UNBOUNDED_BODY_BYTES
+        );
         with_timeout(sending).await.unwrap();
     }
 }
@@ -265,7 +271,7 @@ async fn a_watch_event_is_delivered_when_it_arrives() {
             watch.expect(event.as_bytes()).await;
         }
         body.finish().await.unwrap();
-        assert_eq!(watch.rest().await.unwrap(), b"");
+        assert_eq!(watch.read_to_end().await.unwrap(), b"");
     }
 }
 
@@ -293,7 +299,7 @@ async fn many_small_unread_events_do_not_disturb_other_streams() {
     answer.send("undisturbed").await.unwrap();
     answer.finish().await.unwrap();
     assert_eq!(other.head().await, 200);
-    assert_eq!(other.rest().await.unwrap(), b"undisturbed");
+    assert_eq!(other.read_to_end().await.unwrap(), b"undisturbed");
     assert_eq!(fixture.upstream.connections(), 1);
 
     body.finish().await.unwrap();
@@ -301,21 +307,21 @@ async fn many_small_unread_events_do_not_disturb_other_streams() {
     let expected: Vec<_> = (0..EVENT_COUNT)
         .map(|event| format!("{event:09}\n"))
         .collect();
-    assert!(watch.rest().await.unwrap() == expected.concat().as_bytes());
+    assert!(watch.read_to_end().await.unwrap() == expected.concat().as_bytes());
 }
 
 #[tokio::test]
 async fn many_small_chunks_of_a_stalled_upload_do_not_disturb_other_streams() {
     const CHUNK_COUNT: usize = 5000;
-    let (told, mut begun) = mpsc::unbounded_channel();
+    let (received, mut begun) = mpsc::unbounded_channel();
     let fixture = ScriptedFixture::new(H2, move |mut conn| {
-        let told = told.clone();
+        let received = received.clone();
         async move {
             // No window for a body at all.
             conn.accept_h2(&[(setting::INITIAL_WINDOW_SIZE, 0)]).await;
             let stalled = conn.read_frame(kind::HEADERS).await;
             assert!(!stalled.header.has(flag::END_STREAM));
-            told.send(()).unwrap();
+            received.send(()).unwrap();
             let other = conn.read_frame(kind::HEADERS).await.header.stream;
             let done = flag::END_HEADERS | flag::END_STREAM;
             conn.write(h2frames::headers(other, done, h2frames::STATUS_200))
@@ -340,9 +346,9 @@ async fn many_small_chunks_of_a_stalled_upload_do_not_disturb_other_streams() {
 #[tokio::test]
 async fn trailers_are_forwarded_both_ways() {
     for (client, upstream) in COMBINATIONS {
-        let fixture = ApiServerFixture::new(upstream, |seen| {
+        let fixture = ApiServerFixture::new(upstream, |recorded| {
             Reply::new(200)
-                .body(seen.body)
+                .body(recorded.body)
                 .trailer("X-Sum", "down")
                 .trailer("Grpc-Status", "0")
         })
@@ -352,15 +358,15 @@ async fn trailers_are_forwarded_both_ways() {
         upload.send(b"body").await;
         upload.finish(&[("x-sum", "up"), ("x-more", "1")]).await;
         assert_eq!(upload.head().await, 200);
-        assert_eq!(upload.rest().await.unwrap(), b"body");
+        assert_eq!(upload.read_to_end().await.unwrap(), b"body");
         assert_eq!(
             upload.trailers().await,
             owned(&[("x-sum", "down"), ("grpc-status", "0")])
         );
-        let seen = fixture.only_request();
-        assert_eq!(seen.body, "body");
+        let recorded = fixture.only_request();
+        assert_eq!(recorded.body, "body");
         assert_eq!(
-            lower(&seen.trailers),
+            lower_case_names(&recorded.trailers),
             owned(&[("x-sum", "up"), ("x-more", "1")])
         );
     }
@@ -376,8 +382,8 @@ async fn trailers_above_their_limit_are_not_forwarded() {
         upload.send(b"body").await;
         upload.finish(&[("x-sum", &"x".repeat(9 * 1024))]).await;
         assert_eq!(upload.head().await, 400);
-        let seen = fixture.upstream.requests();
-        assert!(seen.iter().all(|seen| seen.trailers.is_empty()));
+        let recorded = fixture.upstream.requests();
+        assert!(recorded.iter().all(|recorded| recorded.trailers.is_empty()));
     }
 }
 
@@ -402,31 +408,34 @@ async fn impersonation_headers_in_trailers_are_dropped() {
         ];
         upload.finish(&forged).await;
         assert_eq!(upload.head().await, 200);
-        let seen = fixture.only_request();
-        assert_eq!(lower(&seen.trailers), owned(&[("x-sum", "kept")]));
-        assert_eq!(seen.all("x-remote-user"), ["alice"]);
+        let recorded = fixture.only_request();
+        assert_eq!(
+            lower_case_names(&recorded.trailers),
+            owned(&[("x-sum", "kept")])
+        );
+        assert_eq!(recorded.all("x-remote-user"), ["alice"]);
     }
 }
 
 #[tokio::test]
 async fn a_client_that_disconnects_before_the_response_cancels_the_request() {
     for (client, upstream) in COMBINATIONS {
-        let (told, mut events) = mpsc::unbounded_channel();
+        let (received, mut events) = mpsc::unbounded_channel();
         let fixture = ScriptedFixture::new(upstream, move |mut conn| {
-            let told = told.clone();
+            let received = received.clone();
             async move {
                 if upstream == H1 {
                     conn.read_head().await;
-                    told.send("request").unwrap();
+                    received.send("request").unwrap();
                     conn.read_to_end().await;
                 } else {
                     conn.accept_h2(&[]).await;
                     conn.read_frame(kind::HEADERS).await;
-                    told.send("request").unwrap();
+                    received.send("request").unwrap();
                     let reset = conn.read_frame(kind::RST_STREAM).await;
                     assert_eq!(reset.error_code(), Some(code::CANCEL));
                 }
-                told.send("cancelled").unwrap();
+                received.send("cancelled").unwrap();
             }
         })
         .await;
@@ -436,7 +445,7 @@ async fn a_client_that_disconnects_before_the_response_cancels_the_request() {
             .begin(request("GET", "/"))
             .await;
         assert_eq!(with_timeout(events.recv()).await, Some("request"));
-        let _connection = exchange.leave();
+        let _connection = exchange.disconnect();
         assert_eq!(with_timeout(events.recv()).await, Some("cancelled"));
     }
 }
@@ -454,7 +463,7 @@ async fn a_client_that_disconnects_during_the_response_cancels_it() {
         body.send("event").await.unwrap();
         assert_eq!(exchange.head().await, 200);
         exchange.expect(b"event").await;
-        let _connection = exchange.leave();
+        let _connection = exchange.disconnect();
         body.cancelled().await;
     }
 }
@@ -489,10 +498,11 @@ async fn a_client_that_disconnects_during_its_body_truncates_it_upstream() {
             .upload(request("POST", "/"))
             .await;
         upload.send(b"half").await;
-        let half = |seen: &[RecordedRequest]| seen.iter().any(|seen| seen.body_len == 4);
+        let half =
+            |recorded: &[RecordedRequest]| recorded.iter().any(|recorded| recorded.body_len == 4);
         fixture.upstream.wait_for(half, TEST_TIMEOUT).await;
-        let _connection = upload.leave();
-        let broken = |seen: &[RecordedRequest]| seen[0].body_state == Body::BrokenOff;
+        let _connection = upload.disconnect();
+        let broken = |recorded: &[RecordedRequest]| recorded[0].body_state == Body::BrokenOff;
         fixture.upstream.wait_for(broken, TEST_TIMEOUT).await;
     }
 }
@@ -511,7 +521,7 @@ async fn a_client_that_disconnects_while_both_bodies_are_open_cancels_the_respon
         body.send("event").await.unwrap();
         assert_eq!(upload.head().await, 200);
         upload.expect(b"event").await;
-        let _connection = upload.leave();
+        let _connection = upload.disconnect();
         body.cancelled().await;
     }
 }
@@ -530,7 +540,7 @@ async fn a_response_truncated_by_upstream_never_looks_complete() {
         assert_eq!(exchange.head().await, 200);
         exchange.expect(b"half").await;
         drop(body);
-        assert_eq!(exchange.rest().await, Err(Truncated));
+        assert_eq!(exchange.read_to_end().await, Err(Truncated));
     }
 }
 
@@ -548,7 +558,7 @@ async fn a_response_whose_connection_is_reset_never_looks_complete() {
         assert_eq!(exchange.head().await, 200);
         exchange.expect(b"half").await;
         fixture.upstream.kill_connections().await;
-        assert_eq!(exchange.rest().await, Err(Truncated));
+        assert_eq!(exchange.read_to_end().await, Err(Truncated));
     }
 }
 
@@ -576,7 +586,7 @@ async fn a_response_shorter_than_its_content_length_never_looks_complete() {
         assert_eq!(exchange.head().await, 200);
         exchange.expect(b"half").await;
         cut.notify_one();
-        assert_eq!(exchange.rest().await, Err(Truncated));
+        assert_eq!(exchange.read_to_end().await, Err(Truncated));
     }
 }
 
@@ -609,7 +619,7 @@ async fn a_response_delimited_by_close_is_complete_only_after_close_notify() {
             assert_eq!(exchange.head().await, 200);
             exchange.expect(b"all of it").await;
             end.notify_one();
-            assert_eq!(exchange.rest().await, rest);
+            assert_eq!(exchange.read_to_end().await, rest);
         }
     }
 }
@@ -645,11 +655,11 @@ async fn an_early_response_is_forwarded_while_the_request_body_still_arrives() {
         upload.send(b"second").await;
         upload.finish(&[]).await;
         if upstream == H2 {
-            let came = |seen: &[RecordedRequest]| seen[0].body_state == Body::Complete;
-            let seen = fixture.upstream.wait_for(came, TEST_TIMEOUT).await;
-            assert_eq!(seen[0].body, "first second");
+            let arrived = |recorded: &[RecordedRequest]| recorded[0].body_state == Body::Complete;
+            let recorded = fixture.upstream.wait_for(arrived, TEST_TIMEOUT).await;
+            assert_eq!(recorded[0].body, "first second");
         }
         body.finish().await.unwrap();
-        assert_eq!(upload.rest().await.unwrap(), b"");
+        assert_eq!(upload.read_to_end().await.unwrap(), b"");
     }
 }

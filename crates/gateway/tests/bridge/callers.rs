@@ -23,10 +23,10 @@ async fn a_certificate_becomes_a_user_with_its_groups_in_order() {
         .assert_arrives(&alice, &[], FRONT_PROXY, &expected)
         .await;
 
-    let loner = fixture.pki.user("system:node:ünï", &[]);
+    let user_without_groups = fixture.pki.user("system:node:ünï", &[]);
     let expected = [("x-remote-user", "system:node:ünï")];
     fixture
-        .assert_arrives(&loner, &[], FRONT_PROXY, &expected)
+        .assert_arrives(&user_without_groups, &[], FRONT_PROXY, &expected)
         .await;
 }
 
@@ -68,9 +68,9 @@ async fn an_unneeded_expired_certificate_in_the_chain_is_ignored() {
             .unwrap();
         assert_eq!(h1.read_response().await.unwrap().status, 200);
     }
-    for seen in fixture.client_requests() {
+    for recorded in fixture.client_requests() {
         assert_eq!(
-            identity_headers(&seen),
+            identity_headers(&recorded),
             owned(&[("x-remote-user", "alice")])
         );
     }
@@ -336,16 +336,16 @@ async fn impersonation_headers_are_forwarded_for_every_client() {
     fixture
         .assert_arrives(&alice, &asked, FRONT_PROXY, &as_alice)
         .await;
-    let anybody = fixture.pki.client();
+    let any_client = fixture.pki.client();
     fixture
-        .assert_arrives(&anybody, &asked, PLAIN, &passed)
+        .assert_arrives(&any_client, &asked, PLAIN, &passed)
         .await;
     let (asked, passed) = (
         [&asked[..], &[BEARER]].concat(),
         [&[token], &passed[..]].concat(),
     );
     fixture
-        .assert_arrives(&anybody, &asked, PLAIN, &passed)
+        .assert_arrives(&any_client, &asked, PLAIN, &passed)
         .await;
 }
 
@@ -353,7 +353,7 @@ async fn impersonation_headers_are_forwarded_for_every_client() {
 /// log. Behind a bridge it knows the certificate only from a header.
 #[tokio::test]
 async fn newer_servers_get_the_id_of_the_client_certificate() {
-    for (version, told) in [
+    for (version, received) in [
         ("v1.31.9", false),
         ("v1.32.0", true),
         ("v1.34.4+k3s1", true),
@@ -363,10 +363,10 @@ async fn newer_servers_get_the_id_of_the_client_certificate() {
             let options = Options::new(pki.upstream.clone())
                 .clients(ClientAuth::Accept(&pki.front_proxy_ca))
                 .alpn(&["h2", "http/1.1"]);
-            let upstream = ApiServer::start(options, move |seen| match seen.path() {
+            let upstream = ApiServer::start(options, move |recorded| match recorded.path() {
                 // Where anonymous requests may not read the version, the bridge reads it as its own
                 // user.
-                "/version" if denied && seen.client.is_none() => Reply::new(401),
+                "/version" if denied && recorded.client.is_none() => Reply::new(401),
                 "/version" => Reply::json(format!(r#"{{"gitVersion":"{version}"}}"#)),
                 _ => Reply::json("{}"),
             })
@@ -381,24 +381,29 @@ async fn newer_servers_get_the_id_of_the_client_certificate() {
                     .await
                     .unwrap();
                 h1.read_response().await.unwrap();
-                let seen = upstream.requests();
-                let seen = seen.iter().rfind(|seen| seen.path() == "/asked").unwrap();
-                seen.header(name).map(str::to_owned)
+                let recorded = upstream.requests();
+                let recorded = recorded
+                    .iter()
+                    .rfind(|recorded| recorded.path() == "/asked")
+                    .unwrap();
+                recorded.header(name).map(str::to_owned)
             };
             eventually("the version is known", TEST_TIMEOUT, async || {
                 let asked = upstream.requests();
-                let mut asked = asked.iter().filter(|seen| seen.path() == "/version");
-                asked.any(|seen| !denied || seen.client.is_some())
+                let mut asked = asked
+                    .iter()
+                    .filter(|recorded| recorded.path() == "/version");
+                asked.any(|recorded| !denied || recorded.client.is_some())
             })
             .await;
-            if told {
+            if received {
                 eventually("the certificate is named", TEST_TIMEOUT, async || {
                     send_request().await.is_some()
                 })
                 .await;
             }
             let id = send_request().await;
-            assert_eq!(id.is_some(), told, "{version}");
+            assert_eq!(id.is_some(), received, "{version}");
             assert!(id.is_none_or(|id| id.len() == 75 && id.starts_with("X509SHA256=")));
         }
     }

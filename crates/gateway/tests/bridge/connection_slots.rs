@@ -32,8 +32,8 @@ struct Fixture {
 async fn fixture(change: impl FnOnce(&mut Limits)) -> Fixture {
     let pki = PkiFixture::new();
     let (senders, watches) = mpsc::unbounded_channel();
-    let upstream = ApiServer::start(Options::new(pki.upstream.clone()), move |seen| {
-        match (seen.path(), seen.header("authorization")) {
+    let upstream = ApiServer::start(Options::new(pki.upstream.clone()), move |recorded| {
+        match (recorded.path(), recorded.header("authorization")) {
             ("/api/v1/pods", _) => {
                 let (reply, sender) = Reply::stream();
                 senders.send(sender).unwrap();

@@ -35,15 +35,16 @@ async fn union_authenticator(cluster: &ClusterFixture) -> FakeApiServer {
         .clients(ClientAuth::Accept(&cluster.pki.front_proxy_ca))
         .alpn(&["h2", "http/1.1"]);
     let server = FakeApiServer::start(options, B, &[SHARED, NEW]).await;
-    server.hook(|seen| (!seen.is_probe()).then(|| Reply::json(authenticated(seen))));
+    server
+        .set_hook(|recorded| (!recorded.is_probe()).then(|| Reply::json(authenticated(recorded))));
     cluster.local.lease(B, "one");
     server
 }
 
-fn authenticated(seen: &RecordedRequest) -> String {
-    let token = seen.header("authorization");
-    let certificate = seen.client.as_ref().map(|it| it.common_name.as_str());
-    let user = match (seen.header("x-remote-user"), token, certificate) {
+fn authenticated(recorded: &RecordedRequest) -> String {
+    let token = recorded.header("authorization");
+    let certificate = recorded.client.as_ref().map(|it| it.common_name.as_str());
+    let user = match (recorded.header("x-remote-user"), token, certificate) {
         (Some(user), _, Some(_)) => user,
         (_, Some("Bearer t0ken"), _) => "bob",
         (_, _, Some(certificate)) => certificate,
@@ -61,18 +62,18 @@ async fn request_as_seen_by_b(
     headers: &[(&str, &str)],
 ) -> (String, Option<String>, bool) {
     let answer = send_request(client, bridge, "GET", NEW_PATH, headers, "").await;
-    let seen = b.client_requests().pop().unwrap();
+    let recorded = b.client_requests().pop().unwrap();
     (
         crate::support::cluster::served_by(&answer),
-        seen.client.as_ref().map(|it| it.common_name.clone()),
-        seen.header(HOP) == Some("true"),
+        recorded.client.as_ref().map(|it| it.common_name.clone()),
+        recorded.header(HOP) == Some("true"),
     )
 }
 
 #[tokio::test]
 async fn a_token_is_sent_without_the_front_proxy_certificate() {
     let cluster = ClusterFixture::new(&[]).await;
-    let (_seen, publish) = records(&cluster);
+    let (_recorded, publish) = records(&cluster);
     let mut record = record_of_b(&cluster).await;
     let b = union_authenticator(&cluster).await;
     record.bridge_left_at = Some(SystemTime::now());
@@ -102,7 +103,7 @@ async fn a_token_is_sent_without_the_front_proxy_certificate() {
 #[tokio::test]
 async fn accepted_tokens_share_no_connection_with_guessed_ones() {
     let cluster = ClusterFixture::new(&[]).await;
-    let (_seen, publish) = records(&cluster);
+    let (_recorded, publish) = records(&cluster);
     let mut record = record_of_b(&cluster).await;
     let b = union_authenticator(&cluster).await;
     record.bridge_left_at = Some(SystemTime::now());
@@ -138,20 +139,20 @@ async fn the_response_shows_whether_an_address_in_the_file_is_a_bridge() {
     for (by_bridge, expected) in [(false, PLAIN), (true, FRONT_PROXY)] {
         let cluster = ClusterFixture::new(&[]).await;
         let b = union_authenticator(&cluster).await;
-        b.hook(move |seen| {
+        b.set_hook(move |recorded| {
             let version = || {
                 let reply = Reply::json(r#"{"gitVersion":"v1.36.4"}"#);
                 reply.header(ANSWERED_BY_BRIDGE, "true")
             };
-            match seen.path() {
+            match recorded.path() {
                 "/version" if by_bridge => Some(version()),
-                _ => (!seen.is_probe()).then(|| Reply::json(authenticated(seen))),
+                _ => (!recorded.is_probe()).then(|| Reply::json(authenticated(recorded))),
             }
         });
         let bridge = start(&with_file(&cluster, b.server.addr()));
         cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
-        let stranger = cluster.pki.client();
-        let (_, certificate, _) = request_as_seen_by_b(&bridge, &b, &stranger, &[BEARER]).await;
+        let untrusted = cluster.pki.client();
+        let (_, certificate, _) = request_as_seen_by_b(&bridge, &b, &untrusted, &[BEARER]).await;
         assert_eq!(certificate.as_deref(), expected, "{by_bridge}");
     }
 }
@@ -164,9 +165,9 @@ async fn a_kube_apiserver_at_the_address_of_a_bridge_gets_tokens_without_the_cer
     let _published = cluster.publish(B, b.server.addr());
     let bridge = start(&cluster.config());
     cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
-    let stranger = cluster.pki.client();
+    let untrusted = cluster.pki.client();
     let junk = ("authorization", "Bearer junk");
-    let arrived = request_as_seen_by_b(&bridge, &b, &stranger, &[junk]).await;
+    let arrived = request_as_seen_by_b(&bridge, &b, &untrusted, &[junk]).await;
     assert_eq!(arrived, ("nobody".to_owned(), None, true));
 }
 
@@ -192,8 +193,9 @@ async fn a_bridge_identifies_itself_to_peers() {
         );
     }
     let cluster = ClusterFixture::new(&[]).await;
-    (cluster.local).hook(|seen| {
-        (seen.path() == SHARED_PATH).then(|| Reply::json("{}").header(ANSWERED_BY_BRIDGE, "true"))
+    (cluster.local).set_hook(|recorded| {
+        (recorded.path() == SHARED_PATH)
+            .then(|| Reply::json("{}").header(ANSWERED_BY_BRIDGE, "true"))
     });
     let bridge = cluster.start().await;
     let answer = cluster.get(&bridge, SHARED_PATH).await;
@@ -212,10 +214,12 @@ async fn peering_is_off_when_upstream_accepts_the_front_proxy_certificate_as_a_u
     let publishes = |client_ca: String| {
         let data = json!({"client-ca-file": client_ca});
         let map = json!({"kind": "ConfigMap", "data": data}).to_string();
-        cluster.local.hook(move |seen| match seen.path() {
-            AUTHENTICATION => Some(Reply::json(map.clone())),
-            _ => crate::self_test::passing_response(seen),
-        });
+        cluster
+            .local
+            .set_hook(move |recorded| match recorded.path() {
+                AUTHENTICATION => Some(Reply::json(map.clone())),
+                _ => crate::self_test::passing_response(recorded),
+            });
     };
     publishes(proxies);
     let mut config = cluster.config();

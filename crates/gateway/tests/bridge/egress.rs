@@ -29,7 +29,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::admin_client;
 use crate::support::pki::{PkiFixture, start};
-use crate::support::scripted_upstream::status;
+use crate::support::scripted_upstream::assert_json_status;
 
 const LOCAL_IDENTITY: &str = "apiserver-here";
 const PEER_IDENTITY: &str = "apiserver-there";
@@ -43,8 +43,8 @@ const WIDGETS: &str = "/apis/new.example/v1/namespaces/a/widgets";
 /// Two servers of a cluster, only one of which serves widgets.
 struct EgressFixture {
     pki: PkiFixture,
-    here: ApiServer,
-    there: ApiServer,
+    local_server: ApiServer,
+    peer_server: ApiServer,
     exchange: SharedMemoryRegistry,
     watches: mpsc::UnboundedReceiver<BodySender>,
     tunnels: mpsc::UnboundedReceiver<Upgrade>,
@@ -60,26 +60,27 @@ impl EgressFixture {
         let options =
             Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca));
         let silent = Mutex::new(Vec::new());
-        let here = ApiServer::start(options, move |seen| upstream(&seen, &silent)).await;
+        let local_server =
+            ApiServer::start(options, move |recorded| upstream(&recorded, &silent)).await;
 
         let (say_watch, watches) = mpsc::unbounded_channel();
         let (say_tunnel, tunnels) = mpsc::unbounded_channel();
         let options = Options::new(peer_ca.server(&["kubernetes.default.svc"]))
             .clients(ClientAuth::Require(&pki.front_proxy_ca));
-        let there = ApiServer::start(options, move |seen| {
-            if let Some(protocol) = seen.header("upgrade") {
+        let peer_server = ApiServer::start(options, move |recorded| {
+            if let Some(protocol) = recorded.header("upgrade") {
                 let (reply, upgrade) = Reply::upgrade(protocol);
                 say_tunnel.send(upgrade).unwrap();
                 return reply;
             }
-            match (seen.path(), seen.query()) {
+            match (recorded.path(), recorded.query()) {
                 (WIDGETS, Some("watch=true")) => {
                     let (reply, sender) = Reply::stream();
                     say_watch.send(sender).unwrap();
                     reply.header("Content-Type", "application/json")
                 }
                 (WIDGETS, _) => Reply::json(r#"{"kind":"WidgetList"}"#),
-                _ => discovery(&seen, Some("new.example")),
+                _ => discovery(&recorded, Some("new.example")),
             }
         })
         .await;
@@ -95,8 +96,8 @@ impl EgressFixture {
         });
         Self {
             pki,
-            here,
-            there,
+            local_server,
+            peer_server,
             exchange,
             watches,
             tunnels,
@@ -106,7 +107,7 @@ impl EgressFixture {
     }
 
     fn config(&self, egress: Egress) -> Config {
-        let mut config = self.pki.config(self.here.addr());
+        let mut config = self.pki.config(self.local_server.addr());
         config.peers.identity = ApiServerIdentity::Named(LOCAL_IDENTITY.to_owned());
         config.peers.registry = RegistryKind::Memory(self.exchange.clone());
         config.peers.ca = Some(self.pki.path().join("peer-ca.crt"));
@@ -131,18 +132,18 @@ impl Drop for EgressFixture {
 
 /// Responses of the kube-apiserver behind the bridge. Its watches have no events; their senders are
 /// kept so that the watches stay open.
-fn upstream(seen: &RecordedRequest, silent: &Mutex<Vec<BodySender>>) -> Reply {
-    let watch = seen
+fn upstream(recorded: &RecordedRequest, silent: &Mutex<Vec<BodySender>>) -> Reply {
+    let watch = recorded
         .query()
         .is_some_and(|query| query.contains("watch=true"));
-    let (kind, items) = match seen.path() {
+    let (kind, items) = match recorded.path() {
         skewbridge_peer_directory::lease::LEASES_PATH => (
             "LeaseList",
             [LOCAL_IDENTITY, PEER_IDENTITY].map(lease).to_vec(),
         ),
         "/apis/apiregistration.k8s.io/v1/apiservices" => ("APIServiceList", Vec::new()),
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions" => ("CRDList", Vec::new()),
-        _ => return discovery(seen, None),
+        _ => return discovery(recorded, None),
     };
     if watch {
         let (reply, sender) = Reply::stream();
@@ -163,7 +164,7 @@ fn lease(name: &str) -> Value {
 }
 
 /// The discovery document of either server.
-fn discovery(seen: &RecordedRequest, group: Option<&str>) -> Reply {
+fn discovery(recorded: &RecordedRequest, group: Option<&str>) -> Reply {
     let resource = json!({
         "resource": "widgets", "scope": "Namespaced", "singularResource": "widget",
         "verbs": ["get", "list", "watch", "create"],
@@ -179,7 +180,7 @@ fn discovery(seen: &RecordedRequest, group: Option<&str>) -> Reply {
             })
         })
         .collect();
-    let items = match seen.path() {
+    let items = match recorded.path() {
         "/readyz" => return Reply::new(200).body("ok"),
         "/version" => return Reply::json(r#"{"gitVersion":"v1.35.0"}"#),
         "/apis" => groups,
@@ -359,11 +360,11 @@ const UPGRADE: &str = "POST /apis/new.example/v1/namespaces/a/widgets/b/exec HTT
 async fn assert_transfers(from: &mut Connection, to: &mut Connection) {
     let bulk: Vec<u8> = (0..=250).cycle().take(300_000).collect();
     let mut heard = vec![0; bulk.len()];
-    let said = async {
+    let sent_status = async {
         from.write_all(&bulk).await.unwrap();
         from.flush().await.unwrap();
     };
-    let ((), read) = tokio::join!(said, to.read_exact(&mut heard));
+    let ((), read) = tokio::join!(sent_status, to.read_exact(&mut heard));
     read.unwrap();
     assert!(heard == bulk, "the bytes arrive unchanged");
 }
@@ -427,7 +428,7 @@ async fn assert_all_requests_pass(cluster: &mut EgressFixture, bridge: &Handle, 
         "{connect_requests:?}"
     );
     // One connection of the bridge itself, one of the client's worker, one of the upgrade.
-    assert_eq!(connect_requests.len(), cluster.there.connections());
+    assert_eq!(connect_requests.len(), cluster.peer_server.connections());
     assert!(connect_requests.len() >= 3, "{connect_requests:?}");
 }
 
@@ -436,7 +437,7 @@ async fn all_requests_reach_the_peer_through_a_unix_socket_proxy() {
     let mut cluster = EgressFixture::new().await;
     let proxy = Proxy::unix(
         cluster.socket(),
-        ProxyBehavior::Tunnel(cluster.there.addr()),
+        ProxyBehavior::Tunnel(cluster.peer_server.addr()),
     );
     let bridge = cluster.through(ProxyTransport::Uds(cluster.socket()));
     assert_all_requests_pass(&mut cluster, &bridge, &proxy).await;
@@ -445,7 +446,7 @@ async fn all_requests_reach_the_peer_through_a_unix_socket_proxy() {
 #[tokio::test]
 async fn all_requests_reach_the_peer_through_a_tcp_proxy() {
     let mut cluster = EgressFixture::new().await;
-    let (proxy, addr) = Proxy::tcp(ProxyBehavior::Tunnel(cluster.there.addr())).await;
+    let (proxy, addr) = Proxy::tcp(ProxyBehavior::Tunnel(cluster.peer_server.addr())).await;
     let bridge = cluster.through(ProxyTransport::Tcp {
         host: "localhost".to_owned(),
         port: addr.port(),
@@ -456,7 +457,7 @@ async fn all_requests_reach_the_peer_through_a_tcp_proxy() {
 /// A proxy that requires TLS and a client certificate, and the transport that reaches it.
 async fn tls_proxy(cluster: &EgressFixture) -> (Proxy, ProxyTransport, Ca) {
     let (ca, clients) = (Ca::new("proxy-ca"), Ca::new("proxy-client-ca"));
-    let behavior = ProxyBehavior::Tunnel(cluster.there.addr());
+    let behavior = ProxyBehavior::Tunnel(cluster.peer_server.addr());
     let (proxy, addr) = Proxy::tls(behavior, &ca.server(&["localhost"]), &clients).await;
     let pair = clients.client("skewbridge", &[]);
     let dir = &cluster.pki.dir;
@@ -517,9 +518,9 @@ async fn a_certificate_that_the_proxy_refuses_can_be_replaced() {
     };
     let files = [key_pair.cert.clone(), key_pair.key.clone()];
     let good = files.each_ref().map(|path| std::fs::read(path).unwrap());
-    let stranger = Ca::new("another").client("skewbridge", &[]);
-    std::fs::write(&files[0], &stranger.cert_pem).unwrap();
-    std::fs::write(&files[1], &stranger.key_pem).unwrap();
+    let untrusted = Ca::new("another").client("skewbridge", &[]);
+    std::fs::write(&files[0], &untrusted.cert_pem).unwrap();
+    std::fs::write(&files[1], &untrusted.key_pem).unwrap();
     let bridge = cluster.through(transport);
     let problem = format!("broke off before it answered CONNECT {PUBLISHED_ADDRESS}");
     wait_for_problem(&bridge, &problem).await;
@@ -574,7 +575,7 @@ async fn an_unreachable_proxy_is_reported_and_used_again_when_it_returns() {
     wait_for_problem(&bridge, &named).await;
     let _proxy = Proxy::unix(
         cluster.socket(),
-        ProxyBehavior::Tunnel(cluster.there.addr()),
+        ProxyBehavior::Tunnel(cluster.peer_server.addr()),
     );
     wait_until_peer_is_known(&bridge).await;
 }
@@ -582,7 +583,7 @@ async fn an_unreachable_proxy_is_reported_and_used_again_when_it_returns() {
 #[tokio::test]
 async fn the_client_gets_the_reason_and_retry_after_when_the_proxy_refuses() {
     let cluster = EgressFixture::new().await;
-    let (proxy, addr) = Proxy::tcp(ProxyBehavior::Tunnel(cluster.there.addr())).await;
+    let (proxy, addr) = Proxy::tcp(ProxyBehavior::Tunnel(cluster.peer_server.addr())).await;
     let bridge = cluster.through(ProxyTransport::Tcp {
         host: addr.ip().to_string(),
         port: addr.port(),
@@ -596,7 +597,7 @@ async fn the_client_gets_the_reason_and_retry_after_when_the_proxy_refuses() {
     // An upgrade opens its own connection.
     h1.send(UPGRADE).await.unwrap();
     let answer = h1.read_response().await.unwrap();
-    let message = status(&answer, 503)["message"].to_string();
+    let message = assert_json_status(&answer, 503)["message"].to_string();
     let named = format!(
         "--egress-selector-config-file: the proxy at http://{addr} answered 502 to CONNECT \
          {PUBLISHED_ADDRESS}"
@@ -610,7 +611,7 @@ async fn the_wait_for_a_silent_proxy_is_bounded() {
     let cluster = EgressFixture::new().await;
     let proxy = Proxy::unix(
         cluster.socket(),
-        ProxyBehavior::Tunnel(cluster.there.addr()),
+        ProxyBehavior::Tunnel(cluster.peer_server.addr()),
     );
     let bridge = cluster.through(ProxyTransport::Uds(cluster.socket()));
     wait_until_peer_is_known(&bridge).await;
@@ -620,7 +621,7 @@ async fn the_wait_for_a_silent_proxy_is_bounded() {
     h1.send(UPGRADE).await.unwrap();
     let answer = tokio::time::timeout(Duration::from_secs(15), h1.read_response()).await;
     let answer = answer.expect("the wait is bounded").unwrap();
-    let message = status(&answer, 503)["message"].to_string();
+    let message = assert_json_status(&answer, 503)["message"].to_string();
     let silent = format!("did not answer CONNECT {PUBLISHED_ADDRESS} within 3 s");
     assert!(message.contains(&silent), "{message}");
 }

@@ -12,7 +12,7 @@ use tokio::net::TcpSocket;
 use tokio::sync::{Notify, mpsc};
 
 use crate::support::pki::{self, PkiFixture};
-use crate::support::scripted_upstream::{requests, scripted, status};
+use crate::support::scripted_upstream::{assert_json_status, client_requests, start_scripted};
 
 const GET: &str = "GET /api HTTP/1.1\r\nHost: k\r\n\r\n";
 
@@ -89,7 +89,7 @@ async fn an_unreachable_upstream_is_503_in_the_requested_media_type() {
             };
             assert!(response.body.starts_with(start), "{accept:?}");
             if expected == JSON {
-                let status = status(&response, 503);
+                let status = assert_json_status(&response, 503);
                 assert_eq!(status["reason"], "ServiceUnavailable");
                 assert_eq!(status["details"]["retryAfterSeconds"], 1);
             }
@@ -106,8 +106,8 @@ async fn an_upstream_that_returns_is_used_again() {
     let bridge = pki.start_bridge(upstream.addr());
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     let h2 = pki.client().http2(bridge.address()).await.unwrap();
-    status(&answer(&mut client, GET).await, 503);
-    status(&h2.get("/api").await.unwrap(), 503);
+    assert_json_status(&answer(&mut client, GET).await, 503);
+    assert_json_status(&h2.get("/api").await.unwrap(), 503);
     upstream.listen_again().await;
     assert_eq!(answer(&mut client, GET).await.status, 200);
     assert_eq!(h2.get("/api").await.unwrap().status, 200);
@@ -116,14 +116,14 @@ async fn an_upstream_that_returns_is_used_again() {
 #[tokio::test]
 async fn an_upstream_that_disconnects_before_its_headers_is_502() {
     let pki = PkiFixture::new();
-    for (said, reset) in [
+    for (sent_status, reset) in [
         ("", false),
         ("", true),
         ("HTTP/1.1 200 OK\r\nContent-", false),
         ("HTTP/1.1 100 Continue\r\n\r\n", false),
     ] {
-        let upstream = scripted(&pki, move |_, mut conn| async move {
-            conn.write(said).await;
+        let upstream = start_scripted(&pki, move |_, mut conn| async move {
+            conn.write(sent_status).await;
             if reset {
                 conn.reset();
             }
@@ -133,15 +133,15 @@ async fn an_upstream_that_disconnects_before_its_headers_is_502() {
         let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
         let response = answer(&mut h1, GET).await;
         assert_eq!(
-            status(&response, 502)["reason"],
+            assert_json_status(&response, 502)["reason"],
             "InternalError",
-            "{said:?}"
+            "{sent_status:?}"
         );
         // The client's own connection is not affected.
         let post = "POST /api HTTP/1.1\r\nHost: k\r\nContent-Length: 2\r\n\r\n{}";
-        status(&answer(&mut h1, post).await, 502);
+        assert_json_status(&answer(&mut h1, post).await, 502);
         let h2 = pki.client().http2(bridge.address()).await.unwrap();
-        status(&h2.get("/api").await.unwrap(), 502);
+        assert_json_status(&h2.get("/api").await.unwrap(), 502);
     }
 }
 
@@ -157,9 +157,9 @@ async fn a_stream_reset_by_upstream_is_502_and_a_refused_stream_is_503() {
         let upstream = ApiServer::start(options, move |_| Reply::reset(reason)).await;
         let bridge = pki.start_bridge(upstream.addr());
         let h2 = pki.client().http2(bridge.address()).await.unwrap();
-        status(&h2.get("/api").await.unwrap(), code);
+        assert_json_status(&h2.get("/api").await.unwrap(), code);
         let sent = if code == 503 { 2 } else { 1 };
-        assert_eq!(requests(&upstream).len(), sent, "{reason}");
+        assert_eq!(client_requests(&upstream).len(), sent, "{reason}");
     }
 }
 
@@ -186,13 +186,13 @@ async fn a_malformed_http1_response_of_upstream_is_502() {
         ("HTTP/2", "\0\0\0\x04\0\0\0\0\0\r\n\r\n".to_owned()),
     ];
     let pki = PkiFixture::new();
-    for (name, said) in rows {
+    for (name, sent_status) in rows {
         println!("{name}");
-        let upstream = scripted(&pki, move |_, mut conn| {
-            let said = said.clone();
+        let upstream = start_scripted(&pki, move |_, mut conn| {
+            let sent_status = sent_status.clone();
             async move {
                 // The bridge does not read all of it.
-                let _ = conn.io.write_all(said.as_bytes()).await;
+                let _ = conn.io.write_all(sent_status.as_bytes()).await;
                 let _ = conn.io.flush().await;
                 conn.stall().await;
             }
@@ -200,9 +200,9 @@ async fn a_malformed_http1_response_of_upstream_is_502() {
         .await;
         let bridge = pki.start_bridge(upstream.addr());
         let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
-        status(&answer(&mut h1, GET).await, 502);
+        assert_json_status(&answer(&mut h1, GET).await, 502);
         let h2 = pki.client().http2(bridge.address()).await.unwrap();
-        status(&h2.get("/api").await.unwrap(), 502);
+        assert_json_status(&h2.get("/api").await.unwrap(), 502);
     }
 }
 
@@ -231,15 +231,15 @@ async fn a_malformed_http2_response_of_upstream_is_502() {
         }),
         ("headers that are too large", oversized),
     ];
-    for (name, said) in rows {
+    for (name, sent_status) in rows {
         println!("{name}");
         let upstream = ScriptedServer::start(&pki.upstream, None, &["h2"], move |mut conn| {
-            let said = said.clone();
+            let sent_status = sent_status.clone();
             async move {
                 // The bridge may close the connection at any time, for example that of its probe.
                 let _ = h2frames::accept(&mut conn.io, &[]).await;
                 let _ = h2frames::read_until(&mut conn.io, kind::HEADERS).await;
-                let _ = conn.io.write_all(&said).await;
+                let _ = conn.io.write_all(&sent_status).await;
                 let _ = conn.io.flush().await;
                 conn.stall().await;
             }
@@ -247,7 +247,7 @@ async fn a_malformed_http2_response_of_upstream_is_502() {
         .await;
         let bridge = pki.start_bridge(upstream.addr());
         let h2 = pki.client().http2(bridge.address()).await.unwrap();
-        status(&h2.get("/api").await.unwrap(), 502);
+        assert_json_status(&h2.get("/api").await.unwrap(), 502);
     }
 }
 
@@ -263,9 +263,9 @@ async fn a_silent_upstream_is_504_except_for_watches_logs_and_exec() {
     let pki = PkiFixture::new();
     let (holding, mut held) = mpsc::unbounded_channel();
     let options = Options::new(pki.upstream.clone());
-    let upstream = ApiServer::start(options, move |seen| {
+    let upstream = ApiServer::start(options, move |recorded| {
         let release = Arc::new(Notify::new());
-        match seen.path() {
+        match recorded.path() {
             "/readyz" | "/version" => return Reply::new(200),
             "/never" => {}
             _ => holding.send(release.clone()).unwrap(),
@@ -292,9 +292,9 @@ async fn a_silent_upstream_is_504_except_for_watches_logs_and_exec() {
     // Sent later, and timed out before the others are answered.
     let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     let response = answer(&mut h1, "GET /never HTTP/1.1\r\nHost: k\r\n\r\n").await;
-    assert_eq!(status(&response, 504)["reason"], "Timeout");
+    assert_eq!(assert_json_status(&response, 504)["reason"], "Timeout");
     let h2 = pki.client().http2(bridge.address()).await.unwrap();
-    status(&h2.get("/never").await.unwrap(), 504);
+    assert_json_status(&h2.get("/never").await.unwrap(), 504);
     for release in releases {
         release.notify_one();
     }
@@ -347,7 +347,7 @@ async fn malformed_and_oversized_requests_are_400_414_or_431() {
         println!("{name}");
         let mut client = pki.client().http1(bridge.address()).await.unwrap();
         let response = answer(&mut client, sent).await;
-        status(&response, code);
+        assert_json_status(&response, code);
         assert_eq!(response.header("connection"), Some("close"));
         client.read_close().await.unwrap();
     }
@@ -356,14 +356,14 @@ async fn malformed_and_oversized_requests_are_400_414_or_431() {
         let mut client = pki.client().http1(bridge.address()).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: k\r\n\r\n");
         let response = answer(&mut client, request).await;
-        assert_eq!(status(&response, 400)["reason"], "BadRequest");
+        assert_eq!(assert_json_status(&response, 400)["reason"], "BadRequest");
         assert_eq!(answer(&mut client, GET).await.status, 200);
         let h2 = pki.client().http2(bridge.address()).await.unwrap();
-        status(&h2.get(path).await.unwrap(), 400);
+        assert_json_status(&h2.get(path).await.unwrap(), 400);
     }
-    let passed: Vec<_> = requests(&upstream)
+    let passed: Vec<_> = client_requests(&upstream)
         .into_iter()
-        .map(|seen| seen.target)
+        .map(|recorded| recorded.target)
         .collect();
     assert_eq!(passed, ["/api"; 4]);
 }
@@ -384,7 +384,7 @@ async fn an_error_response_to_head_has_no_body() {
         assert_ne!(response.header("content-length"), Some("0"));
     }
     // The next response does not begin with bytes of a body.
-    status(&answer(&mut h1, GET).await, 503);
+    assert_json_status(&answer(&mut h1, GET).await, 503);
 
     let h2 = pki.client().http2(bridge.address()).await.unwrap();
     for (path, host, code) in [

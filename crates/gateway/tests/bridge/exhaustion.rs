@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use crate::support::admin_client;
 use crate::support::cluster::{self, ClusterFixture, NEW, NEW_PATH, served_by};
 use crate::support::pki::{self, PkiFixture};
-use crate::support::scripted_upstream::{requests, status};
+use crate::support::scripted_upstream::{assert_json_status, client_requests};
 
 /// Long enough for a loaded machine to send a request within it.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -60,12 +60,12 @@ async fn fixture_with_options(
     let big = Bytes::from(vec![b'x'; 8 << 20]);
     let options = options(Options::new(pki.upstream.clone()));
     let never = Arc::new(Notify::new());
-    let upstream = ApiServer::start(options, move |seen| match seen.path() {
+    let upstream = ApiServer::start(options, move |recorded| match recorded.path() {
         POST => Reply::new(403).body("no"),
         PROXY | "/api/v1/pods" => {
             let (reply, sender) = Reply::stream();
             senders.send(sender).unwrap();
-            reply.status(if seen.path() == PROXY { 404 } else { 200 })
+            reply.status(if recorded.path() == PROXY { 404 } else { 200 })
         }
         "/big" => Reply::json(big.clone()),
         "/never" => Reply::new(200).after(&never),
@@ -189,8 +189,11 @@ async fn the_rest_of_a_rejected_body_is_discarded_and_its_window_released() {
     let reset = read_frame(&mut io, kind::RST_STREAM, 1).await;
     assert_eq!(reset.error_code(), Some(code::NO_ERROR));
     assert_eq!(fixture.metric(BUFFERED_BYTES_METRIC, &[]).await, Some(0.0));
-    let seen = requests(&fixture.upstream);
-    assert!(seen.iter().all(|seen| seen.body_len == 0), "{seen:?}");
+    let recorded = client_requests(&fixture.upstream);
+    assert!(
+        recorded.iter().all(|recorded| recorded.body_len == 0),
+        "{recorded:?}"
+    );
 }
 
 #[tokio::test]
@@ -203,8 +206,8 @@ async fn a_workload_that_answers_early_still_gets_the_complete_body() {
     write_flushed(&mut io, h2frames::data(1, flag::END_STREAM, b"read me")).await;
     let _answer = fixture.watches.recv().await.unwrap();
     eventually("the workload has the body", TEST_TIMEOUT, async || {
-        let seen = requests(&fixture.upstream);
-        seen.iter().any(|seen| seen.body == "read me")
+        let recorded = client_requests(&fixture.upstream);
+        recorded.iter().any(|recorded| recorded.body == "read me")
     })
     .await;
 }
@@ -253,7 +256,7 @@ async fn a_stalled_request_body_is_408_for_an_unauthenticated_client_and_allowed
         .await
         .unwrap();
     let answer = timeout(TEST_TIMEOUT, h1.read_response()).await.unwrap();
-    status(&answer.unwrap(), 408);
+    assert_json_status(&answer.unwrap(), 408);
     h1.read_close().await.unwrap();
 
     let mut unauthenticated = fixture.raw_h2_connection(&fixture.pki.client(), &[]).await;
@@ -366,8 +369,8 @@ impl HeaderBomb {
     }
 }
 
-fn header_bytes(seen: &[RecordedRequest]) -> usize {
-    let fields = seen.iter().flat_map(|seen| &seen.headers);
+fn header_bytes(recorded: &[RecordedRequest]) -> usize {
+    let fields = recorded.iter().flat_map(|recorded| &recorded.headers);
     fields.map(|(name, value)| name.len() + value.len()).sum()
 }
 
@@ -389,7 +392,7 @@ async fn unauthenticated_hpack_expansion_closes_the_connection() {
     if let Ok(goaway) = goaway {
         assert_eq!(goaway.error_code(), Some(code::ENHANCE_YOUR_CALM));
     }
-    let sent_up = header_bytes(&requests(&fixture.upstream));
+    let sent_up = header_bytes(&client_requests(&fixture.upstream));
     assert!(sent_up < 8 << 20, "{} MiB", sent_up >> 20);
     assert_eq!(
         fixture.header_limit_count("expansion-ended").await,
@@ -411,15 +414,15 @@ async fn requests_with_large_headers_never_share_an_upstream_connection() {
             watch.finish().unwrap();
             watches.push((watch, fixture.watches.recv().await.unwrap()));
         }
-        let shared = requests(&fixture.upstream)[0].connection;
+        let shared = client_requests(&fixture.upstream)[0].connection;
         let mut io = fixture.raw_h2_connection(&fixture.pki.client(), &[]).await;
         let mut bomb = HeaderBomb { stream: 1 };
         for stream in [1, 3] {
             write_flushed(&mut io, bomb.request("/bomb")).await;
             read_frame(&mut io, kind::HEADERS, stream).await;
         }
-        let mut bombs = requests(&fixture.upstream);
-        bombs.retain(|seen| seen.path() == "/bomb");
+        let mut bombs = client_requests(&fixture.upstream);
+        bombs.retain(|recorded| recorded.path() == "/bomb");
         assert_eq!(
             (bombs[0].connection, bombs[0].version),
             (shared, Version::HTTP_2)
@@ -439,7 +442,7 @@ async fn requests_with_large_headers_never_share_an_upstream_connection() {
         }
         // Other requests stay on their connection.
         assert_eq!(victim.get("/api").await.unwrap().status, 200);
-        let last = requests(&fixture.upstream).pop().unwrap();
+        let last = client_requests(&fixture.upstream).pop().unwrap();
         assert_eq!(last.connection, shared);
         assert_eq!(
             fixture.header_limit_count("own-connection").await,
@@ -464,11 +467,11 @@ async fn a_valid_token_with_200_impersonated_groups_passes_repeatedly() {
         let answer = client.request(request.body(()).unwrap(), "").await.unwrap();
         assert_eq!(answer.status, 200);
     }
-    let seen = requests(&fixture.upstream);
-    assert_eq!(seen.len(), 500);
+    let recorded = client_requests(&fixture.upstream);
+    assert_eq!(recorded.len(), 500);
     // The first request is sent on its own connection: kube-apiserver has not accepted the token
     // yet.
-    let (second, last) = (&seen[1], &seen[499]);
+    let (second, last) = (&recorded[1], &recorded[499]);
     assert_eq!(last.all("impersonate-group").len(), 200);
     assert_eq!(
         (last.connection, last.version),
@@ -494,8 +497,8 @@ async fn a_request_that_the_bridges_own_headers_make_too_large_is_431() {
     let answer = client.request(request(1000), "").await.unwrap();
     assert_eq!(answer.status, 200, "all headers fit");
     let answer = client.request(request(150), "").await.unwrap();
-    status(&answer, 431);
-    assert_eq!(requests(&fixture.upstream).len(), 1);
+    assert_json_status(&answer, 431);
+    assert_eq!(client_requests(&fixture.upstream).len(), 1);
     assert_eq!(
         fixture.header_limit_count("outgoing-too-large").await,
         Some(1.0)
@@ -522,12 +525,12 @@ async fn joined_header_values_are_capped() {
     let answer = client.request(request("cookie", 60), "").await.unwrap();
     assert_eq!(answer.status, 200);
     let answer = client.request(request("cookie", 70), "").await.unwrap();
-    status(&answer, 431);
+    assert_json_status(&answer, 431);
     let forwarded = request("x-forwarded-for", 200);
     let answer = client.request(forwarded, "").await.unwrap();
     assert_eq!(answer.status, 200);
-    let seen = requests(&fixture.upstream).pop().unwrap();
-    let chain = seen.all("x-forwarded-for").join(", ");
+    let recorded = client_requests(&fixture.upstream).pop().unwrap();
+    let chain = recorded.all("x-forwarded-for").join(", ");
     assert!(chain.len() < 4200, "{}", chain.len());
     assert!(chain.ends_with(", 127.0.0.1"), "the newest hop stays");
     assert_eq!(
@@ -547,7 +550,7 @@ async fn headers_that_are_too_large_on_arrival_are_431_and_counted() {
         request = request.header(format!("x-{number}"), "x".repeat(100_000));
     }
     let answer = client.unwrap().request(request.body(()).unwrap(), "").await;
-    status(&answer.unwrap(), 431);
+    assert_json_status(&answer.unwrap(), 431);
     assert_eq!(
         fixture.header_limit_count("request-too-large").await,
         Some(1.0)
@@ -563,7 +566,7 @@ async fn headers_that_are_too_large_on_arrival_are_431_and_counted() {
         fixture.header_limit_count("request-too-large").await == Some(2.0)
     })
     .await;
-    assert_eq!(requests(&fixture.upstream).len(), 0);
+    assert_eq!(client_requests(&fixture.upstream).len(), 0);
 }
 
 /// At most 64 of them are in flight at a time.
@@ -588,7 +591,7 @@ async fn concurrent_requests_with_large_headers_are_bounded() {
     })
     .await;
     let refused = client.request(request("/api"), "").await.unwrap();
-    status(&refused, 503);
+    assert_json_status(&refused, 503);
     // Retried once after a backoff, like every failed connection.
     let refused = fixture.header_limit_count("own-connection-refused").await;
     assert_eq!(refused, Some(2.0));
@@ -648,12 +651,13 @@ async fn goaway_for_anonymous_clients_reaches_them_and_no_user() {
 #[tokio::test]
 async fn tokens_not_yet_accepted_share_no_upstream_connection_with_accepted_ones() {
     let pki = PkiFixture::new();
-    let upstream = ApiServer::start(Options::new(pki.upstream.clone()), |seen| {
-        match seen.header("authorization") {
+    let upstream = ApiServer::start(
+        Options::new(pki.upstream.clone()),
+        |recorded| match recorded.header("authorization") {
             None | Some("Bearer good") => Reply::json("{}"),
             _ => Reply::new(401),
-        }
-    })
+        },
+    )
     .await;
     let bridge = pki.start_bridge(upstream.addr());
     let connection = async |client: &H2Client, token: Option<&str>| {
@@ -662,7 +666,7 @@ async fn tokens_not_yet_accepted_share_no_upstream_connection_with_accepted_ones
             request = request.header("authorization", format!("Bearer {token}"));
         }
         client.request(request.body(()).unwrap(), "").await.unwrap();
-        requests(&upstream).pop().unwrap().connection
+        client_requests(&upstream).pop().unwrap().connection
     };
     let open = async || pki.client().http2(bridge.address()).await.unwrap();
     let user = open().await;
@@ -716,9 +720,9 @@ async fn upstream_with_closed_window(
     open: &Arc<Notify>,
     complete: &Arc<Notify>,
 ) -> ScriptedServer {
-    let told = (open.clone(), complete.clone());
+    let received = (open.clone(), complete.clone());
     ScriptedServer::start(&pki.upstream, None, &["h2"], move |mut conn| {
-        let (open, complete) = told.clone();
+        let (open, complete) = received.clone();
         async move {
             conn.accept_h2(&[(setting::INITIAL_WINDOW_SIZE, 0)]).await;
             let stream = loop {
@@ -847,8 +851,8 @@ async fn requests_with_large_headers_share_no_peer_connection() {
     let fields = [("x-large", large.as_str())];
     let answer = cluster::send_request(&alice, &bridge, "GET", NEW_PATH, &fields, "").await;
     assert_eq!(served_by(&answer), "apiserver-b");
-    let seen = peer.client_requests();
-    let (usual, large) = (&seen[seen.len() - 2], &seen[seen.len() - 1]);
+    let recorded = peer.client_requests();
+    let (usual, large) = (&recorded[recorded.len() - 2], &recorded[recorded.len() - 1]);
     assert_eq!(
         (usual.version, large.version),
         (Version::HTTP_2, Version::HTTP_11)
@@ -864,7 +868,7 @@ async fn requests_with_large_headers_share_no_peer_connection() {
         .collect();
     let answer = cluster::send_request(&alice, &bridge, "GET", NEW_PATH, &fields, "").await;
     assert_eq!(answer.status, 431);
-    assert_eq!(peer.client_requests().len(), seen.len());
+    assert_eq!(peer.client_requests().len(), recorded.len());
 }
 
 /// An HTTP/1.1 client that stops in the middle of its request head.

@@ -135,13 +135,13 @@ async fn the_client_gets_100_continue_when_upstream_sends_it() {
         let fixture =
             ScriptedFixture::new(upstream, move |conn| request_body(conn, upstream)).await;
         let connection = connect(&fixture, client).await;
-        let told = with_timeout(client_that_waits(connection, client)).await;
+        let received = with_timeout(client_that_waits(connection, client)).await;
         let expected = Received {
             before: 1,
             body_sent: true,
             answer: b"thank".to_vec(),
         };
-        assert_eq!(told, expected, "{client:?} to {upstream:?}");
+        assert_eq!(received, expected, "{client:?} to {upstream:?}");
     }
 }
 
@@ -174,29 +174,30 @@ async fn an_upstream_that_rejects_the_request_gets_no_body() {
         let fixture =
             ScriptedFixture::new(upstream, move |conn| reject_before_body(conn, upstream)).await;
         let connection = connect(&fixture, client).await;
-        let told = with_timeout(client_that_waits(connection, client)).await;
+        let received = with_timeout(client_that_waits(connection, client)).await;
         let expected = Received {
             before: 1,
             body_sent: false,
             answer: b"no".to_vec(),
         };
-        assert_eq!(told, expected, "{client:?} to {upstream:?}");
+        assert_eq!(received, expected, "{client:?} to {upstream:?}");
     }
 }
 
 #[tokio::test]
 async fn an_upstream_that_sends_no_100_gets_the_body_after_a_timeout() {
     // The scripted upstream never sends 100 over HTTP/2.
-    let fixture = ApiServerFixture::new(H2, |seen| Reply::new(200).body(seen.body)).await;
-    let told = with_timeout(h1_client_that_waits(fixture.h1().await)).await;
-    assert!(told.body_sent);
-    assert_eq!(told.answer, b"body");
+    let fixture = ApiServerFixture::new(H2, |recorded| Reply::new(200).body(recorded.body)).await;
+    let received = with_timeout(h1_client_that_waits(fixture.h1().await)).await;
+    assert!(received.body_sent);
+    assert_eq!(received.answer, b"body");
 }
 
 #[tokio::test]
 async fn a_client_that_sends_its_body_at_once_is_not_delayed() {
     for upstream in [H1, H2] {
-        let fixture = ApiServerFixture::new(upstream, |seen| Reply::new(200).body(seen.body)).await;
+        let fixture =
+            ApiServerFixture::new(upstream, |recorded| Reply::new(200).body(recorded.body)).await;
         let mut client = fixture.h1().await;
         client.send(format!("{HEAD}body")).await.unwrap();
         assert_eq!(

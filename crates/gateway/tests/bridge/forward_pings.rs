@@ -14,7 +14,8 @@ use tokio::time::timeout;
 use crate::stream_pings::{Frame, PING};
 use crate::support::pki::PkiFixture;
 use crate::support::spdy_upstream::{
-    FORWARD, OLD, SpdyUpstream, WebSocket, has_metric, start_bridge, upgrade_request,
+    FORWARD, SpdyUpstream, VERSION_WITHOUT_TRANSLATION, WebSocket, has_metric, start_bridge,
+    upgrade_request,
 };
 use crate::support::websocket_upstream::{
     self, WebSocketServer, WebSocketUpstream, start_bridge_with,
@@ -56,8 +57,8 @@ async fn forward(
         .await
         .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
-    let client = WebSocket::over(http.into_connection(), Protocol::V5);
-    (client, cluster.connection().await)
+    let client = WebSocket::accept(http.into_connection(), Protocol::V5);
+    (client, cluster.next_connection().await)
 }
 
 /// Answers pings like moby/spdystream until `pings` have arrived; returns all other frames.
@@ -85,22 +86,22 @@ async fn answer_pings(io: &mut Connection, mut pings: usize) -> Vec<Vec<u8>> {
 #[tokio::test]
 async fn an_idle_port_forward_is_pinged_on_both_sides() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge_with_pings(&pki, &cluster).await;
-    let (mut client, mut there) = forward(&pki, &mut cluster, &bridge).await;
+    let (mut client, mut server_io) = forward(&pki, &mut cluster, &bridge).await;
     client.binary(&data(3)).await;
     client.binary(CLIENT_PING).await;
     let node = tokio::spawn(async move {
-        let others = answer_pings(&mut there, 20).await;
+        let others = answer_pings(&mut server_io, 20).await;
         assert_eq!(others, [data(3)]);
-        there.write_all(&data(5)).await.unwrap();
-        there.shutdown().await.unwrap();
+        server_io.write_all(&data(5)).await.unwrap();
+        server_io.shutdown().await.unwrap();
     });
-    let mut came = Vec::new();
+    let mut arrived = Vec::new();
     let code = timeout(TEST_TIMEOUT, async {
         loop {
             match client.event().await.unwrap() {
-                Event::Chunk(piece) => came.extend_from_slice(&piece.bytes),
+                Event::Chunk(piece) => arrived.extend_from_slice(&piece.bytes),
                 Event::Control(Control::Close(Some(close))) => break close.code().number(),
                 Event::Control(_) => {}
             }
@@ -110,7 +111,7 @@ async fn an_idle_port_forward_is_pinged_on_both_sides() {
     .unwrap();
     assert_eq!(code, 1000);
     assert_eq!(
-        came,
+        arrived,
         [CLIENT_PING, &data(5)].concat(),
         "frames other than the bridge's pings"
     );
@@ -121,10 +122,10 @@ async fn an_idle_port_forward_is_pinged_on_both_sides() {
 #[tokio::test]
 async fn a_slowly_sent_frame_is_not_interrupted_by_a_ping() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge_with_pings(&pki, &cluster).await;
-    let (mut client, mut there) = forward(&pki, &mut cluster, &bridge).await;
-    let node = tokio::spawn(async move { answer_pings(&mut there, 25).await });
+    let (mut client, mut server_io) = forward(&pki, &mut cluster, &bridge).await;
+    let node = tokio::spawn(async move { answer_pings(&mut server_io, 25).await });
     let mut sent = Vec::new();
     timeout(TEST_TIMEOUT, async {
         while !node.is_finished() {
@@ -141,20 +142,24 @@ async fn a_slowly_sent_frame_is_not_interrupted_by_a_ping() {
     })
     .await
     .expect("pings between frames");
-    let came = node.await.unwrap();
+    let arrived = node.await.unwrap();
     // Five at once, because the bridge does not know which have been processed.
-    assert!((4..=sent.len()).contains(&came.len()), "{}", came.len());
-    assert!(came.iter().all(|frame| *frame == data(40)));
+    assert!(
+        (4..=sent.len()).contains(&arrived.len()),
+        "{}",
+        arrived.len()
+    );
+    assert!(arrived.iter().all(|frame| *frame == data(40)));
 }
 
 #[tokio::test]
 async fn a_port_forward_detects_a_silent_node() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge_with_pings(&pki, &cluster).await;
-    let (mut client, mut there) = forward(&pki, &mut cluster, &bridge).await;
+    let (mut client, mut server_io) = forward(&pki, &mut cluster, &bridge).await;
     client.binary(&data(3)).await;
-    assert_eq!(answer_pings(&mut there, 7).await, [data(3)]);
+    assert_eq!(answer_pings(&mut server_io, 7).await, [data(3)]);
     // Also in the middle of a frame, if a ping was sent before it.
     client.binary(SYN_STREAM).await;
     client.binary(&data(9)[..10]).await;
@@ -169,7 +174,7 @@ async fn a_port_forward_detects_a_silent_node() {
     .expect("the silent node is detected");
     assert_eq!(close.code().number(), 1011);
     assert!(close.reason().contains("ping"), "{}", close.reason());
-    drop((client, there));
+    drop((client, server_io));
     let line = r#"skewbridge_streams_total{kind="portforward",client="websocket",upstream="spdy",outcome="cut_off",result="disconnected"} 1"#;
     eventually(line, TEST_TIMEOUT, async || has_metric(&bridge, line).await).await;
 }
@@ -177,23 +182,23 @@ async fn a_port_forward_detects_a_silent_node() {
 #[tokio::test]
 async fn an_end_that_has_stopped_reading_is_not_pinged() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge_with_pings(&pki, &cluster).await;
-    let (mut client, mut there) = forward(&pki, &mut cluster, &bridge).await;
+    let (mut client, mut server_io) = forward(&pki, &mut cluster, &bridge).await;
     client.binary(GO_AWAY).await;
     let mut bytes = vec![0; GO_AWAY.len()];
-    there.read_exact(&mut bytes).await.unwrap();
+    server_io.read_exact(&mut bytes).await.unwrap();
     // Longer than the ping timeout.
     let more = timeout(PING_INTERVAL * 10, async {
         tokio::select! {
-            read = there.read_u8() => format!("{read:?}"),
-            told = client.event() => format!("{told:?}"),
+            read = server_io.read_u8() => format!("{read:?}"),
+            received = client.event() => format!("{received:?}"),
         }
     });
     assert_eq!(more.await.ok(), None);
-    there.write_all(&data(5)).await.unwrap();
-    there.flush().await.unwrap();
-    assert_eq!(client.piece().await.bytes, data(5));
+    server_io.write_all(&data(5)).await.unwrap();
+    server_io.flush().await.unwrap();
+    assert_eq!(client.next_chunk().await.bytes, data(5));
 }
 
 /// A SPDY client over an upstream that carries only WebSocket.
@@ -210,8 +215,11 @@ async fn forward_over_websocket(
     .await
     .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
-    let here = http.into_connection();
-    (here, WebSocketServer::over(upstream.connection().await))
+    let client_io = http.into_connection();
+    (
+        client_io,
+        WebSocketServer::accept(upstream.next_connection().await),
+    )
 }
 
 #[tokio::test]
@@ -222,42 +230,43 @@ async fn a_spdy_client_is_pinged_too() {
         config.streams.ping_interval = PING_INTERVAL;
     })
     .await;
-    let (mut here, mut there) = forward_over_websocket(&pki, &mut upstream, &bridge).await;
+    let (mut client_io, mut server_io) = forward_over_websocket(&pki, &mut upstream, &bridge).await;
     let server = tokio::spawn(async move {
-        let mut came = Vec::new();
+        let mut arrived = Vec::new();
         let code = loop {
-            match there.decoder.decode(&mut there.input).unwrap() {
-                Some(Event::Chunk(piece)) => came.extend_from_slice(&piece.bytes),
+            match server_io.decoder.decode(&mut server_io.input).unwrap() {
+                Some(Event::Chunk(piece)) => arrived.extend_from_slice(&piece.bytes),
                 Some(Event::Control(Control::Ping(payload))) => {
                     let mut pong = BytesMut::new();
                     Encoder::new(Role::Server).control(&Control::Pong(payload), &mut pong);
-                    there.io.write_all(&pong).await.unwrap();
-                    there.io.flush().await.unwrap();
+                    server_io.io.write_all(&pong).await.unwrap();
+                    server_io.io.flush().await.unwrap();
                 }
                 Some(Event::Control(Control::Close(Some(close)))) => break close.code(),
                 Some(Event::Control(_)) => {}
-                None => assert!(there.io.read_buf(&mut there.input).await.unwrap() > 0),
+                None => assert!(server_io.io.read_buf(&mut server_io.input).await.unwrap() > 0),
             }
         };
-        (came, code.number())
+        (arrived, code.number())
     });
     let mut ids = Vec::new();
     for _ in 0..4 {
-        let frame = Frame::read(&mut here).await.unwrap();
+        let frame = Frame::read(&mut client_io).await.unwrap();
         assert_eq!(frame.control_type(), Some(PING));
         ids.push(frame.0[11]);
-        here.write_all(&[&frame.0[..], &data(2)].concat())
+        client_io
+            .write_all(&[&frame.0[..], &data(2)].concat())
             .await
             .unwrap();
-        here.flush().await.unwrap();
+        client_io.flush().await.unwrap();
     }
     assert!(
         ids.iter().all(|id| id % 2 == 0),
         "ping ids of a server are even: {ids:?}"
     );
     // Then the client stops answering.
-    let (came, code) = timeout(TEST_TIMEOUT, server).await.unwrap().unwrap();
-    assert_eq!(came, data(2).repeat(4));
+    let (arrived, code) = timeout(TEST_TIMEOUT, server).await.unwrap().unwrap();
+    assert_eq!(arrived, data(2).repeat(4));
     assert_eq!(code, 1011);
     let line = r#"skewbridge_streams_total{kind="portforward",client="spdy",upstream="websocket",outcome="client_left",result="client_left"} 1"#;
     eventually(line, TEST_TIMEOUT, async || has_metric(&bridge, line).await).await;

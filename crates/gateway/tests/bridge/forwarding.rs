@@ -14,8 +14,8 @@ use crate::support::protocols::{
 const LARGE_HEADER_BYTES: usize = 900 << 10;
 const TOO_LARGE_HEADER_BYTES: usize = 1100 << 10;
 
-fn echo(seen: RecordedRequest) -> Reply {
-    Reply::new(200).body(seen.body)
+fn echo(recorded: RecordedRequest) -> Reply {
+    Reply::new(200).body(recorded.body)
 }
 
 fn names(fields: &[(String, String)]) -> Vec<String> {
@@ -57,14 +57,17 @@ async fn requests_are_forwarded_between_all_protocols() {
             let answer = client.post(path, "hello").await;
             assert_eq!((answer.status, answer.text()), (200, "hello".to_owned()));
         }
-        let seen = fixture.upstream.requests();
-        let targets: Vec<_> = seen.iter().map(|seen| seen.target.as_str()).collect();
+        let recorded = fixture.upstream.requests();
+        let targets: Vec<_> = recorded
+            .iter()
+            .map(|recorded| recorded.target.as_str())
+            .collect();
         assert_eq!(targets, ["/api/v1/pods?limit=1", "/apis"]);
-        for seen in seen {
-            assert_eq!(seen.version, upstream.version());
-            assert_eq!(seen.method, "POST");
-            assert_eq!(seen.authority.as_deref(), Some("k"));
-            assert_eq!(seen.body, "hello");
+        for recorded in recorded {
+            assert_eq!(recorded.version, upstream.version());
+            assert_eq!(recorded.method, "POST");
+            assert_eq!(recorded.authority.as_deref(), Some("k"));
+            assert_eq!(recorded.body, "hello");
         }
     }
 }
@@ -92,7 +95,7 @@ async fn end_to_end_headers_are_forwarded_unchanged_both_ways() {
             .header("x-empty", "");
         let answer = fixture.client(client).await.request(builder, "").await;
 
-        let seen = fixture.only_request();
+        let recorded = fixture.only_request();
         for (name, value) in [
             ("user-agent", "kubectl/v1.33.0 (linux/amd64)"),
             ("accept-encoding", "gzip"),
@@ -101,10 +104,10 @@ async fn end_to_end_headers_are_forwarded_unchanged_both_ways() {
             ("x-other", "between"),
             ("x-empty", ""),
         ] {
-            assert_eq!(seen.all(name), [value], "{name}");
+            assert_eq!(recorded.all(name), [value], "{name}");
         }
-        assert_eq!(seen.all("x-twice"), ["2", "1", "2, 3"]);
-        assert_eq!(seen.authority.as_deref(), Some("k"));
+        assert_eq!(recorded.all("x-twice"), ["2", "1", "2, 3"]);
+        assert_eq!(recorded.authority.as_deref(), Some("k"));
         assert_eq!(all_values(&answer, "audit-id"), ["from-upstream"]);
         assert_eq!(
             all_values(&answer, "warning"),
@@ -140,8 +143,8 @@ async fn hop_by_hop_headers_of_a_request_are_removed() {
             200
         );
 
-        let seen = fixture.only_request();
-        let names = names(&seen.headers);
+        let recorded = fixture.only_request();
+        let names = names(&recorded.headers);
         for gone in [
             "connection",
             "x-listed",
@@ -154,8 +157,8 @@ async fn hop_by_hop_headers_of_a_request_are_removed() {
         ] {
             assert!(!names.contains(&gone.to_owned()), "{gone}: {names:?}");
         }
-        assert_eq!(seen.all("te"), ["trailers"]);
-        assert_eq!(seen.all("x-kept"), ["1"]);
+        assert_eq!(recorded.all("te"), ["trailers"]);
+        assert_eq!(recorded.all("x-kept"), ["1"]);
     }
 }
 
@@ -191,11 +194,11 @@ async fn upstream_gets_the_client_address_the_host_and_the_scheme() {
             .header("x-forwarded-host", "forged")
             .header("x-forwarded-proto", "http");
         fixture.client(client).await.request(builder, "").await;
-        let seen = fixture.only_request();
-        let chain = seen.all("x-forwarded-for");
+        let recorded = fixture.only_request();
+        let chain = recorded.all("x-forwarded-for");
         assert_eq!(chain, ["192.0.2.1, 192.0.2.2, 127.0.0.1"]);
-        assert_eq!(seen.all("x-forwarded-host"), ["k"]);
-        assert_eq!(seen.all("x-forwarded-proto"), ["https"]);
+        assert_eq!(recorded.all("x-forwarded-host"), ["k"]);
+        assert_eq!(recorded.all("x-forwarded-proto"), ["https"]);
     }
 }
 
@@ -206,9 +209,9 @@ async fn a_request_that_has_passed_this_bridge_before_is_rejected_as_a_loop() {
         let mut requests = fixture.client(client).await;
         let builder = request("GET", "/api").header("via", "1.0 fred");
         assert_eq!(requests.request(builder, "").await.status, 200);
-        let seen = fixture.only_request();
-        let [fred, own] = seen.all("via")[..] else {
-            panic!("{:?}", seen.all("via"))
+        let recorded = fixture.only_request();
+        let [fred, own] = recorded.all("via")[..] else {
+            panic!("{:?}", recorded.all("via"))
         };
         assert_eq!(fred, "1.0 fred");
         let version = if client == H2 { "2 " } else { "1.1 " };
@@ -238,9 +241,9 @@ async fn request_headers_below_one_mebibyte_are_forwarded() {
                 });
             let answer = fixture.client(client).await.request(builder, "").await;
             assert_eq!(answer.status, 200);
-            let seen = fixture.only_request();
+            let recorded = fixture.only_request();
             for (name, value) in fields {
-                assert!(seen.header(name) == Some(value.as_str()), "{name}");
+                assert!(recorded.header(name) == Some(value.as_str()), "{name}");
             }
         }
     }
@@ -309,10 +312,10 @@ async fn the_host_of_an_absolute_target_is_used() {
             with_timeout(client.read_response()).await.unwrap().status,
             200
         );
-        let seen = fixture.only_request();
-        assert_eq!(seen.target, "/api/v1?a=%2F");
-        assert_eq!(seen.authority.as_deref(), Some("named:6443"));
-        assert_eq!(seen.all("x-forwarded-host"), ["named:6443"]);
+        let recorded = fixture.only_request();
+        assert_eq!(recorded.target, "/api/v1?a=%2F");
+        assert_eq!(recorded.authority.as_deref(), Some("named:6443"));
+        assert_eq!(recorded.all("x-forwarded-host"), ["named:6443"]);
     }
 }
 
@@ -374,7 +377,7 @@ async fn connection_close_of_the_client_is_honoured_after_the_response() {
 #[tokio::test]
 async fn a_response_to_head_keeps_its_content_length() {
     for (client, upstream) in COMBINATIONS {
-        let fixture = ApiServerFixture::new(upstream, |seen| match seen.method.as_str() {
+        let fixture = ApiServerFixture::new(upstream, |recorded| match recorded.method.as_str() {
             "HEAD" => Reply::new(200).header("Content-Length", "12345"),
             _ => Reply::json("{}"),
         })
@@ -391,7 +394,7 @@ async fn a_response_to_head_keeps_its_content_length() {
 #[tokio::test]
 async fn responses_without_a_body_leave_the_connection_usable() {
     for (client, upstream) in COMBINATIONS {
-        let fixture = ApiServerFixture::new(upstream, |seen| match seen.path() {
+        let fixture = ApiServerFixture::new(upstream, |recorded| match recorded.path() {
             "/204" => Reply::new(204).header("X-Kept", "1"),
             "/304" => Reply::new(304).header("ETag", "\"1\""),
             "/empty" => Reply::new(200),
@@ -416,7 +419,8 @@ async fn responses_without_a_body_leave_the_connection_usable() {
 #[tokio::test]
 async fn pipelined_requests_are_answered_in_order() {
     for upstream in [H1, H2] {
-        let fixture = ApiServerFixture::new(upstream, |seen| Reply::json(seen.target)).await;
+        let fixture =
+            ApiServerFixture::new(upstream, |recorded| Reply::json(recorded.target)).await;
         let mut client = fixture.h1().await;
         let with_body = "POST /body HTTP/1.1\r\nHost: k\r\nContent-Length: 3\r\n\r\nabc";
         let chunked = "POST /chunked HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\n\
@@ -472,7 +476,7 @@ async fn a_response_without_a_date_gets_one_and_an_existing_date_is_kept() {
     const OLD_DATE: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
     let pki = PkiFixture::new();
     let options = Options::new(pki.upstream.clone());
-    let upstream = ApiServer::start(options, |seen| match seen.path() {
+    let upstream = ApiServer::start(options, |recorded| match recorded.path() {
         "/dated" => Reply::json("{}").header("date", OLD_DATE),
         _ => Reply::json("{}"),
     })

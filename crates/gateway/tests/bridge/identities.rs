@@ -94,8 +94,8 @@ async fn peering_is_off_when_an_intermediate_of_the_client_ca_signs_the_front_pr
 async fn peering_stops_while_a_reloaded_client_ca_signs_the_front_proxy_certificate() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let (dir, pki) = (&cluster.pki.dir, &cluster.pki);
-    let stranger = pki.client();
-    let answer = send_request(&stranger, &bridge, "GET", NEW_PATH, &[BEARER], "").await;
+    let untrusted = pki.client();
+    let answer = send_request(&untrusted, &bridge, "GET", NEW_PATH, &[BEARER], "").await;
     assert_eq!(served_by(&answer), B);
     assert_eq!(peering_metric(&bridge).await, Some(1.0));
 
@@ -263,8 +263,8 @@ async fn a_reloaded_file_that_would_make_users_front_proxies_is_rejected() {
 async fn a_ca_that_expires_at_run_time_no_longer_authenticates() {
     let pki = PkiFixture::new();
     let expires = SystemTime::now() + Duration::from_secs(4);
-    let dying = pki.client_ca.renewed_until(expires);
-    pki.dir.write("client-ca.crt", dying.pem());
+    let closing = pki.client_ca.renewed_until(expires);
+    pki.dir.write("client-ca.crt", closing.pem());
     let upstream = ApiServer::start(
         Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca)),
         |_| Reply::json("{}"),
@@ -319,8 +319,8 @@ async fn an_upstream_whose_ca_has_expired_gets_no_request() {
 #[tokio::test]
 async fn an_anonymous_identity_is_asserted_only_after_the_local_server_has_accepted_it() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
-    let stranger = cluster.pki.client();
-    for (local, told, after, sent) in [
+    let untrusted = cluster.pki.client();
+    for (local, received, after, sent) in [
         (200, 200, None, true),
         (403, 200, None, true),
         (404, 200, None, true),
@@ -330,15 +330,15 @@ async fn an_anonymous_identity_is_asserted_only_after_the_local_server_has_accep
         (500, 503, Some("1"), false),
         (400, 503, Some("1"), false),
     ] {
-        let answers = move |seen: &RecordedRequest| {
-            let is_question = seen.path().starts_with(NEW_PATH) && seen.client.is_none();
+        let answers = move |recorded: &RecordedRequest| {
+            let is_question = recorded.path().starts_with(NEW_PATH) && recorded.client.is_none();
             let reply = || Reply::json("{}").status(local).header("retry-after", "7");
             is_question.then(reply)
         };
-        cluster.local.hook(answers);
+        cluster.local.set_hook(answers);
         let before = b.client_requests().len();
-        let answer = send_request(&stranger, &bridge, "POST", NEW_PATH, &[], "{}").await;
-        assert_eq!(answer.status, told, "{local}: {}", answer.text());
+        let answer = send_request(&untrusted, &bridge, "POST", NEW_PATH, &[], "{}").await;
+        assert_eq!(answer.status, received, "{local}: {}", answer.text());
         if !sent {
             let expected = after.or((local == 401).then_some("7"));
             assert_eq!(answer.header("retry-after"), expected, "{local}");
@@ -356,9 +356,9 @@ async fn peers_outside_the_permitted_networks_are_rejected_with_every_registry()
     let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
     let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
-    let far = cluster.server(C, &[NEW], leaf).await;
+    let remote_io = cluster.server(C, &[NEW], leaf).await;
     // The same machine under an address that is not permitted, published before its Lease.
-    let address = format!("127.0.0.2:{}", far.server.addr().port());
+    let address = format!("127.0.0.2:{}", remote_io.server.addr().port());
     let _published = cluster.publish(C, address.parse().unwrap());
     let mut config = cluster.config();
     config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
@@ -377,7 +377,7 @@ async fn peers_outside_the_permitted_networks_are_rejected_with_every_registry()
         },
     )
     .await;
-    assert!(far.server.requests().is_empty());
+    assert!(remote_io.server.requests().is_empty());
     assert!(!b.client_requests().is_empty());
 }
 
@@ -393,16 +393,24 @@ async fn the_bridge_sends_its_own_requests_as_the_configured_user() {
     let own = cluster.local.server.requests();
     let own: Vec<_> = own
         .iter()
-        .filter(|seen| {
-            seen.header("user-agent")
+        .filter(|recorded| {
+            recorded
+                .header("user-agent")
                 .is_some_and(|it| it.starts_with("skewbridge/"))
         })
-        .filter(|seen| seen.client.is_some())
+        .filter(|recorded| recorded.client.is_some())
         .collect();
-    assert!(own.iter().any(|seen| seen.path().contains("/leases")));
-    for seen in own {
-        assert_eq!(seen.all("x-remote-user"), ["skewbridge"], "{seen:#?}");
-        assert_eq!(seen.all("x-remote-group"), ["bridges", "readers"]);
+    assert!(
+        own.iter()
+            .any(|recorded| recorded.path().contains("/leases"))
+    );
+    for recorded in own {
+        assert_eq!(
+            recorded.all("x-remote-user"),
+            ["skewbridge"],
+            "{recorded:#?}"
+        );
+        assert_eq!(recorded.all("x-remote-group"), ["bridges", "readers"]);
     }
     let question = b.apiserver.gateway_requests("/apis").remove(0);
     assert_eq!(question.all("x-remote-user"), ["skewbridge"]);

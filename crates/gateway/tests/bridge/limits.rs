@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use crate::support::admin_client;
 use crate::support::pki::{self, PkiFixture};
-use crate::support::scripted_upstream::{requests, status};
+use crate::support::scripted_upstream::{assert_json_status, client_requests};
 
 const GET: &str = "GET /api HTTP/1.1\r\nHost: k\r\n\r\n";
 const WATCH: &str = "/api/v1/pods?watch=1";
@@ -40,7 +40,7 @@ async fn fixture(change: impl FnOnce(&mut Limits)) -> Fixture {
     let (held, big) = (Arc::new(Notify::new()), Bytes::from(vec![b'x'; 8 << 20]));
     // More than all socket buffers on the way hold.
     let huge = Bytes::from(vec![b'x'; 64 << 20]);
-    let upstream = ApiServer::start(options, move |seen| match seen.path() {
+    let upstream = ApiServer::start(options, move |recorded| match recorded.path() {
         "/api/v1/pods" => {
             let (reply, sender) = Reply::stream();
             senders.send(sender).unwrap();
@@ -160,7 +160,7 @@ async fn a_slow_request_head_is_408() {
     let mut stuck = fixture.h1().await;
     stuck.send("GET /api HTTP/1.1\r\nHo").await.unwrap();
     let response = stuck.read_response().await.unwrap();
-    status(&response, 408);
+    assert_json_status(&response, 408);
     assert_eq!(response.header("connection"), Some("close"));
     stuck.read_close().await.unwrap();
 
@@ -245,7 +245,7 @@ async fn an_idle_http2_client_gets_goaway_and_is_disconnected_if_it_does_not_ans
         let frames = frames_to_end(&mut silent).await;
         assert_eq!(goaways(&frames), [code::NO_ERROR]);
     }
-    assert_eq!(requests(&fixture.upstream).len(), 0);
+    assert_eq!(client_requests(&fixture.upstream).len(), 0);
 }
 
 #[tokio::test]
@@ -309,7 +309,7 @@ async fn concurrent_streams_are_limited_and_the_limit_is_announced() {
         (refused.header.stream, refused.error_code()),
         (7, Some(code::REFUSED_STREAM))
     );
-    let three = async || requests(&fixture.upstream).len() == 3;
+    let three = async || client_requests(&fixture.upstream).len() == 3;
     eventually("three requests upstream", TEST_TIMEOUT, three).await;
     // A released stream slot can be used again.
     write_flushed(&mut io, h2frames::rst_stream(1, code::CANCEL)).await;
@@ -340,7 +340,7 @@ async fn a_flood_of_resets_closes_the_connection_and_does_not_reach_upstream() {
     let frames = frames_to_end(&mut io).await;
     assert_eq!(goaways(&frames), [code::ENHANCE_YOUR_CALM]);
     fixture.assert_serves_others().await;
-    let reached = requests(&fixture.upstream).len() - 2;
+    let reached = client_requests(&fixture.upstream).len() - 2;
     assert!(
         reached <= 100,
         "{reached} requests of the flood reached upstream"
@@ -386,10 +386,10 @@ async fn a_client_that_resets_most_of_its_streams_is_disconnected() {
         assert!(stream < 10_000, "still served after thousands of resets");
     };
     // The client gets the reason, unless it was still sending and got a reset connection.
-    let told = goaways(&ended);
+    let received = goaways(&ended);
     assert!(
-        told.iter().all(|it| *it == code::ENHANCE_YOUR_CALM),
-        "{told:?}"
+        received.iter().all(|it| *it == code::ENHANCE_YOUR_CALM),
+        "{received:?}"
     );
     fixture.assert_serves_others().await;
 }
@@ -432,7 +432,7 @@ async fn a_flood_of_continuation_frames_closes_the_connection() {
         fixture.assert_serves_others().await;
     }
     assert_eq!(
-        requests(&fixture.upstream).len(),
+        client_requests(&fixture.upstream).len(),
         4,
         "only the requests of other clients arrived"
     );
@@ -455,7 +455,7 @@ async fn a_header_list_above_one_mebibyte_is_rejected() {
     let response = h2.request(request(22), "").await.unwrap();
     assert_eq!(response.status, 431);
     assert_eq!(h2.get("/api").await.unwrap().status, 200);
-    assert_eq!(requests(&fixture.upstream).len(), 2);
+    assert_eq!(client_requests(&fixture.upstream).len(), 2);
 }
 
 #[tokio::test]
@@ -526,7 +526,7 @@ async fn a_body_of_one_byte_frames_uses_little_memory() {
     let pki = PkiFixture::new();
     let options = Options::new(pki.upstream.clone()).respond_at_head();
     let never = Arc::new(Notify::new());
-    let upstream = ApiServer::start(options, move |seen| match seen.path() {
+    let upstream = ApiServer::start(options, move |recorded| match recorded.path() {
         "/upload" => Reply::new(200).after(&never),
         _ => Reply::json("{}"),
     })

@@ -180,9 +180,9 @@ async fn peer_metrics_have_help_lines_before_the_first_event() {
 async fn the_error_message_of_failed_peer_discovery_is_reported_verbatim() {
     let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
-    b.apiserver.hook(|seen| {
+    b.apiserver.set_hook(|recorded| {
         let status = r#"{"kind":"Status","code":503,"message":"no \"quorum\" in etcd"}"#;
-        (seen.path() == "/apis").then(|| Reply::json(status).status(503))
+        (recorded.path() == "/apis").then(|| Reply::json(status).status(503))
     });
     let bridge = start(&cluster.config());
     eventually(
@@ -200,9 +200,9 @@ async fn bridge_that_maintains_the_lease(feature: u8) -> (ClusterFixture, Handle
     let line = format!(
         "kubernetes_feature_enabled{{name=\"APIServerIdentity\",stage=\"BETA\"}} {feature}\n"
     );
-    cluster.local.hook(move |seen: &RecordedRequest| {
+    cluster.local.set_hook(move |recorded: &RecordedRequest| {
         let line = line.clone();
-        (seen.path() == "/metrics").then(|| Reply::new(200).body(line))
+        (recorded.path() == "/metrics").then(|| Reply::new(200).body(line))
     });
     cluster.local.delete(LEASES, OWN);
     cluster.local.lease(B, "one");
@@ -281,10 +281,10 @@ async fn the_identity_of_a_server_without_a_lease_is_not_doubtful() {
 #[tokio::test]
 async fn a_peer_with_an_invalid_certificate_is_rejected_and_reported() {
     let cluster = ClusterFixture::new(&[]).await;
-    let stranger = Ca::new("stranger").server(&["kubernetes.default.svc"]);
+    let untrusted = Ca::new("stranger").server(&["kubernetes.default.svc"]);
     let other_name = cluster.peer_ca.server(&["localhost", "127.0.0.1"]);
     let rows = [
-        (B, stranger, "it is not signed by --peer-ca-file"),
+        (B, untrusted, "it is not signed by --peer-ca-file"),
         (C, other_name, "has to be for kubernetes.default.svc"),
     ];
     let mut servers = Vec::new();

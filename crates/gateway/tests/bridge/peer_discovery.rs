@@ -16,7 +16,9 @@ use crate::support::cluster::{
     self, ClusterFixture, NEW, NEW_PATH, OWN, SHARED, UNSERVED_PATH, peer_view, peers,
     send_request, served_by, status_message,
 };
-use crate::support::fake_apiserver::{API_SERVICES, CRDS, Form, LEASES, api_service, crd, lease};
+use crate::support::fake_apiserver::{
+    API_SERVICES, CRDS, DiscoveryFormat, LEASES, api_service, crd, lease,
+};
 use crate::support::pki::start;
 
 const B: &str = "apiserver-b";
@@ -29,15 +31,15 @@ const V2_BETA1: &str = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIG
 #[tokio::test]
 async fn discovery_of_servers_of_every_version_is_understood() {
     let rows = [
-        ("v1.36.4", Form::V2),
-        ("v1.29.15", Form::V2Beta1),
-        ("v1.25.16", Form::Legacy),
+        ("v1.36.4", DiscoveryFormat::V2),
+        ("v1.29.15", DiscoveryFormat::V2Beta1),
+        ("v1.25.16", DiscoveryFormat::Legacy),
     ];
     for (version, form) in rows {
         let cluster = ClusterFixture::new(&["v1 pods"]).await;
         let serves = [NEW, "v1 pods", "v1 pods/resize:patch"];
         let b = cluster.peer(B, &serves).await;
-        b.apiserver.is_version(version, form);
+        b.apiserver.set_version(version, form);
         let bridge = cluster.start().await;
         let resize = "/api/v1/namespaces/a/pods/p/resize";
         let answer = send_request(&cluster.alice(), &bridge, "PATCH", resize, &[], "{}").await;
@@ -76,14 +78,16 @@ async fn hanging_aggregated_apis_do_not_hide_the_apis_of_an_old_server() {
     let never = Arc::new(Notify::new());
     let hang = || {
         let never = never.clone();
-        move |seen: &RecordedRequest| {
-            let hangs = seen.path().starts_with("/apis/hanging-");
+        move |recorded: &RecordedRequest| {
+            let hangs = recorded.path().starts_with("/apis/hanging-");
             hangs.then(|| Reply::new(200).after(&never))
         }
     };
-    b.apiserver.is_version("v1.25.16", Form::Legacy);
-    b.apiserver.hook(hang());
-    cluster.local.is_version("v1.25.16", Form::Legacy);
+    b.apiserver.set_version("v1.25.16", DiscoveryFormat::Legacy);
+    b.apiserver.set_hook(hang());
+    cluster
+        .local
+        .set_version("v1.25.16", DiscoveryFormat::Legacy);
     let bridge = cluster.start().await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
     assert_eq!(cluster.get(&bridge, UNSERVED_PATH).await.status, 404);
@@ -97,7 +101,7 @@ async fn hanging_aggregated_apis_do_not_hide_the_apis_of_an_old_server() {
     cluster
         .local
         .serve(&[&lines[..], &["v1 pods", SHARED, NEW]].concat());
-    cluster.local.hook(hang());
+    cluster.local.set_hook(hang());
     cluster
         .local
         .put(CRDS, crd("stable.example.com", "crontabs"));
@@ -157,7 +161,7 @@ async fn discovery_of_a_restarted_peer_is_conditional() {
 
     // Another version, whose ETags differ from those of the version before.
     let asked = b.apiserver.gateway_requests("/apis").len();
-    b.apiserver.is_version("v1.37.0", Form::V2);
+    b.apiserver.set_version("v1.37.0", DiscoveryFormat::V2);
     b.apiserver.serve(&[SHARED]);
     cluster.local.lease(B, "three");
     cluster.wait_for_status(&bridge, NEW_PATH, 404).await;
@@ -208,9 +212,9 @@ async fn the_last_discovery_of_an_unreachable_peer_is_used_until_its_lease_expir
 #[tokio::test]
 async fn the_last_discovery_of_a_peer_is_kept_when_discovery_fails() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
-    b.apiserver.hook(|seen: &RecordedRequest| {
+    b.apiserver.set_hook(|recorded: &RecordedRequest| {
         let broken = || Reply::json("{").header("X-Any", "thing");
-        (seen.path() == "/apis").then(broken)
+        (recorded.path() == "/apis").then(broken)
     });
     cluster.local.lease(B, "two");
     eventually("the failure is reported", TEST_TIMEOUT, async || {
@@ -272,7 +276,7 @@ async fn local_discovery_is_refreshed_when_it_may_have_changed() {
     cluster.local.server.stop_listening().await;
     cluster.local.server.kill_connections().await;
     cluster.local.serve(&[SHARED, NEW]);
-    cluster.local.is_version("v1.37.0", Form::V2);
+    cluster.local.set_version("v1.37.0", DiscoveryFormat::V2);
     cluster.local.server.listen_again().await;
     wait_until_served_locally(&cluster, &bridge, "a restart").await;
 }
@@ -372,7 +376,7 @@ async fn a_lease_that_its_server_maintains_is_not_changed() {
     let (cluster, [_b], mut bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     bridge.finish().await;
     let mut written = cluster.local.server.requests();
-    written.retain(|seen| seen.path().starts_with(LEASES) && seen.method != "GET");
+    written.retain(|recorded| recorded.path().starts_with(LEASES) && recorded.method != "GET");
     assert!(written.is_empty(), "{written:#?}");
     assert!(cluster.local.object(LEASES, OWN).is_some());
 }
@@ -381,17 +385,17 @@ async fn a_lease_that_its_server_maintains_is_not_changed() {
 async fn addresses_are_read_from_leases_and_only_those_in_the_permitted_networks_are_used() {
     let cluster = ClusterFixture::new(&[]).await;
     let leaf = || cluster.peer_ca.server(&["kubernetes.default.svc"]);
-    let near = cluster.server(B, &[NEW], leaf()).await;
+    let local_io = cluster.server(B, &[NEW], leaf()).await;
     let annotated = |name: &str, address: &str| {
         let mut lease = lease(name, "one");
         lease["metadata"]["annotations"][ADDRESS] = address.into();
         lease
     };
-    let address = near.server.addr().to_string();
+    let address = local_io.server.addr().to_string();
     cluster.local.put(LEASES, annotated(B, &address));
     // The same server under an address outside the permitted network.
-    let far = address.replace("127.0.0.1", "127.0.0.2");
-    cluster.local.put(LEASES, annotated(C, &far));
+    let remote_io = address.replace("127.0.0.1", "127.0.0.2");
+    cluster.local.put(LEASES, annotated(C, &remote_io));
     let mut config = cluster.config();
     config.peers.registry = RegistryKind::Leases;
     config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
@@ -401,7 +405,7 @@ async fn addresses_are_read_from_leases_and_only_those_in_the_permitted_networks
     assert!(view["address"].is_null(), "{view}");
     let problem = view["problem"].as_str().unwrap();
     assert!(
-        problem.contains(&far) && problem.contains("--peer-cidrs"),
+        problem.contains(&remote_io) && problem.contains("--peer-cidrs"),
         "{view}"
     );
 
@@ -460,7 +464,7 @@ async fn a_server_and_its_bridge_do_not_overwrite_each_others_addresses() {
     .await;
     let written = || {
         let mut written = cluster.local.server.requests();
-        written.retain(|seen| seen.path().starts_with(LEASES) && seen.method != "GET");
+        written.retain(|recorded| recorded.path().starts_with(LEASES) && recorded.method != "GET");
         written.len()
     };
     assert_eq!(written(), 1);

@@ -34,7 +34,7 @@ async fn two_peers() -> (ClusterFixture, [PeerServer; 2], Handle) {
 fn reply_to_all(server: &PeerServer, reply: impl Fn() -> Reply + Send + Sync + 'static) {
     server
         .apiserver
-        .hook(move |seen: &RecordedRequest| (seen.path() == NEW_PATH).then(&reply));
+        .set_hook(move |recorded: &RecordedRequest| (recorded.path() == NEW_PATH).then(&reply));
 }
 
 /// How many requests for the API that only peers serve have failed at a peer with this kind of
@@ -132,7 +132,7 @@ async fn a_write_that_a_peer_refused_unprocessed_goes_to_the_next_peer() {
     let bodies: Vec<_> = c
         .client_requests()
         .iter()
-        .map(|seen| seen.body.clone())
+        .map(|recorded| recorded.body.clone())
         .collect();
     let expected: Vec<_> = (0..ATTEMPTS).map(|turn| turn.to_string()).collect();
     assert_eq!(bodies, expected, "each body arrives once and complete");
@@ -140,8 +140,8 @@ async fn a_write_that_a_peer_refused_unprocessed_goes_to_the_next_peer() {
 
 /// kube-apiserver's response while it shuts down, before it reads the request.
 fn shutting_down_response() -> Reply {
-    let told = r#"{"kind":"Status","status":"Failure","message":"apiserver is shutting down","reason":"ServiceUnavailable","code":503}"#;
-    let reply = Reply::new(503).body(told);
+    let received = r#"{"kind":"Status","status":"Failure","message":"apiserver is shutting down","reason":"ServiceUnavailable","code":503}"#;
+    let reply = Reply::new(503).body(received);
     let reply = reply.header("content-type", "application/json");
     let reply = reply.header("retry-after", "1");
     reply.header("x-content-type-options", "nosniff")
@@ -158,7 +158,7 @@ async fn a_write_to_a_server_that_shuts_down_goes_to_the_next_peer() {
     let bodies: Vec<_> = c
         .client_requests()
         .iter()
-        .map(|seen| seen.body.clone())
+        .map(|recorded| recorded.body.clone())
         .collect();
     let expected: Vec<_> = (0..ATTEMPTS).map(|turn| turn.to_string()).collect();
     assert_eq!(bodies, expected, "each body arrives once and complete");
@@ -311,8 +311,8 @@ fn assert_peer_refusal(answer: &skewbridge_testkit::Response) {
 async fn only_a_bridge_can_mark_a_request_as_not_processed() {
     let cluster = ClusterFixture::new(&[]).await;
     let bridge = cluster.start().await;
-    cluster.local.hook(|seen| {
-        let it = seen.path() == SHARED_PATH;
+    cluster.local.set_hook(|recorded| {
+        let it = recorded.path() == SHARED_PATH;
         it.then(|| Reply::new(503).header(NOT_PROCESSED, "true"))
     });
     let hop = [
@@ -337,14 +337,14 @@ async fn the_unreachable_server_is_named() {
         ("x-remote-user", "bob"),
     ];
     let peer = cluster.pki.peer();
-    for (path, said) in [
+    for (path, sent_status) in [
         (SHARED_PATH, "(apiserver-own) cannot be reached: "),
         (NEW_PATH, "(apiserver-own), which does not serve"),
     ] {
         let answer = send_request(&peer, &bridge, "GET", path, &hop, "").await;
         let message = status_message(&answer, 503);
         assert!(message.contains("the kube-apiserver "), "{message}");
-        assert!(message.contains(said), "{message}");
+        assert!(message.contains(sent_status), "{message}");
         assert_eq!(answer.header(NOT_PROCESSED), Some("true"));
     }
 }
@@ -433,16 +433,16 @@ async fn the_response_of_a_peer_is_forwarded_unchanged() {
             sent += 1;
         }
     }
-    let came: usize = servers.iter().map(|it| it.client_requests().len()).sum();
-    assert_eq!(came, sent);
+    let arrived: usize = servers.iter().map(|it| it.client_requests().len()).sum();
+    assert_eq!(arrived, sent);
 }
 
 #[tokio::test]
 async fn a_peer_that_does_not_complete_the_tls_handshake_is_skipped() {
     let (cluster, [mut b, _c], bridge) = two_peers().await;
     // The kernel accepts connections, and no process answers them.
-    let deaf = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = deaf.local_addr().unwrap();
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap();
     b.withdraw_address();
     let _published = cluster.publish(B, address);
     eventually("the new address is known", TEST_TIMEOUT, async || {
@@ -467,8 +467,8 @@ async fn an_upgrade_goes_to_the_next_peer_if_the_first_is_dead() {
     let (cluster, [b, c], bridge) =
         ClusterFixture::with_peers(&[], [(B, serves), (C, serves)]).await;
     b.shut_down().await;
-    c.apiserver.hook(|seen| {
-        let (reply, _upgrade) = Reply::upgrade(seen.header("upgrade")?);
+    c.apiserver.set_hook(|recorded| {
+        let (reply, _upgrade) = Reply::upgrade(recorded.header("upgrade")?);
         Some(reply)
     });
     for _ in 0..ATTEMPTS {

@@ -62,11 +62,11 @@ async fn wait_until_departed(bridge: &skewbridge_gateway::Handle) {
 async fn a_bridge_announces_its_departure_on_its_lease_and_publishes_no_address() {
     let cluster = ClusterFixture::new(&[NEW]).await;
     let config = write_registry_file(&cluster, None);
-    let refuse = |seen: &RecordedRequest| {
-        let is_patch = seen.method == "PATCH" && seen.path().starts_with(LEASES);
+    let refuse = |recorded: &RecordedRequest| {
+        let is_patch = recorded.method == "PATCH" && recorded.path().starts_with(LEASES);
         is_patch.then(|| Reply::new(403).body("no right to patch leases"))
     };
-    cluster.local.hook(refuse);
+    cluster.local.set_hook(refuse);
     let mut bridge = start(&config);
     let registry = async || peers(&bridge).await["registry"].clone();
     eventually("the registry is down", TEST_TIMEOUT, async || {

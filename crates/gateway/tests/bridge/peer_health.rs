@@ -121,8 +121,8 @@ async fn a_failed_rerouted_request_is_counted_with_its_code() {
 
     // An error response of a peer itself is counted once, as a response of the peer.
     b.apiserver.server.listen_again().await;
-    b.apiserver.hook(|seen: &RecordedRequest| {
-        (seen.path() == NEW_PATH).then(|| Reply::new(403).body("no"))
+    b.apiserver.set_hook(|recorded: &RecordedRequest| {
+        (recorded.path() == NEW_PATH).then(|| Reply::new(403).body("no"))
     });
     cluster.wait_for_status(&bridge, NEW_PATH, 403).await;
     let refused = to(&scrape(&bridge).await, B, B_HOST, "403");
@@ -322,8 +322,8 @@ async fn a_lease_that_the_bridge_cannot_renew_fails_the_registry_check() {
     let cluster = ClusterFixture::new(&[]).await;
     cluster.local.delete(LEASES, OWN);
     let refuse = |method: &'static str| {
-        cluster.local.hook(move |seen: &RecordedRequest| {
-            let is_write = seen.method == method && seen.path().starts_with(LEASES);
+        cluster.local.set_hook(move |recorded: &RecordedRequest| {
+            let is_write = recorded.method == method && recorded.path().starts_with(LEASES);
             is_write.then(|| Reply::new(403).body("no right to write leases"))
         });
     };
@@ -373,8 +373,8 @@ async fn with_leases_as_the_registry_a_failed_watch_is_reported() {
     let mut config = cluster.config();
     config.peers.registry = RegistryKind::Leases;
     config.peers.cidrs = vec!["127.0.0.0/8".parse().unwrap()];
-    cluster.local.hook(|seen: &RecordedRequest| {
-        (seen.path() == LEASES).then(|| Reply::new(403).body("no right to list leases"))
+    cluster.local.set_hook(|recorded: &RecordedRequest| {
+        (recorded.path() == LEASES).then(|| Reply::new(403).body("no right to list leases"))
     });
     let bridge = start(&config);
     let text = wait_for_readyz_text(

@@ -17,7 +17,7 @@ const B: &str = "apiserver-b";
 #[tokio::test]
 async fn a_peer_that_presents_a_key_other_than_the_published_one_is_rejected() {
     let cluster = ClusterFixture::new(&[]).await;
-    let (_seen, publish) = records(&cluster);
+    let (_recorded, publish) = records(&cluster);
     let mut record = record_of_b(&cluster).await;
     let b = cluster.peer(B, &[NEW]).await;
     record.bridge = Some(b.apiserver.server.addr());
@@ -64,17 +64,22 @@ async fn a_bridge_publishes_a_new_key_before_it_serves_with_it() {
     }
     new_key(&cluster, &["kubernetes.default.svc"]);
     let bridge_of_b = start(&bridge_of_b(&cluster, &b));
-    let (mut seen, _publish) = records(&cluster);
+    let (mut recorded, _publish) = records(&cluster);
     let keys = |all: &Option<_>| -> Vec<KeyDigest> {
         record_of(all.as_ref(), B).map_or_else(Vec::new, |it| it.serving_keys.clone())
     };
-    let first = keys(&seen.wait_for(|all| !keys(all).is_empty()).await.unwrap());
+    let first = keys(
+        &recorded
+            .wait_for(|all| !keys(all).is_empty())
+            .await
+            .unwrap(),
+    );
     assert_eq!(first.len(), 1);
     let bridge = start(&cluster.config());
     cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
 
     new_key(&cluster, &["kubernetes.default.svc", "localhost"]);
-    let both = keys(&seen.wait_for(|all| keys(all).len() == 2).await.unwrap());
+    let both = keys(&recorded.wait_for(|all| keys(all).len() == 2).await.unwrap());
     assert_eq!(both[1], first[0]);
     // Before and after the change, over old and new connections.
     let new_key = TlsClient::new(&cluster.peer_ca);

@@ -30,7 +30,7 @@ pub(crate) fn records(
     watch::Sender<Option<Arc<ServedRecord>>>,
 ) {
     let (publish, own) = watch::channel(None);
-    let (found, seen) = watch::channel(None);
+    let (found, recorded) = watch::channel(None);
     let registry = cluster.exchange.registry();
     tokio::spawn(async move {
         let (_keep, outdated) = mpsc::channel(1);
@@ -41,7 +41,7 @@ pub(crate) fn records(
         };
         registry.run_records(channels).await;
     });
-    (seen, publish)
+    (recorded, publish)
 }
 
 pub(crate) fn record_of<'a>(all: Option<&'a Records>, name: &str) -> Option<&'a Arc<ServedRecord>> {
@@ -71,9 +71,9 @@ pub(crate) fn with_state_dir(cluster: &ClusterFixture) -> Config {
 pub(crate) async fn record_of_b(cluster: &ClusterFixture) -> ServedRecord {
     // A bridge in front of a server like B publishes under its own name.
     let other = ClusterFixture::new(&[NEW]).await;
-    let (mut seen, _publish) = records(&other);
+    let (mut recorded, _publish) = records(&other);
     let bridge = other.start().await;
-    let all = seen
+    let all = recorded
         .wait_for(|all| record_of(all.as_ref(), OWN).is_some())
         .await;
     let mut record = ServedRecord::clone(record_of(all.unwrap().as_ref(), OWN).unwrap());
@@ -117,7 +117,7 @@ async fn a_restarted_bridge_knows_the_apis_of_a_dead_peer() {
 #[tokio::test]
 async fn the_apis_of_a_peer_that_was_never_reachable_are_known_from_the_registry() {
     let cluster = ClusterFixture::new(&[]).await;
-    let (_seen, publish) = records(&cluster);
+    let (_recorded, publish) = records(&cluster);
     let record = record_of_b(&cluster).await;
     publish.send_replace(Some(Arc::new(record)));
     // An address without a listener.
@@ -144,7 +144,7 @@ async fn shared_group_versions_are_not_a_difference_to_a_peer_known_from_a_recor
     let service = serde_json::json!({"name": "readings", "namespace": "a"});
     let aggregated = api_service("metrics.example.com", &service);
     cluster.local.put(API_SERVICES, aggregated);
-    let (_seen, publish) = records(&cluster);
+    let (_recorded, publish) = records(&cluster);
     let record = record_of_b(&cluster).await;
     publish.send_replace(Some(Arc::new(record)));
     let bridge = start(&cluster.config());
@@ -174,9 +174,9 @@ async fn shared_group_versions_are_not_a_difference_to_a_peer_known_from_a_recor
 #[tokio::test]
 async fn a_bridge_publishes_its_served_record_and_announces_its_departure() {
     let cluster = ClusterFixture::new(&[NEW]).await;
-    let (mut seen, _publish) = records(&cluster);
+    let (mut recorded, _publish) = records(&cluster);
     let mut bridge = cluster.start().await;
-    let published = seen
+    let published = recorded
         .wait_for(|all| record_of(all.as_ref(), OWN).is_some())
         .await;
     let record = record_of(published.unwrap().as_ref(), OWN).unwrap().clone();
@@ -196,20 +196,20 @@ async fn a_bridge_publishes_its_served_record_and_announces_its_departure() {
     let left = |all: &Option<Records>| {
         record_of(all.as_ref(), OWN).is_some_and(|it| it.bridge_left_at.is_some())
     };
-    seen.wait_for(left).await.unwrap();
+    recorded.wait_for(left).await.unwrap();
     drop(bridge);
     // The next bridge withdraws the announcement, even if its server does not answer.
     cluster
         .local
-        .hook(|_| Some(skewbridge_testkit::Reply::new(500).body("not yet")));
+        .set_hook(|_| Some(skewbridge_testkit::Reply::new(500).body("not yet")));
     let _bridge = start(&cluster.config());
-    seen.wait_for(|all| !left(all)).await.unwrap();
+    recorded.wait_for(|all| !left(all)).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_server_whose_bridge_has_departed_is_reached_directly() {
     let cluster = ClusterFixture::new(&[]).await;
-    let (_seen, publish) = records(&cluster);
+    let (_recorded, publish) = records(&cluster);
     let mut record = record_of_b(&cluster).await;
     let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
     let b = cluster.server(B, &[NEW], leaf).await;
@@ -246,7 +246,7 @@ async fn the_apis_of_an_unreachable_server_whose_bridge_has_departed_are_503_dur
     let now = u64::try_from(now.unwrap().as_millis()).unwrap();
     for announced in [now, now - 9 * HOUR_MILLIS, now + 9 * HOUR_MILLIS] {
         let cluster = ClusterFixture::new(&[]).await;
-        let (_seen, publish) = records(&cluster);
+        let (_recorded, publish) = records(&cluster);
         let mut record = record_of_b(&cluster).await;
         record.bridge_left_at = Some(SystemTime::UNIX_EPOCH + Duration::from_millis(announced));
         publish.send_replace(Some(Arc::new(record)));

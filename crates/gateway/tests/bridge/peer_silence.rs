@@ -47,7 +47,7 @@ async fn a_read_that_waits_for_a_silent_server_is_sent_to_another() {
         let never = never.clone();
         silent
             .apiserver
-            .hook(move |_| Some(Reply::new(200).after(&never)));
+            .set_hook(move |_| Some(Reply::new(200).after(&never)));
         let answer = cluster.get(&bridge, NEW_PATH).await;
         let other = if silent.name == B { C } else { B };
         // Either of the peers may have been chosen first.
@@ -74,7 +74,7 @@ async fn the_lease_of_a_stopped_server_is_deleted_through_a_peer() {
             // The server runs, but is not ready.
             cluster
                 .local
-                .hook(|_| Some(Reply::new(500).body("not ready")));
+                .set_hook(|_| Some(Reply::new(500).body("not ready")));
         }
         bridge.finish().await;
         let lease = b.apiserver.object(LEASES, OWN);
@@ -82,14 +82,15 @@ async fn the_lease_of_a_stopped_server_is_deleted_through_a_peer() {
         if has_ended {
             let path = format!("{LEASES}/{OWN}");
             let asked = b.apiserver.server.requests().into_iter();
-            let mut asked = asked.filter(|seen| seen.path() == path);
-            let groups = |seen: &skewbridge_testkit::RecordedRequest| {
-                seen.all("x-remote-group")
+            let mut asked = asked.filter(|recorded| recorded.path() == path);
+            let groups = |recorded: &skewbridge_testkit::RecordedRequest| {
+                recorded
+                    .all("x-remote-group")
                     .iter()
                     .map(ToString::to_string)
                     .collect::<Vec<_>>()
             };
-            assert!(asked.all(|seen| groups(&seen) == ["system:masters"]));
+            assert!(asked.all(|recorded| groups(&recorded) == ["system:masters"]));
         }
     }
 }
@@ -106,8 +107,8 @@ async fn a_lease_that_is_renewed_in_the_meantime_is_not_deleted() {
     cluster.local.server.kill_connections().await;
     let apiserver = Arc::new(b.apiserver);
     let renewing = apiserver.clone();
-    apiserver.hook(move |seen| {
-        if seen.method == "DELETE" {
+    apiserver.set_hook(move |recorded| {
+        if recorded.method == "DELETE" {
             renewing.touch_without_event(LEASES, OWN);
         }
         None

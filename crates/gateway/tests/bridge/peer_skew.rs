@@ -21,8 +21,9 @@ async fn a_downgraded_local_server_does_not_hide_the_apis_of_a_peer() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[NEW], [(B, &[NEW])]).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), OWN);
     // Its last discovery lists the API, but it no longer serves it.
-    let gone = |seen: &RecordedRequest| seen.path().starts_with(NEW_PATH).then(page_not_found);
-    cluster.local.hook(gone);
+    let gone =
+        |recorded: &RecordedRequest| recorded.path().starts_with(NEW_PATH).then(page_not_found);
+    cluster.local.set_hook(gone);
     let body = "x".repeat(100 << 10);
     for (client, headers) in [
         (cluster.alice(), &[][..]),
@@ -33,16 +34,16 @@ async fn a_downgraded_local_server_does_not_hide_the_apis_of_a_peer() {
         assert_eq!(served_by(&answer), B);
         let answer = send_request(&client, &bridge, "POST", NEW_PATH, headers, body.clone()).await;
         assert_eq!(served_by(&answer), B);
-        let seen = b.client_requests().pop().unwrap();
-        assert_eq!(seen.body, body);
-        assert_eq!(seen.all(HOP), ["true"]);
-        let users = seen.all("x-remote-user");
+        let recorded = b.client_requests().pop().unwrap();
+        assert_eq!(recorded.body, body);
+        assert_eq!(recorded.all(HOP), ["true"]);
+        let users = recorded.all("x-remote-user");
         match headers {
             [] if client.identity.is_some() => assert_eq!(users, ["alice"]),
             [] => assert_eq!(users, ["system:anonymous"]),
             _ => {
                 assert!(users.is_empty(), "{users:?}");
-                assert_eq!(seen.all("authorization"), ["Bearer t0ken"]);
+                assert_eq!(recorded.all("authorization"), ["Bearer t0ken"]);
             }
         }
     }
@@ -78,7 +79,7 @@ async fn a_not_processed_response_refreshes_discovery_of_the_peer() {
     b.apiserver.serve(&[cluster::SHARED]);
     let refused = || Reply::new(503).header(NOT_PROCESSED, "true");
     b.apiserver
-        .hook(move |seen| (seen.path() == NEW_PATH).then(refused));
+        .set_hook(move |recorded| (recorded.path() == NEW_PATH).then(refused));
     assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, 503);
     eventually("no server serves the resource", TEST_TIMEOUT, async || {
         cluster.get(&bridge, NEW_PATH).await.status == 404
@@ -93,7 +94,7 @@ async fn responses_of_workloads_through_the_proxy_subresource_are_forwarded_unch
     let proxy = "/api/v1/namespaces/a/pods/p/proxy/page";
     cluster
         .local
-        .hook(move |seen| (seen.path() == proxy).then(page_not_found));
+        .set_hook(move |recorded| (recorded.path() == proxy).then(page_not_found));
     for method in ["GET", "POST"] {
         let answer = send_request(&cluster.alice(), &bridge, method, proxy, &[], "").await;
         assert_eq!(
@@ -122,7 +123,7 @@ async fn an_http1_body_reaches_peers_of_either_protocol_completely() {
         // First after a 404 of a replaced local server, then directly.
         cluster
             .local
-            .hook(|seen| (seen.path() == NEW_PATH).then(page_not_found));
+            .set_hook(|recorded| (recorded.path() == NEW_PATH).then(page_not_found));
         for turn in 0..4 {
             let mut client = cluster.alice().http1(bridge.address()).await.unwrap();
             let body = match turn % 2 {
@@ -135,8 +136,8 @@ async fn an_http1_body_reaches_peers_of_either_protocol_completely() {
                 .unwrap();
             let answer = client.read_response().await.unwrap();
             assert_eq!(served_by(&answer), B, "{alpn} {turn}");
-            let seen = b.client_requests().pop().unwrap();
-            assert_eq!(seen.body, "{\"a\":1}", "{alpn} {turn}");
+            let recorded = b.client_requests().pop().unwrap();
+            assert_eq!(recorded.body, "{\"a\":1}", "{alpn} {turn}");
             assert_eq!(b.client_requests().len(), turn + 1);
             if turn == 1 {
                 cluster.local.serve(&[cluster::SHARED]);
@@ -151,7 +152,7 @@ async fn a_body_too_long_to_be_replayed_is_not_answered_with_404() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[NEW], [(B, &[NEW])]).await;
     cluster
         .local
-        .hook(|seen| (seen.path() == NEW_PATH).then(page_not_found));
+        .set_hook(|recorded| (recorded.path() == NEW_PATH).then(page_not_found));
     let answer = cluster.post(&bridge, NEW_PATH, vec![b'x'; 1 << 20]).await;
     status_message(&answer, 503);
     assert_eq!(answer.header("retry-after"), Some("1"));
@@ -180,7 +181,7 @@ async fn two_bridges_serve_the_apis_of_both_servers() {
         server.lease(B, "one");
     }
     // The second bridge does not know its cluster yet.
-    server_b.hook(|seen| (seen.path() == LEASES).then(|| Reply::new(500)));
+    server_b.set_hook(|recorded| (recorded.path() == LEASES).then(|| Reply::new(500)));
     let b = second_bridge(&cluster, &server_b);
     let a = cluster.start().await;
     let early = cluster.post(&a, NEW_PATH, "{}").await;
@@ -193,24 +194,24 @@ async fn two_bridges_serve_the_apis_of_both_servers() {
     cluster.wait_for_status(&a, NEW_PATH, 200).await;
     let answer = cluster.post(&a, NEW_PATH, "{}").await;
     assert_eq!(served_by(&answer), B);
-    let seen = server_b.client_requests().pop().unwrap();
-    assert_eq!(seen.all("x-remote-user"), ["alice"]);
-    assert_eq!(seen.all("x-remote-group"), ["dev"]);
-    assert_eq!(seen.all(HOP), ["true"]);
+    let recorded = server_b.client_requests().pop().unwrap();
+    assert_eq!(recorded.all("x-remote-user"), ["alice"]);
+    assert_eq!(recorded.all("x-remote-group"), ["dev"]);
+    assert_eq!(recorded.all(HOP), ["true"]);
     let nobody = send_request(&cluster.pki.client(), &a, "GET", NEW_PATH, &[], "").await;
     assert_eq!(served_by(&nobody), B);
-    let seen = server_b.client_requests().pop().unwrap();
-    assert_eq!(seen.all("x-remote-user"), ["system:anonymous"]);
-    assert_eq!(seen.all("x-remote-group"), ["system:unauthenticated"]);
+    let recorded = server_b.client_requests().pop().unwrap();
+    assert_eq!(recorded.all("x-remote-user"), ["system:anonymous"]);
+    assert_eq!(recorded.all("x-remote-group"), ["system:unauthenticated"]);
     let token = send_request(&cluster.pki.client(), &a, "GET", NEW_PATH, &[BEARER], "").await;
     assert_eq!(served_by(&token), B);
-    let seen = server_b.client_requests().pop().unwrap();
-    assert_eq!(seen.all("x-remote-user"), Vec::<&str>::new());
-    assert_eq!(seen.all("authorization"), [BEARER.1]);
+    let recorded = server_b.client_requests().pop().unwrap();
+    assert_eq!(recorded.all("x-remote-user"), Vec::<&str>::new());
+    assert_eq!(recorded.all("authorization"), [BEARER.1]);
 
     // The second server is replaced by one that does not serve the resource. No bridge knows that
     // yet, and still no client gets 404.
-    server_b.hook(|seen| (seen.path() == NEW_PATH).then(page_not_found));
+    server_b.set_hook(|recorded| (recorded.path() == NEW_PATH).then(page_not_found));
     for method in ["GET", "POST"] {
         let answer = send_request(&cluster.alice(), &a, method, NEW_PATH, &[], "").await;
         status_message(&answer, 503);
@@ -231,8 +232,9 @@ fn no_such_resource() -> Reply {
 #[tokio::test]
 async fn a_404_status_for_an_unknown_resource_is_not_forwarded_either() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[NEW], [(B, &[NEW])]).await;
-    let gone = |seen: &RecordedRequest| seen.path().starts_with(NEW_PATH).then(no_such_resource);
-    cluster.local.hook(gone);
+    let gone =
+        |recorded: &RecordedRequest| recorded.path().starts_with(NEW_PATH).then(no_such_resource);
+    cluster.local.set_hook(gone);
     for method in ["GET", "POST"] {
         let answer = send_request(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
         status_message(&answer, 503);
@@ -241,21 +243,22 @@ async fn a_404_status_for_an_unknown_resource_is_not_forwarded_either() {
     // A peer that was replaced by another version.
     cluster.local.serve(&[cluster::SHARED]);
     cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
-    b.apiserver.hook(gone);
+    b.apiserver.set_hook(gone);
     for method in ["GET", "POST"] {
         let answer = send_request(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
         status_message(&answer, 503);
     }
     // A missing object is a final 404.
-    let missing = |seen: &RecordedRequest| {
+    let missing = |recorded: &RecordedRequest| {
         let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
             "message":"things.example.com \"x\" not found","reason":"NotFound",
             "details":{"name":"x","kind":"things"},"code":404}"#;
-        seen.path()
+        recorded
+            .path()
             .starts_with(NEW_PATH)
             .then(|| Reply::json(status).status(404))
     };
-    b.apiserver.hook(missing);
+    b.apiserver.set_hook(missing);
     let answer = cluster.get(&bridge, NEW_PATH).await;
     assert_eq!(answer.status, 404);
     assert!(answer.text().contains("not found"));
@@ -268,7 +271,7 @@ async fn a_404_of_a_node_is_not_taken_for_one_of_a_server() {
     let exec = "/api/v1/namespaces/a/pods/p/exec";
     cluster
         .local
-        .hook(move |seen| (seen.path() == exec).then(page_not_found));
+        .set_hook(move |recorded| (recorded.path() == exec).then(page_not_found));
     let answer = send_request(&cluster.alice(), &bridge, "POST", exec, &[], "").await;
     assert_eq!(answer.status, 404);
     assert!(b.client_requests().is_empty());
@@ -281,11 +284,11 @@ async fn anonymous_requests_that_the_local_server_rejects_are_not_sent_to_peers(
     let answer = send_request(&nobody, &bridge, "GET", NEW_PATH, &[], "").await;
     assert_eq!(served_by(&answer), B);
     let before = b.client_requests().len();
-    let denied = |seen: &RecordedRequest| {
-        let path = seen.path().starts_with(NEW_PATH);
-        (path && seen.client.is_none()).then(|| Reply::json("{}").status(401))
+    let denied = |recorded: &RecordedRequest| {
+        let path = recorded.path().starts_with(NEW_PATH);
+        (path && recorded.client.is_none()).then(|| Reply::json("{}").status(401))
     };
-    cluster.local.hook(denied);
+    cluster.local.set_hook(denied);
     for method in ["GET", "POST"] {
         let answer = send_request(&nobody, &bridge, method, NEW_PATH, &[], "").await;
         assert_eq!(answer.status, 401);

@@ -16,7 +16,9 @@ use crate::support::cluster::{
     self, ClusterFixture, NEW, NEW_PATH, OWN, SHARED_PATH, UNSERVED_PATH, peers, send_request,
     served_by, status_message,
 };
-use crate::support::fake_apiserver::{API_SERVICES, CRDS, Form, LEASES, api_service, crd};
+use crate::support::fake_apiserver::{
+    API_SERVICES, CRDS, DiscoveryFormat, LEASES, api_service, crd,
+};
 use crate::support::identity::{BEARER, FRONT_PROXY, identity_headers, owned};
 use crate::support::pki::start;
 use crate::support::spdy_upstream::{EXEC, Node, SUCCESS, WebSocket};
@@ -56,12 +58,12 @@ async fn each_request_is_routed_to_a_server_that_serves_its_resource_subresource
         let answer = send_request(&cluster.alice(), &bridge, method, path, &[], "").await;
         assert_eq!(served_by(&answer), expected, "{method} {path}");
     }
-    for seen in b.client_requests() {
-        assert_eq!(seen.all(HOP), ["true"], "{seen:#?}");
-        assert_eq!(seen.all(KEP_HOP_HEADER), Vec::<&str>::new());
+    for recorded in b.client_requests() {
+        assert_eq!(recorded.all(HOP), ["true"], "{recorded:#?}");
+        assert_eq!(recorded.all(KEP_HOP_HEADER), Vec::<&str>::new());
     }
-    for seen in cluster.local.client_requests() {
-        assert_eq!(seen.header(HOP), None, "{seen:#?}");
+    for recorded in cluster.local.client_requests() {
+        assert_eq!(recorded.header(HOP), None, "{recorded:#?}");
     }
 }
 
@@ -99,10 +101,10 @@ async fn before_the_cluster_state_is_known_api_requests_fail_and_the_bridge_is_n
     for missing in [LEASES, API_SERVICES, CRDS, "/apis", "/api"] {
         let cluster = ClusterFixture::new(&[]).await;
         let _b = cluster.peer(B, &[NEW]).await;
-        let refuse = move |seen: &skewbridge_testkit::RecordedRequest| {
-            (seen.path() == missing).then(|| Reply::new(500).body("not yet"))
+        let refuse = move |recorded: &skewbridge_testkit::RecordedRequest| {
+            (recorded.path() == missing).then(|| Reply::new(500).body("not yet"))
         };
-        cluster.local.hook(refuse);
+        cluster.local.set_hook(refuse);
         let bridge = start(&cluster.config());
         eventually(
             "the bridge has tried to read it",
@@ -170,19 +172,23 @@ async fn a_forged_hop_header_is_ignored() {
             (nobody.clone(), BEARER),
         ] {
             let headers = [(hop, "true"), more];
-            let there = send_request(&client, &bridge, "GET", NEW_PATH, &headers, "").await;
-            assert_eq!(served_by(&there), B, "{headers:?}");
-            let here = send_request(&client, &bridge, "GET", SHARED_PATH, &headers, "").await;
-            assert_eq!(served_by(&here), OWN, "{headers:?}");
+            let server_io = send_request(&client, &bridge, "GET", NEW_PATH, &headers, "").await;
+            assert_eq!(served_by(&server_io), B, "{headers:?}");
+            let local = send_request(&client, &bridge, "GET", SHARED_PATH, &headers, "").await;
+            assert_eq!(served_by(&local), OWN, "{headers:?}");
         }
     }
-    for seen in b.client_requests() {
-        assert_eq!(seen.all(HOP), ["true"], "{seen:#?}");
-        assert_eq!(seen.all(KEP_HOP_HEADER), Vec::<&str>::new(), "{seen:#?}");
+    for recorded in b.client_requests() {
+        assert_eq!(recorded.all(HOP), ["true"], "{recorded:#?}");
+        assert_eq!(
+            recorded.all(KEP_HOP_HEADER),
+            Vec::<&str>::new(),
+            "{recorded:#?}"
+        );
     }
-    for seen in cluster.local.client_requests() {
-        assert_eq!(seen.header(HOP), None, "{seen:#?}");
-        assert_eq!(seen.header(KEP_HOP_HEADER), None, "{seen:#?}");
+    for recorded in cluster.local.client_requests() {
+        assert_eq!(recorded.header(HOP), None, "{recorded:#?}");
+        assert_eq!(recorded.header(KEP_HOP_HEADER), None, "{recorded:#?}");
     }
 }
 
@@ -232,13 +238,13 @@ async fn a_peer_gets_the_identity_of_the_client() {
     for (client, headers, expected) in rows {
         let answer = send_request(&client, &bridge, "GET", NEW_PATH, &headers, "").await;
         assert_eq!(served_by(&answer), B);
-        let seen = b.client_requests().pop().unwrap();
-        let presented = seen.client.as_ref().map(|it| it.common_name.as_str());
+        let recorded = b.client_requests().pop().unwrap();
+        let presented = recorded.client.as_ref().map(|it| it.common_name.as_str());
         assert_eq!(presented, FRONT_PROXY);
         let mut expected = owned(&expected);
         expected.push((HOP.to_owned(), "true".to_owned()));
         expected.sort();
-        let mut claimed = identity_headers(&seen);
+        let mut claimed = identity_headers(&recorded);
         claimed.sort();
         // The certificate id is included for servers that log such ids themselves.
         claimed.retain(|(name, _)| !name.ends_with("credential-id"));
@@ -260,10 +266,10 @@ async fn requests_are_distributed_over_peers_that_serve_the_same_resource() {
 
 /// Answers watches with bodies that the test sends.
 fn watches(
-    seen: &skewbridge_testkit::RecordedRequest,
+    recorded: &skewbridge_testkit::RecordedRequest,
     senders: &mpsc::UnboundedSender<BodySender>,
 ) -> Option<Reply> {
-    let watch = seen.path() == NEW_PATH && seen.query() == Some("watch=true");
+    let watch = recorded.path() == NEW_PATH && recorded.query() == Some("watch=true");
     watch.then(|| {
         let (reply, sender) = Reply::stream();
         senders.send(sender).unwrap();
@@ -278,7 +284,9 @@ async fn a_watch_goes_through_a_peer_and_other_requests_go_to_the_peer_with_fewe
     let (senders, mut bodies) = mpsc::unbounded_channel();
     for server in &servers {
         let senders = senders.clone();
-        server.apiserver.hook(move |seen| watches(seen, &senders));
+        server
+            .apiserver
+            .set_hook(move |recorded| watches(recorded, &senders));
     }
     let h2 = cluster.alice().http2(bridge.address()).await.unwrap();
     let path = format!("https://k{NEW_PATH}?watch=true");
@@ -324,8 +332,8 @@ async fn an_upgrade_goes_through_a_peer() {
     let serves: &[&str] = &["new.k8s.io/v1 boxes/exec:create,get"];
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, serves)]).await;
     let (sender, mut tunnels) = mpsc::unbounded_channel::<Upgrade>();
-    b.apiserver.hook(move |seen| {
-        let protocol = seen.header("upgrade")?;
+    b.apiserver.set_hook(move |recorded| {
+        let protocol = recorded.header("upgrade")?;
         let (reply, upgrade) = Reply::upgrade(protocol);
         sender.send(upgrade).unwrap();
         Some(reply)
@@ -352,9 +360,9 @@ async fn an_upgrade_goes_through_a_peer() {
         ends[to].read_exact(&mut bytes).await.unwrap();
         assert_eq!(&bytes, b"hello");
     }
-    let seen = b.client_requests().pop().unwrap();
-    assert_eq!(seen.all(HOP), ["true"]);
-    assert_eq!(seen.header("x-remote-user"), Some("alice"));
+    let recorded = b.client_requests().pop().unwrap();
+    assert_eq!(recorded.all(HOP), ["true"]);
+    assert_eq!(recorded.header("x-remote-user"), Some("alice"));
 }
 
 #[tokio::test]
@@ -364,10 +372,11 @@ async fn a_stream_is_translated_for_a_peer_that_does_not_translate_itself() {
         .peer(B, &["v1 pods", "v1 pods/exec:create,get"])
         .await;
     // The local server would translate: the version of the peer decides.
-    b.apiserver.is_version("v1.28.15", Form::V2Beta1);
+    b.apiserver
+        .set_version("v1.28.15", DiscoveryFormat::V2Beta1);
     let (sender, mut streams) = mpsc::unbounded_channel::<Upgrade>();
-    b.apiserver.hook(move |seen| {
-        let protocol = seen.header("upgrade")?;
+    b.apiserver.set_hook(move |recorded| {
+        let protocol = recorded.header("upgrade")?;
         if protocol == "websocket" {
             return Some(Reply::new(403));
         }
@@ -379,32 +388,32 @@ async fn a_stream_is_translated_for_a_peer_that_does_not_translate_itself() {
     let address = bridge.address();
     let mut client = WebSocket::open(&cluster.alice(), address, EXEC, Protocol::V5).await;
     let connection = streams.recv().await.unwrap().connection().await;
-    let mut node = Node::over(connection, 4).await;
+    let mut node = Node::accept(connection, 4).await;
     client.write(Input::Stdin, b"in").await.unwrap();
     assert_eq!(node.read("stdin").await.unwrap(), "in");
     node.write("stdout", "out").await;
     node.end(SUCCESS).await;
-    let story = client.all().await;
-    assert_eq!(story.stdout, b"out");
-    assert!(story.looks_successful(), "{story:?}");
-    let seen: Vec<_> = b.client_requests();
+    let transcript = client.read_to_end().await;
+    assert_eq!(transcript.stdout, b"out");
+    assert!(transcript.looks_successful(), "{transcript:?}");
+    let recorded: Vec<_> = b.client_requests();
     assert_eq!(
-        seen.len(),
+        recorded.len(),
         1,
-        "no other request was tried before: {seen:#?}"
+        "no other request was tried before: {recorded:#?}"
     );
     assert_eq!(
-        (seen[0].method.as_str(), seen[0].all(HOP)),
+        (recorded[0].method.as_str(), recorded[0].all(HOP)),
         ("POST", vec!["true"])
     );
-    assert_eq!(seen[0].header("x-remote-user"), Some("alice"));
+    assert_eq!(recorded[0].header("x-remote-user"), Some("alice"));
     assert!(cluster.local.client_requests().is_empty());
 }
 
 #[tokio::test]
 async fn a_response_of_a_peer_has_one_copy_of_every_header() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
-    let said = [
+    let sent_status = [
         ("audit-id", "0c1f"),
         ("cache-control", "no-cache, private"),
         ("content-type", "application/json"),
@@ -412,13 +421,13 @@ async fn a_response_of_a_peer_has_one_copy_of_every_header() {
         ("x-kubernetes-pf-flowschema-uid", "1"),
         ("x-kubernetes-pf-prioritylevel-uid", "2"),
     ];
-    b.apiserver.hook(move |seen| {
+    b.apiserver.set_hook(move |recorded| {
         let reply = Reply::new(200).body("{}");
         let with = |reply: Reply, (name, value): &(&str, &str)| reply.header(name, value);
-        (seen.path() == NEW_PATH).then(|| said.iter().fold(reply, with))
+        (recorded.path() == NEW_PATH).then(|| sent_status.iter().fold(reply, with))
     });
     let answer = cluster.get(&bridge, NEW_PATH).await;
-    for (name, value) in said {
+    for (name, value) in sent_status {
         let values: Vec<_> = (answer.headers.iter())
             .filter(|(found, _)| found.eq_ignore_ascii_case(name))
             .map(|(_, value)| value.as_str())
@@ -449,14 +458,14 @@ async fn custom_resources_and_aggregated_apis_are_never_routed_to_a_peer_even_af
     local.put(API_SERVICES, api_service("built-in.k8s.io", &Value::Null));
     let bridge = cluster.start().await;
     let path = |group: &str| format!("/apis/{group}/v1/things");
-    let here = async || {
+    let assert_served_locally = async || {
         for group in ["custom.example.com", "aggregated.example.com"] {
             let answer = cluster.get(&bridge, &path(group)).await;
             assert_eq!(answer.status, 404, "{group}: {}", answer.text());
             assert_eq!(answer.text(), "404 page not found\n");
         }
     };
-    here().await;
+    assert_served_locally().await;
     let others = [
         path("built-in.k8s.io"),
         path("later-custom.example.com"),
@@ -474,11 +483,11 @@ async fn custom_resources_and_aggregated_apis_are_never_routed_to_a_peer_even_af
     for later in &others[1..] {
         cluster.wait_for_status(&bridge, later, 404).await;
     }
-    here().await;
+    assert_served_locally().await;
     let never = [path("custom.example.com"), path("aggregated.example.com")];
     assert!(
         b.client_requests()
             .iter()
-            .all(|seen| !never.contains(&seen.target))
+            .all(|recorded| !never.contains(&recorded.target))
     );
 }

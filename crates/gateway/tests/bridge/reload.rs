@@ -36,8 +36,8 @@ impl Fixture {
         let (started, watches) = mpsc::unbounded_channel();
         let options =
             Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca));
-        let upstream = ApiServer::start(options, move |seen| {
-            if seen.query() != Some("watch=1") {
+        let upstream = ApiServer::start(options, move |recorded| {
+            if recorded.query() != Some("watch=1") {
                 return Reply::json("{}");
             }
             let (reply, sender) = Reply::stream();
@@ -121,9 +121,9 @@ impl Fixture {
 
     /// The common name of the client certificate on upstream's last request from a client.
     fn last_certificate_name_at_upstream(&self) -> Option<String> {
-        let mut seen = self.upstream.requests();
-        seen.retain(|seen| !seen.is_probe());
-        seen.pop()?.client.map(|it| it.common_name)
+        let mut recorded = self.upstream.requests();
+        recorded.retain(|recorded| !recorded.is_probe());
+        recorded.pop()?.client.map(|it| it.common_name)
     }
 }
 

@@ -99,9 +99,9 @@ fn body_length(method: &str) -> usize {
 #[tokio::test]
 async fn a_refused_connection_is_503_with_retry_after() {
     let pki = PkiFixture::new();
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = nobody.local_addr().unwrap();
-    drop(nobody);
+    let anonymous = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = anonymous.local_addr().unwrap();
+    drop(anonymous);
     let bridge = pki.start_bridge(address);
     for method in ["GET", "POST"] {
         let mut h1 = Client::H1(Box::new(
@@ -443,9 +443,9 @@ async fn a_body_too_large_to_replay_is_never_sent_partially() {
             assert_eq!(conn.ordinal, 0, "the request was sent again");
             accept_with_large_windows(&mut conn).await;
             let stream = conn.read_frame(kind::HEADERS).await.header.stream;
-            let mut came = 0;
-            while came <= 300 << 10 {
-                came += conn.read_frame(kind::DATA).await.payload.len();
+            let mut arrived = 0;
+            while arrived <= 300 << 10 {
+                arrived += conn.read_frame(kind::DATA).await.payload.len();
             }
             if goaway {
                 conn.write(h2frames::goaway(0, code::NO_ERROR)).await;
@@ -478,8 +478,8 @@ async fn a_body_too_large_to_replay_is_never_sent_partially() {
 #[tokio::test]
 async fn a_watch_survives_goaway_and_new_requests_use_another_connection() {
     let (senders, mut watches) = mpsc::unbounded_channel();
-    let fixture = ApiServerFixture::new(H2, move |seen| {
-        if seen.path() != "/watch" {
+    let fixture = ApiServerFixture::new(H2, move |recorded| {
+        if recorded.path() != "/watch" {
             return Reply::json("{}");
         }
         let (reply, sender) = Reply::stream();
@@ -508,7 +508,7 @@ async fn a_watch_survives_goaway_and_new_requests_use_another_connection() {
     events.send("after").await.unwrap();
     watch.expect(b"after").await;
     events.finish().await.unwrap();
-    assert_eq!(watch.rest().await.unwrap(), b"");
+    assert_eq!(watch.read_to_end().await.unwrap(), b"");
     let gone = async || fixture.upstream.live_connections() == 1;
     eventually("the old connection is closed", TEST_TIMEOUT, gone).await;
 }

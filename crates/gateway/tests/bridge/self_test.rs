@@ -19,18 +19,18 @@ const AUTHENTICATION: &str =
 const TESTS: [&str; 3] = ["front_proxy", "client_ca", "requestheader_ca"];
 
 /// The responses to a self-test of an upstream whose configuration matches every bridge.
-pub(crate) fn passing_response(seen: &RecordedRequest) -> Option<Reply> {
-    match seen.path() {
-        REVIEWS_PATH => Some(review(seen)),
+pub(crate) fn passing_response(recorded: &RecordedRequest) -> Option<Reply> {
+    match recorded.path() {
+        REVIEWS_PATH => Some(review(recorded)),
         AUTHENTICATION => Some(Reply::json(r#"{"kind":"ConfigMap"}"#)),
         _ => None,
     }
 }
 
 /// kube-apiserver's response to a review: the user it has authenticated.
-fn review(seen: &RecordedRequest) -> Reply {
-    let groups = [seen.all("x-remote-group"), vec!["system:authenticated"]].concat();
-    let user = json!({"username": seen.header("x-remote-user"), "groups": groups});
+fn review(recorded: &RecordedRequest) -> Reply {
+    let groups = [recorded.all("x-remote-group"), vec!["system:authenticated"]].concat();
+    let user = json!({"username": recorded.header("x-remote-user"), "groups": groups});
     let review = json!({"kind": "SelfSubjectReview", "status": {"userInfo": user}});
     Reply::json(review.to_string()).status(201)
 }
@@ -73,11 +73,13 @@ async fn an_upstream_with_matching_files_passes_every_test() {
         cluster.pki.client_ca.pem(),
         cluster.pki.front_proxy_ca.pem(),
     ];
-    cluster.local.hook(move |seen| match seen.path() {
-        REVIEWS_PATH => Some(review(seen)),
-        AUTHENTICATION => Some(authentication(&users, &proxies)),
-        _ => None,
-    });
+    cluster
+        .local
+        .set_hook(move |recorded| match recorded.path() {
+            REVIEWS_PATH => Some(review(recorded)),
+            AUTHENTICATION => Some(authentication(&users, &proxies)),
+            _ => None,
+        });
     let bridge = start(&cluster.config());
     let line = wait_for_readyz_text(&bridge, 200, "[+]self-test ok\n").await;
     assert_eq!(line, "[+]self-test ok");
@@ -108,11 +110,13 @@ async fn a_front_proxy_certificate_that_upstream_rejects_is_named_by_flag() {
         let cluster = ClusterFixture::new(&[]).await;
         let corrected = Arc::new(AtomicBool::new(false));
         let believes = corrected.clone();
-        cluster.local.hook(move |seen| match seen.path() {
-            REVIEWS_PATH if believes.load(Ordering::Relaxed) => Some(review(seen)),
-            REVIEWS_PATH => Some(answer(seen)),
-            _ => None,
-        });
+        cluster
+            .local
+            .set_hook(move |recorded| match recorded.path() {
+                REVIEWS_PATH if believes.load(Ordering::Relaxed) => Some(review(recorded)),
+                REVIEWS_PATH => Some(answer(recorded)),
+                _ => None,
+            });
         let bridge = start(&cluster.config());
         let line = wait_for_readyz_text(&bridge, 500, "[-]self-test failed: front_proxy: ").await;
         let file = cluster.pki.path().join("front-proxy.crt");
@@ -144,11 +148,13 @@ async fn a_client_ca_that_differs_from_upstreams_is_named_until_the_file_is_repl
     let upstreams = Ca::new("cluster-ca");
     let [users, proxies] = [upstreams.pem(), cluster.pki.front_proxy_ca.pem()];
     let pem = users.clone();
-    cluster.local.hook(move |seen| match seen.path() {
-        REVIEWS_PATH => Some(review(seen)),
-        AUTHENTICATION => Some(authentication(&pem, &proxies)),
-        _ => None,
-    });
+    cluster
+        .local
+        .set_hook(move |recorded| match recorded.path() {
+            REVIEWS_PATH => Some(review(recorded)),
+            AUTHENTICATION => Some(authentication(&pem, &proxies)),
+            _ => None,
+        });
     let bridge = start(&cluster.config());
     let line = wait_for_readyz_text(&bridge, 500, "[-]self-test failed: client_ca: ").await;
     let file = cluster.pki.path().join("client-ca.crt");
@@ -177,9 +183,8 @@ async fn a_client_ca_that_differs_from_upstreams_is_named_until_the_file_is_repl
 async fn a_server_without_reviews_is_tested_by_a_forbidden_path_and_missing_ca_data_is_not_an_error()
  {
     let cluster = ClusterFixture::new(&[]).await;
-    cluster
-        .local
-        .hook(|seen| match (seen.path(), seen.header("x-remote-user")) {
+    cluster.local.set_hook(
+        |recorded| match (recorded.path(), recorded.header("x-remote-user")) {
             (FORBIDDEN_PATH, Some(user)) => {
                 let text =
                     format!("forbidden: User \"{user}\" cannot get path \"{FORBIDDEN_PATH}\"");
@@ -187,7 +192,8 @@ async fn a_server_without_reviews_is_tested_by_a_forbidden_path_and_missing_ca_d
                 Some(Reply::json(status.to_string()).status(403))
             }
             _ => None,
-        });
+        },
+    );
     let bridge = start(&cluster.config());
     let line = wait_for_readyz_text(&bridge, 200, "[+]self-test ok: client_ca: not tested: ").await;
     assert!(

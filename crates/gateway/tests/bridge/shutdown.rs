@@ -39,7 +39,7 @@ impl Upstream {
         let (senders, streams) = mpsc::unbounded_channel();
         let options = Options::new(pki.upstream.clone()).alpn(protocols);
         let slow = release.clone();
-        let server = ApiServer::start(options, move |seen| match seen.path() {
+        let server = ApiServer::start(options, move |recorded| match recorded.path() {
             "/slow" => Reply::json("\"slow response\"").after(&slow),
             "/api/v1/pods" | "/api/v1/namespaces/a/pods/b/log" => {
                 let (reply, sender) = Reply::stream();
@@ -57,8 +57,12 @@ impl Upstream {
     }
 
     async fn wait_for_requests(&self, path: &str, count: usize) {
-        let asked = |seen: &[skewbridge_testkit::RecordedRequest]| {
-            seen.iter().filter(|seen| seen.path() == path).count() >= count
+        let asked = |recorded: &[skewbridge_testkit::RecordedRequest]| {
+            recorded
+                .iter()
+                .filter(|recorded| recorded.path() == path)
+                .count()
+                >= count
         };
         self.server.wait_for(asked, TEST_TIMEOUT).await;
     }
@@ -168,9 +172,13 @@ async fn during_the_delay_only_readyz_fails() {
         )
     );
     assert_eq!(h2.get("/readyz").await.unwrap().status, 500);
-    let told = get(admin, "/readyz").await;
-    assert_eq!(told.status, 500);
-    assert!(told.body.contains("[-]shutdown failed"), "{}", told.body);
+    let received = get(admin, "/readyz").await;
+    assert_eq!(received.status, 500);
+    assert!(
+        received.body.contains("[-]shutdown failed"),
+        "{}",
+        received.body
+    );
     assert_eq!(get(admin, "/livez").await.status, 200);
     assert_eq!(
         scrape(admin).await.value("skewbridge_ready", &[]),
@@ -364,8 +372,8 @@ async fn a_tunnel_stays_open_until_the_deadline() {
     let pki = PkiFixture::new();
     let (senders, mut upgrades) = mpsc::unbounded_channel();
     let options = Options::new(pki.upstream.clone()).alpn(&["http/1.1"]);
-    let server = ApiServer::start(options, move |seen| {
-        if seen.header("upgrade").is_none() {
+    let server = ApiServer::start(options, move |recorded| {
+        if recorded.header("upgrade").is_none() {
             return Reply::new(200);
         }
         let (reply, upgrade) = Reply::upgrade("SPDY/3.1");
@@ -382,28 +390,28 @@ async fn a_tunnel_stays_open_until_the_deadline() {
                 Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n";
     client.send(exec).await.unwrap();
     assert_eq!(client.read_head().await.unwrap().status, 101);
-    let mut near = client.into_connection();
-    let mut far = upgrades.recv().await.unwrap().connection().await;
+    let mut local_io = client.into_connection();
+    let mut remote_io = upgrades.recv().await.unwrap().connection().await;
 
     let began = Instant::now();
     let leaving = shut_down(bridge);
     wait_until_connections_are_refused(address).await;
-    near.write_all(b"ls").await.unwrap();
-    near.flush().await.unwrap();
+    local_io.write_all(b"ls").await.unwrap();
+    local_io.flush().await.unwrap();
     let mut typed = [0; 2];
-    far.read_exact(&mut typed).await.unwrap();
-    far.write_all(b"bin").await.unwrap();
-    far.flush().await.unwrap();
+    remote_io.read_exact(&mut typed).await.unwrap();
+    remote_io.write_all(b"bin").await.unwrap();
+    remote_io.flush().await.unwrap();
     let mut shown = [0; 3];
-    near.read_exact(&mut shown).await.unwrap();
+    local_io.read_exact(&mut shown).await.unwrap();
     assert_eq!((&typed, &shown), (b"ls", b"bin"));
 
     let bridge = leaving.await.unwrap();
     assert!(began.elapsed() >= Duration::from_secs(1));
     drop(bridge);
     let mut nothing = Vec::new();
-    let _ = near.read_to_end(&mut nothing).await;
-    let _ = far.read_to_end(&mut nothing).await;
+    let _ = local_io.read_to_end(&mut nothing).await;
+    let _ = remote_io.read_to_end(&mut nothing).await;
     assert_eq!(nothing, b"", "both ends are closed");
 }
 

@@ -98,8 +98,8 @@ impl Fixture {
         let options = Options::new(pki.upstream.clone())
             .clients(ClientAuth::Accept(&pki.front_proxy_ca))
             .alpn(&["h2", "http/1.1"]);
-        let upstream = ApiServer::start(options, move |seen| {
-            let Some(protocol) = seen.header("upgrade") else {
+        let upstream = ApiServer::start(options, move |recorded| {
+            let Some(protocol) = recorded.header("upgrade") else {
                 return Reply::json("{}");
             };
             let (reply, upgrade) = Reply::upgrade(protocol);
@@ -139,9 +139,9 @@ impl Fixture {
     }
 
     fn client_requests(&self) -> Vec<RecordedRequest> {
-        let mut seen = self.upstream.requests();
-        seen.retain(|seen| !seen.is_probe());
-        seen
+        let mut recorded = self.upstream.requests();
+        recorded.retain(|recorded| !recorded.is_probe());
+        recorded
     }
 
     async fn send(&self, client: &TlsClient, version: Version, message: &Message) -> Response {
@@ -187,15 +187,15 @@ impl Fixture {
     ) {
         let response = self.send(client, version, message).await;
         assert_eq!(response.status, 200, "{version:?} {}", response.text());
-        let seen = self.client_requests().pop().unwrap();
-        let presented = seen.client.as_ref().map(|it| it.common_name.as_str());
+        let recorded = self.client_requests().pop().unwrap();
+        let presented = recorded.client.as_ref().map(|it| it.common_name.as_str());
         assert_eq!(presented, FRONT_PROXY);
-        assert_eq!(identity_headers(&seen), owned(expected));
-        assert_eq!(seen.method, message.method);
-        assert_eq!(seen.target, message.target);
-        assert_eq!(seen.body_len, message.body.len() as u64);
+        assert_eq!(identity_headers(&recorded), owned(expected));
+        assert_eq!(recorded.method, message.method);
+        assert_eq!(recorded.target, message.target);
+        assert_eq!(recorded.body_len, message.body.len() as u64);
         for name in ["signature", "signature-input"] {
-            assert_eq!(seen.header(name), None, "{name}");
+            assert_eq!(recorded.header(name), None, "{name}");
         }
     }
 
@@ -410,20 +410,23 @@ async fn a_wrong_time_key_or_server_is_rejected() {
     let fixture = Fixture::new().await;
     let client = fixture.pki.client();
     let laptop = fixture.keys.laptop();
-    let stranger = KeyPair::generate_for(&PKCS_ED25519).unwrap();
+    let untrusted = KeyPair::generate_for(&PKCS_ED25519).unwrap();
     let get = || Message::get(PODS);
     let mut elsewhere = get();
     elsewhere.authority = "other.example";
     let rows = [
         (get().signed_at(&laptop, now() - 10_000), "has run out"),
         (get().signed_at(&laptop, now() + 10_000), "in the future"),
-        (get().signed(&signer(&stranger, "laptop")), "does not match"),
+        (
+            get().signed(&signer(&untrusted, "laptop")),
+            "does not match",
+        ),
         (
             get().signed(&signer(&fixture.keys.p256, "laptop")),
             "does not match",
         ),
         (
-            get().signed(&signer(&stranger, "stranger")),
+            get().signed(&signer(&untrusted, "stranger")),
             "not known here",
         ),
         (get().signed(&robot(&[7; 32])), "does not match"),
@@ -540,18 +543,18 @@ async fn keys_are_replaced_when_their_file_changes() {
 async fn another_credential_must_belong_to_the_same_user() {
     let fixture = Fixture::new().await;
     let laptop = fixture.keys.laptop();
-    let nobody = fixture.pki.client();
+    let anonymous = fixture.pki.client();
     let bearer = || Message::get(PODS).with("authorization", "Bearer t0ken");
     let says = "brings another credential";
     fixture
-        .assert_refused(&nobody, &bearer().signed(&laptop), 401, says)
+        .assert_refused(&anonymous, &bearer().signed(&laptop), 401, says)
         .await;
     let in_protocol = Message::get(PODS).with(
         "sec-websocket-protocol",
         "base64url.bearer.authorization.k8s.io.dDBrZW4",
     );
     fixture
-        .assert_refused(&nobody, &in_protocol.signed(&laptop), 401, says)
+        .assert_refused(&anonymous, &in_protocol.signed(&laptop), 401, says)
         .await;
     let other = fixture.pki.user("mallory", &["dev"]);
     let message = Message::get(PODS).signed(&laptop);
@@ -568,7 +571,7 @@ async fn another_credential_must_belong_to_the_same_user() {
         let message = Message::get(PODS).with("authorization", "Basic YTpi");
         let message = message.signed(&laptop);
         fixture
-            .assert_arrives(&nobody, version, &message, &alice("laptop"))
+            .assert_arrives(&anonymous, version, &message, &alice("laptop"))
             .await;
         // A front proxy asserts its clients' identity, and their signatures are for the front
         // proxy.
@@ -596,10 +599,10 @@ async fn unsigned_requests_are_authenticated_as_usual() {
             }
             let response = fixture.send(&client, version, &message).await;
             assert_eq!(response.status, 200);
-            let seen = fixture.client_requests().pop().unwrap();
-            let presented = seen.client.as_ref().map(|it| it.common_name.as_str());
+            let recorded = fixture.client_requests().pop().unwrap();
+            let presented = recorded.client.as_ref().map(|it| it.common_name.as_str());
             assert_eq!(presented, PLAIN);
-            assert_eq!(seen.header("authorization"), authorization);
+            assert_eq!(recorded.header("authorization"), authorization);
         }
     }
     assert_eq!(fixture.verification_count("accepted").await, Some(0.0));
@@ -612,8 +615,8 @@ async fn without_configured_keys_signatures_are_forwarded_unverified() {
     let client = fixture.pki.client();
     let response = fixture.send(&client, Version::HTTP_11, &message).await;
     assert_eq!(response.status, 200);
-    let seen = fixture.client_requests().pop().unwrap();
-    assert!(seen.header("signature").is_some() && seen.client.is_none());
+    let recorded = fixture.client_requests().pop().unwrap();
+    assert!(recorded.header("signature").is_some() && recorded.client.is_none());
     assert_eq!(fixture.verification_count("accepted").await, None);
 }
 
@@ -638,17 +641,17 @@ async fn a_signed_exec_request_becomes_a_tunnel() {
     let mut h1 = client.http1(fixture.bridge.address()).await.unwrap();
     h1.send(message.wire()).await.unwrap();
     assert_eq!(h1.read_head().await.unwrap().status, 101);
-    let mut near = h1.into_connection();
-    let mut far = fixture.tunnels.recv().await.unwrap().connection().await;
+    let mut local_io = h1.into_connection();
+    let mut remote_io = fixture.tunnels.recv().await.unwrap().connection().await;
     let mut got = [0; 4];
     for _ in 0..2 {
-        near.write_all(b"ping").await.unwrap();
-        near.flush().await.unwrap();
-        far.read_exact(&mut got).await.unwrap();
+        local_io.write_all(b"ping").await.unwrap();
+        local_io.flush().await.unwrap();
+        remote_io.read_exact(&mut got).await.unwrap();
         assert_eq!(&got, b"ping");
-        std::mem::swap(&mut near, &mut far);
+        std::mem::swap(&mut local_io, &mut remote_io);
     }
-    let seen = fixture.client_requests().pop().unwrap();
-    assert_eq!(identity_headers(&seen), owned(&alice("laptop")));
-    assert_eq!(seen.header("signature"), None);
+    let recorded = fixture.client_requests().pop().unwrap();
+    assert_eq!(identity_headers(&recorded), owned(&alice("laptop")));
+    assert_eq!(recorded.header("signature"), None);
 }

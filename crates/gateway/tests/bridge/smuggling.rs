@@ -8,7 +8,7 @@ use skewbridge_testkit::{ApiServer, Options, RecordedRequest, Reply};
 use tokio::io::AsyncWriteExt;
 
 use crate::support::pki::PkiFixture;
-use crate::support::scripted_upstream::{requests, status};
+use crate::support::scripted_upstream::{assert_json_status, client_requests};
 
 /// A second request on the connection of a client that has sent another before.
 const NEXT_REQUEST: &str = "GET /next HTTP/1.1\r\nHost: k\r\n\r\n";
@@ -22,12 +22,12 @@ async fn start_bridge(pki: &PkiFixture, alpn: &[&'static str]) -> (ApiServer, Ha
 
 /// The requests that upstream has received completely.
 fn received_requests(upstream: &ApiServer, after: usize) -> Vec<(String, String)> {
-    let whole = |seen: &RecordedRequest| seen.body_state == Body::Complete;
-    let text = |seen: RecordedRequest| {
-        let body = String::from_utf8_lossy(&seen.body).into_owned();
-        (format!("{} {}", seen.method, seen.target), body)
+    let whole = |recorded: &RecordedRequest| recorded.body_state == Body::Complete;
+    let text = |recorded: RecordedRequest| {
+        let body = String::from_utf8_lossy(&recorded.body).into_owned();
+        (format!("{} {}", recorded.method, recorded.target), body)
     };
-    let new = requests(upstream).into_iter().skip(after);
+    let new = client_requests(upstream).into_iter().skip(after);
     new.filter(whole).map(text).collect()
 }
 
@@ -172,10 +172,10 @@ async fn malformed_heads_are_rejected_and_nothing_after_them_is_read() {
         let mut client = pki.client().http1(bridge.address()).await.unwrap();
         client.send(sent).await.unwrap();
         let response = client.read_response().await.unwrap();
-        status(&response, 400);
+        assert_json_status(&response, 400);
         assert_eq!(response.header("connection"), Some("close"), "{name}");
         client.read_close().await.unwrap();
-        assert_eq!(requests(&upstream).len(), 0, "{name}");
+        assert_eq!(client_requests(&upstream).len(), 0, "{name}");
     }
 }
 
@@ -213,16 +213,16 @@ async fn malformed_chunks_are_rejected_and_never_look_complete() {
     let (upstream, bridge) = start_bridge(&pki, &["http/1.1"]).await;
     for (name, body) in rows {
         println!("{name}");
-        let before = requests(&upstream).len();
+        let before = client_requests(&upstream).len();
         let mut client = pki.client().http1(bridge.address()).await.unwrap();
         let head = b"POST /x HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\n";
         client
             .send([head, *body, NEXT_REQUEST.as_bytes()].concat())
             .await
             .unwrap();
-        status(&client.read_response().await.unwrap(), 400);
+        assert_json_status(&client.read_response().await.unwrap(), 400);
         client.read_close().await.unwrap();
-        assert!(requests(&upstream).len() <= before + 1, "{name}");
+        assert!(client_requests(&upstream).len() <= before + 1, "{name}");
         assert_eq!(received_requests(&upstream, before), [], "{name}");
     }
 }
@@ -303,7 +303,7 @@ async fn unambiguous_requests_are_forwarded_once_in_their_meaning() {
     let (upstream, bridge) = start_bridge(&pki, &["http/1.1"]).await;
     for (name, sent, line, body) in rows {
         println!("{name}");
-        let before = requests(&upstream).len();
+        let before = client_requests(&upstream).len();
         let mut client = pki.client().http1(bridge.address()).await.unwrap();
         client.send(sent).await.unwrap();
         assert_eq!(client.read_response().await.unwrap().status, 200, "{name}");
@@ -334,9 +334,9 @@ async fn targets_that_are_not_paths_are_rejected() {
             .await
             .unwrap();
         println!("{target}");
-        status(&client.read_response().await.unwrap(), 400);
+        assert_json_status(&client.read_response().await.unwrap(), 400);
     }
-    assert_eq!(requests(&upstream).len(), 0);
+    assert_eq!(client_requests(&upstream).len(), 0);
 }
 
 #[tokio::test]
@@ -349,9 +349,9 @@ async fn the_authority_of_the_target_takes_precedence_over_host() {
         .await
         .unwrap();
     assert_eq!(client.read_response().await.unwrap().status, 200);
-    let seen = requests(&upstream).pop().unwrap();
-    assert_eq!(seen.all("host"), ["inner:6443"]);
-    assert_eq!(seen.target, "/x");
+    let recorded = client_requests(&upstream).pop().unwrap();
+    assert_eq!(recorded.all("host"), ["inner:6443"]);
+    assert_eq!(recorded.target, "/x");
 }
 
 #[tokio::test]
@@ -367,7 +367,7 @@ async fn bytes_after_a_body_must_be_a_valid_request() {
         .await
         .unwrap();
     assert_eq!(client.read_response().await.unwrap().status, 200);
-    status(&client.read_response().await.unwrap(), 400);
+    assert_json_status(&client.read_response().await.unwrap(), 400);
     client.read_close().await.unwrap();
     let expected = ("POST /x".to_owned(), "hello".to_owned());
     assert_eq!(received_requests(&upstream, 0), [expected]);
@@ -383,9 +383,9 @@ async fn bytes_after_connect_are_not_a_request() {
         .send(format!("{connect}{NEXT_REQUEST}"))
         .await
         .unwrap();
-    status(&client.read_response().await.unwrap(), 405);
+    assert_json_status(&client.read_response().await.unwrap(), 405);
     client.read_close().await.unwrap();
-    assert_eq!(requests(&upstream).len(), 0);
+    assert_eq!(client_requests(&upstream).len(), 0);
 }
 
 /// Header fields as sent in frames, pseudo-headers included.
@@ -477,10 +477,13 @@ async fn http2_requests_that_http1_would_misread_are_rejected() {
         let (upstream, bridge) = start_bridge(&pki, &[alpn]).await;
         for (name, fields, body, expected) in &rows {
             println!("{alpn}: {name}");
-            let before = requests(&upstream).len();
+            let before = client_requests(&upstream).len();
             let outcome = send_request(&pki, &bridge, fields, *body).await;
             assert_eq!(outcome, *expected, "{alpn}: {name}");
-            assert!(requests(&upstream).len() <= before + 1, "{alpn}: {name}");
+            assert!(
+                client_requests(&upstream).len() <= before + 1,
+                "{alpn}: {name}"
+            );
             let got = received_requests(&upstream, before);
             match expected {
                 H2Outcome::Passed => {

@@ -95,8 +95,11 @@ async fn peer_headers_of_other_clients_are_not_forwarded_in_any_spelling() {
             .assert_arrives(&other.client, &headers, other.leg, other.arrives)
             .await;
     }
-    for seen in fixture.client_requests() {
-        assert!(!format!("{:?}", seen.headers).contains("evil"), "{seen:#?}");
+    for recorded in fixture.client_requests() {
+        assert!(
+            !format!("{:?}", recorded.headers).contains("evil"),
+            "{recorded:#?}"
+        );
     }
 }
 
@@ -125,7 +128,7 @@ async fn an_identity_header_listed_in_connection_is_rejected() {
                 let outcome = fixture
                     .send_request(&other.client, Version::HTTP_11, &headers)
                     .await;
-                assert!(outcome.seen.is_none(), "{headers:?}");
+                assert!(outcome.recorded.is_none(), "{headers:?}");
                 assert_eq!(outcome.response.status, 400, "{headers:?}");
             }
         }
@@ -137,12 +140,12 @@ async fn an_identity_header_listed_in_connection_is_rejected() {
 async fn security_relevant_headers_listed_in_connection_are_rejected() {
     let fixture = IdentityFixture::new().await;
     let (pki, h1) = (&fixture.pki, Version::HTTP_11);
-    let stranger = pki
+    let untrusted = pki
         .client()
         .identity(&Ca::new("other").client("alice", &[]));
     for client in [
         pki.client(),
-        stranger,
+        untrusted,
         pki.user("alice", &["system:masters"]),
         pki.peer(),
     ] {
@@ -158,7 +161,7 @@ async fn security_relevant_headers_listed_in_connection_are_rejected() {
         ] {
             let headers = [headers, &[("Connection", listed)]].concat();
             let outcome = fixture.send_request(&client, h1, &headers).await;
-            assert!(outcome.seen.is_none(), "{listed}");
+            assert!(outcome.recorded.is_none(), "{listed}");
             assert_eq!(outcome.response.status, 400, "{listed}");
             let text = outcome.response.text();
             assert!(text.contains("must not list"), "{text}");
@@ -194,8 +197,8 @@ async fn peer_headers_in_trailers_are_not_forwarded() {
         assert_eq!(stream.head().await.unwrap().status, 200);
     }
     assert_eq!(fixture.client_requests().len(), 6);
-    for seen in fixture.client_requests() {
-        let mut trailers = seen.trailers;
+    for recorded in fixture.client_requests() {
+        let mut trailers = recorded.trailers;
         trailers[0].0.make_ascii_lowercase();
         assert_eq!(trailers, owned(&[("x-checksum", "good")]));
     }

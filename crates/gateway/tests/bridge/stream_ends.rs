@@ -12,24 +12,25 @@ use tokio::time::timeout;
 
 use crate::support::pki::PkiFixture;
 use crate::support::spdy_upstream::{
-    ClientMessage, EXEC, FORWARD, NEW, Node, OLD, RecordingIo, SUCCESS, SpdyUpstream, WebSocket,
-    always_translate, has_metric, metrics, start_bridge, text, upgrade_request,
+    ClientMessage, EXEC, FORWARD, Node, RecordingIo, SUCCESS, SpdyUpstream,
+    VERSION_WITH_TRANSLATION, VERSION_WITHOUT_TRANSLATION, WebSocket, always_translate, has_metric,
+    metrics, start_bridge, text, upgrade_request,
 };
 
 #[tokio::test]
 async fn a_stream_without_a_status_never_looks_successful() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, NEW).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITH_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, always_translate).await;
     for protocol in Protocol::ALL {
         for turn in 0..5 {
             let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, protocol).await;
             match turn {
                 // Disconnected before a stream is open, after that, and during output.
-                0 => drop(cluster.connection().await),
-                1 => cluster.command(4).await.kill(),
+                0 => drop(cluster.next_connection().await),
+                1 => cluster.next_command(4).await.kill(),
                 2 => {
-                    let mut node = cluster.command(4).await;
+                    let mut node = cluster.next_command(4).await;
                     node.write("stdout", "half").await;
                     client.next_message().await.unwrap();
                     client.next_message().await.unwrap();
@@ -37,7 +38,7 @@ async fn a_stream_without_a_status_never_looks_successful() {
                 }
                 // All streams are finished, but no status is sent.
                 3 => {
-                    let mut node = cluster.command(4).await;
+                    let mut node = cluster.next_command(4).await;
                     for stream in node.streams.values_mut() {
                         stream.sender.finish().unwrap();
                     }
@@ -45,18 +46,24 @@ async fn a_stream_without_a_status_never_looks_successful() {
                 }
                 // A truncated status.
                 _ => {
-                    let mut node = cluster.command(4).await;
+                    let mut node = cluster.next_command(4).await;
                     node.write("error", r#"{"metadata":{},"status":"Succ"#)
                         .await;
                     node.kill();
                 }
             }
-            let story = timeout(Duration::from_secs(15), client.all())
+            let transcript = timeout(Duration::from_secs(15), client.read_to_end())
                 .await
                 .unwrap();
-            assert!(!story.looks_successful(), "{protocol:?} {turn}: {story:?}");
-            assert!(!story.error.is_empty(), "{protocol:?} {turn}: {story:?}");
-            assert_eq!(story.code, Some(1011), "{protocol:?} {turn}");
+            assert!(
+                !transcript.looks_successful(),
+                "{protocol:?} {turn}: {transcript:?}"
+            );
+            assert!(
+                !transcript.error.is_empty(),
+                "{protocol:?} {turn}: {transcript:?}"
+            );
+            assert_eq!(transcript.code, Some(1011), "{protocol:?} {turn}");
         }
     }
 }
@@ -64,61 +71,75 @@ async fn a_stream_without_a_status_never_looks_successful() {
 #[tokio::test]
 async fn a_status_is_delivered_although_the_connection_fails_after_it() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+    let mut node = cluster.next_command(4).await;
     node.write("stdout", "out").await;
     node.write("error", SUCCESS).await;
     // The status has been received when the bridge answers a ping that was sent after it.
     node.handle.ping().await.unwrap();
     node.kill();
-    let story = client.all().await;
-    assert_eq!((text(&story.stdout), &*story.error), ("out", SUCCESS));
-    assert!(story.looks_successful(), "{story:?}");
+    let transcript = client.read_to_end().await;
+    assert_eq!(
+        (text(&transcript.stdout), &*transcript.error),
+        ("out", SUCCESS)
+    );
+    assert!(transcript.looks_successful(), "{transcript:?}");
 }
 
 #[tokio::test]
 async fn a_stream_disconnected_at_any_byte_looks_successful_only_if_it_is_complete() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     // Record the bytes of a node whose command succeeds.
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let written = Arc::default();
     let tap = RecordingIo {
-        io: cluster.connection().await,
+        io: cluster.next_connection().await,
         written: Arc::clone(&written),
     };
-    let mut node = Node::over(tap, 4).await;
+    let mut node = Node::accept(tap, 4).await;
     node.write("stdout", "all of it").await;
     node.end(SUCCESS).await;
-    assert!(client.all().await.looks_successful());
-    let said = std::mem::take(&mut *written.lock().unwrap());
+    assert!(client.read_to_end().await.looks_successful());
+    let recorded_bytes = std::mem::take(&mut *written.lock().unwrap());
 
     let mut well = 0;
-    for cut in 0..=said.len() {
+    for cut in 0..=recorded_bytes.len() {
         let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-        let mut there = cluster.connection().await;
-        there.write_all(&said[..cut]).await.unwrap();
-        there.flush().await.unwrap();
+        let mut server_io = cluster.next_connection().await;
+        server_io.write_all(&recorded_bytes[..cut]).await.unwrap();
+        server_io.flush().await.unwrap();
         if cut % 2 == 0 {
             // Like kube-apiserver when the node is lost; otherwise like a lost kube-apiserver.
-            there.shutdown().await.unwrap();
+            server_io.shutdown().await.unwrap();
         }
-        drop(there);
-        let story = timeout(Duration::from_secs(15), client.all())
+        drop(server_io);
+        let transcript = timeout(Duration::from_secs(15), client.read_to_end())
             .await
             .unwrap();
-        if story.looks_successful() {
-            assert_eq!(text(&story.stdout), "all of it", "cut after {cut} bytes");
+        if transcript.looks_successful() {
+            assert_eq!(
+                text(&transcript.stdout),
+                "all of it",
+                "cut after {cut} bytes"
+            );
             well += 1;
         } else {
-            assert!(!story.error.is_empty(), "cut after {cut} bytes: {story:?}");
-            assert_eq!(story.code, Some(1011), "cut after {cut} bytes");
+            assert!(
+                !transcript.error.is_empty(),
+                "cut after {cut} bytes: {transcript:?}"
+            );
+            assert_eq!(transcript.code, Some(1011), "cut after {cut} bytes");
         }
     }
-    assert!((1..said.len()).contains(&well), "{well} of {}", said.len());
+    assert!(
+        (1..recorded_bytes.len()).contains(&well),
+        "{well} of {}",
+        recorded_bytes.len()
+    );
 }
 
 #[tokio::test]
@@ -127,10 +148,10 @@ async fn all_output_is_delivered_before_the_end_to_a_slow_client() {
     const CHUNK_COUNT: usize = 512;
 
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+    let mut node = cluster.next_command(4).await;
     let writer = tokio::spawn(async move {
         for number in 0..CHUNK_COUNT {
             node.write(
@@ -144,40 +165,40 @@ async fn all_output_is_delivered_before_the_end_to_a_slow_client() {
     // The buffers on the way hold less than the output of the process.
     wait_until_stable(async || down_bytes(&bridge).await).await;
     assert!(!writer.is_finished(), "a slow reader blocks the process");
-    let story = client.all().await;
+    let transcript = client.read_to_end().await;
     writer.await.unwrap();
-    assert_eq!(story.stdout.len(), CHUNK_BYTES * CHUNK_COUNT);
-    for (number, piece) in story.stdout.chunks(CHUNK_BYTES).enumerate() {
+    assert_eq!(transcript.stdout.len(), CHUNK_BYTES * CHUNK_COUNT);
+    for (number, piece) in transcript.stdout.chunks(CHUNK_BYTES).enumerate() {
         let expected = u8::try_from(number % 251).unwrap();
         assert!(piece.iter().all(|byte| *byte == expected), "{number}");
     }
-    assert!(story.looks_successful());
+    assert!(transcript.looks_successful());
 }
 
 #[tokio::test]
 async fn a_client_may_read_the_end_of_a_stream_late() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+    let mut node = cluster.next_command(4).await;
     node.write("stdout", vec![b'x'; 200 * 1024]).await;
     node.end(SUCCESS).await;
     // The command has ended. The sleep proves an absence: the client is not disconnected, although
     // it pauses for longer than the bridge waits for a close handshake.
     tokio::time::sleep(Duration::from_secs(6)).await;
-    let story = client.all().await;
-    assert_eq!(story.stdout.len(), 200 * 1024);
-    assert!(story.looks_successful());
+    let transcript = client.read_to_end().await;
+    assert_eq!(transcript.stdout.len(), 200 * 1024);
+    assert!(transcript.looks_successful());
 }
 
 #[tokio::test]
 async fn unread_output_does_not_block_input() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+    let mut node = cluster.next_command(4).await;
     // Fill all buffers with output that the client does not read.
     let flood = node.streams.remove("stdout").unwrap();
     let flooding = tokio::spawn(async move {
@@ -195,21 +216,21 @@ async fn unread_output_does_not_block_input() {
     });
     wait_until_stable(async || down_bytes(&bridge).await).await;
     client.write(Input::Stdin, b"\x03").await.unwrap();
-    let heard = timeout(Duration::from_secs(5), node.read("stdin"))
+    let received = timeout(Duration::from_secs(5), node.read("stdin"))
         .await
         .unwrap();
-    assert_eq!(heard.unwrap(), &b"\x03"[..]);
+    assert_eq!(received.unwrap(), &b"\x03"[..]);
     flooding.abort();
 }
 
 #[tokio::test]
 async fn a_client_that_disconnects_resets_the_streams_of_its_command() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     for politely in [true, false] {
         let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-        let mut node = cluster.command(4).await;
+        let mut node = cluster.next_command(4).await;
         if politely {
             let close = Close::new(CloseCode::NORMAL, "");
             client.control(&Control::Close(Some(close))).await;
@@ -229,10 +250,10 @@ async fn a_client_that_disconnects_resets_the_streams_of_its_command() {
 #[tokio::test]
 async fn a_protocol_violation_of_the_client_closes_the_stream_with_its_reason() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let _node = cluster.command(4).await;
+    let _node = cluster.next_command(4).await;
     client.next_message().await.unwrap();
     client.binary(&[255]).await;
     let ClientMessage::Closed(code, reason) = client.next_message().await.unwrap() else {
@@ -247,32 +268,35 @@ async fn a_protocol_violation_of_the_client_closes_the_stream_with_its_reason() 
 #[tokio::test]
 async fn a_silent_node_is_detected() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_millis(400);
     })
     .await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     // The connection stays open and is never read.
-    let _silent = cluster.connection().await;
-    let story = timeout(Duration::from_secs(15), client.all())
+    let _silent = cluster.next_connection().await;
+    let transcript = timeout(Duration::from_secs(15), client.read_to_end())
         .await
         .unwrap();
-    assert!(story.error.contains("connection was lost"), "{story:?}");
-    assert_eq!(story.code, Some(1011));
+    assert!(
+        transcript.error.contains("connection was lost"),
+        "{transcript:?}"
+    );
+    assert_eq!(transcript.code, Some(1011));
 }
 
 #[tokio::test]
 async fn a_client_that_answers_no_pings_is_disconnected() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_millis(100);
     })
     .await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     client.answers_pings = false;
-    let mut node = cluster.command(4).await;
+    let mut node = cluster.next_command(4).await;
     let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
     let read = timeout(Duration::from_secs(15), stdin.read())
         .await
@@ -283,22 +307,24 @@ async fn a_client_that_answers_no_pings_is_disconnected() {
 #[tokio::test]
 async fn an_idle_stream_is_closed_with_the_reason() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.idle_timeout = Duration::from_millis(500);
         config.streams.ping_interval = Duration::from_millis(100);
     })
     .await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let _node = cluster.command(4).await;
-    let story = timeout(Duration::from_secs(15), client.all())
+    let _node = cluster.next_command(4).await;
+    let transcript = timeout(Duration::from_secs(15), client.read_to_end())
         .await
         .unwrap();
     assert!(
-        story.error.contains("--streaming-connection-idle-timeout"),
-        "{story:?}"
+        transcript
+            .error
+            .contains("--streaming-connection-idle-timeout"),
+        "{transcript:?}"
     );
-    assert_eq!(story.code, Some(1001));
+    assert_eq!(transcript.code, Some(1001));
     drop(client);
     wait_for_stream_result(&bridge, "exec", "idle").await;
 }
@@ -307,7 +333,7 @@ async fn an_idle_stream_is_closed_with_the_reason() {
 async fn pings_inside_a_port_forward_do_not_reset_its_idle_timeout() {
     const PING: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.idle_timeout = Duration::from_millis(500);
         config.streams.ping_interval = Duration::from_millis(100);
@@ -318,16 +344,16 @@ async fn pings_inside_a_port_forward_do_not_reset_its_idle_timeout() {
         .await
         .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
-    let mut client = WebSocket::over(http.into_connection(), Protocol::V5);
-    let mut there = cluster.connection().await;
+    let mut client = WebSocket::accept(http.into_connection(), Protocol::V5);
+    let mut server_io = cluster.next_connection().await;
     // kubectl pings and the node answers.
     client.binary(PING).await;
     let answering = tokio::spawn(async move {
         let mut ping = [0; PING.len()];
-        while there.read_exact(&mut ping).await.is_ok() {
+        while server_io.read_exact(&mut ping).await.is_ok() {
             // Limits the rate of the pings; nothing is waited for.
             tokio::time::sleep(Duration::from_millis(50)).await;
-            if there.write_all(&ping).await.is_err() || there.flush().await.is_err() {
+            if server_io.write_all(&ping).await.is_err() || server_io.flush().await.is_err() {
                 break;
             }
         }
@@ -396,13 +422,13 @@ async fn a_failed_command_is_distinguished_from_one_that_could_not_run() {
     const EXITED: &str = r#"{"metadata":{},"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3"}]}}"#;
     const FAILED: &str = r#"{"metadata":{},"status":"Failure","message":"no such container","reason":"InternalError","code":500}"#;
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     for (status, outcome) in [(EXITED, "exited"), (FAILED, "failed")] {
         let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-        cluster.command(4).await.end(status).await;
-        let story = client.all().await;
-        assert_eq!((&*story.error, story.code), (status, Some(1000)));
+        cluster.next_command(4).await.end(status).await;
+        let transcript = client.read_to_end().await;
+        assert_eq!((&*transcript.error, transcript.code), (status, Some(1000)));
         drop(client);
         wait_for_stream_result(&bridge, "exec", outcome).await;
     }
@@ -418,13 +444,13 @@ async fn a_failed_command_is_distinguished_from_one_that_could_not_run() {
 async fn a_process_that_reads_stdin_late_keeps_its_client() {
     const BYTES_SENT: usize = 8 << 20;
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_millis(300);
     })
     .await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+    let mut node = cluster.next_command(4).await;
     let client = tokio::spawn(async move {
         let wrote = client.write(Input::Stdin, &vec![7; BYTES_SENT]).await;
         (client, wrote)
@@ -443,14 +469,14 @@ async fn a_process_that_reads_stdin_late_keeps_its_client() {
     node.end(SUCCESS).await;
     let (mut client, wrote) = client.await.unwrap();
     wrote.unwrap();
-    assert!(client.all().await.looks_successful());
+    assert!(client.read_to_end().await.looks_successful());
 }
 
 #[tokio::test]
 async fn a_port_that_reads_late_keeps_its_client() {
     const BYTES_SENT: usize = 16 << 20;
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_millis(300);
     })
@@ -460,8 +486,8 @@ async fn a_port_that_reads_late_keeps_its_client() {
         .await
         .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
-    let mut client = WebSocket::over(http.into_connection(), Protocol::V5);
-    let mut there = cluster.connection().await;
+    let mut client = WebSocket::accept(http.into_connection(), Protocol::V5);
+    let mut server_io = cluster.next_connection().await;
     let client = tokio::spawn(async move {
         client.binary(&vec![7; BYTES_SENT]).await;
         client
@@ -470,7 +496,7 @@ async fn a_port_that_reads_late_keeps_its_client() {
     // are 1.8 s.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let mut up = vec![0; BYTES_SENT];
-    there.read_exact(&mut up).await.unwrap();
+    server_io.read_exact(&mut up).await.unwrap();
     drop(client);
 }
 
@@ -478,11 +504,11 @@ async fn a_port_that_reads_late_keeps_its_client() {
 async fn a_client_that_pauses_at_the_end_loses_no_output() {
     const CHUNK_BYTES: usize = 8 * 1024;
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     // How much the kernel and the bridge buffer for a client that does not read.
     let probe = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+    let mut node = cluster.next_command(4).await;
     while timeout(
         Duration::from_millis(500),
         node.write("stdout", vec![b'y'; CHUNK_BYTES]),
@@ -496,7 +522,7 @@ async fn a_client_that_pauses_at_the_end_loses_no_output() {
     for less in 0..12 {
         let size = buffered - less * CHUNK_BYTES;
         let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-        let mut node = cluster.command(4).await;
+        let mut node = cluster.next_command(4).await;
         for at in (0..size).step_by(CHUNK_BYTES) {
             node.write("stdout", vec![b'y'; CHUNK_BYTES.min(size - at)])
                 .await;
@@ -505,15 +531,20 @@ async fn a_client_that_pauses_at_the_end_loses_no_output() {
         readers.push(tokio::spawn(async move {
             // The sleep proves an absence: the client is not disconnected during its pause.
             tokio::time::sleep(Duration::from_secs(8)).await;
-            let story = client.all().await;
-            (size, story.stdout.len(), story.error, story.code)
+            let transcript = client.read_to_end().await;
+            (
+                size,
+                transcript.stdout.len(),
+                transcript.error,
+                transcript.code,
+            )
         }));
     }
     let mut lost = Vec::new();
     for reader in readers {
-        let story = reader.await.unwrap();
-        if story.0 != story.1 || story.2 != SUCCESS || story.3 != Some(1000) {
-            lost.push(story);
+        let transcript = reader.await.unwrap();
+        if transcript.0 != transcript.1 || transcript.2 != SUCCESS || transcript.3 != Some(1000) {
+            lost.push(transcript);
         }
     }
     assert!(lost.is_empty(), "buffered {buffered}: {lost:?}");
@@ -523,10 +554,10 @@ async fn a_client_that_pauses_at_the_end_loses_no_output() {
 async fn input_sent_before_the_close_reaches_the_process() {
     const BYTES_SENT: usize = 2 << 20;
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, always_translate).await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V4).await;
-    let mut node = cluster.command(4).await;
+    let mut node = cluster.next_command(4).await;
     let reading = tokio::spawn(async move {
         let mut read = 0;
         let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
@@ -547,38 +578,38 @@ async fn input_sent_before_the_close_reaches_the_process() {
 #[tokio::test]
 async fn output_that_was_reset_with_an_error_does_not_look_successful() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+    let mut node = cluster.next_command(4).await;
     node.write("stdout", "half").await;
     client.next_message().await.unwrap();
     client.next_message().await.unwrap();
     let stdout = node.streams.remove("stdout").unwrap();
     stdout.reset(skewbridge_spdy::frame::ResetStatus::InternalError);
     node.end(SUCCESS).await;
-    let story = client.all().await;
-    assert!(!story.looks_successful(), "{story:?}");
+    let transcript = client.read_to_end().await;
+    assert!(!transcript.looks_successful(), "{transcript:?}");
 }
 
 #[tokio::test]
 async fn a_bridge_that_shuts_down_reports_it_to_its_streams() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let mut bridge = start_bridge(&pki, &cluster, |config| {
         config.shutdown.delay = Duration::ZERO;
         config.shutdown.drain = Duration::from_secs(1);
     })
     .await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let _node = cluster.command(4).await;
+    let _node = cluster.next_command(4).await;
     let leaving = tokio::spawn(async move { bridge.finish().await });
-    let story = timeout(Duration::from_secs(15), client.all())
+    let transcript = timeout(Duration::from_secs(15), client.read_to_end())
         .await
         .unwrap();
     assert!(
-        !story.error.is_empty() && story.code == Some(1001),
-        "{story:?}"
+        !transcript.error.is_empty() && transcript.code == Some(1001),
+        "{transcript:?}"
     );
     leaving.await.unwrap();
 }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::support::pki::PkiFixture;
 use crate::support::spdy_upstream::{
-    EXEC, Node, OLD, SUCCESS, SpdyUpstream, WebSocket, start_bridge,
+    EXEC, Node, SUCCESS, SpdyUpstream, VERSION_WITHOUT_TRANSLATION, WebSocket, start_bridge,
 };
 
 const WORKERS: usize = 5;
@@ -62,7 +62,7 @@ struct State {
 impl SpdystreamWorkers {
     /// Returns the connection of the node.
     fn between(bridge: Connection) -> (Self, DuplexStream) {
-        let (there, node) = tokio::io::duplex(1 << 20);
+        let (server_io, node) = tokio::io::duplex(1 << 20);
         let (to_bridge, frames) = mpsc::unbounded_channel();
         let workers = Self(Arc::new(Mutex::new(State {
             turn: 0,
@@ -71,7 +71,7 @@ impl SpdystreamWorkers {
             to_bridge: to_bridge.clone(),
         })));
         let (from_bridge, writer) = tokio::io::split(bridge);
-        let (from_node, to_node) = tokio::io::split(there);
+        let (from_node, to_node) = tokio::io::split(server_io);
         tokio::spawn(workers.clone().relay_from_bridge(from_bridge, to_node));
         tokio::spawn(relay_from_node(from_node, to_bridge));
         tokio::spawn(relay_to_bridge(frames, writer));
@@ -164,19 +164,19 @@ const UNREAD_BYTES: [usize; 2] = [200 * 1024, 100];
 #[tokio::test]
 async fn a_ping_queued_behind_unread_stdin_does_not_end_the_stream() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_secs(1);
     })
     .await;
     for size in UNREAD_BYTES {
         let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-        let (workers, io) = SpdystreamWorkers::between(cluster.connection().await);
-        let mut node = Node::over(io, 4).await;
+        let (workers, io) = SpdystreamWorkers::between(cluster.next_connection().await);
+        let mut node = Node::accept(io, 4).await;
         client.write(Input::Stdin, &vec![7; size]).await.unwrap();
-        let story = tokio::spawn(async move { client.all().await });
+        let transcript = tokio::spawn(async move { client.read_to_end().await });
         eventually("pings are queued", TEST_TIMEOUT, async || {
-            assert!(!story.is_finished(), "{size}: cut off");
+            assert!(!transcript.is_finished(), "{size}: cut off");
             workers.queued_pings() >= 3
         })
         .await;
@@ -186,8 +186,8 @@ async fn a_ping_queued_behind_unread_stdin_does_not_end_the_stream() {
             read += node.read("stdin").await.unwrap().len();
         }
         node.end(SUCCESS).await;
-        let story = story.await.unwrap();
-        assert!(story.looks_successful(), "{size}: {story:?}");
+        let transcript = transcript.await.unwrap();
+        assert!(transcript.looks_successful(), "{size}: {transcript:?}");
     }
 }
 
@@ -203,14 +203,14 @@ struct PingFixture {
 impl PingFixture {
     async fn start() -> Self {
         let pki = PkiFixture::new();
-        let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+        let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
         let bridge = start_bridge(&pki, &cluster, |config| {
             config.streams.ping_interval = Duration::from_secs(1);
         })
         .await;
         let client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-        let (workers, io) = SpdystreamWorkers::between(cluster.connection().await);
-        let node = Node::over(io, 4).await;
+        let (workers, io) = SpdystreamWorkers::between(cluster.next_connection().await);
+        let node = Node::accept(io, 4).await;
         Self {
             client,
             workers,
@@ -230,7 +230,7 @@ async fn a_node_that_has_read_everything_and_becomes_silent_is_detected() {
     } = PingFixture::start().await;
     let size = UNREAD_BYTES[0];
     client.write(Input::Stdin, &vec![7; size]).await.unwrap();
-    let story = tokio::spawn(async move { client.all().await });
+    let transcript = tokio::spawn(async move { client.read_to_end().await });
     // After two queued pings, every worker has got at least one.
     eventually("pings are queued", TEST_TIMEOUT, async || {
         workers.queued_pings() >= 2
@@ -243,12 +243,15 @@ async fn a_node_that_has_read_everything_and_becomes_silent_is_detected() {
     // The answers to these pings prove that everything before them was read.
     workers.release();
     workers.stop_answering();
-    let story = tokio::time::timeout(TEST_TIMEOUT, story)
+    let transcript = tokio::time::timeout(TEST_TIMEOUT, transcript)
         .await
         .unwrap()
         .unwrap();
-    assert!(story.error.contains("connection was lost"), "{story:?}");
-    assert_eq!(story.code, Some(1011));
+    assert!(
+        transcript.error.contains("connection was lost"),
+        "{transcript:?}"
+    );
+    assert_eq!(transcript.code, Some(1011));
 }
 
 #[tokio::test]
@@ -269,8 +272,11 @@ async fn a_node_that_is_lost_during_interactive_input_is_detected() {
         tokio::time::sleep(KEY_INTERVAL).await;
     }
     workers.stop_answering();
-    let story = tokio::time::timeout(TEST_TIMEOUT, client.all()).await;
-    let story = story.expect("the lost node is detected");
-    assert!(story.error.contains("connection was lost"), "{story:?}");
-    assert_eq!(story.code, Some(1011));
+    let transcript = tokio::time::timeout(TEST_TIMEOUT, client.read_to_end()).await;
+    let transcript = transcript.expect("the lost node is detected");
+    assert!(
+        transcript.error.contains("connection was lost"),
+        "{transcript:?}"
+    );
+    assert_eq!(transcript.code, Some(1011));
 }

@@ -11,8 +11,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::support::pki::PkiFixture;
 use crate::support::spdy_upstream::{
-    ClientMessage, EXEC, FORWARD, NEW, OLD, SUCCESS, SpdyUpstream, WebSocket, always_translate,
-    has_metric, metrics, start_bridge, text, upgrade_request,
+    ClientMessage, EXEC, FORWARD, SUCCESS, SpdyUpstream, VERSION_WITH_TRANSLATION,
+    VERSION_WITHOUT_TRANSLATION, WebSocket, always_translate, has_metric, metrics, start_bridge,
+    text, upgrade_request,
 };
 
 const TTY_EXEC: &str =
@@ -21,16 +22,16 @@ const TTY_EXEC: &str =
 #[tokio::test]
 async fn attach_and_exec_are_counted_separately() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     let path = EXEC.replace("exec?command=sh&", "attach?");
     let mut client = WebSocket::open(&pki.client(), bridge.address(), &path, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+    let mut node = cluster.next_command(4).await;
     node.write("stdout", "out").await;
     node.end(SUCCESS).await;
-    let story = client.all().await;
-    assert_eq!(text(&story.stdout), "out");
-    assert!(story.looks_successful());
+    let transcript = client.read_to_end().await;
+    assert_eq!(text(&transcript.stdout), "out");
+    assert!(transcript.looks_successful());
     assert_eq!(cluster.stream_requests()[0].target, path);
     drop(client);
     eventually("metrics", TEST_TIMEOUT, async || {
@@ -42,11 +43,11 @@ async fn attach_and_exec_are_counted_separately() {
 #[tokio::test]
 async fn a_command_runs_over_websocket_on_a_node_that_supports_only_spdy() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     let user = pki.user("alice", &["dev"]);
     let mut client = WebSocket::open(&user, bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+    let mut node = cluster.next_command(4).await;
     assert_eq!(node.order, ["error", "stdin", "stdout", "stderr"]);
     // The empty message that servers send first.
     assert_eq!(
@@ -61,9 +62,12 @@ async fn a_command_runs_over_websocket_on_a_node_that_supports_only_spdy() {
     node.write("stdout", "out").await;
     node.write("stderr", "err").await;
     node.end(SUCCESS).await;
-    let story = client.all().await;
-    assert_eq!((text(&story.stdout), text(&story.stderr)), ("out", "err"));
-    assert_eq!((&*story.error, story.code), (SUCCESS, Some(1000)));
+    let transcript = client.read_to_end().await;
+    assert_eq!(
+        (text(&transcript.stdout), text(&transcript.stderr)),
+        ("out", "err")
+    );
+    assert_eq!((&*transcript.error, transcript.code), (SUCCESS, Some(1000)));
 
     let asked = cluster.stream_requests();
     assert_eq!(asked.len(), 1, "no other request was tried before");
@@ -89,53 +93,53 @@ async fn a_command_runs_over_websocket_on_a_node_that_supports_only_spdy() {
 #[tokio::test]
 async fn an_exit_code_is_forwarded_verbatim() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     // An exit code beyond i32: exit codes of Windows are larger.
     let status = r#"{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3221225786"}],"x":1}}"#;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    cluster.command(4).await.end(status).await;
-    let story = client.all().await;
-    assert_eq!((&*story.error, story.code), (status, Some(1000)));
+    cluster.next_command(4).await.end(status).await;
+    let transcript = client.read_to_end().await;
+    assert_eq!((&*transcript.error, transcript.code), (status, Some(1000)));
 }
 
 #[tokio::test]
 async fn a_terminal_has_resize_events_and_no_stderr() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), TTY_EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+    let mut node = cluster.next_command(4).await;
     assert_eq!(node.order, ["error", "stdin", "stdout", "resize"]);
     let size = br#"{"Width":80,"Height":24}"#;
     client.write(Input::Resize, size).await.unwrap();
     assert_eq!(node.read("resize").await.unwrap(), &size[..]);
     node.end(SUCCESS).await;
-    assert!(client.all().await.looks_successful());
+    assert!(client.read_to_end().await.looks_successful());
 }
 
 #[tokio::test]
 async fn older_protocols_are_used_where_the_node_rejects_newer_ones() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, NEW).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITH_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     for protocol in Protocol::ALL {
         let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, protocol).await;
-        let mut node = cluster.command(4).await;
+        let mut node = cluster.next_command(4).await;
         client.write(Input::Stdin, b"\x00\xffin").await.unwrap();
         assert_eq!(node.read("stdin").await.unwrap(), &b"\x00\xffin"[..]);
         node.write("stdout", &b"\x00\xffout"[..]).await;
         let failure = r#"{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code: command terminated with exit code 3","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3"}]}}"#;
         node.end(failure).await;
-        let story = client.all().await;
-        assert_eq!(story.stdout, b"\x00\xffout", "{protocol:?}");
+        let transcript = client.read_to_end().await;
+        assert_eq!(transcript.stdout, b"\x00\xffout", "{protocol:?}");
         let expected = if protocol.version().has_status() {
             failure
         } else {
             "command terminated with non-zero exit code: command terminated with exit code 3"
         };
         assert_eq!(
-            (&*story.error, story.code),
+            (&*transcript.error, transcript.code),
             (expected, Some(1000)),
             "{protocol:?}"
         );
@@ -144,7 +148,10 @@ async fn older_protocols_are_used_where_the_node_rejects_newer_ones() {
     let each = Protocol::ALL.len();
     let asked = |method| {
         let asked = cluster.stream_requests();
-        asked.iter().filter(|seen| seen.method == method).count()
+        asked
+            .iter()
+            .filter(|recorded| recorded.method == method)
+            .count()
     };
     assert_eq!((asked("GET"), asked("POST")), (each, each));
     for protocol in Protocol::ALL {
@@ -156,17 +163,17 @@ async fn older_protocols_are_used_where_the_node_rejects_newer_ones() {
 #[tokio::test]
 async fn an_upstream_that_translates_itself_gets_the_websocket_request() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with(&pki, NEW, Arc::new(|_| None)).await;
+    let mut cluster = SpdyUpstream::with(&pki, VERSION_WITH_TRANSLATION, Arc::new(|_| None)).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     let mut http = pki.client().http1(bridge.address()).await.unwrap();
     http.send(upgrade_request(EXEC, "v5.channel.k8s.io", ""))
         .await
         .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
-    let there = cluster.connection().await;
+    let server_io = cluster.next_connection().await;
     let asked = cluster.stream_requests();
     assert_eq!((asked.len(), asked[0].method.as_str()), (1, "GET"));
-    drop((there, http));
+    drop((server_io, http));
     eventually("metrics", TEST_TIMEOUT, async || {
         let text = metrics(&bridge).await;
         text.contains(r#"client="websocket",upstream="websocket""#)
@@ -178,13 +185,13 @@ async fn an_upstream_that_translates_itself_gets_the_websocket_request() {
 #[tokio::test]
 async fn translate_always_and_never_override_the_version() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with(&pki, NEW, Arc::new(|_| None)).await;
+    let mut cluster = SpdyUpstream::with(&pki, VERSION_WITH_TRANSLATION, Arc::new(|_| None)).await;
     let eager = start_bridge(&pki, &cluster, always_translate).await;
     let mut client = WebSocket::open(&pki.client(), eager.address(), EXEC, Protocol::V5).await;
-    cluster.command(4).await.end(SUCCESS).await;
-    assert!(client.all().await.looks_successful());
+    cluster.next_command(4).await.end(SUCCESS).await;
+    assert!(client.read_to_end().await.looks_successful());
 
-    let old = SpdyUpstream::with_version(&pki, OLD).await;
+    let old = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let never = start_bridge(&pki, &old, |config| {
         config.streams.translate = TranslateStreams::Never;
     })
@@ -201,10 +208,10 @@ async fn errors_before_the_upgrade_are_http_responses() {
     let pki = PkiFixture::new();
     let cluster = SpdyUpstream::with(
         &pki,
-        OLD,
-        Arc::new(|seen| {
+        VERSION_WITHOUT_TRANSLATION,
+        Arc::new(|recorded| {
             let forbidden = Reply::json(r#"{"kind":"Status","code":403}"#).status(403);
-            seen.header("upgrade").map(|_| forbidden)
+            recorded.header("upgrade").map(|_| forbidden)
         }),
     )
     .await;
@@ -228,7 +235,7 @@ async fn errors_before_the_upgrade_are_http_responses() {
 #[tokio::test]
 async fn a_token_in_the_websocket_subprotocol_authenticates() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, always_translate).await;
     let mut http = pki.client().http1(bridge.address()).await.unwrap();
     let offers = "base64url.bearer.authorization.k8s.io.dG9rZW4, base64.channel.k8s.io";
@@ -238,7 +245,7 @@ async fn a_token_in_the_websocket_subprotocol_authenticates() {
         head.header("sec-websocket-protocol"),
         Some("base64.channel.k8s.io")
     );
-    let _node = cluster.command(4).await;
+    let _node = cluster.next_command(4).await;
     assert_eq!(
         cluster.stream_requests()[0].header("authorization"),
         Some("Bearer token")
@@ -252,19 +259,19 @@ async fn a_token_in_the_websocket_subprotocol_authenticates() {
 #[tokio::test]
 async fn idle_streams_are_pinged() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_millis(200);
     })
     .await;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let node = cluster.command(4).await;
+    let node = cluster.next_command(4).await;
     client.next_message().await.unwrap();
     let ending = tokio::spawn(async move {
         tokio::time::sleep(Duration::from_secs(2)).await;
         node.end(SUCCESS).await;
     });
-    assert!(client.all().await.looks_successful());
+    assert!(client.read_to_end().await.looks_successful());
     assert!(client.pings >= 3, "{}", client.pings);
     ending.await.unwrap();
 }
@@ -272,7 +279,7 @@ async fn idle_streams_are_pinged() {
 #[tokio::test]
 async fn a_port_forward_is_unwrapped_from_its_websocket() {
     let pki = PkiFixture::new();
-    let mut cluster = SpdyUpstream::with_version(&pki, OLD).await;
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     let mut http = pki.client().http1(bridge.address()).await.unwrap();
     http.send(upgrade_request(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
@@ -283,8 +290,8 @@ async fn a_port_forward_is_unwrapped_from_its_websocket() {
         head.header("sec-websocket-protocol"),
         Some("SPDY/3.1+portforward.k8s.io")
     );
-    let mut client = WebSocket::over(http.into_connection(), Protocol::V5);
-    let mut there = cluster.connection().await;
+    let mut client = WebSocket::accept(http.into_connection(), Protocol::V5);
+    let mut server_io = cluster.next_connection().await;
     let asked = &cluster.stream_requests()[0];
     assert_eq!(
         (asked.method.as_str(), asked.header("upgrade")),
@@ -297,12 +304,12 @@ async fn a_port_forward_is_unwrapped_from_its_websocket() {
 
     client.binary(b"up").await;
     let mut up = [0; 2];
-    there.read_exact(&mut up).await.unwrap();
+    server_io.read_exact(&mut up).await.unwrap();
     assert_eq!(&up, b"up");
-    there.write_all(b"down").await.unwrap();
-    there.flush().await.unwrap();
-    assert_eq!(client.piece().await.bytes, "down");
-    there.shutdown().await.unwrap();
+    server_io.write_all(b"down").await.unwrap();
+    server_io.flush().await.unwrap();
+    assert_eq!(client.next_chunk().await.bytes, "down");
+    server_io.shutdown().await.unwrap();
     assert_eq!(
         client.next_message().await.unwrap(),
         ClientMessage::Closed(1000, String::new())
@@ -321,9 +328,9 @@ async fn a_node_that_rejects_v3_may_still_support_other_protocols() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with(
         &pki,
-        NEW,
-        Arc::new(|seen| {
-            let v3 = seen.header("sec-websocket-protocol") == Some("v3.channel.k8s.io");
+        VERSION_WITH_TRANSLATION,
+        Arc::new(|recorded| {
+            let v3 = recorded.header("sec-websocket-protocol") == Some("v3.channel.k8s.io");
             v3.then(|| Reply::new(403))
         }),
     )
@@ -336,7 +343,7 @@ async fn a_node_that_rejects_v3_may_still_support_other_protocols() {
         Protocol::from_name("v3.channel.k8s.io").unwrap(),
     )
     .await;
-    let _node = cluster.command(4).await;
+    let _node = cluster.next_command(4).await;
     // Clients that may only `get` would be denied a POST.
     for offer in ["v5", "v4", "base64"].map(|it| format!("{it}.channel.k8s.io")) {
         let mut http = pki.client().http1(bridge.address()).await.unwrap();
@@ -356,9 +363,9 @@ async fn a_status_in_yaml_is_parsed() {
     let pki = PkiFixture::new();
     let cluster = SpdyUpstream::with(
         &pki,
-        NEW,
-        Arc::new(|seen| {
-            (seen.header("upgrade") == Some("websocket")).then(|| {
+        VERSION_WITH_TRANSLATION,
+        Arc::new(|recorded| {
+            (recorded.header("upgrade") == Some("websocket")).then(|| {
                 Reply::new(403)
                     .header("Content-Type", "application/yaml")
                     .body("kind: Status\ncode: 403\n")

@@ -17,8 +17,8 @@ use tokio::time::timeout;
 
 use crate::support::pki::{PkiFixture, start};
 use crate::support::websocket_upstream::{
-    EXEC, FORWARD, REVIEWS, SUCCESS, SpdyClient, WebSocketServer, WebSocketUpstream, start_bridge,
-    start_bridge_with, upgrade_request,
+    ACCESS_REVIEWS_PATH, EXEC, FORWARD, SUCCESS, SpdyClient, WebSocketServer, WebSocketUpstream,
+    start_bridge, start_bridge_with, upgrade_request,
 };
 
 #[tokio::test]
@@ -28,7 +28,7 @@ async fn a_spdy_command_runs_over_a_websocket_only_path() {
     let bridge = start_bridge(&pki, &upstream).await;
     let user = pki.user("alice", &["dev"]);
     let mut client = SpdyClient::open(&user, &bridge, "v4.channel.k8s.io").await;
-    let mut server = WebSocketServer::over(upstream.connection().await);
+    let mut server = WebSocketServer::accept(upstream.next_connection().await);
     server.write(Output::Stdout, "").await;
     client
         .streams
@@ -71,7 +71,7 @@ async fn a_spdy_command_runs_over_a_websocket_only_path() {
     );
     assert_eq!(asked.header("x-stream-protocol-version"), None);
     assert_eq!(asked.header("x-remote-user"), Some("alice"));
-    let review = &upstream.requests_to(REVIEWS)[0];
+    let review = &upstream.requests_to(ACCESS_REVIEWS_PATH)[0];
     assert_eq!(review.header("x-remote-user"), Some("alice"));
     assert_eq!(review.header("upgrade"), None);
     let question: serde_json::Value = serde_json::from_slice(&review.body).unwrap();
@@ -109,24 +109,24 @@ async fn every_protocol_version_gets_the_status_of_the_command() {
     let bridge = start_bridge(&pki, &upstream).await;
     let exit = r#"{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code: command terminated with exit code 3","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3"}]}}"#;
     let words = "command terminated with non-zero exit code: command terminated with exit code 3";
-    for (protocol, told) in [
+    for (protocol, received) in [
         ("v4.channel.k8s.io", exit),
         ("v3.channel.k8s.io", words),
         ("v2.channel.k8s.io", words),
         ("channel.k8s.io", words),
     ] {
         let mut client = SpdyClient::open(&pki.client(), &bridge, protocol).await;
-        let mut server = WebSocketServer::over(upstream.connection().await);
+        let mut server = WebSocketServer::accept(upstream.next_connection().await);
         server.write(Output::Error, exit).await;
         server.close().await;
         assert_eq!(
             client.read_to_end("error").await,
-            (told.to_owned(), true),
+            (received.to_owned(), true),
             "{protocol}"
         );
         // A disconnected stream reports an error.
         let mut client = SpdyClient::open(&pki.client(), &bridge, protocol).await;
-        let mut server = WebSocketServer::over(upstream.connection().await);
+        let mut server = WebSocketServer::accept(upstream.next_connection().await);
         server.write(Output::Stdout, "half").await;
         assert_eq!(
             client
@@ -140,15 +140,21 @@ async fn every_protocol_version_gets_the_status_of_the_command() {
             Some("half".into())
         );
         drop(server);
-        let (told, _) = client.read_to_end("error").await;
-        assert!(told.contains("connection was lost"), "{protocol}: {told}");
+        let (received, _) = client.read_to_end("error").await;
+        assert!(
+            received.contains("connection was lost"),
+            "{protocol}: {received}"
+        );
         // So does a stream that is closed cleanly without a status.
         let mut client = SpdyClient::open(&pki.client(), &bridge, protocol).await;
-        WebSocketServer::over(upstream.connection().await)
+        WebSocketServer::accept(upstream.next_connection().await)
             .close()
             .await;
-        let (told, _) = client.read_to_end("error").await;
-        assert!(told.contains("connection was lost"), "{protocol}: {told}");
+        let (received, _) = client.read_to_end("error").await;
+        assert!(
+            received.contains("connection was lost"),
+            "{protocol}: {received}"
+        );
     }
 }
 
@@ -158,7 +164,7 @@ async fn a_client_that_disconnects_closes_the_upstream_stream() {
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
     let client = SpdyClient::open(&pki.client(), &bridge, "v4.channel.k8s.io").await;
-    let mut server = WebSocketServer::over(upstream.connection().await);
+    let mut server = WebSocketServer::accept(upstream.next_connection().await);
     server.write(Output::Stdout, "").await;
     client.handle.close();
     drop(client);
@@ -173,10 +179,10 @@ async fn an_upstream_without_websocket_support_is_reported() {
     let pki = PkiFixture::new();
     let options =
         Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca));
-    let api = ApiServer::start(options, |seen| match seen.path() {
+    let api = ApiServer::start(options, |recorded| match recorded.path() {
         "/version" => Reply::json(r#"{"gitVersion":"v1.28.15"}"#),
-        REVIEWS => Reply::json(r#"{"status":{"allowed":true}}"#).status(201),
-        _ if seen.header("upgrade").is_some() => Reply::new(403),
+        ACCESS_REVIEWS_PATH => Reply::json(r#"{"status":{"allowed":true}}"#).status(201),
+        _ if recorded.header("upgrade").is_some() => Reply::new(403),
         _ => Reply::json("{}"),
     })
     .await;
@@ -202,7 +208,7 @@ async fn a_reset_stdin_does_not_look_complete() {
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
     let mut client = SpdyClient::open(&pki.client(), &bridge, "v4.channel.k8s.io").await;
-    let mut server = WebSocketServer::over(upstream.connection().await);
+    let mut server = WebSocketServer::accept(upstream.next_connection().await);
     let mut stdin = client.streams.remove("stdin").unwrap();
     stdin.sender.write("half of".into()).await.unwrap();
     assert!(matches!(
@@ -213,9 +219,9 @@ async fn a_reset_stdin_does_not_look_complete() {
     // No more data, and no close signal.
     let end = timeout(TEST_TIMEOUT, server.next_event()).await.unwrap();
     assert!(end.is_none(), "{end:?}");
-    let (told, well) = client.read_to_end("error").await;
+    let (received, well) = client.read_to_end("error").await;
     assert!(
-        !well || !told.is_empty(),
+        !well || !received.is_empty(),
         "the client would take it for success"
     );
 }
@@ -234,31 +240,31 @@ async fn a_port_forward_is_wrapped_into_a_websocket() {
         (head.status, head.header("x-stream-protocol-version")),
         (101, Some("portforward.k8s.io"))
     );
-    let mut here = http.into_connection();
-    let mut there = WebSocketServer::over(upstream.connection().await);
+    let mut client_io = http.into_connection();
+    let mut server_io = WebSocketServer::accept(upstream.next_connection().await);
     assert_eq!(
         upstream.requests_to(FORWARD)[0].header("sec-websocket-protocol"),
         Some("SPDY/3.1+portforward.k8s.io")
     );
-    here.write_all(b"up").await.unwrap();
-    here.flush().await.unwrap();
+    client_io.write_all(b"up").await.unwrap();
+    client_io.flush().await.unwrap();
     loop {
-        if let Some(Event::Chunk(piece)) = there.decoder.decode(&mut there.input).unwrap() {
+        if let Some(Event::Chunk(piece)) = server_io.decoder.decode(&mut server_io.input).unwrap() {
             assert_eq!(piece.bytes, "up");
             break;
         }
-        assert!(there.io.read_buf(&mut there.input).await.unwrap() > 0);
+        assert!(server_io.io.read_buf(&mut server_io.input).await.unwrap() > 0);
     }
     let mut out = BytesMut::new();
     let frame = skewbridge_websocket::Frame::Whole(skewbridge_websocket::MessageKind::Binary);
     skewbridge_websocket::Encoder::new(Role::Server).write(frame, &[b"down"], &mut out);
-    there.io.write_all(&out).await.unwrap();
-    there.io.flush().await.unwrap();
+    server_io.io.write_all(&out).await.unwrap();
+    server_io.io.flush().await.unwrap();
     let mut down = [0; 4];
-    here.read_exact(&mut down).await.unwrap();
+    client_io.read_exact(&mut down).await.unwrap();
     assert_eq!(&down, b"down");
-    there.close().await;
-    assert_eq!(here.read(&mut down).await.unwrap(), 0);
+    server_io.close().await;
+    assert_eq!(client_io.read(&mut down).await.unwrap(), 0);
 }
 
 #[tokio::test]
@@ -270,11 +276,11 @@ async fn an_idle_spdy_client_gets_the_reason_of_its_disconnection() {
     })
     .await;
     let mut client = SpdyClient::open(&pki.client(), &bridge, "v4.channel.k8s.io").await;
-    let _server = WebSocketServer::over(upstream.connection().await);
-    let (told, _) = client.read_to_end("error").await;
+    let _server = WebSocketServer::accept(upstream.next_connection().await);
+    let (received, _) = client.read_to_end("error").await;
     assert!(
-        told.contains("idle-timeout"),
-        "client-go takes silence for success: {told:?}"
+        received.contains("idle-timeout"),
+        "client-go takes silence for success: {received:?}"
     );
 }
 
@@ -288,7 +294,7 @@ async fn a_slow_spdy_client_does_not_disconnect_upstream() {
     })
     .await;
     let mut client = SpdyClient::open(&pki.client(), &bridge, "v4.channel.k8s.io").await;
-    let mut server = WebSocketServer::over(upstream.connection().await);
+    let mut server = WebSocketServer::accept(upstream.next_connection().await);
     let serving = tokio::spawn(async move {
         let data = "y".repeat(BYTES_SENT);
         server.write(Output::Stdout, &data).await;
@@ -329,7 +335,7 @@ async fn a_process_that_reads_late_keeps_its_spdy_client() {
         let headers = Headers::new().with("streamtype", name);
         handle.open(headers).unwrap()
     });
-    let mut server = WebSocketServer::over(upstream.connection().await);
+    let mut server = WebSocketServer::accept(upstream.next_connection().await);
     let _ = streams[1].sender.send(vec![7; BYTES_SENT].into());
     // Six ping intervals are 1.8 s.
     tokio::time::sleep(Duration::from_secs(4)).await;
@@ -349,7 +355,7 @@ async fn a_spdy_client_that_pauses_at_the_end_loses_no_output() {
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
     let mut client = SpdyClient::open(&pki.client(), &bridge, "v4.channel.k8s.io").await;
-    let mut server = WebSocketServer::over(upstream.connection().await);
+    let mut server = WebSocketServer::accept(upstream.next_connection().await);
     let serving = tokio::spawn(async move {
         let data = "y".repeat(BYTES_SENT);
         server.write(Output::Stdout, &data).await;
@@ -369,7 +375,7 @@ async fn unrequested_streams_are_refused() {
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
     let mut client = SpdyClient::open(&pki.client(), &bridge, "v4.channel.k8s.io").await;
-    let _server = WebSocketServer::over(upstream.connection().await);
+    let _server = WebSocketServer::accept(upstream.next_connection().await);
     for stream in client.streams.values_mut() {
         stream.accepted().await.unwrap();
     }
@@ -389,10 +395,10 @@ async fn a_bridge_that_shuts_down_reports_it_to_spdy_clients() {
     })
     .await;
     let mut client = SpdyClient::open(&pki.client(), &bridge, "v4.channel.k8s.io").await;
-    let _server = WebSocketServer::over(upstream.connection().await);
+    let _server = WebSocketServer::accept(upstream.next_connection().await);
     let leaving = tokio::spawn(async move { bridge.finish().await });
-    let (told, _) = client.read_to_end("error").await;
-    assert!(!told.is_empty(), "client-go takes silence for success");
+    let (received, _) = client.read_to_end("error").await;
+    assert!(!received.is_empty(), "client-go takes silence for success");
     leaving.await.unwrap();
 }
 
@@ -402,12 +408,12 @@ async fn a_client_that_disconnects_during_output_disconnects_upstream_too() {
     let mut upstream = WebSocketUpstream::start(&pki).await;
     let bridge = start_bridge(&pki, &upstream).await;
     let mut client = SpdyClient::open(&pki.client(), &bridge, "v4.channel.k8s.io").await;
-    let mut there = upstream.connection().await;
+    let mut server_io = upstream.next_connection().await;
     let mut flood = BytesMut::new();
     let mut writer = ToClient::new(Protocol::V5);
     writer.write(Output::Stdout, &vec![b'y'; 32 * 1024], &mut flood);
     let flooding = tokio::spawn(async move {
-        while there.write_all(&flood).await.is_ok() && there.flush().await.is_ok() {}
+        while server_io.write_all(&flood).await.is_ok() && server_io.flush().await.is_ok() {}
     });
     let stdout = &mut client.streams.get_mut("stdout").unwrap().receiver;
     assert!(stdout.read().await.unwrap().is_some());
@@ -424,7 +430,7 @@ async fn output_sent_before_upstream_stopped_reading_is_delivered() {
     let bridge = start_bridge(&pki, &upstream).await;
     for turn in 0..20 {
         let mut client = SpdyClient::open(&pki.client(), &bridge, "v4.channel.k8s.io").await;
-        let mut there = upstream.connection().await;
+        let mut server_io = upstream.next_connection().await;
         let mut stdin = client.streams.remove("stdin").unwrap();
         let flooding = tokio::spawn(async move {
             let data = Bytes::from(vec![b'x'; 32 * 1024]);
@@ -432,16 +438,16 @@ async fn output_sent_before_upstream_stopped_reading_is_delivered() {
         });
         // A command that succeeds with unread input: the rest of the input is reset.
         let mut some = [0; 1024];
-        there.read_exact(&mut some).await.unwrap();
+        server_io.read_exact(&mut some).await.unwrap();
         let mut out = BytesMut::new();
         let mut writer = ToClient::new(Protocol::V5);
         writer.write(Output::Stdout, b"out", &mut out);
         writer.write(Output::Error, SUCCESS.as_bytes(), &mut out);
         let close = Close::new(CloseCode::NORMAL, "");
         writer.control(&Control::Close(Some(close)), &mut out);
-        there.write_all(&out).await.unwrap();
-        there.flush().await.unwrap();
-        drop(there);
+        server_io.write_all(&out).await.unwrap();
+        server_io.flush().await.unwrap();
+        drop(server_io);
         assert_eq!(client.read_to_end("stdout").await.0, "out", "{turn}");
         assert_eq!(client.read_to_end("error").await.0, SUCCESS, "{turn}");
         flooding.abort();

@@ -136,9 +136,9 @@ async fn client_certificates_work_with_both_tls_versions() {
             .unwrap();
         assert_eq!((response.status, spoken), (200, number));
     }
-    for seen in fixture.client_requests() {
+    for recorded in fixture.client_requests() {
         assert_eq!(
-            identity_headers(&seen),
+            identity_headers(&recorded),
             owned(&[("x-remote-user", "alice")])
         );
     }
@@ -229,8 +229,8 @@ async fn plain_http_is_answered_like_go_and_counted() {
 async fn handshakes_aborted_by_the_client_are_counted() {
     let fixture = IdentityFixture::new().await;
     let address = fixture.bridge.address();
-    let distrustful = TlsClient::new(&Ca::new("other"));
-    assert!(distrustful.connect(address, "localhost").await.is_err());
+    let strict_client = TlsClient::new(&Ca::new("other"));
+    assert!(strict_client.connect(address, "localhost").await.is_err());
     wait_for_failures(&fixture.bridge, "refused-by-client", 1.0).await;
     drop(TcpStream::connect(address).await.unwrap());
     wait_for_failures(&fixture.bridge, "connection-lost", 1.0).await;
@@ -310,7 +310,7 @@ async fn a_session_cannot_be_resumed_after_its_ca_was_replaced() {
 async fn an_upstream_with_an_invalid_certificate_gets_no_request() {
     let pki = PkiFixture::new();
     let good = pki.upstream.clone();
-    for (what, shown, server_name) in [
+    for (what, served, server_name) in [
         ("for another name", good, "other.example"),
         (
             "of another CA",
@@ -324,7 +324,7 @@ async fn an_upstream_with_an_invalid_certificate_gets_no_request() {
             "localhost",
         ),
     ] {
-        let upstream = ApiServer::start(Options::new(shown), |_| Reply::json("{}")).await;
+        let upstream = ApiServer::start(Options::new(served), |_| Reply::json("{}")).await;
         let mut config = pki.config(upstream.addr());
         config.upstream.server_name = ServerName::try_from(server_name).unwrap();
         let bridge = start(&config);

@@ -14,7 +14,9 @@ use tokio::io::{AsyncBufRead, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::support::pki::{self, PkiFixture, start};
-use crate::support::scripted_upstream::{next_request, requests, scripted, status};
+use crate::support::scripted_upstream::{
+    assert_json_status, client_requests, next_request, start_scripted,
+};
 
 const EXEC: &str = "/api/v1/namespaces/a/pods/b/exec";
 
@@ -31,8 +33,8 @@ async fn start_upgrading_upstream(pki: &PkiFixture, alpn: &[&'static str]) -> (A
     let options = Options::new(pki.upstream.clone())
         .clients(ClientAuth::Accept(&pki.front_proxy_ca))
         .alpn(alpn);
-    let upstream = ApiServer::start(options, move |seen| {
-        let Some(protocol) = seen.header("upgrade") else {
+    let upstream = ApiServer::start(options, move |recorded| {
+        let Some(protocol) = recorded.header("upgrade") else {
             return Reply::json("{}");
         };
         let (reply, upgrade) = Reply::upgrade(protocol);
@@ -112,16 +114,16 @@ async fn protocols_that_are_not_translated_become_bidirectional_tunnels() {
             expect_bytes(&mut client, turn.as_bytes()).await;
         }
     }
-    let seen = requests(&upstream);
-    assert_eq!(seen[0].header("upgrade"), Some("SPDY/3.1"));
-    assert_eq!(seen[0].header("connection"), Some("Upgrade"));
+    let recorded = client_requests(&upstream);
+    assert_eq!(recorded[0].header("upgrade"), Some("SPDY/3.1"));
+    assert_eq!(recorded[0].header("connection"), Some("Upgrade"));
     assert_eq!(
-        seen[0].header("x-stream-protocol-version"),
+        recorded[0].header("x-stream-protocol-version"),
         Some("v5.channel.k8s.io")
     );
-    assert_eq!(seen[1].target, format!("{EXEC}?command=sh"));
+    assert_eq!(recorded[1].target, format!("{EXEC}?command=sh"));
     assert_eq!(
-        seen[1].header("sec-websocket-key"),
+        recorded[1].header("sec-websocket-key"),
         Some("dGhlIHNhbXBsZSBub25jZQ==")
     );
 }
@@ -129,7 +131,7 @@ async fn protocols_that_are_not_translated_become_bidirectional_tunnels() {
 #[tokio::test]
 async fn bytes_immediately_after_the_101_reach_the_client() {
     let pki = PkiFixture::new();
-    let upstream = scripted(&pki, async |_, mut conn| {
+    let upstream = start_scripted(&pki, async |_, mut conn| {
         let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\
                       Upgrade: SPDY/3.1\r\n\r\nfirst, ";
         conn.write(answer).await;
@@ -151,7 +153,7 @@ async fn client_bytes_before_the_101_are_delayed_until_it() {
     let go = Arc::new(Notify::new());
     let (go_on, done) = (go.clone(), Arc::new(Notify::new()));
     let finished = done.clone();
-    let upstream = scripted(&pki, move |head, mut conn| {
+    let upstream = start_scripted(&pki, move |head, mut conn| {
         let (asked, go, done) = (asked.clone(), go.clone(), done.clone());
         async move {
             if !head.contains("Upgrade") {
@@ -278,9 +280,9 @@ async fn a_rejected_upgrade_is_forwarded_completely_and_bytes_after_it_are_not_a
             // The connection may be closed by now, which is fine as well.
             let _ = client.send(SMUGGLED).await;
             client.read_close().await.unwrap();
-            let targets: Vec<_> = requests(&upstream)
+            let targets: Vec<_> = client_requests(&upstream)
                 .into_iter()
-                .map(|seen| seen.target)
+                .map(|recorded| recorded.target)
                 .collect();
             assert_eq!(targets, [EXEC], "{code} chunked: {chunked}");
         }
@@ -324,10 +326,10 @@ async fn requests_that_are_not_upgrades_are_forwarded_as_plain_requests() {
         write_flushed(&mut connection, request.as_bytes()).await;
         let expected = format!("HTTP/{version} 200 OK\r\n");
         expect_bytes(&mut connection, expected.as_bytes()).await;
-        let seen = requests(&upstream).pop().unwrap();
-        assert_eq!(seen.header("x-row"), Some(name));
+        let recorded = client_requests(&upstream).pop().unwrap();
+        assert_eq!(recorded.header("x-row"), Some(name));
         for header in ["upgrade", "http2-settings", "connection"] {
-            assert_eq!(seen.header(header), None, "{name}: {header}");
+            assert_eq!(recorded.header(header), None, "{name}: {header}");
         }
     }
 }
@@ -344,9 +346,9 @@ async fn http2_clients_cannot_upgrade() {
         .body(());
     let response = h2.request(request.unwrap(), "").await.unwrap();
     assert_eq!(response.status, 200);
-    let seen = requests(&upstream);
+    let recorded = client_requests(&upstream);
     assert_eq!(
-        (seen[0].version, seen[0].header("upgrade")),
+        (recorded[0].version, recorded[0].header("upgrade")),
         (Version::HTTP_2, None)
     );
 
@@ -367,7 +369,7 @@ async fn http2_clients_cannot_upgrade() {
         let reset = h2frames::read_until(&mut io, kind::RST_STREAM).await;
         assert_eq!(reset.unwrap().error_code(), Some(code::PROTOCOL_ERROR));
     }
-    assert_eq!(requests(&upstream).len(), 1);
+    assert_eq!(client_requests(&upstream).len(), 1);
 }
 
 #[tokio::test]
@@ -380,14 +382,14 @@ async fn a_user_is_asserted_over_the_front_proxy_connection() {
     let (mut client, mut server) = tunnel(client, &mut tunnels).await;
     write_flushed(&mut client, b"hello").await;
     expect_bytes(&mut server, b"hello").await;
-    let seen = requests(&upstream).pop().unwrap();
-    assert_eq!(seen.version, Version::HTTP_11, "upgrades need HTTP/1.1");
+    let recorded = client_requests(&upstream).pop().unwrap();
+    assert_eq!(recorded.version, Version::HTTP_11, "upgrades need HTTP/1.1");
     assert_eq!(
-        seen.client.clone().unwrap().common_name,
+        recorded.client.clone().unwrap().common_name,
         "front-proxy-client"
     );
-    assert_eq!(seen.header("x-remote-user"), Some("alice"));
-    assert_eq!(seen.all("x-remote-group"), ["dev", "ops"]);
+    assert_eq!(recorded.header("x-remote-user"), Some("alice"));
+    assert_eq!(recorded.all("x-remote-group"), ["dev", "ops"]);
 }
 
 #[tokio::test]
@@ -397,15 +399,15 @@ async fn an_upgrade_to_an_http2_only_upstream_is_an_error() {
     let bridge = pki.start_bridge(upstream.addr());
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC)).await.unwrap();
-    status(&client.read_response().await.unwrap(), 503);
+    assert_json_status(&client.read_response().await.unwrap(), 503);
     client.read_close().await.unwrap();
-    assert!(requests(&upstream).is_empty());
+    assert!(client_requests(&upstream).is_empty());
 }
 
 #[tokio::test]
 async fn an_unrequested_101_is_a_bad_gateway() {
     let pki = PkiFixture::new();
-    let upstream = scripted(&pki, async |_, mut conn| {
+    let upstream = start_scripted(&pki, async |_, mut conn| {
         conn.write("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
             .await;
         conn.read_to_end().await;
@@ -416,15 +418,15 @@ async fn an_unrequested_101_is_a_bad_gateway() {
     h1.send("GET /api HTTP/1.1\r\nHost: k\r\n\r\n")
         .await
         .unwrap();
-    status(&h1.read_response().await.unwrap(), 502);
+    assert_json_status(&h1.read_response().await.unwrap(), 502);
     let h2 = pki.client().http2(bridge.address()).await.unwrap();
-    status(&h2.get("/api").await.unwrap(), 502);
+    assert_json_status(&h2.get("/api").await.unwrap(), 502);
 }
 
 #[tokio::test]
 async fn a_request_must_be_complete_before_its_101() {
     let pki = PkiFixture::new();
-    let upstream = scripted(&pki, async |head, mut conn| {
+    let upstream = start_scripted(&pki, async |head, mut conn| {
         if head.starts_with("POST /patient") {
             assert_eq!(conn.read(5).await, b"hello");
         }
@@ -454,7 +456,7 @@ async fn a_request_must_be_complete_before_its_101() {
 
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(head("/hasty") + "he").await.unwrap();
-    status(&client.read_response().await.unwrap(), 502);
+    assert_json_status(&client.read_response().await.unwrap(), 502);
     client.read_close().await.unwrap();
 }
 
@@ -497,14 +499,14 @@ async fn the_last_output_of_an_upstream_that_has_stopped_reading_arrives() {
             while input.write_all(&piece).await.is_ok() {}
         });
         is_sending.await.unwrap();
-        let said = vec![b'o'; 48 * 1024];
-        server.write_all(&said).await.unwrap();
+        let sent_status = vec![b'o'; 48 * 1024];
+        server.write_all(&sent_status).await.unwrap();
         server.flush().await.unwrap();
         drop(server);
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         // Finally closed without close_notify, so that it is not taken for complete.
-        assert!(output.read_to_end(&mut heard).await.is_err());
-        assert_eq!(heard.len(), said.len());
+        assert!(output.read_to_end(&mut received).await.is_err());
+        assert_eq!(received.len(), sent_status.len());
         sending.abort();
     }
 }
@@ -514,7 +516,7 @@ async fn a_client_that_disconnects_before_the_101_ends_the_upgrade() {
     let pki = PkiFixture::new();
     let (asked, mut is_asked) = mpsc::unbounded_channel();
     let (gone, mut is_gone) = mpsc::unbounded_channel();
-    let upstream = scripted(&pki, move |_, mut conn| {
+    let upstream = start_scripted(&pki, move |_, mut conn| {
         let (asked, gone) = (asked.clone(), gone.clone());
         async move {
             asked.send(()).unwrap();

@@ -15,7 +15,7 @@ use crate::support::admin_client;
 use crate::support::cluster::{
     self, ClusterFixture, NEW, PeerServer, peer_view, send_request, status_message,
 };
-use crate::support::fake_apiserver::{CRDS, Form, crd};
+use crate::support::fake_apiserver::{CRDS, DiscoveryFormat, crd};
 use crate::support::log_capture;
 use crate::support::pki::start;
 
@@ -41,8 +41,11 @@ async fn mixed_cluster() -> (ClusterFixture, PeerServer, Handle) {
 
 /// How many requests of clients for `/apis` the local server has received.
 fn discovery_request_count(cluster: &ClusterFixture) -> usize {
-    let seen = cluster.local.client_requests();
-    seen.iter().filter(|seen| seen.path() == "/apis").count()
+    let recorded = cluster.local.client_requests();
+    recorded
+        .iter()
+        .filter(|recorded| recorded.path() == "/apis")
+        .count()
 }
 
 async fn discovery(client: &TlsClient, bridge: &Handle) -> Response {
@@ -132,8 +135,8 @@ async fn concurrent_requests_share_one_refresh_and_one_merge() {
 
     let goes_on = Arc::new(Notify::new());
     let held = goes_on.clone();
-    cluster.local.hook(move |seen: &RecordedRequest| {
-        let is_look = seen.is_probe() && seen.path() == "/version";
+    cluster.local.set_hook(move |recorded: &RecordedRequest| {
+        let is_look = recorded.is_probe() && recorded.path() == "/version";
         is_look.then(|| Reply::json(r#"{"gitVersion": "v1.36.4"}"#).after(&held))
     });
     let looked = async |times: usize| {
@@ -173,10 +176,10 @@ async fn concurrent_requests_share_one_refresh_and_one_merge() {
         goes_on.notify_one();
     };
     let (first, many, ()) = tokio::join!(get_discovery(), many, conduct);
-    for shown in many.iter().chain([&first]) {
+    for served in many.iter().chain([&first]) {
         assert!(
-            shown.contains("daemons") && shown.contains("fleets"),
-            "{shown}"
+            served.contains("daemons") && served.contains("fleets"),
+            "{served}"
         );
     }
     // One refresh for the first request, and one for all others; all get the same document.
@@ -190,8 +193,8 @@ async fn a_client_without_permission_is_denied_even_after_others_have_read() {
     let (cluster, _b, bridge) = mixed_cluster().await;
     let alice = cluster.alice();
     let bob = cluster.pki.user("bob", &[]);
-    cluster.local.hook(|seen: &RecordedRequest| {
-        let bob = seen.all("x-remote-user") == ["bob"] && seen.path() == "/apis";
+    cluster.local.set_hook(|recorded: &RecordedRequest| {
+        let bob = recorded.all("x-remote-user") == ["bob"] && recorded.path() == "/apis";
         bob.then(|| Reply::new(403).body("bob may not"))
     });
     for _ in 0..3 {
@@ -222,21 +225,21 @@ async fn a_new_resource_is_in_discovery_at_once() {
         "example.com/v1 widgets",
     ]);
     // Whether or not its watch event has arrived.
-    let shown = discovery(&alice, &bridge).await.text();
+    let served = discovery(&alice, &bridge).await.text();
     assert!(
-        shown.contains("widgets") && shown.contains("fleets"),
-        "{shown}"
+        served.contains("widgets") && served.contains("fleets"),
+        "{served}"
     );
     // Without an event, for a client without a cached permission.
     let mut serves = vec![cluster::SHARED, "v1 pods", "apps/v1 deployments"];
     serves.push("example.com/v1 contraptions");
     cluster.local.serve(&serves);
-    let shown = discovery(&cluster.pki.user("dora", &[]), &bridge)
+    let served = discovery(&cluster.pki.user("dora", &[]), &bridge)
         .await
         .text();
     assert!(
-        shown.contains("contraptions") && shown.contains("fleets"),
-        "{shown}"
+        served.contains("contraptions") && served.contains("fleets"),
+        "{served}"
     );
 }
 
@@ -259,8 +262,8 @@ async fn the_server_list_has_the_discovery_of_each_server() {
     assert!(!serves(own, "fleets") && serves(own, "deployments") && serves(own, "pods"));
     assert!(serves(peer, "fleets") && serves(peer, "pods"));
 
-    cluster.local.hook(|seen: &RecordedRequest| {
-        let alice = seen.all("x-remote-user") == ["alice"];
+    cluster.local.set_hook(|recorded: &RecordedRequest| {
+        let alice = recorded.all("x-remote-user") == ["alice"];
         alice.then(|| Reply::new(403).body("no"))
     });
     let refused = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
@@ -339,9 +342,9 @@ async fn without_certificates_for_peers_discovery_is_local_and_counted() {
         get(&cluster, &alone, "/readyz", "*/*").await.status == 200
     })
     .await;
-    let shown = discovery(&alice, &alone).await;
-    assert_eq!(shown.status, 200);
-    assert!(!shown.text().contains("fleets"));
+    let served = discovery(&alice, &alone).await;
+    assert_eq!(served.status, 200);
+    assert!(!served.text().contains("fleets"));
     let nopeer = format!("{V2};profile=nopeer");
     get(&cluster, &alone, "/apis", &nopeer).await;
     let metrics = metrics(&alone).await;
@@ -466,8 +469,8 @@ async fn openapi_log_lines_name_a_peer_by_its_host() {
         (500, "a peer does not send OpenAPI"),
         (200, "OpenAPI of a peer cannot be read"),
     ] {
-        b.apiserver.hook(move |seen| {
-            let is_asked = seen.path() == path;
+        b.apiserver.set_hook(move |recorded| {
+            let is_asked = recorded.path() == path;
             is_asked.then(|| {
                 Reply::new(reply)
                     .header("ETag", "\"new\"")
@@ -491,8 +494,10 @@ async fn bridges_of_old_servers_serve_unmerged_lists_to_peers() {
     let local = ["apps/v1 deployments"];
     let (cluster, [b], bridge) =
         ClusterFixture::with_peers(&local, [(B, &[PEER_RESOURCE, NEW])]).await;
-    b.apiserver.is_version("v1.25.16", Form::Legacy);
-    cluster.local.is_version("v1.25.16", Form::Legacy);
+    b.apiserver.set_version("v1.25.16", DiscoveryFormat::Legacy);
+    cluster
+        .local
+        .set_version("v1.25.16", DiscoveryFormat::Legacy);
     cluster.local.lease(B, "two");
     eventually("the lists are requested", TEST_TIMEOUT, async || {
         !b.apiserver.gateway_requests("/apis/apps/v1").is_empty()
@@ -508,14 +513,18 @@ async fn bridges_of_old_servers_serve_unmerged_lists_to_peers() {
         ("accept", LEGACY_LIST),
     ];
     for path in ["/apis", "/apis/apps/v1", "/openapi/v2"] {
-        let told = send_request(&proxy, &bridge, "GET", path, &headers, "").await;
-        assert_eq!(told.status, 200, "{path}");
-        assert!(!told.text().contains("fleets"), "{path}: {}", told.text());
+        let received = send_request(&proxy, &bridge, "GET", path, &headers, "").await;
+        assert_eq!(received.status, 200, "{path}");
+        assert!(
+            !received.text().contains("fleets"),
+            "{path}: {}",
+            received.text()
+        );
     }
     // Also if the client requests unmerged discovery by its Accept header.
     let nopeer = "application/json;profile=nopeer";
-    let told = get(&cluster, &bridge, "/apis/apps/v1", nopeer).await;
-    assert!(!told.text().contains("fleets"), "{}", told.text());
+    let received = get(&cluster, &bridge, "/apis/apps/v1", nopeer).await;
+    assert!(!received.text().contains("fleets"), "{}", received.text());
 }
 
 #[tokio::test]
@@ -558,14 +567,16 @@ async fn a_deleted_resource_is_removed_from_lists_at_once() {
 #[tokio::test]
 async fn a_cached_permission_is_valid_for_one_credential_and_one_method() {
     let (cluster, _b, bridge) = mixed_cluster().await;
-    cluster.local.hook(|seen: &RecordedRequest| {
-        let good = seen.header("sec-websocket-protocol") == Some("good") && seen.method != "HEAD";
-        (seen.path() == "/apis" && !seen.is_probe() && !good).then(|| Reply::new(403).body("no"))
+    cluster.local.set_hook(|recorded: &RecordedRequest| {
+        let good =
+            recorded.header("sec-websocket-protocol") == Some("good") && recorded.method != "HEAD";
+        (recorded.path() == "/apis" && !recorded.is_probe() && !good)
+            .then(|| Reply::new(403).body("no"))
     });
-    let nobody = cluster.pki.client();
+    let anonymous = cluster.pki.client();
     let status_of = async |method: &str, token: &str| {
         let headers = [("accept", V2), ("sec-websocket-protocol", token)];
-        send_request(&nobody, &bridge, method, "/apis", &headers, "")
+        send_request(&anonymous, &bridge, method, "/apis", &headers, "")
             .await
             .status
     };
@@ -579,8 +590,8 @@ async fn a_cached_permission_is_valid_for_one_credential_and_one_method() {
 #[tokio::test]
 async fn a_client_without_permission_for_openapi_is_denied() {
     let (cluster, b, bridge) = mixed_cluster().await;
-    cluster.local.hook(|seen: &RecordedRequest| {
-        let alice = seen.all("x-remote-user") == ["alice"];
+    cluster.local.set_hook(|recorded: &RecordedRequest| {
+        let alice = recorded.all("x-remote-user") == ["alice"];
         alice.then(|| Reply::new(403).body("no"))
     });
     for path in ["/openapi/v2", "/openapi/v3", "/openapi/v3/apis/apps/v1"] {

@@ -1,4 +1,4 @@
-//! A bridge in front of a stand-in server, and other stand-ins that are its peers.
+//! A bridge in front of a fake API server, and other fake API servers that are its peers.
 
 use std::net::SocketAddr;
 
@@ -18,18 +18,18 @@ use crate::support::admin_client;
 use crate::support::fake_apiserver::FakeApiServer;
 use crate::support::pki::{PkiFixture, start};
 
-/// The identity that the bridge speaks for.
+/// The identity of the local server.
 pub(crate) const OWN: &str = "apiserver-own";
 
-/// What every server here serves.
+/// Served by every server.
 pub(crate) const SHARED: &str = "apps/v1 deployments";
 pub(crate) const SHARED_PATH: &str = "/apis/apps/v1/namespaces/a/deployments";
 
-/// What only peers serve.
+/// Served by peers only.
 pub(crate) const NEW: &str = "storage.k8s.io/v1alpha1 volumeattributesclasses";
 pub(crate) const NEW_PATH: &str = "/apis/storage.k8s.io/v1alpha1/volumeattributesclasses";
 
-/// What nobody serves.
+/// Served by no server.
 pub(crate) const UNSERVED_PATH: &str = "/apis/storage.k8s.io/v1alpha1/nothings";
 
 /// Servers that share an etcd, and a bridge beside one of them.
@@ -40,21 +40,21 @@ pub(crate) struct ClusterFixture {
     pub(crate) local: FakeApiServer,
 }
 
-/// A server whose address is known to the others.
+/// A server whose address is published.
 pub(crate) struct PeerServer {
     pub(crate) name: &'static str,
     pub(crate) apiserver: FakeApiServer,
     published: Option<PublishedAddress>,
 }
 
-/// An address in the registry, until it is dropped.
+/// An address in the registry; dropping this withdraws it.
 pub(crate) struct PublishedAddress {
-    /// The registry withdraws what nobody publishes any more.
+    /// The registry withdraws an address when its sender is dropped.
     _publish: watch::Sender<Option<(Identity, SocketAddr)>>,
 }
 
 impl ClusterFixture {
-    /// The local server serves [`SHARED`] and this, and keeps its own Lease.
+    /// The local server serves [`SHARED`] and `serves`, and maintains its own Lease.
     pub(crate) async fn new(serves: &[&str]) -> Self {
         let pki = PkiFixture::new();
         let peer_ca = Ca::new("peer-ca");
@@ -72,7 +72,7 @@ impl ClusterFixture {
         }
     }
 
-    /// A cluster with peers, and a bridge that knows all of them.
+    /// A cluster with peers, and a bridge that has discovered all of them.
     pub(crate) async fn with_peers<const N: usize>(
         local: &[&str],
         peers: [(&'static str, &[&str]); N],
@@ -83,11 +83,11 @@ impl ClusterFixture {
             running.push(cluster.peer(name, serves).await);
         }
         let bridge = cluster.start().await;
-        let running = running.try_into().ok().expect("as many as were asked for");
+        let running = running.try_into().ok().expect("one server for each peer");
         (cluster, running, bridge)
     }
 
-    /// A server that has a Lease and has published its address.
+    /// A server with a Lease and a published address.
     pub(crate) async fn peer(&self, name: &'static str, serves: &[&str]) -> PeerServer {
         let leaf = self.peer_ca.server(&["kubernetes.default.svc"]);
         self.peer_with_certificate(name, serves, leaf).await
@@ -100,7 +100,7 @@ impl ClusterFixture {
         certificate: Leaf,
     ) -> PeerServer {
         let apiserver = self.server(name, serves, certificate).await;
-        apiserver.is_bridge();
+        apiserver.answer_as_bridge();
         self.local.lease(name, "one");
         let published = Some(self.publish(name, apiserver.server.addr()));
         PeerServer {
@@ -110,7 +110,7 @@ impl ClusterFixture {
         }
     }
 
-    /// A server that nobody has heard of.
+    /// A server without a Lease and without a published address.
     pub(crate) async fn server(
         &self,
         name: &str,
@@ -121,7 +121,7 @@ impl ClusterFixture {
             .await
     }
 
-    /// The same, speaking these protocols alone.
+    /// The same, with these ALPN protocols only.
     pub(crate) async fn server_with_alpn(
         &self,
         alpn: &[&'static str],
@@ -136,17 +136,17 @@ impl ClusterFixture {
         FakeApiServer::start(options, name, &serves).await
     }
 
-    /// All addresses that servers have published, as they change.
+    /// All published addresses, as they change.
     pub(crate) fn addresses(&self) -> watch::Receiver<Addresses> {
-        let nobody = Identity::named("apiserver-nobody").unwrap();
-        let (stays, own) = watch::channel(Some((nobody, SocketAddr::from(([127, 0, 0, 1], 1)))));
+        let anonymous = Identity::named("apiserver-nobody").unwrap();
+        let (stays, own) = watch::channel(Some((anonymous, SocketAddr::from(([127, 0, 0, 1], 1)))));
         let registry = self.exchange.registry();
-        let (found, seen) = watch::channel(Addresses::new());
+        let (found, recorded) = watch::channel(Addresses::new());
         tokio::spawn(async move {
             registry.run(own, found).await;
             drop(stays);
         });
-        seen
+        recorded
     }
 
     pub(crate) fn publish(&self, name: &str, address: SocketAddr) -> PublishedAddress {
@@ -166,7 +166,7 @@ impl ClusterFixture {
         config
     }
 
-    /// A bridge that has learnt what every published peer serves.
+    /// Starts a bridge and waits until it has the discovery of every published peer.
     pub(crate) async fn start(&self) -> Handle {
         let bridge = start(&self.config());
         eventually("the cluster is known", TEST_TIMEOUT, async || {
@@ -203,7 +203,7 @@ impl ClusterFixture {
         send_request(&self.alice(), bridge, "POST", path, &[], body).await
     }
 
-    /// Waits until a GET is answered so.
+    /// Waits until a GET is answered with this status code.
     pub(crate) async fn wait_for_status(&self, bridge: &Handle, path: &str, code: u16) {
         let what = format!("{path} is answered with {code}");
         eventually(&what, TEST_TIMEOUT, async || {
@@ -214,12 +214,12 @@ impl ClusterFixture {
 }
 
 impl PeerServer {
-    /// What came from clients, by way of the bridge.
+    /// The requests of clients that the bridge has forwarded here.
     pub(crate) fn client_requests(&self) -> Vec<RecordedRequest> {
         self.apiserver.client_requests()
     }
 
-    /// Neither listens nor answers any more.
+    /// Closes the listener and all connections.
     pub(crate) async fn shut_down(&self) {
         self.apiserver.server.stop_listening().await;
         self.apiserver.server.kill_connections().await;
@@ -230,7 +230,7 @@ impl PeerServer {
     }
 }
 
-/// A request over HTTP/2, on a connection of its own.
+/// Sends a request over HTTP/2, on its own connection.
 pub(crate) async fn send_request(
     client: &TlsClient,
     bridge: &Handle,
@@ -248,10 +248,10 @@ pub(crate) async fn send_request(
     let h2 = client.http2(bridge.address()).await.unwrap();
     let answered = h2.request(request.body(()).unwrap(), body);
     let answered = tokio::time::timeout(TEST_TIMEOUT, answered).await;
-    answered.expect("an answer").unwrap()
+    answered.expect("a response").unwrap()
 }
 
-/// Which stand-in answered.
+/// The name of the fake API server that answered.
 #[track_caller]
 pub(crate) fn served_by(response: &Response) -> String {
     assert_eq!(response.status, 200, "{}", response.text());
@@ -259,7 +259,7 @@ pub(crate) fn served_by(response: &Response) -> String {
     body["servedBy"].as_str().unwrap().to_owned()
 }
 
-/// Checks that an answer is a Status with this code, and gives its message.
+/// Checks that a response is a Status with this code, and returns its message.
 #[track_caller]
 pub(crate) fn status_message(response: &Response, code: u16) -> String {
     assert_eq!(response.status, code, "{}", response.text());

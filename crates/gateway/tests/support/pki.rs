@@ -1,4 +1,4 @@
-//! A bridge in front of a stand-in, with certificates for everybody.
+//! The certificates and configuration of a bridge in front of a fake upstream.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -16,18 +16,18 @@ use skewbridge_gateway::config::{
 use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_testkit::{Ca, Leaf, ScratchDir, TlsClient};
 
-/// Everybody's certificates, and the files that the bridge reads.
+/// A PKI for client, bridge and upstream, and the files that the bridge reads.
 pub(crate) struct PkiFixture {
     pub(crate) dir: ScratchDir,
     /// Signs the bridge's serving certificate.
     pub(crate) serving_ca: Ca,
     /// Signs upstream's serving certificate.
     pub(crate) upstream_ca: Ca,
-    /// Signs users.
+    /// Signs client certificates of users.
     pub(crate) client_ca: Ca,
-    /// Signs front proxies.
+    /// Signs front-proxy certificates.
     pub(crate) front_proxy_ca: Ca,
-    /// What upstream shows.
+    /// The serving certificate of upstream.
     pub(crate) upstream: Leaf,
 }
 
@@ -58,7 +58,7 @@ impl PkiFixture {
         Self { upstream, ..pki }
     }
 
-    /// A bridge in front of this address, to be changed as a test needs it.
+    /// The configuration of a bridge in front of this address; tests may change it.
     pub(crate) fn config(&self, upstream: SocketAddr) -> Config {
         let file = |name: &str| self.dir.path().join(name);
         let pair = |name: &str| KeyPairFiles {
@@ -127,7 +127,7 @@ impl PkiFixture {
         }
     }
 
-    /// A running bridge in front of this address.
+    /// Starts a bridge in front of this address.
     pub(crate) fn start_bridge(&self, upstream: SocketAddr) -> Handle {
         start(&self.config(upstream))
     }
@@ -142,7 +142,7 @@ impl PkiFixture {
         self.client().identity(&self.client_ca.client(name, groups))
     }
 
-    /// A client of the bridge that may speak for others.
+    /// A client of the bridge with a front-proxy certificate, which may assert identities.
     pub(crate) fn peer(&self) -> TlsClient {
         self.client()
             .identity(&self.front_proxy_ca.client("front-proxy-client", &[]))

@@ -1,5 +1,5 @@
-//! Both ends of a stream: a client that speaks WebSocket as kubectl does, and a node
-//! behind a stand-in for kube-apiserver that speaks SPDY.
+//! Both ends of a stream: a WebSocket client like kubectl, and a node that speaks SPDY behind a
+//! fake kube-apiserver.
 
 use std::collections::HashMap;
 use std::io;
@@ -30,15 +30,15 @@ pub(crate) const EXEC: &str =
     "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&stderr=true";
 pub(crate) const FORWARD: &str = "/api/v1/namespaces/n/pods/p/portforward";
 
-/// A server that does not translate by itself, and one that does.
-pub(crate) const OLD: &str = "v1.28.15";
-pub(crate) const NEW: &str = "v1.36.4";
+/// A version that does not translate streams itself, and one that does.
+pub(crate) const VERSION_WITHOUT_TRANSLATION: &str = "v1.28.15";
+pub(crate) const VERSION_WITH_TRANSLATION: &str = "v1.36.4";
 
 pub(crate) fn always_translate(config: &mut gateway::Config) {
     config.streams.translate = gateway::TranslateStreams::Always;
 }
 
-/// A bridge that knows the version of what it stands before.
+/// Starts a bridge and waits until it knows the version of its upstream.
 pub(crate) async fn start_bridge(
     pki: &PkiFixture,
     cluster: &SpdyUpstream,
@@ -48,7 +48,7 @@ pub(crate) async fn start_bridge(
     change(&mut config);
     let bridge = start(&config);
     let admin = bridge.admin_address();
-    eventually("a bridge that is ready", TEST_TIMEOUT, async || {
+    eventually("the bridge is ready", TEST_TIMEOUT, async || {
         admin_client::get(admin, "/readyz").await.status == 200
     })
     .await;
@@ -61,26 +61,25 @@ pub(crate) async fn metrics(bridge: &skewbridge_gateway::Handle) -> String {
         .body
 }
 
-/// Whether this line is in the metrics.
+/// Whether the metrics contain this line.
 pub(crate) async fn has_metric(bridge: &skewbridge_gateway::Handle, line: &str) -> bool {
     metrics(bridge).await.lines().any(|it| it == line)
 }
 
-pub(crate) const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
+pub(crate) const WEBSOCKET_KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 pub(crate) const SUCCESS: &str = r#"{"metadata":{},"status":"Success"}"#;
 
-/// A kube-apiserver of some version whose nodes speak SPDY only.
+/// A kube-apiserver of this version whose nodes support only SPDY.
 pub(crate) struct SpdyUpstream {
     pub(crate) api: ApiServer,
     upgrades: mpsc::UnboundedReceiver<Upgrade>,
 }
 
-/// What the stand-in says to a request that wants to switch protocols; `None` leaves
-/// it to switch to what was stream_requests for.
+/// The response to an upgrade request; `None` accepts the upgrade.
 pub(crate) type Refusal = Arc<dyn Fn(&RecordedRequest) -> Option<Reply> + Send + Sync>;
 
 impl SpdyUpstream {
-    /// Of this version; refuses WebSocket as a node does.
+    /// Rejects WebSocket like a node.
     pub(crate) async fn with_version(pki: &PkiFixture, version: &'static str) -> Self {
         Self::with(pki, version, Arc::new(refuse_websocket)).await
     }
@@ -89,19 +88,19 @@ impl SpdyUpstream {
         let (sender, upgrades) = mpsc::unbounded_channel();
         let options =
             Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca));
-        let api = ApiServer::start(options, move |seen| {
-            if seen.path() == "/version" {
+        let api = ApiServer::start(options, move |recorded| {
+            if recorded.path() == "/version" {
                 return Reply::json(format!(r#"{{"gitVersion":"{version}"}}"#));
             }
-            if let Some(refused) = refusal(&seen) {
+            if let Some(refused) = refusal(&recorded) {
                 return refused;
             }
-            let Some(protocol) = seen.header("upgrade") else {
+            let Some(protocol) = recorded.header("upgrade") else {
                 return Reply::json("{}");
             };
             let (reply, upgrade) = Reply::upgrade(protocol);
             sender.send(upgrade).unwrap();
-            match seen.header("x-stream-protocol-version") {
+            match recorded.header("x-stream-protocol-version") {
                 Some(offer) => reply.header("X-Stream-Protocol-Version", offer),
                 None => reply
                     .header("Sec-WebSocket-Accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
@@ -113,40 +112,40 @@ impl SpdyUpstream {
     }
 
     /// The raw connection of the next stream.
-    pub(crate) async fn connection(&mut self) -> Connection {
+    pub(crate) async fn next_connection(&mut self) -> Connection {
         self.upgrades.recv().await.unwrap().connection().await
     }
 
-    /// The next command, with as many streams as it should have.
-    pub(crate) async fn command(&mut self, streams: usize) -> Node {
-        Node::over(self.connection().await, streams).await
+    /// The next command, which has this many streams.
+    pub(crate) async fn next_command(&mut self, streams: usize) -> Node {
+        Node::accept(self.next_connection().await, streams).await
     }
 
-    /// The requests for streams that have come.
+    /// The requests for streams.
     pub(crate) fn stream_requests(&self) -> Vec<RecordedRequest> {
-        let mut seen = self.api.requests();
-        seen.retain(|seen| seen.path().contains("/pods/"));
-        seen
+        let mut recorded = self.api.requests();
+        recorded.retain(|recorded| recorded.path().contains("/pods/"));
+        recorded
     }
 }
 
-/// As nodes refuse a protocol that they do not speak.
-pub(crate) fn refuse_websocket(seen: &RecordedRequest) -> Option<Reply> {
-    let websocket = seen.header("upgrade") == Some("websocket");
+/// How nodes reject a protocol that they do not support.
+pub(crate) fn refuse_websocket(recorded: &RecordedRequest) -> Option<Reply> {
+    let websocket = recorded.header("upgrade") == Some("websocket");
     websocket.then(|| Reply::new(403))
 }
 
-/// A node that runs a command: the server side of SPDY.
+/// A node that runs a command: the SPDY server.
 pub(crate) struct Node {
     pub(crate) streams: HashMap<String, Stream>,
-    /// In the order in which they were opened.
+    /// The stream names, in the order in which they were opened.
     pub(crate) order: Vec<String>,
     pub(crate) handle: Handle,
     pub(crate) driver: JoinHandle<()>,
 }
 
 impl Node {
-    pub(crate) async fn over<T>(io: T, count: usize) -> Self
+    pub(crate) async fn accept<T>(io: T, count: usize) -> Self
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -161,7 +160,7 @@ impl Node {
             order.push(name.clone());
             streams.insert(name, request.accept(Headers::new()).unwrap());
         }
-        // Kept open: dropping it would end the connection with the last stream.
+        // Kept open: dropping it would close the connection with the last stream.
         std::mem::forget(incoming);
         Self {
             streams,
@@ -181,7 +180,7 @@ impl Node {
         stream.receiver.read().await.unwrap()
     }
 
-    /// Says how the command ended, and goes away as kubelets do.
+    /// Sends the status of the command and closes the connection like a kubelet.
     pub(crate) async fn end(mut self, status: &str) {
         self.write("error", status.to_owned()).await;
         for stream in self.streams.values_mut() {
@@ -190,13 +189,13 @@ impl Node {
         self.handle.close();
     }
 
-    /// Is lost without a word.
+    /// Disconnects without a status.
     pub(crate) fn kill(self) {
         self.driver.abort();
     }
 }
 
-/// Keeps a copy of what is written.
+/// Records the bytes that are written.
 pub(crate) struct RecordingIo {
     pub(crate) io: Connection,
     pub(crate) written: Arc<Mutex<Vec<u8>>>,
@@ -235,7 +234,7 @@ impl AsyncWrite for RecordingIo {
     }
 }
 
-/// A client of the bridge by WebSocket.
+/// A WebSocket client of the bridge.
 pub(crate) struct WebSocket {
     pub(crate) io: Connection,
     pub(crate) input: BytesMut,
@@ -243,29 +242,29 @@ pub(crate) struct WebSocket {
     reader: FromServer,
     writer: ToServer,
     encoder: Encoder,
-    /// Answers pings, as clients do.
+    /// Whether pings are answered.
     pub(crate) answers_pings: bool,
     pub(crate) pings: usize,
 }
 
-/// What a client is told.
+/// A message on a channel, or the close frame.
 #[derive(Debug, PartialEq)]
 pub(crate) enum ClientMessage {
     Data(Output, Bytes),
     Closed(u16, String),
 }
 
-/// The head of a request for a WebSocket.
+/// The head of a WebSocket upgrade request.
 pub(crate) fn upgrade_request(path: &str, offers: &str, more: &str) -> String {
     format!(
         "GET {path} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {KEY}\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {WEBSOCKET_KEY}\r\n\
          Sec-WebSocket-Protocol: {offers}\r\n{more}\r\n"
     )
 }
 
 impl WebSocket {
-    /// Asks for a stream and gets one.
+    /// Opens a stream.
     pub(crate) async fn open(
         client: &TlsClient,
         bridge: std::net::SocketAddr,
@@ -285,11 +284,11 @@ impl WebSocket {
         );
         assert_eq!(head.header("sec-websocket-protocol"), Some(protocol.name()));
         assert_eq!(head.header("x-stream-protocol-version"), None);
-        Self::over(http.into_connection(), protocol)
+        Self::accept(http.into_connection(), protocol)
     }
 
-    /// After the handshake.
-    pub(crate) fn over(io: Connection, protocol: Protocol) -> Self {
+    /// A client on a connection after the handshake.
+    pub(crate) fn accept(io: Connection, protocol: Protocol) -> Self {
         let limits = Limits {
             frame: 1 << 30,
             message: 1 << 30,
@@ -336,7 +335,7 @@ impl WebSocket {
         self.send(out).await.unwrap();
     }
 
-    /// The next event, pings aside.
+    /// The next event except pings.
     pub(crate) async fn event(&mut self) -> io::Result<Event> {
         loop {
             match self.decoder.decode(&mut self.input).unwrap() {
@@ -356,14 +355,14 @@ impl WebSocket {
         }
     }
 
-    pub(crate) async fn piece(&mut self) -> MessageChunk {
+    pub(crate) async fn next_chunk(&mut self) -> MessageChunk {
         match self.event().await.unwrap() {
             Event::Chunk(piece) => piece,
             Event::Control(control) => panic!("{control:?}"),
         }
     }
 
-    /// What is said next on a channel.
+    /// The next message on a channel, or the close frame.
     pub(crate) async fn next_message(&mut self) -> io::Result<ClientMessage> {
         loop {
             match self.event().await? {
@@ -384,8 +383,8 @@ impl WebSocket {
         }
     }
 
-    /// Everything to the end.
-    pub(crate) async fn all(&mut self) -> StreamTranscript {
+    /// Reads everything up to the end of the stream.
+    pub(crate) async fn read_to_end(&mut self) -> StreamTranscript {
         let mut transcript = StreamTranscript::default();
         loop {
             match self.next_message().await {
@@ -408,18 +407,18 @@ impl WebSocket {
     }
 }
 
-/// All that a client was told.
+/// Everything that a client has received.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct StreamTranscript {
     pub(crate) stdout: Vec<u8>,
     pub(crate) stderr: Vec<u8>,
     pub(crate) error: String,
-    /// What the connection was closed with, if it was.
+    /// The close code, if the connection was closed with one.
     pub(crate) code: Option<u16>,
 }
 
 impl StreamTranscript {
-    /// Whether a client could take it for a command that ended well.
+    /// Whether a client would take this for a successful command.
     pub(crate) fn looks_successful(&self) -> bool {
         self.code == Some(1000) && (self.error.is_empty() || self.error.contains("Success"))
     }

@@ -1,5 +1,5 @@
-//! Both ends of a stream that is carried upstream by WebSocket: a client that speaks SPDY
-//! as kubectl does, and kube-apiserver's own translator.
+//! Both ends of a stream that is carried upstream over WebSocket: a SPDY client like kubectl, and
+//! kube-apiserver's own translator.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,13 +27,14 @@ use crate::support::admin_client;
 use crate::support::pki::{PkiFixture, start};
 pub(crate) use crate::support::spdy_upstream::{EXEC, FORWARD, SUCCESS};
 
-pub(crate) const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+pub(crate) const ACCESS_REVIEWS_PATH: &str =
+    "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-/// A kube-apiserver that takes streams by WebSocket.
+/// A kube-apiserver that accepts streams over WebSocket.
 pub(crate) struct WebSocketUpstream {
     pub(crate) api: ApiServer,
     upgrades: mpsc::UnboundedReceiver<Upgrade>,
-    /// Whether callers may `create`.
+    /// Whether access reviews allow `create`.
     pub(crate) allows: Arc<AtomicBool>,
 }
 
@@ -44,27 +45,31 @@ impl WebSocketUpstream {
         let allowed = allows.clone();
         let options =
             Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca));
-        let api = ApiServer::start(options, move |seen| {
-            if seen.path() == "/version" {
+        let api = ApiServer::start(options, move |recorded| {
+            if recorded.path() == "/version" {
                 return Reply::json(r#"{"gitVersion":"v1.34.4"}"#);
             }
-            if seen.path() == REVIEWS {
+            if recorded.path() == ACCESS_REVIEWS_PATH {
                 let allowed = allowed.load(Ordering::Relaxed);
                 let body = format!(r#"{{"status":{{"allowed":{allowed},"reason":"because"}}}}"#);
                 return Reply::json(body).status(201);
             }
-            if seen.header("upgrade") != Some("websocket") {
+            if recorded.header("upgrade") != Some("websocket") {
                 return Reply::json("{}");
             }
             let (reply, upgrade) = Reply::upgrade("websocket");
             sender.send(upgrade).unwrap();
-            let key = seen.header("sec-websocket-key").unwrap().parse().unwrap();
+            let key = recorded
+                .header("sec-websocket-key")
+                .unwrap()
+                .parse()
+                .unwrap();
             let accept = Key::parse(&key).unwrap().accept();
             reply
                 .header("Sec-WebSocket-Accept", accept.to_str().unwrap())
                 .header(
                     "Sec-WebSocket-Protocol",
-                    seen.header("sec-websocket-protocol").unwrap(),
+                    recorded.header("sec-websocket-protocol").unwrap(),
                 )
         })
         .await;
@@ -75,15 +80,15 @@ impl WebSocketUpstream {
         }
     }
 
-    pub(crate) async fn connection(&mut self) -> Connection {
+    pub(crate) async fn next_connection(&mut self) -> Connection {
         self.upgrades.recv().await.unwrap().connection().await
     }
 
     pub(crate) fn requests_to(&self, path: &str) -> Vec<RecordedRequest> {
         let path = path.split('?').next().unwrap();
-        let mut seen = self.api.requests();
-        seen.retain(|seen| seen.path() == path);
-        seen
+        let mut recorded = self.api.requests();
+        recorded.retain(|recorded| recorded.path() == path);
+        recorded
     }
 }
 
@@ -101,7 +106,7 @@ pub(crate) async fn start_bridge_with(
     change(&mut config);
     let bridge = start(&config);
     let admin = bridge.admin_address();
-    eventually("a bridge that is ready", TEST_TIMEOUT, async || {
+    eventually("the bridge is ready", TEST_TIMEOUT, async || {
         admin_client::get(admin, "/readyz").await.status == 200
     })
     .await;
@@ -115,7 +120,7 @@ pub(crate) fn upgrade_request(path: &str, offers: &str) -> String {
     )
 }
 
-/// A client of the bridge by SPDY, as kubectl is one.
+/// A SPDY client of the bridge, like kubectl.
 pub(crate) struct SpdyClient {
     pub(crate) streams: HashMap<&'static str, Stream>,
     pub(crate) handle: Spdy,
@@ -147,7 +152,7 @@ impl SpdyClient {
         }
     }
 
-    /// Everything that a stream carries, and whether it ended as it should.
+    /// All data of a stream, and whether the stream ended without a reset.
     pub(crate) async fn read_to_end(&mut self, name: &str) -> (String, bool) {
         let mut all = Vec::new();
         let receiver = &mut self.streams.get_mut(name).unwrap().receiver;
@@ -164,7 +169,7 @@ impl SpdyClient {
     }
 }
 
-/// kube-apiserver's own translator, as far as a client sees it.
+/// kube-apiserver's own translator, as seen by its client.
 pub(crate) struct WebSocketServer {
     pub(crate) io: Connection,
     pub(crate) input: BytesMut,
@@ -174,7 +179,7 @@ pub(crate) struct WebSocketServer {
 }
 
 impl WebSocketServer {
-    pub(crate) fn over(io: Connection) -> Self {
+    pub(crate) fn accept(io: Connection) -> Self {
         let limits = Limits {
             frame: 1 << 30,
             message: 1 << 30,
@@ -192,8 +197,8 @@ impl WebSocketServer {
         loop {
             match self.decoder.decode(&mut self.input).unwrap() {
                 Some(Event::Chunk(piece)) => {
-                    if let Some(said) = self.reader.read_chunk(piece).unwrap() {
-                        return Some(said);
+                    if let Some(sent_status) = self.reader.read_chunk(piece).unwrap() {
+                        return Some(sent_status);
                     }
                 }
                 Some(Event::Control(Control::Close(_))) => return None,
@@ -221,7 +226,7 @@ impl WebSocketServer {
         self.writer.control(&Control::Close(Some(close)), &mut out);
         self.io.write_all(&out).await.unwrap();
         self.io.flush().await.unwrap();
-        // As it does: the client's answer is waited for.
+        // Like kube-apiserver, waits for the client's close frame.
         let _ = timeout(Duration::from_secs(5), self.next_event()).await;
     }
 }
