@@ -416,8 +416,8 @@ async fn readyz_follows_the_readiness_of_upstream() {
     upstream.listen_again().await;
     wait_until_ready(&bridge).await;
 
-    for (sent_status, expected) in [(500, 500), (401, 200), (503, 500), (403, 200)] {
-        status.store(sent_status, Ordering::SeqCst);
+    for (current_status, expected) in [(500, 500), (401, 200), (503, 500), (403, 200)] {
+        status.store(current_status, Ordering::SeqCst);
         wait_for_status(&bridge, "/readyz", expected).await;
     }
 }
@@ -557,10 +557,10 @@ async fn health_endpoints_on_the_main_port_are_answered_by_upstream() {
     let pki = PkiFixture::new();
     let failing = "[+]ping ok\n[-]etcd failed: reason withheld\nreadyz check failed\n";
     let status = Arc::new(AtomicU16::new(500));
-    let sent_status = status.clone();
+    let current_status = status.clone();
     let options = Options::new(pki.upstream.clone());
     let upstream = ApiServer::start(options, move |recorded| match recorded.path() {
-        "/readyz" => Reply::new(sent_status.load(Ordering::SeqCst))
+        "/readyz" => Reply::new(current_status.load(Ordering::SeqCst))
             .header("X-Content-Type-Options", "nosniff")
             .body(failing),
         path => Reply::new(200).body(format!("upstream's {path}")),

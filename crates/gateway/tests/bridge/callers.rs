@@ -336,16 +336,16 @@ async fn impersonation_headers_are_forwarded_for_every_client() {
     fixture
         .assert_arrives(&alice, &asked, FRONT_PROXY, &as_alice)
         .await;
-    let any_client = fixture.pki.client();
+    let anonymous = fixture.pki.client();
     fixture
-        .assert_arrives(&any_client, &asked, PLAIN, &passed)
+        .assert_arrives(&anonymous, &asked, PLAIN, &passed)
         .await;
     let (asked, passed) = (
         [&asked[..], &[BEARER]].concat(),
         [&[token], &passed[..]].concat(),
     );
     fixture
-        .assert_arrives(&any_client, &asked, PLAIN, &passed)
+        .assert_arrives(&anonymous, &asked, PLAIN, &passed)
         .await;
 }
 

@@ -151,8 +151,9 @@ async fn the_response_shows_whether_an_address_in_the_file_is_a_bridge() {
         });
         let bridge = start(&with_file(&cluster, b.server.addr()));
         cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
-        let untrusted = cluster.pki.client();
-        let (_, certificate, _) = request_as_seen_by_b(&bridge, &b, &untrusted, &[BEARER]).await;
+        let client_with_token = cluster.pki.client();
+        let (_, certificate, _) =
+            request_as_seen_by_b(&bridge, &b, &client_with_token, &[BEARER]).await;
         assert_eq!(certificate.as_deref(), expected, "{by_bridge}");
     }
 }
@@ -165,9 +166,9 @@ async fn a_kube_apiserver_at_the_address_of_a_bridge_gets_tokens_without_the_cer
     let _published = cluster.publish(B, b.server.addr());
     let bridge = start(&cluster.config());
     cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
-    let untrusted = cluster.pki.client();
+    let client_with_token = cluster.pki.client();
     let junk = ("authorization", "Bearer junk");
-    let arrived = request_as_seen_by_b(&bridge, &b, &untrusted, &[junk]).await;
+    let arrived = request_as_seen_by_b(&bridge, &b, &client_with_token, &[junk]).await;
     assert_eq!(arrived, ("nobody".to_owned(), None, true));
 }
 

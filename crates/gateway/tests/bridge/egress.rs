@@ -359,14 +359,14 @@ const UPGRADE: &str = "POST /apis/new.example/v1/namespaces/a/widgets/b/exec HTT
 /// Sends more than the buffers on the way hold.
 async fn assert_transfers(from: &mut Connection, to: &mut Connection) {
     let bulk: Vec<u8> = (0..=250).cycle().take(300_000).collect();
-    let mut heard = vec![0; bulk.len()];
-    let sent_status = async {
+    let mut received_bytes = vec![0; bulk.len()];
+    let sending = async {
         from.write_all(&bulk).await.unwrap();
         from.flush().await.unwrap();
     };
-    let ((), read) = tokio::join!(sent_status, to.read_exact(&mut heard));
+    let ((), read) = tokio::join!(sending, to.read_exact(&mut received_bytes));
     read.unwrap();
-    assert!(heard == bulk, "the bytes arrive unchanged");
+    assert!(received_bytes == bulk, "the bytes arrive unchanged");
 }
 
 /// A GET, a watch and an upgrade reach the peer through this proxy only.

@@ -116,14 +116,14 @@ async fn an_upstream_that_returns_is_used_again() {
 #[tokio::test]
 async fn an_upstream_that_disconnects_before_its_headers_is_502() {
     let pki = PkiFixture::new();
-    for (sent_status, reset) in [
+    for (response_bytes, reset) in [
         ("", false),
         ("", true),
         ("HTTP/1.1 200 OK\r\nContent-", false),
         ("HTTP/1.1 100 Continue\r\n\r\n", false),
     ] {
         let upstream = start_scripted(&pki, move |_, mut conn| async move {
-            conn.write(sent_status).await;
+            conn.write(response_bytes).await;
             if reset {
                 conn.reset();
             }
@@ -135,7 +135,7 @@ async fn an_upstream_that_disconnects_before_its_headers_is_502() {
         assert_eq!(
             assert_json_status(&response, 502)["reason"],
             "InternalError",
-            "{sent_status:?}"
+            "{response_bytes:?}"
         );
         // The client's own connection is not affected.
         let post = "POST /api HTTP/1.1\r\nHost: k\r\nContent-Length: 2\r\n\r\n{}";
@@ -186,13 +186,13 @@ async fn a_malformed_http1_response_of_upstream_is_502() {
         ("HTTP/2", "\0\0\0\x04\0\0\0\0\0\r\n\r\n".to_owned()),
     ];
     let pki = PkiFixture::new();
-    for (name, sent_status) in rows {
+    for (name, response_bytes) in rows {
         println!("{name}");
         let upstream = start_scripted(&pki, move |_, mut conn| {
-            let sent_status = sent_status.clone();
+            let response_bytes = response_bytes.clone();
             async move {
                 // The bridge does not read all of it.
-                let _ = conn.io.write_all(sent_status.as_bytes()).await;
+                let _ = conn.io.write_all(response_bytes.as_bytes()).await;
                 let _ = conn.io.flush().await;
                 conn.stall().await;
             }
@@ -231,15 +231,15 @@ async fn a_malformed_http2_response_of_upstream_is_502() {
         }),
         ("headers that are too large", oversized),
     ];
-    for (name, sent_status) in rows {
+    for (name, response_bytes) in rows {
         println!("{name}");
         let upstream = ScriptedServer::start(&pki.upstream, None, &["h2"], move |mut conn| {
-            let sent_status = sent_status.clone();
+            let response_bytes = response_bytes.clone();
             async move {
                 // The bridge may close the connection at any time, for example that of its probe.
                 let _ = h2frames::accept(&mut conn.io, &[]).await;
                 let _ = h2frames::read_until(&mut conn.io, kind::HEADERS).await;
-                let _ = conn.io.write_all(&sent_status).await;
+                let _ = conn.io.write_all(&response_bytes).await;
                 let _ = conn.io.flush().await;
                 conn.stall().await;
             }

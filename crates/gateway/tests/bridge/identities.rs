@@ -94,8 +94,8 @@ async fn peering_is_off_when_an_intermediate_of_the_client_ca_signs_the_front_pr
 async fn peering_stops_while_a_reloaded_client_ca_signs_the_front_proxy_certificate() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let (dir, pki) = (&cluster.pki.dir, &cluster.pki);
-    let untrusted = pki.client();
-    let answer = send_request(&untrusted, &bridge, "GET", NEW_PATH, &[BEARER], "").await;
+    let client_with_token = pki.client();
+    let answer = send_request(&client_with_token, &bridge, "GET", NEW_PATH, &[BEARER], "").await;
     assert_eq!(served_by(&answer), B);
     assert_eq!(peering_metric(&bridge).await, Some(1.0));
 
@@ -263,8 +263,8 @@ async fn a_reloaded_file_that_would_make_users_front_proxies_is_rejected() {
 async fn a_ca_that_expires_at_run_time_no_longer_authenticates() {
     let pki = PkiFixture::new();
     let expires = SystemTime::now() + Duration::from_secs(4);
-    let closing = pki.client_ca.renewed_until(expires);
-    pki.dir.write("client-ca.crt", closing.pem());
+    let expiring_ca = pki.client_ca.renewed_until(expires);
+    pki.dir.write("client-ca.crt", expiring_ca.pem());
     let upstream = ApiServer::start(
         Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca)),
         |_| Reply::json("{}"),
@@ -319,7 +319,7 @@ async fn an_upstream_whose_ca_has_expired_gets_no_request() {
 #[tokio::test]
 async fn an_anonymous_identity_is_asserted_only_after_the_local_server_has_accepted_it() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
-    let untrusted = cluster.pki.client();
+    let client_with_token = cluster.pki.client();
     for (local, received, after, sent) in [
         (200, 200, None, true),
         (403, 200, None, true),
@@ -337,7 +337,7 @@ async fn an_anonymous_identity_is_asserted_only_after_the_local_server_has_accep
         };
         cluster.local.set_hook(answers);
         let before = b.client_requests().len();
-        let answer = send_request(&untrusted, &bridge, "POST", NEW_PATH, &[], "{}").await;
+        let answer = send_request(&client_with_token, &bridge, "POST", NEW_PATH, &[], "{}").await;
         assert_eq!(answer.status, received, "{local}: {}", answer.text());
         if !sent {
             let expected = after.or((local == 401).then_some("7"));
@@ -356,9 +356,9 @@ async fn peers_outside_the_permitted_networks_are_rejected_with_every_registry()
     let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
     let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
-    let remote_io = cluster.server(C, &[NEW], leaf).await;
+    let outside = cluster.server(C, &[NEW], leaf).await;
     // The same machine under an address that is not permitted, published before its Lease.
-    let address = format!("127.0.0.2:{}", remote_io.server.addr().port());
+    let address = format!("127.0.0.2:{}", outside.server.addr().port());
     let _published = cluster.publish(C, address.parse().unwrap());
     let mut config = cluster.config();
     config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
@@ -377,7 +377,7 @@ async fn peers_outside_the_permitted_networks_are_rejected_with_every_registry()
         },
     )
     .await;
-    assert!(remote_io.server.requests().is_empty());
+    assert!(outside.server.requests().is_empty());
     assert!(!b.client_requests().is_empty());
 }
 

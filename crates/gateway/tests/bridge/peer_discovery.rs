@@ -385,17 +385,17 @@ async fn a_lease_that_its_server_maintains_is_not_changed() {
 async fn addresses_are_read_from_leases_and_only_those_in_the_permitted_networks_are_used() {
     let cluster = ClusterFixture::new(&[]).await;
     let leaf = || cluster.peer_ca.server(&["kubernetes.default.svc"]);
-    let local_io = cluster.server(B, &[NEW], leaf()).await;
+    let inside = cluster.server(B, &[NEW], leaf()).await;
     let annotated = |name: &str, address: &str| {
         let mut lease = lease(name, "one");
         lease["metadata"]["annotations"][ADDRESS] = address.into();
         lease
     };
-    let address = local_io.server.addr().to_string();
+    let address = inside.server.addr().to_string();
     cluster.local.put(LEASES, annotated(B, &address));
     // The same server under an address outside the permitted network.
-    let remote_io = address.replace("127.0.0.1", "127.0.0.2");
-    cluster.local.put(LEASES, annotated(C, &remote_io));
+    let outside = address.replace("127.0.0.1", "127.0.0.2");
+    cluster.local.put(LEASES, annotated(C, &outside));
     let mut config = cluster.config();
     config.peers.registry = RegistryKind::Leases;
     config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
@@ -405,7 +405,7 @@ async fn addresses_are_read_from_leases_and_only_those_in_the_permitted_networks
     assert!(view["address"].is_null(), "{view}");
     let problem = view["problem"].as_str().unwrap();
     assert!(
-        problem.contains(&remote_io) && problem.contains("--peer-cidrs"),
+        problem.contains(&outside) && problem.contains("--peer-cidrs"),
         "{view}"
     );
 

@@ -337,14 +337,14 @@ async fn the_unreachable_server_is_named() {
         ("x-remote-user", "bob"),
     ];
     let peer = cluster.pki.peer();
-    for (path, sent_status) in [
+    for (path, expected) in [
         (SHARED_PATH, "(apiserver-own) cannot be reached: "),
         (NEW_PATH, "(apiserver-own), which does not serve"),
     ] {
         let answer = send_request(&peer, &bridge, "GET", path, &hop, "").await;
         let message = status_message(&answer, 503);
         assert!(message.contains("the kube-apiserver "), "{message}");
-        assert!(message.contains(sent_status), "{message}");
+        assert!(message.contains(expected), "{message}");
         assert_eq!(answer.header(NOT_PROCESSED), Some("true"));
     }
 }

@@ -172,8 +172,8 @@ async fn a_forged_hop_header_is_ignored() {
             (nobody.clone(), BEARER),
         ] {
             let headers = [(hop, "true"), more];
-            let server_io = send_request(&client, &bridge, "GET", NEW_PATH, &headers, "").await;
-            assert_eq!(served_by(&server_io), B, "{headers:?}");
+            let remote = send_request(&client, &bridge, "GET", NEW_PATH, &headers, "").await;
+            assert_eq!(served_by(&remote), B, "{headers:?}");
             let local = send_request(&client, &bridge, "GET", SHARED_PATH, &headers, "").await;
             assert_eq!(served_by(&local), OWN, "{headers:?}");
         }
@@ -413,7 +413,7 @@ async fn a_stream_is_translated_for_a_peer_that_does_not_translate_itself() {
 #[tokio::test]
 async fn a_response_of_a_peer_has_one_copy_of_every_header() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
-    let sent_status = [
+    let response_headers = [
         ("audit-id", "0c1f"),
         ("cache-control", "no-cache, private"),
         ("content-type", "application/json"),
@@ -424,10 +424,10 @@ async fn a_response_of_a_peer_has_one_copy_of_every_header() {
     b.apiserver.set_hook(move |recorded| {
         let reply = Reply::new(200).body("{}");
         let with = |reply: Reply, (name, value): &(&str, &str)| reply.header(name, value);
-        (recorded.path() == NEW_PATH).then(|| sent_status.iter().fold(reply, with))
+        (recorded.path() == NEW_PATH).then(|| response_headers.iter().fold(reply, with))
     });
     let answer = cluster.get(&bridge, NEW_PATH).await;
-    for (name, value) in sent_status {
+    for (name, value) in response_headers {
         let values: Vec<_> = (answer.headers.iter())
             .filter(|(found, _)| found.eq_ignore_ascii_case(name))
             .map(|(_, value)| value.as_str())

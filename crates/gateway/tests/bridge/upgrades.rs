@@ -499,14 +499,14 @@ async fn the_last_output_of_an_upstream_that_has_stopped_reading_arrives() {
             while input.write_all(&piece).await.is_ok() {}
         });
         is_sending.await.unwrap();
-        let sent_status = vec![b'o'; 48 * 1024];
-        server.write_all(&sent_status).await.unwrap();
+        let last_output = vec![b'o'; 48 * 1024];
+        server.write_all(&last_output).await.unwrap();
         server.flush().await.unwrap();
         drop(server);
         let mut received = Vec::new();
         // Finally closed without close_notify, so that it is not taken for complete.
         assert!(output.read_to_end(&mut received).await.is_err());
-        assert_eq!(received.len(), sent_status.len());
+        assert_eq!(received.len(), last_output.len());
         sending.abort();
     }
 }

@@ -3,6 +3,7 @@
 
 pub(crate) mod admin_client;
 pub(crate) mod cluster;
+pub(crate) mod exhaustion;
 pub(crate) mod fake_apiserver;
 pub(crate) mod identity;
 pub(crate) mod log_capture;
