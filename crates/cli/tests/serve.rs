@@ -1,6 +1,6 @@
 //! `skewbridge serve` as a process: files and flags in, requests through, log lines out, and
 //! signals to end it.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener};

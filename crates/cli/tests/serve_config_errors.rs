@@ -1,6 +1,6 @@
 //! Ten mistakes of an administrator, made with the real program: each message names the flag,
 //! the given file or address, and the remedy.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
