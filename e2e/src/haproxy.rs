@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use tokio::net::TcpStream;
 
 use crate::control_plane::ControlPlane;
@@ -46,7 +46,7 @@ listen streams
         let arguments = ["-db".to_owned(), "-f".to_owned(), config];
         let program = Path::new("haproxy");
         let process = Process::start(&name, &name, program, &arguments, self.pki.path());
-        eventually(&name, PATIENCE, async || {
+        eventually(&name, TEST_TIMEOUT, async || {
             TcpStream::connect(address).await.is_ok()
         })
         .await;

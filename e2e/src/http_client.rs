@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use skewbridge_testkit::{H1Client, H2Client, H2Stream, PATIENCE, Response, TlsClient};
+use skewbridge_testkit::{H1Client, H2Client, H2Stream, Response, TEST_TIMEOUT, TlsClient};
 
 /// The HTTP version of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,7 +141,7 @@ impl HttpClient {
     /// Sends a request and reads the whole response.
     pub async fn send(&mut self, request: &Request) -> io::Result<Response> {
         with_timeout(
-            PATIENCE,
+            TEST_TIMEOUT,
             Box::pin(async {
                 let mut open = match self.open.take() {
                     Some(open) => open,
@@ -174,7 +174,7 @@ impl HttpClient {
     /// Sends a request on its own connection and reads the head of the response.
     pub async fn stream(&self, request: &Request) -> io::Result<ResponseStream> {
         with_timeout(
-            PATIENCE,
+            TEST_TIMEOUT,
             Box::pin(async {
                 match self.connect().await? {
                     Open::H1(mut client) => {
@@ -233,7 +233,7 @@ impl ResponseStream {
     /// Reads the remaining body.
     pub async fn rest(&mut self) -> io::Result<Vec<u8>> {
         let mut all = Vec::new();
-        while let Some(part) = with_timeout(PATIENCE, self.next()).await? {
+        while let Some(part) = with_timeout(TEST_TIMEOUT, self.next()).await? {
             all.extend(part);
         }
         Ok(all)

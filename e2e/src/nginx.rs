@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use tokio::net::TcpStream;
 
 use crate::control_plane::ControlPlane;
@@ -69,7 +69,7 @@ http {{
         ];
         let program = Path::new("nginx");
         let process = Process::start(&name, &name, program, &arguments, self.pki.path());
-        eventually(&name, PATIENCE, async || {
+        eventually(&name, TEST_TIMEOUT, async || {
             TcpStream::connect(address).await.is_ok()
         })
         .await;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
@@ -38,7 +38,7 @@ pub async fn serve_websocket(directory: &Path) -> (Process, SocketAddr) {
     let arguments = ["serve".to_owned(), address.to_string()];
     let program = binaries::websocket();
     let process = Process::start("websocket", "websocket", &program, &arguments, directory);
-    eventually("the server listens", PATIENCE, async || {
+    eventually("the server listens", TEST_TIMEOUT, async || {
         TcpStream::connect(address).await.is_ok()
     })
     .await;

@@ -1,6 +1,6 @@
 //! `skewbridge serve` as a process: files and flags in, requests through, log lines out, and
 //! signals to end it.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener};
@@ -13,8 +13,8 @@ use http::Request;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, H1Client, Options, PATIENCE, Reply, Response, ScratchDir, TlsClient,
-    eventually, unprivileged_user,
+    ApiServer, Ca, ClientAuth, H1Client, Options, Reply, Response, ScratchDir, TEST_TIMEOUT,
+    TlsClient, eventually, unprivileged_user,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Notify;
@@ -148,7 +148,7 @@ impl Served {
 
     /// Waits until it has logged this.
     async fn logs(&self, text: &str) {
-        eventually(text, PATIENCE, async || self.log().contains(text)).await;
+        eventually(text, TEST_TIMEOUT, async || self.log().contains(text)).await;
     }
 
     fn signal(&self, signal: Signal) {
@@ -158,7 +158,7 @@ impl Served {
     /// Waits for its end, and for the end of its log.
     async fn exit(&mut self) -> ExitStatus {
         let mut status = None;
-        eventually("it exits", PATIENCE, async || {
+        eventually("it exits", TEST_TIMEOUT, async || {
             status = self.child.try_wait().unwrap();
             status.is_some()
         })
@@ -327,7 +327,10 @@ async fn either_signal_drains_and_then_exits_with_0() {
         // Probes arrive in between.
         let slow = |seen: &&skewbridge_testkit::RecordedRequest| seen.path() == "/slow";
         bed.upstream
-            .wait_for(|seen| seen.iter().filter(slow).count() > earlier, PATIENCE)
+            .wait_for(
+                |seen| seen.iter().filter(slow).count() > earlier,
+                TEST_TIMEOUT,
+            )
             .await;
 
         served.signal(signal);
@@ -348,7 +351,7 @@ async fn the_delay_is_served_before_the_drain() {
     let mut client = bed.client().http1(served.address).await.unwrap();
     // It is ready after the first response of upstream.
     let ready = async || send(&mut client, "GET /readyz", "").await.status == 200;
-    eventually("readiness", PATIENCE, ready).await;
+    eventually("readiness", TEST_TIMEOUT, ready).await;
     served.signal(Signal::TERM);
     served.logs("leaving").await;
     assert_eq!(send(&mut client, "GET /readyz", "").await.status, 500);

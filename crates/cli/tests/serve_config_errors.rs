@@ -1,6 +1,6 @@
 //! Ten mistakes of an administrator, made with the real program: each message names the flag,
 //! the given file or address, and the remedy.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Leaf, Options, PATIENCE, RecordedRequest, Reply, ScratchDir,
+    ApiServer, Ca, ClientAuth, Leaf, Options, RecordedRequest, Reply, ScratchDir, TEST_TIMEOUT,
     Validity, eventually,
 };
 
@@ -186,7 +186,7 @@ impl Running {
             let line = log.lines().find(|line| line.contains(text));
             line.map(str::to_owned)
         };
-        eventually(text, PATIENCE, async || find().is_some()).await;
+        eventually(text, TEST_TIMEOUT, async || find().is_some()).await;
         find().unwrap()
     }
 
@@ -209,7 +209,7 @@ impl Running {
             let line = text.lines().find(|line| line.starts_with(beginning));
             line.map(str::to_owned)
         };
-        eventually(beginning, PATIENCE, async || find().is_some()).await;
+        eventually(beginning, TEST_TIMEOUT, async || find().is_some()).await;
         find().unwrap()
     }
 }

@@ -8,13 +8,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use skewbridge_client::{Endpoint, Error, Kubeconfig, Request, Target};
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Options, PATIENCE, Reply, ReservedPort, ScriptedServer, Validity,
+    ApiServer, Ca, ClientAuth, Options, Reply, ReservedPort, ScriptedServer, TEST_TIMEOUT, Validity,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 /// The request timeout; no test waits for it to pass.
-const TIMEOUT: Option<Duration> = Some(PATIENCE);
+const TIMEOUT: Option<Duration> = Some(TEST_TIMEOUT);
 
 /// A kubeconfig with one context, and these fields of its cluster and user.
 fn target(server: &str, cluster: &str, user: &str) -> Target {

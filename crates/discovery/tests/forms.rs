@@ -1,6 +1,6 @@
 //! Every format of discovery, byte for byte as kube-apiserver 1.36.4 writes it.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // test helpers panic on failure
 
 use skewbridge_discovery::document::Version;
 use skewbridge_discovery::lists::{ApiGroup, ApiGroupList, ApiResourceList};

@@ -1,6 +1,6 @@
 //! Merged documents of servers of different versions.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // test helpers panic on failure
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
 //! Properties of all documents.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // test helpers panic on failure
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

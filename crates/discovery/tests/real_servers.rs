@@ -1,6 +1,6 @@
 //! Discovery of real servers of several versions.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // test helpers panic on failure
 
 use serde_json::{Value, json};
 use skewbridge_discovery::diff::Missing;

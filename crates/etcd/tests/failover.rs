@@ -1,12 +1,13 @@
 //! Endpoints that are dead, silent, failing or shutting down.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
 #[allow(dead_code)] // each test file uses its part
+#[path = "support/fake_etcd.rs"]
 mod fake_etcd;
 
 use fake_etcd::{FakeEtcd, Step, answer, field, frame, header, number};
 use skewbridge_etcd::{Client, Code, Endpoint, Error, Revision};
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use tokio::net::TcpListener;
 
 async fn good() -> FakeEtcd {
@@ -113,7 +114,7 @@ async fn a_call_reopens_a_connection_that_ended() {
 }
 
 #[tokio::test]
-async fn an_endpoint_that_disconnects_every_call_is_given_up() {
+async fn an_endpoint_that_disconnects_every_call_is_an_error() {
     let server = FakeEtcd::start(|_, _| vec![Step::Disconnect]).await;
     let error = client(&[server.endpoint()])
         .put(b"k", b"v", None)
@@ -123,7 +124,7 @@ async fn an_endpoint_that_disconnects_every_call_is_given_up() {
 }
 
 #[tokio::test]
-async fn after_goaway_there_is_a_new_connection() {
+async fn a_new_connection_is_opened_after_goaway() {
     let server = FakeEtcd::start(|_, number| {
         let mut steps = answer(&header(1));
         if number == 0 {
@@ -134,9 +135,11 @@ async fn after_goaway_there_is_a_new_connection() {
     .await;
     let client = client(&[server.endpoint()]);
     client.put(b"k", b"v", None).await.unwrap();
-    eventually("the connection is left", PATIENCE, async || {
-        server.open() == 0
-    })
+    eventually(
+        "the client closes the connection",
+        TEST_TIMEOUT,
+        async || server.open() == 0,
+    )
     .await;
     client.put(b"k", b"v", None).await.unwrap();
     assert_eq!(server.opened(), 2);
@@ -160,7 +163,7 @@ async fn the_connection_ends_with_the_last_client_and_watch() {
     second.get(b"k").await.unwrap();
     assert_eq!((server.opened(), server.open()), (1, 1));
     drop((second, watch));
-    eventually("the connection is closed", PATIENCE, async || {
+    eventually("the connection is closed", TEST_TIMEOUT, async || {
         server.open() == 0
     })
     .await;

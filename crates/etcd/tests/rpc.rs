@@ -1,7 +1,8 @@
 //! The RPCs against a fake etcd with valid and invalid responses.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
 #[allow(dead_code)] // each test file uses its part
+#[path = "support/fake_etcd.rs"]
 mod fake_etcd;
 
 use std::time::Duration;

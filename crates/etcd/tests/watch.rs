@@ -1,14 +1,15 @@
 //! Watches: in odd chunks, cancelled, compacted, disconnected, and half-open.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
 #[allow(dead_code)] // each test file uses its part
+#[path = "support/fake_etcd.rs"]
 mod fake_etcd;
 
 use std::time::Duration;
 
 use fake_etcd::{FakeEtcd, Step, answer, field, frame, header, kv, number};
 use skewbridge_etcd::{Client, Code, Error, Event, Revision, Watch};
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use tokio::time::timeout;
 
 /// The documented bound, and some time for a loaded machine.
@@ -87,14 +88,14 @@ async fn a_watch_in_chunks_of_one_byte_gives_complete_events() {
 }
 
 #[tokio::test]
-async fn cancelling_next_loses_nothing() {
+async fn cancelling_next_loses_no_event() {
     let bytes = frame(&[header(6), event(0, &kv("/p/a", "1", 6))].concat());
     let mut steps = vec![Step::Head, Step::Data(created())];
     steps.extend(bytes.iter().map(|&byte| Step::Data(vec![byte])));
     steps.push(Step::Hang);
     let (_server, _client, watch) = opened(steps).await;
     let mut watch = watch.unwrap();
-    eventually("the event", PATIENCE, async || {
+    eventually("the event", TEST_TIMEOUT, async || {
         tokio::select! {
             biased;
             events = watch.next() => events.unwrap().len() == 1,
@@ -125,7 +126,7 @@ async fn compaction_requires_a_new_listing() {
 }
 
 #[tokio::test]
-async fn a_watch_that_is_not_granted_is_an_error_at_once() {
+async fn a_rejected_watch_is_an_error_at_once() {
     let refused = [header(9), number(3, 1), number(4, 1), field(6, "no")].concat();
     let (.., watch) = opened(vec![Step::Head, Step::Data(frame(&refused)), Step::Hang]).await;
     let error = watch.unwrap_err();
@@ -157,7 +158,7 @@ async fn the_end_of_a_watch_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_connection_that_ends_ends_the_watch_and_calls_go_on() {
+async fn a_closed_connection_ends_the_watch_and_later_calls_reconnect() {
     let watching = vec![Step::Head, Step::Data(created()), Step::Hang];
     let (_server, client, watch) = opened_before(watching, vec![Step::Disconnect]).await;
     let mut watch = watch.unwrap();

@@ -263,7 +263,7 @@ fn parse(text: &[u8]) -> Result<List, String> {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
+    use skewbridge_testkit::{ScratchDir, TEST_TIMEOUT, eventually};
 
     use super::*;
 
@@ -321,7 +321,7 @@ mod tests {
             let headers = headers.clone();
             async move { headers.current().await.map(drop) }
         });
-        eventually("the command", PATIENCE, async || runs.exists()).await;
+        eventually("the command", TEST_TIMEOUT, async || runs.exists()).await;
         first.abort();
         assert!(first.await.unwrap_err().is_cancelled());
         let second = tokio::spawn({
@@ -329,7 +329,7 @@ mod tests {
             async move { badge(&headers).await }
         });
         let told = tokio::task::spawn_blocking(move || std::fs::write(go_on, "7\n"));
-        tokio::time::timeout(PATIENCE, told)
+        tokio::time::timeout(TEST_TIMEOUT, told)
             .await
             .unwrap()
             .unwrap()
@@ -345,7 +345,7 @@ mod tests {
         let headers = Headers::new(Source::File(path.clone()));
         assert_eq!(badge(&headers).await, "1");
         dir.write("badge", "X-Badge: 2");
-        eventually("the new badge", PATIENCE, async || {
+        eventually("the new badge", TEST_TIMEOUT, async || {
             badge(&headers).await == "2"
         })
         .await;
@@ -363,7 +363,7 @@ mod tests {
             "{error}"
         );
         std::fs::remove_file(path).unwrap();
-        eventually("an error", PATIENCE, async || {
+        eventually("an error", TEST_TIMEOUT, async || {
             headers.current().await.is_err()
         })
         .await;
@@ -395,7 +395,7 @@ mod tests {
         }
         assert_eq!(runs(), 1);
         std::fs::write(good, "").unwrap();
-        eventually("the badge", PATIENCE, async || {
+        eventually("the badge", TEST_TIMEOUT, async || {
             headers.current().await.is_ok()
         })
         .await;

@@ -95,7 +95,7 @@ impl RequestModifier for SigV4 {
 #[cfg(test)]
 mod tests {
     use skewbridge_sigv4::Environment;
-    use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
+    use skewbridge_testkit::{ScratchDir, TEST_TIMEOUT, eventually};
 
     use super::*;
 
@@ -125,13 +125,13 @@ mod tests {
             tokio::spawn(async move { sigv4.credentials(1_440_938_160).await })
         };
         let first = ask();
-        eventually("the program", PATIENCE, async || runs.exists()).await;
+        eventually("the program", TEST_TIMEOUT, async || runs.exists()).await;
         first.abort();
         assert!(first.await.unwrap_err().is_cancelled());
         let second = ask();
         let printed = r#"{"Version":1,"AccessKeyId":"PROCESS","SecretAccessKey":"s"}"#;
         let told = tokio::task::spawn_blocking(move || std::fs::write(go_on, printed));
-        let told = tokio::time::timeout(PATIENCE, told).await;
+        let told = tokio::time::timeout(TEST_TIMEOUT, told).await;
         told.unwrap().unwrap().unwrap();
         assert_eq!(second.await.unwrap().unwrap().access_key_id, "PROCESS");
         assert_eq!(std::fs::read_to_string(runs).unwrap(), "x\n");

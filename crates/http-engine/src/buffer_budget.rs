@@ -451,7 +451,7 @@ mod tests {
 
     use std::sync::atomic::AtomicBool;
 
-    use skewbridge_testkit::PATIENCE;
+    use skewbridge_testkit::TEST_TIMEOUT;
 
     use super::*;
 
@@ -564,7 +564,7 @@ mod tests {
             taken += 1;
             guard.poll_evicted(taken, sample, cx)
         });
-        let eviction = tokio::time::timeout(PATIENCE, eviction).await;
+        let eviction = tokio::time::timeout(TEST_TIMEOUT, eviction).await;
         assert_eq!(eviction.unwrap(), Eviction::TimedOut);
     }
 
@@ -616,7 +616,7 @@ mod tests {
             );
             if one.is_ready() { one } else { other }
         });
-        let evicted = tokio::time::timeout(PATIENCE, evicted).await;
+        let evicted = tokio::time::timeout(TEST_TIMEOUT, evicted).await;
         assert_eq!(evicted.unwrap(), Eviction::OverBudget);
         drop((one, other));
         // Of the same connection, now that there is room: it is counted, and stays.
@@ -648,7 +648,7 @@ mod tests {
             assert!(second.is_pending());
             first
         });
-        let evicted = tokio::time::timeout(PATIENCE, evicted).await;
+        let evicted = tokio::time::timeout(TEST_TIMEOUT, evicted).await;
         assert_eq!(evicted.expect("one is evicted"), Eviction::OverBudget);
         older.over();
         assert_eq!(budget.held(), MIB / 4);

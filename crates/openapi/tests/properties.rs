@@ -1,13 +1,14 @@
 //! Properties of all documents, in every version and format.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // test helpers panic on failure
 
-mod model;
+#[path = "support/openapi_model.rs"]
+mod openapi_model;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use model::document;
+use openapi_model::document;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index as Place;

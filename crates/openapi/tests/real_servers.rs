@@ -14,7 +14,7 @@ macro_rules! documents {
 }
 
 #[test]
-fn json_merges_to_what_a_server_would_write() {
+fn merged_json_equals_that_of_a_server() {
     for (spec, [local, other, expected]) in [
         (Spec::V2, documents!("v2", "json")),
         (Spec::V3, documents!("v3", "json")),
@@ -25,7 +25,7 @@ fn json_merges_to_what_a_server_would_write() {
 }
 
 #[test]
-fn protobuf_merges_to_what_a_server_would_write() {
+fn merged_protobuf_equals_that_of_a_server() {
     for (spec, [local, other, expected]) in [
         (Spec::V2, documents!("v2", "pb")),
         (Spec::V3, documents!("v3", "pb")),

@@ -367,7 +367,7 @@ impl PeerTable {
     /// have been unavailable, and the certificate check detects a wrong address.
     pub fn set_addresses(&mut self, all: &Addresses, at: Instant) {
         if self.addresses_in_file {
-            self.end_direct_answers(all, at);
+            self.end_direct_polls(all, at);
         }
         for (identity, entry) in &mut self.entries {
             let was_published = entry.published;

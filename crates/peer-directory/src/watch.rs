@@ -1,4 +1,4 @@
-//! Lists and watches of any kind of object, as the API writes them in JSON.
+//! Lists and watches of any kind of object in JSON.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use crate::Error;
 
-/// An object of which a cache can be kept.
+/// An object that a watch cache can hold.
 pub trait WatchedObject: DeserializeOwned {
     /// Unique among the objects that are watched together.
     fn name(&self) -> &str;
-    /// Where a watch goes on after this object.
+    /// The resource version from which a watch resumes after this object.
     fn resource_version(&self) -> &str;
 }
 
@@ -25,16 +25,16 @@ pub(crate) struct Metadata {
 /// A list, or a page of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct List<T> {
-    /// Where a watch begins that is to go on after this list.
+    /// The resource version from which a watch starts after this list.
     pub resource_version: String,
-    /// Asks for the next page; none on the last.
+    /// The token of the next page; `None` on the last.
     pub next: Option<String>,
     /// The objects.
     pub items: Vec<T>,
 }
 
 impl<T: DeserializeOwned> List<T> {
-    /// Reads a list.
+    /// Parses a list.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         let raw: RawList<T> = serde_json::from_slice(json)?;
         Ok(Self {
@@ -49,7 +49,7 @@ impl<T: DeserializeOwned> List<T> {
 #[serde(bound = "T: DeserializeOwned")]
 struct RawList<T> {
     metadata: ListMetadata,
-    // An empty list may be written as null.
+    // An empty list may be encoded as null.
     items: Option<Vec<T>>,
 }
 
@@ -62,49 +62,49 @@ struct ListMetadata {
     next: String,
 }
 
-/// What a watch tells.
+/// An event of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WatchEvent<T> {
-    /// It is there.
+    /// The object was created.
     Added(T),
-    /// It is otherwise than it was.
+    /// The object was changed.
     Modified(T),
-    /// It is gone; this was its last state.
+    /// The object was deleted; this was its last state.
     Deleted(T),
-    /// Nothing happened up to here.
+    /// All events up to this resource version have been sent.
     Bookmark {
-        /// Where a watch goes on.
+        /// The resource version from which a watch resumes.
         resource_version: String,
-        /// Whether everything that was there when the watch began has been
-        /// told (`sendInitialEvents`).
+        /// Whether all objects that existed when the watch began have been sent
+        /// (`sendInitialEvents`).
         initial_events_end: bool,
     },
-    /// The watch cannot go on.
+    /// The watch has failed.
     Error(WatchError),
 }
 
-/// Why a watch cannot go on: the `metav1.Status` that it sent.
+/// Why a watch has failed: the `metav1.Status` that it sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct WatchError {
-    /// As in HTTP.
+    /// The HTTP status code.
     pub code: u16,
-    /// For programs.
+    /// The machine-readable reason.
     pub reason: String,
-    /// For people.
+    /// The human-readable message.
     pub message: String,
 }
 
 impl WatchError {
-    /// Whether the server no longer knows where the watch stands, so that it
-    /// takes a new list.
+    /// Whether the resource version is too old for the server, so that a new list is
+    /// needed.
     pub fn is_gone(&self) -> bool {
         self.code == 410 || matches!(&*self.reason, "Expired" | "Gone")
     }
 }
 
 impl<T: WatchedObject> WatchEvent<T> {
-    /// Reads one event: a line of a watch.
+    /// Parses one event: a line of a watch.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         let raw: RawEvent = serde_json::from_slice(json)?;
         let object = |value| serde_json::from_value(value);
@@ -126,7 +126,7 @@ impl<T: WatchedObject> WatchEvent<T> {
         })
     }
 
-    /// Where a watch goes on after this event.
+    /// The resource version from which a watch resumes after this event.
     pub fn resource_version(&self) -> Option<&str> {
         match self {
             Self::Added(object) | Self::Modified(object) | Self::Deleted(object) => {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_read() {
+    fn events_are_parsed() {
         let object = r#"{"kind":"Thing","metadata":{"name":"a","resourceVersion":"7"},"spec":{}}"#;
         let bookmark = |end| WatchEvent::Bookmark {
             resource_version: "243".to_owned(),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_event_is_refused() {
+    fn malformed_events_are_rejected() {
         for line in [
             "",
             "{}",
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_goes_on_where_it_stood() {
+    fn a_watch_resumes_at_the_version_of_its_last_event() {
         let bookmark = WatchEvent::<Thing>::Bookmark {
             resource_version: "9".to_owned(),
             initial_events_end: false,
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_lost_place_takes_a_new_list() {
+    fn only_an_expired_resource_version_needs_a_new_list() {
         for (code, reason, expected) in [
             (410, "", true),
             (0, "Expired", true),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_read_page_by_page() {
+    fn lists_are_parsed_page_by_page() {
         let page = List::<Thing>::parse(
             br#"{"kind":"ThingList","metadata":{"resourceVersion":"12","continue":"abc"},
                 "items":[{"metadata":{"name":"a","resourceVersion":"7"}}]}"#,

@@ -1,12 +1,16 @@
 //! Connections over memory and loopback.
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // test helpers panic on failure
 
-mod pair;
+#[path = "support/connection_fixture.rs"]
+mod connection_fixture;
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use pair::{PATTERN, Pair, check, config, drained, pair, pattern, within};
+use connection_fixture::{
+    ConnectionFixture, PATTERN, config, connection_fixture, pattern, read_to_end, verify_pattern,
+    with_timeout,
+};
 use skewbridge_spdy::connection::{self, PingError, Stream};
 use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Closed, Config, Error, FlowControl, Headers, OpenError, StreamError};
@@ -24,7 +28,7 @@ async fn echo(mut stream: Stream) {
 #[tokio::test]
 async fn many_streams_share_a_connection() {
     for flow_control in [FlowControl::Never, FlowControl::Auto, FlowControl::Always] {
-        let mut pair = pair(config(flow_control));
+        let mut pair = connection_fixture(config(flow_control));
         let mut tasks = JoinSet::new();
         for index in 0..100usize {
             let name = index.to_string();
@@ -35,7 +39,7 @@ async fn many_streams_share_a_connection() {
                 let bytes = index * 1000;
                 stream.sender.write(pattern(0, bytes)).await.unwrap();
                 stream.sender.finish().unwrap();
-                assert_eq!(check(stream.receiver).await.unwrap(), bytes);
+                assert_eq!(verify_pattern(stream.receiver).await.unwrap(), bytes);
             });
         }
         for index in 0..100 {
@@ -44,14 +48,14 @@ async fn many_streams_share_a_connection() {
             assert_eq!(request.headers().get("requestID"), Some(&*name));
             tasks.spawn(echo(request.accept(Headers::new()).unwrap()));
         }
-        within(tasks.join_all()).await;
+        with_timeout(tasks.join_all()).await;
         pair.close_cleanly().await;
     }
 }
 
 #[tokio::test]
 async fn either_side_closes_its_half_first() {
-    let mut pair = pair(Config::default());
+    let mut pair = connection_fixture(Config::default());
     for client_first in [true, false] {
         let (mut client, mut server) = pair.stream().await;
         let (first, second) = if client_first {
@@ -64,19 +68,19 @@ async fn either_side_closes_its_half_first() {
         first.sender.finish().unwrap();
         let late = first.sender.write("late".into()).await;
         assert!(matches!(late, Err(StreamError::Finished)));
-        assert_eq!(drained(&mut second.receiver).await.unwrap(), "one");
+        assert_eq!(read_to_end(&mut second.receiver).await.unwrap(), "one");
         // The other half continues.
         second.sender.write("two ".into()).await.unwrap();
         second.sender.write("three".into()).await.unwrap();
         second.sender.finish().unwrap();
-        assert_eq!(drained(&mut first.receiver).await.unwrap(), "two three");
+        assert_eq!(read_to_end(&mut first.receiver).await.unwrap(), "two three");
     }
     pair.close_cleanly().await;
 }
 
 #[tokio::test]
 async fn a_reset_ends_one_stream_after_its_data() {
-    let mut pair = pair(Config::default());
+    let mut pair = connection_fixture(Config::default());
     let (mut other, echoing) = pair.stream().await;
     let echoing = tokio::spawn(echo(echoing));
     let (client, server) = pair.stream().await;
@@ -87,7 +91,7 @@ async fn a_reset_ends_one_stream_after_its_data() {
     pair.server.ping().await.unwrap();
     server_sender.reset(ResetStatus::Cancel);
     assert_eq!(reader.read().await.unwrap(), Some("status".into()));
-    let end = within(reader.read()).await;
+    let end = with_timeout(reader.read()).await;
     assert!(matches!(
         end,
         Err(StreamError::ResetByRemote(ResetStatus::Cancel))
@@ -97,39 +101,39 @@ async fn a_reset_ends_one_stream_after_its_data() {
 
     other.sender.write("alive".into()).await.unwrap();
     other.sender.finish().unwrap();
-    assert_eq!(drained(&mut other.receiver).await.unwrap(), "alive");
+    assert_eq!(read_to_end(&mut other.receiver).await.unwrap(), "alive");
     echoing.await.unwrap();
 }
 
 #[tokio::test]
 async fn an_idle_writer_is_notified_of_a_reset() {
-    let mut pair = pair(Config::default());
+    let mut pair = connection_fixture(Config::default());
     let (client, server) = pair.stream().await;
     let (mut writer, mut reader) = (client.sender, client.receiver);
     let waiting = tokio::spawn(async move { writer.stopped().await });
     // The end of reading is not the end of writing.
     let mut sender = server.sender;
     sender.finish().unwrap();
-    assert_eq!(within(reader.read()).await.unwrap(), None);
+    assert_eq!(with_timeout(reader.read()).await.unwrap(), None);
     assert!(!waiting.is_finished());
     sender.reset(ResetStatus::Cancel);
-    let stopped = within(waiting).await.unwrap();
+    let stopped = with_timeout(waiting).await.unwrap();
     let expected = StreamError::ResetByRemote(ResetStatus::Cancel);
     assert_eq!(stopped.to_string(), expected.to_string());
 }
 
 #[tokio::test]
 async fn dropping_an_unfinished_sender_resets_the_stream() {
-    let mut pair = pair(Config::default());
+    let mut pair = connection_fixture(Config::default());
     let (client, mut server) = pair.stream().await;
     drop(client.sender);
-    let end = within(server.receiver.read()).await;
+    let end = with_timeout(server.receiver.read()).await;
     assert!(matches!(end, Err(StreamError::ResetByRemote(_))), "{end:?}");
 }
 
 #[tokio::test]
 async fn streams_that_are_not_accepted_are_refused() {
-    let mut pair = pair(Config::default());
+    let mut pair = connection_fixture(Config::default());
     let mut refused = pair.client.open(Headers::new()).unwrap();
     let mut dropped = pair.client.open(Headers::new()).unwrap();
     let mut unseen = pair.client.open(Headers::new()).unwrap();
@@ -137,17 +141,17 @@ async fn streams_that_are_not_accepted_are_refused() {
     request.refuse(ResetStatus::InternalError);
     drop(pair.incoming.next().await.unwrap());
     drop(pair.incoming);
-    let answer = within(refused.accepted()).await;
+    let answer = with_timeout(refused.accepted()).await;
     assert!(matches!(
         answer,
         Err(StreamError::ResetByRemote(ResetStatus::InternalError))
     ));
     for stream in [&mut dropped, &mut unseen] {
-        let answer = within(stream.accepted()).await;
+        let answer = with_timeout(stream.accepted()).await;
         assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
     }
     let mut late = pair.client.open(Headers::new()).unwrap();
-    let answer = within(late.accepted()).await;
+    let answer = with_timeout(late.accepted()).await;
     assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
 }
 
@@ -170,7 +174,7 @@ async fn fill(stream: &mut Stream) -> usize {
 
 #[tokio::test]
 async fn with_flow_control_a_slow_reader_slows_only_its_stream() {
-    let mut pair = pair(config(FlowControl::Auto));
+    let mut pair = connection_fixture(config(FlowControl::Auto));
     let (mut slow, not_read) = pair.stream().await;
     let bytes = fill(&mut slow).await;
     // Its window and its queue, and the excess of one write and one chunk.
@@ -179,33 +183,46 @@ async fn with_flow_control_a_slow_reader_slows_only_its_stream() {
     let echoing = tokio::spawn(echo(echoing));
     quick.sender.write(pattern(0, 500_000)).await.unwrap();
     quick.sender.finish().unwrap();
-    assert_eq!(within(check(quick.receiver)).await.unwrap(), 500_000);
+    assert_eq!(
+        with_timeout(verify_pattern(quick.receiver)).await.unwrap(),
+        500_000
+    );
     echoing.await.unwrap();
-    within(pair.client.ping()).await.unwrap();
+    with_timeout(pair.client.ping()).await.unwrap();
     slow.sender.finish().unwrap();
-    assert_eq!(within(check(not_read.receiver)).await.unwrap(), bytes);
+    assert_eq!(
+        with_timeout(verify_pattern(not_read.receiver))
+            .await
+            .unwrap(),
+        bytes
+    );
 }
 
 #[tokio::test]
 async fn without_flow_control_a_slow_reader_stops_the_connection_and_memory_is_bounded() {
-    let mut pair = pair(config(FlowControl::Never));
+    let mut pair = connection_fixture(config(FlowControl::Never));
     let (mut slow, not_read) = pair.stream().await;
     let bytes = fill(&mut slow).await;
     // Also what is in the pipe, in the send buffer and in one read.
     assert!(bytes <= 100_000 + 50_000 + 64_000 + 512_000, "{bytes}");
     slow.sender.finish().unwrap();
-    assert_eq!(within(check(not_read.receiver)).await.unwrap(), bytes);
-    within(pair.client.ping()).await.unwrap();
+    assert_eq!(
+        with_timeout(verify_pattern(not_read.receiver))
+            .await
+            .unwrap(),
+        bytes
+    );
+    with_timeout(pair.client.ping()).await.unwrap();
     // A dropped reader blocks nothing.
     let (mut unread, server) = pair.stream().await;
     let (receiver, _sender) = (server.receiver, server.sender);
     drop(receiver);
     for _ in 0..100 {
-        within(unread.sender.write(pattern(0, 50_000)))
+        with_timeout(unread.sender.write(pattern(0, 50_000)))
             .await
             .unwrap();
     }
-    within(pair.client.ping()).await.unwrap();
+    with_timeout(pair.client.ping()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -216,7 +233,7 @@ async fn bulk_data_flows_both_ways_at_once() {
             mut sender,
             receiver,
         } = stream;
-        let reader = tokio::spawn(check(receiver));
+        let reader = tokio::spawn(verify_pattern(receiver));
         let mut sent = 0;
         while sent < BYTES {
             let piece = PATTERN.slice(sent % PATTERN.len()..);
@@ -232,15 +249,19 @@ async fn bulk_data_flows_both_ways_at_once() {
             flow_control,
             ..Config::default()
         };
-        let (local, remote) = pair::loopback().await;
-        let mut over_tcp = Pair::over(local, remote, config.clone());
+        let (local, remote) = connection_fixture::loopback().await;
+        let mut over_tcp = ConnectionFixture::with_io(local, remote, config.clone());
         let (local, remote) = duplex(64 * 1024);
-        let mut flat = Pair::over(pair::Flat(local), pair::Flat(remote), config);
+        let mut flat = ConnectionFixture::with_io(
+            connection_fixture::NonVectoredIo(local),
+            connection_fixture::NonVectoredIo(remote),
+            config,
+        );
         for pair in [&mut over_tcp, &mut flat] {
             let (client, server) = pair.stream().await;
             let server = tokio::spawn(both(server));
-            within(both(client)).await;
-            within(server).await.unwrap();
+            with_timeout(both(client)).await;
+            with_timeout(server).await.unwrap();
         }
         over_tcp.close_cleanly().await;
         flat.close_cleanly().await;
@@ -250,12 +271,15 @@ async fn bulk_data_flows_both_ways_at_once() {
 #[tokio::test]
 async fn a_one_byte_pipe_works() {
     let (local, remote) = duplex(1);
-    let mut pair = Pair::over(local, remote, Config::default());
+    let mut pair = ConnectionFixture::with_io(local, remote, Config::default());
     let (mut client, server) = pair.stream().await;
     let server = tokio::spawn(echo(server));
     client.sender.write(pattern(0, 20_000)).await.unwrap();
     client.sender.finish().unwrap();
-    assert_eq!(within(check(client.receiver)).await.unwrap(), 20_000);
+    assert_eq!(
+        with_timeout(verify_pattern(client.receiver)).await.unwrap(),
+        20_000
+    );
     server.await.unwrap();
     drop(client.sender);
     pair.close_cleanly().await;
@@ -263,43 +287,46 @@ async fn a_one_byte_pipe_works() {
 
 #[tokio::test]
 async fn all_streams_are_notified_when_the_remote_dies() {
-    let mut pair = pair(Config::default());
+    let mut pair = connection_fixture(Config::default());
     let (mut client, mut server) = pair.stream().await;
     let mut unanswered = pair.client.open(Headers::new()).unwrap();
-    server.sender.write("last words".into()).await.unwrap();
+    server.sender.write("last output".into()).await.unwrap();
     pair.server.ping().await.unwrap();
     pair.server_driver.abort();
-    within(&mut pair.server_driver).await.unwrap_err();
+    with_timeout(&mut pair.server_driver).await.unwrap_err();
 
     // The pipe closed between two frames: no failure, but no clean end of a stream either.
-    within(&mut pair.client_driver).await.unwrap().unwrap();
+    with_timeout(&mut pair.client_driver)
+        .await
+        .unwrap()
+        .unwrap();
     let data = client.receiver.read().await.unwrap();
-    assert_eq!(data, Some("last words".into()));
-    let end = within(client.receiver.read()).await;
+    assert_eq!(data, Some("last output".into()));
+    let end = with_timeout(client.receiver.read()).await;
     assert!(
         matches!(end, Err(StreamError::Closed(Closed::Remote))),
         "{end:?}"
     );
     assert!(client.sender.write("x".into()).await.is_err());
-    assert!(within(unanswered.accepted()).await.is_err());
-    let ping = within(pair.client.ping()).await;
+    assert!(with_timeout(unanswered.accepted()).await.is_err());
+    let ping = with_timeout(pair.client.ping()).await;
     assert!(matches!(ping, Err(PingError::Closed(_))), "{ping:?}");
     let opened = pair.client.open(Headers::new());
     assert!(matches!(opened, Err(OpenError::Closed(_))), "{opened:?}");
 
     // Its own streams learn that the driver is gone.
-    let end = within(server.receiver.read()).await;
+    let end = with_timeout(server.receiver.read()).await;
     assert!(
         matches!(end, Err(StreamError::Closed(Closed::Local))),
         "{end:?}"
     );
-    assert!(within(pair.incoming.next()).await.is_some());
-    assert!(within(pair.incoming.next()).await.is_none());
+    assert!(with_timeout(pair.incoming.next()).await.is_some());
+    assert!(with_timeout(pair.incoming.next()).await.is_none());
 }
 
 #[tokio::test]
 async fn waiting_ends_when_the_connection_does() {
-    let mut pair = pair(config(FlowControl::Auto));
+    let mut pair = connection_fixture(config(FlowControl::Auto));
     let (mut client, mut server) = pair.stream().await;
     fill(&mut client).await;
     let Stream {
@@ -312,19 +339,19 @@ async fn waiting_ends_when_the_connection_does() {
     let server_handle = pair.server.clone();
     tokio::task::yield_now().await;
     pair.client_driver.abort();
-    assert!(within(writing).await.unwrap().is_err());
-    assert!(within(reading).await.unwrap().is_err());
-    assert!(within(handle.ping()).await.is_err());
-    within(pair.server_driver).await.unwrap().unwrap();
+    assert!(with_timeout(writing).await.unwrap().is_err());
+    assert!(with_timeout(reading).await.unwrap().is_err());
+    assert!(with_timeout(handle.ping()).await.is_err());
+    with_timeout(pair.server_driver).await.unwrap().unwrap();
     assert!(server_handle.closed().is_some());
-    while let Ok(data) = within(server.receiver.read()).await {
+    while let Ok(data) = with_timeout(server.receiver.read()).await {
         assert!(data.is_some(), "a clean end");
     }
 }
 
 #[tokio::test]
 async fn a_connection_that_is_closed_ends_when_its_streams_have() {
-    let mut pair = pair(Config::default());
+    let mut pair = connection_fixture(Config::default());
     let (mut client, mut server) = pair.stream().await;
     pair.client.close();
     assert!(matches!(
@@ -332,7 +359,7 @@ async fn a_connection_that_is_closed_ends_when_its_streams_have() {
         Err(OpenError::GoingAway)
     ));
     let mut refused = pair.server.open(Headers::new()).unwrap();
-    let answer = within(refused.accepted()).await;
+    let answer = with_timeout(refused.accepted()).await;
     assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
     drop(refused);
 
@@ -340,22 +367,28 @@ async fn a_connection_that_is_closed_ends_when_its_streams_have() {
     client.sender.finish().unwrap();
     server.sender.write("bye".into()).await.unwrap();
     server.sender.finish().unwrap();
-    assert_eq!(drained(&mut client.receiver).await.unwrap(), "bye");
+    assert_eq!(read_to_end(&mut client.receiver).await.unwrap(), "bye");
     drop(client);
-    within(&mut pair.client_driver).await.unwrap().unwrap();
+    with_timeout(&mut pair.client_driver)
+        .await
+        .unwrap()
+        .unwrap();
     // Everything was received, though the connection has ended.
-    assert_eq!(check(server.receiver).await.unwrap(), 200_000);
+    assert_eq!(verify_pattern(server.receiver).await.unwrap(), 200_000);
     drop(server.sender);
-    within(&mut pair.server_driver).await.unwrap().unwrap();
+    with_timeout(&mut pair.server_driver)
+        .await
+        .unwrap()
+        .unwrap();
     assert!(pair.incoming.next().await.is_none());
 }
 
 #[tokio::test]
 async fn a_driver_ends_when_all_handles_are_dropped() {
-    let pair = pair(Config::default());
+    let pair = connection_fixture(Config::default());
     drop((pair.client, pair.server, pair.incoming));
-    within(pair.client_driver).await.unwrap().unwrap();
-    within(pair.server_driver).await.unwrap().unwrap();
+    with_timeout(pair.client_driver).await.unwrap().unwrap();
+    with_timeout(pair.server_driver).await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -368,7 +401,7 @@ async fn a_remote_without_spdy_gets_a_goaway_and_is_disconnected() {
         .write_all(b"\x80\x02\0\x06\0\0\0\x04\0\0\0\x07")
         .await
         .unwrap();
-    let answer = within(stream.accepted()).await;
+    let answer = with_timeout(stream.accepted()).await;
     assert!(
         matches!(
             answer,
@@ -376,11 +409,13 @@ async fn a_remote_without_spdy_gets_a_goaway_and_is_disconnected() {
         ),
         "{answer:?}"
     );
-    let mut said = Vec::new();
-    within(remote.read_to_end(&mut said)).await.unwrap();
-    assert!(said.ends_with(b"\x80\x03\0\x07\0\0\0\x08\0\0\0\0\0\0\0\x01"));
+    let mut received = Vec::new();
+    with_timeout(remote.read_to_end(&mut received))
+        .await
+        .unwrap();
+    assert!(received.ends_with(b"\x80\x03\0\x07\0\0\0\x08\0\0\0\0\0\0\0\x01"));
     drop(remote);
-    assert!(within(driver).await.unwrap().is_err());
+    assert!(with_timeout(driver).await.unwrap().is_err());
 }
 
 #[tokio::test]
@@ -393,13 +428,13 @@ async fn a_connection_that_ends_inside_a_frame_has_failed() {
         .await
         .unwrap();
     drop(remote);
-    let end = within(driver).await.unwrap();
+    let end = with_timeout(driver).await.unwrap();
     assert!(matches!(end, Err(Error::UnexpectedEof)), "{end:?}");
 }
 
 #[tokio::test]
 async fn received_data_is_read_after_a_write_failure() {
-    let mut pair = pair(Config::default());
+    let mut pair = connection_fixture(Config::default());
     let (mut client, mut server) = pair.stream().await;
     server.sender.write("status".into()).await.unwrap();
     server.sender.finish().unwrap();
@@ -407,15 +442,15 @@ async fn received_data_is_read_after_a_write_failure() {
     // The pipe breaks for the client's writes before it has read the rest.
     pair.server_driver.abort();
     client.sender.write(pattern(0, 300_000)).await.unwrap();
-    assert_eq!(drained(&mut client.receiver).await.unwrap(), "status");
-    within(pair.client_driver).await.unwrap().unwrap();
+    assert_eq!(read_to_end(&mut client.receiver).await.unwrap(), "status");
+    with_timeout(pair.client_driver).await.unwrap().unwrap();
 }
 
 #[tokio::test]
 async fn pings_are_answered_during_bulk_transfer() {
-    let mut pair = pair(Config::default());
+    let mut pair = connection_fixture(Config::default());
     let (mut client, server) = pair.stream().await;
-    let reading = tokio::spawn(check(server.receiver));
+    let reading = tokio::spawn(verify_pattern(server.receiver));
     let sending = tokio::spawn(async move {
         for index in 0..400 {
             let data: Bytes = pattern(index * 100_000, 100_000);
@@ -428,6 +463,6 @@ async fn pings_are_answered_during_bulk_transfer() {
         let (local, remote) = tokio::join!(pair.client.ping(), pair.server.ping());
         assert!(local.is_ok() && remote.is_ok());
     }
-    within(sending).await.unwrap();
-    assert_eq!(within(reading).await.unwrap().unwrap(), 40_000_000);
+    with_timeout(sending).await.unwrap();
+    assert_eq!(with_timeout(reading).await.unwrap().unwrap(), 40_000_000);
 }

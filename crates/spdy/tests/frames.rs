@@ -1,5 +1,5 @@
 //! Frames: their wire format, and properties of all frames.
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // test helpers panic on failure
 
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
@@ -54,7 +54,7 @@ fn join(frames: &mut Vec<Frame>, frame: Frame) {
 }
 
 #[test]
-fn frames_are_encoded_as_the_protocol_says() {
+fn frames_are_encoded_as_specified() {
     let reset = RstStream {
         stream: id(5),
         status: ResetStatus::Cancel,
@@ -312,7 +312,7 @@ fn cut<'a>(bytes: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
 
 proptest! {
     #[test]
-    fn what_is_encoded_is_decoded_however_it_is_split(
+    fn encoded_frames_are_decoded_at_any_split(
         frames in proptest::collection::vec(any_frame(), 0..12),
         cuts in proptest::collection::vec(any::<usize>(), 0..24),
     ) {
@@ -327,7 +327,7 @@ proptest! {
     }
 
     #[test]
-    fn any_split_of_any_bytes_gives_the_same(
+    fn any_split_of_arbitrary_bytes_decodes_equally(
         frames in proptest::collection::vec(any_frame(), 0..6),
         spoilt in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..4),
         cuts in proptest::collection::vec(any::<usize>(), 0..24),
@@ -346,7 +346,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_decoder_panic(bytes in proptest::collection::vec(0u8.., 0..600)) {
+    fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(0u8.., 0..600)) {
         let _ = decode(&[&bytes]);
     }
 }

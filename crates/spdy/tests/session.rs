@@ -1,12 +1,13 @@
 //! How a session responds to frames.
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // test helpers panic on failure
 
-mod in_memory;
+#[path = "support/session_io.rs"]
+mod session_io;
 
 use std::task::Poll;
 
 use bytes::BytesMut;
-use in_memory::{config, id, input, output, read};
+use session_io::{config, id, input, output, read};
 use skewbridge_spdy::frame::{
     Data, Fin, Frame, GoAway, GoAwayStatus, Priority, ResetStatus, RstStream, Setting, SettingId,
     Settings, StreamId, SynReply, SynStream, WindowUpdate,
@@ -81,7 +82,7 @@ impl FrameLevelRemote {
         std::iter::from_fn(|| self.decoder.decode(&mut wire).unwrap()).collect()
     }
 
-    fn hears_bytes(&mut self) -> usize {
+    fn received_bytes(&mut self) -> usize {
         let frames = self.receives();
         let data = frames.iter().map(|frame| match frame {
             Frame::Data(data) => data.payload.len(),
@@ -287,11 +288,11 @@ fn windows_limit_a_sender_with_flow_control() {
         .unwrap();
     remote.session.finish(stream).unwrap();
     assert!(remote.session.poll_capacity(stream).is_ready(), "an error");
-    assert_eq!(remote.hears_bytes(), 65_536);
+    assert_eq!(remote.received_bytes(), 65_536);
     remote.updates_window(Some(stream), 100_000);
-    assert_eq!(remote.hears_bytes(), 0, "the connection's window");
+    assert_eq!(remote.received_bytes(), 0, "the connection's window");
     remote.updates_window(None, 150_000);
-    assert_eq!(remote.hears_bytes(), 100_000);
+    assert_eq!(remote.received_bytes(), 100_000);
     // A new initial size changes the windows of open streams.
     remote.sends_frame(&Frame::Settings(Settings {
         clear: false,
@@ -301,9 +302,9 @@ fn windows_limit_a_sender_with_flow_control() {
             value: 165_536,
         }],
     }));
-    assert_eq!(remote.hears_bytes(), 50_000);
+    assert_eq!(remote.received_bytes(), 50_000);
     remote.updates_window(None, 150_000);
-    assert_eq!(remote.hears_bytes(), 50_000);
+    assert_eq!(remote.received_bytes(), 50_000);
     remote.updates_window(Some(stream), 100_000);
     let frames = remote.receives();
     assert!(matches!(frames.last(), Some(Frame::Data(data)) if data.fin == Fin::Yes));
@@ -337,7 +338,7 @@ fn a_remote_without_flow_control_is_sent_everything() {
             .session
             .write(stream, vec![1; 10_000_000].into())
             .unwrap();
-        assert_eq!(remote.hears_bytes(), 10_000_000);
+        assert_eq!(remote.received_bytes(), 10_000_000);
         // It gets no window updates either, but is not read when it sends too much.
         remote.sends(stream, Fin::No, &LARGE);
         assert!(remote.session.wants_input());

@@ -1,13 +1,14 @@
 //! Properties of sessions, whatever applications and remotes do.
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used)] // test helpers panic on failure
 
-mod in_memory;
+#[path = "support/session_io.rs"]
+mod session_io;
 
 use std::task::Poll;
 
 use bytes::BytesMut;
-use in_memory::{config, id, input, output, read};
 use proptest::prelude::*;
+use session_io::{config, id, input, output, read};
 use skewbridge_spdy::{Event, FlowControl, Headers, OpenOptions, Role, Session};
 
 /// What two applications do to a pair of sessions.
@@ -77,7 +78,7 @@ impl Side {
         }
     }
 
-    fn hear(&mut self, wire: BytesMut) {
+    fn receive(&mut self, wire: BytesMut) {
         for event in input(&mut self.session, wire) {
             if let Event::Opened { stream, .. } = event {
                 self.session.accept(stream, Headers::new()).unwrap();
@@ -90,7 +91,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn all_that_is_written_is_read_in_order(
+    fn written_data_is_read_completely_and_in_order(
         flows in (0usize..3, 0usize..3),
         steps in proptest::collection::vec(any_step(), 1..60),
     ) {
@@ -106,7 +107,7 @@ proptest! {
         let mut server = Side::new(Role::Server, remote);
         let carry = |from: &mut Side, to: &mut Side| {
             if to.session.wants_input() {
-                to.hear(output(&mut from.session));
+                to.receive(output(&mut from.session));
             }
         };
         for (by_client, step) in &steps {
@@ -137,7 +138,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_a_session_panic_or_keep_more_than_came(
+    fn arbitrary_bytes_never_panic_and_are_not_amplified_in_memory(
         bytes in proptest::collection::vec(prop_oneof![0u8..10, 0u8.., Just(0x80)], 0..600),
         is_client in any::<bool>(),
     ) {

@@ -4,7 +4,11 @@ use tokio::time::Instant;
 
 /// The default timeout of waits. It only bounds a broken test: long enough for a loaded
 /// machine with two cores.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The former name of [`TEST_TIMEOUT`].
+#[doc(hidden)]
+pub const PATIENCE: Duration = TEST_TIMEOUT;
 
 /// The interval between two checks of the condition: short compared to any timeout, long
 /// compared to a task switch.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::{PATIENCE, eventually};
+use crate::{TEST_TIMEOUT, eventually};
 
 /// The sleep of the thread that measures scheduling delay.
 const SLEEP_INTERVAL: Duration = Duration::from_millis(10);
@@ -54,7 +54,7 @@ impl Stopwatch {
     /// # Panics
     /// If it does not hold in time.
     pub async fn within(&self, limit: Duration, what: &str, condition: impl AsyncFnMut() -> bool) {
-        eventually(what, PATIENCE, condition).await;
+        eventually(what, TEST_TIMEOUT, condition).await;
         let took = self.started.elapsed();
         let delay = Duration::from_micros(self.delay.load(Ordering::Relaxed));
         println!("{what} took {took:?}; scheduling delay {delay:?}");
@@ -87,6 +87,6 @@ mod tests {
         assert!(is_within(ms(2000), ms(2800), ms(100)));
         assert!(!is_within(ms(2000), ms(2801), ms(100)));
         let watch = Stopwatch::start();
-        watch.within(PATIENCE, "nothing", async || true).await;
+        watch.within(TEST_TIMEOUT, "nothing", async || true).await;
     }
 }

@@ -10,7 +10,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use tokio::process::{Child, Command};
 
-use crate::{PATIENCE, eventually};
+use crate::{TEST_TIMEOUT, eventually};
 
 /// A pseudoterminal, seen from the user's side.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ impl Terminal {
     pub async fn shows(&self, text: &str) {
         let what = format!("{text:?} on the terminal");
         let shown = self.shown.clone();
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, TEST_TIMEOUT, async || {
             shown.lock().unwrap().contains(text)
         })
         .await;
@@ -123,7 +123,7 @@ impl Terminal {
     pub async fn shows_next(&self, seen: &mut usize, text: &str) {
         let what = format!("{text:?} next on the terminal");
         let mut found = None;
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, TEST_TIMEOUT, async || {
             found = self.shown()[*seen..].find(text);
             found.is_some()
         })
@@ -145,6 +145,6 @@ impl Terminal {
 
     /// Waits until the terminal is in raw mode.
     pub async fn becomes_raw(&self) {
-        eventually("raw mode", PATIENCE, async || self.is_raw()).await;
+        eventually("raw mode", TEST_TIMEOUT, async || self.is_raw()).await;
     }
 }

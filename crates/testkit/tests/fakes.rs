@@ -7,7 +7,7 @@ use std::sync::Arc;
 use skewbridge_testkit::h2frames::{self, code, flag, kind};
 use skewbridge_testkit::upstream::Body;
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Options, PATIENCE, Reply, ScriptedServer, TlsClient, Validity,
+    ApiServer, Ca, ClientAuth, Options, Reply, ScriptedServer, TEST_TIMEOUT, TlsClient, Validity,
     eventually, get,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -127,12 +127,15 @@ async fn an_aborted_upload_is_recorded_as_aborted() {
     let mut stream = client.stream(post("/upload")).await.unwrap();
     stream.send("half").await.unwrap();
     server
-        .wait_for(|seen| seen.iter().any(|seen| seen.body_len == 4), PATIENCE)
+        .wait_for(
+            |seen| seen.iter().any(|seen| seen.body_len == 4),
+            TEST_TIMEOUT,
+        )
         .await;
     stream.reset(h2::Reason::CANCEL);
     let broken =
         |seen: &[skewbridge_testkit::RecordedRequest]| seen[0].body_state == Body::BrokenOff;
-    let seen = server.wait_for(broken, PATIENCE).await;
+    let seen = server.wait_for(broken, TEST_TIMEOUT).await;
     assert_eq!(seen[0].body, "half");
 }
 
@@ -153,7 +156,7 @@ async fn goaway_waits_for_streams_and_kill_does_not() {
     });
     assert_eq!(answer.unwrap().status, 200);
     assert_eq!(leaving.allowed_streams(), 7);
-    eventually("the connection ends", PATIENCE, async || {
+    eventually("the connection ends", TEST_TIMEOUT, async || {
         leaving.is_closed()
     })
     .await;
@@ -285,7 +288,10 @@ async fn a_response_at_the_head_does_not_wait_for_the_body() {
     stream.finish().unwrap();
     let complete =
         |seen: &[skewbridge_testkit::RecordedRequest]| seen[0].body_state == Body::Complete;
-    assert_eq!(server.wait_for(complete, PATIENCE).await[0].body, "late");
+    assert_eq!(
+        server.wait_for(complete, TEST_TIMEOUT).await[0].body,
+        "late"
+    );
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use skewbridge_e2e::{
     versions,
 };
 use skewbridge_testkit::h2frames::{self, Frame, code, flag, kind, setting};
-use skewbridge_testkit::{Connection, PATIENCE, TlsClient};
+use skewbridge_testkit::{Connection, TEST_TIMEOUT, TlsClient};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
@@ -136,7 +136,7 @@ async fn receives_goaway(client: &TlsClient, address: SocketAddr) -> bool {
             }
         }
     };
-    let away = timeout(PATIENCE, reading).await.expect("an answer");
+    let away = timeout(TEST_TIMEOUT, reading).await.expect("an answer");
     assert!(answered || away);
     away
 }
@@ -207,7 +207,7 @@ async fn header_bombs_cut_no_watch_of_another_user() {
                 answers += usize::from(frame.header.kind == kind::HEADERS);
             }
         };
-        timeout(PATIENCE, reading).await.expect("an end");
+        timeout(TEST_TIMEOUT, reading).await.expect("an end");
         println!("header bombs: {answers} of {requests} answered");
         if client.identity.is_some() {
             assert_eq!(answers, requests);
@@ -239,7 +239,7 @@ async fn header_bombs_cut_no_watch_of_another_user() {
                 events.push_str(&String::from_utf8_lossy(&piece));
             }
         };
-        timeout(PATIENCE, seen).await.expect("the event");
+        timeout(TEST_TIMEOUT, seen).await.expect("the event");
     }
 }
 
@@ -342,7 +342,7 @@ async fn hold_buffers(client: TlsClient, address: SocketAddr) -> Option<Pinned> 
         let patience = if answers > 0 {
             RESPONSE_TIMEOUT
         } else {
-            PATIENCE
+            TEST_TIMEOUT
         };
         let Ok(frame) = timeout(patience, h2frames::read_frame(&mut io)).await else {
             break;

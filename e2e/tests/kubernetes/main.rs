@@ -1,6 +1,6 @@
 //! Tests against real Kubernetes. All modules are one program, because each program links
 //! everything; `cargo xtask e2e` runs each module in its own process, two at a time.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
 mod bridge_user;
 mod client_commands;

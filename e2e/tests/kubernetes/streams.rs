@@ -8,7 +8,7 @@ use std::time::Duration;
 use skewbridge_e2e::{
     ControlPlane, Node, Output, RunningKubectl, ServerSpec, User, Via, control_planes, is_since,
 };
-use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
+use skewbridge_testkit::{ScratchDir, TEST_TIMEOUT, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
@@ -172,7 +172,10 @@ impl Kubectl<'_> {
 
     async fn wait_for_tunnels(&self, subresource: &str, count: usize) {
         let what = format!("{subresource} number {count} over {:?}", self.protocol);
-        eventually(&what, PATIENCE, async || self.tunnels(subresource) == count).await;
+        eventually(&what, TEST_TIMEOUT, async || {
+            self.tunnels(subresource) == count
+        })
+        .await;
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use skewbridge_e2e::{ControlPlane, Node, ServerSpec, User, base64url, is_since, oldest, versions};
 use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_spdy::{Config, Headers, connection};
-use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
+use skewbridge_testkit::{ScratchDir, TEST_TIMEOUT, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -323,7 +323,7 @@ async fn a_terminal_is_resized(target: &StreamTarget<'_>) {
         let expected = format!("size {rows} {columns} after");
         // The size is not synchronised with the typed text.
         let mut turn = 0;
-        eventually(&expected, PATIENCE, async || {
+        eventually(&expected, TEST_TIMEOUT, async || {
             turn += 1;
             let mark = format!("{number}-{turn}");
             terminal.types(&format!("{mark}\n")).await;
@@ -451,7 +451,7 @@ async fn a_closed_port_affects_no_other(target: &StreamTarget<'_>) {
         }
         String::from_utf8(text).unwrap()
     };
-    let text = timeout(PATIENCE, reading).await.unwrap();
+    let text = timeout(TEST_TIMEOUT, reading).await.unwrap();
     assert!(text.contains("connection refused"), "{text}");
     for (number, (_, data)) in connections.iter_mut().enumerate() {
         data.sender
@@ -460,7 +460,7 @@ async fn a_closed_port_affects_no_other(target: &StreamTarget<'_>) {
             .unwrap();
         let mut heard = Vec::new();
         while heard.len() < 200 {
-            let piece = timeout(PATIENCE, data.receiver.read()).await.unwrap();
+            let piece = timeout(TEST_TIMEOUT, data.receiver.read()).await.unwrap();
             heard.extend_from_slice(&piece.unwrap().expect("more"));
         }
         assert_eq!(heard, vec![byte(number); 200], "{number}");
@@ -501,7 +501,7 @@ async fn every_executor_of_client_go_works(plane: &ControlPlane) {
         } else {
             (websocket, spdy + 1)
         };
-        eventually(check, PATIENCE, async || ends().await == both).await;
+        eventually(check, TEST_TIMEOUT, async || ends().await == both).await;
     }
     // Without a bridge.
     let direct = plane.servers[0].address;
@@ -529,7 +529,7 @@ async fn a_browser_runs_a_command(target: &StreamTarget<'_>, plane: &ControlPlan
         .write(Input::Stdin, "ä line\n".as_bytes())
         .await
         .unwrap();
-    let transcript = timeout(PATIENCE, browser.rest(Transcript::default()))
+    let transcript = timeout(TEST_TIMEOUT, browser.rest(Transcript::default()))
         .await
         .unwrap();
     assert_eq!(transcript.stdout(), "heard ä line\n");
@@ -612,7 +612,7 @@ async fn spdy_clients_are_tunnelled(plane: &ControlPlane) {
     target
         .wait_until_ended("portforward", "spdy", "spdy", 1)
         .await;
-    eventually("all of them", PATIENCE, async || {
+    eventually("all of them", TEST_TIMEOUT, async || {
         target.ended_with_client("spdy").await == before + 3
     })
     .await;

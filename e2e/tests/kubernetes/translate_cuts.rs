@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use skewbridge_e2e::{ControlPlane, Node, ServerSpec, is_since, oldest, versions};
-use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
+use skewbridge_testkit::{ScratchDir, TEST_TIMEOUT, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdin, ChildStdout};
@@ -106,7 +106,7 @@ impl OtherStreams {
         stdin.write_all(b"a line\n").await.unwrap();
         let mut line = [0; 7];
         let stdout = attach.stdout.as_mut().unwrap();
-        timeout(PATIENCE, stdout.read_exact(&mut line))
+        timeout(TEST_TIMEOUT, stdout.read_exact(&mut line))
             .await
             .expect("an answer in time")
             .unwrap();
@@ -114,7 +114,7 @@ impl OtherStreams {
         let mut forward = PortForward::start(target, &[echo_address.port()]).await;
         let mut connection = forward.connect(0).await;
         echoes(&mut connection, b"there and back").await;
-        eventually("something is copied", PATIENCE, async || {
+        eventually("something is copied", TEST_TIMEOUT, async || {
             fs::metadata(&there).is_ok_and(|it| it.len() > 0)
         })
         .await;
@@ -190,7 +190,7 @@ async fn check_protocol(plane: &mut ControlPlane, protocol: StreamProtocol) {
         .await;
 
     let target = StreamTarget::bridged(plane, 0, protocol);
-    eventually("no stream is left", PATIENCE, async || {
+    eventually("no stream is left", TEST_TIMEOUT, async || {
         target.metrics().await.sum("skewbridge_streams_open", &[]) == 0
     })
     .await;
@@ -276,7 +276,7 @@ impl Commands {
         let before = connections(node);
         let (name, state) = (format!("{round}-asked"), CommandState::Asked);
         let command = Command::start(target, &node.directory, &name, state, &self.resume);
-        eventually("the node is asked", PATIENCE, async || {
+        eventually("the node is asked", TEST_TIMEOUT, async || {
             connections(node) > before
         })
         .await;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use skewbridge_client::remote_command::TransportPreference;
 use skewbridge_e2e::{ControlPlane, Node, ServerSpec};
 use skewbridge_remotecommand::{Input, Protocol};
-use skewbridge_testkit::PATIENCE;
+use skewbridge_testkit::TEST_TIMEOUT;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{sleep, timeout};
 
@@ -137,7 +137,9 @@ async fn command(
         return (Err(start.elapsed()), command.pings);
     }
     command.write(Input::Stdin, b"a line\n").await.unwrap();
-    let transcript = timeout(PATIENCE, command.rest(transcript)).await.unwrap();
+    let transcript = timeout(TEST_TIMEOUT, command.rest(transcript))
+        .await
+        .unwrap();
     assert_eq!(transcript.stdout(), "begun\nheard a line\n");
     assert!(transcript.error.contains("Success"), "{transcript:?}");
     (Ok(()), command.pings)
@@ -158,7 +160,7 @@ async fn kubectl(target: &StreamTarget<'_>, idle: Duration) {
     sleep(idle).await;
     stdin.write_all(b"a line\n").await.unwrap();
     let mut rest = String::new();
-    let reading = timeout(PATIENCE, stdout.read_to_string(&mut rest)).await;
+    let reading = timeout(TEST_TIMEOUT, stdout.read_to_string(&mut rest)).await;
     reading.expect("an answer in time").unwrap();
     assert_eq!(rest, "heard a line\n");
     assert_eq!(child.wait().await.unwrap().code(), Some(0));

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use skewbridge_e2e::{
     Bridge, ControlPlane, HttpClient, Node, Protocol, Request, ServerSpec, control_planes, is_since,
 };
-use skewbridge_testkit::{H1Client, PATIENCE, TlsClient, eventually};
+use skewbridge_testkit::{H1Client, TEST_TIMEOUT, TlsClient, eventually};
 
 use crate::streaming::{allow, path, request_spdy, request_websocket};
 
@@ -164,7 +164,7 @@ async fn wait_until_rights_apply(user: &User, server: SocketAddr) {
     if let Some((name, value)) = user.more.trim().split_once(": ") {
         request = request.header(name, value);
     }
-    eventually(&user.name, PATIENCE, async || {
+    eventually(&user.name, TEST_TIMEOUT, async || {
         let answer = client.send(&request).await.unwrap();
         let answer = serde_json::from_slice::<Value>(&answer.body).unwrap();
         answer["status"]["allowed"] == true

@@ -5,7 +5,7 @@ use skewbridge_e2e::{ControlPlane, Protocol, Request, ServerSpec, User, Via, new
 use tokio::io::AsyncReadExt as _;
 use tokio::time::timeout;
 
-use skewbridge_testkit::{Connection, PATIENCE};
+use skewbridge_testkit::{Connection, TEST_TIMEOUT};
 
 const ANONYMOUS_CONNECTIONS: usize = 400;
 
@@ -36,11 +36,11 @@ async fn unauthenticated_connections_do_not_block_users() {
     let mut idle = anonymous_connections(&plane).await;
     for user in [User::Alice, User::Bob, User::Admin] {
         let asked = plane.kubectl(0, Via::Bridge, user, &["get", "--raw", "/version"]);
-        let asked = timeout(PATIENCE, asked).await.expect("kubectl ends");
+        let asked = timeout(TEST_TIMEOUT, asked).await.expect("kubectl ends");
         assert_eq!(asked.code, Some(0), "{user:?}: {}", asked.stderr);
     }
     // The oldest anonymous connection lost its slot.
-    let ended = timeout(PATIENCE, idle[0].read(&mut [0])).await.unwrap();
+    let ended = timeout(TEST_TIMEOUT, idle[0].read(&mut [0])).await.unwrap();
     assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
     let metrics = plane.metrics(plane.servers[0].admin).await;
     let slots = |class: &str| metrics.sum("skewbridge_connection_slots", &[class]);
@@ -53,7 +53,7 @@ async fn unauthenticated_connections_do_not_block_users() {
     assert_eq!(made.code, Some(0), "{}", made.stderr);
     let mut events = String::new();
     while !events.contains("\"seen\"") {
-        let event = timeout(PATIENCE, watch.next()).await.unwrap().unwrap();
+        let event = timeout(TEST_TIMEOUT, watch.next()).await.unwrap().unwrap();
         events += &String::from_utf8_lossy(&event.expect("the watch is open"));
     }
 }

@@ -7,7 +7,7 @@ use skewbridge_e2e::{Library, dial_websocket, serve_websocket};
 use skewbridge_http_engine::http1::{
     parse_request, parse_response, write_headers, write_request_line, write_status_line,
 };
-use skewbridge_testkit::{PATIENCE, ScratchDir};
+use skewbridge_testkit::{ScratchDir, TEST_TIMEOUT};
 use skewbridge_websocket::{
     Assembly, Close, CloseCode, Control, ControlPayload, Decoder, Encoder, Event, Frame, Key,
     Limits, MessageKind, Role, check_response, parse_upgrade_request, set_request_headers,
@@ -117,7 +117,7 @@ async fn the_server_interoperates_with_clients_of_kubernetes() {
             }
         };
         let talking = async { tokio::join!(dial_websocket(library, address), serving) };
-        let (output, ()) = tokio::time::timeout(PATIENCE, talking).await.unwrap();
+        let (output, ()) = tokio::time::timeout(TEST_TIMEOUT, talking).await.unwrap();
         assert_eq!(output.code, Some(0), "{library:?}: {}", output.stderr);
     }
 }
@@ -238,7 +238,7 @@ impl Endpoint {
                 return Some(event);
             }
             let reading = self.stream.read_buf(&mut self.buffer);
-            let read = tokio::time::timeout(PATIENCE, reading).await.unwrap();
+            let read = tokio::time::timeout(TEST_TIMEOUT, reading).await.unwrap();
             if read.unwrap() == 0 {
                 return None;
             }

@@ -16,7 +16,7 @@ use skewbridge_e2e::{
 use skewbridge_remotecommand::{
     ChannelEvent, FromServer, Input, Output as Channel, Protocol, ToServer,
 };
-use skewbridge_testkit::{Connection, H1Client, PATIENCE, TlsClient, eventually};
+use skewbridge_testkit::{Connection, H1Client, TEST_TIMEOUT, TlsClient, eventually};
 use skewbridge_websocket::{Control, Decoder, Event, Limits, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
@@ -169,7 +169,7 @@ impl<'a> StreamTarget<'a> {
         count: u64,
     ) {
         let what = format!("{count} of {kind} by {client} and {upstream}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, TEST_TIMEOUT, async || {
             self.ended(kind, client, upstream).await >= count
         })
         .await;

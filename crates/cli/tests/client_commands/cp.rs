@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use skewbridge_testkit::{PATIENCE, Stopwatch, Terminal, UpgradeResponse, eventually};
+use skewbridge_testkit::{Stopwatch, TEST_TIMEOUT, Terminal, UpgradeResponse, eventually};
 use tokio::time::timeout;
 
 use super::Cluster;
@@ -50,7 +50,10 @@ async fn websockets_can_be_disabled() {
     ] {
         let mut command = cluster.command(&words);
         command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false");
-        let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+        let output = timeout(TEST_TIMEOUT, command.output())
+            .await
+            .unwrap()
+            .unwrap();
         assert!(output.status.success(), "{output:?}");
     }
     assert_eq!(fs::read_to_string(dir.join("back")).unwrap(), "contents");
@@ -155,7 +158,7 @@ async fn a_terminal_shows_progress() {
     let terminal = Terminal::open(80, 24);
     let mut child = terminal.run(cluster.command(&["cp", &file.display().to_string(), &remote]));
     terminal.shows("copied 1.0 MiB in 1 entry, ").await;
-    let ended = timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
+    let ended = timeout(TEST_TIMEOUT, child.wait()).await.unwrap().unwrap();
     assert!(ended.success());
 }
 
@@ -179,7 +182,7 @@ async fn a_terminal_shows_the_rate_while_it_copies() {
     assert!(line.len() < 80, "{line:?}");
     let pid = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
     kill_process(pid, Signal::INT).unwrap();
-    let ended = timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
+    let ended = timeout(TEST_TIMEOUT, child.wait()).await.unwrap().unwrap();
     assert_eq!(ended.code(), Some(130));
 }
 
@@ -214,16 +217,16 @@ async fn an_interrupted_copy_removes_partial_files() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        eventually("something that is not whole", PATIENCE, async || {
+        eventually("something that is not whole", TEST_TIMEOUT, async || {
             fs::read_dir(&target).unwrap().count() == 1
         })
         .await;
         let pid = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
         kill_process(pid, signal).unwrap();
-        let ended = timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
+        let ended = timeout(TEST_TIMEOUT, child.wait()).await.unwrap().unwrap();
         assert_eq!(ended.code(), Some(code), "{words:?}");
         // The pod may take a moment to detect the end.
-        eventually("nothing there", PATIENCE, async || {
+        eventually("nothing there", TEST_TIMEOUT, async || {
             fs::read_dir(&target).unwrap().count() == 0
         })
         .await;
@@ -253,9 +256,11 @@ async fn a_second_signal_ends_it_at_once_though_the_disk_hangs() {
         .unwrap();
     let unread = child.stderr.take().unwrap().into_owned_fd().unwrap();
     rustix::pipe::fcntl_setpipe_size(&unread, PIPE).unwrap();
-    eventually("a pipe with room for a few lines", PATIENCE, async || {
-        rustix::io::ioctl_fionread(&unread).unwrap() > PIPE as u64 - 1024
-    })
+    eventually(
+        "a pipe with room for a few lines",
+        TEST_TIMEOUT,
+        async || rustix::io::ioctl_fionread(&unread).unwrap() > PIPE as u64 - 1024,
+    )
     .await;
     let pid = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
     let watch = Stopwatch::start();
@@ -285,13 +290,13 @@ async fn an_ignored_signal_stays_ignored() {
     // As by nohup.
     let mut command = cluster.command_with("--ignore-signal=HUP", &line);
     let mut child = command.spawn().unwrap();
-    eventually("something that is not whole", PATIENCE, async || {
+    eventually("something that is not whole", TEST_TIMEOUT, async || {
         fs::read_dir(&target).unwrap().count() == 1
     })
     .await;
     let pid = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
     kill_process(pid, Signal::HUP).unwrap();
-    let ended = timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
+    let ended = timeout(TEST_TIMEOUT, child.wait()).await.unwrap().unwrap();
     assert_eq!(ended.code(), Some(0));
     assert_eq!(fs::metadata(target.join("zeros")).unwrap().len(), 64 << 20);
 }

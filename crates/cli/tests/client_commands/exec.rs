@@ -1,6 +1,6 @@
 //! `exec` and `attach` with pipes.
 
-use skewbridge_testkit::{PATIENCE, UpgradeResponse};
+use skewbridge_testkit::{TEST_TIMEOUT, UpgradeResponse};
 use tokio::time::timeout;
 
 use super::Cluster;
@@ -66,7 +66,10 @@ async fn a_read_error_is_not_the_end_of_input() {
     let mut command = cluster.command(&["exec", "-i", "web", "--", "cat"]);
     // A directory can be opened, but not read.
     command.stdin(std::fs::File::open(cluster.dir.path()).unwrap());
-    let ended = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+    let ended = timeout(TEST_TIMEOUT, command.output())
+        .await
+        .unwrap()
+        .unwrap();
     let output = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(1), "{output}");
     assert!(output.contains("standard input cannot be read"), "{output}");
@@ -259,7 +262,10 @@ async fn the_reason_for_spdy_is_printed_if_requested() {
     // WebSocket can be disabled.
     let mut command = cluster.command(&["exec", "-v=1", "web", "--", "true"]);
     command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false");
-    let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+    let output = timeout(TEST_TIMEOUT, command.output())
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(output.stderr, b"skewbridge: by SPDY\n");
     // If the fallback is refused too, both reasons are printed.
     cluster
@@ -353,7 +359,7 @@ async fn a_closed_stdout_ends_the_command() {
     let mut command = tokio::process::Command::new("bash");
     command.args(["-c", &script]);
     command.env("KUBECONFIG", cluster.dir.path().join("config"));
-    let output = tokio::time::timeout(skewbridge_testkit::PATIENCE, command.output());
+    let output = tokio::time::timeout(skewbridge_testkit::TEST_TIMEOUT, command.output());
     let output = output.await.expect("it ends").unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "y\n141\n");
 }

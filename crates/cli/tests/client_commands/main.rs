@@ -12,7 +12,7 @@ mod terminal;
 
 use std::process::Stdio;
 
-use skewbridge_testkit::{PATIENCE, Pods, ScratchDir};
+use skewbridge_testkit::{Pods, ScratchDir, TEST_TIMEOUT};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -76,7 +76,7 @@ impl Cluster {
             let _ = stdin.write_all(input).await;
         };
         let both = async { tokio::join!(writing, child.wait_with_output()).1 };
-        let output = timeout(PATIENCE, both).await.unwrap().unwrap();
+        let output = timeout(TEST_TIMEOUT, both).await.unwrap().unwrap();
         CommandOutput {
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),

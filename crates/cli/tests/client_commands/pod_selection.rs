@@ -1,6 +1,6 @@
 //! The target of a command: by files, by arguments, by kubeconfigs.
 
-use skewbridge_testkit::{PATIENCE, Pods};
+use skewbridge_testkit::{Pods, TEST_TIMEOUT};
 use tokio::time::timeout;
 
 use super::{Cluster, CommandOutput};
@@ -250,7 +250,10 @@ async fn several_kubeconfigs_are_merged_and_flags_choose_from_them() {
         let words = [&["exec", "web"], flags, &["--", "echo", "hello"]].concat();
         let mut command = cluster.command(&words);
         command.env("KUBECONFIG", &list);
-        let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+        let output = timeout(TEST_TIMEOUT, command.output())
+            .await
+            .unwrap()
+            .unwrap();
         CommandOutput {
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),

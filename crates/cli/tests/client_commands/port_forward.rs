@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
-use skewbridge_testkit::{PATIENCE, Pods, ReservedPort, UpgradeResponse};
+use skewbridge_testkit::{Pods, ReservedPort, TEST_TIMEOUT, UpgradeResponse};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
@@ -58,12 +58,12 @@ impl Forwarding {
     }
 
     async fn line(&mut self) -> String {
-        let line = timeout(PATIENCE, self.stdout.next_line()).await;
+        let line = timeout(TEST_TIMEOUT, self.stdout.next_line()).await;
         line.expect("a line in time").unwrap().expect("a line")
     }
 
     async fn complaint(&mut self) -> String {
-        let line = timeout(PATIENCE, self.stderr.next_line()).await;
+        let line = timeout(TEST_TIMEOUT, self.stderr.next_line()).await;
         line.expect("a complaint in time")
             .unwrap()
             .expect("a complaint")
@@ -75,7 +75,7 @@ impl Forwarding {
     }
 
     async fn code(mut self) -> Option<i32> {
-        let ended = timeout(PATIENCE, self.child.wait()).await;
+        let ended = timeout(TEST_TIMEOUT, self.child.wait()).await;
         ended.expect("an end in time").unwrap().code()
     }
 
@@ -95,7 +95,7 @@ async fn ask(port: u16) -> String {
     let mut tcp = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     tcp.write_all(b"?").await.unwrap();
     let mut answer = String::new();
-    let read = timeout(PATIENCE, tcp.read_to_string(&mut answer)).await;
+    let read = timeout(TEST_TIMEOUT, tcp.read_to_string(&mut answer)).await;
     let _ = read.expect("an answer in time");
     answer
 }
@@ -183,7 +183,7 @@ async fn an_interrupt_ends_a_background_job() {
     forwarding.port(80).await;
     let process = Pid::from_raw(process).unwrap();
     kill_process(process, Signal::INT).unwrap();
-    let ended = timeout(PATIENCE, forwarding.child.wait()).await;
+    let ended = timeout(TEST_TIMEOUT, forwarding.child.wait()).await;
     if ended.is_err() {
         let _ = kill_process(process, Signal::KILL);
     }
@@ -201,7 +201,7 @@ async fn only_complete_data_ends_with_eof() {
     let mut tcp = TcpStream::connect(address).await.unwrap();
     tcp.write_all(b"?").await.unwrap();
     let mut answer = String::new();
-    let read = timeout(PATIENCE, tcp.read_to_string(&mut answer)).await;
+    let read = timeout(TEST_TIMEOUT, tcp.read_to_string(&mut answer)).await;
     read.unwrap().unwrap();
     assert_eq!(answer, "here");
     // The connection to the cluster is lost; the program is killed.
@@ -214,7 +214,7 @@ async fn only_complete_data_ends_with_eof() {
         } else {
             cluster.pods.cut_all();
         }
-        let read = timeout(PATIENCE, tcp.read(&mut [0; 1])).await.unwrap();
+        let read = timeout(TEST_TIMEOUT, tcp.read(&mut [0; 1])).await.unwrap();
         assert_eq!(
             read.unwrap_err().kind(),
             std::io::ErrorKind::ConnectionReset
@@ -285,7 +285,10 @@ async fn a_server_that_restarts_is_waited_for() {
     let asking = tokio::spawn(ask(local));
     let pods = Pods::start_at(kept).await;
     pods.pod("default", "web", &["app"]);
-    assert_eq!(timeout(PATIENCE, asking).await.unwrap().unwrap(), "here");
+    assert_eq!(
+        timeout(TEST_TIMEOUT, asking).await.unwrap().unwrap(),
+        "here"
+    );
     task.abort();
 }
 
@@ -441,7 +444,7 @@ async fn an_unread_pipe_blocks_no_connection() {
         assert_eq!(ask(local).await, "here");
     }
     forwarding.signal(Signal::TERM);
-    let ended = timeout(PATIENCE, forwarding.child.wait()).await;
+    let ended = timeout(TEST_TIMEOUT, forwarding.child.wait()).await;
     assert_eq!(ended.unwrap().unwrap().code(), Some(143));
     task.abort();
 }

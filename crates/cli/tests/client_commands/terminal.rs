@@ -1,7 +1,7 @@
 //! `exec` and `attach` at a terminal.
 
 use rustix::process::{Pid, Signal, kill_process};
-use skewbridge_testkit::{PATIENCE, Terminal};
+use skewbridge_testkit::{TEST_TIMEOUT, Terminal};
 use tokio::process::Child;
 use tokio::time::timeout;
 
@@ -12,7 +12,7 @@ fn pid(child: &Child) -> Pid {
 }
 
 async fn code(mut child: Child) -> Option<i32> {
-    let status = timeout(PATIENCE, child.wait())
+    let status = timeout(TEST_TIMEOUT, child.wait())
         .await
         .expect("an end in time");
     status.unwrap().code()

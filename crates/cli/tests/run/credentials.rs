@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::{Value, json};
-use skewbridge_testkit::{PATIENCE, Reply, eventually};
+use skewbridge_testkit::{Reply, TEST_TIMEOUT, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::run_fixture::{BADGE, RunFixture, is_gone, output, stderr, token};
@@ -17,7 +17,7 @@ async fn requests_go_through_the_proxy_of_the_plugin_and_nothing_is_left() {
     assert!(fixture.read("server").starts_with("https://127.0.0.1:"));
     let plugin = fixture.read("execs");
     assert_eq!(plugin.lines().count(), 1);
-    eventually("all files and processes gone", PATIENCE, async || {
+    eventually("all files and processes gone", TEST_TIMEOUT, async || {
         fixture.remaining_files() == 0 && is_gone(plugin.trim())
     })
     .await;
@@ -40,7 +40,7 @@ async fn the_reference_plugin_needs_no_more_than_its_name() {
     let ran = output(fixture.test_command(&user, "get")).await;
     assert!(ran.status.success(), "{}", stderr(&ran));
     assert_eq!(fixture.read("answer"), "/prefix/path none from-a-file");
-    eventually("all files and processes gone", PATIENCE, async || {
+    eventually("all files and processes gone", TEST_TIMEOUT, async || {
         fixture.remaining_files() == 0
     })
     .await;

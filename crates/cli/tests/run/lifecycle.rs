@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_exec_proxy::IgnoredSignals;
-use skewbridge_testkit::{PATIENCE, Stopwatch, eventually, unprivileged_user};
+use skewbridge_testkit::{Stopwatch, TEST_TIMEOUT, eventually, unprivileged_user};
 use tokio::signal::unix::SignalKind;
 
 use crate::run_fixture::{
@@ -103,7 +103,7 @@ async fn signals_reach_the_command() {
         let command = fixture.script(&token(), &script);
         // In its own session, there is no terminal that could send it.
         let run = started_by(&["setsid", "--wait"], &command).spawn().unwrap();
-        eventually("the command", PATIENCE * 2, async || {
+        eventually("the command", TEST_TIMEOUT * 2, async || {
             fixture.read("ready").ends_with('\n')
         })
         .await;
@@ -139,7 +139,7 @@ async fn a_signal_while_the_plugin_runs_ends_both_and_nothing_is_left() {
             "interactiveMode": "Never",
         }});
         let run = fixture.script(&plugin, "true").spawn().unwrap();
-        eventually("the plugin", PATIENCE * 2, async || {
+        eventually("the plugin", TEST_TIMEOUT * 2, async || {
             fixture.read("hangs").ends_with('\n')
         })
         .await;
@@ -149,7 +149,7 @@ async fn a_signal_while_the_plugin_runs_ends_both_and_nothing_is_left() {
         let ended = ended.await.unwrap().unwrap();
         assert_eq!(ended.status.code(), Some(code));
         let plugin = fixture.read("hangs").trim().to_owned();
-        eventually("its end", PATIENCE, async || is_gone(&plugin)).await;
+        eventually("its end", TEST_TIMEOUT, async || is_gone(&plugin)).await;
         assert_eq!(fixture.remaining_files(), 0);
     }
 }
@@ -159,7 +159,7 @@ async fn a_plugin_ends_with_a_killed_run() {
     let fixture = RunFixture::new().await;
     let script = "echo $$ > \"$CHILD_DIR/ready\"; exec sleep 300";
     let mut run = fixture.script(&fixture.plugin(), script).spawn().unwrap();
-    eventually("the command", PATIENCE * 2, async || {
+    eventually("the command", TEST_TIMEOUT * 2, async || {
         fixture.read("ready").ends_with('\n')
     })
     .await;
@@ -206,7 +206,7 @@ async fn an_exited_plugin_is_restarted_by_the_next_request() {
         let go = fixture.dir.path().join("go");
         assert!(Command::new("mkfifo").arg(&go).status().unwrap().success());
         let running = tokio::spawn(output(fixture.script(&user, WAIT_SCRIPT)));
-        eventually("the command", PATIENCE * 2, async || {
+        eventually("the command", TEST_TIMEOUT * 2, async || {
             fixture.dir.path().join("copy").exists()
         })
         .await;
@@ -218,15 +218,18 @@ async fn an_exited_plugin_is_restarted_by_the_next_request() {
             let answer = endpoint.send(&Request::get("/path")).await;
             answer.is_ok_and(|answer| answer.body == "/prefix/path none 4711")
         };
-        eventually("an answer", PATIENCE, answers).await;
+        eventually("an answer", TEST_TIMEOUT, answers).await;
         let execs = fixture.read("execs");
         let first = execs.lines().next().unwrap();
         if is_killed {
             let first = Pid::from_raw(first.parse().unwrap()).unwrap();
             kill_process(first, Signal::KILL).unwrap();
         }
-        eventually("the end of the plugin", PATIENCE, async || is_gone(first)).await;
-        eventually("an answer", PATIENCE, answers).await;
+        eventually("the end of the plugin", TEST_TIMEOUT, async || {
+            is_gone(first)
+        })
+        .await;
+        eventually("an answer", TEST_TIMEOUT, answers).await;
         let execs = fixture.read("execs");
         assert!(execs.lines().count() > 1, "{execs}");
         std::fs::write(&go, "go\n").unwrap();
@@ -234,7 +237,7 @@ async fn an_exited_plugin_is_restarted_by_the_next_request() {
         assert!(ran.status.success(), "{}", stderr(&ran));
         // The socket of one that was killed is removed by a later one.
         let remaining = usize::from(is_killed);
-        eventually("all files and processes gone", PATIENCE, async || {
+        eventually("all files and processes gone", TEST_TIMEOUT, async || {
             fixture.remaining_files() == remaining
         })
         .await;

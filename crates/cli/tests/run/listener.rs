@@ -8,7 +8,7 @@ use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, ServerName};
 use skewbridge_client::kubeconfig::PemSource;
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
-use skewbridge_testkit::{Ca, PATIENCE, eventually};
+use skewbridge_testkit::{Ca, TEST_TIMEOUT, eventually};
 
 use crate::run_fixture::{REQUEST_TIMEOUT, RunFixture, output, token};
 
@@ -21,7 +21,7 @@ async fn only_the_command_can_authenticate_to_the_listener() {
     assert!(Command::new("mkfifo").arg(&go).status().unwrap().success());
     let command = fixture.script(&token(), script);
     let running = tokio::spawn(output(command));
-    eventually("a copy", PATIENCE * 2, async || {
+    eventually("a copy", TEST_TIMEOUT * 2, async || {
         fixture.read("copy").ends_with('}')
     })
     .await;

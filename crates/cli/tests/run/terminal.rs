@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use serde_json::json;
-use skewbridge_testkit::{PATIENCE, Terminal, eventually};
+use skewbridge_testkit::{TEST_TIMEOUT, Terminal, eventually};
 
 use crate::run_fixture::{RunFixture, is_gone};
 
@@ -32,7 +32,7 @@ async fn a_shell_has_a_prompt_and_gets_the_keys_of_the_terminal() {
     terminal.type_keys("test -r \"$KUBECONFIG\" && echo st''ill; exit 42\r");
     terminal.shows_next(&mut seen, "still").await;
     terminal.shows_next(&mut seen, "ended 42.").await;
-    eventually("all files and processes gone", PATIENCE, async || {
+    eventually("all files and processes gone", TEST_TIMEOUT, async || {
         fixture.remaining_files() == 0 && is_gone(&plugin)
     })
     .await;
@@ -57,7 +57,7 @@ async fn plugin_messages_are_shown_while_it_prompts() {
         .stderr(printed)
         .spawn()
         .unwrap();
-    eventually("the message", PATIENCE, async || {
+    eventually("the message", TEST_TIMEOUT, async || {
         fixture.read("stderr").contains("touch the key\n")
     })
     .await;

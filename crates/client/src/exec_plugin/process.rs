@@ -477,7 +477,7 @@ mod tests {
 
     /// Uses the system clock: tokio's clock is paused while the processes exit.
     async fn wait_for_exit(process: u32) {
-        let deadline = std::time::Instant::now() + skewbridge_testkit::PATIENCE;
+        let deadline = std::time::Instant::now() + skewbridge_testkit::TEST_TIMEOUT;
         while is_running(process) {
             assert!(std::time::Instant::now() < deadline, "{process} still runs");
             tokio::task::yield_now().await;

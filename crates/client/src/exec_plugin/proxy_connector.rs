@@ -269,7 +269,7 @@ impl fmt::Debug for ProxyConnector {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_testkit::{Ca, PATIENCE, ScratchDir};
+    use skewbridge_testkit::{Ca, ScratchDir, TEST_TIMEOUT};
     use tokio::net::UnixSocket;
 
     use super::*;
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
         let connecting = tokio::spawn(async move { connect_unix(&path).await });
         for _ in 0..=queued.len() {
-            let accepted = tokio::time::timeout(PATIENCE, listener.accept()).await;
+            let accepted = tokio::time::timeout(TEST_TIMEOUT, listener.accept()).await;
             accepted.unwrap().unwrap();
         }
         connecting.await.unwrap().unwrap();

@@ -150,7 +150,7 @@ fn read(path: &Path) -> Result<Option<Zeroizing<String>>, Error> {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_testkit::{ApiServer, Ca, Options, PATIENCE, Reply, ScratchDir};
+    use skewbridge_testkit::{ApiServer, Ca, Options, Reply, ScratchDir, TEST_TIMEOUT};
 
     use super::*;
     use crate::{Endpoint, Request};
@@ -211,12 +211,16 @@ mod tests {
         let (host, port) = (server.addr().ip(), server.addr().port());
         let config = Kubeconfig::in_cluster(&host.to_string(), &port.to_string(), account.path());
         let target = config.unwrap().target(None).unwrap();
-        let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
+        let endpoint = Endpoint::prepare(&target, Some(TEST_TIMEOUT))
+            .await
+            .unwrap();
         let answer = endpoint.send(&Request::get("/api")).await.unwrap();
         assert_eq!(answer.body, "/api");
         // Pod tokens are replaced while the pod runs.
         account.write("token", "second\n");
-        let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
+        let endpoint = Endpoint::prepare(&target, Some(TEST_TIMEOUT))
+            .await
+            .unwrap();
         endpoint.send(&Request::get("/api")).await.unwrap();
         let requests = server.requests();
         let debug_text: Vec<_> = requests
@@ -226,7 +230,9 @@ mod tests {
         assert_eq!(debug_text, [Some("Bearer first"), Some("Bearer second")]);
         // A different CA is not trusted.
         account.write("ca.crt", Ca::new("other").pem());
-        let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
+        let endpoint = Endpoint::prepare(&target, Some(TEST_TIMEOUT))
+            .await
+            .unwrap();
         assert!(endpoint.send(&Request::get("/api")).await.is_err());
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use skewbridge_client::copy::{
     CopyEvent, Error, Options, ResumePoint, copy_between, copy_from, copy_to,
 };
-use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
+use skewbridge_testkit::{ScratchDir, TEST_TIMEOUT, eventually};
 
 use crate::fake_container::{FakeContainer, Loss, is_busybox};
 use crate::test_tree::{TreeShape, create_tree, listing, random_bytes};
@@ -277,7 +277,7 @@ async fn copies_work_without_a_writer_announcement() {
         );
         container.lose_connections(&[None, Some(Loss::Input(100_000))]);
         let copying = upload(&container, &from, to, 1);
-        let copied = tokio::time::timeout(PATIENCE, copying).await;
+        let copied = tokio::time::timeout(TEST_TIMEOUT, copying).await;
         copied.expect("it hangs").unwrap();
     }
 }
@@ -559,12 +559,12 @@ async fn a_cancelled_copy_leaves_nothing_in_the_container() {
             let names = listing(&container.root());
             names.iter().any(|(name, _)| name.ends_with("/it/large"))
         };
-        eventually("something in a stage", PATIENCE, async || is_begun()).await;
+        eventually("something in a stage", TEST_TIMEOUT, async || is_begun()).await;
         stop.cancel();
         let error = copying.await.unwrap().unwrap_err();
         assert!(matches!(error, Error::Cancelled), "{error}");
         // The disconnected tar may take a moment to end.
-        eventually("nothing there", PATIENCE, async || {
+        eventually("nothing there", TEST_TIMEOUT, async || {
             listing(&container.root()).is_empty()
         })
         .await;
@@ -585,7 +585,7 @@ async fn a_cancelled_copy_between_pods_leaves_nothing_in_the_target() {
             copy_between(places.0, places.1, &options, &progress()).await
         }
     });
-    eventually("something in a stage", PATIENCE, async || {
+    eventually("something in a stage", TEST_TIMEOUT, async || {
         let names = listing(&target.root());
         names.iter().any(|(name, _)| name.ends_with("/it"))
     })
@@ -593,7 +593,7 @@ async fn a_cancelled_copy_between_pods_leaves_nothing_in_the_target() {
     stop.cancel();
     let error = copying.await.unwrap().unwrap_err();
     assert!(matches!(error, Error::Cancelled), "{error}");
-    eventually("nothing there", PATIENCE, async || {
+    eventually("nothing there", TEST_TIMEOUT, async || {
         listing(&target.root()).is_empty()
     })
     .await;

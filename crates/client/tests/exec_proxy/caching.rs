@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use skewbridge_client::Endpoint;
 use skewbridge_client::api_server::Timeouts;
 use skewbridge_client::kubeconfig::PemSource;
-use skewbridge_testkit::{Ca, PATIENCE, eventually};
+use skewbridge_testkit::{Ca, TEST_TIMEOUT, eventually};
 
 use crate::fixture::{Fixture, KEY_OWNER, PluginKind, TIMEOUTS, get, is_gone};
 
@@ -134,7 +134,7 @@ async fn a_cancelled_caller_does_not_abort_the_call_of_others() {
             () = std::future::ready(()) => {}
         }
     }
-    eventually("the plugin", PATIENCE, async || execs() == 1).await;
+    eventually("the plugin", TEST_TIMEOUT, async || execs() == 1).await;
     drop(first);
     std::fs::write(go, "").unwrap();
     second.await.unwrap();
@@ -195,10 +195,10 @@ async fn a_plugin_without_callers_is_killed() {
     let caller =
         tokio::spawn(async move { Endpoint::prepare_with_timeouts(&target, TIMEOUTS).await });
     let read = || std::fs::read_to_string(&pid).unwrap_or_default();
-    eventually("the plugin", PATIENCE, async || read().ends_with('\n')).await;
+    eventually("the plugin", TEST_TIMEOUT, async || read().ends_with('\n')).await;
     caller.abort();
     let pid = read().trim().parse().unwrap();
-    eventually("its end", PATIENCE, async || is_gone(pid)).await;
+    eventually("its end", TEST_TIMEOUT, async || is_gone(pid)).await;
 }
 
 #[tokio::test]
@@ -291,12 +291,15 @@ async fn a_proxy_that_the_plugin_finds_again_keeps_running() {
             .unwrap()
             .parse()
             .unwrap();
-        eventually("its end", PATIENCE, async || is_gone(last)).await;
+        eventually("its end", TEST_TIMEOUT, async || is_gone(last)).await;
     }
     assert_eq!(fixture.execs(), 4);
     assert!(!is_gone(proxy) && fixture.proxy() == proxy);
     drop(endpoint);
-    eventually("the end of the proxy", PATIENCE, async || is_gone(proxy)).await;
+    eventually("the end of the proxy", TEST_TIMEOUT, async || {
+        is_gone(proxy)
+    })
+    .await;
 }
 
 /// A credential that had expired when it was issued is used once, as in client-go, and costs

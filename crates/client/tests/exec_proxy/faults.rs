@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use skewbridge_client::Endpoint;
 use skewbridge_client::api_server::Timeouts;
 use skewbridge_testkit::{
-    ApiServer, Ca, Options, PATIENCE, Reply, ReservedPort, Stopwatch, eventually,
+    ApiServer, Ca, Options, Reply, ReservedPort, Stopwatch, TEST_TIMEOUT, eventually,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -130,7 +130,10 @@ async fn a_hanging_plugin_is_killed_at_its_timeout() {
         );
         if let Ok(pid) = std::fs::read_to_string(&pid) {
             let pid = pid.trim().parse().unwrap();
-            eventually("its end", PATIENCE, async || crate::fixture::is_gone(pid)).await;
+            eventually("its end", TEST_TIMEOUT, async || {
+                crate::fixture::is_gone(pid)
+            })
+            .await;
         }
     }
 }

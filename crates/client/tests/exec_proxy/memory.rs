@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use skewbridge_testkit::{PATIENCE, count_in_memory, eventually};
+use skewbridge_testkit::{TEST_TIMEOUT, count_in_memory, eventually};
 
 use crate::client_process;
 use crate::fixture::{Fixture, PluginKind, is_gone};
@@ -24,7 +24,7 @@ async fn a_dropped_private_key_is_not_left_in_memory() {
         };
         let _ = std::fs::remove_file(fixture.dir.path().join("client-output"));
         let mut client = client_process::start(&fixture, variables);
-        eventually("an answer", PATIENCE * 2, async || {
+        eventually("an answer", TEST_TIMEOUT * 2, async || {
             fixture.recorded("client-output").ends_with('\n')
         })
         .await;
@@ -38,6 +38,9 @@ async fn a_dropped_private_key_is_not_left_in_memory() {
             (found, false) => assert!(found[0] >= Some(1), "{found:?}"),
             (found, true) => assert_eq!(found, [Some(0); 2]),
         }
-        eventually("the end of the proxy", PATIENCE, async || is_gone(proxy)).await;
+        eventually("the end of the proxy", TEST_TIMEOUT, async || {
+            is_gone(proxy)
+        })
+        .await;
     }
 }

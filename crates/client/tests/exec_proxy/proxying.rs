@@ -3,7 +3,7 @@
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use skewbridge_client::{Endpoint, Request};
-use skewbridge_testkit::{PATIENCE, Reply, eventually};
+use skewbridge_testkit::{Reply, TEST_TIMEOUT, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::fixture::{Fixture, KEY_OWNER, PluginKind, Socket, TIMEOUTS, get, is_gone};
@@ -58,7 +58,7 @@ async fn a_plugin_binary_may_complete_and_have_started_a_proxy_process() {
     );
     let executed = fixture.recorded("execs").trim().parse().unwrap();
     assert_ne!(executed, fixture.proxy());
-    eventually("the end of the plugin", PATIENCE, async || {
+    eventually("the end of the plugin", TEST_TIMEOUT, async || {
         is_gone(executed)
     })
     .await;
@@ -171,7 +171,10 @@ async fn the_plugin_is_executed_again_when_no_one_is_listening() {
         let first = fixture.proxy();
         let pid = rustix::process::Pid::from_raw(first).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        eventually("the end of the proxy", PATIENCE, async || is_gone(first)).await;
+        eventually("the end of the proxy", TEST_TIMEOUT, async || {
+            is_gone(first)
+        })
+        .await;
         assert_eq!(
             get(&endpoint, "/x").await.unwrap(),
             format!("{KEY_OWNER} /x")
@@ -189,7 +192,10 @@ async fn concurrent_callers_share_one_exec_when_no_one_is_listening() {
         let first = fixture.proxy();
         let pid = rustix::process::Pid::from_raw(first).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        eventually("the end of the proxy", PATIENCE, async || is_gone(first)).await;
+        eventually("the end of the proxy", TEST_TIMEOUT, async || {
+            is_gone(first)
+        })
+        .await;
         let mut all = tokio::task::JoinSet::new();
         for number in 0..20 {
             let endpoint = endpoint.clone();

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use skewbridge_testkit::{PATIENCE, Stopwatch, eventually, unprivileged_user};
+use skewbridge_testkit::{Stopwatch, TEST_TIMEOUT, eventually, unprivileged_user};
 
 use crate::client_process;
 use crate::fixture::{Fixture, KEY_OWNER, PluginKind, get, is_gone};
@@ -34,7 +34,7 @@ async fn a_killed_client_ends_its_proxy_and_leaves_no_files() {
     for kind in [PluginKind::Itself, PluginKind::Starter] {
         let fixture = Fixture::new(kind).await;
         let mut client = client_process::start(&fixture, &[]);
-        eventually("an answer", PATIENCE * 2, async || {
+        eventually("an answer", TEST_TIMEOUT * 2, async || {
             fixture.recorded("client-output").ends_with('\n')
         })
         .await;
@@ -68,7 +68,10 @@ async fn a_client_that_drops_its_plugin_ends_the_proxy() {
         let (proxy, lock) = (fixture.proxy(), fixture.lock());
         assert!(lock.exists());
         drop(connection);
-        eventually("the end of the proxy", PATIENCE, async || is_gone(proxy)).await;
+        eventually("the end of the proxy", TEST_TIMEOUT, async || {
+            is_gone(proxy)
+        })
+        .await;
         assert!(!lock.exists());
     }
 }

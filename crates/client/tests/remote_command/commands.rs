@@ -6,7 +6,7 @@ use skewbridge_client::remote_command::{
     AttachRequest, ExecRequest, Executor, ExitStatus, KeepAlive, SpdyExecutor, TerminalSize,
     Transport, WebSocketExecutor,
 };
-use skewbridge_testkit::{PATIENCE, Pods};
+use skewbridge_testkit::{Pods, TEST_TIMEOUT};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
@@ -94,7 +94,7 @@ async fn streams_that_are_not_taken_are_closed_or_discarded() {
     for executor in executors_of_both_protocols(&pods).await {
         let script = format!("cat; head -c {PAYLOAD_BYTES} /dev/zero; exit 3");
         let mut process = executor.start(&shell(&script)).await.unwrap();
-        let status = timeout(PATIENCE, process.wait()).await.unwrap();
+        let status = timeout(TEST_TIMEOUT, process.wait()).await.unwrap();
         assert!(matches!(status, ExitStatus::Code(code) if code.number() == 3));
     }
 }
@@ -191,7 +191,7 @@ async fn an_idle_stream_is_kept_alive_by_pings() {
     let endpoint = endpoint(&pods).await;
     let keep_alive = KeepAlive {
         interval: Duration::from_millis(20),
-        timeout: PATIENCE,
+        timeout: TEST_TIMEOUT,
     };
     let executors: [Box<dyn Executor>; 2] = [
         Box::new(WebSocketExecutor::new(endpoint.clone()).keep_alive(keep_alive)),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use skewbridge_client::remote_command::{
     Executor, ExitStatus, KeepAlive, SpdyExecutor, WebSocketExecutor,
 };
-use skewbridge_testkit::{PATIENCE, Pods};
+use skewbridge_testkit::{Pods, TEST_TIMEOUT};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
@@ -20,7 +20,7 @@ async fn run(executor: &dyn Executor) -> (Vec<u8>, bool, ExitStatus) {
     let mut out = Vec::new();
     let mut stdout = process.stdout.take().unwrap();
     let clean = stdout.read_to_end(&mut out).await.is_ok();
-    let status = timeout(PATIENCE, process.wait()).await.unwrap();
+    let status = timeout(TEST_TIMEOUT, process.wait()).await.unwrap();
     (out, clean, status)
 }
 
@@ -81,7 +81,7 @@ async fn a_crashed_server_is_reported_with_the_delivered_bytes() {
         let mut stdout = process.stdout.take().unwrap();
         stdout.read_exact(&mut received).await.unwrap();
         pods.cut_all();
-        let status = timeout(PATIENCE, process.wait()).await.unwrap();
+        let status = timeout(TEST_TIMEOUT, process.wait()).await.unwrap();
         let ExitStatus::Disconnected(cut) = status else {
             panic!("{status:?}")
         };
@@ -152,7 +152,7 @@ async fn an_unresponsive_server_is_detected() {
     for executor in executors {
         let mut process = executor.start(&shell("cat")).await.unwrap();
         let _stdin = process.stdin.take();
-        let status = timeout(PATIENCE, process.wait()).await.unwrap();
+        let status = timeout(TEST_TIMEOUT, process.wait()).await.unwrap();
         let ExitStatus::Disconnected(cut) = status else {
             panic!("{status:?}")
         };
@@ -174,7 +174,7 @@ async fn a_protocol_violation_ends_the_connection() {
     for executor in executors {
         let mut process = executor.start(&shell("cat")).await.unwrap();
         let _stdin = process.stdin.take();
-        let status = timeout(PATIENCE, process.wait()).await.unwrap();
+        let status = timeout(TEST_TIMEOUT, process.wait()).await.unwrap();
         assert!(matches!(status, ExitStatus::Disconnected(_)), "{status:?}");
     }
     task.abort();

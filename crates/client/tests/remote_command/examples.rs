@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use skewbridge_testkit::{PATIENCE, Pods, ScratchDir};
+use skewbridge_testkit::{Pods, ScratchDir, TEST_TIMEOUT};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
@@ -31,7 +31,7 @@ async fn running_a_command() {
     let (pods, dir) = (Pods::start().await, ScratchDir::new());
     let words = ["web", "sh", "-c", "echo out; echo err >&2; exit 7"];
     let output = command("run_a_command", &pods, &dir).args(words).output();
-    let output = timeout(PATIENCE, output).await.unwrap().unwrap();
+    let output = timeout(TEST_TIMEOUT, output).await.unwrap().unwrap();
     assert_eq!(output.status.code(), Some(7));
     assert_eq!(
         (&*output.stdout, &*output.stderr),
@@ -48,7 +48,7 @@ async fn copying_a_file() {
         .args(["web", &from])
         .arg(&to)
         .output();
-    let output = timeout(PATIENCE, copying).await.unwrap().unwrap();
+    let output = timeout(TEST_TIMEOUT, copying).await.unwrap().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(output.stdout, b"14 bytes\n");
     assert_eq!(std::fs::read(to).unwrap(), b"what is copied");
@@ -65,14 +65,17 @@ async fn forwarding_a_port() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let address = timeout(PATIENCE, lines.next_line())
+    let address = timeout(TEST_TIMEOUT, lines.next_line())
         .await
         .unwrap()
         .unwrap()
         .unwrap();
     let mut local = TcpStream::connect(&address).await.unwrap();
     local.write_all(b"hello").await.unwrap();
-    let (mut remote, _) = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+    let (mut remote, _) = timeout(TEST_TIMEOUT, listener.accept())
+        .await
+        .unwrap()
+        .unwrap();
     let mut received = [0; 5];
     remote.read_exact(&mut received).await.unwrap();
     assert_eq!(&received, b"hello");

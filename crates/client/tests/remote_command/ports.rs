@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use skewbridge_client::remote_command::{
     Port, PortForwardOptions, PortForwarder, Transport, TransportPreference,
 };
-use skewbridge_testkit::{PATIENCE, Pods, ReservedPort, UpgradeResponse};
+use skewbridge_testkit::{Pods, ReservedPort, TEST_TIMEOUT, UpgradeResponse};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -78,7 +78,7 @@ async fn many_streams_share_one_connection() {
             });
         }
         for connection in connections {
-            timeout(PATIENCE, connection).await.unwrap();
+            timeout(TEST_TIMEOUT, connection).await.unwrap();
         }
     }
     task.abort();
@@ -123,7 +123,7 @@ async fn a_local_connection_is_forwarded_with_its_half_close() {
             assert_eq!(received, b"hello");
         };
         let both = async { tokio::join!(stream.forward(ours), using) };
-        let (carried, ()) = timeout(PATIENCE, both).await.unwrap();
+        let (carried, ()) = timeout(TEST_TIMEOUT, both).await.unwrap();
         carried.unwrap();
     }
     task.abort();
@@ -151,7 +151,7 @@ async fn a_lost_connection_resets_the_local_program() {
         } else {
             pods.cut_all();
         }
-        let ended = timeout(PATIENCE, program.read(&mut received))
+        let ended = timeout(TEST_TIMEOUT, program.read(&mut received))
             .await
             .unwrap();
         assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
@@ -168,7 +168,9 @@ async fn a_port_without_a_listener_resets_the_local_connection() {
     for forwarder in forwarders_of_both_protocols(&pods).await {
         let (mut program, ours) = local().await;
         let forwarding = tokio::spawn(forwarder.open(closed).unwrap().forward(ours));
-        let ended = timeout(PATIENCE, program.read(&mut [0; 1])).await.unwrap();
+        let ended = timeout(TEST_TIMEOUT, program.read(&mut [0; 1]))
+            .await
+            .unwrap();
         assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
         assert!(forwarding.await.unwrap().is_err());
     }
@@ -188,7 +190,7 @@ async fn all_streams_notice_a_lost_pod() {
     }
     pods.cut_all();
     for (forwarder, mut stream) in streams {
-        let cause = timeout(PATIENCE, forwarder.closed()).await.unwrap();
+        let cause = timeout(TEST_TIMEOUT, forwarder.closed()).await.unwrap();
         assert!(!cause.is_empty());
         assert!(forwarder.is_closed());
         assert!(stream.read_exact(&mut byte).await.is_err());

@@ -9,7 +9,7 @@ use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use skewbridge_exec_proxy::forward::{BoxFuture, Dial, DialError, Dialled, Offer};
 use skewbridge_exec_proxy::{Certificate, ClientKey, Cluster, KeyError};
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Options, PATIENCE, Reply, ScriptedServer, eventually,
+    ApiServer, Ca, ClientAuth, Options, Reply, ScriptedServer, TEST_TIMEOUT, eventually,
 };
 use tokio::sync::Semaphore;
 
@@ -195,15 +195,18 @@ async fn a_client_that_leaves_before_the_key_is_touched_does_not_abort_the_hands
         let client = fixture.h2().await;
         let first = tokio::spawn(async move { client.get("/first").await.map(drop) });
         let dialled = async || dials.load(Ordering::Relaxed) == 1;
-        eventually("the handshake", PATIENCE, dialled).await;
+        eventually("the handshake", TEST_TIMEOUT, dialled).await;
         first.abort();
-        eventually("the end of the first request", PATIENCE, async || {
+        eventually("the end of the first request", TEST_TIMEOUT, async || {
             in_flight() == 0
         })
         .await;
         let client = fixture.h2().await;
         let second = tokio::spawn(async move { client.get("/second").await });
-        eventually("the second request", PATIENCE, async || in_flight() == 1).await;
+        eventually("the second request", TEST_TIMEOUT, async || {
+            in_flight() == 1
+        })
+        .await;
         touch.add_permits(1);
         assert_eq!(second.await.unwrap().unwrap().status, 200);
         assert_eq!(dials.load(Ordering::Relaxed), 1, "{alpn:?}");

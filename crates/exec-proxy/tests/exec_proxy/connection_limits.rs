@@ -10,7 +10,7 @@ use rustix::process::Uid;
 use skewbridge_exec_proxy::Cluster;
 use skewbridge_exec_proxy::forward::{Forwarder, Listener, serve};
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Options, PATIENCE, Reply, ScratchDir, Stopwatch, eventually,
+    ApiServer, Ca, ClientAuth, Options, Reply, ScratchDir, Stopwatch, TEST_TIMEOUT, eventually,
     unprivileged_user,
 };
 use tokio::net::UnixListener;
@@ -67,7 +67,7 @@ async fn connect(path: std::path::PathBuf, uid: Option<u32>) -> ConnectResult {
             rustix::thread::set_thread_uid(Uid::from_raw(uid)).unwrap();
         }
         let mut stream = UnixStream::connect(path).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let _ = stream.write_all(b"this is no handshake\r\n\r\n");
         let mut byte = [0];
         let result = match stream.read(&mut byte) {
@@ -76,7 +76,7 @@ async fn connect(path: std::path::PathBuf, uid: Option<u32>) -> ConnectResult {
         };
         let _ = sender.send(result);
     });
-    tokio::time::timeout(PATIENCE + Duration::from_secs(5), receiver)
+    tokio::time::timeout(TEST_TIMEOUT + Duration::from_secs(5), receiver)
         .await
         .unwrap()
         .unwrap()
@@ -117,7 +117,7 @@ async fn most_idle_connections_of_another_user_are_closed() {
     let others = silent_connections(fixture.addr, 100, Some(other));
     let mut closed = 0;
     // The rest stays below the limit of pending handshakes.
-    eventually("connections closed", PATIENCE, async || {
+    eventually("connections closed", TEST_TIMEOUT, async || {
         closed = others.iter().filter(|it| is_closed(it)).count();
         closed > 50
     })

@@ -8,7 +8,7 @@ use http::{HeaderValue, Request, StatusCode};
 use skewbridge_exec_proxy::forward::{BoxFuture, Dial, DialError, Dialled, Offer, Standing};
 use skewbridge_exec_proxy::{Cluster, ModifyError, NeedsBody, Outgoing, RequestModifier};
 use skewbridge_testkit::{
-    ApiServer, Ca, Options, PATIENCE, Reply, ReservedPort, ScriptedServer, eventually,
+    ApiServer, Ca, Options, Reply, ReservedPort, ScriptedServer, TEST_TIMEOUT, eventually,
 };
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -172,7 +172,7 @@ async fn buffered_bodies_share_a_budget_and_further_requests_wait() {
     let head = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n";
     let (first, rest) = (vec![b'x'; 60_000], vec![b'x'; 40_000]);
     let in_flight = async |count| {
-        eventually("requests in flight", PATIENCE, async || {
+        eventually("requests in flight", TEST_TIMEOUT, async || {
             fixture.forwarder.activity().count() == count
         })
         .await;
@@ -199,9 +199,9 @@ async fn buffered_bodies_share_a_budget_and_further_requests_wait() {
     in_flight(2).await;
     assert_eq!(server.requests().len(), 1);
     slow.send(rest).await.unwrap();
-    let response = timeout(PATIENCE, slow.read_response()).await;
+    let response = timeout(TEST_TIMEOUT, slow.read_response()).await;
     assert_eq!(response.unwrap().unwrap().text(), "POST 100000");
-    let response = timeout(PATIENCE, waiting).await;
+    let response = timeout(TEST_TIMEOUT, waiting).await;
     assert_eq!(response.unwrap().unwrap(), "POST 100000");
 }
 
@@ -228,9 +228,9 @@ async fn a_slow_short_body_is_forwarded_before_it_is_complete() {
     h1.send("POST / HTTP/1.1\r\nHost: k\r\nContent-Length: 11\r\n\r\nhello")
         .await
         .unwrap();
-    timeout(PATIENCE, started.notified()).await.unwrap();
+    timeout(TEST_TIMEOUT, started.notified()).await.unwrap();
     h1.send(" world").await.unwrap();
-    let response = timeout(PATIENCE, h1.read_response()).await;
+    let response = timeout(TEST_TIMEOUT, h1.read_response()).await;
     assert_eq!(response.unwrap().unwrap().text(), "ok");
 }
 
@@ -348,7 +348,7 @@ async fn watch_events_are_forwarded_at_once_and_the_watch_ends_with_its_client()
         if status.is_none() {
             status = Some(stream.head().await.unwrap().status);
         }
-        let piece = timeout(PATIENCE, stream.chunk())
+        let piece = timeout(TEST_TIMEOUT, stream.chunk())
             .await
             .unwrap()
             .unwrap()
@@ -357,8 +357,8 @@ async fn watch_events_are_forwarded_at_once_and_the_watch_ends_with_its_client()
         assert_eq!(fixture.forwarder.activity().count(), 1);
     }
     stream.reset(h2::Reason::CANCEL);
-    timeout(PATIENCE, watch.cancelled()).await.unwrap();
-    eventually("no request in flight", PATIENCE, async || {
+    timeout(TEST_TIMEOUT, watch.cancelled()).await.unwrap();
+    eventually("no request in flight", TEST_TIMEOUT, async || {
         fixture.forwarder.activity().count() == 0
     })
     .await;
@@ -383,7 +383,7 @@ async fn large_bodies_are_streamed_in_both_directions() {
         stream.finish().unwrap();
         assert_eq!(stream.head().await.unwrap().status, StatusCode::OK);
         let mut length = 0;
-        while let Some(piece) = timeout(PATIENCE, stream.chunk()).await.unwrap() {
+        while let Some(piece) = timeout(TEST_TIMEOUT, stream.chunk()).await.unwrap() {
             length += piece.unwrap().len();
         }
         assert_eq!(length, BODY_BYTES);
@@ -419,10 +419,10 @@ async fn a_truncated_response_is_truncated_for_the_client() {
     let mut stream = h2.stream(request).await.unwrap();
     stream.finish().unwrap();
     stream.head().await.unwrap();
-    let piece = timeout(PATIENCE, stream.chunk()).await.unwrap();
+    let piece = timeout(TEST_TIMEOUT, stream.chunk()).await.unwrap();
     assert_eq!(piece.unwrap().unwrap(), "hello");
     truncate.notify_one();
-    let end = timeout(PATIENCE, stream.chunk()).await.unwrap();
+    let end = timeout(TEST_TIMEOUT, stream.chunk()).await.unwrap();
     let reason = end.unwrap().unwrap_err().reason();
     assert_eq!(reason, Some(h2::Reason::INTERNAL_ERROR));
 }
@@ -452,7 +452,7 @@ async fn writes_are_never_retried_and_reads_are_retried_where_it_is_safe() {
     for (method, status, connections) in rows {
         let request = format!("{method} /a HTTP/1.1\r\nHost: k\r\nContent-Length: 0\r\n\r\n");
         h1.send(request).await.unwrap();
-        let response = timeout(PATIENCE, h1.read_response())
+        let response = timeout(TEST_TIMEOUT, h1.read_response())
             .await
             .unwrap()
             .unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use skewbridge_testkit::{ApiServer, Ca, Options, PATIENCE, Reply, ScriptedServer};
+use skewbridge_testkit::{ApiServer, Ca, Options, Reply, ScriptedServer, TEST_TIMEOUT};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
@@ -39,7 +39,7 @@ async fn an_upgraded_connection_is_forwarded_with_half_close() {
         Some("v4.channel.k8s.io")
     );
     let mut client = client.into_connection();
-    let mut upstream = timeout(PATIENCE, upgrade.connection()).await.unwrap();
+    let mut upstream = timeout(TEST_TIMEOUT, upgrade.connection()).await.unwrap();
     client.write_all(b"stdin").await.unwrap();
     client.flush().await.unwrap();
     let mut bytes = [0; 5];
@@ -47,7 +47,7 @@ async fn an_upgraded_connection_is_forwarded_with_half_close() {
     assert_eq!(&bytes, b"stdin");
     client.shutdown().await.unwrap();
     assert_eq!(
-        timeout(PATIENCE, upstream.read(&mut bytes))
+        timeout(TEST_TIMEOUT, upstream.read(&mut bytes))
             .await
             .unwrap()
             .unwrap(),
@@ -57,7 +57,7 @@ async fn an_upgraded_connection_is_forwarded_with_half_close() {
     upstream.write_all(b"after the end of stdin").await.unwrap();
     upstream.shutdown().await.unwrap();
     let mut rest = String::new();
-    timeout(PATIENCE, client.read_to_string(&mut rest))
+    timeout(TEST_TIMEOUT, client.read_to_string(&mut rest))
         .await
         .unwrap()
         .unwrap();
@@ -92,7 +92,7 @@ async fn no_client_data_is_forwarded_before_101_and_a_rejected_upgrade_closes_th
     assert_eq!(response.header("connection"), Some("close"));
     drop(client);
     drop(fixture);
-    let rest = tokio::task::spawn_blocking(move || receiver.recv_timeout(PATIENCE).unwrap());
+    let rest = tokio::task::spawn_blocking(move || receiver.recv_timeout(TEST_TIMEOUT).unwrap());
     assert_eq!(rest.await.unwrap(), b"");
 }
 

@@ -57,7 +57,7 @@ async fn a_slow_client_gets_all_output() {
     let directory = fixture.directory(&fixture.pod("web"));
     eventually(
         || directory.join("over").exists().then_some(()),
-        "it is over",
+        "the command has written all output",
     )
     .await;
     // Longer than the time for output that a background process holds open.
@@ -219,7 +219,7 @@ async fn a_disconnect_ends_the_command_and_its_children() {
     client.disconnect();
     eventually(
         || ids.iter().all(|id| !is_alive(*id)).then_some(()),
-        "both are gone",
+        "both processes have exited",
     )
     .await;
 }

@@ -98,7 +98,7 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
                 .parse()
                 .ok()
         },
-        "it runs",
+        "the pod runs",
     )
     .await;
     assert!(is_alive(id));
@@ -119,7 +119,7 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
     assert!(begun.elapsed() < Duration::from_secs(30));
     eventually(
         || (!directory.exists()).then_some(()),
-        "so is its directory",
+        "its directory is removed",
     )
     .await;
     eventually(
@@ -127,7 +127,7 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
             let found = fixture.store.get(&pods(), "default", "web");
             (found.err()?.code == 404).then_some(())
         },
-        "so is the pod",
+        "the pod is removed",
     )
     .await;
 }
@@ -141,7 +141,7 @@ async fn a_pod_deleted_without_grace_leaves_no_directory() {
     let pod = fixture.running("web", &shell(&script, "Always")).await;
     let directory = fixture.directory(&pod);
     let begun = directory.join("begun");
-    eventually(|| begun.exists().then_some(()), "they write").await;
+    eventually(|| begun.exists().then_some(()), "the processes write").await;
     fixture.delete_within("web", 0);
     assert!(fixture.store.get(&pods(), "default", "web").is_err());
     eventually(
@@ -158,7 +158,7 @@ async fn a_pod_fails_at_its_active_deadline() {
     let pod = fixture.running("web", &shell(script, "Always")).await;
     let id = fixture.directory(&pod).join("id");
     let read = || std::fs::read_to_string(&id).ok()?.trim().parse().ok();
-    let id: i32 = eventually(read, "it runs").await;
+    let id: i32 = eventually(read, "the pod runs").await;
     let hurried = fixture
         .store
         .modify(&pods(), "default", "web", Part::Main, |pod| {
@@ -184,7 +184,7 @@ async fn a_node_that_ends_leaves_nothing_behind() {
             let ids: Vec<_> = text.split_whitespace().flat_map(str::parse).collect();
             (ids.len() == 2).then_some(ids)
         },
-        "it runs",
+        "the pod runs",
     )
     .await;
     drop(fixture.node);
@@ -211,7 +211,11 @@ async fn read_escaped_pids(directory: &Path) -> Vec<i32> {
         text.trim().parse::<i32>().ok()
     };
     let all = || [read("session"), read("job"), read("orphan")].into_iter();
-    let ids: Vec<i32> = eventually(|| all().collect::<Option<_>>(), "all have left").await;
+    let ids: Vec<i32> = eventually(
+        || all().collect::<Option<_>>(),
+        "all processes have started",
+    )
+    .await;
     assert!(ids.iter().all(|id| is_alive(*id)), "{ids:?}");
     ids
 }

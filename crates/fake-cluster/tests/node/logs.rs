@@ -6,7 +6,7 @@ use serde_json::json;
 use skewbridge_fake_cluster::server::pod_streams::{StreamAnswer, StreamKind::Log};
 use tokio::sync::mpsc;
 
-use crate::node_fixture::{LIMIT, NodeFixture};
+use crate::node_fixture::{NodeFixture, TEST_TIMEOUT};
 
 /// A log that is read.
 struct LogReader {
@@ -16,7 +16,9 @@ struct LogReader {
 
 impl LogReader {
     async fn of(fixture: &NodeFixture, query: &str) -> Self {
-        let answer = fixture.ask(Log, "web", query, HeaderMap::new()).await;
+        let answer = fixture
+            .send_request(Log, "web", query, HeaderMap::new())
+            .await;
         let StreamAnswer::Pieces(head, pieces) = answer else {
             panic!("{answer:?}")
         };
@@ -36,7 +38,7 @@ impl LogReader {
                 self.text.push_str(std::str::from_utf8(&piece).unwrap());
             }
         };
-        tokio::time::timeout(LIMIT, read).await.unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, read).await.unwrap();
     }
 }
 

@@ -11,10 +11,11 @@ use skewbridge_remotecommand::port_forward::{Port, Stream as Which, pair};
 use skewbridge_remotecommand::{ChannelEvent, Protocol};
 use skewbridge_spdy::connection::{self, Handle, Receiver, Stream};
 use skewbridge_spdy::{Config, Headers};
+use skewbridge_testkit::eventually;
 use skewbridge_websocket::{Control, Decoder, Event, Limits, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
-use crate::node_fixture::{LIMIT, NodeFixture, spdy_headers, websocket_headers};
+use crate::node_fixture::{NodeFixture, TEST_TIMEOUT, spdy_headers, websocket_headers};
 
 fn open(handle: &Handle, stream: Which, port: u16, request: &str) -> Stream {
     let headers = pair::Headers {
@@ -29,14 +30,14 @@ fn open(handle: &Handle, stream: Which, port: u16, request: &str) -> Stream {
     handle.open(fields).unwrap()
 }
 
-async fn all(mut receiver: Receiver) -> String {
+async fn read_to_end(mut receiver: Receiver) -> String {
     let mut text = Vec::new();
     let read = async {
         while let Ok(Some(data)) = receiver.read().await {
             text.extend_from_slice(&data);
         }
     };
-    tokio::time::timeout(LIMIT, read).await.unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, read).await.unwrap();
     String::from_utf8(text).unwrap()
 }
 
@@ -45,10 +46,10 @@ async fn get(handle: &Handle, port: u16, request: &str) -> (String, String) {
     let mut error = open(handle, Which::Error, port, request);
     error.sender.finish().unwrap();
     let mut data = open(handle, Which::Data, port, request);
-    let ask = Bytes::from_static(b"GET / HTTP/1.1\r\nhost: web\r\n\r\n");
-    data.sender.write(ask).await.unwrap();
+    let request_bytes = Bytes::from_static(b"GET / HTTP/1.1\r\nhost: web\r\n\r\n");
+    data.sender.write(request_bytes).await.unwrap();
     data.sender.finish().unwrap();
-    tokio::join!(all(data.receiver), all(error.receiver))
+    tokio::join!(read_to_end(data.receiver), read_to_end(error.receiver))
 }
 
 async fn connection(fixture: &NodeFixture) -> DuplexStream {
@@ -57,7 +58,7 @@ async fn connection(fixture: &NodeFixture) -> DuplexStream {
 }
 
 #[tokio::test]
-async fn what_a_pod_listens_on_is_forwarded() {
+async fn ports_that_a_pod_listens_on_are_forwarded() {
     let fixture = NodeFixture::new();
     // A privileged port and an unprivileged one.
     let ports = json!([{"containerPort": 80}, {"containerPort": 18_080}]);
@@ -69,42 +70,39 @@ async fn what_a_pod_listens_on_is_forwarded() {
         connection::client(connection(&fixture).await, Config::default());
     let driver = tokio::spawn(driver);
     for (number, port) in [(1, 80), (2, 18_080), (3, 80)] {
-        // The process may not listen yet.
-        let mut got = (String::new(), String::new());
-        for attempt in 0..200 {
-            got = get(&handle, port, &format!("{number}-{attempt}")).await;
-            if got.1.is_empty() {
-                break;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
-        assert!(
-            got.0
-                .ends_with(&format!("Hello from pod web, port {port}.\n")),
-            "{got:?}"
-        );
+        let mut attempt = 0;
+        let mut data = String::new();
+        eventually("the process listens", TEST_TIMEOUT, async || {
+            attempt += 1;
+            let (received, error) = get(&handle, port, &format!("{number}-{attempt}")).await;
+            data = received;
+            error.is_empty()
+        })
+        .await;
+        let expected = format!("Hello from pod web, port {port}.\n");
+        assert!(data.ends_with(&expected), "{data:?}");
     }
     driver.abort();
 }
 
 #[tokio::test]
-async fn listeners_of_other_programs_are_not_reached() {
+async fn listeners_of_other_processes_are_not_reachable() {
     let fixture = NodeFixture::new();
     let pod = |port: u16| {
         let ports = json!([{"containerPort": port}]);
         json!({"containers": [{"name": "web", "command": ["sleep", "1000"], "ports": ports}]})
     };
-    // Listeners of other programs: at the address of pods, at any address, and at localhost.
-    let strangers = ["127.0.0.2:0", "0.0.0.0:0", "127.0.0.1:0", "[::1]:0"];
-    let strangers = strangers.map(|address| std::net::TcpListener::bind(address).ok());
-    let strangers: Vec<_> = strangers.into_iter().flatten().collect();
-    let first = strangers[0].local_addr().unwrap().port();
+    // Listeners of other processes: at the address of pods, at any address, and at localhost.
+    let listeners = ["127.0.0.2:0", "0.0.0.0:0", "127.0.0.1:0", "[::1]:0"];
+    let listeners = listeners.map(|address| std::net::TcpListener::bind(address).ok());
+    let listeners: Vec<_> = listeners.into_iter().flatten().collect();
+    let first = listeners[0].local_addr().unwrap().port();
     fixture.running("web", &pod(first)).await;
     let (handle, _incoming, driver) =
         connection::client(connection(&fixture).await, Config::default());
     let driver = tokio::spawn(driver);
-    for (number, stranger) in strangers.iter().enumerate() {
-        let port = stranger.local_addr().unwrap().port();
+    for (number, listener) in listeners.iter().enumerate() {
+        let port = listener.local_addr().unwrap().port();
         let (data, error) = get(&handle, port, &number.to_string()).await;
         assert_eq!(data, "");
         assert_eq!(
@@ -114,15 +112,15 @@ async fn listeners_of_other_programs_are_not_reached() {
                  localhost:{port} inside the pod: connection refused"
             )
         );
-        stranger.set_nonblocking(true).unwrap();
-        let accepted = stranger.accept().map(|(_, address)| address);
+        listener.set_nonblocking(true).unwrap();
+        let accepted = listener.accept().map(|(_, address)| address);
         let accepted = accepted.unwrap_err().kind();
         assert_eq!(accepted, std::io::ErrorKind::WouldBlock);
     }
     driver.abort();
 }
 
-/// A client by channels, as the Python client is one.
+/// A client of the channel protocol, like the Python client.
 struct Channels {
     io: DuplexStream,
     buffer: BytesMut,
@@ -153,11 +151,11 @@ impl Channels {
         self.io.write_all(&out).await.unwrap();
     }
 
-    /// The next piece of a message; `None` at a close.
+    /// The next chunk of a message; `None` at a close.
     async fn next(&mut self) -> Option<(FromPod, Bytes)> {
         loop {
             match self.decoder.decode(&mut self.buffer).unwrap() {
-                Some(Event::Chunk(piece)) => match self.reader.read_chunk(piece).unwrap() {
+                Some(Event::Chunk(chunk)) => match self.reader.read_chunk(chunk).unwrap() {
                     Some(ChannelEvent::Data(channel, data)) => return Some((channel, data)),
                     _ => continue,
                 },
@@ -166,8 +164,11 @@ impl Channels {
                 None => {}
             }
             let read = self.io.read_buf(&mut self.buffer);
-            let read = tokio::time::timeout(LIMIT, read).await;
-            assert!(read.expect("no silence").unwrap() > 0, "cut off");
+            let read = tokio::time::timeout(TEST_TIMEOUT, read).await;
+            assert!(
+                read.expect("data before the timeout").unwrap() > 0,
+                "disconnected"
+            );
         }
     }
 
@@ -201,40 +202,28 @@ async fn ports_are_forwarded_by_channels() {
     // A closed port is reported on its own error channel.
     let ports = [18_081, 9, 18_082];
     for protocol in [Protocol::V4, Protocol::V4_BASE64] {
-        for attempt in 0..200 {
+        let mut texts = Vec::new();
+        eventually("the processes listen", TEST_TIMEOUT, async || {
             let mut client = Channels::open(&fixture, "ports=18081,9&ports=18082", protocol).await;
             for port in [0, 2] {
-                let ask = b"GET / HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n";
-                client.write(port, ask).await;
+                let request = b"GET / HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n";
+                client.write(port, request).await;
             }
             // An unknown port is ignored.
             client.write(7, b"?").await;
-            let command_result = client.finish(&ports).await;
-            // The process may not listen yet.
-            if attempt < 199
-                && (!command_result[0][1].is_empty() || !command_result[2][1].is_empty())
-            {
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-                continue;
-            }
-            for place in [0, 2] {
-                let expected = format!("Hello from pod web, port {}.\n", ports[place]);
-                assert!(
-                    command_result[place][0].ends_with(&expected),
-                    "{command_result:?}"
-                );
-                assert_eq!(command_result[place][1], "");
-            }
-            let refused = "error forwarding port 9 to pod web, uid : failed to connect";
-            assert!(
-                command_result[1][1].starts_with(refused),
-                "{command_result:?}"
-            );
-            break;
+            texts = client.finish(&ports).await;
+            texts[0][1].is_empty() && texts[2][1].is_empty()
+        })
+        .await;
+        for port in [0, 2] {
+            let expected = format!("Hello from pod web, port {}.\n", ports[port]);
+            assert!(texts[port][0].ends_with(&expected), "{texts:?}");
         }
+        let refused = "error forwarding port 9 to pod web, uid : failed to connect";
+        assert!(texts[1][1].starts_with(refused), "{texts:?}");
     }
     let headers = websocket_headers("v4.channel.k8s.io");
-    let answer = fixture.ask(PortForward, "web", "", headers).await;
+    let answer = fixture.send_request(PortForward, "web", "", headers).await;
     let answer = format!("{answer:?}");
     assert!(answer.contains("is required"), "{answer}");
 }

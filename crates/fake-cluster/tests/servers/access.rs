@@ -9,14 +9,14 @@ use crate::cluster_fixture::{Client, Cluster, TestResponse, VISITOR_TOKEN};
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const WHO_AM_I: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-async fn ask(
+async fn send_request(
     client: &TlsClient,
     cluster: &Cluster,
     path: &str,
     headers: &[(&str, &str)],
 ) -> TestResponse {
     let client = Client(client.http2(cluster.new.address()).await.unwrap());
-    client.ask(Method::GET, path, headers, "").await
+    client.send_request(Method::GET, path, headers, "").await
 }
 
 async fn current_user(
@@ -25,7 +25,9 @@ async fn current_user(
     headers: &[(&str, &str)],
 ) -> TestResponse {
     let client = Client(client.http2(cluster.new.address()).await.unwrap());
-    client.ask(Method::POST, WHO_AM_I, headers, "{}").await
+    client
+        .send_request(Method::POST, WHO_AM_I, headers, "{}")
+        .await
 }
 
 #[tokio::test]
@@ -58,8 +60,13 @@ async fn a_token_authenticates_a_user() {
     let anonymous = cluster.pki.anonymous();
     let response = current_user(&anonymous, &cluster, &headers).await;
     assert_eq!(response.body["status"]["userInfo"]["username"], "visitor");
-    assert_eq!(ask(&anonymous, &cluster, PODS, &headers).await.code, 200);
-    let refused = ask(
+    assert_eq!(
+        send_request(&anonymous, &cluster, PODS, &headers)
+            .await
+            .code,
+        200
+    );
+    let refused = send_request(
         &anonymous,
         &cluster,
         "/api/v1/namespaces/kube-system/pods",
@@ -73,7 +80,10 @@ async fn a_token_authenticates_a_user() {
          the namespace \"kube-system\""
     );
     let wrong = [("authorization", "Bearer another")];
-    assert_eq!(ask(&anonymous, &cluster, PODS, &wrong).await.code, 401);
+    assert_eq!(
+        send_request(&anonymous, &cluster, PODS, &wrong).await.code,
+        401
+    );
 }
 
 #[tokio::test]
@@ -81,13 +91,13 @@ async fn anonymous_users_can_read_health_and_version() {
     let cluster = Cluster::start().await;
     let anonymous = cluster.pki.anonymous();
     for path in ["/healthz", "/livez", "/readyz", "/readyz/ping"] {
-        let response = ask(&anonymous, &cluster, path, &[]).await;
+        let response = send_request(&anonymous, &cluster, path, &[]).await;
         let expected = if path == "/readyz/ping" { 403 } else { 200 };
         assert_eq!(response.code, expected, "{path}");
     }
-    let version = ask(&anonymous, &cluster, "/version", &[]).await;
+    let version = send_request(&anonymous, &cluster, "/version", &[]).await;
     assert_eq!(version.body["gitVersion"], "v1.36.4");
-    let refused = ask(&anonymous, &cluster, "/api", &[]).await;
+    let refused = send_request(&anonymous, &cluster, "/api", &[]).await;
     assert_eq!(refused.code, 403);
     assert_eq!(
         refused.body["message"],
@@ -109,17 +119,31 @@ async fn a_front_proxy_asserts_users() {
         .identity(&proxies.client("front-proxy", &[]));
     let response = current_user(&proxy, &cluster, &headers).await;
     assert_eq!(response.body["status"]["userInfo"]["username"], "jane");
-    assert_eq!(ask(&proxy, &cluster, PODS, &headers).await.code, 200);
+    assert_eq!(
+        send_request(&proxy, &cluster, PODS, &headers).await.code,
+        200
+    );
     // Without user headers, it is not anonymous.
-    assert_eq!(ask(&proxy, &cluster, "/healthz", &[]).await.code, 401);
+    assert_eq!(
+        send_request(&proxy, &cluster, "/healthz", &[]).await.code,
+        401
+    );
     let other = cluster
         .pki
         .anonymous()
         .identity(&proxies.client("somebody", &[]));
-    assert_eq!(ask(&other, &cluster, PODS, &headers).await.code, 401);
+    assert_eq!(
+        send_request(&other, &cluster, PODS, &headers).await.code,
+        401
+    );
     // Headers without the front-proxy certificate are ignored.
     let anonymous = cluster.pki.anonymous();
-    assert_eq!(ask(&anonymous, &cluster, PODS, &headers).await.code, 403);
+    assert_eq!(
+        send_request(&anonymous, &cluster, PODS, &headers)
+            .await
+            .code,
+        403
+    );
 }
 
 #[tokio::test]
@@ -129,11 +153,11 @@ async fn an_administrator_can_impersonate_users() {
     let headers = [("impersonate-user", "visitor")];
     let response = current_user(&admin, &cluster, &headers).await;
     assert_eq!(response.body["status"]["userInfo"]["username"], "visitor");
-    let nodes = ask(&admin, &cluster, "/api/v1/nodes", &headers).await;
+    let nodes = send_request(&admin, &cluster, "/api/v1/nodes", &headers).await;
     assert_eq!(nodes.code, 403);
     let bearer = format!("Bearer {VISITOR_TOKEN}");
     let headers = [("authorization", &*bearer), ("impersonate-user", "admin")];
-    let refused = ask(&cluster.pki.anonymous(), &cluster, PODS, &headers).await;
+    let refused = send_request(&cluster.pki.anonymous(), &cluster, PODS, &headers).await;
     assert_eq!(refused.code, 403);
 }
 
@@ -144,7 +168,12 @@ async fn roles_apply_at_every_server() {
     let headers = [("authorization", &*bearer)];
     let anonymous = cluster.pki.anonymous();
     let nodes = "/api/v1/nodes";
-    assert_eq!(ask(&anonymous, &cluster, nodes, &headers).await.code, 403);
+    assert_eq!(
+        send_request(&anonymous, &cluster, nodes, &headers)
+            .await
+            .code,
+        403
+    );
     let admin = cluster.admin(&cluster.old).await;
     let group = "/apis/rbac.authorization.k8s.io/v1";
     let role = json!({"metadata": {"name": "nodes"}, "rules": [
@@ -164,9 +193,19 @@ async fn roles_apply_at_every_server() {
     });
     let bindings = format!("{group}/clusterrolebindings");
     assert_eq!(admin.post(&bindings, &binding).await.code, 201);
-    assert_eq!(ask(&anonymous, &cluster, nodes, &headers).await.code, 200);
+    assert_eq!(
+        send_request(&anonymous, &cluster, nodes, &headers)
+            .await
+            .code,
+        200
+    );
     assert_eq!(admin.delete(&format!("{bindings}/nodes")).await.code, 200);
-    assert_eq!(ask(&anonymous, &cluster, nodes, &headers).await.code, 403);
+    assert_eq!(
+        send_request(&anonymous, &cluster, nodes, &headers)
+            .await
+            .code,
+        403
+    );
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ async fn collect_events(watch: &mut Watch) -> BTreeMap<String, Vec<&'static str>
     let mut last = 0;
     let mut gone = 0;
     while gone < CLIENTS * OBJECTS_PER_CLIENT {
-        let event = watch.next().await.expect("the watch goes on");
+        let event = watch.next().await.expect("the watch is open");
         let metadata = &event["object"]["metadata"];
         let version: u64 = metadata["resourceVersion"]
             .as_str()
@@ -92,7 +92,12 @@ async fn every_watcher_sees_every_event_once_and_in_order() {
         }
         stories
     };
-    assert_eq!(timeout(TEST_TIMEOUT, all).await.expect("in time"), CLIENTS);
+    assert_eq!(
+        timeout(TEST_TIMEOUT, all)
+            .await
+            .expect("before the timeout"),
+        CLIENTS
+    );
     let left = cluster.admin(&cluster.new).await.get(MAPS).await.body;
     assert_eq!(left["items"], json!([]));
 }

@@ -8,7 +8,11 @@ use skewbridge_fake_cluster::catalogue::Release;
 
 use crate::cluster_fixture::{Client, Cluster};
 
-async fn whole(client: &Client, path: &str, accept: &str) -> (u16, String, Option<String>, String) {
+async fn get_response(
+    client: &Client,
+    path: &str,
+    accept: &str,
+) -> (u16, String, Option<String>, String) {
     let request = http::Request::get(format!("https://localhost{path}"))
         .header("accept", accept)
         .body(())
@@ -32,7 +36,7 @@ async fn each_release_serves_its_discovery() {
     for server in cluster.servers() {
         let client = cluster.admin(server).await;
         let either = format!("{V2},{V2_BETA1},application/json");
-        let (code, media, etag, text) = whole(&client, "/apis", &either).await;
+        let (code, media, etag, text) = get_response(&client, "/apis", &either).await;
         assert_eq!(code, 200);
         let expected = if server.release().to_string() == "1.28" {
             V2_BETA1
@@ -92,7 +96,7 @@ async fn unknown_paths_and_media_types_have_kube_apiservers_errors() {
             _ => V2_BETA1,
         };
         for path in ["/api", "/apis"] {
-            let (code, media, _, text) = whole(&client, path, strange).await;
+            let (code, media, _, text) = get_response(&client, path, strange).await;
             assert_eq!((code, media.as_str()), (406, "application/json"), "{path}");
             // Plain text, because no accepted format is known.
             assert!(text.starts_with("{\n  \"kind\": \"Status\",\n"), "{text}");
@@ -119,7 +123,7 @@ async fn unknown_paths_and_media_types_have_kube_apiservers_errors() {
 }
 
 #[tokio::test]
-async fn open_api_has_descriptions() {
+async fn openapi_has_descriptions() {
     let cluster = Cluster::start().await;
     for server in cluster.servers() {
         let client = cluster.admin(server).await;
@@ -155,7 +159,7 @@ async fn open_api_has_descriptions() {
         assert_eq!(v2["swagger"], "2.0");
         assert!(v2["definitions"]["io.k8s.api.core.v1.Pod"].is_object());
         let media = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
-        let (code, media, ..) = whole(&client, "/openapi/v2", media).await;
+        let (code, media, ..) = get_response(&client, "/openapi/v2", media).await;
         assert_eq!(code, 200);
         assert!(media.ends_with("spec.v2.v1.0+protobuf"));
     }
@@ -180,7 +184,7 @@ async fn http_1_1_and_http_2_are_supported() {
         assert!(response.header("audit-id").is_some());
     }
     let client = cluster.admin(&cluster.old).await;
-    let response = client.ask(Method::HEAD, "/version", &[], "").await;
+    let response = client.send_request(Method::HEAD, "/version", &[], "").await;
     assert_eq!((response.code, response.body), (200, "".into()));
     let metrics = client.get("/metrics").await.body;
     assert!(
@@ -197,7 +201,10 @@ async fn http_1_1_and_http_2_are_supported() {
             .contains(&"/apis/apps/v1".into())
     );
     assert_eq!(
-        client.ask(Method::POST, "/version", &[], "").await.code,
+        client
+            .send_request(Method::POST, "/version", &[], "")
+            .await
+            .code,
         405
     );
 }

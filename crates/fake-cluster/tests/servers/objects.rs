@@ -170,15 +170,27 @@ async fn tables_are_served() {
         "accept",
         "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
     )];
-    let table = client.ask(Method::GET, MAPS, &accept, "").await.body;
+    let table = client
+        .send_request(Method::GET, MAPS, &accept, "")
+        .await
+        .body;
     assert_eq!(table["kind"], "Table");
     assert_eq!(table["rows"][0]["cells"][0], "web");
     assert_eq!(table["rows"][0]["object"]["kind"], "PartialObjectMetadata");
     let protobuf = [("accept", "application/vnd.kubernetes.protobuf")];
-    assert_eq!(client.ask(Method::GET, MAPS, &protobuf, "").await.code, 406);
+    assert_eq!(
+        client
+            .send_request(Method::GET, MAPS, &protobuf, "")
+            .await
+            .code,
+        406
+    );
     let media = [("content-type", "application/cbor")];
     assert_eq!(
-        client.ask(Method::POST, MAPS, &media, "k8s").await.code,
+        client
+            .send_request(Method::POST, MAPS, &media, "k8s")
+            .await
+            .code,
         415
     );
 }
@@ -189,7 +201,7 @@ async fn objects_are_accepted_in_yaml_and_protobuf() {
     let client = cluster.admin(&cluster.new).await;
     let media = [("content-type", "application/yaml")];
     let yaml = "metadata:\n  name: yaml\ndata:\n  key: value\n";
-    let made = client.ask(Method::POST, MAPS, &media, yaml).await;
+    let made = client.send_request(Method::POST, MAPS, &media, yaml).await;
     assert_eq!(
         (made.code, &made.body["data"]["key"]),
         (201, &json!("value"))
@@ -199,7 +211,7 @@ async fn objects_are_accepted_in_yaml_and_protobuf() {
     let object = Writer::default().message(1, metadata).message(2, data);
     let bytes = envelope("v1", "ConfigMap", object);
     let media = [("content-type", "application/vnd.kubernetes.protobuf")];
-    let made = client.ask(Method::POST, MAPS, &media, bytes).await;
+    let made = client.send_request(Method::POST, MAPS, &media, bytes).await;
     assert_eq!(made.code, 201, "{made:?}");
     assert_eq!(made.body["data"]["key"], "value");
 }
@@ -312,9 +324,11 @@ async fn a_namespace_is_deleted_with_its_content() {
     assert_eq!(ending.body["status"]["phase"], "Terminating");
     let late = client.post(inside, &config_map("late", "1")).await;
     assert_eq!(late.code, 403);
-    eventually("what is not held is gone", TEST_TIMEOUT, async || {
-        client.get(&format!("{inside}/plain")).await.code == 404
-    })
+    eventually(
+        "objects without finalizers are deleted",
+        TEST_TIMEOUT,
+        async || client.get(&format!("{inside}/plain")).await.code == 404,
+    )
     .await;
     assert_eq!(client.get("/api/v1/namespaces/shop").await.code, 200);
     let freed = json!({"metadata": {"finalizers": null}});

@@ -171,7 +171,10 @@ async fn a_watcher_that_does_not_read_gets_410() {
     }
     let mut added = 0;
     let end = loop {
-        let event = watch.next().await.expect("it says why it ends");
+        let event = watch
+            .next()
+            .await
+            .expect("the watch ends with an error event");
         if event["type"] == "ERROR" {
             break event;
         }

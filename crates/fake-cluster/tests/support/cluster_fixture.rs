@@ -145,7 +145,8 @@ pub(crate) struct TestResponse {
 
 impl Client {
     pub(crate) async fn get(&self, path: &str) -> TestResponse {
-        self.ask(Method::GET, path, &[], Bytes::new()).await
+        self.send_request(Method::GET, path, &[], Bytes::new())
+            .await
     }
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> TestResponse {
@@ -157,21 +158,23 @@ impl Client {
     }
 
     pub(crate) async fn delete(&self, path: &str) -> TestResponse {
-        self.ask(Method::DELETE, path, &[], Bytes::new()).await
+        self.send_request(Method::DELETE, path, &[], Bytes::new())
+            .await
     }
 
     pub(crate) async fn json(&self, method: Method, path: &str, body: &Value) -> TestResponse {
         let media = [("content-type", "application/json")];
-        self.ask(method, path, &media, body.to_string()).await
+        self.send_request(method, path, &media, body.to_string())
+            .await
     }
 
     pub(crate) async fn patch(&self, path: &str, form: &str, body: &Value) -> TestResponse {
         let media = [("content-type", form)];
-        self.ask(Method::PATCH, path, &media, body.to_string())
+        self.send_request(Method::PATCH, path, &media, body.to_string())
             .await
     }
 
-    pub(crate) async fn ask(
+    pub(crate) async fn send_request(
         &self,
         method: Method,
         path: &str,
@@ -240,7 +243,7 @@ impl Watch {
 
     /// The type of the next event and the name of its object.
     pub(crate) async fn next_event_name(&mut self) -> (String, String) {
-        let event = self.next().await.expect("the watch goes on");
+        let event = self.next().await.expect("the watch is open");
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         (
             text(&event["type"]),

@@ -32,8 +32,8 @@ use skewbridge_websocket::{
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
-/// Generous: the machine may be busy with something else.
-pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+/// Long enough for a loaded machine.
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct NodeFixture {
     pub(crate) store: SharedStore,
@@ -96,11 +96,11 @@ impl NodeFixture {
 
     /// Waits until a pod matches.
     pub(crate) async fn until(&self, name: &str, wanted: impl Fn(&Object) -> bool) -> Arc<Object> {
-        self.seen(self.watch(), name, wanted).await
+        self.wait_for_event(self.watch(), name, wanted).await
     }
 
     /// Waits until a watch has reported a matching pod, whatever its current state.
-    async fn seen(
+    async fn wait_for_event(
         &self,
         mut watch: StoreWatch,
         name: &str,
@@ -118,20 +118,20 @@ impl NodeFixture {
                 }
             }
         };
-        let found = tokio::time::timeout(LIMIT, wait).await;
+        let found = tokio::time::timeout(TEST_TIMEOUT, wait).await;
         found.unwrap_or_else(|_| panic!("{:#?}", self.store.get(&pods(), "default", name)))
     }
 
     pub(crate) async fn running(&self, name: &str, spec: &Value) -> Arc<Object> {
         let watch = self.watch();
         self.create(name, spec);
-        self.seen(watch, name, |pod| {
+        self.wait_for_event(watch, name, |pod| {
             pod.text(&["status", "phase"]) == "Running"
         })
         .await
     }
 
-    pub(crate) async fn ask(
+    pub(crate) async fn send_request(
         &self,
         kind: StreamKind,
         pod: &str,
@@ -152,7 +152,7 @@ impl NodeFixture {
 
     pub(crate) async fn refused(&self, kind: StreamKind, pod: &str, query: &str) -> Status {
         match self
-            .ask(kind, pod, query, spdy_headers("v4.channel.k8s.io"))
+            .send_request(kind, pod, query, spdy_headers("v4.channel.k8s.io"))
             .await
         {
             StreamAnswer::Refused(status) => status,
@@ -168,7 +168,7 @@ impl NodeFixture {
         query: &str,
         headers: HeaderMap,
     ) -> DuplexStream {
-        let takeover = match self.ask(kind, pod, query, headers).await {
+        let takeover = match self.send_request(kind, pod, query, headers).await {
             StreamAnswer::Switch(_, takeover) => takeover,
             other => panic!("{other:?}"),
         };
@@ -329,7 +329,7 @@ impl SpdyClient {
                 all(Some(&mut self.error))
             )
         };
-        let (stdout, stderr, words) = tokio::time::timeout(LIMIT, hear).await.unwrap();
+        let (stdout, stderr, words) = tokio::time::timeout(TEST_TIMEOUT, hear).await.unwrap();
         let mut channel = ErrorChannel::new(self.protocol.version());
         channel.push(&words);
         drop(self.halves);
@@ -399,10 +399,10 @@ impl WebSocketClient {
                 None => {}
             }
             let read = self.io.read_buf(&mut self.buffer);
-            let read = tokio::time::timeout(LIMIT, read).await;
+            let read = tokio::time::timeout(TEST_TIMEOUT, read).await;
             let read =
                 read.unwrap_or_else(|_| panic!("silence; at terminals are{}", at_terminals()));
-            assert!(read.unwrap() > 0, "cut off");
+            assert!(read.unwrap() > 0, "disconnected");
         }
     }
 
@@ -439,7 +439,7 @@ pub(crate) fn query(words: &[&str], options: &str) -> String {
 /// Waits until the function returns a value.
 pub(crate) async fn eventually<T>(mut look: impl FnMut() -> Option<T>, what: &str) -> T {
     let mut seen = None;
-    skewbridge_testkit::eventually(what, LIMIT, async || {
+    skewbridge_testkit::eventually(what, TEST_TIMEOUT, async || {
         seen = look();
         seen.is_some()
     })

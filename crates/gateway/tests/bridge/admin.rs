@@ -1,5 +1,5 @@
-//! The admin listener says how the bridge is, in words that Prometheus and kubelets know, and
-//! the main port's `/readyz` joins in.
+//! The admin listener reports health and metrics in the formats of kube-apiserver and Prometheus,
+//! and `/readyz` on the main port fails while either the bridge or its upstream is not ready.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -8,35 +8,36 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use http::Request;
 use skewbridge_gateway::Handle;
 use skewbridge_testkit::{
-    ApiServer, BodySender, H1Client, Options, PATIENCE, RecordedRequest, Reply, eventually,
+    ApiServer, BodySender, H1Client, Options, RecordedRequest, Reply, TEST_TIMEOUT, eventually,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 
-use crate::bed::{Bed, start};
-use crate::plain::{self, ask, get, scrape};
 use crate::self_test;
+use crate::support::admin_client::{self, get, request, scrape};
+use crate::support::pki::{PkiFixture, start};
 
-/// An upstream that is ready and answers what the test says.
+/// An upstream that is ready; `answer` handles all requests but the probes.
 async fn upstream(
-    bed: &Bed,
+    pki: &PkiFixture,
     answer: impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static,
 ) -> ApiServer {
-    ApiServer::start(Options::new(bed.upstream.clone()), move |seen| {
-        match seen.path() {
+    ApiServer::start(
+        Options::new(pki.upstream.clone()),
+        move |recorded| match recorded.path() {
             "/readyz" => Reply::new(200).body("ok"),
             "/version" => Reply::json("{}"),
-            _ => self_test::passing(&seen).unwrap_or_else(|| answer(seen)),
-        }
-    })
+            _ => self_test::passing_response(&recorded).unwrap_or_else(|| answer(recorded)),
+        },
+    )
     .await
 }
 
-/// An upstream of watches, which the test feeds.
-async fn watched(bed: &Bed) -> (ApiServer, mpsc::UnboundedReceiver<BodySender>) {
+/// An upstream that answers with watches; the test sends the events.
+async fn watch_upstream(pki: &PkiFixture) -> (ApiServer, mpsc::UnboundedReceiver<BodySender>) {
     let (senders, watches) = mpsc::unbounded_channel();
-    let upstream = upstream(bed, move |_| {
+    let upstream = upstream(pki, move |_| {
         let (reply, sender) = Reply::stream();
         senders.send(sender).unwrap();
         reply
@@ -44,23 +45,27 @@ async fn watched(bed: &Bed) -> (ApiServer, mpsc::UnboundedReceiver<BodySender>) 
     (upstream.await, watches)
 }
 
-async fn becomes_ready(bridge: &Handle) {
-    becomes(bridge, "/readyz", 200).await;
+async fn wait_until_ready(bridge: &Handle) {
+    wait_for_status(bridge, "/readyz", 200).await;
 }
 
-async fn becomes(bridge: &Handle, path: &str, status: u16) {
-    eventually(&format!("{path} is {status}"), PATIENCE, async || {
+async fn wait_for_status(bridge: &Handle, path: &str, status: u16) {
+    eventually(&format!("{path} is {status}"), TEST_TIMEOUT, async || {
         get(bridge.admin_address(), path).await.status == status
     })
     .await;
 }
 
-async fn eventually_counted(bridge: &Handle, verb: &str, code: &str, count: f64) {
-    eventually(&format!("{count} {verb} {code}"), PATIENCE, async || {
-        let counted = scrape(bridge.admin_address()).await.requests(verb, code);
-        assert!(counted <= count, "{counted} {verb} {code}");
-        counted >= count
-    })
+async fn wait_for_request_count(bridge: &Handle, verb: &str, code: &str, count: f64) {
+    eventually(
+        &format!("{count} {verb} {code}"),
+        TEST_TIMEOUT,
+        async || {
+            let counted = scrape(bridge.admin_address()).await.requests(verb, code);
+            assert!(counted <= count, "{counted} {verb} {code}");
+            counted >= count
+        },
+    )
     .await;
 }
 
@@ -72,18 +77,18 @@ async fn send(client: &mut H1Client, request_line: &str) -> u16 {
 
 #[tokio::test]
 async fn every_metric_has_a_type_and_a_help_line() {
-    let bed = Bed::new();
-    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
-    let bridge = bed.bridge(upstream.addr());
-    becomes_ready(&bridge).await;
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let pki = PkiFixture::new();
+    let upstream = upstream(&pki, |_| Reply::json("{}")).await;
+    let bridge = pki.start_bridge(upstream.addr());
+    wait_until_ready(&bridge).await;
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     send(&mut client, "GET /version").await;
-    eventually_counted(&bridge, "get", "200", 1.0).await;
-    // Not TLS at all.
+    wait_for_request_count(&bridge, "get", "200", 1.0).await;
+    // A client that does not speak TLS.
     let mut tcp = TcpStream::connect(bridge.address()).await.unwrap();
     tcp.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let failures = "skewbridge_tls_handshake_failures_total";
-    eventually("a failed handshake", PATIENCE, async || {
+    eventually("a failed handshake", TEST_TIMEOUT, async || {
         let scrape = scrape(bridge.admin_address()).await;
         scrape.value(failures, &[("reason", "not-tls")]) == Some(1.0)
     })
@@ -123,10 +128,10 @@ async fn every_metric_has_a_type_and_a_help_line() {
 }
 
 #[tokio::test]
-async fn the_process_is_measured() {
-    let bed = Bed::new();
-    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
-    let bridge = bed.bridge(upstream.addr());
+async fn process_metrics_are_exported() {
+    let pki = PkiFixture::new();
+    let upstream = upstream(&pki, |_| Reply::json("{}")).await;
+    let bridge = pki.start_bridge(upstream.addr());
     let scrape = scrape(bridge.admin_address()).await;
     let value = |name| scrape.value(name, &[]).unwrap();
 
@@ -141,37 +146,37 @@ async fn the_process_is_measured() {
 }
 
 #[tokio::test]
-async fn scrapers_get_what_the_content_type_says() {
-    let bed = Bed::new();
-    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
-    let bridge = bed.bridge(upstream.addr());
+async fn every_scraper_gets_openmetrics_with_its_content_type() {
+    let pki = PkiFixture::new();
+    let upstream = upstream(&pki, |_| Reply::json("{}")).await;
+    let bridge = pki.start_bridge(upstream.addr());
     for accept in [
-        // Prometheus, VictoriaMetrics and a person.
+        // Prometheus, VictoriaMetrics and curl.
         "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3",
         "text/plain; version=0.0.4",
         "*/*",
     ] {
         let headers = format!("Accept: {accept}\r\n");
-        let answer = ask(bridge.admin_address(), "GET", "/metrics", &headers).await;
+        let answer = request(bridge.admin_address(), "GET", "/metrics", &headers).await;
         assert_eq!(answer.status, 200);
         assert_eq!(
             answer.header("content-type"),
             Some("application/openmetrics-text; version=1.0.0; charset=utf-8")
         );
-        plain::Scrape::parse(&answer.body);
+        admin_client::Scrape::parse(&answer.body);
     }
 }
 
 #[tokio::test]
 async fn requests_are_counted_by_route_verb_and_code() {
-    let bed = Bed::new();
-    let upstream = upstream(&bed, |seen| match seen.path() {
+    let pki = PkiFixture::new();
+    let upstream = upstream(&pki, |recorded| match recorded.path() {
         "/api/v1/namespaces/a/pods/gone" => Reply::new(404),
         _ => Reply::json("{}"),
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = pki.start_bridge(upstream.addr());
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     for (line, status) in [
         ("GET /api/v1/pods", 200),
         ("GET /api/v1/namespaces/a/pods/gone", 404),
@@ -181,27 +186,31 @@ async fn requests_are_counted_by_route_verb_and_code() {
     ] {
         assert_eq!(send(&mut client, line).await, status, "{line}");
     }
-    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    let h2 = pki.client().http2(bridge.address()).await.unwrap();
     assert_eq!(h2.get("/api/v1/pods").await.unwrap().status, 200);
-    // A certificate that nobody here trusts, and no token.
-    let stranger = bed.client().identity(&bed.upstream_ca.client("eve", &[]));
+    // A certificate of an untrusted CA, and no token.
+    let stranger = pki.client().identity(&pki.upstream_ca.client("eve", &[]));
     let mut stranger = stranger.http1(bridge.address()).await.unwrap();
     assert_eq!(send(&mut stranger, "GET /api/v1/pods").await, 401);
 
-    eventually_counted(&bridge, "list", "200", 2.0).await;
-    eventually_counted(&bridge, "get", "404", 1.0).await;
-    eventually_counted(&bridge, "get", "200", 1.0).await;
-    eventually_counted(&bridge, "other", "200", 2.0).await;
+    wait_for_request_count(&bridge, "list", "200", 2.0).await;
+    wait_for_request_count(&bridge, "get", "404", 1.0).await;
+    wait_for_request_count(&bridge, "get", "200", 1.0).await;
+    wait_for_request_count(&bridge, "other", "200", 2.0).await;
     let refused = [
         ("route", "refuse"),
         ("destination", "rejected"),
         ("verb", "list"),
         ("code", "401"),
     ];
-    eventually("the stranger is counted", PATIENCE, async || {
-        let scrape = scrape(bridge.admin_address()).await;
-        scrape.value("skewbridge_requests_total", &refused) == Some(1.0)
-    })
+    eventually(
+        "the request with the untrusted certificate is counted",
+        TEST_TIMEOUT,
+        async || {
+            let scrape = scrape(bridge.admin_address()).await;
+            scrape.value("skewbridge_requests_total", &refused) == Some(1.0)
+        },
+    )
     .await;
 
     let scrape = scrape(bridge.admin_address()).await;
@@ -221,12 +230,12 @@ async fn requests_are_counted_by_route_verb_and_code() {
 }
 
 #[tokio::test]
-async fn a_watch_is_a_stream_while_it_runs_and_a_request_when_it_ends() {
-    let bed = Bed::new();
-    let (upstream, mut watches) = watched(&bed).await;
-    let bridge = bed.bridge(upstream.addr());
-    becomes_ready(&bridge).await;
-    // As a user: the probe uses the other leg.
+async fn a_watch_is_counted_as_a_stream_while_it_runs_and_as_a_request_when_it_ends() {
+    let pki = PkiFixture::new();
+    let (upstream, mut watches) = watch_upstream(&pki).await;
+    let bridge = pki.start_bridge(upstream.addr());
+    wait_until_ready(&bridge).await;
+    // As a user with a certificate: the probe uses another upstream connection.
     let leg = [("leg", "front-proxy"), ("identity", "front-proxy")];
     let h2 = [
         ("leg", "front-proxy"),
@@ -241,7 +250,7 @@ async fn a_watch_is_a_stream_while_it_runs_and_a_request_when_it_ends() {
         )
     };
 
-    let user = bed.user("jane", &[]);
+    let user = pki.user("jane", &[]);
     let client = user.http2(bridge.address()).await.unwrap();
     let request = Request::get("https://k/api/v1/pods?watch=1")
         .body(())
@@ -253,63 +262,63 @@ async fn a_watch_is_a_stream_while_it_runs_and_a_request_when_it_ends() {
     assert_eq!(stream.head().await.unwrap().status, 200);
     assert_eq!(stream.chunk().await.unwrap().unwrap(), "{}\n");
     assert_eq!(streams().await, (Some(1.0), Some(1.0)));
-    eventually_counted(&bridge, "watch", "200", 0.0).await;
+    wait_for_request_count(&bridge, "watch", "200", 0.0).await;
 
     watch.finish().await.unwrap();
     while let Some(rest) = stream.chunk().await {
         assert_eq!(rest.unwrap(), "");
     }
-    eventually_counted(&bridge, "watch", "200", 1.0).await;
+    wait_for_request_count(&bridge, "watch", "200", 1.0).await;
     let after = async || streams().await == (Some(1.0), Some(0.0));
-    eventually("the stream is not counted any more", PATIENCE, after).await;
+    eventually("the stream is no longer counted", TEST_TIMEOUT, after).await;
     upstream.kill_connections().await;
     let gone = async || streams().await == (Some(0.0), Some(0.0));
-    eventually("neither is the connection", PATIENCE, gone).await;
+    eventually("the connection is no longer counted", TEST_TIMEOUT, gone).await;
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_its_answer_is_counted_as_499() {
-    let bed = Bed::new();
+async fn a_client_that_disconnects_before_the_response_is_counted_as_499() {
+    let pki = PkiFixture::new();
     let never = Arc::new(Notify::new());
-    let upstream = upstream(&bed, move |_| Reply::new(200).after(&never)).await;
-    let bridge = bed.bridge(upstream.addr());
+    let upstream = upstream(&pki, move |_| Reply::new(200).after(&never)).await;
+    let bridge = pki.start_bridge(upstream.addr());
     let arrived = |count| {
         upstream.wait_for(
-            move |seen| seen.iter().filter(|it| it.path() == "/apis").count() == count,
-            PATIENCE,
+            move |recorded| recorded.iter().filter(|it| it.path() == "/apis").count() == count,
+            TEST_TIMEOUT,
         )
     };
 
-    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     h1.send("GET /apis HTTP/1.1\r\nHost: k\r\n\r\n")
         .await
         .unwrap();
     arrived(1).await;
     drop(h1);
-    eventually_counted(&bridge, "get", "499", 1.0).await;
+    wait_for_request_count(&bridge, "get", "499", 1.0).await;
 
-    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    let h2 = pki.client().http2(bridge.address()).await.unwrap();
     let request = Request::get("https://k/apis").body(()).unwrap();
     let stream = h2.stream(request).await.unwrap();
     arrived(2).await;
     stream.reset(h2::Reason::CANCEL);
-    eventually_counted(&bridge, "get", "499", 2.0).await;
+    wait_for_request_count(&bridge, "get", "499", 2.0).await;
 
-    // In the midst of its body.
-    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    // While it sends its body.
+    let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     h1.send("POST /apis HTTP/1.1\r\nHost: k\r\nContent-Length: 9\r\n\r\nhalf")
         .await
         .unwrap();
     arrived(3).await;
     drop(h1);
-    eventually_counted(&bridge, "post", "499", 1.0).await;
+    wait_for_request_count(&bridge, "post", "499", 1.0).await;
 }
 
 #[tokio::test]
-async fn the_certificate_of_each_flag_shows_when_it_runs_out() {
-    let bed = Bed::new();
-    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
-    let bridge = bed.bridge(upstream.addr());
+async fn the_expiry_of_the_certificate_of_each_flag_is_exported() {
+    let pki = PkiFixture::new();
+    let upstream = upstream(&pki, |_| Reply::json("{}")).await;
+    let bridge = pki.start_bridge(upstream.addr());
     let name = "skewbridge_certificate_expiration_timestamp_seconds";
     let scraped = scrape(bridge.admin_address()).await;
     let flags = scraped.labels(name, "flag");
@@ -325,47 +334,51 @@ async fn the_certificate_of_each_flag_shows_when_it_runs_out() {
         ("--tls-cert-file", "serving.crt"),
         ("--client-ca-file", "client-ca.crt"),
     ] {
-        let pem = std::fs::read(bed.path().join(file)).unwrap();
+        let pem = std::fs::read(pki.path().join(file)).unwrap();
         let (_, pem) = x509_parser::pem::parse_x509_pem(&pem).unwrap();
         let not_after = pem.parse_x509().unwrap().validity().not_after.timestamp();
-        let shown = scraped.value(name, &[("flag", flag)]).unwrap();
-        assert_eq!(format!("{shown}"), not_after.to_string(), "{flag}");
+        let served = scraped.value(name, &[("flag", flag)]).unwrap();
+        assert_eq!(format!("{served}"), not_after.to_string(), "{flag}");
     }
 }
 
 #[tokio::test]
 async fn file_reloads_are_counted_by_flag_and_result() {
-    let bed = Bed::new();
-    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
-    let bridge = bed.bridge(upstream.addr());
+    let pki = PkiFixture::new();
+    let upstream = upstream(&pki, |_| Reply::json("{}")).await;
+    let bridge = pki.start_bridge(upstream.addr());
     let counted = async |flag, result| {
         let scrape = scrape(bridge.admin_address()).await;
         let labels = [("flag", flag), ("result", result)];
         scrape.value("skewbridge_file_reloads_total", &labels) == Some(1.0)
     };
-    bed.dir.write("client-ca.crt", bed.front_proxy_ca.pem());
-    bed.dir.write("serving.crt", "not a certificate");
-    eventually("the good file", PATIENCE, async || {
-        counted("--client-ca-file", "ok").await
-    })
+    pki.dir.write("client-ca.crt", pki.front_proxy_ca.pem());
+    pki.dir.write("serving.crt", "not a certificate");
+    eventually(
+        "the reload of the valid file is counted",
+        TEST_TIMEOUT,
+        async || counted("--client-ca-file", "ok").await,
+    )
     .await;
-    eventually("the bad file", PATIENCE, async || {
-        counted("--tls-cert-file", "failed").await
-    })
+    eventually(
+        "the failed reload of the invalid file is counted",
+        TEST_TIMEOUT,
+        async || counted("--tls-cert-file", "failed").await,
+    )
     .await;
 }
 
 #[tokio::test]
-async fn readyz_follows_what_upstream_says() {
-    let bed = Bed::new();
+async fn readyz_follows_the_readiness_of_upstream() {
+    let pki = PkiFixture::new();
     let first = Arc::new(Notify::new());
     let status = Arc::new(AtomicU16::new(200));
     let upstream = {
         let (first, status) = (first.clone(), status.clone());
-        let options = Options::new(bed.upstream.clone());
-        ApiServer::start(options, move |seen| {
+        let options = Options::new(pki.upstream.clone());
+        ApiServer::start(options, move |recorded| {
             let reply = Reply::new(status.load(Ordering::SeqCst));
-            if seen.ordinal == 0 {
+            if recorded.ordinal == 0 {
                 reply.after(&first)
             } else {
                 reply
@@ -373,7 +386,7 @@ async fn readyz_follows_what_upstream_says() {
         })
         .await
     };
-    let bridge = bed.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let admin = bridge.admin_address();
     let ready = async || scrape(admin).await.value("skewbridge_ready", &[]);
 
@@ -391,35 +404,35 @@ async fn readyz_follows_what_upstream_says() {
     assert_eq!(ready().await, Some(0.0));
 
     first.notify_one();
-    becomes_ready(&bridge).await;
+    wait_until_ready(&bridge).await;
     assert_eq!(get(admin, "/healthz").await.status, 200);
     assert_eq!(ready().await, Some(1.0));
 
     upstream.stop_listening().await;
     upstream.kill_connections().await;
-    becomes(&bridge, "/readyz", 500).await;
+    wait_for_status(&bridge, "/readyz", 500).await;
     assert_eq!(get(admin, "/livez").await.status, 200);
     assert_eq!(ready().await, Some(0.0));
     upstream.listen_again().await;
-    becomes_ready(&bridge).await;
+    wait_until_ready(&bridge).await;
 
-    for (said, expected) in [(500, 500), (401, 200), (503, 500), (403, 200)] {
-        status.store(said, Ordering::SeqCst);
-        becomes(&bridge, "/readyz", expected).await;
+    for (current_status, expected) in [(500, 500), (401, 200), (503, 500), (403, 200)] {
+        status.store(current_status, Ordering::SeqCst);
+        wait_for_status(&bridge, "/readyz", expected).await;
     }
 }
 
 #[tokio::test]
-async fn an_upstream_that_only_drops_an_idle_connection_stays_ready() {
-    let bed = Bed::new();
-    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
-    let bridge = bed.bridge(upstream.addr());
-    becomes_ready(&bridge).await;
+async fn closing_an_idle_connection_leaves_upstream_ready() {
+    let pki = PkiFixture::new();
+    let upstream = upstream(&pki, |_| Reply::json("{}")).await;
+    let bridge = pki.start_bridge(upstream.addr());
+    wait_until_ready(&bridge).await;
     let stays_ready = async |asked: usize| {
-        let seen = upstream.requests().len() + asked;
-        eventually("the next probe", PATIENCE, async || {
+        let recorded = upstream.requests().len() + asked;
+        eventually("the next probe", TEST_TIMEOUT, async || {
             assert_eq!(get(bridge.admin_address(), "/readyz").await.status, 200);
-            upstream.requests().len() >= seen
+            upstream.requests().len() >= recorded
         })
         .await;
         assert_eq!(get(bridge.admin_address(), "/readyz").await.status, 200);
@@ -431,13 +444,13 @@ async fn an_upstream_that_only_drops_an_idle_connection_stays_ready() {
 }
 
 #[tokio::test]
-async fn the_probe_keeps_its_connection() {
-    let bed = Bed::new();
+async fn the_probe_reuses_its_connection() {
+    let pki = PkiFixture::new();
     for protocols in [&["h2", "http/1.1"][..], &["http/1.1"]] {
-        let options = Options::new(bed.upstream.clone()).alpn(protocols);
+        let options = Options::new(pki.upstream.clone()).alpn(protocols);
         let upstream = ApiServer::start(options, |_| Reply::new(200).body("ok")).await;
-        let mut config = bed.config(upstream.addr());
-        // Else the self-test opens another.
+        let mut config = pki.config(upstream.addr());
+        // Without this the self-test opens a second connection.
         config.upstream.front_proxy = None;
         let _bridge = start(&config);
         upstream.wait_for_requests(3).await;
@@ -446,11 +459,11 @@ async fn the_probe_keeps_its_connection() {
 }
 
 #[tokio::test]
-async fn health_is_told_in_kube_apiservers_words() {
-    let bed = Bed::new();
-    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
-    let bridge = bed.bridge(upstream.addr());
-    becomes_ready(&bridge).await;
+async fn health_endpoints_answer_in_the_format_of_kube_apiserver() {
+    let pki = PkiFixture::new();
+    let upstream = upstream(&pki, |_| Reply::json("{}")).await;
+    let bridge = pki.start_bridge(upstream.addr());
+    wait_until_ready(&bridge).await;
     upstream.stop_listening().await;
     let table = [
         ("/livez", 200, "ok"),
@@ -483,7 +496,7 @@ async fn health_is_told_in_kube_apiservers_words() {
     }
 
     upstream.kill_connections().await;
-    becomes(&bridge, "/readyz/upstream", 500).await;
+    wait_for_status(&bridge, "/readyz/upstream", 500).await;
     for (path, status) in [
         ("/readyz", 500),
         ("/readyz?exclude=upstream", 200),
@@ -498,10 +511,10 @@ async fn health_is_told_in_kube_apiservers_words() {
 }
 
 #[tokio::test]
-async fn what_the_admin_listener_does_not_serve_is_a_status() {
-    let bed = Bed::new();
-    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
-    let bridge = bed.bridge(upstream.addr());
+async fn unserved_paths_and_methods_of_the_admin_listener_are_answered_with_a_status() {
+    let pki = PkiFixture::new();
+    let upstream = upstream(&pki, |_| Reply::json("{}")).await;
+    let bridge = pki.start_bridge(upstream.addr());
     for (method, path, code, reason) in [
         ("GET", "/", 404, "NotFound"),
         ("GET", "/metrics/cadvisor", 404, "NotFound"),
@@ -512,7 +525,7 @@ async fn what_the_admin_listener_does_not_serve_is_a_status() {
         ("POST", "/metrics", 405, "MethodNotAllowed"),
         ("DELETE", "/readyz", 405, "MethodNotAllowed"),
     ] {
-        let answer = ask(bridge.admin_address(), method, path, "").await;
+        let answer = request(bridge.admin_address(), method, path, "").await;
         assert_eq!(answer.status, code, "{method} {path}");
         let allow = (code == 405).then_some("GET, HEAD");
         assert_eq!(answer.header("allow"), allow);
@@ -521,15 +534,15 @@ async fn what_the_admin_listener_does_not_serve_is_a_status() {
         assert_eq!(status["code"], code);
         assert_eq!(status["reason"], reason, "{method} {path}");
     }
-    let head = ask(bridge.admin_address(), "HEAD", "/metrics", "").await;
+    let head = request(bridge.admin_address(), "HEAD", "/metrics", "").await;
     assert_eq!((head.status, &*head.body), (200, ""));
 }
 
 #[tokio::test]
-async fn a_target_that_is_no_path_is_not_found() {
-    let bed = Bed::new();
-    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
-    let bridge = bed.bridge(upstream.addr());
+async fn a_request_target_that_is_not_a_path_is_not_found() {
+    let pki = PkiFixture::new();
+    let upstream = upstream(&pki, |_| Reply::json("{}")).await;
+    let bridge = pki.start_bridge(upstream.addr());
     for target in ["foo", "foo:443", "https://foo", "*", "/", "//"] {
         assert_eq!(
             get(bridge.admin_address(), target).await.status,
@@ -540,23 +553,23 @@ async fn a_target_that_is_no_path_is_not_found() {
 }
 
 #[tokio::test]
-async fn health_on_the_main_port_is_upstreams() {
-    let bed = Bed::new();
+async fn health_endpoints_on_the_main_port_are_answered_by_upstream() {
+    let pki = PkiFixture::new();
     let failing = "[+]ping ok\n[-]etcd failed: reason withheld\nreadyz check failed\n";
     let status = Arc::new(AtomicU16::new(500));
-    let said = status.clone();
-    let options = Options::new(bed.upstream.clone());
-    let upstream = ApiServer::start(options, move |seen| match seen.path() {
-        "/readyz" => Reply::new(said.load(Ordering::SeqCst))
+    let current_status = status.clone();
+    let options = Options::new(pki.upstream.clone());
+    let upstream = ApiServer::start(options, move |recorded| match recorded.path() {
+        "/readyz" => Reply::new(current_status.load(Ordering::SeqCst))
             .header("X-Content-Type-Options", "nosniff")
             .body(failing),
         path => Reply::new(200).body(format!("upstream's {path}")),
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let h1 =
-        async |path: &str| skewbridge_testkit::get(bridge.address(), &bed.serving_ca, path).await;
-    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+        async |path: &str| skewbridge_testkit::get(bridge.address(), &pki.serving_ca, path).await;
+    let h2 = pki.client().http2(bridge.address()).await.unwrap();
 
     for answer in [
         h1("/readyz?verbose").await,
@@ -566,9 +579,9 @@ async fn health_on_the_main_port_is_upstreams() {
         assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
     }
     status.store(200, Ordering::SeqCst);
-    // The bridge has to have heard of it too.
+    // The bridge's own probe has to succeed as well.
     let ready = async || h1("/readyz").await.status == 200;
-    eventually("both are ready", PATIENCE, ready).await;
+    eventually("bridge and upstream are ready", TEST_TIMEOUT, ready).await;
     assert_eq!(h2.get("/readyz").await.unwrap().status, 200);
     for path in ["/livez", "/healthz", "/readyz/ping", "/metrics"] {
         assert_eq!(h1(path).await.text(), format!("upstream's {path}"));

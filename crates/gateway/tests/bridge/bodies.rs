@@ -1,5 +1,5 @@
-//! Bodies pass piece by piece as they come, no faster than they are taken, and whole or
-//! visibly cut.
+//! Bodies are forwarded chunk by chunk as they arrive, with backpressure, and a truncated body is
+//! visible as truncated.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,29 +8,30 @@ use h2::client::Builder;
 use skewbridge_testkit::h2frames::{self, code, flag, kind, setting};
 use skewbridge_testkit::upstream::Body;
 use skewbridge_testkit::{
-    H2Client, Options, PATIENCE, RecordedRequest, Reply, ScriptedConn, eventually,
+    H2Client, Options, RecordedRequest, Reply, ScriptedConn, TEST_TIMEOUT, eventually,
 };
 use tokio::io::AsyncReadExt;
 use tokio::sync::{Notify, mpsc};
 
-use crate::either::Proto::{H1, H2};
-use crate::either::{
-    COMBINATIONS, Client, Exchange, Proto, RawStand, Stand, Truncated, lower, owned, request, soon,
+use crate::support::protocols::Proto::{H1, H2};
+use crate::support::protocols::{
+    ApiServerFixture, COMBINATIONS, Client, Exchange, Proto, ScriptedFixture, Truncated,
+    lower_case_names, owned, request, with_timeout,
 };
 
-/// Around the edges of TLS records, DATA frames and windows, and larger than all of them.
-const SIZES: [usize; 7] = [0, 1, 16383, 16384, 16385, 65536, 3 << 20];
+/// Around the sizes of TLS records, DATA frames and windows, and larger than all of them.
+const BODY_SIZES: [usize; 7] = [0, 1, 16383, 16384, 16385, 65536, 3 << 20];
 
-/// Much more than may wait anywhere.
-const ENDLESS: usize = 32 << 20;
-const PIECE: usize = 16 << 10;
+/// Much more than all buffers on the way hold.
+const UNBOUNDED_BODY_BYTES: usize = 32 << 20;
+const CHUNK_BYTES: usize = 16 << 10;
 
-/// Upstream answers before the body has come.
-fn at_head(options: Options<'_>) -> Options<'_> {
+/// Upstream answers as soon as it has read the request's head.
+fn answer_at_head(options: Options<'_>) -> Options<'_> {
     options.respond_at_head()
 }
 
-/// Bytes of which no two stretches look alike.
+/// Bytes without repeating stretches.
 fn pattern(length: usize) -> Vec<u8> {
     let mut state = 1_u32;
     let next = || {
@@ -40,94 +41,101 @@ fn pattern(length: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(length).collect()
 }
 
-/// Waits until a sender has come to a stand, and gives how far it came. A slow machine makes
-/// the number smaller, never larger.
-async fn stand_still(sent: &AtomicUsize) -> usize {
+/// Waits until a sender makes no more progress and returns how much it has sent. A slow machine
+/// makes the number smaller, never larger.
+async fn wait_until_stalled(sent: &AtomicUsize) -> usize {
     let (mut last, mut same) = (0, 0);
-    eventually("a sender that stands still", PATIENCE, async || {
-        let now = sent.load(Ordering::Relaxed);
-        same = if now == last && now > 0 { same + 1 } else { 0 };
-        last = now;
-        same == 60
-    })
+    eventually(
+        "the sender makes no more progress",
+        TEST_TIMEOUT,
+        async || {
+            let now = sent.load(Ordering::Relaxed);
+            same = if now == last && now > 0 { same + 1 } else { 0 };
+            last = now;
+            same == 60
+        },
+    )
     .await;
     last
 }
 
-/// What may wait between two ends, at most: in HTTP/2 the windows say it, in HTTP/1.1 the
-/// kernel's buffers come on top, which grow to several MiB for each socket.
-fn bound(client: Proto, upstream: Proto) -> usize {
+/// Upper bound of the bytes buffered between both ends. HTTP/2 is bounded by its windows; HTTP/1.1
+/// adds the kernel's socket buffers, which grow to several MiB each.
+fn max_buffered_bytes(client: Proto, upstream: Proto) -> usize {
     let kernel = |leg| if leg == H1 { 12 << 20 } else { 0 };
     (1 << 20) + kernel(client) + kernel(upstream)
 }
 
 #[tokio::test]
-async fn bodies_of_any_size_arrive_byte_by_byte() {
+async fn bodies_of_any_size_arrive_unchanged() {
     for (client, upstream) in COMBINATIONS {
-        let stand = Stand::new(upstream, |seen: RecordedRequest| {
-            let length = seen.path()[1..].parse().unwrap();
+        let fixture = ApiServerFixture::new(upstream, |recorded: RecordedRequest| {
+            let length = recorded.path()[1..].parse().unwrap();
             Reply::new(200).body(pattern(length))
         })
         .await;
-        let mut client = stand.client(client).await;
-        for (at, size) in SIZES.into_iter().enumerate() {
+        let mut client = fixture.client(client).await;
+        for (at, size) in BODY_SIZES.into_iter().enumerate() {
             let sent = pattern(size);
             let answer = client.post(&format!("/{size}"), sent.clone()).await;
             assert_eq!(answer.status, 200);
             assert!(answer.body == sent, "{size} bytes down");
-            let seen = &stand.upstream.requests()[at];
-            assert_eq!(seen.body_len, size as u64);
-            assert!(sent.starts_with(&seen.body), "{size} bytes up");
-            assert!(seen.body.len() == size.min(1 << 20));
+            let recorded = &fixture.upstream.requests()[at];
+            assert_eq!(recorded.body_len, size as u64);
+            assert!(sent.starts_with(&recorded.body), "{size} bytes up");
+            assert!(recorded.body.len() == size.min(1 << 20));
         }
     }
 }
 
 #[tokio::test]
-async fn a_body_of_unknown_length_goes_up_as_it_comes() {
+async fn a_body_of_unknown_length_is_forwarded_as_it_arrives() {
     for (client, upstream) in COMBINATIONS {
-        let stand = Stand::new(upstream, |seen| Reply::new(200).body(seen.body)).await;
-        let mut upload = stand
+        let fixture =
+            ApiServerFixture::new(upstream, |recorded| Reply::new(200).body(recorded.body)).await;
+        let mut upload = fixture
             .client(client)
             .await
             .upload(request("POST", "/"))
             .await;
         upload.send(b"first ").await;
-        let came = |length| {
-            move |seen: &[RecordedRequest]| seen.iter().any(|seen| seen.body_len == length)
+        let arrived = |length| {
+            move |recorded: &[RecordedRequest]| {
+                recorded.iter().any(|recorded| recorded.body_len == length)
+            }
         };
-        stand.upstream.wait_for(came(6), PATIENCE).await;
+        fixture.upstream.wait_for(arrived(6), TEST_TIMEOUT).await;
         upload.send(b"second").await;
-        stand.upstream.wait_for(came(12), PATIENCE).await;
+        fixture.upstream.wait_for(arrived(12), TEST_TIMEOUT).await;
         upload.finish(&[]).await;
         assert_eq!(upload.head().await, 200);
-        assert_eq!(upload.rest().await.unwrap(), b"first second");
+        assert_eq!(upload.read_to_end().await.unwrap(), b"first second");
 
-        let seen = stand.only_request();
-        assert_eq!(seen.header("content-length"), None);
+        let recorded = fixture.only_request();
+        assert_eq!(recorded.header("content-length"), None);
         let coding = (upstream == H1).then_some("chunked");
-        assert_eq!(seen.header("transfer-encoding"), coding);
+        assert_eq!(recorded.header("transfer-encoding"), coding);
     }
 }
 
 #[tokio::test]
-async fn a_length_that_was_announced_is_announced_upstream() {
+async fn content_length_is_forwarded_upstream() {
     for (client, upstream) in COMBINATIONS {
-        let stand = Stand::new(upstream, |_| Reply::new(200)).await;
-        let ask = request("POST", "/");
-        let ask = match client {
-            H1 => ask,
-            H2 => ask.header("content-length", "5"),
+        let fixture = ApiServerFixture::new(upstream, |_| Reply::new(200)).await;
+        let builder = request("POST", "/");
+        let builder = match client {
+            H1 => builder,
+            H2 => builder.header("content-length", "5"),
         };
-        stand.client(client).await.request(ask, "12345").await;
-        let seen = stand.only_request();
-        assert_eq!(seen.all("content-length"), ["5"]);
-        assert_eq!(seen.header("transfer-encoding"), None);
-        assert_eq!(seen.body, "12345");
+        fixture.client(client).await.request(builder, "12345").await;
+        let recorded = fixture.only_request();
+        assert_eq!(recorded.all("content-length"), ["5"]);
+        assert_eq!(recorded.header("transfer-encoding"), None);
+        assert_eq!(recorded.body, "12345");
     }
 }
 
-/// Reads nothing of a request's body before it is told to; then all of it, and says how much.
+/// Reads the request's body only when notified; then reads all of it and answers with its length.
 async fn late_reader(
     mut conn: ScriptedConn,
     upstream: Proto,
@@ -140,7 +148,7 @@ async fn late_reader(
         let mut length = 0;
         let mut tail = Vec::new();
         while !tail.ends_with(b"\r\n0\r\n\r\n") {
-            let mut piece = vec![0; PIECE];
+            let mut piece = vec![0; CHUNK_BYTES];
             let got = conn.io.read(&mut piece).await.unwrap();
             tail = [&tail, &piece[..got]].concat();
             tail = tail.split_off(tail.len().saturating_sub(7));
@@ -152,7 +160,7 @@ async fn late_reader(
         conn.accept_h2(&[]).await;
         conn.read_frame(kind::HEADERS).await;
         go.notified().await;
-        let room = u32::try_from(ENDLESS).unwrap();
+        let room = u32::try_from(UNBOUNDED_BODY_BYTES).unwrap();
         let room = [
             h2frames::window_update(0, room),
             h2frames::window_update(1, room),
@@ -175,16 +183,16 @@ async fn late_reader(
 }
 
 #[tokio::test]
-async fn an_upload_that_upstream_does_not_read_makes_the_client_wait() {
+async fn an_upload_that_upstream_does_not_read_blocks_the_client() {
     for (client, upstream) in COMBINATIONS {
         let go = Arc::new(Notify::new());
         let (sender, mut read) = mpsc::unbounded_channel();
-        let stand = {
+        let fixture = {
             let go = Arc::clone(&go);
             let script = move |conn| late_reader(conn, upstream, Arc::clone(&go), sender.clone());
-            RawStand::new(upstream, script).await
+            ScriptedFixture::new(upstream, script).await
         };
-        let mut upload = stand
+        let mut upload = fixture
             .client(client)
             .await
             .upload(request("POST", "/"))
@@ -193,56 +201,69 @@ async fn an_upload_that_upstream_does_not_read_makes_the_client_wait() {
         let sending = {
             let sent = Arc::clone(&sent);
             tokio::spawn(async move {
-                while sent.load(Ordering::Relaxed) < ENDLESS {
-                    upload.push(&[b'u'; PIECE]).await;
-                    sent.fetch_add(PIECE, Ordering::Relaxed);
+                while sent.load(Ordering::Relaxed) < UNBOUNDED_BODY_BYTES {
+                    upload.push(&[b'u'; CHUNK_BYTES]).await;
+                    sent.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
                 }
                 upload.finish(&[]).await;
                 upload.head().await
             })
         };
-        let accepted = stand_still(&sent).await;
-        assert!(accepted < bound(client, upstream), "{accepted}");
+        let accepted = wait_until_stalled(&sent).await;
+        assert!(
+            accepted < max_buffered_bytes(client, upstream),
+            "{accepted}"
+        );
 
         go.notify_one();
-        assert!(soon(read.recv()).await.unwrap() >= ENDLESS);
-        assert!(soon(sending).await.unwrap() < 300);
+        assert!(with_timeout(read.recv()).await.unwrap() >= UNBOUNDED_BODY_BYTES);
+        assert!(with_timeout(sending).await.unwrap() < 300);
     }
 }
 
 #[tokio::test]
-async fn an_answer_that_the_client_does_not_read_makes_upstream_wait() {
+async fn a_response_that_the_client_does_not_read_blocks_upstream() {
     for (client, upstream) in COMBINATIONS {
-        let (stand, mut bodies) = Stand::streaming(upstream).await;
-        let mut stalled = stand.client(client).await.begin(request("GET", "/")).await;
-        let body = soon(bodies.recv()).await.unwrap();
+        let (fixture, mut bodies) = ApiServerFixture::streaming(upstream).await;
+        let mut stalled = fixture
+            .client(client)
+            .await
+            .begin(request("GET", "/"))
+            .await;
+        let body = with_timeout(bodies.recv()).await.unwrap();
         let sent = Arc::new(AtomicUsize::new(0));
         let sending = {
             let sent = Arc::clone(&sent);
             tokio::spawn(async move {
-                while sent.load(Ordering::Relaxed) < ENDLESS {
-                    body.send(vec![b'd'; PIECE]).await.unwrap();
-                    sent.fetch_add(PIECE, Ordering::Relaxed);
+                while sent.load(Ordering::Relaxed) < UNBOUNDED_BODY_BYTES {
+                    body.send(vec![b'd'; CHUNK_BYTES]).await.unwrap();
+                    sent.fetch_add(CHUNK_BYTES, Ordering::Relaxed);
                 }
                 body.finish().await.unwrap();
             })
         };
-        let accepted = stand_still(&sent).await;
-        assert!(accepted < bound(client, upstream), "{accepted}");
+        let accepted = wait_until_stalled(&sent).await;
+        assert!(
+            accepted < max_buffered_bytes(client, upstream),
+            "{accepted}"
+        );
 
         assert_eq!(stalled.head().await, 200);
-        assert_eq!(stalled.rest().await.unwrap().len(), ENDLESS);
-        soon(sending).await.unwrap();
+        assert_eq!(
+            stalled.read_to_end().await.unwrap().len(),
+            UNBOUNDED_BODY_BYTES
+        );
+        with_timeout(sending).await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn a_watch_event_is_delivered_when_it_arrives() {
     for (client, upstream) in COMBINATIONS {
-        let (stand, mut bodies) = Stand::streaming(upstream).await;
-        let ask = request("GET", "/api/v1/pods?watch=1");
-        let mut watch = stand.client(client).await.begin(ask).await;
-        let body = soon(bodies.recv()).await.unwrap();
+        let (fixture, mut bodies) = ApiServerFixture::streaming(upstream).await;
+        let builder = request("GET", "/api/v1/pods?watch=1");
+        let mut watch = fixture.client(client).await.begin(builder).await;
+        let body = with_timeout(bodies.recv()).await.unwrap();
         assert_eq!(watch.head().await, 200);
         for event in 0..20 {
             let event = format!("{{\"type\":\"ADDED\",\"object\":{event}}}\n");
@@ -250,53 +271,57 @@ async fn a_watch_event_is_delivered_when_it_arrives() {
             watch.expect(event.as_bytes()).await;
         }
         body.finish().await.unwrap();
-        assert_eq!(watch.rest().await.unwrap(), b"");
+        assert_eq!(watch.read_to_end().await.unwrap(), b"");
     }
 }
 
 #[tokio::test]
-async fn many_small_events_that_nobody_reads_disturb_no_other_stream() {
-    const EVENTS: usize = 5000;
-    let (stand, mut bodies) = Stand::streaming(H2).await;
-    let user = stand.bed.user("alice", &["dev"]).alpn(&["h2"]);
-    let connection = user.connect(stand.bridge.address(), "localhost").await;
-    // With a window that small, what is sent waits in the bridge.
+async fn many_small_unread_events_do_not_disturb_other_streams() {
+    const EVENT_COUNT: usize = 5000;
+    let (fixture, mut bodies) = ApiServerFixture::streaming(H2).await;
+    let user = fixture.pki.user("alice", &["dev"]).alpn(&["h2"]);
+    let connection = user.connect(fixture.bridge.address(), "localhost").await;
+    // With a window this small, sent events are buffered in the bridge.
     let mut narrow = Builder::new();
     narrow.initial_window_size(100);
-    let client = soon(H2Client::with(&narrow, connection.unwrap())).await;
+    let client = with_timeout(H2Client::with(&narrow, connection.unwrap())).await;
     let client = Client::H2(client.unwrap());
     let mut watch = client.begin(request("GET", "/watch")).await;
-    let body = soon(bodies.recv()).await.unwrap();
-    for event in 0..EVENTS {
-        soon(body.send(format!("{event:09}\n"))).await.unwrap();
+    let body = with_timeout(bodies.recv()).await.unwrap();
+    for event in 0..EVENT_COUNT {
+        with_timeout(body.send(format!("{event:09}\n")))
+            .await
+            .unwrap();
     }
 
-    let mut other = stand.client(H2).await.begin(request("GET", "/")).await;
-    let answer = soon(bodies.recv()).await.unwrap();
+    let mut other = fixture.client(H2).await.begin(request("GET", "/")).await;
+    let answer = with_timeout(bodies.recv()).await.unwrap();
     answer.send("undisturbed").await.unwrap();
     answer.finish().await.unwrap();
     assert_eq!(other.head().await, 200);
-    assert_eq!(other.rest().await.unwrap(), b"undisturbed");
-    assert_eq!(stand.upstream.connections(), 1);
+    assert_eq!(other.read_to_end().await.unwrap(), b"undisturbed");
+    assert_eq!(fixture.upstream.connections(), 1);
 
     body.finish().await.unwrap();
     assert_eq!(watch.head().await, 200);
-    let expected: Vec<_> = (0..EVENTS).map(|event| format!("{event:09}\n")).collect();
-    assert!(watch.rest().await.unwrap() == expected.concat().as_bytes());
+    let expected: Vec<_> = (0..EVENT_COUNT)
+        .map(|event| format!("{event:09}\n"))
+        .collect();
+    assert!(watch.read_to_end().await.unwrap() == expected.concat().as_bytes());
 }
 
 #[tokio::test]
-async fn many_small_pieces_of_a_stalled_upload_disturb_no_other_stream() {
-    const PIECES: usize = 5000;
-    let (told, mut begun) = mpsc::unbounded_channel();
-    let stand = RawStand::new(H2, move |mut conn| {
-        let told = told.clone();
+async fn many_small_chunks_of_a_stalled_upload_do_not_disturb_other_streams() {
+    const CHUNK_COUNT: usize = 5000;
+    let (received, mut begun) = mpsc::unbounded_channel();
+    let fixture = ScriptedFixture::new(H2, move |mut conn| {
+        let received = received.clone();
         async move {
-            // No room for a body at all.
+            // No window for a body at all.
             conn.accept_h2(&[(setting::INITIAL_WINDOW_SIZE, 0)]).await;
             let stalled = conn.read_frame(kind::HEADERS).await;
             assert!(!stalled.header.has(flag::END_STREAM));
-            told.send(()).unwrap();
+            received.send(()).unwrap();
             let other = conn.read_frame(kind::HEADERS).await.header.stream;
             let done = flag::END_HEADERS | flag::END_STREAM;
             conn.write(h2frames::headers(other, done, h2frames::STATUS_200))
@@ -305,66 +330,68 @@ async fn many_small_pieces_of_a_stalled_upload_disturb_no_other_stream() {
         }
     })
     .await;
-    let upload = stand.client(H2).await.upload(request("POST", "/")).await;
-    soon(begun.recv()).await.unwrap();
+    let upload = fixture.client(H2).await.upload(request("POST", "/")).await;
+    with_timeout(begun.recv()).await.unwrap();
     let Exchange::H2(client, mut stream) = upload else {
-        unreachable!("it is a client of HTTP/2")
+        unreachable!("the client speaks HTTP/2")
     };
-    for piece in 0..PIECES {
-        soon(stream.send(format!("{piece:09}\n"))).await.unwrap();
+    for piece in 0..CHUNK_COUNT {
+        with_timeout(stream.send(format!("{piece:09}\n")))
+            .await
+            .unwrap();
     }
-    assert_eq!(soon(client.get("/")).await.unwrap().status, 200);
+    assert_eq!(with_timeout(client.get("/")).await.unwrap().status, 200);
 }
 
 #[tokio::test]
-async fn trailers_pass_both_ways() {
+async fn trailers_are_forwarded_both_ways() {
     for (client, upstream) in COMBINATIONS {
-        let stand = Stand::new(upstream, |seen| {
+        let fixture = ApiServerFixture::new(upstream, |recorded| {
             Reply::new(200)
-                .body(seen.body)
+                .body(recorded.body)
                 .trailer("X-Sum", "down")
                 .trailer("Grpc-Status", "0")
         })
         .await;
-        let ask = request("POST", "/").header("te", "trailers");
-        let mut upload = stand.client(client).await.upload(ask).await;
+        let builder = request("POST", "/").header("te", "trailers");
+        let mut upload = fixture.client(client).await.upload(builder).await;
         upload.send(b"body").await;
         upload.finish(&[("x-sum", "up"), ("x-more", "1")]).await;
         assert_eq!(upload.head().await, 200);
-        assert_eq!(upload.rest().await.unwrap(), b"body");
+        assert_eq!(upload.read_to_end().await.unwrap(), b"body");
         assert_eq!(
             upload.trailers().await,
             owned(&[("x-sum", "down"), ("grpc-status", "0")])
         );
-        let seen = stand.only_request();
-        assert_eq!(seen.body, "body");
+        let recorded = fixture.only_request();
+        assert_eq!(recorded.body, "body");
         assert_eq!(
-            lower(&seen.trailers),
+            lower_case_names(&recorded.trailers),
             owned(&[("x-sum", "up"), ("x-more", "1")])
         );
     }
 }
 
-/// Trailers travel on connections that other users share.
+/// Trailers travel on connections that are shared with other users.
 #[tokio::test]
-async fn trailers_above_their_limit_do_not_go_upstream() {
+async fn trailers_above_their_limit_are_not_forwarded() {
     for (client, upstream) in COMBINATIONS {
-        let stand = Stand::new(upstream, |_| Reply::new(200)).await;
-        let ask = request("POST", "/");
-        let mut upload = stand.client(client).await.upload(ask).await;
+        let fixture = ApiServerFixture::new(upstream, |_| Reply::new(200)).await;
+        let builder = request("POST", "/");
+        let mut upload = fixture.client(client).await.upload(builder).await;
         upload.send(b"body").await;
         upload.finish(&[("x-sum", &"x".repeat(9 * 1024))]).await;
         assert_eq!(upload.head().await, 400);
-        let seen = stand.upstream.requests();
-        assert!(seen.iter().all(|seen| seen.trailers.is_empty()));
+        let recorded = fixture.upstream.requests();
+        assert!(recorded.iter().all(|recorded| recorded.trailers.is_empty()));
     }
 }
 
 #[tokio::test]
-async fn nobody_is_impersonated_behind_a_body() {
+async fn impersonation_headers_in_trailers_are_dropped() {
     for (client, upstream) in COMBINATIONS {
-        let stand = Stand::new(upstream, |_| Reply::new(200)).await;
-        let mut upload = stand
+        let fixture = ApiServerFixture::new(upstream, |_| Reply::new(200)).await;
+        let mut upload = fixture
             .client(client)
             .await
             .upload(request("POST", "/"))
@@ -381,67 +408,78 @@ async fn nobody_is_impersonated_behind_a_body() {
         ];
         upload.finish(&forged).await;
         assert_eq!(upload.head().await, 200);
-        let seen = stand.only_request();
-        assert_eq!(lower(&seen.trailers), owned(&[("x-sum", "kept")]));
-        assert_eq!(seen.all("x-remote-user"), ["alice"]);
+        let recorded = fixture.only_request();
+        assert_eq!(
+            lower_case_names(&recorded.trailers),
+            owned(&[("x-sum", "kept")])
+        );
+        assert_eq!(recorded.all("x-remote-user"), ["alice"]);
     }
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_the_answer_cancels_the_request() {
+async fn a_client_that_disconnects_before_the_response_cancels_the_request() {
     for (client, upstream) in COMBINATIONS {
-        let (told, mut events) = mpsc::unbounded_channel();
-        let stand = RawStand::new(upstream, move |mut conn| {
-            let told = told.clone();
+        let (received, mut events) = mpsc::unbounded_channel();
+        let fixture = ScriptedFixture::new(upstream, move |mut conn| {
+            let received = received.clone();
             async move {
                 if upstream == H1 {
                     conn.read_head().await;
-                    told.send("request").unwrap();
+                    received.send("request").unwrap();
                     conn.read_to_end().await;
                 } else {
                     conn.accept_h2(&[]).await;
                     conn.read_frame(kind::HEADERS).await;
-                    told.send("request").unwrap();
+                    received.send("request").unwrap();
                     let reset = conn.read_frame(kind::RST_STREAM).await;
                     assert_eq!(reset.error_code(), Some(code::CANCEL));
                 }
-                told.send("cancelled").unwrap();
+                received.send("cancelled").unwrap();
             }
         })
         .await;
-        let exchange = stand.client(client).await.begin(request("GET", "/")).await;
-        assert_eq!(soon(events.recv()).await, Some("request"));
-        let _connection = exchange.leave();
-        assert_eq!(soon(events.recv()).await, Some("cancelled"));
+        let exchange = fixture
+            .client(client)
+            .await
+            .begin(request("GET", "/"))
+            .await;
+        assert_eq!(with_timeout(events.recv()).await, Some("request"));
+        let _connection = exchange.disconnect();
+        assert_eq!(with_timeout(events.recv()).await, Some("cancelled"));
     }
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_in_the_midst_of_the_answer_cancels_it() {
+async fn a_client_that_disconnects_during_the_response_cancels_it() {
     for (client, upstream) in COMBINATIONS {
-        let (stand, mut bodies) = Stand::streaming(upstream).await;
-        let mut exchange = stand.client(client).await.begin(request("GET", "/")).await;
-        let body = soon(bodies.recv()).await.unwrap();
+        let (fixture, mut bodies) = ApiServerFixture::streaming(upstream).await;
+        let mut exchange = fixture
+            .client(client)
+            .await
+            .begin(request("GET", "/"))
+            .await;
+        let body = with_timeout(bodies.recv()).await.unwrap();
         body.send("event").await.unwrap();
         assert_eq!(exchange.head().await, 200);
         exchange.expect(b"event").await;
-        let _connection = exchange.leave();
+        let _connection = exchange.disconnect();
         body.cancelled().await;
     }
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_with_its_connection_cancels_all_its_requests() {
+async fn a_closed_client_connection_cancels_all_its_requests() {
     for upstream in [H1, H2] {
-        let (stand, mut bodies) = Stand::streaming(upstream).await;
-        let client = stand.h2().await;
+        let (fixture, mut bodies) = ApiServerFixture::streaming(upstream).await;
+        let client = fixture.h2().await;
         let (mut streams, mut senders) = (Vec::new(), Vec::new());
         for _ in 0..3 {
-            let ask = request("GET", "/").body(()).unwrap();
-            let mut stream = soon(client.stream(ask)).await.unwrap();
+            let builder = request("GET", "/").body(()).unwrap();
+            let mut stream = with_timeout(client.stream(builder)).await.unwrap();
             stream.finish().unwrap();
             streams.push(stream);
-            senders.push(soon(bodies.recv()).await.unwrap());
+            senders.push(with_timeout(bodies.recv()).await.unwrap());
         }
         drop(client);
         for body in senders {
@@ -451,75 +489,85 @@ async fn a_client_that_leaves_with_its_connection_cancels_all_its_requests() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_in_the_midst_of_its_body_breaks_it_off() {
+async fn a_client_that_disconnects_during_its_body_truncates_it_upstream() {
     for (client, upstream) in COMBINATIONS {
-        let stand = Stand::new(upstream, |_| Reply::new(200)).await;
-        let mut upload = stand
+        let fixture = ApiServerFixture::new(upstream, |_| Reply::new(200)).await;
+        let mut upload = fixture
             .client(client)
             .await
             .upload(request("POST", "/"))
             .await;
         upload.send(b"half").await;
-        let half = |seen: &[RecordedRequest]| seen.iter().any(|seen| seen.body_len == 4);
-        stand.upstream.wait_for(half, PATIENCE).await;
-        let _connection = upload.leave();
-        let broken = |seen: &[RecordedRequest]| seen[0].body_state == Body::BrokenOff;
-        stand.upstream.wait_for(broken, PATIENCE).await;
+        let half =
+            |recorded: &[RecordedRequest]| recorded.iter().any(|recorded| recorded.body_len == 4);
+        fixture.upstream.wait_for(half, TEST_TIMEOUT).await;
+        let _connection = upload.disconnect();
+        let broken = |recorded: &[RecordedRequest]| recorded[0].body_state == Body::BrokenOff;
+        fixture.upstream.wait_for(broken, TEST_TIMEOUT).await;
     }
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_while_both_bodies_are_open_cancels_the_answer() {
+async fn a_client_that_disconnects_while_both_bodies_are_open_cancels_the_response() {
     for (client, upstream) in COMBINATIONS {
-        let (stand, mut bodies) = Stand::streaming_with(upstream, at_head).await;
-        let mut upload = stand
+        let (fixture, mut bodies) =
+            ApiServerFixture::streaming_with(upstream, answer_at_head).await;
+        let mut upload = fixture
             .client(client)
             .await
             .upload(request("POST", "/"))
             .await;
-        let body = soon(bodies.recv()).await.unwrap();
+        let body = with_timeout(bodies.recv()).await.unwrap();
         body.send("event").await.unwrap();
         assert_eq!(upload.head().await, 200);
         upload.expect(b"event").await;
-        let _connection = upload.leave();
+        let _connection = upload.disconnect();
         body.cancelled().await;
     }
 }
 
 #[tokio::test]
-async fn an_answer_that_upstream_cuts_never_looks_whole() {
+async fn a_response_truncated_by_upstream_never_looks_complete() {
     for (client, upstream) in COMBINATIONS {
-        let (stand, mut bodies) = Stand::streaming(upstream).await;
-        let mut exchange = stand.client(client).await.begin(request("GET", "/")).await;
-        let body = soon(bodies.recv()).await.unwrap();
+        let (fixture, mut bodies) = ApiServerFixture::streaming(upstream).await;
+        let mut exchange = fixture
+            .client(client)
+            .await
+            .begin(request("GET", "/"))
+            .await;
+        let body = with_timeout(bodies.recv()).await.unwrap();
         body.send("half").await.unwrap();
         assert_eq!(exchange.head().await, 200);
         exchange.expect(b"half").await;
         drop(body);
-        assert_eq!(exchange.rest().await, Err(Truncated));
+        assert_eq!(exchange.read_to_end().await, Err(Truncated));
     }
 }
 
 #[tokio::test]
-async fn an_answer_whose_connection_is_reset_never_looks_whole() {
+async fn a_response_whose_connection_is_reset_never_looks_complete() {
     for (client, upstream) in COMBINATIONS {
-        let (stand, mut bodies) = Stand::streaming(upstream).await;
-        let mut exchange = stand.client(client).await.begin(request("GET", "/")).await;
-        let body = soon(bodies.recv()).await.unwrap();
+        let (fixture, mut bodies) = ApiServerFixture::streaming(upstream).await;
+        let mut exchange = fixture
+            .client(client)
+            .await
+            .begin(request("GET", "/"))
+            .await;
+        let body = with_timeout(bodies.recv()).await.unwrap();
         body.send("half").await.unwrap();
         assert_eq!(exchange.head().await, 200);
         exchange.expect(b"half").await;
-        stand.upstream.kill_connections().await;
-        assert_eq!(exchange.rest().await, Err(Truncated));
+        fixture.upstream.kill_connections().await;
+        assert_eq!(exchange.read_to_end().await, Err(Truncated));
     }
 }
 
 #[tokio::test]
-async fn an_answer_shorter_than_announced_never_looks_whole() {
+async fn a_response_shorter_than_its_content_length_never_looks_complete() {
     for client in [H1, H2] {
         let cut = Arc::new(Notify::new());
         let script_cut = Arc::clone(&cut);
-        let stand = RawStand::new(H1, move |mut conn| {
+        let fixture = ScriptedFixture::new(H1, move |mut conn| {
             let cut = Arc::clone(&script_cut);
             async move {
                 conn.read_head().await;
@@ -530,20 +578,24 @@ async fn an_answer_shorter_than_announced_never_looks_whole() {
             }
         })
         .await;
-        let mut exchange = stand.client(client).await.begin(request("GET", "/")).await;
+        let mut exchange = fixture
+            .client(client)
+            .await
+            .begin(request("GET", "/"))
+            .await;
         assert_eq!(exchange.head().await, 200);
         exchange.expect(b"half").await;
         cut.notify_one();
-        assert_eq!(exchange.rest().await, Err(Truncated));
+        assert_eq!(exchange.read_to_end().await, Err(Truncated));
     }
 }
 
 #[tokio::test]
-async fn an_answer_that_its_connection_ends_is_whole_only_after_a_farewell() {
+async fn a_response_delimited_by_close_is_complete_only_after_close_notify() {
     for client in [H1, H2] {
         let end = Arc::new(Notify::new());
         let script_end = Arc::clone(&end);
-        let stand = RawStand::new(H1, move |mut conn| {
+        let fixture = ScriptedFixture::new(H1, move |mut conn| {
             let end = Arc::clone(&script_end);
             async move {
                 let head = conn.read_head().await;
@@ -559,50 +611,55 @@ async fn an_answer_that_its_connection_ends_is_whole_only_after_a_farewell() {
         })
         .await;
         for (path, rest) in [("/whole", Ok(Vec::new())), ("/cut", Err(Truncated))] {
-            let mut exchange = stand.client(client).await.begin(request("GET", path)).await;
+            let mut exchange = fixture
+                .client(client)
+                .await
+                .begin(request("GET", path))
+                .await;
             assert_eq!(exchange.head().await, 200);
             exchange.expect(b"all of it").await;
             end.notify_one();
-            assert_eq!(exchange.rest().await, rest);
+            assert_eq!(exchange.read_to_end().await, rest);
         }
     }
 }
 
 #[tokio::test]
-async fn a_client_of_http_1_0_sees_that_an_answer_was_cut() {
-    let (stand, mut bodies) = Stand::streaming(H1).await;
-    let mut client = stand.h1().await;
+async fn an_http_1_0_client_sees_that_a_response_was_truncated() {
+    let (fixture, mut bodies) = ApiServerFixture::streaming(H1).await;
+    let mut client = fixture.h1().await;
     client.send("GET / HTTP/1.0\r\n\r\n").await.unwrap();
-    let body = soon(bodies.recv()).await.unwrap();
+    let body = with_timeout(bodies.recv()).await.unwrap();
     body.send("half").await.unwrap();
     drop(body);
     let mut connection = client.into_connection();
-    let end = soon(connection.read_to_end(&mut Vec::new())).await;
-    assert!(end.is_err(), "TLS ended in good order");
+    let end = with_timeout(connection.read_to_end(&mut Vec::new())).await;
+    assert!(end.is_err(), "TLS ended with close_notify");
 }
 
 #[tokio::test]
-async fn an_early_answer_is_passed_on_while_the_body_still_comes() {
+async fn an_early_response_is_forwarded_while_the_request_body_still_arrives() {
     for (client, upstream) in COMBINATIONS {
-        let (stand, mut bodies) = Stand::streaming_with(upstream, at_head).await;
-        let mut upload = stand
+        let (fixture, mut bodies) =
+            ApiServerFixture::streaming_with(upstream, answer_at_head).await;
+        let mut upload = fixture
             .client(client)
             .await
             .upload(request("POST", "/"))
             .await;
         upload.send(b"first ").await;
-        let body = soon(bodies.recv()).await.unwrap();
+        let body = with_timeout(bodies.recv()).await.unwrap();
         body.send("early").await.unwrap();
         assert_eq!(upload.head().await, 200);
         upload.expect(b"early").await;
         upload.send(b"second").await;
         upload.finish(&[]).await;
         if upstream == H2 {
-            let came = |seen: &[RecordedRequest]| seen[0].body_state == Body::Complete;
-            let seen = stand.upstream.wait_for(came, PATIENCE).await;
-            assert_eq!(seen[0].body, "first second");
+            let arrived = |recorded: &[RecordedRequest]| recorded[0].body_state == Body::Complete;
+            let recorded = fixture.upstream.wait_for(arrived, TEST_TIMEOUT).await;
+            assert_eq!(recorded[0].body, "first second");
         }
         body.finish().await.unwrap();
-        assert_eq!(upload.rest().await.unwrap(), b"");
+        assert_eq!(upload.read_to_end().await.unwrap(), b"");
     }
 }

@@ -1,80 +1,85 @@
-//! Who a request is from: proven to upstream, or not said at all.
+//! Authentication of clients: upstream gets an identity that was verified, or none.
 
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Leaf, Options, PATIENCE, Reply, Validity, eventually,
+    ApiServer, Ca, ClientAuth, Leaf, Options, Reply, TEST_TIMEOUT, Validity, eventually,
 };
 
-use crate::bed::Bed;
-use crate::claims::{BEARER, FRONT_PROXY, Gateway, PLAIN, claims, configured, owned};
+use crate::support::identity::{
+    BEARER, FRONT_PROXY, IdentityFixture, PLAIN, custom_identity_headers, identity_headers, owned,
+};
+use crate::support::pki::PkiFixture;
 
 #[tokio::test]
 async fn a_certificate_becomes_a_user_with_its_groups_in_order() {
-    let gateway = Gateway::new().await;
-    let alice = gateway.bed.user("alice", &["ops", "dev", "all"]);
+    let fixture = IdentityFixture::new().await;
+    let alice = fixture.pki.user("alice", &["ops", "dev", "all"]);
     let expected = [
         ("x-remote-group", "ops"),
         ("x-remote-group", "dev"),
         ("x-remote-group", "all"),
         ("x-remote-user", "alice"),
     ];
-    gateway
+    fixture
         .assert_arrives(&alice, &[], FRONT_PROXY, &expected)
         .await;
 
-    let loner = gateway.bed.user("system:node:ünï", &[]);
+    let user_without_groups = fixture.pki.user("system:node:ünï", &[]);
     let expected = [("x-remote-user", "system:node:ünï")];
-    gateway
-        .assert_arrives(&loner, &[], FRONT_PROXY, &expected)
+    fixture
+        .assert_arrives(&user_without_groups, &[], FRONT_PROXY, &expected)
         .await;
 }
 
 #[tokio::test]
-async fn a_certificate_wins_over_every_other_credential() {
-    let gateway = Gateway::new().await;
-    let alice = gateway.bed.user("alice", &["dev"]);
+async fn a_certificate_takes_precedence_over_every_other_credential() {
+    let fixture = IdentityFixture::new().await;
+    let alice = fixture.pki.user("alice", &["dev"]);
     let expected = [("x-remote-group", "dev"), ("x-remote-user", "alice")];
     for authorization in ["Bearer t0ken", "Basic YTpi", "Negotiate x"] {
         let headers = [("Authorization", authorization)];
-        gateway
+        fixture
             .assert_arrives(&alice, &headers, FRONT_PROXY, &expected)
             .await;
     }
 }
 
 #[tokio::test]
-async fn a_certificate_through_an_intermediate_is_believed() {
-    let gateway = Gateway::new().await;
-    let below = gateway.bed.client_ca.intermediate("users");
-    let alice = gateway.bed.client().identity(&below.client("alice", &[]));
-    gateway
+async fn a_certificate_below_an_intermediate_is_accepted() {
+    let fixture = IdentityFixture::new().await;
+    let below = fixture.pki.client_ca.intermediate("users");
+    let alice = fixture.pki.client().identity(&below.client("alice", &[]));
+    fixture
         .assert_arrives(&alice, &[], FRONT_PROXY, &[("x-remote-user", "alice")])
         .await;
 }
 
 #[tokio::test]
-async fn a_needless_certificate_in_the_chain_does_no_harm_however_old() {
-    let gateway = Gateway::new().await;
-    let mut leaf = gateway.bed.client_ca.client("alice", &[]);
+async fn an_unneeded_expired_certificate_in_the_chain_is_ignored() {
+    let fixture = IdentityFixture::new().await;
+    let mut leaf = fixture.pki.client_ca.client("alice", &[]);
     let old = Ca::new("other").client_valid("old", &[], Validity::Expired);
     leaf.chain_der.extend(old.chain_der);
-    let client = gateway.bed.client().identity(&leaf);
-    let mut h1 = client.http1(gateway.bridge.address()).await.unwrap();
-    // Once judged, a connection is not judged again: the second request counts.
+    let client = fixture.pki.client().identity(&leaf);
+    let mut h1 = client.http1(fixture.bridge.address()).await.unwrap();
+    // The verdict is cached for the connection, so the second request is the one that matters.
     for _ in 0..3 {
         h1.send("GET /api HTTP/1.1\r\nHost: k\r\n\r\n")
             .await
             .unwrap();
         assert_eq!(h1.read_response().await.unwrap().status, 200);
     }
-    for seen in gateway.seen() {
-        assert_eq!(claims(&seen), owned(&[("x-remote-user", "alice")]));
+    for recorded in fixture.client_requests() {
+        assert_eq!(
+            identity_headers(&recorded),
+            owned(&[("x-remote-user", "alice")])
+        );
     }
 }
 
 #[tokio::test]
-async fn tokens_and_nobody_go_up_as_they_came_without_a_certificate() {
-    let gateway = Gateway::new().await;
-    let client = gateway.bed.client();
+async fn tokens_and_anonymous_requests_are_forwarded_unchanged_without_a_client_certificate() {
+    let fixture = IdentityFixture::new().await;
+    let client = fixture.pki.client();
     let subprotocol = "base64url.bearer.authorization.k8s.io.dDBrZW4, v4.channel.k8s.io";
     for headers in [
         &[][..],
@@ -83,15 +88,15 @@ async fn tokens_and_nobody_go_up_as_they_came_without_a_certificate() {
         &[("authorization", "Basic YWxpY2U6cHc=")],
         &[("sec-websocket-protocol", subprotocol)],
     ] {
-        gateway
+        fixture
             .assert_arrives(&client, headers, PLAIN, headers)
             .await;
     }
 }
 
-/// Certificates that prove nothing here.
-fn useless(bed: &Bed) -> Vec<(&'static str, Leaf)> {
-    let users = &bed.client_ca;
+/// Certificates that do not authenticate a client.
+fn invalid_certificates(pki: &PkiFixture) -> Vec<(&'static str, Leaf)> {
+    let users = &pki.client_ca;
     vec![
         (
             "of an unknown CA",
@@ -109,11 +114,11 @@ fn useless(bed: &Bed) -> Vec<(&'static str, Leaf)> {
         ("for servers", users.server(&["alice"])),
         (
             "of a front proxy with another name",
-            bed.front_proxy_ca.client("somebody", &[]),
+            pki.front_proxy_ca.client("somebody", &[]),
         ),
         (
             "of a front proxy that expired",
-            bed.front_proxy_ca
+            pki.front_proxy_ca
                 .client_valid("front-proxy-client", &[], Validity::Expired),
         ),
         (
@@ -128,47 +133,47 @@ fn useless(bed: &Bed) -> Vec<(&'static str, Leaf)> {
 }
 
 #[tokio::test]
-async fn a_certificate_that_proves_nothing_leaves_a_token_or_nothing() {
-    let gateway = Gateway::new().await;
-    for (what, leaf) in useless(&gateway.bed) {
+async fn an_invalid_certificate_leaves_the_token_or_no_identity() {
+    let fixture = IdentityFixture::new().await;
+    for (what, leaf) in invalid_certificates(&fixture.pki) {
         println!("a certificate {what}");
-        let client = gateway.bed.client().identity(&leaf);
+        let client = fixture.pki.client().identity(&leaf);
         let asserted = [("X-Remote-User", "admin"), ("X-Remote-Group", "all")];
-        gateway.assert_refused(&client, &[], 401).await;
-        gateway.assert_refused(&client, &asserted, 401).await;
+        fixture.assert_refused(&client, &[], 401).await;
+        fixture.assert_refused(&client, &asserted, 401).await;
         let basic = [("Authorization", "Basic YTpi")];
-        gateway.assert_refused(&client, &basic, 401).await;
-        // Upstream looks at the first only, and would find nobody.
+        fixture.assert_refused(&client, &basic, 401).await;
+        // Upstream reads only the first Authorization header, and would see an anonymous request.
         let second = [basic[0], BEARER];
-        gateway.assert_refused(&client, &second, 401).await;
+        fixture.assert_refused(&client, &second, 401).await;
         let empty = [("Authorization", "Bearer  ")];
-        gateway.assert_refused(&client, &empty, 401).await;
+        fixture.assert_refused(&client, &empty, 401).await;
         let with_token = [asserted[0], BEARER, asserted[1]];
         let expected = [("authorization", "Bearer t0ken")];
-        gateway
+        fixture
             .assert_arrives(&client, &with_token, PLAIN, &expected)
             .await;
     }
 }
 
 #[tokio::test]
-async fn without_a_front_proxy_certificate_nobody_is_turned_into_anonymous() {
-    let gateway = Gateway::with(|config| config.upstream.front_proxy = None).await;
-    let alice = gateway.bed.user("alice", &[]);
-    gateway.assert_refused(&alice, &[], 500).await;
-    gateway.assert_refused(&alice, &[BEARER], 500).await;
-    let peer = gateway.bed.peer();
+async fn without_a_front_proxy_certificate_an_authenticated_user_does_not_become_anonymous() {
+    let fixture = IdentityFixture::with(|config| config.upstream.front_proxy = None).await;
+    let alice = fixture.pki.user("alice", &[]);
+    fixture.assert_refused(&alice, &[], 500).await;
+    fixture.assert_refused(&alice, &[BEARER], 500).await;
+    let peer = fixture.pki.peer();
     let asserted = [("X-Remote-User", "bob")];
-    gateway.assert_refused(&peer, &asserted, 500).await;
+    fixture.assert_refused(&peer, &asserted, 500).await;
     let expected = [("authorization", "Bearer t0ken")];
-    gateway
-        .assert_arrives(&gateway.bed.client(), &[BEARER], PLAIN, &expected)
+    fixture
+        .assert_arrives(&fixture.pki.client(), &[BEARER], PLAIN, &expected)
         .await;
 }
 
 #[tokio::test]
-async fn what_a_peer_asserts_is_passed_on_equal() {
-    let gateway = Gateway::new().await;
+async fn the_identity_that_a_peer_asserts_is_forwarded_unchanged() {
+    let fixture = IdentityFixture::new().await;
     let headers = [
         ("X-Remote-User", "bob"),
         ("X-Remote-Uid", "42"),
@@ -198,23 +203,23 @@ async fn what_a_peer_asserts_is_passed_on_equal() {
         ("x-remote-uid", "42"),
         ("x-remote-user", "bob"),
     ];
-    gateway
-        .assert_arrives(&gateway.bed.peer(), &headers, FRONT_PROXY, &expected)
+    fixture
+        .assert_arrives(&fixture.pki.peer(), &headers, FRONT_PROXY, &expected)
         .await;
 }
 
 #[tokio::test]
-async fn a_peer_that_speaks_for_nobody_needs_a_token() {
-    let gateway = Gateway::new().await;
-    let peer = gateway.bed.peer();
+async fn a_peer_that_asserts_no_user_needs_a_token() {
+    let fixture = IdentityFixture::new().await;
+    let peer = fixture.pki.peer();
     for headers in [
         &[][..],
         &[("X-Remote-User", "")],
         &[("X-Remote-Group", "system:masters"), ("X-Remote-Uid", "1")],
-        // Could only be passed on as another key.
+        // It could only be forwarded under another key.
         &[("X-Remote-User", "bob"), ("X-Remote-Extra-%FF", "x")],
     ] {
-        gateway.assert_refused(&peer, headers, 401).await;
+        fixture.assert_refused(&peer, headers, 401).await;
     }
     let headers = [
         BEARER,
@@ -225,39 +230,39 @@ async fn a_peer_that_speaks_for_nobody_needs_a_token() {
         ("authorization", "Bearer t0ken"),
         ("x-kubernetes-peer-proxied", "true"),
     ];
-    gateway
+    fixture
         .assert_arrives(&peer, &headers, PLAIN, &expected)
         .await;
 }
 
 #[tokio::test]
-async fn without_allowed_names_any_front_proxy_is_a_peer() {
-    let gateway = Gateway::with(|config| {
+async fn without_allowed_names_any_front_proxy_certificate_is_a_peer() {
+    let fixture = IdentityFixture::with(|config| {
         let request_header = config.callers.request_header.as_mut().unwrap();
         request_header.allowed_names.clear();
     })
     .await;
     for name in ["somebody", ""] {
-        let leaf = gateway.bed.front_proxy_ca.client(name, &[]);
-        let peer = gateway.bed.client().identity(&leaf);
+        let leaf = fixture.pki.front_proxy_ca.client(name, &[]);
+        let peer = fixture.pki.client().identity(&leaf);
         let headers = [("X-Remote-User", "bob")];
         let expected = [("x-remote-user", "bob")];
-        gateway
+        fixture
             .assert_arrives(&peer, &headers, FRONT_PROXY, &expected)
             .await;
     }
 }
 
 #[tokio::test]
-async fn one_ca_for_users_and_front_proxies_tells_them_apart_by_name() {
-    let gateway = Gateway::with(|config| {
+async fn with_one_ca_for_users_and_front_proxies_the_common_name_decides() {
+    let fixture = IdentityFixture::with(|config| {
         let request_header = config.callers.request_header.as_ref().unwrap();
         config.callers.client_ca = Some(request_header.ca.clone());
     })
     .await;
     let named = |name| {
-        let leaf = gateway.bed.front_proxy_ca.client(name, &[]);
-        gateway.bed.client().identity(&leaf)
+        let leaf = fixture.pki.front_proxy_ca.client(name, &[]);
+        fixture.pki.client().identity(&leaf)
     };
     let (alice, proxy) = (named("alice"), named("front-proxy-client"));
     let asserted = [("X-Remote-User", "bob")];
@@ -267,15 +272,16 @@ async fn one_ca_for_users_and_front_proxies_tells_them_apart_by_name() {
         (&proxy, &asserted, "bob"),
         (&proxy, &[], "front-proxy-client"),
     ] {
-        gateway
+        fixture
             .assert_arrives(client, headers, FRONT_PROXY, &[("x-remote-user", name)])
             .await;
     }
 }
 
 #[tokio::test]
-async fn configured_names_are_read_in_their_order_and_written_under_the_first() {
-    let gateway = Gateway::with(|config| config.callers.headers = configured()).await;
+async fn configured_header_names_are_read_in_order_and_written_under_the_first() {
+    let fixture =
+        IdentityFixture::with(|config| config.callers.headers = custom_identity_headers()).await;
     let headers = [
         ("X-Other-User", "last"),
         ("X-Proxy-User", ""),
@@ -296,20 +302,20 @@ async fn configured_names_are_read_in_their_order_and_written_under_the_first() 
         ("x-proxy-uid", "42"),
         ("x-proxy-user", "bob"),
     ];
-    gateway
-        .assert_arrives(&gateway.bed.peer(), &headers, FRONT_PROXY, &expected)
+    fixture
+        .assert_arrives(&fixture.pki.peer(), &headers, FRONT_PROXY, &expected)
         .await;
 
-    let alice = gateway.bed.user("alice", &["dev"]);
+    let alice = fixture.pki.user("alice", &["dev"]);
     let expected = [("x-proxy-group", "dev"), ("x-proxy-user", "alice")];
-    gateway
+    fixture
         .assert_arrives(&alice, &headers, FRONT_PROXY, &expected)
         .await;
 }
 
 #[tokio::test]
-async fn impersonation_passes_for_everyone() {
-    let gateway = Gateway::new().await;
+async fn impersonation_headers_are_forwarded_for_every_client() {
+    let fixture = IdentityFixture::new().await;
     let asked = [
         ("Impersonate-User", "carol"),
         ("Impersonate-Group", "a"),
@@ -325,73 +331,79 @@ async fn impersonation_passes_for_everyone() {
         ("impersonate-user", "carol"),
     ];
     let token = ("authorization", "Bearer t0ken");
-    let alice = gateway.bed.user("alice", &[]);
+    let alice = fixture.pki.user("alice", &[]);
     let as_alice = [&passed[..], &[("x-remote-user", "alice")]].concat();
-    gateway
+    fixture
         .assert_arrives(&alice, &asked, FRONT_PROXY, &as_alice)
         .await;
-    let anybody = gateway.bed.client();
-    gateway
-        .assert_arrives(&anybody, &asked, PLAIN, &passed)
+    let anonymous = fixture.pki.client();
+    fixture
+        .assert_arrives(&anonymous, &asked, PLAIN, &passed)
         .await;
     let (asked, passed) = (
         [&asked[..], &[BEARER]].concat(),
         [&[token], &passed[..]].concat(),
     );
-    gateway
-        .assert_arrives(&anybody, &asked, PLAIN, &passed)
+    fixture
+        .assert_arrives(&anonymous, &asked, PLAIN, &passed)
         .await;
 }
 
-/// kube-apiserver from 1.32 on writes into its audit log by which certificate a
-/// user was recognised; behind a bridge it cannot know unless it is told.
+/// kube-apiserver 1.32 and later writes the certificate that authenticated a user into its audit
+/// log. Behind a bridge it knows the certificate only from a header.
 #[tokio::test]
-async fn newer_servers_are_told_which_certificate_it_was() {
-    for (version, told) in [
+async fn newer_servers_get_the_id_of_the_client_certificate() {
+    for (version, received) in [
         ("v1.31.9", false),
         ("v1.32.0", true),
         ("v1.34.4+k3s1", true),
     ] {
         for denied in [false, true] {
-            let bed = Bed::new();
-            let options = Options::new(bed.upstream.clone())
-                .clients(ClientAuth::Accept(&bed.front_proxy_ca))
+            let pki = PkiFixture::new();
+            let options = Options::new(pki.upstream.clone())
+                .clients(ClientAuth::Accept(&pki.front_proxy_ca))
                 .alpn(&["h2", "http/1.1"]);
-            let upstream = ApiServer::start(options, move |seen| match seen.path() {
-                // Where the anonymous may not know, the bridge asks by name.
-                "/version" if denied && seen.client.is_none() => Reply::new(401),
+            let upstream = ApiServer::start(options, move |recorded| match recorded.path() {
+                // Where anonymous requests may not read the version, the bridge reads it as its own
+                // user.
+                "/version" if denied && recorded.client.is_none() => Reply::new(401),
                 "/version" => Reply::json(format!(r#"{{"gitVersion":"{version}"}}"#)),
                 _ => Reply::json("{}"),
             })
             .await;
-            let bridge = bed.bridge(upstream.addr());
-            let alice = bed.client_ca.client("alice", &[]);
-            let client = bed.client().identity(&alice);
+            let bridge = pki.start_bridge(upstream.addr());
+            let alice = pki.client_ca.client("alice", &[]);
+            let client = pki.client().identity(&alice);
             let name = "x-remote-extra-authentication.kubernetes.io%2fcredential-id";
-            let ask = async || {
+            let send_request = async || {
                 let mut h1 = client.http1(bridge.address()).await.unwrap();
                 h1.send("GET /asked HTTP/1.1\r\nHost: k\r\n\r\n")
                     .await
                     .unwrap();
                 h1.read_response().await.unwrap();
-                let seen = upstream.requests();
-                let seen = seen.iter().rfind(|seen| seen.path() == "/asked").unwrap();
-                seen.header(name).map(str::to_owned)
+                let recorded = upstream.requests();
+                let recorded = recorded
+                    .iter()
+                    .rfind(|recorded| recorded.path() == "/asked")
+                    .unwrap();
+                recorded.header(name).map(str::to_owned)
             };
-            eventually("the version is known", PATIENCE, async || {
+            eventually("the version is known", TEST_TIMEOUT, async || {
                 let asked = upstream.requests();
-                let mut asked = asked.iter().filter(|seen| seen.path() == "/version");
-                asked.any(|seen| !denied || seen.client.is_some())
+                let mut asked = asked
+                    .iter()
+                    .filter(|recorded| recorded.path() == "/version");
+                asked.any(|recorded| !denied || recorded.client.is_some())
             })
             .await;
-            if told {
-                eventually("the certificate is named", PATIENCE, async || {
-                    ask().await.is_some()
+            if received {
+                eventually("the certificate is named", TEST_TIMEOUT, async || {
+                    send_request().await.is_some()
                 })
                 .await;
             }
-            let id = ask().await;
-            assert_eq!(id.is_some(), told, "{version}");
+            let id = send_request().await;
+            assert_eq!(id.is_some(), received, "{version}");
             assert!(id.is_none_or(|id| id.len() == 75 && id.starts_with("X509SHA256=")));
         }
     }

@@ -1,8 +1,7 @@
-//! Peers are reached through the proxy that `--egress-selector-config-file`
-//! names, and only through it.
+//! Peers are reached only through the proxy that `--egress-selector-config-file` names.
 //!
-//! The peer publishes an address that leads nowhere (RFC 5737); the proxies
-//! here know where it really is.
+//! The peer publishes an unroutable address (RFC 5737); the proxies of these tests know its real
+//! one.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,8 +18,8 @@ use skewbridge_peer_directory::registry::{Addresses, Registry, SharedMemoryRegis
 use skewbridge_peer_directory::{Identity, IdentityLease};
 use skewbridge_testkit::upstream::Upgrade;
 use skewbridge_testkit::{
-    ApiServer, BodySender, Ca, ClientAuth, Connection, Leaf, Options, PATIENCE, RecordedRequest,
-    Reply, eventually,
+    ApiServer, BodySender, Ca, ClientAuth, Connection, Leaf, Options, RecordedRequest, Reply,
+    TEST_TIMEOUT, eventually,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
@@ -28,24 +27,24 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 
-use crate::bed::{Bed, start};
-use crate::plain;
-use crate::scripted::status;
+use crate::support::admin_client;
+use crate::support::pki::{PkiFixture, start};
+use crate::support::scripted_upstream::assert_json_status;
 
-const HERE: &str = "apiserver-here";
-const THERE: &str = "apiserver-there";
+const LOCAL_IDENTITY: &str = "apiserver-here";
+const PEER_IDENTITY: &str = "apiserver-there";
 
-/// Where the peer says that it is. Nobody is.
-const PUBLISHED: &str = "192.0.2.7:6443";
+/// The address that the peer publishes. It is unroutable.
+const PUBLISHED_ADDRESS: &str = "192.0.2.7:6443";
 
-/// What only the peer serves.
+/// Served by the peer only.
 const WIDGETS: &str = "/apis/new.example/v1/namespaces/a/widgets";
 
 /// Two servers of a cluster, only one of which serves widgets.
-struct Cluster {
-    bed: Bed,
-    here: ApiServer,
-    there: ApiServer,
+struct EgressFixture {
+    pki: PkiFixture,
+    local_server: ApiServer,
+    peer_server: ApiServer,
     exchange: SharedMemoryRegistry,
     watches: mpsc::UnboundedReceiver<BodySender>,
     tunnels: mpsc::UnboundedReceiver<Upgrade>,
@@ -53,50 +52,52 @@ struct Cluster {
     _published: watch::Sender<Option<(Identity, SocketAddr)>>,
 }
 
-impl Cluster {
+impl EgressFixture {
     async fn new() -> Self {
-        let bed = Bed::new();
+        let pki = PkiFixture::new();
         let peer_ca = Ca::new("peer-ca");
-        bed.dir.write("peer-ca.crt", peer_ca.pem());
+        pki.dir.write("peer-ca.crt", peer_ca.pem());
         let options =
-            Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
+            Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca));
         let silent = Mutex::new(Vec::new());
-        let here = ApiServer::start(options, move |seen| upstream(&seen, &silent)).await;
+        let local_server =
+            ApiServer::start(options, move |recorded| upstream(&recorded, &silent)).await;
 
         let (say_watch, watches) = mpsc::unbounded_channel();
         let (say_tunnel, tunnels) = mpsc::unbounded_channel();
         let options = Options::new(peer_ca.server(&["kubernetes.default.svc"]))
-            .clients(ClientAuth::Require(&bed.front_proxy_ca));
-        let there = ApiServer::start(options, move |seen| {
-            if let Some(protocol) = seen.header("upgrade") {
+            .clients(ClientAuth::Require(&pki.front_proxy_ca));
+        let peer_server = ApiServer::start(options, move |recorded| {
+            if let Some(protocol) = recorded.header("upgrade") {
                 let (reply, upgrade) = Reply::upgrade(protocol);
                 say_tunnel.send(upgrade).unwrap();
                 return reply;
             }
-            match (seen.path(), seen.query()) {
+            match (recorded.path(), recorded.query()) {
                 (WIDGETS, Some("watch=true")) => {
                     let (reply, sender) = Reply::stream();
                     say_watch.send(sender).unwrap();
                     reply.header("Content-Type", "application/json")
                 }
                 (WIDGETS, _) => Reply::json(r#"{"kind":"WidgetList"}"#),
-                _ => discovery(&seen, Some("new.example")),
+                _ => discovery(&recorded, Some("new.example")),
             }
         })
         .await;
 
         let exchange = SharedMemoryRegistry::default();
-        let address = PUBLISHED.parse().unwrap();
-        let (published, own) = watch::channel(Some((Identity::named(THERE).unwrap(), address)));
+        let address = PUBLISHED_ADDRESS.parse().unwrap();
+        let (published, own) =
+            watch::channel(Some((Identity::named(PEER_IDENTITY).unwrap(), address)));
         let registry = exchange.registry();
         let registry = tokio::spawn(async move {
             let (found, _) = watch::channel(Addresses::new());
             registry.run(own, found).await;
         });
         Self {
-            bed,
-            here,
-            there,
+            pki,
+            local_server,
+            peer_server,
             exchange,
             watches,
             tunnels,
@@ -106,10 +107,10 @@ impl Cluster {
     }
 
     fn config(&self, egress: Egress) -> Config {
-        let mut config = self.bed.config(self.here.addr());
-        config.peers.identity = ApiServerIdentity::Named(HERE.to_owned());
+        let mut config = self.pki.config(self.local_server.addr());
+        config.peers.identity = ApiServerIdentity::Named(LOCAL_IDENTITY.to_owned());
         config.peers.registry = RegistryKind::Memory(self.exchange.clone());
-        config.peers.ca = Some(self.bed.path().join("peer-ca.crt"));
+        config.peers.ca = Some(self.pki.path().join("peer-ca.crt"));
         config.peers.egress = egress;
         config
     }
@@ -119,29 +120,30 @@ impl Cluster {
     }
 
     fn socket(&self) -> PathBuf {
-        self.bed.path().join("proxy.sock")
+        self.pki.path().join("proxy.sock")
     }
 }
 
-impl Drop for Cluster {
+impl Drop for EgressFixture {
     fn drop(&mut self) {
         self.registry.abort();
     }
 }
 
-/// What the kube-apiserver behind the bridge answers. Nothing ever happens in
-/// its watches, which are kept here.
-fn upstream(seen: &RecordedRequest, silent: &Mutex<Vec<BodySender>>) -> Reply {
-    let watch = seen
+/// Responses of the kube-apiserver behind the bridge. Its watches have no events; their senders are
+/// kept so that the watches stay open.
+fn upstream(recorded: &RecordedRequest, silent: &Mutex<Vec<BodySender>>) -> Reply {
+    let watch = recorded
         .query()
         .is_some_and(|query| query.contains("watch=true"));
-    let (kind, items) = match seen.path() {
-        skewbridge_peer_directory::lease::LEASES_PATH => {
-            ("LeaseList", [HERE, THERE].map(lease).to_vec())
-        }
+    let (kind, items) = match recorded.path() {
+        skewbridge_peer_directory::lease::LEASES_PATH => (
+            "LeaseList",
+            [LOCAL_IDENTITY, PEER_IDENTITY].map(lease).to_vec(),
+        ),
         "/apis/apiregistration.k8s.io/v1/apiservices" => ("APIServiceList", Vec::new()),
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions" => ("CRDList", Vec::new()),
-        _ => return discovery(seen, None),
+        _ => return discovery(recorded, None),
     };
     if watch {
         let (reply, sender) = Reply::stream();
@@ -161,8 +163,8 @@ fn lease(name: &str) -> Value {
     lease
 }
 
-/// What any server says of itself.
-fn discovery(seen: &RecordedRequest, group: Option<&str>) -> Reply {
+/// The discovery document of either server.
+fn discovery(recorded: &RecordedRequest, group: Option<&str>) -> Reply {
     let resource = json!({
         "resource": "widgets", "scope": "Namespaced", "singularResource": "widget",
         "verbs": ["get", "list", "watch", "create"],
@@ -178,7 +180,7 @@ fn discovery(seen: &RecordedRequest, group: Option<&str>) -> Reply {
             })
         })
         .collect();
-    let items = match seen.path() {
+    let items = match recorded.path() {
         "/readyz" => return Reply::new(200).body("ok"),
         "/version" => return Reply::json(r#"{"gitVersion":"v1.35.0"}"#),
         "/apis" => groups,
@@ -197,26 +199,26 @@ fn discovery(seen: &RecordedRequest, group: Option<&str>) -> Reply {
         .body(document.to_string())
 }
 
-/// What a proxy does when it is asked.
+/// How a proxy answers CONNECT.
 #[derive(Clone)]
-enum Manner {
+enum ProxyBehavior {
     /// Opens a tunnel to this server.
     Tunnel(SocketAddr),
-    /// Answers this and closes.
+    /// Answers with this text and closes.
     Say(&'static [u8]),
-    /// Reads, and is silent.
+    /// Reads, and never answers.
     Silent,
 }
 
 /// An HTTP CONNECT proxy.
 struct Proxy {
-    asked: Arc<Mutex<Vec<String>>>,
-    manner: watch::Sender<Manner>,
+    connect_requests: Arc<Mutex<Vec<String>>>,
+    behavior: watch::Sender<ProxyBehavior>,
     task: JoinHandle<()>,
 }
 
-/// Where a proxy takes its clients from.
-enum Door {
+/// The listener of a proxy.
+enum ProxyListener {
     Tcp(TcpListener),
     Unix(UnixListener),
     Tls(TcpListener, TlsAcceptor),
@@ -225,7 +227,7 @@ enum Door {
 trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
 
-impl Door {
+impl ProxyListener {
     async fn open(&self) -> io::Result<Box<dyn Io>> {
         Ok(match self {
             Self::Tcp(listener) => Box::new(listener.accept().await?.0),
@@ -236,45 +238,51 @@ impl Door {
 }
 
 impl Proxy {
-    async fn tcp(manner: Manner) -> (Self, SocketAddr) {
+    async fn tcp(behavior: ProxyBehavior) -> (Self, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        (Self::start(manner, Door::Tcp(listener)), addr)
+        (Self::start(behavior, ProxyListener::Tcp(listener)), addr)
     }
 
-    fn unix(path: PathBuf, manner: Manner) -> Self {
-        Self::start(manner, Door::Unix(UnixListener::bind(path).unwrap()))
+    fn unix(path: PathBuf, behavior: ProxyBehavior) -> Self {
+        Self::start(
+            behavior,
+            ProxyListener::Unix(UnixListener::bind(path).unwrap()),
+        )
     }
 
-    async fn tls(manner: Manner, tls: &Leaf, clients: &Ca) -> (Self, SocketAddr) {
+    async fn tls(behavior: ProxyBehavior, tls: &Leaf, clients: &Ca) -> (Self, SocketAddr) {
         let acceptor = tls.server_config(ClientAuth::Require(clients), &[]).into();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        (Self::start(manner, Door::Tls(listener, acceptor)), addr)
+        (
+            Self::start(behavior, ProxyListener::Tls(listener, acceptor)),
+            addr,
+        )
     }
 
-    fn start(manner: Manner, door: Door) -> Self {
-        let asked = Arc::<Mutex<Vec<String>>>::default();
-        let record = asked.clone();
-        let (manner, current) = watch::channel(manner);
+    fn start(behavior: ProxyBehavior, listener: ProxyListener) -> Self {
+        let connect_requests = Arc::<Mutex<Vec<String>>>::default();
+        let record = connect_requests.clone();
+        let (behavior, current) = watch::channel(behavior);
         let task = tokio::spawn(async move {
             let mut clients = JoinSet::new();
             loop {
-                if let Ok(io) = door.open().await {
-                    let manner = current.borrow().clone();
-                    clients.spawn(serve(io, manner, record.clone()));
+                if let Ok(io) = listener.open().await {
+                    let behavior = current.borrow().clone();
+                    clients.spawn(serve(io, behavior, record.clone()));
                 }
             }
         });
         Self {
-            asked,
-            manner,
+            connect_requests,
+            behavior,
             task,
         }
     }
 
-    fn asked(&self) -> Vec<String> {
-        self.asked.lock().unwrap().clone()
+    fn connect_requests(&self) -> Vec<String> {
+        self.connect_requests.lock().unwrap().clone()
     }
 }
 
@@ -284,7 +292,11 @@ impl Drop for Proxy {
     }
 }
 
-async fn serve(mut io: Box<dyn Io>, manner: Manner, asked: Arc<Mutex<Vec<String>>>) {
+async fn serve(
+    mut io: Box<dyn Io>,
+    behavior: ProxyBehavior,
+    connect_requests: Arc<Mutex<Vec<String>>>,
+) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let Ok(byte) = io.read_u8().await else {
@@ -292,42 +304,49 @@ async fn serve(mut io: Box<dyn Io>, manner: Manner, asked: Arc<Mutex<Vec<String>
         };
         head.push(byte);
     }
-    asked.lock().unwrap().push(String::from_utf8(head).unwrap());
-    match manner {
-        Manner::Tunnel(to) => {
+    connect_requests
+        .lock()
+        .unwrap()
+        .push(String::from_utf8(head).unwrap());
+    match behavior {
+        ProxyBehavior::Tunnel(to) => {
             let mut server = TcpStream::connect(to).await.unwrap();
             let opened = b"HTTP/1.1 200 Connection established\r\n\r\n";
             if io.write_all(opened).await.is_ok() && io.flush().await.is_ok() {
                 let _ = copy_bidirectional(&mut io, &mut server).await;
             }
         }
-        Manner::Say(bytes) => {
+        ProxyBehavior::Say(bytes) => {
             let _ = io.write_all(bytes).await;
             let _ = io.shutdown().await;
         }
-        Manner::Silent => std::future::pending().await,
+        ProxyBehavior::Silent => std::future::pending().await,
     }
 }
 
-/// What the bridge knows of the peer.
+/// The entry of the peer in `/debug/peers`.
 async fn peer(bridge: &Handle) -> Value {
-    let view = plain::get(bridge.admin_address(), "/debug/peers").await;
+    let view = admin_client::get(bridge.admin_address(), "/debug/peers").await;
     let view: Value = serde_json::from_str(&view.body).unwrap();
     view["peers"][0].clone()
 }
 
-async fn knows_the_peer(bridge: &Handle) {
-    eventually("the peer tells what it serves", PATIENCE, async || {
-        let peer = peer(bridge).await;
-        peer["servesAlone"]
-            .as_array()
-            .is_some_and(|it| !it.is_empty())
-    })
+async fn wait_until_peer_is_known(bridge: &Handle) {
+    eventually(
+        "discovery of the peer has succeeded",
+        TEST_TIMEOUT,
+        async || {
+            let peer = peer(bridge).await;
+            peer["servesAlone"]
+                .as_array()
+                .is_some_and(|it| !it.is_empty())
+        },
+    )
     .await;
 }
 
-async fn sees_the_problem(bridge: &Handle, expected: &str) {
-    eventually(expected, PATIENCE, async || {
+async fn wait_for_problem(bridge: &Handle, expected: &str) {
+    eventually(expected, TEST_TIMEOUT, async || {
         let peer = peer(bridge).await;
         (peer["problem"].as_str()).is_some_and(|problem| problem.contains(expected))
     })
@@ -337,36 +356,36 @@ async fn sees_the_problem(bridge: &Handle, expected: &str) {
 const UPGRADE: &str = "POST /apis/new.example/v1/namespaces/a/widgets/b/exec HTTP/1.1\r\nHost: k\r\n\
     Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n";
 
-/// More goes this way than any buffer on it holds.
-async fn carries(from: &mut Connection, to: &mut Connection) {
+/// Sends more than the buffers on the way hold.
+async fn assert_transfers(from: &mut Connection, to: &mut Connection) {
     let bulk: Vec<u8> = (0..=250).cycle().take(300_000).collect();
-    let mut heard = vec![0; bulk.len()];
-    let said = async {
+    let mut received_bytes = vec![0; bulk.len()];
+    let sending = async {
         from.write_all(&bulk).await.unwrap();
         from.flush().await.unwrap();
     };
-    let ((), read) = tokio::join!(said, to.read_exact(&mut heard));
+    let ((), read) = tokio::join!(sending, to.read_exact(&mut received_bytes));
     read.unwrap();
-    assert!(heard == bulk, "the bytes arrive as they were");
+    assert!(received_bytes == bulk, "the bytes arrive unchanged");
 }
 
-/// A GET, a watch and an upgrade reach the peer, by way of this proxy alone.
-async fn everything_passes(cluster: &mut Cluster, bridge: &Handle, proxy: &Proxy) {
-    knows_the_peer(bridge).await;
+/// A GET, a watch and an upgrade reach the peer through this proxy only.
+async fn assert_all_requests_pass(cluster: &mut EgressFixture, bridge: &Handle, proxy: &Proxy) {
+    wait_until_peer_is_known(bridge).await;
     for _ in 0..2 {
-        let client = cluster.bed.user("alice", &[]);
+        let client = cluster.pki.user("alice", &[]);
         let h2 = client.http2(bridge.address()).await.unwrap();
         let answer = h2.get(WIDGETS).await.unwrap();
         assert_eq!(answer.status, 200, "{}", answer.text());
         assert_eq!(answer.text(), r#"{"kind":"WidgetList"}"#);
     }
 
-    let client = cluster.bed.user("alice", &[]);
+    let client = cluster.pki.user("alice", &[]);
     let mut h1 = client.http1(bridge.address()).await.unwrap();
     let watch = format!("GET {WIDGETS}?watch=true HTTP/1.1\r\nHost: k\r\n\r\n");
     h1.send(watch).await.unwrap();
     let events = cluster.watches.recv().await.unwrap();
-    // Larger than what any buffer on the way holds at once.
+    // Larger than any buffer on the way.
     let large = format!(
         "{{\"type\":\"ADDED\",\"pad\":\"{}\"}}\n",
         "x".repeat(200_000)
@@ -382,7 +401,7 @@ async fn everything_passes(cluster: &mut Cluster, bridge: &Handle, proxy: &Proxy
         received
     });
     sent.unwrap();
-    assert!(received == large.as_bytes(), "the event arrives as it was");
+    assert!(received == large.as_bytes(), "the event arrives unchanged");
     events.finish().await.unwrap();
     assert!(h1.read_chunk().await.unwrap().is_none());
 
@@ -391,8 +410,8 @@ async fn everything_passes(cluster: &mut Cluster, bridge: &Handle, proxy: &Proxy
     assert_eq!(h1.read_head().await.unwrap().status, 101);
     let mut ours = h1.into_connection();
     let mut theirs = cluster.tunnels.recv().await.unwrap().connection().await;
-    carries(&mut ours, &mut theirs).await;
-    carries(&mut theirs, &mut ours).await;
+    assert_transfers(&mut ours, &mut theirs).await;
+    assert_transfers(&mut theirs, &mut ours).await;
     ours.shutdown().await.unwrap();
     assert_eq!(theirs.read(&mut [0]).await.unwrap(), 0);
     theirs.write_all(b"the rest").await.unwrap();
@@ -401,40 +420,47 @@ async fn everything_passes(cluster: &mut Cluster, bridge: &Handle, proxy: &Proxy
     ours.read_to_string(&mut rest).await.unwrap();
     assert_eq!(rest, "the rest");
 
-    let expected = format!("CONNECT {PUBLISHED} HTTP/1.1\r\nHost: {PUBLISHED}\r\n\r\n");
-    let asked = proxy.asked();
-    assert!(asked.iter().all(|head| *head == expected), "{asked:?}");
-    // Those of the bridge itself and of the client's worker, and the upgrade's.
-    assert_eq!(asked.len(), cluster.there.connections());
-    assert!(asked.len() >= 3, "{asked:?}");
+    let expected =
+        format!("CONNECT {PUBLISHED_ADDRESS} HTTP/1.1\r\nHost: {PUBLISHED_ADDRESS}\r\n\r\n");
+    let connect_requests = proxy.connect_requests();
+    assert!(
+        connect_requests.iter().all(|head| *head == expected),
+        "{connect_requests:?}"
+    );
+    // One connection of the bridge itself, one of the client's worker, one of the upgrade.
+    assert_eq!(connect_requests.len(), cluster.peer_server.connections());
+    assert!(connect_requests.len() >= 3, "{connect_requests:?}");
 }
 
 #[tokio::test]
-async fn through_a_unix_socket_everything_reaches_the_peer() {
-    let mut cluster = Cluster::new().await;
-    let proxy = Proxy::unix(cluster.socket(), Manner::Tunnel(cluster.there.addr()));
+async fn all_requests_reach_the_peer_through_a_unix_socket_proxy() {
+    let mut cluster = EgressFixture::new().await;
+    let proxy = Proxy::unix(
+        cluster.socket(),
+        ProxyBehavior::Tunnel(cluster.peer_server.addr()),
+    );
     let bridge = cluster.through(ProxyTransport::Uds(cluster.socket()));
-    everything_passes(&mut cluster, &bridge, &proxy).await;
+    assert_all_requests_pass(&mut cluster, &bridge, &proxy).await;
 }
 
 #[tokio::test]
-async fn through_tcp_everything_reaches_the_peer() {
-    let mut cluster = Cluster::new().await;
-    let (proxy, addr) = Proxy::tcp(Manner::Tunnel(cluster.there.addr())).await;
+async fn all_requests_reach_the_peer_through_a_tcp_proxy() {
+    let mut cluster = EgressFixture::new().await;
+    let (proxy, addr) = Proxy::tcp(ProxyBehavior::Tunnel(cluster.peer_server.addr())).await;
     let bridge = cluster.through(ProxyTransport::Tcp {
         host: "localhost".to_owned(),
         port: addr.port(),
     });
-    everything_passes(&mut cluster, &bridge, &proxy).await;
+    assert_all_requests_pass(&mut cluster, &bridge, &proxy).await;
 }
 
-/// A proxy that wants TLS and a certificate, and how it is met.
-async fn tls_proxy(cluster: &Cluster) -> (Proxy, ProxyTransport, Ca) {
+/// A proxy that requires TLS and a client certificate, and the transport that reaches it.
+async fn tls_proxy(cluster: &EgressFixture) -> (Proxy, ProxyTransport, Ca) {
     let (ca, clients) = (Ca::new("proxy-ca"), Ca::new("proxy-client-ca"));
-    let manner = Manner::Tunnel(cluster.there.addr());
-    let (proxy, addr) = Proxy::tls(manner, &ca.server(&["localhost"]), &clients).await;
+    let behavior = ProxyBehavior::Tunnel(cluster.peer_server.addr());
+    let (proxy, addr) = Proxy::tls(behavior, &ca.server(&["localhost"]), &clients).await;
     let pair = clients.client("skewbridge", &[]);
-    let dir = &cluster.bed.dir;
+    let dir = &cluster.pki.dir;
     let transport = ProxyTransport::Tls {
         host: addr.ip().to_string(),
         port: addr.port(),
@@ -449,12 +475,14 @@ async fn tls_proxy(cluster: &Cluster) -> (Proxy, ProxyTransport, Ca) {
 }
 
 #[tokio::test]
-async fn through_tls_with_our_certificate_everything_reaches_the_peer() {
-    let mut cluster = Cluster::new().await;
+async fn all_requests_reach_the_peer_through_a_tls_proxy_with_a_client_certificate() {
+    let mut cluster = EgressFixture::new().await;
     let (proxy, transport, _) = tls_proxy(&cluster).await;
     let bridge = cluster.through(transport);
-    everything_passes(&mut cluster, &bridge, &proxy).await;
-    let metrics = plain::get(bridge.admin_address(), "/metrics").await.body;
+    assert_all_requests_pass(&mut cluster, &bridge, &proxy).await;
+    let metrics = admin_client::get(bridge.admin_address(), "/metrics")
+        .await
+        .body;
     for what in ["caBundle", "clientCert"] {
         let series = format!("{{flag=\"--egress-selector-config-file {what}\"}}");
         assert!(metrics.contains(&series), "{series}");
@@ -462,132 +490,138 @@ async fn through_tls_with_our_certificate_everything_reaches_the_peer() {
 }
 
 #[tokio::test]
-async fn the_files_for_the_proxy_are_read_again_when_they_change() {
-    let cluster = Cluster::new().await;
+async fn the_certificate_files_of_the_proxy_are_reloaded_when_they_change() {
+    let cluster = EgressFixture::new().await;
     let (proxy, transport, ca) = tls_proxy(&cluster).await;
-    let dir = &cluster.bed.dir;
+    let dir = &cluster.pki.dir;
     dir.write("proxy-ca.crt", Ca::new("another").pem());
     let ProxyTransport::Tls { port, .. } = transport else {
-        unreachable!("it is one with TLS");
+        unreachable!("the transport is TLS");
     };
     let bridge = cluster.through(transport);
     let problem = format!(
         "--egress-selector-config-file: the proxy at https://127.0.0.1:{port} cannot be reached: \
          TLS: invalid peer certificate: UnknownIssuer"
     );
-    sees_the_problem(&bridge, &problem).await;
-    assert!(proxy.asked().is_empty());
+    wait_for_problem(&bridge, &problem).await;
+    assert!(proxy.connect_requests().is_empty());
     dir.write("proxy-ca.crt", ca.pem());
-    knows_the_peer(&bridge).await;
+    wait_until_peer_is_known(&bridge).await;
 }
 
 #[tokio::test]
 async fn a_certificate_that_the_proxy_refuses_can_be_replaced() {
-    let cluster = Cluster::new().await;
+    let cluster = EgressFixture::new().await;
     let (proxy, transport, _) = tls_proxy(&cluster).await;
     let ProxyTransport::Tls { key_pair, .. } = &transport else {
-        unreachable!("it is one with TLS");
+        unreachable!("the transport is TLS");
     };
     let files = [key_pair.cert.clone(), key_pair.key.clone()];
     let good = files.each_ref().map(|path| std::fs::read(path).unwrap());
-    let stranger = Ca::new("another").client("skewbridge", &[]);
-    std::fs::write(&files[0], &stranger.cert_pem).unwrap();
-    std::fs::write(&files[1], &stranger.key_pem).unwrap();
+    let untrusted = Ca::new("another").client("skewbridge", &[]);
+    std::fs::write(&files[0], &untrusted.cert_pem).unwrap();
+    std::fs::write(&files[1], &untrusted.key_pem).unwrap();
     let bridge = cluster.through(transport);
-    let problem = format!("broke off before it answered CONNECT {PUBLISHED}");
-    sees_the_problem(&bridge, &problem).await;
-    assert!(proxy.asked().is_empty());
+    let problem = format!("broke off before it answered CONNECT {PUBLISHED_ADDRESS}");
+    wait_for_problem(&bridge, &problem).await;
+    assert!(proxy.connect_requests().is_empty());
     for (path, good) in files.iter().zip(good) {
         std::fs::write(path, good).unwrap();
     }
-    knows_the_peer(&bridge).await;
+    wait_until_peer_is_known(&bridge).await;
 }
 
-/// A bridge whose proxy does this says that of the peer.
-async fn is_told(manner: Manner, expected: &str) {
-    let cluster = Cluster::new().await;
-    let _proxy = Proxy::unix(cluster.socket(), manner);
+/// The bridge reports this problem of the peer when its proxy behaves so.
+async fn assert_reported(behavior: ProxyBehavior, expected: &str) {
+    let cluster = EgressFixture::new().await;
+    let _proxy = Proxy::unix(cluster.socket(), behavior);
     let bridge = cluster.through(ProxyTransport::Uds(cluster.socket()));
     let named = format!(
         "--egress-selector-config-file: the proxy at unix://{} {expected}",
         cluster.socket().display()
     );
-    sees_the_problem(&bridge, &named).await;
+    wait_for_problem(&bridge, &named).await;
 }
 
 #[tokio::test]
-async fn a_proxy_that_refuses_is_named_with_its_status() {
+async fn a_proxy_that_refuses_is_reported_with_its_status() {
     let forbidden = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno";
-    let expected = format!("answered 403 to CONNECT {PUBLISHED}");
-    is_told(Manner::Say(forbidden), &expected).await;
+    let expected = format!("answered 403 to CONNECT {PUBLISHED_ADDRESS}");
+    assert_reported(ProxyBehavior::Say(forbidden), &expected).await;
 }
 
 #[tokio::test]
-async fn a_proxy_that_is_none_is_named() {
+async fn a_server_that_is_not_an_http_proxy_is_reported() {
     let expected = format!(
-        "answered what is not HTTP/1.1 to CONNECT {PUBLISHED}: it does not begin with HTTP/1."
+        "answered what is not HTTP/1.1 to CONNECT {PUBLISHED_ADDRESS}: it does not begin with HTTP/1."
     );
-    is_told(Manner::Say(b"220 mail.example ESMTP\r\n"), &expected).await;
+    assert_reported(ProxyBehavior::Say(b"220 mail.example ESMTP\r\n"), &expected).await;
 }
 
 #[tokio::test]
-async fn a_proxy_that_breaks_off_is_named() {
-    let expected = format!("broke off before it answered CONNECT {PUBLISHED}");
-    is_told(Manner::Say(b"HTTP/1.1 20"), &expected).await;
+async fn a_proxy_that_closes_the_connection_is_reported() {
+    let expected = format!("broke off before it answered CONNECT {PUBLISHED_ADDRESS}");
+    assert_reported(ProxyBehavior::Say(b"HTTP/1.1 20"), &expected).await;
 }
 
 #[tokio::test]
-async fn a_dead_proxy_is_named_and_found_again_when_it_is_back() {
-    let cluster = Cluster::new().await;
+async fn an_unreachable_proxy_is_reported_and_used_again_when_it_returns() {
+    let cluster = EgressFixture::new().await;
     let bridge = cluster.through(ProxyTransport::Uds(cluster.socket()));
     let named = format!(
         "the proxy at unix://{} cannot be reached: No such file or directory",
         cluster.socket().display()
     );
-    sees_the_problem(&bridge, &named).await;
-    let _proxy = Proxy::unix(cluster.socket(), Manner::Tunnel(cluster.there.addr()));
-    knows_the_peer(&bridge).await;
+    wait_for_problem(&bridge, &named).await;
+    let _proxy = Proxy::unix(
+        cluster.socket(),
+        ProxyBehavior::Tunnel(cluster.peer_server.addr()),
+    );
+    wait_until_peer_is_known(&bridge).await;
 }
 
 #[tokio::test]
-async fn a_client_is_told_why_and_to_come_again_when_the_proxy_refuses() {
-    let cluster = Cluster::new().await;
-    let (proxy, addr) = Proxy::tcp(Manner::Tunnel(cluster.there.addr())).await;
+async fn the_client_gets_the_reason_and_retry_after_when_the_proxy_refuses() {
+    let cluster = EgressFixture::new().await;
+    let (proxy, addr) = Proxy::tcp(ProxyBehavior::Tunnel(cluster.peer_server.addr())).await;
     let bridge = cluster.through(ProxyTransport::Tcp {
         host: addr.ip().to_string(),
         port: addr.port(),
     });
-    knows_the_peer(&bridge).await;
+    wait_until_peer_is_known(&bridge).await;
     proxy
-        .manner
-        .send_replace(Manner::Say(b"HTTP/1.1 502 Bad Gateway\r\n\r\n"));
-    let client = cluster.bed.user("alice", &[]);
+        .behavior
+        .send_replace(ProxyBehavior::Say(b"HTTP/1.1 502 Bad Gateway\r\n\r\n"));
+    let client = cluster.pki.user("alice", &[]);
     let mut h1 = client.http1(bridge.address()).await.unwrap();
-    // An upgrade has a connection of its own.
+    // An upgrade opens its own connection.
     h1.send(UPGRADE).await.unwrap();
     let answer = h1.read_response().await.unwrap();
-    let message = status(&answer, 503)["message"].to_string();
+    let message = assert_json_status(&answer, 503)["message"].to_string();
     let named = format!(
         "--egress-selector-config-file: the proxy at http://{addr} answered 502 to CONNECT \
-         {PUBLISHED}"
+         {PUBLISHED_ADDRESS}"
     );
     assert!(message.contains(&named), "{message}");
     assert_eq!(answer.header("retry-after"), Some("1"));
 }
 
 #[tokio::test]
-async fn a_silent_proxy_holds_nobody_up_for_long() {
-    let cluster = Cluster::new().await;
-    let proxy = Proxy::unix(cluster.socket(), Manner::Tunnel(cluster.there.addr()));
+async fn the_wait_for_a_silent_proxy_is_bounded() {
+    let cluster = EgressFixture::new().await;
+    let proxy = Proxy::unix(
+        cluster.socket(),
+        ProxyBehavior::Tunnel(cluster.peer_server.addr()),
+    );
     let bridge = cluster.through(ProxyTransport::Uds(cluster.socket()));
-    knows_the_peer(&bridge).await;
-    proxy.manner.send_replace(Manner::Silent);
-    let client = cluster.bed.user("alice", &[]);
+    wait_until_peer_is_known(&bridge).await;
+    proxy.behavior.send_replace(ProxyBehavior::Silent);
+    let client = cluster.pki.user("alice", &[]);
     let mut h1 = client.http1(bridge.address()).await.unwrap();
     h1.send(UPGRADE).await.unwrap();
     let answer = tokio::time::timeout(Duration::from_secs(15), h1.read_response()).await;
     let answer = answer.expect("the wait is bounded").unwrap();
-    let message = status(&answer, 503)["message"].to_string();
-    let silent = format!("did not answer CONNECT {PUBLISHED} within 3 s");
+    let message = assert_json_status(&answer, 503)["message"].to_string();
+    let silent = format!("did not answer CONNECT {PUBLISHED_ADDRESS} within 3 s");
     assert!(message.contains(&silent), "{message}");
 }

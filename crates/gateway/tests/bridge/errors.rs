@@ -1,5 +1,4 @@
-//! When there is no answer from upstream, the bridge's own is a
-//! `metav1.Status` that says why.
+//! If upstream gives no response, the bridge answers with a `metav1.Status` that states the reason.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,13 +11,13 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpSocket;
 use tokio::sync::{Notify, mpsc};
 
-use crate::bed::{self, Bed};
-use crate::scripted::{requests, scripted, status};
+use crate::support::pki::{self, PkiFixture};
+use crate::support::scripted_upstream::{assert_json_status, client_requests, start_scripted};
 
 const GET: &str = "GET /api HTTP/1.1\r\nHost: k\r\n\r\n";
 
-/// A port that is taken, and on which nobody listens.
-fn nobody() -> (TcpSocket, SocketAddr) {
+/// A bound port without a listener.
+fn closed_port() -> (TcpSocket, SocketAddr) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = socket.local_addr().unwrap();
@@ -31,7 +30,7 @@ async fn answer(client: &mut H1Client, request: impl AsRef<[u8]>) -> Response {
 }
 
 #[tokio::test]
-async fn an_upstream_that_is_down_is_503_in_the_media_type_that_was_asked_for() {
+async fn an_unreachable_upstream_is_503_in_the_requested_media_type() {
     const JSON: &str = "application/json";
     const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
     const CBOR: &str = "application/cbor";
@@ -56,11 +55,11 @@ async fn an_upstream_that_is_down_is_503_in_the_media_type_that_was_asked_for() 
         (Some("application/cbor"), CBOR),
         (Some("application/cbor, */*;q=0.1"), JSON),
     ];
-    let bed = Bed::new();
-    let (_taken, upstream) = nobody();
-    let bridge = bed.bridge(upstream);
-    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
-    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    let pki = PkiFixture::new();
+    let (_taken, upstream) = closed_port();
+    let bridge = pki.start_bridge(upstream);
+    let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
+    let h2 = pki.client().http2(bridge.address()).await.unwrap();
     for (accept, expected) in rows {
         let field = accept.map_or(String::new(), |accept| format!("Accept: {accept}\r\n"));
         let over_h1 = answer(
@@ -85,12 +84,12 @@ async fn an_upstream_that_is_down_is_503_in_the_media_type_that_was_asked_for() 
             let start: &[u8] = match expected {
                 JSON => b"{",
                 PROTOBUF => b"k8s\0",
-                // RFC 8949, 3.4.6: CBOR that says of itself what it is.
+                // RFC 8949, 3.4.6: the self-described CBOR tag.
                 _ => b"\xd9\xd9\xf7",
             };
             assert!(response.body.starts_with(start), "{accept:?}");
             if expected == JSON {
-                let status = status(&response, 503);
+                let status = assert_json_status(&response, 503);
                 assert_eq!(status["reason"], "ServiceUnavailable");
                 assert_eq!(status["details"]["retryAfterSeconds"], 1);
             }
@@ -99,117 +98,117 @@ async fn an_upstream_that_is_down_is_503_in_the_media_type_that_was_asked_for() 
 }
 
 #[tokio::test]
-async fn an_upstream_that_comes_back_is_found_again() {
-    let bed = Bed::new();
-    let options = Options::new(bed.upstream.clone());
+async fn an_upstream_that_returns_is_used_again() {
+    let pki = PkiFixture::new();
+    let options = Options::new(pki.upstream.clone());
     let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
     upstream.stop_listening().await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
-    let h2 = bed.client().http2(bridge.address()).await.unwrap();
-    status(&answer(&mut client, GET).await, 503);
-    status(&h2.get("/api").await.unwrap(), 503);
+    let bridge = pki.start_bridge(upstream.addr());
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
+    let h2 = pki.client().http2(bridge.address()).await.unwrap();
+    assert_json_status(&answer(&mut client, GET).await, 503);
+    assert_json_status(&h2.get("/api").await.unwrap(), 503);
     upstream.listen_again().await;
     assert_eq!(answer(&mut client, GET).await.status, 200);
     assert_eq!(h2.get("/api").await.unwrap().status, 200);
 }
 
 #[tokio::test]
-async fn an_upstream_that_cuts_off_before_its_headers_is_502() {
-    let bed = Bed::new();
-    for (said, reset) in [
+async fn an_upstream_that_disconnects_before_its_headers_is_502() {
+    let pki = PkiFixture::new();
+    for (response_bytes, reset) in [
         ("", false),
         ("", true),
         ("HTTP/1.1 200 OK\r\nContent-", false),
         ("HTTP/1.1 100 Continue\r\n\r\n", false),
     ] {
-        let upstream = scripted(&bed, move |_, mut conn| async move {
-            conn.write(said).await;
+        let upstream = start_scripted(&pki, move |_, mut conn| async move {
+            conn.write(response_bytes).await;
             if reset {
                 conn.reset();
             }
         })
         .await;
-        let bridge = bed.bridge(upstream.addr());
-        let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+        let bridge = pki.start_bridge(upstream.addr());
+        let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
         let response = answer(&mut h1, GET).await;
         assert_eq!(
-            status(&response, 502)["reason"],
+            assert_json_status(&response, 502)["reason"],
             "InternalError",
-            "{said:?}"
+            "{response_bytes:?}"
         );
-        // The client's own connection has no part in it.
+        // The client's own connection is not affected.
         let post = "POST /api HTTP/1.1\r\nHost: k\r\nContent-Length: 2\r\n\r\n{}";
-        status(&answer(&mut h1, post).await, 502);
-        let h2 = bed.client().http2(bridge.address()).await.unwrap();
-        status(&h2.get("/api").await.unwrap(), 502);
+        assert_json_status(&answer(&mut h1, post).await, 502);
+        let h2 = pki.client().http2(bridge.address()).await.unwrap();
+        assert_json_status(&h2.get("/api").await.unwrap(), 502);
     }
 }
 
 #[tokio::test]
-async fn a_stream_that_upstream_resets_is_502_and_one_that_it_refuses_503() {
+async fn a_stream_reset_by_upstream_is_502_and_a_refused_stream_is_503() {
     for (reason, code) in [
         (h2::Reason::INTERNAL_ERROR, 502),
         (h2::Reason::CANCEL, 502),
         (h2::Reason::REFUSED_STREAM, 503),
     ] {
-        let bed = Bed::new();
-        let options = Options::new(bed.upstream.clone());
+        let pki = PkiFixture::new();
+        let options = Options::new(pki.upstream.clone());
         let upstream = ApiServer::start(options, move |_| Reply::reset(reason)).await;
-        let bridge = bed.bridge(upstream.addr());
-        let h2 = bed.client().http2(bridge.address()).await.unwrap();
-        status(&h2.get("/api").await.unwrap(), code);
+        let bridge = pki.start_bridge(upstream.addr());
+        let h2 = pki.client().http2(bridge.address()).await.unwrap();
+        assert_json_status(&h2.get("/api").await.unwrap(), code);
         let sent = if code == 503 { 2 } else { 1 };
-        assert_eq!(requests(&upstream).len(), sent, "{reason}");
+        assert_eq!(client_requests(&upstream).len(), sent, "{reason}");
     }
 }
 
 #[tokio::test]
-async fn what_is_not_http_from_upstream_is_502() {
+async fn a_malformed_http1_response_of_upstream_is_502() {
     let huge = format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "x".repeat(1 << 20));
     let rows = [
         ("a greeting", "SSH-2.0-OpenSSH_9.9\r\n\r\n".to_owned()),
         ("no status code", "HTTP/1.1 abc\r\n\r\n".to_owned()),
         (
-            "a version of the future",
+            "an unknown HTTP version",
             "HTTP/3 200 OK\r\n\r\n".to_owned(),
         ),
         (
-            "two framings",
+            "Content-Length and Transfer-Encoding",
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned(),
         ),
         (
-            "two lengths",
+            "two Content-Length values",
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n".to_owned(),
         ),
         ("NUL", "HTTP/1.1 200 OK\r\nX: \0\r\n\r\n".to_owned()),
         ("a head that is too large", huge),
         ("HTTP/2", "\0\0\0\x04\0\0\0\0\0\r\n\r\n".to_owned()),
     ];
-    let bed = Bed::new();
-    for (name, said) in rows {
+    let pki = PkiFixture::new();
+    for (name, response_bytes) in rows {
         println!("{name}");
-        let upstream = scripted(&bed, move |_, mut conn| {
-            let said = said.clone();
+        let upstream = start_scripted(&pki, move |_, mut conn| {
+            let response_bytes = response_bytes.clone();
             async move {
-                // Not all of it is read.
-                let _ = conn.io.write_all(said.as_bytes()).await;
+                // The bridge does not read all of it.
+                let _ = conn.io.write_all(response_bytes.as_bytes()).await;
                 let _ = conn.io.flush().await;
                 conn.stall().await;
             }
         })
         .await;
-        let bridge = bed.bridge(upstream.addr());
-        let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
-        status(&answer(&mut h1, GET).await, 502);
-        let h2 = bed.client().http2(bridge.address()).await.unwrap();
-        status(&h2.get("/api").await.unwrap(), 502);
+        let bridge = pki.start_bridge(upstream.addr());
+        let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
+        assert_json_status(&answer(&mut h1, GET).await, 502);
+        let h2 = pki.client().http2(bridge.address()).await.unwrap();
+        assert_json_status(&h2.get("/api").await.unwrap(), 502);
     }
 }
 
 #[tokio::test]
-async fn what_is_not_http2_from_upstream_is_502() {
-    let bed = Bed::new();
+async fn a_malformed_http2_response_of_upstream_is_502() {
+    let pki = PkiFixture::new();
     let oversized = {
         let mut frames = h2frames::headers(1, flag::END_STREAM, h2frames::STATUS_200);
         let block: Vec<u8> = (0..90)
@@ -223,7 +222,7 @@ async fn what_is_not_http2_from_upstream_is_502() {
     };
     let rows = [
         ("HTTP/1.1", b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec()),
-        ("a block that is no block", {
+        ("an invalid header block", {
             h2frames::headers(1, flag::END_HEADERS, &[0xff; 16])
         }),
         ("no status", {
@@ -232,41 +231,41 @@ async fn what_is_not_http2_from_upstream_is_502() {
         }),
         ("headers that are too large", oversized),
     ];
-    for (name, said) in rows {
+    for (name, response_bytes) in rows {
         println!("{name}");
-        let upstream = ScriptedServer::start(&bed.upstream, None, &["h2"], move |mut conn| {
-            let said = said.clone();
+        let upstream = ScriptedServer::start(&pki.upstream, None, &["h2"], move |mut conn| {
+            let response_bytes = response_bytes.clone();
             async move {
-                // The bridge may leave at any time, with its probe for instance.
+                // The bridge may close the connection at any time, for example that of its probe.
                 let _ = h2frames::accept(&mut conn.io, &[]).await;
                 let _ = h2frames::read_until(&mut conn.io, kind::HEADERS).await;
-                let _ = conn.io.write_all(&said).await;
+                let _ = conn.io.write_all(&response_bytes).await;
                 let _ = conn.io.flush().await;
                 conn.stall().await;
             }
         })
         .await;
-        let bridge = bed.bridge(upstream.addr());
-        let h2 = bed.client().http2(bridge.address()).await.unwrap();
-        status(&h2.get("/api").await.unwrap(), 502);
+        let bridge = pki.start_bridge(upstream.addr());
+        let h2 = pki.client().http2(bridge.address()).await.unwrap();
+        assert_json_status(&h2.get("/api").await.unwrap(), 502);
     }
 }
 
 #[tokio::test]
-async fn an_upstream_that_does_not_answer_is_504_but_watches_logs_and_exec_may_wait() {
-    const LONG: [&str; 5] = [
+async fn a_silent_upstream_is_504_except_for_watches_logs_and_exec() {
+    const LONG_RUNNING: [&str; 5] = [
         "GET /api/v1/pods?watch=1",
         "GET /api/v1/watch/pods",
         "GET /api/v1/namespaces/a/pods/b/log",
         "POST /api/v1/namespaces/a/pods/b/exec",
         "GET /api/v1/namespaces/a/pods/b/proxy/x",
     ];
-    let bed = Bed::new();
+    let pki = PkiFixture::new();
     let (holding, mut held) = mpsc::unbounded_channel();
-    let options = Options::new(bed.upstream.clone());
-    let upstream = ApiServer::start(options, move |seen| {
+    let options = Options::new(pki.upstream.clone());
+    let upstream = ApiServer::start(options, move |recorded| {
         let release = Arc::new(Notify::new());
-        match seen.path() {
+        match recorded.path() {
             "/readyz" | "/version" => return Reply::new(200),
             "/never" => {}
             _ => holding.send(release.clone()).unwrap(),
@@ -274,28 +273,28 @@ async fn an_upstream_that_does_not_answer_is_504_but_watches_logs_and_exec_may_w
         Reply::json("{}").after(&release)
     })
     .await;
-    let mut config = bed.config(upstream.addr());
+    let mut config = pki.config(upstream.addr());
     config.limits.request_timeout = Duration::from_millis(60);
     config.limits.answer_grace = Duration::from_millis(40);
-    let bridge = bed::start(&config);
+    let bridge = pki::start(&config);
 
     let mut waiting = Vec::new();
-    for line in LONG {
-        let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    for line in LONG_RUNNING {
+        let mut client = pki.client().http1(bridge.address()).await.unwrap();
         let request = format!("{line} HTTP/1.1\r\nHost: k\r\n\r\n");
         client.send(request).await.unwrap();
         waiting.push(client);
     }
     let mut releases = Vec::new();
-    for _ in LONG {
+    for _ in LONG_RUNNING {
         releases.push(held.recv().await.unwrap());
     }
-    // Asked later, and out of time before the others are answered.
-    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    // Sent later, and timed out before the others are answered.
+    let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     let response = answer(&mut h1, "GET /never HTTP/1.1\r\nHost: k\r\n\r\n").await;
-    assert_eq!(status(&response, 504)["reason"], "Timeout");
-    let h2 = bed.client().http2(bridge.address()).await.unwrap();
-    status(&h2.get("/never").await.unwrap(), 504);
+    assert_eq!(assert_json_status(&response, 504)["reason"], "Timeout");
+    let h2 = pki.client().http2(bridge.address()).await.unwrap();
+    assert_json_status(&h2.get("/never").await.unwrap(), 504);
     for release in releases {
         release.notify_one();
     }
@@ -305,27 +304,31 @@ async fn an_upstream_that_does_not_answer_is_504_but_watches_logs_and_exec_may_w
 }
 
 #[tokio::test]
-async fn what_the_client_did_wrong_is_400_414_or_431() {
-    let bed = Bed::new();
-    let options = Options::new(bed.upstream.clone());
+async fn malformed_and_oversized_requests_are_400_414_or_431() {
+    let pki = PkiFixture::new();
+    let options = Options::new(pki.upstream.clone());
     let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
-    let bridge = bed.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let large = "x".repeat(1 << 20);
     let many = "x: 1\r\n".repeat(9000);
     let rows = [
-        ("no request", 400, "what is this\r\n\r\n".to_owned()),
+        (
+            "not an HTTP request",
+            400,
+            "what is this\r\n\r\n".to_owned(),
+        ),
         (
             "too large",
             431,
             format!("GET / HTTP/1.1\r\nHost: k\r\nX: {large}\r\n\r\n"),
         ),
         (
-            "too large, and not done",
+            "too large and incomplete",
             431,
             format!("GET / HTTP/1.1\r\nX: {large}"),
         ),
         (
-            "a target too long",
+            "a target that is too long",
             414,
             format!("GET /{} HTTP/1.1\r\nHost: k\r\n\r\n", &large[..70_000]),
         ),
@@ -335,42 +338,42 @@ async fn what_the_client_did_wrong_is_400_414_or_431() {
             format!("GET /{large} HTTP/1.1\r\nHost: k\r\n\r\n"),
         ),
         (
-            "too many",
+            "too many headers",
             431,
             format!("GET / HTTP/1.1\r\nHost: k\r\n{many}\r\n"),
         ),
     ];
     for (name, code, sent) in rows {
         println!("{name}");
-        let mut client = bed.client().http1(bridge.address()).await.unwrap();
+        let mut client = pki.client().http1(bridge.address()).await.unwrap();
         let response = answer(&mut client, sent).await;
-        status(&response, code);
+        assert_json_status(&response, code);
         assert_eq!(response.header("connection"), Some("close"));
         client.read_close().await.unwrap();
     }
     for path in ["/%", "/api/%zz/pods", "/a%2", "/%c"] {
-        // A request that was understood: its connection stays.
-        let mut client = bed.client().http1(bridge.address()).await.unwrap();
+        // The request was well-formed, so its connection stays open.
+        let mut client = pki.client().http1(bridge.address()).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: k\r\n\r\n");
         let response = answer(&mut client, request).await;
-        assert_eq!(status(&response, 400)["reason"], "BadRequest");
+        assert_eq!(assert_json_status(&response, 400)["reason"], "BadRequest");
         assert_eq!(answer(&mut client, GET).await.status, 200);
-        let h2 = bed.client().http2(bridge.address()).await.unwrap();
-        status(&h2.get(path).await.unwrap(), 400);
+        let h2 = pki.client().http2(bridge.address()).await.unwrap();
+        assert_json_status(&h2.get(path).await.unwrap(), 400);
     }
-    let passed: Vec<_> = requests(&upstream)
+    let passed: Vec<_> = client_requests(&upstream)
         .into_iter()
-        .map(|seen| seen.target)
+        .map(|recorded| recorded.target)
         .collect();
     assert_eq!(passed, ["/api"; 4]);
 }
 
 #[tokio::test]
-async fn an_error_in_answer_to_head_has_no_body() {
-    let bed = Bed::new();
-    let (_taken, upstream) = nobody();
-    let bridge = bed.bridge(upstream);
-    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+async fn an_error_response_to_head_has_no_body() {
+    let pki = PkiFixture::new();
+    let (_taken, upstream) = closed_port();
+    let bridge = pki.start_bridge(upstream);
+    let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     for (path, code) in [("/%zz", 400), ("/api", 503)] {
         h1.send(format!("HEAD {path} HTTP/1.1\r\nHost: k\r\n\r\n"))
             .await
@@ -380,10 +383,10 @@ async fn an_error_in_answer_to_head_has_no_body() {
         assert_eq!(response.header("content-type"), Some("application/json"));
         assert_ne!(response.header("content-length"), Some("0"));
     }
-    // Nothing of a body stands before the next answer.
-    status(&answer(&mut h1, GET).await, 503);
+    // The next response does not begin with bytes of a body.
+    assert_json_status(&answer(&mut h1, GET).await, 503);
 
-    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    let h2 = pki.client().http2(bridge.address()).await.unwrap();
     for (path, host, code) in [
         ("/%zz", "k", 400),
         ("/api", "k", 503),
@@ -396,14 +399,14 @@ async fn an_error_in_answer_to_head_has_no_body() {
     }
 }
 
-/// The HTTP/2 library holds no longer target, and refuses it before the bridge sees it.
+/// The HTTP/2 library rejects longer targets before the bridge sees them.
 #[tokio::test]
-async fn over_http2_a_target_that_is_too_long_ends_its_stream_alone() {
-    let bed = Bed::new();
-    let options = Options::new(bed.upstream.clone());
+async fn over_http2_a_target_that_is_too_long_resets_only_its_stream() {
+    let pki = PkiFixture::new();
+    let options = Options::new(pki.upstream.clone());
     let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
-    let bridge = bed.bridge(upstream.addr());
-    let client = bed.client().alpn(&["h2"]);
+    let bridge = pki.start_bridge(upstream.addr());
+    let client = pki.client().alpn(&["h2"]);
     let mut io = client.connect(bridge.address(), "localhost").await.unwrap();
     h2frames::open(&mut io, &[]).await.unwrap();
     let block = h2frames::request_block("GET", "k", &format!("/{}", "x".repeat(70_000)));

@@ -1,36 +1,35 @@
-//! `Expect: 100-continue` is between the client and upstream: the bridge asks for no body that
-//! upstream has not asked for.
+//! `Expect: 100-continue` is end to end: the bridge requests a body only when upstream requests it.
 
 use skewbridge_testkit::h2frames::{self, flag, kind};
 use skewbridge_testkit::{Connection, H1Client, Reply, ScriptedConn};
 use tokio::io::AsyncWriteExt;
 
-use crate::either::Proto::{self, H1, H2};
-use crate::either::{COMBINATIONS, RawStand, Stand, soon};
+use crate::support::protocols::Proto::{self, H1, H2};
+use crate::support::protocols::{ApiServerFixture, COMBINATIONS, ScriptedFixture, with_timeout};
 
 const HEAD: &str =
     "POST / HTTP/1.1\r\nHost: k\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n";
 
-/// What a client was told, in order.
+/// What a client received, in order.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
-    /// Heads before the body was sent.
+struct Received {
+    /// Response heads before the body was sent.
     before: usize,
-    /// Whether the body was sent, because it was asked for.
+    /// Whether the body was sent because the server requested it.
     body_sent: bool,
-    /// The text of the answer.
+    /// The text of the final response.
     answer: Vec<u8>,
 }
 
-/// A client that sends its body only if it is asked to.
-async fn patient_client(connection: Connection, client: Proto) -> Told {
+/// A client that sends its body only after `100 Continue`.
+async fn client_that_waits(connection: Connection, client: Proto) -> Received {
     match client {
-        H1 => patient_h1(H1Client::over(connection)).await,
-        H2 => patient_h2(connection).await,
+        H1 => h1_client_that_waits(H1Client::over(connection)).await,
+        H2 => h2_client_that_waits(connection).await,
     }
 }
 
-async fn patient_h1(mut client: H1Client) -> Told {
+async fn h1_client_that_waits(mut client: H1Client) -> Received {
     client.send(HEAD).await.unwrap();
     let body_sent = client.read_head().await.unwrap().status == 100;
     if body_sent {
@@ -41,14 +40,14 @@ async fn patient_h1(mut client: H1Client) -> Told {
     while let Some(chunk) = client.read_chunk().await.unwrap() {
         answer.extend(chunk);
     }
-    Told {
+    Received {
         before: 1,
         body_sent,
         answer,
     }
 }
 
-async fn patient_h2(mut connection: Connection) -> Told {
+async fn h2_client_that_waits(mut connection: Connection) -> Received {
     h2frames::open(&mut connection, &[]).await.unwrap();
     let block = [
         h2frames::request_block("POST", "k", "/"),
@@ -64,8 +63,8 @@ async fn patient_h2(mut connection: Connection) -> Told {
         match frame.header.kind {
             kind::HEADERS => {
                 heads += 1;
-                // The stand-ins answer 401 and 200 with an indexed or literal status of their
-                // own; only the interim head has nothing but `:status: 100` in it.
+                // The scripted upstreams answer 401 and 200 with an indexed or literal status; only
+                // the interim head consists of nothing but `:status: 100`.
                 if is_continue(&frame.payload) {
                     before = heads;
                     let body = h2frames::data(1, flag::END_STREAM, b"body");
@@ -77,7 +76,7 @@ async fn patient_h2(mut connection: Connection) -> Told {
             _ => continue,
         }
         if frame.header.has(flag::END_STREAM) {
-            return Told {
+            return Received {
                 before: before.max(1),
                 body_sent: before > 0,
                 answer,
@@ -86,23 +85,23 @@ async fn patient_h2(mut connection: Connection) -> Told {
     }
 }
 
-/// Whether a header block is `:status: 100` and no more: a literal whose name is one of the
-/// static table (8 to 14), with the value as it stands or in Huffman's code.
+/// Whether a header block is exactly `:status: 100`: a literal whose name is one of the static
+/// table (8 to 14), with the value plain or Huffman-coded.
 fn is_continue(block: &[u8]) -> bool {
     let plain = block.ends_with(b"\x03100");
     let huffman = block.ends_with(&[0x82, 0x08, 0x01]);
     block.len() <= 5 && (plain || huffman)
 }
 
-async fn connect(stand: &RawStand, client: Proto) -> Connection {
-    let user = stand.bed.user("alice", &["dev"]).alpn(client.alpn());
-    soon(user.connect(stand.bridge.address(), "localhost"))
+async fn connect(fixture: &ScriptedFixture, client: Proto) -> Connection {
+    let user = fixture.pki.user("alice", &["dev"]).alpn(client.alpn());
+    with_timeout(user.connect(fixture.bridge.address(), "localhost"))
         .await
         .unwrap()
 }
 
-/// Asks for the body and answers when it is there.
-async fn asking(mut conn: ScriptedConn, upstream: Proto) {
+/// Requests the body and answers when it has arrived.
+async fn request_body(mut conn: ScriptedConn, upstream: Proto) {
     if upstream == H1 {
         let head = conn.read_head().await.to_lowercase();
         assert!(head.contains("expect: 100-continue\r\n"), "{head}");
@@ -131,22 +130,23 @@ async fn asking(mut conn: ScriptedConn, upstream: Proto) {
 }
 
 #[tokio::test]
-async fn a_client_is_told_to_continue_when_upstream_says_so() {
+async fn the_client_gets_100_continue_when_upstream_sends_it() {
     for (client, upstream) in COMBINATIONS {
-        let stand = RawStand::new(upstream, move |conn| asking(conn, upstream)).await;
-        let connection = connect(&stand, client).await;
-        let told = soon(patient_client(connection, client)).await;
-        let expected = Told {
+        let fixture =
+            ScriptedFixture::new(upstream, move |conn| request_body(conn, upstream)).await;
+        let connection = connect(&fixture, client).await;
+        let received = with_timeout(client_that_waits(connection, client)).await;
+        let expected = Received {
             before: 1,
             body_sent: true,
             answer: b"thank".to_vec(),
         };
-        assert_eq!(told, expected, "{client:?} to {upstream:?}");
+        assert_eq!(received, expected, "{client:?} to {upstream:?}");
     }
 }
 
-/// Refuses at once, and then sees no byte of a body.
-async fn refusing(mut conn: ScriptedConn, upstream: Proto) {
+/// Rejects the request at once, and then receives no byte of a body.
+async fn reject_before_body(mut conn: ScriptedConn, upstream: Proto) {
     if upstream == H1 {
         conn.read_head().await;
         conn.write("HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno")
@@ -160,45 +160,57 @@ async fn refusing(mut conn: ScriptedConn, upstream: Proto) {
     let data = h2frames::data(1, flag::END_STREAM, b"no");
     conn.write([head, data].concat()).await;
     while let Ok(frame) = h2frames::read_frame(&mut conn.io).await {
-        assert_ne!(frame.header.kind, kind::DATA, "nobody asked for a body");
+        assert_ne!(
+            frame.header.kind,
+            kind::DATA,
+            "a body arrived without 100 Continue"
+        );
     }
 }
 
 #[tokio::test]
-async fn an_upstream_that_refuses_gets_no_body() {
+async fn an_upstream_that_rejects_the_request_gets_no_body() {
     for (client, upstream) in COMBINATIONS {
-        let stand = RawStand::new(upstream, move |conn| refusing(conn, upstream)).await;
-        let connection = connect(&stand, client).await;
-        let told = soon(patient_client(connection, client)).await;
-        let expected = Told {
+        let fixture =
+            ScriptedFixture::new(upstream, move |conn| reject_before_body(conn, upstream)).await;
+        let connection = connect(&fixture, client).await;
+        let received = with_timeout(client_that_waits(connection, client)).await;
+        let expected = Received {
             before: 1,
             body_sent: false,
             answer: b"no".to_vec(),
         };
-        assert_eq!(told, expected, "{client:?} to {upstream:?}");
+        assert_eq!(received, expected, "{client:?} to {upstream:?}");
     }
 }
 
 #[tokio::test]
-async fn an_upstream_that_says_nothing_gets_the_body_in_the_end() {
-    // The stand-in never sends 100 over HTTP/2.
-    let stand = Stand::new(H2, |seen| Reply::new(200).body(seen.body)).await;
-    let told = soon(patient_h1(stand.h1().await)).await;
-    assert!(told.body_sent);
-    assert_eq!(told.answer, b"body");
+async fn an_upstream_that_sends_no_100_gets_the_body_after_a_timeout() {
+    // The scripted upstream never sends 100 over HTTP/2.
+    let fixture = ApiServerFixture::new(H2, |recorded| Reply::new(200).body(recorded.body)).await;
+    let received = with_timeout(h1_client_that_waits(fixture.h1().await)).await;
+    assert!(received.body_sent);
+    assert_eq!(received.answer, b"body");
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_wait_is_not_made_to() {
+async fn a_client_that_sends_its_body_at_once_is_not_delayed() {
     for upstream in [H1, H2] {
-        let stand = Stand::new(upstream, |seen| Reply::new(200).body(seen.body)).await;
-        let mut client = stand.h1().await;
+        let fixture =
+            ApiServerFixture::new(upstream, |recorded| Reply::new(200).body(recorded.body)).await;
+        let mut client = fixture.h1().await;
         client.send(format!("{HEAD}body")).await.unwrap();
-        assert_eq!(soon(client.read_response()).await.unwrap().text(), "body");
+        assert_eq!(
+            with_timeout(client.read_response()).await.unwrap().text(),
+            "body"
+        );
         client
             .send("GET /next HTTP/1.1\r\nHost: k\r\n\r\n")
             .await
             .unwrap();
-        assert_eq!(soon(client.read_response()).await.unwrap().status, 200);
+        assert_eq!(
+            with_timeout(client.read_response()).await.unwrap().status,
+            200
+        );
     }
 }

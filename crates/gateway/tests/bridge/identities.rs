@@ -1,28 +1,29 @@
-//! No identity that was not proven: CA files that conflict, CAs that expire, anonymity, and
-//! what strangers read in answers.
+//! Only verified identities are accepted: conflicting CA files, expiring CAs, anonymous requests,
+//! and what unauthenticated clients can read in error responses.
 
 use std::time::{Duration, SystemTime};
 
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Config;
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Options, PATIENCE, RecordedRequest, Reply, Validity, eventually,
+    ApiServer, Ca, ClientAuth, Options, RecordedRequest, Reply, TEST_TIMEOUT, Validity, eventually,
 };
 
-use crate::bed::{Bed, start};
-use crate::claims::{BEARER, FRONT_PROXY, Gateway, PLAIN};
-use crate::cluster::{
-    Cluster, NEW, NEW_PATH, OWN, SHARED_PATH, ask, peer_view, refusal, served_by,
+use crate::support::admin_client;
+use crate::support::cluster::{
+    ClusterFixture, NEW, NEW_PATH, OWN, SHARED_PATH, peer_view, send_request, served_by,
+    status_message,
 };
-use crate::plain;
+use crate::support::identity::{BEARER, FRONT_PROXY, IdentityFixture, PLAIN};
+use crate::support::pki::{PkiFixture, start};
 
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
 const HOP: (&str, &str) = ("x-kubernetes-peer-proxied", "true");
 
-/// Why a bridge does not start.
-fn refused(config: &Config) -> String {
-    // A runtime that is not used is dropped outside of this one.
+/// The error of a bridge that does not start.
+fn start_error(config: &Config) -> String {
+    // The unused runtime has to be dropped outside of this one.
     let started = std::thread::scope(|scope| {
         let start = || skewbridge_gateway::start(config).map(drop);
         scope.spawn(start).join().unwrap()
@@ -30,18 +31,18 @@ fn refused(config: &Config) -> String {
     started.expect_err("the bridge started").to_string()
 }
 
-async fn peering(bridge: &Handle) -> Option<f64> {
-    let metrics = plain::scrape(bridge.admin_address()).await;
+async fn peering_metric(bridge: &Handle) -> Option<f64> {
+    let metrics = admin_client::scrape(bridge.admin_address()).await;
     metrics.value("skewbridge_peering_enabled", &[])
 }
 
 async fn readyz(bridge: &Handle) -> String {
-    let ready = plain::get(bridge.admin_address(), "/readyz?verbose").await;
+    let ready = admin_client::get(bridge.admin_address(), "/readyz?verbose").await;
     assert_eq!(ready.status, 200, "{}", ready.body);
     ready.body
 }
 
-fn names_both_files(text: &str) {
+fn assert_names_both_files(text: &str) {
     for part in [
         "--proxy-client-cert-file",
         "front-proxy.crt",
@@ -53,12 +54,12 @@ fn names_both_files(text: &str) {
 }
 
 #[tokio::test]
-async fn a_front_proxy_that_is_a_user_has_no_peers() {
-    let cluster = Cluster::new(&[]).await;
-    let dir = &cluster.bed.dir;
-    let shared = &cluster.bed.front_proxy_ca;
+async fn peering_is_off_when_the_client_ca_signs_the_front_proxy_certificate() {
+    let cluster = ClusterFixture::new(&[]).await;
+    let dir = &cluster.pki.dir;
+    let shared = &cluster.pki.front_proxy_ca;
     let unrelated = Ca::new("users");
-    // The same CA by other bytes, and beside another one.
+    // The same CA encoded differently, and beside another one.
     for pem in [
         shared.pem(),
         shared.renewed(Validity::Current).pem(),
@@ -66,11 +67,11 @@ async fn a_front_proxy_that_is_a_user_has_no_peers() {
         unrelated.pem() + &shared.pem(),
     ] {
         dir.write("client-ca.crt", pem);
-        let cause = refused(&cluster.config());
-        names_both_files(&cause);
+        let cause = start_error(&cluster.config());
+        assert_names_both_files(&cause);
         assert!(cause.contains("--peer-ca-file"), "{cause}");
     }
-    // Without peers the certificate is presented to the local server alone.
+    // Without peers the certificate is presented only to the local server.
     let mut alone = cluster.config();
     alone.peers.ca = None;
     start(&alone);
@@ -79,86 +80,86 @@ async fn a_front_proxy_that_is_a_user_has_no_peers() {
 }
 
 #[tokio::test]
-async fn an_intermediate_below_the_client_ca_makes_a_front_proxy_a_user_too() {
-    let cluster = Cluster::new(&[]).await;
-    let dir = &cluster.bed.dir;
-    let front_proxies = cluster.bed.client_ca.intermediate("front-proxies");
+async fn peering_is_off_when_an_intermediate_of_the_client_ca_signs_the_front_proxy_certificate() {
+    let cluster = ClusterFixture::new(&[]).await;
+    let dir = &cluster.pki.dir;
+    let front_proxies = cluster.pki.client_ca.intermediate("front-proxies");
     let leaf = front_proxies.client("front-proxy-client", &[]);
     dir.write("front-proxy.crt", &leaf.cert_pem);
     dir.write("front-proxy.key", &leaf.key_pem);
-    names_both_files(&refused(&cluster.config()));
+    assert_names_both_files(&start_error(&cluster.config()));
 }
 
 #[tokio::test]
-async fn peering_ends_when_a_new_file_makes_the_front_proxy_a_user_and_begins_again() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    let (dir, bed) = (&cluster.bed.dir, &cluster.bed);
-    let stranger = bed.client();
-    let answer = ask(&stranger, &bridge, "GET", NEW_PATH, &[BEARER], "").await;
+async fn peering_stops_while_a_reloaded_client_ca_signs_the_front_proxy_certificate() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    let (dir, pki) = (&cluster.pki.dir, &cluster.pki);
+    let client_with_token = pki.client();
+    let answer = send_request(&client_with_token, &bridge, "GET", NEW_PATH, &[BEARER], "").await;
     assert_eq!(served_by(&answer), B);
-    assert_eq!(peering(&bridge).await, Some(1.0));
+    assert_eq!(peering_metric(&bridge).await, Some(1.0));
 
     dir.write(
         "client-ca.crt",
-        bed.client_ca.pem() + &bed.front_proxy_ca.pem(),
+        pki.client_ca.pem() + &pki.front_proxy_ca.pem(),
     );
-    eventually("peering is off", PATIENCE, async || {
-        peering(&bridge).await == Some(0.0)
+    eventually("peering is off", TEST_TIMEOUT, async || {
+        peering_metric(&bridge).await == Some(0.0)
     })
     .await;
-    let before = b.seen().len();
-    for (client, headers) in [(cluster.alice(), &[][..]), (bed.client(), &[BEARER])] {
-        let answer = ask(&client, &bridge, "GET", NEW_PATH, headers, "").await;
-        let message = refusal(&answer, 503);
+    let before = b.client_requests().len();
+    for (client, headers) in [(cluster.alice(), &[][..]), (pki.client(), &[BEARER])] {
+        let answer = send_request(&client, &bridge, "GET", NEW_PATH, headers, "").await;
+        let message = status_message(&answer, 503);
         if headers.is_empty() {
-            names_both_files(&message);
+            assert_names_both_files(&message);
         }
         assert_eq!(answer.header("retry-after"), Some("1"));
     }
-    assert_eq!(b.seen().len(), before, "nothing is sent to peers");
+    assert_eq!(
+        b.client_requests().len(),
+        before,
+        "no request is sent to peers"
+    );
     let ready = readyz(&bridge).await;
     assert!(ready.contains("[+]ca-files ok: in conflict: "), "{ready}");
-    names_both_files(&ready);
-    eventually(
-        "the peer is not asked what it serves",
-        PATIENCE,
-        async || {
-            // As after any change of its Lease.
-            cluster.local.lease(B, "again");
-            let problem = &peer_view(&bridge, B).await["problem"];
-            problem
-                .as_str()
-                .is_some_and(|it| it.contains("front-proxy.crt"))
-        },
-    )
+    assert_names_both_files(&ready);
+    eventually("discovery of the peer stops", TEST_TIMEOUT, async || {
+        // As after any change of its Lease.
+        cluster.local.lease(B, "again");
+        let problem = &peer_view(&bridge, B).await["problem"];
+        problem
+            .as_str()
+            .is_some_and(|it| it.contains("front-proxy.crt"))
+    })
     .await;
-    let metrics = plain::scrape(bridge.admin_address()).await;
+    let metrics = admin_client::scrape(bridge.admin_address()).await;
     let labels = [("flag", "peering"), ("result", "failed")];
     let failed = metrics.value("skewbridge_file_reloads_total", &labels);
     assert_eq!(failed, Some(1.0));
-    // The new CA file is in use, and so is the local server.
+    // The new CA file is in use, and requests go to the local server.
     assert_eq!(served_by(&cluster.get(&bridge, SHARED_PATH).await), OWN);
 
-    dir.write("client-ca.crt", bed.client_ca.pem());
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
-    assert_eq!(peering(&bridge).await, Some(1.0));
+    dir.write("client-ca.crt", pki.client_ca.pem());
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
+    assert_eq!(peering_metric(&bridge).await, Some(1.0));
     assert!(!readyz(&bridge).await.contains("ca-files"));
 }
 
 #[tokio::test]
-async fn a_new_front_proxy_certificate_is_judged_too() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    let dir = &cluster.bed.dir;
-    let leaf = cluster.bed.client_ca.client("front-proxy-client", &[]);
+async fn a_reloaded_front_proxy_certificate_is_checked_too() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    let dir = &cluster.pki.dir;
+    let leaf = cluster.pki.client_ca.client("front-proxy-client", &[]);
     dir.write("front-proxy.crt", &leaf.cert_pem);
     dir.write("front-proxy.key", &leaf.key_pem);
-    eventually("peering is off", PATIENCE, async || {
-        peering(&bridge).await == Some(0.0)
+    eventually("peering is off", TEST_TIMEOUT, async || {
+        peering_metric(&bridge).await == Some(0.0)
     })
     .await;
-    let before = b.seen().len();
-    let answer = ask(
-        &cluster.bed.client(),
+    let before = b.client_requests().len();
+    let answer = send_request(
+        &cluster.pki.client(),
         &bridge,
         "GET",
         NEW_PATH,
@@ -166,55 +167,55 @@ async fn a_new_front_proxy_certificate_is_judged_too() {
         "",
     )
     .await;
-    refusal(&answer, 503);
-    assert_eq!(b.seen().len(), before);
+    status_message(&answer, 503);
+    assert_eq!(b.client_requests().len(), before);
 }
 
-/// One CA signs users and front proxies. With allowed names that is permitted; over a
-/// peer hop the front proxy's certificate is still never an identity.
+/// One CA signs users and front proxies, which is permitted with allowed names. Over a peer hop the
+/// front-proxy certificate is still never an identity.
 #[tokio::test]
-async fn a_junk_token_over_a_peer_hop_is_judged_alone() {
-    let gateway = Gateway::with(|config| {
+async fn an_invalid_token_over_a_peer_hop_is_not_replaced_by_the_certificates_identity() {
+    let fixture = IdentityFixture::with(|config| {
         let request_header = config.callers.request_header.as_ref().unwrap();
         config.callers.client_ca = Some(request_header.ca.clone());
     })
     .await;
-    let ca = &gateway.bed.front_proxy_ca;
+    let ca = &fixture.pki.front_proxy_ca;
     let proxy = ca.client("front-proxy-client", &["system:masters"]);
-    let proxy = gateway.bed.client().identity(&proxy);
+    let proxy = fixture.pki.client().identity(&proxy);
     let hop = ("x-kubernetes-peer-proxied", "true");
     let arrives = [("authorization", BEARER.1), hop];
-    gateway
+    fixture
         .assert_arrives(&proxy, &[HOP, BEARER], PLAIN, &arrives)
         .await;
-    gateway.assert_refused(&proxy, &[HOP], 401).await;
-    // Without a hop it is a user, as with kube-apiserver.
+    fixture.assert_refused(&proxy, &[HOP], 401).await;
+    // Without the hop header the certificate is a user, as in kube-apiserver.
     let user = [
         ("x-remote-group", "system:masters"),
         ("x-remote-user", "front-proxy-client"),
     ];
-    gateway
+    fixture
         .assert_arrives(&proxy, &[BEARER], FRONT_PROXY, &user)
         .await;
 }
 
 #[tokio::test]
-async fn a_shared_ca_without_allowed_names_is_refused() {
-    let bed = Bed::new();
+async fn a_shared_ca_without_allowed_names_is_rejected() {
+    let pki = PkiFixture::new();
     let upstream =
-        ApiServer::start(Options::new(bed.upstream.clone()), |_| Reply::json("{}")).await;
-    let mut config = bed.config(upstream.addr());
+        ApiServer::start(Options::new(pki.upstream.clone()), |_| Reply::json("{}")).await;
+    let mut config = pki.config(upstream.addr());
     let request_header = config.callers.request_header.as_mut().unwrap();
     request_header.allowed_names.clear();
     // Distinct CAs: any name is allowed.
     start(&config);
     for pem in [
-        bed.client_ca.pem(),
-        bed.client_ca.renewed(Validity::Current).pem(),
-        bed.client_ca.intermediate("front-proxies").pem(),
+        pki.client_ca.pem(),
+        pki.client_ca.renewed(Validity::Current).pem(),
+        pki.client_ca.intermediate("front-proxies").pem(),
     ] {
-        bed.dir.write("front-proxy-ca.crt", pem);
-        let cause = refused(&config);
+        pki.dir.write("front-proxy-ca.crt", pem);
+        let cause = start_error(&config);
         for part in [
             "--requestheader-client-ca-file",
             "front-proxy-ca.crt",
@@ -231,83 +232,83 @@ async fn a_shared_ca_without_allowed_names_is_refused() {
 }
 
 #[tokio::test]
-async fn a_file_that_would_make_users_front_proxies_is_not_taken() {
-    let gateway = Gateway::with(|config| {
+async fn a_reloaded_file_that_would_make_users_front_proxies_is_rejected() {
+    let fixture = IdentityFixture::with(|config| {
         let request_header = config.callers.request_header.as_mut().unwrap();
         request_header.allowed_names.clear();
     })
     .await;
-    let bed = &gateway.bed;
-    let both = bed.front_proxy_ca.pem() + &bed.client_ca.pem();
-    bed.dir.write("front-proxy-ca.crt", both);
-    eventually("the conflict is reported", PATIENCE, async || {
-        let ready = plain::get(gateway.bridge.admin_address(), "/readyz?verbose").await;
+    let pki = &fixture.pki;
+    let both = pki.front_proxy_ca.pem() + &pki.client_ca.pem();
+    pki.dir.write("front-proxy-ca.crt", both);
+    eventually("the conflict is reported", TEST_TIMEOUT, async || {
+        let ready = admin_client::get(fixture.bridge.admin_address(), "/readyz?verbose").await;
         ready.body.contains("[+]ca-files ok: in conflict: ")
             && ready.body.contains("--requestheader-client-ca-file")
     })
     .await;
-    let alice = bed.user("alice", &[]);
+    let alice = pki.user("alice", &[]);
     let forged = [("X-Remote-User", "root")];
     let as_alice = [("x-remote-user", "alice")];
-    gateway
+    fixture
         .assert_arrives(&alice, &forged, FRONT_PROXY, &as_alice)
         .await;
     let as_root = [("x-remote-user", "root")];
-    gateway
-        .assert_arrives(&bed.peer(), &forged, FRONT_PROXY, &as_root)
+    fixture
+        .assert_arrives(&pki.peer(), &forged, FRONT_PROXY, &as_root)
         .await;
 }
 
 #[tokio::test]
-async fn a_ca_that_expires_while_the_bridge_runs_authenticates_no_longer() {
-    let bed = Bed::new();
+async fn a_ca_that_expires_at_run_time_no_longer_authenticates() {
+    let pki = PkiFixture::new();
     let expires = SystemTime::now() + Duration::from_secs(4);
-    let dying = bed.client_ca.renewed_until(expires);
-    bed.dir.write("client-ca.crt", dying.pem());
+    let expiring_ca = pki.client_ca.renewed_until(expires);
+    pki.dir.write("client-ca.crt", expiring_ca.pem());
     let upstream = ApiServer::start(
-        Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca)),
+        Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca)),
         |_| Reply::json("{}"),
     )
     .await;
-    let bridge = bed.bridge(upstream.addr());
-    let alice = bed.user("alice", &[]);
-    // A connection that stays open; its certificate itself is valid for long.
+    let bridge = pki.start_bridge(upstream.addr());
+    let alice = pki.user("alice", &[]);
+    // On an open connection, with a certificate that itself stays valid.
     let open = alice.http2(bridge.address()).await.unwrap();
-    eventually("the CA has been used", PATIENCE, async || {
+    eventually("the CA has been used", TEST_TIMEOUT, async || {
         open.get("/api").await.unwrap().status == 200
     })
     .await;
-    eventually("the CA has expired", PATIENCE, async || {
+    eventually("the CA has expired", TEST_TIMEOUT, async || {
         open.get("/api").await.unwrap().status == 401
     })
     .await;
     assert!(SystemTime::now() > expires);
     let again = alice.http2(bridge.address()).await.unwrap();
     assert_eq!(again.get("/api").await.unwrap().status, 401);
-    bed.dir.write(
+    pki.dir.write(
         "client-ca.crt",
-        bed.client_ca.renewed(Validity::Current).pem(),
+        pki.client_ca.renewed(Validity::Current).pem(),
     );
-    eventually("the renewed CA is in use", PATIENCE, async || {
+    eventually("the renewed CA is in use", TEST_TIMEOUT, async || {
         open.get("/api").await.unwrap().status == 200
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_server_whose_ca_has_expired_gets_no_request() {
-    let bed = Bed::new();
+async fn an_upstream_whose_ca_has_expired_gets_no_request() {
+    let pki = PkiFixture::new();
     let upstream =
-        ApiServer::start(Options::new(bed.upstream.clone()), |_| Reply::json("{}")).await;
-    let expired = bed.upstream_ca.renewed(Validity::Expired);
-    bed.dir.write("upstream-ca.crt", expired.pem());
-    let bridge = bed.bridge(upstream.addr());
-    let alice = bed
+        ApiServer::start(Options::new(pki.upstream.clone()), |_| Reply::json("{}")).await;
+    let expired = pki.upstream_ca.renewed(Validity::Expired);
+    pki.dir.write("upstream-ca.crt", expired.pem());
+    let bridge = pki.start_bridge(upstream.addr());
+    let alice = pki
         .user("alice", &[])
         .http2(bridge.address())
         .await
         .unwrap();
-    let message = refusal(&alice.get("/api").await.unwrap(), 503);
+    let message = status_message(&alice.get("/api").await.unwrap(), 503);
     assert!(
         message.contains("has expired or is not valid yet"),
         "{message}"
@@ -316,10 +317,10 @@ async fn a_server_whose_ca_has_expired_gets_no_request() {
 }
 
 #[tokio::test]
-async fn anonymity_is_asserted_only_after_the_local_server_has_accepted_it() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    let stranger = cluster.bed.client();
-    for (local, told, after, sent) in [
+async fn an_anonymous_identity_is_asserted_only_after_the_local_server_has_accepted_it() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    let client_with_token = cluster.pki.client();
+    for (local, received, after, sent) in [
         (200, 200, None, true),
         (403, 200, None, true),
         (404, 200, None, true),
@@ -329,84 +330,102 @@ async fn anonymity_is_asserted_only_after_the_local_server_has_accepted_it() {
         (500, 503, Some("1"), false),
         (400, 503, Some("1"), false),
     ] {
-        let answers = move |seen: &RecordedRequest| {
-            let is_question = seen.path().starts_with(NEW_PATH) && seen.client.is_none();
+        let answers = move |recorded: &RecordedRequest| {
+            let is_question = recorded.path().starts_with(NEW_PATH) && recorded.client.is_none();
             let reply = || Reply::json("{}").status(local).header("retry-after", "7");
             is_question.then(reply)
         };
-        cluster.local.hook(answers);
-        let before = b.seen().len();
-        let answer = ask(&stranger, &bridge, "POST", NEW_PATH, &[], "{}").await;
-        assert_eq!(answer.status, told, "{local}: {}", answer.text());
+        cluster.local.set_hook(answers);
+        let before = b.client_requests().len();
+        let answer = send_request(&client_with_token, &bridge, "POST", NEW_PATH, &[], "{}").await;
+        assert_eq!(answer.status, received, "{local}: {}", answer.text());
         if !sent {
             let expected = after.or((local == 401).then_some("7"));
             assert_eq!(answer.header("retry-after"), expected, "{local}");
         }
-        assert_eq!(b.seen().len() - before, usize::from(sent), "{local}");
+        assert_eq!(
+            b.client_requests().len() - before,
+            usize::from(sent),
+            "{local}"
+        );
     }
 }
 
 #[tokio::test]
-async fn peers_outside_of_the_permitted_networks_are_refused_by_every_registry() {
-    let cluster = Cluster::new(&[]).await;
+async fn peers_outside_the_permitted_networks_are_rejected_with_every_registry() {
+    let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
     let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
-    let far = cluster.server(C, &[NEW], leaf).await;
-    // The same machine by an address that is not permitted, published before its Lease.
-    let address = format!("127.0.0.2:{}", far.server.addr().port());
+    let outside = cluster.server(C, &[NEW], leaf).await;
+    // The same machine under an address that is not permitted, published before its Lease.
+    let address = format!("127.0.0.2:{}", outside.server.addr().port());
     let _published = cluster.publish(C, address.parse().unwrap());
     let mut config = cluster.config();
     config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
     let bridge = start(&config);
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     cluster.local.lease(C, "one");
-    eventually("the refused address is shown", PATIENCE, async || {
-        let view = peer_view(&bridge, C).await;
-        let problem = view["problem"].as_str().unwrap_or_default();
-        view["address"].is_null() && problem.contains(&address) && problem.contains("--peer-cidrs")
-    })
+    eventually(
+        "the rejected address is reported",
+        TEST_TIMEOUT,
+        async || {
+            let view = peer_view(&bridge, C).await;
+            let problem = view["problem"].as_str().unwrap_or_default();
+            view["address"].is_null()
+                && problem.contains(&address)
+                && problem.contains("--peer-cidrs")
+        },
+    )
     .await;
-    assert!(far.server.requests().is_empty());
-    assert!(!b.seen().is_empty());
+    assert!(outside.server.requests().is_empty());
+    assert!(!b.client_requests().is_empty());
 }
 
 #[tokio::test]
-async fn the_bridge_makes_its_own_requests_as_the_user_that_is_configured() {
-    let cluster = Cluster::new(&[]).await;
+async fn the_bridge_sends_its_own_requests_as_the_configured_user() {
+    let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
     let mut config = cluster.config();
     config.upstream.bridge_user.name = "skewbridge".to_owned();
     config.upstream.bridge_user.groups = vec!["bridges".to_owned(), "readers".to_owned()];
     let bridge = start(&config);
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     let own = cluster.local.server.requests();
     let own: Vec<_> = own
         .iter()
-        .filter(|seen| {
-            seen.header("user-agent")
+        .filter(|recorded| {
+            recorded
+                .header("user-agent")
                 .is_some_and(|it| it.starts_with("skewbridge/"))
         })
-        .filter(|seen| seen.client.is_some())
+        .filter(|recorded| recorded.client.is_some())
         .collect();
-    assert!(own.iter().any(|seen| seen.path().contains("/leases")));
-    for seen in own {
-        assert_eq!(seen.all("x-remote-user"), ["skewbridge"], "{seen:#?}");
-        assert_eq!(seen.all("x-remote-group"), ["bridges", "readers"]);
+    assert!(
+        own.iter()
+            .any(|recorded| recorded.path().contains("/leases"))
+    );
+    for recorded in own {
+        assert_eq!(
+            recorded.all("x-remote-user"),
+            ["skewbridge"],
+            "{recorded:#?}"
+        );
+        assert_eq!(recorded.all("x-remote-group"), ["bridges", "readers"]);
     }
-    let question = b.standin.questions("/apis").remove(0);
+    let question = b.apiserver.gateway_requests("/apis").remove(0);
     assert_eq!(question.all("x-remote-user"), ["skewbridge"]);
     assert_eq!(question.all("x-remote-group"), ["system:authenticated"]);
 }
 
 #[tokio::test]
-async fn unauthenticated_clients_read_neither_addresses_nor_names_of_servers() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    let address = b.standin.server.addr().to_string();
-    b.die().await;
+async fn responses_to_unauthenticated_clients_contain_no_addresses_or_names_of_servers() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    let address = b.apiserver.server.addr().to_string();
+    b.shut_down().await;
     let anonymous = [("x-remote-user", "system:anonymous"), HOP];
     let strangers = [
-        (cluster.bed.client(), &[][..]),
-        (cluster.bed.client(), &[BEARER]),
+        (cluster.pki.client(), &[][..]),
+        (cluster.pki.client(), &[BEARER]),
     ];
     let says_nothing = |message: &str, address: &str| {
         assert!(!message.contains(address), "{message}");
@@ -414,31 +433,31 @@ async fn unauthenticated_clients_read_neither_addresses_nor_names_of_servers() {
         assert!(!message.contains("apiserver-"), "{message}");
     };
     for (client, headers) in strangers {
-        let answer = ask(&client, &bridge, "GET", NEW_PATH, headers, "").await;
-        let message = refusal(&answer, 503);
+        let answer = send_request(&client, &bridge, "GET", NEW_PATH, headers, "").await;
+        let message = status_message(&answer, 503);
         says_nothing(&message, &address);
         assert_eq!(answer.header("retry-after"), Some("1"));
     }
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(
         message.contains(B) && message.contains(&address),
         "{message}"
     );
 
-    // The same about the local server, also by way of a peer that passes the answer on.
+    // The same about the local server, also through a peer that forwards the response.
     let local = cluster.local.server.addr().to_string();
     cluster.local.server.stop_listening().await;
     cluster.local.server.kill_connections().await;
     for (client, headers) in [
-        (cluster.bed.client(), &[][..]),
-        (cluster.bed.client(), &[BEARER]),
-        (cluster.bed.peer(), &anonymous),
-        (cluster.bed.peer(), &[HOP, BEARER]),
+        (cluster.pki.client(), &[][..]),
+        (cluster.pki.client(), &[BEARER]),
+        (cluster.pki.peer(), &anonymous),
+        (cluster.pki.peer(), &[HOP, BEARER]),
     ] {
-        let answer = ask(&client, &bridge, "GET", SHARED_PATH, headers, "").await;
-        says_nothing(&refusal(&answer, 503), &local);
+        let answer = send_request(&client, &bridge, "GET", SHARED_PATH, headers, "").await;
+        says_nothing(&status_message(&answer, 503), &local);
     }
-    let message = refusal(&cluster.get(&bridge, SHARED_PATH).await, 503);
+    let message = status_message(&cluster.get(&bridge, SHARED_PATH).await, 503);
     assert!(
         message.contains(OWN) && message.contains(&local),
         "{message}"

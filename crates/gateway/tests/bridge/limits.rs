@@ -1,4 +1,4 @@
-//! What one client may take, and that the others do not feel it.
+//! Limits per client, and that other clients are not affected when one exceeds them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,38 +9,38 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Limits;
 use skewbridge_testkit::h2frames::{self, Frame, code, flag, kind, setting};
 use skewbridge_testkit::{
-    ApiServer, BodySender, Connection, H1Client, H2Client, Options, PATIENCE, Reply, eventually,
+    ApiServer, BodySender, Connection, H1Client, H2Client, Options, Reply, TEST_TIMEOUT, eventually,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
-use crate::bed::{self, Bed};
-use crate::plain;
-use crate::scripted::{requests, status};
+use crate::support::admin_client;
+use crate::support::pki::{self, PkiFixture};
+use crate::support::scripted_upstream::{assert_json_status, client_requests};
 
 const GET: &str = "GET /api HTTP/1.1\r\nHost: k\r\n\r\n";
 const WATCH: &str = "/api/v1/pods?watch=1";
-/// Long enough for a busy machine to send a request in it.
-const SHORT: Duration = Duration::from_millis(500);
+/// Long enough for a loaded machine to send a request within it.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// An upstream whose watches the test feeds, and a bridge with these limits.
-struct Scene {
-    bed: Bed,
+/// An upstream whose watch events the test sends, and a bridge with these limits.
+struct Fixture {
+    pki: PkiFixture,
     upstream: ApiServer,
     bridge: Handle,
     watches: mpsc::UnboundedReceiver<BodySender>,
 }
 
-async fn scene(change: impl FnOnce(&mut Limits)) -> Scene {
-    let bed = Bed::new();
+async fn fixture(change: impl FnOnce(&mut Limits)) -> Fixture {
+    let pki = PkiFixture::new();
     let (senders, watches) = mpsc::unbounded_channel();
-    let options = Options::new(bed.upstream.clone()).max_concurrent_streams(250);
+    let options = Options::new(pki.upstream.clone()).max_concurrent_streams(250);
     let (held, big) = (Arc::new(Notify::new()), Bytes::from(vec![b'x'; 8 << 20]));
-    // More than all sockets on the way can hold.
+    // More than all socket buffers on the way hold.
     let huge = Bytes::from(vec![b'x'; 64 << 20]);
-    let upstream = ApiServer::start(options, move |seen| match seen.path() {
+    let upstream = ApiServer::start(options, move |recorded| match recorded.path() {
         "/api/v1/pods" => {
             let (reply, sender) = Reply::stream();
             senders.send(sender).unwrap();
@@ -52,20 +52,20 @@ async fn scene(change: impl FnOnce(&mut Limits)) -> Scene {
         _ => Reply::json("{}"),
     })
     .await;
-    let mut config = bed.config(upstream.addr());
+    let mut config = pki.config(upstream.addr());
     change(&mut config.limits);
-    let bridge = bed::start(&config);
-    Scene {
-        bed,
+    let bridge = pki::start(&config);
+    Fixture {
+        pki,
         upstream,
         bridge,
         watches,
     }
 }
 
-impl Scene {
+impl Fixture {
     async fn h1(&self) -> H1Client {
-        self.bed
+        self.pki
             .client()
             .http1(self.bridge.address())
             .await
@@ -73,24 +73,24 @@ impl Scene {
     }
 
     async fn h2(&self) -> H2Client {
-        self.bed
+        self.pki
             .client()
             .http2(self.bridge.address())
             .await
             .unwrap()
     }
 
-    /// A connection of HTTP/2 for frames by hand.
-    async fn frames(&self) -> Connection {
-        let client = self.bed.client().alpn(&["h2"]);
+    /// An HTTP/2 connection for raw frames.
+    async fn raw_h2_connection(&self) -> Connection {
+        let client = self.pki.client().alpn(&["h2"]);
         let address = self.bridge.address();
         let mut io = client.connect(address, "localhost").await.unwrap();
         h2frames::open(&mut io, &[]).await.unwrap();
         io
     }
 
-    /// Others are served as if nothing were the matter.
-    async fn serves_others(&self) {
+    /// Other clients are still served.
+    async fn assert_serves_others(&self) {
         let mut h1 = self.h1().await;
         h1.send(GET).await.unwrap();
         assert_eq!(h1.read_response().await.unwrap().status, 200);
@@ -99,12 +99,12 @@ impl Scene {
     }
 }
 
-async fn say(io: &mut Connection, bytes: impl AsRef<[u8]>) {
+async fn write_flushed(io: &mut Connection, bytes: impl AsRef<[u8]>) {
     io.write_all(bytes.as_ref()).await.unwrap();
     io.flush().await.unwrap();
 }
 
-/// Reads to the end of the connection, in good order or not.
+/// Reads to the end of the connection, whether it is clean or not.
 async fn frames_to_end(io: &mut Connection) -> Vec<Frame> {
     let mut frames = Vec::new();
     let reading = async {
@@ -112,9 +112,9 @@ async fn frames_to_end(io: &mut Connection) -> Vec<Frame> {
             frames.push(frame);
         }
     };
-    timeout(PATIENCE, reading)
+    timeout(TEST_TIMEOUT, reading)
         .await
-        .expect("the connection is not ended");
+        .expect("the connection is still open");
     frames
 }
 
@@ -128,19 +128,19 @@ fn get_block(path: &str) -> Vec<u8> {
     h2frames::request_block("GET", "k", path)
 }
 
-const WHOLE: u8 = flag::END_HEADERS | flag::END_STREAM;
+const COMPLETE_REQUEST: u8 = flag::END_HEADERS | flag::END_STREAM;
 
 #[tokio::test]
-async fn a_handshake_that_takes_too_long_is_ended_and_counted() {
-    let scene = scene(|limits| limits.handshake_timeout = SHORT).await;
+async fn a_slow_tls_handshake_is_aborted_and_counted() {
+    let fixture = fixture(|limits| limits.handshake_timeout = SHORT_TIMEOUT).await;
     for sent in [&b""[..], b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"] {
-        let mut tcp = TcpStream::connect(scene.bridge.address()).await.unwrap();
+        let mut tcp = TcpStream::connect(fixture.bridge.address()).await.unwrap();
         tcp.write_all(sent).await.unwrap();
-        let ended = timeout(PATIENCE, tcp.read(&mut [0])).await.unwrap();
+        let ended = timeout(TEST_TIMEOUT, tcp.read(&mut [0])).await.unwrap();
         assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
     }
     let counted = async || {
-        let admin = TcpStream::connect(scene.bridge.admin_address()).await;
+        let admin = TcpStream::connect(fixture.bridge.admin_address()).await;
         let mut admin = admin.unwrap();
         admin
             .write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
@@ -150,25 +150,25 @@ async fn a_handshake_that_takes_too_long_is_ended_and_counted() {
         admin.read_to_string(&mut metrics).await.unwrap();
         metrics.contains(r#"skewbridge_tls_handshake_failures_total{reason="timeout"} 2"#)
     };
-    eventually("both are counted", PATIENCE, counted).await;
-    scene.serves_others().await;
+    eventually("both handshakes are counted", TEST_TIMEOUT, counted).await;
+    fixture.assert_serves_others().await;
 }
 
 #[tokio::test]
-async fn a_head_that_comes_too_slowly_is_408() {
-    let scene = scene(|limits| limits.read_header_timeout = SHORT).await;
-    let mut stuck = scene.h1().await;
+async fn a_slow_request_head_is_408() {
+    let fixture = fixture(|limits| limits.read_header_timeout = SHORT_TIMEOUT).await;
+    let mut stuck = fixture.h1().await;
     stuck.send("GET /api HTTP/1.1\r\nHo").await.unwrap();
     let response = stuck.read_response().await.unwrap();
-    status(&response, 408);
+    assert_json_status(&response, 408);
     assert_eq!(response.header("connection"), Some("close"));
     stuck.read_close().await.unwrap();
 
-    // Byte after byte buys no time.
-    let trickling = scene.h1().await.into_connection();
+    // Sending byte by byte does not extend the deadline.
+    let trickling = fixture.h1().await.into_connection();
     let (mut reader, mut writer) = tokio::io::split(trickling);
     let trickle = tokio::spawn(async move {
-        let mut ticks = tokio::time::interval(SHORT / 10);
+        let mut ticks = tokio::time::interval(SHORT_TIMEOUT / 10);
         let endless = std::iter::repeat_n(b'x', 1 << 20);
         for byte in b"GET /api HTTP/1.1\r\nX: ".iter().copied().chain(endless) {
             ticks.tick().await;
@@ -178,47 +178,47 @@ async fn a_head_that_comes_too_slowly_is_408() {
         }
     });
     let mut answer = String::new();
-    let read = timeout(PATIENCE, reader.read_to_string(&mut answer)).await;
+    let read = timeout(TEST_TIMEOUT, reader.read_to_string(&mut answer)).await;
     read.unwrap().unwrap();
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     trickle.abort();
 
-    // The head of a connection of HTTP/2 is its preface.
-    let client = scene.bed.client().alpn(&["h2"]);
-    let address = scene.bridge.address();
+    // Over HTTP/2 the deadline applies to the preface.
+    let client = fixture.pki.client().alpn(&["h2"]);
+    let address = fixture.bridge.address();
     let mut silent = client.connect(address, "localhost").await.unwrap();
     frames_to_end(&mut silent).await;
 }
 
 #[tokio::test]
-async fn idle_connections_are_closed_but_not_those_with_a_watch() {
-    let mut scene = scene(|limits| limits.idle_timeout = SHORT).await;
-    let mut h1_watch = scene.h1().await;
+async fn idle_connections_are_closed_except_those_with_a_watch() {
+    let mut fixture = fixture(|limits| limits.idle_timeout = SHORT_TIMEOUT).await;
+    let mut h1_watch = fixture.h1().await;
     h1_watch
         .send(format!("GET {WATCH} HTTP/1.1\r\nHost: k\r\n\r\n"))
         .await
         .unwrap();
-    let h1_events = scene.watches.recv().await.unwrap();
-    let h2 = scene.h2().await;
+    let h1_events = fixture.watches.recv().await.unwrap();
+    let h2 = fixture.h2().await;
     let request = Request::get(format!("https://k{WATCH}")).body(()).unwrap();
     let mut h2_watch = h2.stream(request).await.unwrap();
     h2_watch.finish().unwrap();
-    let h2_events = scene.watches.recv().await.unwrap();
+    let h2_events = fixture.watches.recv().await.unwrap();
 
-    let mut fresh = scene.h1().await;
+    let mut fresh = fixture.h1().await;
     fresh.read_close().await.unwrap();
-    let mut used = scene.h1().await;
+    let mut used = fixture.h1().await;
     used.send(GET).await.unwrap();
     assert_eq!(used.read_response().await.unwrap().status, 200);
     used.read_close().await.unwrap();
 
-    let fresh = scene.h2().await;
+    let fresh = fixture.h2().await;
     let closed = async || fresh.is_closed();
-    eventually("a fresh HTTP/2 connection is closed", PATIENCE, closed).await;
-    let used = scene.h2().await;
+    eventually("a fresh HTTP/2 connection is closed", TEST_TIMEOUT, closed).await;
+    let used = fixture.h2().await;
     assert_eq!(used.get("/api").await.unwrap().status, 200);
     let closed = async || used.is_closed();
-    eventually("a used HTTP/2 connection is closed", PATIENCE, closed).await;
+    eventually("a used HTTP/2 connection is closed", TEST_TIMEOUT, closed).await;
 
     for event in ["{\"a\":1}\n", "{\"a\":2}\n"] {
         h1_events.send(event).await.unwrap();
@@ -231,28 +231,28 @@ async fn idle_connections_are_closed_but_not_those_with_a_watch() {
 }
 
 #[tokio::test]
-async fn an_idle_http2_client_is_told_and_one_that_does_not_listen_is_cut() {
-    let scene = scene(|limits| limits.idle_timeout = SHORT).await;
-    let mut polite = scene.frames().await;
-    let goaway = h2frames::read_until(&mut polite, kind::GOAWAY).await;
+async fn an_idle_http2_client_gets_goaway_and_is_disconnected_if_it_does_not_answer() {
+    let fixture = fixture(|limits| limits.idle_timeout = SHORT_TIMEOUT).await;
+    let mut answers_pings = fixture.raw_h2_connection().await;
+    let goaway = h2frames::read_until(&mut answers_pings, kind::GOAWAY).await;
     assert_eq!(goaway.unwrap().error_code(), Some(code::NO_ERROR));
 
-    // These never acknowledge the PING that goes with GOAWAY.
+    // These clients never acknowledge the PING that accompanies GOAWAY.
     let unfinished = h2frames::headers(1, flag::END_STREAM, &get_block("/api"));
     for sent in [Vec::new(), unfinished] {
-        let mut deaf = scene.frames().await;
-        say(&mut deaf, sent).await;
-        let frames = frames_to_end(&mut deaf).await;
+        let mut silent = fixture.raw_h2_connection().await;
+        write_flushed(&mut silent, sent).await;
+        let frames = frames_to_end(&mut silent).await;
         assert_eq!(goaways(&frames), [code::NO_ERROR]);
     }
-    assert_eq!(requests(&scene.upstream).len(), 0);
+    assert_eq!(client_requests(&fixture.upstream).len(), 0);
 }
 
 #[tokio::test]
-async fn one_connection_too_many_waits_until_another_leaves() {
-    let scene = scene(|limits| limits.max_connections = 2).await;
-    // Connections that have not authenticated would be evicted.
-    let (client, address) = (scene.bed.user("alice", &[]), scene.bridge.address());
+async fn a_connection_above_the_limit_waits_until_another_closes() {
+    let fixture = fixture(|limits| limits.max_connections = 2).await;
+    // Unauthenticated connections would be evicted instead.
+    let (client, address) = (fixture.pki.user("alice", &[]), fixture.bridge.address());
     let mut first = client.http1(address).await.unwrap();
     let second = client.http2(address).await.unwrap();
     first.send(GET).await.unwrap();
@@ -270,18 +270,18 @@ async fn one_connection_too_many_waits_until_another_leaves() {
     }
     assert!(!third.is_finished());
     drop(first);
-    let served = timeout(PATIENCE, &mut third).await;
+    let served = timeout(TEST_TIMEOUT, &mut third).await;
     assert_eq!(served.unwrap().unwrap(), 200);
     assert_eq!(second.get("/api").await.unwrap().status, 200);
 }
 
 #[tokio::test]
-async fn streams_are_bounded_and_the_client_knows_how() {
-    let scene = scene(|limits| limits.max_streams_per_connection = 3).await;
-    let client = scene.bed.client().alpn(&["h2"]);
-    let address = scene.bridge.address();
+async fn concurrent_streams_are_limited_and_the_limit_is_announced() {
+    let fixture = fixture(|limits| limits.max_streams_per_connection = 3).await;
+    let client = fixture.pki.client().alpn(&["h2"]);
+    let address = fixture.bridge.address();
     let mut io = client.connect(address, "localhost").await.unwrap();
-    say(
+    write_flushed(
         &mut io,
         [h2frames::PREFACE, &h2frames::settings(&[])].concat(),
     )
@@ -291,14 +291,14 @@ async fn streams_are_bounded_and_the_client_knows_how() {
         .payload
         .chunks(6)
         .find(|pair| pair[..2] == setting::MAX_CONCURRENT_STREAMS.to_be_bytes())
-        .expect("a number of streams is announced");
+        .expect("SETTINGS_MAX_CONCURRENT_STREAMS is announced");
     assert_eq!(announced[2..], 3u32.to_be_bytes());
-    say(&mut io, h2frames::settings_ack()).await;
+    write_flushed(&mut io, h2frames::settings_ack()).await;
 
     for stream in [1, 3, 5, 7] {
-        say(
+        write_flushed(
             &mut io,
-            h2frames::headers(stream, WHOLE, &get_block("/held")),
+            h2frames::headers(stream, COMPLETE_REQUEST, &get_block("/held")),
         )
         .await;
     }
@@ -309,42 +309,49 @@ async fn streams_are_bounded_and_the_client_knows_how() {
         (refused.header.stream, refused.error_code()),
         (7, Some(code::REFUSED_STREAM))
     );
-    let three = async || requests(&scene.upstream).len() == 3;
-    eventually("three requests upstream", PATIENCE, three).await;
-    // A place that is given back can be taken again.
-    say(&mut io, h2frames::rst_stream(1, code::CANCEL)).await;
-    say(&mut io, h2frames::headers(9, WHOLE, &get_block("/api"))).await;
+    let three = async || client_requests(&fixture.upstream).len() == 3;
+    eventually("three requests upstream", TEST_TIMEOUT, three).await;
+    // A released stream slot can be used again.
+    write_flushed(&mut io, h2frames::rst_stream(1, code::CANCEL)).await;
+    write_flushed(
+        &mut io,
+        h2frames::headers(9, COMPLETE_REQUEST, &get_block("/api")),
+    )
+    .await;
     let answer = h2frames::read_until(&mut io, kind::DATA).await.unwrap();
     assert_eq!((answer.header.stream, &answer.payload[..]), (9, &b"{}"[..]));
 }
 
 #[tokio::test]
-async fn a_flood_of_resets_ends_the_connection_and_does_not_reach_upstream() {
-    let scene = scene(|_| {}).await;
-    let mut io = scene.frames().await;
+async fn a_flood_of_resets_closes_the_connection_and_does_not_reach_upstream() {
+    let fixture = fixture(|_| {}).await;
+    let mut io = fixture.raw_h2_connection().await;
     let block = get_block("/held");
     let flood: Vec<u8> = (0..2000)
         .flat_map(|at| {
             let stream = 2 * at + 1;
-            let headers = h2frames::headers(stream, WHOLE, &block);
+            let headers = h2frames::headers(stream, COMPLETE_REQUEST, &block);
             [headers, h2frames::rst_stream(stream, code::CANCEL)].concat()
         })
         .collect();
-    // The bridge may end the connection before it has read everything.
+    // The bridge may close the connection before it has read all frames.
     let _ = io.write_all(&flood).await;
     let _ = io.flush().await;
     let frames = frames_to_end(&mut io).await;
     assert_eq!(goaways(&frames), [code::ENHANCE_YOUR_CALM]);
-    scene.serves_others().await;
-    let reached = requests(&scene.upstream).len() - 2;
-    assert!(reached <= 100, "{reached} requests of the flood went up");
+    fixture.assert_serves_others().await;
+    let reached = client_requests(&fixture.upstream).len() - 2;
+    assert!(
+        reached <= 100,
+        "{reached} requests of the flood reached upstream"
+    );
 }
 
-/// Each stream is looked at before it is reset: slower, and still an attack.
+/// Each stream is processed before it is reset: slower, and still an attack.
 #[tokio::test]
-async fn a_client_that_resets_most_of_its_streams_is_ended() {
-    let scene = scene(|_| {}).await;
-    let mut io = scene.frames().await;
+async fn a_client_that_resets_most_of_its_streams_is_disconnected() {
+    let fixture = fixture(|_| {}).await;
+    let mut io = fixture.raw_h2_connection().await;
     let block = get_block("/held");
     let mut stream = 1;
     let ended = 'flood: loop {
@@ -352,7 +359,7 @@ async fn a_client_that_resets_most_of_its_streams_is_ended() {
         for _ in 0..50 {
             opened.push(stream);
             if io
-                .write_all(&h2frames::headers(stream, WHOLE, &block))
+                .write_all(&h2frames::headers(stream, COMPLETE_REQUEST, &block))
                 .await
                 .is_err()
             {
@@ -360,7 +367,7 @@ async fn a_client_that_resets_most_of_its_streams_is_ended() {
             }
             stream += 2;
         }
-        // A ping behind them comes back when they have been read.
+        // A PING behind them is answered once they have been read.
         let _ = io.write_all(&h2frames::ping(0, [1; 8])).await;
         let _ = io.flush().await;
         loop {
@@ -376,26 +383,26 @@ async fn a_client_that_resets_most_of_its_streams_is_ended() {
                 .write_all(&h2frames::rst_stream(stream, code::CANCEL))
                 .await;
         }
-        assert!(stream < 10_000, "thousands of resets, and still served");
+        assert!(stream < 10_000, "still served after thousands of resets");
     };
-    // It is told why, unless it was still sending and met the closed door.
-    let told = goaways(&ended);
+    // The client gets the reason, unless it was still sending and got a reset connection.
+    let received = goaways(&ended);
     assert!(
-        told.iter().all(|it| *it == code::ENHANCE_YOUR_CALM),
-        "{told:?}"
+        received.iter().all(|it| *it == code::ENHANCE_YOUR_CALM),
+        "{received:?}"
     );
-    scene.serves_others().await;
+    fixture.assert_serves_others().await;
 }
 
 #[tokio::test]
-async fn what_is_no_request_is_counted() {
-    let scene = scene(|_| {}).await;
-    let mut h1 = scene.h1().await;
+async fn malformed_requests_are_counted() {
+    let fixture = fixture(|_| {}).await;
+    let mut h1 = fixture.h1().await;
     h1.send("GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let response = h1.read_response().await.unwrap();
     assert_eq!(response.status, 400);
     assert!(response.header("date").is_some());
-    let scrape = plain::scrape(scene.bridge.admin_address()).await;
+    let scrape = admin_client::scrape(fixture.bridge.admin_address()).await;
     let labels = [
         ("route", "refuse"),
         ("destination", "rejected"),
@@ -407,13 +414,13 @@ async fn what_is_no_request_is_counted() {
 }
 
 #[tokio::test]
-async fn a_flood_of_continuations_ends_the_connection() {
-    let scene = scene(|_| {}).await;
+async fn a_flood_of_continuation_frames_closes_the_connection() {
+    let fixture = fixture(|_| {}).await;
     for piece in [
         &b""[..],
         &h2frames::literal("x-filler", &"x".repeat(16_000)),
     ] {
-        let mut io = scene.frames().await;
+        let mut io = fixture.raw_h2_connection().await;
         let mut flood = h2frames::headers(1, flag::END_STREAM, &get_block("/api"));
         for _ in 0..2000 {
             flood.extend(h2frames::continuation(1, flag::NONE, piece));
@@ -422,19 +429,19 @@ async fn a_flood_of_continuations_ends_the_connection() {
         let _ = io.flush().await;
         let frames = frames_to_end(&mut io).await;
         assert_eq!(goaways(&frames), [code::ENHANCE_YOUR_CALM]);
-        scene.serves_others().await;
+        fixture.assert_serves_others().await;
     }
     assert_eq!(
-        requests(&scene.upstream).len(),
+        client_requests(&fixture.upstream).len(),
         4,
-        "only those of the others"
+        "only the requests of other clients arrived"
     );
 }
 
 #[tokio::test]
-async fn a_header_list_of_more_than_a_mebibyte_is_refused() {
-    let scene = scene(|_| {}).await;
-    let h2 = scene.h2().await;
+async fn a_header_list_above_one_mebibyte_is_rejected() {
+    let fixture = fixture(|_| {}).await;
+    let h2 = fixture.h2().await;
     let request = |fields: usize| {
         let value = "x".repeat(50_000);
         let mut request = Request::get("https://k/api");
@@ -444,81 +451,88 @@ async fn a_header_list_of_more_than_a_mebibyte_is_refused() {
         request.body(()).unwrap()
     };
     let response = h2.request(request(20), "").await.unwrap();
-    assert_eq!(response.status, 200, "a million bytes are less");
+    assert_eq!(response.status, 200, "a million bytes are below the limit");
     let response = h2.request(request(22), "").await.unwrap();
     assert_eq!(response.status, 431);
     assert_eq!(h2.get("/api").await.unwrap().status, 200);
-    assert_eq!(requests(&scene.upstream).len(), 2);
+    assert_eq!(client_requests(&fixture.upstream).len(), 2);
 }
 
 #[tokio::test]
-async fn more_headers_than_any_client_sends_are_431_with_a_status() {
-    let scene = scene(|_| {}).await;
-    let mut io = scene.frames().await;
+async fn too_many_headers_are_431_with_a_status() {
+    let fixture = fixture(|_| {}).await;
+    let mut io = fixture.raw_h2_connection().await;
     let mut block = get_block("/api");
     for number in 0..9000 {
         block.extend(h2frames::literal(&format!("x-{number}"), ""));
     }
     let mut pieces = block.chunks(16_000).peekable();
     let first = pieces.next().unwrap();
-    say(&mut io, h2frames::headers(1, flag::END_STREAM, first)).await;
+    write_flushed(&mut io, h2frames::headers(1, flag::END_STREAM, first)).await;
     while let Some(piece) = pieces.next() {
         let last = if pieces.peek().is_none() {
             flag::END_HEADERS
         } else {
             0
         };
-        say(&mut io, h2frames::continuation(1, last, piece)).await;
+        write_flushed(&mut io, h2frames::continuation(1, last, piece)).await;
     }
     let body = h2frames::read_until(&mut io, kind::DATA).await.unwrap();
     let status: serde_json::Value = serde_json::from_slice(&body.payload).unwrap();
     assert_eq!(status["code"], 431);
-    scene.serves_others().await;
+    fixture.assert_serves_others().await;
 }
 
-/// The client reads nothing, and its answer waits.
+/// The client reads nothing, so its response stalls.
 #[tokio::test]
-async fn an_answer_that_nobody_takes_is_given_up() {
-    let scene = scene(|limits| limits.unauthenticated_stall_timeout = SHORT).await;
-    let mut h1 = scene.h1().await;
+async fn a_response_that_the_client_does_not_read_is_aborted() {
+    let fixture = fixture(|limits| limits.unauthenticated_stall_timeout = SHORT_TIMEOUT).await;
+    let mut h1 = fixture.h1().await;
     h1.send("GET /huge HTTP/1.1\r\nHost: k\r\n\r\n")
         .await
         .unwrap();
-    // With no window at all, not even the first byte can be sent.
-    let client = scene.bed.client().alpn(&["h2"]);
+    // With a zero window not even the first byte can be sent.
+    let client = fixture.pki.client().alpn(&["h2"]);
     let mut io = client
-        .connect(scene.bridge.address(), "localhost")
+        .connect(fixture.bridge.address(), "localhost")
         .await
         .unwrap();
     h2frames::open(&mut io, &[(setting::INITIAL_WINDOW_SIZE, 0)])
         .await
         .unwrap();
-    say(&mut io, h2frames::headers(1, WHOLE, &get_block("/big"))).await;
+    write_flushed(
+        &mut io,
+        h2frames::headers(1, COMPLETE_REQUEST, &get_block("/big")),
+    )
+    .await;
     let reset = h2frames::read_until(&mut io, kind::RST_STREAM)
         .await
         .unwrap();
     assert_eq!(reset.header.stream, 1);
-    eventually("the connection is closed", PATIENCE, async || {
-        let scrape = plain::scrape(scene.bridge.admin_address()).await;
+    eventually("the connection is closed", TEST_TIMEOUT, async || {
+        let scrape = admin_client::scrape(fixture.bridge.admin_address()).await;
         scrape.value("skewbridge_client_connections", &[]) == Some(1.0)
     })
     .await;
-    assert!(h1.read_response().await.is_err(), "it was not sent whole");
-    scene.serves_others().await;
+    assert!(
+        h1.read_response().await.is_err(),
+        "the response was not sent completely"
+    );
+    fixture.assert_serves_others().await;
 }
 
 #[tokio::test]
-async fn a_body_of_single_bytes_costs_little() {
-    let bed = Bed::new();
-    let options = Options::new(bed.upstream.clone()).respond_at_head();
+async fn a_body_of_one_byte_frames_uses_little_memory() {
+    let pki = PkiFixture::new();
+    let options = Options::new(pki.upstream.clone()).respond_at_head();
     let never = Arc::new(Notify::new());
-    let upstream = ApiServer::start(options, move |seen| match seen.path() {
+    let upstream = ApiServer::start(options, move |recorded| match recorded.path() {
         "/upload" => Reply::new(200).after(&never),
         _ => Reply::json("{}"),
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = pki.start_bridge(upstream.addr());
+    let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     let before = resident();
     h1.send("POST /upload HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\n")
         .await
@@ -526,15 +540,14 @@ async fn a_body_of_single_bytes_costs_little() {
     for _ in 0..250 {
         h1.send("1\r\nx\r\n".repeat(1024)).await.unwrap();
     }
-    // 250 KiB in pieces of one byte, each kept with its own bookkeeping, would
-    // be more than 25 MiB.
+    // 250 KiB in chunks of one byte, each with its own bookkeeping, would take more than 25 MiB.
     let grown = resident().saturating_sub(before);
     assert!(grown < 16 << 20, "{} MiB", grown >> 20);
 }
 
 #[tokio::test]
-async fn floods_of_small_frames_do_not_fill_the_memory() {
-    let scene = scene(|_| {}).await;
+async fn floods_of_small_frames_do_not_exhaust_memory() {
+    let fixture = fixture(|_| {}).await;
     let rows = [
         h2frames::ping(flag::NONE, *b"whatever"),
         h2frames::settings(&[(setting::INITIAL_WINDOW_SIZE, 65_535)]),
@@ -543,17 +556,17 @@ async fn floods_of_small_frames_do_not_fill_the_memory() {
     let before = resident();
     let mut floods = Vec::new();
     for frame in rows {
-        let mut io = scene.frames().await;
+        let mut io = fixture.raw_h2_connection().await;
         floods.push(tokio::spawn(async move {
             let many = frame.repeat(1000);
-            // What comes back is never read.
+            // The responses are never read.
             while io.write_all(&many).await.is_ok() {}
         }));
     }
     for _ in 0..10 {
-        scene.serves_others().await;
+        fixture.assert_serves_others().await;
     }
-    // Other tests run in this process as well and take their part.
+    // Other tests run in this process as well and use memory.
     let grown = resident().saturating_sub(before);
     assert!(grown < 64 << 20, "grown by {grown} bytes");
     for flood in floods {
@@ -561,7 +574,7 @@ async fn floods_of_small_frames_do_not_fill_the_memory() {
     }
 }
 
-/// Bytes of memory that this process holds, bridge and all.
+/// Resident memory of this process in bytes, including the bridge.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
@@ -569,22 +582,22 @@ fn resident() -> usize {
 }
 
 #[tokio::test]
-async fn who_does_not_read_does_not_hold_up_the_others() {
-    let scene = scene(|_| {}).await;
+async fn a_client_that_does_not_read_does_not_block_others() {
+    let fixture = fixture(|_| {}).await;
     let mut slow_h1 = Vec::new();
     for _ in 0..5 {
-        let mut client = scene.h1().await;
+        let mut client = fixture.h1().await;
         client
             .send("GET /big HTTP/1.1\r\nHost: k\r\n\r\n")
             .await
             .unwrap();
         slow_h1.push(client);
     }
-    // A stream that is not read takes nothing from its neighbours either.
+    // An unread stream does not block the other streams of its connection either.
     let mut builder = h2::client::Builder::new();
     builder.initial_connection_window_size(16 << 20);
-    let client = scene.bed.client().alpn(&["h2"]);
-    let io = client.connect(scene.bridge.address(), "localhost").await;
+    let client = fixture.pki.client().alpn(&["h2"]);
+    let io = client.connect(fixture.bridge.address(), "localhost").await;
     let h2 = H2Client::with(&builder, io.unwrap()).await.unwrap();
     let mut slow_h2 = Vec::new();
     for _ in 0..50 {
@@ -594,10 +607,10 @@ async fn who_does_not_read_does_not_hold_up_the_others() {
         assert_eq!(stream.head().await.unwrap().status, 200);
         slow_h2.push(stream);
     }
-    scene.serves_others().await;
+    fixture.assert_serves_others().await;
     let whole = h2.get("/big").await.unwrap();
     assert_eq!((whole.status, whole.body.len()), (200, 8 << 20));
-    // And what waited is still whole.
+    // The stalled response is still complete.
     let response = slow_h1.pop().unwrap().read_response().await.unwrap();
     assert_eq!(response.body.len(), 8 << 20);
 }

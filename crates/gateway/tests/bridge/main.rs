@@ -1,27 +1,23 @@
-//! A bridge over loopback, before stand-ins that behave and misbehave. One program:
-//! each is a link of everything.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
+//! A bridge over loopback, in front of fake API servers and scripted upstreams. All suites are
+//! one test binary: linking one binary per suite would take longer than running them.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // fixtures are test code too
 
 mod admin;
 mod authentication_limit;
-mod bed;
 mod bodies;
-mod by_spdy;
+mod buffered_memory;
 mod callers;
-mod claims;
-mod cluster;
+mod connection_sharing;
 mod connection_slots;
 mod direct_servers;
 mod egress;
-mod either;
 mod errors;
-mod exhaustion;
 mod expect_continue;
 mod forward_pings;
 mod forwarding;
+mod header_limits;
 mod identities;
 mod limits;
-mod log;
 mod peer_admin;
 mod peer_discovery;
 mod peer_faults;
@@ -32,21 +28,19 @@ mod peer_records;
 mod peer_silence;
 mod peer_skew;
 mod peers;
-mod plain;
 mod reload;
 mod retries;
-mod scripted;
 mod self_test;
 mod shutdown;
 mod signatures;
 mod smuggling;
 mod spoofing;
-mod standin;
 mod stream_ends;
 mod stream_pings;
-mod streaming;
 mod streams;
 mod streams_to_websocket;
+#[path = "../support/mod.rs"]
+mod support;
 mod tls;
 mod upgrades;
 mod view;

@@ -1,4 +1,4 @@
-//! What a bridge says about its peers: metrics, `/debug/peers` and `/readyz`.
+//! What a bridge reports about its peers: metrics, `/debug/peers` and `/readyz`.
 
 use std::collections::BTreeSet;
 
@@ -6,21 +6,22 @@ use serde_json::{Value, json};
 use skewbridge_discovery::{ServerDiscoveryList, servers};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Config, Features};
-use skewbridge_testkit::{Ca, PATIENCE, RecordedRequest, Reply, eventually};
+use skewbridge_testkit::{Ca, RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 
-use crate::bed::{self, start};
-use crate::cluster::{
-    Cluster, NEW, NEW_PATH, OWN, SHARED_PATH, ask, peer_view, peers, refusal, served_by,
+use crate::support::admin_client;
+use crate::support::cluster::{
+    ClusterFixture, NEW, NEW_PATH, OWN, SHARED_PATH, peer_view, peers, send_request, served_by,
+    status_message,
 };
-use crate::plain;
-use crate::standin::LEASES;
+use crate::support::fake_apiserver::LEASES;
+use crate::support::pki::{self, start};
 
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
 const BEARER: (&str, &str) = ("Authorization", "Bearer t0ken");
 
 #[tokio::test]
-async fn without_the_gate_or_a_certificate_it_is_a_plain_gateway_that_says_so() {
+async fn without_the_feature_gate_or_a_certificate_peering_is_off_and_reported_as_off() {
     type Change = fn(&mut Config);
     let rows: [(&str, Change); 4] = [
         ("UnknownVersionInteroperabilityProxy is off", |config| {
@@ -37,15 +38,15 @@ async fn without_the_gate_or_a_certificate_it_is_a_plain_gateway_that_says_so() 
         }),
     ];
     for (why, change) in rows {
-        let cluster = Cluster::new(&[]).await;
+        let cluster = ClusterFixture::new(&[]).await;
         let b = cluster.peer(B, &[NEW]).await;
         let mut config = cluster.config();
         change(&mut config);
         let bridge = start(&config);
         let bearer = async |path: &str| {
-            ask(&cluster.bed.client(), &bridge, "GET", path, &[BEARER], "").await
+            send_request(&cluster.pki.client(), &bridge, "GET", path, &[BEARER], "").await
         };
-        eventually("it is ready", PATIENCE, async || {
+        eventually("the bridge is ready", TEST_TIMEOUT, async || {
             bearer("/readyz").await.status == 200
         })
         .await;
@@ -54,15 +55,15 @@ async fn without_the_gate_or_a_certificate_it_is_a_plain_gateway_that_says_so() 
         assert_eq!(answer.text(), "404 page not found\n", "{why}");
         assert_eq!(served_by(&bearer(SHARED_PATH).await), OWN);
 
-        let ready = plain::get(bridge.admin_address(), "/readyz?verbose").await;
+        let ready = admin_client::get(bridge.admin_address(), "/readyz?verbose").await;
         assert_eq!(ready.status, 200, "{}", ready.body);
         let line = format!("[+]peers ok: local only, since {why}\n");
         assert!(ready.body.contains(&line), "{}", ready.body);
         assert_eq!(peers(&bridge).await["localOnly"], Value::from(why));
-        // `skew` recognises it, and callers learn nothing of its flags.
+        // `skew` recognises the answer, and clients learn nothing about the flags.
         let accept = [BEARER, ("Accept", servers::ACCEPT)];
-        let client = cluster.bed.client();
-        let answer = ask(&client, &bridge, "GET", "/apis", &accept, "").await;
+        let client = cluster.pki.client();
+        let answer = send_request(&client, &bridge, "GET", "/apis", &accept, "").await;
         assert_eq!(answer.header("content-type"), Some(servers::MEDIA_TYPE));
         let list = ServerDiscoveryList::parse(&answer.body).unwrap();
         let reason = list.local_only.unwrap();
@@ -75,15 +76,15 @@ async fn without_the_gate_or_a_certificate_it_is_a_plain_gateway_that_says_so() 
             list.servers.is_empty() && !reason.contains("--"),
             "{reason}"
         );
-        let metrics = plain::scrape(bridge.admin_address()).await;
+        let metrics = admin_client::scrape(bridge.admin_address()).await;
         assert_eq!(metrics.value("skewbridge_peering_enabled", &[]), Some(0.0));
-        assert!(b.standin.server.requests().is_empty());
+        assert!(b.apiserver.server.requests().is_empty());
     }
 }
 
 #[tokio::test]
-async fn what_peers_did_is_told_by_metrics_and_by_debug_peers() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&["v1 pods"], [(B, &[NEW])]).await;
+async fn requests_to_peers_are_reported_by_metrics_and_debug_peers() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&["v1 pods"], [(B, &[NEW])]).await;
     cluster.get(&bridge, NEW_PATH).await;
     let view = peers(&bridge).await;
     assert!(view["localOnly"].is_null(), "{view}");
@@ -95,16 +96,16 @@ async fn what_peers_did_is_told_by_metrics_and_by_debug_peers() {
     let peer = &view["peers"][0];
     assert_eq!(peer["identity"], B);
     assert_eq!(peer["version"], "1.36.4");
-    assert_eq!(peer["address"], b.standin.server.addr().to_string());
+    assert_eq!(peer["address"], b.apiserver.server.addr().to_string());
     for yes in ["published", "alive", "healthy"] {
         assert_eq!(peer[yes], true, "{yes} of {view}");
     }
     assert_eq!(peer["servesAlone"], json!([NEW]));
     assert!(peer["problem"].is_null());
 
-    b.die().await;
-    refusal(&cluster.post(&bridge, NEW_PATH, "{}").await, 503);
-    let metrics = plain::scrape(bridge.admin_address()).await;
+    b.shut_down().await;
+    status_message(&cluster.post(&bridge, NEW_PATH, "{}").await, 503);
+    let metrics = admin_client::scrape(bridge.admin_address()).await;
     let of = [
         ("group", "storage.k8s.io"),
         ("version", "v1alpha1"),
@@ -134,22 +135,26 @@ async fn what_peers_did_is_told_by_metrics_and_by_debug_peers() {
     let rerouted = metrics.value("skewbridge_rerouted_requests_total", &rerouted);
     assert_eq!(rerouted, Some(1.0));
     assert_eq!(metrics.value("skewbridge_peering_enabled", &[]), Some(1.0));
-    // The name of the last release.
+    // The metric's name of the last release.
     assert_eq!(metrics.value("skewbridge_peering", &[]), Some(1.0));
-    eventually("the failure to learn is counted", PATIENCE, async || {
-        let metrics = plain::scrape(bridge.admin_address()).await;
-        let name = "apiserver_peer_discovery_sync_errors_total";
-        let count = metrics.value(name, &[("type", "fetch_discovery")]);
-        count.is_some_and(|count| count > 0.0)
-    })
+    eventually(
+        "the failed discovery is counted",
+        TEST_TIMEOUT,
+        async || {
+            let metrics = admin_client::scrape(bridge.admin_address()).await;
+            let name = "apiserver_peer_discovery_sync_errors_total";
+            let count = metrics.value(name, &[("type", "fetch_discovery")]);
+            count.is_some_and(|count| count > 0.0)
+        },
+    )
     .await;
 }
 
 #[tokio::test]
-async fn what_is_counted_of_peers_is_described_before_it_happens() {
-    let cluster = Cluster::new(&[]).await;
+async fn peer_metrics_have_help_lines_before_the_first_event() {
+    let cluster = ClusterFixture::new(&[]).await;
     let bridge = cluster.start().await;
-    let metrics = plain::scrape(bridge.admin_address()).await;
+    let metrics = admin_client::scrape(bridge.admin_address()).await;
     for (name, kind) in [
         ("apiserver_rerouted_request", "counter"),
         ("kubernetes_apiserver_rerouted_request", "counter"),
@@ -172,37 +177,41 @@ async fn what_is_counted_of_peers_is_described_before_it_happens() {
 }
 
 #[tokio::test]
-async fn why_a_peer_does_not_tell_is_said_in_its_own_words() {
-    let cluster = Cluster::new(&[]).await;
+async fn the_error_message_of_failed_peer_discovery_is_reported_verbatim() {
+    let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
-    b.standin.hook(|seen| {
+    b.apiserver.set_hook(|recorded| {
         let status = r#"{"kind":"Status","code":503,"message":"no \"quorum\" in etcd"}"#;
-        (seen.path() == "/apis").then(|| Reply::json(status).status(503))
+        (recorded.path() == "/apis").then(|| Reply::json(status).status(503))
     });
     let bridge = start(&cluster.config());
-    eventually("it has been asked", PATIENCE, async || {
-        peer_view(&bridge, B).await["problem"] == r#"/apis: 503: no "quorum" in etcd"#
-    })
+    eventually(
+        "the failed discovery is reported",
+        TEST_TIMEOUT,
+        async || peer_view(&bridge, B).await["problem"] == r#"/apis: 503: no "quorum" in etcd"#,
+    )
     .await;
 }
 
-/// A bridge that keeps the Lease of its identity itself, for so long that it has
-/// asked its server whether that keeps one.
-async fn keeping_a_lease(feature: u8) -> (Cluster, Handle) {
-    let cluster = Cluster::new(&[]).await;
+/// A bridge that maintains the Lease of its identity itself, long enough to have checked whether
+/// its server maintains one.
+async fn bridge_that_maintains_the_lease(feature: u8) -> (ClusterFixture, Handle) {
+    let cluster = ClusterFixture::new(&[]).await;
     let line = format!(
         "kubernetes_feature_enabled{{name=\"APIServerIdentity\",stage=\"BETA\"}} {feature}\n"
     );
-    cluster.local.hook(move |seen: &RecordedRequest| {
+    cluster.local.set_hook(move |recorded: &RecordedRequest| {
         let line = line.clone();
-        (seen.path() == "/metrics").then(|| Reply::new(200).body(line))
+        (recorded.path() == "/metrics").then(|| Reply::new(200).body(line))
     });
     cluster.local.delete(LEASES, OWN);
     cluster.local.lease(B, "one");
     let bridge = start(&cluster.config());
-    eventually("the server has been asked", 3 * PATIENCE, async || {
-        !cluster.local.questions("/metrics").is_empty()
-    })
+    eventually(
+        "the server's metrics have been read",
+        3 * TEST_TIMEOUT,
+        async || !cluster.local.gateway_requests("/metrics").is_empty(),
+    )
     .await;
     assert_eq!(local(&bridge).await["leaseKeptBy"], "skewbridge");
     (cluster, bridge)
@@ -213,18 +222,20 @@ async fn local(bridge: &Handle) -> Value {
 }
 
 async fn ready(bridge: &Handle) -> String {
-    let ready = plain::get(bridge.admin_address(), "/readyz?verbose").await;
+    let ready = admin_client::get(bridge.admin_address(), "/readyz?verbose").await;
     assert_eq!(ready.status, 200, "{}", ready.body);
     ready.body
 }
 
-/// A host name that is not the server's makes an identity that no server has.
+/// With a host name other than the server's, the bridge computes an identity that no server has.
 #[tokio::test]
-async fn an_identity_that_is_not_the_servers_is_doubted_and_that_is_said() {
-    let (cluster, bridge) = keeping_a_lease(1).await;
-    eventually("the identity is doubted", PATIENCE, async || {
-        local(&bridge).await["problem"].is_string()
-    })
+async fn an_identity_that_differs_from_the_servers_is_reported_as_doubtful() {
+    let (cluster, bridge) = bridge_that_maintains_the_lease(1).await;
+    eventually(
+        "the identity is reported as doubtful",
+        TEST_TIMEOUT,
+        async || local(&bridge).await["problem"].is_string(),
+    )
     .await;
     let problem = local(&bridge).await["problem"].as_str().unwrap().to_owned();
     for part in [
@@ -236,52 +247,60 @@ async fn an_identity_that_is_not_the_servers_is_doubted_and_that_is_said() {
     }
     assert!(ready(&bridge).await.contains(&problem));
 
-    // The server keeps it after all.
+    // The server maintains it after all.
     cluster.local.lease(OWN, "two");
-    eventually("it is not doubted any more", PATIENCE, async || {
-        let local = local(&bridge).await;
-        local["leaseKeptBy"] == "kube-apiserver" && local["problem"].is_null()
-    })
+    eventually(
+        "the identity is no longer reported as doubtful",
+        TEST_TIMEOUT,
+        async || {
+            let local = local(&bridge).await;
+            local["leaseKeptBy"] == "kube-apiserver" && local["problem"].is_null()
+        },
+    )
     .await;
 }
 
 #[tokio::test]
-async fn an_identity_of_a_server_that_keeps_no_lease_is_not_doubted() {
-    let (cluster, bridge) = keeping_a_lease(0).await;
+async fn the_identity_of_a_server_without_a_lease_is_not_doubtful() {
+    let (cluster, bridge) = bridge_that_maintains_the_lease(0).await;
     let renewed = || {
         let lease = cluster.local.object(LEASES, OWN).unwrap();
         lease["spec"]["renewTime"].clone()
     };
     let before = renewed();
-    // Whatever was asked has been answered before that.
-    eventually("it is renewed again", PATIENCE, async || {
+    // All requests of the check have been answered before that.
+    eventually("the Lease is renewed again", TEST_TIMEOUT, async || {
         renewed() != before
     })
     .await;
     assert!(local(&bridge).await["problem"].is_null());
     assert!(!ready(&bridge).await.contains("--apiserver-identity"));
-    assert_eq!(cluster.local.questions("/metrics").len(), 1);
+    assert_eq!(cluster.local.gateway_requests("/metrics").len(), 1);
 }
 
 #[tokio::test]
-async fn who_cannot_prove_to_be_a_peer_is_not_believed_and_that_is_said() {
-    let cluster = Cluster::new(&[]).await;
-    let stranger = Ca::new("stranger").server(&["kubernetes.default.svc"]);
+async fn a_peer_with_an_invalid_certificate_is_rejected_and_reported() {
+    let cluster = ClusterFixture::new(&[]).await;
+    let untrusted = Ca::new("stranger").server(&["kubernetes.default.svc"]);
     let other_name = cluster.peer_ca.server(&["localhost", "127.0.0.1"]);
     let rows = [
-        (B, stranger, "it is not signed by --peer-ca-file"),
+        (B, untrusted, "it is not signed by --peer-ca-file"),
         (C, other_name, "has to be for kubernetes.default.svc"),
     ];
     let mut servers = Vec::new();
     let mut problems = Vec::new();
     for (name, certificate, problem) in rows {
-        servers.push(cluster.peer_showing(name, &[NEW], certificate).await);
+        servers.push(
+            cluster
+                .peer_with_certificate(name, &[NEW], certificate)
+                .await,
+        );
         problems.push((name, problem));
     }
-    let bridge = bed::start(&cluster.config());
-    cluster.becomes(&bridge, "/readyz", 200).await;
+    let bridge = pki::start(&cluster.config());
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
     for (name, problem) in problems {
-        eventually(problem, PATIENCE, async || {
+        eventually(problem, TEST_TIMEOUT, async || {
             let view = peer_view(&bridge, name).await;
             view["problem"]
                 .as_str()
@@ -294,8 +313,8 @@ async fn who_cannot_prove_to_be_a_peer_is_not_believed_and_that_is_said() {
     let answer = cluster.get(&bridge, NEW_PATH).await;
     assert!(!answer.text().contains("servedBy"), "{}", answer.text());
     for server in &servers {
-        assert!(server.standin.server.requests().is_empty());
-        let refused = async || server.standin.server.failed_handshakes() > 0;
-        eventually("a handshake was broken off", PATIENCE, refused).await;
+        assert!(server.apiserver.server.requests().is_empty());
+        let refused = async || server.apiserver.server.failed_handshakes() > 0;
+        eventually("the handshake was aborted", TEST_TIMEOUT, refused).await;
     }
 }

@@ -1,5 +1,5 @@
-//! How a bridge learns which servers there are and what each of them serves, and how it tells
-//! them about the one behind it.
+//! How a bridge learns which servers exist and what each of them serves, and how it publishes the
+//! address of the server behind it.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -8,16 +8,18 @@ use serde_json::Value;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::RegistryKind;
 use skewbridge_peer_directory::{Identity, MicroTime};
-use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
+use skewbridge_testkit::{RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 use tokio::sync::Notify;
 
-use crate::bed::start;
-use crate::cluster::{
-    self, Cluster, NEW, NEW_PATH, NOBODYS_PATH, OWN, SHARED, ask, peer_view, peers, refusal,
-    served_by,
+use crate::support::admin_client;
+use crate::support::cluster::{
+    self, ClusterFixture, NEW, NEW_PATH, OWN, SHARED, UNSERVED_PATH, peer_view, peers,
+    send_request, served_by, status_message,
 };
-use crate::plain;
-use crate::standin::{API_SERVICES, CRDS, Form, LEASES, api_service, crd, lease};
+use crate::support::fake_apiserver::{
+    API_SERVICES, CRDS, DiscoveryFormat, LEASES, api_service, crd, lease,
+};
+use crate::support::pki::start;
 
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
@@ -27,23 +29,23 @@ const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscove
 const V2_BETA1: &str = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 
 #[tokio::test]
-async fn servers_of_every_age_are_understood() {
+async fn discovery_of_servers_of_every_version_is_understood() {
     let rows = [
-        ("v1.36.4", Form::V2),
-        ("v1.29.15", Form::V2Beta1),
-        ("v1.25.16", Form::Legacy),
+        ("v1.36.4", DiscoveryFormat::V2),
+        ("v1.29.15", DiscoveryFormat::V2Beta1),
+        ("v1.25.16", DiscoveryFormat::Legacy),
     ];
     for (version, form) in rows {
-        let cluster = Cluster::new(&["v1 pods"]).await;
+        let cluster = ClusterFixture::new(&["v1 pods"]).await;
         let serves = [NEW, "v1 pods", "v1 pods/resize:patch"];
         let b = cluster.peer(B, &serves).await;
-        b.standin.is_version(version, form);
+        b.apiserver.set_version(version, form);
         let bridge = cluster.start().await;
         let resize = "/api/v1/namespaces/a/pods/p/resize";
-        let answer = ask(&cluster.alice(), &bridge, "PATCH", resize, &[], "{}").await;
+        let answer = send_request(&cluster.alice(), &bridge, "PATCH", resize, &[], "{}").await;
         assert_eq!(served_by(&answer), B, "{version}");
         assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
-        assert_eq!(cluster.get(&bridge, NOBODYS_PATH).await.status, 404);
+        assert_eq!(cluster.get(&bridge, UNSERVED_PATH).await.status, 404);
         let view = peer_view(&bridge, B).await;
         assert_eq!(view["version"], version[1..], "{view}");
         let alone = serde_json::json!([NEW, "v1 pods/resize"]);
@@ -51,19 +53,19 @@ async fn servers_of_every_age_are_understood() {
     }
 }
 
-/// Before 1.26 there is a list for each group-version, and the server behind an aggregated
-/// API may hang.
+/// Before 1.26 discovery is one list per group-version, and the server behind an aggregated API may
+/// hang.
 #[tokio::test]
-async fn aggregated_apis_that_hang_do_not_hide_what_an_old_server_serves() {
-    const HANGING: usize = 40;
-    let groups: Vec<_> = (0..HANGING)
+async fn hanging_aggregated_apis_do_not_hide_the_apis_of_an_old_server() {
+    const HANGING_APIS: usize = 40;
+    let groups: Vec<_> = (0..HANGING_APIS)
         .map(|number| format!("hanging-{number}.example.com"))
         .collect();
     let lines: Vec<_> = (groups.iter())
         .map(|group| format!("{group}/v1 readings"))
         .collect();
     let lines: Vec<_> = lines.iter().map(String::as_str).collect();
-    let cluster = Cluster::new(&[&lines[..], &["v1 pods"]].concat()).await;
+    let cluster = ClusterFixture::new(&[&lines[..], &["v1 pods"]].concat()).await;
     let b = cluster
         .peer(B, &[&lines[..], &["v1 pods", NEW]].concat())
         .await;
@@ -76,48 +78,54 @@ async fn aggregated_apis_that_hang_do_not_hide_what_an_old_server_serves() {
     let never = Arc::new(Notify::new());
     let hang = || {
         let never = never.clone();
-        move |seen: &RecordedRequest| {
-            let hangs = seen.path().starts_with("/apis/hanging-");
+        move |recorded: &RecordedRequest| {
+            let hangs = recorded.path().starts_with("/apis/hanging-");
             hangs.then(|| Reply::new(200).after(&never))
         }
     };
-    b.standin.is_version("v1.25.16", Form::Legacy);
-    b.standin.hook(hang());
-    cluster.local.is_version("v1.25.16", Form::Legacy);
+    b.apiserver.set_version("v1.25.16", DiscoveryFormat::Legacy);
+    b.apiserver.set_hook(hang());
+    cluster
+        .local
+        .set_version("v1.25.16", DiscoveryFormat::Legacy);
     let bridge = cluster.start().await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
-    assert_eq!(cluster.get(&bridge, NOBODYS_PATH).await.status, 404);
+    assert_eq!(cluster.get(&bridge, UNSERVED_PATH).await.status, 404);
     let view = peer_view(&bridge, B).await;
     assert_eq!(view["reachable"], true, "{view}");
     assert_eq!(view["servesAlone"], serde_json::json!([NEW]), "{view}");
 
-    // What the local server listed before stays, although it hangs now.
+    // The local server's earlier list is kept although the aggregated API hangs now.
     let apis = cluster.get(&bridge, "/apis").await.text().clone();
     assert!(groups.iter().all(|group| apis.contains(group)), "{apis}");
     cluster
         .local
         .serve(&[&lines[..], &["v1 pods", SHARED, NEW]].concat());
-    cluster.local.hook(hang());
+    cluster.local.set_hook(hang());
     cluster
         .local
         .put(CRDS, crd("stable.example.com", "crontabs"));
-    eventually("the local server is read again", PATIENCE, async || {
-        let view = peer_view(&bridge, B).await;
-        view["servesAlone"].as_array().is_none_or(Vec::is_empty)
-    })
+    eventually(
+        "discovery of the local server is read again",
+        TEST_TIMEOUT,
+        async || {
+            let view = peer_view(&bridge, B).await;
+            view["servesAlone"].as_array().is_none_or(Vec::is_empty)
+        },
+    )
     .await;
     let accept = [("accept", V2)];
-    let view = ask(&cluster.alice(), &bridge, "GET", "/apis", &accept, "").await;
+    let view = send_request(&cluster.alice(), &bridge, "GET", "/apis", &accept, "").await;
     for group in &groups {
         assert!(view.text().contains(group), "{}", view.text());
     }
 }
 
 #[tokio::test]
-async fn a_peer_is_asked_as_kube_apiservers_ask_each_other() {
-    let (_cluster, [b], _bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+async fn peer_discovery_requests_look_like_those_of_kube_apiserver() {
+    let (_cluster, [b], _bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     for path in ["/api", "/apis"] {
-        let question = b.standin.questions(path).remove(0);
+        let question = b.apiserver.gateway_requests(path).remove(0);
         let client = question.client.as_ref().unwrap();
         assert_eq!(client.common_name, "front-proxy-client");
         assert_eq!(question.all("x-remote-user"), ["system:apiserver"]);
@@ -135,73 +143,81 @@ async fn a_peer_is_asked_as_kube_apiservers_ask_each_other() {
 }
 
 #[tokio::test]
-async fn a_peer_that_restarts_is_asked_for_news_only() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    let asked = b.standin.questions("/apis").len();
+async fn discovery_of_a_restarted_peer_is_conditional() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    let asked = b.apiserver.gateway_requests("/apis").len();
     cluster.local.lease(B, "two");
     for path in ["/apis", "/api"] {
-        eventually("it is asked again", PATIENCE, async || {
-            b.standin.questions(path).len() > asked
-        })
+        eventually(
+            "discovery of the peer is requested again",
+            TEST_TIMEOUT,
+            async || b.apiserver.gateway_requests(path).len() > asked,
+        )
         .await;
-        let question = b.standin.questions(path).remove(asked);
+        let question = b.apiserver.gateway_requests(path).remove(asked);
         assert!(question.header("if-none-match").is_some(), "{question:#?}");
     }
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
 
-    // Another version: its ETags are not those of the one before.
-    let asked = b.standin.questions("/apis").len();
-    b.standin.is_version("v1.37.0", Form::V2);
-    b.standin.serve(&[SHARED]);
+    // Another version, whose ETags differ from those of the version before.
+    let asked = b.apiserver.gateway_requests("/apis").len();
+    b.apiserver.set_version("v1.37.0", DiscoveryFormat::V2);
+    b.apiserver.serve(&[SHARED]);
     cluster.local.lease(B, "three");
-    cluster.becomes(&bridge, NEW_PATH, 404).await;
-    let questions = b.standin.questions("/apis").split_off(asked);
+    cluster.wait_for_status(&bridge, NEW_PATH, 404).await;
+    let questions = b.apiserver.gateway_requests("/apis").split_off(asked);
     let anew = |it: &RecordedRequest| it.header("if-none-match").is_none();
     assert!(questions.iter().any(anew), "{questions:#?}");
     assert_eq!(peer_view(&bridge, B).await["version"], "1.37.0");
 }
 
 #[tokio::test]
-async fn what_an_unreachable_peer_said_counts_until_its_lease_ends() {
-    let (cluster, [mut b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    b.die().await;
+async fn the_last_discovery_of_an_unreachable_peer_is_used_until_its_lease_expires() {
+    let (cluster, [mut b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    b.shut_down().await;
     cluster.local.lease(B, "two");
-    eventually("it is known to be away", PATIENCE, async || {
-        let problem = &peer_view(&bridge, B).await["problem"];
-        problem
-            .as_str()
-            .is_some_and(|it| it.contains("cannot connect"))
-    })
+    eventually(
+        "the peer is reported as unreachable",
+        TEST_TIMEOUT,
+        async || {
+            let problem = &peer_view(&bridge, B).await["problem"];
+            problem
+                .as_str()
+                .is_some_and(|it| it.contains("cannot connect"))
+        },
+    )
     .await;
-    refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
-    assert_eq!(cluster.get(&bridge, NOBODYS_PATH).await.status, 404);
+    status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
+    assert_eq!(cluster.get(&bridge, UNSERVED_PATH).await.status, 404);
 
-    // The server may be restarting behind its bridge, which stays.
+    // The server may be restarting behind its bridge, which keeps running.
     cluster.local.delete(LEASES, B);
-    eventually("its Lease is known to be gone", PATIENCE, async || {
-        peer_view(&bridge, B).await["alive"] == false
-    })
+    eventually(
+        "the deletion of its Lease is known",
+        TEST_TIMEOUT,
+        async || peer_view(&bridge, B).await["alive"] == false,
+    )
     .await;
-    refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
-    b.take_address_back();
-    cluster.becomes(&bridge, NEW_PATH, 404).await;
+    status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
+    b.withdraw_address();
+    cluster.wait_for_status(&bridge, NEW_PATH, 404).await;
     assert_eq!(peers(&bridge).await["peers"], serde_json::json!([]));
 
-    b.standin.server.listen_again().await;
-    let _published = cluster.publish(B, b.standin.server.addr());
+    b.apiserver.server.listen_again().await;
+    let _published = cluster.publish(B, b.apiserver.server.addr());
     cluster.local.lease(B, "three");
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
 }
 
 #[tokio::test]
-async fn a_peer_whose_discovery_breaks_keeps_what_it_said() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    b.standin.hook(|seen: &RecordedRequest| {
+async fn the_last_discovery_of_a_peer_is_kept_when_discovery_fails() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    b.apiserver.set_hook(|recorded: &RecordedRequest| {
         let broken = || Reply::json("{").header("X-Any", "thing");
-        (seen.path() == "/apis").then(broken)
+        (recorded.path() == "/apis").then(broken)
     });
     cluster.local.lease(B, "two");
-    eventually("it is noticed", PATIENCE, async || {
+    eventually("the failure is reported", TEST_TIMEOUT, async || {
         !peer_view(&bridge, B).await["problem"].is_null()
     })
     .await;
@@ -209,9 +225,9 @@ async fn a_peer_whose_discovery_breaks_keeps_what_it_said() {
 }
 
 #[tokio::test]
-async fn a_peer_is_found_whatever_of_it_is_seen_first() {
+async fn a_peer_is_found_whether_its_lease_or_its_address_appears_first() {
     for lease_first in [true, false] {
-        let cluster = Cluster::new(&[]).await;
+        let cluster = ClusterFixture::new(&[]).await;
         let bridge = cluster.start().await;
         assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, 404);
         let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
@@ -219,8 +235,8 @@ async fn a_peer_is_found_whatever_of_it_is_seen_first() {
         let mut published = None;
         if lease_first {
             cluster.local.lease(B, "one");
-            // Who runs, and has not told what it serves, may serve it.
-            cluster.becomes(&bridge, NEW_PATH, 503).await;
+            // A running server without a discovery result may serve the resource.
+            cluster.wait_for_status(&bridge, NEW_PATH, 503).await;
             let problem = &peer_view(&bridge, B).await["problem"];
             assert_eq!(problem, "it has published no address");
         } else {
@@ -231,14 +247,14 @@ async fn a_peer_is_found_whatever_of_it_is_seen_first() {
         } else {
             cluster.local.lease(B, "one");
         }
-        cluster.becomes(&bridge, NEW_PATH, 200).await;
+        cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
         drop(published);
     }
 }
 
 #[tokio::test]
-async fn what_the_local_server_serves_is_read_anew_when_it_may_have_changed() {
-    type Change = fn(&Cluster);
+async fn local_discovery_is_refreshed_when_it_may_have_changed() {
+    type Change = fn(&ClusterFixture);
     let rows: [(&str, Change); 2] = [
         ("a CRD", |cluster| {
             cluster.local.put(CRDS, crd("other.example.com", "things"));
@@ -249,24 +265,24 @@ async fn what_the_local_server_serves_is_read_anew_when_it_may_have_changed() {
         }),
     ];
     for (what, change) in rows {
-        let (cluster, [_b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+        let (cluster, [_b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
         assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
         cluster.local.serve(&[SHARED, NEW]);
         change(&cluster);
-        becomes_local(&cluster, &bridge, what).await;
+        wait_until_served_locally(&cluster, &bridge, what).await;
     }
 
-    let (cluster, [_b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let (cluster, [_b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     cluster.local.server.stop_listening().await;
     cluster.local.server.kill_connections().await;
     cluster.local.serve(&[SHARED, NEW]);
-    cluster.local.is_version("v1.37.0", Form::V2);
+    cluster.local.set_version("v1.37.0", DiscoveryFormat::V2);
     cluster.local.server.listen_again().await;
-    becomes_local(&cluster, &bridge, "a restart").await;
+    wait_until_served_locally(&cluster, &bridge, "a restart").await;
 }
 
-/// Long before the next look that needs no occasion, after 24 s at the earliest.
-async fn becomes_local(cluster: &Cluster, bridge: &Handle, what: &str) {
+/// Long before the next periodic refresh, which comes after 24 s at the earliest.
+async fn wait_until_served_locally(cluster: &ClusterFixture, bridge: &Handle, what: &str) {
     eventually(what, Duration::from_secs(15), async || {
         let answer = cluster.get(bridge, NEW_PATH).await;
         answer.status == 200 && served_by(&answer) == OWN
@@ -275,28 +291,32 @@ async fn becomes_local(cluster: &Cluster, bridge: &Handle, what: &str) {
 }
 
 #[tokio::test]
-async fn a_local_server_that_is_away_takes_nothing_away_from_what_is_known() {
-    let (cluster, [_b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+async fn the_last_local_discovery_is_kept_while_the_local_server_is_unreachable() {
+    let (cluster, [_b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     cluster.local.server.stop_listening().await;
     cluster.local.server.kill_connections().await;
-    eventually("it is missed", PATIENCE, async || {
-        let metrics = plain::scrape(bridge.admin_address()).await;
-        let name = "apiserver_peer_discovery_sync_errors_total";
-        let count = metrics.value(name, &[("type", "lease_list")]);
-        count.is_some_and(|count| count > 0.0)
-    })
+    eventually(
+        "the local server is reported as unreachable",
+        TEST_TIMEOUT,
+        async || {
+            let metrics = admin_client::scrape(bridge.admin_address()).await;
+            let name = "apiserver_peer_discovery_sync_errors_total";
+            let count = metrics.value(name, &[("type", "lease_list")]);
+            count.is_some_and(|count| count > 0.0)
+        },
+    )
     .await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
-    refusal(&cluster.get(&bridge, cluster::SHARED_PATH).await, 503);
+    status_message(&cluster.get(&bridge, cluster::SHARED_PATH).await, 503);
 }
 
 #[tokio::test]
-async fn where_the_server_keeps_no_lease_the_bridge_does_until_it_leaves() {
-    let cluster = Cluster::new(&[]).await;
+async fn the_bridge_maintains_the_lease_of_a_server_without_one_until_shutdown() {
+    let cluster = ClusterFixture::new(&[]).await;
     cluster.local.delete(LEASES, OWN);
     let mut bridge = start(&cluster.config());
-    // Ten seconds are the server's own time to do it.
-    eventually("the Lease is there", 2 * PATIENCE, async || {
+    // The server has ten seconds to create the Lease itself.
+    eventually("the Lease exists", 2 * TEST_TIMEOUT, async || {
         cluster.local.object(LEASES, OWN).is_some()
     })
     .await;
@@ -312,32 +332,35 @@ async fn where_the_server_keeps_no_lease_the_bridge_does_until_it_leaves() {
         lease["spec"]["renewTime"].clone()
     };
     let first = renewed().await;
-    eventually("it is renewed", 2 * PATIENCE, async || {
+    eventually("the Lease is renewed", 2 * TEST_TIMEOUT, async || {
         renewed().await != first
     })
     .await;
-    // Also when it has changed and the watch has not said so yet.
-    cluster.local.touch_unheard(LEASES, OWN);
+    // Also when it has changed and the watch has not reported that yet.
+    cluster.local.touch_without_event(LEASES, OWN);
     bridge.finish().await;
-    assert!(cluster.local.object(LEASES, OWN).is_none(), "it is deleted");
+    assert!(
+        cluster.local.object(LEASES, OWN).is_none(),
+        "the Lease is deleted"
+    );
 }
 
 #[tokio::test]
-async fn what_an_earlier_life_of_the_server_has_left_is_removed_at_the_start() {
-    let cluster = Cluster::new(&[]).await;
+async fn the_stale_lease_of_an_earlier_run_is_deleted_at_startup() {
+    let cluster = ClusterFixture::new(&[]).await;
     let mut old = lease(OWN, "long ago");
     old["spec"]["renewTime"] = "2020-01-01T00:00:00.000000Z".into();
     cluster.local.put(LEASES, old);
     let _bridge = start(&cluster.config());
-    eventually("it is gone", PATIENCE, async || {
+    eventually("the stale Lease is deleted", TEST_TIMEOUT, async || {
         cluster.local.object(LEASES, OWN).is_none()
     })
     .await;
 }
 
 #[tokio::test]
-async fn the_address_is_published_until_the_bridge_leaves() {
-    let cluster = Cluster::new(&[]).await;
+async fn the_address_is_published_until_the_bridge_shuts_down() {
+    let cluster = ClusterFixture::new(&[]).await;
     let mut addresses = cluster.addresses();
     let own = Identity::named(OWN).unwrap();
     let mut bridge = cluster.start().await;
@@ -345,44 +368,44 @@ async fn the_address_is_published_until_the_bridge_leaves() {
     assert_eq!(known.unwrap()[&own].address, bridge.address());
     bridge.finish().await;
     let gone = addresses.wait_for(|all| !all.contains_key(&own));
-    assert!(tokio::time::timeout(PATIENCE, gone).await.is_ok());
+    assert!(tokio::time::timeout(TEST_TIMEOUT, gone).await.is_ok());
 }
 
 #[tokio::test]
-async fn a_lease_that_its_server_keeps_is_left_alone() {
-    let (cluster, [_b], mut bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+async fn a_lease_that_its_server_maintains_is_not_changed() {
+    let (cluster, [_b], mut bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     bridge.finish().await;
     let mut written = cluster.local.server.requests();
-    written.retain(|seen| seen.path().starts_with(LEASES) && seen.method != "GET");
+    written.retain(|recorded| recorded.path().starts_with(LEASES) && recorded.method != "GET");
     assert!(written.is_empty(), "{written:#?}");
     assert!(cluster.local.object(LEASES, OWN).is_some());
 }
 
 #[tokio::test]
-async fn addresses_can_be_kept_in_leases_and_only_those_of_given_networks_count() {
-    let cluster = Cluster::new(&[]).await;
+async fn addresses_are_read_from_leases_and_only_those_in_the_permitted_networks_are_used() {
+    let cluster = ClusterFixture::new(&[]).await;
     let leaf = || cluster.peer_ca.server(&["kubernetes.default.svc"]);
-    let near = cluster.server(B, &[NEW], leaf()).await;
+    let inside = cluster.server(B, &[NEW], leaf()).await;
     let annotated = |name: &str, address: &str| {
         let mut lease = lease(name, "one");
         lease["metadata"]["annotations"][ADDRESS] = address.into();
         lease
     };
-    let address = near.server.addr().to_string();
+    let address = inside.server.addr().to_string();
     cluster.local.put(LEASES, annotated(B, &address));
-    // The same server, by an address that is not in the network.
-    let far = address.replace("127.0.0.1", "127.0.0.2");
-    cluster.local.put(LEASES, annotated(C, &far));
+    // The same server under an address outside the permitted network.
+    let outside = address.replace("127.0.0.1", "127.0.0.2");
+    cluster.local.put(LEASES, annotated(C, &outside));
     let mut config = cluster.config();
     config.peers.registry = RegistryKind::Leases;
     config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
     let mut bridge = start(&config);
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     let view = peer_view(&bridge, C).await;
     assert!(view["address"].is_null(), "{view}");
     let problem = view["problem"].as_str().unwrap();
     assert!(
-        problem.contains(&far) && problem.contains("--peer-cidrs"),
+        problem.contains(&outside) && problem.contains("--peer-cidrs"),
         "{view}"
     );
 
@@ -391,24 +414,34 @@ async fn addresses_can_be_kept_in_leases_and_only_those_of_given_networks_count(
         lease["metadata"]["annotations"][name].clone()
     };
     let own = Value::from(bridge.address().to_string());
-    eventually("the own address is written", PATIENCE, async || {
-        annotation(BRIDGE_ADDRESS) == own
-    })
+    eventually(
+        "the bridge's own address is written",
+        TEST_TIMEOUT,
+        async || annotation(BRIDGE_ADDRESS) == own,
+    )
     .await;
     let lease = cluster.local.object(LEASES, OWN).unwrap();
     assert_eq!(
         lease["spec"]["holderIdentity"], "one",
-        "it stays its server's"
+        "the Lease is still the server's"
     );
-    assert_eq!(annotation(ADDRESS), Value::Null, "that is its server's");
+    assert_eq!(
+        annotation(ADDRESS),
+        Value::Null,
+        "the server's annotation is not written"
+    );
     bridge.finish().await;
-    assert_eq!(annotation(BRIDGE_ADDRESS), Value::Null, "taken back");
+    assert_eq!(
+        annotation(BRIDGE_ADDRESS),
+        Value::Null,
+        "the address is withdrawn"
+    );
 }
 
-/// From 1.36 on a server writes its own address every 10 s.
+/// Since 1.36 a server writes its own address every 10 s.
 #[tokio::test]
-async fn a_server_and_its_bridge_do_not_write_their_addresses_over_each_other() {
-    let cluster = Cluster::new(&[]).await;
+async fn a_server_and_its_bridge_do_not_overwrite_each_others_addresses() {
+    let cluster = ClusterFixture::new(&[]).await;
     let mut config = cluster.config();
     config.peers.registry = RegistryKind::Leases;
     config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
@@ -423,23 +456,29 @@ async fn a_server_and_its_bridge_do_not_write_their_addresses_over_each_other() 
     };
     renew();
     let address = Value::from(bridge.address().to_string());
-    eventually("the bridge has written", PATIENCE, async || {
-        own()["metadata"]["annotations"][BRIDGE_ADDRESS] == address
-    })
+    eventually(
+        "the bridge has written its address",
+        TEST_TIMEOUT,
+        async || own()["metadata"]["annotations"][BRIDGE_ADDRESS] == address,
+    )
     .await;
     let written = || {
         let mut written = cluster.local.server.requests();
-        written.retain(|seen| seen.path().starts_with(LEASES) && seen.method != "GET");
+        written.retain(|recorded| recorded.path().starts_with(LEASES) && recorded.method != "GET");
         written.len()
     };
     assert_eq!(written(), 1);
     renew();
-    // Each look at the Lease is followed by one at the others.
+    // Each read of the Lease is followed by one of the other objects.
     cluster.local.lease(B, "one");
-    eventually("the bridge has looked since", PATIENCE, async || {
-        !peer_view(&bridge, B).await.is_null()
-            && peers(&bridge).await["local"]["leaseKeptBy"] == "kube-apiserver"
-    })
+    eventually(
+        "the bridge has read the Lease since",
+        TEST_TIMEOUT,
+        async || {
+            !peer_view(&bridge, B).await.is_null()
+                && peers(&bridge).await["local"]["leaseKeptBy"] == "kube-apiserver"
+        },
+    )
     .await;
     assert_eq!(written(), 1);
     let annotations = &own()["metadata"]["annotations"];

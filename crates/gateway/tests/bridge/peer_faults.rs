@@ -1,5 +1,5 @@
-//! Peers that fail, and servers that are not what they were: another peer is asked wherever
-//! nothing can have been done, and nothing is done twice.
+//! Failing peers, and servers that change: a request is sent to another peer whenever it cannot
+//! have been processed, and no request is processed twice.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,38 +7,40 @@ use std::time::{Duration, Instant};
 use h2::Reason;
 use http::Request;
 use skewbridge_gateway::Handle;
-use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
+use skewbridge_testkit::{RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
 
-use crate::cluster::{
-    Cluster, NEW, NEW_PATH, OWN, PeerServer, SHARED_PATH, ask, peer_view, refusal, served_by,
+use crate::support::admin_client;
+use crate::support::cluster::{
+    ClusterFixture, NEW, NEW_PATH, OWN, PeerServer, SHARED_PATH, peer_view, send_request,
+    served_by, status_message,
 };
-use crate::plain;
-use crate::standin::page_not_found;
+use crate::support::fake_apiserver::page_not_found;
 
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
 const NOT_PROCESSED: &str = "x-skewbridge-not-processed";
-const FAILED: &str = "Error while proxying request to destination apiserver";
+const PROXY_ERROR: &str = "Error while proxying request to destination apiserver";
 
-/// More than chance needs to begin with either of two peers.
-const TURNS: usize = 16;
+/// Enough for the random choice to begin with either of two peers.
+const ATTEMPTS: usize = 16;
 
-async fn two_peers() -> (Cluster, [PeerServer; 2], Handle) {
-    Cluster::with_peers(&[], [(B, &[NEW]), (C, &[NEW])]).await
+async fn two_peers() -> (ClusterFixture, [PeerServer; 2], Handle) {
+    ClusterFixture::with_peers(&[], [(B, &[NEW]), (C, &[NEW])]).await
 }
 
-/// Answers requests for what only peers serve.
-fn always(server: &PeerServer, reply: impl Fn() -> Reply + Send + Sync + 'static) {
+/// Answers requests for the API that only peers serve.
+fn reply_to_all(server: &PeerServer, reply: impl Fn() -> Reply + Send + Sync + 'static) {
     server
-        .standin
-        .hook(move |seen: &RecordedRequest| (seen.path() == NEW_PATH).then(&reply));
+        .apiserver
+        .set_hook(move |recorded: &RecordedRequest| (recorded.path() == NEW_PATH).then(&reply));
 }
 
-/// How often a peer has failed so with a request for what only peers serve.
-async fn errors(bridge: &Handle, kind: &str) -> Option<f64> {
-    let metrics = plain::scrape(bridge.admin_address()).await;
+/// How many requests for the API that only peers serve have failed at a peer with this kind of
+/// error.
+async fn error_count(bridge: &Handle, kind: &str) -> Option<f64> {
+    let metrics = admin_client::scrape(bridge.admin_address()).await;
     let labels = [
         ("type", kind),
         ("group", "storage.k8s.io"),
@@ -49,10 +51,10 @@ async fn errors(bridge: &Handle, kind: &str) -> Option<f64> {
 }
 
 #[tokio::test]
-async fn a_dead_peer_is_passed_over_and_comes_back_within_seconds() {
+async fn a_dead_peer_is_skipped_and_used_again_within_seconds() {
     let (cluster, [b, c], bridge) = two_peers().await;
-    b.die().await;
-    for turn in 0..TURNS {
+    b.shut_down().await;
+    for turn in 0..ATTEMPTS {
         let answer = if turn % 2 == 0 {
             cluster.get(&bridge, NEW_PATH).await
         } else {
@@ -60,23 +62,27 @@ async fn a_dead_peer_is_passed_over_and_comes_back_within_seconds() {
         };
         assert_eq!(served_by(&answer), C, "{turn}");
     }
-    eventually("it is known to be away", PATIENCE, async || {
-        let view = peer_view(&bridge, B).await;
-        !view["problem"].is_null()
-    })
+    eventually(
+        "the peer is reported as unreachable",
+        TEST_TIMEOUT,
+        async || {
+            let view = peer_view(&bridge, B).await;
+            !view["problem"].is_null()
+        },
+    )
     .await;
 
-    c.die().await;
-    b.standin.server.listen_again().await;
+    c.shut_down().await;
+    b.apiserver.server.listen_again().await;
     let back = Instant::now();
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
-    // The longest wait between two looks is 3 s; the rest is for slow machines.
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
+    // The longest backoff is 3 s; the rest allows for slow machines.
     assert!(
         back.elapsed() < Duration::from_secs(10),
         "{:?}",
         back.elapsed()
     );
-    eventually("it is healthy", PATIENCE, async || {
+    eventually("the peer is healthy", TEST_TIMEOUT, async || {
         let view = peer_view(&bridge, B).await;
         view["healthy"] == true && view["problem"].is_null()
     })
@@ -84,126 +90,152 @@ async fn a_dead_peer_is_passed_over_and_comes_back_within_seconds() {
 }
 
 #[tokio::test]
-async fn when_all_peers_fail_the_answer_is_a_status_that_says_when_to_come_back() {
+async fn when_all_peers_fail_the_response_is_a_status_with_retry_after() {
     let (cluster, [b, c], bridge) = two_peers().await;
-    b.die().await;
-    c.die().await;
+    b.shut_down().await;
+    c.shut_down().await;
     for method in ["GET", "POST"] {
-        let answer = ask(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
-        let message = refusal(&answer, 503);
-        assert!(message.starts_with(FAILED), "{message}");
+        let answer = send_request(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
+        let message = status_message(&answer, 503);
+        assert!(message.starts_with(PROXY_ERROR), "{message}");
         assert!(message.contains(B) && message.contains(C), "{message}");
         assert_eq!(answer.header("retry-after"), Some("1"));
         assert_eq!(answer.header(NOT_PROCESSED), None);
     }
-    // What is served here is not touched by that.
+    // Locally served resources are not affected.
     assert_eq!(served_by(&cluster.get(&bridge, SHARED_PATH).await), OWN);
 }
 
 #[tokio::test]
-async fn a_peer_that_has_taken_its_address_back_is_still_the_last_resort() {
+async fn a_peer_that_has_withdrawn_its_address_is_still_the_last_resort() {
     let (cluster, [mut b, c], bridge) = two_peers().await;
-    b.take_address_back();
-    eventually("it is known", PATIENCE, async || {
+    b.withdraw_address();
+    eventually("the withdrawal is known", TEST_TIMEOUT, async || {
         peer_view(&bridge, B).await["published"] == false
     })
     .await;
-    for _ in 0..TURNS {
+    for _ in 0..ATTEMPTS {
         assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), C);
     }
-    c.die().await;
+    c.shut_down().await;
     assert_eq!(served_by(&cluster.post(&bridge, NEW_PATH, "{}").await), B);
 }
 
 #[tokio::test]
-async fn a_write_that_a_peer_refused_unseen_goes_to_the_next() {
+async fn a_write_that_a_peer_refused_unprocessed_goes_to_the_next_peer() {
     let (cluster, [b, c], bridge) = two_peers().await;
-    always(&b, || Reply::reset(Reason::REFUSED_STREAM));
-    for turn in 0..TURNS {
+    reply_to_all(&b, || Reply::reset(Reason::REFUSED_STREAM));
+    for turn in 0..ATTEMPTS {
         let answer = cluster.post(&bridge, NEW_PATH, format!("{turn}")).await;
         assert_eq!(served_by(&answer), C);
     }
-    let bodies: Vec<_> = c.seen().iter().map(|seen| seen.body.clone()).collect();
-    let expected: Vec<_> = (0..TURNS).map(|turn| turn.to_string()).collect();
-    assert_eq!(bodies, expected, "each once, whole");
+    let bodies: Vec<_> = c
+        .client_requests()
+        .iter()
+        .map(|recorded| recorded.body.clone())
+        .collect();
+    let expected: Vec<_> = (0..ATTEMPTS).map(|turn| turn.to_string()).collect();
+    assert_eq!(bodies, expected, "each body arrives once and complete");
 }
 
-/// As kube-apiserver refuses before it has looked, when it is about to end.
-fn shutting_down() -> Reply {
-    let told = r#"{"kind":"Status","status":"Failure","message":"apiserver is shutting down","reason":"ServiceUnavailable","code":503}"#;
-    let reply = Reply::new(503).body(told);
+/// kube-apiserver's response while it shuts down, before it reads the request.
+fn shutting_down_response() -> Reply {
+    let received = r#"{"kind":"Status","status":"Failure","message":"apiserver is shutting down","reason":"ServiceUnavailable","code":503}"#;
+    let reply = Reply::new(503).body(received);
     let reply = reply.header("content-type", "application/json");
     let reply = reply.header("retry-after", "1");
     reply.header("x-content-type-options", "nosniff")
 }
 
 #[tokio::test]
-async fn a_write_to_a_server_that_is_about_to_end_goes_to_the_next() {
+async fn a_write_to_a_server_that_shuts_down_goes_to_the_next_peer() {
     let (cluster, [b, c], bridge) = two_peers().await;
-    always(&b, shutting_down);
-    for turn in 0..TURNS {
+    reply_to_all(&b, shutting_down_response);
+    for turn in 0..ATTEMPTS {
         let answer = cluster.post(&bridge, NEW_PATH, format!("{turn}")).await;
         assert_eq!(served_by(&answer), C);
     }
-    let bodies: Vec<_> = c.seen().iter().map(|seen| seen.body.clone()).collect();
-    let expected: Vec<_> = (0..TURNS).map(|turn| turn.to_string()).collect();
-    assert_eq!(bodies, expected, "each once, whole");
-    assert!(!b.seen().is_empty(), "it was never asked");
+    let bodies: Vec<_> = c
+        .client_requests()
+        .iter()
+        .map(|recorded| recorded.body.clone())
+        .collect();
+    let expected: Vec<_> = (0..ATTEMPTS).map(|turn| turn.to_string()).collect();
+    assert_eq!(bodies, expected, "each body arrives once and complete");
+    assert!(!b.client_requests().is_empty(), "no request was sent to it");
 
-    // If all of them are, the client is told in their words.
-    always(&c, shutting_down);
+    // If all peers shut down, the client gets their message.
+    reply_to_all(&c, shutting_down_response);
     let answer = cluster.post(&bridge, NEW_PATH, "{}").await;
-    assert_eq!(refusal(&answer, 503), "apiserver is shutting down");
+    assert_eq!(status_message(&answer, 503), "apiserver is shutting down");
     assert_eq!(answer.header("retry-after"), Some("1"));
 }
 
 #[tokio::test]
-async fn a_write_that_a_server_let_in_and_refused_is_not_sent_again() {
+async fn a_write_that_a_server_admitted_and_rejected_is_not_retried() {
     let (cluster, servers, bridge) = two_peers().await;
     for server in &servers {
-        always(server, || {
-            shutting_down().header("x-kubernetes-pf-flowschema-uid", "a-flow")
+        reply_to_all(server, || {
+            shutting_down_response().header("x-kubernetes-pf-flowschema-uid", "a-flow")
         });
     }
     let answer = cluster.post(&bridge, NEW_PATH, "{}").await;
-    assert_eq!(refusal(&answer, 503), "apiserver is shutting down");
-    assert_eq!(servers.iter().map(|it| it.seen().len()).sum::<usize>(), 1);
+    assert_eq!(status_message(&answer, 503), "apiserver is shutting down");
+    assert_eq!(
+        servers
+            .iter()
+            .map(|it| it.client_requests().len())
+            .sum::<usize>(),
+        1
+    );
 }
 
 #[tokio::test]
-async fn a_peer_that_keeps_failing_is_asked_less_and_less() {
+async fn a_peer_that_keeps_failing_gets_fewer_and_fewer_requests() {
     let (cluster, [b, _c], bridge) = two_peers().await;
-    // Whoever asks it what it serves is answered.
-    always(&b, || Reply::reset(Reason::REFUSED_STREAM));
+    // Its discovery still succeeds.
+    reply_to_all(&b, || Reply::reset(Reason::REFUSED_STREAM));
     let turns = 64;
     for _ in 0..turns {
         assert_eq!(served_by(&cluster.post(&bridge, NEW_PATH, "{}").await), C);
     }
-    // Half of them without a backoff; with it, a handful in any time that this may take.
-    let asked = b.seen().len();
+    // Half of the requests without a backoff; with it, a handful however long the loop takes.
+    let asked = b.client_requests().len();
     assert!(asked > 0 && asked < turns / 4, "{asked} of {turns}");
 }
 
 #[tokio::test]
-async fn a_write_whose_connection_is_cut_is_not_sent_again() {
+async fn a_write_whose_connection_breaks_is_not_retried() {
     let (cluster, servers, bridge) = two_peers().await;
     let never = Arc::new(Notify::new());
     for server in &servers {
         let never = never.clone();
-        always(server, move || Reply::json("{}").after(&never));
+        reply_to_all(server, move || Reply::json("{}").after(&never));
     }
-    let sent = || servers.iter().map(|it| it.seen().len()).sum::<usize>();
+    let sent = || {
+        servers
+            .iter()
+            .map(|it| it.client_requests().len())
+            .sum::<usize>()
+    };
     let cut = async {
-        eventually("it has been sent", PATIENCE, async || sent() == 1).await;
+        eventually("the request has been sent", TEST_TIMEOUT, async || {
+            sent() == 1
+        })
+        .await;
         for server in &servers {
-            server.die().await;
+            server.shut_down().await;
         }
     };
     let (answer, ()) = tokio::join!(cluster.post(&bridge, NEW_PATH, "{}"), cut);
-    let message = refusal(&answer, 503);
-    assert!(message.starts_with(FAILED), "{message}");
-    assert_eq!(answer.header("retry-after"), None, "it may have been done");
-    assert_eq!(errors(&bridge, "cut_off").await, Some(1.0));
+    let message = status_message(&answer, 503);
+    assert!(message.starts_with(PROXY_ERROR), "{message}");
+    assert_eq!(
+        answer.header("retry-after"),
+        None,
+        "the write may have been processed"
+    );
+    assert_eq!(error_count(&bridge, "cut_off").await, Some(1.0));
     assert!(
         !answer.text().contains("retryAfterSeconds"),
         "{}",
@@ -213,23 +245,23 @@ async fn a_write_whose_connection_is_cut_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn a_read_whose_connection_is_cut_goes_to_the_next_peer() {
+async fn a_read_whose_connection_breaks_goes_to_the_next_peer() {
     let (cluster, servers, bridge) = two_peers().await;
     for server in &servers {
         let first = Arc::new(Notify::new());
-        // Whoever is asked first never answers.
-        always(server, move || Reply::json("{}").after(&first));
+        // The first peer that gets the request never answers.
+        reply_to_all(server, move || Reply::json("{}").after(&first));
     }
-    let sent = |server: &PeerServer| server.seen().len();
+    let sent = |server: &PeerServer| server.client_requests().len();
     let cut = async {
-        eventually("it has been sent", PATIENCE, async || {
+        eventually("the request has been sent", TEST_TIMEOUT, async || {
             servers.iter().any(|it| sent(it) == 1)
         })
         .await;
         let [b, c] = &servers;
         let (first, second) = if sent(b) == 1 { (b, c) } else { (c, b) };
-        second.standin.behave();
-        first.die().await;
+        second.apiserver.remove_hook();
+        first.shut_down().await;
         second.name
     };
     let (answer, second) = tokio::join!(cluster.get(&bridge, NEW_PATH), cut);
@@ -237,66 +269,66 @@ async fn a_read_whose_connection_is_cut_goes_to_the_next_peer() {
 }
 
 #[tokio::test]
-async fn a_503_is_repeated_elsewhere_only_where_nothing_can_have_been_done() {
+async fn a_503_is_retried_at_another_peer_only_if_the_request_was_not_processed() {
     let (cluster, [b, c], bridge) = two_peers().await;
     let busy = || Reply::json(r#"{"kind":"Status","code":503}"#).status(503);
 
-    // A bridge that says so: writes too.
-    always(&b, move || busy().header(NOT_PROCESSED, "true"));
-    for _ in 0..TURNS {
+    // A bridge marks the request as not processed: writes are retried too.
+    reply_to_all(&b, move || busy().header(NOT_PROCESSED, "true"));
+    for _ in 0..ATTEMPTS {
         let answer = cluster.post(&bridge, NEW_PATH, "{}").await;
         assert_eq!(served_by(&answer), C);
         assert_eq!(answer.header(NOT_PROCESSED), None);
     }
-    assert_eq!(c.seen().len(), TURNS);
+    assert_eq!(c.client_requests().len(), ATTEMPTS);
 
-    // All of them: the last one's answer, without what is between bridges.
-    always(&c, move || busy().header(NOT_PROCESSED, "true"));
+    // If all peers refuse: the last response, without the header used between bridges.
+    reply_to_all(&c, move || busy().header(NOT_PROCESSED, "true"));
     for method in ["GET", "POST"] {
-        let answer = ask(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
-        refusal_of_a_peer(&answer);
+        let answer = send_request(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
+        assert_peer_refusal(&answer);
     }
 
-    // A server that does not say so may have done it.
+    // A server that sends no such header may have processed the request.
     for server in [&b, &c] {
-        always(server, busy);
+        reply_to_all(server, busy);
     }
-    let sent = || b.seen().len() + c.seen().len();
+    let sent = || b.client_requests().len() + c.client_requests().len();
     let before = sent();
-    refusal_of_a_peer(&cluster.post(&bridge, NEW_PATH, "{}").await);
-    assert_eq!(sent(), before + 1, "a write once");
-    refusal_of_a_peer(&cluster.get(&bridge, NEW_PATH).await);
-    assert_eq!(sent(), before + 3, "a read at both");
+    assert_peer_refusal(&cluster.post(&bridge, NEW_PATH, "{}").await);
+    assert_eq!(sent(), before + 1, "a write is sent once");
+    assert_peer_refusal(&cluster.get(&bridge, NEW_PATH).await);
+    assert_eq!(sent(), before + 3, "a read is sent to both");
 }
 
 #[track_caller]
-fn refusal_of_a_peer(answer: &skewbridge_testkit::Response) {
+fn assert_peer_refusal(answer: &skewbridge_testkit::Response) {
     assert_eq!(answer.status, 503);
     assert_eq!(answer.header(NOT_PROCESSED), None);
 }
 
 #[tokio::test]
-async fn nobody_but_a_bridge_says_that_nothing_was_done() {
-    let cluster = Cluster::new(&[]).await;
+async fn only_a_bridge_can_mark_a_request_as_not_processed() {
+    let cluster = ClusterFixture::new(&[]).await;
     let bridge = cluster.start().await;
-    cluster.local.hook(|seen| {
-        let it = seen.path() == SHARED_PATH;
+    cluster.local.set_hook(|recorded| {
+        let it = recorded.path() == SHARED_PATH;
         it.then(|| Reply::new(503).header(NOT_PROCESSED, "true"))
     });
     let hop = [
         ("x-kubernetes-peer-proxied", "true"),
         ("x-remote-user", "bob"),
     ];
-    for (client, headers) in [(cluster.alice(), &hop[..0]), (cluster.bed.peer(), &hop[..])] {
-        let answer = ask(&client, &bridge, "POST", SHARED_PATH, headers, "{}").await;
-        refusal_of_a_peer(&answer);
+    for (client, headers) in [(cluster.alice(), &hop[..0]), (cluster.pki.peer(), &hop[..])] {
+        let answer = send_request(&client, &bridge, "POST", SHARED_PATH, headers, "{}").await;
+        assert_peer_refusal(&answer);
     }
 }
 
-/// Clients of another bridge see it too, and would not know whom it is about.
+/// Clients of another bridge see the message too, and need to know which server it is about.
 #[tokio::test]
-async fn who_cannot_be_reached_is_named() {
-    let cluster = Cluster::new(&[]).await;
+async fn the_unreachable_server_is_named() {
+    let cluster = ClusterFixture::new(&[]).await;
     let bridge = cluster.start().await;
     cluster.local.server.stop_listening().await;
     cluster.local.server.kill_connections().await;
@@ -304,24 +336,24 @@ async fn who_cannot_be_reached_is_named() {
         ("x-kubernetes-peer-proxied", "true"),
         ("x-remote-user", "bob"),
     ];
-    let peer = cluster.bed.peer();
-    for (path, said) in [
+    let peer = cluster.pki.peer();
+    for (path, expected) in [
         (SHARED_PATH, "(apiserver-own) cannot be reached: "),
         (NEW_PATH, "(apiserver-own), which does not serve"),
     ] {
-        let answer = ask(&peer, &bridge, "GET", path, &hop, "").await;
-        let message = refusal(&answer, 503);
+        let answer = send_request(&peer, &bridge, "GET", path, &hop, "").await;
+        let message = status_message(&answer, 503);
         assert!(message.contains("the kube-apiserver "), "{message}");
-        assert!(message.contains(said), "{message}");
+        assert!(message.contains(expected), "{message}");
         assert_eq!(answer.header(NOT_PROCESSED), Some("true"));
     }
 }
 
 #[tokio::test]
-async fn a_peer_that_knows_no_such_path_is_passed_over_and_never_believed() {
+async fn a_404_page_of_a_peer_is_never_forwarded_and_the_next_peer_is_tried() {
     let (cluster, [b, c], bridge) = two_peers().await;
-    always(&b, page_not_found);
-    for turn in 0..TURNS {
+    reply_to_all(&b, page_not_found);
+    for turn in 0..ATTEMPTS {
         let answer = if turn % 2 == 0 {
             cluster.get(&bridge, NEW_PATH).await
         } else {
@@ -329,28 +361,28 @@ async fn a_peer_that_knows_no_such_path_is_passed_over_and_never_believed() {
         };
         assert_eq!(served_by(&answer), C, "{turn}");
     }
-    always(&c, page_not_found);
+    reply_to_all(&c, page_not_found);
     for method in ["GET", "POST"] {
-        let answer = ask(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
-        let message = refusal(&answer, 503);
-        assert!(message.starts_with(FAILED), "{message}");
+        let answer = send_request(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
+        let message = status_message(&answer, 503);
+        assert!(message.starts_with(PROXY_ERROR), "{message}");
         assert_eq!(answer.header("retry-after"), Some("1"));
     }
-    assert!(errors(&bridge, "declined").await.is_some());
-    // An object that is not there is not there.
+    assert!(error_count(&bridge, "declined").await.is_some());
+    // A 404 Status for a missing object is final.
     let missing = r#"{"kind":"Status","code":404}"#;
     for server in [&b, &c] {
-        always(server, move || Reply::json(missing).status(404));
+        reply_to_all(server, move || Reply::json(missing).status(404));
     }
     let answer = cluster.get(&bridge, NEW_PATH).await;
     assert_eq!((answer.status, answer.text().as_str()), (404, missing));
 }
 
 #[tokio::test]
-async fn an_answer_that_a_peer_breaks_off_is_seen_to_be_broken_off() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+async fn a_response_truncated_by_a_peer_is_visible_as_truncated() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let (senders, mut bodies) = mpsc::unbounded_channel();
-    always(&b, move || {
+    reply_to_all(&b, move || {
         let (reply, body) = Reply::stream();
         senders.send(body).unwrap();
         reply
@@ -375,70 +407,71 @@ async fn an_answer_that_a_peer_breaks_off_is_seen_to_be_broken_off() {
     assert_eq!(h1.read_head().await.unwrap().status, 200);
     assert_eq!(h1.read_chunk().await.unwrap().unwrap(), "half");
 
-    b.die().await;
+    b.shut_down().await;
     let cut = async {
         assert!(stream.chunk().await.unwrap().is_err());
         assert!(h1.read_chunk().await.is_err());
     };
-    tokio::time::timeout(PATIENCE, cut).await.unwrap();
-    assert_eq!(b.seen().len(), 2, "nothing is begun anew");
+    tokio::time::timeout(TEST_TIMEOUT, cut).await.unwrap();
+    assert_eq!(b.client_requests().len(), 2, "the request is not retried");
 }
 
 #[tokio::test]
-async fn what_a_peer_answers_is_the_answer() {
+async fn the_response_of_a_peer_is_forwarded_unchanged() {
     let (cluster, servers, bridge) = two_peers().await;
     let mut sent = 0;
     for code in [201, 403, 409, 429, 500, 504] {
         for server in &servers {
-            always(server, move || {
+            reply_to_all(server, move || {
                 Reply::json("{}").status(code).header("Retry-After", "7")
             });
         }
         for method in ["GET", "POST"] {
-            let answer = ask(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
+            let answer = send_request(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
             assert_eq!(answer.status, code);
             assert_eq!(answer.header("retry-after"), Some("7"));
             sent += 1;
         }
     }
-    let came: usize = servers.iter().map(|it| it.seen().len()).sum();
-    assert_eq!(came, sent);
+    let arrived: usize = servers.iter().map(|it| it.client_requests().len()).sum();
+    assert_eq!(arrived, sent);
 }
 
 #[tokio::test]
-async fn a_peer_that_does_not_shake_hands_is_passed_over() {
+async fn a_peer_that_does_not_complete_the_tls_handshake_is_skipped() {
     let (cluster, [mut b, _c], bridge) = two_peers().await;
-    // The kernel takes connections, and nobody answers them.
-    let deaf = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = deaf.local_addr().unwrap();
-    b.take_address_back();
+    // The kernel accepts connections, and no process answers them.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap();
+    b.withdraw_address();
     let _published = cluster.publish(B, address);
-    eventually("the other address is known", PATIENCE, async || {
+    eventually("the new address is known", TEST_TIMEOUT, async || {
         peer_view(&bridge, B).await["address"] == address.to_string()
     })
     .await;
     let mut failed = false;
-    for _ in 0..TURNS {
+    for _ in 0..ATTEMPTS {
         assert_eq!(served_by(&cluster.post(&bridge, NEW_PATH, "{}").await), C);
-        failed = errors(&bridge, "proxy_transport").await.is_some();
+        failed = error_count(&bridge, "proxy_transport").await.is_some();
         if failed {
             break;
         }
     }
-    assert!(failed, "it was never asked");
+    assert!(failed, "no request was sent to it");
 }
 
 #[tokio::test]
-async fn an_upgrade_goes_to_the_next_peer_where_the_first_is_dead() {
+async fn an_upgrade_goes_to_the_next_peer_if_the_first_is_dead() {
     let exec = "/apis/new.k8s.io/v1/namespaces/a/boxes/b/exec";
     let serves: &[&str] = &["new.k8s.io/v1 boxes/exec:create,get"];
-    let (cluster, [b, c], bridge) = Cluster::with_peers(&[], [(B, serves), (C, serves)]).await;
-    b.die().await;
-    c.standin.hook(|seen| {
-        let (reply, _upgrade) = Reply::upgrade(seen.header("upgrade")?);
+    let (cluster, [b, c], bridge) =
+        ClusterFixture::with_peers(&[], [(B, serves), (C, serves)]).await;
+    b.shut_down().await;
+    c.apiserver.set_hook(|recorded| {
+        let (reply, _upgrade) = Reply::upgrade(recorded.header("upgrade")?);
         Some(reply)
     });
-    for _ in 0..TURNS {
+    for _ in 0..ATTEMPTS {
         let mut client = cluster.alice().http1(bridge.address()).await.unwrap();
         let request = format!(
             "GET {exec} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
@@ -446,5 +479,5 @@ async fn an_upgrade_goes_to_the_next_peer_where_the_first_is_dead() {
         client.send(request).await.unwrap();
         assert_eq!(client.read_head().await.unwrap().status, 101);
     }
-    assert_eq!(c.seen().len(), TURNS);
+    assert_eq!(c.client_requests().len(), ATTEMPTS);
 }

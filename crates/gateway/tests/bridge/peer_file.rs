@@ -1,6 +1,6 @@
-//! `--peer-registry=file:PATH`: an administrator keeps the addresses. Served records, and
-//! announcements of bridges that leave, are annotations of identity Leases, which may not
-//! name an address here.
+//! `--peer-registry=file:PATH`: an administrator maintains the addresses. Served records and
+//! departure announcements of bridges are annotations of identity Leases; addresses in Leases are
+//! ignored.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
@@ -10,91 +10,97 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use skewbridge_gateway::config::{Config, RegistryKind};
 use skewbridge_peer_directory::ServedRecord;
-use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
+use skewbridge_testkit::{RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 
-use crate::bed::start;
-use crate::cluster::{Cluster, NEW, NEW_PATH, OWN, peer_view, peers, refusal, served_by};
-use crate::peer_records::{B, SERVED, age_departure_of_b, knows_b, record_of_b, with_state_dir};
-use crate::standin::{LEASES, Standin};
+use crate::peer_records::{
+    B, SERVED_ANNOTATION, age_departure_of_b, record_of_b, wait_until_b_is_known, with_state_dir,
+};
+use crate::support::cluster::{
+    ClusterFixture, NEW, NEW_PATH, OWN, peer_view, peers, served_by, status_message,
+};
+use crate::support::fake_apiserver::{FakeApiServer, LEASES};
+use crate::support::pki::start;
 
-/// Nothing listens there.
-const CLOSED: &str = "127.0.0.1:1";
+/// An address without a listener.
+const CLOSED_ADDRESS: &str = "127.0.0.1:1";
 
-/// Writes the file: these are the fields of B beside its identity, if it is in it.
-fn write(cluster: &Cluster, b: Option<&str>) -> Config {
+/// Writes the registry file; `b` holds the fields of B besides its identity, or `None` to omit B.
+fn write_registry_file(cluster: &ClusterFixture, b: Option<&str>) -> Config {
     let text = match b {
         Some(fields) => format!("peers: [{{identity: {B}, {fields}}}]\n"),
         None => "peers: []\n".to_owned(),
     };
-    let path = cluster.bed.dir.write("peers.yaml", text);
+    let path = cluster.pki.dir.write("peers.yaml", text);
     let mut config = with_state_dir(cluster);
     config.peers.registry = RegistryKind::File(path);
     config
 }
 
-/// Writes the served record on the Lease of B.
-fn annotate(cluster: &Cluster, record: &ServedRecord) {
+/// Writes the served record as an annotation of B's Lease.
+fn annotate_lease_of_b(cluster: &ClusterFixture, record: &ServedRecord) {
     let mut lease = cluster.local.object(LEASES, B).unwrap();
     let text = STANDARD.encode(record.encode().unwrap());
-    lease["metadata"]["annotations"][SERVED] = text.into();
+    lease["metadata"]["annotations"][SERVED_ANNOTATION] = text.into();
     cluster.local.put(LEASES, lease);
 }
 
-async fn server_b(cluster: &Cluster) -> Standin {
+async fn server_b(cluster: &ClusterFixture) -> FakeApiServer {
     let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
     cluster.server(B, &[NEW], leaf).await
 }
 
-async fn has_left(bridge: &skewbridge_gateway::Handle) {
-    eventually("its bridge is known to have left", PATIENCE, async || {
-        peer_view(bridge, B).await["state"] == "bridge-left"
-    })
+async fn wait_until_departed(bridge: &skewbridge_gateway::Handle) {
+    eventually(
+        "the departure of its bridge is known",
+        TEST_TIMEOUT,
+        async || peer_view(bridge, B).await["state"] == "bridge-left",
+    )
     .await;
 }
 
 #[tokio::test]
-async fn a_bridge_announces_on_its_lease_that_it_leaves_and_publishes_no_address() {
-    let cluster = Cluster::new(&[NEW]).await;
-    let config = write(&cluster, None);
-    let refuse = |seen: &RecordedRequest| {
-        let is_patch = seen.method == "PATCH" && seen.path().starts_with(LEASES);
+async fn a_bridge_announces_its_departure_on_its_lease_and_publishes_no_address() {
+    let cluster = ClusterFixture::new(&[NEW]).await;
+    let config = write_registry_file(&cluster, None);
+    let refuse = |recorded: &RecordedRequest| {
+        let is_patch = recorded.method == "PATCH" && recorded.path().starts_with(LEASES);
         is_patch.then(|| Reply::new(403).body("no right to patch leases"))
     };
-    cluster.local.hook(refuse);
+    cluster.local.set_hook(refuse);
     let mut bridge = start(&config);
     let registry = async || peers(&bridge).await["registry"].clone();
-    eventually("the registry is down", PATIENCE, async || {
+    eventually("the registry is down", TEST_TIMEOUT, async || {
         let error = registry().await["lastError"].to_string();
         error.contains("--peer-registry=file") && error.contains("no right to patch leases")
     })
     .await;
     assert_eq!(registry().await["up"], false);
-    cluster.local.behave();
+    cluster.local.remove_hook();
 
     let annotations = || {
         let lease = cluster.local.object(LEASES, OWN).unwrap();
         lease["metadata"]["annotations"].clone()
     };
     let record = || {
-        let bytes = STANDARD.decode(annotations()[SERVED].as_str()?);
+        let bytes = STANDARD.decode(annotations()[SERVED_ANNOTATION].as_str()?);
         ServedRecord::decode(&bytes.ok()?).ok()
     };
-    eventually("the record is written", PATIENCE, async || {
+    eventually("the record is written", TEST_TIMEOUT, async || {
         record().is_some_and(|it| it.bridge_left_at.is_none())
     })
     .await;
     let address = "skewbridge.io/peer-advertise-address";
     assert_eq!(annotations()[address], Value::Null);
-    eventually("the registry is up", PATIENCE, async || {
+    eventually("the registry is up", TEST_TIMEOUT, async || {
         registry().await["up"] == true
     })
     .await;
     bridge.finish().await;
     assert!(record().is_some_and(|it| it.bridge_left_at.is_some()));
     drop(bridge);
-    // The next one takes it back.
+    // The next bridge withdraws the announcement.
     let _bridge = start(&config);
-    eventually("it is taken back", PATIENCE, async || {
+    eventually("the announcement is withdrawn", TEST_TIMEOUT, async || {
         record().is_some_and(|it| it.bridge_left_at.is_none())
     })
     .await;
@@ -102,126 +108,126 @@ async fn a_bridge_announces_on_its_lease_that_it_leaves_and_publishes_no_address
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_bridge_that_has_left_is_503_for_a_rollout_and_then_404() {
-    let cluster = Cluster::new(&[]).await;
+async fn resources_of_a_departed_bridge_are_503_during_a_rollout_and_then_404() {
+    let cluster = ClusterFixture::new(&[]).await;
     let mut record = record_of_b(&cluster).await;
-    // By a clock that is hours late.
+    // Announced by a clock that is hours slow.
     record.bridge_left_at = Some(SystemTime::now() - Duration::from_hours(7));
-    annotate(&cluster, &record);
-    let listed = format!("address: '{CLOSED}'");
-    // An address that is still in the file is tried for another minute after a start.
+    annotate_lease_of_b(&cluster, &record);
+    let listed = format!("address: '{CLOSED_ADDRESS}'");
+    // An address that is still in the file is tried for another minute after startup.
     for (fields, status) in [(Some(&*listed), 503), (None, 404)] {
-        let bridge = start(&write(&cluster, fields));
-        has_left(&bridge).await;
-        cluster.becomes(&bridge, "/readyz", 200).await;
+        let bridge = start(&write_registry_file(&cluster, fields));
+        wait_until_departed(&bridge).await;
+        cluster.wait_for_status(&bridge, "/readyz", 200).await;
         assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, status);
         if status == 503 {
             age_departure_of_b(&cluster, Duration::from_mins(6)).await;
         }
     }
-    // It comes back.
+    // The bridge returns.
     let b = server_b(&cluster).await;
-    let config = write(&cluster, Some(&format!("address: '{}'", b.server.addr())));
+    let config = write_registry_file(&cluster, Some(&format!("address: '{}'", b.server.addr())));
     let bridge = start(&config);
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     assert_eq!(peer_view(&bridge, B).await["state"], Value::Null);
 }
 
 #[tokio::test]
-async fn after_its_bridge_has_left_a_server_is_asked_at_the_address_in_the_file() {
-    let cluster = Cluster::new(&[]).await;
+async fn after_its_bridge_has_departed_a_server_is_reached_at_the_address_in_the_file() {
+    let cluster = ClusterFixture::new(&[]).await;
     let b = server_b(&cluster).await;
     let elsewhere = server_b(&cluster).await;
     let mut record = record_of_b(&cluster).await;
     record.bridge_left_at = Some(SystemTime::now());
-    // What a writer of Leases would like.
+    // An address that a writer of Leases could inject.
     record.server = Some(elsewhere.server.addr());
     record.bridge = Some(elsewhere.server.addr());
-    annotate(&cluster, &record);
+    annotate_lease_of_b(&cluster, &record);
     let server = b.server.addr();
-    let fields = format!("address: '{CLOSED}', server: '{server}'");
-    let bridge = start(&write(&cluster, Some(&fields)));
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    let fields = format!("address: '{CLOSED_ADDRESS}', server: '{server}'");
+    let bridge = start(&write_registry_file(&cluster, Some(&fields)));
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
     let view = peer_view(&bridge, B).await;
     assert_eq!(view["state"], "bridge-left");
     assert_eq!(view["address"], server.to_string());
     assert_eq!(view["reachable"], true, "{view}");
 
-    // Without it in the file, the server is not asked anywhere.
-    write(&cluster, Some(&format!("address: '{CLOSED}'")));
-    cluster.becomes(&bridge, NEW_PATH, 503).await;
+    // Without an entry in the file the server gets no requests.
+    write_registry_file(&cluster, Some(&format!("address: '{CLOSED_ADDRESS}'")));
+    cluster.wait_for_status(&bridge, NEW_PATH, 503).await;
     assert!(elsewhere.server.requests().is_empty());
 }
 
-/// A writer of Leases may announce what it likes: a bridge that answers has not left, and
-/// stays where the file says.
+/// Any writer of Leases could forge an announcement: a bridge that answers has not departed, and
+/// keeps the address of the file.
 #[tokio::test]
-async fn an_announcement_does_not_count_while_the_bridge_answers() {
-    let cluster = Cluster::new(&[]).await;
+async fn a_departure_announcement_is_ignored_while_the_bridge_answers() {
+    let cluster = ClusterFixture::new(&[]).await;
     let b = server_b(&cluster).await;
     let mut record = record_of_b(&cluster).await;
     record.bridge_left_at = Some(SystemTime::now());
-    annotate(&cluster, &record);
+    annotate_lease_of_b(&cluster, &record);
     let fields = format!("address: '{}'", b.server.addr());
-    let bridge = start(&write(&cluster, Some(&fields)));
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
-    eventually("it is reachable", PATIENCE, async || {
+    let bridge = start(&write_registry_file(&cluster, Some(&fields)));
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
+    eventually("the peer is reachable", TEST_TIMEOUT, async || {
         let view = peer_view(&bridge, B).await;
         view["reachable"] == true && view["state"] == Value::Null
     })
     .await;
     b.server.stop_listening().await;
     b.server.kill_connections().await;
-    // A request that fails has it polled.
-    cluster.becomes(&bridge, NEW_PATH, 503).await;
-    has_left(&bridge).await;
+    // A failed request triggers a poll.
+    cluster.wait_for_status(&bridge, NEW_PATH, 503).await;
+    wait_until_departed(&bridge).await;
 }
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn an_address_that_is_removed_from_the_file_is_a_departure() {
-    let cluster = Cluster::new(&[]).await;
+async fn removing_an_address_from_the_file_is_a_departure() {
+    let cluster = ClusterFixture::new(&[]).await;
     let b = server_b(&cluster).await;
     cluster.local.lease(B, "one");
     let address: SocketAddr = b.server.addr();
     let fields = format!("address: '{address}'");
-    let bridge = start(&write(&cluster, Some(&fields)));
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
-    let config = write(&cluster, None);
-    has_left(&bridge).await;
+    let bridge = start(&write_registry_file(&cluster, Some(&fields)));
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
+    let config = write_registry_file(&cluster, None);
+    wait_until_departed(&bridge).await;
     let answer = cluster.get(&bridge, NEW_PATH).await;
-    refusal(&answer, 503);
+    status_message(&answer, 503);
     let view = peer_view(&bridge, B).await;
     let problem = view["problem"].as_str().unwrap();
     assert!(problem.contains("the --peer-registry file has no address"));
     assert_eq!(view["address"], Value::Null);
-    // It is added again.
-    write(&cluster, Some(&fields));
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    // The address is added again.
+    write_registry_file(&cluster, Some(&fields));
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     assert_eq!(peer_view(&bridge, B).await["state"], Value::Null);
 
-    write(&cluster, None);
-    has_left(&bridge).await;
+    write_registry_file(&cluster, None);
+    wait_until_departed(&bridge).await;
     age_departure_of_b(&cluster, Duration::from_mins(6)).await;
     drop(bridge);
     let bridge = start(&config);
-    has_left(&bridge).await;
-    cluster.becomes(&bridge, NEW_PATH, 404).await;
+    wait_until_departed(&bridge).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 404).await;
 }
 
 /// Without `--state-dir`, as with the other registries.
 #[tokio::test]
-async fn what_a_dead_peer_serves_is_known_from_its_lease() {
-    let cluster = Cluster::new(&[]).await;
+async fn the_apis_of_a_dead_peer_are_known_from_its_lease() {
+    let cluster = ClusterFixture::new(&[]).await;
     let record = record_of_b(&cluster).await;
-    annotate(&cluster, &record);
-    let mut config = write(&cluster, Some(&format!("address: '{CLOSED}'")));
+    annotate_lease_of_b(&cluster, &record);
+    let mut config = write_registry_file(&cluster, Some(&format!("address: '{CLOSED_ADDRESS}'")));
     config.peers.state_dir = None;
     let bridge = start(&config);
-    knows_b(&bridge).await;
-    cluster.becomes(&bridge, "/readyz", 200).await;
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    wait_until_b_is_known(&bridge).await;
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains("cannot connect"), "{message}");
     assert_eq!(peer_view(&bridge, B).await["state"], Value::Null);
 }

@@ -1,5 +1,5 @@
-//! What a bridge says of peers that cannot be reached and of a registry that cannot be read:
-//! `/readyz?verbose`, `/debug/peers`, metrics and the text of 503 answers.
+//! What a bridge reports about unreachable peers and an unreadable registry: `/readyz?verbose`,
+//! `/debug/peers`, metrics and the text of 503 responses.
 
 use std::net::TcpListener;
 
@@ -7,37 +7,38 @@ use serde_json::Value;
 use skewbridge_discovery::accept;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Etcd, RegistryKind};
-use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, eventually};
+use skewbridge_testkit::{RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 
-use crate::bed::start;
-use crate::cluster::{
-    Cluster, NEW, NEW_PATH, OWN, SHARED_PATH, ask, peer_view, peers, refusal, served_by,
+use crate::support::admin_client::{self, Scrape};
+use crate::support::cluster::{
+    ClusterFixture, NEW, NEW_PATH, OWN, SHARED_PATH, peer_view, peers, send_request, served_by,
+    status_message,
 };
-use crate::plain::{self, Scrape};
-use crate::standin::LEASES;
+use crate::support::fake_apiserver::LEASES;
+use crate::support::pki::start;
 
 const B: &str = "apiserver-b";
 const B_HOST: &str = "host-of-apiserver-b";
 const B_NAME: &str = "host-of-apiserver-b (apiserver-b)";
 const C: &str = "apiserver-c";
-const OF_NEW: [(&str, &str); 3] = [
+const LABELS_OF_NEW: [(&str, &str); 3] = [
     ("group", "storage.k8s.io"),
     ("version", "v1alpha1"),
     ("resource", "volumeattributesclasses"),
 ];
 
 async fn readyz(bridge: &Handle) -> (u16, String) {
-    let answer = plain::get(bridge.admin_address(), "/readyz?verbose").await;
+    let answer = admin_client::get(bridge.admin_address(), "/readyz?verbose").await;
     (answer.status, answer.body)
 }
 
 async fn scrape(bridge: &Handle) -> Scrape {
-    plain::scrape(bridge.admin_address()).await
+    admin_client::scrape(bridge.admin_address()).await
 }
 
-/// Waits until `/readyz?verbose` has this in it.
-async fn readyz_says(bridge: &Handle, text: &str) -> String {
-    eventually(text, PATIENCE, async || {
+/// Waits until `/readyz?verbose` contains this text.
+async fn wait_for_readyz_text(bridge: &Handle, text: &str) -> String {
+    eventually(text, TEST_TIMEOUT, async || {
         readyz(bridge).await.1.contains(text)
     })
     .await;
@@ -50,19 +51,19 @@ async fn peer_up(bridge: &Handle, peer: &str, host: &str) -> Option<f64> {
 }
 
 #[tokio::test]
-async fn a_peer_that_cannot_be_reached_is_named_and_not_healthy() {
+async fn an_unreachable_peer_is_named_and_reported_as_unhealthy() {
     let peers = [(B, &[NEW][..]), (C, &[])];
-    let (cluster, [mut b, _c], bridge) = Cluster::with_peers(&[], peers).await;
-    readyz_says(&bridge, "[+]peers ok: 2 of 2 reachable\n").await;
-    cluster.becomes(&bridge, "/readyz", 200).await;
+    let (cluster, [mut b, _c], bridge) = ClusterFixture::with_peers(&[], peers).await;
+    wait_for_readyz_text(&bridge, "[+]peers ok: 2 of 2 reachable\n").await;
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
     assert_eq!(peer_up(&bridge, B, B_HOST).await, Some(1.0));
     assert_eq!(peer_view(&bridge, B).await["healthy"], true);
     assert_eq!(peer_view(&bridge, B).await["host"], B_HOST);
 
-    b.die().await;
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    b.shut_down().await;
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains(&format!("{B_NAME}: ")), "{message}");
-    // At once by the failed request, and from then on by polls that fail.
+    // At once because of the failed request, and later because of failed polls.
     for _ in 0..3 {
         let view = peer_view(&bridge, B).await;
         assert_eq!(
@@ -70,38 +71,38 @@ async fn a_peer_that_cannot_be_reached_is_named_and_not_healthy() {
             (&false.into(), &false.into())
         );
         assert!(view["problem"].is_string(), "{view}");
-        refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+        status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     }
     let line = format!("[+]peers ok: 1 of 2 reachable; unreachable: {B_NAME}: ");
-    readyz_says(&bridge, &line).await;
-    // Everything else is served, so that the bridge is ready.
+    wait_for_readyz_text(&bridge, &line).await;
+    // Everything else is served, so the bridge is ready.
     assert_eq!(readyz(&bridge).await.0, 200);
     assert_eq!(served_by(&cluster.get(&bridge, SHARED_PATH).await), OWN);
     assert_eq!(peer_up(&bridge, B, B_HOST).await, Some(0.0));
     assert_eq!(peer_up(&bridge, C, "host-of-apiserver-c").await, Some(1.0));
 
-    b.standin.server.listen_again().await;
-    readyz_says(&bridge, "[+]peers ok: 2 of 2 reachable\n").await;
+    b.apiserver.server.listen_again().await;
+    wait_for_readyz_text(&bridge, "[+]peers ok: 2 of 2 reachable\n").await;
     assert_eq!(peer_up(&bridge, B, B_HOST).await, Some(1.0));
-    b.take_address_back();
+    b.withdraw_address();
     cluster.local.delete(LEASES, B);
-    eventually("a peer that is gone has no series", PATIENCE, async || {
+    eventually("a removed peer has no series", TEST_TIMEOUT, async || {
         peer_up(&bridge, B, B_HOST).await.is_none()
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_rerouted_request_that_fails_is_counted_with_its_code() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+async fn a_failed_rerouted_request_is_counted_with_its_code() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
-    b.die().await;
+    b.shut_down().await;
     for _ in 0..2 {
-        refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+        status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     }
     let metrics = scrape(&bridge).await;
     let of = |metrics: &Scrape, name: &str, code: &'static str| {
-        let labels = [&[("code", code)], &OF_NEW[..]].concat();
+        let labels = [&[("code", code)], &LABELS_OF_NEW[..]].concat();
         metrics.value(name, &labels)
     };
     for name in [
@@ -118,37 +119,37 @@ async fn a_rerouted_request_that_fails_is_counted_with_its_code() {
     assert_eq!(to(&metrics, B, B_HOST, "200"), Some(1.0));
     assert_eq!(to(&metrics, B, B_HOST, "503"), Some(2.0));
 
-    // A peer's own refusal is counted once, as an answer of the peer.
-    b.standin.server.listen_again().await;
-    b.standin.hook(|seen: &RecordedRequest| {
-        (seen.path() == NEW_PATH).then(|| Reply::new(403).body("no"))
+    // An error response of a peer itself is counted once, as a response of the peer.
+    b.apiserver.server.listen_again().await;
+    b.apiserver.set_hook(|recorded: &RecordedRequest| {
+        (recorded.path() == NEW_PATH).then(|| Reply::new(403).body("no"))
     });
-    cluster.becomes(&bridge, NEW_PATH, 403).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 403).await;
     let refused = to(&scrape(&bridge).await, B, B_HOST, "403");
     assert_eq!(refused, Some(1.0));
 }
 
 #[tokio::test]
-async fn discovery_polls_are_counted_by_peer_and_result_and_where_they_are_answered() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+async fn discovery_polls_are_counted_by_peer_and_result_and_at_the_polled_bridge() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let polls = async |result: &str| {
         let labels = [("peer", B), ("host", B_HOST), ("result", result)];
         let metrics = scrape(&bridge).await;
         metrics.value("skewbridge_peer_discovery_polls_total", &labels)
     };
-    let asked = b.standin.questions("/apis").len();
+    let asked = b.apiserver.gateway_requests("/apis").len();
     assert!(asked > 0);
     #[allow(clippy::cast_precision_loss)] // a handful
     let asked = asked as f64;
     assert_eq!(polls("ok").await, Some(asked));
-    b.die().await;
-    refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
-    eventually("a poll has failed", PATIENCE, async || {
+    b.shut_down().await;
+    status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
+    eventually("a poll has failed", TEST_TIMEOUT, async || {
         polls("failed").await.is_some_and(|count| count >= 1.0)
     })
     .await;
 
-    // The other side: what a peer asks of this bridge.
+    // The polled side: requests of a peer to this bridge.
     let local_requests = async || {
         let metrics = scrape(&bridge).await;
         let value = |name| metrics.value(name, &[]);
@@ -163,15 +164,15 @@ async fn discovery_polls_are_counted_by_peer_and_result_and_where_they_are_answe
         ("x-remote-user", "system:apiserver"),
         ("accept", accept::LOCAL_DOCUMENT),
     ];
-    let poll = ask(&cluster.bed.peer(), &bridge, "GET", "/apis", &headers, "").await;
+    let poll = send_request(&cluster.pki.peer(), &bridge, "GET", "/apis", &headers, "").await;
     assert_eq!(poll.status, 200);
     assert_eq!(local_requests().await, (Some(1.0), Some(1.0)));
 }
 
 #[tokio::test]
 #[allow(clippy::float_cmp)] // whole numbers
-async fn merged_discovery_is_counted_by_value() {
-    let (cluster, [_b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+async fn merged_discovery_cache_hits_and_misses_are_counted() {
+    let (cluster, [_b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let value = async |name: &str| scrape(&bridge).await.value(name, &[]).unwrap();
     let hits = "aggregator_discovery_peer_aggregated_cache_hits_total";
     let misses = "aggregator_discovery_peer_aggregated_cache_misses_total";
@@ -184,29 +185,33 @@ async fn merged_discovery_is_counted_by_value() {
     let own = format!("{v2};profile=nopeer");
     let alice = cluster.alice();
     for turn in 1..=3 {
-        let merged = ask(&alice, &bridge, "GET", "/apis", &[("accept", v2)], "").await;
+        let merged = send_request(&alice, &bridge, "GET", "/apis", &[("accept", v2)], "").await;
         assert!(merged.text().contains("volumeattributesclasses"));
         assert_eq!(value(hits).await, f64::from(turn));
     }
     for turn in 1..=2 {
-        let alone = ask(&alice, &bridge, "GET", "/apis", &[("accept", &own)], "").await;
+        let alone = send_request(&alice, &bridge, "GET", "/apis", &[("accept", &own)], "").await;
         assert!(!alone.text().contains("volumeattributesclasses"));
         assert_eq!(value(local).await, f64::from(turn));
         assert_eq!(value(nopeer).await, f64::from(turn));
     }
-    assert_eq!(value(hits).await, 3.0, "the local document is no hit");
+    assert_eq!(
+        value(hits).await,
+        3.0,
+        "the local document does not count as a hit"
+    );
     assert_eq!(value(misses).await, made, "nothing has changed");
 }
 
-/// An address where nothing listens.
+/// A port without a listener.
 fn closed_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
 
 #[tokio::test]
-async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
-    let cluster = Cluster::new(&[]).await;
+async fn a_registry_that_was_never_read_is_reported_and_the_bridge_is_not_ready() {
+    let cluster = ClusterFixture::new(&[]).await;
     cluster.local.lease(B, "one");
     let etcd = format!("http://127.0.0.1:{}", closed_port());
     let mut config = cluster.config();
@@ -218,7 +223,7 @@ async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
     };
     let bridge = start(&config);
     let failed = "[-]registry failed: peer addresses have not been read: --etcd-servers: ";
-    let text = readyz_says(&bridge, failed).await;
+    let text = wait_for_readyz_text(&bridge, failed).await;
     let line = text
         .lines()
         .find(|line| line.contains("]registry "))
@@ -231,10 +236,10 @@ async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
     ] {
         assert!(line.contains(part), "{part}: {line}");
     }
-    cluster.becomes(&bridge, "/readyz", 500).await;
+    cluster.wait_for_status(&bridge, "/readyz", 500).await;
     eventually(
-        "the main port says it without the address",
-        PATIENCE,
+        "the main port reports it without the address",
+        TEST_TIMEOUT,
         async || {
             let text = cluster.get(&bridge, "/readyz").await.text().clone();
             assert!(!text.contains(address), "{text}");
@@ -242,7 +247,7 @@ async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
         },
     )
     .await;
-    eventually("the cluster is known", PATIENCE, async || {
+    eventually("the cluster is known", TEST_TIMEOUT, async || {
         peers(&bridge).await["waitingFor"].is_null()
     })
     .await;
@@ -263,8 +268,8 @@ async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
         .await
         .value("skewbridge_peer_registry_up", &[]);
     assert_eq!(up, Some(0.0));
-    // A client learns that, too, without an address in it.
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    // Clients get the reason too, without an address in it.
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains(B_NAME), "{message}");
     assert!(message.contains("registry of peer addresses"), "{message}");
     assert!(!message.contains(address), "{message}");
@@ -272,17 +277,17 @@ async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
 }
 
 #[tokio::test]
-async fn a_registry_that_fails_later_is_named_and_the_bridge_stays_ready() {
-    let cluster = Cluster::new(&[]).await;
+async fn a_registry_that_fails_later_is_reported_and_the_bridge_stays_ready() {
+    let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
-    let address = b.standin.server.addr();
+    let address = b.apiserver.server.addr();
     let entry = format!("peers: [{{identity: {B}, address: '{address}'}}]\n");
-    let path = cluster.bed.dir.write("peers.yaml", &entry);
+    let path = cluster.pki.dir.write("peers.yaml", &entry);
     let mut config = cluster.config();
     config.peers.registry = RegistryKind::File(path);
     let bridge = start(&config);
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
-    readyz_says(&bridge, "[+]registry ok: file\n").await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
+    wait_for_readyz_text(&bridge, "[+]registry ok: file\n").await;
     let metric = async || {
         scrape(&bridge)
             .await
@@ -291,8 +296,8 @@ async fn a_registry_that_fails_later_is_named_and_the_bridge_stays_ready() {
     assert_eq!(metric().await, Some(1.0));
     assert_eq!(peers(&bridge).await["registry"]["lastError"], Value::Null);
 
-    cluster.bed.dir.write("peers.yaml", "peers: [{identity");
-    let text = readyz_says(
+    cluster.pki.dir.write("peers.yaml", "peers: [{identity");
+    let text = wait_for_readyz_text(
         &bridge,
         "[+]registry ok: file fails, known addresses stay in use",
     )
@@ -306,19 +311,19 @@ async fn a_registry_that_fails_later_is_named_and_the_bridge_stays_ready() {
     assert_eq!(view["registry"]["up"], false, "{view}");
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
 
-    cluster.bed.dir.write("peers.yaml", &entry);
-    readyz_says(&bridge, "[+]registry ok: file\n").await;
+    cluster.pki.dir.write("peers.yaml", &entry);
+    wait_for_readyz_text(&bridge, "[+]registry ok: file\n").await;
     assert_eq!(metric().await, Some(1.0));
 }
 
 /// Without its Lease, other bridges do not know the server.
 #[tokio::test]
-async fn a_lease_that_the_bridge_cannot_keep_takes_the_registry_down() {
-    let cluster = Cluster::new(&[]).await;
+async fn a_lease_that_the_bridge_cannot_renew_fails_the_registry_check() {
+    let cluster = ClusterFixture::new(&[]).await;
     cluster.local.delete(LEASES, OWN);
     let refuse = |method: &'static str| {
-        cluster.local.hook(move |seen: &RecordedRequest| {
-            let is_write = seen.method == method && seen.path().starts_with(LEASES);
+        cluster.local.set_hook(move |recorded: &RecordedRequest| {
+            let is_write = recorded.method == method && recorded.path().starts_with(LEASES);
             is_write.then(|| Reply::new(403).body("no right to write leases"))
         });
     };
@@ -331,9 +336,9 @@ async fn a_lease_that_the_bridge_cannot_keep_takes_the_registry_down() {
     };
     for (method, lease) in [("POST", false), ("PUT", true)] {
         refuse(method);
-        let what = format!("{method} fails, and that is said");
-        // It writes every ten seconds.
-        eventually(&what, 3 * PATIENCE, async || {
+        let what = format!("the failed {method} is reported");
+        // The Lease is written every ten seconds.
+        eventually(&what, 3 * TEST_TIMEOUT, async || {
             peers(&bridge).await["registry"]["up"] == false
         })
         .await;
@@ -348,37 +353,37 @@ async fn a_lease_that_the_bridge_cannot_keep_takes_the_registry_down() {
         ] {
             assert!(error.contains(part), "{part}: {error}");
         }
-        let text = readyz_says(&bridge, "[+]registry ok: memory fails").await;
+        let text = wait_for_readyz_text(&bridge, "[+]registry ok: memory fails").await;
         assert!(text.contains("no right to write leases"), "{text}");
         assert_eq!(metric().await, Some(0.0));
 
-        cluster.local.behave();
-        eventually("it is kept", 3 * PATIENCE, async || {
+        cluster.local.remove_hook();
+        eventually("the Lease is written", 3 * TEST_TIMEOUT, async || {
             peers(&bridge).await["registry"]["up"] == true
         })
         .await;
-        readyz_says(&bridge, "[+]registry ok: memory\n").await;
+        wait_for_readyz_text(&bridge, "[+]registry ok: memory\n").await;
         assert_eq!(metric().await, Some(1.0));
     }
 }
 
 #[tokio::test]
-async fn where_leases_are_the_registry_a_watch_that_fails_is_named() {
-    let cluster = Cluster::new(&[]).await;
+async fn with_leases_as_the_registry_a_failed_watch_is_reported() {
+    let cluster = ClusterFixture::new(&[]).await;
     let mut config = cluster.config();
     config.peers.registry = RegistryKind::Leases;
     config.peers.cidrs = vec!["127.0.0.0/8".parse().unwrap()];
-    cluster.local.hook(|seen: &RecordedRequest| {
-        (seen.path() == LEASES).then(|| Reply::new(403).body("no right to list leases"))
+    cluster.local.set_hook(|recorded: &RecordedRequest| {
+        (recorded.path() == LEASES).then(|| Reply::new(403).body("no right to list leases"))
     });
     let bridge = start(&config);
-    let text = readyz_says(
+    let text = wait_for_readyz_text(
         &bridge,
         "[-]registry failed: peer addresses have not been read: ",
     )
     .await;
     assert!(text.contains("no right to list leases"), "{text}");
     assert_eq!(peers(&bridge).await["registry"]["kind"], "leases");
-    cluster.local.behave();
-    readyz_says(&bridge, "[+]registry ok: leases\n").await;
+    cluster.local.remove_hook();
+    wait_for_readyz_text(&bridge, "[+]registry ok: leases\n").await;
 }

@@ -1,93 +1,100 @@
-//! A bridge publishes the digest of its serving key, and a peer that presents another key
-//! is refused, whatever CA signed it.
+//! A bridge publishes the digest of its serving key, and a peer that presents another key is
+//! rejected regardless of the CA that signed it.
 
 use std::sync::Arc;
 
 use skewbridge_gateway::config::{ApiServerIdentity, Config};
 use skewbridge_peer_directory::KeyDigest;
-use skewbridge_testkit::{ClientAuth, Options, PATIENCE, TlsClient, eventually};
+use skewbridge_testkit::{ClientAuth, Options, TEST_TIMEOUT, TlsClient, eventually};
 
-use crate::bed::start;
-use crate::cluster::{Cluster, NEW, NEW_PATH, OWN, refusal, served_by};
 use crate::peer_records::{record_of, record_of_b, records};
-use crate::standin::Standin;
+use crate::support::cluster::{ClusterFixture, NEW, NEW_PATH, OWN, served_by, status_message};
+use crate::support::fake_apiserver::FakeApiServer;
+use crate::support::pki::start;
 
 const B: &str = "apiserver-b";
 
 #[tokio::test]
-async fn a_peer_that_presents_another_key_than_its_bridge_has_published_is_refused() {
-    let cluster = Cluster::new(&[]).await;
-    let (_seen, publish) = records(&cluster);
+async fn a_peer_that_presents_a_key_other_than_the_published_one_is_rejected() {
+    let cluster = ClusterFixture::new(&[]).await;
+    let (_recorded, publish) = records(&cluster);
     let mut record = record_of_b(&cluster).await;
     let b = cluster.peer(B, &[NEW]).await;
-    record.bridge = Some(b.standin.server.addr());
+    record.bridge = Some(b.apiserver.server.addr());
     record.serving_keys = vec![[7; 32]];
     publish.send_replace(Some(Arc::new(record.clone())));
     let bridge = start(&cluster.config());
-    cluster.becomes(&bridge, "/readyz", 200).await;
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains("another key"), "{message}");
-    assert!(b.seen().is_empty(), "nothing was sent to it");
+    assert!(b.client_requests().is_empty(), "no request was sent to it");
 
-    // The keys are those of a bridge at another address: the server itself has its own.
+    // The published keys belong to a bridge at another address: the server itself has its own.
     record.bridge = Some(([127, 0, 0, 1], 1).into());
     publish.send_replace(Some(Arc::new(record)));
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
 }
 
-/// A bridge in front of a server of its own, beside another one.
-fn bridge_of_b(cluster: &Cluster, b: &Standin) -> Config {
+/// A bridge in front of its own server, beside another bridge.
+fn bridge_of_b(cluster: &ClusterFixture, b: &FakeApiServer) -> Config {
     let mut config = cluster.config();
     config.upstream.port = b.server.addr().port();
     config.peers.identity = ApiServerIdentity::Named(B.to_owned());
-    let file = |name: &str| cluster.bed.path().join(name);
+    let file = |name: &str| cluster.pki.path().join(name);
     config.serving.key_pair.cert = file("b.crt");
     config.serving.key_pair.key = file("b.key");
     config
 }
 
-fn new_key(cluster: &Cluster, names: &[&str]) {
+fn new_key(cluster: &ClusterFixture, names: &[&str]) {
     let leaf = cluster.peer_ca.server(names);
-    cluster.bed.dir.write("b.key", &leaf.key_pem);
-    cluster.bed.dir.write("b.crt", &leaf.cert_pem);
+    cluster.pki.dir.write("b.key", &leaf.key_pem);
+    cluster.pki.dir.write("b.crt", &leaf.cert_pem);
 }
 
 #[tokio::test]
-async fn a_bridge_that_gets_a_new_key_announces_it_before_it_serves_with_it() {
-    let cluster = Cluster::new(&[]).await;
-    let options = Options::new(cluster.bed.upstream.clone())
-        .clients(ClientAuth::Accept(&cluster.bed.front_proxy_ca));
-    let b = Standin::start(options, B, &[NEW]).await;
-    for standin in [&cluster.local, &b] {
-        standin.lease(B, "one");
-        standin.lease(OWN, "one");
+async fn a_bridge_publishes_a_new_key_before_it_serves_with_it() {
+    let cluster = ClusterFixture::new(&[]).await;
+    let options = Options::new(cluster.pki.upstream.clone())
+        .clients(ClientAuth::Accept(&cluster.pki.front_proxy_ca));
+    let b = FakeApiServer::start(options, B, &[NEW]).await;
+    for apiserver in [&cluster.local, &b] {
+        apiserver.lease(B, "one");
+        apiserver.lease(OWN, "one");
     }
     new_key(&cluster, &["kubernetes.default.svc"]);
     let bridge_of_b = start(&bridge_of_b(&cluster, &b));
-    let (mut seen, _publish) = records(&cluster);
+    let (mut recorded, _publish) = records(&cluster);
     let keys = |all: &Option<_>| -> Vec<KeyDigest> {
         record_of(all.as_ref(), B).map_or_else(Vec::new, |it| it.serving_keys.clone())
     };
-    let first = keys(&seen.wait_for(|all| !keys(all).is_empty()).await.unwrap());
+    let first = keys(
+        &recorded
+            .wait_for(|all| !keys(all).is_empty())
+            .await
+            .unwrap(),
+    );
     assert_eq!(first.len(), 1);
     let bridge = start(&cluster.config());
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
 
     new_key(&cluster, &["kubernetes.default.svc", "localhost"]);
-    let both = keys(&seen.wait_for(|all| keys(all).len() == 2).await.unwrap());
+    let both = keys(&recorded.wait_for(|all| keys(all).len() == 2).await.unwrap());
     assert_eq!(both[1], first[0]);
-    // Before the change and after it, over connections old and new.
+    // Before and after the change, over old and new connections.
     let new_key = TlsClient::new(&cluster.peer_ca);
     for is_changed in [false, true] {
         if is_changed {
-            eventually("it serves with the new key", PATIENCE, async || {
-                new_key.http1(bridge_of_b.address()).await.is_ok()
-            })
+            eventually(
+                "the bridge serves with the new key",
+                TEST_TIMEOUT,
+                async || new_key.http1(bridge_of_b.address()).await.is_ok(),
+            )
             .await;
         }
         for bridge in [&bridge, &start(&cluster.config())] {
-            cluster.becomes(bridge, "/readyz", 200).await;
-            cluster.becomes(bridge, NEW_PATH, 200).await;
+            cluster.wait_for_status(bridge, "/readyz", 200).await;
+            cluster.wait_for_status(bridge, NEW_PATH, 200).await;
             assert_eq!(served_by(&cluster.get(bridge, NEW_PATH).await), B);
         }
     }

@@ -1,5 +1,4 @@
-//! What a server serves outlives the process that learnt it: in the registry and in
-//! `--state-dir`.
+//! Served records outlive the process that learnt them: in the registry and in `--state-dir`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,27 +10,27 @@ use skewbridge_discovery::{ServerDiscoveryList, servers};
 use skewbridge_gateway::config::{Config, RegistryKind};
 use skewbridge_peer_directory::registry::{RecordChannels, Registry};
 use skewbridge_peer_directory::{Identity, Records, ServedRecord};
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use tokio::sync::{mpsc, watch};
 
-use crate::bed::start;
-use crate::cluster::{
-    Cluster, NEW, NEW_PATH, NOBODYS_PATH, OWN, SHARED_PATH, ask, peer_view, peers, refusal,
-    served_by,
+use crate::support::cluster::{
+    ClusterFixture, NEW, NEW_PATH, OWN, SHARED_PATH, UNSERVED_PATH, peer_view, peers, send_request,
+    served_by, status_message,
 };
-use crate::standin::{API_SERVICES, CRDS, LEASES, api_service, crd};
+use crate::support::fake_apiserver::{API_SERVICES, CRDS, LEASES, api_service, crd};
+use crate::support::pki::start;
 
 pub(crate) const B: &str = "apiserver-b";
 
-/// All records in the registry, as they change; and a way to publish one.
+/// All records in the registry, as they change, and a sender that publishes one.
 pub(crate) fn records(
-    cluster: &Cluster,
+    cluster: &ClusterFixture,
 ) -> (
     watch::Receiver<Option<Records>>,
     watch::Sender<Option<Arc<ServedRecord>>>,
 ) {
     let (publish, own) = watch::channel(None);
-    let (found, seen) = watch::channel(None);
+    let (found, recorded) = watch::channel(None);
     let registry = cluster.exchange.registry();
     tokio::spawn(async move {
         let (_keep, outdated) = mpsc::channel(1);
@@ -42,16 +41,16 @@ pub(crate) fn records(
         };
         registry.run_records(channels).await;
     });
-    (seen, publish)
+    (recorded, publish)
 }
 
 pub(crate) fn record_of<'a>(all: Option<&'a Records>, name: &str) -> Option<&'a Arc<ServedRecord>> {
     all?.get(&Identity::named(name).unwrap())
 }
 
-/// Waits until a bridge knows what B serves, without having asked it.
-pub(crate) async fn knows_b(bridge: &skewbridge_gateway::Handle) {
-    eventually("what B serves is known", PATIENCE, async || {
+/// Waits until a bridge knows the APIs of B without discovery of B.
+pub(crate) async fn wait_until_b_is_known(bridge: &skewbridge_gateway::Handle) {
+    eventually("the APIs of B are known", TEST_TIMEOUT, async || {
         let b = peer_view(bridge, B).await;
         let serves = b["servesAlone"].as_array().cloned().unwrap_or_default();
         let resource = "storage.k8s.io/v1alpha1 volumeattributesclasses";
@@ -62,19 +61,19 @@ pub(crate) async fn knows_b(bridge: &skewbridge_gateway::Handle) {
     .await;
 }
 
-pub(crate) fn with_state_dir(cluster: &Cluster) -> Config {
+pub(crate) fn with_state_dir(cluster: &ClusterFixture) -> Config {
     let mut config = cluster.config();
-    config.peers.state_dir = Some(cluster.bed.path().join("state"));
+    config.peers.state_dir = Some(cluster.pki.path().join("state"));
     config
 }
 
-/// The record of B, made from what a bridge in front of B would publish.
-pub(crate) async fn record_of_b(cluster: &Cluster) -> ServedRecord {
-    // A bridge beside a server of B's kind publishes under its own name.
-    let other = Cluster::new(&[NEW]).await;
-    let (mut seen, _publish) = records(&other);
+/// The record of B, derived from what a bridge in front of B would publish.
+pub(crate) async fn record_of_b(cluster: &ClusterFixture) -> ServedRecord {
+    // A bridge in front of a server like B publishes under its own name.
+    let other = ClusterFixture::new(&[NEW]).await;
+    let (mut recorded, _publish) = records(&other);
     let bridge = other.start().await;
-    let all = seen
+    let all = recorded
         .wait_for(|all| record_of(all.as_ref(), OWN).is_some())
         .await;
     let mut record = ServedRecord::clone(record_of(all.unwrap().as_ref(), OWN).unwrap());
@@ -85,45 +84,48 @@ pub(crate) async fn record_of_b(cluster: &Cluster) -> ServedRecord {
 }
 
 #[tokio::test]
-async fn a_bridge_that_restarts_beside_a_dead_peer_knows_what_it_served() {
-    let cluster = Cluster::new(&[]).await;
+async fn a_restarted_bridge_knows_the_apis_of_a_dead_peer() {
+    let cluster = ClusterFixture::new(&[]).await;
     let mut b = cluster.peer(B, &[NEW]).await;
     let config = with_state_dir(&cluster);
     let bridge = start(&config);
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
-    let file = cluster.bed.path().join("state/served").join(B);
-    eventually("it is stored", PATIENCE, async || file.exists()).await;
-    b.die().await;
-    b.take_address_back();
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
+    let file = cluster.pki.path().join("state/served").join(B);
+    eventually("the record is stored", TEST_TIMEOUT, async || file.exists()).await;
+    b.shut_down().await;
+    b.withdraw_address();
     drop(bridge);
 
     let bridge = start(&config);
-    knows_b(&bridge).await;
-    cluster.becomes(&bridge, "/readyz", 200).await;
+    wait_until_b_is_known(&bridge).await;
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
     let answer = cluster.get(&bridge, NEW_PATH).await;
-    let message = refusal(&answer, 503);
+    let message = status_message(&answer, 503);
     assert!(message.contains("has published an address"), "{message}");
     assert_eq!(answer.header("retry-after"), Some("1"));
     let discovery = cluster.get(&bridge, "/apis/storage.k8s.io/v1alpha1").await;
-    assert_eq!(discovery.status, 200, "clients see the kind");
+    assert_eq!(
+        discovery.status, 200,
+        "discovery includes the dead peer's API"
+    );
 
-    // The Lease ends: so does the knowledge.
+    // When the Lease expires, the record is dropped.
     cluster.local.delete(LEASES, B);
-    cluster.becomes(&bridge, NEW_PATH, 404).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 404).await;
 }
 
 #[tokio::test]
-async fn what_a_peer_serves_that_was_never_reachable_is_known_from_the_registry() {
-    let cluster = Cluster::new(&[]).await;
-    let (_seen, publish) = records(&cluster);
+async fn the_apis_of_a_peer_that_was_never_reachable_are_known_from_the_registry() {
+    let cluster = ClusterFixture::new(&[]).await;
+    let (_recorded, publish) = records(&cluster);
     let record = record_of_b(&cluster).await;
     publish.send_replace(Some(Arc::new(record)));
-    // Nothing listens there.
+    // An address without a listener.
     let _address = cluster.publish(B, SocketAddr::from(([127, 0, 0, 1], 1)));
     let bridge = start(&cluster.config());
-    knows_b(&bridge).await;
-    cluster.becomes(&bridge, "/readyz", 200).await;
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    wait_until_b_is_known(&bridge).await;
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains("cannot connect"), "{message}");
     assert_eq!(
         peer_view(&bridge, B).await["secondsSinceSync"],
@@ -131,23 +133,23 @@ async fn what_a_peer_serves_that_was_never_reachable_is_known_from_the_registry(
     );
 }
 
-/// Records leave out what all servers share.
+/// Records omit the group-versions that all servers share.
 #[tokio::test]
-async fn what_all_servers_share_is_no_difference_to_a_peer_that_is_known_from_a_record() {
+async fn shared_group_versions_are_not_a_difference_to_a_peer_known_from_a_record() {
     const CUSTOM: &str = "stable.example.com/v1 crontabs";
     const AGGREGATED: &str = "metrics.example.com/v1 readings";
-    let cluster = Cluster::new(&[CUSTOM, AGGREGATED]).await;
+    let cluster = ClusterFixture::new(&[CUSTOM, AGGREGATED]).await;
     let custom = crd("stable.example.com", "crontabs");
     cluster.local.put(CRDS, custom);
     let service = serde_json::json!({"name": "readings", "namespace": "a"});
     let aggregated = api_service("metrics.example.com", &service);
     cluster.local.put(API_SERVICES, aggregated);
-    let (_seen, publish) = records(&cluster);
+    let (_recorded, publish) = records(&cluster);
     let record = record_of_b(&cluster).await;
     publish.send_replace(Some(Arc::new(record)));
     let bridge = start(&cluster.config());
-    knows_b(&bridge).await;
-    cluster.becomes(&bridge, "/readyz", 200).await;
+    wait_until_b_is_known(&bridge).await;
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
     let view = peers(&bridge).await;
     assert_eq!(
         view["local"]["servesAlone"],
@@ -157,7 +159,7 @@ async fn what_all_servers_share_is_no_difference_to_a_peer_that_is_known_from_a_
     assert_eq!(view["peers"][0]["servesAlone"], serde_json::json!([NEW]));
 
     let accept = [("accept", servers::ACCEPT)];
-    let answer = ask(&cluster.alice(), &bridge, "GET", "/apis", &accept, "").await;
+    let answer = send_request(&cluster.alice(), &bridge, "GET", "/apis", &accept, "").await;
     let list = ServerDiscoveryList::parse(&answer.body).unwrap();
     assert_eq!(list.servers.len(), 2);
     for server in list.servers {
@@ -170,11 +172,11 @@ async fn what_all_servers_share_is_no_difference_to_a_peer_that_is_known_from_a_
 }
 
 #[tokio::test]
-async fn a_bridge_publishes_what_its_server_serves_and_announces_that_it_leaves() {
-    let cluster = Cluster::new(&[NEW]).await;
-    let (mut seen, _publish) = records(&cluster);
+async fn a_bridge_publishes_its_served_record_and_announces_its_departure() {
+    let cluster = ClusterFixture::new(&[NEW]).await;
+    let (mut recorded, _publish) = records(&cluster);
     let mut bridge = cluster.start().await;
-    let published = seen
+    let published = recorded
         .wait_for(|all| record_of(all.as_ref(), OWN).is_some())
         .await;
     let record = record_of(published.unwrap().as_ref(), OWN).unwrap().clone();
@@ -194,20 +196,20 @@ async fn a_bridge_publishes_what_its_server_serves_and_announces_that_it_leaves(
     let left = |all: &Option<Records>| {
         record_of(all.as_ref(), OWN).is_some_and(|it| it.bridge_left_at.is_some())
     };
-    seen.wait_for(left).await.unwrap();
+    recorded.wait_for(left).await.unwrap();
     drop(bridge);
-    // The next one takes the announcement back, even if its server does not answer.
+    // The next bridge withdraws the announcement, even if its server does not answer.
     cluster
         .local
-        .hook(|_| Some(skewbridge_testkit::Reply::new(500).body("not yet")));
+        .set_hook(|_| Some(skewbridge_testkit::Reply::new(500).body("not yet")));
     let _bridge = start(&cluster.config());
-    seen.wait_for(|all| !left(all)).await.unwrap();
+    recorded.wait_for(|all| !left(all)).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_server_whose_bridge_has_left_is_asked_itself() {
-    let cluster = Cluster::new(&[]).await;
-    let (_seen, publish) = records(&cluster);
+async fn a_server_whose_bridge_has_departed_is_reached_directly() {
+    let cluster = ClusterFixture::new(&[]).await;
+    let (_recorded, publish) = records(&cluster);
     let mut record = record_of_b(&cluster).await;
     let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
     let b = cluster.server(B, &[NEW], leaf).await;
@@ -215,16 +217,16 @@ async fn a_server_whose_bridge_has_left_is_asked_itself() {
     record.server = Some(b.server.addr());
     publish.send_replace(Some(Arc::new(record)));
     let bridge = start(&cluster.config());
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
     assert_eq!(peer_view(&bridge, B).await["state"], "bridge-left");
 }
 
-/// Lets the departure that `--state-dir` has of B be older.
-pub(crate) async fn age_departure_of_b(cluster: &Cluster, age: Duration) {
-    let file = cluster.bed.path().join("state/served").join(B);
+/// Makes the departure of B in `--state-dir` older.
+pub(crate) async fn age_departure_of_b(cluster: &ClusterFixture, age: Duration) {
+    let file = cluster.pki.path().join("state/served").join(B);
     let stored = || ServedRecord::decode(&std::fs::read(&file).ok()?).ok();
-    eventually("the departure is stored", PATIENCE, async || {
+    eventually("the departure is stored", TEST_TIMEOUT, async || {
         stored().is_some_and(|it| it.departure.is_some())
     })
     .await;
@@ -234,31 +236,31 @@ pub(crate) async fn age_departure_of_b(cluster: &Cluster, age: Duration) {
     std::fs::write(&file, record.encode().unwrap()).unwrap();
 }
 
-/// The clocks of hosts may differ by hours, in either direction: the time in a record is no
-/// measure of how long ago a bridge has left.
+/// The clocks of hosts may differ by hours in either direction, so the time in a record does not
+/// tell how long ago a bridge departed.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_server_whose_bridge_has_left_and_that_is_not_reachable_is_503_during_a_rollout() {
+async fn the_apis_of_an_unreachable_server_whose_bridge_has_departed_are_503_during_a_rollout() {
     const HOUR_MILLIS: u64 = 3_600_000;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now = u64::try_from(now.unwrap().as_millis()).unwrap();
     for announced in [now, now - 9 * HOUR_MILLIS, now + 9 * HOUR_MILLIS] {
-        let cluster = Cluster::new(&[]).await;
-        let (_seen, publish) = records(&cluster);
+        let cluster = ClusterFixture::new(&[]).await;
+        let (_recorded, publish) = records(&cluster);
         let mut record = record_of_b(&cluster).await;
         record.bridge_left_at = Some(SystemTime::UNIX_EPOCH + Duration::from_millis(announced));
         publish.send_replace(Some(Arc::new(record)));
         let config = with_state_dir(&cluster);
-        // The first process has just seen it, the second one had seen it long ago.
+        // The first process has just observed the departure, the second one observed it long ago.
         for status in [503, 404] {
             let bridge = start(&config);
-            eventually("its state is known", PATIENCE, async || {
+            eventually("the departure is known", TEST_TIMEOUT, async || {
                 peer_view(&bridge, B).await["state"] == "bridge-left"
             })
             .await;
-            cluster.becomes(&bridge, "/readyz", 200).await;
+            cluster.wait_for_status(&bridge, "/readyz", 200).await;
             assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, status);
-            assert_eq!(cluster.get(&bridge, NOBODYS_PATH).await.status, status);
+            assert_eq!(cluster.get(&bridge, UNSERVED_PATH).await.status, status);
             if status == 503 {
                 age_departure_of_b(&cluster, Duration::from_mins(6)).await;
             }
@@ -266,40 +268,47 @@ async fn a_server_whose_bridge_has_left_and_that_is_not_reachable_is_503_during_
     }
 }
 
-pub(crate) const SERVED: &str = "skewbridge.io/served";
+pub(crate) const SERVED_ANNOTATION: &str = "skewbridge.io/served";
 
 #[tokio::test]
-async fn with_leases_as_the_registry_records_are_annotations() {
-    let cluster = Cluster::new(&[]).await;
+async fn with_leases_as_the_registry_served_records_are_annotations() {
+    let cluster = ClusterFixture::new(&[]).await;
     let record = record_of_b(&cluster).await;
     let mut lease = cluster.local.object(LEASES, B).unwrap();
-    lease["metadata"]["annotations"][SERVED] = STANDARD.encode(record.encode().unwrap()).into();
+    lease["metadata"]["annotations"][SERVED_ANNOTATION] =
+        STANDARD.encode(record.encode().unwrap()).into();
     cluster.local.put(LEASES, lease);
     let mut config = cluster.config();
     config.peers.registry = RegistryKind::Leases;
     config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
     let mut bridge = start(&config);
-    knows_b(&bridge).await;
-    cluster.becomes(&bridge, "/readyz", 200).await;
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    wait_until_b_is_known(&bridge).await;
+    cluster.wait_for_status(&bridge, "/readyz", 200).await;
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains("published an address"), "{message}");
 
     let own = || {
         let lease = cluster.local.object(LEASES, OWN)?;
-        let bytes = STANDARD.decode(lease["metadata"]["annotations"][SERVED].as_str()?);
+        let bytes = STANDARD.decode(lease["metadata"]["annotations"][SERVED_ANNOTATION].as_str()?);
         ServedRecord::decode(&bytes.ok()?).ok()
     };
-    eventually("the own record is written", PATIENCE, async || {
-        own().is_some_and(|it| it.bridge_left_at.is_none() && it.bridge == Some(bridge.address()))
-    })
+    eventually(
+        "the bridge's own record is written",
+        TEST_TIMEOUT,
+        async || {
+            own().is_some_and(|it| {
+                it.bridge_left_at.is_none() && it.bridge == Some(bridge.address())
+            })
+        },
+    )
     .await;
     bridge.finish().await;
     assert!(
         own().is_some_and(|it| it.bridge_left_at.is_some()),
-        "it announces that it leaves"
+        "the bridge announces its departure"
     );
 
-    // What is no record is ignored, and so is that of another server.
+    // Invalid records are ignored, and so is the record of another server.
     let mut lease = cluster.local.object(LEASES, B).unwrap();
     for wrong in [
         "",
@@ -307,25 +316,25 @@ async fn with_leases_as_the_registry_records_are_annotations() {
         "AAAA",
         &STANDARD.encode(own().unwrap().encode().unwrap()),
     ] {
-        lease["metadata"]["annotations"][SERVED] = wrong.into();
+        lease["metadata"]["annotations"][SERVED_ANNOTATION] = wrong.into();
         cluster.local.put(LEASES, lease.clone());
         let bridge = start(&config);
-        cluster.becomes(&bridge, "/readyz", 200).await;
-        let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+        cluster.wait_for_status(&bridge, "/readyz", 200).await;
+        let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
         assert!(message.contains("not served here"), "{wrong} {message}");
     }
 }
 
-/// A server since 1.35 that restarts deletes its Lease, and the annotations with it.
+/// Since 1.35 a restarting server deletes its Lease, and the annotations with it.
 #[tokio::test]
-async fn with_leases_as_the_registry_a_server_that_restarts_is_not_forgotten() {
+async fn with_leases_as_the_registry_a_restarting_server_is_remembered() {
     for left in [None, Some(std::time::SystemTime::now())] {
-        let cluster = Cluster::new(&[]).await;
+        let cluster = ClusterFixture::new(&[]).await;
         let mut record = record_of_b(&cluster).await;
         record.bridge_left_at = left;
         let mut lease = cluster.local.object(LEASES, B).unwrap();
         let annotations = &mut lease["metadata"]["annotations"];
-        annotations[SERVED] = STANDARD.encode(record.encode().unwrap()).into();
+        annotations[SERVED_ANNOTATION] = STANDARD.encode(record.encode().unwrap()).into();
         if left.is_none() {
             annotations["skewbridge.io/peer-advertise-address"] = "127.0.0.1:1".into();
         }
@@ -334,12 +343,14 @@ async fn with_leases_as_the_registry_a_server_that_restarts_is_not_forgotten() {
         config.peers.registry = RegistryKind::Leases;
         config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
         let bridge = start(&config);
-        knows_b(&bridge).await;
-        cluster.becomes(&bridge, NEW_PATH, 503).await;
+        wait_until_b_is_known(&bridge).await;
+        cluster.wait_for_status(&bridge, NEW_PATH, 503).await;
         cluster.local.delete(LEASES, B);
-        eventually("the end of the Lease is seen", PATIENCE, async || {
-            peer_view(&bridge, B).await["alive"] != true
-        })
+        eventually(
+            "the deletion of the Lease is known",
+            TEST_TIMEOUT,
+            async || peer_view(&bridge, B).await["alive"] != true,
+        )
         .await;
         let answer = cluster.get(&bridge, NEW_PATH).await;
         assert_eq!(answer.status, 503, "{left:?} {}", answer.text());
@@ -347,12 +358,12 @@ async fn with_leases_as_the_registry_a_server_that_restarts_is_not_forgotten() {
 }
 
 #[tokio::test]
-async fn a_state_dir_that_cannot_be_used_is_an_error_at_the_start() {
-    let cluster = Cluster::new(&[]).await;
+async fn an_unusable_state_dir_is_a_startup_error() {
+    let cluster = ClusterFixture::new(&[]).await;
     let mut config = cluster.config();
-    let file = cluster.bed.dir.write("file", "");
+    let file = cluster.pki.dir.write("file", "");
     config.peers.state_dir = Some(file.clone());
-    // Its runtime ends with it, which has to be outside of this one.
+    // The error drops its runtime, which has to happen outside of this one.
     let started = tokio::task::spawn_blocking(move || skewbridge_gateway::start(&config));
     let error = started.await.unwrap().unwrap_err().to_string();
     let expected = format!("--state-dir: {}: ", file.display());
@@ -361,26 +372,30 @@ async fn a_state_dir_that_cannot_be_used_is_an_error_at_the_start() {
 }
 
 #[tokio::test]
-async fn a_registry_that_does_not_answer_is_waited_for_and_then_the_state_dir_counts() {
-    let cluster = Cluster::new(&[]).await;
+async fn the_state_dir_is_used_after_the_registry_has_not_answered_in_time() {
+    let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
     let mut config = with_state_dir(&cluster);
     let bridge = start(&config);
-    let file = cluster.bed.path().join("state/served").join(B);
-    eventually("it is stored", PATIENCE, async || file.exists()).await;
+    let file = cluster.pki.path().join("state/served").join(B);
+    eventually("the record is stored", TEST_TIMEOUT, async || file.exists()).await;
     drop(bridge);
-    b.die().await;
+    b.shut_down().await;
 
-    // Nothing listens there.
+    // An address without a listener.
     config.peers.registry = RegistryKind::Etcd;
     config.peers.etcd.servers = vec!["http://127.0.0.1:1".parse().unwrap()];
     let bridge = start(&config);
-    eventually("the registry is waited for", PATIENCE, async || {
-        let answer = cluster.get(&bridge, NEW_PATH).await;
-        answer.status == 503 && answer.text().contains("in the registry")
-    })
+    eventually(
+        "the bridge waits for the registry",
+        TEST_TIMEOUT,
+        async || {
+            let answer = cluster.get(&bridge, NEW_PATH).await;
+            answer.status == 503 && answer.text().contains("in the registry")
+        },
+    )
     .await;
-    cluster.becomes(&bridge, SHARED_PATH, 200).await;
-    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    cluster.wait_for_status(&bridge, SHARED_PATH, 200).await;
+    let message = status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     assert!(message.contains("1 servers serve this"), "{message}");
 }

@@ -1,29 +1,31 @@
-//! Peers that do not answer: a request finds out, the next ones do not wait. And servers
-//! that have ended, whose Leases would be waited for.
+//! Peers that do not answer: one request detects it and the following requests do not wait. Also
+//! the Leases of stopped servers, which would be waited for.
 
 use std::net::TcpListener;
 use std::sync::Arc;
 
-use skewbridge_testkit::{PATIENCE, Reply, eventually};
+use skewbridge_testkit::{Reply, TEST_TIMEOUT, eventually};
 use tokio::sync::Notify;
 
-use crate::bed::start;
-use crate::cluster::{Cluster, NEW, NEW_PATH, OWN, peer_view, refusal, served_by};
-use crate::standin::LEASES;
+use crate::support::cluster::{
+    ClusterFixture, NEW, NEW_PATH, OWN, peer_view, served_by, status_message,
+};
+use crate::support::fake_apiserver::LEASES;
+use crate::support::pki::start;
 
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
 
-/// As behind a firewall, or a process under SIGSTOP: the kernel takes connections, and no
-/// program answers.
+/// As behind a firewall, or a process under SIGSTOP: the kernel accepts connections, and no process
+/// answers.
 #[tokio::test]
-async fn a_peer_that_does_not_answer_gets_no_requests_until_it_does() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+async fn a_peer_that_does_not_answer_gets_no_requests_until_it_answers() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let _address = cluster.publish(B, silent.local_addr().unwrap());
-    let message = async || refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
-    eventually("requests do not wait for it", PATIENCE, async || {
+    let message = async || status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
+    eventually("requests do not wait for it", TEST_TIMEOUT, async || {
         let answer = cluster.get(&bridge, NEW_PATH).await;
         answer.status == 503 && answer.text().contains("does not answer")
     })
@@ -31,27 +33,27 @@ async fn a_peer_that_does_not_answer_gets_no_requests_until_it_does() {
     assert!(message().await.contains("requests go there again"));
     assert_eq!(peer_view(&bridge, B).await["healthy"], false);
 
-    let _address = cluster.publish(B, b.standin.server.addr());
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    let _address = cluster.publish(B, b.apiserver.server.addr());
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
 }
 
-/// Its bridge answers pings; the server behind it is stopped.
+/// The peer's bridge answers pings; the server behind it is stopped.
 #[tokio::test]
-async fn a_read_that_waits_for_a_silent_server_goes_to_another() {
+async fn a_read_that_waits_for_a_silent_server_is_sent_to_another() {
     let peers = [(B, &[NEW][..]), (C, &[NEW][..])];
-    let (cluster, [b, c], bridge) = Cluster::with_peers(&[], peers).await;
+    let (cluster, [b, c], bridge) = ClusterFixture::with_peers(&[], peers).await;
     let never = Arc::new(Notify::new());
     for silent in [&b, &c] {
         let never = never.clone();
         silent
-            .standin
-            .hook(move |_| Some(Reply::new(200).after(&never)));
+            .apiserver
+            .set_hook(move |_| Some(Reply::new(200).after(&never)));
         let answer = cluster.get(&bridge, NEW_PATH).await;
         let other = if silent.name == B { C } else { B };
-        // Whichever was asked first.
+        // Either of the peers may have been chosen first.
         assert_eq!(served_by(&answer), other);
-        silent.standin.behave();
-        eventually("it is used again", PATIENCE, async || {
+        silent.apiserver.remove_hook();
+        eventually("the peer is used again", TEST_TIMEOUT, async || {
             peer_view(&bridge, silent.name).await["healthy"] == true
         })
         .await;
@@ -59,58 +61,59 @@ async fn a_read_that_waits_for_a_silent_server_goes_to_another() {
 }
 
 #[tokio::test]
-async fn the_lease_of_a_server_that_has_ended_is_deleted_through_a_peer() {
+async fn the_lease_of_a_stopped_server_is_deleted_through_a_peer() {
     for has_ended in [true, false] {
-        let cluster = Cluster::new(&[]).await;
+        let cluster = ClusterFixture::new(&[]).await;
         let b = cluster.peer(B, &[NEW]).await;
-        b.standin.lease(OWN, "one");
+        b.apiserver.lease(OWN, "one");
         let mut bridge = cluster.start().await;
         if has_ended {
             cluster.local.server.stop_listening().await;
             cluster.local.server.kill_connections().await;
         } else {
-            // It runs, and is not ready.
+            // The server runs, but is not ready.
             cluster
                 .local
-                .hook(|_| Some(Reply::new(500).body("not ready")));
+                .set_hook(|_| Some(Reply::new(500).body("not ready")));
         }
         bridge.finish().await;
-        let lease = b.standin.object(LEASES, OWN);
+        let lease = b.apiserver.object(LEASES, OWN);
         assert_eq!(lease.is_none(), has_ended, "{lease:?}");
         if has_ended {
             let path = format!("{LEASES}/{OWN}");
-            let asked = b.standin.server.requests().into_iter();
-            let mut asked = asked.filter(|seen| seen.path() == path);
-            let groups = |seen: &skewbridge_testkit::RecordedRequest| {
-                seen.all("x-remote-group")
+            let asked = b.apiserver.server.requests().into_iter();
+            let mut asked = asked.filter(|recorded| recorded.path() == path);
+            let groups = |recorded: &skewbridge_testkit::RecordedRequest| {
+                recorded
+                    .all("x-remote-group")
                     .iter()
                     .map(ToString::to_string)
                     .collect::<Vec<_>>()
             };
-            assert!(asked.all(|seen| groups(&seen) == ["system:masters"]));
+            assert!(asked.all(|recorded| groups(&recorded) == ["system:masters"]));
         }
     }
 }
 
-/// It has started again, and renewed its Lease, before the bridge deletes that.
+/// The server has restarted and renewed its Lease before the bridge deletes it.
 #[tokio::test]
-async fn a_lease_that_is_renewed_again_is_not_deleted() {
-    let cluster = Cluster::new(&[]).await;
+async fn a_lease_that_is_renewed_in_the_meantime_is_not_deleted() {
+    let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &[NEW]).await;
-    b.standin.lease(OWN, "one");
+    b.apiserver.lease(OWN, "one");
     let mut bridge = start(&cluster.config());
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     cluster.local.server.stop_listening().await;
     cluster.local.server.kill_connections().await;
-    let standin = Arc::new(b.standin);
-    let renewing = standin.clone();
-    standin.hook(move |seen| {
-        if seen.method == "DELETE" {
-            renewing.touch_unheard(LEASES, OWN);
+    let apiserver = Arc::new(b.apiserver);
+    let renewing = apiserver.clone();
+    apiserver.set_hook(move |recorded| {
+        if recorded.method == "DELETE" {
+            renewing.touch_without_event(LEASES, OWN);
         }
         None
     });
     bridge.finish().await;
-    assert!(standin.object(LEASES, OWN).is_some());
-    standin.behave();
+    assert!(apiserver.object(LEASES, OWN).is_some());
+    apiserver.remove_hook();
 }

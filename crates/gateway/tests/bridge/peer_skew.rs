@@ -1,13 +1,15 @@
-//! Servers that are not what they were, before anybody has heard: nobody is told that something
-//! is not found that another server serves.
+//! Servers that were replaced by another version before the change is known: a client never gets
+//! 404 for a resource that another server serves.
 
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::ApiServerIdentity;
-use skewbridge_testkit::{ClientAuth, Options, PATIENCE, RecordedRequest, Reply, eventually};
+use skewbridge_testkit::{ClientAuth, Options, RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 
-use crate::bed::start;
-use crate::cluster::{self, Cluster, NEW, NEW_PATH, OWN, ask, refusal, served_by};
-use crate::standin::{CRDS, LEASES, Standin, crd, page_not_found};
+use crate::support::cluster::{
+    self, ClusterFixture, NEW, NEW_PATH, OWN, send_request, served_by, status_message,
+};
+use crate::support::fake_apiserver::{CRDS, FakeApiServer, LEASES, crd, page_not_found};
+use crate::support::pki::start;
 
 const B: &str = "apiserver-b";
 const BEARER: (&str, &str) = ("Authorization", "Bearer t0ken");
@@ -15,112 +17,113 @@ const HOP: &str = "x-kubernetes-peer-proxied";
 const NOT_PROCESSED: &str = "x-skewbridge-not-processed";
 
 #[tokio::test]
-async fn a_local_server_that_has_become_another_does_not_hide_what_a_peer_serves() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[NEW], [(B, &[NEW])]).await;
+async fn a_downgraded_local_server_does_not_hide_the_apis_of_a_peer() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[NEW], [(B, &[NEW])]).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), OWN);
-    // It still says that it serves it, and does not.
-    let gone = |seen: &RecordedRequest| seen.path().starts_with(NEW_PATH).then(page_not_found);
-    cluster.local.hook(gone);
+    // Its last discovery lists the API, but it no longer serves it.
+    let gone =
+        |recorded: &RecordedRequest| recorded.path().starts_with(NEW_PATH).then(page_not_found);
+    cluster.local.set_hook(gone);
     let body = "x".repeat(100 << 10);
     for (client, headers) in [
         (cluster.alice(), &[][..]),
-        (cluster.bed.client(), &[BEARER][..]),
-        (cluster.bed.client(), &[][..]),
+        (cluster.pki.client(), &[BEARER][..]),
+        (cluster.pki.client(), &[][..]),
     ] {
-        let answer = ask(&client, &bridge, "GET", NEW_PATH, headers, "").await;
+        let answer = send_request(&client, &bridge, "GET", NEW_PATH, headers, "").await;
         assert_eq!(served_by(&answer), B);
-        let answer = ask(&client, &bridge, "POST", NEW_PATH, headers, body.clone()).await;
+        let answer = send_request(&client, &bridge, "POST", NEW_PATH, headers, body.clone()).await;
         assert_eq!(served_by(&answer), B);
-        let seen = b.seen().pop().unwrap();
-        assert_eq!(seen.body, body);
-        assert_eq!(seen.all(HOP), ["true"]);
-        let users = seen.all("x-remote-user");
+        let recorded = b.client_requests().pop().unwrap();
+        assert_eq!(recorded.body, body);
+        assert_eq!(recorded.all(HOP), ["true"]);
+        let users = recorded.all("x-remote-user");
         match headers {
             [] if client.identity.is_some() => assert_eq!(users, ["alice"]),
             [] => assert_eq!(users, ["system:anonymous"]),
             _ => {
                 assert!(users.is_empty(), "{users:?}");
-                assert_eq!(seen.all("authorization"), ["Bearer t0ken"]);
+                assert_eq!(recorded.all("authorization"), ["Bearer t0ken"]);
             }
         }
     }
     let hop = [(HOP, "true"), ("x-remote-user", "bob")];
-    let before = b.seen().len();
+    let before = b.client_requests().len();
     for method in ["GET", "POST"] {
-        let answer = ask(&cluster.bed.peer(), &bridge, method, NEW_PATH, &hop, "").await;
-        refusal(&answer, 503);
+        let answer = send_request(&cluster.pki.peer(), &bridge, method, NEW_PATH, &hop, "").await;
+        status_message(&answer, 503);
         assert_eq!(answer.header("retry-after"), Some("1"));
         assert_eq!(answer.header(NOT_PROCESSED), Some("true"));
     }
-    assert_eq!(b.seen().len(), before, "one hop, and no more");
+    assert_eq!(b.client_requests().len(), before, "at most one hop");
 }
 
 #[tokio::test]
-async fn a_false_404_makes_it_ask_the_local_server_again_what_it_serves() {
-    let (cluster, [_b], bridge) = Cluster::with_peers(&[NEW], [(B, &[NEW])]).await;
+async fn a_404_for_a_listed_resource_refreshes_local_discovery() {
+    let (cluster, [_b], bridge) = ClusterFixture::with_peers(&[NEW], [(B, &[NEW])]).await;
     cluster.local.serve(&[cluster::SHARED]);
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
-    eventually("it is known", PATIENCE, async || {
-        let before = cluster.local.seen().len();
+    eventually("local discovery is refreshed", TEST_TIMEOUT, async || {
+        let before = cluster.local.client_requests().len();
         served_by(&cluster.get(&bridge, NEW_PATH).await) == B
-            && cluster.local.seen().len() == before
+            && cluster.local.client_requests().len() == before
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_peer_that_has_refused_unseen_is_asked_again_what_it_serves() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+async fn a_not_processed_response_refreshes_discovery_of_the_peer() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
-    // The server of that bridge has become another, and no event has told so.
-    b.standin.serve(&[cluster::SHARED]);
+    // The server of that bridge was replaced, and no event has announced it.
+    b.apiserver.serve(&[cluster::SHARED]);
     let refused = || Reply::new(503).header(NOT_PROCESSED, "true");
-    b.standin
-        .hook(move |seen| (seen.path() == NEW_PATH).then(refused));
+    b.apiserver
+        .set_hook(move |recorded| (recorded.path() == NEW_PATH).then(refused));
     assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, 503);
-    eventually("nobody serves it", PATIENCE, async || {
+    eventually("no server serves the resource", TEST_TIMEOUT, async || {
         cluster.get(&bridge, NEW_PATH).await.status == 404
     })
     .await;
 }
 
 #[tokio::test]
-async fn what_a_workload_says_through_a_proxy_is_its_own_affair() {
+async fn responses_of_workloads_through_the_proxy_subresource_are_forwarded_unchanged() {
     let pods: &[&str] = &["v1 pods", "v1 pods/proxy:create,get"];
-    let (cluster, [b], bridge) = Cluster::with_peers(pods, [(B, pods)]).await;
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(pods, [(B, pods)]).await;
     let proxy = "/api/v1/namespaces/a/pods/p/proxy/page";
     cluster
         .local
-        .hook(move |seen| (seen.path() == proxy).then(page_not_found));
+        .set_hook(move |recorded| (recorded.path() == proxy).then(page_not_found));
     for method in ["GET", "POST"] {
-        let answer = ask(&cluster.alice(), &bridge, method, proxy, &[], "").await;
+        let answer = send_request(&cluster.alice(), &bridge, method, proxy, &[], "").await;
         assert_eq!(
             (answer.status, answer.text().as_str()),
             (404, "404 page not found\n")
         );
         let hop = [(HOP, "true"), ("x-remote-user", "bob")];
-        let answer = ask(&cluster.bed.peer(), &bridge, method, proxy, &hop, "").await;
+        let answer = send_request(&cluster.pki.peer(), &bridge, method, proxy, &hop, "").await;
         assert_eq!(
             (answer.status, answer.text().as_str()),
             (404, "404 page not found\n")
         );
     }
-    assert!(b.seen().is_empty());
+    assert!(b.client_requests().is_empty());
 }
 
 #[tokio::test]
-async fn a_body_of_http1_goes_over_whole_to_peers_of_either_protocol() {
+async fn an_http1_body_reaches_peers_of_either_protocol_completely() {
     for alpn in ["h2", "http/1.1"] {
-        let cluster = Cluster::new(&[NEW]).await;
+        let cluster = ClusterFixture::new(&[NEW]).await;
         let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
-        let b = cluster.speaking(&[alpn], B, &[NEW], leaf).await;
+        let b = cluster.server_with_alpn(&[alpn], B, &[NEW], leaf).await;
         cluster.local.lease(B, "one");
         let _published = cluster.publish(B, b.server.addr());
         let bridge = cluster.start().await;
-        // First by way of a local server that has become another, then straight.
+        // First after a 404 of a replaced local server, then directly.
         cluster
             .local
-            .hook(|seen| (seen.path() == NEW_PATH).then(page_not_found));
+            .set_hook(|recorded| (recorded.path() == NEW_PATH).then(page_not_found));
         for turn in 0..4 {
             let mut client = cluster.alice().http1(bridge.address()).await.unwrap();
             let body = match turn % 2 {
@@ -133,9 +136,9 @@ async fn a_body_of_http1_goes_over_whole_to_peers_of_either_protocol() {
                 .unwrap();
             let answer = client.read_response().await.unwrap();
             assert_eq!(served_by(&answer), B, "{alpn} {turn}");
-            let seen = b.seen().pop().unwrap();
-            assert_eq!(seen.body, "{\"a\":1}", "{alpn} {turn}");
-            assert_eq!(b.seen().len(), turn + 1);
+            let recorded = b.client_requests().pop().unwrap();
+            assert_eq!(recorded.body, "{\"a\":1}", "{alpn} {turn}");
+            assert_eq!(b.client_requests().len(), turn + 1);
             if turn == 1 {
                 cluster.local.serve(&[cluster::SHARED]);
                 cluster.local.put(CRDS, crd("other.example.com", "things"));
@@ -145,80 +148,80 @@ async fn a_body_of_http1_goes_over_whole_to_peers_of_either_protocol() {
 }
 
 #[tokio::test]
-async fn a_body_too_long_to_be_sent_again_is_not_answered_with_not_found() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[NEW], [(B, &[NEW])]).await;
+async fn a_body_too_long_to_be_replayed_is_not_answered_with_404() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[NEW], [(B, &[NEW])]).await;
     cluster
         .local
-        .hook(|seen| (seen.path() == NEW_PATH).then(page_not_found));
+        .set_hook(|recorded| (recorded.path() == NEW_PATH).then(page_not_found));
     let answer = cluster.post(&bridge, NEW_PATH, vec![b'x'; 1 << 20]).await;
-    refusal(&answer, 503);
+    status_message(&answer, 503);
     assert_eq!(answer.header("retry-after"), Some("1"));
-    assert!(b.seen().is_empty());
+    assert!(b.client_requests().is_empty());
 }
 
-/// A bridge in front of another server, known to the first by its address.
-fn second_bridge(cluster: &Cluster, server: &Standin) -> Handle {
+/// A bridge in front of another server, whose address the first bridge knows.
+fn second_bridge(cluster: &ClusterFixture, server: &FakeApiServer) -> Handle {
     let certificate = cluster.peer_ca.server(&["kubernetes.default.svc"]);
     let mut config = cluster.config();
-    config.serving.key_pair.cert = cluster.bed.dir.write("b.crt", &certificate.cert_pem);
-    config.serving.key_pair.key = cluster.bed.dir.write("b.key", &certificate.key_pem);
+    config.serving.key_pair.cert = cluster.pki.dir.write("b.crt", &certificate.cert_pem);
+    config.serving.key_pair.key = cluster.pki.dir.write("b.key", &certificate.key_pem);
     config.upstream.port = server.server.addr().port();
     config.peers.identity = ApiServerIdentity::Named(B.to_owned());
     start(&config)
 }
 
 #[tokio::test]
-async fn two_bridges_make_one_cluster_of_two_servers() {
-    let cluster = Cluster::new(&[]).await;
-    let options = Options::new(cluster.bed.upstream.clone())
-        .clients(ClientAuth::Accept(&cluster.bed.front_proxy_ca));
-    let server_b = Standin::start(options, B, &[cluster::SHARED, NEW]).await;
+async fn two_bridges_serve_the_apis_of_both_servers() {
+    let cluster = ClusterFixture::new(&[]).await;
+    let options = Options::new(cluster.pki.upstream.clone())
+        .clients(ClientAuth::Accept(&cluster.pki.front_proxy_ca));
+    let server_b = FakeApiServer::start(options, B, &[cluster::SHARED, NEW]).await;
     for server in [&cluster.local, &server_b] {
         server.lease(OWN, "one");
         server.lease(B, "one");
     }
-    // Its cluster is not known to the second bridge yet.
-    server_b.hook(|seen| (seen.path() == LEASES).then(|| Reply::new(500)));
+    // The second bridge does not know its cluster yet.
+    server_b.set_hook(|recorded| (recorded.path() == LEASES).then(|| Reply::new(500)));
     let b = second_bridge(&cluster, &server_b);
     let a = cluster.start().await;
     let early = cluster.post(&a, NEW_PATH, "{}").await;
-    refusal(&early, 503);
+    status_message(&early, 503);
     assert_eq!(early.header(NOT_PROCESSED), None);
     assert_eq!(early.header("retry-after"), Some("1"));
-    assert!(server_b.seen().is_empty());
+    assert!(server_b.client_requests().is_empty());
 
-    server_b.behave();
-    cluster.becomes(&a, NEW_PATH, 200).await;
+    server_b.remove_hook();
+    cluster.wait_for_status(&a, NEW_PATH, 200).await;
     let answer = cluster.post(&a, NEW_PATH, "{}").await;
     assert_eq!(served_by(&answer), B);
-    let seen = server_b.seen().pop().unwrap();
-    assert_eq!(seen.all("x-remote-user"), ["alice"]);
-    assert_eq!(seen.all("x-remote-group"), ["dev"]);
-    assert_eq!(seen.all(HOP), ["true"]);
-    let nobody = ask(&cluster.bed.client(), &a, "GET", NEW_PATH, &[], "").await;
+    let recorded = server_b.client_requests().pop().unwrap();
+    assert_eq!(recorded.all("x-remote-user"), ["alice"]);
+    assert_eq!(recorded.all("x-remote-group"), ["dev"]);
+    assert_eq!(recorded.all(HOP), ["true"]);
+    let nobody = send_request(&cluster.pki.client(), &a, "GET", NEW_PATH, &[], "").await;
     assert_eq!(served_by(&nobody), B);
-    let seen = server_b.seen().pop().unwrap();
-    assert_eq!(seen.all("x-remote-user"), ["system:anonymous"]);
-    assert_eq!(seen.all("x-remote-group"), ["system:unauthenticated"]);
-    let token = ask(&cluster.bed.client(), &a, "GET", NEW_PATH, &[BEARER], "").await;
+    let recorded = server_b.client_requests().pop().unwrap();
+    assert_eq!(recorded.all("x-remote-user"), ["system:anonymous"]);
+    assert_eq!(recorded.all("x-remote-group"), ["system:unauthenticated"]);
+    let token = send_request(&cluster.pki.client(), &a, "GET", NEW_PATH, &[BEARER], "").await;
     assert_eq!(served_by(&token), B);
-    let seen = server_b.seen().pop().unwrap();
-    assert_eq!(seen.all("x-remote-user"), Vec::<&str>::new());
-    assert_eq!(seen.all("authorization"), [BEARER.1]);
+    let recorded = server_b.client_requests().pop().unwrap();
+    assert_eq!(recorded.all("x-remote-user"), Vec::<&str>::new());
+    assert_eq!(recorded.all("authorization"), [BEARER.1]);
 
-    // The second server is replaced by one that does not serve it: nobody has
-    // heard, and still nobody hears that it is not found.
-    server_b.hook(|seen| (seen.path() == NEW_PATH).then(page_not_found));
+    // The second server is replaced by one that does not serve the resource. No bridge knows that
+    // yet, and still no client gets 404.
+    server_b.set_hook(|recorded| (recorded.path() == NEW_PATH).then(page_not_found));
     for method in ["GET", "POST"] {
-        let answer = ask(&cluster.alice(), &a, method, NEW_PATH, &[], "").await;
-        refusal(&answer, 503);
+        let answer = send_request(&cluster.alice(), &a, method, NEW_PATH, &[], "").await;
+        status_message(&answer, 503);
         assert_eq!(answer.header("retry-after"), Some("1"));
         assert_eq!(answer.header(NOT_PROCESSED), None);
     }
     drop(b);
 }
 
-/// kube-apiserver answers so for a resource that a group-version it knows does not have.
+/// kube-apiserver's response for a resource that a group-version it serves does not have.
 fn no_such_resource() -> Reply {
     let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
         "message":"the server could not find the requested resource","reason":"NotFound",
@@ -227,68 +230,70 @@ fn no_such_resource() -> Reply {
 }
 
 #[tokio::test]
-async fn a_status_that_knows_no_such_resource_is_not_believed_either() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[NEW], [(B, &[NEW])]).await;
-    let gone = |seen: &RecordedRequest| seen.path().starts_with(NEW_PATH).then(no_such_resource);
-    cluster.local.hook(gone);
+async fn a_404_status_for_an_unknown_resource_is_not_forwarded_either() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[NEW], [(B, &[NEW])]).await;
+    let gone =
+        |recorded: &RecordedRequest| recorded.path().starts_with(NEW_PATH).then(no_such_resource);
+    cluster.local.set_hook(gone);
     for method in ["GET", "POST"] {
-        let answer = ask(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
-        refusal(&answer, 503);
+        let answer = send_request(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
+        status_message(&answer, 503);
         assert_eq!(answer.header("retry-after"), Some("1"));
     }
-    // A peer that has become another server.
+    // A peer that was replaced by another version.
     cluster.local.serve(&[cluster::SHARED]);
-    cluster.becomes(&bridge, NEW_PATH, 200).await;
-    b.standin.hook(gone);
+    cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
+    b.apiserver.set_hook(gone);
     for method in ["GET", "POST"] {
-        let answer = ask(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
-        refusal(&answer, 503);
+        let answer = send_request(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
+        status_message(&answer, 503);
     }
-    // A missing object is missing.
-    let missing = |seen: &RecordedRequest| {
+    // A missing object is a final 404.
+    let missing = |recorded: &RecordedRequest| {
         let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
             "message":"things.example.com \"x\" not found","reason":"NotFound",
             "details":{"name":"x","kind":"things"},"code":404}"#;
-        seen.path()
+        recorded
+            .path()
             .starts_with(NEW_PATH)
             .then(|| Reply::json(status).status(404))
     };
-    b.standin.hook(missing);
+    b.apiserver.set_hook(missing);
     let answer = cluster.get(&bridge, NEW_PATH).await;
     assert_eq!(answer.status, 404);
     assert!(answer.text().contains("not found"));
 }
 
 #[tokio::test]
-async fn a_nodes_404_is_not_taken_for_a_servers() {
+async fn a_404_of_a_node_is_not_taken_for_one_of_a_server() {
     let pods: &[&str] = &["v1 pods", "v1 pods/exec:create,get"];
-    let (cluster, [b], bridge) = Cluster::with_peers(pods, [(B, pods)]).await;
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(pods, [(B, pods)]).await;
     let exec = "/api/v1/namespaces/a/pods/p/exec";
     cluster
         .local
-        .hook(move |seen| (seen.path() == exec).then(page_not_found));
-    let answer = ask(&cluster.alice(), &bridge, "POST", exec, &[], "").await;
+        .set_hook(move |recorded| (recorded.path() == exec).then(page_not_found));
+    let answer = send_request(&cluster.alice(), &bridge, "POST", exec, &[], "").await;
     assert_eq!(answer.status, 404);
-    assert!(b.seen().is_empty());
+    assert!(b.client_requests().is_empty());
 }
 
 #[tokio::test]
-async fn who_is_not_let_in_without_a_name_here_is_not_let_in_there() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    let nobody = cluster.bed.client();
-    let answer = ask(&nobody, &bridge, "GET", NEW_PATH, &[], "").await;
+async fn anonymous_requests_that_the_local_server_rejects_are_not_sent_to_peers() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    let nobody = cluster.pki.client();
+    let answer = send_request(&nobody, &bridge, "GET", NEW_PATH, &[], "").await;
     assert_eq!(served_by(&answer), B);
-    let before = b.seen().len();
-    let denied = |seen: &RecordedRequest| {
-        let path = seen.path().starts_with(NEW_PATH);
-        (path && seen.client.is_none()).then(|| Reply::json("{}").status(401))
+    let before = b.client_requests().len();
+    let denied = |recorded: &RecordedRequest| {
+        let path = recorded.path().starts_with(NEW_PATH);
+        (path && recorded.client.is_none()).then(|| Reply::json("{}").status(401))
     };
-    cluster.local.hook(denied);
+    cluster.local.set_hook(denied);
     for method in ["GET", "POST"] {
-        let answer = ask(&nobody, &bridge, method, NEW_PATH, &[], "").await;
+        let answer = send_request(&nobody, &bridge, method, NEW_PATH, &[], "").await;
         assert_eq!(answer.status, 401);
     }
-    assert_eq!(b.seen().len(), before);
-    let answer = ask(&cluster.alice(), &bridge, "GET", NEW_PATH, &[], "").await;
+    assert_eq!(b.client_requests().len(), before);
+    let answer = send_request(&cluster.alice(), &bridge, "GET", NEW_PATH, &[], "").await;
     assert_eq!(served_by(&answer), B);
 }

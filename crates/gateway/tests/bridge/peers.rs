@@ -1,4 +1,4 @@
-//! Requests go to the server that serves what they ask for, and say there who asks.
+//! Requests are routed to a server that serves the resource, with the client's identity.
 
 use std::collections::BTreeSet;
 
@@ -7,26 +7,29 @@ use serde_json::{Value, json};
 use skewbridge_gateway::Handle;
 use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_testkit::upstream::Upgrade;
-use skewbridge_testkit::{BodySender, PATIENCE, Reply, eventually};
+use skewbridge_testkit::{BodySender, Reply, TEST_TIMEOUT, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-use crate::bed::start;
-use crate::claims::{BEARER, FRONT_PROXY, claims, owned};
-use crate::cluster::{
-    self, Cluster, NEW, NEW_PATH, NOBODYS_PATH, OWN, SHARED_PATH, ask, peers, refusal, served_by,
+use crate::support::admin_client;
+use crate::support::cluster::{
+    self, ClusterFixture, NEW, NEW_PATH, OWN, SHARED_PATH, UNSERVED_PATH, peers, send_request,
+    served_by, status_message,
 };
-use crate::plain;
-use crate::standin::{API_SERVICES, CRDS, Form, LEASES, api_service, crd};
-use crate::streaming::{EXEC, Node, SUCCESS, WebSocket};
+use crate::support::fake_apiserver::{
+    API_SERVICES, CRDS, DiscoveryFormat, LEASES, api_service, crd,
+};
+use crate::support::identity::{BEARER, FRONT_PROXY, identity_headers, owned};
+use crate::support::pki::start;
+use crate::support::spdy_upstream::{EXEC, Node, SUCCESS, WebSocket};
 
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
 const HOP: &str = "x-kubernetes-peer-proxied";
-const HOP_OF_THE_KEP: &str = "X-Kubernetes-APIServer-Rerouted";
+const KEP_HOP_HEADER: &str = "X-Kubernetes-APIServer-Rerouted";
 
 #[tokio::test]
-async fn each_request_goes_where_its_resource_subresource_and_verb_are_served() {
+async fn each_request_is_routed_to_a_server_that_serves_its_resource_subresource_and_verb() {
     let local = ["v1 pods", "batch/v1 jobs:get,list"];
     let peer = [
         "v1 pods",
@@ -34,7 +37,7 @@ async fn each_request_goes_where_its_resource_subresource_and_verb_are_served() 
         "batch/v1 jobs",
         NEW,
     ];
-    let (cluster, [b], bridge) = Cluster::with_peers(&local, [(B, &peer)]).await;
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&local, [(B, &peer)]).await;
     let pod = "/api/v1/namespaces/a/pods/p";
     let resize = format!("{pod}/resize");
     let jobs = "/apis/batch/v1/namespaces/a/jobs";
@@ -52,23 +55,23 @@ async fn each_request_goes_where_its_resource_subresource_and_verb_are_served() 
         ("DELETE", &format!("{jobs}/j"), B),
     ];
     for (method, path, expected) in rows {
-        let answer = ask(&cluster.alice(), &bridge, method, path, &[], "").await;
+        let answer = send_request(&cluster.alice(), &bridge, method, path, &[], "").await;
         assert_eq!(served_by(&answer), expected, "{method} {path}");
     }
-    for seen in b.seen() {
-        assert_eq!(seen.all(HOP), ["true"], "{seen:#?}");
-        assert_eq!(seen.all(HOP_OF_THE_KEP), Vec::<&str>::new());
+    for recorded in b.client_requests() {
+        assert_eq!(recorded.all(HOP), ["true"], "{recorded:#?}");
+        assert_eq!(recorded.all(KEP_HOP_HEADER), Vec::<&str>::new());
     }
-    for seen in cluster.local.seen() {
-        assert_eq!(seen.header(HOP), None, "{seen:#?}");
+    for recorded in cluster.local.client_requests() {
+        assert_eq!(recorded.header(HOP), None, "{recorded:#?}");
     }
 }
 
 #[tokio::test]
-async fn what_nobody_serves_and_what_is_no_resource_is_the_local_servers() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+async fn unserved_resources_and_non_resource_paths_go_to_the_local_server() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let paths = [
-        NOBODYS_PATH,
+        UNSERVED_PATH,
         "/apis/storage.k8s.io/v9/volumeattributesclasses",
         "/apis/storage.k8s.io/v9",
         "/metrics",
@@ -80,37 +83,41 @@ async fn what_nobody_serves_and_what_is_no_resource_is_the_local_servers() {
         assert_eq!(answer.text(), "404 page not found\n", "{path}");
     }
     assert_eq!(cluster.get(&bridge, "/version").await.status, 200);
-    assert!(b.seen().is_empty(), "{:#?}", b.seen());
-    assert_eq!(cluster.local.seen().len(), paths.len() + 1);
+    assert!(b.client_requests().is_empty(), "{:#?}", b.client_requests());
+    assert_eq!(cluster.local.client_requests().len(), paths.len() + 1);
 }
 
 #[tokio::test]
-async fn without_peers_everything_is_local() {
-    let cluster = Cluster::new(&[]).await;
+async fn without_peers_all_requests_go_to_the_local_server() {
+    let cluster = ClusterFixture::new(&[]).await;
     let bridge = cluster.start().await;
     assert_eq!(served_by(&cluster.get(&bridge, SHARED_PATH).await), OWN);
     assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, 404);
-    assert_eq!(cluster.local.seen().len(), 2);
+    assert_eq!(cluster.local.client_requests().len(), 2);
 }
 
 #[tokio::test]
-async fn before_the_cluster_is_known_nothing_of_the_api_is_answered_and_nobody_is_ready() {
+async fn before_the_cluster_state_is_known_api_requests_fail_and_the_bridge_is_not_ready() {
     for missing in [LEASES, API_SERVICES, CRDS, "/apis", "/api"] {
-        let cluster = Cluster::new(&[]).await;
+        let cluster = ClusterFixture::new(&[]).await;
         let _b = cluster.peer(B, &[NEW]).await;
-        let refuse = move |seen: &skewbridge_testkit::RecordedRequest| {
-            (seen.path() == missing).then(|| Reply::new(500).body("not yet"))
+        let refuse = move |recorded: &skewbridge_testkit::RecordedRequest| {
+            (recorded.path() == missing).then(|| Reply::new(500).body("not yet"))
         };
-        cluster.local.hook(refuse);
+        cluster.local.set_hook(refuse);
         let bridge = start(&cluster.config());
-        eventually("it has tried", PATIENCE, async || {
-            let version_known = !cluster.local.questions("/version").is_empty();
-            version_known && cluster.local.questions(missing).len() > 1
-        })
+        eventually(
+            "the bridge has tried to read it",
+            TEST_TIMEOUT,
+            async || {
+                let version_known = !cluster.local.gateway_requests("/version").is_empty();
+                version_known && cluster.local.gateway_requests(missing).len() > 1
+            },
+        )
         .await;
-        for path in [SHARED_PATH, NEW_PATH, NOBODYS_PATH] {
+        for path in [SHARED_PATH, NEW_PATH, UNSERVED_PATH] {
             let answer = cluster.get(&bridge, path).await;
-            refusal(&answer, 503);
+            status_message(&answer, 503);
             assert_eq!(answer.header("retry-after"), Some("1"), "{missing} {path}");
             assert_eq!(answer.header("x-skewbridge-not-processed"), None);
         }
@@ -120,70 +127,74 @@ async fn before_the_cluster_is_known_nothing_of_the_api_is_answered_and_nobody_i
             500,
             "{missing}"
         );
-        let admin = plain::get(bridge.admin_address(), "/readyz").await;
+        let admin = admin_client::get(bridge.admin_address(), "/readyz").await;
         assert_eq!(admin.status, 500, "{missing}");
         assert!(!peers(&bridge).await["waitingFor"].is_null(), "{missing}");
 
-        cluster.local.behave();
-        cluster.becomes(&bridge, "/readyz", 200).await;
+        cluster.local.remove_hook();
+        cluster.wait_for_status(&bridge, "/readyz", 200).await;
         assert_eq!(served_by(&cluster.get(&bridge, SHARED_PATH).await), OWN);
-        cluster.becomes(&bridge, NEW_PATH, 200).await;
+        cluster.wait_for_status(&bridge, NEW_PATH, 200).await;
     }
 }
 
 #[tokio::test]
-async fn what_a_peer_has_passed_on_stays_here_and_is_never_not_found() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    let peer = cluster.bed.peer();
-    for hop in [HOP, HOP_OF_THE_KEP] {
+async fn a_request_from_a_peer_is_served_locally_and_never_answered_with_404() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    let peer = cluster.pki.peer();
+    for hop in [HOP, KEP_HOP_HEADER] {
         let headers = [(hop, "true"), ("x-remote-user", "bob")];
-        let answer = ask(&peer, &bridge, "GET", SHARED_PATH, &headers, "").await;
+        let answer = send_request(&peer, &bridge, "GET", SHARED_PATH, &headers, "").await;
         assert_eq!(served_by(&answer), OWN, "{hop}");
-        for path in [NEW_PATH, NOBODYS_PATH] {
+        for path in [NEW_PATH, UNSERVED_PATH] {
             for method in ["GET", "POST"] {
-                let answer = ask(&peer, &bridge, method, path, &headers, "").await;
-                refusal(&answer, 503);
+                let answer = send_request(&peer, &bridge, method, path, &headers, "").await;
+                status_message(&answer, 503);
                 assert_eq!(answer.header("retry-after"), Some("1"));
-                // The peer may give it to another server.
+                // The peer may send it to another server.
                 assert_eq!(answer.header("x-skewbridge-not-processed"), Some("true"));
             }
         }
-        let answer = ask(&peer, &bridge, "GET", "/nothing", &headers, "").await;
-        assert_eq!(answer.status, 404, "no resource");
+        let answer = send_request(&peer, &bridge, "GET", "/nothing", &headers, "").await;
+        assert_eq!(answer.status, 404, "not a resource request");
     }
-    assert!(b.seen().is_empty(), "{:#?}", b.seen());
+    assert!(b.client_requests().is_empty(), "{:#?}", b.client_requests());
 }
 
 #[tokio::test]
-async fn a_forged_hop_header_changes_nothing() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    let nobody = cluster.bed.client();
-    for hop in [HOP, HOP_OF_THE_KEP] {
+async fn a_forged_hop_header_is_ignored() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    let nobody = cluster.pki.client();
+    for hop in [HOP, KEP_HOP_HEADER] {
         for (client, more) in [
             (cluster.alice(), ("x-any", "thing")),
             (nobody.clone(), ("x-any", "thing")),
             (nobody.clone(), BEARER),
         ] {
             let headers = [(hop, "true"), more];
-            let there = ask(&client, &bridge, "GET", NEW_PATH, &headers, "").await;
-            assert_eq!(served_by(&there), B, "{headers:?}");
-            let here = ask(&client, &bridge, "GET", SHARED_PATH, &headers, "").await;
-            assert_eq!(served_by(&here), OWN, "{headers:?}");
+            let remote = send_request(&client, &bridge, "GET", NEW_PATH, &headers, "").await;
+            assert_eq!(served_by(&remote), B, "{headers:?}");
+            let local = send_request(&client, &bridge, "GET", SHARED_PATH, &headers, "").await;
+            assert_eq!(served_by(&local), OWN, "{headers:?}");
         }
     }
-    for seen in b.seen() {
-        assert_eq!(seen.all(HOP), ["true"], "{seen:#?}");
-        assert_eq!(seen.all(HOP_OF_THE_KEP), Vec::<&str>::new(), "{seen:#?}");
+    for recorded in b.client_requests() {
+        assert_eq!(recorded.all(HOP), ["true"], "{recorded:#?}");
+        assert_eq!(
+            recorded.all(KEP_HOP_HEADER),
+            Vec::<&str>::new(),
+            "{recorded:#?}"
+        );
     }
-    for seen in cluster.local.seen() {
-        assert_eq!(seen.header(HOP), None, "{seen:#?}");
-        assert_eq!(seen.header(HOP_OF_THE_KEP), None, "{seen:#?}");
+    for recorded in cluster.local.client_requests() {
+        assert_eq!(recorded.header(HOP), None, "{recorded:#?}");
+        assert_eq!(recorded.header(KEP_HOP_HEADER), None, "{recorded:#?}");
     }
 }
 
 #[tokio::test]
-async fn a_peer_is_told_who_asks() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+async fn a_peer_gets_the_identity_of_the_client() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     let forged = ("X-Remote-User", "system:admin");
     let rows = [
         (
@@ -196,7 +207,7 @@ async fn a_peer_is_told_who_asks() {
             ],
         ),
         (
-            cluster.bed.peer(),
+            cluster.pki.peer(),
             vec![
                 ("X-Remote-User", "bob"),
                 ("X-Remote-Group", "ops"),
@@ -211,12 +222,12 @@ async fn a_peer_is_told_who_asks() {
             ],
         ),
         (
-            cluster.bed.client(),
+            cluster.pki.client(),
             vec![forged, BEARER],
             vec![("authorization", "Bearer t0ken")],
         ),
         (
-            cluster.bed.client(),
+            cluster.pki.client(),
             vec![forged],
             vec![
                 ("x-remote-group", "system:unauthenticated"),
@@ -225,39 +236,40 @@ async fn a_peer_is_told_who_asks() {
         ),
     ];
     for (client, headers, expected) in rows {
-        let answer = ask(&client, &bridge, "GET", NEW_PATH, &headers, "").await;
+        let answer = send_request(&client, &bridge, "GET", NEW_PATH, &headers, "").await;
         assert_eq!(served_by(&answer), B);
-        let seen = b.seen().pop().unwrap();
-        let presented = seen.client.as_ref().map(|it| it.common_name.as_str());
+        let recorded = b.client_requests().pop().unwrap();
+        let presented = recorded.client.as_ref().map(|it| it.common_name.as_str());
         assert_eq!(presented, FRONT_PROXY);
         let mut expected = owned(&expected);
         expected.push((HOP.to_owned(), "true".to_owned()));
         expected.sort();
-        let mut claimed = claims(&seen);
+        let mut claimed = identity_headers(&recorded);
         claimed.sort();
-        // A certificate is named too, to servers that name them themselves.
+        // The certificate id is included for servers that log such ids themselves.
         claimed.retain(|(name, _)| !name.ends_with("credential-id"));
         assert_eq!(claimed, expected, "{headers:?}");
     }
 }
 
 #[tokio::test]
-async fn peers_that_serve_the_same_share_the_work() {
-    let (cluster, [b, c], bridge) = Cluster::with_peers(&[], [(B, &[NEW]), (C, &[NEW])]).await;
+async fn requests_are_distributed_over_peers_that_serve_the_same_resource() {
+    let (cluster, [b, c], bridge) =
+        ClusterFixture::with_peers(&[], [(B, &[NEW]), (C, &[NEW])]).await;
     let mut asked = BTreeSet::new();
     for _ in 0..64 {
         asked.insert(served_by(&cluster.get(&bridge, NEW_PATH).await));
     }
     assert_eq!(asked.len(), 2, "{asked:?}");
-    assert_eq!(b.seen().len() + c.seen().len(), 64);
+    assert_eq!(b.client_requests().len() + c.client_requests().len(), 64);
 }
 
 /// Answers watches with bodies that the test sends.
 fn watches(
-    seen: &skewbridge_testkit::RecordedRequest,
+    recorded: &skewbridge_testkit::RecordedRequest,
     senders: &mpsc::UnboundedSender<BodySender>,
 ) -> Option<Reply> {
-    let watch = seen.path() == NEW_PATH && seen.query() == Some("watch=true");
+    let watch = recorded.path() == NEW_PATH && recorded.query() == Some("watch=true");
     watch.then(|| {
         let (reply, sender) = Reply::stream();
         senders.send(sender).unwrap();
@@ -266,12 +278,15 @@ fn watches(
 }
 
 #[tokio::test]
-async fn a_watch_goes_through_a_peer_and_others_go_to_the_one_with_less_to_do() {
-    let (cluster, servers, bridge) = Cluster::with_peers(&[], [(B, &[NEW]), (C, &[NEW])]).await;
+async fn a_watch_goes_through_a_peer_and_other_requests_go_to_the_peer_with_fewer_in_flight() {
+    let (cluster, servers, bridge) =
+        ClusterFixture::with_peers(&[], [(B, &[NEW]), (C, &[NEW])]).await;
     let (senders, mut bodies) = mpsc::unbounded_channel();
     for server in &servers {
         let senders = senders.clone();
-        server.standin.hook(move |seen| watches(seen, &senders));
+        server
+            .apiserver
+            .set_hook(move |recorded| watches(recorded, &senders));
     }
     let h2 = cluster.alice().http2(bridge.address()).await.unwrap();
     let path = format!("https://k{NEW_PATH}?watch=true");
@@ -288,24 +303,26 @@ async fn a_watch_goes_through_a_peer_and_others_go_to_the_one_with_less_to_do() 
     }
 
     let (busy, idle) = match &servers {
-        [b, c] if b.seen().is_empty() => (c, b),
+        [b, c] if b.client_requests().is_empty() => (c, b),
         [b, c] => (b, c),
     };
     for _ in 0..16 {
         assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), idle.name);
-        has_nothing_to_do(&bridge, idle.name).await;
+        wait_until_idle(&bridge, idle.name).await;
     }
     let view = cluster::peer_view(&bridge, busy.name).await;
     assert_eq!(view["requestsUnderWay"], 1, "{view}");
     drop(watch);
     body.cancelled().await;
-    has_nothing_to_do(&bridge, busy.name).await;
+    wait_until_idle(&bridge, busy.name).await;
 }
 
-async fn has_nothing_to_do(bridge: &Handle, name: &str) {
-    eventually("it has nothing to do", PATIENCE, async || {
-        cluster::peer_view(bridge, name).await["requestsUnderWay"] == 0
-    })
+async fn wait_until_idle(bridge: &Handle, name: &str) {
+    eventually(
+        "the peer has no request in flight",
+        TEST_TIMEOUT,
+        async || cluster::peer_view(bridge, name).await["requestsUnderWay"] == 0,
+    )
     .await;
 }
 
@@ -313,10 +330,10 @@ async fn has_nothing_to_do(bridge: &Handle, name: &str) {
 async fn an_upgrade_goes_through_a_peer() {
     let exec = "/apis/new.k8s.io/v1/namespaces/a/boxes/b/exec";
     let serves: &[&str] = &["new.k8s.io/v1 boxes/exec:create,get"];
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, serves)]).await;
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, serves)]).await;
     let (sender, mut tunnels) = mpsc::unbounded_channel::<Upgrade>();
-    b.standin.hook(move |seen| {
-        let protocol = seen.header("upgrade")?;
+    b.apiserver.set_hook(move |recorded| {
+        let protocol = recorded.header("upgrade")?;
         let (reply, upgrade) = Reply::upgrade(protocol);
         sender.send(upgrade).unwrap();
         Some(reply)
@@ -343,22 +360,23 @@ async fn an_upgrade_goes_through_a_peer() {
         ends[to].read_exact(&mut bytes).await.unwrap();
         assert_eq!(&bytes, b"hello");
     }
-    let seen = b.seen().pop().unwrap();
-    assert_eq!(seen.all(HOP), ["true"]);
-    assert_eq!(seen.header("x-remote-user"), Some("alice"));
+    let recorded = b.client_requests().pop().unwrap();
+    assert_eq!(recorded.all(HOP), ["true"]);
+    assert_eq!(recorded.header("x-remote-user"), Some("alice"));
 }
 
 #[tokio::test]
-async fn a_stream_is_translated_for_a_peer_that_does_not_do_so_itself() {
-    let cluster = Cluster::new(&["v1 pods"]).await;
+async fn a_stream_is_translated_for_a_peer_that_does_not_translate_itself() {
+    let cluster = ClusterFixture::new(&["v1 pods"]).await;
     let b = cluster
         .peer(B, &["v1 pods", "v1 pods/exec:create,get"])
         .await;
-    // The local one would: the peer's version counts.
-    b.standin.is_version("v1.28.15", Form::V2Beta1);
+    // The local server would translate: the version of the peer decides.
+    b.apiserver
+        .set_version("v1.28.15", DiscoveryFormat::V2Beta1);
     let (sender, mut streams) = mpsc::unbounded_channel::<Upgrade>();
-    b.standin.hook(move |seen| {
-        let protocol = seen.header("upgrade")?;
+    b.apiserver.set_hook(move |recorded| {
+        let protocol = recorded.header("upgrade")?;
         if protocol == "websocket" {
             return Some(Reply::new(403));
         }
@@ -370,28 +388,32 @@ async fn a_stream_is_translated_for_a_peer_that_does_not_do_so_itself() {
     let address = bridge.address();
     let mut client = WebSocket::open(&cluster.alice(), address, EXEC, Protocol::V5).await;
     let connection = streams.recv().await.unwrap().connection().await;
-    let mut node = Node::over(connection, 4).await;
+    let mut node = Node::accept(connection, 4).await;
     client.write(Input::Stdin, b"in").await.unwrap();
     assert_eq!(node.read("stdin").await.unwrap(), "in");
     node.write("stdout", "out").await;
     node.end(SUCCESS).await;
-    let story = client.all().await;
-    assert_eq!(story.stdout, b"out");
-    assert!(story.looks_well(), "{story:?}");
-    let seen: Vec<_> = b.seen();
-    assert_eq!(seen.len(), 1, "nothing was tried before: {seen:#?}");
+    let transcript = client.read_to_end().await;
+    assert_eq!(transcript.stdout, b"out");
+    assert!(transcript.looks_successful(), "{transcript:?}");
+    let recorded: Vec<_> = b.client_requests();
     assert_eq!(
-        (seen[0].method.as_str(), seen[0].all(HOP)),
+        recorded.len(),
+        1,
+        "no other request was tried before: {recorded:#?}"
+    );
+    assert_eq!(
+        (recorded[0].method.as_str(), recorded[0].all(HOP)),
         ("POST", vec!["true"])
     );
-    assert_eq!(seen[0].header("x-remote-user"), Some("alice"));
-    assert!(cluster.local.seen().is_empty());
+    assert_eq!(recorded[0].header("x-remote-user"), Some("alice"));
+    assert!(cluster.local.client_requests().is_empty());
 }
 
 #[tokio::test]
-async fn an_answer_of_a_peer_has_one_copy_of_every_header() {
-    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
-    let said = [
+async fn a_response_of_a_peer_has_one_copy_of_every_header() {
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
+    let response_headers = [
         ("audit-id", "0c1f"),
         ("cache-control", "no-cache, private"),
         ("content-type", "application/json"),
@@ -399,13 +421,13 @@ async fn an_answer_of_a_peer_has_one_copy_of_every_header() {
         ("x-kubernetes-pf-flowschema-uid", "1"),
         ("x-kubernetes-pf-prioritylevel-uid", "2"),
     ];
-    b.standin.hook(move |seen| {
+    b.apiserver.set_hook(move |recorded| {
         let reply = Reply::new(200).body("{}");
         let with = |reply: Reply, (name, value): &(&str, &str)| reply.header(name, value);
-        (seen.path() == NEW_PATH).then(|| said.iter().fold(reply, with))
+        (recorded.path() == NEW_PATH).then(|| response_headers.iter().fold(reply, with))
     });
     let answer = cluster.get(&bridge, NEW_PATH).await;
-    for (name, value) in said {
+    for (name, value) in response_headers {
         let values: Vec<_> = (answer.headers.iter())
             .filter(|(found, _)| found.eq_ignore_ascii_case(name))
             .map(|(_, value)| value.as_str())
@@ -417,8 +439,8 @@ async fn an_answer_of_a_peer_has_one_copy_of_every_header() {
 }
 
 #[tokio::test]
-async fn custom_resources_and_aggregated_apis_are_never_a_peers_also_after_deletion() {
-    // A peer that has not noticed any deletion yet.
+async fn custom_resources_and_aggregated_apis_are_never_routed_to_a_peer_even_after_deletion() {
+    // A peer that does not know of the deletion yet.
     let serves = [
         "custom.example.com/v1 things",
         "aggregated.example.com/v1 things",
@@ -426,24 +448,24 @@ async fn custom_resources_and_aggregated_apis_are_never_a_peers_also_after_delet
         "later-aggregated.example.com/v1 things",
         "built-in.k8s.io/v1 things",
     ];
-    let cluster = Cluster::new(&[]).await;
+    let cluster = ClusterFixture::new(&[]).await;
     let b = cluster.peer(B, &serves).await;
     let aggregated = |group: &str| api_service(group, &json!({"name": "its-service"}));
     let local = &cluster.local;
     local.put(CRDS, crd("custom.example.com", "things"));
     local.put(API_SERVICES, aggregated("aggregated.example.com"));
-    // Every server registers its own, without a service.
+    // Every server registers its own APIs, without a service.
     local.put(API_SERVICES, api_service("built-in.k8s.io", &Value::Null));
     let bridge = cluster.start().await;
     let path = |group: &str| format!("/apis/{group}/v1/things");
-    let here = async || {
+    let assert_served_locally = async || {
         for group in ["custom.example.com", "aggregated.example.com"] {
             let answer = cluster.get(&bridge, &path(group)).await;
             assert_eq!(answer.status, 404, "{group}: {}", answer.text());
             assert_eq!(answer.text(), "404 page not found\n");
         }
     };
-    here().await;
+    assert_served_locally().await;
     let others = [
         path("built-in.k8s.io"),
         path("later-custom.example.com"),
@@ -455,13 +477,17 @@ async fn custom_resources_and_aggregated_apis_are_never_a_peers_also_after_delet
 
     local.delete(CRDS, "things.custom.example.com");
     local.delete(API_SERVICES, "v1.aggregated.example.com");
-    // What comes after a deletion is known after it.
+    // An API that is served after the deletion is known after it.
     local.put(CRDS, crd("later-custom.example.com", "things"));
     local.put(API_SERVICES, aggregated("later-aggregated.example.com"));
     for later in &others[1..] {
-        cluster.becomes(&bridge, later, 404).await;
+        cluster.wait_for_status(&bridge, later, 404).await;
     }
-    here().await;
+    assert_served_locally().await;
     let never = [path("custom.example.com"), path("aggregated.example.com")];
-    assert!(b.seen().iter().all(|seen| !never.contains(&seen.target)));
+    assert!(
+        b.client_requests()
+            .iter()
+            .all(|recorded| !never.contains(&recorded.target))
+    );
 }

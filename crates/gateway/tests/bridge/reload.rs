@@ -1,4 +1,4 @@
-//! New files are taken while the bridge runs, and disturb nobody.
+//! Changed files are loaded at run time without disturbing open connections.
 
 use http::Request;
 use rustls_pki_types::CertificateDer;
@@ -6,38 +6,38 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Config;
 use skewbridge_gateway::config::KeyPairFiles;
 use skewbridge_testkit::{
-    ApiServer, BodySender, Ca, ClientAuth, H1Client, H2Client, H2Stream, Leaf, Options, PATIENCE,
-    Reply, TlsClient, Validity, eventually,
+    ApiServer, BodySender, Ca, ClientAuth, H1Client, H2Client, H2Stream, Leaf, Options, Reply,
+    TEST_TIMEOUT, TlsClient, Validity, eventually,
 };
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, LocalSet};
 
-use crate::bed::{Bed, start};
-use crate::plain::scrape;
+use crate::support::admin_client::scrape;
+use crate::support::pki::{PkiFixture, start};
 
-const SERVING: &str = "--tls-cert-file";
-const NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
+const SERVING_FLAG: &str = "--tls-cert-file";
+const SERVER_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
-/// A bridge in front of an upstream whose watches the test feeds.
-struct Gateway {
+/// A bridge in front of an upstream whose watch events the test sends.
+struct Fixture {
     bridge: Handle,
     upstream: ApiServer,
     watches: mpsc::UnboundedReceiver<BodySender>,
-    bed: Bed,
+    pki: PkiFixture,
 }
 
-impl Gateway {
+impl Fixture {
     async fn new() -> Self {
         Self::with(|_, _| {}).await
     }
 
-    async fn with(change: impl FnOnce(&Bed, &mut Config)) -> Self {
-        let bed = Bed::new();
+    async fn with(change: impl FnOnce(&PkiFixture, &mut Config)) -> Self {
+        let pki = PkiFixture::new();
         let (started, watches) = mpsc::unbounded_channel();
         let options =
-            Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
-        let upstream = ApiServer::start(options, move |seen| {
-            if seen.query() != Some("watch=1") {
+            Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca));
+        let upstream = ApiServer::start(options, move |recorded| {
+            if recorded.query() != Some("watch=1") {
                 return Reply::json("{}");
             }
             let (reply, sender) = Reply::stream();
@@ -45,38 +45,38 @@ impl Gateway {
             reply
         })
         .await;
-        let mut config = bed.config(upstream.addr());
-        change(&bed, &mut config);
+        let mut config = pki.config(upstream.addr());
+        change(&pki, &mut config);
         Self {
             bridge: start(&config),
             upstream,
             watches,
-            bed,
+            pki,
         }
     }
 
     fn write_pair(&self, name: &str, leaf: &Leaf) {
-        self.bed.dir.write(&format!("{name}.crt"), &leaf.cert_pem);
-        self.bed.dir.write(&format!("{name}.key"), &leaf.key_pem);
+        self.pki.dir.write(&format!("{name}.crt"), &leaf.cert_pem);
+        self.pki.dir.write(&format!("{name}.key"), &leaf.key_pem);
     }
 
-    /// What a new client is shown.
-    async fn shown(&self) -> CertificateDer<'static> {
-        let client = self.bed.client();
+    /// The certificate that a new connection gets.
+    async fn served_certificate(&self) -> CertificateDer<'static> {
+        let client = self.pki.client();
         let io = client.connect(self.bridge.address(), "localhost").await;
         let io = io.unwrap();
         let chain = io.get_ref().get_ref().1.peer_certificates().unwrap();
         chain[0].clone().into_owned()
     }
 
-    async fn wait_until_shown(&self, leaf: &Leaf) {
-        eventually("the new certificate is shown", PATIENCE, async || {
-            self.shown().await == leaf.chain_der[0]
+    async fn wait_until_served(&self, leaf: &Leaf) {
+        eventually("the new certificate is served", TEST_TIMEOUT, async || {
+            self.served_certificate().await == leaf.chain_der[0]
         })
         .await;
     }
 
-    /// How often files of this flag were read again with this result, if ever.
+    /// How many times files of this flag were reloaded with this result, if ever.
     async fn reloads(&self, flag: &str, result: &str) -> Option<f64> {
         let labels = [("flag", flag), ("result", result)];
         let scrape = scrape(self.bridge.admin_address()).await;
@@ -85,7 +85,7 @@ impl Gateway {
 
     async fn wait_until_failed(&self, flag: &str) {
         let what = format!("a failed reload of {flag}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, TEST_TIMEOUT, async || {
             self.reloads(flag, "failed")
                 .await
                 .is_some_and(|count| count > 0.0)
@@ -93,20 +93,20 @@ impl Gateway {
         .await;
     }
 
-    /// The code that a new connection of this client is answered with.
+    /// The status code of a request on a new connection of this client.
     async fn code(&self, client: &TlsClient, headers: &str) -> u16 {
         let mut h1 = client.http1(self.bridge.address()).await.unwrap();
         get(&mut h1, headers).await
     }
 
     async fn wait_for_code(&self, client: &TlsClient, headers: &str, code: u16) {
-        eventually(&format!("an answer of {code}"), PATIENCE, async || {
+        eventually(&format!("an answer of {code}"), TEST_TIMEOUT, async || {
             self.code(client, headers).await == code
         })
         .await;
     }
 
-    /// A watch over HTTP/2 that has had its first event.
+    /// A watch over HTTP/2 that has received its first event.
     async fn watch(&mut self, client: &TlsClient) -> Watch {
         let h2 = client.http2(self.bridge.address()).await.unwrap();
         let request = Request::get("https://k/api/v1/pods?watch=1").body(());
@@ -115,19 +115,19 @@ impl Gateway {
         let sender = self.watches.recv().await.unwrap();
         assert_eq!(stream.head().await.unwrap().status, 200);
         let mut watch = Watch { sender, stream, h2 };
-        watch.assert_goes_on("first").await;
+        watch.assert_continues("first").await;
         watch
     }
 
-    /// Whom upstream saw at the other end of its last request from a client.
-    fn last_seen_by_upstream(&self) -> Option<String> {
-        let mut seen = self.upstream.requests();
-        seen.retain(|seen| !seen.is_probe());
-        seen.pop()?.client.map(|it| it.common_name)
+    /// The common name of the client certificate on upstream's last request from a client.
+    fn last_certificate_name_at_upstream(&self) -> Option<String> {
+        let mut recorded = self.upstream.requests();
+        recorded.retain(|recorded| !recorded.is_probe());
+        recorded.pop()?.client.map(|it| it.common_name)
     }
 }
 
-/// A watch, with both its ends in the test's hands.
+/// Both ends of a watch.
 struct Watch {
     sender: BodySender,
     stream: H2Stream,
@@ -135,7 +135,7 @@ struct Watch {
 }
 
 impl Watch {
-    async fn assert_goes_on(&mut self, event: &'static str) {
+    async fn assert_continues(&mut self, event: &'static str) {
         self.sender.send(event).await.unwrap();
         assert_eq!(self.stream.chunk().await.unwrap().unwrap(), event);
     }
@@ -148,7 +148,7 @@ impl Watch {
     }
 }
 
-/// The code that one more request on this connection is answered with.
+/// The status code of another request on this connection.
 async fn get(h1: &mut H1Client, headers: &str) -> u16 {
     let request = format!("GET /api HTTP/1.1\r\nHost: k\r\n{headers}\r\n");
     h1.send(request).await.unwrap();
@@ -156,30 +156,30 @@ async fn get(h1: &mut H1Client, headers: &str) -> u16 {
 }
 
 #[tokio::test]
-async fn a_new_serving_certificate_is_shown_and_open_connections_go_on() {
-    let mut gateway = Gateway::new().await;
-    let client = gateway.bed.client();
-    let mut h1 = client.http1(gateway.bridge.address()).await.unwrap();
+async fn a_new_serving_certificate_is_used_and_open_connections_continue() {
+    let mut fixture = Fixture::new().await;
+    let client = fixture.pki.client();
+    let mut h1 = client.http1(fixture.bridge.address()).await.unwrap();
     assert_eq!(get(&mut h1, "").await, 200);
-    let mut watch = gateway.watch(&client).await;
+    let mut watch = fixture.watch(&client).await;
 
-    let new = gateway.bed.serving_ca.server(&NAMES);
-    gateway.write_pair("serving", &new);
-    gateway.wait_until_shown(&new).await;
+    let new = fixture.pki.serving_ca.server(&SERVER_NAMES);
+    fixture.write_pair("serving", &new);
+    fixture.wait_until_served(&new).await;
 
-    watch.assert_goes_on("second").await;
+    watch.assert_continues("second").await;
     assert_eq!(watch.h2.get("/api").await.unwrap().status, 200);
     assert_eq!(get(&mut h1, "").await, 200);
     watch.assert_ends().await;
 }
 
 #[tokio::test]
-async fn a_volume_that_the_kubelet_swaps_is_read_again_as_a_whole() {
+async fn a_volume_swapped_by_the_kubelet_is_reloaded_as_a_whole() {
     let mut volume = None;
-    let gateway = Gateway::with(|bed, config| {
-        let leaf = bed.serving_ca.server(&NAMES);
+    let fixture = Fixture::with(|pki, config| {
+        let leaf = pki.serving_ca.server(&SERVER_NAMES);
         let files = [("tls.crt", &*leaf.cert_pem), ("tls.key", &*leaf.key_pem)];
-        let mounted = volume.insert(bed.dir.volume("certs", &files));
+        let mounted = volume.insert(pki.dir.volume("certs", &files));
         config.serving.key_pair = KeyPairFiles {
             cert: mounted.file("tls.crt"),
             key: mounted.file("tls.key"),
@@ -188,41 +188,44 @@ async fn a_volume_that_the_kubelet_swaps_is_read_again_as_a_whole() {
     .await;
     let mut volume = volume.unwrap();
     for _ in 0..2 {
-        let leaf = gateway.bed.serving_ca.server(&NAMES);
+        let leaf = fixture.pki.serving_ca.server(&SERVER_NAMES);
         volume.swap(&[("tls.crt", &*leaf.cert_pem), ("tls.key", &*leaf.key_pem)]);
-        gateway.wait_until_shown(&leaf).await;
+        fixture.wait_until_served(&leaf).await;
     }
-    assert_eq!(gateway.reloads(SERVING, "ok").await, Some(2.0));
-    // Never one of the old files with one of the new.
-    assert_eq!(gateway.reloads(SERVING, "failed").await, Some(0.0));
+    assert_eq!(fixture.reloads(SERVING_FLAG, "ok").await, Some(2.0));
+    // Never an old file together with a new one.
+    assert_eq!(fixture.reloads(SERVING_FLAG, "failed").await, Some(0.0));
 }
 
-/// One of the two files of a key pair, and what is written there; none: it is
-/// deleted.
-type Spoiled = (&'static str, Option<String>);
+/// One of the two files of a key pair and its new contents; `None` deletes the file.
+type FileChange = (&'static str, Option<String>);
 
-/// Spoils a file, then makes it good again.
-async fn spoil_and_repair((name, contents): Spoiled) {
-    let gateway = Gateway::new().await;
-    let before = gateway.shown().await;
+/// Makes a file invalid, then valid again.
+async fn break_and_repair((name, contents): FileChange) {
+    let fixture = Fixture::new().await;
+    let before = fixture.served_certificate().await;
     match &contents {
-        Some(contents) => drop(gateway.bed.dir.write(name, contents)),
-        None => std::fs::remove_file(gateway.bed.path().join(name)).unwrap(),
+        Some(contents) => drop(fixture.pki.dir.write(name, contents)),
+        None => std::fs::remove_file(fixture.pki.path().join(name)).unwrap(),
     }
-    gateway.wait_until_failed(SERVING).await;
-    assert_eq!(gateway.shown().await, before, "{name} {contents:?}");
-    assert_eq!(gateway.code(&gateway.bed.client(), "").await, 200);
-    assert_eq!(gateway.reloads(SERVING, "ok").await, Some(0.0));
+    fixture.wait_until_failed(SERVING_FLAG).await;
+    assert_eq!(
+        fixture.served_certificate().await,
+        before,
+        "{name} {contents:?}"
+    );
+    assert_eq!(fixture.code(&fixture.pki.client(), "").await, 200);
+    assert_eq!(fixture.reloads(SERVING_FLAG, "ok").await, Some(0.0));
 
-    let good = gateway.bed.serving_ca.server(&NAMES);
-    gateway.write_pair("serving", &good);
-    gateway.wait_until_shown(&good).await;
-    assert_eq!(gateway.code(&gateway.bed.client(), "").await, 200);
+    let good = fixture.pki.serving_ca.server(&SERVER_NAMES);
+    fixture.write_pair("serving", &good);
+    fixture.wait_until_served(&good).await;
+    assert_eq!(fixture.code(&fixture.pki.client(), "").await, 200);
 }
 
 #[tokio::test]
-async fn a_bad_serving_file_leaves_the_old_one_and_a_good_one_is_taken_after_it() {
-    let other = Ca::new("other").server(&NAMES);
+async fn an_invalid_serving_file_keeps_the_old_certificate_until_a_valid_one_is_written() {
+    let other = Ca::new("other").server(&SERVER_NAMES);
     let (local, mut rounds) = (LocalSet::new(), JoinSet::new());
     for spoiled in [
         ("serving.crt", Some("garbage".to_owned())),
@@ -233,17 +236,17 @@ async fn a_bad_serving_file_leaves_the_old_one_and_a_good_one_is_taken_after_it(
         ("serving.key", Some(other.key_pem)),
         ("serving.key", None),
     ] {
-        rounds.spawn_local_on(spoil_and_repair(spoiled), &local);
+        rounds.spawn_local_on(break_and_repair(spoiled), &local);
     }
-    // Panics with the first of them.
+    // Propagates the first panic.
     local.run_until(rounds.join_all()).await;
 }
 
 #[tokio::test]
-async fn a_bad_file_of_any_flag_leaves_the_old_one() {
-    let gateway = Gateway::new().await;
-    let alice = gateway.bed.user("alice", &[]);
-    let (peer, asserted) = (gateway.bed.peer(), "X-Remote-User: bob\r\n");
+async fn an_invalid_file_of_any_flag_keeps_the_old_one() {
+    let fixture = Fixture::new().await;
+    let alice = fixture.pki.user("alice", &[]);
+    let (peer, asserted) = (fixture.pki.peer(), "X-Remote-User: bob\r\n");
     let files = [
         ("--client-ca-file", "client-ca.crt"),
         ("--requestheader-client-ca-file", "front-proxy-ca.crt"),
@@ -251,89 +254,98 @@ async fn a_bad_file_of_any_flag_leaves_the_old_one() {
         ("--proxy-client-cert-file", "front-proxy.crt"),
     ];
     for (_, file) in files {
-        gateway.bed.dir.write(file, "garbage");
+        fixture.pki.dir.write(file, "garbage");
     }
     for (flag, _) in files {
-        gateway.wait_until_failed(flag).await;
+        fixture.wait_until_failed(flag).await;
     }
-    assert_eq!(gateway.code(&alice, "").await, 200);
-    assert_eq!(gateway.code(&peer, asserted).await, 200);
+    assert_eq!(fixture.code(&alice, "").await, 200);
+    assert_eq!(fixture.code(&peer, asserted).await, 200);
 }
 
 #[tokio::test]
-async fn a_replaced_client_ca_is_believed_no_longer_on_open_connections_either() {
-    let mut gateway = Gateway::new().await;
-    let alice = gateway.bed.user("alice", &[]);
-    let address = gateway.bridge.address();
+async fn a_replaced_client_ca_no_longer_authenticates_even_on_open_connections() {
+    let mut fixture = Fixture::new().await;
+    let alice = fixture.pki.user("alice", &[]);
+    let address = fixture.bridge.address();
     let mut h1 = alice.http1(address).await.unwrap();
     let h2 = alice.http2(address).await.unwrap();
     assert_eq!(get(&mut h1, "").await, 200);
     assert_eq!(h2.get("/api").await.unwrap().status, 200);
-    let mut watch = gateway.watch(&alice).await;
+    let mut watch = fixture.watch(&alice).await;
 
     let new_ca = Ca::new("client-ca");
-    let bob = gateway.bed.client().identity(&new_ca.client("bob", &[]));
-    assert_eq!(gateway.code(&bob, "").await, 401);
-    let both = gateway.bed.client_ca.pem() + &new_ca.pem();
-    gateway.bed.dir.write("client-ca.crt", both);
-    gateway.wait_for_code(&bob, "", 200).await;
+    let bob = fixture.pki.client().identity(&new_ca.client("bob", &[]));
+    assert_eq!(fixture.code(&bob, "").await, 401);
+    let both = fixture.pki.client_ca.pem() + &new_ca.pem();
+    fixture.pki.dir.write("client-ca.crt", both);
+    fixture.wait_for_code(&bob, "", 200).await;
     assert_eq!(get(&mut h1, "").await, 200);
 
-    gateway.bed.dir.write("client-ca.crt", new_ca.pem());
-    gateway.wait_for_code(&alice, "", 401).await;
+    fixture.pki.dir.write("client-ca.crt", new_ca.pem());
+    fixture.wait_for_code(&alice, "", 401).await;
     assert_eq!(get(&mut h1, "").await, 401);
     assert_eq!(h2.get("/api").await.unwrap().status, 401);
     assert_eq!(get(&mut h1, "Authorization: Bearer t\r\n").await, 200);
-    assert_eq!(gateway.code(&bob, "").await, 200);
-    watch.assert_goes_on("what was begun in good faith").await;
+    assert_eq!(fixture.code(&bob, "").await, 200);
+    watch
+        .assert_continues("a watch that was authorized before")
+        .await;
 }
 
 #[tokio::test]
-async fn a_replaced_requestheader_ca_is_believed_no_longer_on_open_connections_either() {
-    let gateway = Gateway::new().await;
+async fn a_replaced_requestheader_ca_no_longer_authenticates_even_on_open_connections() {
+    let fixture = Fixture::new().await;
     let asserted = "X-Remote-User: bob\r\n";
-    let peer = gateway.bed.peer();
-    let mut h1 = peer.http1(gateway.bridge.address()).await.unwrap();
+    let peer = fixture.pki.peer();
+    let mut h1 = peer.http1(fixture.bridge.address()).await.unwrap();
     assert_eq!(get(&mut h1, asserted).await, 200);
 
     let new_ca = Ca::new("front-proxy-ca");
     let new = new_ca.client("front-proxy-client", &[]);
-    let new = gateway.bed.client().identity(&new);
-    assert_eq!(gateway.code(&new, asserted).await, 401);
-    gateway.bed.dir.write("front-proxy-ca.crt", new_ca.pem());
-    gateway.wait_for_code(&new, asserted, 200).await;
+    let new = fixture.pki.client().identity(&new);
+    assert_eq!(fixture.code(&new, asserted).await, 401);
+    fixture.pki.dir.write("front-proxy-ca.crt", new_ca.pem());
+    fixture.wait_for_code(&new, asserted, 200).await;
     assert_eq!(get(&mut h1, asserted).await, 401);
-    assert_eq!(gateway.code(&peer, asserted).await, 401);
+    assert_eq!(fixture.code(&peer, asserted).await, 401);
 }
 
 #[tokio::test]
-async fn a_new_front_proxy_certificate_is_presented_and_a_watch_under_the_old_one_goes_on() {
-    let mut gateway = Gateway::new().await;
-    let alice = gateway.bed.user("alice", &[]);
-    let mut over_h2 = gateway.watch(&alice).await;
-    let mut over_h1 = alice.http1(gateway.bridge.address()).await.unwrap();
+async fn a_new_front_proxy_certificate_is_presented_and_a_watch_with_the_old_one_continues() {
+    let mut fixture = Fixture::new().await;
+    let alice = fixture.pki.user("alice", &[]);
+    let mut over_h2 = fixture.watch(&alice).await;
+    let mut over_h1 = alice.http1(fixture.bridge.address()).await.unwrap();
     over_h1
         .send("GET /api/v1/pods?watch=1 HTTP/1.1\r\nHost: k\r\n\r\n")
         .await
         .unwrap();
-    let h1_sender = gateway.watches.recv().await.unwrap();
+    let h1_sender = fixture.watches.recv().await.unwrap();
     assert_eq!(over_h1.read_head().await.unwrap().status, 200);
-    let mut keeps = alice.http1(gateway.bridge.address()).await.unwrap();
+    let mut keeps = alice.http1(fixture.bridge.address()).await.unwrap();
     assert_eq!(get(&mut keeps, "").await, 200);
-    let before = gateway.last_seen_by_upstream();
+    let before = fixture.last_certificate_name_at_upstream();
     assert_eq!(before.as_deref(), Some("front-proxy-client"));
 
-    let new = gateway.bed.front_proxy_ca.client("renewed", &[]);
-    gateway.write_pair("front-proxy", &new);
-    eventually("the renewed certificate", PATIENCE, async || {
-        assert_eq!(get(&mut keeps, "").await, 200);
-        gateway.last_seen_by_upstream().as_deref() == Some("renewed")
-    })
+    let new = fixture.pki.front_proxy_ca.client("renewed", &[]);
+    fixture.write_pair("front-proxy", &new);
+    eventually(
+        "the renewed certificate is presented",
+        TEST_TIMEOUT,
+        async || {
+            assert_eq!(get(&mut keeps, "").await, 200);
+            fixture.last_certificate_name_at_upstream().as_deref() == Some("renewed")
+        },
+    )
     .await;
     assert_eq!(over_h2.h2.get("/api").await.unwrap().status, 200);
-    assert_eq!(gateway.last_seen_by_upstream().as_deref(), Some("renewed"));
+    assert_eq!(
+        fixture.last_certificate_name_at_upstream().as_deref(),
+        Some("renewed")
+    );
 
-    over_h2.assert_goes_on("second").await;
+    over_h2.assert_continues("second").await;
     for event in ["first", "second"] {
         h1_sender.send(event).await.unwrap();
         assert_eq!(over_h1.read_chunk().await.unwrap().unwrap(), event);
@@ -341,47 +353,47 @@ async fn a_new_front_proxy_certificate_is_presented_and_a_watch_under_the_old_on
     over_h2.assert_ends().await;
     h1_sender.finish().await.unwrap();
     assert!(over_h1.read_chunk().await.unwrap().is_none());
-    // What stays: one under the renewed certificate in either version, and
-    // that of the probe.
-    eventually("the old connections are closed", PATIENCE, async || {
-        gateway.upstream.live_connections() <= 3
+    // The connections that stay: one with the renewed certificate in either HTTP version, and that
+    // of the probe.
+    eventually("the old connections are closed", TEST_TIMEOUT, async || {
+        fixture.upstream.live_connections() <= 3
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_new_upstream_ca_decides_on_the_next_connection() {
+async fn a_new_upstream_ca_applies_to_the_next_connection() {
     let right = std::cell::OnceCell::new();
-    let gateway = Gateway::with(|bed, _| {
-        right.set(bed.upstream_ca.pem()).unwrap();
-        bed.dir.write("upstream-ca.crt", Ca::new("wrong").pem());
+    let fixture = Fixture::with(|pki, _| {
+        right.set(pki.upstream_ca.pem()).unwrap();
+        pki.dir.write("upstream-ca.crt", Ca::new("wrong").pem());
     })
     .await;
-    let client = gateway.bed.client();
-    assert_eq!(gateway.code(&client, "").await, 503);
+    let client = fixture.pki.client();
+    assert_eq!(fixture.code(&client, "").await, 503);
     let right = right.into_inner().unwrap();
-    gateway.bed.dir.write("upstream-ca.crt", right);
-    gateway.wait_for_code(&client, "", 200).await;
-    gateway
-        .bed
+    fixture.pki.dir.write("upstream-ca.crt", right);
+    fixture.wait_for_code(&client, "", 200).await;
+    fixture
+        .pki
         .dir
         .write("upstream-ca.crt", Ca::new("upstream-ca").pem());
-    gateway.wait_for_code(&client, "", 503).await;
+    fixture.wait_for_code(&client, "", 503).await;
 }
 
 #[tokio::test]
-async fn the_expiry_that_is_reported_is_that_of_the_new_certificate() {
-    /// 1 January of these years.
+async fn the_exported_expiry_is_that_of_the_new_certificate() {
+    /// 1 January of these years as Unix time.
     const Y4096: Option<f64> = Some(67_090_118_400.0);
     const Y2001: Option<f64> = Some(978_307_200.0);
-    let gateway = Gateway::new().await;
+    let fixture = Fixture::new().await;
     let expiry = async |flag: &str| {
-        let scrape = scrape(gateway.bridge.admin_address()).await;
+        let scrape = scrape(fixture.bridge.admin_address()).await;
         let name = "skewbridge_certificate_expiration_timestamp_seconds";
         scrape.value(name, &[("flag", flag)])
     };
     for flag in [
-        SERVING,
+        SERVING_FLAG,
         "--client-ca-file",
         "--requestheader-client-ca-file",
         "--upstream-ca-file",
@@ -389,15 +401,15 @@ async fn the_expiry_that_is_reported_is_that_of_the_new_certificate() {
     ] {
         assert_eq!(expiry(flag).await, Y4096, "{flag}");
     }
-    let ca = &gateway.bed.front_proxy_ca;
+    let ca = &fixture.pki.front_proxy_ca;
     let rounds = [
         (
-            SERVING,
+            SERVING_FLAG,
             "serving",
-            gateway
-                .bed
+            fixture
+                .pki
                 .serving_ca
-                .server_valid(&NAMES, Validity::Expired),
+                .server_valid(&SERVER_NAMES, Validity::Expired),
         ),
         (
             "--proxy-client-cert-file",
@@ -406,8 +418,8 @@ async fn the_expiry_that_is_reported_is_that_of_the_new_certificate() {
         ),
     ];
     for (flag, name, leaf) in rounds {
-        gateway.write_pair(name, &leaf);
-        eventually(flag, PATIENCE, async || expiry(flag).await == Y2001).await;
-        assert_eq!(gateway.reloads(flag, "ok").await, Some(1.0));
+        fixture.write_pair(name, &leaf);
+        eventually(flag, TEST_TIMEOUT, async || expiry(flag).await == Y2001).await;
+        assert_eq!(fixture.reloads(flag, "ok").await, Some(1.0));
     }
 }

@@ -1,27 +1,28 @@
-//! A request that upstream cannot have acted on is sent once more; one that it may have acted
-//! on is not.
+//! A request that upstream cannot have processed is retried; one that it may have processed is not.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use skewbridge_gateway::config::Limits;
 use skewbridge_testkit::h2frames::{self, code, flag, kind, setting};
-use skewbridge_testkit::{PATIENCE, Reply, ScriptedConn, eventually};
+use skewbridge_testkit::{Reply, ScriptedConn, TEST_TIMEOUT, eventually};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
 
-use crate::bed::Bed;
-use crate::either::Proto::{self, H1, H2};
-use crate::either::{Client, RawStand, Stand, assert_status, request, soon};
+use crate::support::pki::PkiFixture;
+use crate::support::protocols::Proto::{self, H1, H2};
+use crate::support::protocols::{
+    ApiServerFixture, Client, ScriptedFixture, assert_status, request, with_timeout,
+};
 
 const LAST_HEADERS: u8 = flag::END_HEADERS | flag::END_STREAM;
 
-/// What upstream has received, over all its connections.
+/// The requests that upstream has received, over all its connections.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<String>>>);
+struct RequestLog(Arc<Mutex<Vec<String>>>);
 
-impl Log {
+impl RequestLog {
     fn add(&self, entry: impl Into<String>) {
         self.0.lock().unwrap().push(entry.into());
     }
@@ -31,8 +32,8 @@ impl Log {
     }
 }
 
-/// Reads a request of HTTP/1.1 with its body; gives method and path, or nothing when the
-/// client has closed.
+/// Reads an HTTP/1.1 request with its body; returns method and path, or `None` when the client has
+/// closed the connection.
 async fn read_h1(conn: &mut ScriptedConn) -> Option<String> {
     let mut first = [0];
     conn.io.read_exact(&mut first).await.ok()?;
@@ -53,7 +54,7 @@ async fn answer_h1(conn: &mut ScriptedConn) {
         .await;
 }
 
-/// Reads a request of HTTP/2 with its body and gives its stream and how long the body was.
+/// Reads an HTTP/2 request with its body; returns its stream and the length of the body.
 async fn read_h2(conn: &mut ScriptedConn) -> (u32, usize) {
     let head = conn.read_frame(kind::HEADERS).await.header;
     let mut length = 0;
@@ -76,14 +77,14 @@ async fn answer_h2(conn: &mut ScriptedConn, stream: u32) {
     .await;
 }
 
-/// Room for bodies of any size.
-async fn accept_wide(conn: &mut ScriptedConn) {
+/// Announces windows for bodies of any size.
+async fn accept_with_large_windows(conn: &mut ScriptedConn) {
     conn.accept_h2(&[(setting::INITIAL_WINDOW_SIZE, 16 << 20)])
         .await;
     conn.write(h2frames::window_update(0, 16 << 20)).await;
 }
 
-/// A request without a body, and one with a body that fills more than a window.
+/// A request without a body for GET, otherwise one whose body exceeds a window.
 async fn send(client: &mut Client, method: &str) -> skewbridge_testkit::Response {
     match method {
         "GET" => client.get("/").await,
@@ -91,22 +92,22 @@ async fn send(client: &mut Client, method: &str) -> skewbridge_testkit::Response
     }
 }
 
-fn body_of(method: &str) -> usize {
+fn body_length(method: &str) -> usize {
     if method == "GET" { 0 } else { 100 << 10 }
 }
 
 #[tokio::test]
-async fn a_refused_connection_is_answered_with_when_to_come_back() {
-    let bed = Bed::new();
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = nobody.local_addr().unwrap();
-    drop(nobody);
-    let bridge = bed.bridge(address);
+async fn a_refused_connection_is_503_with_retry_after() {
+    let pki = PkiFixture::new();
+    let anonymous = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = anonymous.local_addr().unwrap();
+    drop(anonymous);
+    let bridge = pki.start_bridge(address);
     for method in ["GET", "POST"] {
         let mut h1 = Client::H1(Box::new(
-            bed.client().http1(bridge.address()).await.unwrap(),
+            pki.client().http1(bridge.address()).await.unwrap(),
         ));
-        let mut h2 = Client::H2(bed.client().http2(bridge.address()).await.unwrap());
+        let mut h2 = Client::H2(pki.client().http2(bridge.address()).await.unwrap());
         for client in [&mut h1, &mut h2] {
             let answer = client.request(request(method, "/"), "body").await;
             assert_status(&answer, 503);
@@ -116,38 +117,39 @@ async fn a_refused_connection_is_answered_with_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn an_idle_connection_that_upstream_closed_is_not_used() {
+async fn an_idle_connection_closed_by_upstream_is_not_used() {
     for client in [H1, H2] {
-        let stand = Stand::new(H1, |_| Reply::json("{}")).await;
-        let mut client = stand.client(client).await;
+        let fixture = ApiServerFixture::new(H1, |_| Reply::json("{}")).await;
+        let mut client = fixture.client(client).await;
         assert_eq!(client.get("/").await.status, 200);
         for (at, method) in ["GET", "POST"].into_iter().enumerate() {
-            stand.upstream.goaway();
-            stand.upstream.wait_until_idle().await;
+            fixture.upstream.goaway();
+            fixture.upstream.wait_until_idle().await;
             assert_eq!(send(&mut client, method).await.status, 200);
-            assert_eq!(stand.upstream.connections(), at + 2);
+            assert_eq!(fixture.upstream.connections(), at + 2);
         }
-        assert_eq!(stand.upstream.requests().len(), 3);
+        assert_eq!(fixture.upstream.requests().len(), 3);
     }
 }
 
 #[tokio::test]
-async fn a_connection_that_upstream_says_it_closes_is_not_used_again() {
+async fn connection_close_of_upstream_is_honoured() {
     for client in [H1, H2] {
-        let stand = Stand::new(H1, |_| Reply::json("{}").header("Connection", "close")).await;
-        let mut client = stand.client(client).await;
+        let fixture =
+            ApiServerFixture::new(H1, |_| Reply::json("{}").header("Connection", "close")).await;
+        let mut client = fixture.client(client).await;
         for connections in 1..4 {
             let answer = client.post("/", "x").await;
             assert_eq!(answer.status, 200);
-            // That is between upstream and the bridge.
+            // The header is hop-by-hop and not forwarded.
             assert_eq!(answer.header("connection"), None);
-            assert_eq!(stand.upstream.connections(), connections);
+            assert_eq!(fixture.upstream.connections(), connections);
         }
     }
 }
 
-/// Answers one request on each connection; a second one it reads whole, and then it is gone.
-async fn cut_second(mut conn: ScriptedConn, log: Log) {
+/// Answers one request on each connection; reads a second one completely and closes the connection.
+async fn close_after_second(mut conn: ScriptedConn, log: RequestLog) {
     while let Some(request) = read_h1(&mut conn).await {
         let second = request.ends_with("/second") && conn.ordinal == 0;
         log.add(request);
@@ -159,12 +161,13 @@ async fn cut_second(mut conn: ScriptedConn, log: Log) {
 }
 
 #[tokio::test]
-async fn a_write_on_a_reused_connection_that_is_cut_is_not_sent_again() {
+async fn a_write_on_a_reused_connection_that_breaks_is_not_retried() {
     for client in [H1, H2] {
-        let log = Log::default();
+        let log = RequestLog::default();
         let upstream = log.clone();
-        let stand = RawStand::new(H1, move |conn| cut_second(conn, upstream.clone())).await;
-        let mut client = stand.client(client).await;
+        let fixture =
+            ScriptedFixture::new(H1, move |conn| close_after_second(conn, upstream.clone())).await;
+        let mut client = fixture.client(client).await;
         assert_eq!(client.get("/first").await.status, 200);
         assert_status(&client.post("/second", "body").await, 502);
         assert_eq!(client.get("/third").await.status, 200);
@@ -173,27 +176,28 @@ async fn a_write_on_a_reused_connection_that_is_cut_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn a_read_on_a_reused_connection_that_is_cut_is_sent_again() {
+async fn a_read_on_a_reused_connection_that_breaks_is_retried() {
     for client in [H1, H2] {
-        let log = Log::default();
+        let log = RequestLog::default();
         let upstream = log.clone();
-        let stand = RawStand::new(H1, move |conn| cut_second(conn, upstream.clone())).await;
-        let mut client = stand.client(client).await;
+        let fixture =
+            ScriptedFixture::new(H1, move |conn| close_after_second(conn, upstream.clone())).await;
+        let mut client = fixture.client(client).await;
         assert_eq!(client.get("/first").await.status, 200);
         assert_eq!(client.get("/second").await.status, 200);
         assert_eq!(log.all(), ["GET /first", "GET /second", "GET /second"]);
-        assert_eq!(stand.upstream.connections(), 2);
+        assert_eq!(fixture.upstream.connections(), 2);
     }
 }
 
-/// exec by WebSocket is a GET, and runs a command.
+/// exec over WebSocket is a GET that runs a command.
 #[tokio::test]
-async fn what_reaches_a_workload_is_never_sent_twice() {
+async fn a_request_to_a_workload_is_never_sent_twice() {
     for upgrade in ["", "Connection: Upgrade\r\nUpgrade: websocket\r\n"] {
         for subresource in ["exec?command=rm", "attach", "portforward", "proxy/run"] {
-            let log = Log::default();
+            let log = RequestLog::default();
             let kept = log.clone();
-            let stand = RawStand::new(H1, move |mut conn| {
+            let fixture = ScriptedFixture::new(H1, move |mut conn| {
                 let log = kept.clone();
                 async move {
                     while let Some(line) = read_h1(&mut conn).await {
@@ -206,8 +210,8 @@ async fn what_reaches_a_workload_is_never_sent_twice() {
                 }
             })
             .await;
-            let user = stand.bed.user("alice", &[]);
-            let mut client = user.http1(stand.bridge.address()).await.unwrap();
+            let user = fixture.pki.user("alice", &[]);
+            let mut client = user.http1(fixture.bridge.address()).await.unwrap();
             client
                 .send("GET / HTTP/1.1\r\nHost: k\r\n\r\n")
                 .await
@@ -223,14 +227,14 @@ async fn what_reaches_a_workload_is_never_sent_twice() {
 }
 
 #[tokio::test]
-async fn an_answer_that_has_begun_is_not_asked_for_again() {
+async fn a_request_whose_response_has_begun_is_not_retried() {
     for begun in [
         "HTTP/1.1 200 OK\r\nAudit-Id: x\r\n",
         "HTTP/1.1 103 Early Hints\r\n\r\n",
     ] {
-        let log = Log::default();
+        let log = RequestLog::default();
         let kept = log.clone();
-        let stand = RawStand::new(H1, move |mut conn| {
+        let fixture = ScriptedFixture::new(H1, move |mut conn| {
             let log = kept.clone();
             async move {
                 while let Some(line) = read_h1(&mut conn).await {
@@ -244,7 +248,7 @@ async fn an_answer_that_has_begun_is_not_asked_for_again() {
             }
         })
         .await;
-        let mut client = stand.client(H1).await;
+        let mut client = fixture.client(H1).await;
         assert_eq!(client.get("/first").await.status, 200);
         assert_status(&client.get("/second").await, 502);
         assert_eq!(log.all(), ["GET /second"]);
@@ -252,26 +256,26 @@ async fn an_answer_that_has_begun_is_not_asked_for_again() {
 }
 
 #[tokio::test]
-async fn a_read_on_a_fresh_connection_that_is_cut_is_not_sent_again() {
+async fn a_read_on_a_new_connection_that_breaks_is_not_retried() {
     for client in [H1, H2] {
-        let log = Log::default();
+        let log = RequestLog::default();
         let upstream = log.clone();
-        let stand = RawStand::new(H1, move |mut conn| {
+        let fixture = ScriptedFixture::new(H1, move |mut conn| {
             let log = upstream.clone();
             async move { log.add(read_h1(&mut conn).await.unwrap()) }
         })
         .await;
-        assert_status(&stand.client(client).await.get("/").await, 502);
+        assert_status(&fixture.client(client).await.get("/").await, 502);
         assert_eq!(log.all(), ["GET /"]);
     }
 }
 
 #[tokio::test]
-async fn what_goaway_leaves_unprocessed_is_sent_again() {
+async fn requests_above_the_last_stream_of_goaway_are_retried() {
     for client in [H1, H2] {
         for method in ["GET", "POST"] {
             let (acted, mut bodies) = mpsc::unbounded_channel();
-            let stand = RawStand::new(H2, move |mut conn| {
+            let fixture = ScriptedFixture::new(H2, move |mut conn| {
                 let acted = acted.clone();
                 async move {
                     if conn.ordinal == 0 {
@@ -280,7 +284,7 @@ async fn what_goaway_leaves_unprocessed_is_sent_again() {
                         conn.write(h2frames::goaway(0, code::NO_ERROR)).await;
                         conn.read_to_end().await;
                     } else {
-                        accept_wide(&mut conn).await;
+                        accept_with_large_windows(&mut conn).await;
                         let (stream, length) = read_h2(&mut conn).await;
                         acted.send(length).unwrap();
                         answer_h2(&mut conn, stream).await;
@@ -289,26 +293,26 @@ async fn what_goaway_leaves_unprocessed_is_sent_again() {
                 }
             })
             .await;
-            let mut client = stand.client(client).await;
+            let mut client = fixture.client(client).await;
             assert_eq!(send(&mut client, method).await.status, 200);
-            assert_eq!(soon(bodies.recv()).await, Some(body_of(method)));
+            assert_eq!(with_timeout(bodies.recv()).await, Some(body_length(method)));
             assert!(bodies.try_recv().is_err());
-            assert_eq!(stand.upstream.connections(), 2);
+            assert_eq!(fixture.upstream.connections(), 2);
         }
     }
 }
 
-/// As kube-apiserver does it to those without a name, when several of them ask at once.
+/// kube-apiserver sends GOAWAY to anonymous clients that send several requests at once.
 #[tokio::test]
-async fn what_meets_one_goaway_after_the_other_is_sent_until_it_is_taken() {
+async fn a_request_that_meets_repeated_goaways_is_retried_until_it_is_accepted() {
     for (goaways, expected) in [(2, 200), (5, 200), (6, 503)] {
         for method in ["GET", "POST"] {
-            let log = Log::default();
+            let log = RequestLog::default();
             let upstream = log.clone();
-            let stand = RawStand::new(H2, move |mut conn| {
+            let fixture = ScriptedFixture::new(H2, move |mut conn| {
                 let log = upstream.clone();
                 async move {
-                    accept_wide(&mut conn).await;
+                    accept_with_large_windows(&mut conn).await;
                     let (stream, length) = read_h2(&mut conn).await;
                     if conn.ordinal < goaways {
                         conn.write(h2frames::goaway(0, code::NO_ERROR)).await;
@@ -321,54 +325,54 @@ async fn what_meets_one_goaway_after_the_other_is_sent_until_it_is_taken() {
                 }
             })
             .await;
-            let mut client = stand.client(H2).await;
+            let mut client = fixture.client(H2).await;
             let answer = send(&mut client, method).await;
             assert_eq!(answer.status, expected, "{method} after {goaways}");
             let taken = usize::from(expected == 200);
-            assert_eq!(log.all(), vec![body_of(method).to_string(); taken]);
-            assert_eq!(stand.upstream.connections(), goaways.min(5) + 1);
+            assert_eq!(log.all(), vec![body_length(method).to_string(); taken]);
+            assert_eq!(fixture.upstream.connections(), goaways.min(5) + 1);
         }
     }
 }
 
 #[tokio::test]
-async fn what_goaway_leaves_open_is_not_sent_again() {
+async fn requests_up_to_the_last_stream_of_goaway_are_not_retried() {
     for client in [H1, H2] {
         for method in ["GET", "POST"] {
-            let stand = RawStand::new(H2, |mut conn| async move {
-                accept_wide(&mut conn).await;
+            let fixture = ScriptedFixture::new(H2, |mut conn| async move {
+                accept_with_large_windows(&mut conn).await;
                 let (stream, _) = read_h2(&mut conn).await;
                 conn.write(h2frames::goaway(stream, code::NO_ERROR)).await;
                 conn.half_close().await;
             })
             .await;
-            let mut client = stand.client(client).await;
+            let mut client = fixture.client(client).await;
             assert_status(&send(&mut client, method).await, 502);
-            assert_eq!(stand.upstream.connections(), 1);
+            assert_eq!(fixture.upstream.connections(), 1);
         }
     }
 }
 
 #[tokio::test]
-async fn a_connection_reset_before_the_answer_is_not_tried_again() {
+async fn a_request_whose_connection_is_reset_before_the_response_is_not_retried() {
     for client in [H1, H2] {
         for method in ["GET", "POST"] {
-            let stand = RawStand::new(H2, |mut conn| async move {
-                accept_wide(&mut conn).await;
+            let fixture = ScriptedFixture::new(H2, |mut conn| async move {
+                accept_with_large_windows(&mut conn).await;
                 read_h2(&mut conn).await;
                 conn.reset();
             })
             .await;
-            let mut client = stand.client(client).await;
+            let mut client = fixture.client(client).await;
             assert_status(&send(&mut client, method).await, 502);
-            assert_eq!(stand.upstream.connections(), 1);
+            assert_eq!(fixture.upstream.connections(), 1);
         }
     }
 }
 
-/// Resets the first streams of a connection for this reason and answers what comes then.
-async fn resetting(mut conn: ScriptedConn, times: usize, reason: u32, log: Log) {
-    accept_wide(&mut conn).await;
+/// Resets the first streams of a connection with this reason and answers the following ones.
+async fn reset_streams(mut conn: ScriptedConn, times: usize, reason: u32, log: RequestLog) {
+    accept_with_large_windows(&mut conn).await;
     for at in 0.. {
         let (stream, length) = read_h2(&mut conn).await;
         log.add(format!("stream {stream}: {length}"));
@@ -381,16 +385,16 @@ async fn resetting(mut conn: ScriptedConn, times: usize, reason: u32, log: Log) 
 }
 
 #[tokio::test]
-async fn a_refused_stream_is_tried_once_more() {
+async fn a_refused_stream_is_retried_once() {
     for client in [H1, H2] {
         for method in ["GET", "POST"] {
-            let log = Log::default();
+            let log = RequestLog::default();
             let upstream = log.clone();
-            let script = move |conn| resetting(conn, 1, code::REFUSED_STREAM, upstream.clone());
-            let stand = RawStand::new(H2, script).await;
-            let mut client = stand.client(client).await;
+            let script = move |conn| reset_streams(conn, 1, code::REFUSED_STREAM, upstream.clone());
+            let fixture = ScriptedFixture::new(H2, script).await;
+            let mut client = fixture.client(client).await;
             assert_eq!(send(&mut client, method).await.status, 200);
-            let length = body_of(method);
+            let length = body_length(method);
             let both = [1, 3].map(|stream| format!("stream {stream}: {length}"));
             assert_eq!(log.all(), both);
         }
@@ -398,14 +402,14 @@ async fn a_refused_stream_is_tried_once_more() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_refused_twice_is_given_up() {
+async fn a_stream_that_is_refused_twice_fails() {
     for client in [H1, H2] {
         for method in ["GET", "POST"] {
-            let log = Log::default();
+            let log = RequestLog::default();
             let upstream = log.clone();
-            let script = move |conn| resetting(conn, 2, code::REFUSED_STREAM, upstream.clone());
-            let stand = RawStand::new(H2, script).await;
-            let mut client = stand.client(client).await;
+            let script = move |conn| reset_streams(conn, 2, code::REFUSED_STREAM, upstream.clone());
+            let fixture = ScriptedFixture::new(H2, script).await;
+            let mut client = fixture.client(client).await;
             let answer = send(&mut client, method).await;
             assert_status(&answer, 503);
             assert_eq!(answer.header("retry-after"), Some("1"));
@@ -415,33 +419,33 @@ async fn a_stream_that_is_refused_twice_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_reset_for_another_reason_is_not_tried_again() {
+async fn a_stream_that_is_reset_for_another_reason_is_not_retried() {
     for reason in [code::INTERNAL_ERROR, code::CANCEL, code::ENHANCE_YOUR_CALM] {
         for client in [H1, H2] {
-            let log = Log::default();
+            let log = RequestLog::default();
             let upstream = log.clone();
-            let script = move |conn| resetting(conn, 1, reason, upstream.clone());
-            let stand = RawStand::new(H2, script).await;
-            let mut client = stand.client(client).await;
+            let script = move |conn| reset_streams(conn, 1, reason, upstream.clone());
+            let fixture = ScriptedFixture::new(H2, script).await;
+            let mut client = fixture.client(client).await;
             assert_status(&send(&mut client, "POST").await, 502);
             assert_eq!(log.all().len(), 1);
-            // The connection itself is fine.
+            // The connection itself stays usable.
             assert_eq!(send(&mut client, "GET").await.status, 200);
-            assert_eq!(stand.upstream.connections(), 1);
+            assert_eq!(fixture.upstream.connections(), 1);
         }
     }
 }
 
 #[tokio::test]
-async fn a_body_too_large_to_keep_is_never_sent_by_halves() {
+async fn a_body_too_large_to_replay_is_never_sent_partially() {
     for (client, goaway) in [(H1, false), (H2, false), (H1, true), (H2, true)] {
-        let stand = RawStand::new(H2, move |mut conn| async move {
-            assert_eq!(conn.ordinal, 0, "it was sent again");
-            accept_wide(&mut conn).await;
+        let fixture = ScriptedFixture::new(H2, move |mut conn| async move {
+            assert_eq!(conn.ordinal, 0, "the request was sent again");
+            accept_with_large_windows(&mut conn).await;
             let stream = conn.read_frame(kind::HEADERS).await.header.stream;
-            let mut came = 0;
-            while came <= 300 << 10 {
-                came += conn.read_frame(kind::DATA).await.payload.len();
+            let mut arrived = 0;
+            while arrived <= 300 << 10 {
+                arrived += conn.read_frame(kind::DATA).await.payload.len();
             }
             if goaway {
                 conn.write(h2frames::goaway(0, code::NO_ERROR)).await;
@@ -450,12 +454,16 @@ async fn a_body_too_large_to_keep_is_never_sent_by_halves() {
                     .await;
             }
             while let Ok(frame) = h2frames::read_frame(&mut conn.io).await {
-                assert_ne!(frame.header.kind, kind::HEADERS, "it was sent again");
+                assert_ne!(
+                    frame.header.kind,
+                    kind::HEADERS,
+                    "the request was sent again"
+                );
             }
         })
         .await;
-        // The rest of the body comes only after the answer: nothing is complete before.
-        let mut upload = stand
+        // The rest of the body is sent only after the response, so no request is complete before.
+        let mut upload = fixture
             .client(client)
             .await
             .upload(request("POST", "/"))
@@ -468,10 +476,10 @@ async fn a_body_too_large_to_keep_is_never_sent_by_halves() {
 }
 
 #[tokio::test]
-async fn a_watch_outlives_goaway_and_new_requests_go_elsewhere() {
+async fn a_watch_survives_goaway_and_new_requests_use_another_connection() {
     let (senders, mut watches) = mpsc::unbounded_channel();
-    let stand = Stand::new(H2, move |seen| {
-        if seen.path() != "/watch" {
+    let fixture = ApiServerFixture::new(H2, move |recorded| {
+        if recorded.path() != "/watch" {
             return Reply::json("{}");
         }
         let (reply, sender) = Reply::stream();
@@ -479,33 +487,37 @@ async fn a_watch_outlives_goaway_and_new_requests_go_elsewhere() {
         reply
     })
     .await;
-    let watching = stand.client(H2).await;
+    let watching = fixture.client(H2).await;
     let mut watch = watching.begin(request("GET", "/watch")).await;
-    let events = soon(watches.recv()).await.unwrap();
+    let events = with_timeout(watches.recv()).await.unwrap();
     events.send("before").await.unwrap();
     assert_eq!(watch.head().await, 200);
     watch.expect(b"before").await;
 
-    stand.upstream.goaway();
-    let mut client = stand.client(H2).await;
-    eventually("a request on another connection", PATIENCE, async || {
-        assert_eq!(client.get("/").await.status, 200);
-        stand.upstream.connections() == 2
-    })
+    fixture.upstream.goaway();
+    let mut client = fixture.client(H2).await;
+    eventually(
+        "a request on another connection",
+        TEST_TIMEOUT,
+        async || {
+            assert_eq!(client.get("/").await.status, 200);
+            fixture.upstream.connections() == 2
+        },
+    )
     .await;
     events.send("after").await.unwrap();
     watch.expect(b"after").await;
     events.finish().await.unwrap();
-    assert_eq!(watch.rest().await.unwrap(), b"");
-    let gone = async || stand.upstream.live_connections() == 1;
-    eventually("the old connection is closed", PATIENCE, gone).await;
+    assert_eq!(watch.read_to_end().await.unwrap(), b"");
+    let gone = async || fixture.upstream.live_connections() == 1;
+    eventually("the old connection is closed", TEST_TIMEOUT, gone).await;
 }
 
 #[tokio::test]
-async fn goaway_on_every_connection_fails_no_request() {
-    // Two connections, each with a watch that goes on, a place that is free, and a GOAWAY.
+async fn goaway_on_every_connection_does_not_fail_requests() {
+    // Two connections, each with an open watch, a free stream slot, and a GOAWAY.
     let all_open = Arc::new(tokio::sync::Barrier::new(2));
-    let stand = RawStand::new(H2, move |mut conn| {
+    let fixture = ScriptedFixture::new(H2, move |mut conn| {
         let all_open = Arc::clone(&all_open);
         async move {
             conn.accept_h2(&[(setting::MAX_CONCURRENT_STREAMS, 2)])
@@ -526,48 +538,49 @@ async fn goaway_on_every_connection_fails_no_request() {
         }
     })
     .await;
-    let Client::H2(client) = stand.client(H2).await else {
-        unreachable!("it is a client of HTTP/2")
+    let Client::H2(client) = fixture.client(H2).await else {
+        unreachable!("the client speaks HTTP/2")
     };
     let mut streams = Vec::new();
     for _ in 0..4 {
-        let ask = request("GET", "/").body(()).unwrap();
-        let mut stream = soon(client.stream(ask)).await.unwrap();
+        let get = request("GET", "/").body(()).unwrap();
+        let mut stream = with_timeout(client.stream(get)).await.unwrap();
         stream.finish().unwrap();
         streams.push(stream);
     }
     for stream in &mut streams {
-        assert_eq!(soon(stream.head()).await.unwrap().status, 200);
+        assert_eq!(with_timeout(stream.head()).await.unwrap().status, 200);
     }
-    assert_eq!(stand.upstream.connections(), 2);
-    assert_eq!(soon(client.get("/")).await.unwrap().status, 200);
-    assert_eq!(stand.upstream.connections(), 3);
+    assert_eq!(fixture.upstream.connections(), 2);
+    assert_eq!(with_timeout(client.get("/")).await.unwrap().status, 200);
+    assert_eq!(fixture.upstream.connections(), 3);
 }
 
 #[tokio::test]
-async fn further_connections_are_opened_when_streams_are_used_up() {
+async fn further_connections_are_opened_when_all_streams_are_in_use() {
     for client in [H1, H2] {
-        let limited = Stand::streaming_with(H2, |options| options.max_concurrent_streams(3));
-        let (stand, mut bodies) = limited.await;
+        let limited =
+            ApiServerFixture::streaming_with(H2, |options| options.max_concurrent_streams(3));
+        let (fixture, mut bodies) = limited.await;
         let mut exchanges = Vec::new();
         if client == H2 {
-            let client = stand.h2().await;
+            let client = fixture.h2().await;
             for _ in 0..10 {
-                let ask = request("GET", "/").body(()).unwrap();
-                let mut stream = soon(client.stream(ask)).await.unwrap();
+                let get = request("GET", "/").body(()).unwrap();
+                let mut stream = with_timeout(client.stream(get)).await.unwrap();
                 stream.finish().unwrap();
                 exchanges.push(stream);
             }
-            hold_ten(&stand, &mut bodies).await;
+            hold_ten_requests(&fixture, &mut bodies).await;
             for mut stream in exchanges {
-                assert_eq!(soon(stream.head()).await.unwrap().status, 200);
+                assert_eq!(with_timeout(stream.head()).await.unwrap().status, 200);
             }
         } else {
             let mut clients = Vec::new();
             for _ in 0..10 {
-                clients.push(stand.client(H1).await.begin(request("GET", "/")).await);
+                clients.push(fixture.client(H1).await.begin(request("GET", "/")).await);
             }
-            hold_ten(&stand, &mut bodies).await;
+            hold_ten_requests(&fixture, &mut bodies).await;
             for mut client in clients {
                 assert_eq!(client.head().await, 200);
             }
@@ -576,15 +589,15 @@ async fn further_connections_are_opened_when_streams_are_used_up() {
 }
 
 /// All ten requests run at the same time, over no more connections than they need.
-async fn hold_ten(
-    stand: &Stand,
+async fn hold_ten_requests(
+    fixture: &ApiServerFixture,
     bodies: &mut mpsc::UnboundedReceiver<skewbridge_testkit::BodySender>,
 ) {
     let mut running = Vec::new();
     for _ in 0..10 {
-        running.push(soon(bodies.recv()).await.unwrap());
+        running.push(with_timeout(bodies.recv()).await.unwrap());
     }
-    assert_eq!(stand.upstream.connections(), 4);
+    assert_eq!(fixture.upstream.connections(), 4);
     for body in running {
         body.finish().await.unwrap();
     }
@@ -594,7 +607,7 @@ async fn hold_ten(
 #[tokio::test]
 async fn a_connection_that_answers_no_ping_is_dropped() {
     let often = |limits: &mut Limits| limits.upstream_ping = Duration::from_millis(100);
-    let stand = RawStand::with(H2, often, async |mut conn: ScriptedConn| {
+    let fixture = ScriptedFixture::with(H2, often, async |mut conn: ScriptedConn| {
         conn.accept_h2(&[]).await;
         let (stream, _) = read_h2(&mut conn).await;
         if conn.ordinal > 0 {
@@ -603,11 +616,11 @@ async fn a_connection_that_answers_no_ping_is_dropped() {
         conn.stall().await;
     })
     .await;
-    let mut client = stand.client(H2).await;
-    // It may have been acted on, so it is not sent again.
+    let mut client = fixture.client(H2).await;
+    // Upstream may have processed it, so it is not retried.
     assert_status(&client.get("/").await, 502);
     assert_eq!(client.get("/").await.status, 200);
-    assert_eq!(stand.upstream.connections(), 2);
+    assert_eq!(fixture.upstream.connections(), 2);
 }
 
 #[tokio::test]
@@ -620,48 +633,53 @@ async fn requests_recover_from_a_restart_of_upstream() {
 }
 
 async fn restart(proto: Proto, upstream: Proto) {
-    let stand = Stand::new(upstream, |_| Reply::json("{}")).await;
-    let mut client = stand.client(proto).await;
+    let fixture = ApiServerFixture::new(upstream, |_| Reply::json("{}")).await;
+    let mut client = fixture.client(proto).await;
     assert_eq!(client.get("/").await.status, 200);
-    stand.upstream.stop_listening().await;
-    stand.upstream.kill_connections().await;
+    fixture.upstream.stop_listening().await;
+    fixture.upstream.kill_connections().await;
     assert_status(&client.get("/").await, 503);
     assert_status(&client.post("/", "x").await, 503);
-    stand.upstream.listen_again().await;
-    // Over HTTP/1.1 a body that nobody read ends the connection.
-    let mut client = stand.client(proto).await;
+    fixture.upstream.listen_again().await;
+    // Over HTTP/1.1 an unread request body closes the connection.
+    let mut client = fixture.client(proto).await;
     assert_eq!(client.post("/", "x").await.status, 200);
     assert_eq!(client.get("/").await.status, 200);
-    assert_eq!(stand.upstream.requests().len(), 3);
+    assert_eq!(fixture.upstream.requests().len(), 3);
 }
 
 #[tokio::test]
-async fn connections_that_upstream_cut_are_replaced_without_an_error() {
+async fn connections_closed_by_upstream_are_replaced_without_an_error() {
     for client in [H1, H2] {
         for upstream in [H1, H2] {
-            let stand = Stand::new(upstream, |_| Reply::json("{}")).await;
-            let mut client = stand.client(client).await;
+            let fixture = ApiServerFixture::new(upstream, |_| Reply::json("{}")).await;
+            let mut client = fixture.client(client).await;
             for _ in 0..5 {
                 assert_eq!(client.get("/").await.status, 200);
-                stand.upstream.kill_connections().await;
+                fixture.upstream.kill_connections().await;
                 assert_eq!(client.post("/", "x").await.status, 200);
-                stand.upstream.kill_connections().await;
+                fixture.upstream.kill_connections().await;
             }
         }
     }
 }
 
 #[tokio::test]
-async fn a_request_that_waits_for_an_answer_is_not_retried_when_upstream_dies() {
+async fn a_request_in_flight_is_not_retried_when_upstream_dies() {
     for client in [H1, H2] {
         for upstream in [H1, H2] {
             let never = Arc::new(Notify::new());
-            let stand = Stand::new(upstream, move |_| Reply::new(200).after(&never)).await;
-            let mut waiting = stand.client(client).await.begin(request("GET", "/")).await;
-            stand.upstream.wait_for_requests(1).await;
-            stand.upstream.kill_connections().await;
+            let fixture =
+                ApiServerFixture::new(upstream, move |_| Reply::new(200).after(&never)).await;
+            let mut waiting = fixture
+                .client(client)
+                .await
+                .begin(request("GET", "/"))
+                .await;
+            fixture.upstream.wait_for_requests(1).await;
+            fixture.upstream.kill_connections().await;
             assert_eq!(waiting.head().await, 502);
-            assert_eq!(stand.upstream.requests().len(), 1);
+            assert_eq!(fixture.upstream.requests().len(), 1);
         }
     }
 }

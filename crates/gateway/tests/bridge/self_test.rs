@@ -1,36 +1,36 @@
-//! The self-test finds a front-proxy certificate that upstream does not believe and CA files
-//! that are not upstream's, and names them by flag and file.
+//! The self-test detects a front-proxy certificate that upstream does not accept and CA files that
+//! differ from upstream's, and names them by flag and file.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 use skewbridge_gateway::Handle;
-use skewbridge_testkit::{Ca, PATIENCE, RecordedRequest, Reply, eventually};
+use skewbridge_testkit::{Ca, RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 
-use crate::bed::start;
-use crate::cluster::{Cluster, SHARED_PATH};
-use crate::plain;
+use crate::support::admin_client;
+use crate::support::cluster::{ClusterFixture, SHARED_PATH};
+use crate::support::pki::start;
 
-const REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+const REVIEWS_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const FORBIDDEN_PATH: &str = "/skewbridge-self-test";
 const AUTHENTICATION: &str =
     "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
 const TESTS: [&str; 3] = ["front_proxy", "client_ca", "requestheader_ca"];
 
-/// What an upstream that agrees with every bridge answers to a self-test.
-pub(crate) fn passing(seen: &RecordedRequest) -> Option<Reply> {
-    match seen.path() {
-        REVIEWS => Some(review(seen)),
+/// The responses to a self-test of an upstream whose configuration matches every bridge.
+pub(crate) fn passing_response(recorded: &RecordedRequest) -> Option<Reply> {
+    match recorded.path() {
+        REVIEWS_PATH => Some(review(recorded)),
         AUTHENTICATION => Some(Reply::json(r#"{"kind":"ConfigMap"}"#)),
         _ => None,
     }
 }
 
-/// As kube-apiserver answers a review: with whom it sees.
-fn review(seen: &RecordedRequest) -> Reply {
-    let groups = [seen.all("x-remote-group"), vec!["system:authenticated"]].concat();
-    let user = json!({"username": seen.header("x-remote-user"), "groups": groups});
+/// kube-apiserver's response to a review: the user it has authenticated.
+fn review(recorded: &RecordedRequest) -> Reply {
+    let groups = [recorded.all("x-remote-group"), vec!["system:authenticated"]].concat();
+    let user = json!({"username": recorded.header("x-remote-user"), "groups": groups});
     let review = json!({"kind": "SelfSubjectReview", "status": {"userInfo": user}});
     Reply::json(review.to_string()).status(201)
 }
@@ -46,9 +46,9 @@ fn unauthorized() -> Reply {
     Reply::json(status).status(401)
 }
 
-async fn readyz_says(bridge: &Handle, code: u16, text: &str) -> String {
-    let readyz = async || plain::get(bridge.admin_address(), "/readyz?verbose").await;
-    eventually(text, PATIENCE, async || {
+async fn wait_for_readyz_text(bridge: &Handle, code: u16, text: &str) -> String {
+    let readyz = async || admin_client::get(bridge.admin_address(), "/readyz?verbose").await;
+    eventually(text, TEST_TIMEOUT, async || {
         let answer = readyz().await;
         answer.status == code && answer.body.contains(text)
     })
@@ -62,38 +62,40 @@ async fn readyz_says(bridge: &Handle, code: u16, text: &str) -> String {
 }
 
 async fn metric(bridge: &Handle, test: &str) -> Option<f64> {
-    let metrics = plain::scrape(bridge.admin_address()).await;
+    let metrics = admin_client::scrape(bridge.admin_address()).await;
     metrics.value("skewbridge_self_test_up", &[("test", test)])
 }
 
 #[tokio::test]
-async fn an_upstream_that_agrees_passes_every_test() {
-    let cluster = Cluster::new(&[]).await;
+async fn an_upstream_with_matching_files_passes_every_test() {
+    let cluster = ClusterFixture::new(&[]).await;
     let [users, proxies] = [
-        cluster.bed.client_ca.pem(),
-        cluster.bed.front_proxy_ca.pem(),
+        cluster.pki.client_ca.pem(),
+        cluster.pki.front_proxy_ca.pem(),
     ];
-    cluster.local.hook(move |seen| match seen.path() {
-        REVIEWS => Some(review(seen)),
-        AUTHENTICATION => Some(authentication(&users, &proxies)),
-        _ => None,
-    });
+    cluster
+        .local
+        .set_hook(move |recorded| match recorded.path() {
+            REVIEWS_PATH => Some(review(recorded)),
+            AUTHENTICATION => Some(authentication(&users, &proxies)),
+            _ => None,
+        });
     let bridge = start(&cluster.config());
-    let line = readyz_says(&bridge, 200, "[+]self-test ok\n").await;
+    let line = wait_for_readyz_text(&bridge, 200, "[+]self-test ok\n").await;
     assert_eq!(line, "[+]self-test ok");
     for test in TESTS {
         assert_eq!(metric(&bridge, test).await, Some(1.0), "{test}");
     }
-    let reviews = cluster.local.questions(REVIEWS);
+    let reviews = cluster.local.gateway_requests(REVIEWS_PATH);
     assert_eq!(
         reviews[0].header("x-remote-user"),
         Some("skewbridge:self-test")
     );
-    assert_eq!(reviews.len(), 1, "not again while it passes");
+    assert_eq!(reviews.len(), 1, "a passed self-test is not repeated");
 }
 
 #[tokio::test]
-async fn a_front_proxy_certificate_that_upstream_does_not_believe_is_named_by_flag() {
+async fn a_front_proxy_certificate_that_upstream_rejects_is_named_by_flag() {
     type Answer = fn(&RecordedRequest) -> Reply;
     let other: Answer = |_| {
         let user = json!({"username": "front-proxy-client", "groups": []});
@@ -105,17 +107,19 @@ async fn a_front_proxy_certificate_that_upstream_does_not_believe_is_named_by_fl
         (other, "for \"front-proxy-client\""),
     ];
     for (answer, text) in rows {
-        let cluster = Cluster::new(&[]).await;
+        let cluster = ClusterFixture::new(&[]).await;
         let corrected = Arc::new(AtomicBool::new(false));
         let believes = corrected.clone();
-        cluster.local.hook(move |seen| match seen.path() {
-            REVIEWS if believes.load(Ordering::Relaxed) => Some(review(seen)),
-            REVIEWS => Some(answer(seen)),
-            _ => None,
-        });
+        cluster
+            .local
+            .set_hook(move |recorded| match recorded.path() {
+                REVIEWS_PATH if believes.load(Ordering::Relaxed) => Some(review(recorded)),
+                REVIEWS_PATH => Some(answer(recorded)),
+                _ => None,
+            });
         let bridge = start(&cluster.config());
-        let line = readyz_says(&bridge, 500, "[-]self-test failed: front_proxy: ").await;
-        let file = cluster.bed.path().join("front-proxy.crt");
+        let line = wait_for_readyz_text(&bridge, 500, "[-]self-test failed: front_proxy: ").await;
+        let file = cluster.pki.path().join("front-proxy.crt");
         for part in [
             &*format!("--proxy-client-cert-file {}: ", file.display()),
             text,
@@ -125,33 +129,35 @@ async fn a_front_proxy_certificate_that_upstream_does_not_believe_is_named_by_fl
             assert!(line.contains(part), "{part}: {line}");
         }
         assert_eq!(metric(&bridge, "front_proxy").await, Some(0.0));
-        // A load balancer asks the main port.
-        cluster.becomes(&bridge, "/readyz", 500).await;
+        // A load balancer checks the main port.
+        cluster.wait_for_status(&bridge, "/readyz", 500).await;
         let text = cluster.get(&bridge, "/readyz").await.text().clone();
         assert!(text.contains("the self-test has not passed"), "{text}");
         assert!(!text.contains("front-proxy"), "{text}");
         assert_eq!(cluster.get(&bridge, SHARED_PATH).await.status, 200);
 
         corrected.store(true, Ordering::Relaxed);
-        cluster.becomes(&bridge, "/readyz", 200).await;
+        cluster.wait_for_status(&bridge, "/readyz", 200).await;
         assert_eq!(metric(&bridge, "front_proxy").await, Some(1.0));
     }
 }
 
 #[tokio::test]
-async fn a_client_ca_that_is_not_upstreams_is_named_until_the_file_is_replaced() {
-    let cluster = Cluster::new(&[]).await;
+async fn a_client_ca_that_differs_from_upstreams_is_named_until_the_file_is_replaced() {
+    let cluster = ClusterFixture::new(&[]).await;
     let upstreams = Ca::new("cluster-ca");
-    let [users, proxies] = [upstreams.pem(), cluster.bed.front_proxy_ca.pem()];
+    let [users, proxies] = [upstreams.pem(), cluster.pki.front_proxy_ca.pem()];
     let pem = users.clone();
-    cluster.local.hook(move |seen| match seen.path() {
-        REVIEWS => Some(review(seen)),
-        AUTHENTICATION => Some(authentication(&pem, &proxies)),
-        _ => None,
-    });
+    cluster
+        .local
+        .set_hook(move |recorded| match recorded.path() {
+            REVIEWS_PATH => Some(review(recorded)),
+            AUTHENTICATION => Some(authentication(&pem, &proxies)),
+            _ => None,
+        });
     let bridge = start(&cluster.config());
-    let line = readyz_says(&bridge, 500, "[-]self-test failed: client_ca: ").await;
-    let file = cluster.bed.path().join("client-ca.crt");
+    let line = wait_for_readyz_text(&bridge, 500, "[-]self-test failed: client_ca: ").await;
+    let file = cluster.pki.path().join("client-ca.crt");
     for part in [
         &*format!("--client-ca-file {}: ", file.display()),
         "CN=client-ca",
@@ -163,22 +169,22 @@ async fn a_client_ca_that_is_not_upstreams_is_named_until_the_file_is_replaced()
     assert_eq!(metric(&bridge, "client_ca").await, Some(0.0));
     assert_eq!(metric(&bridge, "front_proxy").await, Some(1.0));
 
-    // Both: in rotation, which is a warning.
-    let both = format!("{users}{}", cluster.bed.client_ca.pem());
-    cluster.bed.dir.write("client-ca.crt", &both);
-    let line = readyz_says(&bridge, 200, "[+]self-test ok: client_ca: warning: ").await;
+    // Both CAs in the file: a rotation, which is a warning.
+    let both = format!("{users}{}", cluster.pki.client_ca.pem());
+    cluster.pki.dir.write("client-ca.crt", &both);
+    let line = wait_for_readyz_text(&bridge, 200, "[+]self-test ok: client_ca: warning: ").await;
     assert!(line.contains("believed by the bridge alone"), "{line}");
     assert_eq!(metric(&bridge, "client_ca").await, Some(1.0));
-    cluster.bed.dir.write("client-ca.crt", &users);
-    readyz_says(&bridge, 200, "[+]self-test ok\n").await;
+    cluster.pki.dir.write("client-ca.crt", &users);
+    wait_for_readyz_text(&bridge, 200, "[+]self-test ok\n").await;
 }
 
 #[tokio::test]
-async fn a_server_without_reviews_is_asked_otherwise_and_one_that_says_nothing_is_ready() {
-    let cluster = Cluster::new(&[]).await;
-    cluster
-        .local
-        .hook(|seen| match (seen.path(), seen.header("x-remote-user")) {
+async fn a_server_without_reviews_is_tested_by_a_forbidden_path_and_missing_ca_data_is_not_an_error()
+ {
+    let cluster = ClusterFixture::new(&[]).await;
+    cluster.local.set_hook(
+        |recorded| match (recorded.path(), recorded.header("x-remote-user")) {
             (FORBIDDEN_PATH, Some(user)) => {
                 let text =
                     format!("forbidden: User \"{user}\" cannot get path \"{FORBIDDEN_PATH}\"");
@@ -186,9 +192,10 @@ async fn a_server_without_reviews_is_asked_otherwise_and_one_that_says_nothing_i
                 Some(Reply::json(status.to_string()).status(403))
             }
             _ => None,
-        });
+        },
+    );
     let bridge = start(&cluster.config());
-    let line = readyz_says(&bridge, 200, "[+]self-test ok: client_ca: not tested: ").await;
+    let line = wait_for_readyz_text(&bridge, 200, "[+]self-test ok: client_ca: not tested: ").await;
     assert!(
         line.contains("extension-apiserver-authentication"),
         "{line}"

@@ -1,4 +1,4 @@
-//! The bridge goes away: not ready, then serving on for the delay, then draining.
+//! Shutdown of the bridge: not ready, then serving for the delay, then draining.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Config, Shutdown};
 use skewbridge_testkit::h2frames::{self, code, flag, kind};
 use skewbridge_testkit::{
-    ApiServer, BodySender, H1Client, H2Client, H2Stream, Options, PATIENCE, Reply, Response,
+    ApiServer, BodySender, H1Client, H2Client, H2Stream, Options, Reply, Response, TEST_TIMEOUT,
     eventually,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,29 +18,29 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
-use crate::bed::{Bed, start};
-use crate::plain::{get, scrape};
+use crate::support::admin_client::{get, scrape};
+use crate::support::pki::{PkiFixture, start};
 
 /// Longer than any test takes.
-const LONG: Duration = Duration::from_mins(10);
+const LONG_DRAIN: Duration = Duration::from_mins(10);
 
-/// An upstream with something slow and something endless.
+/// An upstream with a slow response and endless streams.
 struct Upstream {
     server: ApiServer,
-    /// Lets one answer to `/slow` go.
+    /// Releases one response to `/slow`.
     release: Arc<Notify>,
     /// The bodies of watches and logs.
     streams: mpsc::UnboundedReceiver<BodySender>,
 }
 
 impl Upstream {
-    async fn start(bed: &Bed, protocols: &[&'static str]) -> Self {
+    async fn start(pki: &PkiFixture, protocols: &[&'static str]) -> Self {
         let release = Arc::new(Notify::new());
         let (senders, streams) = mpsc::unbounded_channel();
-        let options = Options::new(bed.upstream.clone()).alpn(protocols);
+        let options = Options::new(pki.upstream.clone()).alpn(protocols);
         let slow = release.clone();
-        let server = ApiServer::start(options, move |seen| match seen.path() {
-            "/slow" => Reply::json("\"at last\"").after(&slow),
+        let server = ApiServer::start(options, move |recorded| match recorded.path() {
+            "/slow" => Reply::json("\"slow response\"").after(&slow),
             "/api/v1/pods" | "/api/v1/namespaces/a/pods/b/log" => {
                 let (reply, sender) = Reply::stream();
                 senders.send(sender).unwrap();
@@ -56,32 +56,36 @@ impl Upstream {
         }
     }
 
-    async fn has(&self, path: &str, count: usize) {
-        let asked = |seen: &[skewbridge_testkit::RecordedRequest]| {
-            seen.iter().filter(|seen| seen.path() == path).count() >= count
+    async fn wait_for_requests(&self, path: &str, count: usize) {
+        let asked = |recorded: &[skewbridge_testkit::RecordedRequest]| {
+            recorded
+                .iter()
+                .filter(|recorded| recorded.path() == path)
+                .count()
+                >= count
         };
-        self.server.wait_for(asked, PATIENCE).await;
+        self.server.wait_for(asked, TEST_TIMEOUT).await;
     }
 
-    /// Sends an event on the next stream that was opened.
-    async fn event(&mut self) -> BodySender {
+    /// Sends an event on the next opened stream.
+    async fn send_event(&mut self) -> BodySender {
         let sender = self.streams.recv().await.unwrap();
         sender.send("{}\n").await.unwrap();
         sender
     }
 }
 
-const BOTH: &[&str] = &["h2", "http/1.1"];
+const BOTH_PROTOCOLS: &[&str] = &["h2", "http/1.1"];
 
-fn config(bed: &Bed, upstream: &Upstream, delay: Duration, drain: Duration) -> Config {
+fn config(pki: &PkiFixture, upstream: &Upstream, delay: Duration, drain: Duration) -> Config {
     Config {
         shutdown: Shutdown { delay, drain },
-        ..bed.config(upstream.server.addr())
+        ..pki.config(upstream.server.addr())
     }
 }
 
-/// Leaves in the background; gives the bridge back when it has drained.
-fn leave(mut bridge: Handle) -> JoinHandle<Handle> {
+/// Shuts the bridge down in the background; returns its handle when it has drained.
+fn shut_down(mut bridge: Handle) -> JoinHandle<Handle> {
     tokio::spawn(async move {
         bridge.finish().await;
         bridge
@@ -89,13 +93,13 @@ fn leave(mut bridge: Handle) -> JoinHandle<Handle> {
 }
 
 /// Waits until the drain has begun.
-async fn refuses_connections(address: SocketAddr) {
+async fn wait_until_connections_are_refused(address: SocketAddr) {
     eventually(
         "new connections are refused",
-        PATIENCE,
+        TEST_TIMEOUT,
         async || match TcpStream::connect(address).await {
             Ok(_) => false,
-            // It was in the kernel's queue when the port was closed.
+            // It was in the accept backlog when the port was closed.
             Err(error) if error.kind() == ErrorKind::ConnectionReset => false,
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
@@ -106,19 +110,19 @@ async fn refuses_connections(address: SocketAddr) {
     .await;
 }
 
-/// The end of draining, long before its deadline.
-async fn done(leaving: JoinHandle<Handle>) {
-    let bridge = tokio::time::timeout(PATIENCE, leaving).await;
-    bridge.expect("nothing runs any more").unwrap();
+/// Waits for the end of the drain, long before its deadline.
+async fn assert_drained(leaving: JoinHandle<Handle>) {
+    let bridge = tokio::time::timeout(TEST_TIMEOUT, leaving).await;
+    bridge.expect("the drain ends before its deadline").unwrap();
 }
 
-async fn ask(client: &mut H1Client, path: &str) {
+async fn send_request(client: &mut H1Client, path: &str) {
     let request = format!("GET {path} HTTP/1.1\r\nHost: k\r\n\r\n");
     client.send(request).await.unwrap();
 }
 
-async fn answer(client: &mut H1Client, path: &str) -> Response {
-    ask(client, path).await;
+async fn get_over_h1(client: &mut H1Client, path: &str) -> Response {
+    send_request(client, path).await;
     client.read_response().await.unwrap()
 }
 
@@ -130,7 +134,7 @@ async fn open(client: &H2Client, path: &str) -> H2Stream {
 }
 
 /// Reads an HTTP/2 stream to its `END_STREAM`; a reset is an error.
-async fn rest(stream: &mut H2Stream) -> Result<String, h2::Error> {
+async fn read_to_end(stream: &mut H2Stream) -> Result<String, h2::Error> {
     let mut text = Vec::new();
     while let Some(piece) = stream.chunk().await {
         text.extend_from_slice(&piece?);
@@ -140,25 +144,26 @@ async fn rest(stream: &mut H2Stream) -> Result<String, h2::Error> {
 
 #[tokio::test]
 async fn during_the_delay_only_readyz_fails() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, LONG, LONG));
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH_PROTOCOLS).await;
+    let bridge = start(&config(&pki, &upstream, LONG_DRAIN, LONG_DRAIN));
     let (address, admin) = (bridge.address(), bridge.admin_address());
-    let mut h1 = bed.client().http1(address).await.unwrap();
-    let h2 = bed.client().http2(address).await.unwrap();
-    // It is ready once it has heard from upstream.
-    eventually("ready", PATIENCE, async || {
-        answer(&mut h1, "/readyz").await.status == 200 && get(admin, "/readyz").await.status == 200
+    let mut h1 = pki.client().http1(address).await.unwrap();
+    let h2 = pki.client().http2(address).await.unwrap();
+    // The bridge is ready once its probe of upstream has succeeded.
+    eventually("ready", TEST_TIMEOUT, async || {
+        get_over_h1(&mut h1, "/readyz").await.status == 200
+            && get(admin, "/readyz").await.status == 200
     })
     .await;
     assert_eq!(h2.get("/readyz").await.unwrap().status, 200);
 
-    let leaving = leave(bridge);
-    eventually("not ready", PATIENCE, async || {
-        answer(&mut h1, "/readyz").await.status == 500
+    let leaving = shut_down(bridge);
+    eventually("not ready", TEST_TIMEOUT, async || {
+        get_over_h1(&mut h1, "/readyz").await.status == 500
     })
     .await;
-    let not_ready = answer(&mut h1, "/readyz/ping?verbose").await;
+    let not_ready = get_over_h1(&mut h1, "/readyz/ping?verbose").await;
     assert_eq!(
         (not_ready.status, &*not_ready.text()),
         (
@@ -167,22 +172,30 @@ async fn during_the_delay_only_readyz_fails() {
         )
     );
     assert_eq!(h2.get("/readyz").await.unwrap().status, 500);
-    let told = get(admin, "/readyz").await;
-    assert_eq!(told.status, 500);
-    assert!(told.body.contains("[-]shutdown failed"), "{}", told.body);
+    let received = get(admin, "/readyz").await;
+    assert_eq!(received.status, 500);
+    assert!(
+        received.body.contains("[-]shutdown failed"),
+        "{}",
+        received.body
+    );
     assert_eq!(get(admin, "/livez").await.status, 200);
     assert_eq!(
         scrape(admin).await.value("skewbridge_ready", &[]),
         Some(0.0)
     );
 
-    let mut new_h1 = bed.client().http1(address).await.unwrap();
-    let new_h2 = bed.client().http2(address).await.unwrap();
+    let mut new_h1 = pki.client().http1(address).await.unwrap();
+    let new_h2 = pki.client().http2(address).await.unwrap();
     for path in ["/version", "/livez", "/healthz"] {
         for client in [&mut h1, &mut new_h1] {
-            let answer = answer(client, path).await;
+            let answer = get_over_h1(client, path).await;
             assert_eq!((answer.status, answer.text()), (200, format!("\"{path}\"")));
-            assert_eq!(answer.header("connection"), None, "it goes on");
+            assert_eq!(
+                answer.header("connection"),
+                None,
+                "connections stay open during the delay"
+            );
         }
         for client in [&h2, &new_h2] {
             assert_eq!(client.get(path).await.unwrap().status, 200);
@@ -193,76 +206,78 @@ async fn during_the_delay_only_readyz_fails() {
 }
 
 #[tokio::test]
-async fn the_drain_comes_after_the_delay() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
+async fn the_drain_begins_after_the_delay() {
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH_PROTOCOLS).await;
     let delay = Duration::from_millis(300);
-    let bridge = start(&config(&bed, &upstream, delay, LONG));
-    let mut idle = bed.client().http1(bridge.address()).await.unwrap();
-    assert_eq!(answer(&mut idle, "/version").await.status, 200);
+    let bridge = start(&config(&pki, &upstream, delay, LONG_DRAIN));
+    let mut idle = pki.client().http1(bridge.address()).await.unwrap();
+    assert_eq!(get_over_h1(&mut idle, "/version").await.status, 200);
 
     let began = Instant::now();
-    let leaving = leave(bridge);
+    let leaving = shut_down(bridge);
     idle.read_close().await.unwrap();
     assert!(began.elapsed() >= delay, "{:?}", began.elapsed());
-    done(leaving).await;
+    assert_drained(leaving).await;
 }
 
 #[tokio::test]
-async fn draining_closes_what_is_idle_and_lets_finish_what_runs() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+async fn draining_closes_idle_connections_and_lets_requests_finish() {
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH_PROTOCOLS).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG_DRAIN));
     let address = bridge.address();
-    let mut idle_h1 = bed.client().http1(address).await.unwrap();
-    assert_eq!(answer(&mut idle_h1, "/version").await.status, 200);
-    let idle_h2 = bed.client().http2(address).await.unwrap();
+    let mut idle_h1 = pki.client().http1(address).await.unwrap();
+    assert_eq!(get_over_h1(&mut idle_h1, "/version").await.status, 200);
+    let idle_h2 = pki.client().http2(address).await.unwrap();
     assert_eq!(idle_h2.get("/version").await.unwrap().status, 200);
-    let mut h1 = bed.client().http1(address).await.unwrap();
-    ask(&mut h1, "/slow").await;
-    let h2 = bed.client().http2(address).await.unwrap();
+    let mut h1 = pki.client().http1(address).await.unwrap();
+    send_request(&mut h1, "/slow").await;
+    let h2 = pki.client().http2(address).await.unwrap();
     let mut stream = open(&h2, "/slow").await;
-    upstream.has("/slow", 2).await;
+    upstream.wait_for_requests("/slow", 2).await;
 
-    let leaving = leave(bridge);
+    let leaving = shut_down(bridge);
     idle_h1.read_close().await.unwrap();
     let closed = async || idle_h2.is_closed();
-    eventually("the idle HTTP/2 connection ends", PATIENCE, closed).await;
-    refuses_connections(address).await;
+    eventually("the idle HTTP/2 connection ends", TEST_TIMEOUT, closed).await;
+    wait_until_connections_are_refused(address).await;
     assert!(!leaving.is_finished());
     assert!(!h2.is_closed());
 
     upstream.release.notify_one();
     upstream.release.notify_one();
     let slow = h1.read_response().await.unwrap();
-    assert_eq!((slow.status, &*slow.text()), (200, "\"at last\""));
+    assert_eq!((slow.status, &*slow.text()), (200, "\"slow response\""));
     assert_eq!(slow.header("connection"), Some("close"));
     h1.read_close().await.unwrap();
     assert_eq!(stream.head().await.unwrap().status, 200);
-    assert_eq!(rest(&mut stream).await.unwrap(), "\"at last\"");
-    eventually("the busy HTTP/2 connection ends", PATIENCE, async || {
-        h2.is_closed()
-    })
+    assert_eq!(read_to_end(&mut stream).await.unwrap(), "\"slow response\"");
+    eventually(
+        "the busy HTTP/2 connection ends",
+        TEST_TIMEOUT,
+        async || h2.is_closed(),
+    )
     .await;
     drop(h1);
-    done(leaving).await;
+    assert_drained(leaving).await;
 }
 
 #[tokio::test]
-async fn http2_connections_are_told_goaway_and_their_streams_end_well() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
-    let client = bed.client().alpn(&["h2"]);
+async fn http2_connections_get_goaway_and_their_streams_complete() {
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH_PROTOCOLS).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG_DRAIN));
+    let client = pki.client().alpn(&["h2"]);
     let mut wire = client.connect(bridge.address(), "localhost").await.unwrap();
     h2frames::open(&mut wire, &[]).await.unwrap();
     let block = h2frames::request_block("GET", "k", "/slow");
     let ends = flag::END_HEADERS | flag::END_STREAM;
     let request = h2frames::headers(1, ends, &block);
     wire.write_all(&request).await.unwrap();
-    upstream.has("/slow", 1).await;
+    upstream.wait_for_requests("/slow", 1).await;
 
-    let leaving = leave(bridge);
+    let leaving = shut_down(bridge);
     let goaway = h2frames::read_until(&mut wire, kind::GOAWAY).await.unwrap();
     assert_eq!(goaway.error_code(), Some(code::NO_ERROR));
     let ping = h2frames::read_until(&mut wire, kind::PING).await.unwrap();
@@ -282,83 +297,83 @@ async fn http2_connections_are_told_goaway_and_their_streams_end_well() {
     let mut after = Vec::new();
     wire.read_to_end(&mut after).await.unwrap();
     drop(wire);
-    done(leaving).await;
+    assert_drained(leaving).await;
 }
 
 #[tokio::test]
 async fn watches_end_cleanly_within_the_drain() {
-    let bed = Bed::new();
-    for protocols in [BOTH, &["http/1.1"]] {
-        let mut upstream = Upstream::start(&bed, protocols).await;
+    let pki = PkiFixture::new();
+    for protocols in [BOTH_PROTOCOLS, &["http/1.1"]] {
+        let mut upstream = Upstream::start(&pki, protocols).await;
         let drain = Duration::from_secs(6);
-        let bridge = start(&config(&bed, &upstream, Duration::ZERO, drain));
+        let bridge = start(&config(&pki, &upstream, Duration::ZERO, drain));
         let address = bridge.address();
-        let mut h1 = bed.client().http1(address).await.unwrap();
-        ask(&mut h1, "/api/v1/pods?watch=true").await;
-        let first = upstream.event().await;
+        let mut h1 = pki.client().http1(address).await.unwrap();
+        send_request(&mut h1, "/api/v1/pods?watch=true").await;
+        let first = upstream.send_event().await;
         assert_eq!(h1.read_head().await.unwrap().status, 200);
         assert_eq!(h1.read_chunk().await.unwrap().unwrap(), "{}\n");
-        let h2 = bed.client().http2(address).await.unwrap();
+        let h2 = pki.client().http2(address).await.unwrap();
         let mut stream = open(&h2, "/api/v1/pods?watch=1").await;
-        let second = upstream.event().await;
+        let second = upstream.send_event().await;
         assert_eq!(stream.head().await.unwrap().status, 200);
         assert_eq!(stream.chunk().await.unwrap().unwrap(), "{}\n");
 
         let began = Instant::now();
-        let leaving = leave(bridge);
+        let leaving = shut_down(bridge);
         assert_eq!(h1.read_chunk().await.unwrap(), None, "the last chunk");
         h1.read_close().await.unwrap();
-        assert_eq!(rest(&mut stream).await.unwrap(), "", "END_STREAM");
+        assert_eq!(read_to_end(&mut stream).await.unwrap(), "", "END_STREAM");
         first.cancelled().await;
         second.cancelled().await;
-        done(leaving).await;
+        assert_drained(leaving).await;
         assert!(began.elapsed() < drain, "{:?}", began.elapsed());
     }
 }
 
 #[tokio::test]
-async fn a_log_that_is_followed_flows_on_while_draining() {
-    let bed = Bed::new();
-    let mut upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+async fn a_followed_log_continues_while_draining() {
+    let pki = PkiFixture::new();
+    let mut upstream = Upstream::start(&pki, BOTH_PROTOCOLS).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG_DRAIN));
     let address = bridge.address();
-    let h2 = bed.client().http2(address).await.unwrap();
+    let h2 = pki.client().http2(address).await.unwrap();
     let mut stream = open(&h2, "/api/v1/namespaces/a/pods/b/log?follow=true").await;
-    let log = upstream.event().await;
+    let log = upstream.send_event().await;
     assert_eq!(stream.head().await.unwrap().status, 200);
 
-    let leaving = leave(bridge);
-    refuses_connections(address).await;
+    let leaving = shut_down(bridge);
+    wait_until_connections_are_refused(address).await;
     log.send("more\n").await.unwrap();
     log.finish().await.unwrap();
-    assert_eq!(rest(&mut stream).await.unwrap(), "{}\nmore\n");
-    done(leaving).await;
+    assert_eq!(read_to_end(&mut stream).await.unwrap(), "{}\nmore\n");
+    assert_drained(leaving).await;
 }
 
 #[tokio::test]
-async fn what_does_not_end_is_cut_at_the_deadline() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
+async fn streams_that_do_not_end_are_closed_at_the_deadline() {
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH_PROTOCOLS).await;
     let drain = Duration::from_millis(300);
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, drain));
-    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
-    ask(&mut h1, "/slow").await;
-    upstream.has("/slow", 1).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, drain));
+    let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
+    send_request(&mut h1, "/slow").await;
+    upstream.wait_for_requests("/slow", 1).await;
 
     let began = Instant::now();
-    let bridge = leave(bridge).await.unwrap();
+    let bridge = shut_down(bridge).await.unwrap();
     assert!(began.elapsed() >= drain, "{:?}", began.elapsed());
     drop(bridge);
     assert!(h1.read_response().await.is_err());
 }
 
 #[tokio::test]
-async fn a_tunnel_stays_until_the_deadline() {
-    let bed = Bed::new();
+async fn a_tunnel_stays_open_until_the_deadline() {
+    let pki = PkiFixture::new();
     let (senders, mut upgrades) = mpsc::unbounded_channel();
-    let options = Options::new(bed.upstream.clone()).alpn(&["http/1.1"]);
-    let server = ApiServer::start(options, move |seen| {
-        if seen.header("upgrade").is_none() {
+    let options = Options::new(pki.upstream.clone()).alpn(&["http/1.1"]);
+    let server = ApiServer::start(options, move |recorded| {
+        if recorded.header("upgrade").is_none() {
             return Reply::new(200);
         }
         let (reply, upgrade) = Reply::upgrade("SPDY/3.1");
@@ -366,63 +381,63 @@ async fn a_tunnel_stays_until_the_deadline() {
         reply
     })
     .await;
-    let mut config = bed.config(server.addr());
+    let mut config = pki.config(server.addr());
     config.shutdown.drain = Duration::from_secs(1);
     let bridge = start(&config);
     let address = bridge.address();
-    let mut client = bed.client().http1(address).await.unwrap();
+    let mut client = pki.client().http1(address).await.unwrap();
     let exec = "POST /api/v1/namespaces/a/pods/b/exec HTTP/1.1\r\nHost: k\r\n\
                 Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n";
     client.send(exec).await.unwrap();
     assert_eq!(client.read_head().await.unwrap().status, 101);
-    let mut near = client.into_connection();
-    let mut far = upgrades.recv().await.unwrap().connection().await;
+    let mut local_io = client.into_connection();
+    let mut remote_io = upgrades.recv().await.unwrap().connection().await;
 
     let began = Instant::now();
-    let leaving = leave(bridge);
-    refuses_connections(address).await;
-    near.write_all(b"ls").await.unwrap();
-    near.flush().await.unwrap();
+    let leaving = shut_down(bridge);
+    wait_until_connections_are_refused(address).await;
+    local_io.write_all(b"ls").await.unwrap();
+    local_io.flush().await.unwrap();
     let mut typed = [0; 2];
-    far.read_exact(&mut typed).await.unwrap();
-    far.write_all(b"bin").await.unwrap();
-    far.flush().await.unwrap();
+    remote_io.read_exact(&mut typed).await.unwrap();
+    remote_io.write_all(b"bin").await.unwrap();
+    remote_io.flush().await.unwrap();
     let mut shown = [0; 3];
-    near.read_exact(&mut shown).await.unwrap();
+    local_io.read_exact(&mut shown).await.unwrap();
     assert_eq!((&typed, &shown), (b"ls", b"bin"));
 
     let bridge = leaving.await.unwrap();
     assert!(began.elapsed() >= Duration::from_secs(1));
     drop(bridge);
     let mut nothing = Vec::new();
-    let _ = near.read_to_end(&mut nothing).await;
-    let _ = far.read_to_end(&mut nothing).await;
-    assert_eq!(nothing, b"", "both ends are cut");
+    let _ = local_io.read_to_end(&mut nothing).await;
+    let _ = remote_io.read_to_end(&mut nothing).await;
+    assert_eq!(nothing, b"", "both ends are closed");
 }
 
 #[tokio::test]
-async fn an_unused_bridge_leaves_at_once() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
-    done(leave(bridge)).await;
+async fn an_unused_bridge_shuts_down_at_once() {
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH_PROTOCOLS).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG_DRAIN));
+    assert_drained(shut_down(bridge)).await;
 }
 
 #[tokio::test]
 async fn the_admin_listener_answers_while_draining() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH_PROTOCOLS).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG_DRAIN));
     let (address, admin) = (bridge.address(), bridge.admin_address());
-    let mut h1 = bed.client().http1(address).await.unwrap();
-    ask(&mut h1, "/slow").await;
-    upstream.has("/slow", 1).await;
+    let mut h1 = pki.client().http1(address).await.unwrap();
+    send_request(&mut h1, "/slow").await;
+    upstream.wait_for_requests("/slow", 1).await;
 
-    let leaving = leave(bridge);
-    refuses_connections(address).await;
+    let leaving = shut_down(bridge);
+    wait_until_connections_are_refused(address).await;
     assert_eq!(get(admin, "/livez").await.status, 200);
     assert_eq!(get(admin, "/readyz").await.status, 500);
-    eventually("one can watch it drain", PATIENCE, async || {
+    eventually("the metrics show the drain", TEST_TIMEOUT, async || {
         let scrape = scrape(admin).await;
         scrape.value("skewbridge_client_connections", &[]) == Some(1.0)
     })
@@ -431,41 +446,45 @@ async fn the_admin_listener_answers_while_draining() {
     upstream.release.notify_one();
     assert_eq!(h1.read_response().await.unwrap().status, 200);
     drop(h1);
-    done(leaving).await;
+    assert_drained(leaving).await;
 }
 
-/// Go's clients do not send a request again that failed on a new connection.
+/// Go's HTTP client does not retry a request that failed on a new connection.
 #[tokio::test]
-async fn a_client_that_has_just_connected_gets_its_first_answer() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+async fn a_client_that_has_just_connected_gets_its_first_response() {
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH_PROTOCOLS).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG_DRAIN));
     let (address, admin) = (bridge.address(), bridge.admin_address());
-    let mut h1 = bed.client().http1(address).await.unwrap();
-    eventually("the bridge has it", PATIENCE, async || {
-        let open = scrape(admin)
-            .await
-            .value("skewbridge_client_connections", &[]);
-        open == Some(1.0)
-    })
+    let mut h1 = pki.client().http1(address).await.unwrap();
+    eventually(
+        "the bridge has accepted the connection",
+        TEST_TIMEOUT,
+        async || {
+            let open = scrape(admin)
+                .await
+                .value("skewbridge_client_connections", &[]);
+            open == Some(1.0)
+        },
+    )
     .await;
 
-    let leaving = leave(bridge);
-    refuses_connections(address).await;
-    let answer = answer(&mut h1, "/version").await;
+    let leaving = shut_down(bridge);
+    wait_until_connections_are_refused(address).await;
+    let answer = get_over_h1(&mut h1, "/version").await;
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("connection"), Some("close"));
     drop(h1);
-    done(leaving).await;
+    assert_drained(leaving).await;
 }
 
 #[tokio::test]
-async fn a_connection_that_is_never_used_does_not_hold_up_the_end() {
-    let bed = Bed::new();
-    let upstream = Upstream::start(&bed, BOTH).await;
-    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
-    let mut spare = bed.client().http1(bridge.address()).await.unwrap();
-    let leaving = leave(bridge);
+async fn an_unused_connection_does_not_delay_the_shutdown() {
+    let pki = PkiFixture::new();
+    let upstream = Upstream::start(&pki, BOTH_PROTOCOLS).await;
+    let bridge = start(&config(&pki, &upstream, Duration::ZERO, LONG_DRAIN));
+    let mut spare = pki.client().http1(bridge.address()).await.unwrap();
+    let leaving = shut_down(bridge);
     spare.read_close().await.unwrap();
-    done(leaving).await;
+    assert_drained(leaving).await;
 }

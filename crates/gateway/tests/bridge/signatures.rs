@@ -1,5 +1,5 @@
-//! Requests that are signed (RFC 9421): believed as their key's user, once, as they
-//! were signed, and now.
+//! Signed requests (RFC 9421): accepted as the user of their key, once, unaltered, and within their
+//! time window.
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,26 +11,26 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Config, Signatures};
 use skewbridge_http_signature::{Content, Signer, SigningKey, random_nonce};
 use skewbridge_testkit::{
-    ApiServer, ClientAuth, Options, PATIENCE, RecordedRequest, Reply, Response, TlsClient,
+    ApiServer, ClientAuth, Options, RecordedRequest, Reply, Response, TEST_TIMEOUT, TlsClient,
     eventually,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
-use crate::bed::{Bed, start};
-use crate::claims::{FRONT_PROXY, PLAIN, VERSIONS, claims, owned};
-use crate::plain::scrape;
+use crate::support::admin_client::scrape;
+use crate::support::identity::{FRONT_PROXY, PLAIN, VERSIONS, identity_headers, owned};
+use crate::support::pki::{PkiFixture, start};
 
 const AUTHORITY: &str = "k";
 const PODS: &str = "/api/v1/namespaces/a/pods";
-const SECRET: &str = "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0";
+const SECRET_BASE64: &str = "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0";
 
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.unwrap().as_secs()
 }
 
-/// Keys of all kinds, and the file that says whose they are.
+/// Keys of all algorithms, and the file that assigns them to users.
 struct Keys {
     ed25519: KeyPair,
     p256: KeyPair,
@@ -55,7 +55,7 @@ impl Keys {
             )
         };
         format!(
-            "keys:\n{}{}{}  robot:\n    algorithm: hmac-sha256\n    secret: {SECRET}\n    \
+            "keys:\n{}{}{}  robot:\n    algorithm: hmac-sha256\n    secret: {SECRET_BASE64}\n    \
              user: bob\n",
             public("laptop", "ed25519", &self.ed25519),
             public("desktop", "ecdsa-p256-sha256", &self.p256),
@@ -77,29 +77,29 @@ fn robot(secret: &[u8]) -> Signer {
     Signer::new(SigningKey::hmac(secret).unwrap(), "robot").unwrap()
 }
 
-/// A bridge that believes signatures, in front of an upstream that answers
-/// everything, and upgrades what asks for it.
-struct Gateway {
+/// A bridge that verifies signatures, in front of an upstream that answers every request and
+/// accepts upgrades.
+struct Fixture {
     bridge: Handle,
     upstream: ApiServer,
     tunnels: mpsc::UnboundedReceiver<skewbridge_testkit::upstream::Upgrade>,
     keys: Keys,
-    bed: Bed,
+    pki: PkiFixture,
 }
 
-impl Gateway {
+impl Fixture {
     async fn new() -> Self {
         Self::with(|_| {}).await
     }
 
     async fn with(change: impl FnOnce(&mut Config)) -> Self {
-        let (bed, keys) = (Bed::new(), Keys::new());
+        let (pki, keys) = (PkiFixture::new(), Keys::new());
         let (sender, tunnels) = mpsc::unbounded_channel();
-        let options = Options::new(bed.upstream.clone())
-            .clients(ClientAuth::Accept(&bed.front_proxy_ca))
+        let options = Options::new(pki.upstream.clone())
+            .clients(ClientAuth::Accept(&pki.front_proxy_ca))
             .alpn(&["h2", "http/1.1"]);
-        let upstream = ApiServer::start(options, move |seen| {
-            let Some(protocol) = seen.header("upgrade") else {
+        let upstream = ApiServer::start(options, move |recorded| {
+            let Some(protocol) = recorded.header("upgrade") else {
                 return Reply::json("{}");
             };
             let (reply, upgrade) = Reply::upgrade(protocol);
@@ -107,23 +107,26 @@ impl Gateway {
             reply.header("X-Stream-Protocol-Version", "v5.channel.k8s.io")
         })
         .await;
-        let mut config = bed.config(upstream.addr());
+        let mut config = pki.config(upstream.addr());
         config.callers.signatures = Some(Signatures {
-            keys: bed.dir.write("keys.yaml", keys.file()),
+            keys: pki.dir.write("keys.yaml", keys.file()),
             authorities: vec![AUTHORITY.to_owned()],
-            // No test is so slow.
+            // No test is that slow.
             max_age: Duration::from_hours(1),
-            // So that what is signed soon after the start will do.
+            // So that requests signed soon after the start are accepted.
             clock_skew: Duration::ZERO,
         });
         change(&mut config);
         let bridge = start(&config);
         if config.callers.signatures.is_some() {
-            // The second of the start, rounded up, is not told from before.
+            // The start time is rounded up to a second, within which signatures count as older than
+            // the start.
             let started = now();
-            eventually("signatures of now are new", PATIENCE, async || {
-                now() > started + 1
-            })
+            eventually(
+                "signatures made now are newer than the start",
+                TEST_TIMEOUT,
+                async || now() > started + 1,
+            )
             .await;
         }
         Self {
@@ -131,14 +134,14 @@ impl Gateway {
             upstream,
             tunnels,
             keys,
-            bed,
+            pki,
         }
     }
 
-    fn seen(&self) -> Vec<RecordedRequest> {
-        let mut seen = self.upstream.requests();
-        seen.retain(|seen| !seen.is_probe());
-        seen
+    fn client_requests(&self) -> Vec<RecordedRequest> {
+        let mut recorded = self.upstream.requests();
+        recorded.retain(|recorded| !recorded.is_probe());
+        recorded
     }
 
     async fn send(&self, client: &TlsClient, version: Version, message: &Message) -> Response {
@@ -159,10 +162,10 @@ impl Gateway {
         }
     }
 
-    /// The message is refused with this code, says this, and never arrives.
+    /// The message is rejected with this code and this text, and never arrives.
     async fn assert_refused(&self, client: &TlsClient, message: &Message, code: u16, says: &str) {
         for version in VERSIONS {
-            let before = self.seen().len();
+            let before = self.client_requests().len();
             let response = self.send(client, version, message).await;
             let what = format!("{says} {version:?} {}", response.text());
             assert_eq!(response.status, code, "{what}");
@@ -170,11 +173,11 @@ impl Gateway {
             assert_eq!(status["kind"], "Status", "{what}");
             assert_eq!(status["code"], code, "{what}");
             assert!(status["message"].as_str().unwrap().contains(says), "{what}");
-            assert_eq!(self.seen().len(), before, "{what}");
+            assert_eq!(self.client_requests().len(), before, "{what}");
         }
     }
 
-    /// The message arrives as this user's; it can be sent once.
+    /// The message arrives as a request of this user; it can be sent once.
     async fn assert_arrives(
         &self,
         client: &TlsClient,
@@ -184,19 +187,19 @@ impl Gateway {
     ) {
         let response = self.send(client, version, message).await;
         assert_eq!(response.status, 200, "{version:?} {}", response.text());
-        let seen = self.seen().pop().unwrap();
-        let presented = seen.client.as_ref().map(|it| it.common_name.as_str());
+        let recorded = self.client_requests().pop().unwrap();
+        let presented = recorded.client.as_ref().map(|it| it.common_name.as_str());
         assert_eq!(presented, FRONT_PROXY);
-        assert_eq!(claims(&seen), owned(expected));
-        assert_eq!(seen.method, message.method);
-        assert_eq!(seen.target, message.target);
-        assert_eq!(seen.body_len, message.body.len() as u64);
+        assert_eq!(identity_headers(&recorded), owned(expected));
+        assert_eq!(recorded.method, message.method);
+        assert_eq!(recorded.target, message.target);
+        assert_eq!(recorded.body_len, message.body.len() as u64);
         for name in ["signature", "signature-input"] {
-            assert_eq!(seen.header(name), None, "{name}");
+            assert_eq!(recorded.header(name), None, "{name}");
         }
     }
 
-    async fn judged(&self, result: &str) -> Option<f64> {
+    async fn verification_count(&self, result: &str) -> Option<f64> {
         let scrape = scrape(self.bridge.admin_address()).await;
         scrape.value("skewbridge_http_signatures_total", &[("result", result)])
     }
@@ -284,10 +287,10 @@ impl Message {
 }
 
 #[tokio::test]
-async fn a_signed_request_is_its_keys_users_whatever_the_key() {
-    let gateway = Gateway::new().await;
-    let client = gateway.bed.client();
-    let keys = &gateway.keys;
+async fn a_signed_request_is_authenticated_as_the_user_of_its_key_for_every_algorithm() {
+    let fixture = Fixture::new().await;
+    let client = fixture.pki.client();
+    let keys = &fixture.keys;
     for version in VERSIONS {
         for (signer, id) in [
             (keys.laptop(), "laptop"),
@@ -301,47 +304,47 @@ async fn a_signed_request_is_its_keys_users_whatever_the_key() {
             ] {
                 let message = message.signed(&signer);
                 let expected = alice(id);
-                gateway
+                fixture
                     .assert_arrives(&client, version, &message, &expected)
                     .await;
             }
         }
-        // What SECRET is in base64.
+        // The decoded value of SECRET_BASE64.
         let message = Message::get(PODS).signed(&robot(&b"secret".repeat(6)));
-        gateway
+        fixture
             .assert_arrives(&client, version, &message, &[("x-remote-user", "bob")])
             .await;
         let message = Message::get(PODS).with("impersonate-user", "carol");
         let message = message.signed(&keys.laptop());
         let expected = [&[("impersonate-user", "carol")], &alice("laptop")[..]].concat();
-        gateway
+        fixture
             .assert_arrives(&client, version, &message, &expected)
             .await;
     }
-    assert_eq!(gateway.judged("accepted").await, Some(22.0));
+    assert_eq!(fixture.verification_count("accepted").await, Some(22.0));
 }
 
 #[tokio::test]
-async fn a_replayed_request_is_refused() {
-    let gateway = Gateway::new().await;
-    let client = gateway.bed.client();
+async fn a_replayed_request_is_rejected() {
+    let fixture = Fixture::new().await;
+    let client = fixture.pki.client();
     for message in [Message::get(PODS), Message::post(PODS, "{}")] {
-        let message = message.signed(&gateway.keys.laptop());
-        gateway
+        let message = message.signed(&fixture.keys.laptop());
+        fixture
             .assert_arrives(&client, Version::HTTP_11, &message, &alice("laptop"))
             .await;
-        gateway
+        fixture
             .assert_refused(&client, &message, 401, "has been used before")
             .await;
     }
-    assert_eq!(gateway.judged("replayed").await, Some(4.0));
+    assert_eq!(fixture.verification_count("replayed").await, Some(4.0));
 }
 
 #[tokio::test]
-async fn an_altered_request_is_refused() {
-    let gateway = Gateway::new().await;
-    let client = gateway.bed.client();
-    let laptop = gateway.keys.laptop();
+async fn an_altered_request_is_rejected() {
+    let fixture = Fixture::new().await;
+    let client = fixture.pki.client();
+    let laptop = fixture.keys.laptop();
     let signed = || Message::post(&format!("{PODS}?dryRun=All"), "{}").signed(&laptop);
     let mut altered = Vec::new();
     let mut alter = |change: &dyn Fn(&mut Message), says| {
@@ -387,47 +390,50 @@ async fn an_altered_request_is_refused() {
         "does not match the request",
     );
     for (message, says) in altered {
-        gateway.assert_refused(&client, &message, 401, says).await;
+        fixture.assert_refused(&client, &message, 401, says).await;
     }
     for version in VERSIONS {
         for body in ["{ }", "", "{}{}"] {
             let mut message = signed();
             message.body = Bytes::from(body);
-            let response = gateway.send(&client, version, &message).await;
+            let response = fixture.send(&client, version, &message).await;
             assert_eq!(response.status, 401);
             let says = "does not match its signed digest";
             assert!(response.text().contains(says), "{}", response.text());
         }
     }
-    assert!(gateway.seen().is_empty());
+    assert!(fixture.client_requests().is_empty());
 }
 
 #[tokio::test]
-async fn the_wrong_time_key_or_server_is_refused() {
-    let gateway = Gateway::new().await;
-    let client = gateway.bed.client();
-    let laptop = gateway.keys.laptop();
-    let stranger = KeyPair::generate_for(&PKCS_ED25519).unwrap();
+async fn a_wrong_time_key_or_server_is_rejected() {
+    let fixture = Fixture::new().await;
+    let client = fixture.pki.client();
+    let laptop = fixture.keys.laptop();
+    let untrusted = KeyPair::generate_for(&PKCS_ED25519).unwrap();
     let get = || Message::get(PODS);
     let mut elsewhere = get();
     elsewhere.authority = "other.example";
     let rows = [
         (get().signed_at(&laptop, now() - 10_000), "has run out"),
         (get().signed_at(&laptop, now() + 10_000), "in the future"),
-        (get().signed(&signer(&stranger, "laptop")), "does not match"),
         (
-            get().signed(&signer(&gateway.keys.p256, "laptop")),
+            get().signed(&signer(&untrusted, "laptop")),
             "does not match",
         ),
         (
-            get().signed(&signer(&stranger, "stranger")),
+            get().signed(&signer(&fixture.keys.p256, "laptop")),
+            "does not match",
+        ),
+        (
+            get().signed(&signer(&untrusted, "stranger")),
             "not known here",
         ),
         (get().signed(&robot(&[7; 32])), "does not match"),
         (elsewhere.signed(&laptop), "for another server"),
     ];
     for (message, says) in rows {
-        gateway.assert_refused(&client, &message, 401, says).await;
+        fixture.assert_refused(&client, &message, 401, says).await;
     }
     for (result, count) in [
         ("late", 2.0),
@@ -437,52 +443,56 @@ async fn the_wrong_time_key_or_server_is_refused() {
         ("wrong-authority", 2.0),
         ("accepted", 0.0),
     ] {
-        assert_eq!(gateway.judged(result).await, Some(count), "{result}");
+        assert_eq!(
+            fixture.verification_count(result).await,
+            Some(count),
+            "{result}"
+        );
     }
 }
 
 #[tokio::test]
-async fn what_was_signed_before_the_start_has_to_be_signed_again() {
-    // Remembered by a bridge that is gone, perhaps.
+async fn a_request_signed_before_the_start_is_503_and_has_to_be_signed_again() {
+    // An earlier process may have accepted it already.
     let before = now() - 20;
-    let gateway = Gateway::new().await;
-    let message = Message::get(PODS).signed_at(&gateway.keys.laptop(), before);
-    let client = gateway.bed.client();
-    gateway
+    let fixture = Fixture::new().await;
+    let message = Message::get(PODS).signed_at(&fixture.keys.laptop(), before);
+    let client = fixture.pki.client();
+    fixture
         .assert_refused(&client, &message, 503, "before this server started")
         .await;
-    let response = gateway.send(&client, Version::HTTP_11, &message).await;
+    let response = fixture.send(&client, Version::HTTP_11, &message).await;
     assert_eq!(response.header("retry-after"), Some("1"));
 
-    // What is signed now may have been accepted before, if clocks differ so much.
-    let gateway = Gateway::with(|config| {
+    // A request signed now may have been accepted before, if clocks differ that much.
+    let fixture = Fixture::with(|config| {
         let signatures = config.callers.signatures.as_mut().unwrap();
         signatures.clock_skew = Duration::from_mins(10);
     })
     .await;
-    let message = Message::get(PODS).signed(&gateway.keys.laptop());
-    let client = gateway.bed.client();
-    let response = gateway.send(&client, Version::HTTP_11, &message).await;
+    let message = Message::get(PODS).signed(&fixture.keys.laptop());
+    let client = fixture.pki.client();
+    let response = fixture.send(&client, Version::HTTP_11, &message).await;
     assert_eq!(response.status, 503, "{}", response.text());
     let after: u32 = response.header("retry-after").unwrap().parse().unwrap();
     assert!((2..=601).contains(&after), "{after}");
-    assert_eq!(gateway.judged("before-start").await, Some(1.0));
+    assert_eq!(fixture.verification_count("before-start").await, Some(1.0));
 }
 
 #[tokio::test]
-async fn a_body_that_is_too_long_to_be_held_is_refused() {
-    const LONGEST: usize = 3 * 1024 * 1024;
-    let gateway = Gateway::new().await;
-    let client = gateway.bed.client();
-    let laptop = gateway.keys.laptop();
+async fn a_body_that_is_too_long_to_be_buffered_is_rejected() {
+    const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
+    let fixture = Fixture::new().await;
+    let client = fixture.pki.client();
+    let laptop = fixture.keys.laptop();
     for version in VERSIONS {
-        let message = Message::post(PODS, vec![b' '; LONGEST]).signed(&laptop);
-        gateway
+        let message = Message::post(PODS, vec![b' '; MAX_BODY_BYTES]).signed(&laptop);
+        fixture
             .assert_arrives(&client, version, &message, &alice("laptop"))
             .await;
     }
-    let h2 = client.http2(gateway.bridge.address()).await.unwrap();
-    let message = Message::post(PODS, vec![b' '; LONGEST + 1]).signed(&laptop);
+    let h2 = client.http2(fixture.bridge.address()).await.unwrap();
+    let message = Message::post(PODS, vec![b' '; MAX_BODY_BYTES + 1]).signed(&laptop);
     let mut request = Request::post(format!("https://{AUTHORITY}{PODS}"))
         .body(())
         .unwrap();
@@ -491,38 +501,38 @@ async fn a_body_that_is_too_long_to_be_held_is_refused() {
     assert_eq!(response.status, 413, "{}", response.text());
     assert!(response.text().contains("RequestEntityTooLarge"));
 
-    // Told at once, where the length is: nobody waits for the body.
-    let mut message = Message::post(PODS, vec![b' '; LONGEST + 1]).signed(&laptop);
+    // Rejected at once if the length is announced, without waiting for the body.
+    let mut message = Message::post(PODS, vec![b' '; MAX_BODY_BYTES + 1]).signed(&laptop);
     message.body = Bytes::new();
-    let message = message.with("content-length", &(LONGEST + 1).to_string());
-    let mut h1 = client.http1(gateway.bridge.address()).await.unwrap();
+    let message = message.with("content-length", &(MAX_BODY_BYTES + 1).to_string());
+    let mut h1 = client.http1(fixture.bridge.address()).await.unwrap();
     h1.send(message.wire()).await.unwrap();
     assert_eq!(h1.read_response().await.unwrap().status, 413);
-    assert_eq!(gateway.judged("too-large").await, Some(2.0));
+    assert_eq!(fixture.verification_count("too-large").await, Some(2.0));
 }
 
 #[tokio::test]
-async fn new_keys_count_when_their_file_changes_and_old_ones_no_more() {
-    let gateway = Gateway::new().await;
-    let client = gateway.bed.client();
-    let (old, new) = (gateway.keys.laptop(), Keys::new());
+async fn keys_are_replaced_when_their_file_changes() {
+    let fixture = Fixture::new().await;
+    let client = fixture.pki.client();
+    let (old, new) = (fixture.keys.laptop(), Keys::new());
     let code = async |signer: &Signer| {
         let message = Message::get(PODS).signed(signer);
-        let response = gateway.send(&client, Version::HTTP_11, &message).await;
+        let response = fixture.send(&client, Version::HTTP_11, &message).await;
         response.status
     };
     assert_eq!(code(&old).await, 200);
-    gateway.bed.dir.write("keys.yaml", "keys: [broken");
-    eventually("the broken file is noticed", PATIENCE, async || {
-        let scrape = scrape(gateway.bridge.admin_address()).await;
+    fixture.pki.dir.write("keys.yaml", "keys: [broken");
+    eventually("the invalid file is reported", TEST_TIMEOUT, async || {
+        let scrape = scrape(fixture.bridge.admin_address()).await;
         let labels = [("flag", "--http-signature-keys"), ("result", "failed")];
         let failed = scrape.value("skewbridge_file_reloads_total", &labels);
         failed.is_some_and(|count| count > 0.0)
     })
     .await;
     assert_eq!(code(&old).await, 200);
-    gateway.bed.dir.write("keys.yaml", new.file());
-    eventually("the new key counts", PATIENCE, async || {
+    fixture.pki.dir.write("keys.yaml", new.file());
+    eventually("the new key is accepted", TEST_TIMEOUT, async || {
         code(&new.laptop()).await == 200
     })
     .await;
@@ -530,95 +540,96 @@ async fn new_keys_count_when_their_file_changes_and_old_ones_no_more() {
 }
 
 #[tokio::test]
-async fn another_credential_has_to_be_the_same_users() {
-    let gateway = Gateway::new().await;
-    let laptop = gateway.keys.laptop();
-    let nobody = gateway.bed.client();
+async fn another_credential_must_belong_to_the_same_user() {
+    let fixture = Fixture::new().await;
+    let laptop = fixture.keys.laptop();
+    let anonymous = fixture.pki.client();
     let bearer = || Message::get(PODS).with("authorization", "Bearer t0ken");
     let says = "brings another credential";
-    gateway
-        .assert_refused(&nobody, &bearer().signed(&laptop), 401, says)
+    fixture
+        .assert_refused(&anonymous, &bearer().signed(&laptop), 401, says)
         .await;
     let in_protocol = Message::get(PODS).with(
         "sec-websocket-protocol",
         "base64url.bearer.authorization.k8s.io.dDBrZW4",
     );
-    gateway
-        .assert_refused(&nobody, &in_protocol.signed(&laptop), 401, says)
+    fixture
+        .assert_refused(&anonymous, &in_protocol.signed(&laptop), 401, says)
         .await;
-    let other = gateway.bed.user("mallory", &["dev"]);
+    let other = fixture.pki.user("mallory", &["dev"]);
     let message = Message::get(PODS).signed(&laptop);
-    gateway.assert_refused(&other, &message, 401, says).await;
+    fixture.assert_refused(&other, &message, 401, says).await;
 
     for version in VERSIONS {
-        // The key's groups count, not the certificate's.
-        let same = gateway.bed.user("alice", &["system:masters"]);
+        // The groups of the key are used, not those of the certificate.
+        let same = fixture.pki.user("alice", &["system:masters"]);
         let message = Message::get(PODS).signed(&laptop);
-        gateway
+        fixture
             .assert_arrives(&same, version, &message, &alice("laptop"))
             .await;
-        // What upstream would not look at is not sent there.
+        // Credentials that upstream would ignore are not sent.
         let message = Message::get(PODS).with("authorization", "Basic YTpi");
         let message = message.signed(&laptop);
-        gateway
-            .assert_arrives(&nobody, version, &message, &alice("laptop"))
+        fixture
+            .assert_arrives(&anonymous, version, &message, &alice("laptop"))
             .await;
-        // A front proxy speaks for its clients, and what they signed was for it.
-        let peer = gateway.bed.peer();
+        // A front proxy asserts its clients' identity, and their signatures are for the front
+        // proxy.
+        let peer = fixture.pki.peer();
         let message = Message::get(PODS).with("x-remote-user", "bob");
         let mut message = message.signed(&laptop);
         message
             .headers
             .insert("signature", HeaderValue::from_static("garbage"));
-        gateway
+        fixture
             .assert_arrives(&peer, version, &message, &[("x-remote-user", "bob")])
             .await;
     }
 }
 
 #[tokio::test]
-async fn without_a_signature_all_is_as_before() {
-    let gateway = Gateway::new().await;
-    let client = gateway.bed.client();
+async fn unsigned_requests_are_authenticated_as_usual() {
+    let fixture = Fixture::new().await;
+    let client = fixture.pki.client();
     for version in VERSIONS {
         for authorization in [None, Some("Bearer t0ken")] {
             let mut message = Message::get(PODS);
             if let Some(value) = authorization {
                 message = message.with("authorization", value);
             }
-            let response = gateway.send(&client, version, &message).await;
+            let response = fixture.send(&client, version, &message).await;
             assert_eq!(response.status, 200);
-            let seen = gateway.seen().pop().unwrap();
-            let presented = seen.client.as_ref().map(|it| it.common_name.as_str());
+            let recorded = fixture.client_requests().pop().unwrap();
+            let presented = recorded.client.as_ref().map(|it| it.common_name.as_str());
             assert_eq!(presented, PLAIN);
-            assert_eq!(seen.header("authorization"), authorization);
+            assert_eq!(recorded.header("authorization"), authorization);
         }
     }
-    assert_eq!(gateway.judged("accepted").await, Some(0.0));
+    assert_eq!(fixture.verification_count("accepted").await, Some(0.0));
 }
 
 #[tokio::test]
-async fn without_keys_signatures_are_somebody_elses_business() {
-    let gateway = Gateway::with(|config| config.callers.signatures = None).await;
-    let message = Message::get(PODS).signed(&gateway.keys.laptop());
-    let client = gateway.bed.client();
-    let response = gateway.send(&client, Version::HTTP_11, &message).await;
+async fn without_configured_keys_signatures_are_forwarded_unverified() {
+    let fixture = Fixture::with(|config| config.callers.signatures = None).await;
+    let message = Message::get(PODS).signed(&fixture.keys.laptop());
+    let client = fixture.pki.client();
+    let response = fixture.send(&client, Version::HTTP_11, &message).await;
     assert_eq!(response.status, 200);
-    let seen = gateway.seen().pop().unwrap();
-    assert!(seen.header("signature").is_some() && seen.client.is_none());
-    assert_eq!(gateway.judged("accepted").await, None);
+    let recorded = fixture.client_requests().pop().unwrap();
+    assert!(recorded.header("signature").is_some() && recorded.client.is_none());
+    assert_eq!(fixture.verification_count("accepted").await, None);
 }
 
 #[tokio::test]
-async fn a_signed_exec_becomes_a_tunnel() {
-    let mut gateway = Gateway::new().await;
+async fn a_signed_exec_request_becomes_a_tunnel() {
+    let mut fixture = Fixture::new().await;
     let message = Message {
         method: Method::POST,
         ..Message::get("/api/v1/namespaces/a/pods/b/exec?command=sh&stdin=true")
     };
     let message = message.with("x-stream-protocol-version", "v5.channel.k8s.io");
-    let mut message = message.signed(&gateway.keys.laptop());
-    // For this hop only, and so never covered.
+    let mut message = message.signed(&fixture.keys.laptop());
+    // Hop-by-hop headers, which are never covered.
     for (name, value) in [
         ("connection", "Upgrade"),
         ("upgrade", "SPDY/3.1"),
@@ -626,21 +637,21 @@ async fn a_signed_exec_becomes_a_tunnel() {
     ] {
         message = message.with(name, value);
     }
-    let client = gateway.bed.client();
-    let mut h1 = client.http1(gateway.bridge.address()).await.unwrap();
+    let client = fixture.pki.client();
+    let mut h1 = client.http1(fixture.bridge.address()).await.unwrap();
     h1.send(message.wire()).await.unwrap();
     assert_eq!(h1.read_head().await.unwrap().status, 101);
-    let mut near = h1.into_connection();
-    let mut far = gateway.tunnels.recv().await.unwrap().connection().await;
+    let mut local_io = h1.into_connection();
+    let mut remote_io = fixture.tunnels.recv().await.unwrap().connection().await;
     let mut got = [0; 4];
     for _ in 0..2 {
-        near.write_all(b"ping").await.unwrap();
-        near.flush().await.unwrap();
-        far.read_exact(&mut got).await.unwrap();
+        local_io.write_all(b"ping").await.unwrap();
+        local_io.flush().await.unwrap();
+        remote_io.read_exact(&mut got).await.unwrap();
         assert_eq!(&got, b"ping");
-        std::mem::swap(&mut near, &mut far);
+        std::mem::swap(&mut local_io, &mut remote_io);
     }
-    let seen = gateway.seen().pop().unwrap();
-    assert_eq!(claims(&seen), owned(&alice("laptop")));
-    assert_eq!(seen.header("signature"), None);
+    let recorded = fixture.client_requests().pop().unwrap();
+    assert_eq!(identity_headers(&recorded), owned(&alice("laptop")));
+    assert_eq!(recorded.header("signature"), None);
 }

@@ -1,15 +1,18 @@
-//! What only a peer may say is not heard from anybody else, however it is said.
+//! Headers that only peers may set are ignored or rejected from every other client, in any
+//! spelling.
 
 use http::{Request, Version};
 use skewbridge_testkit::h2frames::{self, flag, kind};
 use skewbridge_testkit::{Ca, TlsClient};
 use tokio::io::AsyncWriteExt;
 
-use crate::bed::Bed;
-use crate::claims::{BEARER, FRONT_PROXY, Gateway, PLAIN, configured, owned};
+use crate::support::identity::{
+    BEARER, FRONT_PROXY, IdentityFixture, PLAIN, custom_identity_headers, owned,
+};
+use crate::support::pki::PkiFixture;
 
-/// What only a peer may say, as others might spell it.
-const SPOOFED: [&str; 29] = [
+/// Headers that only peers may set, in the spellings that other clients might try.
+const SPOOFED_HEADERS: [&str; 29] = [
     "X-Remote-User",
     "x-remote-user",
     "X-REMOTE-USER",
@@ -33,7 +36,7 @@ const SPOOFED: [&str; 29] = [
     "x-other-group",
     "X-More-Scopes",
     "X_More_Scopes",
-    "X-Other-Extra-A",
+    "X-NonPeer-Extra-A",
     "x_other-extra_a",
     "X-Kubernetes-Peer-Proxied",
     "x_kubernetes_peer_proxied",
@@ -41,16 +44,17 @@ const SPOOFED: [&str; 29] = [
     "x_kubernetes-apiserver_rerouted",
 ];
 
-/// Somebody who is no peer: what they bring, their leg, and what arrives.
-struct Other {
+/// A client that is not a peer: its credential, the client certificate that upstream sees, and the
+/// identity headers that arrive.
+struct NonPeer {
     client: TlsClient,
     brings: &'static [(&'static str, &'static str)],
     leg: Option<&'static str>,
     arrives: &'static [(&'static str, &'static str)],
 }
 
-fn everyone_else(bed: &Bed) -> [Other; 3] {
-    let other = |client, brings, leg, arrives| Other {
+fn non_peers(pki: &PkiFixture) -> [NonPeer; 3] {
+    let other = |client, brings, leg, arrives| NonPeer {
         client,
         brings,
         leg,
@@ -58,48 +62,53 @@ fn everyone_else(bed: &Bed) -> [Other; 3] {
     };
     [
         other(
-            bed.user("alice", &["dev"]),
+            pki.user("alice", &["dev"]),
             &[],
             FRONT_PROXY,
             &[("x-proxy-group", "dev"), ("x-proxy-user", "alice")],
         ),
         other(
-            bed.client(),
+            pki.client(),
             &[BEARER],
             PLAIN,
             &[("authorization", "Bearer t0ken")],
         ),
-        other(bed.client(), &[], PLAIN, &[]),
+        other(pki.client(), &[], PLAIN, &[]),
     ]
 }
 
 #[tokio::test]
-async fn what_only_a_peer_may_say_passes_for_nobody_else_in_any_spelling() {
-    let gateway = Gateway::with(|config| config.callers.headers = configured()).await;
-    for other in everyone_else(&gateway.bed) {
-        for name in SPOOFED {
+async fn peer_headers_of_other_clients_are_not_forwarded_in_any_spelling() {
+    let fixture =
+        IdentityFixture::with(|config| config.callers.headers = custom_identity_headers()).await;
+    for other in non_peers(&fixture.pki) {
+        for name in SPOOFED_HEADERS {
             let twice = [(name, "evil"), (name, "evil,evil")];
             let headers = [&twice[..1], other.brings, &twice[1..]].concat();
-            gateway
+            fixture
                 .assert_arrives(&other.client, &headers, other.leg, other.arrives)
                 .await;
         }
-        let all: Vec<_> = SPOOFED.iter().map(|name| (*name, "evil")).collect();
+        let all: Vec<_> = SPOOFED_HEADERS.iter().map(|name| (*name, "evil")).collect();
         let headers = [&all, other.brings].concat();
-        gateway
+        fixture
             .assert_arrives(&other.client, &headers, other.leg, other.arrives)
             .await;
     }
-    for seen in gateway.seen() {
-        assert!(!format!("{:?}", seen.headers).contains("evil"), "{seen:#?}");
+    for recorded in fixture.client_requests() {
+        assert!(
+            !format!("{:?}", recorded.headers).contains("evil"),
+            "{recorded:#?}"
+        );
     }
 }
 
 #[tokio::test]
-async fn an_identity_that_is_listed_in_connection_is_refused() {
-    let gateway = Gateway::with(|config| config.callers.headers = configured()).await;
-    for other in everyone_else(&gateway.bed) {
-        for name in SPOOFED {
+async fn an_identity_header_listed_in_connection_is_rejected() {
+    let fixture =
+        IdentityFixture::with(|config| config.callers.headers = custom_identity_headers()).await;
+    for other in non_peers(&fixture.pki) {
+        for name in SPOOFED_HEADERS {
             for headers in [
                 vec![("Connection", name)],
                 vec![("Connection", name), (name, "evil")],
@@ -116,27 +125,29 @@ async fn an_identity_that_is_listed_in_connection_is_refused() {
                 ],
             ] {
                 let headers = [&headers, other.brings].concat();
-                let outcome = gateway.ask(&other.client, Version::HTTP_11, &headers).await;
-                assert!(outcome.seen.is_none(), "{headers:?}");
+                let outcome = fixture
+                    .send_request(&other.client, Version::HTTP_11, &headers)
+                    .await;
+                assert!(outcome.recorded.is_none(), "{headers:?}");
                 assert_eq!(outcome.response.status, 400, "{headers:?}");
             }
         }
     }
 }
 
-/// Without `Impersonate-User` a request would have all rights of the proxy that sent it.
+/// Without `Impersonate-User` a request would have all permissions of the proxy that sent it.
 #[tokio::test]
-async fn a_request_is_not_changed_by_what_connection_lists() {
-    let gateway = Gateway::new().await;
-    let (bed, h1) = (&gateway.bed, Version::HTTP_11);
-    let stranger = bed
+async fn security_relevant_headers_listed_in_connection_are_rejected() {
+    let fixture = IdentityFixture::new().await;
+    let (pki, h1) = (&fixture.pki, Version::HTTP_11);
+    let untrusted = pki
         .client()
         .identity(&Ca::new("other").client("alice", &[]));
     for client in [
-        bed.client(),
-        stranger,
-        bed.user("alice", &["system:masters"]),
-        bed.peer(),
+        pki.client(),
+        untrusted,
+        pki.user("alice", &["system:masters"]),
+        pki.peer(),
     ] {
         for (listed, headers) in [
             ("keep-alive, AUTHORIZATION", &[BEARER][..]),
@@ -149,8 +160,8 @@ async fn a_request_is_not_changed_by_what_connection_lists() {
             ("Host", &[]),
         ] {
             let headers = [headers, &[("Connection", listed)]].concat();
-            let outcome = gateway.ask(&client, h1, &headers).await;
-            assert!(outcome.seen.is_none(), "{listed}");
+            let outcome = fixture.send_request(&client, h1, &headers).await;
+            assert!(outcome.recorded.is_none(), "{listed}");
             assert_eq!(outcome.response.status, 400, "{listed}");
             let text = outcome.response.text();
             assert!(text.contains("must not list"), "{text}");
@@ -159,11 +170,14 @@ async fn a_request_is_not_changed_by_what_connection_lists() {
 }
 
 #[tokio::test]
-async fn what_only_a_peer_may_say_does_not_pass_behind_the_body_either() {
-    let gateway = Gateway::with(|config| config.callers.headers = configured()).await;
-    let address = gateway.bridge.address();
-    for other in everyone_else(&gateway.bed) {
-        let trailers = SPOOFED.map(|name| format!("{name}: evil\r\n")).concat();
+async fn peer_headers_in_trailers_are_not_forwarded() {
+    let fixture =
+        IdentityFixture::with(|config| config.callers.headers = custom_identity_headers()).await;
+    let address = fixture.bridge.address();
+    for other in non_peers(&fixture.pki) {
+        let trailers = SPOOFED_HEADERS
+            .map(|name| format!("{name}: evil\r\n"))
+            .concat();
         let mut h1 = other.client.http1(address).await.unwrap();
         h1.send(format!(
             "POST /api HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\n\
@@ -177,22 +191,22 @@ async fn what_only_a_peer_may_say_does_not_pass_behind_the_body_either() {
         let request = Request::post("https://k/api").body(()).unwrap();
         let mut stream = h2.stream(request).await.unwrap();
         stream.send("x").await.unwrap();
-        let mut trailers = owned(&SPOOFED.map(|name| (name, "evil")));
+        let mut trailers = owned(&SPOOFED_HEADERS.map(|name| (name, "evil")));
         trailers.push(("x-checksum".to_owned(), "good".to_owned()));
         stream.finish_with(&trailers).unwrap();
         assert_eq!(stream.head().await.unwrap().status, 200);
     }
-    assert_eq!(gateway.seen().len(), 6);
-    for seen in gateway.seen() {
-        let mut trailers = seen.trailers;
+    assert_eq!(fixture.client_requests().len(), 6);
+    for recorded in fixture.client_requests() {
+        let mut trailers = recorded.trailers;
         trailers[0].0.make_ascii_lowercase();
         assert_eq!(trailers, owned(&[("x-checksum", "good")]));
     }
 }
 
 #[tokio::test]
-async fn an_identity_in_a_malformed_http1_header_is_refused() {
-    let gateway = Gateway::new().await;
+async fn an_identity_in_a_malformed_http1_header_is_rejected() {
+    let fixture = IdentityFixture::new().await;
     for lines in [
         "X-Remote-User : evil",
         "X-Remote-User\t: evil",
@@ -206,21 +220,21 @@ async fn an_identity_in_a_malformed_http1_header_is_refused() {
         "X-A\r\nX-Remote-User: evil",
         "X-A: a\nX-Remote-User: evil",
     ] {
-        let client = gateway.bed.client();
-        let mut h1 = client.http1(gateway.bridge.address()).await.unwrap();
+        let client = fixture.pki.client();
+        let mut h1 = client.http1(fixture.bridge.address()).await.unwrap();
         h1.send(format!("GET /api HTTP/1.1\r\nHost: k\r\n{lines}\r\n\r\n"))
             .await
             .unwrap();
         let status = h1.read_response().await.unwrap().status;
         assert_eq!(status, 400, "{lines:?}");
     }
-    assert!(gateway.seen().is_empty());
+    assert!(fixture.client_requests().is_empty());
 }
 
 #[tokio::test]
-async fn an_identity_in_a_malformed_http2_header_is_refused() {
-    let gateway = Gateway::new().await;
-    let client = gateway.bed.client().alpn(&["h2"]);
+async fn an_identity_in_a_malformed_http2_header_is_rejected() {
+    let fixture = IdentityFixture::new().await;
+    let client = fixture.pki.client().alpn(&["h2"]);
     for (name, value) in [
         ("X-Remote-User", "evil"),
         ("connection", "x-remote-user"),
@@ -231,7 +245,7 @@ async fn an_identity_in_a_malformed_http2_header_is_refused() {
         ("x-remote-user ", "evil"),
         (":x-remote-user", "evil"),
     ] {
-        let address = gateway.bridge.address();
+        let address = fixture.bridge.address();
         let mut io = client.connect(address, "localhost").await.unwrap();
         h2frames::open(&mut io, &[]).await.unwrap();
         let block = [
@@ -251,5 +265,5 @@ async fn an_identity_in_a_malformed_http2_header_is_refused() {
             }
         }
     }
-    assert!(gateway.seen().is_empty());
+    assert!(fixture.client_requests().is_empty());
 }

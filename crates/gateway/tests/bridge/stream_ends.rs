@@ -1,180 +1,205 @@
-//! How translated streams end, and what does not end them: nothing is lost, and what was
-//! cut off never looks well.
+//! How translated streams end, and what does not end them: no data is lost, and a disconnected
+//! stream never looks successful.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use skewbridge_remotecommand::{Input, Protocol};
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::{TEST_TIMEOUT, eventually};
 use skewbridge_websocket::{Close, CloseCode, Control, Event};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
-use crate::bed::Bed;
-use crate::streaming::{
-    Cluster, EXEC, FORWARD, NEW, Node, OLD, SUCCESS, Tap, Told, WebSocket, always, asking, bridge,
-    metric, metrics, text,
+use crate::support::pki::PkiFixture;
+use crate::support::spdy_upstream::{
+    ClientMessage, EXEC, FORWARD, Node, RecordingIo, SUCCESS, SpdyUpstream,
+    VERSION_WITH_TRANSLATION, VERSION_WITHOUT_TRANSLATION, WebSocket, always_translate, has_metric,
+    metrics, start_bridge, text, upgrade_request,
 };
 
 #[tokio::test]
-async fn a_stream_without_its_status_never_looks_well() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, NEW).await;
-    let bridge = bridge(&bed, &cluster, always).await;
+async fn a_stream_without_a_status_never_looks_successful() {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITH_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, always_translate).await;
     for protocol in Protocol::ALL {
         for turn in 0..5 {
-            let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, protocol).await;
+            let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, protocol).await;
             match turn {
-                // Lost before a stream is open, after that, in the midst of output.
-                0 => drop(cluster.connection().await),
-                1 => cluster.command(4).await.kill(),
+                // Disconnected before a stream is open, after that, and during output.
+                0 => drop(cluster.next_connection().await),
+                1 => cluster.next_command(4).await.kill(),
                 2 => {
-                    let mut node = cluster.command(4).await;
+                    let mut node = cluster.next_command(4).await;
                     node.write("stdout", "half").await;
-                    client.told().await.unwrap();
-                    client.told().await.unwrap();
+                    client.next_message().await.unwrap();
+                    client.next_message().await.unwrap();
                     node.kill();
                 }
-                // All ends well, but nobody says how.
+                // All streams are finished, but no status is sent.
                 3 => {
-                    let mut node = cluster.command(4).await;
+                    let mut node = cluster.next_command(4).await;
                     for stream in node.streams.values_mut() {
                         stream.sender.finish().unwrap();
                     }
                     node.handle.close();
                 }
-                // Half a status.
+                // A truncated status.
                 _ => {
-                    let mut node = cluster.command(4).await;
+                    let mut node = cluster.next_command(4).await;
                     node.write("error", r#"{"metadata":{},"status":"Succ"#)
                         .await;
                     node.kill();
                 }
             }
-            let story = timeout(Duration::from_secs(15), client.all())
+            let transcript = timeout(Duration::from_secs(15), client.read_to_end())
                 .await
                 .unwrap();
-            assert!(!story.looks_well(), "{protocol:?} {turn}: {story:?}");
-            assert!(!story.error.is_empty(), "{protocol:?} {turn}: {story:?}");
-            assert_eq!(story.code, Some(1011), "{protocol:?} {turn}");
+            assert!(
+                !transcript.looks_successful(),
+                "{protocol:?} {turn}: {transcript:?}"
+            );
+            assert!(
+                !transcript.error.is_empty(),
+                "{protocol:?} {turn}: {transcript:?}"
+            );
+            assert_eq!(transcript.code, Some(1011), "{protocol:?} {turn}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_status_counts_though_the_connection_fails_after_it() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+async fn a_status_is_delivered_although_the_connection_fails_after_it() {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.next_command(4).await;
     node.write("stdout", "out").await;
     node.write("error", SUCCESS).await;
-    // It has been sent when the other end answers to what was sent after it.
+    // The status has been received when the bridge answers a ping that was sent after it.
     node.handle.ping().await.unwrap();
     node.kill();
-    let story = client.all().await;
-    assert_eq!((text(&story.stdout), &*story.error), ("out", SUCCESS));
-    assert!(story.looks_well(), "{story:?}");
+    let transcript = client.read_to_end().await;
+    assert_eq!(
+        (text(&transcript.stdout), &*transcript.error),
+        ("out", SUCCESS)
+    );
+    assert!(transcript.looks_successful(), "{transcript:?}");
 }
 
 #[tokio::test]
-async fn a_stream_that_is_cut_anywhere_looks_well_only_if_it_is_whole() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    // What a node says when all goes well.
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+async fn a_stream_disconnected_at_any_byte_looks_successful_only_if_it_is_complete() {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    // Record the bytes of a node whose command succeeds.
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let written = Arc::default();
-    let tap = Tap {
-        io: cluster.connection().await,
+    let tap = RecordingIo {
+        io: cluster.next_connection().await,
         written: Arc::clone(&written),
     };
-    let mut node = Node::over(tap, 4).await;
+    let mut node = Node::accept(tap, 4).await;
     node.write("stdout", "all of it").await;
     node.end(SUCCESS).await;
-    assert!(client.all().await.looks_well());
-    let said = std::mem::take(&mut *written.lock().unwrap());
+    assert!(client.read_to_end().await.looks_successful());
+    let recorded_bytes = std::mem::take(&mut *written.lock().unwrap());
 
     let mut well = 0;
-    for cut in 0..=said.len() {
-        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-        let mut there = cluster.connection().await;
-        there.write_all(&said[..cut]).await.unwrap();
-        there.flush().await.unwrap();
+    for cut in 0..=recorded_bytes.len() {
+        let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let mut server_io = cluster.next_connection().await;
+        server_io.write_all(&recorded_bytes[..cut]).await.unwrap();
+        server_io.flush().await.unwrap();
         if cut % 2 == 0 {
-            // As kube-apiserver when the node is lost; else as when itself is.
-            there.shutdown().await.unwrap();
+            // Like kube-apiserver when the node is lost; otherwise like a lost kube-apiserver.
+            server_io.shutdown().await.unwrap();
         }
-        drop(there);
-        let story = timeout(Duration::from_secs(15), client.all())
+        drop(server_io);
+        let transcript = timeout(Duration::from_secs(15), client.read_to_end())
             .await
             .unwrap();
-        if story.looks_well() {
-            assert_eq!(text(&story.stdout), "all of it", "cut after {cut} bytes");
+        if transcript.looks_successful() {
+            assert_eq!(
+                text(&transcript.stdout),
+                "all of it",
+                "cut after {cut} bytes"
+            );
             well += 1;
         } else {
-            assert!(!story.error.is_empty(), "cut after {cut} bytes: {story:?}");
-            assert_eq!(story.code, Some(1011), "cut after {cut} bytes");
+            assert!(
+                !transcript.error.is_empty(),
+                "cut after {cut} bytes: {transcript:?}"
+            );
+            assert_eq!(transcript.code, Some(1011), "cut after {cut} bytes");
         }
     }
-    assert!((1..said.len()).contains(&well), "{well} of {}", said.len());
+    assert!(
+        (1..recorded_bytes.len()).contains(&well),
+        "{well} of {}",
+        recorded_bytes.len()
+    );
 }
 
 #[tokio::test]
-async fn all_output_comes_before_the_end_however_slow_the_client() {
-    const PIECE: usize = 32 * 1024;
-    const PIECES: usize = 512;
+async fn all_output_is_delivered_before_the_end_to_a_slow_client() {
+    const CHUNK_BYTES: usize = 32 * 1024;
+    const CHUNK_COUNT: usize = 512;
 
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.next_command(4).await;
     let writer = tokio::spawn(async move {
-        for number in 0..PIECES {
-            node.write("stdout", vec![u8::try_from(number % 251).unwrap(); PIECE])
-                .await;
+        for number in 0..CHUNK_COUNT {
+            node.write(
+                "stdout",
+                vec![u8::try_from(number % 251).unwrap(); CHUNK_BYTES],
+            )
+            .await;
         }
         node.end(SUCCESS).await;
     });
-    // It cannot be done while nobody reads: there is no room for so much.
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(!writer.is_finished(), "a slow reader slows the process");
-    let story = client.all().await;
+    // The buffers on the way hold less than the output of the process.
+    wait_until_stable(async || down_bytes(&bridge).await).await;
+    assert!(!writer.is_finished(), "a slow reader blocks the process");
+    let transcript = client.read_to_end().await;
     writer.await.unwrap();
-    assert_eq!(story.stdout.len(), PIECE * PIECES);
-    for (number, piece) in story.stdout.chunks(PIECE).enumerate() {
+    assert_eq!(transcript.stdout.len(), CHUNK_BYTES * CHUNK_COUNT);
+    for (number, piece) in transcript.stdout.chunks(CHUNK_BYTES).enumerate() {
         let expected = u8::try_from(number % 251).unwrap();
         assert!(piece.iter().all(|byte| *byte == expected), "{number}");
     }
-    assert!(story.looks_well());
+    assert!(transcript.looks_successful());
 }
 
 #[tokio::test]
-async fn a_client_may_take_its_time_for_the_end() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+async fn a_client_may_read_the_end_of_a_stream_late() {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.next_command(4).await;
     node.write("stdout", vec![b'x'; 200 * 1024]).await;
     node.end(SUCCESS).await;
-    // All is over for the node; longer than anybody waits for a farewell.
+    // The command has ended. The sleep proves an absence: the client is not disconnected, although
+    // it pauses for longer than the bridge waits for a close handshake.
     tokio::time::sleep(Duration::from_secs(6)).await;
-    let story = client.all().await;
-    assert_eq!(story.stdout.len(), 200 * 1024);
-    assert!(story.looks_well());
+    let transcript = client.read_to_end().await;
+    assert_eq!(transcript.stdout.len(), 200 * 1024);
+    assert!(transcript.looks_successful());
 }
 
 #[tokio::test]
-async fn input_does_not_wait_for_output() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
-    // Output that nobody reads does not keep input from the process.
+async fn unread_output_does_not_block_input() {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.next_command(4).await;
+    // Fill all buffers with output that the client does not read.
     let flood = node.streams.remove("stdout").unwrap();
     let flooding = tokio::spawn(async move {
         let mut flood = flood;
@@ -189,23 +214,23 @@ async fn input_does_not_wait_for_output() {
             }
         }
     });
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    wait_until_stable(async || down_bytes(&bridge).await).await;
     client.write(Input::Stdin, b"\x03").await.unwrap();
-    let heard = timeout(Duration::from_secs(5), node.read("stdin"))
+    let received = timeout(Duration::from_secs(5), node.read("stdin"))
         .await
         .unwrap();
-    assert_eq!(heard.unwrap(), &b"\x03"[..]);
+    assert_eq!(received.unwrap(), &b"\x03"[..]);
     flooding.abort();
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_takes_its_command_with_it() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
+async fn a_client_that_disconnects_resets_the_streams_of_its_command() {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     for politely in [true, false] {
-        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-        let mut node = cluster.command(4).await;
+        let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let mut node = cluster.next_command(4).await;
         if politely {
             let close = Close::new(CloseCode::NORMAL, "");
             client.control(&Control::Close(Some(close))).await;
@@ -216,59 +241,62 @@ async fn a_client_that_leaves_takes_its_command_with_it() {
         let read = timeout(Duration::from_secs(5), stdin.read()).await.unwrap();
         assert!(read.is_err(), "{read:?}");
     }
-    eventually("metrics", PATIENCE, async || {
-        metric(&bridge, r#"skewbridge_streams_total{kind="exec",client="websocket",upstream="spdy",outcome="client_left",result="client_left"} 2"#).await
+    eventually("metrics", TEST_TIMEOUT, async || {
+        has_metric(&bridge, r#"skewbridge_streams_total{kind="exec",client="websocket",upstream="spdy",outcome="client_left",result="client_left"} 2"#).await
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_client_that_breaks_the_rules_is_told_which() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let _node = cluster.command(4).await;
-    client.told().await.unwrap();
+async fn a_protocol_violation_of_the_client_closes_the_stream_with_its_reason() {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let _node = cluster.next_command(4).await;
+    client.next_message().await.unwrap();
     client.binary(&[255]).await;
-    let Told::Closed(code, reason) = client.told().await.unwrap() else {
+    let ClientMessage::Closed(code, reason) = client.next_message().await.unwrap() else {
         panic!();
     };
     assert_eq!(code, 1002);
     assert!(reason.contains("close signal"), "{reason}");
     drop(client);
-    ended(&bridge, "exec", "client_error").await;
+    wait_for_stream_result(&bridge, "exec", "client_error").await;
 }
 
 #[tokio::test]
-async fn a_node_that_says_nothing_at_all_is_noticed() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+async fn a_silent_node_is_detected() {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_millis(400);
     })
     .await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    // The connection stays; nobody reads it.
-    let _silent = cluster.connection().await;
-    let story = timeout(Duration::from_secs(15), client.all())
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+    // The connection stays open and is never read.
+    let _silent = cluster.next_connection().await;
+    let transcript = timeout(Duration::from_secs(15), client.read_to_end())
         .await
         .unwrap();
-    assert!(story.error.contains("connection was lost"), "{story:?}");
-    assert_eq!(story.code, Some(1011));
+    assert!(
+        transcript.error.contains("connection was lost"),
+        "{transcript:?}"
+    );
+    assert_eq!(transcript.code, Some(1011));
 }
 
 #[tokio::test]
-async fn a_client_that_says_nothing_at_all_is_left() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+async fn a_client_that_answers_no_pings_is_disconnected() {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_millis(100);
     })
     .await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    client.polite = false;
-    let mut node = cluster.command(4).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+    client.answers_pings = false;
+    let mut node = cluster.next_command(4).await;
     let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
     let read = timeout(Duration::from_secs(15), stdin.read())
         .await
@@ -277,58 +305,61 @@ async fn a_client_that_says_nothing_at_all_is_left() {
 }
 
 #[tokio::test]
-async fn a_stream_that_carries_nothing_for_too_long_is_ended_and_told_so() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+async fn an_idle_stream_is_closed_with_the_reason() {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.idle_timeout = Duration::from_millis(500);
         config.streams.ping_interval = Duration::from_millis(100);
     })
     .await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let _node = cluster.command(4).await;
-    let story = timeout(Duration::from_secs(15), client.all())
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let _node = cluster.next_command(4).await;
+    let transcript = timeout(Duration::from_secs(15), client.read_to_end())
         .await
         .unwrap();
     assert!(
-        story.error.contains("--streaming-connection-idle-timeout"),
-        "{story:?}"
+        transcript
+            .error
+            .contains("--streaming-connection-idle-timeout"),
+        "{transcript:?}"
     );
-    assert_eq!(story.code, Some(1001));
+    assert_eq!(transcript.code, Some(1001));
     drop(client);
-    ended(&bridge, "exec", "idle").await;
+    wait_for_stream_result(&bridge, "exec", "idle").await;
 }
 
 #[tokio::test]
-async fn the_pings_inside_a_port_forward_do_not_keep_it() {
+async fn pings_inside_a_port_forward_do_not_reset_its_idle_timeout() {
     const PING: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.idle_timeout = Duration::from_millis(500);
         config.streams.ping_interval = Duration::from_millis(100);
     })
     .await;
-    let mut http = bed.client().http1(bridge.address()).await.unwrap();
-    http.send(asking(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
+    let mut http = pki.client().http1(bridge.address()).await.unwrap();
+    http.send(upgrade_request(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
         .await
         .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
-    let mut client = WebSocket::over(http.into_connection(), Protocol::V5);
-    let mut there = cluster.connection().await;
-    // As kubectl pings, and a node answers.
+    let mut client = WebSocket::accept(http.into_connection(), Protocol::V5);
+    let mut server_io = cluster.next_connection().await;
+    // kubectl pings and the node answers.
     client.binary(PING).await;
-    let asking = tokio::spawn(async move {
+    let answering = tokio::spawn(async move {
         let mut ping = [0; PING.len()];
-        while there.read_exact(&mut ping).await.is_ok() {
+        while server_io.read_exact(&mut ping).await.is_ok() {
+            // Limits the rate of the pings; nothing is waited for.
             tokio::time::sleep(Duration::from_millis(50)).await;
-            if there.write_all(&ping).await.is_err() || there.flush().await.is_err() {
+            if server_io.write_all(&ping).await.is_err() || server_io.flush().await.is_err() {
                 break;
             }
         }
     });
     let mut answers = 0;
-    let code = timeout(PATIENCE, async {
+    let code = timeout(TEST_TIMEOUT, async {
         loop {
             match client.event().await.unwrap() {
                 Event::Chunk(piece) => {
@@ -345,12 +376,34 @@ async fn the_pings_inside_a_port_forward_do_not_keep_it() {
     assert_eq!(code, 1001);
     assert!(answers >= PING.len());
     drop(client);
-    asking.abort();
-    ended(&bridge, "portforward", "idle").await;
+    answering.abort();
+    wait_for_stream_result(&bridge, "portforward", "idle").await;
 }
 
-/// Waits until the metrics have one stream with this result.
-async fn ended(bridge: &skewbridge_gateway::Handle, kind: &str, result: &str) {
+/// Bytes of exec streams that the bridge has forwarded to clients.
+async fn down_bytes(bridge: &skewbridge_gateway::Handle) -> usize {
+    let text = metrics(bridge).await;
+    let name = r#"skewbridge_stream_bytes_total{kind="exec",direction="down"} "#;
+    let line = text.lines().find_map(|it| it.strip_prefix(name));
+    line.map_or(0, |it| it.parse().unwrap())
+}
+
+/// Waits until a counter is above zero and has not grown for a while, and returns its value.
+async fn wait_until_stable(counter: impl AsyncFn() -> usize) -> usize {
+    let mut last = (0, Instant::now());
+    eventually("the counter no longer grows", TEST_TIMEOUT, async || {
+        let now = counter().await;
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+        now > 0 && last.1.elapsed() >= Duration::from_millis(300)
+    })
+    .await;
+    last.0
+}
+
+/// Waits until the metrics count one stream with this result.
+async fn wait_for_stream_result(bridge: &skewbridge_gateway::Handle, kind: &str, result: &str) {
     let deprecated = match result {
         "disconnected" => "cut_off",
         result => result,
@@ -358,147 +411,153 @@ async fn ended(bridge: &skewbridge_gateway::Handle, kind: &str, result: &str) {
     let line = format!(
         r#"skewbridge_streams_total{{kind="{kind}",client="websocket",upstream="spdy",outcome="{deprecated}",result="{result}"}} 1"#
     );
-    eventually(&line, PATIENCE, async || metric(bridge, &line).await).await;
+    eventually(&line, TEST_TIMEOUT, async || {
+        has_metric(bridge, &line).await
+    })
+    .await;
 }
 
 #[tokio::test]
-async fn a_command_that_failed_is_told_from_one_that_could_not_run() {
+async fn a_failed_command_is_distinguished_from_one_that_could_not_run() {
     const EXITED: &str = r#"{"metadata":{},"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3"}]}}"#;
     const FAILED: &str = r#"{"metadata":{},"status":"Failure","message":"no such container","reason":"InternalError","code":500}"#;
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
     for (status, outcome) in [(EXITED, "exited"), (FAILED, "failed")] {
-        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-        cluster.command(4).await.end(status).await;
-        let story = client.all().await;
-        assert_eq!((&*story.error, story.code), (status, Some(1000)));
+        let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+        cluster.next_command(4).await.end(status).await;
+        let transcript = client.read_to_end().await;
+        assert_eq!((&*transcript.error, transcript.code), (status, Some(1000)));
         drop(client);
-        ended(&bridge, "exec", outcome).await;
+        wait_for_stream_result(&bridge, "exec", outcome).await;
     }
     for line in [
         r#"apiserver_stream_translator_requests_total{code="200"} 1"#,
         r#"apiserver_stream_translator_requests_total{code="500"} 1"#,
     ] {
-        assert!(metric(&bridge, line).await, "{line}");
+        assert!(has_metric(&bridge, line).await, "{line}");
     }
 }
 
 #[tokio::test]
-async fn a_process_that_takes_its_time_for_stdin_keeps_its_client() {
-    const SIZE: usize = 8 << 20;
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+async fn a_process_that_reads_stdin_late_keeps_its_client() {
+    const BYTES_SENT: usize = 8 << 20;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_millis(300);
     })
     .await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.next_command(4).await;
     let client = tokio::spawn(async move {
-        let wrote = client.write(Input::Stdin, &vec![7; SIZE]).await;
+        let wrote = client.write(Input::Stdin, &vec![7; BYTES_SENT]).await;
         (client, wrote)
     });
-    // Six intervals are 1.8 s.
+    // The sleep proves an absence: the client is not disconnected after six ping intervals, which
+    // are 1.8 s.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let mut read = 0;
-    while read < SIZE {
+    while read < BYTES_SENT {
         let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
         match stdin.read().await {
             Ok(Some(data)) => read += data.len(),
-            other => panic!("after {read} of {SIZE}: {other:?}"),
+            other => panic!("after {read} of {BYTES_SENT}: {other:?}"),
         }
     }
     node.end(SUCCESS).await;
     let (mut client, wrote) = client.await.unwrap();
     wrote.unwrap();
-    assert!(client.all().await.looks_well());
+    assert!(client.read_to_end().await.looks_successful());
 }
 
 #[tokio::test]
-async fn a_port_that_takes_its_time_keeps_its_client() {
-    const SIZE: usize = 16 << 20;
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+async fn a_port_that_reads_late_keeps_its_client() {
+    const BYTES_SENT: usize = 16 << 20;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_millis(300);
     })
     .await;
-    let mut http = bed.client().http1(bridge.address()).await.unwrap();
-    http.send(asking(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
+    let mut http = pki.client().http1(bridge.address()).await.unwrap();
+    http.send(upgrade_request(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
         .await
         .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
-    let mut client = WebSocket::over(http.into_connection(), Protocol::V5);
-    let mut there = cluster.connection().await;
+    let mut client = WebSocket::accept(http.into_connection(), Protocol::V5);
+    let mut server_io = cluster.next_connection().await;
     let client = tokio::spawn(async move {
-        client.binary(&vec![7; SIZE]).await;
+        client.binary(&vec![7; BYTES_SENT]).await;
         client
     });
+    // The sleep proves an absence: the client is not disconnected after six ping intervals, which
+    // are 1.8 s.
     tokio::time::sleep(Duration::from_secs(4)).await;
-    let mut up = vec![0; SIZE];
-    there.read_exact(&mut up).await.unwrap();
+    let mut up = vec![0; BYTES_SENT];
+    server_io.read_exact(&mut up).await.unwrap();
     drop(client);
 }
 
 #[tokio::test]
-async fn a_reader_that_pauses_at_the_end_loses_nothing() {
-    const PIECE: usize = 8 * 1024;
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    let down = async || -> usize {
-        let text = metrics(&bridge).await;
-        let name = r#"skewbridge_stream_bytes_total{kind="exec",direction="down"} "#;
-        let line = text.lines().find_map(|it| it.strip_prefix(name));
-        line.map_or(0, |it| it.parse().unwrap())
-    };
-    // How much the kernel and the bridge hold for a client that does not read.
-    let probe = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+async fn a_client_that_pauses_at_the_end_loses_no_output() {
+    const CHUNK_BYTES: usize = 8 * 1024;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    // How much the kernel and the bridge buffer for a client that does not read.
+    let probe = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.next_command(4).await;
     while timeout(
         Duration::from_millis(500),
-        node.write("stdout", vec![b'y'; PIECE]),
+        node.write("stdout", vec![b'y'; CHUNK_BYTES]),
     )
     .await
     .is_ok()
     {}
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    let held = down().await;
+    let buffered = wait_until_stable(async || down_bytes(&bridge).await).await;
     drop((probe, node));
     let mut readers = Vec::new();
     for less in 0..12 {
-        let size = held - less * PIECE;
-        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-        let mut node = cluster.command(4).await;
-        for at in (0..size).step_by(PIECE) {
-            node.write("stdout", vec![b'y'; PIECE.min(size - at)]).await;
+        let size = buffered - less * CHUNK_BYTES;
+        let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let mut node = cluster.next_command(4).await;
+        for at in (0..size).step_by(CHUNK_BYTES) {
+            node.write("stdout", vec![b'y'; CHUNK_BYTES.min(size - at)])
+                .await;
         }
         node.end(SUCCESS).await;
         readers.push(tokio::spawn(async move {
+            // The sleep proves an absence: the client is not disconnected during its pause.
             tokio::time::sleep(Duration::from_secs(8)).await;
-            let story = client.all().await;
-            (size, story.stdout.len(), story.error, story.code)
+            let transcript = client.read_to_end().await;
+            (
+                size,
+                transcript.stdout.len(),
+                transcript.error,
+                transcript.code,
+            )
         }));
     }
     let mut lost = Vec::new();
     for reader in readers {
-        let story = reader.await.unwrap();
-        if story.0 != story.1 || story.2 != SUCCESS || story.3 != Some(1000) {
-            lost.push(story);
+        let transcript = reader.await.unwrap();
+        if transcript.0 != transcript.1 || transcript.2 != SUCCESS || transcript.3 != Some(1000) {
+            lost.push(transcript);
         }
     }
-    assert!(lost.is_empty(), "held {held}: {lost:?}");
+    assert!(lost.is_empty(), "buffered {buffered}: {lost:?}");
 }
 
 #[tokio::test]
-async fn what_a_client_sent_before_it_closed_reaches_the_process() {
-    const SIZE: usize = 2 << 20;
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, always).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V4).await;
-    let mut node = cluster.command(4).await;
+async fn input_sent_before_the_close_reaches_the_process() {
+    const BYTES_SENT: usize = 2 << 20;
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, always_translate).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V4).await;
+    let mut node = cluster.next_command(4).await;
     let reading = tokio::spawn(async move {
         let mut read = 0;
         let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
@@ -507,47 +566,50 @@ async fn what_a_client_sent_before_it_closed_reaches_the_process() {
         }
         read
     });
-    client.write(Input::Stdin, &vec![7; SIZE]).await.unwrap();
+    client
+        .write(Input::Stdin, &vec![7; BYTES_SENT])
+        .await
+        .unwrap();
     let close = Close::new(CloseCode::NORMAL, "");
     client.control(&Control::Close(Some(close))).await;
-    assert_eq!(reading.await.unwrap(), SIZE);
+    assert_eq!(reading.await.unwrap(), BYTES_SENT);
 }
 
 #[tokio::test]
-async fn output_that_was_reset_for_a_fault_does_not_look_well() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |_| ()).await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let mut node = cluster.command(4).await;
+async fn output_that_was_reset_with_an_error_does_not_look_successful() {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.next_command(4).await;
     node.write("stdout", "half").await;
-    client.told().await.unwrap();
-    client.told().await.unwrap();
+    client.next_message().await.unwrap();
+    client.next_message().await.unwrap();
     let stdout = node.streams.remove("stdout").unwrap();
     stdout.reset(skewbridge_spdy::frame::ResetStatus::InternalError);
     node.end(SUCCESS).await;
-    let story = client.all().await;
-    assert!(!story.looks_well(), "{story:?}");
+    let transcript = client.read_to_end().await;
+    assert!(!transcript.looks_successful(), "{transcript:?}");
 }
 
 #[tokio::test]
-async fn a_bridge_that_leaves_says_so() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let mut bridge = bridge(&bed, &cluster, |config| {
+async fn a_bridge_that_shuts_down_reports_it_to_its_streams() {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let mut bridge = start_bridge(&pki, &cluster, |config| {
         config.shutdown.delay = Duration::ZERO;
         config.shutdown.drain = Duration::from_secs(1);
     })
     .await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let _node = cluster.command(4).await;
+    let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let _node = cluster.next_command(4).await;
     let leaving = tokio::spawn(async move { bridge.finish().await });
-    let story = timeout(Duration::from_secs(15), client.all())
+    let transcript = timeout(Duration::from_secs(15), client.read_to_end())
         .await
         .unwrap();
     assert!(
-        !story.error.is_empty() && story.code == Some(1001),
-        "{story:?}"
+        !transcript.error.is_empty() && transcript.code == Some(1001),
+        "{transcript:?}"
     );
     leaving.await.unwrap();
 }

@@ -1,29 +1,31 @@
-//! Pings to a node whose library is moby/spdystream: that hands what it reads to five
-//! workers, data to that of its stream, pings to each in turn. The worker of a stream
-//! that nobody reads stands still, and the pings that it was given with it.
+//! Pings to a node that uses moby/spdystream. That library distributes received frames to five
+//! workers: data to the worker of its stream, pings round-robin. The worker of a stream that the
+//! process does not read blocks, together with the pings queued to it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use skewbridge_remotecommand::{Input, Protocol};
-use skewbridge_testkit::{Connection, PATIENCE, eventually};
+use skewbridge_testkit::{Connection, TEST_TIMEOUT, eventually};
 use tokio::io::{
     AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadHalf, WriteHalf,
 };
 use tokio::sync::mpsc;
 
-use crate::bed::Bed;
-use crate::streaming::{Cluster, EXEC, Node, OLD, SUCCESS, WebSocket, bridge};
+use crate::support::pki::PkiFixture;
+use crate::support::spdy_upstream::{
+    EXEC, Node, SUCCESS, SpdyUpstream, VERSION_WITHOUT_TRANSLATION, WebSocket, start_bridge,
+};
 
 const WORKERS: usize = 5;
-/// Which of them has stdin, the second stream of a client.
-const OF_STDIN: usize = 3;
+/// The worker of stdin, the second stream of a client.
+const STDIN_WORKER: usize = 3;
 
 const SETTINGS: u16 = 4;
 pub(crate) const PING: u16 = 6;
 const WINDOW_UPDATE: u16 = 9;
 
-/// A frame as it came.
+/// A raw frame.
 pub(crate) struct Frame(pub(crate) Vec<u8>);
 
 impl Frame {
@@ -36,31 +38,31 @@ impl Frame {
         Some(Self(frame))
     }
 
-    /// `None` for data.
-    pub(crate) fn control(&self) -> Option<u16> {
+    /// The type of a control frame; `None` for data.
+    pub(crate) fn control_type(&self) -> Option<u16> {
         let kind = u16::from_be_bytes([self.0[2], self.0[3]]);
         (self.0[0] & 0x80 != 0).then_some(kind)
     }
 }
 
-/// Stands between a bridge and a node.
+/// Emulates the workers of spdystream between a bridge and a node.
 #[derive(Clone)]
-struct Workers(Arc<Mutex<State>>);
+struct SpdystreamWorkers(Arc<Mutex<State>>);
 
 struct State {
-    /// Whose turn it is to get what belongs to no stream.
+    /// The worker that gets the next frame without a stream.
     turn: usize,
-    /// Those that wait for the reader of stdin, while there is none.
+    /// The pings queued to the worker of stdin while stdin is not read.
     held: Option<Vec<Frame>>,
-    /// Nothing is answered any more.
+    /// No ping is answered any more.
     silent: bool,
     to_bridge: mpsc::UnboundedSender<Frame>,
 }
 
-impl Workers {
-    /// Gives the connection of the node.
-    fn before(bridge: Connection) -> (Self, DuplexStream) {
-        let (there, node) = tokio::io::duplex(1 << 20);
+impl SpdystreamWorkers {
+    /// Returns the connection of the node.
+    fn between(bridge: Connection) -> (Self, DuplexStream) {
+        let (server_io, node) = tokio::io::duplex(1 << 20);
         let (to_bridge, frames) = mpsc::unbounded_channel();
         let workers = Self(Arc::new(Mutex::new(State {
             turn: 0,
@@ -69,18 +71,22 @@ impl Workers {
             to_bridge: to_bridge.clone(),
         })));
         let (from_bridge, writer) = tokio::io::split(bridge);
-        let (from_node, to_node) = tokio::io::split(there);
-        tokio::spawn(workers.clone().hear_bridge(from_bridge, to_node));
-        tokio::spawn(hear_node(from_node, to_bridge));
-        tokio::spawn(tell_bridge(frames, writer));
+        let (from_node, to_node) = tokio::io::split(server_io);
+        tokio::spawn(workers.clone().relay_from_bridge(from_bridge, to_node));
+        tokio::spawn(relay_from_node(from_node, to_bridge));
+        tokio::spawn(relay_to_bridge(frames, writer));
         (workers, node)
     }
 
-    async fn hear_bridge(self, mut from: ReadHalf<Connection>, mut to: WriteHalf<DuplexStream>) {
+    async fn relay_from_bridge(
+        self,
+        mut from: ReadHalf<Connection>,
+        mut to: WriteHalf<DuplexStream>,
+    ) {
         while let Some(frame) = Frame::read(&mut from).await {
-            match frame.control() {
+            match frame.control_type() {
                 Some(PING) => self.ping(frame),
-                // No windows here.
+                // The node of this test does not use windows.
                 Some(SETTINGS | WINDOW_UPDATE) => {
                     self.next();
                 }
@@ -105,38 +111,38 @@ impl Workers {
             return;
         }
         match &mut state.held {
-            Some(held) if worker == OF_STDIN => held.push(frame),
+            Some(held) if worker == STDIN_WORKER => held.push(frame),
             _ => drop(state.to_bridge.send(frame)),
         }
     }
 
-    /// How many pings wait.
-    fn held(&self) -> usize {
+    /// How many pings are queued.
+    fn queued_pings(&self) -> usize {
         self.0.lock().unwrap().held.as_ref().map_or(0, Vec::len)
     }
 
-    /// Somebody reads stdin.
-    fn go_on(&self) {
+    /// The process reads stdin.
+    fn release(&self) {
         let mut state = self.0.lock().unwrap();
         for frame in state.held.take().unwrap_or_default() {
             let _ = state.to_bridge.send(frame);
         }
     }
 
-    fn fall_silent(&self) {
+    fn stop_answering(&self) {
         self.0.lock().unwrap().silent = true;
     }
 }
 
-async fn hear_node(mut from: ReadHalf<DuplexStream>, to: mpsc::UnboundedSender<Frame>) {
+async fn relay_from_node(mut from: ReadHalf<DuplexStream>, to: mpsc::UnboundedSender<Frame>) {
     while let Some(frame) = Frame::read(&mut from).await {
-        if !matches!(frame.control(), Some(SETTINGS | WINDOW_UPDATE)) {
+        if !matches!(frame.control_type(), Some(SETTINGS | WINDOW_UPDATE)) {
             let _ = to.send(frame);
         }
     }
 }
 
-async fn tell_bridge(
+async fn relay_to_bridge(
     mut frames: mpsc::UnboundedReceiver<Frame>,
     mut writer: WriteHalf<Connection>,
 ) {
@@ -152,117 +158,125 @@ async fn tell_bridge(
     }
 }
 
-/// What a command is sent that does not read it, and which it must get: more than
-/// nobody has to take, and less.
-const UNREAD: [usize; 2] = [200 * 1024, 100];
+/// Bytes sent to a command that does not read them: above and below what a node has to buffer.
+const UNREAD_BYTES: [usize; 2] = [200 * 1024, 100];
 
 #[tokio::test]
-async fn a_ping_behind_what_nobody_reads_does_not_end_a_stream() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
+async fn a_ping_queued_behind_unread_stdin_does_not_end_the_stream() {
+    let pki = PkiFixture::new();
+    let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+    let bridge = start_bridge(&pki, &cluster, |config| {
         config.streams.ping_interval = Duration::from_secs(1);
     })
     .await;
-    for size in UNREAD {
-        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-        let (workers, io) = Workers::before(cluster.connection().await);
-        let mut node = Node::over(io, 4).await;
+    for size in UNREAD_BYTES {
+        let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let (workers, io) = SpdystreamWorkers::between(cluster.next_connection().await);
+        let mut node = Node::accept(io, 4).await;
         client.write(Input::Stdin, &vec![7; size]).await.unwrap();
-        let story = tokio::spawn(async move { client.all().await });
-        eventually("pings wait", PATIENCE, async || {
-            assert!(!story.is_finished(), "{size}: cut off");
-            workers.held() >= 3
+        let transcript = tokio::spawn(async move { client.read_to_end().await });
+        eventually("pings are queued", TEST_TIMEOUT, async || {
+            assert!(!transcript.is_finished(), "{size}: cut off");
+            workers.queued_pings() >= 3
         })
         .await;
-        workers.go_on();
+        workers.release();
         let mut read = 0;
         while read < size {
             read += node.read("stdin").await.unwrap().len();
         }
         node.end(SUCCESS).await;
-        let story = story.await.unwrap();
-        assert!(story.looks_well(), "{size}: {story:?}");
+        let transcript = transcript.await.unwrap();
+        assert!(transcript.looks_successful(), "{size}: {transcript:?}");
     }
 }
 
 /// A command whose node is pinged every second.
-struct Pinged {
+struct PingFixture {
     client: WebSocket,
-    workers: Workers,
+    workers: SpdystreamWorkers,
     node: Node,
-    /// What the others need.
-    _kept: (Bed, skewbridge_gateway::Handle, Cluster),
+    /// Keeps the other parts of the fixture alive.
+    _kept: (PkiFixture, skewbridge_gateway::Handle, SpdyUpstream),
 }
 
-impl Pinged {
+impl PingFixture {
     async fn start() -> Self {
-        let bed = Bed::new();
-        let mut cluster = Cluster::of(&bed, OLD).await;
-        let bridge = bridge(&bed, &cluster, |config| {
+        let pki = PkiFixture::new();
+        let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
+        let bridge = start_bridge(&pki, &cluster, |config| {
             config.streams.ping_interval = Duration::from_secs(1);
         })
         .await;
-        let client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-        let (workers, io) = Workers::before(cluster.connection().await);
-        let node = Node::over(io, 4).await;
+        let client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let (workers, io) = SpdystreamWorkers::between(cluster.next_connection().await);
+        let node = Node::accept(io, 4).await;
         Self {
             client,
             workers,
             node,
-            _kept: (bed, bridge, cluster),
+            _kept: (pki, bridge, cluster),
         }
     }
 }
 
 #[tokio::test]
-async fn a_node_that_has_taken_all_and_falls_silent_is_noticed() {
-    let Pinged {
+async fn a_node_that_has_read_everything_and_becomes_silent_is_detected() {
+    let PingFixture {
         mut client,
         workers,
         mut node,
         _kept,
-    } = Pinged::start().await;
-    let size = UNREAD[0];
+    } = PingFixture::start().await;
+    let size = UNREAD_BYTES[0];
     client.write(Input::Stdin, &vec![7; size]).await.unwrap();
-    let story = tokio::spawn(async move { client.all().await });
-    // Whoever has been asked twice has been asked everywhere once.
-    eventually("pings wait", PATIENCE, async || workers.held() >= 2).await;
+    let transcript = tokio::spawn(async move { client.read_to_end().await });
+    // After two queued pings, every worker has got at least one.
+    eventually("pings are queued", TEST_TIMEOUT, async || {
+        workers.queued_pings() >= 2
+    })
+    .await;
     let mut read = 0;
     while read < size {
         read += node.read("stdin").await.unwrap().len();
     }
-    // The answers to these show that all before them was taken.
-    workers.go_on();
-    workers.fall_silent();
-    let story = tokio::time::timeout(PATIENCE, story)
+    // The answers to these pings prove that everything before them was read.
+    workers.release();
+    workers.stop_answering();
+    let transcript = tokio::time::timeout(TEST_TIMEOUT, transcript)
         .await
         .unwrap()
         .unwrap();
-    assert!(story.error.contains("connection was lost"), "{story:?}");
-    assert_eq!(story.code, Some(1011));
+    assert!(
+        transcript.error.contains("connection was lost"),
+        "{transcript:?}"
+    );
+    assert_eq!(transcript.code, Some(1011));
 }
 
 #[tokio::test]
-async fn a_node_that_is_lost_while_somebody_types_is_noticed() {
-    /// More than anybody types, and fewer in a tenth of the interval than count as much.
-    const BETWEEN_KEYS: Duration = Duration::from_millis(10);
-    let Pinged {
+async fn a_node_that_is_lost_during_interactive_input_is_detected() {
+    /// Faster than typing, and fewer keys in a tenth of the ping interval than count as bulk data.
+    const KEY_INTERVAL: Duration = Duration::from_millis(10);
+    let PingFixture {
         mut client,
         workers,
         mut node,
         _kept,
-    } = Pinged::start().await;
-    workers.go_on();
+    } = PingFixture::start().await;
+    workers.release();
     for _ in 0..150 {
         client.write(Input::Stdin, b"x").await.unwrap();
         node.read("stdin").await.unwrap();
         node.write("stdout", "x").await;
-        tokio::time::sleep(BETWEEN_KEYS).await;
+        tokio::time::sleep(KEY_INTERVAL).await;
     }
-    workers.fall_silent();
-    let story = tokio::time::timeout(PATIENCE, client.all()).await;
-    let story = story.expect("nobody notices");
-    assert!(story.error.contains("connection was lost"), "{story:?}");
-    assert_eq!(story.code, Some(1011));
+    workers.stop_answering();
+    let transcript = tokio::time::timeout(TEST_TIMEOUT, client.read_to_end()).await;
+    let transcript = transcript.expect("the lost node is detected");
+    assert!(
+        transcript.error.contains("connection was lost"),
+        "{transcript:?}"
+    );
+    assert_eq!(transcript.code, Some(1011));
 }

@@ -1,5 +1,4 @@
-//! A connection that switches protocols becomes a tunnel, after upstream's 101
-//! and not before.
+//! A connection that switches protocols becomes a tunnel, after upstream's 101 and not before.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -14,8 +13,10 @@ use skewbridge_testkit::{ApiServer, ClientAuth, Connection, H1Client, Options, R
 use tokio::io::{AsyncBufRead, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use crate::bed::{self, Bed, start};
-use crate::scripted::{next_request, requests, scripted, status};
+use crate::support::pki::{self, PkiFixture, start};
+use crate::support::scripted_upstream::{
+    assert_json_status, client_requests, next_request, start_scripted,
+};
 
 const EXEC: &str = "/api/v1/namespaces/a/pods/b/exec";
 
@@ -26,14 +27,14 @@ fn spdy(path: &str) -> String {
     )
 }
 
-/// An upstream that upgrades whatever it is asked.
-async fn upgrading(bed: &Bed, alpn: &[&'static str]) -> (ApiServer, Tunnels) {
+/// An upstream that accepts every upgrade.
+async fn start_upgrading_upstream(pki: &PkiFixture, alpn: &[&'static str]) -> (ApiServer, Tunnels) {
     let (sender, tunnels) = mpsc::unbounded_channel();
-    let options = Options::new(bed.upstream.clone())
-        .clients(ClientAuth::Accept(&bed.front_proxy_ca))
+    let options = Options::new(pki.upstream.clone())
+        .clients(ClientAuth::Accept(&pki.front_proxy_ca))
         .alpn(alpn);
-    let upstream = ApiServer::start(options, move |seen| {
-        let Some(protocol) = seen.header("upgrade") else {
+    let upstream = ApiServer::start(options, move |recorded| {
+        let Some(protocol) = recorded.header("upgrade") else {
             return Reply::json("{}");
         };
         let (reply, upgrade) = Reply::upgrade(protocol);
@@ -63,26 +64,26 @@ async fn tunnel(client: H1Client, tunnels: &mut Tunnels) -> (Connection, Connect
     (client.into_connection(), tunnels.next().await)
 }
 
-async fn say(io: &mut Connection, bytes: &[u8]) {
+async fn write_flushed(io: &mut Connection, bytes: &[u8]) {
     io.write_all(bytes).await.unwrap();
     io.flush().await.unwrap();
 }
 
-async fn hear(io: &mut Connection, expected: &[u8]) {
+async fn expect_bytes(io: &mut Connection, expected: &[u8]) {
     let mut got = vec![0; expected.len()];
     io.read_exact(&mut got).await.unwrap();
     assert_eq!(got, expected);
 }
 
-async fn hear_end(io: &mut Connection) {
+async fn expect_end(io: &mut Connection) {
     assert_eq!(io.read(&mut [0]).await.unwrap(), 0);
 }
 
 #[tokio::test]
-async fn any_protocol_that_is_not_translated_becomes_a_two_way_tunnel() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let mut config = bed.config(upstream.addr());
+async fn protocols_that_are_not_translated_become_bidirectional_tunnels() {
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
+    let mut config = pki.config(upstream.addr());
     config.streams.translate = TranslateStreams::Never;
     let bridge = start(&config);
     let websocket = format!(
@@ -92,7 +93,7 @@ async fn any_protocol_that_is_not_translated_becomes_a_two_way_tunnel() {
     );
     let rows = [("SPDY/3.1", spdy(EXEC)), ("websocket", websocket)];
     for (protocol, request) in rows {
-        let mut client = bed.client().http1(bridge.address()).await.unwrap();
+        let mut client = pki.client().http1(bridge.address()).await.unwrap();
         client.send(request).await.unwrap();
         let head = client.read_head().await.unwrap();
         assert_eq!(head.status, 101);
@@ -107,30 +108,30 @@ async fn any_protocol_that_is_not_translated_becomes_a_two_way_tunnel() {
         }
         let (mut client, mut server) = (client.into_connection(), tunnels.next().await);
         for turn in ["one", "two", "three"] {
-            say(&mut client, turn.as_bytes()).await;
-            hear(&mut server, turn.as_bytes()).await;
-            say(&mut server, turn.as_bytes()).await;
-            hear(&mut client, turn.as_bytes()).await;
+            write_flushed(&mut client, turn.as_bytes()).await;
+            expect_bytes(&mut server, turn.as_bytes()).await;
+            write_flushed(&mut server, turn.as_bytes()).await;
+            expect_bytes(&mut client, turn.as_bytes()).await;
         }
     }
-    let seen = requests(&upstream);
-    assert_eq!(seen[0].header("upgrade"), Some("SPDY/3.1"));
-    assert_eq!(seen[0].header("connection"), Some("Upgrade"));
+    let recorded = client_requests(&upstream);
+    assert_eq!(recorded[0].header("upgrade"), Some("SPDY/3.1"));
+    assert_eq!(recorded[0].header("connection"), Some("Upgrade"));
     assert_eq!(
-        seen[0].header("x-stream-protocol-version"),
+        recorded[0].header("x-stream-protocol-version"),
         Some("v5.channel.k8s.io")
     );
-    assert_eq!(seen[1].target, format!("{EXEC}?command=sh"));
+    assert_eq!(recorded[1].target, format!("{EXEC}?command=sh"));
     assert_eq!(
-        seen[1].header("sec-websocket-key"),
+        recorded[1].header("sec-websocket-key"),
         Some("dGhlIHNhbXBsZSBub25jZQ==")
     );
 }
 
 #[tokio::test]
-async fn bytes_right_behind_the_101_reach_the_client() {
-    let bed = Bed::new();
-    let upstream = scripted(&bed, async |_, mut conn| {
+async fn bytes_immediately_after_the_101_reach_the_client() {
+    let pki = PkiFixture::new();
+    let upstream = start_scripted(&pki, async |_, mut conn| {
         let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\
                       Upgrade: SPDY/3.1\r\n\r\nfirst, ";
         conn.write(answer).await;
@@ -138,21 +139,21 @@ async fn bytes_right_behind_the_101_reach_the_client() {
         conn.stall().await;
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = pki.start_bridge(upstream.addr());
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC)).await.unwrap();
     assert_eq!(client.read_head().await.unwrap().status, 101);
-    hear(&mut client.into_connection(), b"first, second").await;
+    expect_bytes(&mut client.into_connection(), b"first, second").await;
 }
 
 #[tokio::test]
-async fn bytes_before_the_101_wait_for_it() {
-    let bed = Bed::new();
+async fn client_bytes_before_the_101_are_delayed_until_it() {
+    let pki = PkiFixture::new();
     let (asked, mut is_asked) = mpsc::unbounded_channel();
     let go = Arc::new(Notify::new());
     let (go_on, done) = (go.clone(), Arc::new(Notify::new()));
     let finished = done.clone();
-    let upstream = scripted(&bed, move |head, mut conn| {
+    let upstream = start_scripted(&pki, move |head, mut conn| {
         let (asked, go, done) = (asked.clone(), go.clone(), done.clone());
         async move {
             if !head.contains("Upgrade") {
@@ -164,7 +165,7 @@ async fn bytes_before_the_101_wait_for_it() {
             let readable = poll_fn(|cx| {
                 std::task::Poll::Ready(Pin::new(&mut conn.io).poll_fill_buf(cx).is_ready())
             });
-            assert!(!readable.await, "bytes came before the 101");
+            assert!(!readable.await, "bytes arrived before the 101");
             conn.write("HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\n")
                 .await;
             assert_eq!(conn.read(11).await, b"early, late");
@@ -172,13 +173,13 @@ async fn bytes_before_the_101_wait_for_it() {
         }
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = pki.start_bridge(upstream.addr());
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC) + "early").await.unwrap();
     is_asked.recv().await.unwrap();
-    // The one worker has answered this, so it has done with the bytes above
-    // whatever it does with them.
-    let mut other = bed.client().http1(bridge.address()).await.unwrap();
+    // The only worker has answered this request, so it has processed the bytes above, whatever it
+    // did with them.
+    let mut other = pki.client().http1(bridge.address()).await.unwrap();
     other
         .send("GET /api HTTP/1.1\r\nHost: k\r\n\r\n")
         .await
@@ -191,37 +192,37 @@ async fn bytes_before_the_101_wait_for_it() {
 }
 
 #[tokio::test]
-async fn each_direction_ends_on_its_own() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
+async fn each_direction_closes_independently() {
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
     for client_first in [true, false] {
-        let client = bed.client().http1(bridge.address()).await.unwrap();
+        let client = pki.client().http1(bridge.address()).await.unwrap();
         let (client, server) = tunnel(client, &mut tunnels).await;
         let (mut first, mut second) = if client_first {
             (client, server)
         } else {
             (server, client)
         };
-        say(&mut first, b"my last").await;
+        write_flushed(&mut first, b"my last").await;
         first.shutdown().await.unwrap();
-        hear(&mut second, b"my last").await;
-        hear_end(&mut second).await;
+        expect_bytes(&mut second, b"my last").await;
+        expect_end(&mut second).await;
         for _ in 0..3 {
-            say(&mut second, b"still here").await;
-            hear(&mut first, b"still here").await;
+            write_flushed(&mut second, b"still here").await;
+            expect_bytes(&mut first, b"still here").await;
         }
         second.shutdown().await.unwrap();
-        hear_end(&mut first).await;
+        expect_end(&mut first).await;
     }
 }
 
 #[tokio::test]
 async fn ten_mebibytes_each_way_arrive_unchanged() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
-    let client = bed.client().http1(bridge.address()).await.unwrap();
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
+    let client = pki.client().http1(bridge.address()).await.unwrap();
     let (client, server) = tunnel(client, &mut tunnels).await;
     let pattern = |seed: u32| -> Vec<u8> {
         (0..10u32 << 20)
@@ -244,7 +245,7 @@ async fn ten_mebibytes_each_way_arrive_unchanged() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_relayed_whole_and_nothing_behind_it_is_a_request() {
+async fn a_rejected_upgrade_is_forwarded_completely_and_bytes_after_it_are_not_a_request() {
     const SMUGGLED: &str = "GET /smuggled HTTP/1.1\r\nHost: k\r\n\r\n";
     let forbidden = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","code":403}"#;
     let rows = [
@@ -252,10 +253,10 @@ async fn a_refusal_is_relayed_whole_and_nothing_behind_it_is_a_request() {
         (400, "text/plain", "unable to upgrade"),
         (200, "text/plain", "not today"),
     ];
-    let bed = Bed::new();
+    let pki = PkiFixture::new();
     for (code, media, body) in rows {
         for chunked in [false, true] {
-            let options = Options::new(bed.upstream.clone());
+            let options = Options::new(pki.upstream.clone());
             let upstream = ApiServer::start(options, move |_| {
                 let reply = Reply::new(code)
                     .header("Content-Type", media)
@@ -268,20 +269,20 @@ async fn a_refusal_is_relayed_whole_and_nothing_behind_it_is_a_request() {
                 }
             })
             .await;
-            let bridge = bed.bridge(upstream.addr());
-            let mut client = bed.client().http1(bridge.address()).await.unwrap();
+            let bridge = pki.start_bridge(upstream.addr());
+            let mut client = pki.client().http1(bridge.address()).await.unwrap();
             client.send(spdy(EXEC) + SMUGGLED).await.unwrap();
             let response = client.read_response().await.unwrap();
             assert_eq!((response.status, response.text()), (code, body.to_owned()));
             assert_eq!(response.header("content-type"), Some(media));
             assert_eq!(response.header("audit-id"), Some("7"));
             assert_eq!(response.header("connection"), Some("close"));
-            // Perhaps it is closed by now; that is as good.
+            // The connection may be closed by now, which is fine as well.
             let _ = client.send(SMUGGLED).await;
             client.read_close().await.unwrap();
-            let targets: Vec<_> = requests(&upstream)
+            let targets: Vec<_> = client_requests(&upstream)
                 .into_iter()
-                .map(|seen| seen.target)
+                .map(|recorded| recorded.target)
                 .collect();
             assert_eq!(targets, [EXEC], "{code} chunked: {chunked}");
         }
@@ -289,7 +290,7 @@ async fn a_refusal_is_relayed_whole_and_nothing_behind_it_is_a_request() {
 }
 
 #[tokio::test]
-async fn what_is_no_upgrade_goes_up_as_a_plain_request() {
+async fn requests_that_are_not_upgrades_are_forwarded_as_plain_requests() {
     let rows = [
         (
             "h2c",
@@ -314,45 +315,45 @@ async fn what_is_no_upgrade_goes_up_as_a_plain_request() {
             "Connection: Upgrade\r\nUpgrade: websocket\r\n",
         ),
     ];
-    let bed = Bed::new();
-    let (upstream, _tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
-    let client = bed.client();
+    let pki = PkiFixture::new();
+    let (upstream, _tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
+    let client = pki.client();
     for (name, version, fields) in rows {
         let mut connection = client.connect(bridge.address(), "localhost").await.unwrap();
         let request =
             format!("GET {EXEC} HTTP/{version}\r\nHost: k\r\nX-Row: {name}\r\n{fields}\r\n");
-        say(&mut connection, request.as_bytes()).await;
+        write_flushed(&mut connection, request.as_bytes()).await;
         let expected = format!("HTTP/{version} 200 OK\r\n");
-        hear(&mut connection, expected.as_bytes()).await;
-        let seen = requests(&upstream).pop().unwrap();
-        assert_eq!(seen.header("x-row"), Some(name));
+        expect_bytes(&mut connection, expected.as_bytes()).await;
+        let recorded = client_requests(&upstream).pop().unwrap();
+        assert_eq!(recorded.header("x-row"), Some(name));
         for header in ["upgrade", "http2-settings", "connection"] {
-            assert_eq!(seen.header(header), None, "{name}: {header}");
+            assert_eq!(recorded.header(header), None, "{name}: {header}");
         }
     }
 }
 
 #[tokio::test]
-async fn http2_clients_have_no_upgrade() {
-    let bed = Bed::new();
-    let (upstream, _tunnels) = upgrading(&bed, &["h2", "http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
-    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+async fn http2_clients_cannot_upgrade() {
+    let pki = PkiFixture::new();
+    let (upstream, _tunnels) = start_upgrading_upstream(&pki, &["h2", "http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
+    let h2 = pki.client().http2(bridge.address()).await.unwrap();
     let request = Request::get(format!("https://k{EXEC}"))
         .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
         .header("sec-websocket-version", "13")
         .body(());
     let response = h2.request(request.unwrap(), "").await.unwrap();
     assert_eq!(response.status, 200);
-    let seen = requests(&upstream);
+    let recorded = client_requests(&upstream);
     assert_eq!(
-        (seen[0].version, seen[0].header("upgrade")),
+        (recorded[0].version, recorded[0].header("upgrade")),
         (Version::HTTP_2, None)
     );
 
-    // RFC 9113, 8.2.2 and RFC 8441, which is not announced.
-    let client = bed.client().alpn(&["h2"]);
+    // RFC 9113, 8.2.2; RFC 8441 is not announced.
+    let client = pki.client().alpn(&["h2"]);
     for (method, field, value) in [
         ("GET", "upgrade", "websocket"),
         ("CONNECT", ":protocol", "websocket"),
@@ -364,68 +365,68 @@ async fn http2_clients_have_no_upgrade() {
             h2frames::literal(field, value),
         ];
         let request = h2frames::headers(1, flag::END_HEADERS, &block.concat());
-        say(&mut io, &request).await;
+        write_flushed(&mut io, &request).await;
         let reset = h2frames::read_until(&mut io, kind::RST_STREAM).await;
         assert_eq!(reset.unwrap().error_code(), Some(code::PROTOCOL_ERROR));
     }
-    assert_eq!(requests(&upstream).len(), 1);
+    assert_eq!(client_requests(&upstream).len(), 1);
 }
 
 #[tokio::test]
 async fn a_user_is_asserted_over_the_front_proxy_connection() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["h2", "http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
-    let alice = bed.user("alice", &["dev", "ops"]);
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["h2", "http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
+    let alice = pki.user("alice", &["dev", "ops"]);
     let client = alice.http1(bridge.address()).await.unwrap();
     let (mut client, mut server) = tunnel(client, &mut tunnels).await;
-    say(&mut client, b"hello").await;
-    hear(&mut server, b"hello").await;
-    let seen = requests(&upstream).pop().unwrap();
-    assert_eq!(seen.version, Version::HTTP_11, "upgrades need HTTP/1.1");
+    write_flushed(&mut client, b"hello").await;
+    expect_bytes(&mut server, b"hello").await;
+    let recorded = client_requests(&upstream).pop().unwrap();
+    assert_eq!(recorded.version, Version::HTTP_11, "upgrades need HTTP/1.1");
     assert_eq!(
-        seen.client.clone().unwrap().common_name,
+        recorded.client.clone().unwrap().common_name,
         "front-proxy-client"
     );
-    assert_eq!(seen.header("x-remote-user"), Some("alice"));
-    assert_eq!(seen.all("x-remote-group"), ["dev", "ops"]);
+    assert_eq!(recorded.header("x-remote-user"), Some("alice"));
+    assert_eq!(recorded.all("x-remote-group"), ["dev", "ops"]);
 }
 
 #[tokio::test]
-async fn an_upstream_of_http2_alone_cannot_upgrade_and_the_client_is_told() {
-    let bed = Bed::new();
-    let (upstream, _tunnels) = upgrading(&bed, &["h2"]).await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+async fn an_upgrade_to_an_http2_only_upstream_is_an_error() {
+    let pki = PkiFixture::new();
+    let (upstream, _tunnels) = start_upgrading_upstream(&pki, &["h2"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC)).await.unwrap();
-    status(&client.read_response().await.unwrap(), 503);
+    assert_json_status(&client.read_response().await.unwrap(), 503);
     client.read_close().await.unwrap();
-    assert!(requests(&upstream).is_empty());
+    assert!(client_requests(&upstream).is_empty());
 }
 
 #[tokio::test]
-async fn a_101_that_nobody_asked_for_is_a_bad_answer() {
-    let bed = Bed::new();
-    let upstream = scripted(&bed, async |_, mut conn| {
+async fn an_unrequested_101_is_a_bad_gateway() {
+    let pki = PkiFixture::new();
+    let upstream = start_scripted(&pki, async |_, mut conn| {
         conn.write("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
             .await;
         conn.read_to_end().await;
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = pki.start_bridge(upstream.addr());
+    let mut h1 = pki.client().http1(bridge.address()).await.unwrap();
     h1.send("GET /api HTTP/1.1\r\nHost: k\r\n\r\n")
         .await
         .unwrap();
-    status(&h1.read_response().await.unwrap(), 502);
-    let h2 = bed.client().http2(bridge.address()).await.unwrap();
-    status(&h2.get("/api").await.unwrap(), 502);
+    assert_json_status(&h1.read_response().await.unwrap(), 502);
+    let h2 = pki.client().http2(bridge.address()).await.unwrap();
+    assert_json_status(&h2.get("/api").await.unwrap(), 502);
 }
 
 #[tokio::test]
-async fn a_request_has_to_be_whole_before_its_101() {
-    let bed = Bed::new();
-    let upstream = scripted(&bed, async |head, mut conn| {
+async fn a_request_must_be_complete_before_its_101() {
+    let pki = PkiFixture::new();
+    let upstream = start_scripted(&pki, async |head, mut conn| {
         if head.starts_with("POST /patient") {
             assert_eq!(conn.read(5).await, b"hello");
         }
@@ -438,34 +439,34 @@ async fn a_request_has_to_be_whole_before_its_101() {
         conn.read_to_end().await;
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
+    let bridge = pki.start_bridge(upstream.addr());
     let head = |path: &str| {
         format!(
             "POST {path} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: x\r\n\
              Content-Length: 5\r\n\r\n"
         )
     };
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client
         .send(head("/patient") + "hello" + "more")
         .await
         .unwrap();
     assert_eq!(client.read_head().await.unwrap().status, 101);
-    hear(&mut client.into_connection(), b"tunnel").await;
+    expect_bytes(&mut client.into_connection(), b"tunnel").await;
 
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(head("/hasty") + "he").await.unwrap();
-    status(&client.read_response().await.unwrap(), 502);
+    assert_json_status(&client.read_response().await.unwrap(), 502);
     client.read_close().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_reset_of_one_side_ends_the_other() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
+async fn a_reset_of_one_side_closes_the_other() {
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
     for client_resets in [true, false] {
-        let client = bed.client().http1(bridge.address()).await.unwrap();
+        let client = pki.client().http1(bridge.address()).await.unwrap();
         let (client, server) = tunnel(client, &mut tunnels).await;
         let (resets, mut other) = if client_resets {
             (client, server)
@@ -474,20 +475,20 @@ async fn a_reset_of_one_side_ends_the_other() {
         };
         resets.get_ref().get_ref().0.set_zero_linger().unwrap();
         drop(resets);
-        // An end without TLS's farewell, so that nobody takes it for a whole.
+        // Closed without close_notify, so that the data is not taken for complete.
         assert!(other.read(&mut [0]).await.is_err());
     }
 }
 
-/// A command that ends before its stdin does: kube-apiserver closes on what it
-/// has not read, and what it said before is still on its way.
+/// A command that ends before its stdin does: kube-apiserver closes the connection with unread
+/// input, while its last output is still in flight.
 #[tokio::test]
-async fn the_last_words_of_an_upstream_that_no_longer_listens_arrive() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
+async fn the_last_output_of_an_upstream_that_has_stopped_reading_arrives() {
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
+    let bridge = pki.start_bridge(upstream.addr());
     for _ in 0..10 {
-        let client = bed.client().http1(bridge.address()).await.unwrap();
+        let client = pki.client().http1(bridge.address()).await.unwrap();
         let (client, mut server) = tunnel(client, &mut tunnels).await;
         let (mut output, mut input) = tokio::io::split(client);
         let (began, is_sending) = oneshot::channel();
@@ -498,24 +499,24 @@ async fn the_last_words_of_an_upstream_that_no_longer_listens_arrive() {
             while input.write_all(&piece).await.is_ok() {}
         });
         is_sending.await.unwrap();
-        let said = vec![b'o'; 48 * 1024];
-        server.write_all(&said).await.unwrap();
+        let last_output = vec![b'o'; 48 * 1024];
+        server.write_all(&last_output).await.unwrap();
         server.flush().await.unwrap();
         drop(server);
-        let mut heard = Vec::new();
-        // Cut off in the end, and not taken for a whole.
-        assert!(output.read_to_end(&mut heard).await.is_err());
-        assert_eq!(heard.len(), said.len());
+        let mut received = Vec::new();
+        // Finally closed without close_notify, so that it is not taken for complete.
+        assert!(output.read_to_end(&mut received).await.is_err());
+        assert_eq!(received.len(), last_output.len());
         sending.abort();
     }
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_the_101_is_not_waited_for() {
-    let bed = Bed::new();
+async fn a_client_that_disconnects_before_the_101_ends_the_upgrade() {
+    let pki = PkiFixture::new();
     let (asked, mut is_asked) = mpsc::unbounded_channel();
     let (gone, mut is_gone) = mpsc::unbounded_channel();
-    let upstream = scripted(&bed, move |_, mut conn| {
+    let upstream = start_scripted(&pki, move |_, mut conn| {
         let (asked, gone) = (asked.clone(), gone.clone());
         async move {
             asked.send(()).unwrap();
@@ -524,8 +525,8 @@ async fn a_client_that_leaves_before_the_101_is_not_waited_for() {
         }
     })
     .await;
-    let bridge = bed.bridge(upstream.addr());
-    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = pki.start_bridge(upstream.addr());
+    let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC)).await.unwrap();
     is_asked.recv().await.unwrap();
     drop(client);
@@ -533,22 +534,22 @@ async fn a_client_that_leaves_before_the_101_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn silence_does_not_end_a_tunnel() {
-    let bed = Bed::new();
-    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let mut config = bed.config(upstream.addr());
+async fn an_idle_tunnel_stays_open() {
+    let pki = PkiFixture::new();
+    let (upstream, mut tunnels) = start_upgrading_upstream(&pki, &["http/1.1"]).await;
+    let mut config = pki.config(upstream.addr());
     config.limits.idle_timeout = Duration::from_millis(500);
     config.limits.read_header_timeout = Duration::from_millis(500);
-    let bridge = bed::start(&config);
-    let client = bed.client().http1(bridge.address()).await.unwrap();
+    let bridge = pki::start(&config);
+    let client = pki.client().http1(bridge.address()).await.unwrap();
     let (mut client, mut server) = tunnel(client, &mut tunnels).await;
     for _ in 0..2 {
-        // Opened after the tunnel fell silent, and closed for being idle.
-        let mut idle = bed.client().http1(bridge.address()).await.unwrap();
+        // Opened after the tunnel became idle, and closed because it is idle.
+        let mut idle = pki.client().http1(bridge.address()).await.unwrap();
         idle.read_close().await.unwrap();
     }
-    say(&mut client, b"up").await;
-    hear(&mut server, b"up").await;
-    say(&mut server, b"down").await;
-    hear(&mut client, b"down").await;
+    write_flushed(&mut client, b"up").await;
+    expect_bytes(&mut server, b"up").await;
+    write_flushed(&mut server, b"down").await;
+    expect_bytes(&mut client, b"down").await;
 }

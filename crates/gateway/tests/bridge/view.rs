@@ -1,5 +1,5 @@
-//! What clients see of a cluster: discovery and OpenAPI of all servers, for whom the local
-//! server lets read them.
+//! Merged discovery and OpenAPI of all servers, for clients that the local server permits to read
+//! them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,42 +8,53 @@ use serde_json::Value;
 use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList, servers};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Feature;
-use skewbridge_testkit::{PATIENCE, RecordedRequest, Reply, Response, TlsClient, eventually};
+use skewbridge_testkit::{RecordedRequest, Reply, Response, TEST_TIMEOUT, TlsClient, eventually};
 use tokio::sync::Notify;
 
-use crate::bed::start;
-use crate::cluster::{self, Cluster, NEW, PeerServer, ask, peer_view, refusal};
-use crate::log;
-use crate::plain;
-use crate::standin::{CRDS, Form, crd};
+use crate::support::admin_client;
+use crate::support::cluster::{
+    self, ClusterFixture, NEW, PeerServer, peer_view, send_request, status_message,
+};
+use crate::support::fake_apiserver::{CRDS, DiscoveryFormat, crd};
+use crate::support::log_capture;
+use crate::support::pki::start;
 
 const B: &str = "apiserver-b";
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-const LIST: &str = "application/json";
-/// Both serve this version, and only the peer this resource of it.
-const MORE: &str = "apps/v1 fleets";
+const LEGACY_LIST: &str = "application/json";
+/// Both servers have this version, but only the peer has this resource in it.
+const PEER_RESOURCE: &str = "apps/v1 fleets";
 
-/// A local server with `apps/v1`, and a peer with more of it and with `NEW`.
-async fn mixed() -> (Cluster, PeerServer, Handle) {
+/// A local server with `apps/v1`, and a peer with another resource of it and with `NEW`.
+async fn mixed_cluster() -> (ClusterFixture, PeerServer, Handle) {
     let local = ["v1 pods", "apps/v1 deployments"];
-    let peer = ["v1 pods", "v1 podgroups", "apps/v1 deployments", MORE, NEW];
-    let (cluster, [b], bridge) = Cluster::with_peers(&local, [(B, &peer)]).await;
+    let peer = [
+        "v1 pods",
+        "v1 podgroups",
+        "apps/v1 deployments",
+        PEER_RESOURCE,
+        NEW,
+    ];
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&local, [(B, &peer)]).await;
     (cluster, b, bridge)
 }
 
-/// How often clients have asked the local server for `/apis`.
-fn asked(cluster: &Cluster) -> usize {
-    let seen = cluster.local.seen();
-    seen.iter().filter(|seen| seen.path() == "/apis").count()
+/// How many requests of clients for `/apis` the local server has received.
+fn discovery_request_count(cluster: &ClusterFixture) -> usize {
+    let recorded = cluster.local.client_requests();
+    recorded
+        .iter()
+        .filter(|recorded| recorded.path() == "/apis")
+        .count()
 }
 
 async fn discovery(client: &TlsClient, bridge: &Handle) -> Response {
-    ask(client, bridge, "GET", "/apis", &[("accept", V2)], "").await
+    send_request(client, bridge, "GET", "/apis", &[("accept", V2)], "").await
 }
 
-async fn get(cluster: &Cluster, bridge: &Handle, path: &str, accept: &str) -> Response {
+async fn get(cluster: &ClusterFixture, bridge: &Handle, path: &str, accept: &str) -> Response {
     let headers = [("accept", accept)];
-    ask(&cluster.alice(), bridge, "GET", path, &headers, "").await
+    send_request(&cluster.alice(), bridge, "GET", path, &headers, "").await
 }
 
 fn json(response: &Response) -> Value {
@@ -52,97 +63,102 @@ fn json(response: &Response) -> Value {
 }
 
 async fn metrics(bridge: &Handle) -> String {
-    plain::get(bridge.admin_address(), "/metrics").await.body
+    admin_client::get(bridge.admin_address(), "/metrics")
+        .await
+        .body
 }
 
 #[tokio::test]
-async fn the_local_server_is_asked_once_in_ten_seconds_for_each_caller() {
-    let (cluster, _b, bridge) = mixed().await;
+async fn the_local_server_authorizes_discovery_once_in_ten_seconds_per_client() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
     let alice = cluster.alice();
-    let bob = cluster.bed.user("bob", &[]);
-    let before = asked(&cluster);
+    let bob = cluster.pki.user("bob", &[]);
+    let before = discovery_request_count(&cluster);
     for _ in 0..5 {
         assert!(discovery(&alice, &bridge).await.text().contains("fleets"));
     }
-    assert_eq!(asked(&cluster), before + 1);
+    assert_eq!(discovery_request_count(&cluster), before + 1);
     discovery(&bob, &bridge).await;
-    assert_eq!(asked(&cluster), before + 2);
-    // In somebody else's name it is somebody else.
+    assert_eq!(discovery_request_count(&cluster), before + 2);
+    // An impersonating request is another client.
     let headers = [("accept", V2), ("impersonate-user", "carol")];
-    ask(&alice, &bridge, "GET", "/apis", &headers, "").await;
-    assert_eq!(asked(&cluster), before + 3);
+    send_request(&alice, &bridge, "GET", "/apis", &headers, "").await;
+    assert_eq!(discovery_request_count(&cluster), before + 3);
     let metrics = metrics(&bridge).await;
     assert!(metrics.contains("aggregator_discovery_peer_aggregated_cache_hits_total"));
     assert!(metrics.contains("skewbridge_discovery_document_bytes{path=\"/apis\"}"));
 }
 
-/// How many ask at once, on a connection that may have 100 streams.
-const MANY: usize = 50;
+/// Concurrent requests, on a connection with at most 100 streams.
+const CONCURRENT_REQUESTS: usize = 50;
 
-/// How often the bridge has looked at what the local server serves: `/version` is what it
-/// asks first.
-fn looks(cluster: &Cluster) -> usize {
-    cluster.local.questions("/version").len()
+/// How many refreshes of local discovery the bridge has made: each begins with `/version`.
+fn refresh_count(cluster: &ClusterFixture) -> usize {
+    cluster.local.gateway_requests("/version").len()
 }
 
-/// How often the document of the whole cluster was made.
-async fn made(bridge: &Handle) -> usize {
+/// How many times the merged document was built.
+async fn merge_count(bridge: &Handle) -> usize {
     let name = "aggregator_discovery_peer_aggregated_cache_misses_total ";
     let metrics = metrics(bridge).await;
     let line = metrics.lines().find_map(|line| line.strip_prefix(name));
     line.unwrap().parse().unwrap()
 }
 
-/// Waits until the bridge no longer looks by itself, as it does every second after it has
-/// heard of something that all servers share.
-async fn is_settled(cluster: &Cluster) {
-    let mut last = (looks(cluster), Instant::now());
-    eventually("no look for longer than a second", PATIENCE, async || {
-        let now = looks(cluster);
-        if now != last.0 {
-            last = (now, Instant::now());
-        }
-        last.1.elapsed() > Duration::from_millis(1_500)
-    })
+/// Waits until the bridge no longer refreshes periodically, as it does every second after a change
+/// of something that all servers share.
+async fn wait_until_settled(cluster: &ClusterFixture) {
+    let mut last = (refresh_count(cluster), Instant::now());
+    eventually(
+        "no refresh for longer than a second",
+        TEST_TIMEOUT,
+        async || {
+            let now = refresh_count(cluster);
+            if now != last.0 {
+                last = (now, Instant::now());
+            }
+            last.1.elapsed() > Duration::from_millis(1_500)
+        },
+    )
     .await;
 }
 
 #[tokio::test]
-async fn however_many_ask_the_local_server_is_looked_at_and_the_document_made_once() {
-    let (cluster, _b, bridge) = mixed().await;
-    is_settled(&cluster).await;
+async fn concurrent_requests_share_one_refresh_and_one_merge() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
+    wait_until_settled(&cluster).await;
     let alice = cluster.alice();
-    // From now on it is known that she may read.
+    // From now on her permission is cached.
     assert_eq!(discovery(&alice, &bridge).await.status, 200);
-    let (asked_before, looks_before) = (asked(&cluster), looks(&cluster));
-    let made_before = made(&bridge).await;
+    let (asked_before, looks_before) = (discovery_request_count(&cluster), refresh_count(&cluster));
+    let made_before = merge_count(&bridge).await;
 
     let goes_on = Arc::new(Notify::new());
     let held = goes_on.clone();
-    cluster.local.hook(move |seen: &RecordedRequest| {
-        let is_look = seen.is_probe() && seen.path() == "/version";
+    cluster.local.set_hook(move |recorded: &RecordedRequest| {
+        let is_look = recorded.is_probe() && recorded.path() == "/version";
         is_look.then(|| Reply::json(r#"{"gitVersion": "v1.36.4"}"#).after(&held))
     });
     let looked = async |times: usize| {
-        eventually("a look", PATIENCE, async || {
-            looks(&cluster) == looks_before + times
+        eventually("a refresh", TEST_TIMEOUT, async || {
+            refresh_count(&cluster) == looks_before + times
         })
         .await;
     };
     let connection = alice.http2(bridge.address()).await.unwrap();
-    let ask = async || {
+    let get_discovery = async || {
         let request = http::Request::get("https://k/apis").header("accept", V2);
         let answer = connection.request(request.body(()).unwrap(), "").await;
         answer.unwrap().text()
     };
     let many = async {
         looked(1).await;
-        // After that look has begun: another one has to be theirs.
-        futures_of((0..MANY).map(|_| ask())).await
+        // That refresh has already begun, so these requests need another one.
+        join_all((0..CONCURRENT_REQUESTS).map(|_| get_discovery())).await
     };
     let conduct = async {
-        eventually("everybody asks", PATIENCE, async || {
-            connection.open_streams() == 1 + MANY
+        eventually("all requests have arrived", TEST_TIMEOUT, async || {
+            connection.open_streams() == 1 + CONCURRENT_REQUESTS
         })
         .await;
         let serves = [
@@ -152,33 +168,33 @@ async fn however_many_ask_the_local_server_is_looked_at_and_the_document_made_on
             "apps/v1 daemons",
         ];
         cluster.local.serve(&serves);
-        // What came before this on the same connection has begun to wait.
+        // The requests before this one on the same connection are waiting now.
         let other = connection.get(cluster::SHARED_PATH).await.unwrap();
         assert_eq!(other.status, 200);
         goes_on.notify_one();
         looked(2).await;
         goes_on.notify_one();
     };
-    let (first, many, ()) = tokio::join!(ask(), many, conduct);
-    for shown in many.iter().chain([&first]) {
+    let (first, many, ()) = tokio::join!(get_discovery(), many, conduct);
+    for served in many.iter().chain([&first]) {
         assert!(
-            shown.contains("daemons") && shown.contains("fleets"),
-            "{shown}"
+            served.contains("daemons") && served.contains("fleets"),
+            "{served}"
         );
     }
-    // One for the first, and one for all the others; what they saw is the same.
-    assert_eq!(looks(&cluster), looks_before + 2);
-    assert_eq!(asked(&cluster), asked_before);
-    assert_eq!(made(&bridge).await, made_before + 1);
+    // One refresh for the first request, and one for all others; all get the same document.
+    assert_eq!(refresh_count(&cluster), looks_before + 2);
+    assert_eq!(discovery_request_count(&cluster), asked_before);
+    assert_eq!(merge_count(&bridge).await, made_before + 1);
 }
 
 #[tokio::test]
-async fn who_may_not_read_is_told_so_also_after_others_have_read() {
-    let (cluster, _b, bridge) = mixed().await;
+async fn a_client_without_permission_is_denied_even_after_others_have_read() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
     let alice = cluster.alice();
-    let bob = cluster.bed.user("bob", &[]);
-    cluster.local.hook(|seen: &RecordedRequest| {
-        let bob = seen.all("x-remote-user") == ["bob"] && seen.path() == "/apis";
+    let bob = cluster.pki.user("bob", &[]);
+    cluster.local.set_hook(|recorded: &RecordedRequest| {
+        let bob = recorded.all("x-remote-user") == ["bob"] && recorded.path() == "/apis";
         bob.then(|| Reply::new(403).body("bob may not"))
     });
     for _ in 0..3 {
@@ -192,8 +208,8 @@ async fn who_may_not_read_is_told_so_also_after_others_have_read() {
 }
 
 #[tokio::test]
-async fn what_has_just_been_made_is_there_at_once() {
-    let (cluster, _b, bridge) = mixed().await;
+async fn a_new_resource_is_in_discovery_at_once() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
     let alice = cluster.alice();
     assert!(
         !discovery(&alice, &bridge)
@@ -208,28 +224,28 @@ async fn what_has_just_been_made_is_there_at_once() {
         "apps/v1 deployments",
         "example.com/v1 widgets",
     ]);
-    // Whether or not its event has arrived.
-    let shown = discovery(&alice, &bridge).await.text();
+    // Whether or not its watch event has arrived.
+    let served = discovery(&alice, &bridge).await.text();
     assert!(
-        shown.contains("widgets") && shown.contains("fleets"),
-        "{shown}"
+        served.contains("widgets") && served.contains("fleets"),
+        "{served}"
     );
-    // Without an event, for who has not asked yet.
+    // Without an event, for a client without a cached permission.
     let mut serves = vec![cluster::SHARED, "v1 pods", "apps/v1 deployments"];
     serves.push("example.com/v1 contraptions");
     cluster.local.serve(&serves);
-    let shown = discovery(&cluster.bed.user("dora", &[]), &bridge)
+    let served = discovery(&cluster.pki.user("dora", &[]), &bridge)
         .await
         .text();
     assert!(
-        shown.contains("contraptions") && shown.contains("fleets"),
-        "{shown}"
+        served.contains("contraptions") && served.contains("fleets"),
+        "{served}"
     );
 }
 
 #[tokio::test]
-async fn each_server_is_told_of_by_itself() {
-    let (cluster, b, bridge) = mixed().await;
+async fn the_server_list_has_the_discovery_of_each_server() {
+    let (cluster, b, bridge) = mixed_cluster().await;
     let answer = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
     assert_eq!(answer.header("content-type"), Some(servers::MEDIA_TYPE));
     let list = ServerDiscoveryList::parse(&answer.body).unwrap();
@@ -246,36 +262,40 @@ async fn each_server_is_told_of_by_itself() {
     assert!(!serves(own, "fleets") && serves(own, "deployments") && serves(own, "pods"));
     assert!(serves(peer, "fleets") && serves(peer, "pods"));
 
-    cluster.local.hook(|seen: &RecordedRequest| {
-        let alice = seen.all("x-remote-user") == ["alice"];
+    cluster.local.set_hook(|recorded: &RecordedRequest| {
+        let alice = recorded.all("x-remote-user") == ["alice"];
         alice.then(|| Reply::new(403).body("no"))
     });
     let refused = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
     assert_eq!(refused.status, 403);
-    cluster.local.behave();
+    cluster.local.remove_hook();
 
-    b.die().await;
+    b.shut_down().await;
     cluster.local.lease(B, "two");
-    eventually("it is known to be away", PATIENCE, async || {
-        let answer = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
-        let list = ServerDiscoveryList::parse(&answer.body).unwrap();
-        !list.servers[0].reachable && list.servers[0].problem.is_some()
-    })
+    eventually(
+        "the peer is reported as unreachable",
+        TEST_TIMEOUT,
+        async || {
+            let answer = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
+            let list = ServerDiscoveryList::parse(&answer.body).unwrap();
+            !list.servers[0].reachable && list.servers[0].problem.is_some()
+        },
+    )
     .await;
 }
 
 #[tokio::test]
-async fn lists_and_the_core_group_are_whole_unless_the_gate_is_off() {
-    let (cluster, _b, bridge) = mixed().await;
+async fn legacy_lists_and_the_core_group_are_merged_unless_the_feature_gate_is_off() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
     let alice = cluster.alice();
     let (group_version, resource) = NEW.split_once(' ').unwrap();
     let (group, _) = group_version.split_once('/').unwrap();
     let paths = [
-        ("/apis".to_owned(), LIST, group),
-        (format!("/apis/{group}"), LIST, group_version),
-        (format!("/apis/{group_version}"), LIST, resource),
-        ("/apis/apps/v1".to_owned(), LIST, "fleets"),
-        ("/api/v1".to_owned(), LIST, "podgroups"),
+        ("/apis".to_owned(), LEGACY_LIST, group),
+        (format!("/apis/{group}"), LEGACY_LIST, group_version),
+        (format!("/apis/{group_version}"), LEGACY_LIST, resource),
+        ("/apis/apps/v1".to_owned(), LEGACY_LIST, "fleets"),
+        ("/api/v1".to_owned(), LEGACY_LIST, "podgroups"),
         ("/api".to_owned(), V2, "podgroups"),
     ];
     for (path, accept, expected) in &paths {
@@ -291,7 +311,7 @@ async fn lists_and_the_core_group_are_whole_unless_the_gate_is_off() {
     let mut config = cluster.config();
     config.features.0.remove(&Feature::CompleteDiscovery);
     let plain = start(&config);
-    eventually("the peer is known", PATIENCE, async || {
+    eventually("the peer is known", TEST_TIMEOUT, async || {
         !peer_view(&plain, B).await["secondsSinceSync"].is_null()
     })
     .await;
@@ -303,26 +323,28 @@ async fn lists_and_the_core_group_are_whole_unless_the_gate_is_off() {
             answer.text()
         );
     }
-    eventually("what KEP-4020 has is still there", PATIENCE, async || {
-        discovery(&alice, &plain).await.text().contains("fleets")
-    })
+    eventually(
+        "aggregated discovery of KEP-4020 is still merged",
+        TEST_TIMEOUT,
+        async || discovery(&alice, &plain).await.text().contains("fleets"),
+    )
     .await;
 }
 
 #[tokio::test]
 async fn without_certificates_for_peers_discovery_is_local_and_counted() {
-    let (cluster, _b, _bridge) = mixed().await;
+    let (cluster, _b, _bridge) = mixed_cluster().await;
     let mut config = cluster.config();
     config.peers.ca = None;
     let alice = cluster.alice();
     let alone = start(&config);
-    eventually("it is ready", PATIENCE, async || {
+    eventually("the bridge is ready", TEST_TIMEOUT, async || {
         get(&cluster, &alone, "/readyz", "*/*").await.status == 200
     })
     .await;
-    let shown = discovery(&alice, &alone).await;
-    assert_eq!(shown.status, 200);
-    assert!(!shown.text().contains("fleets"));
+    let served = discovery(&alice, &alone).await;
+    assert_eq!(served.status, 200);
+    assert!(!served.text().contains("fleets"));
     let nopeer = format!("{V2};profile=nopeer");
     get(&cluster, &alone, "/apis", &nopeer).await;
     let metrics = metrics(&alone).await;
@@ -336,42 +358,42 @@ async fn without_certificates_for_peers_discovery_is_local_and_counted() {
 }
 
 #[tokio::test]
-async fn openapi_is_completed_and_a_peer_asked_once() {
-    let (cluster, b, bridge) = mixed().await;
+async fn openapi_is_merged_and_fetched_from_a_peer_once() {
+    let (cluster, b, bridge) = mixed_cluster().await;
     let index = json(&get(&cluster, &bridge, "/openapi/v3", "*/*").await);
     let (group_version, _) = NEW.split_once(' ').unwrap();
     for key in ["api/v1", "apis/apps/v1", &format!("apis/{group_version}")] {
         let url = index["paths"][key]["serverRelativeURL"].as_str().unwrap();
-        let document = get(&cluster, &bridge, url, LIST).await;
+        let document = get(&cluster, &bridge, url, LEGACY_LIST).await;
         assert!(json(&document)["paths"].is_object(), "{key}");
     }
     let url = index["paths"]["apis/apps/v1"]["serverRelativeURL"]
         .as_str()
         .unwrap();
-    let document = get(&cluster, &bridge, url, LIST).await;
+    let document = get(&cluster, &bridge, url, LEGACY_LIST).await;
     let immutable = document.header("cache-control").unwrap();
     assert_eq!(immutable, "public, immutable");
     let paths = &json(&document)["paths"];
-    // What the local server serves is described by it.
+    // The local server's description takes precedence.
     let local = &paths["/apis/apps/v1/deployments"]["get"]["description"];
     assert_ne!(local, B);
     assert_eq!(paths["/apis/apps/v1/fleets"]["get"]["description"], B);
 
     let path = "/openapi/v3/apis/apps/v1";
-    let questions = b.standin.questions(path);
+    let questions = b.apiserver.gateway_requests(path);
     assert_eq!(questions.len(), 1, "{questions:#?}");
-    // So that a bridge there does not ask others in turn.
+    // So that a bridge there does not fetch from other peers in turn.
     assert_eq!(questions[0].all("x-kubernetes-peer-proxied"), ["true"]);
 
-    let many = (0..20).map(|_| get(&cluster, &bridge, "/openapi/v2", LIST));
-    for answer in futures_of(many).await {
+    let many = (0..20).map(|_| get(&cluster, &bridge, "/openapi/v2", LEGACY_LIST));
+    for answer in join_all(many).await {
         assert!(json(&answer)["paths"]["/apis/apps/v1/fleets"].is_object());
     }
-    assert_eq!(b.standin.questions("/openapi/v2").len(), 1);
+    assert_eq!(b.apiserver.gateway_requests("/openapi/v2").len(), 1);
 }
 
-/// All at once.
-async fn futures_of<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+/// Polls all futures concurrently.
+async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut futures: Vec<_> = futures.map(Box::pin).collect();
     let mut done = Vec::new();
     std::future::poll_fn(|cx| {
@@ -393,14 +415,14 @@ async fn futures_of<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -
 }
 
 #[tokio::test]
-async fn openapi_goes_on_without_a_peer() {
-    let (cluster, b, bridge) = mixed().await;
+async fn merged_openapi_is_served_while_a_peer_is_unreachable() {
+    let (cluster, b, bridge) = mixed_cluster().await;
     let path = "/openapi/v3/apis/apps/v1";
-    let before = json(&get(&cluster, &bridge, path, LIST).await);
+    let before = json(&get(&cluster, &bridge, path, LEGACY_LIST).await);
     assert!(before["paths"]["/apis/apps/v1/fleets"].is_object());
-    b.die().await;
-    // What is known stays known, also when the local server changes.
-    let after = json(&get(&cluster, &bridge, path, LIST).await);
+    b.shut_down().await;
+    // Known documents stay in use, also when the local server changes.
+    let after = json(&get(&cluster, &bridge, path, LEGACY_LIST).await);
     assert_eq!(after, before);
     let serves = [
         cluster::SHARED,
@@ -409,23 +431,23 @@ async fn openapi_goes_on_without_a_peer() {
         "apps/v1 daemons",
     ];
     cluster.local.serve(&serves);
-    let changed = json(&get(&cluster, &bridge, path, LIST).await);
+    let changed = json(&get(&cluster, &bridge, path, LEGACY_LIST).await);
     for resource in ["fleets", "daemons"] {
         let path = format!("/apis/apps/v1/{resource}");
         assert!(changed["paths"][&path].is_object(), "{changed}");
     }
-    // What was never asked for is the local server's, and what it does not have is there,
-    // only not now.
-    let everything = json(&get(&cluster, &bridge, "/openapi/v2", LIST).await);
+    // Documents that were never fetched come from the local server; those that it does not have are
+    // temporarily unavailable.
+    let everything = json(&get(&cluster, &bridge, "/openapi/v2", LEGACY_LIST).await);
     assert!(everything["paths"]["/apis/apps/v1/deployments"].is_object());
     let index = json(&get(&cluster, &bridge, "/openapi/v3", "*/*").await);
     assert!(index["paths"]["apis/apps/v1"].is_object());
     let (group_version, _) = NEW.split_once(' ').unwrap();
     let url = &index["paths"][format!("apis/{group_version}")]["serverRelativeURL"];
     let url = url.as_str().unwrap();
-    let absent = get(&cluster, &bridge, url, LIST).await;
+    let absent = get(&cluster, &bridge, url, LEGACY_LIST).await;
     assert!(
-        refusal(&absent, 503).contains("cannot be reached"),
+        status_message(&absent, 503).contains("cannot be reached"),
         "{}",
         absent.text()
     );
@@ -436,70 +458,78 @@ async fn openapi_goes_on_without_a_peer() {
 
 #[tokio::test]
 async fn openapi_log_lines_name_a_peer_by_its_host() {
-    const NAMED: &str = "apiserver-of-the-log";
-    log::keep();
+    const PEER_NAME: &str = "apiserver-of-the-log";
+    log_capture::capture();
     let local = ["apps/v1 deployments"];
-    let peer = ["apps/v1 deployments", MORE, NEW];
-    let (cluster, [b], bridge) = Cluster::with_peers(&local, [(NAMED, &peer)]).await;
-    let name = format!("host-of-{NAMED} ({NAMED})");
+    let peer = ["apps/v1 deployments", PEER_RESOURCE, NEW];
+    let (cluster, [b], bridge) = ClusterFixture::with_peers(&local, [(PEER_NAME, &peer)]).await;
+    let name = format!("host-of-{PEER_NAME} ({PEER_NAME})");
     let path = "/openapi/v3/apis/apps/v1";
     for (reply, line) in [
         (500, "a peer does not send OpenAPI"),
         (200, "OpenAPI of a peer cannot be read"),
     ] {
-        b.standin.hook(move |seen| {
-            let is_asked = seen.path() == path;
+        b.apiserver.set_hook(move |recorded| {
+            let is_asked = recorded.path() == path;
             is_asked.then(|| {
                 Reply::new(reply)
                     .header("ETag", "\"new\"")
                     .body("no document")
             })
         });
-        eventually(line, PATIENCE, async || {
-            assert_eq!(get(&cluster, &bridge, path, LIST).await.status, 200);
-            let lines = log::lines_with(line);
-            let mut lines = lines.iter().filter(|line| line.contains(NAMED));
+        eventually(line, TEST_TIMEOUT, async || {
+            assert_eq!(get(&cluster, &bridge, path, LEGACY_LIST).await.status, 200);
+            let lines = log_capture::lines_with(line);
+            let mut lines = lines.iter().filter(|line| line.contains(PEER_NAME));
             lines.any(|it| it.contains(&name))
         })
         .await;
     }
 }
 
-/// Servers that do not aggregate are asked for lists, and must not be told of each other.
+/// Discovery of servers without aggregated discovery is read as lists, which must not contain the
+/// APIs of peers.
 #[tokio::test]
-async fn old_servers_tell_peers_of_themselves_alone() {
+async fn bridges_of_old_servers_serve_unmerged_lists_to_peers() {
     let local = ["apps/v1 deployments"];
-    let (cluster, [b], bridge) = Cluster::with_peers(&local, [(B, &[MORE, NEW])]).await;
-    b.standin.is_version("v1.25.16", Form::Legacy);
-    cluster.local.is_version("v1.25.16", Form::Legacy);
+    let (cluster, [b], bridge) =
+        ClusterFixture::with_peers(&local, [(B, &[PEER_RESOURCE, NEW])]).await;
+    b.apiserver.set_version("v1.25.16", DiscoveryFormat::Legacy);
+    cluster
+        .local
+        .set_version("v1.25.16", DiscoveryFormat::Legacy);
     cluster.local.lease(B, "two");
-    eventually("it is asked for lists", PATIENCE, async || {
-        !b.standin.questions("/apis/apps/v1").is_empty()
+    eventually("the lists are requested", TEST_TIMEOUT, async || {
+        !b.apiserver.gateway_requests("/apis/apps/v1").is_empty()
     })
     .await;
-    for question in b.standin.questions("/apis/apps/v1") {
+    for question in b.apiserver.gateway_requests("/apis/apps/v1") {
         assert_eq!(question.all("x-kubernetes-peer-proxied"), ["true"]);
     }
-    let proxy = cluster.bed.peer();
+    let proxy = cluster.pki.peer();
     let headers = [
         ("x-remote-user", "system:apiserver"),
         ("x-kubernetes-peer-proxied", "true"),
-        ("accept", LIST),
+        ("accept", LEGACY_LIST),
     ];
     for path in ["/apis", "/apis/apps/v1", "/openapi/v2"] {
-        let told = ask(&proxy, &bridge, "GET", path, &headers, "").await;
-        assert_eq!(told.status, 200, "{path}");
-        assert!(!told.text().contains("fleets"), "{path}: {}", told.text());
+        let received = send_request(&proxy, &bridge, "GET", path, &headers, "").await;
+        assert_eq!(received.status, 200, "{path}");
+        assert!(
+            !received.text().contains("fleets"),
+            "{path}: {}",
+            received.text()
+        );
     }
-    // And whoever asks so by what it accepts.
+    // Also if the client requests unmerged discovery by its Accept header.
     let nopeer = "application/json;profile=nopeer";
-    let told = get(&cluster, &bridge, "/apis/apps/v1", nopeer).await;
-    assert!(!told.text().contains("fleets"), "{}", told.text());
+    let received = get(&cluster, &bridge, "/apis/apps/v1", nopeer).await;
+    assert!(!received.text().contains("fleets"), "{}", received.text());
 }
 
 #[tokio::test]
-async fn what_is_deleted_is_gone_at_once_from_lists_too() {
-    let (cluster, _b, bridge) = mixed().await;
+async fn a_deleted_resource_is_removed_from_lists_at_once() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
     cluster.local.put(CRDS, crd("example.com", "widgets"));
     let with = [
         cluster::SHARED,
@@ -508,19 +538,19 @@ async fn what_is_deleted_is_gone_at_once_from_lists_too() {
         "example.com/v1 widgets",
     ];
     cluster.local.serve(&with);
-    eventually("it is there", PATIENCE, async || {
+    eventually("the resource is in discovery", TEST_TIMEOUT, async || {
         get(&cluster, &bridge, "/apis", V2)
             .await
             .text()
             .contains("widgets")
     })
     .await;
-    // The server does not show it any more, and its event is still on the way.
+    // The server no longer lists it, and its watch event has not arrived yet.
     cluster.local.serve(&with[..3]);
-    let list = get(&cluster, &bridge, "/apis", LIST).await;
+    let list = get(&cluster, &bridge, "/apis", LEGACY_LIST).await;
     assert!(!list.text().contains("example.com"), "{}", list.text());
     assert_eq!(
-        get(&cluster, &bridge, "/apis/example.com", LIST)
+        get(&cluster, &bridge, "/apis/example.com", LEGACY_LIST)
             .await
             .status,
         404
@@ -533,41 +563,43 @@ async fn what_is_deleted_is_gone_at_once_from_lists_too() {
     );
 }
 
-/// Each with the rights that it has itself.
+/// Each credential with its own permissions.
 #[tokio::test]
-async fn a_permission_is_for_one_token_and_one_method() {
-    let (cluster, _b, bridge) = mixed().await;
-    cluster.local.hook(|seen: &RecordedRequest| {
-        let good = seen.header("sec-websocket-protocol") == Some("good") && seen.method != "HEAD";
-        (seen.path() == "/apis" && !seen.is_probe() && !good).then(|| Reply::new(403).body("no"))
+async fn a_cached_permission_is_valid_for_one_credential_and_one_method() {
+    let (cluster, _b, bridge) = mixed_cluster().await;
+    cluster.local.set_hook(|recorded: &RecordedRequest| {
+        let good =
+            recorded.header("sec-websocket-protocol") == Some("good") && recorded.method != "HEAD";
+        (recorded.path() == "/apis" && !recorded.is_probe() && !good)
+            .then(|| Reply::new(403).body("no"))
     });
-    let nobody = cluster.bed.client();
-    let asked = async |method: &str, token: &str| {
+    let anonymous = cluster.pki.client();
+    let status_of = async |method: &str, token: &str| {
         let headers = [("accept", V2), ("sec-websocket-protocol", token)];
-        ask(&nobody, &bridge, method, "/apis", &headers, "")
+        send_request(&anonymous, &bridge, method, "/apis", &headers, "")
             .await
             .status
     };
     for _ in 0..2 {
-        assert_eq!(asked("GET", "good").await, 200);
-        assert_eq!(asked("GET", "bad").await, 403);
-        assert_eq!(asked("HEAD", "good").await, 403);
+        assert_eq!(status_of("GET", "good").await, 200);
+        assert_eq!(status_of("GET", "bad").await, 403);
+        assert_eq!(status_of("HEAD", "good").await, 403);
     }
 }
 
 #[tokio::test]
-async fn who_may_not_read_openapi_is_told_so() {
-    let (cluster, b, bridge) = mixed().await;
-    cluster.local.hook(|seen: &RecordedRequest| {
-        let alice = seen.all("x-remote-user") == ["alice"];
+async fn a_client_without_permission_for_openapi_is_denied() {
+    let (cluster, b, bridge) = mixed_cluster().await;
+    cluster.local.set_hook(|recorded: &RecordedRequest| {
+        let alice = recorded.all("x-remote-user") == ["alice"];
         alice.then(|| Reply::new(403).body("no"))
     });
     for path in ["/openapi/v2", "/openapi/v3", "/openapi/v3/apis/apps/v1"] {
         assert_eq!(
-            get(&cluster, &bridge, path, LIST).await.status,
+            get(&cluster, &bridge, path, LEGACY_LIST).await.status,
             403,
             "{path}"
         );
     }
-    assert!(b.standin.questions("/openapi/v2").is_empty());
+    assert!(b.apiserver.gateway_requests("/openapi/v2").is_empty());
 }

@@ -1,8 +1,8 @@
-//! Bridges that have left: by an announcement in the served record of their server, or, where
-//! addresses are in a file, since an administrator has removed the address from it.
+//! Departures of bridges: announced in the served record of their server, or, with addresses in a
+//! file, implied when an administrator removes the address from it.
 //!
-//! The clocks of other hosts do not count. A departure counts from when this process first
-//! saw it, or an earlier process of the same boot of this host that has stored it.
+//! The clocks of other hosts are not trusted. A departure begins when this process first observes
+//! it, or when an earlier process in the same boot of this host observed and stored it.
 
 use super::{
     Addresses, Arc, BTreeMap, BTreeSet, DirectPoll, Duration, Identity, Instant, PeerTable,
@@ -10,17 +10,17 @@ use super::{
 };
 use crate::served_record::StoredDeparture;
 
-/// A stored time is written anew only if the departure counts from so much later.
+/// A stored time is rewritten only if the departure begins at least this much later.
 const STORED_PRECISION: Duration = Duration::from_mins(1);
 
-/// The bridge of a server has left.
+/// The departure of the bridge of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Departure {
-    /// As the record has it.
+    /// The time in the served record.
     pub(super) announced: Option<SystemTime>,
-    /// The file of addresses does not have the server.
+    /// Whether the file of addresses has no entry for the server.
     pub(super) is_missing_in_file: bool,
-    /// Since when it counts, by our own clock.
+    /// When the departure began, by the clock of this host.
     pub(super) since: Instant,
 }
 
@@ -34,14 +34,14 @@ impl Departure {
         }
     }
 
-    /// Whether the bridge may still come back as part of a rollout.
+    /// Whether the bridge may still return as part of a rollout.
     pub(super) fn is_recent(&self, at: Instant) -> bool {
         self.since + ROLLOUT_GRACE > at
     }
 }
 
 impl PeerTable {
-    /// Finds out which bridges have left, by records and addresses.
+    /// Computes the departures from records and addresses.
     pub(super) fn update_departures(&mut self, at: Instant) {
         let identities: BTreeSet<_> = self.stored.keys().chain(self.published.keys()).collect();
         let departures: BTreeMap<_, _> = identities
@@ -50,7 +50,7 @@ impl PeerTable {
             .collect();
         let before = std::mem::replace(&mut self.departures, departures);
         for (identity, departure) in &self.departures {
-            // The Lease may have been deleted before the announcement came.
+            // The Lease may have been deleted before the announcement arrived.
             if departure.announced.is_some() && departure.is_recent(at) {
                 let entry = self.entries.entry(identity.clone()).or_default();
                 if entry.lease.is_none() {
@@ -70,7 +70,7 @@ impl PeerTable {
                 Some(departure) => {
                     let known = before.get(identity);
                     if known.is_none_or(|known| known.since != departure.since) {
-                        // The server itself may answer from now on.
+                        // The server itself may be reachable from now on.
                         entry.next_fetch_is_direct = true;
                         entry.fetch.refresh_now(at);
                     }
@@ -88,7 +88,7 @@ impl PeerTable {
         if announced.is_none() && !is_missing_in_file {
             return None;
         }
-        // A server without an address stays departed, whatever its bridge announces.
+        // A server without an address stays departed, regardless of announcements.
         let is_same = |before: Option<SystemTime>, was_missing: bool| {
             before == announced || (was_missing && is_missing_in_file)
         };
@@ -100,7 +100,7 @@ impl PeerTable {
                 let stored = stored.filter(|it| is_same(it.announced, it.is_missing_in_file));
                 let age = stored.zip(self.host_clock.as_ref());
                 let age = age.and_then(|(stored, clock)| clock.time_at(at).since(&stored.since));
-                // More than twice the time makes no difference.
+                // A longer age makes no difference.
                 let age = age.unwrap_or_default().min(2 * ROLLOUT_GRACE);
                 at.checked_sub(age).unwrap_or(at)
             },
@@ -113,15 +113,15 @@ impl PeerTable {
         })
     }
 
-    /// Whether an administrator keeps the addresses, and has none for this server.
+    /// Whether addresses are in a file that has none for this server.
     fn is_missing_in_file(&self, identity: &Identity) -> bool {
         let is_in_it = |entry: &super::Entry| entry.published;
         self.file_is_read && !self.entries.get(identity).is_some_and(is_in_it)
     }
 
-    /// An administrator has changed or removed the address that answered after a bridge had
-    /// announced that it leaves.
-    pub(super) fn end_direct_answers(&mut self, all: &Addresses, at: Instant) {
+    /// Ends direct polls of addresses that an administrator has changed or removed after they
+    /// answered for a departed bridge.
+    pub(super) fn end_direct_polls(&mut self, all: &Addresses, at: Instant) {
         let mut ended = Vec::new();
         for (identity, entry) in &mut self.entries {
             let answers = matches!(
@@ -138,8 +138,8 @@ impl PeerTable {
         }
     }
 
-    /// A server whose bridge has left answers: the server itself, or the bridge, which drains,
-    /// or has not announced it itself. The time of a rollout begins anew.
+    /// Restarts [`ROLLOUT_GRACE`] because a server whose bridge has departed answers: either the
+    /// server itself, or the bridge, which still drains or has not sent the announcement itself.
     pub(super) fn restart_grace(&mut self, identity: &Identity, at: Instant) {
         if let Some(departure) = self.departures.get_mut(identity) {
             departure.since = at;
@@ -147,7 +147,7 @@ impl PeerTable {
         self.store_departures();
     }
 
-    /// For the next process of this host.
+    /// Stores the departures for the next process on this host.
     fn store_departures(&mut self) {
         let is_known = self.file_is_read || !self.addresses_in_file;
         let Some(clock) = self.host_clock.as_ref().filter(|_| is_known) else {

@@ -1,8 +1,8 @@
-//! The rule of placement, over a simulated cluster: no sequence of starts, stops,
-//! crashes, partitions and restarts makes an API "not found" that a server with a
-//! living Lease was last known to serve. After a bridge has announced that it leaves, that
-//! holds for [`ROLLOUT_GRACE`], and not for longer, whatever the clocks of the hosts say. The
-//! same where an administrator keeps the addresses in a file, and removes one.
+//! A property test over a simulated cluster: no sequence of starts, stops, crashes, partitions and
+//! restarts makes an API "not found" that a server with a valid Lease was last known to serve.
+//! After a bridge has announced its departure, that holds for exactly [`ROLLOUT_GRACE`],
+//! regardless of the clocks of the hosts. The same holds with addresses in a file when an
+//! administrator removes one.
 
 use std::collections::BTreeSet;
 
@@ -14,46 +14,46 @@ use super::*;
 use crate::peer::PeerLookup;
 use crate::served_record::tests::record;
 
-const NAMES: [&str; 2] = ["apiserver-a", "apiserver-b"];
+const SERVER_NAMES: [&str; 2] = ["apiserver-a", "apiserver-b"];
 const GROUPS: [&str; 3] = ["one", "two", "three"];
 const LEASE_SECONDS: u64 = 3600;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Whether it publishes its own address, as a server since 1.36 does. It listens on
-    /// loopback.
+    /// Server, served groups, and whether the server publishes its own address, as servers do
+    /// since 1.36. It listens on loopback.
     StartServer(usize, BTreeSet<usize>, bool),
     CrashServer(usize),
-    /// As a server since 1.35 does: it deletes its Lease.
+    /// A clean shutdown: since 1.35 the server deletes its Lease.
     EndServer(usize),
     StartBridge(usize),
     CrashBridge(usize),
-    /// It announces that it leaves.
+    /// A clean shutdown: the bridge announces its departure.
     StopBridge(usize),
-    /// Between the server's host and the bridge under test.
+    /// Interrupts the network between the server's host and the bridge under test.
     Partition(usize),
     Heal(usize),
     LoseRegistry,
     FindRegistry,
-    /// The record of a server goes, as with a Lease that is deleted and made again.
+    /// The record of a server disappears, as with a Lease that is deleted and created again.
     LoseRecord(usize),
-    /// The clock of a host is this many seconds late. The last host is that of the bridge
+    /// The clock of a host is slow by this many seconds. The last host is that of the bridge
     /// under test.
     SetClock(usize, u64),
-    /// The bridge under test: only what it stored and what is in the registry stays.
+    /// Restarts the bridge under test: only its state directory and the registry are kept.
     Restart,
-    /// The same after its host was booted.
+    /// The same with a reboot of its host.
     Reboot,
     /// The same without `--state-dir`.
     RestartWithoutState,
-    /// Where addresses are in a file.
+    /// Only with addresses in a file.
     AddToFile(usize),
     RemoveFromFile(usize),
     Wait(u64),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let server = 0..NAMES.len();
+    let server = 0..SERVER_NAMES.len();
     let apis = prop::collection::btree_set(0..GROUPS.len(), 0..=GROUPS.len());
     let step = prop_oneof![
         3 => (server.clone(), apis, any::<bool>())
@@ -64,8 +64,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => server.clone().prop_map(Step::CrashBridge),
         2 => server.clone().prop_map(Step::StopBridge),
         1 => server.clone().prop_map(Step::LoseRecord),
-        1 => (0..=NAMES.len(), prop::sample::select(vec![0, 90, 1000, 5000]))
-            .prop_map(|(host, late)| Step::SetClock(host, late)),
+        1 => (0..=SERVER_NAMES.len(), prop::sample::select(vec![0, 90, 1000, 5000]))
+            .prop_map(|(host, clock_lag)| Step::SetClock(host, clock_lag)),
         1 => server.clone().prop_map(Step::Partition),
         1 => server.clone().prop_map(Step::AddToFile),
         1 => server.clone().prop_map(Step::RemoveFromFile),
@@ -81,46 +81,46 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 #[derive(Debug, Default)]
-#[allow(clippy::struct_excessive_bools)] // each can be so by itself
+#[allow(clippy::struct_excessive_bools)] // independent of each other
 struct Server {
     runs: bool,
     serves: BTreeSet<usize>,
-    /// Its number, and when it was renewed.
+    /// The number of the Lease, and when it was renewed.
     lease: Option<(u64, u64)>,
     publishes: bool,
     bridge: bool,
-    /// When it announced that it leaves.
+    /// When the bridge announced its departure.
     announced: Option<u64>,
-    /// No record that takes the announcement back has been written since.
-    announcement_stands: bool,
-    /// The same as far as the bridge under test can know.
-    may_have_left: Option<u64>,
-    /// Since when the bridge under test knows that the bridge has left, or an earlier process
-    /// that has stored it.
-    is_told_since: Option<u64>,
-    /// Whether this process knows it.
-    is_told: bool,
-    /// Whether the file of addresses has it.
+    /// No record that withdraws the announcement has been written since.
+    announcement_is_current: bool,
+    /// The departure as far as the bridge under test can know it.
+    possibly_departed_at: Option<u64>,
+    /// Since when the bridge under test, or an earlier process that has stored it, knows the
+    /// departure.
+    departure_known_since: Option<u64>,
+    /// Whether this process knows the departure.
+    departure_known: bool,
+    /// Whether the file of addresses contains the server.
     in_file: bool,
     partitioned: bool,
-    /// What the bridge under test last learnt of it, while its Lease lives.
+    /// The APIs that the bridge under test last learnt, while the Lease is valid.
     known: BTreeSet<usize>,
     known_at: u64,
-    /// When its record was written.
+    /// When the served record was written.
     written_at: u64,
 }
 
-/// Where addresses are kept.
+/// Where addresses are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kept {
+enum AddressStorage {
     /// Bridges and servers publish and withdraw them.
     Published,
-    /// In a file.
+    /// An administrator writes them to a file.
     InFile,
 }
 
-struct World {
-    kept: Kept,
+struct SimulatedCluster {
+    storage: AddressStorage,
     boots: u64,
     start: (Instant, SystemTime),
     seconds: u64,
@@ -128,17 +128,17 @@ struct World {
     servers: [Server; 2],
     registry: Records,
     registry_is_lost: bool,
-    /// By how many seconds the clock of each host is late.
-    late: [u64; 3],
+    /// By how many seconds the clock of each host is slow.
+    clock_lag: [u64; 3],
     table: PeerTable,
 }
 
-impl World {
-    fn new(kept: Kept) -> Self {
-        let mut world = Self {
-            kept,
+impl SimulatedCluster {
+    fn new(storage: AddressStorage) -> Self {
+        let mut cluster = Self {
+            storage,
             boots: 0,
-            // Whole milliseconds, as records have them.
+            // Whole milliseconds, like the times in records.
             start: (
                 Instant::now(),
                 SystemTime::UNIX_EPOCH + Duration::from_hours(500_000),
@@ -148,14 +148,14 @@ impl World {
             servers: Default::default(),
             registry: Records::new(),
             registry_is_lost: false,
-            late: [0; 3],
+            clock_lag: [0; 3],
             table: PeerTable::new(Identity::named("apiserver-me").unwrap()),
         };
-        for server in &mut world.servers {
+        for server in &mut cluster.servers {
             server.in_file = true;
         }
-        world.restart();
-        world
+        cluster.restart();
+        cluster
     }
 
     fn at(&self) -> Instant {
@@ -164,15 +164,15 @@ impl World {
 
     /// The clock of a host.
     fn wall(&self, host: usize) -> SystemTime {
-        self.start.1 + Duration::from_secs(self.seconds) - Duration::from_secs(self.late[host])
+        self.start.1 + Duration::from_secs(self.seconds) - Duration::from_secs(self.clock_lag[host])
     }
 
-    /// A new process of the bridge under test, which knows nothing yet.
+    /// Starts a new process of the bridge under test without any state.
     fn restart(&mut self) {
         let table = PeerTable::new(Identity::named("apiserver-me").unwrap());
-        self.table = match self.kept {
-            Kept::Published => table,
-            Kept::InFile => table.with_addresses_in_file(),
+        self.table = match self.storage {
+            AddressStorage::Published => table,
+            AddressStorage::InFile => table.with_addresses_in_file(),
         };
         self.table.set_host_clock(Some(HostClock {
             at: self.at(),
@@ -182,33 +182,33 @@ impl World {
             },
         }));
         for server in &mut self.servers {
-            server.is_told = false;
+            server.departure_known = false;
         }
     }
 
     fn restart_with_state(&mut self) {
         let stored = self.table.stored_records().clone();
         self.restart();
-        for (server, name) in self.servers.iter_mut().zip(NAMES) {
+        for (server, name) in self.servers.iter_mut().zip(SERVER_NAMES) {
             if !stored.contains_key(&Identity::named(name).unwrap()) {
-                server.is_told_since = None;
+                server.departure_known_since = None;
             }
         }
         for record in stored.into_values() {
-            // As a file.
+            // Encoded and decoded as in a file.
             let bytes = record.encode().unwrap();
             let record = ServedRecord::decode(&bytes).unwrap();
             self.table.store_record(Arc::new(record));
         }
     }
 
-    fn forget_since_when_bridges_have_left(&mut self) {
+    fn forget_departure_times(&mut self) {
         for server in &mut self.servers {
-            server.is_told_since = None;
+            server.departure_known_since = None;
         }
     }
 
-    fn take(&mut self, step: &Step) {
+    fn apply(&mut self, step: &Step) {
         match step {
             Step::StartServer(at, serves, publishes) => {
                 self.servers[*at].runs = true;
@@ -221,55 +221,57 @@ impl World {
                 self.servers[*at].lease = None;
             }
             Step::StartBridge(at) => {
-                let is_missing = self.kept == Kept::InFile && !self.servers[*at].in_file;
+                let is_missing =
+                    self.storage == AddressStorage::InFile && !self.servers[*at].in_file;
                 self.servers[*at].bridge = true;
                 self.servers[*at].announced = None;
                 if !is_missing {
-                    self.servers[*at].is_told_since = None;
+                    self.servers[*at].departure_known_since = None;
                 }
             }
             Step::CrashBridge(at) => self.servers[*at].bridge = false,
             Step::StopBridge(at) => {
                 let server = &mut self.servers[*at];
-                // On a Lease it needs its server for the announcement.
-                let can_announce = self.kept == Kept::Published || server.runs;
+                // An announcement on a Lease needs the server.
+                let can_announce = self.storage == AddressStorage::Published || server.runs;
                 if std::mem::take(&mut server.bridge) && can_announce {
                     server.announced = Some(self.seconds);
-                    server.announcement_stands = true;
-                    server.may_have_left.get_or_insert(self.seconds);
+                    server.announcement_is_current = true;
+                    server.possibly_departed_at.get_or_insert(self.seconds);
                 }
             }
             Step::LoseRecord(at) => {
-                self.registry.remove(&Identity::named(NAMES[*at]).unwrap());
+                self.registry
+                    .remove(&Identity::named(SERVER_NAMES[*at]).unwrap());
             }
-            Step::SetClock(host, late) => self.late[*host] = *late,
+            Step::SetClock(host, clock_lag) => self.clock_lag[*host] = *clock_lag,
             Step::Partition(at) => self.servers[*at].partitioned = true,
             Step::Heal(at) => self.servers[*at].partitioned = false,
-            // Records in annotations come with the Leases.
-            Step::LoseRegistry => self.registry_is_lost = self.kept == Kept::Published,
+            // Records in annotations are read with the Leases.
+            Step::LoseRegistry => self.registry_is_lost = self.storage == AddressStorage::Published,
             Step::FindRegistry => self.registry_is_lost = false,
             Step::AddToFile(at) => {
                 let server = &mut self.servers[*at];
                 server.in_file = true;
                 if server.announced.is_none() {
-                    server.is_told_since = None;
+                    server.departure_known_since = None;
                 }
             }
             Step::RemoveFromFile(at) => {
                 self.servers[*at].in_file = false;
-                if self.kept == Kept::InFile {
-                    (self.servers[*at].may_have_left).get_or_insert(self.seconds);
+                if self.storage == AddressStorage::InFile {
+                    (self.servers[*at].possibly_departed_at).get_or_insert(self.seconds);
                 }
             }
             Step::Restart => self.restart_with_state(),
             Step::Reboot => {
                 self.boots += 1;
                 self.restart_with_state();
-                self.forget_since_when_bridges_have_left();
+                self.forget_departure_times();
             }
             Step::RestartWithoutState => {
                 self.restart();
-                self.forget_since_when_bridges_have_left();
+                self.forget_departure_times();
                 for server in &mut self.servers {
                     server.known.clear();
                     server.known_at = 0;
@@ -278,22 +280,22 @@ impl World {
             Step::Wait(seconds) => {
                 for _ in 0..seconds / 10 {
                     self.seconds += 10;
-                    self.pass();
+                    self.advance();
                 }
             }
         }
         self.seconds += 1;
-        self.pass();
+        self.advance();
     }
 
-    /// Servers renew, bridges publish, the bridge under test learns.
-    fn pass(&mut self) {
-        for at in 0..NAMES.len() {
+    /// Servers renew their Leases, bridges publish, the bridge under test updates its table.
+    fn advance(&mut self) {
+        for at in 0..SERVER_NAMES.len() {
             self.publish(at);
         }
         let now = self.at();
         let mut leases = Vec::new();
-        for (server, name) in self.servers.iter_mut().zip(NAMES) {
+        for (server, name) in self.servers.iter_mut().zip(SERVER_NAMES) {
             let expired = |(_, renewed): (u64, u64)| renewed + LEASE_SECONDS <= self.seconds;
             if server.lease.is_some_and(expired) {
                 server.lease = None;
@@ -313,7 +315,7 @@ impl World {
             let address = |(server, name): (&Server, &str)| {
                 let port = |port| SocketAddr::from(([127, 0, 0, 1], port));
                 let advertised = match server {
-                    Server { in_file, .. } if self.kept == Kept::InFile => {
+                    Server { in_file, .. } if self.storage == AddressStorage::InFile => {
                         return in_file.then(|| {
                             let advertised = AdvertisedAddress::by_file(port(1), None);
                             (Identity::named(name).unwrap(), advertised)
@@ -329,23 +331,23 @@ impl World {
                 };
                 Some((Identity::named(name).unwrap(), advertised))
             };
-            let servers = self.servers.iter().zip(NAMES);
+            let servers = self.servers.iter().zip(SERVER_NAMES);
             let addresses = servers.filter_map(address).collect();
             self.table.set_addresses(&addresses, now);
             self.table.set_published_records(&self.registry, now);
             self.on_records();
-            for (server, name) in self.servers.iter_mut().zip(NAMES) {
+            for (server, name) in self.servers.iter_mut().zip(SERVER_NAMES) {
                 let record = self.registry.get(&Identity::named(name).unwrap());
-                let is_running = match self.kept {
-                    Kept::Published => server.bridge,
-                    // Addresses do not tell.
-                    Kept::InFile => false,
+                let is_running = match self.storage {
+                    AddressStorage::Published => server.bridge,
+                    // Addresses in a file do not show whether a bridge runs.
+                    AddressStorage::InFile => false,
                 };
-                let is_missing = self.kept == Kept::InFile && !server.in_file;
+                let is_missing = self.storage == AddressStorage::InFile && !server.in_file;
                 if !is_missing
                     && (is_running || record.is_some_and(|it| it.bridge_left_at.is_none()))
                 {
-                    server.may_have_left = None;
+                    server.possibly_departed_at = None;
                 }
             }
         }
@@ -357,23 +359,22 @@ impl World {
 
     fn publish(&mut self, at: usize) {
         let (seconds, wall) = (self.seconds, self.wall(at));
-        let identity = Identity::named(NAMES[at]).unwrap();
+        let identity = Identity::named(SERVER_NAMES[at]).unwrap();
         let server = &mut self.servers[at];
         if server.runs {
             self.writes += 1;
             server.lease = Some((self.writes, seconds));
         }
         if server.bridge && server.runs {
-            let fresh = record(NAMES[at], &groups(&server.serves), wall);
-            server.announcement_stands = false;
+            let fresh = record(SERVER_NAMES[at], &groups(&server.serves), wall);
+            server.announcement_is_current = false;
             let known = self.registry.get(&identity);
             if known.is_none_or(|known| !known.has_same_content(&fresh)) {
                 server.written_at = seconds;
                 self.registry.insert(identity, Arc::new(fresh));
             }
-        } else if server.bridge && self.kept == Kept::Published {
-            // A bridge that starts takes back its announcement. On a Lease it needs its
-            // server for that.
+        } else if server.bridge && self.storage == AddressStorage::Published {
+            // A starting bridge withdraws its announcement. On a Lease that needs the server.
             if let Some(known) = self.registry.get_mut(&identity) {
                 Arc::make_mut(known).bridge_left_at = None;
             }
@@ -386,14 +387,15 @@ impl World {
     }
 
     fn on_records(&mut self) {
-        for (server, name) in self.servers.iter_mut().zip(NAMES) {
+        for (server, name) in self.servers.iter_mut().zip(SERVER_NAMES) {
             let Some(record) = self.registry.get(&Identity::named(name).unwrap()) else {
                 continue;
             };
-            let is_missing = self.kept == Kept::InFile && !server.in_file;
-            server.is_told = is_missing || (record.bridge_left_at.is_some() && !server.bridge);
-            if server.is_told {
-                server.is_told_since.get_or_insert(self.seconds);
+            let is_missing = self.storage == AddressStorage::InFile && !server.in_file;
+            server.departure_known =
+                is_missing || (record.bridge_left_at.is_some() && !server.bridge);
+            if server.departure_known {
+                server.departure_known_since.get_or_insert(self.seconds);
             }
             if server.lease.is_some() && server.written_at > server.known_at {
                 server.known_at = server.written_at;
@@ -407,12 +409,14 @@ impl World {
     }
 
     fn fetch(&mut self, identity: &Identity) {
-        let (now, wall) = (self.at(), self.wall(NAMES.len()));
-        let at = NAMES.iter().position(|name| *name == identity.as_str());
+        let (now, wall) = (self.at(), self.wall(SERVER_NAMES.len()));
+        let at = SERVER_NAMES
+            .iter()
+            .position(|name| *name == identity.as_str());
         let server = &mut self.servers[at.unwrap()];
-        let is_asked = self.kept == Kept::Published || server.in_file;
-        let is_there = is_asked && server.bridge && !server.partitioned;
-        let answers = is_there && server.runs;
+        let is_polled = self.storage == AddressStorage::Published || server.in_file;
+        let bridge_is_reachable = is_polled && server.bridge && !server.partitioned;
+        let answers = bridge_is_reachable && server.runs;
         let outcome = if answers {
             let fresh = record(identity.as_str(), &groups(&server.serves), wall);
             server.known.clone_from(&server.serves);
@@ -429,10 +433,10 @@ impl World {
             by_bridge: server.bridge,
         });
         self.table.record_poll(identity, answer, now, wall, 0.5);
-        if is_there && self.kept == Kept::InFile {
-            // If it has announced that it leaves, it may have done so after this answer.
-            let stands = server.announcement_stands;
-            server.may_have_left = stands.then_some(self.seconds);
+        if bridge_is_reachable && self.storage == AddressStorage::InFile {
+            // If the bridge has announced its departure, that may have been after this answer.
+            let stands = server.announcement_is_current;
+            server.possibly_departed_at = stands.then_some(self.seconds);
             self.table.record_bridge_answer(identity, now);
         }
         if let Ok(fresh) = outcome {
@@ -440,9 +444,9 @@ impl World {
         }
     }
 
-    /// APIs that are "not found" although a server with a living Lease is known to
-    /// serve them, and its bridge has not announced that it leaves, or not for long.
-    fn falsely_not_found(&self) -> Vec<String> {
+    /// APIs that are "not found" although a server with a valid Lease is known to serve them, and
+    /// its bridge has not departed or departed recently.
+    fn wrongly_not_found(&self) -> Vec<String> {
         let peers = self.table.snapshot();
         let is_not_found = |api: &usize| {
             let path = format!("/apis/{}/v1/things", GROUPS[*api]);
@@ -451,10 +455,10 @@ impl World {
             let place = peers.lookup(&request, self.at());
             matches!(place, PeerLookup::NotServed | PeerLookup::NoPeers)
         };
-        let servers = self.servers.iter().zip(NAMES);
+        let servers = self.servers.iter().zip(SERVER_NAMES);
         let bound = servers.filter(|(server, _)| {
             let is_in_rollout = |left: u64| self.seconds < left + ROLLOUT_GRACE.as_secs();
-            server.lease.is_some() && server.may_have_left.is_none_or(is_in_rollout)
+            server.lease.is_some() && server.possibly_departed_at.is_none_or(is_in_rollout)
         });
         bound
             .flat_map(|(server, name)| {
@@ -465,14 +469,16 @@ impl World {
     }
 }
 
-impl World {
-    /// Servers that still count long after the bridge under test has learnt that their
-    /// bridges have left. None of them can be reached without a bridge.
-    fn counted_without_end(&self) -> Vec<&str> {
+impl SimulatedCluster {
+    /// Servers that are still in the table long after the bridge under test has learnt that their
+    /// bridges have departed. None of them can be reached without a bridge.
+    fn kept_after_grace(&self) -> Vec<&str> {
         let peers = self.table.snapshot();
-        let servers = self.servers.iter().zip(NAMES);
+        let servers = self.servers.iter().zip(SERVER_NAMES);
         let over = servers.filter(|(server, name)| {
-            let since = server.is_told_since.filter(|_| server.is_told);
+            let since = server
+                .departure_known_since
+                .filter(|_| server.departure_known);
             let is_over = since.is_some_and(|it| it + ROLLOUT_GRACE.as_secs() < self.seconds);
             let peer = peers.get(&Identity::named(name).unwrap());
             is_over && peer.is_some_and(|peer| peer.served.is_some())
@@ -486,24 +492,24 @@ fn groups(apis: &BTreeSet<usize>) -> Vec<&'static str> {
 }
 
 fn check(steps: &[Step]) -> Result<(), TestCaseError> {
-    check_kept(Kept::Published, steps)?;
-    check_kept(Kept::InFile, steps)
+    check_with_storage(AddressStorage::Published, steps)?;
+    check_with_storage(AddressStorage::InFile, steps)
 }
 
-fn check_kept(kept: Kept, steps: &[Step]) -> Result<(), TestCaseError> {
-    let mut world = World::new(kept);
+fn check_with_storage(storage: AddressStorage, steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut cluster = SimulatedCluster::new(storage);
     for (at, step) in steps.iter().enumerate() {
-        world.take(step);
-        let wrong = world.falsely_not_found();
+        cluster.apply(step);
+        let wrong = cluster.wrongly_not_found();
         prop_assert!(
             wrong.is_empty(),
-            "{kept:?}, after {:?}: {wrong:?}",
+            "{storage:?}, after {:?}: {wrong:?}",
             &steps[..=at]
         );
-        let wrong = world.counted_without_end();
+        let wrong = cluster.kept_after_grace();
         prop_assert!(
             wrong.is_empty(),
-            "503, {kept:?}, after {:?}: {wrong:?}",
+            "503, {storage:?}, after {:?}: {wrong:?}",
             &steps[..=at]
         );
     }
@@ -519,8 +525,8 @@ proptest! {
     }
 }
 
-/// As it was seen with 1.34.4 and 1.36.4: the only server of an API is killed, then the
-/// bridge restarts; with and without the bridge of that server.
+/// Observed with 1.34.4 and 1.36.4: the only server of an API is killed, then the bridge restarts;
+/// with and without the bridge of that server.
 #[test]
 fn a_restart_beside_a_dead_peer_keeps_its_apis() {
     for bridge_dies in [false, true] {
@@ -556,7 +562,7 @@ fn apis_of_a_peer_that_was_never_reachable_are_known_from_the_registry() {
     check(&steps).unwrap();
 }
 
-/// A partitioned server becomes another version; the clock of its host is late.
+/// A partitioned server is replaced by another version; the clock of its host is slow.
 #[test]
 fn a_later_record_counts_regardless_of_clocks() {
     let steps = [

@@ -1,5 +1,5 @@
 //! AWS' published examples are reproduced, and altered ones are refused.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
 mod chain;
 mod sigv4;

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::fault::FaultyIo;
 use super::process::Process;
-use crate::eventually::PATIENCE;
+use crate::eventually::TEST_TIMEOUT;
 use crate::task::OwnedTask;
 
 type Io = FaultyIo<TcpStream>;
@@ -103,7 +103,7 @@ pub(super) async fn command(io: Io, input: BytesMut, options: Options, command: 
     let status = outcome.encode(Protocol::V5.version());
     socket.write(|out| writer.frame(Output::Error, status, out));
     socket.close(Close::new(CloseCode::NORMAL, ""));
-    let _ = socket.finish(PATIENCE).await;
+    let _ = socket.finish(TEST_TIMEOUT).await;
 }
 
 pub(super) async fn port_forward(io: Io, input: BytesMut) {

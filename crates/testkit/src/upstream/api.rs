@@ -17,7 +17,7 @@ use super::{
 };
 use crate::pki::{ClientAuth, Leaf};
 use crate::task::{OwnedTask, PanicFlag};
-use crate::{PATIENCE, eventually};
+use crate::{TEST_TIMEOUT, eventually};
 
 /// A well-behaved fake kube-apiserver over HTTP/1.1 and HTTP/2. It records each request and
 /// responds with the reply of the test's handler.
@@ -214,9 +214,9 @@ impl ApiServer {
     /// Waits until `count` requests have arrived, and returns them.
     ///
     /// # Panics
-    /// When that takes longer than [`PATIENCE`].
+    /// When that takes longer than [`TEST_TIMEOUT`].
     pub async fn wait_for_requests(&self, count: usize) -> Vec<RecordedRequest> {
-        self.wait_for(|request| request.len() >= count, PATIENCE)
+        self.wait_for(|request| request.len() >= count, TEST_TIMEOUT)
             .await
     }
 
@@ -245,7 +245,7 @@ impl ApiServer {
     /// connections belong to the test and stay open.
     ///
     /// # Panics
-    /// When that takes longer than [`PATIENCE`].
+    /// When that takes longer than [`TEST_TIMEOUT`].
     pub async fn kill_connections(&self) {
         self.shared.kill.send_replace(());
         self.wait_until_idle().await;
@@ -254,10 +254,10 @@ impl ApiServer {
     /// Waits until no connection is open.
     ///
     /// # Panics
-    /// When that takes longer than [`PATIENCE`].
+    /// When that takes longer than [`TEST_TIMEOUT`].
     pub async fn wait_until_idle(&self) {
         let idle = async || self.live_connections() == 0;
-        eventually("all connections closed", PATIENCE, idle).await;
+        eventually("all connections closed", TEST_TIMEOUT, idle).await;
     }
 
     /// Stops listening: new connections are refused, open ones stay.

@@ -5,7 +5,7 @@ use h2::Reason;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use crate::h1_codec::Fields;
-use crate::{Connection, PATIENCE};
+use crate::{Connection, TEST_TIMEOUT};
 
 /// The response of an [`ApiServer`](super::ApiServer).
 #[derive(Debug)]
@@ -172,12 +172,15 @@ impl BodySender {
     /// Waits until the client has cancelled the response: reset its stream, or disconnected.
     ///
     /// # Panics
-    /// When that takes longer than [`PATIENCE`].
+    /// When that takes longer than [`TEST_TIMEOUT`].
     pub async fn cancelled(&self) {
         let mut state = self.state.clone();
         let cancelled = state.wait_for(|state| *state == StreamState::Cancelled);
         assert!(
-            matches!(tokio::time::timeout(PATIENCE, cancelled).await, Ok(Ok(_))),
+            matches!(
+                tokio::time::timeout(TEST_TIMEOUT, cancelled).await,
+                Ok(Ok(_))
+            ),
             "the client did not cancel the answer"
         );
     }
@@ -194,7 +197,7 @@ impl Upgrade {
     /// # Panics
     /// When the server did not send it.
     pub async fn connection(self) -> Connection {
-        match tokio::time::timeout(PATIENCE, self.0).await {
+        match tokio::time::timeout(TEST_TIMEOUT, self.0).await {
             Ok(Ok(connection)) => connection,
             _ => panic!("the connection was not upgraded"),
         }

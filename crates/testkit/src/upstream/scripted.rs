@@ -14,7 +14,7 @@ use super::{any_local_port, listen, negotiated_alpn};
 use crate::h2frames::{self, Frame};
 use crate::pki::{Ca, ClientAuth, Leaf};
 use crate::task::{OwnedTask, PanicFlag};
-use crate::{Connection, PATIENCE, h1_codec};
+use crate::{Connection, TEST_TIMEOUT, h1_codec};
 
 /// A TLS server whose every byte the test's script sends.
 ///
@@ -112,12 +112,12 @@ impl ScriptedServer {
     /// Waits until `count` connections have completed their handshake.
     ///
     /// # Panics
-    /// When that takes longer than [`PATIENCE`].
+    /// When that takes longer than [`TEST_TIMEOUT`].
     pub async fn wait_for_connections(&self, count: usize) {
         let mut connections = self.counters.connections.subscribe();
         let reached = connections.wait_for(|seen| *seen >= count);
         assert!(
-            tokio::time::timeout(PATIENCE, reached).await.is_ok(),
+            tokio::time::timeout(TEST_TIMEOUT, reached).await.is_ok(),
             "waited for {count} connections, saw {}",
             self.connections()
         );

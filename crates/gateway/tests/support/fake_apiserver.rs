@@ -1,5 +1,5 @@
-//! A stand-in kube-apiserver that says what it serves, keeps the objects that bridges read, and
-//! can be told to do otherwise while it runs.
+//! A fake kube-apiserver with discovery, OpenAPI and the objects that bridges read. Tests can
+//! change its behaviour at run time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,16 +19,16 @@ pub(crate) const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefin
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const V2_BETA1: &str = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 
-/// In which form a server tells what it serves.
+/// The discovery format of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum DiscoveryFormat {
     V2,
     V2Beta1,
     Legacy,
 }
 
-/// A running stand-in.
-pub(crate) struct Standin {
+/// A running fake kube-apiserver.
+pub(crate) struct FakeApiServer {
     pub(crate) server: ApiServer,
     state: Arc<Mutex<State>>,
 }
@@ -38,60 +38,60 @@ type Hook = Arc<dyn Fn(&RecordedRequest) -> Option<Reply> + Send + Sync>;
 struct State {
     name: String,
     version: String,
-    /// It answers as a bridge does, which names itself to its peers.
-    is_bridge: bool,
-    form: Form,
+    /// Adds the header by which a bridge identifies itself to its peers.
+    answer_as_bridge: bool,
+    form: DiscoveryFormat,
     /// Lines such as `v1 pods`, `v1 pods/resize:get,patch`, `apps/v1 deployments`.
     serves: Vec<String>,
     hook: Option<Hook>,
     objects: Objects,
 }
 
-impl Standin {
+impl FakeApiServer {
     pub(crate) async fn start(options: Options<'_>, name: &str, lines: &[&str]) -> Self {
         let state = Arc::new(Mutex::new(State {
             name: name.to_owned(),
             version: "v1.36.4".to_owned(),
-            is_bridge: false,
-            form: Form::V2,
+            answer_as_bridge: false,
+            form: DiscoveryFormat::V2,
             serves: owned(lines),
             hook: None,
             objects: Objects::default(),
         }));
         let shared = Arc::clone(&state);
-        let server = ApiServer::start(options, move |seen| answer(&shared, &seen)).await;
+        let server = ApiServer::start(options, move |recorded| answer(&shared, &recorded)).await;
         Self { server, state }
     }
 
-    /// It serves this from now on.
+    /// Replaces the served resources.
     pub(crate) fn serve(&self, serves: &[&str]) {
         self.state().serves = owned(serves);
     }
 
-    /// A bridge stands before it.
-    pub(crate) fn is_bridge(&self) {
-        self.state().is_bridge = true;
+    /// Answers like a bridge from now on.
+    pub(crate) fn answer_as_bridge(&self) {
+        self.state().answer_as_bridge = true;
     }
 
-    pub(crate) fn is_version(&self, version: &str, form: Form) {
+    pub(crate) fn set_version(&self, version: &str, form: DiscoveryFormat) {
         let mut state = self.state();
         version.clone_into(&mut state.version);
         state.form = form;
     }
 
-    /// Asked first for every request.
-    pub(crate) fn hook(
+    /// Called first for every request; its reply takes precedence.
+    pub(crate) fn set_hook(
         &self,
         hook: impl Fn(&RecordedRequest) -> Option<Reply> + Send + Sync + 'static,
     ) {
         self.state().hook = Some(Arc::new(hook));
     }
 
-    pub(crate) fn behave(&self) {
+    pub(crate) fn remove_hook(&self) {
         self.state().hook = None;
     }
 
-    /// Creates or changes an object, and tells those who watch.
+    /// Creates or updates an object, and notifies the watches.
     pub(crate) fn put(&self, collection: &str, object: Value) {
         self.state().objects.put(collection, object);
     }
@@ -100,8 +100,8 @@ impl Standin {
         self.state().objects.delete(collection, name);
     }
 
-    /// Changes an object before those who watch have heard of it.
-    pub(crate) fn touch_unheard(&self, collection: &str, name: &str) {
+    /// Updates an object without notifying the watches.
+    pub(crate) fn touch_without_event(&self, collection: &str, name: &str) {
         let objects = &mut self.state().objects;
         objects.revision += 1;
         let revision = objects.revision.to_string();
@@ -126,18 +126,18 @@ impl Standin {
         self.put(LEASES, lease(name, holder));
     }
 
-    /// What came from clients and peers, without a bridge's own questions.
-    pub(crate) fn seen(&self) -> Vec<RecordedRequest> {
-        let mut seen = self.server.requests();
-        seen.retain(|seen| !seen.is_probe());
-        seen
+    /// The requests of clients and peers, without those that bridges send themselves.
+    pub(crate) fn client_requests(&self) -> Vec<RecordedRequest> {
+        let mut recorded = self.server.requests();
+        recorded.retain(|recorded| !recorded.is_probe());
+        recorded
     }
 
-    /// What bridges asked for themselves.
-    pub(crate) fn questions(&self, path: &str) -> Vec<RecordedRequest> {
-        let mut seen = self.server.requests();
-        seen.retain(|seen| seen.is_probe() && seen.path() == path);
-        seen
+    /// The requests for this path that bridges have sent themselves.
+    pub(crate) fn gateway_requests(&self, path: &str) -> Vec<RecordedRequest> {
+        let mut recorded = self.server.requests();
+        recorded.retain(|recorded| recorded.is_probe() && recorded.path() == path);
+        recorded
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -167,7 +167,7 @@ pub(crate) fn api_service(group: &str, service: &Value) -> Value {
     })
 }
 
-/// What a kube-apiserver says to a path that it does not know.
+/// kube-apiserver's response for a path that it does not serve.
 pub(crate) fn page_not_found() -> Reply {
     Reply::new(404)
         .header("Content-Type", "text/plain; charset=utf-8")
@@ -178,40 +178,44 @@ fn owned(lines: &[&str]) -> Vec<String> {
     lines.iter().map(|line| (*line).to_owned()).collect()
 }
 
-fn answer(state: &Mutex<State>, seen: &RecordedRequest) -> Reply {
+fn answer(state: &Mutex<State>, recorded: &RecordedRequest) -> Reply {
     let hook = state.lock().unwrap().hook.clone();
-    if let Some(reply) = hook.and_then(|hook| hook(seen)) {
+    if let Some(reply) = hook.and_then(|hook| hook(recorded)) {
         return reply;
     }
     let mut state = state.lock().unwrap();
-    match seen.path() {
+    match recorded.path() {
         "/readyz" | "/livez" | "/healthz" => return Reply::new(200).body("ok"),
         "/version" => {
             let reply = Reply::json(json!({"gitVersion": state.version}).to_string());
-            return if state.is_bridge {
+            return if state.answer_as_bridge {
                 reply.header("x-skewbridge-answered", "true")
             } else {
                 reply
             };
         }
-        "/api" | "/apis" => return state.discovery(seen),
+        "/api" | "/apis" => return state.discovery(recorded),
         _ => {}
     }
-    if seen.path().starts_with("/openapi/") {
-        return state.openapi(seen);
+    if recorded.path().starts_with("/openapi/") {
+        return state.openapi(recorded);
     }
-    if let Some(reply) = state.objects.answer(seen) {
+    if let Some(reply) = state.objects.answer(recorded) {
         return reply;
     }
-    if let Some(list) = state.resource_list(seen.path()) {
+    if let Some(list) = state.resource_list(recorded.path()) {
         return Reply::json(list.to_string());
     }
     let index = Index::new(&[
         &document(&state.items(Part::Core)),
         &document(&state.items(Part::Groups)),
     ]);
-    let path = DecodedPath::new(seen.path()).unwrap();
-    if index.serves(&RequestInfo::parse(&seen.method, &path, seen.query())) {
+    let path = DecodedPath::new(recorded.path()).unwrap();
+    if index.serves(&RequestInfo::parse(
+        &recorded.method,
+        &path,
+        recorded.query(),
+    )) {
         return Reply::json(json!({"servedBy": state.name}).to_string());
     }
     page_not_found()
@@ -225,7 +229,7 @@ enum Part {
 
 const ALL_VERBS: &str = "create,delete,deletecollection,get,list,patch,update,watch";
 
-/// Group, version, resource, subresource, verbs.
+/// Splits a line into group, version, resource, subresource and verbs.
 fn split(line: &str) -> [&str; 5] {
     let (group_version, rest) = line.split_once(' ').unwrap();
     let (group, version) = group_version.split_once('/').unwrap_or(("", group_version));
@@ -271,24 +275,24 @@ impl State {
         groups.into_iter().map(group).collect()
     }
 
-    fn discovery(&self, seen: &RecordedRequest) -> Reply {
-        let part = if seen.path() == "/api" {
+    fn discovery(&self, recorded: &RecordedRequest) -> Reply {
+        let part = if recorded.path() == "/api" {
             Part::Core
         } else {
             Part::Groups
         };
-        let aggregated = seen
+        let aggregated = recorded
             .header("accept")
             .is_some_and(|accept| accept.contains("as=APIGroupDiscoveryList"));
         let (content_type, body) = match self.form {
             _ if !aggregated => return Reply::json(self.legacy(part).to_string()),
-            Form::V2 => (V2, list("v2", &self.items(part))),
-            Form::V2Beta1 => (V2_BETA1, list("v2beta1", &self.items(part))),
-            Form::Legacy => return Reply::json(self.legacy(part).to_string()),
+            DiscoveryFormat::V2 => (V2, list("v2", &self.items(part))),
+            DiscoveryFormat::V2Beta1 => (V2_BETA1, list("v2beta1", &self.items(part))),
+            DiscoveryFormat::Legacy => return Reply::json(self.legacy(part).to_string()),
         };
-        // Its content is its name, short of what a header cannot hold.
+        // The ETag depends on the version and the served resources only.
         let etag = format!("\"{}-{}\"", self.version, self.serves.join("+").len());
-        if seen.header("if-none-match") == Some(etag.as_str()) {
+        if recorded.header("if-none-match") == Some(etag.as_str()) {
             return Reply::new(304).header("ETag", &etag);
         }
         Reply::new(200)
@@ -322,8 +326,8 @@ impl State {
         json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
     }
 
-    /// A path for each resource, and a hash of the server's name and version.
-    fn openapi(&self, seen: &RecordedRequest) -> Reply {
+    /// One path per resource, and a hash of the server's name and version.
+    fn openapi(&self, recorded: &RecordedRequest) -> Reply {
         let mut documents: BTreeMap<String, Value> = BTreeMap::new();
         let mut everything = json!({"swagger": "2.0", "paths": {}});
         for line in &self.serves {
@@ -344,7 +348,7 @@ impl State {
             .chars()
             .filter(char::is_ascii_alphanumeric)
             .collect();
-        let document = match seen.path() {
+        let document = match recorded.path() {
             "/openapi/v2" => everything,
             "/openapi/v3" => {
                 let locations = documents.keys().map(|key| {
@@ -360,17 +364,19 @@ impl State {
             },
         };
         let etag = format!("\"{hash}\"");
-        if seen.header("if-none-match") == Some(&etag) {
+        if recorded.header("if-none-match") == Some(&etag) {
             return Reply::new(304).header("ETag", &etag);
         }
-        let asked = seen.query().and_then(|query| query.strip_prefix("hash="));
+        let asked = recorded
+            .query()
+            .and_then(|query| query.strip_prefix("hash="));
         if asked.is_some_and(|asked| asked != hash) {
             return Reply::new(301).header("ETag", &etag);
         }
         Reply::json(document.to_string()).header("ETag", &etag)
     }
 
-    /// `/apis/<group>/<version>`, where it serves something of it.
+    /// `/apis/<group>/<version>`, if it serves a resource of it.
     fn resource_list(&self, path: &str) -> Option<Value> {
         let mut resources = Vec::new();
         for line in &self.serves {
@@ -413,7 +419,7 @@ fn document(items: &[Value]) -> Document {
 struct Objects {
     revision: u64,
     all: BTreeMap<(String, String), Value>,
-    /// Revision, collection, line.
+    /// Revision, collection, JSON line.
     events: Vec<(u64, String, String)>,
     watches: Vec<(String, mpsc::UnboundedSender<String>)>,
 }
@@ -430,7 +436,7 @@ impl Objects {
         object["metadata"]["uid"] = uid;
         object["metadata"]["resourceVersion"] = json!(self.revision.to_string());
         self.all.insert(key, object.clone());
-        self.tell(collection, kind, &object);
+        self.notify_watches(collection, kind, &object);
         object
     }
 
@@ -439,11 +445,11 @@ impl Objects {
         let mut object = self.all.remove(&key)?;
         self.revision += 1;
         object["metadata"]["resourceVersion"] = json!(self.revision.to_string());
-        self.tell(collection, "DELETED", &object);
+        self.notify_watches(collection, "DELETED", &object);
         Some(object)
     }
 
-    fn tell(&mut self, collection: &str, kind: &str, object: &Value) {
+    fn notify_watches(&mut self, collection: &str, kind: &str, object: &Value) {
         let line = format!("{}\n", json!({"type": kind, "object": object}));
         self.watches
             .retain(|(at, watch)| at != collection || watch.send(line.clone()).is_ok());
@@ -451,16 +457,16 @@ impl Objects {
         self.events.push(event);
     }
 
-    fn answer(&mut self, seen: &RecordedRequest) -> Option<Reply> {
-        let path = seen.path();
+    fn answer(&mut self, recorded: &RecordedRequest) -> Option<Reply> {
+        let path = recorded.path();
         let collection = [LEASES, API_SERVICES, CRDS]
             .into_iter()
             .find(|it| path.starts_with(it))?;
         let name = path[collection.len()..].trim_start_matches('/');
-        let body = || serde_json::from_slice::<Value>(&seen.body).unwrap();
-        let answer = match (seen.method.as_str(), name) {
-            ("GET", "") if seen.query().is_some_and(|it| it.contains("watch=true")) => {
-                return Some(self.watch(collection, seen.query().unwrap()));
+        let body = || serde_json::from_slice::<Value>(&recorded.body).unwrap();
+        let answer = match (recorded.method.as_str(), name) {
+            ("GET", "") if recorded.query().is_some_and(|it| it.contains("watch=true")) => {
+                return Some(self.watch(collection, recorded.query().unwrap()));
             }
             ("GET", "") => {
                 let items: Vec<_> = (self.all.iter())
@@ -484,7 +490,7 @@ impl Objects {
                 let asked = &body()["preconditions"];
                 let same = |field: &str| asked[field].is_null() || asked[field] == is[field];
                 if !same("uid") || !same("resourceVersion") {
-                    return Some(Reply::new(409).body("not that one"));
+                    return Some(Reply::new(409).body("precondition failed"));
                 }
                 self.delete(collection, name)
             }

@@ -1,5 +1,5 @@
-//! What bridges of this process log about OpenAPI: they run on threads of their own, so the
-//! subscriber is that of the process.
+//! Captures the log lines about OpenAPI of all bridges in this process. Bridges run on their own
+//! threads, so the subscriber is global.
 
 use std::fmt::{Debug, Write as _};
 use std::sync::{Mutex, Once, PoisonError};
@@ -8,28 +8,28 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-const TARGET: &str = "skewbridge_gateway::control::openapi_merger";
+const LOG_TARGET: &str = "skewbridge_gateway::control::openapi_merger";
 
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Begins to keep log lines, once for the process.
-pub(crate) fn keep() {
+/// Installs the capturing subscriber, once per process.
+pub(crate) fn capture() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| tracing::subscriber::set_global_default(Keeper).unwrap());
+    ONCE.call_once(|| tracing::subscriber::set_global_default(CaptureSubscriber).unwrap());
 }
 
-/// The lines with this text.
+/// The captured lines that contain this text.
 pub(crate) fn lines_with(text: &str) -> Vec<String> {
     let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
     let found = lines.iter().filter(|line| line.contains(text));
     found.cloned().collect()
 }
 
-struct Keeper;
+struct CaptureSubscriber;
 
-impl Subscriber for Keeper {
+impl Subscriber for CaptureSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && metadata.target().starts_with(TARGET)
+        metadata.is_event() && metadata.target().starts_with(LOG_TARGET)
     }
 
     fn event(&self, event: &Event<'_>) {

@@ -1,5 +1,5 @@
-//! Both ends of a stream that is carried upstream by WebSocket: a client that speaks SPDY
-//! as kubectl does, and kube-apiserver's own translator.
+//! Both ends of a stream that is carried upstream over WebSocket: a SPDY client like kubectl, and
+//! kube-apiserver's own translator.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use skewbridge_spdy::connection::{self, Handle as Spdy, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::upstream::Upgrade;
 use skewbridge_testkit::{
-    ApiServer, ClientAuth, Connection, Options, PATIENCE, RecordedRequest, Reply, TlsClient,
+    ApiServer, ClientAuth, Connection, Options, RecordedRequest, Reply, TEST_TIMEOUT, TlsClient,
     eventually,
 };
 use skewbridge_websocket::{Close, CloseCode, Control, Decoder, Event, Key, Limits, Role};
@@ -23,48 +23,53 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::bed::{Bed, start};
-use crate::plain;
-pub(crate) use crate::streaming::{EXEC, FORWARD, SUCCESS};
+use crate::support::admin_client;
+use crate::support::pki::{PkiFixture, start};
+pub(crate) use crate::support::spdy_upstream::{EXEC, FORWARD, SUCCESS};
 
-pub(crate) const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+pub(crate) const ACCESS_REVIEWS_PATH: &str =
+    "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-/// A kube-apiserver that takes streams by WebSocket.
-pub(crate) struct Upstream {
+/// A kube-apiserver that accepts streams over WebSocket.
+pub(crate) struct WebSocketUpstream {
     pub(crate) api: ApiServer,
     upgrades: mpsc::UnboundedReceiver<Upgrade>,
-    /// Whether callers may `create`.
+    /// Whether access reviews allow `create`.
     pub(crate) allows: Arc<AtomicBool>,
 }
 
-impl Upstream {
-    pub(crate) async fn start(bed: &Bed) -> Self {
+impl WebSocketUpstream {
+    pub(crate) async fn start(pki: &PkiFixture) -> Self {
         let (sender, upgrades) = mpsc::unbounded_channel();
         let allows = Arc::new(AtomicBool::new(true));
         let allowed = allows.clone();
         let options =
-            Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
-        let api = ApiServer::start(options, move |seen| {
-            if seen.path() == "/version" {
+            Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca));
+        let api = ApiServer::start(options, move |recorded| {
+            if recorded.path() == "/version" {
                 return Reply::json(r#"{"gitVersion":"v1.34.4"}"#);
             }
-            if seen.path() == REVIEWS {
+            if recorded.path() == ACCESS_REVIEWS_PATH {
                 let allowed = allowed.load(Ordering::Relaxed);
                 let body = format!(r#"{{"status":{{"allowed":{allowed},"reason":"because"}}}}"#);
                 return Reply::json(body).status(201);
             }
-            if seen.header("upgrade") != Some("websocket") {
+            if recorded.header("upgrade") != Some("websocket") {
                 return Reply::json("{}");
             }
             let (reply, upgrade) = Reply::upgrade("websocket");
             sender.send(upgrade).unwrap();
-            let key = seen.header("sec-websocket-key").unwrap().parse().unwrap();
+            let key = recorded
+                .header("sec-websocket-key")
+                .unwrap()
+                .parse()
+                .unwrap();
             let accept = Key::parse(&key).unwrap().accept();
             reply
                 .header("Sec-WebSocket-Accept", accept.to_str().unwrap())
                 .header(
                     "Sec-WebSocket-Protocol",
-                    seen.header("sec-websocket-protocol").unwrap(),
+                    recorded.header("sec-websocket-protocol").unwrap(),
                 )
         })
         .await;
@@ -75,57 +80,57 @@ impl Upstream {
         }
     }
 
-    pub(crate) async fn connection(&mut self) -> Connection {
+    pub(crate) async fn next_connection(&mut self) -> Connection {
         self.upgrades.recv().await.unwrap().connection().await
     }
 
-    pub(crate) fn asked(&self, path: &str) -> Vec<RecordedRequest> {
+    pub(crate) fn requests_to(&self, path: &str) -> Vec<RecordedRequest> {
         let path = path.split('?').next().unwrap();
-        let mut seen = self.api.requests();
-        seen.retain(|seen| seen.path() == path);
-        seen
+        let mut recorded = self.api.requests();
+        recorded.retain(|recorded| recorded.path() == path);
+        recorded
     }
 }
 
-pub(crate) async fn bridge(bed: &Bed, upstream: &Upstream) -> Handle {
-    bridge_with(bed, upstream, |_| ()).await
+pub(crate) async fn start_bridge(pki: &PkiFixture, upstream: &WebSocketUpstream) -> Handle {
+    start_bridge_with(pki, upstream, |_| ()).await
 }
 
-pub(crate) async fn bridge_with(
-    bed: &Bed,
-    upstream: &Upstream,
+pub(crate) async fn start_bridge_with(
+    pki: &PkiFixture,
+    upstream: &WebSocketUpstream,
     change: fn(&mut config::Config),
 ) -> Handle {
-    let mut config = bed.config(upstream.api.addr());
+    let mut config = pki.config(upstream.api.addr());
     config.streams.upstream = UpstreamStreams::WebSocket;
     change(&mut config);
     let bridge = start(&config);
     let admin = bridge.admin_address();
-    eventually("a bridge that is ready", PATIENCE, async || {
-        plain::get(admin, "/readyz").await.status == 200
+    eventually("the bridge is ready", TEST_TIMEOUT, async || {
+        admin_client::get(admin, "/readyz").await.status == 200
     })
     .await;
     bridge
 }
 
-pub(crate) fn asking(path: &str, offers: &str) -> String {
+pub(crate) fn upgrade_request(path: &str, offers: &str) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
          X-Stream-Protocol-Version: {offers}\r\nContent-Length: 0\r\n\r\n"
     )
 }
 
-/// A client of the bridge by SPDY, as kubectl is one.
-pub(crate) struct Client {
+/// A SPDY client of the bridge, like kubectl.
+pub(crate) struct SpdyClient {
     pub(crate) streams: HashMap<&'static str, Stream>,
     pub(crate) handle: Spdy,
     pub(crate) driver: JoinHandle<()>,
 }
 
-impl Client {
+impl SpdyClient {
     pub(crate) async fn open(client: &TlsClient, bridge: &Handle, protocol: &str) -> Self {
         let mut http = client.http1(bridge.address()).await.unwrap();
-        http.send(asking(EXEC, protocol)).await.unwrap();
+        http.send(upgrade_request(EXEC, protocol)).await.unwrap();
         let head = http.read_head().await.unwrap();
         assert_eq!(head.status, 101);
         assert_eq!(head.header("upgrade"), Some("SPDY/3.1"));
@@ -147,8 +152,8 @@ impl Client {
         }
     }
 
-    /// Everything that a stream carries, and whether it ended as it should.
-    pub(crate) async fn all(&mut self, name: &str) -> (String, bool) {
+    /// All data of a stream, and whether the stream ended without a reset.
+    pub(crate) async fn read_to_end(&mut self, name: &str) -> (String, bool) {
         let mut all = Vec::new();
         let receiver = &mut self.streams.get_mut(name).unwrap().receiver;
         loop {
@@ -164,8 +169,8 @@ impl Client {
     }
 }
 
-/// kube-apiserver's own translator, as far as a client sees it.
-pub(crate) struct Server {
+/// kube-apiserver's own translator, as seen by its client.
+pub(crate) struct WebSocketServer {
     pub(crate) io: Connection,
     pub(crate) input: BytesMut,
     pub(crate) decoder: Decoder,
@@ -173,8 +178,8 @@ pub(crate) struct Server {
     writer: ToClient,
 }
 
-impl Server {
-    pub(crate) fn over(io: Connection) -> Self {
+impl WebSocketServer {
+    pub(crate) fn accept(io: Connection) -> Self {
         let limits = Limits {
             frame: 1 << 30,
             message: 1 << 30,
@@ -188,12 +193,12 @@ impl Server {
         }
     }
 
-    pub(crate) async fn said(&mut self) -> Option<ChannelEvent<Input>> {
+    pub(crate) async fn next_event(&mut self) -> Option<ChannelEvent<Input>> {
         loop {
             match self.decoder.decode(&mut self.input).unwrap() {
                 Some(Event::Chunk(piece)) => {
-                    if let Some(said) = self.reader.read_chunk(piece).unwrap() {
-                        return Some(said);
+                    if let Some(sent_status) = self.reader.read_chunk(piece).unwrap() {
+                        return Some(sent_status);
                     }
                 }
                 Some(Event::Control(Control::Close(_))) => return None,
@@ -208,7 +213,7 @@ impl Server {
         }
     }
 
-    pub(crate) async fn say(&mut self, output: Output, data: &str) {
+    pub(crate) async fn write(&mut self, output: Output, data: &str) {
         let mut out = BytesMut::new();
         self.writer.write(output, data.as_bytes(), &mut out);
         self.io.write_all(&out).await.unwrap();
@@ -221,7 +226,7 @@ impl Server {
         self.writer.control(&Control::Close(Some(close)), &mut out);
         self.io.write_all(&out).await.unwrap();
         self.io.flush().await.unwrap();
-        // As it does: the client's answer is waited for.
-        let _ = timeout(Duration::from_secs(5), self.said()).await;
+        // Like kube-apiserver, waits for the client's close frame.
+        let _ = timeout(Duration::from_secs(5), self.next_event()).await;
     }
 }

@@ -1,18 +1,18 @@
-//! A bridge between a client and an upstream, each in either protocol.
+//! A bridge between a client and an upstream, in every combination of HTTP/1.1 and HTTP/2.
 
 use bytes::Bytes;
 use http::{Request, Version};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Limits;
 use skewbridge_testkit::{
-    ApiServer, BodySender, ClientAuth, H1Client, H2Client, H2Stream, Options, PATIENCE,
-    RecordedRequest, Reply, Response, ScriptedConn, ScriptedServer,
+    ApiServer, BodySender, ClientAuth, H1Client, H2Client, H2Stream, Options, RecordedRequest,
+    Reply, Response, ScriptedConn, ScriptedServer, TEST_TIMEOUT,
 };
 use tokio::sync::mpsc;
 
-use crate::bed::Bed;
+use crate::support::pki::PkiFixture;
 
-/// The protocol of one leg.
+/// The HTTP version of one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Proto {
     H1,
@@ -40,23 +40,23 @@ impl Proto {
     }
 }
 
-/// What this gives, unless it takes longer than any test may.
-pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what)
+/// Awaits this with the timeout of tests.
+pub(crate) async fn with_timeout<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TEST_TIMEOUT, what)
         .await
-        .expect("this has happened soon")
+        .expect("done before the timeout")
 }
 
-/// A bridge in front of a well-behaved upstream. Upstream takes only the front-proxy
-/// certificate, and so sees the users' requests and none of the bridge's own questions.
-pub(crate) struct Stand {
-    pub(crate) bed: Bed,
+/// A bridge in front of a well-behaved upstream. Upstream requires the front-proxy certificate, and
+/// so records the requests of users but not the bridge's own ones.
+pub(crate) struct ApiServerFixture {
+    pub(crate) pki: PkiFixture,
     pub(crate) upstream: ApiServer,
     pub(crate) bridge: Handle,
 }
 
-impl Stand {
-    /// Upstream speaks this protocol alone.
+impl ApiServerFixture {
+    /// Upstream supports only this protocol.
     pub(crate) async fn new(
         upstream: Proto,
         handler: impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static,
@@ -69,14 +69,14 @@ impl Stand {
         change: impl FnOnce(Options<'_>) -> Options<'_>,
         handler: impl Fn(RecordedRequest) -> Reply + Send + Sync + 'static,
     ) -> Self {
-        let bed = Bed::new();
-        let options = Options::new(bed.upstream.clone())
-            .clients(ClientAuth::Require(&bed.front_proxy_ca))
+        let pki = PkiFixture::new();
+        let options = Options::new(pki.upstream.clone())
+            .clients(ClientAuth::Require(&pki.front_proxy_ca))
             .alpn(upstream.alpn());
         let upstream = ApiServer::start(change(options), handler).await;
-        let bridge = bed.bridge(upstream.addr());
+        let bridge = pki.start_bridge(upstream.addr());
         Self {
-            bed,
+            pki,
             upstream,
             bridge,
         }
@@ -92,30 +92,30 @@ impl Stand {
         change: impl FnOnce(Options<'_>) -> Options<'_>,
     ) -> (Self, mpsc::UnboundedReceiver<BodySender>) {
         let (senders, bodies) = mpsc::unbounded_channel();
-        let stand = Self::with(upstream, change, move |_| {
+        let fixture = Self::with(upstream, change, move |_| {
             let (reply, sender) = Reply::stream();
             senders.send(sender).unwrap();
             reply
         })
         .await;
-        (stand, bodies)
+        (fixture, bodies)
     }
 
     pub(crate) async fn client(&self, proto: Proto) -> Client {
-        client(&self.bed, &self.bridge, proto).await
+        client(&self.pki, &self.bridge, proto).await
     }
 
     pub(crate) async fn h1(&self) -> H1Client {
-        let user = self.bed.user("alice", &["dev"]);
+        let user = self.pki.user("alice", &["dev"]);
         user.http1(self.bridge.address()).await.unwrap()
     }
 
     pub(crate) async fn h2(&self) -> H2Client {
-        let user = self.bed.user("alice", &["dev"]);
+        let user = self.pki.user("alice", &["dev"]);
         user.http2(self.bridge.address()).await.unwrap()
     }
 
-    /// The only request that upstream has seen.
+    /// The only request that upstream has recorded.
     pub(crate) fn only_request(&self) -> RecordedRequest {
         let mut requests = self.upstream.requests();
         assert_eq!(requests.len(), 1, "{requests:#?}");
@@ -123,15 +123,15 @@ impl Stand {
     }
 }
 
-/// A bridge in front of an upstream that does what it is told, byte by byte. It takes only the
-/// front-proxy certificate, and so the script sees the connections for users and no others.
-pub(crate) struct RawStand {
-    pub(crate) bed: Bed,
+/// A bridge in front of a scripted upstream that writes raw bytes. Upstream requires the
+/// front-proxy certificate, and so the script gets only the connections for users.
+pub(crate) struct ScriptedFixture {
+    pub(crate) pki: PkiFixture,
     pub(crate) upstream: ScriptedServer,
     pub(crate) bridge: Handle,
 }
 
-impl RawStand {
+impl ScriptedFixture {
     pub(crate) async fn new<F, Fut>(upstream: Proto, script: F) -> Self
     where
         F: Fn(ScriptedConn) -> Fut + Send + Sync + 'static,
@@ -150,26 +150,26 @@ impl RawStand {
         F: Fn(ScriptedConn) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = ()> + Send + 'static,
     {
-        let bed = Bed::new();
-        let ca = Some(&bed.front_proxy_ca);
-        let upstream = ScriptedServer::start(&bed.upstream, ca, upstream.alpn(), script).await;
-        let mut config = bed.config(upstream.addr());
+        let pki = PkiFixture::new();
+        let ca = Some(&pki.front_proxy_ca);
+        let upstream = ScriptedServer::start(&pki.upstream, ca, upstream.alpn(), script).await;
+        let mut config = pki.config(upstream.addr());
         change(&mut config.limits);
-        let bridge = crate::bed::start(&config);
+        let bridge = crate::support::pki::start(&config);
         Self {
-            bed,
+            pki,
             upstream,
             bridge,
         }
     }
 
     pub(crate) async fn client(&self, proto: Proto) -> Client {
-        client(&self.bed, &self.bridge, proto).await
+        client(&self.pki, &self.bridge, proto).await
     }
 }
 
-async fn client(bed: &Bed, bridge: &Handle, proto: Proto) -> Client {
-    let user = bed.user("alice", &["dev"]);
+async fn client(pki: &PkiFixture, bridge: &Handle, proto: Proto) -> Client {
+    let user = pki.user("alice", &["dev"]);
     match proto {
         H1 => Client::H1(Box::new(user.http1(bridge.address()).await.unwrap())),
         H2 => Client::H2(user.http2(bridge.address()).await.unwrap()),
@@ -183,7 +183,7 @@ pub(crate) fn request(method: &str, path: &str) -> http::request::Builder {
         .uri(format!("https://k{path}"))
 }
 
-/// A client in either protocol.
+/// A client of either HTTP version.
 pub(crate) enum Client {
     H1(Box<H1Client>),
     H2(H2Client),
@@ -198,7 +198,7 @@ impl Client {
         self.request(request("POST", path), body).await
     }
 
-    /// Sends a whole request and reads the whole answer.
+    /// Sends a complete request and reads the complete response.
     pub(crate) async fn request(
         &mut self,
         request: http::request::Builder,
@@ -212,7 +212,7 @@ impl Client {
                     length => format!("Content-Length: {length}\r\n"),
                 };
                 let head = h1_head(&request, &framing);
-                soon(async {
+                with_timeout(async {
                     client.send(head).await.unwrap();
                     client.send(body).await.unwrap();
                     if request.method() == "HEAD" {
@@ -222,11 +222,11 @@ impl Client {
                 })
                 .await
             }
-            Self::H2(client) => soon(client.request(request, body)).await.unwrap(),
+            Self::H2(client) => with_timeout(client.request(request, body)).await.unwrap(),
         }
     }
 
-    /// Sends a request that has no body and leaves its answer to be read.
+    /// Sends a request without a body; the response is read from the returned exchange.
     pub(crate) async fn begin(self, request: http::request::Builder) -> Exchange {
         let mut exchange = self.open(request, "").await;
         if let Exchange::H2(_, stream) = &mut exchange {
@@ -235,7 +235,7 @@ impl Client {
         exchange
     }
 
-    /// Sends the head of a request whose body follows in pieces of unknown number.
+    /// Sends the head of a request whose body follows in chunks.
     pub(crate) async fn upload(self, request: http::request::Builder) -> Exchange {
         self.open(request, "Transfer-Encoding: chunked\r\n").await
     }
@@ -248,7 +248,7 @@ impl Client {
                 Exchange::H1(client)
             }
             Self::H2(client) => {
-                let stream = soon(client.stream(request)).await.unwrap();
+                let stream = with_timeout(client.stream(request)).await.unwrap();
                 Exchange::H2(client, Box::new(stream))
             }
         }
@@ -268,22 +268,23 @@ fn h1_head(request: &Request<()>, framing: &str) -> String {
     format!("{method} {target} HTTP/1.1\r\nHost: {host}\r\n{fields}{framing}\r\n")
 }
 
-/// A request on its way, and its answer, piece by piece. Dropped, the client is gone.
+/// A request in flight and its response, chunk by chunk. Dropping it closes the connection or
+/// resets the stream.
 pub(crate) enum Exchange {
     H1(Box<H1Client>),
     H2(H2Client, Box<H2Stream>),
 }
 
-/// The answer is not whole.
+/// The response is truncated.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Truncated;
 
 impl Exchange {
     pub(crate) async fn send(&mut self, piece: &[u8]) {
-        soon(self.push(piece)).await;
+        with_timeout(self.push(piece)).await;
     }
 
-    /// Sends a piece, however long that takes.
+    /// Sends a chunk, without a timeout.
     pub(crate) async fn push(&mut self, piece: &[u8]) {
         match self {
             Self::H1(client) => {
@@ -310,9 +311,9 @@ impl Exchange {
         }
     }
 
-    /// The status of the final answer.
+    /// The status of the final response.
     pub(crate) async fn head(&mut self) -> u16 {
-        soon(async {
+        with_timeout(async {
             match self {
                 Self::H1(client) => loop {
                     let head = client.read_head().await.unwrap();
@@ -326,18 +327,18 @@ impl Exchange {
         .await
     }
 
-    /// Reads until these bytes have come, and nothing more has.
+    /// Reads until these bytes have arrived, and no further ones.
     pub(crate) async fn expect(&mut self, bytes: &[u8]) {
-        let mut came = Vec::new();
-        while came.len() < bytes.len() {
-            came.extend_from_slice(&self.chunk().await.unwrap().expect("more is to come"));
+        let mut arrived = Vec::new();
+        while arrived.len() < bytes.len() {
+            arrived.extend_from_slice(&self.chunk().await.unwrap().expect("more data"));
         }
-        assert_eq!(came, bytes);
+        assert_eq!(arrived, bytes);
     }
 
-    /// The next piece of the answer, `None` at its end.
+    /// The next chunk of the response, `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, Truncated> {
-        soon(async {
+        with_timeout(async {
             match self {
                 Self::H1(client) => client.read_chunk().await.map_err(|_| Truncated),
                 Self::H2(_, stream) => {
@@ -352,8 +353,8 @@ impl Exchange {
         .await
     }
 
-    /// The rest of the answer.
-    pub(crate) async fn rest(&mut self) -> Result<Vec<u8>, Truncated> {
+    /// The rest of the response.
+    pub(crate) async fn read_to_end(&mut self) -> Result<Vec<u8>, Truncated> {
         let mut rest = Vec::new();
         while let Some(chunk) = self.chunk().await? {
             rest.extend_from_slice(&chunk);
@@ -361,17 +362,17 @@ impl Exchange {
         Ok(rest)
     }
 
-    /// The trailers, once the body is read; names in lower case.
+    /// The trailers, after the body has been read; names in lower case.
     pub(crate) async fn trailers(&mut self) -> Vec<(String, String)> {
         match self {
-            Self::H1(client) => lower(client.trailers()),
-            Self::H2(_, stream) => soon(stream.trailers()).await.unwrap(),
+            Self::H1(client) => lower_case_names(client.trailers()),
+            Self::H2(_, stream) => with_timeout(stream.trailers()).await.unwrap(),
         }
     }
 
-    /// The client leaves: over HTTP/1.1 with its connection, over HTTP/2 with its stream. What
-    /// is given keeps the HTTP/2 connection open.
-    pub(crate) fn leave(self) -> Option<H2Client> {
+    /// Disconnects: over HTTP/1.1 by closing the connection, over HTTP/2 by resetting the stream.
+    /// The returned client keeps the HTTP/2 connection open.
+    pub(crate) fn disconnect(self) -> Option<H2Client> {
         match self {
             Self::H1(_) => None,
             Self::H2(client, stream) => {
@@ -389,15 +390,15 @@ pub(crate) fn owned(fields: &[(&str, &str)]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Field names as HTTP/2 writes them.
-pub(crate) fn lower(fields: &[(String, String)]) -> Vec<(String, String)> {
+/// Field names in lower case, as in HTTP/2.
+pub(crate) fn lower_case_names(fields: &[(String, String)]) -> Vec<(String, String)> {
     fields
         .iter()
         .map(|(name, value)| (name.to_lowercase(), value.clone()))
         .collect()
 }
 
-/// Whether an answer is a `metav1.Status` with this code.
+/// Asserts that a response is a `metav1.Status` with this code.
 #[track_caller]
 pub(crate) fn assert_status(response: &Response, code: u16) {
     assert_eq!(response.status, code, "{}", response.text());

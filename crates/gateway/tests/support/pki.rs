@@ -1,4 +1,4 @@
-//! A bridge in front of a stand-in, with certificates for everybody.
+//! The certificates and configuration of a bridge in front of a fake upstream.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -16,24 +16,24 @@ use skewbridge_gateway::config::{
 use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_testkit::{Ca, Leaf, ScratchDir, TlsClient};
 
-/// Everybody's certificates, and the files that the bridge reads.
-pub(crate) struct Bed {
+/// A PKI for client, bridge and upstream, and the files that the bridge reads.
+pub(crate) struct PkiFixture {
     pub(crate) dir: ScratchDir,
     /// Signs the bridge's serving certificate.
     pub(crate) serving_ca: Ca,
     /// Signs upstream's serving certificate.
     pub(crate) upstream_ca: Ca,
-    /// Signs users.
+    /// Signs client certificates of users.
     pub(crate) client_ca: Ca,
-    /// Signs front proxies.
+    /// Signs front-proxy certificates.
     pub(crate) front_proxy_ca: Ca,
-    /// What upstream shows.
+    /// The serving certificate of upstream.
     pub(crate) upstream: Leaf,
 }
 
-impl Bed {
+impl PkiFixture {
     pub(crate) fn new() -> Self {
-        let bed = Self {
+        let pki = Self {
             dir: ScratchDir::new(),
             serving_ca: Ca::new("serving-ca"),
             upstream_ca: Ca::new("upstream-ca"),
@@ -41,24 +41,24 @@ impl Bed {
             front_proxy_ca: Ca::new("front-proxy-ca"),
             upstream: Ca::new("unused").server(&["unused"]),
         };
-        let upstream = bed.upstream_ca.server(&["localhost", "127.0.0.1"]);
-        let serving = bed.serving_ca.server(&["localhost", "127.0.0.1"]);
-        let front_proxy = bed.front_proxy_ca.client("front-proxy-client", &[]);
+        let upstream = pki.upstream_ca.server(&["localhost", "127.0.0.1"]);
+        let serving = pki.serving_ca.server(&["localhost", "127.0.0.1"]);
+        let front_proxy = pki.front_proxy_ca.client("front-proxy-client", &[]);
         for (name, text) in [
             ("serving.crt", &serving.cert_pem),
             ("serving.key", &serving.key_pem),
             ("front-proxy.crt", &front_proxy.cert_pem),
             ("front-proxy.key", &front_proxy.key_pem),
-            ("upstream-ca.crt", &bed.upstream_ca.pem()),
-            ("client-ca.crt", &bed.client_ca.pem()),
-            ("front-proxy-ca.crt", &bed.front_proxy_ca.pem()),
+            ("upstream-ca.crt", &pki.upstream_ca.pem()),
+            ("client-ca.crt", &pki.client_ca.pem()),
+            ("front-proxy-ca.crt", &pki.front_proxy_ca.pem()),
         ] {
-            bed.dir.write(name, text);
+            pki.dir.write(name, text);
         }
-        Self { upstream, ..bed }
+        Self { upstream, ..pki }
     }
 
-    /// A bridge in front of this address, to be changed as a test needs it.
+    /// The configuration of a bridge in front of this address; tests may change it.
     pub(crate) fn config(&self, upstream: SocketAddr) -> Config {
         let file = |name: &str| self.dir.path().join(name);
         let pair = |name: &str| KeyPairFiles {
@@ -127,8 +127,8 @@ impl Bed {
         }
     }
 
-    /// A running bridge in front of this address.
-    pub(crate) fn bridge(&self, upstream: SocketAddr) -> Handle {
+    /// Starts a bridge in front of this address.
+    pub(crate) fn start_bridge(&self, upstream: SocketAddr) -> Handle {
         start(&self.config(upstream))
     }
 
@@ -142,7 +142,7 @@ impl Bed {
         self.client().identity(&self.client_ca.client(name, groups))
     }
 
-    /// A client of the bridge that may speak for others.
+    /// A client of the bridge with a front-proxy certificate, which may assert identities.
     pub(crate) fn peer(&self) -> TlsClient {
         self.client()
             .identity(&self.front_proxy_ca.client("front-proxy-client", &[]))

@@ -1,5 +1,4 @@
-//! An upstream that answers the bridge's probes and leaves each other request
-//! to a test's script.
+//! An upstream that answers the bridge's probes and leaves all other requests to a script.
 
 use std::sync::Arc;
 
@@ -7,17 +6,17 @@ use http::Version;
 use skewbridge_testkit::{ApiServer, RecordedRequest, Response, ScriptedConn, ScriptedServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::bed::Bed;
+use crate::support::pki::PkiFixture;
 
-/// Speaks HTTP/1.1 alone. The script gets the head of a request and the
-/// connection it came on, and may go on with [`next_request`].
-pub(crate) async fn scripted<F, Fut>(bed: &Bed, script: F) -> ScriptedServer
+/// Supports HTTP/1.1 only. The script gets the head of a request and its connection, and may
+/// continue with [`next_request`].
+pub(crate) async fn start_scripted<F, Fut>(pki: &PkiFixture, script: F) -> ScriptedServer
 where
     F: Fn(String, ScriptedConn) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = ()> + Send + 'static,
 {
     let script = Arc::new(script);
-    ScriptedServer::start(&bed.upstream, None, &["http/1.1"], move |mut conn| {
+    ScriptedServer::start(&pki.upstream, None, &["http/1.1"], move |mut conn| {
         let script = script.clone();
         async move {
             if let Some(head) = next_request(&mut conn).await {
@@ -28,7 +27,7 @@ where
     .await
 }
 
-/// The next head that is not a probe's; `None` at the end of the connection.
+/// The next request head that is not a probe; `None` at the end of the connection.
 pub(crate) async fn next_request(conn: &mut ScriptedConn) -> Option<String> {
     loop {
         let mut head = Vec::new();
@@ -45,16 +44,16 @@ pub(crate) async fn next_request(conn: &mut ScriptedConn) -> Option<String> {
     }
 }
 
-/// What came from clients, without the bridge's own probes.
-pub(crate) fn requests(upstream: &ApiServer) -> Vec<RecordedRequest> {
+/// The requests of clients, without the bridge's own probes.
+pub(crate) fn client_requests(upstream: &ApiServer) -> Vec<RecordedRequest> {
     let mut all = upstream.requests();
-    all.retain(|seen| !seen.is_probe());
+    all.retain(|recorded| !recorded.is_probe());
     all
 }
 
-/// Checks that an answer is a `metav1.Status` in JSON with this code, said
-/// consistently, and gives it.
-pub(crate) fn status(response: &Response, code: u16) -> serde_json::Value {
+/// Asserts that a response is a `metav1.Status` in JSON with this code and consistent headers, and
+/// returns it.
+pub(crate) fn assert_json_status(response: &Response, code: u16) -> serde_json::Value {
     assert_eq!(response.status, code, "{}", response.text());
     assert_eq!(response.header("content-type"), Some("application/json"));
     assert_eq!(response.header("x-content-type-options"), Some("nosniff"));

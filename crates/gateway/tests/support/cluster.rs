@@ -1,4 +1,4 @@
-//! A bridge in front of a stand-in server, and other stand-ins that are its peers.
+//! A bridge in front of a fake API server, and other fake API servers that are its peers.
 
 use std::net::SocketAddr;
 
@@ -10,69 +10,69 @@ use skewbridge_gateway::config::{ApiServerIdentity, Config, RegistryKind};
 use skewbridge_peer_directory::Identity;
 use skewbridge_peer_directory::registry::{Addresses, Registry, SharedMemoryRegistry};
 use skewbridge_testkit::{
-    Ca, ClientAuth, Leaf, Options, PATIENCE, RecordedRequest, Response, TlsClient, eventually,
+    Ca, ClientAuth, Leaf, Options, RecordedRequest, Response, TEST_TIMEOUT, TlsClient, eventually,
 };
 use tokio::sync::watch;
 
-use crate::bed::{Bed, start};
-use crate::plain;
-use crate::standin::Standin;
+use crate::support::admin_client;
+use crate::support::fake_apiserver::FakeApiServer;
+use crate::support::pki::{PkiFixture, start};
 
-/// The identity that the bridge speaks for.
+/// The identity of the local server.
 pub(crate) const OWN: &str = "apiserver-own";
 
-/// What every server here serves.
+/// Served by every server.
 pub(crate) const SHARED: &str = "apps/v1 deployments";
 pub(crate) const SHARED_PATH: &str = "/apis/apps/v1/namespaces/a/deployments";
 
-/// What only peers serve.
+/// Served by peers only.
 pub(crate) const NEW: &str = "storage.k8s.io/v1alpha1 volumeattributesclasses";
 pub(crate) const NEW_PATH: &str = "/apis/storage.k8s.io/v1alpha1/volumeattributesclasses";
 
-/// What nobody serves.
-pub(crate) const NOBODYS_PATH: &str = "/apis/storage.k8s.io/v1alpha1/nothings";
+/// Served by no server.
+pub(crate) const UNSERVED_PATH: &str = "/apis/storage.k8s.io/v1alpha1/nothings";
 
 /// Servers that share an etcd, and a bridge beside one of them.
-pub(crate) struct Cluster {
-    pub(crate) bed: Bed,
+pub(crate) struct ClusterFixture {
+    pub(crate) pki: PkiFixture,
     pub(crate) peer_ca: Ca,
     pub(crate) exchange: SharedMemoryRegistry,
-    pub(crate) local: Standin,
+    pub(crate) local: FakeApiServer,
 }
 
-/// A server whose address is known to the others.
+/// A server whose address is published.
 pub(crate) struct PeerServer {
     pub(crate) name: &'static str,
-    pub(crate) standin: Standin,
-    published: Option<Published>,
+    pub(crate) apiserver: FakeApiServer,
+    published: Option<PublishedAddress>,
 }
 
-/// An address in the registry, until it is dropped.
-pub(crate) struct Published {
-    /// The registry withdraws what nobody publishes any more.
+/// An address in the registry; dropping this withdraws it.
+pub(crate) struct PublishedAddress {
+    /// The registry withdraws an address when its sender is dropped.
     _publish: watch::Sender<Option<(Identity, SocketAddr)>>,
 }
 
-impl Cluster {
-    /// The local server serves [`SHARED`] and this, and keeps its own Lease.
+impl ClusterFixture {
+    /// The local server serves [`SHARED`] and `serves`, and maintains its own Lease.
     pub(crate) async fn new(serves: &[&str]) -> Self {
-        let bed = Bed::new();
+        let pki = PkiFixture::new();
         let peer_ca = Ca::new("peer-ca");
-        bed.dir.write("peer-ca.crt", peer_ca.pem());
+        pki.dir.write("peer-ca.crt", peer_ca.pem());
         let options =
-            Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
+            Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca));
         let serves = [&[SHARED], serves].concat();
-        let local = Standin::start(options, OWN, &serves).await;
+        let local = FakeApiServer::start(options, OWN, &serves).await;
         local.lease(OWN, "one");
         Self {
-            bed,
+            pki,
             peer_ca,
             exchange: SharedMemoryRegistry::default(),
             local,
         }
     }
 
-    /// A cluster with peers, and a bridge that knows all of them.
+    /// A cluster with peers, and a bridge that has discovered all of them.
     pub(crate) async fn with_peers<const N: usize>(
         local: &[&str],
         peers: [(&'static str, &[&str]); N],
@@ -83,88 +83,93 @@ impl Cluster {
             running.push(cluster.peer(name, serves).await);
         }
         let bridge = cluster.start().await;
-        let running = running.try_into().ok().expect("as many as were asked for");
+        let running = running.try_into().ok().expect("one server for each peer");
         (cluster, running, bridge)
     }
 
-    /// A server that has a Lease and has published its address.
+    /// A server with a Lease and a published address.
     pub(crate) async fn peer(&self, name: &'static str, serves: &[&str]) -> PeerServer {
         let leaf = self.peer_ca.server(&["kubernetes.default.svc"]);
-        self.peer_showing(name, serves, leaf).await
+        self.peer_with_certificate(name, serves, leaf).await
     }
 
-    pub(crate) async fn peer_showing(
+    pub(crate) async fn peer_with_certificate(
         &self,
         name: &'static str,
         serves: &[&str],
         certificate: Leaf,
     ) -> PeerServer {
-        let standin = self.server(name, serves, certificate).await;
-        standin.is_bridge();
+        let apiserver = self.server(name, serves, certificate).await;
+        apiserver.answer_as_bridge();
         self.local.lease(name, "one");
-        let published = Some(self.publish(name, standin.server.addr()));
+        let published = Some(self.publish(name, apiserver.server.addr()));
         PeerServer {
             name,
-            standin,
+            apiserver,
             published,
         }
     }
 
-    /// A server that nobody has heard of.
-    pub(crate) async fn server(&self, name: &str, serves: &[&str], certificate: Leaf) -> Standin {
-        self.speaking(&["h2", "http/1.1"], name, serves, certificate)
+    /// A server without a Lease and without a published address.
+    pub(crate) async fn server(
+        &self,
+        name: &str,
+        serves: &[&str],
+        certificate: Leaf,
+    ) -> FakeApiServer {
+        self.server_with_alpn(&["h2", "http/1.1"], name, serves, certificate)
             .await
     }
 
-    /// The same, speaking these protocols alone.
-    pub(crate) async fn speaking(
+    /// The same, with these ALPN protocols only.
+    pub(crate) async fn server_with_alpn(
         &self,
         alpn: &[&'static str],
         name: &str,
         serves: &[&str],
         certificate: Leaf,
-    ) -> Standin {
+    ) -> FakeApiServer {
         let options = Options::new(certificate)
-            .clients(ClientAuth::Require(&self.bed.front_proxy_ca))
+            .clients(ClientAuth::Require(&self.pki.front_proxy_ca))
             .alpn(alpn);
         let serves = [&[SHARED], serves].concat();
-        Standin::start(options, name, &serves).await
+        FakeApiServer::start(options, name, &serves).await
     }
 
-    /// All addresses that servers have published, as they change.
+    /// All published addresses, as they change.
     pub(crate) fn addresses(&self) -> watch::Receiver<Addresses> {
-        let nobody = Identity::named("apiserver-nobody").unwrap();
-        let (stays, own) = watch::channel(Some((nobody, SocketAddr::from(([127, 0, 0, 1], 1)))));
+        let anonymous = Identity::named("apiserver-nobody").unwrap();
+        let (stays, own) = watch::channel(Some((anonymous, SocketAddr::from(([127, 0, 0, 1], 1)))));
         let registry = self.exchange.registry();
-        let (found, seen) = watch::channel(Addresses::new());
+        let (found, recorded) = watch::channel(Addresses::new());
         tokio::spawn(async move {
             registry.run(own, found).await;
             drop(stays);
         });
-        seen
+        recorded
     }
 
-    pub(crate) fn publish(&self, name: &str, address: SocketAddr) -> Published {
+    pub(crate) fn publish(&self, name: &str, address: SocketAddr) -> PublishedAddress {
         let identity = Identity::named(name).unwrap();
         let (publish, own) = watch::channel(Some((identity, address)));
         let registry = self.exchange.registry();
         let (found, _) = watch::channel(Addresses::new());
         tokio::spawn(async move { registry.run(own, found).await });
-        Published { _publish: publish }
+        PublishedAddress { _publish: publish }
     }
 
     pub(crate) fn config(&self) -> Config {
-        let mut config = self.bed.config(self.local.server.addr());
-        config.peers.ca = Some(self.bed.path().join("peer-ca.crt"));
+        let mut config = self.pki.config(self.local.server.addr());
+        config.peers.ca = Some(self.pki.path().join("peer-ca.crt"));
         config.peers.registry = RegistryKind::Memory(self.exchange.clone());
         config.peers.identity = ApiServerIdentity::Named(OWN.to_owned());
         config
     }
 
-    /// A bridge that has learnt what every published peer serves.
+    /// Starts a bridge and waits until it has the discovery of every published peer.
     pub(crate) async fn start(&self) -> Handle {
         let bridge = start(&self.config());
-        eventually("the cluster is known", PATIENCE, async || {
+        eventually("the cluster is known", TEST_TIMEOUT, async || {
             let view = peers(&bridge).await;
             let all = view["peers"].as_array().unwrap();
             view["waitingFor"].is_null()
@@ -177,16 +182,16 @@ impl Cluster {
     }
 
     fn leases(&self) -> usize {
-        self.local.count(crate::standin::LEASES)
+        self.local.count(crate::support::fake_apiserver::LEASES)
     }
 
     pub(crate) fn alice(&self) -> TlsClient {
-        self.bed.user("alice", &["dev"])
+        self.pki.user("alice", &["dev"])
     }
 
     /// A GET of a user with a certificate.
     pub(crate) async fn get(&self, bridge: &Handle, path: &str) -> Response {
-        ask(&self.alice(), bridge, "GET", path, &[], "").await
+        send_request(&self.alice(), bridge, "GET", path, &[], "").await
     }
 
     pub(crate) async fn post(
@@ -195,13 +200,13 @@ impl Cluster {
         path: &str,
         body: impl Into<Bytes>,
     ) -> Response {
-        ask(&self.alice(), bridge, "POST", path, &[], body).await
+        send_request(&self.alice(), bridge, "POST", path, &[], body).await
     }
 
-    /// Waits until a GET is answered so.
-    pub(crate) async fn becomes(&self, bridge: &Handle, path: &str, code: u16) {
+    /// Waits until a GET is answered with this status code.
+    pub(crate) async fn wait_for_status(&self, bridge: &Handle, path: &str, code: u16) {
         let what = format!("{path} is answered with {code}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, TEST_TIMEOUT, async || {
             self.get(bridge, path).await.status == code
         })
         .await;
@@ -209,24 +214,24 @@ impl Cluster {
 }
 
 impl PeerServer {
-    /// What came from clients, by way of the bridge.
-    pub(crate) fn seen(&self) -> Vec<RecordedRequest> {
-        self.standin.seen()
+    /// The requests of clients that the bridge has forwarded here.
+    pub(crate) fn client_requests(&self) -> Vec<RecordedRequest> {
+        self.apiserver.client_requests()
     }
 
-    /// Neither listens nor answers any more.
-    pub(crate) async fn die(&self) {
-        self.standin.server.stop_listening().await;
-        self.standin.server.kill_connections().await;
+    /// Closes the listener and all connections.
+    pub(crate) async fn shut_down(&self) {
+        self.apiserver.server.stop_listening().await;
+        self.apiserver.server.kill_connections().await;
     }
 
-    pub(crate) fn take_address_back(&mut self) {
+    pub(crate) fn withdraw_address(&mut self) {
         self.published = None;
     }
 }
 
-/// A request over HTTP/2, on a connection of its own.
-pub(crate) async fn ask(
+/// Sends a request over HTTP/2, on its own connection.
+pub(crate) async fn send_request(
     client: &TlsClient,
     bridge: &Handle,
     method: &str,
@@ -242,11 +247,11 @@ pub(crate) async fn ask(
     }
     let h2 = client.http2(bridge.address()).await.unwrap();
     let answered = h2.request(request.body(()).unwrap(), body);
-    let answered = tokio::time::timeout(PATIENCE, answered).await;
-    answered.expect("an answer").unwrap()
+    let answered = tokio::time::timeout(TEST_TIMEOUT, answered).await;
+    answered.expect("a response").unwrap()
 }
 
-/// Which stand-in answered.
+/// The name of the fake API server that answered.
 #[track_caller]
 pub(crate) fn served_by(response: &Response) -> String {
     assert_eq!(response.status, 200, "{}", response.text());
@@ -254,9 +259,9 @@ pub(crate) fn served_by(response: &Response) -> String {
     body["servedBy"].as_str().unwrap().to_owned()
 }
 
-/// Checks that an answer is a Status with this code, and gives its message.
+/// Checks that a response is a Status with this code, and returns its message.
 #[track_caller]
-pub(crate) fn refusal(response: &Response, code: u16) -> String {
+pub(crate) fn status_message(response: &Response, code: u16) -> String {
     assert_eq!(response.status, code, "{}", response.text());
     let body: Value = serde_json::from_slice(&response.body).unwrap();
     assert_eq!(body["kind"], "Status", "{body}");
@@ -266,7 +271,7 @@ pub(crate) fn refusal(response: &Response, code: u16) -> String {
 
 /// `/debug/peers`
 pub(crate) async fn peers(bridge: &Handle) -> Value {
-    let answer = plain::get(bridge.admin_address(), "/debug/peers").await;
+    let answer = admin_client::get(bridge.admin_address(), "/debug/peers").await;
     assert_eq!(answer.status, 200);
     serde_json::from_str(&answer.body).unwrap()
 }

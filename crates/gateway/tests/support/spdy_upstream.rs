@@ -1,5 +1,5 @@
-//! Both ends of a stream: a client that speaks WebSocket as kubectl does, and a node
-//! behind a stand-in for kube-apiserver that speaks SPDY.
+//! Both ends of a stream: a WebSocket client like kubectl, and a node that speaks SPDY behind a
+//! fake kube-apiserver.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,7 +14,7 @@ use skewbridge_spdy::connection::{self, Handle, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::upstream::{RecordedRequest, Upgrade};
 use skewbridge_testkit::{
-    ApiServer, ClientAuth, Connection, Options, PATIENCE, Reply, TlsClient, eventually,
+    ApiServer, ClientAuth, Connection, Options, Reply, TEST_TIMEOUT, TlsClient, eventually,
 };
 use skewbridge_websocket::{
     Control, Decoder, Encoder, Event, Frame, Limits, MessageChunk, MessageKind, Role,
@@ -23,83 +23,84 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::bed::{Bed, start};
-use crate::plain;
+use crate::support::admin_client;
+use crate::support::pki::{PkiFixture, start};
 
 pub(crate) const EXEC: &str =
     "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&stderr=true";
 pub(crate) const FORWARD: &str = "/api/v1/namespaces/n/pods/p/portforward";
 
-/// A server that does not translate by itself, and one that does.
-pub(crate) const OLD: &str = "v1.28.15";
-pub(crate) const NEW: &str = "v1.36.4";
+/// A version that does not translate streams itself, and one that does.
+pub(crate) const VERSION_WITHOUT_TRANSLATION: &str = "v1.28.15";
+pub(crate) const VERSION_WITH_TRANSLATION: &str = "v1.36.4";
 
-pub(crate) fn always(config: &mut gateway::Config) {
+pub(crate) fn always_translate(config: &mut gateway::Config) {
     config.streams.translate = gateway::TranslateStreams::Always;
 }
 
-/// A bridge that knows the version of what it stands before.
-pub(crate) async fn bridge(
-    bed: &Bed,
-    cluster: &Cluster,
+/// Starts a bridge and waits until it knows the version of its upstream.
+pub(crate) async fn start_bridge(
+    pki: &PkiFixture,
+    cluster: &SpdyUpstream,
     change: fn(&mut gateway::Config),
 ) -> skewbridge_gateway::Handle {
-    let mut config = bed.config(cluster.api.addr());
+    let mut config = pki.config(cluster.api.addr());
     change(&mut config);
     let bridge = start(&config);
     let admin = bridge.admin_address();
-    eventually("a bridge that is ready", PATIENCE, async || {
-        plain::get(admin, "/readyz").await.status == 200
+    eventually("the bridge is ready", TEST_TIMEOUT, async || {
+        admin_client::get(admin, "/readyz").await.status == 200
     })
     .await;
     bridge
 }
 
 pub(crate) async fn metrics(bridge: &skewbridge_gateway::Handle) -> String {
-    plain::get(bridge.admin_address(), "/metrics").await.body
+    admin_client::get(bridge.admin_address(), "/metrics")
+        .await
+        .body
 }
 
-/// Whether this line is in the metrics.
-pub(crate) async fn metric(bridge: &skewbridge_gateway::Handle, line: &str) -> bool {
+/// Whether the metrics contain this line.
+pub(crate) async fn has_metric(bridge: &skewbridge_gateway::Handle, line: &str) -> bool {
     metrics(bridge).await.lines().any(|it| it == line)
 }
 
-pub(crate) const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
+pub(crate) const WEBSOCKET_KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 pub(crate) const SUCCESS: &str = r#"{"metadata":{},"status":"Success"}"#;
 
-/// A kube-apiserver of some version whose nodes speak SPDY only.
-pub(crate) struct Cluster {
+/// A kube-apiserver of this version whose nodes support only SPDY.
+pub(crate) struct SpdyUpstream {
     pub(crate) api: ApiServer,
     upgrades: mpsc::UnboundedReceiver<Upgrade>,
 }
 
-/// What the stand-in says to a request that wants to switch protocols; `None` leaves
-/// it to switch to what was asked for.
+/// The response to an upgrade request; `None` accepts the upgrade.
 pub(crate) type Refusal = Arc<dyn Fn(&RecordedRequest) -> Option<Reply> + Send + Sync>;
 
-impl Cluster {
-    /// Of this version; refuses WebSocket as a node does.
-    pub(crate) async fn of(bed: &Bed, version: &'static str) -> Self {
-        Self::with(bed, version, Arc::new(refuse_websocket)).await
+impl SpdyUpstream {
+    /// Rejects WebSocket like a node.
+    pub(crate) async fn with_version(pki: &PkiFixture, version: &'static str) -> Self {
+        Self::with(pki, version, Arc::new(refuse_websocket)).await
     }
 
-    pub(crate) async fn with(bed: &Bed, version: &'static str, refusal: Refusal) -> Self {
+    pub(crate) async fn with(pki: &PkiFixture, version: &'static str, refusal: Refusal) -> Self {
         let (sender, upgrades) = mpsc::unbounded_channel();
         let options =
-            Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
-        let api = ApiServer::start(options, move |seen| {
-            if seen.path() == "/version" {
+            Options::new(pki.upstream.clone()).clients(ClientAuth::Accept(&pki.front_proxy_ca));
+        let api = ApiServer::start(options, move |recorded| {
+            if recorded.path() == "/version" {
                 return Reply::json(format!(r#"{{"gitVersion":"{version}"}}"#));
             }
-            if let Some(refused) = refusal(&seen) {
+            if let Some(refused) = refusal(&recorded) {
                 return refused;
             }
-            let Some(protocol) = seen.header("upgrade") else {
+            let Some(protocol) = recorded.header("upgrade") else {
                 return Reply::json("{}");
             };
             let (reply, upgrade) = Reply::upgrade(protocol);
             sender.send(upgrade).unwrap();
-            match seen.header("x-stream-protocol-version") {
+            match recorded.header("x-stream-protocol-version") {
                 Some(offer) => reply.header("X-Stream-Protocol-Version", offer),
                 None => reply
                     .header("Sec-WebSocket-Accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
@@ -111,40 +112,40 @@ impl Cluster {
     }
 
     /// The raw connection of the next stream.
-    pub(crate) async fn connection(&mut self) -> Connection {
+    pub(crate) async fn next_connection(&mut self) -> Connection {
         self.upgrades.recv().await.unwrap().connection().await
     }
 
-    /// The next command, with as many streams as it should have.
-    pub(crate) async fn command(&mut self, streams: usize) -> Node {
-        Node::over(self.connection().await, streams).await
+    /// The next command, which has this many streams.
+    pub(crate) async fn next_command(&mut self, streams: usize) -> Node {
+        Node::accept(self.next_connection().await, streams).await
     }
 
-    /// The requests for streams that have come.
-    pub(crate) fn asked(&self) -> Vec<RecordedRequest> {
-        let mut seen = self.api.requests();
-        seen.retain(|seen| seen.path().contains("/pods/"));
-        seen
+    /// The requests for streams.
+    pub(crate) fn stream_requests(&self) -> Vec<RecordedRequest> {
+        let mut recorded = self.api.requests();
+        recorded.retain(|recorded| recorded.path().contains("/pods/"));
+        recorded
     }
 }
 
-/// As nodes refuse a protocol that they do not speak.
-pub(crate) fn refuse_websocket(seen: &RecordedRequest) -> Option<Reply> {
-    let websocket = seen.header("upgrade") == Some("websocket");
+/// How nodes reject a protocol that they do not support.
+pub(crate) fn refuse_websocket(recorded: &RecordedRequest) -> Option<Reply> {
+    let websocket = recorded.header("upgrade") == Some("websocket");
     websocket.then(|| Reply::new(403))
 }
 
-/// A node that runs a command: the server side of SPDY.
+/// A node that runs a command: the SPDY server.
 pub(crate) struct Node {
     pub(crate) streams: HashMap<String, Stream>,
-    /// In the order in which they were opened.
+    /// The stream names, in the order in which they were opened.
     pub(crate) order: Vec<String>,
     pub(crate) handle: Handle,
     pub(crate) driver: JoinHandle<()>,
 }
 
 impl Node {
-    pub(crate) async fn over<T>(io: T, count: usize) -> Self
+    pub(crate) async fn accept<T>(io: T, count: usize) -> Self
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -159,7 +160,7 @@ impl Node {
             order.push(name.clone());
             streams.insert(name, request.accept(Headers::new()).unwrap());
         }
-        // Kept open: dropping it would end the connection with the last stream.
+        // Kept open: dropping it would close the connection with the last stream.
         std::mem::forget(incoming);
         Self {
             streams,
@@ -179,7 +180,7 @@ impl Node {
         stream.receiver.read().await.unwrap()
     }
 
-    /// Says how the command ended, and goes away as kubelets do.
+    /// Sends the status of the command and closes the connection like a kubelet.
     pub(crate) async fn end(mut self, status: &str) {
         self.write("error", status.to_owned()).await;
         for stream in self.streams.values_mut() {
@@ -188,19 +189,19 @@ impl Node {
         self.handle.close();
     }
 
-    /// Is lost without a word.
+    /// Disconnects without a status.
     pub(crate) fn kill(self) {
         self.driver.abort();
     }
 }
 
-/// Keeps a copy of what is written.
-pub(crate) struct Tap {
+/// Records the bytes that are written.
+pub(crate) struct RecordingIo {
     pub(crate) io: Connection,
     pub(crate) written: Arc<Mutex<Vec<u8>>>,
 }
 
-impl AsyncRead for Tap {
+impl AsyncRead for RecordingIo {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -210,7 +211,7 @@ impl AsyncRead for Tap {
     }
 }
 
-impl AsyncWrite for Tap {
+impl AsyncWrite for RecordingIo {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -233,7 +234,7 @@ impl AsyncWrite for Tap {
     }
 }
 
-/// A client of the bridge by WebSocket.
+/// A WebSocket client of the bridge.
 pub(crate) struct WebSocket {
     pub(crate) io: Connection,
     pub(crate) input: BytesMut,
@@ -241,29 +242,29 @@ pub(crate) struct WebSocket {
     reader: FromServer,
     writer: ToServer,
     encoder: Encoder,
-    /// Answers pings, as clients do.
-    pub(crate) polite: bool,
+    /// Whether pings are answered.
+    pub(crate) answers_pings: bool,
     pub(crate) pings: usize,
 }
 
-/// What a client is told.
+/// A message on a channel, or the close frame.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Told {
+pub(crate) enum ClientMessage {
     Data(Output, Bytes),
     Closed(u16, String),
 }
 
-/// The head of a request for a WebSocket.
-pub(crate) fn asking(path: &str, offers: &str, more: &str) -> String {
+/// The head of a WebSocket upgrade request.
+pub(crate) fn upgrade_request(path: &str, offers: &str, more: &str) -> String {
     format!(
         "GET {path} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {KEY}\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {WEBSOCKET_KEY}\r\n\
          Sec-WebSocket-Protocol: {offers}\r\n{more}\r\n"
     )
 }
 
 impl WebSocket {
-    /// Asks for a stream and gets one.
+    /// Opens a stream.
     pub(crate) async fn open(
         client: &TlsClient,
         bridge: std::net::SocketAddr,
@@ -271,7 +272,9 @@ impl WebSocket {
         protocol: Protocol,
     ) -> Self {
         let mut http = client.http1(bridge).await.unwrap();
-        http.send(asking(path, protocol.name(), "")).await.unwrap();
+        http.send(upgrade_request(path, protocol.name(), ""))
+            .await
+            .unwrap();
         let head = http.read_head().await.unwrap();
         assert_eq!(head.status, 101);
         assert_eq!(head.header("upgrade"), Some("websocket"));
@@ -281,11 +284,11 @@ impl WebSocket {
         );
         assert_eq!(head.header("sec-websocket-protocol"), Some(protocol.name()));
         assert_eq!(head.header("x-stream-protocol-version"), None);
-        Self::over(http.into_connection(), protocol)
+        Self::accept(http.into_connection(), protocol)
     }
 
-    /// After the handshake.
-    pub(crate) fn over(io: Connection, protocol: Protocol) -> Self {
+    /// A client on a connection after the handshake.
+    pub(crate) fn accept(io: Connection, protocol: Protocol) -> Self {
         let limits = Limits {
             frame: 1 << 30,
             message: 1 << 30,
@@ -297,7 +300,7 @@ impl WebSocket {
             reader: FromServer::new(protocol),
             writer: ToServer::new(protocol),
             encoder: Encoder::new(Role::Client),
-            polite: true,
+            answers_pings: true,
             pings: 0,
         }
     }
@@ -332,13 +335,13 @@ impl WebSocket {
         self.send(out).await.unwrap();
     }
 
-    /// The next event, pings aside.
+    /// The next event except pings.
     pub(crate) async fn event(&mut self) -> io::Result<Event> {
         loop {
             match self.decoder.decode(&mut self.input).unwrap() {
                 Some(Event::Control(Control::Ping(payload))) => {
                     self.pings += 1;
-                    if self.polite {
+                    if self.answers_pings {
                         self.control(&Control::Pong(payload)).await;
                     }
                 }
@@ -352,25 +355,27 @@ impl WebSocket {
         }
     }
 
-    pub(crate) async fn piece(&mut self) -> MessageChunk {
+    pub(crate) async fn next_chunk(&mut self) -> MessageChunk {
         match self.event().await.unwrap() {
             Event::Chunk(piece) => piece,
             Event::Control(control) => panic!("{control:?}"),
         }
     }
 
-    /// What is said next on a channel.
-    pub(crate) async fn told(&mut self) -> io::Result<Told> {
+    /// The next message on a channel, or the close frame.
+    pub(crate) async fn next_message(&mut self) -> io::Result<ClientMessage> {
         loop {
             match self.event().await? {
                 Event::Chunk(piece) => match self.reader.read_chunk(piece).unwrap() {
-                    Some(ChannelEvent::Data(output, data)) => return Ok(Told::Data(output, data)),
+                    Some(ChannelEvent::Data(output, data)) => {
+                        return Ok(ClientMessage::Data(output, data));
+                    }
                     Some(ChannelEvent::Closed(_)) => panic!("servers close no channels"),
                     None => {}
                 },
                 Event::Control(Control::Close(Some(close))) => {
                     let reason = close.reason().to_owned();
-                    return Ok(Told::Closed(close.code().number(), reason));
+                    return Ok(ClientMessage::Closed(close.code().number(), reason));
                 }
                 Event::Control(Control::Pong(_)) => {}
                 Event::Control(control) => panic!("{control:?}"),
@@ -378,37 +383,43 @@ impl WebSocket {
         }
     }
 
-    /// Everything to the end.
-    pub(crate) async fn all(&mut self) -> Story {
-        let mut story = Story::default();
+    /// Reads everything up to the end of the stream.
+    pub(crate) async fn read_to_end(&mut self) -> StreamTranscript {
+        let mut transcript = StreamTranscript::default();
         loop {
-            match self.told().await {
-                Ok(Told::Data(Output::Stdout, data)) => story.stdout.extend_from_slice(&data),
-                Ok(Told::Data(Output::Stderr, data)) => story.stderr.extend_from_slice(&data),
-                Ok(Told::Data(Output::Error, data)) => story.error.push_str(text(&data)),
-                Ok(Told::Closed(code, _)) => {
-                    story.code = Some(code);
-                    return story;
+            match self.next_message().await {
+                Ok(ClientMessage::Data(Output::Stdout, data)) => {
+                    transcript.stdout.extend_from_slice(&data)
                 }
-                Err(_) => return story,
+                Ok(ClientMessage::Data(Output::Stderr, data)) => {
+                    transcript.stderr.extend_from_slice(&data)
+                }
+                Ok(ClientMessage::Data(Output::Error, data)) => {
+                    transcript.error.push_str(text(&data))
+                }
+                Ok(ClientMessage::Closed(code, _)) => {
+                    transcript.code = Some(code);
+                    return transcript;
+                }
+                Err(_) => return transcript,
             }
         }
     }
 }
 
-/// All that a client was told.
+/// Everything that a client has received.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Story {
+pub(crate) struct StreamTranscript {
     pub(crate) stdout: Vec<u8>,
     pub(crate) stderr: Vec<u8>,
     pub(crate) error: String,
-    /// What the connection was closed with, if it was.
+    /// The close code, if the connection was closed with one.
     pub(crate) code: Option<u16>,
 }
 
-impl Story {
-    /// Whether a client could take it for a command that ended well.
-    pub(crate) fn looks_well(&self) -> bool {
+impl StreamTranscript {
+    /// Whether a client would take this for a successful command.
+    pub(crate) fn looks_successful(&self) -> bool {
         self.code == Some(1000) && (self.error.is_empty() || self.error.contains("Success"))
     }
 }

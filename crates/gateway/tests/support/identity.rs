@@ -1,4 +1,4 @@
-//! A gateway whose upstream tells who it was told a request is from.
+//! A bridge whose upstream records the identity headers of every request.
 
 use http::{HeaderName, Request, Version};
 use skewbridge_gateway::Handle;
@@ -8,62 +8,62 @@ use skewbridge_testkit::{
     ApiServer, ClientAuth, Options, RecordedRequest, Reply, Response, TlsClient,
 };
 
-use crate::bed::{Bed, start};
+use crate::support::pki::{PkiFixture, start};
 
 pub(crate) const VERSIONS: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
 pub(crate) const FRONT_PROXY: Option<&str> = Some("front-proxy-client");
 pub(crate) const PLAIN: Option<&str> = None;
 pub(crate) const BEARER: (&str, &str) = ("Authorization", "Bearer t0ken");
 
-/// A bridge in front of an upstream that answers everything.
-pub(crate) struct Gateway {
+/// A bridge in front of an upstream that answers every request with 200.
+pub(crate) struct IdentityFixture {
     pub(crate) bridge: Handle,
     pub(crate) upstream: ApiServer,
-    pub(crate) bed: Bed,
+    pub(crate) pki: PkiFixture,
 }
 
-/// What came of a request.
+/// The response to a request, and the request as upstream recorded it.
 pub(crate) struct Outcome {
     pub(crate) response: Response,
-    /// As upstream saw it, if it did.
-    pub(crate) seen: Option<RecordedRequest>,
+    /// `None` if the request did not reach upstream.
+    pub(crate) recorded: Option<RecordedRequest>,
 }
 
-impl Gateway {
+impl IdentityFixture {
     pub(crate) async fn new() -> Self {
         Self::with(|_| {}).await
     }
 
     pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
-        let bed = Bed::new();
-        let options = Options::new(bed.upstream.clone())
-            .clients(ClientAuth::Accept(&bed.front_proxy_ca))
+        let pki = PkiFixture::new();
+        let options = Options::new(pki.upstream.clone())
+            .clients(ClientAuth::Accept(&pki.front_proxy_ca))
             .alpn(&["h2", "http/1.1"]);
         let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
-        let mut config = bed.config(upstream.addr());
+        let mut config = pki.config(upstream.addr());
         change(&mut config);
         Self {
             bridge: start(&config),
             upstream,
-            bed,
+            pki,
         }
     }
 
-    /// What upstream saw of clients.
-    pub(crate) fn seen(&self) -> Vec<RecordedRequest> {
-        let mut seen = self.upstream.requests();
-        seen.retain(|seen| !seen.is_probe());
-        seen
+    /// The requests of clients that upstream has recorded.
+    pub(crate) fn client_requests(&self) -> Vec<RecordedRequest> {
+        let mut recorded = self.upstream.requests();
+        recorded.retain(|recorded| !recorded.is_probe());
+        recorded
     }
 
-    /// Sends a request with these headers on a connection of its own.
-    pub(crate) async fn ask(
+    /// Sends a request with these headers on its own connection.
+    pub(crate) async fn send_request(
         &self,
         client: &TlsClient,
         version: Version,
         headers: &[(&str, &str)],
     ) -> Outcome {
-        let before = self.seen().len();
+        let before = self.client_requests().len();
         let response = if version == Version::HTTP_2 {
             let h2 = client.http2(self.bridge.address()).await.unwrap();
             let mut request = Request::get("https://k/api/v1/pods");
@@ -85,16 +85,16 @@ impl Gateway {
             .unwrap();
             h1.read_response().await.unwrap()
         };
-        let mut seen = self.seen().split_off(before);
-        assert!(seen.len() <= 1, "asked once, arrived as {seen:#?}");
+        let mut recorded = self.client_requests().split_off(before);
+        assert!(recorded.len() <= 1, "one request arrived as {recorded:#?}");
         Outcome {
             response,
-            seen: seen.pop(),
+            recorded: recorded.pop(),
         }
     }
 
-    /// The request arrives on this leg and makes exactly these claims, in both
-    /// versions.
+    /// The request arrives over a connection with this client certificate and has exactly these
+    /// identity headers, in both HTTP versions.
     pub(crate) async fn assert_arrives(
         &self,
         client: &TlsClient,
@@ -103,13 +103,12 @@ impl Gateway {
         expected: &[(&str, &str)],
     ) {
         for version in VERSIONS {
-            let outcome = self.ask(client, version, headers).await;
+            let outcome = self.send_request(client, version, headers).await;
             outcome.assert_arrived(leg, expected, &format!("{version:?} {headers:?}"));
         }
     }
 
-    /// The request is refused with this code and never arrives, in both
-    /// versions.
+    /// The request is rejected with this code and never arrives, in both HTTP versions.
     pub(crate) async fn assert_refused(
         &self,
         client: &TlsClient,
@@ -117,8 +116,12 @@ impl Gateway {
         code: u16,
     ) {
         for version in VERSIONS {
-            let outcome = self.ask(client, version, headers).await;
-            assert!(outcome.seen.is_none(), "{version:?} {:#?}", outcome.seen);
+            let outcome = self.send_request(client, version, headers).await;
+            assert!(
+                outcome.recorded.is_none(),
+                "{version:?} {:#?}",
+                outcome.recorded
+            );
             assert_eq!(outcome.response.status, code, "{version:?} {headers:?}");
             let status: serde_json::Value =
                 serde_json::from_slice(&outcome.response.body).expect("a JSON document");
@@ -131,20 +134,20 @@ impl Gateway {
 impl Outcome {
     #[track_caller]
     pub(crate) fn assert_arrived(&self, leg: Option<&str>, expected: &[(&str, &str)], what: &str) {
-        let Some(seen) = &self.seen else {
+        let Some(recorded) = &self.recorded else {
             panic!("{what}: never arrived: {:#?}", self.response);
         };
         assert_eq!(self.response.status, 200, "{what}");
-        let presented = seen.client.as_ref().map(|it| it.common_name.as_str());
+        let presented = recorded.client.as_ref().map(|it| it.common_name.as_str());
         assert_eq!(presented, leg, "{what}");
-        assert_eq!(claims(seen), owned(expected), "{what}");
+        assert_eq!(identity_headers(recorded), owned(expected), "{what}");
     }
 }
 
-/// All headers that a kube-apiserver could take for an identity or for a hop,
-/// by name; those of one name in their order.
-pub(crate) fn claims(seen: &RecordedRequest) -> Vec<(String, String)> {
-    const FAMILIES: [&str; 8] = [
+/// All headers that kube-apiserver could read as an identity or as a hop, sorted by name; those of
+/// one name in order.
+pub(crate) fn identity_headers(recorded: &RecordedRequest) -> Vec<(String, String)> {
+    const HEADER_PREFIXES: [&str; 8] = [
         "authorization",
         "impersonate-",
         "x-remote",
@@ -154,13 +157,15 @@ pub(crate) fn claims(seen: &RecordedRequest) -> Vec<(String, String)> {
         "x-more-",
         "sec-websocket-protocol",
     ];
-    let mut claims: Vec<_> = seen
+    let mut claims: Vec<_> = recorded
         .headers
         .iter()
         .map(|(name, value)| (name.to_ascii_lowercase(), value.clone()))
         .filter(|(name, _)| {
             let name = name.replace('_', "-");
-            FAMILIES.iter().any(|family| name.starts_with(family))
+            HEADER_PREFIXES
+                .iter()
+                .any(|family| name.starts_with(family))
         })
         .collect();
     claims.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -176,8 +181,8 @@ pub(crate) fn names(names: &[&'static str]) -> Vec<HeaderName> {
     names.iter().copied().map(HeaderName::from_static).collect()
 }
 
-/// Several names for each, none of the extra prefixes the usual one.
-pub(crate) fn configured() -> IdentityHeaders {
+/// Several names for each kind of header, with extra prefixes other than the default.
+pub(crate) fn custom_identity_headers() -> IdentityHeaders {
     IdentityHeaders {
         username: names(&["x-proxy-user", "x-remote-user", "x-other-user"]),
         uid: names(&["x-proxy-uid", "x-other-uid"]),

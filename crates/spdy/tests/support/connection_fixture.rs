@@ -36,26 +36,26 @@ pub(crate) fn pattern(from: usize, bytes: usize) -> Bytes {
 }
 
 /// Reads to the end and verifies the pattern; returns the length.
-pub(crate) async fn check(mut receiver: Receiver) -> Result<usize, StreamError> {
+pub(crate) async fn verify_pattern(mut receiver: Receiver) -> Result<usize, StreamError> {
     let mut bytes = 0;
     while let Some(data) = receiver.read().await? {
-        assert!(data == pattern(bytes, data.len()), "other bytes at {bytes}");
+        assert!(data == pattern(bytes, data.len()), "wrong bytes at {bytes}");
         bytes += data.len();
     }
     Ok(bytes)
 }
 
 /// All data.
-pub(crate) async fn drained(receiver: &mut Receiver) -> Result<Bytes, StreamError> {
+pub(crate) async fn read_to_end(receiver: &mut Receiver) -> Result<Bytes, StreamError> {
     let mut all = Vec::new();
-    while let Some(data) = within(receiver.read()).await? {
+    while let Some(data) = with_timeout(receiver.read()).await? {
         all.extend_from_slice(&data);
     }
     Ok(all.into())
 }
 
 /// Waits with a timeout.
-pub(crate) async fn within<F: future::IntoFuture>(future: F) -> F::Output {
+pub(crate) async fn with_timeout<F: future::IntoFuture>(future: F) -> F::Output {
     let limit = Duration::from_mins(1);
     tokio::time::timeout(limit, future).await.unwrap()
 }
@@ -71,7 +71,7 @@ pub(crate) fn config(flow_control: FlowControl) -> Config {
 }
 
 /// Two ends with their drivers.
-pub(crate) struct Pair {
+pub(crate) struct ConnectionFixture {
     pub(crate) client: Handle,
     pub(crate) server: Handle,
     /// The streams that the client opens.
@@ -80,13 +80,13 @@ pub(crate) struct Pair {
     pub(crate) server_driver: JoinHandle<Result<(), Error>>,
 }
 
-pub(crate) fn pair(config: Config) -> Pair {
+pub(crate) fn connection_fixture(config: Config) -> ConnectionFixture {
     let (local, remote) = duplex(64 * 1024);
-    Pair::over(local, remote, config)
+    ConnectionFixture::with_io(local, remote, config)
 }
 
-impl Pair {
-    pub(crate) fn over<T>(local: T, remote: T, config: Config) -> Self
+impl ConnectionFixture {
+    pub(crate) fn with_io<T>(local: T, remote: T, config: Config) -> Self
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -104,17 +104,17 @@ impl Pair {
     /// An accepted stream: the client's end and the server's.
     pub(crate) async fn stream(&mut self) -> (Stream, Stream) {
         let mut client = self.client.open(Headers::new()).unwrap();
-        let request = within(self.incoming.next()).await.unwrap();
+        let request = with_timeout(self.incoming.next()).await.unwrap();
         let server = request.accept(Headers::new()).unwrap();
-        within(client.accepted()).await.unwrap();
+        with_timeout(client.accepted()).await.unwrap();
         (client, server)
     }
 
     /// Closes from the client, and checks that both drivers succeed.
     pub(crate) async fn close_cleanly(self) {
         self.client.close();
-        within(self.client_driver).await.unwrap().unwrap();
-        within(self.server_driver).await.unwrap().unwrap();
+        with_timeout(self.client_driver).await.unwrap().unwrap();
+        with_timeout(self.server_driver).await.unwrap().unwrap();
     }
 }
 
@@ -127,9 +127,9 @@ pub(crate) async fn loopback() -> (TcpStream, TcpStream) {
 }
 
 /// Does not support vectored writes.
-pub(crate) struct Flat(pub(crate) DuplexStream);
+pub(crate) struct NonVectoredIo(pub(crate) DuplexStream);
 
-impl AsyncRead for Flat {
+impl AsyncRead for NonVectoredIo {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -139,7 +139,7 @@ impl AsyncRead for Flat {
     }
 }
 
-impl AsyncWrite for Flat {
+impl AsyncWrite for NonVectoredIo {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

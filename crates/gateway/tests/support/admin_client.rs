@@ -1,5 +1,4 @@
-//! HTTP/1.1 without TLS, as scrapers and probers speak it to the admin listener, and what a
-//! scrape says.
+//! An HTTP/1.1 client without TLS for the admin listener, and a parser of its metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -7,15 +6,15 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// An answer that was read to the end of its connection.
+/// A response that was read to the end of its connection.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct AdminResponse {
     pub(crate) status: u16,
     head: String,
     pub(crate) body: String,
 }
 
-impl Answer {
+impl AdminResponse {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().skip(1).find_map(|line| {
             let (found, value) = line.split_once(':')?;
@@ -24,37 +23,44 @@ impl Answer {
     }
 }
 
-/// A GET on a connection of its own.
-pub(crate) async fn get(addr: SocketAddr, path: &str) -> Answer {
-    ask(addr, "GET", path, "").await
+/// A GET on its own connection.
+pub(crate) async fn get(addr: SocketAddr, path: &str) -> AdminResponse {
+    request(addr, "GET", path, "").await
 }
 
-/// A request on a connection of its own, with these header lines.
-pub(crate) async fn ask(addr: SocketAddr, method: &str, path: &str, headers: &str) -> Answer {
+/// A request on its own connection, with these header lines.
+pub(crate) async fn request(
+    addr: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &str,
+) -> AdminResponse {
     let mut tcp = TcpStream::connect(addr).await.unwrap();
     let request =
         format!("{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{headers}\r\n");
     tcp.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     tcp.read_to_string(&mut answer).await.unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer has a head");
-    let status = head.split(' ').nth(1).expect("an answer has a status");
-    Answer {
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .expect("the response has a head");
+    let status = head.split(' ').nth(1).expect("the response has a status");
+    AdminResponse {
         status: status.parse().unwrap(),
         head: head.to_owned(),
         body: body.to_owned(),
     }
 }
 
-/// `/metrics` as this bridge gives it.
+/// Reads `/metrics` of a bridge.
 pub(crate) async fn scrape(admin: SocketAddr) -> Scrape {
     Scrape::parse(&get(admin, "/metrics").await.body)
 }
 
-/// What a scrape says, read as strictly as Prometheus reads `OpenMetrics`.
+/// The samples of a scrape, parsed as strictly as Prometheus parses `OpenMetrics`.
 #[derive(Debug)]
 pub(crate) struct Scrape {
-    /// Name to type.
+    /// Metric name to type.
     pub(crate) families: BTreeMap<String, String>,
     pub(crate) helps: BTreeMap<String, String>,
     samples: BTreeMap<(String, BTreeSet<(String, String)>), f64>,
@@ -62,7 +68,9 @@ pub(crate) struct Scrape {
 
 impl Scrape {
     pub(crate) fn parse(text: &str) -> Self {
-        let lines = text.strip_suffix("# EOF\n").expect("the end is marked");
+        let lines = text
+            .strip_suffix("# EOF\n")
+            .expect("the scrape ends with # EOF");
         let mut scrape = Self {
             families: BTreeMap::new(),
             helps: BTreeMap::new(),
@@ -78,7 +86,7 @@ impl Scrape {
                 ["#", "TYPE", name, kind] => {
                     name.clone_into(&mut current);
                     let twice = scrape.families.insert(current.clone(), kind.to_owned());
-                    assert_eq!(twice, None, "{name} comes twice");
+                    assert_eq!(twice, None, "duplicate family {name}");
                 }
                 ["#", ..] => panic!("unknown comment: {line}"),
                 _ => {
@@ -94,7 +102,7 @@ impl Scrape {
                     let ending = name.strip_prefix(current.as_str());
                     assert!(ending.is_some_and(|it| endings.contains(&it)), "{line}");
                     let twice = scrape.samples.insert((name, labels), value);
-                    assert_eq!(twice, None, "twice: {line}");
+                    assert_eq!(twice, None, "duplicate sample: {line}");
                 }
             }
         }
@@ -108,7 +116,7 @@ impl Scrape {
         self.samples.get(&(name.to_owned(), labels)).copied()
     }
 
-    /// Answered requests, all of which went to upstream.
+    /// The number of answered requests that were forwarded to upstream.
     pub(crate) fn requests(&self, verb: &str, code: &str) -> f64 {
         let labels = [
             ("route", "local"),
@@ -120,7 +128,7 @@ impl Scrape {
             .unwrap_or(0.0)
     }
 
-    /// All values that a label of a metric has.
+    /// All values of a label of a metric.
     pub(crate) fn labels(&self, name: &str, label: &str) -> BTreeSet<&str> {
         self.samples
             .keys()
@@ -132,12 +140,15 @@ impl Scrape {
     }
 }
 
-/// Labels here have no quotes or commas inside their values.
+/// The labels of these metrics have no quotes or commas in their values.
 fn sample(line: &str) -> (String, BTreeSet<(String, String)>, f64) {
     let (name, value) = line.rsplit_once(' ').expect("a sample has a value");
     let (name, labels) = match name.split_once('{') {
         None => (name, ""),
-        Some((name, labels)) => (name, labels.strip_suffix('}').expect("labels end")),
+        Some((name, labels)) => (
+            name,
+            labels.strip_suffix('}').expect("labels end with a brace"),
+        ),
     };
     let labels = labels
         .split(',')

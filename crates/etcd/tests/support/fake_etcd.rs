@@ -56,12 +56,12 @@ pub(crate) fn answer(message: &[u8]) -> Vec<Step> {
 pub(crate) struct FakeEtcd {
     address: SocketAddr,
     scheme: &'static str,
-    seen: Arc<Seen>,
+    log: Arc<CallLog>,
     task: JoinHandle<()>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct CallLog {
     calls: Mutex<Vec<(String, Bytes)>>,
     opened: AtomicUsize,
     open: AtomicUsize,
@@ -94,23 +94,23 @@ impl FakeEtcd {
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let seen = Arc::new(Seen::default());
+        let log = Arc::new(CallLog::default());
         let scheme = if tls.is_some() { "https" } else { "http" };
         let script: Arc<Script> = Arc::new(script);
         let task = tokio::spawn({
-            let seen = seen.clone();
+            let log = log.clone();
             async move {
                 let mut connections = JoinSet::new();
                 loop {
                     let (tcp, _) = listener.accept().await.unwrap();
-                    connections.spawn(connection(tcp, tls.clone(), script.clone(), seen.clone()));
+                    connections.spawn(connection(tcp, tls.clone(), script.clone(), log.clone()));
                 }
             }
         });
         Self {
             address,
             scheme,
-            seen,
+            log,
             task,
         }
     }
@@ -123,29 +123,29 @@ impl FakeEtcd {
 
     /// The methods that were called.
     pub(crate) fn methods(&self) -> Vec<String> {
-        let calls = self.seen.calls.lock().unwrap();
+        let calls = self.log.calls.lock().unwrap();
         calls.iter().map(|(method, _)| method.clone()).collect()
     }
 
     /// The message of the last call.
     pub(crate) fn last_message(&self) -> Bytes {
-        self.seen.calls.lock().unwrap().last().unwrap().1.clone()
+        self.log.calls.lock().unwrap().last().unwrap().1.clone()
     }
 
     /// How many connections were opened.
     pub(crate) fn opened(&self) -> usize {
-        self.seen.opened.load(Ordering::SeqCst)
+        self.log.opened.load(Ordering::SeqCst)
     }
 
     /// How many of them are open.
     pub(crate) fn open(&self) -> usize {
-        self.seen.open.load(Ordering::SeqCst)
+        self.log.open.load(Ordering::SeqCst)
     }
 }
 
 type Script = dyn Fn(&str, usize) -> Vec<Step> + Send + Sync;
 
-struct OpenGuard(Arc<Seen>);
+struct OpenGuard(Arc<CallLog>);
 
 impl Drop for OpenGuard {
     fn drop(&mut self) {
@@ -157,35 +157,35 @@ async fn connection(
     tcp: TcpStream,
     tls: Option<TlsAcceptor>,
     script: Arc<Script>,
-    seen: Arc<Seen>,
+    log: Arc<CallLog>,
 ) {
     match tls {
-        None => serve(tcp, script, seen).await,
+        None => serve(tcp, script, log).await,
         Some(tls) => {
             if let Ok(io) = tls.accept(tcp).await {
-                serve(io, script, seen).await;
+                serve(io, script, log).await;
             }
         }
     }
 }
 
-async fn serve<T>(io: T, script: Arc<Script>, seen: Arc<Seen>)
+async fn serve<T>(io: T, script: Arc<Script>, log: Arc<CallLog>)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let Ok(mut connection) = h2::server::handshake(io).await else {
         return;
     };
-    seen.opened.fetch_add(1, Ordering::SeqCst);
-    seen.open.fetch_add(1, Ordering::SeqCst);
-    let _open = OpenGuard(seen.clone());
+    log.opened.fetch_add(1, Ordering::SeqCst);
+    log.open.fetch_add(1, Ordering::SeqCst);
+    let _open = OpenGuard(log.clone());
     let (tell, mut told) = mpsc::unbounded_channel();
     let mut calls = JoinSet::new();
     loop {
         tokio::select! {
             accepted = connection.accept() => match accepted {
                 Some(Ok((request, respond))) => {
-                    calls.spawn(call(request, respond, script.clone(), seen.clone(), tell.clone()));
+                    calls.spawn(call(request, respond, script.clone(), log.clone(), tell.clone()));
                 }
                 _ => return,
             },
@@ -202,7 +202,7 @@ async fn call(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     script: Arc<Script>,
-    seen: Arc<Seen>,
+    log: Arc<CallLog>,
     tell: mpsc::UnboundedSender<Step>,
 ) {
     let (head, mut body) = request.into_parts();
@@ -211,7 +211,7 @@ async fn call(
     let method = head.uri.path().to_owned();
     let message = read_message(&mut body).await;
     let number = {
-        let mut calls = seen.calls.lock().unwrap();
+        let mut calls = log.calls.lock().unwrap();
         calls.push((method.clone(), message));
         calls.len() - 1
     };
@@ -235,12 +235,15 @@ async fn call(
             Step::Data(data) => {
                 let _ = stream.as_mut().unwrap().send_data(data.into(), false);
             }
-            Step::Trailers(code, words) => {
-                let _ = stream.as_mut().unwrap().send_trailers(status(code, words));
+            Step::Trailers(code, message) => {
+                let _ = stream
+                    .as_mut()
+                    .unwrap()
+                    .send_trailers(status(code, message));
             }
-            Step::Refuse(code, words) => {
+            Step::Refuse(code, message) => {
                 let (mut response, end) = grpc(true);
-                response.headers_mut().extend(status(code, words));
+                response.headers_mut().extend(status(code, message));
                 respond.send_response(response, end).unwrap();
             }
             Step::End => {
@@ -252,10 +255,10 @@ async fn call(
     }
 }
 
-fn status(code: u32, words: &str) -> HeaderMap {
+fn status(code: u32, message: &str) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert("grpc-status", code.into());
-    headers.insert("grpc-message", words.parse().unwrap());
+    headers.insert("grpc-message", message.parse().unwrap());
     headers
 }
 

@@ -1,0 +1,14 @@
+//! Fixtures of the gateway's tests: certificates and configuration, fake API servers, scripted
+//! upstreams, clients of both HTTP versions and of the admin listener, and both ends of streams.
+
+pub(crate) mod admin_client;
+pub(crate) mod cluster;
+pub(crate) mod exhaustion;
+pub(crate) mod fake_apiserver;
+pub(crate) mod identity;
+pub(crate) mod log_capture;
+pub(crate) mod pki;
+pub(crate) mod protocols;
+pub(crate) mod scripted_upstream;
+pub(crate) mod spdy_upstream;
+pub(crate) mod websocket_upstream;
