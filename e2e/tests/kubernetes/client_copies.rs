@@ -20,7 +20,7 @@ use skewbridge_e2e::{
 use skewbridge_testkit::ScratchDir;
 use tokio::time::timeout;
 
-use crate::cutting_proxy::CuttingProxy;
+use crate::disconnecting_proxy::DisconnectingProxy;
 
 /// For a command that takes a second or two on an idle machine.
 const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
@@ -39,13 +39,13 @@ struct CopyTarget<'a> {
     node: &'a Node,
     server: usize,
     via: Via,
-    cutting: Arc<CuttingProxy>,
+    cutting: Arc<DisconnectingProxy>,
     config: String,
 }
 
 impl<'a> CopyTarget<'a> {
     async fn open(plane: &'a ControlPlane, node: &'a Node, server: usize, via: Via) -> Self {
-        let cutting = CuttingProxy::start(plane.servers[server].at(via)).await;
+        let cutting = DisconnectingProxy::start(plane.servers[server].at(via)).await;
         let config = plane.kubeconfig_of(&[("c", cutting.address)]);
         Self {
             plane,

@@ -2,9 +2,9 @@
 //! servers: directly, through a bridge, and through a proxy that supports no upgrade other
 //! than WebSocket.
 
-mod at_a_terminal;
-mod read_late;
+mod late_reader;
 mod targets;
+mod terminal;
 
 use std::net::SocketAddr;
 use std::process::Stdio;

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 /// Relays bytes until one connection has transferred too many.
-pub(crate) struct CuttingProxy {
+pub(crate) struct DisconnectingProxy {
     /// The address it listens on.
     pub(crate) address: SocketAddr,
     server: SocketAddr,
@@ -22,7 +22,7 @@ pub(crate) struct CuttingProxy {
 /// No connection is cut.
 const NO_LIMIT: u64 = u64::MAX;
 
-impl CuttingProxy {
+impl DisconnectingProxy {
     pub(crate) async fn start(server: SocketAddr) -> Arc<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
