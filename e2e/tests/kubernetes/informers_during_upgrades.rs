@@ -63,7 +63,7 @@ const EVENTS: [Event; 13] = [
 async fn informers_and_elections_survive_a_minute_of_upgrades() {
     let playground = Playground::start().await;
     let mut client = Client::start(&playground);
-    client.wait_until("settled", "at-first").await;
+    client.run("wait-settled", "start").await;
     let began = Instant::now();
     for (number, turn) in (1_u32..).zip(EVENTS) {
         let turned = Instant::now();
@@ -75,34 +75,34 @@ async fn informers_and_elections_survive_a_minute_of_upgrades() {
                 playground.control(server, "start").await;
             }
             Event::Without(server) => {
-                client.wait_until("absent", NEWEST_RESOURCE).await;
+                client.run("set-unserved", NEWEST_RESOURCE).await;
                 playground.control(server, "downgrade").await;
                 sleep(OUTAGE).await;
                 playground.control(server, "upgrade").await;
-                client.wait_until("present", NEWEST_RESOURCE).await;
+                client.run("set-served", NEWEST_RESOURCE).await;
             }
             Event::LeaderKilled => {
-                let leader = client.query("leader", "-").await;
+                let leader = client.query("wait-leader", "-").await;
                 let server = leader.strip_prefix("bridge-").expect("a bridge");
                 playground.control(server, "kill").await;
-                let next = client.query("leader", &leader).await;
+                let next = client.query("wait-leader", &leader).await;
                 assert_ne!(next, leader);
                 playground.control(server, "start").await;
             }
         }
-        client.wait_until("settled", &number.to_string()).await;
+        client.run("wait-settled", &number.to_string()).await;
         println!("{turn:?}: settled after {:.1?}", turned.elapsed());
         let turns = u32::try_from(EVENTS.len()).expect("few");
         sleep_until(began + MIN_DURATION * number / turns).await;
     }
     let seen = client.finish().await;
     println!("{seen:#}");
-    assert_eq!(seen["Faults"], Value::Array(Vec::new()));
+    assert_eq!(seen["Violations"], Value::Array(Vec::new()));
     // Everything was in use.
     for (what, at_least) in [("Writes", 300), ("Events", 900), ("Deleted", 100)] {
         assert!(seen[what].as_u64() >= Some(at_least), "{what}");
     }
-    let terms = seen["Terms"].as_object().expect("terms").values();
+    let terms = seen["LeaderTerms"].as_object().expect("terms").values();
     let terms: u64 = terms.filter_map(Value::as_u64).sum();
     assert!(terms >= 3, "{terms} terms");
 }
@@ -133,37 +133,38 @@ impl Client {
         }
     }
 
-    /// Waits until the client confirms something.
-    async fn wait_until(&mut self, word: &str, about: &str) {
-        assert_eq!(self.query(word, about).await, about);
+    /// Runs a command of the client to its end.
+    async fn run(&mut self, command: &str, argument: &str) {
+        assert_eq!(self.query(command, argument).await, argument);
     }
 
-    /// The reply of the client about something.
-    async fn query(&mut self, word: &str, about: &str) -> String {
-        let line = format!("{word} {about}\n");
+    /// Runs a command of the client, and returns the argument of its reply.
+    async fn query(&mut self, command: &str, argument: &str) -> String {
+        let line = format!("{command} {argument}\n");
         self.stdin
             .write_all(line.as_bytes())
             .await
-            .expect("it hears");
-        let reply = self.line(word).await;
-        let (repeated, about) = reply.split_once(' ').unwrap_or((&reply, ""));
-        assert_eq!(repeated, word, "{reply}");
-        about.to_owned()
+            .expect("the client reads commands");
+        let reply = self.line(command).await;
+        let (repeated, argument) = reply.split_once(' ').unwrap_or((&reply, ""));
+        assert_eq!(repeated, command, "{reply}");
+        argument.to_owned()
     }
 
     async fn line(&mut self, after: &str) -> String {
         let line = timeout(COMMAND_TIMEOUT, self.lines.next_line()).await;
-        let line = line.unwrap_or_else(|_| panic!("no word after {after:?}"));
-        line.expect("a readable line").expect("the client goes on")
+        let line = line.unwrap_or_else(|_| panic!("no reply to {after:?}"));
+        line.expect("a readable line")
+            .expect("the client is running")
     }
 
-    /// Returns what it has seen. There are no more writes then.
+    /// Ends the client and returns its result.
     async fn finish(mut self) -> Value {
         drop(self.stdin);
         let line = timeout(COMMAND_TIMEOUT, self.lines.next_line()).await;
         let line = line.expect("an end").expect("a readable line");
         let ended = timeout(COMMAND_TIMEOUT, self.child.wait()).await;
         assert!(ended.expect("it ends").expect("a child").success());
-        serde_json::from_str(&line.expect("what it has seen")).expect("JSON")
+        serde_json::from_str(&line.expect("a result")).expect("JSON")
     }
 }

@@ -20,7 +20,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin};
 use tokio::task::JoinSet;
 
-/// From a readiness to the time when the client knows it.
+/// The time from the readiness of a server until a client sees its kinds.
 const PEER_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often the output of the client is checked.
@@ -63,7 +63,7 @@ async fn upgrade_and_downgrade(versions: &[String]) {
     for server in 0..versions.len() {
         kinds.push(plane.kinds(server, Via::Server).await);
     }
-    client.seek(&kinds.union()).await;
+    client.add_kinds(&kinds.union()).await;
     client.wait_until_all_are_found().await;
 
     let old_kinds = kinds[0].clone();
@@ -74,13 +74,13 @@ async fn upgrade_and_downgrade(versions: &[String]) {
             vip.redirect(plane.servers[other].bridge).await;
             let gone = std::mem::take(&mut kinds[node]);
             let left = kinds.union();
-            client.forget(gone.difference(&left)).await;
+            client.remove_kinds(gone.difference(&left)).await;
             client.resolve_all(&format!("{version}-{node}-goes")).await;
 
             replace(&mut plane, node, version).await;
             let ready = Instant::now();
             kinds[node] = plane.kinds(node, Via::Server).await;
-            client.seek(&kinds.union()).await;
+            client.add_kinds(&kinds.union()).await;
             client.wait_until_all_are_found().await;
             println!(
                 "node {node} is {version}: found {:.1?} after",
@@ -90,10 +90,10 @@ async fn upgrade_and_downgrade(versions: &[String]) {
             // The informers see the written object.
             let name = format!("node-{node}-is-{version}");
             write(&plane, node, &name).await;
-            client.wait_for_line(&format!("saw {name}")).await;
+            client.wait_for_line(&format!("configmap {name}")).await;
         }
         if version == new {
-            assert_ne!(kinds[0], old_kinds, "the versions differ by nothing");
+            assert_ne!(kinds[0], old_kinds, "the versions serve the same kinds");
         }
     }
     assert_eq!(kinds[0], old_kinds);
@@ -110,7 +110,7 @@ impl Union for Vec<BTreeSet<String>> {
     }
 }
 
-/// As an administrator replaces one node.
+/// Replaces one node as an administrator does.
 async fn replace(plane: &mut ControlPlane, node: usize, version: &str) {
     plane.stop_bridge(node, "TERM");
     plane.stop_server(node, "TERM");
@@ -147,20 +147,20 @@ async fn write(plane: &ControlPlane, node: usize, name: &str) {
     assert_eq!(created.status, 201, "{}", created.text());
 }
 
-/// The check `mapping` of `e2e/client-go`.
+/// The check `rest-mapper` of `e2e/client-go`.
 struct Client {
     child: Child,
     stdin: ChildStdin,
     lines: Arc<Mutex<Vec<String>>>,
     reading: JoinSet<()>,
-    sought: BTreeSet<String>,
+    wanted_kinds: BTreeSet<String>,
 }
 
 impl Client {
     fn start(plane: &ControlPlane, vip: &VirtualIp) -> Self {
         let mut command = plane.client_go_command(vip.address, User::Admin, NAMESPACE);
         let mut child = command
-            .arg("mapping")
+            .arg("rest-mapper")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Informers log each watch that ends.
@@ -183,27 +183,27 @@ impl Client {
             child,
             lines,
             reading,
-            sought: BTreeSet::new(),
+            wanted_kinds: BTreeSet::new(),
         }
     }
 
-    async fn send(&mut self, word: &str, about: impl IntoIterator<Item = impl AsRef<str>>) {
+    async fn send(&mut self, command: &str, arguments: impl IntoIterator<Item = impl AsRef<str>>) {
         let mut text = String::new();
-        for about in about {
-            text.extend([word, " ", about.as_ref(), "\n"]);
+        for argument in arguments {
+            text.extend([command, " ", argument.as_ref(), "\n"]);
         }
         self.stdin.write_all(text.as_bytes()).await.unwrap();
     }
 
-    async fn seek(&mut self, kinds: &BTreeSet<String>) {
-        self.send("want", kinds).await;
-        self.sought.clone_from(kinds);
+    async fn add_kinds(&mut self, kinds: &BTreeSet<String>) {
+        self.send("add-kind", kinds).await;
+        self.wanted_kinds.clone_from(kinds);
     }
 
-    async fn forget(&mut self, kinds: impl IntoIterator<Item = &String>) {
+    async fn remove_kinds(&mut self, kinds: impl IntoIterator<Item = &String>) {
         let kinds: Vec<_> = kinds.into_iter().cloned().collect();
-        self.send("forget", &kinds).await;
-        // When the kind is sought again, it has to be found again.
+        self.send("remove-kind", &kinds).await;
+        // When a kind is added again, it has to be found again.
         let mut lines = self.lines.lock().unwrap();
         lines.retain(|line| !matches!(line.strip_prefix("found "), Some(it) if kinds.iter().any(|kind| kind == it)));
     }
@@ -213,7 +213,7 @@ impl Client {
             let lines = self.lines.lock().unwrap();
             let found = lines.iter().filter_map(|line| line.strip_prefix("found "));
             let found: BTreeSet<_> = found.map(str::to_owned).collect();
-            self.sought.difference(&found).cloned().collect()
+            self.wanted_kinds.difference(&found).cloned().collect()
         };
         let all = async {
             while !missing().is_empty() {
@@ -224,10 +224,10 @@ impl Client {
         assert!(in_time.is_ok(), "not found: {:?}", missing());
     }
 
-    /// Once more, with new discovery.
-    async fn resolve_all(&mut self, word: &str) {
-        self.send("echo", [word]).await;
-        self.wait_for_line(&format!("echo {word}")).await;
+    /// Waits until the client has resolved all kinds once more, from a new discovery.
+    async fn resolve_all(&mut self, id: &str) {
+        self.send("resolve-all", [id]).await;
+        self.wait_for_line(&format!("resolve-all {id}")).await;
     }
 
     async fn wait_for_line(&self, line: &str) {
@@ -237,18 +237,18 @@ impl Client {
         .await;
     }
 
-    /// Asserts that it has lost nothing, and followed everything.
+    /// Asserts that no kind was lost and that the informers have synced.
     async fn finish(mut self) {
         drop(self.stdin);
         let ended = tokio::time::timeout(COMMAND_TIMEOUT, self.child.wait()).await;
         assert!(ended.expect("it ends").unwrap().success());
         while self.reading.join_next().await.is_some() {}
         let lines = std::mem::take(&mut *self.lines.lock().unwrap());
-        let faults = lines
+        let failures = lines
             .iter()
             .filter(|line| line.starts_with("lost ") || line.starts_with("failed "));
-        for fault in faults {
-            println!("{fault}");
+        for failure in failures {
+            println!("{failure}");
         }
         let seen: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
         println!("{seen}");

@@ -11,36 +11,36 @@ import (
 )
 
 const (
-	many     = 25
-	pageSize = 10
+	objectCount = 25
+	pageSize    = 10
 )
 
-type pagesSeen struct {
-	Wire  []string
-	Pages []string
-	Names []string
+type paginationResult struct {
+	Requests []string
+	Pages    []string
+	Names    []string
 }
 
-// pages of a long list hold every object once.
-func pages(ctx context.Context, t target) (any, error) {
-	t, wire := t.recorded()
+// pagination checks that the pages of a long list have every object once.
+func pagination(ctx context.Context, t target) (any, error) {
+	t, recorder := t.withRecorder()
 	objects, err := t.configMaps()
 	if err != nil {
 		return nil, err
 	}
-	for number := range many {
+	for number := range objectCount {
 		object := configMap(fmt.Sprintf("c-%02d", number), nil)
 		if _, err := objects.Create(ctx, object, metav1.CreateOptions{}); err != nil {
 			return nil, err
 		}
 	}
-	seen := pagesSeen{}
+	result := paginationResult{}
 	reader := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		page, err := objects.List(ctx, options)
 		if err != nil {
 			return nil, err
 		}
-		seen.Pages = append(seen.Pages, describe(page))
+		result.Pages = append(result.Pages, describePage(page))
 		return page, nil
 	})
 	reader.PageSize = pageSize
@@ -48,21 +48,21 @@ func pages(ctx context.Context, t target) (any, error) {
 	err = reader.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
 		name := object.(*corev1.ConfigMap).Name
 		times[name]++
-		seen.Names = append(seen.Names, name)
+		result.Names = append(result.Names, name)
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	if len(seen.Names) != many || len(times) != many {
-		return nil, fmt.Errorf("not %d objects once each: %v", many, times)
+	if len(result.Names) != objectCount || len(times) != objectCount {
+		return nil, fmt.Errorf("expected %d objects once each, got: %v", objectCount, times)
 	}
-	// Without the requests that made the objects.
-	seen.Wire = wire.seen()[many:]
-	return seen, nil
+	// Without the requests that created the objects.
+	result.Requests = recorder.recordedExchanges()[objectCount:]
+	return result, nil
 }
 
-func describe(page *corev1.ConfigMapList) string {
+func describePage(page *corev1.ConfigMapList) string {
 	if page.RemainingItemCount == nil {
 		return fmt.Sprintf("%d", len(page.Items))
 	}

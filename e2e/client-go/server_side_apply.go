@@ -12,25 +12,25 @@ import (
 	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
 )
 
-type applySeen struct {
-	Wire     []string
+type serverSideApplyResult struct {
+	Requests []string
 	Conflict []string
-	// Whose fields they are at the end.
+	// The managed fields at the end.
 	Managers  []string
 	Extracted map[string]string
 }
 
-// apply lets two managers have a field each, quarrel about one of them, and
-// settle it by force.
-func apply(ctx context.Context, t target) (any, error) {
-	t, wire := t.recorded()
+// serverSideApply applies an object with two field managers: each sets a field, the second
+// gets a conflict about the field of the first, and then forces it.
+func serverSideApply(ctx context.Context, t target) (any, error) {
+	t, recorder := t.withRecorder()
 	objects, err := t.configMaps()
 	if err != nil {
 		return nil, err
 	}
 	as := func(manager string, force bool, data map[string]string) (*corev1.ConfigMap, error) {
-		wish := applycorev1.ConfigMap("shared", t.namespace).WithData(data)
-		return objects.Apply(ctx, wish, metav1.ApplyOptions{FieldManager: manager, Force: force})
+		desired := applycorev1.ConfigMap("shared", t.namespace).WithData(data)
+		return objects.Apply(ctx, desired, metav1.ApplyOptions{FieldManager: manager, Force: force})
 	}
 	if _, err := as("first", false, map[string]string{"a": "1"}); err != nil {
 		return nil, err
@@ -40,7 +40,7 @@ func apply(ctx context.Context, t target) (any, error) {
 	}
 	_, err = as("second", false, map[string]string{"a": "2", "b": "2"})
 	if !apierrors.IsConflict(err) {
-		return nil, fmt.Errorf("instead of a conflict: %v", err)
+		return nil, fmt.Errorf("expected a conflict, got: %v", err)
 	}
 	conflict := causes(err)
 	object, err := as("second", true, map[string]string{"a": "2", "b": "2"})
@@ -51,8 +51,8 @@ func apply(ctx context.Context, t target) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return applySeen{
-		Wire:      wire.seen(),
+	return serverSideApplyResult{
+		Requests:  recorder.recordedExchanges(),
 		Conflict:  conflict,
 		Managers:  managers(object),
 		Extracted: extracted.Data,
@@ -66,7 +66,7 @@ func causes(err error) []string {
 	}
 	var texts []string
 	for _, cause := range status.Status().Details.Causes {
-		texts = append(texts, fmt.Sprintf("%s of %s: %s", cause.Type, cause.Field, cause.Message))
+		texts = append(texts, fmt.Sprintf("%s in %s: %s", cause.Type, cause.Field, cause.Message))
 	}
 	return texts
 }

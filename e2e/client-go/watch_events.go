@@ -10,22 +10,22 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-var errEnded = errors.New("the watch has ended")
+var errWatchEnded = errors.New("the watch has ended")
 
-// nextEvent is what a watch sees next, in words: `ADDED name`, `BOOKMARK`.
+// nextEvent returns a description of the next event of a watch: `ADDED name`, `BOOKMARK`.
 func nextEvent(ctx context.Context, watching watch.Interface) (string, error) {
 	select {
 	case event, open := <-watching.ResultChan():
 		if !open {
-			return "", errEnded
+			return "", errWatchEnded
 		}
-		return words(event)
+		return describeEvent(event)
 	case <-ctx.Done():
 		return "", fmt.Errorf("no event: %w", ctx.Err())
 	}
 }
 
-func words(event watch.Event) (string, error) {
+func describeEvent(event watch.Event) (string, error) {
 	object, err := meta.Accessor(event.Object)
 	switch {
 	case event.Type == watch.Error || err != nil:
@@ -41,14 +41,14 @@ func words(event watch.Event) (string, error) {
 	}
 }
 
-// await expects exactly this event.
-func await(ctx context.Context, watching watch.Interface, wanted string) error {
+// expectEvent fails unless this is the next event.
+func expectEvent(ctx context.Context, watching watch.Interface, expected string) error {
 	got, err := nextEvent(ctx, watching)
-	if err == nil && got != wanted {
+	if err == nil && got != expected {
 		err = fmt.Errorf("%q", got)
 	}
 	if err != nil {
-		return fmt.Errorf("instead of %q: %w", wanted, err)
+		return fmt.Errorf("expected %q, got: %w", expected, err)
 	}
 	return nil
 }

@@ -14,35 +14,35 @@ import (
 
 const (
 	lease = "leader"
-	// A leader of a busy machine must not lose what it has not given up.
+	// Long enough that a leader on a busy machine does not lose its lease.
 	leaseDuration = 8 * time.Second
 	renewDeadline = 6 * time.Second
 	retryPeriod   = 200 * time.Millisecond
 )
 
-type electionSeen struct {
+type leaderElectionResult struct {
 	Leaders     []string
 	Transitions int32
-	// Who holds the lease when everybody has gone.
+	// The holder of the lease after all candidates have stopped.
 	HolderAfter string
 }
 
-// election has two candidates for one lease: the second waits for the first,
-// and leads when that has let go.
-func election(ctx context.Context, t target) (any, error) {
-	first, err := stand(ctx, t, "first")
+// leaderElection runs two candidates for one lease: the second waits for the first, and
+// leads after the first has released the lease.
+func leaderElection(ctx context.Context, t target) (any, error) {
+	first, err := startCandidate(ctx, t, "first")
 	if err != nil {
 		return nil, err
 	}
-	defer first.withdraw()
+	defer first.stop()
 	if err := first.awaitLeader(ctx, "first"); err != nil {
 		return nil, err
 	}
-	second, err := stand(ctx, t, "second")
+	second, err := startCandidate(ctx, t, "second")
 	if err != nil {
 		return nil, err
 	}
-	defer second.withdraw()
+	defer second.stop()
 	if err := second.awaitLeader(ctx, "first"); err != nil {
 		return nil, err
 	}
@@ -50,11 +50,11 @@ func election(ctx context.Context, t target) (any, error) {
 		return nil, errors.New("two leaders")
 	}
 
-	first.withdraw()
+	first.stop()
 	if err := second.awaitLeader(ctx, "second"); err != nil {
 		return nil, err
 	}
-	second.withdraw()
+	second.stop()
 
 	client, err := t.client()
 	if err != nil {
@@ -64,48 +64,48 @@ func election(ctx context.Context, t target) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	seen := electionSeen{Leaders: []string{"first", "second"}}
+	result := leaderElectionResult{Leaders: []string{"first", "second"}}
 	if held.Spec.LeaseTransitions != nil {
-		seen.Transitions = *held.Spec.LeaseTransitions
+		result.Transitions = *held.Spec.LeaseTransitions
 	}
 	if held.Spec.HolderIdentity != nil {
-		seen.HolderAfter = *held.Spec.HolderIdentity
+		result.HolderAfter = *held.Spec.HolderIdentity
 	}
-	return seen, nil
+	return result, nil
 }
 
 type candidate struct {
 	elector *leaderelection.LeaderElector
-	// Each leader this candidate hears of, itself included.
+	// Each leader that this candidate observes, including itself.
 	leaders chan string
-	lock    *patientLock
-	gone    chan struct{}
+	lock    *gracefulLock
+	done    chan struct{}
 }
 
-// patientLock lets a candidate go right after a renewal. One that is broken off
-// on its way may be done all the same, between the two requests by which a
-// candidate lets go of its lease, and then that fails.
-type patientLock struct {
+// gracefulLock stops a candidate right after a renewal. A renewal that is cancelled in
+// flight may still be executed, between the two requests by which a candidate releases its
+// lease, and the release would then fail.
+type gracefulLock struct {
 	resourcelock.Interface
-	leaves atomic.Bool
-	cancel context.CancelFunc
+	releasing atomic.Bool
+	cancel    context.CancelFunc
 }
 
-func (l *patientLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+func (l *gracefulLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Update(ctx, record)
-	if l.leaves.Load() {
+	if l.releasing.Load() {
 		l.cancel()
 	}
 	return err
 }
 
-func stand(ctx context.Context, t target, name string) (*candidate, error) {
+func startCandidate(ctx context.Context, t target, name string) (*candidate, error) {
 	client, err := t.client()
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	lock := &patientLock{
+	lock := &gracefulLock{
 		Interface: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Namespace: t.namespace, Name: lease},
 			Client:     client.CoordinationV1(),
@@ -113,8 +113,8 @@ func stand(ctx context.Context, t target, name string) (*candidate, error) {
 		},
 		cancel: cancel,
 	}
-	standing := &candidate{leaders: make(chan string, 16), lock: lock, gone: make(chan struct{})}
-	standing.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+	started := &candidate{leaders: make(chan string, 16), lock: lock, done: make(chan struct{})}
+	started.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock:            lock,
 		LeaseDuration:   leaseDuration,
 		RenewDeadline:   renewDeadline,
@@ -123,7 +123,7 @@ func stand(ctx context.Context, t target, name string) (*candidate, error) {
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) {},
 			OnStoppedLeading: func() {},
-			OnNewLeader:      func(leader string) { standing.leaders <- leader },
+			OnNewLeader:      func(leader string) { started.leaders <- leader },
 		},
 	})
 	if err != nil {
@@ -131,35 +131,35 @@ func stand(ctx context.Context, t target, name string) (*candidate, error) {
 		return nil, err
 	}
 	go func() {
-		defer close(standing.gone)
-		standing.elector.Run(ctx)
+		defer close(started.done)
+		started.elector.Run(ctx)
 	}()
-	return standing, nil
+	return started, nil
 }
 
-func (c *candidate) awaitLeader(ctx context.Context, wanted string) error {
+func (c *candidate) awaitLeader(ctx context.Context, expected string) error {
 	for {
 		select {
 		case leader := <-c.leaders:
-			// Between two leaders there is none for a while.
-			if leader == wanted {
+			// Between two leaders there is none ("").
+			if leader == expected {
 				return nil
 			}
 			if leader != "" {
-				return fmt.Errorf("not %s leads but %s", wanted, leader)
+				return fmt.Errorf("the leader is %s instead of %s", leader, expected)
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("%s never leads: %w", wanted, ctx.Err())
+			return fmt.Errorf("%s did not become leader: %w", expected, ctx.Err())
 		}
 	}
 }
 
-// withdraw has a leader let go of its lease, and anybody else stop.
-func (c *candidate) withdraw() {
+// stop ends a candidate. A leader releases its lease first.
+func (c *candidate) stop() {
 	if c.elector.IsLeader() {
-		c.lock.leaves.Store(true)
+		c.lock.releasing.Store(true)
 	} else {
 		c.lock.cancel()
 	}
-	<-c.gone
+	<-c.done
 }

@@ -24,26 +24,26 @@ import (
 )
 
 const (
-	// How often all kinds are resolved from what was discovered once.
-	roundsOfMapper = 3
-	betweenRounds  = 50 * time.Millisecond
+	// How often all kinds are resolved from one discovery.
+	resolvesPerDiscovery = 3
+	discoveryInterval    = 50 * time.Millisecond
 )
 
-// kind is what is looked for, and whether it was there before.
+// kind is a kind to resolve, and whether it was resolved before.
 type kind struct {
 	schema.GroupVersionKind
 	found bool
 }
 
-type mappingSeen struct {
+type restMapperResult struct {
 	Discoveries, Resolved, Informers, Synced int
-	// What a user would have to bear.
+	// Kinds that were not found any more, and failures of discovery.
 	Lost, Failed int
 	Unsynced     []string
 }
 
-// mapper resolves kinds and follows all that can be followed, as a controller
-// does that learns from discovery what there is.
+// mapper resolves kinds and runs an informer for each resource that can be watched, as a
+// controller does that depends on discovery.
 type mapper struct {
 	namespace string
 	cached    discovery.CachedDiscoveryInterface
@@ -51,15 +51,19 @@ type mapper struct {
 	factory   dynamicinformer.DynamicSharedInformerFactory
 	informers map[schema.GroupVersionResource]cache.SharedIndexInformer
 	kinds     map[string]*kind
-	seen      mappingSeen
+	counts    restMapperResult
 }
 
-// mapping goes on until its input ends, and is told there what must be found:
-// "want GROUP/VERSION/KIND", "forget GROUP/VERSION/KIND", and "echo WORD", which
-// is repeated when everything has been resolved once more. It prints "found KIND"
-// once, "lost KIND" whenever one that was found is not there, "failed" whenever
-// discovery is, and "saw NAME" for every ConfigMap in its namespace.
-func mapping(ctx context.Context, t target) (any, error) {
+// restMapper resolves kinds until its input ends. It reads commands, one per line:
+//
+//	add-kind GROUP/VERSION/KIND     this kind has to be found from now on
+//	remove-kind GROUP/VERSION/KIND  not any more
+//	resolve-all ID                  repeated when all kinds have been resolved once more
+//
+// It prints "found KIND" once, "lost KIND" when a kind that was found is not found any
+// more, "failed" when discovery fails, and "configmap NAME" for every ConfigMap in its
+// namespace.
+func restMapper(ctx context.Context, t target) (any, error) {
 	client, err := t.client()
 	if err != nil {
 		return nil, err
@@ -68,23 +72,23 @@ func mapping(ctx context.Context, t target) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	words := make(chan []string)
+	commands := make(chan []string)
 	go func() {
-		defer close(words)
+		defer close(commands)
 		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-			words <- strings.Fields(lines.Text())
+			commands <- strings.Fields(lines.Text())
 		}
 	}()
 	// The informers end with the process.
 	for {
-		var echoes []string
-		for pause := time.After(betweenRounds); pause != nil; {
+		var pending []string
+		for pause := time.After(discoveryInterval); pause != nil; {
 			select {
-			case said, more := <-words:
+			case fields, more := <-commands:
 				if !more {
-					return m.end(), nil
+					return m.result(), nil
 				}
-				if err := m.hear(said, &echoes); err != nil {
+				if err := m.handleCommand(fields, &pending); err != nil {
 					return nil, err
 				}
 			case <-pause:
@@ -92,8 +96,8 @@ func mapping(ctx context.Context, t target) (any, error) {
 			}
 		}
 		m.round(ctx)
-		for _, echo := range echoes {
-			fmt.Println("echo", echo)
+		for _, id := range pending {
+			fmt.Println("resolve-all", id)
 		}
 	}
 }
@@ -114,27 +118,27 @@ func newMapper(t target, client *kubernetes.Clientset) (*mapper, error) {
 	}, nil
 }
 
-func (m *mapper) hear(said []string, echoes *[]string) error {
-	if len(said) != 2 {
-		return fmt.Errorf("what is %q?", said)
+func (m *mapper) handleCommand(fields []string, pending *[]string) error {
+	if len(fields) != 2 {
+		return fmt.Errorf("unknown command %q", fields)
 	}
-	word, about := said[0], said[1]
-	switch word {
-	case "want":
-		parts := strings.Split(about, "/")
+	command, argument := fields[0], fields[1]
+	switch command {
+	case "add-kind":
+		parts := strings.Split(argument, "/")
 		if len(parts) != 3 {
-			return fmt.Errorf("not a kind: %q", about)
+			return fmt.Errorf("not a kind: %q", argument)
 		}
-		if _, known := m.kinds[about]; !known {
+		if _, known := m.kinds[argument]; !known {
 			wanted := schema.GroupVersionKind{Group: parts[0], Version: parts[1], Kind: parts[2]}
-			m.kinds[about] = &kind{GroupVersionKind: wanted}
+			m.kinds[argument] = &kind{GroupVersionKind: wanted}
 		}
-	case "forget":
-		delete(m.kinds, about)
-	case "echo":
-		*echoes = append(*echoes, about)
+	case "remove-kind":
+		delete(m.kinds, argument)
+	case "resolve-all":
+		*pending = append(*pending, argument)
 	default:
-		return fmt.Errorf("what is %q?", said)
+		return fmt.Errorf("unknown command %q", fields)
 	}
 	return nil
 }
@@ -142,37 +146,37 @@ func (m *mapper) hear(said []string, echoes *[]string) error {
 // round discovers once, and resolves all kinds from that several times.
 func (m *mapper) round(ctx context.Context) {
 	m.mapper.Reset()
-	m.seen.Discoveries++
-	for range roundsOfMapper {
+	m.counts.Discoveries++
+	for range resolvesPerDiscovery {
 		for _, name := range slices.Sorted(maps.Keys(m.kinds)) {
 			wanted := m.kinds[name]
 			_, err := m.mapper.RESTMapping(wanted.GroupKind(), wanted.Version)
 			switch {
 			case err == nil:
-				m.seen.Resolved++
+				m.counts.Resolved++
 				if !wanted.found {
 					wanted.found = true
 					fmt.Println("found", name)
 				}
 			case meta.IsNoMatchError(err):
 				if wanted.found {
-					m.seen.Lost++
+					m.counts.Lost++
 					fmt.Println("lost", name, err)
 				}
 			default:
-				// The same for all others.
+				// All other kinds would fail in the same way.
 				m.fail("mapping", err)
 				return
 			}
 		}
 	}
-	if err := m.follow(ctx); err != nil {
+	if err := m.startInformers(ctx); err != nil {
 		m.fail("resources", err)
 	}
 }
 
-// follow starts an informer for each resource that has none yet.
-func (m *mapper) follow(ctx context.Context) error {
+// startInformers starts an informer for each resource that has none yet.
+func (m *mapper) startInformers(ctx context.Context) error {
 	lists, err := discovery.ServerPreferredResources(m.cached)
 	if err != nil {
 		return err
@@ -192,8 +196,8 @@ func (m *mapper) follow(ctx context.Context) error {
 			continue
 		}
 		_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(object any) {
-			if made, ok := object.(metav1.Object); ok && made.GetNamespace() == m.namespace {
-				fmt.Println("saw", made.GetName())
+			if added, ok := object.(metav1.Object); ok && added.GetNamespace() == m.namespace {
+				fmt.Println("configmap", added.GetName())
 			}
 		}})
 		if err != nil {
@@ -205,23 +209,23 @@ func (m *mapper) follow(ctx context.Context) error {
 }
 
 func (m *mapper) fail(what string, err error) {
-	m.seen.Failed++
-	var partly *discovery.ErrGroupDiscoveryFailed
-	if errors.As(err, &partly) {
-		what += " in part"
+	m.counts.Failed++
+	var partial *discovery.ErrGroupDiscoveryFailed
+	if errors.As(err, &partial) {
+		what += " (partially)"
 	}
 	fmt.Println("failed", what, strings.ReplaceAll(err.Error(), "\n", " "))
 }
 
-func (m *mapper) end() mappingSeen {
-	m.seen.Informers = len(m.informers)
+func (m *mapper) result() restMapperResult {
+	m.counts.Informers = len(m.informers)
 	for resource, informer := range m.informers {
 		if informer.HasSynced() {
-			m.seen.Synced++
+			m.counts.Synced++
 		} else {
-			m.seen.Unsynced = append(m.seen.Unsynced, resource.String())
+			m.counts.Unsynced = append(m.counts.Unsynced, resource.String())
 		}
 	}
-	slices.Sort(m.seen.Unsynced)
-	return m.seen
+	slices.Sort(m.counts.Unsynced)
+	return m.counts
 }
