@@ -51,9 +51,9 @@ async fn the_python_client_forwards_ports_of_the_playground() {
             let complaint = String::from_utf8_lossy(&ran.stderr);
             assert!(ran.status.success(), "{context}: {complaint}");
             let seen: Value = serde_json::from_slice(&ran.stdout).unwrap();
-            let answer = seen["answer"].as_str().unwrap();
+            let response = seen["response"].as_str().unwrap();
             let expected = "\r\n\r\nHello from pod web, port 8080.\n";
-            assert!(answer.ends_with(expected), "{context}: {seen}");
+            assert!(response.ends_with(expected), "{context}: {seen}");
             let error = seen["error"].as_str().unwrap();
             assert!(
                 error.starts_with("error forwarding port 9 to pod web"),
@@ -153,9 +153,9 @@ async fn python(clients: &ClientRun<'_>) {
     let expected = json!({
         "user": "admin",
         "pods": [Node::POD],
-        "watched": ["ADDED", "MODIFIED", "DELETED"],
-        "ran": {"stdout": "to the pod and back", "stderr": "err\n", "code": 7},
-        "strictly": 200,
+        "events": ["ADDED", "MODIFIED", "DELETED"],
+        "command": {"stdout": "to the pod and back", "stderr": "err\n", "code": 7},
+        "strict_tls_status": 200,
     });
     assert_eq!(seen, expected);
 }
