@@ -1,9 +1,9 @@
 //! The project's own commands: `cargo xtask COMMAND`.
 
 mod advisories;
-mod background;
+mod background_steps;
 mod bench;
-mod debian;
+mod debian_packages;
 mod dist;
 mod e2e;
 mod layers;

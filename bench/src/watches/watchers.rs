@@ -19,7 +19,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::child_protocol::ChildMessage;
 use super::event::Follower;
 use crate::args::Watchers;
-use crate::client::Connection;
+use crate::h2_client::Connection;
 use crate::pki;
 
 const PATH: &str = "/api/v1/namespaces/bench/configmaps?watch=true&allowWatchBookmarks=true";

@@ -11,7 +11,7 @@ pub mod managers;
 use serde_json::{Map, Value};
 use skewbridge_k8s_api::status::{Cause, Details, Status};
 
-use crate::lists::{ListKind, list_kind};
+use crate::list_types::{ListKind, list_kind};
 use crate::object::Object;
 use crate::status::{FieldError, invalid};
 use crate::time::Time;

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::catalogue::{Catalogue, Release};
 use crate::object::Object;
+use crate::resource_strategy::Definition;
 use crate::store::{DryRun, WriteContext};
-use crate::strategy::Definition;
 use crate::time::Time;
 
 /// A resource of 1.36.

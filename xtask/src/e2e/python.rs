@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::build_cache::failed;
-use crate::debian;
+use crate::debian_packages;
 use crate::step::{self, Failed};
 
 /// Debian has the modules for virtual environments in a separate package.
@@ -14,7 +14,7 @@ pub(super) fn ensure_environments() -> Result<(), Failed> {
     if has_modules() {
         return Ok(());
     }
-    debian::install(
+    debian_packages::install(
         "the modules venv and ensurepip of Python",
         &["python3-venv"],
     )?;

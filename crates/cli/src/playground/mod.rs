@@ -60,7 +60,7 @@ const CONTROL_PORT: usize = 6;
 /// the command line of a container, so clap does not parse them.
 pub(crate) fn run_pod_process(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let is_pod_process = arguments.next()? == PROCESS;
-    is_pod_process.then(|| skewbridge_fake_cluster::node::program::run_in_pod(arguments))
+    is_pod_process.then(|| skewbridge_fake_cluster::node::process_entry::run_in_pod(arguments))
 }
 
 /// Runs the playground; returns when it has ended and everything is removed.

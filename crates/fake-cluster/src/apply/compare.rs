@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::fields::{Element, FieldSet};
-use crate::lists::{ListKind, list_kind};
+use crate::list_types::{ListKind, list_kind};
 
 /// The changed fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -17,8 +17,8 @@ use rustix::process::{
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::{Instant, timeout};
 
+use super::process_entry::{PARENT, die_with_parent, report_failure};
 use super::process_tree::descendants;
-use super::program::{PARENT, die_with_parent, report_failure};
 
 /// The signal to end all processes at once. Before the handler is installed, it ends this
 /// process, which has no children yet.

@@ -17,10 +17,10 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
+use super::command_pipes::READ_BUFFER_BYTES;
 use super::pod_plan::PodPlacement;
 use super::process::Launcher;
-use super::program::PORTS_DIRECTORY;
-use super::remote::READ_BUFFER_BYTES;
+use super::process_entry::PORTS_DIRECTORY;
 use super::{listeners, process_tree};
 
 /// Time limit to connect to a process.

@@ -23,13 +23,13 @@ use tokio::io::{AsyncRead, AsyncWrite, duplex};
 use tokio::sync::mpsc;
 
 use super::channel_forward::{self, ForwardRequest};
+use super::command_pipes::ProcessEnd;
 use super::container::Container;
 use super::container_log::LogOptions;
 use super::exec::{Exec, attach};
 use super::pod_sync::{Pod, Pods};
 use super::port_forward::{self, PodDialer};
 use super::process::Launcher;
-use super::remote::ProcessEnd;
 use super::{spdy, websocket};
 use crate::server::pod_streams::{StreamAnswer, StreamKind, StreamRequest, Switched, Takeover};
 use crate::time::Time;

@@ -6,9 +6,9 @@ use skewbridge_k8s_api::status::Status;
 
 use super::Attributes;
 use crate::object::{Object, texts};
+use crate::resource_strategy::{Definition, Scope, StatusPart};
 use crate::status::GroupResource;
 use crate::store::{DryRun, Store, WriteContext};
-use crate::strategy::{Definition, Scope, StatusPart};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 

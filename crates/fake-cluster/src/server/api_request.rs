@@ -14,9 +14,9 @@ use crate::apply::FieldManager;
 use crate::catalogue::Served;
 use crate::object::Object;
 use crate::protobuf::{self, DecodeError};
+use crate::resource_strategy::Definition;
 use crate::schema_validation;
 use crate::status::{GroupResource, quoted, unsupported_media_type};
-use crate::strategy::Definition;
 
 /// A request for an API resource.
 pub(super) struct ApiRequest<'a> {
@@ -138,7 +138,7 @@ impl ApiRequest<'_> {
             manager,
             api_version,
             subresource: self.info.subresource,
-            now: super::shared::now(),
+            now: super::shared_store::now(),
         }
     }
 }

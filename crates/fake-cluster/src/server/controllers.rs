@@ -11,11 +11,11 @@ use serde_json::Value;
 use skewbridge_k8s_api::status::Status;
 use tokio::time::timeout;
 
-use super::shared::SharedStore;
+use super::shared_store::SharedStore;
 use crate::namespaces;
 use crate::object::Object;
+use crate::resource_strategy::{Definition, Part, Scope, StatusPart};
 use crate::store::{DryRun, Key, Preconditions, Store, WriteContext};
-use crate::strategy::{Definition, Part, Scope, StatusPart};
 
 /// Resync interval without writes: a finalizer may have been removed.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(5);

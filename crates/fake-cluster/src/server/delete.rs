@@ -11,9 +11,9 @@ use super::read::{present, present_list, selection};
 use super::responses::{self, ApiResponse};
 use crate::namespaces::admit_deletion;
 use crate::object::{Object, texts};
+use crate::resource_strategy::Definition;
 use crate::status::quoted;
 use crate::store::{Deletion, DryRun, Listed, Preconditions, Store, WriteContext};
-use crate::strategy::Definition;
 
 /// Options of a deletion: `DeleteOptions` of the body, or the query.
 #[derive(Debug, Clone, PartialEq)]

@@ -25,7 +25,7 @@ use super::api_request::{ApiRequest, ApiTarget};
 use super::negotiate::Form;
 use super::read::{as_released, include, partial, selection};
 use super::responses::ApiResponse;
-use super::shared::{StoreWatch, entropy, now};
+use super::shared_store::{StoreWatch, entropy, now};
 use crate::catalogue::Release;
 use crate::object::Object;
 use crate::status::{FieldError, GroupResource, invalid};
@@ -294,7 +294,7 @@ impl fmt::Debug for WatchBody {
 mod tests {
     use skewbridge_gateway::drain::{DrainTrigger, announcement};
 
-    use super::super::shared::SharedStore;
+    use super::super::shared_store::SharedStore;
     use super::*;
     use crate::test_fixtures::object;
 

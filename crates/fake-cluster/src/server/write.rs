@@ -16,10 +16,10 @@ use crate::namespaces::admit_creation;
 use crate::object::Object;
 use crate::patch::{Patch, PatchKind};
 use crate::pod_updates;
+use crate::resource_strategy::Part;
 use crate::schema_validation;
 use crate::status::{FieldError, invalid};
 use crate::store::{Store, WriteContext};
-use crate::strategy::Part;
 /// The result of a write.
 pub(super) enum Written {
     Created(Arc<Object>),

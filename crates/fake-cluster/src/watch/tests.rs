@@ -3,8 +3,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::resource_strategy::Part;
 use crate::store::{History, Preconditions};
-use crate::strategy::Part;
 use crate::test_fixtures::{config_maps, now, object};
 
 fn write(store: &mut Store, name: &str, app: &str) {

@@ -15,10 +15,10 @@ use crate::catalogue::{Catalogue, Release};
 use crate::namespaces;
 use crate::object::Object;
 use crate::rbac;
+use crate::resource_strategy::{Definition, Part};
 use crate::selectors::Selection;
 use crate::status::{GroupResource, unknown_resource};
 use crate::store::{Deletion, DryRun, ListOptions, Listed, Preconditions, Store, WriteContext};
-use crate::strategy::{Definition, Part};
 use crate::time::Time;
 use crate::watch::{Change, WatchStart, Watcher};
 

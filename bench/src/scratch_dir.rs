@@ -10,11 +10,11 @@ use anyhow::{Context, Result};
 
 /// Removed with its contents on drop.
 #[derive(Debug)]
-pub(crate) struct Scratch {
+pub(crate) struct ScratchDir {
     path: PathBuf,
 }
 
-impl Scratch {
+impl ScratchDir {
     pub(crate) fn create() -> Result<Self> {
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let name = format!("skewbridge-bench-{}-{nanos}", process::id());
@@ -51,7 +51,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.path) {
             eprintln!("cannot remove {}: {error}", self.path.display());
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_scratch_directory_is_removed() {
-        let scratch = Scratch::create().unwrap();
+        let scratch = ScratchDir::create().unwrap();
         let file = scratch.write("a/b/c", "x").unwrap();
         let root = scratch.root().to_owned();
         assert!(file.exists());

@@ -7,10 +7,10 @@ use skewbridge_k8s_api::status::Status;
 use super::api_request::{ApiRequest, ApiTarget};
 use super::pod_streams::StreamKind;
 use super::responses;
-use super::{delete, pods, read, reviews, scale, watch_stream, write};
+use super::{delete, pod_subresources, read, reviews, scale, watch_stream, write};
 use crate::catalogue::{Release, Served};
+use crate::resource_strategy::{Definition, Part};
 use crate::status::{method_not_allowed, unknown_resource};
-use crate::strategy::{Definition, Part};
 
 /// The deprecation warning of endpoints.
 const ENDPOINTS: &str =
@@ -36,7 +36,7 @@ pub(super) async fn answer(request: &ApiRequest<'_>) -> Result<ClientResponse, S
     };
     let is_pod = served.group.is_empty() && served.resource.resource == "pods";
     if let (true, Some(kind)) = (is_pod, StreamKind::of_subresource(subresource)) {
-        return pods::stream(request, &target, kind).await;
+        return pod_subresources::stream(request, &target, kind).await;
     }
     // Some resources list verbs without a path for them.
     if !served.allows(verb.as_str()) {
@@ -58,8 +58,8 @@ pub(super) async fn answer(request: &ApiRequest<'_>) -> Result<ClientResponse, S
         ("", Verb::Patch) => write::patch(request, &target, Part::Main),
         ("", Verb::Delete) => delete::delete(request, &target),
         ("", Verb::DeleteCollection) => delete::delete_collection(request, &target),
-        ("binding", Verb::Create) => pods::bind(request, &target, target.name),
-        ("eviction", Verb::Create) => pods::evict(request, &target),
+        ("binding", Verb::Create) => pod_subresources::bind(request, &target, target.name),
+        ("eviction", Verb::Create) => pod_subresources::evict(request, &target),
         ("scale", Verb::Get) => scale::get(request, &target),
         ("scale", Verb::Update | Verb::Patch) => scale::write(request, &target),
         ("proxy", _) => Err(Status::service_unavailable(
@@ -105,7 +105,7 @@ fn bind_by_name(
         namespace: target.namespace,
         name: pod,
     };
-    pods::bind(request, &target, pod)
+    pod_subresources::bind(request, &target, pod)
 }
 
 /// The target of a request, if its path is valid for the resource.

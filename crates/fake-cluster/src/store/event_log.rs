@@ -35,7 +35,7 @@ pub enum EventKind {
 
 /// The last events.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct EventLog {
     events: VecDeque<Event>,
     most: History,
     /// The size of the objects of all events.
@@ -45,7 +45,7 @@ pub(super) struct Log {
     forgotten: u64,
 }
 
-impl Log {
+impl EventLog {
     pub(super) fn new(most: History) -> Self {
         Self {
             events: VecDeque::new(),

@@ -61,11 +61,11 @@ fn listed(directory: &Path) -> Result<BTreeSet<OsString>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scratch::Scratch;
+    use crate::scratch_dir::ScratchDir;
 
     #[test]
     fn a_copy_with_a_missing_extra_or_changed_file_differs() {
-        let scratch = Scratch::create().unwrap();
+        let scratch = ScratchDir::create().unwrap();
         let [one, other] = ["one", "other"].map(|name| scratch.path(name));
         write(&one, 250).unwrap();
         write(&other, 250).unwrap();

@@ -19,8 +19,8 @@ use super::write::change;
 use crate::catalogue::Release;
 use crate::object::Object;
 use crate::rbac::Attributes;
+use crate::resource_strategy::Part;
 use crate::status::{conflict, quoted};
-use crate::strategy::Part;
 
 /// `pods/{exec,attach,portforward,log}`
 pub(super) async fn stream(

@@ -14,7 +14,7 @@ pub(crate) fn exec_path() -> String {
 
 /// A command of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum NodeCommand {
     /// Reads stdin to its end, which has to come after so many bytes.
     Sink { bytes: u64 },
     /// Writes so many bytes to stdout.
@@ -23,7 +23,7 @@ pub(crate) enum Work {
     Echo,
 }
 
-impl Work {
+impl NodeCommand {
     /// As a client requests it from kube-apiserver.
     pub(crate) fn query(self) -> String {
         let (words, channels) = match self {
@@ -60,17 +60,20 @@ mod tests {
     #[test]
     fn a_command_is_parsed_as_requested() {
         for work in [
-            Work::Sink { bytes: 1 << 40 },
-            Work::Source { bytes: 0 },
-            Work::Echo,
+            NodeCommand::Sink { bytes: 1 << 40 },
+            NodeCommand::Source { bytes: 0 },
+            NodeCommand::Echo,
         ] {
-            assert_eq!(Work::from_query(&work.query()).unwrap(), work);
+            assert_eq!(NodeCommand::from_query(&work.query()).unwrap(), work);
         }
         // As kube-apiserver requests it from a kubelet.
         let query = "command=sink&command=7&input=1";
-        assert_eq!(Work::from_query(query).unwrap(), Work::Sink { bytes: 7 });
+        assert_eq!(
+            NodeCommand::from_query(query).unwrap(),
+            NodeCommand::Sink { bytes: 7 }
+        );
         for wrong in ["", "command=rm", "command=sink", "command=sink&command=x"] {
-            assert!(Work::from_query(wrong).is_err(), "{wrong}");
+            assert!(NodeCommand::from_query(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -27,12 +27,12 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// A loopback listener that accepts clients with the certificate, and forwards to a cluster.
 /// Dropping it closes it.
 #[derive(Debug)]
-pub(super) struct Bridge {
+pub(super) struct LoopbackProxy {
     access: Access,
     serving: Apart,
 }
 
-impl Bridge {
+impl LoopbackProxy {
     /// Opens the listener, with a new CA.
     pub(super) async fn open(endpoint: Arc<Endpoint>) -> Result<Self, String> {
         let host: HostAndPort = endpoint
