@@ -232,7 +232,7 @@ impl Clients<'_> {
             fs::remove_dir_all(copy).with_context(|| copy.display().to_string())?;
         }
         let mut command = self.command(client);
-        command.args(self.words(load));
+        command.args(self.arguments(load));
         let streams = Streams {
             stdin: (load == Load::Stdin).then_some(self.noise.as_path()),
             expected: (load == Load::Stdout).then_some(self.bytes),
@@ -263,7 +263,7 @@ impl Clients<'_> {
     }
 
     /// The same arguments for both.
-    fn words(&self, load: Load) -> Vec<String> {
+    fn arguments(&self, load: Load) -> Vec<String> {
         let path = |path: &Path| path.display().to_string();
         let in_pod = |path: &Path| format!("{}:{}", Node::POD, path.display());
         let noise = path(&self.noise);

@@ -117,21 +117,21 @@ impl Summary {
                 .find_map(|line| line.strip_prefix(start))
                 .with_context(|| format!("no line {start:?}"))
         };
-        let per_second = before(line("finished in ")?, " req/s")?;
+        let per_second = number_before(line("finished in ")?, " req/s")?;
         let requests = line("requests: ")?;
         let codes = line("status codes: ")?;
         let traffic = line("traffic: ")?;
         Ok(Self {
             per_second,
-            succeeded: before(requests, " succeeded")?,
+            succeeded: number_before(requests, " succeeded")?,
             cipher: line("Cipher: ")?.to_owned(),
             alpn: line("Application protocol: ")?.to_owned(),
-            bad: before::<u32>(requests, " failed")?
-                + before::<u32>(requests, " errored")?
-                + before::<u32>(requests, " timeout")?,
-            not_2xx: before::<u32>(codes, " 3xx")?
-                + before::<u32>(codes, " 4xx")?
-                + before::<u32>(codes, " 5xx")?,
+            bad: number_before::<u32>(requests, " failed")?
+                + number_before::<u32>(requests, " errored")?
+                + number_before::<u32>(requests, " timeout")?,
+            not_2xx: number_before::<u32>(codes, " 3xx")?
+                + number_before::<u32>(codes, " 4xx")?
+                + number_before::<u32>(codes, " 5xx")?,
             data_bytes: traffic
                 .strip_suffix(") data")
                 .and_then(|text| text.rsplit_once('('))
@@ -166,7 +166,7 @@ fn end_of(text: &str) -> &str {
 }
 
 /// The number directly before `unit`.
-fn before<T: std::str::FromStr>(line: &str, unit: &str) -> Result<T> {
+fn number_before<T: std::str::FromStr>(line: &str, unit: &str) -> Result<T> {
     line.split_once(unit)
         .and_then(|(head, _)| head.rsplit(' ').next())
         .and_then(|number| number.parse().ok())
@@ -199,7 +199,7 @@ time for request:      521us     25.55ms      6.58ms      1.68ms    81.94%
         Summary::parse(text)?.check(Protocol::Http2, 20_480)
     }
 
-    fn complaint(from: &str, to: &str) -> String {
+    fn error_of(from: &str, to: &str) -> String {
         assert!(GOOD.contains(from));
         checked(&GOOD.replace(from, to)).unwrap_err().to_string()
     }
@@ -215,26 +215,26 @@ time for request:      521us     25.55ms      6.58ms      1.68ms    81.94%
 
     #[test]
     fn a_response_that_is_not_2xx_fails_the_run() {
-        assert_eq!(complaint("0 5xx", "3 5xx"), "3 responses were not 2xx");
-        assert_eq!(complaint("0 3xx", "1 3xx"), "1 responses were not 2xx");
+        assert_eq!(error_of("0 5xx", "3 5xx"), "3 responses were not 2xx");
+        assert_eq!(error_of("0 3xx", "1 3xx"), "1 responses were not 2xx");
     }
 
     #[test]
     fn a_request_without_a_response_fails_the_run() {
-        assert_eq!(complaint("0 errored", "2 errored"), "2 requests failed");
-        assert_eq!(complaint("0 timeout", "9 timeout"), "9 requests failed");
+        assert_eq!(error_of("0 errored", "2 errored"), "2 requests failed");
+        assert_eq!(error_of("0 timeout", "9 timeout"), "9 requests failed");
     }
 
     #[test]
     fn responses_without_their_body_fail_the_run() {
-        let complaint = complaint("(619458560) data", "(1000) data");
-        assert_eq!(complaint, "responses were shorter than 20480 bytes");
+        let error = error_of("(619458560) data", "(1000) data");
+        assert_eq!(error, "responses were shorter than 20480 bytes");
     }
 
     #[test]
     fn another_protocol_than_requested_fails_the_run() {
-        let complaint = complaint("protocol: h2", "protocol: http/1.1");
-        assert_eq!(complaint, "http/1.1 was negotiated, not h2");
+        let error = error_of("protocol: h2", "protocol: http/1.1");
+        assert_eq!(error, "http/1.1 was negotiated, not h2");
     }
 
     #[test]

@@ -117,7 +117,7 @@ fn dependencies() -> Result<(), Failed> {
 
 /// Installs cargo-deny where it is missing.
 pub(crate) fn ensure_cargo_deny() -> Result<(), Failed> {
-    if step::works(&mut cargo("deny --version")) {
+    if step::succeeds(&mut cargo("deny --version")) {
         return Ok(());
     }
     println!("cargo-deny is missing: building it now, which takes some minutes.");

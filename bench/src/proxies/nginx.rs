@@ -9,8 +9,8 @@ use crate::pki::{Pki, SERVER_NAME};
 use crate::process::{self, OwnedProcess};
 use crate::scratch_dir::ScratchDir;
 
-/// The others speak TLS 1.3 by themselves; nginx 1.22 has to be told, as
-/// Debian's own nginx.conf does.
+/// The other proxies enable TLS 1.3 by default. nginx 1.22 needs this setting, which
+/// Debian's own nginx.conf has too.
 pub(crate) const PROTOCOLS: &str = "TLSv1.2 TLSv1.3";
 
 pub(crate) fn start(scratch: &ScratchDir, pki: &Pki, port: u16, backend: u16) -> Result<Proxy> {

@@ -50,7 +50,7 @@ fn offered(root: &Command, words: &[String]) -> Option<Vec<String>> {
         match word.as_str() {
             // The command line of another program follows.
             "--" => return None,
-            flag if flag.starts_with('-') => awaited = awaiting(command, flag),
+            flag if flag.starts_with('-') => awaited = flag_awaiting_value(command, flag),
             word => command = command.find_subcommand(word).unwrap_or(command),
         }
     }
@@ -80,7 +80,7 @@ fn offered(root: &Command, words: &[String]) -> Option<Vec<String>> {
 }
 
 /// The flag that takes the next word as its value.
-fn awaiting<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
+fn flag_awaiting_value<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     let flag = find(command, word)?;
     let takes = flag.get_num_args().is_some_and(|it| it.min_values() > 0);
     (takes && flag.get_action().takes_values()).then_some(flag)

@@ -81,7 +81,7 @@ pub fn apply(
     for (manager, fields) in &disputed {
         managers.release(manager, fields);
     }
-    let wanted_before = managers.wanted_by(writer);
+    let wanted_before = managers.applied_by(writer);
     let others = managers.owned_by_others(writer);
     let given_up = wanted_before.difference(&wanted);
     prune(

@@ -75,21 +75,21 @@ impl Walk<'_> {
             let short = message.rsplit('.').next().unwrap_or_default();
             TypeMismatch(format!(
                 "json: cannot unmarshal {} into Go struct field {short}.{path} of type {expected}",
-                word(value)
+                json_type(value)
             ))
         };
         match (field.shape, value) {
             (_, Value::Null) => Ok(()),
-            (Shape::One, value) => self.one(message, field, value, path, &wrong),
+            (Shape::One, value) => self.check_value(message, field, value, path, &wrong),
             (Shape::List, Value::Array(items)) => {
                 for (index, item) in items.iter_mut().enumerate() {
-                    self.one(message, field, item, &format!("{path}[{index}]"), &wrong)?;
+                    self.check_value(message, field, item, &format!("{path}[{index}]"), &wrong)?;
                 }
                 Ok(())
             }
             (Shape::Map, Value::Object(entries)) => {
                 for (key, item) in entries.iter_mut() {
-                    self.one(message, field, item, &format!("{path}.{key}"), &wrong)?;
+                    self.check_value(message, field, item, &format!("{path}.{key}"), &wrong)?;
                 }
                 Ok(())
             }
@@ -101,7 +101,7 @@ impl Walk<'_> {
         }
     }
 
-    fn one(
+    fn check_value(
         &mut self,
         message: &str,
         field: &Field,
@@ -148,7 +148,7 @@ fn find<'a>(message: &str, fields: &'a [Field], name: &str) -> Option<(String, &
     })
 }
 
-fn word(value: &Value) -> &'static str {
+fn json_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "bool",

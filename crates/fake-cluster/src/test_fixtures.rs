@@ -49,7 +49,7 @@ impl RandomNumbers {
         Self(1)
     }
 
-    pub(crate) fn roll(&mut self) -> u64 {
+    pub(crate) fn next_random(&mut self) -> u64 {
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -65,7 +65,7 @@ pub(crate) fn with<T>(dry_run: DryRun, act: impl FnOnce(&mut WriteContext<'_>) -
     thread_local! {
         static DICE: std::cell::RefCell<RandomNumbers> = std::cell::RefCell::new(RandomNumbers::new());
     }
-    let mut entropy = || DICE.with_borrow_mut(RandomNumbers::roll);
+    let mut entropy = || DICE.with_borrow_mut(RandomNumbers::next_random);
     act(&mut WriteContext {
         now: Time::from_unix(NOW),
         entropy: &mut entropy,

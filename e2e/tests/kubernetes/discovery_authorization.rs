@@ -1,5 +1,5 @@
-//! Who may read discovery: through a bridge every user gets what the server beside it
-//! responds, even right after another user got everything.
+//! Authorization of discovery: through a bridge every user gets the status that the local server
+//! would answer, even right after another user received the merged document.
 
 use std::time::{Duration, SystemTime};
 
@@ -94,7 +94,7 @@ async fn readers(plane: &ControlPlane) -> Vec<Reader> {
         reader(
             "an unknown token",
             plane.anonymous_client(),
-            bearer("nobody's"),
+            bearer("invalid"),
             401,
         ),
         reader(

@@ -239,7 +239,7 @@ async fn read(mut client: HttpClient, member: Member) {
                 member.refused().await;
             }
             (Origin::Server, status) if is_transient(status) => member.refused().await,
-            (who, status) => panic!("{who:?}: {status} to a read: {}", response.text()),
+            (origin, status) => panic!("{origin:?}: {status} to a read: {}", response.text()),
         }
     }
 }
@@ -265,7 +265,7 @@ async fn write(mut client: HttpClient, member: Member) {
             }
             (Origin::Bridge, 502) => WriteOutcome::Unknown,
             (Origin::Server, status) if is_transient(status) => WriteOutcome::Unknown,
-            (who, status) => panic!("{who:?}: {status} to a write: {}", response.text()),
+            (origin, status) => panic!("{origin:?}: {status} to a write: {}", response.text()),
         };
         member.writes.lock().unwrap().insert(label, fate);
         match fate {
@@ -294,7 +294,7 @@ async fn watch(client: HttpClient, member: Member) {
             },
             (Origin::Bridge, 503) => {}
             (Origin::Server, status) if is_transient(status) => {}
-            (who, status) => panic!("{who:?}: {status} to a watch"),
+            (origin, status) => panic!("{origin:?}: {status} to a watch"),
         }
         member.refused().await;
     }

@@ -81,7 +81,7 @@ async fn an_identity_that_no_server_has_is_reported() {
     for version in [oldest(&versions), newest(&versions)] {
         let server = ServerSpec::of(version)
             .peer()
-            .bridge_flag("--apiserver-identity=apiserver-of-nobody");
+            .bridge_flag("--apiserver-identity=apiserver-unknown");
         let plane = ControlPlane::start(&[server]).await;
         eventually("it is doubted", LEASE_TIMEOUT, async || {
             debug_peers(&plane, 0).await["local"]["problem"].is_string()
@@ -91,7 +91,7 @@ async fn an_identity_that_no_server_has_is_reported() {
         let problem = view["local"]["problem"].as_str().unwrap();
         println!("{version}: {problem}");
         let own = format!("{} ({})", identity(&plane, 0), plane.servers[0].host);
-        for part in ["--apiserver-identity", "apiserver-of-nobody", &own] {
+        for part in ["--apiserver-identity", "apiserver-unknown", &own] {
             assert!(problem.contains(part), "{part}: {problem}");
         }
         let ready = plane.admin_page(0, "/readyz?verbose").await;

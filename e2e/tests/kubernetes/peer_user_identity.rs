@@ -93,7 +93,7 @@ async fn test_users(plane: &ControlPlane) -> Vec<TestUser> {
             expected_error: r#"User "system:serviceaccount:default:robot" cannot get resource"#,
         },
         TestUser {
-            name: "nobody",
+            name: "anonymous",
             client: plane.anonymous_client(),
             headers: vec![],
             user: json!({"username": "system:anonymous", "groups": ["system:unauthenticated"]}),
@@ -180,7 +180,7 @@ async fn send_and_check_audit(plane: &ControlPlane, user: &TestUser, protocol: P
     let role = &entry["impersonatedUser"];
     assert_eq!(expected_fields(role, &user.role), user.role, "{entry}");
     // The local server is only asked whether it accepts anonymous requests.
-    if name != "nobody" {
+    if name != "anonymous" {
         assert_eq!(audit_event(plane, OLD, &path), None, "{name}");
     }
 }

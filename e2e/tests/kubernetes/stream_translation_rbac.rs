@@ -142,7 +142,7 @@ async fn check_server(plane: &ControlPlane, server: usize, version: &str, users:
                 let answer = bridges.request_stream(path, user, subresource).await;
                 let (name, path) = (&user.name, path.name());
                 let what = format!("{version}, {subresource}: {path}, {name}");
-                let (cell, text) = cell(answer);
+                let (cell, text) = summarize_response(answer);
                 assert_eq!(cell, expected, "{what}: {text}");
             }
             if user.more.is_empty() {
@@ -212,7 +212,7 @@ impl Bridges {
 }
 
 /// A response as a word, and its text.
-fn cell(answer: Result<H1Client, (u16, String)>) -> (&'static str, String) {
+fn summarize_response(answer: Result<H1Client, (u16, String)>) -> (&'static str, String) {
     let Err((code, text)) = answer else {
         return ("101", String::new());
     };

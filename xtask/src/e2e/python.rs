@@ -10,7 +10,7 @@ use crate::step::{self, Failed};
 /// Debian has the modules for virtual environments in a separate package.
 pub(super) fn ensure_environments() -> Result<(), Failed> {
     let has_modules =
-        || step::works(Command::new("python3").args(["-c", "import ensurepip, venv"]));
+        || step::succeeds(Command::new("python3").args(["-c", "import ensurepip, venv"]));
     if has_modules() {
         return Ok(());
     }

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn two_cycles_are_told_apart() {
+    fn two_cycles_are_distinguished() {
         let edges = graph(&[
             ("a", &["b"]),
             ("b", &["a"]),

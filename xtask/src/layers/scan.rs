@@ -186,7 +186,9 @@ impl Found {
         }
         let targets = match target {
             TokenTree::Ident(word) => vec![word.to_string()],
-            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => firsts(group),
+            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => {
+                first_segments(group)
+            }
             _ => Vec::new(),
         };
         for to in targets {
@@ -286,7 +288,7 @@ fn module_of(file: &Path) -> Vec<String> {
 }
 
 /// The first word of each path in `{a::b, c}`.
-fn firsts(group: &Group) -> Vec<String> {
+fn first_segments(group: &Group) -> Vec<String> {
     let mut found = Vec::new();
     let mut at_start = true;
     for token in group.stream() {

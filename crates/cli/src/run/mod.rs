@@ -83,7 +83,7 @@ async fn session(options: &Options) -> Result<Ended, String> {
     let endpoint = tokio::select! {
         endpoint = Endpoint::prepare_with_timeouts(&target, timeouts) => endpoint,
         // There is no command yet: the signal ends this program, and the plugin with it.
-        signal = signals.next() => return Ok(Ended::by(signal)),
+        signal = signals.next() => return Ok(Ended::by_signal(signal)),
     };
     let endpoint = Arc::new(endpoint.map_err(|error| error.to_string())?);
     let proxy = LoopbackProxy::open(endpoint).await?;

@@ -97,7 +97,7 @@ impl Flags {
             ("json", Format::Json),
         ];
         let mut problems = Vec::new();
-        let format = parse::word(&self.output, &FORMATS)
+        let format = parse::keyword(&self.output, &FORMATS)
             .map_err(|wrong| problems.push(format!("--output: {wrong}")));
         let timeout = timeout(&self.request_timeout)
             .map_err(|wrong| problems.push(format!("--request-timeout: {wrong}")));

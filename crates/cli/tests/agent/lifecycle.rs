@@ -246,7 +246,10 @@ async fn clients_of_one_configuration_share_an_instance_that_outlives_them() {
     let server = fixture.server().await;
     let mut client = Client::start(&fixture);
     let mut first = fixture.start(server.addr(), &client, &["--shared"]);
-    assert!(first.ended().await.success(), "who asks does not stay");
+    assert!(
+        first.ended().await.success(),
+        "the process that requests a credential exits"
+    );
     let mut second = fixture.start(server.addr(), &client, &["--shared"]);
     assert!(second.ended().await.success());
     assert_eq!(first.url(), second.url(), "one process");

@@ -144,8 +144,8 @@ fn sample() -> ExitCode {
     for port in ports {
         match listen(address, port) {
             Ok(listener) => {
-                let who = name.clone();
-                thread::spawn(move || answer_all(&listener, &who, port));
+                let pod = name.clone();
+                thread::spawn(move || answer_all(&listener, &pod, port));
                 print_line(format_args!("{name}: serving on port {port}"))
             }
             Err(error) => print_line(format_args!("{name}: port {port}: {error}")),

@@ -349,12 +349,12 @@ mod tests {
                 false,
             ),
         ];
-        for (who, attributes, expected) in rows {
+        for (user, attributes, expected) in rows {
             assert_eq!(
-                allows(&store, who, attributes),
+                allows(&store, user, attributes),
                 expected,
                 "{} {attributes}",
-                who.name
+                user.name
             );
         }
         let path = |path| Attributes::Path { verb: "get", path };

@@ -22,7 +22,7 @@ const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Runs after every write, until it is dropped.
 pub(super) async fn run(store: SharedStore) {
-    let _leading = store.lead().await;
+    let _leading = store.lock_leadership().await;
     let mut changed = store.changed();
     loop {
         changed.mark_unchanged();

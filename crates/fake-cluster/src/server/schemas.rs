@@ -43,7 +43,7 @@ pub(super) fn schemas<'a>(
         let message = protobuf::message_name(&served.api_version(), served.kind());
         let mut schema = match protobuf::fields(&message) {
             Some(fields) => writer.message(&message, fields),
-            None => writer.anything(&served),
+            None => writer.common_fields(&served),
         };
         let properties = &mut schema["properties"];
         properties["apiVersion"] =
@@ -93,7 +93,7 @@ impl Writer {
         let (mut properties, mut required) = (Map::new(), Vec::new());
         self.fields(message, message, fields, &mut properties, &mut required);
         let mut schema = json!({"type": "object", "properties": properties});
-        describe(&mut schema, words(message, None));
+        describe(&mut schema, description(message, None));
         if !required.is_empty() {
             schema["required"] = json!(required);
         }
@@ -118,10 +118,10 @@ impl Writer {
                 self.fields(whole, &inner, fields, properties, required);
                 continue;
             }
-            let about = words(whole, Some(field.name));
+            let about = description(whole, Some(field.name));
             let kind = self.kind(message, field.kind);
             let schema = match field.shape {
-                Shape::One => self.alone(kind, about),
+                Shape::One => self.with_description(kind, about),
                 Shape::List => described(json!({"type": "array", "items": kind}), about),
                 Shape::Map => {
                     let map = json!({"type": "object", "additionalProperties": kind});
@@ -150,12 +150,12 @@ impl Writer {
         if is_list {
             return json!({"type": "array", "items": {"type": "string"}});
         }
-        let place = self.place(&name);
+        let place = self.reference_path(&name);
         self.left.push(name);
         json!({"$ref": place})
     }
 
-    fn place(&self, name: &str) -> String {
+    fn reference_path(&self, name: &str) -> String {
         let name = full_name(name);
         match self.dialect {
             Dialect::V2 => format!("#/definitions/{name}"),
@@ -164,7 +164,7 @@ impl Writer {
     }
 
     /// Siblings of a reference are ignored, so version 3 wraps it.
-    fn alone(&self, schema: Value, about: Option<&str>) -> Value {
+    fn with_description(&self, schema: Value, about: Option<&str>) -> Value {
         if schema.get("$ref").is_some() && self.dialect == Dialect::V3 {
             return described(json!({"allOf": [schema]}), about);
         }
@@ -172,10 +172,10 @@ impl Writer {
     }
 
     /// The common fields of any kind.
-    fn anything(&mut self, served: &Served<'_>) -> Value {
-        let metadata = json!({"$ref": self.place(OBJECT_META)});
+    fn common_fields(&mut self, served: &Served<'_>) -> Value {
+        let metadata = json!({"$ref": self.reference_path(OBJECT_META)});
         let mut properties = json!({
-            "metadata": self.alone(metadata, Some("What every object has.")),
+            "metadata": self.with_description(metadata, Some("What every object has.")),
             "spec": {"type": "object", "description": "What is wanted of it."},
         });
         if served.has_status() {
@@ -239,7 +239,7 @@ fn describe(schema: &mut Value, about: Option<&str>) {
 }
 
 /// The description of a message, or of its field.
-fn words(message: &str, field: Option<&str>) -> Option<&'static str> {
+fn description(message: &str, field: Option<&str>) -> Option<&'static str> {
     let package = message.split('.').next()?;
     let name = message.rsplit('.').next()?;
     let key = match field {

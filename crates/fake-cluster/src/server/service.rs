@@ -65,7 +65,7 @@ impl Requests {
                 info: &info,
                 query: Query::parse(head.uri.query()),
                 user: &user,
-                body: whole(body).await?,
+                body: read_body(body).await?,
             };
             return dispatch::answer(&request).await;
         }
@@ -83,7 +83,7 @@ impl Requests {
 }
 
 /// Reads the whole body; 413 if it is too large.
-async fn whole(mut body: RequestBody) -> Result<Bytes, Status> {
+async fn read_body(mut body: RequestBody) -> Result<Bytes, Status> {
     let mut whole = BytesMut::new();
     while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
         let frame = frame.map_err(|error| Status::bad_request(error.to_string()))?;

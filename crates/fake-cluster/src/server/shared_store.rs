@@ -53,11 +53,11 @@ pub enum SharedStoreError {
 impl SharedStore {
     /// With the initial objects of a cluster: namespaces, roles, and the service of the API.
     pub fn new() -> Result<Self, SharedStoreError> {
-        Self::over(Store::default())
+        Self::with_store(Store::default())
     }
 
     /// Shares a store.
-    pub fn over(store: Store) -> Result<Self, SharedStoreError> {
+    pub fn with_store(store: Store) -> Result<Self, SharedStoreError> {
         let mut definitions = BTreeMap::new();
         for release in Release::ALL {
             let catalogue = Catalogue::new(release)?;
@@ -244,7 +244,7 @@ impl SharedStore {
     }
 
     /// Waits for the leadership of the controllers.
-    pub(super) async fn lead(&self) -> tokio::sync::MutexGuard<'_, ()> {
+    pub(super) async fn lock_leadership(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.0.leader.lock().await
     }
 
@@ -273,7 +273,7 @@ impl StoreWatch {
         }
         loop {
             self.changed.mark_unchanged();
-            let news = self.store.read(|store| self.watcher.news(store))?;
+            let news = self.store.read(|store| self.watcher.poll_changes(store))?;
             if !news.is_empty() {
                 return Ok(news);
             }

@@ -51,7 +51,7 @@ pub(super) fn watch(
     target: &ApiTarget<'_>,
 ) -> Result<ApiResponse, Status> {
     let form = Form::of(&request.head.headers)?;
-    let beginning = beginning(request)?;
+    let beginning = watch_start(request)?;
     let lasts = match request.query.number("timeoutSeconds")? {
         Some(seconds) if seconds > 0 => Duration::from_secs(seconds).min(MAX_WATCH_TIME),
         // Jitter, so that watches do not end at the same time.
@@ -106,7 +106,7 @@ fn reply(body: ResponseBody) -> ApiResponse {
 }
 
 /// The start of a watch, by `sendInitialEvents`.
-fn beginning(request: &ApiRequest<'_>) -> Result<WatchStart, Status> {
+fn watch_start(request: &ApiRequest<'_>) -> Result<WatchStart, Status> {
     let wanted = request.query.flag("sendInitialEvents");
     let version_match = request.query.get("resourceVersionMatch");
     let refuse = |field: &str, why: &str| {
