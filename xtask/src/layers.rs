@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 
 use crate::step::Failed;
 use cycles::Cycle;
-use scan::Place;
+use scan::SourceLine;
 
 /// The dependencies between the top-level modules of a crate, each with the first place that
 /// has it.
-pub(crate) type Edges = BTreeMap<String, BTreeMap<String, Place>>;
+pub(crate) type Edges = BTreeMap<String, BTreeMap<String, SourceLine>>;
 
 /// Crates whose modules still form cycles, and how many modules are in them. A crate that is
 /// not listed has none. The number may only fall: `cargo xtask layers` fails when it is wrong

@@ -91,7 +91,7 @@ impl Target {
         sessions: u32,
         at_once: u32,
         time: Duration,
-    ) -> Result<Exchanged> {
+    ) -> Result<ExchangeResult> {
         let words = Bytes::from(TEXT.repeat(usize::try_from(at_once)?));
         let mut open = Vec::new();
         for _ in 0..sessions {
@@ -124,13 +124,13 @@ impl Target {
             session.close_stdin().await?;
             session.end().await?;
         }
-        Ok(Exchanged { messages, took })
+        Ok(ExchangeResult { messages, took })
     }
 }
 
 /// The result of an exchange of messages.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Exchanged {
+pub(crate) struct ExchangeResult {
     pub(crate) messages: u32,
     pub(crate) took: Duration,
 }

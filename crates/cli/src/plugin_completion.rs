@@ -13,10 +13,10 @@ use clap::{Arg, Command};
 pub(crate) const PROGRAM: &str = "kubectl_complete-skewbridge";
 
 /// Cobra's `ShellCompDirectiveDefault`: the shell offers files.
-const FILES: &str = ":0";
+const DIRECTIVE_DEFAULT: &str = ":0";
 
 /// Cobra's `ShellCompDirectiveNoFileComp`.
-const NOTHING_ELSE: &str = ":4";
+const DIRECTIVE_NO_FILES: &str = ":4";
 
 /// Answers.
 pub(crate) fn run(words: impl Iterator<Item = OsString>, mut command: Command) -> ExitCode {
@@ -25,9 +25,9 @@ pub(crate) fn run(words: impl Iterator<Item = OsString>, mut command: Command) -
     let mut text = String::new();
     let offered = offered(&command, &words);
     let directive = if offered.is_some() {
-        NOTHING_ELSE
+        DIRECTIVE_NO_FILES
     } else {
-        FILES
+        DIRECTIVE_DEFAULT
     };
     for line in offered.unwrap_or_default() {
         text += &line;

@@ -63,9 +63,9 @@ pub(crate) const NOW: i64 = 1_794_776_399;
 /// Calls a function with a write context.
 pub(crate) fn with<T>(dry_run: DryRun, act: impl FnOnce(&mut WriteContext<'_>) -> T) -> T {
     thread_local! {
-        static DICE: std::cell::RefCell<RandomNumbers> = std::cell::RefCell::new(RandomNumbers::new());
+        static RANDOM_NUMBERS: std::cell::RefCell<RandomNumbers> = std::cell::RefCell::new(RandomNumbers::new());
     }
-    let mut entropy = || DICE.with_borrow_mut(RandomNumbers::next_random);
+    let mut entropy = || RANDOM_NUMBERS.with_borrow_mut(RandomNumbers::next_random);
     act(&mut WriteContext {
         now: Time::from_unix(NOW),
         entropy: &mut entropy,

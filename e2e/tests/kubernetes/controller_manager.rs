@@ -41,7 +41,7 @@ const NAMESPACE_KEY: &str = "/registry/namespaces/story";
 #[tokio::test]
 async fn with_an_old_server_a_deleted_namespace_leaves_garbage_that_reappears() {
     for versions in mixed_control_planes() {
-        let story = StoryFixture::start(&versions).await;
+        let story = ControllerFixture::start(&versions).await;
         let _controllers = story.controllers(Via::Server);
         let precious = story.create(CLAIMS, &claim("precious")).await;
         assert_eq!(story.delete_the_namespace().await, [NAMESPACE_KEY]);
@@ -56,7 +56,7 @@ async fn with_an_old_server_a_deleted_namespace_leaves_garbage_that_reappears() 
 #[tokio::test]
 async fn with_its_bridge_a_namespace_is_emptied_and_then_deleted() {
     for versions in mixed_control_planes() {
-        let story = StoryFixture::start(&versions).await;
+        let story = ControllerFixture::start(&versions).await;
         let _controllers = story.controllers(Via::Bridge);
         story.create(CLAIMS, &claim("precious")).await;
         let gone = story.delete_the_namespace().await;
@@ -78,7 +78,7 @@ const RETRY_TIMEOUT: Duration = Duration::from_mins(3);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_its_bridge_a_namespace_waits_while_the_server_of_its_contents_is_down() {
     for versions in mixed_control_planes() {
-        let mut story = StoryFixture::start(&versions).await;
+        let mut story = ControllerFixture::start(&versions).await;
         story.create(CLAIMS, &claim("precious")).await;
         let identity = Identity::of_hostname(&story.plane.servers[story.newest].host);
         let record = format!("/registry/skewbridge/served/{identity}");
@@ -126,7 +126,7 @@ async fn with_its_bridge_a_namespace_waits_while_the_server_of_its_contents_is_d
 #[tokio::test]
 async fn with_an_old_server_dependants_of_a_deleted_owner_are_never_collected() {
     for versions in mixed_control_planes() {
-        let story = StoryFixture::start(&versions).await;
+        let story = ControllerFixture::start(&versions).await;
         let controllers = story.controllers(Via::Server);
         let owner = story.create_owner_and_dependant().await;
         let unknown = unknown_kind(&owner);
@@ -151,7 +151,7 @@ async fn with_an_old_server_dependants_of_a_deleted_owner_are_never_collected() 
 #[tokio::test]
 async fn with_its_bridge_dependants_are_kept_and_collected_with_their_owner() {
     for versions in mixed_control_planes() {
-        let story = StoryFixture::start(&versions).await;
+        let story = ControllerFixture::start(&versions).await;
         let controllers = story.controllers(Via::Bridge);
         story.check_owner_and_dependant(&controllers).await;
     }
@@ -166,7 +166,7 @@ async fn with_an_old_server_dependants_of_a_live_owner_are_collected() {
     const ATTEMPTS: usize = 3;
 
     for versions in mixed_control_planes() {
-        let story = StoryFixture::start(&versions).await;
+        let story = ControllerFixture::start(&versions).await;
         let mut harmed = false;
         for _ in 0..ATTEMPTS {
             let (_vip, controllers) = story.redirected_controllers(Via::Server).await;
@@ -190,7 +190,7 @@ async fn with_an_old_server_dependants_of_a_live_owner_are_collected() {
 #[tokio::test]
 async fn with_its_bridge_dependants_of_a_live_owner_are_kept() {
     for versions in mixed_control_planes() {
-        let story = StoryFixture::start(&versions).await;
+        let story = ControllerFixture::start(&versions).await;
         let (_vip, controllers) = story.redirected_controllers(Via::Bridge).await;
         story.check_owner_and_dependant(&controllers).await;
     }
@@ -205,14 +205,14 @@ fn mixed_control_planes() -> Vec<Vec<String>> {
 }
 
 /// A control plane whose newest server alone has claims.
-struct StoryFixture {
+struct ControllerFixture {
     plane: ControlPlane,
     oldest: usize,
     newest: usize,
     etcd: Client,
 }
 
-impl StoryFixture {
+impl ControllerFixture {
     async fn start(versions: &[String]) -> Self {
         println!("plane {versions:?}");
         let servers = versions.iter().map(|version| {

@@ -126,7 +126,7 @@ enum WriteOutcome {
 }
 
 /// The load as seen by one client.
-struct Member {
+struct LoadClientState {
     stop: watch::Receiver<bool>,
     count: Arc<Count>,
     writes: Arc<Mutex<HashMap<String, WriteOutcome>>>,
@@ -134,11 +134,11 @@ struct Member {
 }
 
 impl Load {
-    fn member(&self) -> Member {
+    fn member(&self) -> LoadClientState {
         let mut members = self.members.lock().unwrap();
         let count = Arc::<Count>::default();
         members.push(count.clone());
-        Member {
+        LoadClientState {
             stop: self.stop.subscribe(),
             count,
             writes: self.writes.clone(),
@@ -175,7 +175,7 @@ impl Load {
     }
 }
 
-impl Member {
+impl LoadClientState {
     fn is_running(&self) -> bool {
         !*self.stop.borrow()
     }
@@ -228,7 +228,7 @@ fn assert_retriable(response: &Response) {
     assert_eq!(status["code"], response.status, "{text}");
 }
 
-async fn read(mut client: HttpClient, member: Member) {
+async fn read(mut client: HttpClient, member: LoadClientState) {
     while member.is_running() {
         let request = Request::get("/api/v1/namespaces");
         let response = client.send(&request).await.expect("an answer to a read");
@@ -245,7 +245,7 @@ async fn read(mut client: HttpClient, member: Member) {
 }
 
 /// Objects with generated names: an object that is created twice would exist twice.
-async fn write(mut client: HttpClient, member: Member) {
+async fn write(mut client: HttpClient, member: LoadClientState) {
     for attempt in 0.. {
         if !member.is_running() {
             return;
@@ -277,7 +277,7 @@ async fn write(mut client: HttpClient, member: Member) {
 
 /// Each event counts as a success, each end as a rejection. After the last write no event
 /// arrives, so the client does not wait for one before it stops.
-async fn watch(client: HttpClient, member: Member) {
+async fn watch(client: HttpClient, member: LoadClientState) {
     let request = Request::get(&format!("{MAPS}?watch=true&timeoutSeconds=600"));
     while member.is_running() {
         let mut stream = client.stream(&request).await.expect("an answer to a watch");

@@ -32,16 +32,16 @@ async fn no_start_order_loses_a_peer() {
         let servers = versions.each_ref().map(|it| ServerSpec::of(it).peer());
         let mut plane = ControlPlane::prepare(&servers);
         let mut order = [
-            Start::Server(0),
-            Start::Bridge(0),
-            Start::Server(1),
-            Start::Bridge(1),
+            StartStep::Server(0),
+            StartStep::Bridge(0),
+            StartStep::Server(1),
+            StartStep::Bridge(1),
         ];
         chance.shuffle(&mut order);
         for start in order {
             match start {
-                Start::Server(number) => plane.start_server(number),
-                Start::Bridge(number) => plane.start_bridge(number),
+                StartStep::Server(number) => plane.start_server(number),
+                StartStep::Bridge(number) => plane.start_bridge(number),
             }
         }
         plane.wait_until_ready().await;
@@ -72,7 +72,7 @@ async fn all_apis_are_served(plane: &ControlPlane) -> bool {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Start {
+enum StartStep {
     Server(usize),
     Bridge(usize),
 }

@@ -65,7 +65,7 @@ async fn replay(versions: &[String]) {
         let mut differences = Vec::new();
         for protocol in [Protocol::H1, Protocol::H2] {
             for user in [User::Admin, User::Bob, User::Anonymous] {
-                let mut both = Both::new(&plane, server, user, protocol);
+                let mut both = ClientPair::new(&plane, server, user, protocol);
                 for request in requests(protocol) {
                     both.compare(request, &mut differences).await;
                 }
@@ -275,7 +275,7 @@ fn accepting(request: Request, accept: &str) -> Request {
 
 /// The list is only useful if its responses are not all errors.
 async fn the_list_covers_the_expected_responses(plane: &ControlPlane, server: usize, cbor: bool) {
-    let mut both = Both::new(plane, server, User::Admin, Protocol::H2);
+    let mut both = ClientPair::new(plane, server, User::Admin, Protocol::H2);
     let version = plane.servers[server].version.as_str();
     let if_it_knows = |knows: bool| if knows { 200 } else { 406 };
     // Aggregated discovery is stable from 1.30 on, and was beta until 1.32.
@@ -302,7 +302,7 @@ async fn the_list_covers_the_expected_responses(plane: &ControlPlane, server: us
 }
 
 /// A document that the client already has is not sent again.
-async fn an_unchanged_document_is_304(both: &mut Both, differences: &mut Vec<String>) {
+async fn an_unchanged_document_is_304(both: &mut ClientPair, differences: &mut Vec<String>) {
     for (target, accept) in [
         ("/openapi/v2", ""),
         ("/openapi/v2", OPENAPI),
@@ -329,7 +329,7 @@ async fn an_unchanged_document_is_304(both: &mut Both, differences: &mut Vec<Str
 
 /// With the right hash a document may be cached forever, with a wrong one the client is
 /// redirected.
-async fn documents_by_hash(both: &mut Both, differences: &mut Vec<String>) {
+async fn documents_by_hash(both: &mut ClientPair, differences: &mut Vec<String>) {
     let index = both
         .server
         .with_new_connection()
@@ -349,7 +349,7 @@ async fn documents_by_hash(both: &mut Both, differences: &mut Vec<String>) {
 }
 
 /// The first page, and the next one.
-async fn pages(both: &mut Both, differences: &mut Vec<String>) {
+async fn pages(both: &mut ClientPair, differences: &mut Vec<String>) {
     let first = format!("{CLUSTER_ROLES}?limit=3");
     for accept in [JSON, TABLE, PROTOBUF] {
         both.compare(accepting(Request::get(&first), accept), differences)
@@ -372,7 +372,7 @@ async fn pages(both: &mut Both, differences: &mut Vec<String>) {
 /// The only intended difference: Go rejects these paths before kube-apiserver sees them,
 /// with a plain-text line over HTTP/1.1 and with a reset over HTTP/2. The bridge rejects
 /// them too, with a Status that names the reason.
-async fn invalid_escapes_are_rejected(both: &Both) {
+async fn invalid_escapes_are_rejected(both: &ClientPair) {
     for target in ["/api/%zz", "/api/v1/namespaces/%", "/api/v1/namespaces/a%2"] {
         let request = both.with_credentials(Request::get(target));
         let direct = both.server.with_new_connection().send(&request).await;
@@ -396,7 +396,7 @@ async fn invalid_escapes_are_rejected(both: &Both) {
 }
 
 /// Watches of one object that does not change: the events, and the end.
-async fn watches(both: &Both, differences: &mut Vec<String>) {
+async fn watches(both: &ClientPair, differences: &mut Vec<String>) {
     let one =
         format!("{CLUSTER_ROLES}?watch=true&timeoutSeconds=1&fieldSelector=metadata.name%3Dview");
     let old = "/apis/rbac.authorization.k8s.io/v1/watch/clusterroles/view?timeoutSeconds=1";
@@ -460,14 +460,14 @@ enum User {
 }
 
 /// One server, directly and through its bridge.
-struct Both {
+struct ClientPair {
     server: HttpClient,
     bridge: HttpClient,
     user: User,
     protocol: Protocol,
 }
 
-impl Both {
+impl ClientPair {
     fn new(plane: &ControlPlane, server: usize, user: User, protocol: Protocol) -> Self {
         let tls: TlsClient = match user {
             User::Admin => plane.client("admin"),

@@ -106,7 +106,7 @@ async fn serve_until_end(flags: &Flags, exec_info: &Asked) -> Result<Ended, Prob
     let mut vigil = Vigil::begin(exec_info, lock)?;
     let build = {
         let (flags, exec_info) = (flags.clone(), exec_info.clone());
-        move || signers::build(&flags, &exec_info)
+        move || signers::signers(&flags, &exec_info)
     };
     let signers = match vigil.prepare(build).await {
         Ok(signers) => signers?,

@@ -45,7 +45,7 @@ impl Signers {
 }
 
 /// The signers of these flags, or all errors of the flags.
-pub(super) fn build(flags: &Flags, exec_info: &Asked) -> Result<Signers, Problem> {
+pub(super) fn signers(flags: &Flags, exec_info: &Asked) -> Result<Signers, Problem> {
     let mut problems = misplaced(flags);
     let mut harness = Harness::new()
         .listen(match flags.listen {

@@ -285,12 +285,12 @@ fn attached(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Status
 }
 
 /// The protocol and options of a remote command.
-enum Wants {
+enum CommandProtocol {
     Spdy(SpdyProtocol, Options),
     WebSocket(HeaderMap, Protocol, Options),
 }
 
-fn requested_protocol(request: &StreamRequest) -> Result<Wants, Status> {
+fn requested_protocol(request: &StreamRequest) -> Result<CommandProtocol, Status> {
     let headers = &request.headers;
     let options = Options::from_query(QueryDialect::Api, Some(&request.query));
     if !options.has_any_stream() {
@@ -310,7 +310,7 @@ fn requested_protocol(request: &StreamRequest) -> Result<Wants, Status> {
             agreed.header.map(HeaderValue::from_static),
             &mut answer,
         );
-        return Ok(Wants::WebSocket(answer, agreed.protocol, options));
+        return Ok(CommandProtocol::WebSocket(answer, agreed.protocol, options));
     }
     require_spdy(headers)?;
     let offers = headers.get_all(PROTOCOL_VERSION).into_iter();
@@ -321,7 +321,7 @@ fn requested_protocol(request: &StreamRequest) -> Result<Wants, Status> {
             "unable to upgrade: {refusal} in {PROTOCOL_VERSION}"
         ))
     })?;
-    Ok(Wants::Spdy(protocol, options))
+    Ok(CommandProtocol::Spdy(protocol, options))
 }
 
 fn require_spdy(headers: &HeaderMap) -> Result<(), Status> {
@@ -333,7 +333,7 @@ fn require_spdy(headers: &HeaderMap) -> Result<(), Status> {
     Err(Status::bad_request("Upgrade request required"))
 }
 
-impl Wants {
+impl CommandProtocol {
     fn options(&self) -> Options {
         match self {
             Self::Spdy(_, options) | Self::WebSocket(_, _, options) => *options,

@@ -7,12 +7,12 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value, json};
 
 use crate::catalogue::{Release, Served};
-use crate::protobuf::{self, Field, Shape};
+use crate::protobuf::{self, Cardinality, Field};
 
 static TEXT: &str = include_str!("../../data/schemas.txt");
 
 /// Descriptions of types and fields, by package and name: `core Pod`, and `core Pod spec`.
-static WORDS: LazyLock<HashMap<String, &'static str>> = LazyLock::new(|| read(TEXT));
+static DESCRIPTIONS: LazyLock<HashMap<String, &'static str>> = LazyLock::new(|| read(TEXT));
 
 /// The metadata of every object.
 const OBJECT_META: &str = "meta.v1.ObjectMeta";
@@ -121,9 +121,9 @@ impl Writer {
             let about = description(whole, Some(field.name));
             let kind = self.kind(message, field.kind);
             let schema = match field.shape {
-                Shape::One => self.with_description(kind, about),
-                Shape::List => described(json!({"type": "array", "items": kind}), about),
-                Shape::Map => {
+                Cardinality::One => self.with_description(kind, about),
+                Cardinality::List => described(json!({"type": "array", "items": kind}), about),
+                Cardinality::Map => {
                     let map = json!({"type": "object", "additionalProperties": kind});
                     described(map, about)
                 }
@@ -246,7 +246,7 @@ fn description(message: &str, field: Option<&str>) -> Option<&'static str> {
         Some(field) => format!("{package} {name} {field}"),
         None => format!("{package} {name}"),
     };
-    WORDS.get(&key).copied()
+    DESCRIPTIONS.get(&key).copied()
 }
 
 /// Parses the descriptions. Invalid lines are ignored; a test shows that there are none.
@@ -282,7 +282,7 @@ mod tests {
         let lines = TEXT
             .lines()
             .filter(|it| !it.is_empty() && !it.starts_with('#'));
-        assert_eq!(WORDS.len(), lines.count());
+        assert_eq!(DESCRIPTIONS.len(), lines.count());
         let schemas = of(Release::V1_36);
         let find_schema = |package: &str, name: &str| {
             let suffix = format!(".{name}");
@@ -291,7 +291,7 @@ mod tests {
             schemas
                 .find_map(|(key, it)| (key.ends_with(&suffix) && key.contains(&part)).then_some(it))
         };
-        for (key, about) in WORDS.iter() {
+        for (key, about) in DESCRIPTIONS.iter() {
             let parts: Vec<_> = key.split(' ').collect();
             let Some(schema) = find_schema(parts[0], parts[1]) else {
                 panic!("{key}");

@@ -13,7 +13,7 @@ const NONE: &str = "<none>";
 const UNSET: &str = "<unset>";
 
 /// How many names are shown before the rest is only counted.
-const NAMED: usize = 3;
+const MAX_NAMES: usize = 3;
 
 /// The columns that are always shown, and those for `-o wide`.
 pub(super) fn columns(
@@ -119,12 +119,12 @@ pub(super) fn cells(
 
 /// The first names, and the number of the others.
 fn first_names(all: &[String], without: &str) -> String {
-    let first = all.iter().take(NAMED).cloned();
+    let first = all.iter().take(MAX_NAMES).cloned();
     let first = first.collect::<Vec<_>>().join(",");
     match all.len() {
         0 => without.to_owned(),
-        1..=NAMED => first,
-        count => format!("{first} + {} more...", count - NAMED),
+        1..=MAX_NAMES => first,
+        count => format!("{first} + {} more...", count - MAX_NAMES),
     }
 }
 
