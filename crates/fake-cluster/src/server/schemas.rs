@@ -175,12 +175,12 @@ impl Writer {
     fn common_fields(&mut self, served: &Served<'_>) -> Value {
         let metadata = json!({"$ref": self.reference_path(OBJECT_META)});
         let mut properties = json!({
-            "metadata": self.with_description(metadata, Some("What every object has.")),
-            "spec": {"type": "object", "description": "What is wanted of it."},
+            "metadata": self.with_description(metadata, Some("Metadata of the object.")),
+            "spec": {"type": "object", "description": "Desired state of the object."},
         });
         if served.has_status() {
             properties["status"] =
-                json!({"type": "object", "description": "What has become of it."});
+                json!({"type": "object", "description": "Observed state of the object."});
         }
         json!({
             "type": "object",
