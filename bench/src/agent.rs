@@ -22,7 +22,7 @@ use crate::pattern::{is_same, write_noise};
 use crate::proxies::bridge;
 use crate::ratio::rotated;
 use crate::report;
-use crate::scratch::Scratch;
+use crate::scratch_dir::ScratchDir;
 use crate::timed_child::{Streams, run_timed};
 
 const MIB: u64 = 1 << 20;
@@ -125,7 +125,7 @@ async fn measure(
     version: &str,
 ) -> Result<Vec<Measured>> {
     // Declared before the plane, so dropped after it.
-    let scratch = Scratch::create()?;
+    let scratch = ScratchDir::create()?;
     let plane = ControlPlane::start(&[ServerSpec::of(version).without_bridge()]).await;
     let node = plane.start_node().await;
     let configs = kubeconfig::write(&scratch, &plane, program)?;
@@ -188,7 +188,7 @@ async fn measure(
 /// Both routes, and the data that they transfer. Indexed as [`Route::BOTH`].
 struct Routes<'a> {
     plane: &'a ControlPlane,
-    scratch: &'a Scratch,
+    scratch: &'a ScratchDir,
     program: &'a Path,
     configs: [PathBuf; Route::BOTH.len()],
     callers: [LoadClient; Route::BOTH.len()],

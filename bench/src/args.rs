@@ -9,7 +9,7 @@ use std::str::FromStr;
 use clap::{Parser, Subcommand, ValueEnum, value_parser};
 use serde::Serialize;
 
-use crate::load::Protocol;
+use crate::h2load::Protocol;
 
 /// Side-by-side measurements of Skewbridge.
 #[derive(Debug, Parser)]

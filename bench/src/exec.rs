@@ -1,8 +1,8 @@
 //! `exec`: skewbridge's client commands compared with kubectl's, with the same server and pod.
 
-mod audit;
+mod audit_log;
+mod file_tree;
 mod result;
-mod tree;
 
 use std::fmt;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::pattern::write_noise;
 use crate::proxies::bridge;
 use crate::ratio::rotated;
 use crate::report;
-use crate::scratch::Scratch;
+use crate::scratch_dir::ScratchDir;
 use crate::timed_child::{Cost, Streams, run_timed};
 
 const MIB: u64 = 1 << 20;
@@ -128,7 +128,7 @@ struct Measured {
 
 async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<Measured>> {
     // Declared before the plane, so dropped after it.
-    let scratch = Scratch::create()?;
+    let scratch = ScratchDir::create()?;
     let plane = ControlPlane::start(&[ServerSpec::of(version).without_bridge()]).await;
     let node = plane.start_node().await;
     let pair = Clients {
@@ -143,7 +143,7 @@ async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<
         scratch: &scratch,
     };
     write_noise(&pair.noise, pair.bytes)?;
-    tree::write(&pair.tree, sizes.files)?;
+    file_tree::write(&pair.tree, sizes.files)?;
     // From here on programs, files and kubectl's discovery cache are warm.
     for load in Load::ALL {
         for client in Client::BOTH {
@@ -186,14 +186,14 @@ async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<
     }
     let log = &plane.servers[0].audit_log;
     let log = fs::read_to_string(log).with_context(|| log.display().to_string())?;
-    audit::all_by_websocket(&log)?;
+    audit_log::all_by_websocket(&log)?;
     Ok(measured)
 }
 
 /// Both clients, and their data.
 struct Clients<'a> {
     plane: &'a ControlPlane,
-    scratch: &'a Scratch,
+    scratch: &'a ScratchDir,
     /// The skewbridge binary.
     program: &'a Path,
     /// The kubeconfig.
@@ -232,14 +232,14 @@ impl Clients<'_> {
             fs::remove_dir_all(copy).with_context(|| copy.display().to_string())?;
         }
         let mut command = self.command(client);
-        command.args(self.words(load));
+        command.args(self.arguments(load));
         let streams = Streams {
             stdin: (load == Load::Stdin).then_some(self.noise.as_path()),
             expected: (load == Load::Stdout).then_some(self.bytes),
         };
         let cost = run_timed(&command, streams, self.scratch).await?;
         if let Some(copy) = copy {
-            tree::compare(&self.tree, copy)?;
+            file_tree::compare(&self.tree, copy)?;
         }
         ensure!(load.seconds(&cost).is_some(), "there was no output");
         Ok(cost)
@@ -263,7 +263,7 @@ impl Clients<'_> {
     }
 
     /// The same arguments for both.
-    fn words(&self, load: Load) -> Vec<String> {
+    fn arguments(&self, load: Load) -> Vec<String> {
         let path = |path: &Path| path.display().to_string();
         let in_pod = |path: &Path| format!("{}:{}", Node::POD, path.display());
         let noise = path(&self.noise);

@@ -5,21 +5,21 @@
 
 mod agent;
 mod args;
-mod client;
 mod exec;
-mod load;
+mod h2_client;
+mod h2load;
 mod pass_through;
 mod pattern;
 mod pki;
 mod process;
+mod process_usage;
 mod proxies;
 mod ratio;
 mod report;
 mod reroute;
-mod scratch;
+mod scratch_dir;
 mod timed_child;
 mod translate;
-mod usage;
 mod watches;
 
 use std::process::ExitCode;

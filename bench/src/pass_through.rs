@@ -6,13 +6,13 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::args::PassThrough;
-use crate::client;
-use crate::load::{Load, Protocol};
+use crate::h2_client;
+use crate::h2load::{Load, Protocol};
 use crate::pki::Pki;
 use crate::proxies::{Proxy, Round, backend, bridge, free_ports, haproxy, nginx};
 use crate::ratio::rotated;
 use crate::report::{self, Spread, Table};
-use crate::scratch::Scratch;
+use crate::scratch_dir::ScratchDir;
 
 const WARM_UP_SECONDS: u32 = 1;
 
@@ -20,7 +20,7 @@ pub(crate) async fn run(args: PassThrough) -> Result<()> {
     let load = Load::new(backend::ANSWER, args.size)?;
     let program = bridge::program(args.bridge).await?;
     // Declared before the proxies, so dropped after them.
-    let scratch = Scratch::create()?;
+    let scratch = ScratchDir::create()?;
     let pki = Pki::generate(&scratch)?;
 
     let [origin, front, admin, haproxy, nginx] = free_ports()?;
@@ -44,7 +44,7 @@ pub(crate) async fn run(args: PassThrough) -> Result<()> {
     proxies.push(nginx::start(&scratch, &pki, nginx, origin)?);
     for proxy in &proxies {
         let (process, address) = (proxy.process(), proxy.address());
-        client::wait_until_serving(process, address, &pki.ca, backend::ANSWER).await?;
+        h2_client::wait_until_serving(process, address, &pki.ca, backend::ANSWER).await?;
     }
 
     let mut result = PassThroughResult {

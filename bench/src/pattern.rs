@@ -102,7 +102,7 @@ pub(crate) fn is_same(one: &Path, other: &Path) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scratch::Scratch;
+    use crate::scratch_dir::ScratchDir;
 
     #[test]
     fn written_bytes_match_in_any_chunks() {
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn files_are_compared_to_their_end() {
-        let scratch = Scratch::create().unwrap();
+        let scratch = ScratchDir::create().unwrap();
         let [one, same, short] = ["one", "same", "short"].map(|name| scratch.path(name));
         for (path, bytes) in [(&one, 3 << 20), (&same, 3 << 20), (&short, (3 << 20) - 1)] {
             write_noise(path, bytes).unwrap();

@@ -16,7 +16,7 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use skewbridge_testkit::{Ca, Leaf};
 
-use crate::scratch::Scratch;
+use crate::scratch_dir::ScratchDir;
 
 /// The name in the certificate that every client verifies.
 pub(crate) const SERVER_NAME: &str = "localhost";
@@ -39,7 +39,7 @@ pub(crate) struct Pki {
 }
 
 impl Pki {
-    pub(crate) fn generate(scratch: &Scratch) -> Result<Self> {
+    pub(crate) fn generate(scratch: &ScratchDir) -> Result<Self> {
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -62,13 +62,13 @@ impl Pki {
     }
 
     /// The same with the CA of a cluster.
-    pub(crate) fn issued_by(ca: &Ca, scratch: &Scratch) -> Result<Self> {
+    pub(crate) fn issued_by(ca: &Ca, scratch: &ScratchDir) -> Result<Self> {
         let leaf = ca.server(&[SERVER_NAME, "127.0.0.1"]);
         Self::write(scratch, &ca.pem(), &leaf.cert_pem, &leaf.key_pem)
     }
 
     /// From a playground's directory.
-    pub(crate) fn of_playground(directory: &Path, scratch: &Scratch) -> Result<Self> {
+    pub(crate) fn of_playground(directory: &Path, scratch: &ScratchDir) -> Result<Self> {
         let read = |name: &str| {
             let path = directory.join(name);
             std::fs::read_to_string(&path)
@@ -78,7 +78,7 @@ impl Pki {
         Self::write(scratch, &ca, &certificate, &read("serving.key")?)
     }
 
-    fn write(scratch: &Scratch, ca: &str, certificate: &str, key: &str) -> Result<Self> {
+    fn write(scratch: &ScratchDir, ca: &str, certificate: &str, key: &str) -> Result<Self> {
         Ok(Self {
             ca: scratch.write("pki/ca.crt", ca)?,
             bundle: scratch.write("pki/server.pem", format!("{certificate}{key}"))?,
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_generated_certificate_is_served_and_trusted() {
-        let scratch = Scratch::create().unwrap();
+        let scratch = ScratchDir::create().unwrap();
         let pki = Pki::generate(&scratch).unwrap();
         h2_server(&pki.certificate, &pki.key).unwrap();
         h2_client(&pki.ca).unwrap();
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_certificate_of_a_cluster_is_served_and_trusted() {
-        let scratch = Scratch::create().unwrap();
+        let scratch = ScratchDir::create().unwrap();
         let ca = Ca::new("cluster");
         let pki = Pki::issued_by(&ca, &scratch).unwrap();
         stream_server(&pki.certificate, &pki.key).unwrap();

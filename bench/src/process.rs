@@ -11,8 +11,8 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::sleep;
 
-use crate::scratch::Scratch;
-use crate::usage;
+use crate::process_usage;
+use crate::scratch_dir::ScratchDir;
 
 /// A server that does not listen by then has failed.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -41,7 +41,7 @@ impl OwnedProcess {
     pub(crate) fn server(
         name: &'static str,
         mut command: Command,
-        scratch: &Scratch,
+        scratch: &ScratchDir,
     ) -> Result<Self> {
         let log = scratch.path(&format!("{name}.log"));
         let out = File::create(&log)?;
@@ -53,7 +53,7 @@ impl OwnedProcess {
     pub(crate) fn with_pipes(
         name: &'static str,
         mut command: Command,
-        scratch: &Scratch,
+        scratch: &ScratchDir,
     ) -> Result<(Self, ChildStdin, ChildStdout)> {
         let log = scratch.path(&format!("{name}.log"));
         let errors = File::create(&log)?;
@@ -92,7 +92,7 @@ impl OwnedProcess {
     }
 
     pub(crate) fn ensure_running(&self) -> Result<()> {
-        if usage::is_running(self.pid) {
+        if process_usage::is_running(self.pid) {
             return Ok(());
         }
         bail!("{} has ended{}", self.name, self.log_tail())
@@ -137,7 +137,7 @@ impl OwnedProcess {
 impl Drop for OwnedProcess {
     fn drop(&mut self) {
         self.signal_group("TERM");
-        wait_until(|| !usage::is_running(self.pid));
+        wait_until(|| !process_usage::is_running(self.pid));
         self.signal_group("KILL");
         wait_until(|| !matches!(self.child.try_wait(), Ok(None)));
     }
@@ -182,7 +182,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_dropped_child_ends_with_its_own_children() {
-        let scratch = Scratch::create().unwrap();
+        let scratch = ScratchDir::create().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "trap '' TERM; sleep 600 & echo $!; wait; wait"]);
         let owned = OwnedProcess::server("stubborn", command, &scratch).unwrap();
@@ -195,16 +195,16 @@ mod tests {
             sleep(POLL_INTERVAL).await;
         };
         let child = owned.pid();
-        assert!(usage::is_running(child) && usage::is_running(grandchild));
+        assert!(process_usage::is_running(child) && process_usage::is_running(grandchild));
         drop(owned);
-        assert!(!usage::is_running(child));
-        wait_until(|| !usage::is_running(grandchild));
-        assert!(!usage::is_running(grandchild));
+        assert!(!process_usage::is_running(child));
+        wait_until(|| !process_usage::is_running(grandchild));
+        assert!(!process_usage::is_running(grandchild));
     }
 
     #[tokio::test]
     async fn a_server_that_exits_early_is_named_with_its_log() {
-        let scratch = Scratch::create().unwrap();
+        let scratch = ScratchDir::create().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "echo no such option; exit 1"]);
         let owned = OwnedProcess::server("picky", command, &scratch).unwrap();

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::load::{Load, Protocol, Summary};
+use crate::h2load::{Load, Protocol, Summary};
 use crate::process::OwnedProcess;
-use crate::usage;
+use crate::process_usage;
 
 /// A running server that can be put under load.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Proxy {
         protocol: Protocol,
         seconds: u32,
     ) -> Result<Round> {
-        let before = usage::cpu_of_group(self.process.pid())?;
+        let before = process_usage::cpu_of_group(self.process.pid())?;
         let summary = load
             .run(protocol, self.port, seconds)
             .await
@@ -60,7 +60,7 @@ impl Proxy {
                 anyhow!("{} failed: {error:#}{words}", self.name())
             })?;
         self.process.ensure_running()?;
-        let cpu = usage::cpu_of_group(self.process.pid())?.saturating_sub(before);
+        let cpu = process_usage::cpu_of_group(self.process.pid())?.saturating_sub(before);
         Ok(Round { summary, cpu })
     }
 }

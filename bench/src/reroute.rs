@@ -12,12 +12,12 @@ use tokio::time::sleep;
 
 use self::cluster::{ANSWER, Cluster};
 use crate::args::Reroute;
-use crate::load::{Load, Protocol, Summary};
+use crate::h2load::{Load, Protocol, Summary};
+use crate::process_usage;
 use crate::proxies::{Proxy, bridge};
 use crate::ratio::rotated;
 use crate::report::{self, Spread, Table};
-use crate::scratch::Scratch;
-use crate::usage;
+use crate::scratch_dir::ScratchDir;
 
 const WARM_UP_SECONDS: u32 = 1;
 
@@ -29,7 +29,7 @@ pub(crate) async fn run(args: Reroute) -> Result<()> {
     let load = Load::new(ANSWER, args.size)?;
     let program = bridge::client_program(args.bridge).await?;
     // Declared before the processes, so dropped after them.
-    let scratch = Scratch::create()?;
+    let scratch = ScratchDir::create()?;
     let cluster = Cluster::start(&program, &scratch, args.size).await?;
     let load = load.with_token(&cluster.token);
     let routes = [
@@ -112,7 +112,7 @@ impl Route<'_> {
 
     fn cpu(&self) -> Result<Duration> {
         let processes = self.passes.iter().map(|it| it.process().pid());
-        processes.map(usage::cpu_of_group).sum()
+        processes.map(process_usage::cpu_of_group).sum()
     }
 }
 

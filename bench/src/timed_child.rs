@@ -19,7 +19,7 @@ use wait4::{ResourceUsage, Wait4 as _};
 use crate::args;
 use crate::pattern::Pattern;
 use crate::process::OwnedProcess;
-use crate::scratch::Scratch;
+use crate::scratch_dir::ScratchDir;
 
 /// A client that takes longer hangs.
 const CLIENT_TIMEOUT: Duration = Duration::from_mins(10);
@@ -52,7 +52,7 @@ pub(crate) struct Streams<'a> {
 pub(crate) async fn run_timed(
     client: &Command,
     streams: Streams<'_>,
-    scratch: &Scratch,
+    scratch: &ScratchDir,
 ) -> Result<Cost> {
     let mut command = tokio::process::Command::new(std::env::current_exe()?);
     command.arg("timed-child");

@@ -4,9 +4,9 @@
 mod client;
 mod copy;
 pub(crate) mod node;
+mod node_command;
 mod result;
 mod streams;
-mod work;
 
 use anyhow::Result;
 

@@ -19,13 +19,13 @@ use tokio::time::timeout_at;
 use self::child_protocol::ChildMessage;
 use self::result::{Delivery, MemoryOfBridge, WatchesResult};
 use crate::args::Watches;
-use crate::client;
+use crate::h2_client;
 use crate::pki::Pki;
 use crate::process::OwnedProcess;
+use crate::process_usage;
 use crate::proxies::{Proxy, bridge, free_ports, loopback};
 use crate::report;
-use crate::scratch::Scratch;
-use crate::usage;
+use crate::scratch_dir::ScratchDir;
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// For all watches to open: 10,000 take about a second on two cores.
@@ -37,7 +37,7 @@ const READY_PATH: &str = "/readyz";
 pub(crate) async fn run(args: Watches) -> Result<()> {
     let program = bridge::program(args.bridge.clone()).await?;
     // Declared before the children, so dropped after them.
-    let scratch = Scratch::create()?;
+    let scratch = ScratchDir::create()?;
     let bench = Bench {
         pki: Pki::generate(&scratch)?,
         scratch: &scratch,
@@ -65,7 +65,7 @@ pub(crate) async fn run(args: Watches) -> Result<()> {
 
 struct Bench<'a> {
     pki: Pki,
-    scratch: &'a Scratch,
+    scratch: &'a ScratchDir,
     args: &'a Watches,
 }
 
@@ -88,7 +88,7 @@ impl Bench<'_> {
             .await?;
         let memory = || {
             bridge.process().ensure_running()?;
-            usage::memory(bridge.process().pid())
+            process_usage::memory(bridge.process().pid())
         };
         let measure = async {
             let idle = memory()?;
@@ -123,7 +123,7 @@ impl Bench<'_> {
             },
             &[bridge::ONE_WORKER],
         )?;
-        client::wait_until_serving(bridge.process(), loopback(front), &self.pki.ca, READY_PATH)
+        h2_client::wait_until_serving(bridge.process(), loopback(front), &self.pki.ca, READY_PATH)
             .await?;
         Ok(bridge)
     }

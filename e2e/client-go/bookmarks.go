@@ -14,19 +14,18 @@ import (
 // A server sends a bookmark two seconds before the end of a watch.
 const watchSeconds = 4
 
-// Bookmarks are promised for no certain time, so a watch without one is
-// followed by another.
-const watchesAtMost = 5
+// The time of bookmarks is not guaranteed, so a watch without one is followed by another.
+const maxWatches = 5
 
-// streamingList reads up to the bookmark that ends a list. A server that knows
-// no such lists refuses, and says so in the same words by every way.
+// streamingList reads a streaming list up to the bookmark that ends it. A server without
+// streaming lists refuses the request with an error that is part of the result.
 func streamingList(ctx context.Context, objects typedcorev1.ConfigMapInterface) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	initially := true
+	sendInitialEvents := true
 	watching, err := objects.Watch(ctx, metav1.ListOptions{
 		AllowWatchBookmarks:  true,
-		SendInitialEvents:    &initially,
+		SendInitialEvents:    &sendInitialEvents,
 		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
 	})
 	if apierrors.IsInvalid(err) {
@@ -36,27 +35,27 @@ func streamingList(ctx context.Context, objects typedcorev1.ConfigMapInterface) 
 		return nil, err
 	}
 	defer watching.Stop()
-	wanted := []string{"ADDED before", "BOOKMARK after the initial events"}
-	for _, event := range wanted {
-		if err := await(ctx, watching, event); err != nil {
+	expected := []string{"ADDED before", "BOOKMARK after the initial events"}
+	for _, event := range expected {
+		if err := expectEvent(ctx, watching, event); err != nil {
 			return nil, err
 		}
 	}
-	return wanted, nil
+	return expected, nil
 }
 
 // watchToBookmark reads a watch to its end and past a bookmark.
 func watchToBookmark(ctx context.Context, objects typedcorev1.ConfigMapInterface) ([]string, error) {
-	for range watchesAtMost {
+	for range maxWatches {
 		bookmarked, err := watchToEnd(ctx, objects)
 		if err != nil {
 			return nil, err
 		}
 		if bookmarked {
-			return []string{"BOOKMARK", "the end"}, nil
+			return []string{"BOOKMARK", "end of watch"}, nil
 		}
 	}
-	return nil, fmt.Errorf("none in %d watches of %d s", watchesAtMost, watchSeconds)
+	return nil, fmt.Errorf("no bookmark in %d watches of %d s", maxWatches, watchSeconds)
 }
 
 func watchToEnd(ctx context.Context, objects typedcorev1.ConfigMapInterface) (bookmarked bool, err error) {
@@ -75,8 +74,8 @@ func watchToEnd(ctx context.Context, objects typedcorev1.ConfigMapInterface) (bo
 		return false, err
 	}
 	defer watching.Stop()
-	// A bookmark only comes when there is something newer to tell: here, that
-	// an object has changed which this watch is not about.
+	// A server sends a bookmark only if the resource version has increased: here, by an
+	// object that this watch does not select.
 	if err := objects.Delete(ctx, "other", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return false, err
 	}
@@ -86,12 +85,12 @@ func watchToEnd(ctx context.Context, objects typedcorev1.ConfigMapInterface) (bo
 	for {
 		event, err := nextEvent(ctx, watching)
 		switch {
-		case errors.Is(err, errEnded):
+		case errors.Is(err, errWatchEnded):
 			return bookmarked, nil
 		case err != nil:
 			return false, err
 		case event != "BOOKMARK":
-			return false, fmt.Errorf("instead of a bookmark: %q", event)
+			return false, fmt.Errorf("expected a bookmark, got: %q", event)
 		}
 		bookmarked = true
 	}

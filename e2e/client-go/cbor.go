@@ -12,16 +12,16 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// cbor is what dynamic clients are to speak, where a server does.
+// cbor uses a dynamic client with CBOR, on servers that support it.
 func cbor(ctx context.Context, t target) (any, error) {
-	t, wire := t.recorded()
+	t, recorder := t.withRecorder()
 	client, err := dynamic.NewForConfig(t.config)
 	if err != nil {
 		return nil, err
 	}
 	objects := client.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(t.namespace)
 
-	if _, err := objects.Create(ctx, untyped("1"), metav1.CreateOptions{}); err != nil {
+	if _, err := objects.Create(ctx, unstructuredConfigMap("1"), metav1.CreateOptions{}); err != nil {
 		return nil, err
 	}
 	got, err := objects.Get(ctx, "encoded", metav1.GetOptions{})
@@ -29,14 +29,14 @@ func cbor(ctx context.Context, t target) (any, error) {
 		return nil, err
 	}
 	if value, _, err := unstructured.NestedString(got.Object, "data", "a"); err != nil || value != "1" {
-		return nil, fmt.Errorf("the data has become %v", got.Object["data"])
+		return nil, fmt.Errorf("the data changed to %v", got.Object["data"])
 	}
 	list, err := objects.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
 	if len(list.Items) != 1 {
-		return nil, fmt.Errorf("%d objects in the list", len(list.Items))
+		return nil, fmt.Errorf("%d objects in the list instead of 1", len(list.Items))
 	}
 
 	watching, err := objects.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion()})
@@ -45,7 +45,7 @@ func cbor(ctx context.Context, t target) (any, error) {
 	}
 	defer watching.Stop()
 	applying := metav1.ApplyOptions{FieldManager: "checks", Force: true}
-	if _, err := objects.Apply(ctx, "encoded", untyped("2"), applying); err != nil {
+	if _, err := objects.Apply(ctx, "encoded", unstructuredConfigMap("2"), applying); err != nil {
 		return nil, err
 	}
 	if err := objects.Delete(ctx, "encoded", metav1.DeleteOptions{}); err != nil {
@@ -53,17 +53,17 @@ func cbor(ctx context.Context, t target) (any, error) {
 	}
 	events := []string{"MODIFIED encoded", "DELETED encoded"}
 	for _, event := range events {
-		if err := await(ctx, watching, event); err != nil {
+		if err := expectEvent(ctx, watching, event); err != nil {
 			return nil, err
 		}
 	}
 	if _, err := objects.Get(ctx, "encoded", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("instead of NotFound: %v", err)
+		return nil, fmt.Errorf("expected NotFound, got: %v", err)
 	}
-	return encodedSeen{Wire: wire.seen(), Watch: events}, wire.onlyAnswered(runtime.ContentTypeCBOR)
+	return encodedResult{Requests: recorder.recordedExchanges(), Watch: events}, recorder.requireContentType(runtime.ContentTypeCBOR)
 }
 
-func untyped(value string) *unstructured.Unstructured {
+func unstructuredConfigMap(value string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1",
 		"kind":       "ConfigMap",

@@ -16,38 +16,39 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// It shows all three streams, the end of the first, and an exit code.
+// Uses all three streams, ends at the end of stdin, and has an exit code.
 var command = []string{"sh", "-c", "cat; echo err >&2; exit 7"}
 
-type execSeen struct {
+type execResult struct {
 	Bytes  int
 	Stderr string
 	Code   int
-	// Whether WebSocket was tried in vain.
+	// Whether WebSocket was refused and SPDY was used.
 	FellBack bool `json:",omitempty"`
 }
 
 func execSpdy(ctx context.Context, t target) (any, error) {
-	return execute(ctx, t, func(config *rest.Config, where *url.URL) (remotecommand.Executor, error) {
-		return remotecommand.NewSPDYExecutor(config, http.MethodPost, where)
+	return execute(ctx, t, func(config *rest.Config, url *url.URL) (remotecommand.Executor, error) {
+		return remotecommand.NewSPDYExecutor(config, http.MethodPost, url)
 	})
 }
 
 func execWebSocket(ctx context.Context, t target) (any, error) {
-	return execute(ctx, t, func(config *rest.Config, where *url.URL) (remotecommand.Executor, error) {
-		return remotecommand.NewWebSocketExecutor(config, http.MethodGet, where.String())
+	return execute(ctx, t, func(config *rest.Config, url *url.URL) (remotecommand.Executor, error) {
+		return remotecommand.NewWebSocketExecutor(config, http.MethodGet, url.String())
 	})
 }
 
-// execFallback is what kubectl does: WebSocket first, and SPDY where that is refused.
+// execFallback does what kubectl does: it tries WebSocket first, and SPDY if that is
+// refused.
 func execFallback(ctx context.Context, t target) (any, error) {
 	fellBack := false
-	seen, err := execute(ctx, t, func(config *rest.Config, where *url.URL) (remotecommand.Executor, error) {
-		first, err := remotecommand.NewWebSocketExecutor(config, http.MethodGet, where.String())
+	result, err := execute(ctx, t, func(config *rest.Config, url *url.URL) (remotecommand.Executor, error) {
+		first, err := remotecommand.NewWebSocketExecutor(config, http.MethodGet, url.String())
 		if err != nil {
 			return nil, err
 		}
-		second, err := remotecommand.NewSPDYExecutor(config, http.MethodPost, where)
+		second, err := remotecommand.NewSPDYExecutor(config, http.MethodPost, url)
 		if err != nil {
 			return nil, err
 		}
@@ -56,22 +57,22 @@ func execFallback(ctx context.Context, t target) (any, error) {
 			return fellBack
 		})
 	})
-	if seen, ok := seen.(execSeen); ok {
-		seen.FellBack = fellBack
-		return seen, err
+	if result, ok := result.(execResult); ok {
+		result.FellBack = fellBack
+		return result, err
 	}
-	return seen, err
+	return result, err
 }
 
 type newExecutor func(*rest.Config, *url.URL) (remotecommand.Executor, error)
 
-// execute sends a mebibyte through a command and wants it back.
-func execute(ctx context.Context, t target, by newExecutor) (any, error) {
+// execute sends a mebibyte to a command and compares it with the output.
+func execute(ctx context.Context, t target, newExecutor newExecutor) (any, error) {
 	client, err := t.client()
 	if err != nil {
 		return nil, err
 	}
-	where := client.CoreV1().RESTClient().Post().
+	url := client.CoreV1().RESTClient().Post().
 		Namespace(t.namespace).Resource("pods").Name(t.pod).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{
 			Container: t.container,
@@ -81,7 +82,7 @@ func execute(ctx context.Context, t target, by newExecutor) (any, error) {
 			Stderr:    true,
 		}, scheme.ParameterCodec).
 		URL()
-	executor, err := by(rest.CopyConfig(t.config), where)
+	executor, err := newExecutor(rest.CopyConfig(t.config), url)
 	if err != nil {
 		return nil, err
 	}
@@ -94,19 +95,19 @@ func execute(ctx context.Context, t target, by newExecutor) (any, error) {
 	})
 	var exit utilexec.CodeExitError
 	if !errors.As(err, &exit) {
-		return nil, fmt.Errorf("instead of an exit code after %d bytes: %v", stdout.Len(), err)
+		return nil, fmt.Errorf("expected an exit code, got after %d bytes: %v", stdout.Len(), err)
 	}
 	if exit.Code != 7 || stderr.String() != "err\n" {
 		return nil, fmt.Errorf("exit code %d, stderr %q", exit.Code, stderr.String())
 	}
 	if !bytes.Equal(stdout.Bytes(), sent) {
-		return nil, fmt.Errorf("other bytes came back: %d for %d", stdout.Len(), len(sent))
+		return nil, fmt.Errorf("received other bytes than were sent: %d instead of %d", stdout.Len(), len(sent))
 	}
-	return execSeen{Bytes: stdout.Len(), Stderr: stderr.String(), Code: exit.Code}, nil
+	return execResult{Bytes: stdout.Len(), Stderr: stderr.String(), Code: exit.Code}, nil
 }
 
-// mebibyte has no period that divides the size of a buffer or a frame, so that
-// a piece lost, doubled or out of its place shows.
+// mebibyte has no period that divides the size of a buffer or a frame, so that a lost,
+// duplicated or misplaced part is detected.
 func mebibyte() []byte {
 	data := make([]byte, 1<<20)
 	for at := range data {

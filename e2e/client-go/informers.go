@@ -13,17 +13,17 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-type informersSeen struct {
-	// Whether the informer got what was there by a streaming list.
-	Way           string
-	Wire          []string
+type informersResult struct {
+	// How the informer read the existing objects: "streaming list" or "list, then watch".
+	ListMethod    string
+	Requests      []string
 	Events        []string
-	Left          []string
+	Remaining     []string
 	StreamingList []string
 	Watch         []string
 }
 
-// informers follow objects that another client makes, changes and removes.
+// informers watches objects that another client creates, updates and deletes.
 func informers(ctx context.Context, t target) (any, error) {
 	objects, err := t.configMaps()
 	if err != nil {
@@ -32,22 +32,22 @@ func informers(ctx context.Context, t target) (any, error) {
 	if _, err := objects.Create(ctx, configMap("before", nil), metav1.CreateOptions{}); err != nil {
 		return nil, err
 	}
-	seen := informersSeen{}
-	if err := seen.follow(ctx, t); err != nil {
+	result := informersResult{}
+	if err := result.runInformer(ctx, t); err != nil {
 		return nil, err
 	}
-	if seen.StreamingList, err = streamingList(ctx, objects); err != nil {
+	if result.StreamingList, err = streamingList(ctx, objects); err != nil {
 		return nil, fmt.Errorf("streaming list: %w", err)
 	}
-	if seen.Watch, err = watchToBookmark(ctx, objects); err != nil {
+	if result.Watch, err = watchToBookmark(ctx, objects); err != nil {
 		return nil, fmt.Errorf("bookmark: %w", err)
 	}
-	return seen, nil
+	return result, nil
 }
 
-func (seen *informersSeen) follow(ctx context.Context, t target) error {
-	watched, wire := t.recorded()
-	client, err := watched.client()
+func (result *informersResult) runInformer(ctx context.Context, t target) error {
+	recorded, recorder := t.withRecorder()
+	client, err := recorded.client()
 	if err != nil {
 		return err
 	}
@@ -57,13 +57,13 @@ func (seen *informersSeen) follow(ctx context.Context, t target) error {
 	defer stop()
 	configMaps := factory.Core().V1().ConfigMaps()
 	events := make(chan string, 16)
-	handled, err := configMaps.Informer().AddEventHandler(tell(events))
+	handled, err := configMaps.Informer().AddEventHandler(eventDescriber(events))
 	if err != nil {
 		return err
 	}
 	factory.Start(ctx.Done())
 	if !cache.WaitForCacheSync(ctx.Done(), handled.HasSynced) {
-		return fmt.Errorf("never in sync: %w", ctx.Err())
+		return fmt.Errorf("informer did not sync: %w", ctx.Err())
 	}
 
 	other, err := t.configMaps()
@@ -71,10 +71,10 @@ func (seen *informersSeen) follow(ctx context.Context, t target) error {
 		return err
 	}
 	steps := []struct {
-		do     func() error
-		wanted string
+		do       func() error
+		expected string
 	}{
-		{func() error { return nil }, "add before, was there"},
+		{func() error { return nil }, "add before, initial"},
 		{func() error {
 			_, err := other.Create(ctx, configMap("later", map[string]string{"a": "1"}), metav1.CreateOptions{})
 			return err
@@ -89,36 +89,36 @@ func (seen *informersSeen) follow(ctx context.Context, t target) error {
 	}
 	for _, step := range steps {
 		if err := step.do(); err != nil {
-			return fmt.Errorf("before %q: %w", step.wanted, err)
+			return fmt.Errorf("before %q: %w", step.expected, err)
 		}
 		select {
 		case event := <-events:
-			if event != step.wanted {
-				return fmt.Errorf("instead of %q: %q", step.wanted, event)
+			if event != step.expected {
+				return fmt.Errorf("expected %q, got %q", step.expected, event)
 			}
-			seen.Events = append(seen.Events, event)
+			result.Events = append(result.Events, event)
 		case <-ctx.Done():
-			return fmt.Errorf("instead of %q: %w", step.wanted, ctx.Err())
+			return fmt.Errorf("expected %q: %w", step.expected, ctx.Err())
 		}
 	}
-	left, err := configMaps.Lister().ConfigMaps(t.namespace).List(labels.Everything())
+	remaining, err := configMaps.Lister().ConfigMaps(t.namespace).List(labels.Everything())
 	if err != nil {
 		return err
 	}
-	for _, object := range left {
-		seen.Left = append(seen.Left, object.Name)
+	for _, object := range remaining {
+		result.Remaining = append(result.Remaining, object.Name)
 	}
-	seen.Wire = wire.seen()
-	seen.Way = way(seen.Wire)
+	result.Requests = recorder.recordedExchanges()
+	result.ListMethod = listMethod(result.Requests)
 	return nil
 }
 
-func tell(events chan<- string) cache.ResourceEventHandler {
+func eventDescriber(events chan<- string) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerDetailedFuncs{
-		AddFunc: func(object any, initially bool) {
+		AddFunc: func(object any, isInInitialList bool) {
 			added := object.(*corev1.ConfigMap)
-			if initially {
-				events <- fmt.Sprintf("add %s, was there", added.Name)
+			if isInInitialList {
+				events <- fmt.Sprintf("add %s, initial", added.Name)
 			} else {
 				events <- fmt.Sprintf("add %s %v", added.Name, added.Data)
 			}
@@ -128,7 +128,7 @@ func tell(events chan<- string) cache.ResourceEventHandler {
 			events <- fmt.Sprintf("update %s %v to %v", to.Name, from.Data, to.Data)
 		},
 		DeleteFunc: func(object any) {
-			// Anything else is a guess of the informer, which has missed the event.
+			// Any other type means that the informer has missed the event.
 			deleted, ok := object.(*corev1.ConfigMap)
 			if !ok {
 				events <- fmt.Sprintf("missed a deletion: %T", object)
@@ -139,7 +139,7 @@ func tell(events chan<- string) cache.ResourceEventHandler {
 	}
 }
 
-func way(exchanges []string) string {
+func listMethod(exchanges []string) string {
 	streamed := slices.ContainsFunc(exchanges, func(exchange string) bool {
 		return strings.Contains(exchange, "sendInitialEvents=true") && strings.Contains(exchange, ": 200 ")
 	})

@@ -1,9 +1,9 @@
-// client-go does what the users of that library do, one check at a time:
+// client-go uses the library as its users do, one check per run:
 //
 //	client-go [--kubeconfig F] --namespace N [--pod P --container C] CHECK
 //
-// It prints one line of JSON with what must be the same by every way to a
-// server, or says what was wrong and exits with 1.
+// It prints one line of JSON. The result must be the same directly and through a bridge.
+// If a check fails, the program prints the error and exits with 1.
 package main
 
 import (
@@ -18,29 +18,29 @@ import (
 	"time"
 )
 
-// No check needs a tenth of this on an idle machine.
-const bound = time.Minute
+// A check takes less than a tenth of this on an idle machine.
+const checkTimeout = time.Minute
 
 type check struct {
 	run func(context.Context, target) (any, error)
-	// Features of the library that are off by default.
+	// Feature gates of the library that are off by default.
 	gates []string
-	// It goes on until its input ends.
-	stays bool
+	// The check runs until its input ends, without a timeout.
+	untilEOF bool
 }
 
 var checks = map[string]check{
-	"apply":          {run: apply},
-	"cbor":           {run: cbor, gates: []string{"ClientsAllowCBOR", "ClientsPreferCBOR"}},
-	"election":       {run: election},
-	"exec-fallback":  {run: execFallback},
-	"exec-spdy":      {run: execSpdy},
-	"exec-websocket": {run: execWebSocket},
-	"informers":      {run: informers},
-	"mapping":        {run: mapping, stays: true},
-	"pages":          {run: pages},
-	"protobuf":       {run: protobuf},
-	"upgrades":       {run: upgrades, stays: true},
+	"cbor":              {run: cbor, gates: []string{"ClientsAllowCBOR", "ClientsPreferCBOR"}},
+	"exec-fallback":     {run: execFallback},
+	"exec-spdy":         {run: execSpdy},
+	"exec-websocket":    {run: execWebSocket},
+	"informers":         {run: informers},
+	"leader-election":   {run: leaderElection},
+	"pagination":        {run: pagination},
+	"protobuf":          {run: protobuf},
+	"rest-mapper":       {run: restMapper, untilEOF: true},
+	"server-side-apply": {run: serverSideApply},
+	"upgrades":          {run: upgrades, untilEOF: true},
 }
 
 func main() {
@@ -51,19 +51,19 @@ func main() {
 }
 
 func run() error {
-	kubeconfig := flag.String("kubeconfig", "", "how to reach the server; else KUBECONFIG says it")
-	namespace := flag.String("namespace", "", "where to work; made if it is not there")
-	pod := flag.String("pod", "", "where to run a command")
-	container := flag.String("container", "", "in which of its containers")
+	kubeconfig := flag.String("kubeconfig", "", "path of the kubeconfig; default: $KUBECONFIG")
+	namespace := flag.String("namespace", "", "namespace to use; created if it does not exist")
+	pod := flag.String("pod", "", "pod to run a command in")
+	container := flag.String("container", "", "container of the pod")
 	flag.Parse()
 
 	name := flag.Arg(0)
 	check, known := checks[name]
 	if !known || flag.NArg() != 1 {
 		names := slices.Sorted(maps.Keys(checks))
-		return fmt.Errorf("give one check: %s", strings.Join(names, ", "))
+		return fmt.Errorf("one check is required: %s", strings.Join(names, ", "))
 	}
-	// The library reads its gates once, when it first needs one.
+	// The library reads its feature gates once, when it first needs one.
 	for _, gate := range check.gates {
 		if err := os.Setenv("KUBE_FEATURE_"+gate, "true"); err != nil {
 			return err
@@ -72,8 +72,8 @@ func run() error {
 
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	if !check.stays {
-		ctx, cancel = context.WithTimeout(ctx, bound)
+	if !check.untilEOF {
+		ctx, cancel = context.WithTimeout(ctx, checkTimeout)
 		defer cancel()
 	}
 	target, err := newTarget(ctx, *kubeconfig, *namespace)
@@ -81,9 +81,9 @@ func run() error {
 		return err
 	}
 	target.pod, target.container = *pod, *container
-	seen, err := check.run(ctx, target)
+	result, err := check.run(ctx, target)
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	return json.NewEncoder(os.Stdout).Encode(seen)
+	return json.NewEncoder(os.Stdout).Encode(result)
 }

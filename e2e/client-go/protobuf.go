@@ -11,13 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// encodedSeen is what a client in another encoding than JSON saw.
-type encodedSeen struct {
-	Wire  []string
-	Watch []string
+// encodedResult is the result of a client that uses another encoding than JSON.
+type encodedResult struct {
+	Requests []string
+	Watch    []string
 }
 
-// Every value of a byte, and so many that a server compresses its answer.
+// All byte values, and enough of them that a server compresses its response.
 var everyByte = func() []byte {
 	row := make([]byte, 256)
 	for value := range row {
@@ -26,9 +26,9 @@ var everyByte = func() []byte {
 	return bytes.Repeat(row, 1024)
 }()
 
-// protobuf is how the parts of Kubernetes itself talk.
+// protobuf uses a typed client with protobuf, as the components of Kubernetes do.
 func protobuf(ctx context.Context, t target) (any, error) {
-	t, wire := t.recorded()
+	t, recorder := t.withRecorder()
 	t.config.ContentType = runtime.ContentTypeProtobuf
 	t.config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	objects, err := t.configMaps()
@@ -46,14 +46,14 @@ func protobuf(ctx context.Context, t target) (any, error) {
 		return nil, err
 	}
 	if !bytes.Equal(got.BinaryData["every"], everyByte) {
-		return nil, errors.New("the data has changed on the way")
+		return nil, errors.New("the data has changed in transit")
 	}
 	list, err := objects.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
 	if len(list.Items) != 1 || !bytes.Equal(list.Items[0].BinaryData["every"], everyByte) {
-		return nil, fmt.Errorf("%d objects in the list, or other data", len(list.Items))
+		return nil, fmt.Errorf("%d objects in the list instead of 1, or the data differs", len(list.Items))
 	}
 
 	watching, err := objects.Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
@@ -70,12 +70,12 @@ func protobuf(ctx context.Context, t target) (any, error) {
 	}
 	events := []string{"MODIFIED encoded", "DELETED encoded"}
 	for _, event := range events {
-		if err := await(ctx, watching, event); err != nil {
+		if err := expectEvent(ctx, watching, event); err != nil {
 			return nil, err
 		}
 	}
 	if _, err := objects.Get(ctx, "encoded", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("instead of NotFound: %v", err)
+		return nil, fmt.Errorf("expected NotFound, got: %v", err)
 	}
-	return encodedSeen{Wire: wire.seen(), Watch: events}, wire.onlyAnswered(runtime.ContentTypeProtobuf)
+	return encodedResult{Requests: recorder.recordedExchanges(), Watch: events}, recorder.requireContentType(runtime.ContentTypeProtobuf)
 }

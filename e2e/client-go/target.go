@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// target is what a check works on.
+// target is the cluster, namespace and container that a check uses.
 type target struct {
 	kubeconfig     string
 	config         *rest.Config
@@ -21,8 +21,8 @@ type target struct {
 	pod, container string
 }
 
-// newTarget finds the server as programs do: by a file that they are given, or else
-// by KUBECONFIG.
+// newTarget reads the given kubeconfig, or else that of KUBECONFIG, and creates the
+// namespace.
 func newTarget(ctx context.Context, kubeconfig, namespace string) (target, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
@@ -30,10 +30,10 @@ func newTarget(ctx context.Context, kubeconfig, namespace string) (target, error
 	if err != nil {
 		return target{}, err
 	}
-	// The library would hold requests back on its own side.
+	// No client-side rate limit.
 	config.QPS = -1
-	made := target{kubeconfig: kubeconfig, config: config, namespace: namespace}
-	client, err := made.client()
+	created := target{kubeconfig: kubeconfig, config: config, namespace: namespace}
+	client, err := created.client()
 	if err != nil {
 		return target{}, err
 	}
@@ -42,16 +42,16 @@ func newTarget(ctx context.Context, kubeconfig, namespace string) (target, error
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return target{}, fmt.Errorf("namespace %s: %w", namespace, err)
 	}
-	return made, nil
+	return created, nil
 }
 
-// client is a new one at every call.
+// client returns a new client at every call.
 func (t target) client() (*kubernetes.Clientset, error) {
 	return kubernetes.NewForConfig(rest.CopyConfig(t.config))
 }
 
-// configMaps are what most checks work with: plain data, served by every
-// version, and touched by no controller.
+// configMaps is the resource that most checks use: plain data that every version serves
+// and no controller modifies.
 func (t target) configMaps() (typedcorev1.ConfigMapInterface, error) {
 	client, err := t.client()
 	if err != nil {

@@ -18,43 +18,46 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// How often it is looked whether something has come to pass.
-const look = 20 * time.Millisecond
+// How often a condition is checked.
+const pollInterval = 20 * time.Millisecond
 
-type upgradesSeen struct {
-	// What was acknowledged to writers, and how often they were refused.
-	Writes, Refused int64
-	// What informers have called out, and how often they were refused.
-	Added, Updated, Deleted, Unserved int64
-	// What came to them over the wire.
+type upgradeResult struct {
+	// Acknowledged writes, and requests of writers that failed.
+	Writes, WriteErrors int64
+	// Calls of the informers' event handlers, and responses to informers other than 200.
+	Added, Updated, Deleted, InformerErrors int64
+	// Lists and watch events in the responses to informers.
 	Lists, Events int
-	// Who has led how often.
-	Terms  map[string]int
-	Faults []string
+	// Leadership terms per bridge.
+	LeaderTerms map[string]int
+	Violations  []string
 }
 
-// upgrading is a cluster in use, by each of its bridges.
-type upgrading struct {
-	kinds     []*followed
-	ways      map[string]*rest.Config
-	writers   []*writer
-	followers []*follower
-	throne    *throne
-	faults    *faults
+// upgradeCheck uses a cluster through each of its bridges.
+type upgradeCheck struct {
+	kinds         []*testResource
+	configs       map[string]*rest.Config
+	writers       []*objectWriter
+	informers     []*recordedInformer
+	leaderMonitor *leaderMonitor
+	violations    *violations
 }
 
-// upgrades uses a cluster by all contexts of its kubeconfig that are bridges,
-// whatever becomes of the servers behind them, until its input ends: objects of
-// some resources are written and followed, and candidates compete for a lease.
-// It hears, and repeats when it is so:
+// upgrades uses a cluster through all contexts of its kubeconfig that are bridges, while
+// the test replaces the servers behind them, until its input ends. It writes objects of
+// several resources, runs an informer for each of them, and runs candidates for one
+// lease. It reads commands from its input, one per line, and prints the command with its
+// argument when it is done:
 //
-//	settled WORD      what was written up to now is known to every informer, every
-//	                  writer has written since, and somebody leads
-//	absent RESOURCE   not to find it is true from now on
-//	present RESOURCE  every bridge serves it, and must from now on
-//	leader BRIDGE     somebody leads, and not by that bridge; says by which
+//	wait-settled ID         wait until every informer has all objects written so far,
+//	                        every writer has written since, and there is a leader
+//	set-unserved RESOURCE   from now on 404 is correct for this resource
+//	set-served RESOURCE     wait until every bridge serves the resource; from now on 404
+//	                        is a violation
+//	wait-leader BRIDGE      wait until there is a leader at another bridge, and print
+//	                        "wait-leader" with that bridge
 func upgrades(ctx context.Context, t target) (any, error) {
-	u, err := newUpgrading(t)
+	u, err := newUpgradeCheck(t)
 	if err != nil {
 		return nil, err
 	}
@@ -62,44 +65,44 @@ func upgrades(ctx context.Context, t target) (any, error) {
 	defer cancel()
 	stop := make(chan struct{})
 	var writing, competing sync.WaitGroup
-	for _, follower := range u.followers {
-		follower.factory.Start(ctx.Done())
+	for _, informer := range u.informers {
+		informer.factory.Start(ctx.Done())
 	}
 	for _, writer := range u.writers {
 		writing.Add(1)
 		go writer.run(ctx, stop, &writing)
 	}
-	for way, config := range u.ways {
+	for bridge, config := range u.configs {
 		client, err := kubernetes.NewForConfig(rest.CopyConfig(config))
 		if err != nil {
 			return nil, err
 		}
 		competing.Go(func() {
-			if err := u.throne.compete(ctx, way, client, t.namespace); err != nil {
-				u.faults.add("no candidate", "%s: %v", way, err)
+			if err := u.leaderMonitor.runCandidates(ctx, bridge, client, t.namespace); err != nil {
+				u.violations.add("leader election not started", "%s: %v", bridge, err)
 			}
 		})
 	}
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-		if err := u.hear(ctx, strings.Fields(lines.Text())); err != nil {
+		if err := u.handleCommand(ctx, strings.Fields(lines.Text())); err != nil {
 			return nil, err
 		}
 	}
 	close(stop)
 	writing.Wait()
-	u.compare(ctx)
+	u.compareStores(ctx)
 	cancel()
 	competing.Wait()
-	return u.seen(), nil
+	return u.result(), nil
 }
 
-func newUpgrading(t target) (*upgrading, error) {
-	u := &upgrading{
-		kinds:  kindsIn(t.namespace),
-		ways:   map[string]*rest.Config{},
-		faults: newFaults(),
+func newUpgradeCheck(t target) (*upgradeCheck, error) {
+	u := &upgradeCheck{
+		kinds:      testResources(t.namespace),
+		configs:    map[string]*rest.Config{},
+		violations: newViolations(),
 	}
-	u.throne = &throne{faults: u.faults, terms: map[string]int{}}
+	u.leaderMonitor = &leaderMonitor{violations: u.violations, terms: map[string]int{}}
 	config, err := clientcmd.LoadFromFile(t.kubeconfig)
 	if err != nil {
 		return nil, err
@@ -108,35 +111,35 @@ func newUpgrading(t target) (*upgrading, error) {
 		if !strings.HasPrefix(name, "bridge-") {
 			continue
 		}
-		way, err := clientcmd.NewNonInteractiveClientConfig(*config, name, nil, nil).ClientConfig()
+		bridgeConfig, err := clientcmd.NewNonInteractiveClientConfig(*config, name, nil, nil).ClientConfig()
 		if err != nil {
 			return nil, err
 		}
-		way.QPS = -1
-		u.ways[name] = way
-		objects, err := dynamic.NewForConfig(way)
+		bridgeConfig.QPS = -1
+		u.configs[name] = bridgeConfig
+		objects, err := dynamic.NewForConfig(bridgeConfig)
 		if err != nil {
 			return nil, err
 		}
 		for _, kind := range u.kinds {
-			follower, err := newFollower(name, way, kind, u.faults)
+			informer, err := newRecordedInformer(name, bridgeConfig, kind, u.violations)
 			if err != nil {
 				return nil, err
 			}
-			u.followers = append(u.followers, follower)
-			u.writers = append(u.writers, &writer{
-				by:      name,
-				kind:    kind,
-				objects: namespaced(objects.Resource(kind.resource), kind.namespace),
-				faults:  u.faults,
+			u.informers = append(u.informers, informer)
+			u.writers = append(u.writers, &objectWriter{
+				bridge:     name,
+				kind:       kind,
+				objects:    namespaced(objects.Resource(kind.resource), kind.namespace),
+				violations: u.violations,
 			})
 		}
 	}
 	return u, nil
 }
 
-// kindsIn are resources of all versions, of some, and of the newest only.
-func kindsIn(namespace string) []*followed {
+// testResources returns resources that all versions serve, some, and only the newest.
+func testResources(namespace string) []*testResource {
 	request := map[string]any{"name": "a", "exactly": map[string]any{"deviceClassName": "none.example.com"}}
 	rule := map[string]any{
 		"apiGroups": []any{"none.example.com"}, "apiVersions": []any{"v1"},
@@ -146,17 +149,17 @@ func kindsIn(namespace string) []*followed {
 		"patchType":          "ApplyConfiguration",
 		"applyConfiguration": map[string]any{"expression": "Object{}"},
 	}
-	return []*followed{{
+	return []*testResource{{
 		resource:  schema.GroupVersionResource{Version: "v1", Resource: "configmaps"},
 		kind:      "ConfigMap",
 		namespace: namespace,
-		ledger:    newLedger(),
+		writeLog:  newWriteLog(),
 	}, {
 		resource:  schema.GroupVersionResource{Group: "resource.k8s.io", Version: "v1", Resource: "resourceclaims"},
 		kind:      "ResourceClaim",
 		namespace: namespace,
 		spec:      map[string]any{"devices": map[string]any{"requests": []any{request}}},
-		ledger:    newLedger(),
+		writeLog:  newWriteLog(),
 	}, {
 		resource: schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "mutatingadmissionpolicies"},
 		kind:     "MutatingAdmissionPolicy",
@@ -165,7 +168,7 @@ func kindsIn(namespace string) []*followed {
 			"matchConstraints":   map[string]any{"resourceRules": []any{rule}},
 			"mutations":          []any{mutation},
 		},
-		ledger: newLedger(),
+		writeLog: newWriteLog(),
 	}}
 }
 
@@ -176,61 +179,64 @@ func namespaced(all dynamic.NamespaceableResourceInterface, namespace string) dy
 	return all.Namespace(namespace)
 }
 
-func (u *upgrading) hear(ctx context.Context, said []string) error {
-	if len(said) != 2 {
-		return fmt.Errorf("what is %q?", said)
+func (u *upgradeCheck) handleCommand(ctx context.Context, fields []string) error {
+	if len(fields) != 2 {
+		return fmt.Errorf("unknown command %q", fields)
 	}
-	word, about := said[0], said[1]
-	switch word {
-	case "settled":
-		u.settle(ctx)
-	case "leader":
-		// Not asked again: it may have no leader the next moment.
-		before := about
-		until(ctx, func() bool { about = u.throne.leader(); return about != "" && about != before })
-	case "absent", "present":
-		at := slices.IndexFunc(u.kinds, func(kind *followed) bool { return kind.resource.Resource == about })
+	command, argument := fields[0], fields[1]
+	switch command {
+	case "wait-settled":
+		u.waitSettled(ctx)
+	case "wait-leader":
+		// The leader is read once: the next moment there may be none.
+		before := argument
+		waitUntil(ctx, func() bool {
+			argument = u.leaderMonitor.leader()
+			return argument != "" && argument != before
+		})
+	case "set-unserved", "set-served":
+		at := slices.IndexFunc(u.kinds, func(kind *testResource) bool { return kind.resource.Resource == argument })
 		if at < 0 {
-			return fmt.Errorf("no such resource: %q", about)
+			return fmt.Errorf("unknown resource %q", argument)
 		}
-		if word == "present" {
-			u.find(ctx, u.kinds[at])
+		if command == "set-served" {
+			u.waitServed(ctx, u.kinds[at])
 		}
-		u.kinds[at].absent.Store(word == "absent")
+		u.kinds[at].unserved.Store(command == "set-unserved")
 	default:
-		return fmt.Errorf("what is %q?", said)
+		return fmt.Errorf("unknown command %q", fields)
 	}
-	fmt.Println(word, about)
+	fmt.Println(command, argument)
 	return nil
 }
 
-func (u *upgrading) settle(ctx context.Context) {
+func (u *upgradeCheck) waitSettled(ctx context.Context) {
 	began := time.Now()
 	written := make([]int64, len(u.writers))
 	for at, writer := range u.writers {
 		written[at] = writer.done.Load()
 	}
-	until(ctx, func() bool {
+	waitUntil(ctx, func() bool {
 		for at, writer := range u.writers {
-			// The first may have been on its way before.
-			if !writer.kind.isAbsent() && writer.done.Load() < written[at]+2 {
+			// Two writes: the first may have been sent before.
+			if !writer.kind.isUnserved() && writer.done.Load() < written[at]+2 {
 				return false
 			}
 		}
 		return true
 	})
-	for _, follower := range u.followers {
-		living := follower.kind.ledger.living()
-		until(ctx, func() bool { return follower.kind.isAbsent() || follower.lacks(living) == 0 })
+	for _, informer := range u.informers {
+		live := informer.kind.writeLog.liveObjects()
+		waitUntil(ctx, func() bool { return informer.kind.isUnserved() || informer.missingCount(live) == 0 })
 	}
-	until(ctx, func() bool { return u.throne.isRenewed(began) })
+	waitUntil(ctx, func() bool { return u.leaderMonitor.renewedSince(began) })
 }
 
-// find waits until every bridge serves a resource.
-func (u *upgrading) find(ctx context.Context, kind *followed) {
+// waitServed waits until every bridge serves a resource.
+func (u *upgradeCheck) waitServed(ctx context.Context, kind *testResource) {
 	for _, writer := range u.writers {
 		if writer.kind == kind {
-			until(ctx, func() bool {
+			waitUntil(ctx, func() bool {
 				_, err := writer.objects.List(ctx, metav1.ListOptions{Limit: 1})
 				return err == nil
 			})
@@ -238,56 +244,57 @@ func (u *upgrading) find(ctx context.Context, kind *followed) {
 	}
 }
 
-// compare wants each informer to have what there is in the end, and to have been
-// told nothing else on the way.
-func (u *upgrading) compare(ctx context.Context) {
-	for _, follower := range u.followers {
-		living := follower.kind.ledger.living()
-		ctx, cancel := context.WithTimeout(ctx, bound)
-		until(ctx, func() bool {
-			store := follower.store()
-			return len(store) == len(living) && follower.lacks(living) == 0
+// compareStores checks that the store of each informer equals the objects that were
+// written and not deleted.
+func (u *upgradeCheck) compareStores(ctx context.Context) {
+	for _, informer := range u.informers {
+		live := informer.kind.writeLog.liveObjects()
+		ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+		waitUntil(ctx, func() bool {
+			store := informer.store()
+			return len(store) == len(live) && informer.missingCount(live) == 0
 		})
 		cancel()
-		store := follower.store()
-		for uid, version := range living {
+		store := informer.store()
+		for uid, version := range live {
 			if store[uid] != version {
-				follower.fault("missing in the end", "%s has version %d for %d", uid, store[uid], version)
+				informer.violation("missing at the end", "%s has version %d instead of %d", uid, store[uid], version)
 			}
 		}
 		for uid := range store {
-			if _, lives := living[uid]; !lives {
-				follower.fault("still there in the end", "%s", uid)
+			if _, lives := live[uid]; !lives {
+				informer.violation("not deleted at the end", "%s", uid)
 			}
 		}
 	}
 }
 
-func (u *upgrading) seen() upgradesSeen {
-	seen := upgradesSeen{}
+func (u *upgradeCheck) result() upgradeResult {
+	result := upgradeResult{}
 	for _, writer := range u.writers {
-		seen.Writes += writer.done.Load()
-		seen.Refused += writer.refused.Load()
+		result.Writes += writer.done.Load()
+		result.WriteErrors += writer.errors.Load()
 	}
-	for _, follower := range u.followers {
-		seen.Added += follower.added.Load()
-		seen.Updated += follower.updated.Load()
-		seen.Deleted += follower.deleted.Load()
-		seen.Unserved += follower.refused.Load()
-		lists, events := follower.streams.judge(follower.kind.ledger.written(), follower.fault)
-		seen.Lists += lists
-		seen.Events += events
+	for _, informer := range u.informers {
+		result.Added += informer.added.Load()
+		result.Updated += informer.updated.Load()
+		result.Deleted += informer.deleted.Load()
+		result.InformerErrors += informer.errors.Load()
+		lists, events := informer.recorder.verify(informer.kind.writeLog.histories(), informer.violation)
+		result.Lists += lists
+		result.Events += events
 	}
-	u.throne.mutex.Lock()
-	seen.Terms = u.throne.terms
-	u.throne.mutex.Unlock()
-	seen.Faults = u.faults.told()
-	return seen
+	u.leaderMonitor.mutex.Lock()
+	result.LeaderTerms = u.leaderMonitor.terms
+	u.leaderMonitor.mutex.Unlock()
+	result.Violations = u.violations.summaries()
+	return result
 }
 
-// until looks again and again; whoever runs this decides for how long.
-func until(ctx context.Context, is func() bool) {
-	for ctx.Err() == nil && !is() {
-		pause(ctx, look)
+// waitUntil polls a condition. It has no timeout of its own: the test that runs this
+// program has one.
+func waitUntil(ctx context.Context, condition func() bool) {
+	for ctx.Err() == nil && !condition() {
+		pause(ctx, pollInterval)
 	}
 }

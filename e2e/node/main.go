@@ -1,5 +1,5 @@
-// A stand-in for a node: a kubelet's streaming side without a container
-// runtime. Its containers are processes of this host in one scratch directory.
+// A fake node: the streaming server of a kubelet without a container runtime. Its
+// containers are processes of this host in one scratch directory.
 package main
 
 import (
@@ -13,14 +13,14 @@ import (
 )
 
 func main() {
-	address := flag.String("listen", "127.0.0.1:10250", "where to listen")
-	certificate := flag.String("tls-cert-file", "", "what to show to clients")
-	key := flag.String("tls-private-key-file", "", "its key")
-	clientCA := flag.String("client-ca-file", "", "who signs clients; others are not served")
-	scratch := flag.String("scratch", "", "the working directory of every process")
+	address := flag.String("listen", "127.0.0.1:10250", "address to listen on")
+	certificate := flag.String("tls-cert-file", "", "serving certificate")
+	key := flag.String("tls-private-key-file", "", "private key of the serving certificate")
+	clientCA := flag.String("client-ca-file", "", "CAs of client certificates, which are required")
+	scratch := flag.String("scratch", "", "working directory of all processes")
 	flag.Parse()
 
-	clients, err := authority(*clientCA)
+	clients, err := certPool(*clientCA)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func main() {
 	log.Fatal(server.ListenAndServeTLS(*certificate, *key))
 }
 
-func authority(file string) (*x509.CertPool, error) {
+func certPool(file string) (*x509.CertPool, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err

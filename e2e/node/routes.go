@@ -13,14 +13,14 @@ import (
 
 const (
 	// Longer than any test.
-	idle = time.Hour
-	// For a client that asks for streams and does not open them.
-	opening = remotecommand.DefaultStreamCreationTimeout
-	// How many lines every container has logged.
-	logged = 1000
+	idleTimeout = time.Hour
+	// For a client that requests streams and does not open them.
+	streamCreationTimeout = remotecommand.DefaultStreamCreationTimeout
+	// The number of log lines of every container.
+	logLines = 1000
 )
 
-// routes are the paths under which kube-apiserver looks for a pod's streams.
+// routes serves the kubelet paths that kube-apiserver uses for pods.
 func routes(c container) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(http.ResponseWriter, *http.Request) {})
@@ -34,22 +34,22 @@ func routes(c container) http.Handler {
 	})
 }
 
-// logs are the same lines for everybody. One who follows gets each as it
-// comes, and then the end of the container.
+// logs sends the same lines for every container. With follow each line is flushed, and
+// the response then ends as if the container had exited.
 func logs(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
-	count := logged
+	count := logLines
 	if tail := query.Get("tailLines"); tail != "" {
 		lines, err := strconv.Atoi(tail)
 		if err != nil || lines < 0 {
 			http.Error(w, "tailLines is not a number", http.StatusBadRequest)
 			return
 		}
-		count = min(lines, logged)
+		count = min(lines, logLines)
 	}
 	follow := query.Get("follow") == "true"
 	w.Header().Set("Content-Type", "text/plain")
-	for line := logged - count + 1; line <= logged; line++ {
+	for line := logLines - count + 1; line <= logLines; line++ {
 		fmt.Fprintf(w, "line %d of %s\n", line, r.PathValue("container"))
 		if follow {
 			w.(http.Flusher).Flush()
@@ -64,7 +64,7 @@ func (c container) exec(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	remotecommand.ServeExec(w, r, c, r.PathValue("pod"), "", r.PathValue("container"),
-		r.URL.Query()["command"], options, idle, opening,
+		r.URL.Query()["command"], options, idleTimeout, streamCreationTimeout,
 		remotecommand.SupportedStreamingProtocols)
 }
 
@@ -75,7 +75,7 @@ func (c container) attach(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	remotecommand.ServeAttach(w, r, c, r.PathValue("pod"), "", r.PathValue("container"),
-		options, idle, opening, remotecommand.SupportedStreamingProtocols)
+		options, idleTimeout, streamCreationTimeout, remotecommand.SupportedStreamingProtocols)
 }
 
 func (c container) portForward(w http.ResponseWriter, r *http.Request) {
@@ -84,6 +84,6 @@ func (c container) portForward(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	portforward.ServePortForward(w, r, c, r.PathValue("pod"), "", options, idle, opening,
+	portforward.ServePortForward(w, r, c, r.PathValue("pod"), "", options, idleTimeout, streamCreationTimeout,
 		portforward.SupportedProtocols)
 }

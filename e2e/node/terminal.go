@@ -9,11 +9,11 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 )
 
-// terminal is a pseudo-terminal as a container runtime gives one to a process.
+// terminal is a pseudo-terminal, as a container runtime provides it to a process.
 type terminal struct {
-	// Ours.
+	// The end of this program.
 	master *os.File
-	// The process's.
+	// The end of the process.
 	slave *os.File
 }
 
@@ -39,13 +39,13 @@ func newTerminal() (*terminal, error) {
 	return &terminal{master: master, slave: slave}, nil
 }
 
-// resize tells the process as well, by SIGWINCH.
+// resize sets the size. The kernel sends SIGWINCH to the process.
 func (t *terminal) resize(size remotecommand.TerminalSize) error {
 	rows := [4]uint16{size.Height, size.Width}
 	return control(t.master, syscall.TIOCSWINSZ, unsafe.Pointer(&rows))
 }
 
-// control goes through the runtime, so that the file can still be waited for.
+// control calls ioctl through SyscallConn, so that Go's poller can still use the file.
 func control(file *os.File, request uintptr, argument unsafe.Pointer) error {
 	connection, err := file.SyscallConn()
 	if err != nil {

@@ -1,6 +1,6 @@
-"""What users of the official Python client do: ask who they are, list, watch, exec.
+"""Uses the official Python client as its users do: user name, list, watch, exec.
 
-client.py NAMESPACE POD CONTAINER prints one line of JSON with what it saw.
+client.py NAMESPACE POD CONTAINER prints its results as one line of JSON.
 """
 
 import json
@@ -11,38 +11,38 @@ import urllib.request
 from kubernetes import client, config, watch
 from kubernetes.stream import stream
 
-# Nothing needs a tenth of this on an idle machine.
-SECONDS = 60
+# On an idle machine every operation takes less than a tenth of this.
+TIMEOUT_SECONDS = 60
 
-TYPED = "to the pod and back"
+STDIN = "to the pod and back"
 
 
-def watched(core, namespace):
-    """The types of the events of a ConfigMap that comes, changes and goes."""
+def watch_events(core, namespace):
+    """The event types of a ConfigMap that is created, patched and deleted."""
     name = "from-python"
     body = {"metadata": {"name": name}}
     core.create_namespaced_config_map(namespace, body)
-    seen = []
-    following = watch.Watch()
-    for event in following.stream(
+    events = []
+    watcher = watch.Watch()
+    for event in watcher.stream(
         core.list_namespaced_config_map,
         namespace,
         field_selector=f"metadata.name={name}",
-        timeout_seconds=SECONDS,
+        timeout_seconds=TIMEOUT_SECONDS,
     ):
-        seen.append(event["type"])
+        events.append(event["type"])
         if event["type"] == "ADDED":
             core.patch_namespaced_config_map(name, namespace, {"data": {"a": "b"}})
         elif event["type"] == "MODIFIED":
             core.delete_namespaced_config_map(name, namespace)
         else:
-            following.stop()
-    return seen
+            watcher.stop()
+    return events
 
 
-def ran(core, namespace, pod, container):
-    """What a command in a container says, and how it ends."""
-    script = f"head -c {len(TYPED)}; echo err >&2; exit 7"
+def run_command(core, namespace, pod, container):
+    """The output and the exit code of a command in a container."""
+    script = f"head -c {len(STDIN)}; echo err >&2; exit 7"
     process = stream(
         core.connect_get_namespaced_pod_exec,
         pod,
@@ -55,8 +55,8 @@ def ran(core, namespace, pod, container):
         tty=False,
         _preload_content=False,
     )
-    process.write_stdin(TYPED)
-    process.run_forever(timeout=SECONDS)
+    process.write_stdin(STDIN)
+    process.run_forever(timeout=TIMEOUT_SECONDS)
     return {
         "stdout": process.read_stdout(),
         "stderr": process.read_stderr(),
@@ -64,14 +64,15 @@ def ran(core, namespace, pod, container):
     }
 
 
-def strictly(configuration):
-    """The status of an answer on a connection as Python opens them from 3.13 on."""
+def strict_tls_status(configuration):
+    """The HTTP status on a connection with the certificate checks that are default from
+    Python 3.13 on."""
     context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     context.load_cert_chain(configuration.cert_file, configuration.key_file)
     url = configuration.host + "/version"
-    with urllib.request.urlopen(url, timeout=SECONDS, context=context) as answer:
-        return answer.status
+    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS, context=context) as response:
+        return response.status
 
 
 def main(namespace, pod, container):
@@ -84,9 +85,9 @@ def main(namespace, pod, container):
             {
                 "user": review.status.user_info.username,
                 "pods": [pod.metadata.name for pod in listed.items],
-                "watched": watched(core, namespace),
-                "ran": ran(core, namespace, pod, container),
-                "strictly": strictly(core.api_client.configuration),
+                "events": watch_events(core, namespace),
+                "command": run_command(core, namespace, pod, container),
+                "strict_tls_status": strict_tls_status(core.api_client.configuration),
             }
         )
     )

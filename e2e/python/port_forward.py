@@ -1,7 +1,7 @@
-"""Port-forward by the official Python client: a WebSocket with v4.channel.k8s.io.
+"""Port-forward with the official Python client: a WebSocket with v4.channel.k8s.io.
 
-port_forward.py KUBECONFIG CONTEXT NAMESPACE POD PORT prints one line of JSON: what the HTTP
-server at the port answers, and what is said of a port that nothing listens on.
+port_forward.py KUBECONFIG CONTEXT NAMESPACE POD PORT prints one line of JSON: the response of
+the HTTP server at the port, and the error for a port without a listener.
 """
 
 import json
@@ -11,19 +11,19 @@ import time
 from kubernetes import client, config
 from kubernetes.stream import portforward
 
-# Nothing needs a tenth of this on an idle machine.
-SECONDS = 60
+# On an idle machine every operation takes less than a tenth of this.
+TIMEOUT_SECONDS = 60
 
 # The discard service: nothing in a pod of the playground listens there.
 CLOSED_PORT = 9
 
 
-def answer(socket):
-    socket.settimeout(SECONDS)
+def http_response(socket):
+    socket.settimeout(TIMEOUT_SECONDS)
     socket.sendall(b"GET / HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n")
     data = b""
-    while piece := socket.recv(65536):
-        data += piece
+    while chunk := socket.recv(65536):
+        data += chunk
     return data.decode()
 
 
@@ -37,11 +37,11 @@ def main(kubeconfig, context, namespace, pod, port):
         namespace,
         ports=f"{port},{CLOSED_PORT}",
     )
-    answered = answer(forwarded.socket(port))
-    until = time.monotonic() + SECONDS
-    while forwarded.error(CLOSED_PORT) is None and time.monotonic() < until:
+    response = http_response(forwarded.socket(port))
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while forwarded.error(CLOSED_PORT) is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    print(json.dumps({"answer": answered, "error": forwarded.error(CLOSED_PORT)}))
+    print(json.dumps({"response": response, "error": forwarded.error(CLOSED_PORT)}))
 
 
 main(*sys.argv[1:])

@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	bulk = 200 << 20
-	// As client-go waits for a stream to be answered.
-	patience = 30 * time.Second
+	bulkBytes = 200 << 20
+	// The timeout of client-go for the reply to a new stream.
+	streamReplyTimeout = 30 * time.Second
 )
 
 type client struct {
 	*spdystream.Connection
 }
 
-// Asks a server for everything, and ends as Kubernetes does: by resetting its
-// streams and going away.
+// call tests every behaviour of a server, and ends as Kubernetes does: it resets its streams
+// and sends GOAWAY.
 func call(address string) error {
 	socket, err := net.Dial("tcp", address)
 	if err != nil {
@@ -73,10 +73,10 @@ func (c client) open(task string, size int) (*spdystream.Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	return stream, stream.WaitTimeout(patience)
+	return stream, stream.WaitTimeout(streamReplyTimeout)
 }
 
-// Several streams at once, each closed by halves.
+// Several concurrent streams, each half-closed first.
 func (c client) echoes() error {
 	var wait sync.WaitGroup
 	failures := make(chan error, 20)
@@ -108,18 +108,18 @@ func (c client) echo(size int) error {
 	return <-received
 }
 
-// The task is the server's.
+// transfer sends or receives much data. The task is that of the server.
 func (c client) transfer(task string) error {
-	stream, err := c.open(task, bulk)
+	stream, err := c.open(task, bulkBytes)
 	if err != nil {
 		return err
 	}
 	received := make(chan error, 1)
 	if task != "receive" {
-		go func() { received <- receive(stream, bulk) }()
+		go func() { received <- receive(stream, bulkBytes) }()
 	}
 	if task != "send" {
-		if err := send(stream, bulk); err != nil {
+		if err := send(stream, bulkBytes); err != nil {
 			return err
 		}
 	}
@@ -130,7 +130,7 @@ func (c client) transfer(task string) error {
 		return <-received
 	}
 	answer, err := io.ReadAll(stream)
-	if err == nil && string(answer) != strconv.Itoa(bulk) {
+	if err == nil && string(answer) != strconv.Itoa(bulkBytes) {
 		err = fmt.Errorf("answered %q", answer)
 	}
 	return err
@@ -141,7 +141,7 @@ func (c client) reset() error {
 	if err != nil {
 		return err
 	}
-	// To this library a reset is an end like any other.
+	// This library reports a reset as a normal end.
 	before, err := io.ReadAll(stream)
 	if err == nil && string(before) != "before" {
 		err = fmt.Errorf("read %q", before)
@@ -156,8 +156,8 @@ func (c client) refuse() error {
 	return nil
 }
 
-// The server has to let go of a stream that is reset here, and to say so to the
-// next one who asks.
+// cancel resets a stream. The server has to notice it, and to report the status of the reset
+// on the next stream.
 func (c client) cancel() error {
 	stream, err := c.open("ignore", 0)
 	if err != nil {
@@ -169,15 +169,15 @@ func (c client) cancel() error {
 	if err := stream.Reset(); err != nil {
 		return err
 	}
-	asking, err := c.open("cancelled", 0)
+	query, err := c.open("cancelled", 0)
 	if err != nil {
 		return err
 	}
-	answer, err := io.ReadAll(asking)
+	answer, err := io.ReadAll(query)
 	if err == nil && string(answer) != "Cancel" {
 		err = fmt.Errorf("answered %q", answer)
 	}
-	return errors.Join(err, asking.Close())
+	return errors.Join(err, query.Close())
 }
 
 func (c client) ping() error {

@@ -1,8 +1,8 @@
-// A peer that speaks SPDY with moby/spdystream, the library of kubectl,
-// kube-apiserver, kubelets and container runtimes.
+// A SPDY server and client with moby/spdystream, the library of kubectl, kube-apiserver,
+// kubelets and container runtimes.
 //
-//	spdystream serve ADDRESS   does for each stream what its headers ask for
-//	spdystream call ADDRESS    asks a server for all of it; fails if it is not so
+//	spdystream serve ADDRESS   handles each stream as its headers specify
+//	spdystream call ADDRESS    tests all of these behaviours of a server; fails on a deviation
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 
 func main() {
 	if len(os.Args) != 3 {
-		log.Fatal("spdystream serve|call ADDRESS")
+		log.Fatal("usage: spdystream serve|call ADDRESS")
 	}
 	var err error
 	switch os.Args[1] {
@@ -46,6 +46,6 @@ func serve(address string) error {
 		if err != nil {
 			return err
 		}
-		go connection.Serve(oblige)
+		go connection.Serve(handleStream)
 	}
 }

@@ -11,20 +11,20 @@ import (
 	"github.com/moby/spdystream"
 )
 
-// Bytes whose places can be told from each other, as the tests have them.
+// pattern is test data without repetitions, the same as in the Rust tests.
 var pattern = func() []byte {
 	bytes := make([]byte, 1_000_003)
-	noise := uint32(1)
+	state := uint32(1)
 	for index := range bytes {
-		noise = noise*1_664_525 + 1_013_904_223
-		bytes[index] = byte(noise >> 24)
+		state = state*1_664_525 + 1_013_904_223
+		bytes[index] = byte(state >> 24)
 	}
 	return bytes
 }()
 
-// Does what the headers of a stream ask for, in the way of Kubernetes: it is
-// answered first, in the library's own goroutine.
-func oblige(stream *spdystream.Stream) {
+// handleStream runs the task in the headers of a stream. As in Kubernetes, the reply is sent
+// first, in the goroutine of the library.
+func handleStream(stream *spdystream.Stream) {
 	task := stream.Headers().Get("task")
 	if task == "refuse" {
 		stream.Refuse()
@@ -39,14 +39,14 @@ func oblige(stream *spdystream.Stream) {
 		return
 	}
 	go func() {
-		if err := do(task, stream); err != nil {
+		if err := runTask(task, stream); err != nil {
 			log.Printf("%v, %v: %v", stream, task, err)
 			stream.Reset()
 		}
 	}()
 }
 
-func do(task string, stream *spdystream.Stream) error {
+func runTask(task string, stream *spdystream.Stream) error {
 	size, _ := strconv.Atoi(stream.Headers().Get("bytes"))
 	switch task {
 	case "echo":
@@ -80,7 +80,7 @@ func do(task string, stream *spdystream.Stream) error {
 	return stream.Close()
 }
 
-// Writes in pieces as large as those of io.Copy.
+// send writes the pattern in chunks of the size that io.Copy uses.
 func send(stream io.Writer, size int) error {
 	for sent := 0; sent < size; {
 		from := sent % len(pattern)
@@ -94,19 +94,19 @@ func send(stream io.Writer, size int) error {
 	return nil
 }
 
-// Reads to the end, which has to come after as much of the pattern.
+// receive reads to the end of a stream, and expects exactly `size` bytes of the pattern.
 func receive(stream io.Reader, size int) error {
 	received := 0
 	buffer := make([]byte, 64*1024)
 	for {
 		count, err := stream.Read(buffer)
-		for piece := buffer[:count]; len(piece) > 0; {
+		for chunk := buffer[:count]; len(chunk) > 0; {
 			expected := pattern[received%len(pattern):]
-			length := min(len(piece), len(expected))
-			if !bytes.Equal(piece[:length], expected[:length]) {
-				return fmt.Errorf("other bytes at %d", received)
+			length := min(len(chunk), len(expected))
+			if !bytes.Equal(chunk[:length], expected[:length]) {
+				return fmt.Errorf("wrong bytes at %d", received)
 			}
-			piece = piece[length:]
+			chunk = chunk[length:]
 			received += length
 		}
 		if err == io.EOF && received == size {

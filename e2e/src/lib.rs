@@ -16,7 +16,6 @@
 mod binaries;
 mod bridge;
 mod client_go;
-mod command_line;
 mod control_plane;
 mod controller_manager;
 mod discovered_resource;
@@ -36,6 +35,7 @@ mod process;
 mod response_diff;
 mod running_kubectl;
 mod service_account_token;
+mod skewbridge_command;
 mod skewbridge_run;
 mod spdystream;
 mod stock_client;

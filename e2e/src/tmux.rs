@@ -41,7 +41,7 @@ impl Tmux {
         arguments.extend(["sh"]);
         tmux.run(&arguments).await;
         tmux.types("PS1='local''> '\r").await;
-        tmux.shows("local> ").await;
+        tmux.wait_until_shown("local> ").await;
         tmux
     }
 
@@ -67,7 +67,7 @@ impl Tmux {
     }
 
     /// Waits until the screen contains a text.
-    pub async fn shows(&self, text: &str) {
+    pub async fn wait_until_shown(&self, text: &str) {
         eventually(text, SCREEN_TIMEOUT, async || {
             self.screen().await.contains(text)
         })
@@ -75,7 +75,7 @@ impl Tmux {
     }
 
     /// Waits until the screen no longer contains a text.
-    pub async fn hides(&self, text: &str) {
+    pub async fn wait_until_hidden(&self, text: &str) {
         let what = format!("no {text}");
         eventually(&what, SCREEN_TIMEOUT, async || {
             !self.screen().await.contains(text)

@@ -11,16 +11,16 @@ import (
 	xnet "golang.org/x/net/websocket"
 )
 
-// protocol is what both ends know.
+// protocol is the subprotocol that both ends support.
 const protocol = "v5.channel.k8s.io"
 
-// lengths are those at which the head of a frame changes, and some more.
+// lengths are message lengths: those at which the frame header changes, and some more.
 var lengths = []int{0, 1, 2, 3, 4, 5, 7, 8, 9, 125, 126, 127, 999, 65535, 65536, 65537, 1 << 20}
 
-// dialGorilla expects back what it sends, a pong for each ping, and the same
-// code that it closes with.
+// dialGorilla checks that the server echoes each message, answers each ping with a pong, and
+// closes with the same code.
 func dialGorilla(url string) error {
-	dialer := websocket.Dialer{Subprotocols: []string{"unknown", protocol}, WriteBufferSize: fragment}
+	dialer := websocket.Dialer{Subprotocols: []string{"unknown", protocol}, WriteBufferSize: fragmentBytes}
 	connection, response, err := dialer.Dial(url, nil)
 	if err != nil {
 		return fmt.Errorf("handshake: %w (%v)", err, response)
@@ -32,7 +32,7 @@ func dialGorilla(url string) error {
 	pongs := 0
 	connection.SetPongHandler(func(payload string) error {
 		if payload != "are you there" {
-			return fmt.Errorf("a pong with %q", payload)
+			return fmt.Errorf("pong with %q", payload)
 		}
 		pongs++
 		return nil
@@ -43,7 +43,7 @@ func dialGorilla(url string) error {
 			return err
 		}
 		for _, kind := range []int{websocket.BinaryMessage, websocket.TextMessage} {
-			message := noise(length)
+			message := randomBytes(length)
 			if kind == websocket.TextMessage {
 				message = bytes.Repeat([]byte("ä€😀"), length/9+1)
 			}
@@ -55,12 +55,12 @@ func dialGorilla(url string) error {
 				return err
 			}
 			if gotKind != kind || !bytes.Equal(got, message) {
-				return fmt.Errorf("%d bytes of kind %d came back as %d of kind %d", len(message), kind, len(got), gotKind)
+				return fmt.Errorf("sent %d bytes of type %d, received %d of type %d", len(message), kind, len(got), gotKind)
 			}
 		}
 	}
 	if pongs != len(lengths) {
-		return fmt.Errorf("%d pongs", pongs)
+		return fmt.Errorf("%d pongs instead of %d", pongs, len(lengths))
 	}
 	closing := websocket.FormatCloseMessage(4321, "enough")
 	if err := connection.WriteControl(websocket.CloseMessage, closing, time.Now().Add(time.Minute)); err != nil {
@@ -74,7 +74,7 @@ func dialGorilla(url string) error {
 	return nil
 }
 
-// dialNet expects back what it sends.
+// dialNet checks that the server echoes each message.
 func dialNet(url string) error {
 	config, err := xnet.NewConfig(url, "http://localhost/")
 	if err != nil {
@@ -87,7 +87,7 @@ func dialNet(url string) error {
 	}
 	defer connection.Close()
 	for _, length := range lengths {
-		message := noise(length)
+		message := randomBytes(length)
 		if err := xnet.Message.Send(connection, message); err != nil {
 			return err
 		}
@@ -96,13 +96,13 @@ func dialNet(url string) error {
 			return err
 		}
 		if !bytes.Equal(got, message) {
-			return fmt.Errorf("%d bytes came back as %d", length, len(got))
+			return fmt.Errorf("sent %d bytes, received %d", length, len(got))
 		}
 	}
 	return nil
 }
 
-func noise(length int) []byte {
+func randomBytes(length int) []byte {
 	bytes := make([]byte, length)
 	for index := range bytes {
 		bytes[index] = byte(rand.Uint32())

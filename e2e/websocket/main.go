@@ -1,5 +1,5 @@
-// The WebSocket libraries of Kubernetes, for a check of ours: gorilla, which its
-// clients and tunnels use, and x/net, which its servers use.
+// The WebSocket libraries of Kubernetes, to test skewbridge-websocket against: gorilla, which
+// its clients and tunnels use, and x/net, which its servers use.
 //
 //	websocket serve ADDRESS
 //	websocket dial LIBRARY URL

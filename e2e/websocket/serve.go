@@ -12,23 +12,23 @@ import (
 	xnet "golang.org/x/net/websocket"
 )
 
-// fragment is the payload of the frames that messages are cut into.
-const fragment = 1000
+// fragmentBytes is the payload size of the frames into which messages are split.
+const fragmentBytes = 1000
 
 func serve(address string) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("/gorilla", serveGorilla)
-	mux.Handle("/x-net", xnet.Server{Handshake: first, Handler: serveNet})
+	mux.Handle("/x-net", xnet.Server{Handshake: selectFirst, Handler: serveNet})
 	return http.ListenAndServe(address, mux)
 }
 
-// serveGorilla sends back what it gets, in fragments with pings between them,
-// and closes when and as it is told: "close CODE REASON".
+// serveGorilla echoes each message, in fragments with pings between them. After the message
+// "close CODE REASON" it closes the connection with that code and reason.
 func serveGorilla(writer http.ResponseWriter, request *http.Request) {
 	upgrader := websocket.Upgrader{
-		// As much as it writes in a frame.
-		WriteBufferSize: fragment,
+		// The library writes one frame per buffer.
+		WriteBufferSize: fragmentBytes,
 		Subprotocols:    []string{"v5.channel.k8s.io"},
 	}
 	connection, err := upgrader.Upgrade(writer, request, nil)
@@ -43,26 +43,26 @@ func serveGorilla(writer http.ResponseWriter, request *http.Request) {
 			log.Print(err)
 			return
 		}
-		if words := strings.SplitN(string(message), " ", 3); len(words) == 3 && words[0] == "close" {
-			code, _ := strconv.Atoi(words[1])
-			closing := websocket.FormatCloseMessage(code, words[2])
+		if parts := strings.SplitN(string(message), " ", 3); len(parts) == 3 && parts[0] == "close" {
+			code, _ := strconv.Atoi(parts[1])
+			closing := websocket.FormatCloseMessage(code, parts[2])
 			_ = connection.WriteControl(websocket.CloseMessage, closing, time.Now().Add(time.Minute))
 			continue
 		}
-		if err := inFragments(connection, kind, message); err != nil {
+		if err := writeFragments(connection, kind, message); err != nil {
 			log.Print(err)
 			return
 		}
 	}
 }
 
-func inFragments(connection *websocket.Conn, kind int, message []byte) error {
+func writeFragments(connection *websocket.Conn, kind int, message []byte) error {
 	writer, err := connection.NextWriter(kind)
 	if err != nil {
 		return err
 	}
 	for len(message) > 0 {
-		part := message[:min(len(message), 3*fragment)]
+		part := message[:min(len(message), 3*fragmentBytes)]
 		message = message[len(part):]
 		if _, err := writer.Write(part); err != nil {
 			return err
@@ -75,8 +75,8 @@ func inFragments(connection *websocket.Conn, kind int, message []byte) error {
 	return writer.Close()
 }
 
-// first takes the first offer, as kubelets do with one that they know.
-func first(config *xnet.Config, _ *http.Request) error {
+// selectFirst selects the first offered subprotocol, as kubelets do if they support it.
+func selectFirst(config *xnet.Config, _ *http.Request) error {
 	if len(config.Protocol) == 0 {
 		config.Protocol = []string{""}
 	}

@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: measurements in release mode.
 
-use crate::debian::{self, Need};
+use crate::debian_packages::{self, Need};
 use crate::e2e;
 use crate::step::{self, Failed, cargo};
 
@@ -40,8 +40,8 @@ pub(crate) const NAMES: &[&str] = &[
 
 pub(crate) fn run(name: &str, arguments: &[&str]) -> Result<(), Failed> {
     match name {
-        PASS_THROUGH => debian::ensure(COMPARED_PROXIES)?,
-        REROUTE => debian::ensure(BACKEND)?,
+        PASS_THROUGH => debian_packages::ensure(COMPARED_PROXIES)?,
+        REROUTE => debian_packages::ensure(BACKEND)?,
         _ => {}
     }
     let mut command = cargo("run --release --locked --package skewbridge-bench --");

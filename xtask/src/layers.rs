@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 
 use crate::step::Failed;
 use cycles::Cycle;
-use scan::Place;
+use scan::SourceLine;
 
 /// The dependencies between the top-level modules of a crate, each with the first place that
 /// has it.
-pub(crate) type Edges = BTreeMap<String, BTreeMap<String, Place>>;
+pub(crate) type Edges = BTreeMap<String, BTreeMap<String, SourceLine>>;
 
 /// Crates whose modules still form cycles, and how many modules are in them. A crate that is
 /// not listed has none. The number may only fall: `cargo xtask layers` fails when it is wrong
@@ -39,7 +39,7 @@ pub(crate) fn run() -> Result<(), Failed> {
         let cycles = cycles::find(&edges);
         println!("{name}: {}", describe(&edges, &cycles));
         let found = cycles.iter().map(|cycle| cycle.modules.len()).sum();
-        wrong.extend(judge(&name, found, allowed(&name)));
+        wrong.extend(check_cycles(&name, found, allowed(&name)));
     }
     if wrong.is_empty() {
         return Ok(());
@@ -68,7 +68,7 @@ fn allowed(name: &str) -> usize {
         .map_or(0, |(_, modules)| *modules)
 }
 
-fn judge(name: &str, found: usize, allowed: usize) -> Option<String> {
+fn check_cycles(name: &str, found: usize, allowed: usize) -> Option<String> {
     if found > allowed {
         return Some(format!(
             "{name}: {found} modules are in cycles, {allowed} are allowed"
@@ -110,8 +110,8 @@ mod tests {
 
     #[test]
     fn the_number_of_modules_in_cycles_may_only_fall_and_is_then_lowered() {
-        assert_eq!(judge("gateway", 3, 3), None);
-        assert!(judge("gateway", 4, 3).is_some());
-        assert!(judge("gateway", 2, 3).is_some());
+        assert_eq!(check_cycles("gateway", 3, 3), None);
+        assert!(check_cycles("gateway", 4, 3).is_some());
+        assert!(check_cycles("gateway", 2, 3).is_some());
     }
 }

@@ -1,9 +1,9 @@
 //! The project's own commands: `cargo xtask COMMAND`.
 
 mod advisories;
-mod background;
+mod background_steps;
 mod bench;
-mod debian;
+mod debian_packages;
 mod dist;
 mod e2e;
 mod layers;
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         ["advisories"] => advisories::run(),
         ["bench", name, rest @ ..] if bench::NAMES.contains(name) => bench::run(name, rest),
         wrong => {
-            eprintln!("xtask: {}\n", misuse(wrong));
+            eprintln!("xtask: {}\n", usage_error(wrong));
             eprint!("{HELP}");
             return ExitCode::from(EX_USAGE);
         }
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
 }
 
 /// Why a command line is not valid.
-fn misuse(words: &[&str]) -> String {
+fn usage_error(words: &[&str]) -> String {
     match words {
         ["bench"] => format!("bench needs a name: {}", bench::NAMES.join(" or ")),
         ["bench", name, ..] => format!("no such measurement: {name}"),

@@ -89,7 +89,7 @@ pub(crate) fn check_status(line: &str, status: ExitStatus) -> Result<(), Failed>
 }
 
 /// Whether a program starts and succeeds. Its output is discarded.
-pub(crate) fn works(command: &mut Command) -> bool {
+pub(crate) fn succeeds(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())

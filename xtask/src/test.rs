@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything a change has to pass.
 
-use crate::background::BackgroundStep;
-use crate::debian::{self, Need};
+use crate::background_steps::BackgroundStep;
+use crate::debian_packages::{self, Need};
 use crate::dist;
 use crate::e2e::{self, Extent};
 use crate::layers;
@@ -35,7 +35,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     let mut steps = Steps::default();
     let [softhsm, opensc] = PKCS11_TOOLS;
     steps.run("system packages", || {
-        debian::ensure(&[C_COMPILER, softhsm, opensc])
+        debian_packages::ensure(&[C_COMPILER, softhsm, opensc])
     })?;
     steps.run("format", || step::run(&mut cargo("fmt --all --check")))?;
     steps.run("layers", layers::run)?;
@@ -117,7 +117,7 @@ fn dependencies() -> Result<(), Failed> {
 
 /// Installs cargo-deny where it is missing.
 pub(crate) fn ensure_cargo_deny() -> Result<(), Failed> {
-    if step::works(&mut cargo("deny --version")) {
+    if step::succeeds(&mut cargo("deny --version")) {
         return Ok(());
     }
     println!("cargo-deny is missing: building it now, which takes some minutes.");

@@ -7,11 +7,11 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use skewbridge_e2e::ControlPlane;
 
-use crate::scratch::Scratch;
+use crate::scratch_dir::ScratchDir;
 
 /// Writes the direct one and the one with the plugin.
 pub(super) fn write(
-    scratch: &Scratch,
+    scratch: &ScratchDir,
     plane: &ControlPlane,
     program: &Path,
 ) -> Result<[PathBuf; 2]> {

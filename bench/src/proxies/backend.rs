@@ -7,12 +7,12 @@ use super::Proxy;
 use super::nginx::PROTOCOLS;
 use crate::pki::{CIPHER, Pki};
 use crate::process::{self, OwnedProcess};
-use crate::scratch::Scratch;
+use crate::scratch_dir::ScratchDir;
 
 /// A path of the Kubernetes API, so that a proxy that parses paths does so.
 pub(crate) const ANSWER: &str = "/api/v1/namespaces/bench/configmaps/answer";
 
-pub(crate) fn start(scratch: &Scratch, pki: &Pki, port: u16, size: u32) -> Result<Proxy> {
+pub(crate) fn start(scratch: &ScratchDir, pki: &Pki, port: u16, size: u32) -> Result<Proxy> {
     scratch.write(&format!("static{ANSWER}"), answer(size))?;
     let user = super::nginx::user(scratch)?;
     let (root, certificate, key) = (scratch.root(), &pki.certificate, &pki.key);

@@ -12,7 +12,7 @@ use super::{Proxy, loopback};
 use crate::args::BridgeChoice;
 use crate::pki::{Pki, SERVER_NAME};
 use crate::process::OwnedProcess;
-use crate::scratch::Scratch;
+use crate::scratch_dir::ScratchDir;
 
 const PACKAGE: &str = "skewbridge";
 
@@ -57,7 +57,7 @@ pub(crate) struct Ports {
 pub(crate) fn start(
     name: &'static str,
     program: &Path,
-    scratch: &Scratch,
+    scratch: &ScratchDir,
     pki: &Pki,
     ports: Ports,
     further: &[&str],

@@ -6,9 +6,9 @@ use tokio::process::Command;
 use super::Proxy;
 use crate::pki::{Pki, SERVER_NAME};
 use crate::process::{self, OwnedProcess};
-use crate::scratch::Scratch;
+use crate::scratch_dir::ScratchDir;
 
-pub(crate) fn start(scratch: &Scratch, pki: &Pki, port: u16, backend: u16) -> Result<Proxy> {
+pub(crate) fn start(scratch: &ScratchDir, pki: &Pki, port: u16, backend: u16) -> Result<Proxy> {
     let config = format!(
         "\
 global

@@ -7,13 +7,13 @@ use tokio::process::Command;
 use super::Proxy;
 use crate::pki::{Pki, SERVER_NAME};
 use crate::process::{self, OwnedProcess};
-use crate::scratch::Scratch;
+use crate::scratch_dir::ScratchDir;
 
-/// The others speak TLS 1.3 by themselves; nginx 1.22 has to be told, as
-/// Debian's own nginx.conf does.
+/// The other proxies enable TLS 1.3 by default. nginx 1.22 needs this setting, which
+/// Debian's own nginx.conf has too.
 pub(crate) const PROTOCOLS: &str = "TLSv1.2 TLSv1.3";
 
-pub(crate) fn start(scratch: &Scratch, pki: &Pki, port: u16, backend: u16) -> Result<Proxy> {
+pub(crate) fn start(scratch: &ScratchDir, pki: &Pki, port: u16, backend: u16) -> Result<Proxy> {
     let config = format!(
         "{user}\
 worker_processes 1;
@@ -70,7 +70,7 @@ http {{
 }
 
 /// Keeps root's nginx worker able to read the scratch directory.
-pub(crate) fn user(scratch: &Scratch) -> Result<&'static str> {
+pub(crate) fn user(scratch: &ScratchDir) -> Result<&'static str> {
     Ok(if scratch.owned_by_root()? {
         "user root;\n"
     } else {
@@ -79,7 +79,7 @@ pub(crate) fn user(scratch: &Scratch) -> Result<&'static str> {
 }
 
 /// nginx creates these directories at start; the built-in ones are root's.
-pub(crate) fn temporary(scratch: &Scratch, name: &str) -> String {
+pub(crate) fn temporary(scratch: &ScratchDir, name: &str) -> String {
     ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| {
             let folder = scratch.path(&format!("{name}-{kind}"));

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use crate::pki::{CIPHER, Pki};
 use crate::process::{self, OwnedProcess};
 use crate::proxies::{Proxy, bridge, free_ports, loopback, nginx};
-use crate::scratch::Scratch;
+use crate::scratch_dir::ScratchDir;
 
 /// An object of an API that only the newer server has.
 pub(super) const ANSWER: &str =
@@ -38,7 +38,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    pub(super) async fn start(program: &Path, scratch: &Scratch, size: u32) -> Result<Self> {
+    pub(super) async fn start(program: &Path, scratch: &ScratchDir, size: u32) -> Result<Self> {
         let directory = scratch.path("playground");
         let mut command = Command::new(program);
         command.arg("playground").arg("--directory").arg(&directory);
@@ -132,7 +132,7 @@ fn value_of<'a>(text: &'a str, word: &str) -> Option<&'a str> {
 
 /// nginx with the static response; it forwards everything else to the newer server.
 fn server(
-    scratch: &Scratch,
+    scratch: &ScratchDir,
     pki: &Pki,
     directory: &Path,
     port: u16,

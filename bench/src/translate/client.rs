@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::work::{SMALL_MESSAGE_BYTES, Work};
+use super::node_command::{NodeCommand, SMALL_MESSAGE_BYTES};
 use crate::pattern::Pattern;
 use crate::pki::SERVER_NAME;
 
@@ -53,7 +53,7 @@ impl Target {
     /// How long it takes to send so many bytes, until the node confirms that it has
     /// received them.
     pub(crate) async fn send(&self, bytes: u64) -> Result<Duration> {
-        let mut session = Session::open(self, Work::Sink { bytes }).await?;
+        let mut session = Session::open(self, NodeCommand::Sink { bytes }).await?;
         let mut pattern = Pattern::default();
         let start = Instant::now();
         while let Some(message) = pattern.next(bytes) {
@@ -70,7 +70,7 @@ impl Target {
 
     /// How long it takes until so many bytes have arrived, and no more.
     pub(crate) async fn receive(&self, bytes: u64) -> Result<Duration> {
-        let mut session = Session::open(self, Work::Source { bytes }).await?;
+        let mut session = Session::open(self, NodeCommand::Source { bytes }).await?;
         let mut pattern = Pattern::default();
         let start = Instant::now();
         // The success status may overtake the last of the data.
@@ -91,11 +91,11 @@ impl Target {
         sessions: u32,
         at_once: u32,
         time: Duration,
-    ) -> Result<Exchanged> {
+    ) -> Result<ExchangeResult> {
         let words = Bytes::from(TEXT.repeat(usize::try_from(at_once)?));
         let mut open = Vec::new();
         for _ in 0..sessions {
-            let mut session = Session::open(self, Work::Echo).await?;
+            let mut session = Session::open(self, NodeCommand::Echo).await?;
             session.exchange(&words).await?;
             open.push(session);
         }
@@ -124,13 +124,13 @@ impl Target {
             session.close_stdin().await?;
             session.end().await?;
         }
-        Ok(Exchanged { messages, took })
+        Ok(ExchangeResult { messages, took })
     }
 }
 
 /// The result of an exchange of messages.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Exchanged {
+pub(crate) struct ExchangeResult {
     pub(crate) messages: u32,
     pub(crate) took: Duration,
 }
@@ -148,13 +148,13 @@ struct Session {
 }
 
 impl Session {
-    async fn open(target: &Target, work: Work) -> Result<Self> {
+    async fn open(target: &Target, work: NodeCommand) -> Result<Self> {
         timeout(SESSION_TIMEOUT, Self::connect(target, work))
             .await
             .context("no answer")?
     }
 
-    async fn connect(target: &Target, work: Work) -> Result<Self> {
+    async fn connect(target: &Target, work: NodeCommand) -> Result<Self> {
         let tcp = TcpStream::connect(target.address).await?;
         tcp.set_nodelay(true)?;
         let tcp = BufReader::with_capacity(READ_BUFFER_BYTES, tcp);

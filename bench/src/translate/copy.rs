@@ -14,7 +14,7 @@ use crate::pattern::{is_same, write_noise};
 use crate::process;
 use crate::ratio::{Goal, Ratio, rotated};
 use crate::report::{self, Spread, Table};
-use crate::scratch::Scratch;
+use crate::scratch_dir::ScratchDir;
 
 const TIME_GOAL: Goal = Goal::AtMost(1.15);
 /// A copy that takes longer hangs.
@@ -50,7 +50,7 @@ pub(super) async fn measure(
     version: &str,
 ) -> Result<CopyResult> {
     // Declared before the plane, so dropped after it.
-    let scratch = Scratch::create()?;
+    let scratch = ScratchDir::create()?;
     let server = ServerSpec::of(version);
     let (server, routes) = match program {
         Some(program) => (

@@ -29,7 +29,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::client::{LIMITS, READ_BUFFER_BYTES};
-use super::work::Work;
+use super::node_command::NodeCommand;
 use crate::args::Node;
 use crate::pattern::Pattern;
 use crate::pki;
@@ -91,7 +91,7 @@ async fn connection(tcp: TcpStream, config: Arc<ServerConfig>) -> Result<()> {
         };
         ensure!(buffer.is_empty(), "SPDY before it was granted");
         let options = Options::from_query(words, Some(query));
-        let work = Work::from_query(query)?;
+        let work = NodeCommand::from_query(query)?;
         return exec(io, &head, options, work).await;
     }
 }
@@ -125,10 +125,10 @@ trait Streams {
 }
 
 /// Runs a command until it exits.
-async fn perform(work: Work, streams: &mut impl Streams) -> Result<Outcome> {
+async fn perform(work: NodeCommand, streams: &mut impl Streams) -> Result<Outcome> {
     let mut pattern = Pattern::default();
     match work {
-        Work::Sink { bytes } => {
+        NodeCommand::Sink { bytes } => {
             while let Some(piece) = streams.read().await? {
                 pattern.check(&piece)?;
             }
@@ -137,12 +137,12 @@ async fn perform(work: Work, streams: &mut impl Streams) -> Result<Outcome> {
                 return Ok(ExitCode::new(1).map_or(Outcome::Disconnected, Outcome::Exited));
             }
         }
-        Work::Source { bytes } => {
+        NodeCommand::Source { bytes } => {
             while let Some(message) = pattern.next(bytes) {
                 streams.write(message).await?;
             }
         }
-        Work::Echo => {
+        NodeCommand::Echo => {
             while let Some(piece) = streams.read().await? {
                 streams.write(piece).await?;
             }
@@ -152,7 +152,7 @@ async fn perform(work: Work, streams: &mut impl Streams) -> Result<Outcome> {
 }
 
 /// Only SPDY: a WebSocket here was not translated.
-async fn exec(mut io: Io, head: &RequestHead, options: Options, work: Work) -> Result<()> {
+async fn exec(mut io: Io, head: &RequestHead, options: Options, work: NodeCommand) -> Result<()> {
     let asked = head.headers.get(UPGRADE);
     if asked.is_none_or(|asked| !asked.as_bytes().eq_ignore_ascii_case(SPDY.as_bytes())) {
         let mut headers = HeaderMap::new();
@@ -249,7 +249,7 @@ impl Streams for SpdyStreams {
 
 /// A WebSocket without a translator.
 async fn direct(mut io: Io, head: &RequestHead, query: &str) -> Result<()> {
-    let work = Work::from_query(query)?;
+    let work = NodeCommand::from_query(query)?;
     let request = parse_upgrade_request(&head.method, &head.headers)?;
     let taken = HeaderValue::from_static(Protocol::V5.name());
     let mut headers = HeaderMap::new();
@@ -325,11 +325,11 @@ mod tests {
     use super::*;
     use crate::pki::Pki;
     use crate::proxies::free_ports;
-    use crate::scratch::Scratch;
+    use crate::scratch_dir::ScratchDir;
     use crate::translate::client::Target;
-    use crate::translate::work::exec_path;
+    use crate::translate::node_command::exec_path;
 
-    async fn started(scratch: &Scratch) -> Target {
+    async fn started(scratch: &ScratchDir) -> Target {
         let ca = Ca::new("cluster");
         let pki = Pki::issued_by(&ca, scratch).unwrap();
         let [port] = free_ports().unwrap();
@@ -351,7 +351,7 @@ mod tests {
 
     #[tokio::test]
     async fn client_and_node_interoperate() {
-        let scratch = Scratch::create().unwrap();
+        let scratch = ScratchDir::create().unwrap();
         let target = started(&scratch).await;
         for bytes in [0, 1, 1 << 20] {
             target.send(bytes).await.unwrap();
@@ -366,7 +366,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_untranslated_websocket_is_rejected() {
-        let scratch = Scratch::create().unwrap();
+        let scratch = ScratchDir::create().unwrap();
         let target = Target {
             path: exec_path(),
             ..started(&scratch).await

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::copy::CopyResult;
+use super::node_command::SMALL_MESSAGE_BYTES;
 use super::streams::{BRIDGE, KUBE_APISERVER, Load, Measured, Sample};
-use super::work::SMALL_MESSAGE_BYTES;
 use crate::args::Translate;
 use crate::pattern::MESSAGE_BYTES;
 use crate::ratio::{Goal, Ratio};

@@ -12,17 +12,17 @@ use tokio::time::{sleep, timeout};
 
 use super::client::Target;
 use super::node::DIRECT_PATH;
+use super::node_command::exec_path;
 use super::result::StreamsResult;
-use super::work::exec_path;
 use crate::args::Translate;
-use crate::client::wait_until_serving;
+use crate::h2_client::wait_until_serving;
 use crate::pki::{self, Pki};
 use crate::process::OwnedProcess;
+use crate::process_usage;
 use crate::proxies::{Proxy, bridge, free_ports, loopback};
 use crate::ratio::rotated;
 use crate::report;
-use crate::scratch::Scratch;
-use crate::usage;
+use crate::scratch_dir::ScratchDir;
 
 /// How long the CPU use of an idle translator is measured.
 const IDLE_DURATION: Duration = Duration::from_secs(2);
@@ -43,7 +43,7 @@ pub(super) async fn measure(
     version: &str,
 ) -> Result<StreamsResult> {
     // Declared before the children, so dropped after them.
-    let scratch = Scratch::create()?;
+    let scratch = ScratchDir::create()?;
     let plane = ControlPlane::start(&[ServerSpec::of(version).without_bridge()]).await;
     let pki = Pki::issued_by(plane.ca(), &scratch)?;
     let [node_port, front, admin] = free_ports()?;
@@ -90,7 +90,7 @@ pub(super) async fn measure(
     StreamsResult::new(args, &rounds)
 }
 
-async fn start_node(scratch: &Scratch, pki: &Pki, port: u16) -> Result<OwnedProcess> {
+async fn start_node(scratch: &ScratchDir, pki: &Pki, port: u16) -> Result<OwnedProcess> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("node").arg(format!("--port={port}"));
     command.arg("--certificate").arg(&pki.certificate);
@@ -102,7 +102,7 @@ async fn start_node(scratch: &Scratch, pki: &Pki, port: u16) -> Result<OwnedProc
 
 async fn start_bridge(
     program: &Path,
-    scratch: &Scratch,
+    scratch: &ScratchDir,
     pki: &Pki,
     front: u16,
     admin: u16,
@@ -277,7 +277,7 @@ impl Route {
     }
 
     fn cpu(&self) -> Result<Option<Duration>> {
-        self.process.map(usage::cpu).transpose()
+        self.process.map(process_usage::cpu).transpose()
     }
 }
 

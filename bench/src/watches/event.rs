@@ -24,14 +24,14 @@ pub(crate) fn line(number: u32) -> Bytes {
 
 /// Follows the bytes of one watch, in any chunks.
 #[derive(Debug)]
-pub(crate) struct Follower {
+pub(crate) struct EventChecker {
     /// Complete events received so far.
     received: u32,
     /// The rest of the next event.
     rest: Bytes,
 }
 
-impl Follower {
+impl EventChecker {
     pub(crate) fn new() -> Self {
         Self {
             received: 0,
@@ -79,7 +79,7 @@ mod tests {
     fn events_are_counted_in_any_chunks() {
         let bytes = [line(1), line(2), line(3)].concat();
         for cut in 0..bytes.len() {
-            let mut follower = Follower::new();
+            let mut follower = EventChecker::new();
             let first = follower.take(&bytes[..cut]).unwrap();
             assert_eq!(first as usize, cut / EVENT_BYTES);
             assert_eq!(follower.take(&bytes[cut..]).unwrap(), 3);
@@ -88,7 +88,11 @@ mod tests {
 
     #[test]
     fn a_lost_or_repeated_event_is_detected() {
-        assert!(Follower::new().take(&line(2)).is_err());
-        assert!(Follower::new().take(&[line(1), line(1)].concat()).is_err());
+        assert!(EventChecker::new().take(&line(2)).is_err());
+        assert!(
+            EventChecker::new()
+                .take(&[line(1), line(1)].concat())
+                .is_err()
+        );
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+use crate::process_usage::Memory;
 use crate::report::{Spread, Table};
-use crate::usage::Memory;
 
 #[derive(Debug, Serialize)]
 pub(crate) struct WatchesResult {

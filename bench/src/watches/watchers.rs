@@ -17,9 +17,9 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::child_protocol::ChildMessage;
-use super::event::Follower;
+use super::event::EventChecker;
 use crate::args::Watchers;
-use crate::client::Connection;
+use crate::h2_client::Connection;
 use crate::pki;
 
 const PATH: &str = "/api/v1/namespaces/bench/configmaps?watch=true&allowWatchBookmarks=true";
@@ -89,7 +89,7 @@ async fn watch(response: ResponseFuture, notes: mpsc::Sender<Progress>) -> Resul
 }
 
 async fn follow(mut body: RecvStream, notes: mpsc::Sender<Progress>) -> Result<()> {
-    let mut follower = Follower::new();
+    let mut follower = EventChecker::new();
     let mut from = 0;
     while let Some(bytes) = body.data().await {
         let bytes = bytes?;

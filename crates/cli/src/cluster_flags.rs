@@ -73,7 +73,7 @@ pub(crate) struct ClusterFlags {
     /// Extra field to impersonate, as KEY=VALUE; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     as_user_extra: Vec<String>,
-    /// Time limit of a single request; 0 is no limit
+    /// Time limit of a single request; 0 for no limit
     #[arg(long, value_name = "DURATION", default_value = "0")]
     request_timeout: String,
     /// Log verbosity: 1 and above shows the stream protocol and the reason for it

@@ -13,10 +13,10 @@ use clap::{Arg, Command};
 pub(crate) const PROGRAM: &str = "kubectl_complete-skewbridge";
 
 /// Cobra's `ShellCompDirectiveDefault`: the shell offers files.
-const FILES: &str = ":0";
+const DIRECTIVE_DEFAULT: &str = ":0";
 
 /// Cobra's `ShellCompDirectiveNoFileComp`.
-const NOTHING_ELSE: &str = ":4";
+const DIRECTIVE_NO_FILES: &str = ":4";
 
 /// Answers.
 pub(crate) fn run(words: impl Iterator<Item = OsString>, mut command: Command) -> ExitCode {
@@ -25,9 +25,9 @@ pub(crate) fn run(words: impl Iterator<Item = OsString>, mut command: Command) -
     let mut text = String::new();
     let offered = offered(&command, &words);
     let directive = if offered.is_some() {
-        NOTHING_ELSE
+        DIRECTIVE_NO_FILES
     } else {
-        FILES
+        DIRECTIVE_DEFAULT
     };
     for line in offered.unwrap_or_default() {
         text += &line;
@@ -50,7 +50,7 @@ fn offered(root: &Command, words: &[String]) -> Option<Vec<String>> {
         match word.as_str() {
             // The command line of another program follows.
             "--" => return None,
-            flag if flag.starts_with('-') => awaited = awaiting(command, flag),
+            flag if flag.starts_with('-') => awaited = flag_awaiting_value(command, flag),
             word => command = command.find_subcommand(word).unwrap_or(command),
         }
     }
@@ -80,7 +80,7 @@ fn offered(root: &Command, words: &[String]) -> Option<Vec<String>> {
 }
 
 /// The flag that takes the next word as its value.
-fn awaiting<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
+fn flag_awaiting_value<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     let flag = find(command, word)?;
     let takes = flag.get_num_args().is_some_and(|it| it.min_values() > 0);
     (takes && flag.get_action().takes_values()).then_some(flag)

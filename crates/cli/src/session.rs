@@ -10,7 +10,7 @@ use skewbridge_client::remote_command::{
 };
 
 use crate::client_command::Failure;
-use crate::console::{DetachKeys, Pressed, RawTerminal, Signals, StdInput, StdOutput, size};
+use crate::console::{DetachKeys, KeyResult, RawTerminal, Signals, StdInput, StdOutput, size};
 
 /// The exit code that shells report for SIGPIPE: 128 + 13.
 const EXIT_PIPE: u8 = 141;
@@ -201,7 +201,7 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> InputEnd 
             // complete.
             Err(error) => return InputEnd::Failed(error),
         }
-        let mut pressed = Pressed::Keys;
+        let mut pressed = KeyResult::Keys;
         if let Some(detach) = &mut detach {
             let mut keys = Vec::new();
             pressed = detach.press(&typed, &mut keys);
@@ -210,7 +210,7 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> InputEnd 
         if to.write_owned(typed).await.is_err() {
             return InputEnd::End;
         }
-        if pressed == Pressed::Detach {
+        if pressed == KeyResult::Detach {
             let _ = to.flush().await;
             return InputEnd::Detach;
         }

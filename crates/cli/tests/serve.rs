@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 
 /// All certificates, and an upstream.
-struct Bed {
+struct ServeFixture {
     dir: ScratchDir,
     serving: Ca,
     users: Ca,
@@ -31,7 +31,7 @@ struct Bed {
     release: Arc<Notify>,
 }
 
-impl Bed {
+impl ServeFixture {
     async fn new() -> Self {
         let dir = ScratchDir::new();
         let [serving, users, front_proxies, upstream_ca] =
@@ -227,16 +227,16 @@ async fn send(client: &mut H1Client, line: &str, headers: &str) -> Response {
 async fn no_other_process_of_its_user_can_read_its_keys() {
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     use std::os::unix::process::CommandExt as _;
-    let bed = Bed::new().await;
+    let fixture = ServeFixture::new().await;
     let all = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(bed.dir.path(), all).unwrap();
-    let mut command = bed.command(&[]);
+    std::fs::set_permissions(fixture.dir.path(), all).unwrap();
+    let mut command = fixture.command(&[]);
     // As root, every process can be read.
     let Some(user) = unprivileged_user() else {
         return;
     };
     command.uid(user).gid(user);
-    let bridge = bed.serve_by(command).await;
+    let bridge = fixture.serve_by(command).await;
     let process = format!("/proc/{}", bridge.child.id());
     let status = std::fs::read_to_string(format!("{process}/status")).unwrap();
     assert!(status.contains(&format!("Uid:\t{user}\t")), "{status}");
@@ -252,12 +252,14 @@ async fn no_other_process_of_its_user_can_read_its_keys() {
 
 #[tokio::test]
 async fn peering_with_a_front_proxy_that_is_a_user_is_refused_at_the_start() {
-    let bed = Bed::new().await;
-    bed.dir.write("users-ca.crt", bed.front_proxies.pem());
-    let peer_ca = bed.dir.path().join("upstream-ca.crt");
+    let fixture = ServeFixture::new().await;
+    fixture
+        .dir
+        .write("users-ca.crt", fixture.front_proxies.pem());
+    let peer_ca = fixture.dir.path().join("upstream-ca.crt");
     let peer_ca = format!("--peer-ca-file={}", peer_ca.display());
     let names = "--requestheader-allowed-names=front-proxy";
-    let output = bed.command(&[&peer_ca, names]).output().unwrap();
+    let output = fixture.command(&[&peer_ca, names]).output().unwrap();
     assert_eq!(output.status.code(), Some(64));
     let stderr = String::from_utf8_lossy(&output.stderr);
     let first = stderr.lines().next().unwrap();
@@ -272,7 +274,7 @@ async fn peering_with_a_front_proxy_that_is_a_user_is_refused_at_the_start() {
     }
     assert_eq!(stderr.lines().count(), 2, "{stderr}");
     // Without allowed names every user is a front proxy as well.
-    let output = bed.command(&[]).output().unwrap();
+    let output = fixture.command(&[]).output().unwrap();
     assert_eq!(output.status.code(), Some(64));
     let stderr = String::from_utf8_lossy(&output.stderr);
     for part in [
@@ -287,21 +289,23 @@ async fn peering_with_a_front_proxy_that_is_a_user_is_refused_at_the_start() {
 
 #[tokio::test]
 async fn requests_pass_through_the_process_over_both_protocols() {
-    let bed = Bed::new().await;
-    let served = bed.serve(&[]).await;
+    let fixture = ServeFixture::new().await;
+    let served = fixture.serve(&[]).await;
     assert_ne!(served.address.port(), 0);
 
-    let mut h1 = bed.client().http1(served.address).await.unwrap();
+    let mut h1 = fixture.client().http1(served.address).await.unwrap();
     let answer = send(&mut h1, "GET /api/v1/pods?limit=1", "").await;
     assert_eq!(
         (answer.status, &*answer.text()),
         (200, "\"/api/v1/pods?limit=1\"")
     );
-    let jane = bed.client().identity(&bed.users.client("jane", &["dev"]));
+    let jane = fixture
+        .client()
+        .identity(&fixture.users.client("jane", &["dev"]));
     let h2 = jane.http2(served.address).await.unwrap();
     let answer = h2.get("/apis").await.unwrap();
     assert_eq!((answer.status, &*answer.text()), (200, "\"/apis\""));
-    let seen = bed.upstream.requests();
+    let seen = fixture.upstream.requests();
     let apis = seen.iter().find(|seen| seen.target == "/apis").unwrap();
     assert_eq!(apis.header("x-remote-user"), Some("jane"));
 
@@ -316,17 +320,18 @@ async fn requests_pass_through_the_process_over_both_protocols() {
 
 #[tokio::test]
 async fn either_signal_drains_and_then_exits_with_0() {
-    let bed = Bed::new().await;
+    let fixture = ServeFixture::new().await;
     for (earlier, signal) in [Signal::TERM, Signal::INT].into_iter().enumerate() {
-        let mut served = bed.serve(&[]).await;
-        let mut client = bed.client().http1(served.address).await.unwrap();
+        let mut served = fixture.serve(&[]).await;
+        let mut client = fixture.client().http1(served.address).await.unwrap();
         client
             .send("GET /slow HTTP/1.1\r\nHost: k\r\n\r\n")
             .await
             .unwrap();
         // Probes arrive in between.
         let slow = |seen: &&skewbridge_testkit::RecordedRequest| seen.path() == "/slow";
-        bed.upstream
+        fixture
+            .upstream
             .wait_for(
                 |seen| seen.iter().filter(slow).count() > earlier,
                 TEST_TIMEOUT,
@@ -336,7 +341,7 @@ async fn either_signal_drains_and_then_exits_with_0() {
         served.signal(signal);
         served.logs("leaving").await;
         assert_eq!(served.child.try_wait().unwrap(), None);
-        bed.release.notify_one();
+        fixture.release.notify_one();
         let answer = client.read_response().await.unwrap();
         assert_eq!((answer.status, &*answer.text()), (200, "\"at last\""));
         drop(client);
@@ -346,9 +351,9 @@ async fn either_signal_drains_and_then_exits_with_0() {
 
 #[tokio::test]
 async fn the_delay_is_served_before_the_drain() {
-    let bed = Bed::new().await;
-    let mut served = bed.serve(&["--shutdown-delay-duration=3s"]).await;
-    let mut client = bed.client().http1(served.address).await.unwrap();
+    let fixture = ServeFixture::new().await;
+    let mut served = fixture.serve(&["--shutdown-delay-duration=3s"]).await;
+    let mut client = fixture.client().http1(served.address).await.unwrap();
     // It is ready after the first response of upstream.
     let ready = async || send(&mut client, "GET /readyz", "").await.status == 200;
     eventually("readiness", TEST_TIMEOUT, ready).await;
@@ -361,10 +366,10 @@ async fn the_delay_is_served_before_the_drain() {
 
 #[tokio::test]
 async fn a_second_signal_ends_it_at_once_with_1() {
-    let bed = Bed::new().await;
+    let fixture = ServeFixture::new().await;
     for (first, second) in [(Signal::TERM, Signal::TERM), (Signal::INT, Signal::TERM)] {
-        let mut served = bed.serve(&["--shutdown-delay-duration=1h"]).await;
-        let mut client = bed.client().http1(served.address).await.unwrap();
+        let mut served = fixture.serve(&["--shutdown-delay-duration=1h"]).await;
+        let mut client = fixture.client().http1(served.address).await.unwrap();
         assert_eq!(send(&mut client, "GET /version", "").await.status, 200);
         served.signal(first);
         served.logs("leaving").await;
@@ -379,15 +384,15 @@ async fn a_second_signal_ends_it_at_once_with_1() {
 
 #[tokio::test]
 async fn sigterms_within_a_second_are_one_signal() {
-    let bed = Bed::new().await;
-    let mut served = bed.serve(&["--shutdown-delay-duration=2s"]).await;
+    let fixture = ServeFixture::new().await;
+    let mut served = fixture.serve(&["--shutdown-delay-duration=2s"]).await;
     for _ in 0..10 {
         served.signal(Signal::TERM);
         sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(served.exit().await.code(), Some(0), "{}", served.log());
     // After another signal, a SIGTERM is the second one at once.
-    let mut served = bed.serve(&["--shutdown-delay-duration=1h"]).await;
+    let mut served = fixture.serve(&["--shutdown-delay-duration=1h"]).await;
     served.signal(Signal::INT);
     served.logs("leaving").await;
     served.signal(Signal::TERM);
@@ -396,10 +401,10 @@ async fn sigterms_within_a_second_are_one_signal() {
 
 #[tokio::test]
 async fn a_refused_certificate_is_explained_at_the_default_verbosity() {
-    let bed = Bed::new().await;
-    let served = bed.serve(&[]).await;
+    let fixture = ServeFixture::new().await;
+    let served = fixture.serve(&[]).await;
     let unknown = Ca::new("unknown-ca").client("mallory\nERROR", &[]);
-    let client = bed.client().identity(&unknown);
+    let client = fixture.client().identity(&unknown);
     // More than are logged in a minute.
     for _ in 0..40 {
         let mut client = client.http1(served.address).await.unwrap();
@@ -423,7 +428,7 @@ async fn a_refused_certificate_is_explained_at_the_default_verbosity() {
 
 #[tokio::test]
 async fn a_port_in_use_is_reported_with_its_flag() {
-    let bed = Bed::new().await;
+    let fixture = ServeFixture::new().await;
     let holder = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = holder.local_addr().unwrap();
     for (flag, other) in [
@@ -433,7 +438,7 @@ async fn a_port_in_use_is_reported_with_its_flag() {
         ),
         (format!("--admin-address={taken}"), "--secure-port=0"),
     ] {
-        let output = bed.command(&[&flag, other]).output().unwrap();
+        let output = fixture.command(&[&flag, other]).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         let log = String::from_utf8(output.stderr).unwrap();
         let name = flag.split('=').next().unwrap();
@@ -444,13 +449,15 @@ async fn a_port_in_use_is_reported_with_its_flag() {
 
 #[tokio::test]
 async fn each_request_is_one_line_with_its_fields() {
-    let bed = Bed::new().await;
-    let served = bed.serve(&["--v=2"]).await;
-    let mut h1 = bed.client().http1(served.address).await.unwrap();
+    let fixture = ServeFixture::new().await;
+    let served = fixture.serve(&["--v=2"]).await;
+    let mut h1 = fixture.client().http1(served.address).await.unwrap();
     send(&mut h1, "GET /api/v1/pods?limit=1", "").await;
     let headers = "Authorization: Bearer secret\r\nAudit-ID: asked\r\nCookie: secret\r\n";
     send(&mut h1, "GET /apis/gone", headers).await;
-    let jane = bed.client().identity(&bed.users.client("jane", &[]));
+    let jane = fixture
+        .client()
+        .identity(&fixture.users.client("jane", &[]));
     let h2 = jane.http2(served.address).await.unwrap();
     let request = Request::get("https://localhost/apis").header("impersonate-user", "bob");
     h2.request(request.body(()).unwrap(), "").await.unwrap();
@@ -509,9 +516,9 @@ async fn each_request_is_one_line_with_its_fields() {
 
 #[tokio::test]
 async fn json_logs_are_json_to_the_last_line() {
-    let bed = Bed::new().await;
-    let served = bed.serve(&["--v=10", "--log-format=json"]).await;
-    let mut h1 = bed.client().http1(served.address).await.unwrap();
+    let fixture = ServeFixture::new().await;
+    let served = fixture.serve(&["--v=10", "--log-format=json"]).await;
+    let mut h1 = fixture.client().http1(served.address).await.unwrap();
     let headers = "Audit-ID: asked\r\n";
     send(&mut h1, "DELETE /api/v1/namespaces/a/pods/b", headers).await;
 
@@ -550,9 +557,9 @@ async fn json_logs_are_json_to_the_last_line() {
 
 #[tokio::test]
 async fn below_verbosity_2_requests_are_not_logged() {
-    let bed = Bed::new().await;
-    let served = bed.serve(&["--v=1"]).await;
-    let mut h1 = bed.client().http1(served.address).await.unwrap();
+    let fixture = ServeFixture::new().await;
+    let served = fixture.serve(&["--v=1"]).await;
+    let mut h1 = fixture.client().http1(served.address).await.unwrap();
     assert_eq!(send(&mut h1, "GET /apis", "").await.status, 200);
     let log = served.whole_log().await;
     assert!(log.contains("serving"), "{log}");
@@ -576,14 +583,16 @@ async fn no_secret_reaches_the_log_however_verbose() {
         "/broken?token=SECRET-QUERY",
         "/bad%zz?token=SECRET-QUERY",
     ];
-    let bed = Bed::new().await;
+    let fixture = ServeFixture::new().await;
     for format in ["text", "json"] {
-        bed.upstream.listen_again().await;
+        fixture.upstream.listen_again().await;
         let flag = format!("--log-format={format}");
-        let served = bed.serve(&["--v=10", &flag]).await;
+        let served = fixture.serve(&["--v=10", &flag]).await;
         // An unknown client, a user and a front proxy.
-        let user = bed.client().identity(&bed.users.client("jane", &[]));
-        for client in [bed.client(), user.clone()] {
+        let user = fixture
+            .client()
+            .identity(&fixture.users.client("jane", &[]));
+        for client in [fixture.client(), user.clone()] {
             let h2 = client.http2(served.address).await.unwrap();
             for path in PATHS {
                 let mut h1 = client.http1(served.address).await.unwrap();
@@ -599,14 +608,14 @@ async fn no_secret_reaches_the_log_however_verbose() {
                 let _ = h2.request(request, "SECRET-BODY").await;
             }
         }
-        let proxy = bed
+        let proxy = fixture
             .client()
-            .identity(&bed.front_proxies.client("front-proxy", &[]));
+            .identity(&fixture.front_proxies.client("front-proxy", &[]));
         let mut proxy = proxy.http1(served.address).await.unwrap();
         let asserted = "X-Remote-User: known\r\nX-Remote-Extra-Scopes: SECRET-EXTRA\r\n";
         assert_eq!(send(&mut proxy, "GET /apis", asserted).await.status, 200);
         // As a terminal in a browser does.
-        let mut browser = bed.client().http1(served.address).await.unwrap();
+        let mut browser = fixture.client().http1(served.address).await.unwrap();
         let upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: \
             base64url.bearer.authorization.k8s.io.SECRET-SUBPROTOCOL, v5.channel.k8s.io\r\n";
         let exec = "GET /api/v1/namespaces/a/pods/b/exec?command=SECRET-COMMAND";
@@ -618,14 +627,14 @@ async fn no_secret_reaches_the_log_however_verbose() {
             "GET https://user:SECRET-PASSWORD@k/ HTTP/1.1\r\nHost: k\r\n\r\n",
             "GET /apis HTTP/1.1\r\nHost: SECRET PASSWORD@k\r\n\r\n",
         ] {
-            let mut h1 = bed.client().http1(served.address).await.unwrap();
+            let mut h1 = fixture.client().http1(served.address).await.unwrap();
             h1.send(bad).await.unwrap();
             let _ = h1.read_response().await;
         }
         // Upstream is down, which is logged.
-        bed.upstream.stop_listening().await;
-        bed.upstream.kill_connections().await;
-        let mut h1 = bed.client().http1(served.address).await.unwrap();
+        fixture.upstream.stop_listening().await;
+        fixture.upstream.kill_connections().await;
+        let mut h1 = fixture.client().http1(served.address).await.unwrap();
         let refused = send(&mut h1, &format!("GET {}", PATHS[1]), HEADERS).await;
         assert_eq!(refused.status, 503);
         drop((h1, proxy));

@@ -14,7 +14,7 @@ const USAGE: Option<i32> = Some(64);
 
 #[test]
 #[allow(clippy::too_many_lines)] // a table of all flags
-fn every_wrong_value_is_told_at_once() {
+fn every_wrong_value_is_reported_at_once() {
     let output = serve(&[
         "--bind-address=everywhere",
         "--secure-port=65536",

@@ -67,7 +67,7 @@ impl Bench {
     }
 
     /// Runs the command on another thread than the fake servers.
-    async fn skew(&self, words: &[&str]) -> Ran {
+    async fn skew(&self, words: &[&str]) -> CommandOutput {
         let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
         command
             .arg("skew")
@@ -76,18 +76,18 @@ impl Bench {
             .env_remove("KUBECONFIG")
             .env_remove("KUBERNETES_SERVICE_HOST");
         let ran = tokio::task::spawn_blocking(move || command.output().unwrap());
-        Ran::of(&ran.await.unwrap())
+        CommandOutput::of(&ran.await.unwrap())
     }
 }
 
 #[derive(Debug)]
-struct Ran {
+struct CommandOutput {
     code: Option<i32>,
     stdout: String,
     stderr: String,
 }
 
-impl Ran {
+impl CommandOutput {
     fn of(output: &Output) -> Self {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let ran = Self {

@@ -11,7 +11,7 @@ pub mod managers;
 use serde_json::{Map, Value};
 use skewbridge_k8s_api::status::{Cause, Details, Status};
 
-use crate::lists::{ListKind, list_kind};
+use crate::list_types::{ListKind, list_kind};
 use crate::object::Object;
 use crate::status::{FieldError, invalid};
 use crate::time::Time;
@@ -81,7 +81,7 @@ pub fn apply(
     for (manager, fields) in &disputed {
         managers.release(manager, fields);
     }
-    let wanted_before = managers.wanted_by(writer);
+    let wanted_before = managers.applied_by(writer);
     let others = managers.owned_by_others(writer);
     let given_up = wanted_before.difference(&wanted);
     prune(

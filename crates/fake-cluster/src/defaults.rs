@@ -19,23 +19,23 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
     match (resource.group.as_str(), resource.resource.as_str()) {
         ("", "pods") => {
             pod_spec(spec);
-            or(spec, "enableServiceLinks", json!(true));
-            or(spec, "preemptionPolicy", json!("PreemptLowerPriority"));
-            or(spec, "priority", json!(0));
-            or(spec, "tolerations", json!([]));
+            set_default(spec, "enableServiceLinks", json!(true));
+            set_default(spec, "preemptionPolicy", json!("PreemptLowerPriority"));
+            set_default(spec, "priority", json!(0));
+            set_default(spec, "tolerations", json!([]));
             tolerate(spec);
         }
         ("", "services") => service(spec),
         ("", "secrets") => secret(&mut value),
         ("apps", kind) => workload(kind, spec),
-        ("", "persistentvolumeclaims") => or(spec, "volumeMode", json!("Filesystem")),
+        ("", "persistentvolumeclaims") => set_default(spec, "volumeMode", json!("Filesystem")),
         ("autoscaling", "horizontalpodautoscalers") => autoscaler(&mut value),
         ("batch", "jobs") => {
-            or(spec, "completions", json!(1));
-            or(spec, "parallelism", json!(1));
-            or(spec, "backoffLimit", json!(6));
-            or(spec, "completionMode", json!("NonIndexed"));
-            or(spec, "suspend", json!(false));
+            set_default(spec, "completions", json!(1));
+            set_default(spec, "parallelism", json!(1));
+            set_default(spec, "backoffLimit", json!(6));
+            set_default(spec, "completionMode", json!("NonIndexed"));
+            set_default(spec, "suspend", json!(false));
             pod_spec(&mut spec["template"]["spec"]);
         }
         ("batch", "cronjobs") => cron_job(spec),
@@ -76,9 +76,9 @@ fn autoscaler(value: &mut Value) {
     let noted = conversion::has_noted_metrics(&value["metadata"]["annotations"]);
     let is_v1 = value["apiVersion"] == "autoscaling/v1";
     let spec = &mut value["spec"];
-    or(spec, "minReplicas", json!(1));
+    set_default(spec, "minReplicas", json!(1));
     if is_v1 && !noted {
-        or(
+        set_default(
             spec,
             "targetCPUUtilizationPercentage",
             json!(DEFAULT_CPU_UTILIZATION),
@@ -90,7 +90,7 @@ fn autoscaler(value: &mut Value) {
         }
         let target = json!({"type": "Utilization", "averageUtilization": DEFAULT_CPU_UTILIZATION});
         let resource = json!({"name": "cpu", "target": target});
-        or(
+        set_default(
             spec,
             "metrics",
             json!([{"type": "Resource", "resource": resource}]),
@@ -204,7 +204,7 @@ fn selector_errors(object: &Object) -> Vec<FieldError> {
 }
 
 /// Sets a field that is missing; does nothing if the parent is missing.
-fn or(value: &mut Value, name: &str, default: Value) {
+fn set_default(value: &mut Value, name: &str, default: Value) {
     if let Some(fields) = value.as_object_mut() {
         let there = fields.entry(name).or_insert(Value::Null);
         if there.is_null() {
@@ -219,11 +219,11 @@ fn items<'a>(value: &'a mut Value, name: &str) -> impl Iterator<Item = &'a mut V
 }
 
 fn pod_spec(spec: &mut Value) {
-    or(spec, "restartPolicy", json!("Always"));
-    or(spec, "terminationGracePeriodSeconds", json!(30));
-    or(spec, "dnsPolicy", json!("ClusterFirst"));
-    or(spec, "securityContext", json!({}));
-    or(spec, "schedulerName", json!("default-scheduler"));
+    set_default(spec, "restartPolicy", json!("Always"));
+    set_default(spec, "terminationGracePeriodSeconds", json!(30));
+    set_default(spec, "dnsPolicy", json!("ClusterFirst"));
+    set_default(spec, "securityContext", json!({}));
+    set_default(spec, "schedulerName", json!("default-scheduler"));
     for list in ["containers", "initContainers"] {
         for container in items(spec, list) {
             let image = container["image"].as_str().unwrap_or_default();
@@ -232,23 +232,23 @@ fn pod_spec(spec: &mut Value) {
                 Some((_, tag)) if tag != "latest" => "IfNotPresent",
                 _ => "Always",
             };
-            or(container, "imagePullPolicy", json!(policy));
-            or(container, "resources", json!({}));
-            or(
+            set_default(container, "imagePullPolicy", json!(policy));
+            set_default(container, "resources", json!({}));
+            set_default(
                 container,
                 "terminationMessagePath",
                 json!("/dev/termination-log"),
             );
-            or(container, "terminationMessagePolicy", json!("File"));
+            set_default(container, "terminationMessagePolicy", json!("File"));
             for port in items(container, "ports") {
-                or(port, "protocol", json!("TCP"));
+                set_default(port, "protocol", json!("TCP"));
             }
             for name in ["livenessProbe", "readinessProbe", "startupProbe"] {
                 if let Some(probe) = container.get_mut(name) {
-                    or(probe, "timeoutSeconds", json!(1));
-                    or(probe, "periodSeconds", json!(10));
-                    or(probe, "successThreshold", json!(1));
-                    or(probe, "failureThreshold", json!(3));
+                    set_default(probe, "timeoutSeconds", json!(1));
+                    set_default(probe, "periodSeconds", json!(10));
+                    set_default(probe, "successThreshold", json!(1));
+                    set_default(probe, "failureThreshold", json!(3));
                 }
             }
         }
@@ -259,28 +259,28 @@ fn workload(kind: &str, spec: &mut Value) {
     let rolling = |values: Value| json!({"type": "RollingUpdate", "rollingUpdate": values});
     match kind {
         "deployments" => {
-            or(spec, "replicas", json!(1));
+            set_default(spec, "replicas", json!(1));
             let values = json!({"maxUnavailable": "25%", "maxSurge": "25%"});
-            or(spec, "strategy", rolling(values.clone()));
+            set_default(spec, "strategy", rolling(values.clone()));
             if spec["strategy"] == json!({}) {
                 spec["strategy"] = rolling(values);
             }
-            or(spec, "revisionHistoryLimit", json!(10));
-            or(spec, "progressDeadlineSeconds", json!(600));
+            set_default(spec, "revisionHistoryLimit", json!(10));
+            set_default(spec, "progressDeadlineSeconds", json!(600));
         }
-        "replicasets" => or(spec, "replicas", json!(1)),
+        "replicasets" => set_default(spec, "replicas", json!(1)),
         "statefulsets" => {
             let retain = json!({"whenDeleted": "Retain", "whenScaled": "Retain"});
-            or(spec, "persistentVolumeClaimRetentionPolicy", retain);
-            or(spec, "replicas", json!(1));
-            or(spec, "podManagementPolicy", json!("OrderedReady"));
-            or(spec, "updateStrategy", rolling(json!({"partition": 0})));
-            or(spec, "revisionHistoryLimit", json!(10));
+            set_default(spec, "persistentVolumeClaimRetentionPolicy", retain);
+            set_default(spec, "replicas", json!(1));
+            set_default(spec, "podManagementPolicy", json!("OrderedReady"));
+            set_default(spec, "updateStrategy", rolling(json!({"partition": 0})));
+            set_default(spec, "revisionHistoryLimit", json!(10));
         }
         "daemonsets" => {
             let values = json!({"maxUnavailable": 1, "maxSurge": 0});
-            or(spec, "updateStrategy", rolling(values));
-            or(spec, "revisionHistoryLimit", json!(10));
+            set_default(spec, "updateStrategy", rolling(values));
+            set_default(spec, "revisionHistoryLimit", json!(10));
         }
         _ => return,
     }
@@ -290,46 +290,46 @@ fn workload(kind: &str, spec: &mut Value) {
 }
 
 fn cron_job(spec: &mut Value) {
-    or(spec, "concurrencyPolicy", json!("Allow"));
-    or(spec, "successfulJobsHistoryLimit", json!(3));
-    or(spec, "failedJobsHistoryLimit", json!(1));
-    or(spec, "suspend", json!(false));
+    set_default(spec, "concurrencyPolicy", json!("Allow"));
+    set_default(spec, "successfulJobsHistoryLimit", json!(3));
+    set_default(spec, "failedJobsHistoryLimit", json!(1));
+    set_default(spec, "suspend", json!(false));
     let Some(template) = spec.get_mut("jobTemplate") else {
         return;
     };
-    or(template, "metadata", json!({}));
+    set_default(template, "metadata", json!({}));
     if let Some(template) = template["spec"].get_mut("template") {
-        or(template, "metadata", json!({}));
+        set_default(template, "metadata", json!({}));
         pod_spec(&mut template["spec"]);
     }
 }
 
 fn service(spec: &mut Value) {
-    or(spec, "type", json!("ClusterIP"));
-    or(spec, "sessionAffinity", json!("None"));
+    set_default(spec, "type", json!("ClusterIP"));
+    set_default(spec, "sessionAffinity", json!("None"));
     if spec["type"] != "ExternalName" {
-        or(spec, "internalTrafficPolicy", json!("Cluster"));
-        or(spec, "ipFamilies", json!(["IPv4"]));
-        or(spec, "ipFamilyPolicy", json!("SingleStack"));
+        set_default(spec, "internalTrafficPolicy", json!("Cluster"));
+        set_default(spec, "ipFamilies", json!(["IPv4"]));
+        set_default(spec, "ipFamilyPolicy", json!("SingleStack"));
         if let Some(address) = spec["clusterIP"].as_str().filter(|it| !it.is_empty()) {
             let addresses = json!([address]);
-            or(spec, "clusterIPs", addresses);
+            set_default(spec, "clusterIPs", addresses);
         }
     }
     for port in items(spec, "ports") {
-        or(port, "protocol", json!("TCP"));
+        set_default(port, "protocol", json!("TCP"));
         let number = port["port"].clone();
         // The form in which protobuf clients encode no value.
         if port["targetPort"] == json!(0) {
             port["targetPort"] = Value::Null;
         }
-        or(port, "targetPort", number);
+        set_default(port, "targetPort", number);
     }
 }
 
 /// `stringData` is merged into `data`, and removed.
 fn secret(value: &mut Value) {
-    or(value, "type", json!("Opaque"));
+    set_default(value, "type", json!("Opaque"));
     let Some(fields) = value.as_object_mut() else {
         return;
     };

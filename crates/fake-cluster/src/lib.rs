@@ -8,7 +8,7 @@
 //! use skewbridge_fake_cluster::catalogue::{Catalogue, Release};
 //! use skewbridge_fake_cluster::object::Object;
 //! use skewbridge_fake_cluster::store::{DryRun, Store, WriteContext};
-//! use skewbridge_fake_cluster::strategy::Definition;
+//! use skewbridge_fake_cluster::resource_strategy::Definition;
 //! use skewbridge_fake_cluster::time::Time;
 //!
 //! let catalogue = Catalogue::new(Release::V1_36)?;
@@ -30,7 +30,7 @@ pub mod catalogue;
 pub mod cluster;
 pub mod conversion;
 pub mod defaults;
-pub mod lists;
+pub mod list_types;
 pub mod name_validation;
 pub mod namespaces;
 pub mod node;
@@ -39,12 +39,12 @@ pub mod patch;
 pub mod pod_updates;
 pub mod protobuf;
 pub mod rbac;
+pub mod resource_strategy;
 pub mod schema_validation;
 pub mod selectors;
 pub mod server;
 pub mod status;
 pub mod store;
-pub mod strategy;
 pub mod table;
 #[cfg(test)]
 mod test_fixtures;

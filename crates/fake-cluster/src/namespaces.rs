@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use skewbridge_k8s_api::status::{Cause, Status};
 
 use crate::object::{Object, texts};
+use crate::resource_strategy::{Definition, Part, Scope, StatusPart};
 use crate::status::{GroupResource, forbidden, not_found};
 use crate::store::{Preconditions, Store, WriteContext};
-use crate::strategy::{Definition, Part, Scope, StatusPart};
 
 /// The namespaces of every cluster.
 pub const INITIAL: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];

@@ -7,7 +7,7 @@ use crate::object::Object;
 use crate::status::{FieldError, FieldErrorKind, GroupResource};
 
 /// kube-apiserver's message, without the diff of Go structures that follows it.
-const ONLY: &str = "pod updates may not change fields other than `spec.containers[*].image`,\
+const FORBIDDEN_UPDATE: &str = "pod updates may not change fields other than `spec.containers[*].image`,\
                     `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
                     `spec.tolerations` (only additions to existing tolerations),\
                     `spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was \
@@ -73,7 +73,7 @@ pub fn errors(before: &Object, next: &Object) -> Vec<FieldError> {
         }
     }
     if allowed(old, new) != *old {
-        errors.push(FieldError::forbidden("spec", ONLY));
+        errors.push(FieldError::forbidden("spec", FORBIDDEN_UPDATE));
     }
     errors
 }
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn few_fields_can_be_changed() {
         type Change = fn(&mut Value);
-        let only = format!("spec: Forbidden: {ONLY}");
+        let only = format!("spec: Forbidden: {FORBIDDEN_UPDATE}");
         let rows: [(Change, &str); 16] = [
             (|_| {}, ""),
             (|spec| spec["containers"][0]["image"] = "j".into(), ""),

@@ -29,7 +29,7 @@ pub(crate) struct Field {
     number: u64,
     pub(crate) name: &'static str,
     presence: Presence,
-    pub(crate) shape: Shape,
+    pub(crate) shape: Cardinality,
     pub(crate) kind: &'static str,
     /// The releases that have it.
     pub(crate) releases: VersionRange,
@@ -48,7 +48,7 @@ enum Presence {
 
 /// The cardinality of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum Cardinality {
     One,
     List,
     Map,
@@ -116,7 +116,7 @@ pub(crate) fn resolved(within: &str, kind: &str) -> String {
 
 /// Whether a message is a list that is a type of its own.
 pub(crate) fn is_list(fields: &[Field]) -> bool {
-    matches!(fields, [only] if (only.presence, only.shape) == (Presence::Inline, Shape::List))
+    matches!(fields, [only] if (only.presence, only.shape) == (Presence::Inline, Cardinality::List))
 }
 
 /// `core.v1.Pod`, `rbac.v1.Role`
@@ -148,7 +148,7 @@ fn message(name: &str, bytes: &[u8], depth: usize) -> Result<Value, DecodeError>
             continue;
         };
         match field.shape {
-            Shape::One => {
+            Cardinality::One => {
                 let value = field.value(name, &wire, depth)?;
                 match (field.presence, value) {
                     (_, None) => {}
@@ -157,14 +157,14 @@ fn message(name: &str, bytes: &[u8], depth: usize) -> Result<Value, DecodeError>
                     (_, Some(value)) => drop(object.insert(field.name.to_owned(), value)),
                 }
             }
-            Shape::List => {
+            Cardinality::List => {
                 let value = field.value(name, &wire, depth)?.unwrap_or(Value::Null);
                 let list = object.entry(field.name).or_insert_with(|| json!([]));
                 if let Some(list) = list.as_array_mut() {
                     list.push(value);
                 }
             }
-            Shape::Map => {
+            Cardinality::Map => {
                 let (key, value) = field.entry(name, &wire, depth)?;
                 let map = object.entry(field.name).or_insert_with(|| json!({}));
                 map[key] = value;
@@ -312,9 +312,9 @@ fn read(text: &'static str) -> HashMap<&'static str, Vec<Field>> {
                     _ => (Presence::Always, name),
                 };
                 let (shape, kind) = match kind.split_at(2) {
-                    ("[]", kind) => (Shape::List, kind),
-                    ("{}", kind) => (Shape::Map, kind),
-                    _ => (Shape::One, kind),
+                    ("[]", kind) => (Cardinality::List, kind),
+                    ("{}", kind) => (Cardinality::Map, kind),
+                    _ => (Cardinality::One, kind),
                 };
                 messages.entry(last).or_default().push(Field {
                     number,

@@ -37,7 +37,7 @@ pub enum Attributes<'a> {
     },
 }
 
-/// The user of the playground who can only read, in one namespace.
+/// The read-only user of the playground, in one namespace.
 pub const VISITOR: &str = "visitor";
 /// The namespace that the visitor can read.
 pub const VISITORS_NAMESPACE: &str = "default";

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::protobuf::{self, Field, Shape};
+use crate::protobuf::{self, Cardinality, Field};
 
 /// A field that has a value of another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub fn prune(
     let name = protobuf::message_name(api_version, kind);
     let mut unknown = Vec::new();
     if let Some(fields) = protobuf::fields(&name) {
-        let mut walk = Walk {
+        let mut walk = Checker {
             unknown: &mut unknown,
         };
         walk.object(&name, fields, object, "")?;
@@ -26,11 +26,11 @@ pub fn prune(
     Ok(unknown)
 }
 
-struct Walk<'a> {
+struct Checker<'a> {
     unknown: &'a mut Vec<String>,
 }
 
-impl Walk<'_> {
+impl Checker<'_> {
     fn object(
         &mut self,
         message: &str,
@@ -75,33 +75,33 @@ impl Walk<'_> {
             let short = message.rsplit('.').next().unwrap_or_default();
             TypeMismatch(format!(
                 "json: cannot unmarshal {} into Go struct field {short}.{path} of type {expected}",
-                word(value)
+                json_type(value)
             ))
         };
         match (field.shape, value) {
             (_, Value::Null) => Ok(()),
-            (Shape::One, value) => self.one(message, field, value, path, &wrong),
-            (Shape::List, Value::Array(items)) => {
+            (Cardinality::One, value) => self.check_value(message, field, value, path, &wrong),
+            (Cardinality::List, Value::Array(items)) => {
                 for (index, item) in items.iter_mut().enumerate() {
-                    self.one(message, field, item, &format!("{path}[{index}]"), &wrong)?;
+                    self.check_value(message, field, item, &format!("{path}[{index}]"), &wrong)?;
                 }
                 Ok(())
             }
-            (Shape::Map, Value::Object(entries)) => {
+            (Cardinality::Map, Value::Object(entries)) => {
                 for (key, item) in entries.iter_mut() {
-                    self.one(message, field, item, &format!("{path}.{key}"), &wrong)?;
+                    self.check_value(message, field, item, &format!("{path}.{key}"), &wrong)?;
                 }
                 Ok(())
             }
-            (Shape::List, value) => Err(wrong(value, format!("[]{}", go_type(field.kind)))),
-            (Shape::Map, value) => {
+            (Cardinality::List, value) => Err(wrong(value, format!("[]{}", go_type(field.kind)))),
+            (Cardinality::Map, value) => {
                 let expected = format!("map[string]{}", go_type(field.kind));
                 Err(wrong(value, expected))
             }
         }
     }
 
-    fn one(
+    fn check_value(
         &mut self,
         message: &str,
         field: &Field,
@@ -148,7 +148,7 @@ fn find<'a>(message: &str, fields: &'a [Field], name: &str) -> Option<(String, &
     })
 }
 
-fn word(value: &Value) -> &'static str {
+fn json_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "bool",

@@ -2,7 +2,7 @@
 //!
 //! HTTP, TLS and the verification of certificates are the gateway's; this module has the
 //! behaviour of a kube-apiserver. A request goes through `service` (authentication,
-//! authorization), `objects` (dispatch by resource and verb), then `read`, `write`, `delete`,
+//! authorization), `dispatch` (by resource and verb), then `read`, `write`, `delete`,
 //! `watch_stream` and others.
 
 mod api_request;
@@ -10,13 +10,13 @@ mod authenticate;
 mod controllers;
 mod delete;
 mod discovery;
+mod dispatch;
 mod health;
 mod lease_heartbeat;
 mod negotiate;
-mod objects;
 mod openapi;
 pub mod pod_streams;
-mod pods;
+mod pod_subresources;
 mod query;
 mod read;
 mod responses;
@@ -24,7 +24,7 @@ mod reviews;
 mod scale;
 mod schemas;
 mod service;
-pub mod shared;
+pub mod shared_store;
 mod watch_stream;
 mod write;
 
@@ -59,7 +59,7 @@ use lease_heartbeat::LeaseHeartbeat;
 use openapi::Documents;
 use pod_streams::PodStreams;
 use service::Requests;
-pub use shared::{SharedStore, StoreWatch};
+pub use shared_store::{SharedStore, StoreWatch};
 
 /// Maximum number of connections: a playground has a handful of clients, and its tests some
 /// dozens.

@@ -1,8 +1,8 @@
 //! All objects of the cluster and their history, in one sequence of versions: the counterpart of
 //! etcd and of kube-apiserver's registry. Servers of all versions share it.
 
+pub mod event_log;
 pub mod list;
-pub mod log;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use skewbridge_k8s_api::status::Status;
 use crate::conversion::storage_resource;
 use crate::name_validation::NameRule;
 use crate::object::{Object, generate_uid};
+use crate::resource_strategy::{Definition, Part, Scope};
 use crate::status::{self, FieldError, GroupResource};
-use crate::strategy::{Definition, Part, Scope};
 use crate::time::Time;
 
+use event_log::EventLog;
+pub use event_log::{Event, EventKind};
 pub use list::{ListOptions, Listed, VersionMatch};
-use log::Log;
-pub use log::{Event, EventKind};
 
 /// Attempts to find an unused generated name: kube-apiserver's limit.
 const MAX_NAME_ATTEMPTS: usize = 8;
@@ -79,7 +79,7 @@ pub struct Store {
     objects: BTreeMap<Key, Arc<Object>>,
     /// The size of all objects.
     bytes: usize,
-    log: Log,
+    log: EventLog,
 }
 
 /// The time and the random numbers of a write: the store has neither.
@@ -131,7 +131,7 @@ impl Store {
         Self {
             objects: BTreeMap::new(),
             bytes: 0,
-            log: Log::new(history),
+            log: EventLog::new(history),
         }
     }
 

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::catalogue::{Catalogue, Release};
 use crate::object::Object;
+use crate::resource_strategy::Definition;
 use crate::store::{DryRun, WriteContext};
-use crate::strategy::Definition;
 use crate::time::Time;
 
 /// A resource of 1.36.
@@ -49,7 +49,7 @@ impl RandomNumbers {
         Self(1)
     }
 
-    pub(crate) fn roll(&mut self) -> u64 {
+    pub(crate) fn next_random(&mut self) -> u64 {
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -63,9 +63,9 @@ pub(crate) const NOW: i64 = 1_794_776_399;
 /// Calls a function with a write context.
 pub(crate) fn with<T>(dry_run: DryRun, act: impl FnOnce(&mut WriteContext<'_>) -> T) -> T {
     thread_local! {
-        static DICE: std::cell::RefCell<RandomNumbers> = std::cell::RefCell::new(RandomNumbers::new());
+        static RANDOM_NUMBERS: std::cell::RefCell<RandomNumbers> = std::cell::RefCell::new(RandomNumbers::new());
     }
-    let mut entropy = || DICE.with_borrow_mut(RandomNumbers::roll);
+    let mut entropy = || RANDOM_NUMBERS.with_borrow_mut(RandomNumbers::next_random);
     act(&mut WriteContext {
         now: Time::from_unix(NOW),
         entropy: &mut entropy,

@@ -116,7 +116,7 @@ impl Watcher {
     }
 
     /// The changes since the last call; 410 if the history no longer has them.
-    pub fn news(&mut self, store: &Store) -> Result<Vec<Change>, Status> {
+    pub fn poll_changes(&mut self, store: &Store) -> Result<Vec<Change>, Status> {
         let events = store.events_after(self.seen)?;
         let watched = events.filter(|event| event.key.is_within(&self.resource, &self.namespace));
         let changes = watched.filter_map(|event| self.change(event)).collect();

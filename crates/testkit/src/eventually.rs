@@ -6,10 +6,6 @@ use tokio::time::Instant;
 /// machine with two cores.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The former name of [`TEST_TIMEOUT`].
-#[doc(hidden)]
-pub const PATIENCE: Duration = TEST_TIMEOUT;
-
 /// The interval between two checks of the condition: short compared to any timeout, long
 /// compared to a task switch.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);

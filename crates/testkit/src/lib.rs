@@ -38,8 +38,6 @@ mod unprivileged_user;
 pub mod upstream;
 
 pub use client::{H1Client, H2Client, H2Stream, Response, TlsClient, get};
-#[doc(hidden)]
-pub use eventually::PATIENCE;
 pub use eventually::{TEST_TIMEOUT, eventually};
 pub use files::{KubeletStyleVolume, ScratchDir};
 pub use memory::count_in_memory;

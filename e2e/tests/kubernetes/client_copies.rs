@@ -20,7 +20,7 @@ use skewbridge_e2e::{
 use skewbridge_testkit::ScratchDir;
 use tokio::time::timeout;
 
-use crate::cutting_proxy::CuttingProxy;
+use crate::disconnecting_proxy::DisconnectingProxy;
 
 /// For a command that takes a second or two on an idle machine.
 const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
@@ -39,13 +39,13 @@ struct CopyTarget<'a> {
     node: &'a Node,
     server: usize,
     via: Via,
-    cutting: Arc<CuttingProxy>,
+    cutting: Arc<DisconnectingProxy>,
     config: String,
 }
 
 impl<'a> CopyTarget<'a> {
     async fn open(plane: &'a ControlPlane, node: &'a Node, server: usize, via: Via) -> Self {
-        let cutting = CuttingProxy::start(plane.servers[server].at(via)).await;
+        let cutting = DisconnectingProxy::start(plane.servers[server].at(via)).await;
         let config = plane.kubeconfig_of(&[("c", cutting.address)]);
         Self {
             plane,
@@ -83,7 +83,7 @@ impl<'a> CopyTarget<'a> {
     }
 
     /// Removes all files in the pod.
-    fn empty(&self) {
+    fn remove_all_files(&self) {
         for entry in fs::read_dir(&self.node.directory).unwrap() {
             let path = entry.unwrap().path();
             if path.symlink_metadata().unwrap().is_dir() {
@@ -223,7 +223,7 @@ async fn a_file_is_copied_both_ways_despite_cut_connections(way: &CopyTarget<'_>
     assert!(output.stderr.contains("resuming at byte"), "{output:?}");
     assert!(same_content(&way.in_pod("large"), &back), "from the pod");
     assert_eq!(back.metadata().unwrap().mtime(), times[0]);
-    way.empty();
+    way.remove_all_files();
 }
 
 /// How much is compared.
@@ -285,10 +285,10 @@ async fn results_equal_those_of_kubectl(way: &CopyTarget<'_>, extent: Extent) {
             entries.map(|it| (it.name, it.what)).collect::<Vec<_>>()
         };
         found.push((contents(&way.node.directory), contents(&local)));
-        way.empty();
+        way.remove_all_files();
         fs::create_dir(way.in_pod("dir")).unwrap();
     }
-    way.empty();
+    way.remove_all_files();
     assert!(!found[0].0.is_empty() && !found[0].1.is_empty());
     assert_eq!(found[0], found[1]);
 }
@@ -329,7 +329,7 @@ async fn copies_work_through_a_proxy_that_supports_only_websocket(
     let whole = listing(&tree);
     assert_eq!(listing(&way.in_pod("by-nginx")), whole);
     assert_eq!(listing(&back), whole);
-    way.empty();
+    way.remove_all_files();
 }
 
 async fn kubectl(way: &CopyTarget<'_>, words: &[&str]) {

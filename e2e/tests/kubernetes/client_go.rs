@@ -4,7 +4,13 @@ use serde_json::{Value, json};
 use skewbridge_e2e::{ControlPlane, Node, ServerSpec, User, Via, control_planes, is_since};
 
 /// The checks that every server supports.
-const CHECKS: [&str; 5] = ["informers", "protobuf", "apply", "pages", "election"];
+const CHECKS: [&str; 5] = [
+    "informers",
+    "protobuf",
+    "server-side-apply",
+    "pagination",
+    "leader-election",
+];
 
 #[tokio::test]
 async fn client_go_sees_every_control_plane_the_same_through_its_bridges() {
@@ -34,12 +40,12 @@ async fn check_control_plane(versions: &[String]) {
             if check == "informers" {
                 // Streaming lists were enabled in 1.32, disabled in 1.33, and are enabled
                 // since 1.34.
-                let way = match version {
+                let method = match version {
                     version if is_since(version, 34) => "streaming list",
                     version if is_since(version, 32) => continue,
                     _ => "list, then watch",
                 };
-                assert_eq!(seen["Way"], way, "{seen:#}");
+                assert_eq!(seen["ListMethod"], method, "{seen:#}");
             }
         }
         if speaks_cbor(version) {
@@ -79,7 +85,7 @@ async fn same_both_ways(plane: &ControlPlane, server: usize, check: &str) -> Val
         assert_eq!(output.code, Some(0), "{version} {via:?}: {}", output.stderr);
         serde_json::from_str::<Value>(&output.stdout).unwrap()
     };
-    let (direct, bridged) = tokio::join!(by(Via::Server, "straight"), by(Via::Bridge, "bridged"));
+    let (direct, bridged) = tokio::join!(by(Via::Server, "direct"), by(Via::Bridge, "bridged"));
     assert_eq!(bridged, direct, "{check}");
     bridged
 }

@@ -129,13 +129,13 @@ impl<'a> Kubectl<'a> {
             .unwrap_or_else(|_| panic!("{words:?} hangs"))
             .unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (printed, complaint) = (text(&output.stdout), text(&output.stderr));
-        (output.status.code(), printed, complaint)
+        let (printed, stderr) = (text(&output.stdout), text(&output.stderr));
+        (output.status.code(), printed, stderr)
     }
 
     async fn ok(&self, words: &[&str]) -> String {
-        let (code, printed, complaint) = self.run(words, b"").await;
-        assert_eq!(code, Some(0), "{words:?}: {complaint}");
+        let (code, printed, stderr) = self.run(words, b"").await;
+        assert_eq!(code, Some(0), "{words:?}: {stderr}");
         printed
     }
 }
@@ -166,10 +166,10 @@ async fn objects_are_listed_and_watched(kubectl: &Kubectl<'_>) {
 async fn commands_run(kubectl: &Kubectl<'_>) {
     let script = "cat; echo err >&2; exit 7";
     let words = ["exec", "-i", Node::POD, "--", "sh", "-c", script];
-    let (code, printed, complaint) = kubectl.run(&words, b"to the pod and back").await;
-    assert_eq!(code, Some(7), "{complaint}");
+    let (code, printed, stderr) = kubectl.run(&words, b"to the pod and back").await;
+    assert_eq!(code, Some(7), "{stderr}");
     assert_eq!(printed, "to the pod and back");
-    assert!(complaint.contains("err"), "{complaint}");
+    assert!(stderr.contains("err"), "{stderr}");
 }
 
 async fn files_are_copied(kubectl: &Kubectl<'_>, node: &Node) {

@@ -2,58 +2,58 @@
 //! everything; `cargo xtask e2e` runs each module in its own process, two at a time.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // test helpers panic on failure
 
-mod bridge_user;
+mod bridge_rbac;
 mod client_commands;
 mod client_copies;
 mod client_go;
-mod complete;
 mod control_plane;
+mod controller_manager;
 mod discovery;
+mod discovery_authorization;
+mod discovery_freshness;
+mod discovery_lists_and_openapi;
 mod etcd;
-mod exhaustion;
-mod freshness;
+mod front_proxy_ca_overlap;
 mod hardware_keys;
 mod health;
-mod interop;
+mod informers_during_upgrades;
+mod kube_apiserver_peer;
+mod kube_apiserver_restart;
 mod kubectl;
-mod native;
+mod merged_discovery_parity;
+mod peer_concurrent_startup;
 mod peer_crds;
 mod peer_etcd;
 mod peer_faults;
-mod peer_identity;
-mod peer_memory;
+mod peer_identity_lease;
 mod peer_registries;
 mod peer_rollback;
-mod peer_rounds;
-mod peer_silence;
+mod peer_served_records;
+mod peer_unresponsive;
 mod peer_upgrade;
-mod peer_users;
+mod peer_user_identity;
 mod peers;
 mod playground;
 mod playground_new;
 mod playground_old;
-mod readers;
-mod replay;
-mod restart;
-mod rolling;
+mod resource_exhaustion;
+mod response_parity;
+mod rolling_upgrade;
 mod run;
-mod shared_ca;
 mod skew;
 mod spdystream;
 mod stock_clients;
-mod stories;
+mod stream_translation;
+mod stream_translation_faults;
+mod stream_translation_idle;
+mod stream_translation_pings;
+mod stream_translation_rbac;
 mod streams;
-mod translate;
-mod translate_cuts;
-mod translate_idle;
-mod translate_pings;
-mod translate_users;
 mod unauthenticated_connections;
-mod upgrades;
 mod websocket;
 
-#[path = "../support/cutting_proxy.rs"]
-mod cutting_proxy;
+#[path = "../support/disconnecting_proxy.rs"]
+mod disconnecting_proxy;
 #[path = "../support/kubectl_terminal.rs"]
 mod kubectl_terminal;
 #[path = "../support/peer_pair.rs"]

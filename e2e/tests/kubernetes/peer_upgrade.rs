@@ -78,14 +78,14 @@ async fn clients_are_not_disrupted_when_one_of_two_peers_dies_or_is_replaced() {
             clients.spawn(read(client, load.member()));
         }
     }
-    for (server, first) in [(1, First::Server), (2, First::Bridge)] {
+    for (server, first) in [(1, KillOrder::Server), (2, KillOrder::Bridge)] {
         load.wait_until_all_succeed("before it dies").await;
         match first {
-            First::Server => {
+            KillOrder::Server => {
                 plane.stop_server(server, "KILL");
                 plane.stop_bridge(server, "KILL");
             }
-            First::Bridge => {
+            KillOrder::Bridge => {
                 plane.stop_bridge(server, "KILL");
                 plane.stop_server(server, "KILL");
             }
@@ -109,16 +109,19 @@ async fn clients_are_not_disrupted_when_one_of_two_peers_dies_or_is_replaced() {
             clients.spawn(write(client, load.member()));
         }
         let client = plane.http_client(OLD, Via::Bridge, protocol);
-        let follower = Follower::start(client).await;
+        let follower = ResumingWatcher::start(client).await;
         clients.spawn(follower.follow(load.member()));
     }
     // A rolling upgrade: one after the other.
-    for (server, then) in [(1, Then::AtOnce), (2, Then::WhenItIsAskedItself)] {
+    for (server, then) in [
+        (1, ServerTermination::Immediately),
+        (2, ServerTermination::AfterDirectRequests),
+    ] {
         load.wait_until_all_succeed("before it ends").await;
         let since = Instant::now();
         plane.stop_bridge(server, "TERM");
         println!("bridge {server} ended in {:.1?}", since.elapsed());
-        if then == Then::WhenItIsAskedItself {
+        if then == ServerTermination::AfterDirectRequests {
             let [key, _] = record_keys(&plane, server);
             let address = plane.servers[server].address;
             wait_until_record_points_to(&mut plane, &key, address).await;
@@ -142,17 +145,17 @@ async fn clients_are_not_disrupted_when_one_of_two_peers_dies_or_is_replaced() {
 
 /// Which of a server and its bridge dies first.
 #[derive(Debug, Clone, Copy)]
-enum First {
+enum KillOrder {
     Server,
     Bridge,
 }
 
 /// When a server is terminated whose bridge has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Then {
-    AtOnce,
+enum ServerTermination {
+    Immediately,
     /// From 1.36 on a server publishes its own address every 10 s, if there is no other.
-    WhenItIsAskedItself,
+    AfterDirectRequests,
 }
 
 /// Waits until the old server's bridge has sent a request to each of the others since now.
@@ -195,7 +198,7 @@ struct Shared {
 }
 
 /// The load as seen by one client.
-struct Member {
+struct LoadClientState {
     stop: watch::Receiver<bool>,
     succeeded: Arc<AtomicUsize>,
     shared: Arc<Shared>,
@@ -203,11 +206,11 @@ struct Member {
 }
 
 impl Load {
-    fn member(&self) -> Member {
+    fn member(&self) -> LoadClientState {
         let mut members = self.members.lock().unwrap();
         let succeeded = Arc::<AtomicUsize>::default();
         members.push(succeeded.clone());
-        Member {
+        LoadClientState {
             stop: self.stop.subscribe(),
             succeeded,
             shared: self.shared.clone(),
@@ -247,7 +250,7 @@ impl Load {
     }
 }
 
-impl Member {
+impl LoadClientState {
     fn is_running(&self) -> bool {
         !*self.stop.borrow()
     }
@@ -266,7 +269,7 @@ impl Member {
     }
 }
 
-async fn read(mut client: HttpClient, member: Member) {
+async fn read(mut client: HttpClient, member: LoadClientState) {
     while member.is_running() {
         match client
             .send(&Request::get(VersionSpecificApi::POLICIES.path))
@@ -285,7 +288,7 @@ async fn read(mut client: HttpClient, member: Member) {
 }
 
 /// Objects with generated names: an object that is created twice would exist twice.
-async fn write(mut client: HttpClient, member: Member) {
+async fn write(mut client: HttpClient, member: LoadClientState) {
     let special = VersionSpecificApi::TAINT_RULES;
     for attempt in 0.. {
         if !member.is_running() {
@@ -322,13 +325,13 @@ fn name_of(object: &Value) -> String {
 }
 
 /// A client that watches, and resumes its watch where it ended.
-struct Follower {
+struct ResumingWatcher {
     client: HttpClient,
     version: String,
     seen: HashMap<String, usize>,
 }
 
-impl Follower {
+impl ResumingWatcher {
     async fn start(mut client: HttpClient) -> Self {
         let list = client
             .send(&Request::get(VersionSpecificApi::TAINT_RULES.path))
@@ -345,7 +348,7 @@ impl Follower {
         }
     }
 
-    async fn follow(mut self, member: Member) {
+    async fn follow(mut self, member: LoadClientState) {
         loop {
             let path = format!(
                 "{}?watch=true&timeoutSeconds=600&resourceVersion={}",
@@ -370,7 +373,11 @@ impl Follower {
     }
 
     /// Until the stream ends, or all written objects have been seen and no more will come.
-    async fn events(&mut self, mut stream: ResponseStream, member: &Member) -> Result<(), String> {
+    async fn events(
+        &mut self,
+        mut stream: ResponseStream,
+        member: &LoadClientState,
+    ) -> Result<(), String> {
         let mut text = Vec::new();
         loop {
             let next = tokio::select! {

@@ -274,7 +274,7 @@ async fn debug_peers_lists_the_others(
     };
     // A renewal shows that the server keeps the Lease itself.
     eventually(
-        "who keeps the Lease is known",
+        "the writer of the Lease is known",
         PEER_DISCOVERY_TIMEOUT,
         async || view().await["local"]["leaseKeptBy"] == "kube-apiserver",
     )

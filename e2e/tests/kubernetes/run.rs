@@ -84,11 +84,11 @@ async fn kubectl_shows_why_its_requests_cannot_be_signed() {
         let mut command = plane.kubectl_under_run(0, &agent);
         let ran = timeout(COMMAND_TIMEOUT, command.args(["get", "pods"]).output()).await;
         let ran = ran.expect("an end in time").unwrap();
-        let complaint = String::from_utf8(ran.stderr).unwrap();
-        assert_eq!(ran.status.code(), Some(code), "{complaint}");
-        let last = complaint.trim().lines().last().unwrap();
-        assert!(last.contains(&expected), "{complaint}");
-        assert!(!complaint.contains("unknown"), "{complaint}");
+        let stderr = String::from_utf8(ran.stderr).unwrap();
+        assert_eq!(ran.status.code(), Some(code), "{stderr}");
+        let last = stderr.trim().lines().last().unwrap();
+        assert!(last.contains(&expected), "{stderr}");
+        assert!(!stderr.contains("unknown"), "{stderr}");
     }
 }
 
@@ -157,8 +157,8 @@ impl Kubectl<'_> {
     }
 
     async fn ok(&self, words: &[&str]) -> String {
-        let (code, printed, complaint) = self.run(words, b"").await;
-        assert_eq!(code, Some(0), "{words:?}: {complaint}");
+        let (code, printed, stderr) = self.run(words, b"").await;
+        assert_eq!(code, Some(0), "{words:?}: {stderr}");
         printed
     }
 }
@@ -179,9 +179,9 @@ async fn the_user_is_that_of_the_key(kubectl: &Kubectl<'_>) {
     let review = other.ok(&["auth", "whoami", "-o", "json"]).await;
     let review: Value = serde_json::from_str(&review).unwrap();
     assert_eq!(review["status"]["userInfo"]["username"], "alice");
-    let (code, _, complaint) = other.run(&["get", "secrets"], b"").await;
+    let (code, _, stderr) = other.run(&["get", "secrets"], b"").await;
     assert_eq!(code, Some(1));
-    assert!(complaint.contains("forbidden"), "{complaint}");
+    assert!(stderr.contains("forbidden"), "{stderr}");
 }
 
 async fn objects_are_read_written_and_watched(kubectl: &Kubectl<'_>) {
@@ -223,10 +223,10 @@ async fn commands_run_and_return_their_exit_codes(kubectl: &Kubectl<'_>) {
         "-c",
         "cat; echo err >&2; exit 7",
     ];
-    let (code, printed, complaint) = kubectl.run(&words, b"to the pod and back").await;
-    assert_eq!(code, Some(7), "{complaint}");
+    let (code, printed, stderr) = kubectl.run(&words, b"to the pod and back").await;
+    assert_eq!(code, Some(7), "{stderr}");
     assert_eq!(printed, "to the pod and back");
-    assert!(complaint.contains("err"), "{complaint}");
+    assert!(stderr.contains("err"), "{stderr}");
 }
 
 async fn a_terminal_works(kubectl: &Kubectl<'_>) {

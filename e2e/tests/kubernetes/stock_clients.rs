@@ -48,12 +48,12 @@ async fn the_python_client_forwards_ports_of_the_playground() {
             command.args([&*context, "default", "web", "8080"]);
             let ran = tokio::time::timeout(PORT_FORWARD_TIMEOUT, command.output()).await;
             let ran = ran.expect("an end in time").unwrap();
-            let complaint = String::from_utf8_lossy(&ran.stderr);
-            assert!(ran.status.success(), "{context}: {complaint}");
+            let stderr = String::from_utf8_lossy(&ran.stderr);
+            assert!(ran.status.success(), "{context}: {stderr}");
             let seen: Value = serde_json::from_slice(&ran.stdout).unwrap();
-            let answer = seen["answer"].as_str().unwrap();
+            let response = seen["response"].as_str().unwrap();
             let expected = "\r\n\r\nHello from pod web, port 8080.\n";
-            assert!(answer.ends_with(expected), "{context}: {seen}");
+            assert!(response.ends_with(expected), "{context}: {seen}");
             let error = seen["error"].as_str().unwrap();
             assert!(
                 error.starts_with("error forwarding port 9 to pod web"),
@@ -85,17 +85,19 @@ async fn k9s_needs_no_change() {
     tmux.run(&["resize-window", "-x", "160", "-y", "40"]).await;
     tmux.types(&format!("{}\r", tmux.line)).await;
     // The title with the count appears only after the list is loaded.
-    tmux.shows(&format!("pods({})[1]", Node::NAMESPACE)).await;
+    tmux.wait_until_shown(&format!("pods({})[1]", Node::NAMESPACE))
+        .await;
     tmux.types("s").await;
-    tmux.shows("<<K9s-Shell>>").await;
+    tmux.wait_until_shown("<<K9s-Shell>>").await;
     tmux.types("PS1='remote''> '\r").await;
-    tmux.shows("remote> ").await;
+    tmux.wait_until_shown("remote> ").await;
     tmux.types("echo in the p''od\r").await;
-    tmux.shows("in the pod").await;
+    tmux.wait_until_shown("in the pod").await;
     tmux.run(&["send-keys", "C-d"]).await;
-    tmux.shows(&format!("pods({})", Node::NAMESPACE)).await;
+    tmux.wait_until_shown(&format!("pods({})", Node::NAMESPACE))
+        .await;
     tmux.types(":q\r").await;
-    tmux.shows("ended with 0").await;
+    tmux.wait_until_shown("ended with 0").await;
 }
 
 /// The server and the plugin for a client.
@@ -120,8 +122,8 @@ impl ClientRun<'_> {
     }
 
     async fn ok(&self, client: StockClient, words: &[&str]) -> String {
-        let (code, printed, complaint) = self.run(client, words).await;
-        assert_eq!(code, Some(0), "{client:?} {words:?}: {complaint}");
+        let (code, printed, stderr) = self.run(client, words).await;
+        assert_eq!(code, Some(0), "{client:?} {words:?}: {stderr}");
         printed
     }
 }
@@ -153,9 +155,9 @@ async fn python(clients: &ClientRun<'_>) {
     let expected = json!({
         "user": "admin",
         "pods": [Node::POD],
-        "watched": ["ADDED", "MODIFIED", "DELETED"],
-        "ran": {"stdout": "to the pod and back", "stderr": "err\n", "code": 7},
-        "strictly": 200,
+        "events": ["ADDED", "MODIFIED", "DELETED"],
+        "command": {"stdout": "to the pod and back", "stderr": "err\n", "code": 7},
+        "strict_tls_status": 200,
     });
     assert_eq!(seen, expected);
 }
@@ -164,9 +166,9 @@ async fn python(clients: &ClientRun<'_>) {
 const COMMAND: [&str; 4] = [Node::POD, "sh", "-c", "echo out; echo err >&2; exit 7"];
 
 async fn rust(clients: &ClientRun<'_>) {
-    let (code, printed, complaint) = clients.run(StockClient::Rust, &COMMAND).await;
-    assert_eq!((code, &*printed), (Some(7), "out\n"), "{complaint}");
-    assert_eq!(complaint, "err\n");
+    let (code, printed, stderr) = clients.run(StockClient::Rust, &COMMAND).await;
+    assert_eq!((code, &*printed), (Some(7), "out\n"), "{stderr}");
+    assert_eq!(stderr, "err\n");
 }
 
 /// From the installation of a chart to its removal.
@@ -224,16 +226,13 @@ async fn signed(plane: &ControlPlane) {
     };
     let began = Instant::now();
     loop {
-        let (code, printed, complaint) = clients.run(StockClient::Rust, &COMMAND).await;
+        let (code, printed, stderr) = clients.run(StockClient::Rust, &COMMAND).await;
         if code == Some(7) {
-            assert_eq!((&*printed, &*complaint), ("out\n", "err\n"));
+            assert_eq!((&*printed, &*stderr), ("out\n", "err\n"));
             break;
         }
-        let is_early = complaint.contains("ServiceUnavailable") || complaint.contains("503");
-        assert!(
-            is_early && began.elapsed() < SIGNATURE_TIMEOUT,
-            "{complaint}"
-        );
+        let is_early = stderr.contains("ServiceUnavailable") || stderr.contains("503");
+        assert!(is_early && began.elapsed() < SIGNATURE_TIMEOUT, "{stderr}");
     }
     let audit = std::fs::read_to_string(&plane.servers[0].audit_log).unwrap_or_default();
     assert!(audit.contains(r#""username":"signer""#), "no signature");

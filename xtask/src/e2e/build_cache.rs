@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 use std::{env, fs, io};
 
-use super::modules;
+use super::go_modules;
 use super::python;
 use super::version::Version;
 use crate::step::{self, Failed};
@@ -130,7 +130,7 @@ impl BuildCache {
         fs::create_dir_all(&directory).map_err(failed("a cache directory"))?;
         // The requirements depend on the imports of all programs.
         let key = self.key(&[], &go_files(&sources)?)?;
-        modules::generated(version, &sources, &directory, key)
+        go_modules::generated(version, &sources, &directory, key)
     }
 
     /// Builds a program unless the cache has one of the same inputs.

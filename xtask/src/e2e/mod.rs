@@ -1,23 +1,23 @@
 //! `cargo xtask e2e`: the tests against real Kubernetes.
 
 mod build_cache;
-mod modules;
+mod control_planes;
+mod go_modules;
 mod parallel;
-mod planes;
 mod python;
 mod suites;
 mod version;
 
 use std::process::Command;
 
-use crate::background::{self, BackgroundStep};
-use crate::debian::{self, Need};
+use crate::background_steps::{self, BackgroundStep};
+use crate::debian_packages::{self, Need};
 use crate::step::{self, Failed, Steps};
 
 use build_cache::BuildCache;
+pub(crate) use control_planes::Extent;
+use control_planes::Planes;
 use parallel::SuiteRunner;
-pub(crate) use planes::Extent;
-use planes::Planes;
 use suites::Program;
 
 /// Programs that the tests start.
@@ -119,7 +119,7 @@ pub(crate) fn steps(
         program = Some(Program::build(cache.sources())?);
         Ok(())
     })?;
-    background::run(steps, background_steps, |steps| {
+    background_steps::run(steps, background_steps, |steps| {
         steps.run("tests against real Kubernetes", || match &program {
             Some(program) => test(program, &cache, &planes, extent, filter),
             None => Ok(()),
@@ -137,7 +137,7 @@ pub(crate) fn provide(command: &mut Command) -> Result<(), Failed> {
         cache.program(program)?;
     }
     if let Some(version) = planes.versions().next() {
-        cache.kubernetes(version, &planes::PROGRAMS_OF_EACH_VERSION)?;
+        cache.kubernetes(version, &control_planes::PROGRAMS_OF_EACH_VERSION)?;
         command.env(PLANES, version.to_string());
     }
     command.env(BINARIES, cache.links());
@@ -145,7 +145,7 @@ pub(crate) fn provide(command: &mut Command) -> Result<(), Failed> {
 }
 
 fn needs() -> Result<(), Failed> {
-    debian::ensure(&NEEDS)?;
+    debian_packages::ensure(&NEEDS)?;
     if step::exists("go") {
         return Ok(());
     }

@@ -39,7 +39,7 @@ impl SuiteRunner<'_> {
         let run = |suite: Suite| self.run_suite(&suite, &progress);
         let (idle, busy) = suites.into_iter().partition(Suite::is_idle);
         run_idle_beside_busy(idle, busy, run);
-        progress.verdict(self.logs)
+        progress.result(self.logs)
     }
 
     fn run_suite(&self, suite: &Suite, progress: &Progress) {
@@ -137,7 +137,7 @@ impl Progress {
         );
     }
 
-    fn verdict(self, output: &Path) -> Result<(), Failed> {
+    fn result(self, output: &Path) -> Result<(), Failed> {
         let state = self.state.into_inner();
         let failed = state.unwrap_or_else(PoisonError::into_inner).failed;
         if failed.is_empty() {
@@ -268,11 +268,11 @@ mod tests {
             progress.started(name);
             progress.finished(name, &outcome, SECOND, b"");
         }
-        let Failed(why) = progress.verdict(Path::new("/logs")).expect_err("a failure");
+        let Failed(why) = progress.result(Path::new("/logs")).expect_err("a failure");
         assert_eq!(
             why,
             "2 of 3 suites failed: etcd, plane; their output is above and in /logs"
         );
-        assert!(Progress::new(3).verdict(Path::new("/logs")).is_ok());
+        assert!(Progress::new(3).result(Path::new("/logs")).is_ok());
     }
 }

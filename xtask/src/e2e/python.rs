@@ -4,17 +4,17 @@ use std::path::Path;
 use std::process::Command;
 
 use super::build_cache::failed;
-use crate::debian;
+use crate::debian_packages;
 use crate::step::{self, Failed};
 
 /// Debian has the modules for virtual environments in a separate package.
 pub(super) fn ensure_environments() -> Result<(), Failed> {
     let has_modules =
-        || step::works(Command::new("python3").args(["-c", "import ensurepip, venv"]));
+        || step::succeeds(Command::new("python3").args(["-c", "import ensurepip, venv"]));
     if has_modules() {
         return Ok(());
     }
-    debian::install(
+    debian_packages::install(
         "the modules venv and ensurepip of Python",
         &["python3-venv"],
     )?;

@@ -16,19 +16,24 @@ const LONGEST: [&str; 14] = [
     "client_commands",
     "client_copies",
     "run",
-    "peer_rounds",
+    "peer_concurrent_startup",
     "peer_upgrade",
     "peer_etcd",
-    "translate",
+    "stream_translation",
     "streams",
-    "replay",
-    "stories",
-    "rolling",
+    "response_parity",
+    "controller_manager",
+    "rolling_upgrade",
     "etcd",
 ];
 
 /// Suites that wait for timers nearly all of their time. They run beside the others.
-const IDLE: [&str; 4] = ["peer_rollback", "upgrades", "peer_memory", "peer_silence"];
+const IDLE: [&str; 4] = [
+    "peer_rollback",
+    "informers_during_upgrades",
+    "peer_served_records",
+    "peer_unresponsive",
+];
 
 /// The example of the client library that a test runs.
 const EXAMPLE: &str = "run_a_command";

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::scan::Place;
+use super::scan::SourceLine;
 use super::{Edges, modules};
 
 /// Modules that depend on each other, directly or through others of them.
@@ -16,7 +16,7 @@ impl Cycle {
     pub(crate) fn edges<'a>(
         &'a self,
         edges: &'a Edges,
-    ) -> impl Iterator<Item = (&'a str, &'a str, &'a Place)> {
+    ) -> impl Iterator<Item = (&'a str, &'a str, &'a SourceLine)> {
         self.modules.iter().flat_map(move |from| {
             edges
                 .get(from)
@@ -111,7 +111,9 @@ mod tests {
         lines
             .iter()
             .map(|(from, to)| {
-                let to = to.iter().map(|to| ((*to).to_owned(), Place::default()));
+                let to = to
+                    .iter()
+                    .map(|to| ((*to).to_owned(), SourceLine::default()));
                 ((*from).to_owned(), to.collect())
             })
             .collect()
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn two_cycles_are_told_apart() {
+    fn two_cycles_are_distinguished() {
         let edges = graph(&[
             ("a", &["b"]),
             ("b", &["a"]),

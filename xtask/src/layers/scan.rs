@@ -11,12 +11,12 @@ use crate::step::Failed;
 
 /// A line of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SourceLine {
     file: PathBuf,
     line: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.file.display(), self.line)
     }
@@ -55,17 +55,17 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failed> {
 
 /// A path from the root of the crate, as a file names it.
 #[derive(Debug)]
-struct Mention {
+struct PathReference {
     from: Vec<String>,
     to: String,
-    place: Place,
+    place: SourceLine,
 }
 
 #[derive(Debug, Default)]
 struct Found {
     /// Every module that a file or a block declares, by its path.
     modules: BTreeSet<Vec<String>>,
-    mentions: Vec<Mention>,
+    mentions: Vec<PathReference>,
     /// Modules that only tests have.
     tests: BTreeSet<Vec<String>>,
     /// What the root re-exports, and from which module.
@@ -186,15 +186,17 @@ impl Found {
         }
         let targets = match target {
             TokenTree::Ident(word) => vec![word.to_string()],
-            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => firsts(group),
+            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => {
+                first_segments(group)
+            }
             _ => Vec::new(),
         };
         for to in targets {
-            let place = Place {
+            let place = SourceLine {
                 file: file.to_owned(),
                 line: span.start().line,
             };
-            self.mentions.push(Mention {
+            self.mentions.push(PathReference {
                 from: module.to_vec(),
                 to,
                 place,
@@ -246,7 +248,7 @@ impl Found {
             .iter()
             .map(|top| ((*top).clone(), BTreeMap::new()))
             .collect();
-        for Mention { from, to, place } in mentions {
+        for PathReference { from, to, place } in mentions {
             let Some(top) = from.first().filter(|_| !is_test(&from)) else {
                 continue;
             };
@@ -286,7 +288,7 @@ fn module_of(file: &Path) -> Vec<String> {
 }
 
 /// The first word of each path in `{a::b, c}`.
-fn firsts(group: &Group) -> Vec<String> {
+fn first_segments(group: &Group) -> Vec<String> {
     let mut found = Vec::new();
     let mut at_start = true;
     for token in group.stream() {

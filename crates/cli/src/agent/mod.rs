@@ -1,7 +1,7 @@
 //! `skewbridge agent`: the reference plugin of the client executable proxy.
 
-mod build;
 mod flags;
+mod signers;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -108,7 +108,7 @@ async fn serve_until_end(flags: &Flags, exec_info: &ExecInfo) -> Result<Shutdown
     let mut shutdown = ShutdownWatcher::start(exec_info, lock)?;
     let build = {
         let (flags, exec_info) = (flags.clone(), exec_info.clone());
-        move || build::signers(&flags, &exec_info)
+        move || signers::signers(&flags, &exec_info)
     };
     let signers = match shutdown.run_blocking(build).await {
         Ok(signers) => signers?,

@@ -9,7 +9,7 @@ pub(crate) struct DetachKeys {
 
 /// The result of some key presses.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Pressed {
+pub(crate) enum KeyResult {
     /// The bytes in the buffer are for the process.
     Keys,
     /// The bytes before the sequence are for the process; then the user detaches.
@@ -40,11 +40,11 @@ impl DetachKeys {
 
     /// Takes typed bytes, and puts those for the process into `out`. A possible prefix of the
     /// sequence is held back until it is complete or fails.
-    pub(crate) fn press(&mut self, typed: &[u8], out: &mut Vec<u8>) -> Pressed {
+    pub(crate) fn press(&mut self, typed: &[u8], out: &mut Vec<u8>) -> KeyResult {
         out.clear();
         if self.keys.is_empty() {
             out.extend_from_slice(typed);
-            return Pressed::Keys;
+            return KeyResult::Keys;
         }
         for key in typed {
             // The end of a failed prefix may start the sequence again.
@@ -63,10 +63,10 @@ impl DetachKeys {
             self.pressed += 1;
             if self.pressed == self.keys.len() {
                 self.pressed = 0;
-                return Pressed::Detach;
+                return KeyResult::Detach;
             }
         }
-        Pressed::Keys
+        KeyResult::Keys
     }
 }
 
@@ -76,33 +76,33 @@ mod tests {
 
     #[test]
     fn the_sequence_detaches_and_nothing_else_is_lost() {
-        type Row<'a> = (&'a str, &'a [&'a [u8]], &'a [u8], Pressed);
+        type Row<'a> = (&'a str, &'a [&'a [u8]], &'a [u8], KeyResult);
         let usual = "ctrl-p,ctrl-q";
         let rows: [Row<'_>; 14] = [
-            (usual, &[b"ls\n"], b"ls\n", Pressed::Keys),
-            (usual, &[b"a\x10\x11b"], b"a", Pressed::Detach),
-            (usual, &[b"a\x10", b"\x11"], b"a", Pressed::Detach),
-            (usual, &[b"\x10x"], b"\x10x", Pressed::Keys),
+            (usual, &[b"ls\n"], b"ls\n", KeyResult::Keys),
+            (usual, &[b"a\x10\x11b"], b"a", KeyResult::Detach),
+            (usual, &[b"a\x10", b"\x11"], b"a", KeyResult::Detach),
+            (usual, &[b"\x10x"], b"\x10x", KeyResult::Keys),
             (
                 usual,
                 &[b"\x10", b"\x10", b"x"],
                 b"\x10\x10x",
-                Pressed::Keys,
+                KeyResult::Keys,
             ),
-            (usual, &[b"\x10\x10\x11"], b"\x10", Pressed::Detach),
+            (usual, &[b"\x10\x10\x11"], b"\x10", KeyResult::Detach),
             // Sequences that overlap themselves.
-            ("a,a,b", &[b"aab"], b"", Pressed::Detach),
-            ("a,a,b", &[b"aaab"], b"a", Pressed::Detach),
-            ("a,a,b", &[b"a", b"a", b"a", b"b"], b"a", Pressed::Detach),
-            ("a,a,b", &[b"aac"], b"aac", Pressed::Keys),
-            ("a,b,a,c", &[b"ababac"], b"ab", Pressed::Detach),
-            ("a,b,a,b,c", &[b"abababc"], b"ab", Pressed::Detach),
-            ("a,b,a,b,c", &[b"ababax", b"y"], b"ababaxy", Pressed::Keys),
-            ("", &[b"\x10\x11"], b"\x10\x11", Pressed::Keys),
+            ("a,a,b", &[b"aab"], b"", KeyResult::Detach),
+            ("a,a,b", &[b"aaab"], b"a", KeyResult::Detach),
+            ("a,a,b", &[b"a", b"a", b"a", b"b"], b"a", KeyResult::Detach),
+            ("a,a,b", &[b"aac"], b"aac", KeyResult::Keys),
+            ("a,b,a,c", &[b"ababac"], b"ab", KeyResult::Detach),
+            ("a,b,a,b,c", &[b"abababc"], b"ab", KeyResult::Detach),
+            ("a,b,a,b,c", &[b"ababax", b"y"], b"ababaxy", KeyResult::Keys),
+            ("", &[b"\x10\x11"], b"\x10\x11", KeyResult::Keys),
         ];
         for (sequence, typed, expected, last) in rows {
             let mut keys = DetachKeys::parse(sequence).unwrap();
-            let (mut all, mut out, mut end) = (Vec::new(), Vec::new(), Pressed::Keys);
+            let (mut all, mut out, mut end) = (Vec::new(), Vec::new(), KeyResult::Keys);
             for some in typed {
                 end = keys.press(some, &mut out);
                 all.extend_from_slice(&out);

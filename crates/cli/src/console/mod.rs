@@ -5,6 +5,6 @@ mod detach;
 mod stdio;
 mod terminal;
 
-pub(crate) use detach::{DetachKeys, Pressed};
+pub(crate) use detach::{DetachKeys, KeyResult};
 pub(crate) use stdio::{StdInput, StdOutput};
 pub(crate) use terminal::{INTERRUPTED, RawTerminal, Signals, TermSignals, is_terminal, size};

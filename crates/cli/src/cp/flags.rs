@@ -45,7 +45,7 @@ pub(crate) struct Flags {
     /// Container, of both pods if there are two [default: that of the pod]
     #[arg(short, long, value_name = "NAME")]
     pub(super) container: Option<String>,
-    /// How often to resume after a lost connection; negative is without limit
+    /// How often to resume after a lost connection; negative for no limit
     #[arg(
         long,
         value_name = "N",

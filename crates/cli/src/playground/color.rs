@@ -30,11 +30,11 @@ impl Color {
         self.color("2", text)
     }
 
-    pub(super) fn good(self, text: impl fmt::Display) -> String {
+    pub(super) fn success(self, text: impl fmt::Display) -> String {
         self.color("32", text)
     }
 
-    pub(super) fn bad(self, text: impl fmt::Display) -> String {
+    pub(super) fn failure(self, text: impl fmt::Display) -> String {
         self.color("31", text)
     }
 

@@ -106,7 +106,7 @@ pub(super) async fn execute(
 ) -> CommandResult {
     let (server, action) = match control_request {
         ControlRequest::Show => {
-            let servers: Vec<_> = cluster.servers().iter().map(tell).collect();
+            let servers: Vec<_> = cluster.servers().iter().map(server_json).collect();
             return CommandResult::Done(json!({"servers": servers}));
         }
         ControlRequest::Do { server, action } => (server, *action),
@@ -119,7 +119,7 @@ pub(super) async fn execute(
         return CommandResult::Impossible(reason);
     }
     match perform(cluster, index, action).await {
-        Ok(()) => CommandResult::Done(tell(&cluster.servers()[index])),
+        Ok(()) => CommandResult::Done(server_json(&cluster.servers()[index])),
         Err(error) => CommandResult::Failed(error.to_string()),
     }
 }
@@ -153,7 +153,7 @@ pub(super) async fn perform(
 }
 
 /// A server as JSON.
-fn tell(server: &Server) -> Value {
+fn server_json(server: &Server) -> Value {
     json!({
         "name": server.name(),
         "release": server.release().to_string(),

@@ -83,7 +83,7 @@ impl Directory {
     }
 }
 
-/// Keys and files of pods must not be in a directory of another user, who could replace them.
+/// Keys and files of pods must not be in a directory of another user, because that user could replace them.
 fn check_owner(path: &Path, found: &fs::Metadata) -> Result<()> {
     let us = geteuid();
     judge_owner(us.as_raw(), found.uid(), found.mode())

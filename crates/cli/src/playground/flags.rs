@@ -23,7 +23,7 @@ Examples:
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
-    /// Run the tour, and end
+    /// Run the tour and exit
     #[arg(long)]
     pub(super) tour: bool,
     /// Output format of the tour: text or json

@@ -60,7 +60,7 @@ const CONTROL_PORT: usize = 6;
 /// the command line of a container, so clap does not parse them.
 pub(crate) fn run_pod_process(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let is_pod_process = arguments.next()? == PROCESS;
-    is_pod_process.then(|| skewbridge_fake_cluster::node::program::run_in_pod(arguments))
+    is_pod_process.then(|| skewbridge_fake_cluster::node::process_entry::run_in_pod(arguments))
 }
 
 /// Runs the playground; returns when it has ended and everything is removed.
@@ -160,7 +160,7 @@ async fn run_cluster(
     let serving = control::run(listener, control, control::CLIENT_TIMEOUTS);
     let command = format!(
         "curl -XPOST -H \"Authorization: Bearer $(cat {})\" http://{address}/servers/1.36/kill",
-        topology::shown(&token_file)
+        topology::shell_quoted(&token_file)
     );
     print_stdout(&Topology::of(cluster, Some(command)).draw(color));
     tokio::select! {
@@ -246,7 +246,7 @@ fn controlled(server: &str, action: ServerAction, answer: &CommandResult, color:
         CommandResult::Unknown(why)
         | CommandResult::Impossible(why)
         | CommandResult::Failed(why) => {
-            format!("{}\n", color.bad(why))
+            format!("{}\n", color.failure(why))
         }
     }
 }
@@ -255,14 +255,14 @@ async fn run_key_action(cluster: &mut Cluster, chosen: usize, action: ServerActi
     let before = cluster.servers().get(chosen).map(|it| it.name().to_owned());
     let name = before.unwrap_or_default();
     if let Some(reason) = commands::refusal(cluster, chosen, action) {
-        print_stdout(&format!("{}\n", color.bad(reason)));
+        print_stdout(&format!("{}\n", color.failure(reason)));
         print_stdout(&help(cluster, chosen, color));
         return;
     }
     print_stdout(&format!("{action} {name} ...\n"));
     match commands::perform(cluster, chosen, action).await {
         Ok(()) => print_stdout(&help(cluster, chosen, color)),
-        Err(error) => print_stdout(&format!("{}\n", color.bad(error))),
+        Err(error) => print_stdout(&format!("{}\n", color.failure(error))),
     }
 }
 
@@ -272,9 +272,9 @@ fn help(cluster: &Cluster, chosen: usize, color: Color) -> String {
     let servers: Vec<_> = servers
         .map(|(index, server)| {
             let state = if server.is_running() {
-                color.good(server.release())
+                color.success(server.release())
             } else {
-                color.bad("down")
+                color.failure("down")
             };
             let name = format!("{} {}", index + 1, server.name());
             let name = if index == chosen {

@@ -30,7 +30,7 @@ impl Topology {
         });
         Self {
             rows: rows.collect(),
-            kubeconfig: shown(cluster.kubeconfig()),
+            kubeconfig: shell_quoted(cluster.kubeconfig()),
             program: program(),
             control,
         }
@@ -152,13 +152,13 @@ fn program() -> String {
     };
     let here = std::env::current_dir().unwrap_or_default();
     match file.strip_prefix(here) {
-        Ok(below) => shown(below),
-        Err(_) => shown(&file),
+        Ok(below) => shell_quoted(below),
+        Err(_) => shell_quoted(&file),
     }
 }
 
 /// Quoted for a shell.
-pub(super) fn shown(path: &Path) -> String {
+pub(super) fn shell_quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |it: char| it.is_ascii_alphanumeric() || "/._-".contains(it);
     if text.chars().all(is_plain) {
@@ -174,9 +174,12 @@ mod tests {
 
     #[test]
     fn paths_are_quoted_where_a_shell_needs_it() {
-        assert_eq!(shown(Path::new("/tmp/a-b")), "/tmp/a-b");
-        assert_eq!(shown(Path::new("/tmp/it's")), "'/tmp/it'\\''s'");
-        assert_eq!(shown(Path::new("/tmp/a b/token")), "'/tmp/a b/token'");
+        assert_eq!(shell_quoted(Path::new("/tmp/a-b")), "/tmp/a-b");
+        assert_eq!(shell_quoted(Path::new("/tmp/it's")), "'/tmp/it'\\''s'");
+        assert_eq!(
+            shell_quoted(Path::new("/tmp/a b/token")),
+            "'/tmp/a b/token'"
+        );
     }
 
     #[test]

@@ -121,9 +121,9 @@ impl<'a, W: Write> Tour<'a, W> {
                 let kept = self.report.steps.iter().filter(|it| it.passed).count();
                 let words = format!("{kept} of {steps} steps passed.");
                 let words = if kept == steps {
-                    color.good(words)
+                    color.success(words)
                 } else {
-                    color.bad(words)
+                    color.failure(words)
                 };
                 self.print_line(&words);
             }
@@ -378,9 +378,9 @@ impl<'a, W: Write> Tour<'a, W> {
         if let TourOutput::Text(color) = self.output {
             self.print_line(&format!("   $ {command}"));
             let (mark, saw) = if as_promised {
-                (color.good("✓"), saw.to_owned())
+                (color.success("✓"), saw.to_owned())
             } else {
-                (color.bad("✗"), color.bad(saw))
+                (color.failure("✗"), color.failure(saw))
             };
             self.print_line(&format!("   {mark} {saw}"));
             self.print_line(&format!("     {}", color.dim(meaning)));
@@ -402,7 +402,7 @@ impl<'a, W: Write> Tour<'a, W> {
         if let Err(error) = done {
             let error = format!("{error:#}");
             if let TourOutput::Text(color) = self.output {
-                let (mark, words) = (color.bad("✗"), color.bad(&error));
+                let (mark, words) = (color.failure("✗"), color.failure(&error));
                 self.print_line(&format!("   {mark} {words}"));
             }
             self.report.fail(error);

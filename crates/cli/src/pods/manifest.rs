@@ -53,17 +53,18 @@ impl Manifest {
             _ => format!("{path}: {error}"),
         })?;
         Self::parse(&text).map_err(|wrong| match wrong {
-            Wrong::Many => MULTIPLE.to_owned(),
-            Wrong::Other(wrong) => format!("{path}: {wrong}"),
+            ManifestError::Many => MULTIPLE.to_owned(),
+            ManifestError::Other(wrong) => format!("{path}: {wrong}"),
         })
     }
 
-    fn parse(text: &str) -> Result<Self, Wrong> {
+    fn parse(text: &str) -> Result<Self, ManifestError> {
         let objects = serde_saphyr::from_multiple::<Object>(text);
-        let objects = objects.map_err(|it| Wrong::Other(it.without_snippet().to_string()))?;
+        let objects =
+            objects.map_err(|it| ManifestError::Other(it.without_snippet().to_string()))?;
         let mut objects = objects.into_iter();
         let (object, None) = (objects.next().unwrap_or_default(), objects.next()) else {
-            return Err(Wrong::Many);
+            return Err(ManifestError::Many);
         };
         let Object {
             api_version,
@@ -71,9 +72,9 @@ impl Manifest {
             metadata,
         } = object;
         if kind.ends_with("List") {
-            return Err(Wrong::Many);
+            return Err(ManifestError::Many);
         }
-        let other = |wrong: String| Err(Wrong::Other(wrong));
+        let other = |wrong: String| Err(ManifestError::Other(wrong));
         let missing = match (kind.is_empty(), api_version.is_empty()) {
             (false, false) => None,
             (true, false) => Some("kind"),
@@ -113,7 +114,7 @@ impl Manifest {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Wrong {
+enum ManifestError {
     Many,
     Other(String),
 }
@@ -135,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_file_names_one_object() {
-        let other = |text: &str| Err(Wrong::Other(text.to_owned()));
+        let other = |text: &str| Err(ManifestError::Other(text.to_owned()));
         let named = |kind, name: &str, namespace: Option<&str>| {
             Ok(Manifest {
                 reference: Reference {
@@ -160,9 +161,12 @@ mod tests {
             ),
             (
                 "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: b}\n",
-                Err(Wrong::Many),
+                Err(ManifestError::Many),
             ),
-            ("apiVersion: v1\nkind: List\nitems: []\n", Err(Wrong::Many)),
+            (
+                "apiVersion: v1\nkind: List\nitems: []\n",
+                Err(ManifestError::Many),
+            ),
             (
                 "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n",
                 other("ConfigMap of v1 is nothing that runs pods"),

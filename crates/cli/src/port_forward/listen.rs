@@ -79,20 +79,20 @@ impl Socket {
     fn new(path: &Path) -> Self {
         Self {
             path: path.to_owned(),
-            is: which(path),
+            is: device_and_inode(path),
         }
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if self.is.is_some() && which(&self.path) == self.is {
+        if self.is.is_some() && device_and_inode(&self.path) == self.is {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-fn which(path: &Path) -> Option<(u64, u64)> {
+fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
     let it = std::fs::symlink_metadata(path).ok()?;
     Some((it.dev(), it.ino()))
 }

@@ -105,12 +105,12 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
     let mut endings = TermSignals::listen_in_background().map_err(Failure::new)?;
     let connection = tokio::select! {
         connection = linker.connect(linker.max_wait) => Arc::new(connection?),
-        code = endings.recv() => return ended(code),
+        code = endings.recv() => return exit_result(code),
     };
     let (printer, connections) = watch::channel(Some(connection.clone()));
     let listeners = tokio::select! {
         listeners = listen(&specs, &addresses, &connection.ports) => listeners?,
-        code = endings.recv() => return ended(code),
+        code = endings.recv() => return exit_result(code),
     };
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut accepting = JoinSet::new();
@@ -121,12 +121,12 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
     // The sockets are removed with the tasks.
     tokio::select! {
         failure = linker.keep(connection, printer) => Err(failure),
-        code = endings.recv() => ended(code),
+        code = endings.recv() => exit_result(code),
     }
 }
 
 /// As with kubectl, Ctrl-C is not an error.
-fn ended(code: u8) -> Result<(), Failure> {
+fn exit_result(code: u8) -> Result<(), Failure> {
     match code {
         INTERRUPTED => Ok(()),
         code => Err(Failure::silent(code)),

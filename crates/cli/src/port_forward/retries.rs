@@ -36,14 +36,14 @@ impl Retries {
 
     /// A connection is lost.
     pub(super) fn lost(&mut self, uptime: Uptime, now: Instant) {
-        if uptime.time >= self.steady(uptime.served) {
+        if uptime.time >= self.stable_uptime(uptime.served) {
             *self = Self::new(self.max_wait, now);
         }
     }
 
     /// The lifetime of a connection that ends an outage: longer than any delay, or than the
     /// shortest one if it has carried data, but not longer than the limit.
-    fn steady(&self, served: bool) -> Duration {
+    fn stable_uptime(&self, served: bool) -> Duration {
         let (shortest, longest) = BACKOFF_RANGE;
         let steady = if served { shortest } else { longest };
         steady.min(self.max_wait)
@@ -61,7 +61,7 @@ impl Retries {
     }
 
     /// Time limit of an attempt.
-    pub(super) fn left(&self, now: Instant) -> Duration {
+    pub(super) fn remaining(&self, now: Instant) -> Duration {
         self.until.saturating_duration_since(now)
     }
 }
@@ -204,8 +204,8 @@ mod tests {
     fn an_attempt_does_not_exceed_the_remaining_time() {
         let now = Instant::now();
         let retries = Retries::new(millis(500), now);
-        assert_eq!(retries.left(now + millis(200)), millis(300));
-        assert_eq!(retries.left(now + millis(700)), Duration::ZERO);
+        assert_eq!(retries.remaining(now + millis(200)), millis(300));
+        assert_eq!(retries.remaining(now + millis(700)), Duration::ZERO);
     }
 
     fn after(uptime: u64, served: bool) -> Uptime {

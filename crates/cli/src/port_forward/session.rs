@@ -107,7 +107,7 @@ impl Connector {
             };
             drop(connection);
             retries.lost(uptime, Instant::now());
-            connection = match self.again(&mut retries, Failure::new(lost)).await {
+            connection = match self.reconnect(&mut retries, Failure::new(lost)).await {
                 Ok(again) => Arc::new(again),
                 Err(failure) => return failure,
             };
@@ -119,7 +119,7 @@ impl Connector {
 
     /// Reconnects with backoff, because servers restart and pods are replaced. Returns the last
     /// error at the limit.
-    async fn again(
+    async fn reconnect(
         &mut self,
         retries: &mut Retries,
         lost: Failure,
@@ -127,7 +127,7 @@ impl Connector {
         let mut why = lost;
         while let Some(pause) = retries.next(Instant::now()) {
             sleep(pause).await;
-            let left = retries.left(Instant::now());
+            let left = retries.remaining(Instant::now());
             match timeout(left, self.renewed(left)).await {
                 Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(failure)) => why = failure,

@@ -25,7 +25,7 @@ pub(super) struct Ended {
 
 impl Ended {
     /// A terminating signal arrived before the command was started.
-    pub(super) fn by(signal: Signal) -> Self {
+    pub(super) fn by_signal(signal: Signal) -> Self {
         Self {
             code: code(ExitStatus::from_raw(signal.as_raw())),
             problem: None,

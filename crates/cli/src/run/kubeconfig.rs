@@ -58,14 +58,14 @@ pub(crate) fn text(target: &Target, namespace: Option<&str>, access: &Access) ->
         }],
     };
     // Usually large enough: a buffer that grows would leave copies of the key behind.
-    let mut json = Vec::with_capacity(ROOM);
+    let mut json = Vec::with_capacity(KUBECONFIG_BUFFER_BYTES);
     // Strings and lists of strings always serialise.
     let _ = serde_json::to_writer(&mut json, &config);
     SecretString::new(String::from_utf8(json).unwrap_or_default())
 }
 
 /// More than a certificate, its CA and its key.
-const ROOM: usize = 16 * 1024;
+const KUBECONFIG_BUFFER_BYTES: usize = 16 * 1024;
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]

@@ -1,10 +1,10 @@
 //! `skewbridge run`: a command with a temporary kubeconfig, whose requests go through a
 //! credential plugin. The command needs no support for it.
 
-mod bridge;
 mod child;
 mod flags;
 mod kubeconfig;
+mod loopback_proxy;
 mod shell;
 
 use std::io::Write as _;
@@ -15,10 +15,10 @@ use skewbridge_client::api_server::Timeouts;
 use skewbridge_client::private_dir::PrivateDir;
 use skewbridge_client::{Endpoint, Kubeconfig, Target, exec_plugin};
 
-use bridge::Bridge;
 use child::{Ended, Signals};
 pub(crate) use flags::Flags;
 use flags::Options;
+use loopback_proxy::LoopbackProxy;
 
 /// Exit code of a failure before the command starts: that of `env` and `timeout`, since all
 /// others are exit codes of the command.
@@ -84,18 +84,18 @@ async fn session(options: &Options) -> Result<Ended, String> {
     let endpoint = tokio::select! {
         endpoint = Endpoint::prepare_with_timeouts(&target, timeouts) => endpoint,
         // There is no command yet: the signal ends this program, and the plugin with it.
-        signal = signals.next() => return Ok(Ended::by(signal)),
+        signal = signals.next() => return Ok(Ended::by_signal(signal)),
     };
     let endpoint = Arc::new(endpoint.map_err(|error| error.to_string())?);
-    let bridge = Bridge::open(endpoint).await?;
-    let ended = behind(&bridge, options, &target, signals).await;
-    bridge.close().await;
+    let proxy = LoopbackProxy::open(endpoint).await?;
+    let ended = run_command(&proxy, options, &target, signals).await;
+    proxy.close().await;
     ended
 }
 
 /// Writes the kubeconfig, and runs the command to its end.
-async fn behind(
-    bridge: &Bridge,
+async fn run_command(
+    proxy: &LoopbackProxy,
     options: &Options,
     target: &Target,
     signals: Signals,
@@ -108,7 +108,7 @@ async fn behind(
              files can be locked"
         )
     })?;
-    let text = kubeconfig::text(target, options.namespace.as_deref(), bridge.access());
+    let text = kubeconfig::text(target, options.namespace.as_deref(), proxy.access());
     let path = directory
         .write("config", text.expose().as_bytes())
         .map_err(|error| format!("{}: {error}", directory.path().display()))?;

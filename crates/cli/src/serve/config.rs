@@ -87,7 +87,7 @@ fn listen(
         "--secure-port",
         parse::number(&serving.secure_port, &(0..=u16::MAX)),
     );
-    let advertise_address = given(generic.advertise_address.as_ref())
+    let advertise_address = non_empty(generic.advertise_address.as_ref())
         .and_then(|ip| diagnostics.value("--advertise-address", parse::advertised_ip(ip)));
     Some(Listen {
         bind_address: bind_address?,
@@ -97,10 +97,10 @@ fn listen(
 }
 
 fn serving(flags: &ServingFlags, diagnostics: &mut Diagnostics) -> Option<Serving> {
-    let cert = ("--tls-cert-file", given(flags.tls_cert_file.as_ref()));
+    let cert = ("--tls-cert-file", non_empty(flags.tls_cert_file.as_ref()));
     let key = (
         "--tls-private-key-file",
-        given(flags.tls_private_key_file.as_ref()),
+        non_empty(flags.tls_private_key_file.as_ref()),
     );
     if cert.1.is_none() && key.1.is_none() {
         diagnostics.problem(cert.0, None, "required: the certificate shown to clients");
@@ -120,7 +120,7 @@ fn tls_version(text: &str) -> Parsed<TlsVersion> {
             "{text} is not offered, being insecure (RFC 8996); use VersionTLS12 or VersionTLS13"
         ));
     }
-    parse::word(
+    parse::keyword(
         text,
         &[
             ("VersionTLS12", TlsVersion::Tls12),
@@ -131,8 +131,8 @@ fn tls_version(text: &str) -> Parsed<TlsVersion> {
 
 fn callers(flags: &AuthenticationFlags, diagnostics: &mut Diagnostics) -> Callers {
     const REQUEST_HEADER_CA: &str = "--requestheader-client-ca-file";
-    let client_ca = diagnostics.ca(("--client-ca-file", given(flags.client_ca_file.as_ref())));
-    let path = given(flags.requestheader_client_ca_file.as_ref());
+    let client_ca = diagnostics.ca(("--client-ca-file", non_empty(flags.client_ca_file.as_ref())));
+    let path = non_empty(flags.requestheader_client_ca_file.as_ref());
     let peer_ca = diagnostics.ca((REQUEST_HEADER_CA, path));
     let allowed_names = diagnostics.values(
         "--requestheader-allowed-names",
@@ -237,7 +237,7 @@ fn upstream(
         ),
     );
     let ca = diagnostics.ca(("--upstream-ca-file", ca));
-    let server_name = given(flags.upstream_server_name.as_ref())
+    let server_name = non_empty(flags.upstream_server_name.as_ref())
         .and_then(|name| diagnostics.value("--upstream-server-name", parse::server_name(name)));
     let front_proxy = front_proxy(flags, diagnostics);
     let bridge_user = bridge_user(flags, diagnostics);
@@ -275,11 +275,11 @@ fn front_proxy(flags: &UpstreamFlags, diagnostics: &mut Diagnostics) -> Option<K
     diagnostics.key_pair(
         (
             "--proxy-client-cert-file",
-            given(flags.proxy_client_cert_file.as_ref()),
+            non_empty(flags.proxy_client_cert_file.as_ref()),
         ),
         (
             "--proxy-client-key-file",
-            given(flags.proxy_client_key_file.as_ref()),
+            non_empty(flags.proxy_client_key_file.as_ref()),
         ),
     )
 }
@@ -336,17 +336,17 @@ fn asserted(text: &str) -> Parsed<String> {
 
 fn peers(flags: &PeerFlags, etcd: &EtcdFlags, diagnostics: &mut Diagnostics) -> Option<Peers> {
     let identity = diagnostics.value("--apiserver-identity", identity(&flags.apiserver_identity));
-    let ca = diagnostics.ca(("--peer-ca-file", given(flags.peer_ca_file.as_ref())));
-    let advertise_ip = given(flags.peer_advertise_ip.as_ref())
+    let ca = diagnostics.ca(("--peer-ca-file", non_empty(flags.peer_ca_file.as_ref())));
+    let advertise_ip = non_empty(flags.peer_advertise_ip.as_ref())
         .and_then(|ip| diagnostics.value("--peer-advertise-ip", parse::advertised_ip(ip)));
-    let advertise_port = given(flags.peer_advertise_port.as_ref()).and_then(|port| {
+    let advertise_port = non_empty(flags.peer_advertise_port.as_ref()).and_then(|port| {
         diagnostics.value(
             "--peer-advertise-port",
             parse::number(port, &(1..=u16::MAX)),
         )
     });
     let cidrs = diagnostics.values("--peer-cidrs", &flags.peer_cidrs, parse::cidr);
-    let registry = registry(given(flags.peer_registry.as_ref()).unwrap_or("etcd"));
+    let registry = registry(non_empty(flags.peer_registry.as_ref()).unwrap_or("etcd"));
     let registry = diagnostics.value("--peer-registry", registry);
     match &registry {
         Some(RegistryKind::Leases) if flags.peer_cidrs.is_empty() => diagnostics.problem(
@@ -363,7 +363,7 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, diagnostics: &mut Diagnostics) -> 
         }
         _ => {}
     }
-    let egress = match given(flags.egress_selector_config_file.as_ref()) {
+    let egress = match non_empty(flags.egress_selector_config_file.as_ref()) {
         Some(path) => egress::read(Path::new(path), diagnostics),
         None => Some(Egress::Direct),
     };
@@ -375,7 +375,7 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, diagnostics: &mut Diagnostics) -> 
         advertise_ip,
         advertise_port,
         cidrs,
-        state_dir: given(flags.state_dir.as_ref()).map(PathBuf::from),
+        state_dir: non_empty(flags.state_dir.as_ref()).map(PathBuf::from),
         etcd: etcd?,
         egress: egress?,
     })
@@ -399,7 +399,7 @@ fn registry(text: &str) -> Parsed<RegistryKind> {
 
 fn etcd(flags: &EtcdFlags, diagnostics: &mut Diagnostics) -> Option<Etcd> {
     let servers = diagnostics.values("--etcd-servers", &flags.etcd_servers, etcd_server);
-    let ca = ("--etcd-cafile", given(flags.etcd_cafile.as_ref()));
+    let ca = ("--etcd-cafile", non_empty(flags.etcd_cafile.as_ref()));
     if ca.1.is_none() && servers.iter().any(|server| server.secure) {
         diagnostics.problem(
             ca.0,
@@ -409,8 +409,8 @@ fn etcd(flags: &EtcdFlags, diagnostics: &mut Diagnostics) -> Option<Etcd> {
     }
     let ca = diagnostics.ca(ca);
     let key_pair = diagnostics.key_pair(
-        ("--etcd-certfile", given(flags.etcd_certfile.as_ref())),
-        ("--etcd-keyfile", given(flags.etcd_keyfile.as_ref())),
+        ("--etcd-certfile", non_empty(flags.etcd_certfile.as_ref())),
+        ("--etcd-keyfile", non_empty(flags.etcd_keyfile.as_ref())),
     );
     let prefix = diagnostics.value("--etcd-prefix", etcd_prefix(&flags.etcd_prefix));
     Some(Etcd {
@@ -450,7 +450,7 @@ fn streams(flags: &StreamFlags, diagnostics: &mut Diagnostics) -> Option<Streams
     ];
     let translate = diagnostics.value(
         "--translate-streams",
-        parse::word(&flags.translate_streams, &words),
+        parse::keyword(&flags.translate_streams, &words),
     );
     let ping_interval = diagnostics.value(
         "--stream-ping-interval",
@@ -475,7 +475,7 @@ fn streams(flags: &StreamFlags, diagnostics: &mut Diagnostics) -> Option<Streams
     ];
     let upstream = diagnostics.value(
         "--upstream-streams",
-        parse::word(&flags.upstream_streams, &words).and_then(|upstream| {
+        parse::keyword(&flags.upstream_streams, &words).and_then(|upstream| {
             if upstream == UpstreamStreams::WebSocket && translate == Some(TranslateStreams::Always)
             {
                 return Err(
@@ -500,14 +500,14 @@ fn limits(flags: &LimitFlags, diagnostics: &mut Diagnostics) -> Option<Limits> {
         "--max-connections",
         parse::number(&flags.max_connections, &(1..=1_000_000)),
     );
-    let reserved = given(flags.reserved_connections.as_ref()).and_then(|count| {
+    let reserved = non_empty(flags.reserved_connections.as_ref()).and_then(|count| {
         let less_than_all = 0..=max_connections.unwrap_or(1_000_000_usize) - 1;
         diagnostics.value(
             "--reserved-connections",
             parse::number(count, &less_than_all),
         )
     });
-    let per_source = given(flags.max_unauthenticated_connections_per_source.as_ref());
+    let per_source = non_empty(flags.max_unauthenticated_connections_per_source.as_ref());
     let per_source = per_source.and_then(|count| {
         diagnostics.value(
             "--max-unauthenticated-connections-per-source",
@@ -578,7 +578,7 @@ fn shutdown(flags: &GenericFlags, diagnostics: &mut Diagnostics) -> Option<Shutd
 fn logs(flags: &LogFlags, diagnostics: &mut Diagnostics) -> Option<Logs> {
     let verbosity = diagnostics.value("--v", parse::number(&flags.v, &(0..=10)));
     let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
-    let format = diagnostics.value("--log-format", parse::word(&flags.log_format, &formats));
+    let format = diagnostics.value("--log-format", parse::keyword(&flags.log_format, &formats));
     Some(Logs {
         verbosity: verbosity?,
         format: format?,
@@ -586,7 +586,7 @@ fn logs(flags: &LogFlags, diagnostics: &mut Diagnostics) -> Option<Logs> {
 }
 
 fn workers(flags: &GenericFlags, diagnostics: &mut Diagnostics) -> Option<NonZeroUsize> {
-    let Some(count) = given(flags.worker_threads.as_ref()) else {
+    let Some(count) = non_empty(flags.worker_threads.as_ref()) else {
         return Some(available_parallelism().unwrap_or(NonZeroUsize::MIN));
     };
     let count = parse::number(count, &(1..=1024));
@@ -603,7 +603,7 @@ fn check_front_proxy_present(flags: &Flags, diagnostics: &mut Diagnostics) {
     ];
     if front_proxy
         .iter()
-        .any(|file| given(file.as_ref()).is_some())
+        .any(|file| non_empty(file.as_ref()).is_some())
     {
         return;
     }
@@ -618,14 +618,14 @@ fn check_front_proxy_present(flags: &Flags, diagnostics: &mut Diagnostics) {
     ];
     let recognises = recognises
         .iter()
-        .find(|(_, file)| given(file.as_ref()).is_some());
+        .find(|(_, file)| non_empty(file.as_ref()).is_some());
     if let Some((flag, _)) = recognises {
         diagnostics.problem(
             "--proxy-client-cert-file",
             None,
             format!(
                 "required with {flag}, as is --proxy-client-key-file: without them the \
-                 upstream would not believe who the bridge says a client is"
+                 upstream would not accept the users that the bridge asserts"
             ),
         );
     }
@@ -638,7 +638,7 @@ fn warn_of_incomplete_peering(flags: &PeerFlags, config: &Config, diagnostics: &
         ("--peer-ca-file", peers.ca.is_some()),
         (
             "--peer-registry",
-            given(flags.peer_registry.as_ref()).is_some(),
+            non_empty(flags.peer_registry.as_ref()).is_some(),
         ),
         ("--etcd-servers", !peers.etcd.servers.is_empty()),
     ]
@@ -731,12 +731,12 @@ fn check_listeners_differ(listen: &Listen, admin: SocketAddr, diagnostics: &mut 
 }
 
 /// The value of a flag; as with kube-apiserver, an empty value is no file.
-fn given(value: Option<&String>) -> Option<&str> {
+fn non_empty(value: Option<&String>) -> Option<&str> {
     value.map(String::as_str).filter(|value| !value.is_empty())
 }
 
 fn required<'a>(value: Option<&'a String>, what: &str) -> Parsed<&'a str> {
-    given(value).ok_or_else(|| format!("required: {what}"))
+    non_empty(value).ok_or_else(|| format!("required: {what}"))
 }
 
 #[cfg(test)]

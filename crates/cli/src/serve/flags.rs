@@ -113,7 +113,7 @@ pub(crate) struct AuthenticationFlags {
     /// Prefixes of headers that carry the user's extra fields
     #[arg(long, value_name = "LIST", default_value = "X-Remote-Extra-")]
     pub(crate) requestheader_extra_headers_prefix: Vec<String>,
-    /// Keys of users who sign requests (RFC 9421), in YAML; reloaded when the file
+    /// Keys of users with signed requests (RFC 9421), in YAML; reloaded when the file
     /// changes
     #[arg(long, value_name = "FILE")]
     pub(crate) http_signature_keys: Option<String>,
@@ -173,7 +173,7 @@ pub(crate) struct PeerFlags {
     #[arg(long, value_name = "LIST")]
     pub(crate) peer_cidrs: Vec<String>,
     /// Directory in which the bridge stores what other servers serve, for its next start;
-    /// without it, only the registry has that
+    /// without it, this is stored only in the registry
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<String>,
     /// Name of the kube-apiserver's identity Lease; auto derives it from the host name
@@ -238,21 +238,23 @@ pub(crate) struct LimitFlags {
     /// or waits
     #[arg(long, value_name = "COUNT", default_value = "16384")]
     pub(crate) max_connections: String,
-    /// Of these, for peers, nodes and control-plane components [default: a tenth]
+    /// Connections reserved for peers, nodes and control-plane components [default: a tenth of
+    /// --max-connections]
     #[arg(long, value_name = "COUNT")]
     pub(crate) reserved_connections: Option<String>,
     /// Open connections of one IPv4 address or IPv6 /64 that have not authenticated
     /// [default: a quarter of --max-connections, at least 16]
     #[arg(long, value_name = "COUNT")]
     pub(crate) max_unauthenticated_connections_per_source: Option<String>,
-    /// Failed authentications a minute of one IPv4 address or IPv6 /64, then 429; 0 is no limit
+    /// Failed authentications per minute from one IPv4 address or IPv6 /64, then 429; 0 for no
+    /// limit
     #[arg(long, value_name = "COUNT", default_value = "600")]
     pub(crate) max_authentication_failures_per_source: String,
-    /// Requests at once on one HTTP/2 connection; 0 is the default
+    /// Concurrent requests on one HTTP/2 connection; 0 for the default
     #[arg(long, value_name = "COUNT", default_value = "100")]
     pub(crate) http2_max_streams_per_connection: String,
-    /// Bytes held for all clients; beyond it, stalled streams are reset, those of clients
-    /// that have not authenticated first
+    /// Bytes buffered for all clients; beyond it, stalled streams are reset, first those of
+    /// clients that have not authenticated
     #[arg(long, value_name = "BYTES", default_value = "256Mi")]
     pub(crate) max_buffered_bytes: String,
     /// Time for a TLS handshake

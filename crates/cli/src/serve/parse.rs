@@ -184,7 +184,7 @@ pub(crate) fn bytes(text: &str, range: &RangeInclusive<usize>) -> Parsed<usize> 
 }
 
 /// One of a few keywords.
-pub(crate) fn word<T: Copy>(text: &str, words: &[(&str, T)]) -> Parsed<T> {
+pub(crate) fn keyword<T: Copy>(text: &str, words: &[(&str, T)]) -> Parsed<T> {
     let found = words.iter().find(|(word, _)| *word == text);
     found.map(|(_, value)| *value).ok_or_else(|| {
         let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();

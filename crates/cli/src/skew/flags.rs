@@ -38,7 +38,7 @@ pub(crate) struct Flags {
     /// Output format: table, wide or json
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: String,
-    /// Time limit of a single request; 0 is no limit
+    /// Time limit of a single request; 0 for no limit
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     request_timeout: String,
     /// Print this help
@@ -97,7 +97,7 @@ impl Flags {
             ("json", Format::Json),
         ];
         let mut problems = Vec::new();
-        let format = parse::word(&self.output, &FORMATS)
+        let format = parse::keyword(&self.output, &FORMATS)
             .map_err(|wrong| problems.push(format!("--output: {wrong}")));
         let timeout = timeout(&self.request_timeout)
             .map_err(|wrong| problems.push(format!("--request-timeout: {wrong}")));

@@ -122,7 +122,7 @@ pub(crate) fn render(report: &Report) -> String {
             .iter()
             .map(|missing| MissingView {
                 server: name(&missing.server),
-                lacks: word(missing.missing),
+                lacks: missing_level(missing.missing),
             })
             .collect(),
     });
@@ -164,7 +164,7 @@ pub(crate) fn render(report: &Report) -> String {
     text
 }
 
-fn word(lacks: Missing) -> &'static str {
+fn missing_level(lacks: Missing) -> &'static str {
     match lacks {
         Missing::Version => "version",
         Missing::Resource => "resource",

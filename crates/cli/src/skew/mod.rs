@@ -48,7 +48,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     for (server, problem) in report.problems() {
         print_error(&format!("{server}: {problem}"));
     }
-    verdict(&report)
+    exit_code(&report)
 }
 
 fn collect(options: &Options) -> Result<Report, String> {
@@ -60,7 +60,7 @@ fn collect(options: &Options) -> Result<Report, String> {
 }
 
 /// An unknown server could cause skew or not, so the exit code is that of a failure.
-fn verdict(report: &Report) -> ExitCode {
+fn exit_code(report: &Report) -> ExitCode {
     if !report.is_complete() {
         ExitCode::FAILURE
     } else if report.skew.is_empty() {

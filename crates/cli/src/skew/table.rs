@@ -204,7 +204,7 @@ impl Table<'_> {
             let _ = write!(
                 out,
                 "\nA client pinned to {label} would miss {}:\n",
-                words(loss)
+                describe_loss(loss)
             );
             let mut sections = BTreeMap::<(&str, &str), Vec<&Difference>>::new();
             for it in self.report.reach.missing_from(index) {
@@ -299,7 +299,7 @@ impl Table<'_> {
 }
 
 /// `2 resources and 1 subresource`
-fn words(loss: Loss) -> String {
+fn describe_loss(loss: Loss) -> String {
     let counts = [
         (loss.resources, "resource"),
         (loss.subresources, "subresource"),

@@ -62,11 +62,11 @@ impl Forwarding {
         line.expect("a line in time").unwrap().expect("a line")
     }
 
-    async fn complaint(&mut self) -> String {
+    async fn stderr_line(&mut self) -> String {
         let line = timeout(TEST_TIMEOUT, self.stderr.next_line()).await;
-        line.expect("a complaint in time")
+        line.expect("a line on stderr in time")
             .unwrap()
-            .expect("a complaint")
+            .expect("a line on stderr")
     }
 
     fn signal(&self, signal: Signal) {
@@ -235,9 +235,9 @@ async fn one_bad_connection_ends_no_other() {
     let to_bad = forwarding.port(bad).await;
     let to_good = forwarding.port(good).await;
     assert_eq!(ask(to_bad).await, "");
-    let complaint = forwarding.complaint().await;
+    let line = forwarding.stderr_line().await;
     let expected = format!("error: an error occurred forwarding {to_bad} -> {bad}: ");
-    assert!(complaint.starts_with(&expected), "{complaint}");
+    assert!(line.starts_with(&expected), "{line}");
     assert_eq!(ask(to_good).await, "fine");
     assert_eq!(forwarding.child.try_wait().unwrap(), None);
     task.abort();
@@ -252,15 +252,12 @@ async fn a_lost_connection_is_reopened_while_listening() {
     let local = forwarding.port(port).await;
     assert_eq!(ask(local).await, "here");
     cluster.pods.cut_all();
-    let mut complaint = forwarding.complaint().await;
-    if complaint.contains("an error occurred forwarding") {
+    let mut line = forwarding.stderr_line().await;
+    if line.contains("an error occurred forwarding") {
         // The data was not known to be complete yet.
-        complaint = forwarding.complaint().await;
+        line = forwarding.stderr_line().await;
     }
-    assert!(
-        complaint.starts_with("lost connection to pod web: "),
-        "{complaint}"
-    );
+    assert!(line.starts_with("lost connection to pod web: "), "{line}");
     // It is accepted at once, and served when there is a connection again.
     assert_eq!(ask(local).await, "here");
     task.abort();
@@ -278,7 +275,7 @@ async fn a_server_that_restarts_is_waited_for() {
     let kept = pods.end().await;
     assert!(
         forwarding
-            .complaint()
+            .stderr_line()
             .await
             .starts_with("lost connection to pod web: ")
     );
@@ -300,9 +297,9 @@ async fn a_server_that_accepts_and_closes_is_retried_with_backoff_and_a_limit() 
     forwarding.port(80).await;
     cluster.pods.cut_after(Some(0));
     cluster.pods.cut_all();
-    let mut last = forwarding.complaint().await;
+    let mut last = forwarding.stderr_line().await;
     while !last.starts_with("error: ") {
-        last = forwarding.complaint().await;
+        last = forwarding.stderr_line().await;
     }
     assert!(
         last.starts_with("error: lost connection to pod web: "),
@@ -323,18 +320,15 @@ async fn a_silent_server_times_out() {
     forwarding.port(80).await;
     cluster.pods.websocket(UpgradeResponse::Hang);
     cluster.pods.cut_all();
-    let complaint = forwarding.complaint().await;
-    assert!(
-        complaint.starts_with("lost connection to pod web: "),
-        "{complaint}"
-    );
-    let last = forwarding.complaint().await;
+    let line = forwarding.stderr_line().await;
+    assert!(line.starts_with("lost connection to pod web: "), "{line}");
+    let last = forwarding.stderr_line().await;
     assert!(
         last.starts_with("error: lost connection to pod web: "),
         "{last}"
     );
     assert_eq!(
-        forwarding.complaint().await,
+        forwarding.stderr_line().await,
         "the server did not answer within --pod-running-timeout (1s)"
     );
     assert_eq!(forwarding.code().await, Some(1));
@@ -380,12 +374,12 @@ async fn a_service_falls_over_to_another_pod() {
     cluster.pods.cut_all();
     assert!(
         forwarding
-            .complaint()
+            .stderr_line()
             .await
             .starts_with("lost connection to pod shop-1: ")
     );
     assert_eq!(
-        forwarding.complaint().await,
+        forwarding.stderr_line().await,
         "connected to pod shop-2 again"
     );
     assert_eq!(ask(local).await, "here");

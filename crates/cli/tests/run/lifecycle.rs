@@ -11,7 +11,8 @@ use skewbridge_testkit::{Stopwatch, TEST_TIMEOUT, eventually, unprivileged_user}
 use tokio::signal::unix::SignalKind;
 
 use crate::run_fixture::{
-    BADGE, REQUEST_TIMEOUT, RunFixture, is_gone, output, parent_of, started_by, stderr, token,
+    PLUGIN_HEADER, REQUEST_TIMEOUT, RunFixture, is_gone, output, parent_of, started_by, stderr,
+    token,
 };
 
 #[tokio::test]
@@ -197,7 +198,9 @@ async fn an_exited_plugin_is_restarted_by_the_next_request() {
     };
     for is_killed in [true, false] {
         let fixture = RunFixture::new().await;
-        let headers = fixture.dir.write("headers", format!("{BADGE}: 4711\n"));
+        let headers = fixture
+            .dir
+            .write("headers", format!("{PLUGIN_HEADER}: 4711\n"));
         let user = if is_killed {
             fixture.plugin()
         } else {

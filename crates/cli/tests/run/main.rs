@@ -20,20 +20,20 @@ use skewbridge_exec_proxy::forward::BoxFuture;
 use skewbridge_exec_proxy::{ExecInfo, ExecProxy, ModifyError, Outgoing, RequestModifier};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::run_fixture::{BADGE, REQUEST_TIMEOUT};
+use crate::run_fixture::{PLUGIN_HEADER, REQUEST_TIMEOUT};
 
 #[test]
 #[ignore = "it is executed by the other tests"]
 fn a_plugin() {
-    struct Badge;
-    impl RequestModifier for Badge {
+    struct AddHeader;
+    impl RequestModifier for AddHeader {
         fn name(&self) -> &'static str {
             "badge"
         }
         fn modify<'a>(&'a self, request: Outgoing<'a>) -> BoxFuture<'a, Result<(), ModifyError>> {
             Box::pin(async move {
                 let badge = http::HeaderValue::from_static("4711");
-                request.headers.insert(BADGE, badge);
+                request.headers.insert(PLUGIN_HEADER, badge);
                 Ok(())
             })
         }
@@ -58,7 +58,7 @@ fn a_plugin() {
         .unwrap();
     let exec_info = ExecInfo::from_environment().unwrap();
     runtime
-        .block_on(ExecProxy::new().modifier(Badge).run(&exec_info))
+        .block_on(ExecProxy::new().modifier(AddHeader).run(&exec_info))
         .unwrap();
     std::process::exit(0);
 }

@@ -48,7 +48,7 @@ impl AgentFixture {
     pub(crate) async fn server(&self) -> ApiServer {
         let answer = |seen: RecordedRequest| {
             let name = seen.client.as_ref().map(|it| it.common_name.clone());
-            Reply::json(name.unwrap_or_else(|| "nobody".to_owned()))
+            Reply::json(name.unwrap_or_else(|| "unknown".to_owned()))
         };
         let leaf = self.ca.server(&["127.0.0.1", "0.0.0.0", "cluster.example"]);
         let options = Options::new(leaf)

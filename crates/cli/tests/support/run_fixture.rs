@@ -12,7 +12,7 @@ use skewbridge_testkit::{ApiServer, Ca, Options, RecordedRequest, Reply, Scratch
 pub(crate) const REQUEST_TIMEOUT: Option<Duration> = Some(Duration::from_mins(1));
 
 /// The header that the plugin adds to each request.
-pub(crate) const BADGE: &str = "x-badge";
+pub(crate) const PLUGIN_HEADER: &str = "x-badge";
 
 pub(crate) struct RunFixture {
     pub(crate) dir: ScratchDir,
@@ -28,7 +28,7 @@ impl RunFixture {
                 "{} {} {}",
                 seen.target,
                 header("authorization"),
-                header(BADGE)
+                header(PLUGIN_HEADER)
             ))
         })
         .await

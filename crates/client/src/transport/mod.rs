@@ -32,7 +32,7 @@ pub(crate) use authorization::{
     basic_value, bearer_header, bearer_value, is_valid_header_value, secret_header,
 };
 pub(crate) use byte_stream::StreamWithGuard;
-pub use byte_stream::{Io, Stream};
+pub use byte_stream::{ByteStream, Stream};
 pub use ca_roots::CaRoots;
 pub use dial::Dialer;
 pub(crate) use proxy::Proxy;

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::fields::{Element, FieldSet};
-use crate::lists::{ListKind, list_kind};
+use crate::list_types::{ListKind, list_kind};
 
 /// The changed fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -60,8 +60,8 @@ fn compare<'a>(
     let mut all = Comparison::default();
     match (before, after) {
         (None, None) => {}
-        (None, Some(after)) => all.added = whole(after, names),
-        (Some(before), None) => all.removed = whole(before, names),
+        (None, Some(after)) => all.added = all_fields(after, names),
+        (Some(before), None) => all.removed = all_fields(before, names),
         (Some(before), Some(after)) if before == after => {}
         (Some(Value::Object(before)), Some(Value::Object(after))) => {
             for name in union_of_names(before, after) {
@@ -115,7 +115,7 @@ fn union_of_names<'a>(
     before.keys().chain(new)
 }
 
-fn whole<'a>(value: &'a Value, names: &mut Vec<&'a str>) -> FieldSet {
+fn all_fields<'a>(value: &'a Value, names: &mut Vec<&'a str>) -> FieldSet {
     // A stored list may have items with the same key: then the list counts as one field.
     let mut set = FieldSet::of(value, names).unwrap_or_else(|_| {
         let mut set = FieldSet::default();

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use crate::lists::{ListKind, key_value, list_kind};
+use crate::list_types::{ListKind, key_value, list_kind};
 
 /// An element of a field path. Values are JSON text, which is ordered.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -35,7 +35,7 @@ pub struct Managers(Vec<(Manager, FieldSet)>);
 
 impl Manager {
     /// A manager that applies is the same in every version.
-    fn is(&self, writer: &FieldManager<'_>, operation: Operation) -> bool {
+    fn matches(&self, writer: &FieldManager<'_>, operation: Operation) -> bool {
         self.name == writer.manager
             && self.operation == operation
             && self.subresource == writer.subresource
@@ -132,7 +132,7 @@ impl Managers {
         let others = self
             .0
             .iter()
-            .filter(|(it, _)| !it.is(writer, Operation::Apply));
+            .filter(|(it, _)| !it.matches(writer, Operation::Apply));
         let disputed = others.map(|(it, fields)| (it.clone(), fields.intersection(changed)));
         let mut disputed: Vec<_> = disputed.filter(|(_, fields)| !fields.is_empty()).collect();
         disputed.sort_by_key(|(it, _)| it.name.clone());
@@ -155,9 +155,9 @@ impl Managers {
         }
     }
 
-    pub(super) fn wanted_by(&self, writer: &FieldManager<'_>) -> FieldSet {
+    pub(super) fn applied_by(&self, writer: &FieldManager<'_>) -> FieldSet {
         let mut all = self.0.iter();
-        let found = all.find(|(it, _)| it.is(writer, Operation::Apply));
+        let found = all.find(|(it, _)| it.matches(writer, Operation::Apply));
         found.map(|(_, fields)| fields.clone()).unwrap_or_default()
     }
 
@@ -165,7 +165,7 @@ impl Managers {
         let others = self
             .0
             .iter()
-            .filter(|(it, _)| !it.is(writer, Operation::Apply));
+            .filter(|(it, _)| !it.matches(writer, Operation::Apply));
         others.fold(FieldSet::default(), |all, (_, fields)| all.union(fields))
     }
 
@@ -174,7 +174,7 @@ impl Managers {
         let there = self
             .0
             .iter_mut()
-            .find(|(it, _)| it.is(writer, Operation::Apply));
+            .find(|(it, _)| it.matches(writer, Operation::Apply));
         match there {
             Some((manager, fields)) => {
                 if *fields != wanted || manager.api_version != writer.api_version {
@@ -191,7 +191,7 @@ impl Managers {
         let new = changes.changed();
         let lost = changes.modified.union(&changes.removed);
         for (manager, own) in &mut self.0 {
-            if !manager.is(writer, Operation::Update) {
+            if !manager.matches(writer, Operation::Update) {
                 *own = own.difference(&lost);
             }
         }
@@ -202,7 +202,7 @@ impl Managers {
         let there = self
             .0
             .iter_mut()
-            .find(|(it, _)| it.is(writer, Operation::Update));
+            .find(|(it, _)| it.matches(writer, Operation::Update));
         match there {
             Some((manager, own)) => {
                 manager.time = Some(writer.now);

@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use skewbridge_fake_cluster::node::program::run_in_pod;
+use skewbridge_fake_cluster::node::process_entry::run_in_pod;
 
 fn main() -> ExitCode {
     run_in_pod(std::env::args_os().skip(1))

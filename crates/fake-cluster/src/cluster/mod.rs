@@ -1,10 +1,10 @@
 //! The whole playground: three API servers of three versions over one store, a node,
 //! a bridge in front of each server, and a kubeconfig for all of them.
 
-mod bridges;
+mod bridge_config;
 mod kubeconfig;
 mod pki;
-mod port;
+mod reserved_port;
 mod samples;
 
 use std::collections::HashMap;
@@ -25,11 +25,11 @@ use tokio::time::timeout;
 use crate::catalogue::Release;
 use crate::node::{Node, NodeConfig, Program};
 use crate::rbac::VISITOR;
-use crate::server::shared::SharedStoreError;
+use crate::server::shared_store::SharedStoreError;
 use crate::server::{ApiServer, RunningServer, ServerConfig, SharedStore, StartError};
 use pki::Pki;
 pub use pki::PkiError;
-use port::ReservedPort;
+use reserved_port::ReservedPort;
 pub use samples::{POD, POD_PORT, POLICY_PATH};
 
 /// The number of servers: one of each release.
@@ -180,7 +180,7 @@ impl Cluster {
         for (index, server) in cluster.servers.iter().enumerate() {
             let name = format!("bridge-{}", server.release);
             let (port, admin) = (SERVERS + index, 2 * SERVERS + 1 + index);
-            let config = bridges::config(
+            let config = bridge_config::config(
                 &cluster.pki,
                 &exchange,
                 &server.hostname,

@@ -47,9 +47,9 @@ pub(super) fn to_v1(value: &mut Value) {
         if let Some(busy) = busy {
             spec.insert("targetCPUUtilizationPercentage".to_owned(), busy);
         }
-        note(&mut notes, METRICS, &others.into());
+        set_annotation(&mut notes, METRICS, &others.into());
         if let Some(behavior) = spec.remove("behavior") {
-            note(&mut notes, BEHAVIOR, &with_keys(behavior, capital));
+            set_annotation(&mut notes, BEHAVIOR, &with_keys(behavior, capital));
         }
     }
     if let Some(status) = value.get_mut("status").and_then(Value::as_object_mut) {
@@ -61,8 +61,8 @@ pub(super) fn to_v1(value: &mut Value) {
             .iter()
             .map(|it| simple(it, MetricSide::Current))
             .collect();
-        note(&mut notes, CURRENT, &all.into());
-        note(
+        set_annotation(&mut notes, CURRENT, &all.into());
+        set_annotation(
             &mut notes,
             CONDITIONS,
             &take_list(status, "conditions").into(),
@@ -92,7 +92,7 @@ pub(super) fn from_v1(value: &mut Value) {
                 "name": "cpu", "target": {"type": "Utilization", "averageUtilization": percent},
             }})
         });
-        let others = metrics.iter().map(|it| modern(it, MetricSide::Target));
+        let others = metrics.iter().map(|it| to_v2(it, MetricSide::Target));
         put(spec, "metrics", others.chain(busy).collect());
         if let Some(behavior) = notes.remove(BEHAVIOR) {
             spec.insert("behavior".to_owned(), with_keys(behavior, small));
@@ -106,7 +106,7 @@ pub(super) fn from_v1(value: &mut Value) {
                 "name": "cpu", "current": {"averageUtilization": percent},
             }})
         });
-        let all = current.iter().map(|it| modern(it, MetricSide::Current));
+        let all = current.iter().map(|it| to_v2(it, MetricSide::Current));
         put(
             status,
             "currentMetrics",
@@ -155,7 +155,7 @@ fn put(fields: &mut Map<String, Value>, name: &str, items: Vec<Value>) {
 }
 
 /// Writes an annotation, unless the list is empty.
-fn note(notes: &mut Map<String, Value>, name: &str, value: &Value) {
+fn set_annotation(notes: &mut Map<String, Value>, name: &str, value: &Value) {
     if *value != json!([]) {
         notes.insert(name.to_owned(), value.to_string().into());
     }
@@ -245,7 +245,7 @@ fn simple(metric: &Value, of: MetricSide) -> Value {
 }
 
 /// A metric of an annotation, converted to `v2`.
-fn modern(metric: &Value, of: MetricSide) -> Value {
+fn to_v2(metric: &Value, of: MetricSide) -> Value {
     let Some((kind, source)) = kind_of(metric) else {
         return json!({"type": metric["type"]});
     };

@@ -17,8 +17,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::command_pipes::{QUEUE_LENGTH, READ_BUFFER_BYTES};
 use super::port_forward::PodDialer;
-use super::remote::{QUEUE_LENGTH, READ_BUFFER_BYTES};
 use super::websocket::{MAX_PENDING_PONGS, MessageReader, RESULT_TIMEOUT};
 
 /// The request of a client.

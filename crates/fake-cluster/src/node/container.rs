@@ -10,13 +10,13 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::command_pipes::READ_BUFFER_BYTES;
 use super::container_log::{ContainerLog, LineSplitter};
 use super::pod_plan::{ContainerPlan, PodPlacement, RestartPolicy};
 use super::process::{
     ExitInfo, Input, InputWriter, Launch, LaunchError, Launcher, OutputReader, Process,
     ProcessHandle, Task, wait_and_drain,
 };
-use super::remote::READ_BUFFER_BYTES;
 use crate::time::Time;
 
 /// Output chunks that are buffered for a slow attached client; beyond it, some are dropped.

@@ -7,11 +7,11 @@ use skewbridge_remotecommand::{ExitCode, Failure, Outcome, Output};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{broadcast, mpsc};
 
+use super::command_pipes::{ProcessEnd, READ_BUFFER_BYTES};
 use super::container::{AttachInput, Run};
 use super::process::{
     ExitInfo, Input, InputWriter, Launch, Launcher, OutputReader, Process, Task, wait_and_drain,
 };
-use super::remote::{ProcessEnd, READ_BUFFER_BYTES};
 
 /// End of transmission: the end of input on a terminal, at the start of a line.
 const END_OF_TRANSMISSION: &[u8] = &[4];

@@ -17,8 +17,8 @@ use rustix::process::{
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::{Instant, timeout};
 
+use super::process_entry::{PARENT, die_with_parent, report_failure};
 use super::process_tree::descendants;
-use super::program::{PARENT, die_with_parent, report_failure};
 
 /// The signal to end all processes at once. Before the handler is installed, it ends this
 /// process, which has no children yet.
@@ -60,7 +60,7 @@ fn supervise(words: &[OsString]) -> io::Result<u8> {
             .env(PARENT, std::process::id().to_string());
         let child = command.spawn()?;
         // Inherited pipes are closed here, so that they end when the command has closed them.
-        let_go_of_streams()?;
+        redirect_streams_to_null()?;
         let leader = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let mut house = ProcessGroup {
             leader: leader.ok_or(io::ErrorKind::Other)?,
@@ -141,7 +141,7 @@ fn code(status: WaitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(255)
 }
 
-fn let_go_of_streams() -> io::Result<()> {
+fn redirect_streams_to_null() -> io::Result<()> {
     use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
     let nothing = File::options().read(true).write(true).open("/dev/null")?;
     dup2_stdin(&nothing)?;

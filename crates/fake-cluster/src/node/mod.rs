@@ -3,6 +3,7 @@
 //! port: it is reached only through the API servers.
 
 mod channel_forward;
+mod command_pipes;
 mod container;
 mod container_log;
 mod exec;
@@ -14,9 +15,8 @@ mod pod_status;
 mod pod_sync;
 mod port_forward;
 mod process;
+pub mod process_entry;
 mod process_tree;
-pub mod program;
-mod remote;
 mod spdy;
 mod stream_validation;
 mod terminal;

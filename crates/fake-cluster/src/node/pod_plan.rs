@@ -128,7 +128,7 @@ fn environment(
     placement: &PodPlacement,
     ports: &BTreeSet<u16>,
 ) -> Vec<(String, String)> {
-    use super::program::{ADDRESS, NAME, PORTS};
+    use super::process_entry::{ADDRESS, NAME, PORTS};
     let ports: Vec<_> = ports.iter().map(u16::to_string).collect();
     let mut variables = vec![
         ("HOME".to_owned(), placement.directory.display().to_string()),

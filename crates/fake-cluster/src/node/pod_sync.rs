@@ -20,10 +20,10 @@ use super::pod_plan::{PodPlacement, PodPlan, grace};
 use super::pod_status;
 use super::process::{KILL_TIMEOUT, Launcher};
 use crate::object::Object;
+use crate::resource_strategy::Part;
 use crate::server::{SharedStore, StoreWatch};
 use crate::status::GroupResource;
 use crate::store::Preconditions;
-use crate::strategy::Part;
 use crate::time::Time;
 
 /// Grace period of all pods together when the playground ends.

@@ -17,10 +17,10 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
+use super::command_pipes::READ_BUFFER_BYTES;
 use super::pod_plan::PodPlacement;
 use super::process::Launcher;
-use super::program::PORTS_DIRECTORY;
-use super::remote::READ_BUFFER_BYTES;
+use super::process_entry::PORTS_DIRECTORY;
 use super::{listeners, process_tree};
 
 /// Time limit to connect to a process.
@@ -93,7 +93,7 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, reach: PodDia
 }
 
 /// The first half of a pair.
-struct Half {
+struct UnpairedStream {
     which: Which,
     stream: Stream,
     came: Instant,
@@ -106,7 +106,7 @@ where
 {
     let (handle, mut incoming, driver) = connection::server(io, Config::default());
     let mut driver = pin!(driver);
-    let mut waiting: HashMap<String, Half> = HashMap::new();
+    let mut waiting: HashMap<String, UnpairedStream> = HashMap::new();
     let mut forwards = JoinSet::new();
     loop {
         let request = tokio::select! {
@@ -135,7 +135,7 @@ where
                 });
             }
             _ if waiting.len() < MAX_CONNECTIONS => {
-                let half = Half {
+                let half = UnpairedStream {
                     which: headers.stream,
                     stream,
                     came: Instant::now(),

@@ -39,7 +39,7 @@ pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(15);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The program that starts every process of a pod: it calls
-/// [`run_in_pod`](super::program::run_in_pod). With its first arguments.
+/// [`run_in_pod`](super::process_entry::run_in_pod). With its first arguments.
 #[derive(Debug, Clone)]
 pub struct Program {
     /// The file.
@@ -200,21 +200,24 @@ impl Launcher {
         match launch.task {
             Task::Command(argv) => {
                 launch.find(argv)?;
-                command.arg(super::program::INIT).arg(file).args(arguments);
+                command
+                    .arg(super::process_entry::INIT)
+                    .arg(file)
+                    .args(arguments);
                 command.arg(match launch.input {
-                    Input::Terminal => super::program::TERMINAL,
-                    Input::None | Input::Pipe => super::program::SESSION,
+                    Input::Terminal => super::process_entry::TERMINAL,
+                    Input::None | Input::Pipe => super::process_entry::SESSION,
                 });
                 command.args(argv)
             }
-            Task::Sample => command.arg(super::program::SAMPLE),
+            Task::Sample => command.arg(super::process_entry::SAMPLE),
         };
         let environment = launch.environment.iter();
         command
             .env_clear()
             .env("PATH", PATH)
             .envs(environment.map(|(name, value)| (name, value)))
-            .env(super::program::PARENT, std::process::id().to_string())
+            .env(super::process_entry::PARENT, std::process::id().to_string())
             .current_dir(launch.directory)
             // Ctrl-C at the terminal of the playground must not reach it.
             .process_group(0);

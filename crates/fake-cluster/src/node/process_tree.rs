@@ -14,7 +14,7 @@ pub(super) fn descendants(of: impl IntoIterator<Item = Pid>) -> Vec<Pid> {
         let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
         Some((id, parent(&stat)?))
     });
-    let found = below(of.into_iter().map(|it| it.as_raw_nonzero().get()), all);
+    let found = descendants_of(of.into_iter().map(|it| it.as_raw_nonzero().get()), all);
     found.into_iter().filter_map(Pid::from_raw).collect()
 }
 
@@ -32,7 +32,10 @@ fn parent(stat: &str) -> Option<i32> {
 }
 
 /// The descendants, from pairs of process and parent ids.
-fn below(of: impl Iterator<Item = i32>, all: impl Iterator<Item = (i32, i32)>) -> BTreeSet<i32> {
+fn descendants_of(
+    of: impl Iterator<Item = i32>,
+    all: impl Iterator<Item = (i32, i32)>,
+) -> BTreeSet<i32> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for (id, parent) in all {
         children.entry(parent).or_default().push(id);
@@ -66,7 +69,7 @@ mod tests {
     #[test]
     fn descendants_are_found_recursively() {
         let all = [(2, 1), (3, 2), (4, 3), (5, 1), (6, 5), (7, 9), (9, 7)];
-        let found = |of: &[i32]| below(of.iter().copied(), all.into_iter());
+        let found = |of: &[i32]| descendants_of(of.iter().copied(), all.into_iter());
         assert_eq!(found(&[2]), [3, 4].into());
         assert_eq!(found(&[1]), [2, 3, 4, 5, 6].into());
         assert_eq!(found(&[3, 5]), [4, 6].into());

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::remote::{ProcessEnd, ResizeSender, ends};
+use super::command_pipes::{ProcessEnd, ResizeSender, ends};
 
 /// Time for a client to open its streams: a kubelet's limit.
 const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(30);

@@ -23,13 +23,13 @@ use tokio::io::{AsyncRead, AsyncWrite, duplex};
 use tokio::sync::mpsc;
 
 use super::channel_forward::{self, ForwardRequest};
+use super::command_pipes::ProcessEnd;
 use super::container::Container;
 use super::container_log::LogOptions;
 use super::exec::{Exec, attach};
 use super::pod_sync::{Pod, Pods};
 use super::port_forward::{self, PodDialer};
 use super::process::Launcher;
-use super::remote::ProcessEnd;
 use super::{spdy, websocket};
 use crate::server::pod_streams::{StreamAnswer, StreamKind, StreamRequest, Switched, Takeover};
 use crate::time::Time;
@@ -217,7 +217,7 @@ fn exec(pods: &Pods, launcher: &Launcher, request: &StreamRequest) -> Result<Str
     if words.is_empty() {
         return Err(Status::bad_request("you must specify at least 1 command"));
     }
-    let wants = wants(request)?;
+    let wants = requested_protocol(request)?;
     let tty = wants.options().tty();
     let mut environment = container.plan.environment.clone();
     if tty && !environment.iter().any(|(name, _)| name == "TERM") {
@@ -267,7 +267,7 @@ fn attached(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Status
     let pod = pod(pods, request)?;
     let container = container(&pod, request)?;
     let run = running(request, &container)?;
-    let wants = wants(request)?;
+    let wants = requested_protocol(request)?;
     let options = wants.options();
     if options.has(Channel::Stdin) && !container.plan.stdin {
         return Err(Status::bad_request(format!(
@@ -285,12 +285,12 @@ fn attached(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Status
 }
 
 /// The protocol and options of a remote command.
-enum Wants {
+enum CommandProtocol {
     Spdy(SpdyProtocol, Options),
     WebSocket(HeaderMap, Protocol, Options),
 }
 
-fn wants(request: &StreamRequest) -> Result<Wants, Status> {
+fn requested_protocol(request: &StreamRequest) -> Result<CommandProtocol, Status> {
     let headers = &request.headers;
     let options = Options::from_query(QueryDialect::Api, Some(&request.query));
     if !options.has_any_stream() {
@@ -310,7 +310,7 @@ fn wants(request: &StreamRequest) -> Result<Wants, Status> {
             agreed.header.map(HeaderValue::from_static),
             &mut answer,
         );
-        return Ok(Wants::WebSocket(answer, agreed.protocol, options));
+        return Ok(CommandProtocol::WebSocket(answer, agreed.protocol, options));
     }
     require_spdy(headers)?;
     let offers = headers.get_all(PROTOCOL_VERSION).into_iter();
@@ -321,7 +321,7 @@ fn wants(request: &StreamRequest) -> Result<Wants, Status> {
             "unable to upgrade: {refusal} in {PROTOCOL_VERSION}"
         ))
     })?;
-    Ok(Wants::Spdy(protocol, options))
+    Ok(CommandProtocol::Spdy(protocol, options))
 }
 
 fn require_spdy(headers: &HeaderMap) -> Result<(), Status> {
@@ -333,7 +333,7 @@ fn require_spdy(headers: &HeaderMap) -> Result<(), Status> {
     Err(Status::bad_request("Upgrade request required"))
 }
 
-impl Wants {
+impl CommandProtocol {
     fn options(&self) -> Options {
         match self {
             Self::Spdy(_, options) | Self::WebSocket(_, _, options) => *options,
@@ -349,13 +349,13 @@ impl Wants {
             Self::Spdy(protocol, options) => {
                 let head = switching(spdy_headers(protocol.name()));
                 let takeover = Takeover::new(move |switched| async move {
-                    spdy::serve(whole(switched), options, protocol, run).await;
+                    spdy::serve(with_buffered_input(switched), options, protocol, run).await;
                 });
                 StreamAnswer::Switch(head, takeover)
             }
             Self::WebSocket(headers, protocol, options) => {
                 let takeover = Takeover::new(move |switched| async move {
-                    websocket::serve(whole(switched), options, protocol, run).await;
+                    websocket::serve(with_buffered_input(switched), options, protocol, run).await;
                 });
                 StreamAnswer::Switch(switching(headers), takeover)
             }
@@ -391,7 +391,7 @@ fn forwarded(
             let protocol = wanted.agreed.header.map(HeaderValue::from_static);
             set_response_headers(&requested, protocol, &mut answer);
             let takeover = Takeover::new(move |switched| async move {
-                channel_forward::serve(whole(switched), wanted, reach).await;
+                channel_forward::serve(with_buffered_input(switched), wanted, reach).await;
             });
             return Ok(StreamAnswer::Switch(switching(answer), takeover));
         }
@@ -400,7 +400,10 @@ fn forwarded(
         let takeover = Takeover::new(move |switched| async move {
             let (outside, inside) = duplex(TUNNEL_BUFFER_BYTES);
             let forward = port_forward::serve(inside, reach);
-            tokio::join!(websocket::tunnel(whole(switched), outside), forward);
+            tokio::join!(
+                websocket::tunnel(with_buffered_input(switched), outside),
+                forward
+            );
         });
         return Ok(StreamAnswer::Switch(switching(answer), takeover));
     }
@@ -412,14 +415,14 @@ fn forwarded(
         )));
     }
     let takeover = Takeover::new(move |switched| async move {
-        port_forward::serve(whole(switched), reach).await;
+        port_forward::serve(with_buffered_input(switched), reach).await;
     });
     let head = switching(spdy_headers(PORT_FORWARD));
     Ok(StreamAnswer::Switch(head, takeover))
 }
 
 /// The connection, including bytes that were read already.
-fn whole(switched: Switched) -> impl AsyncRead + AsyncWrite + Unpin + Send {
+fn with_buffered_input(switched: Switched) -> impl AsyncRead + AsyncWrite + Unpin + Send {
     Rewind {
         prefix: switched.input,
         io: switched.io,

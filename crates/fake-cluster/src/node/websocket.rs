@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Du
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::remote::{Inputs, ProcessEnd, READ_BUFFER_BYTES, ends};
+use super::command_pipes::{Inputs, ProcessEnd, READ_BUFFER_BYTES, ends};
 
 /// Chunks are forwarded as they arrive: messages of any size are not buffered.
 const LIMITS: Limits = Limits {

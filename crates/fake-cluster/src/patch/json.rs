@@ -62,7 +62,7 @@ pub fn apply(target: &Value, operations: &[Operation]) -> Result<Value, String> 
     let mut deep = depth(&value);
     for operation in operations {
         operation.take(&mut value, &mut copied)?;
-        deep = operation.deepened(deep);
+        deep = operation.depth_after(deep);
         if deep > MAX_DEPTH {
             deep = depth(&value);
             if deep > MAX_DEPTH {
@@ -86,7 +86,7 @@ pub(super) fn check_length(operations: usize) -> Result<(), Status> {
 
 impl Operation {
     /// An upper bound of the depth after this operation.
-    fn deepened(&self, deep: usize) -> usize {
+    fn depth_after(&self, deep: usize) -> usize {
         let levels = |path: &str| path.matches('/').count();
         match self {
             Self::Add { path, value } | Self::Replace { path, value } => {
@@ -130,7 +130,7 @@ impl Operation {
                 // `null` matches a missing value.
                 let found = find(target, path);
                 match found {
-                    Some(found) if same(found, value) => Ok(()),
+                    Some(found) if json_eq(found, value) => Ok(()),
                     _ => Err(format!("testing value {path} failed: test failed")),
                 }
             }
@@ -172,7 +172,7 @@ fn tokens(path: &str) -> Option<Vec<String>> {
 }
 
 /// Neither signs nor leading zeros (RFC 6901, 4).
-fn place(token: &str) -> Option<usize> {
+fn array_index(token: &str) -> Option<usize> {
     let digits = token.bytes().all(|byte| byte.is_ascii_digit());
     let plain = token == "0" || !token.starts_with('0');
     (digits && plain).then(|| token.parse().ok()).flatten()
@@ -185,7 +185,7 @@ fn find<'a>(target: &'a mut Value, path: &str) -> Option<&'a mut Value> {
 fn walk<'a>(target: &'a mut Value, tokens: &[String]) -> Option<&'a mut Value> {
     tokens.iter().try_fold(target, |value, token| match value {
         Value::Object(fields) => fields.get_mut(token),
-        Value::Array(items) => items.get_mut(place(token)?),
+        Value::Array(items) => items.get_mut(array_index(token)?),
         _ => None,
     })
 }
@@ -203,7 +203,11 @@ fn add(target: &mut Value, path: &str, value: Value) -> Result<(), String> {
         }
         Some(Value::Array(items)) => {
             let end = items.len();
-            let at = if last == "-" { Some(end) } else { place(last) };
+            let at = if last == "-" {
+                Some(end)
+            } else {
+                array_index(last)
+            };
             match at.filter(|at| *at <= end) {
                 Some(at) => {
                     items.insert(at, value);
@@ -226,7 +230,7 @@ fn remove(target: &mut Value, path: &str) -> Result<Value, String> {
     let removed = match walk(target, above) {
         Some(Value::Object(fields)) => fields.remove(last),
         Some(Value::Array(items)) => {
-            let at = place(last).filter(|at| *at < items.len());
+            let at = array_index(last).filter(|at| *at < items.len());
             at.map(|at| items.remove(at))
         }
         _ => None,
@@ -235,19 +239,23 @@ fn remove(target: &mut Value, path: &str) -> Result<Value, String> {
 }
 
 /// Numbers are compared by value (RFC 6902, 4.6).
-fn same(one: &Value, other: &Value) -> bool {
+fn json_eq(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => {
             one == other || (one.is_f64() || other.is_f64()) && one.as_f64() == other.as_f64()
         }
         (Value::Array(one), Value::Array(other)) => {
-            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| same(one, other))
+            one.len() == other.len()
+                && one
+                    .iter()
+                    .zip(other)
+                    .all(|(one, other)| json_eq(one, other))
         }
         (Value::Object(one), Value::Object(other)) => {
             one.len() == other.len()
                 && one
                     .iter()
-                    .all(|(name, one)| other.get(name).is_some_and(|it| same(one, it)))
+                    .all(|(name, one)| other.get(name).is_some_and(|it| json_eq(one, it)))
         }
         _ => one == other,
     }

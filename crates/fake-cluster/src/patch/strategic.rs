@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::lists::{ListKind, list_kind};
+use crate::list_types::{ListKind, list_kind};
 
 const DIRECTIVE: &str = "$patch";
 const RETAIN: &str = "$retainKeys";

@@ -6,9 +6,9 @@ use skewbridge_k8s_api::status::Status;
 
 use super::Attributes;
 use crate::object::{Object, texts};
+use crate::resource_strategy::{Definition, Scope, StatusPart};
 use crate::status::GroupResource;
 use crate::store::{DryRun, Store, WriteContext};
-use crate::strategy::{Definition, Scope, StatusPart};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -349,12 +349,12 @@ mod tests {
                 false,
             ),
         ];
-        for (who, attributes, expected) in rows {
+        for (user, attributes, expected) in rows {
             assert_eq!(
-                allows(&store, who, attributes),
+                allows(&store, user, attributes),
                 expected,
                 "{} {attributes}",
-                who.name
+                user.name
             );
         }
         let path = |path| Attributes::Path { verb: "get", path };

@@ -70,7 +70,7 @@ enum Token {
 }
 
 const END: &str = "";
-const MARKS: [&str; 9] = ["==", "!=", "=", "!", "(", ")", ",", ">", "<"];
+const OPERATOR_TOKENS: [&str; 9] = ["==", "!=", "=", "!", "(", ")", ",", ">", "<"];
 const OPERATORS: &str = "in, notin, =, ==, !=, gt, lt";
 
 fn tokens(text: &str) -> Vec<Token> {
@@ -78,7 +78,9 @@ fn tokens(text: &str) -> Vec<Token> {
     let mut found = Vec::new();
     let mut rest = text.trim_start_matches(is_space);
     while !rest.is_empty() {
-        let mark = MARKS.into_iter().find(|mark| rest.starts_with(mark));
+        let mark = OPERATOR_TOKENS
+            .into_iter()
+            .find(|mark| rest.starts_with(mark));
         let length = if let Some(mark) = mark {
             found.push(Token::Mark(mark));
             mark.len()

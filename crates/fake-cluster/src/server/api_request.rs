@@ -14,9 +14,9 @@ use crate::apply::FieldManager;
 use crate::catalogue::Served;
 use crate::object::Object;
 use crate::protobuf::{self, DecodeError};
+use crate::resource_strategy::Definition;
 use crate::schema_validation;
 use crate::status::{GroupResource, quoted, unsupported_media_type};
-use crate::strategy::Definition;
 
 /// A request for an API resource.
 pub(super) struct ApiRequest<'a> {
@@ -39,7 +39,7 @@ pub(super) struct ApiTarget<'a> {
 }
 
 /// An object that has only fields of its kind.
-pub(super) struct Typed {
+pub(super) struct ValidatedObject {
     pub(super) object: Object,
     /// Warnings for the client.
     pub(super) warnings: Vec<String>,
@@ -77,14 +77,18 @@ impl ApiRequest<'_> {
     }
 
     /// The body, as an object of the requested resource.
-    pub(super) fn object(&self, target: &ApiTarget<'_>) -> Result<Typed, Status> {
+    pub(super) fn object(&self, target: &ApiTarget<'_>) -> Result<ValidatedObject, Status> {
         let mut object = Object::new(self.value()?)?;
         target.expect(&mut object)?;
         self.typed(target, object)
     }
 
     /// An object without unknown fields; `fieldValidation` decides how these are reported.
-    pub(super) fn typed(&self, target: &ApiTarget<'_>, object: Object) -> Result<Typed, Status> {
+    pub(super) fn typed(
+        &self,
+        target: &ApiTarget<'_>,
+        object: Object,
+    ) -> Result<ValidatedObject, Status> {
         let (kind, api_version) = (&target.definition.kind, target.served.api_version());
         let refuse = |why: String| {
             Status::bad_request(format!(
@@ -110,7 +114,7 @@ impl ApiRequest<'_> {
             "Ignore" => Vec::new(),
             _ => unknown.collect(),
         };
-        Ok(Typed {
+        Ok(ValidatedObject {
             object: Object::new(value)?,
             warnings,
         })
@@ -138,7 +142,7 @@ impl ApiRequest<'_> {
             manager,
             api_version,
             subresource: self.info.subresource,
-            now: super::shared::now(),
+            now: super::shared_store::now(),
         }
     }
 }

@@ -11,18 +11,18 @@ use serde_json::Value;
 use skewbridge_k8s_api::status::Status;
 use tokio::time::timeout;
 
-use super::shared::SharedStore;
+use super::shared_store::SharedStore;
 use crate::namespaces;
 use crate::object::Object;
+use crate::resource_strategy::{Definition, Part, Scope, StatusPart};
 use crate::store::{DryRun, Key, Preconditions, Store, WriteContext};
-use crate::strategy::{Definition, Part, Scope, StatusPart};
 
 /// Resync interval without writes: a finalizer may have been removed.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Runs after every write, until it is dropped.
 pub(super) async fn run(store: SharedStore) {
-    let _leading = store.lead().await;
+    let _leading = store.lock_leadership().await;
     let mut changed = store.changed();
     loop {
         changed.mark_unchanged();

@@ -11,9 +11,9 @@ use super::read::{present, present_list, selection};
 use super::responses::{self, ApiResponse};
 use crate::namespaces::admit_deletion;
 use crate::object::{Object, texts};
+use crate::resource_strategy::Definition;
 use crate::status::quoted;
 use crate::store::{Deletion, DryRun, Listed, Preconditions, Store, WriteContext};
-use crate::strategy::Definition;
 
 /// Options of a deletion: `DeleteOptions` of the body, or the query.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,7 +101,7 @@ pub(super) fn delete(
             )
         })?;
     Ok(match &deletion {
-        Deletion::Removed(object) if !is_told_whole(&target.definition) => {
+        Deletion::Removed(object) if !returns_deleted_object(&target.definition) => {
             responses::json(StatusCode::OK, &success(&target.definition, object))
         }
         Deletion::Removed(object) | Deletion::Pending(object) => {
@@ -172,7 +172,7 @@ pub(super) fn end(
 }
 
 /// Whether the response to a deletion is the object.
-fn is_told_whole(definition: &Definition) -> bool {
+fn returns_deleted_object(definition: &Definition) -> bool {
     let resource = &definition.resource;
     resource.group.is_empty()
         && matches!(

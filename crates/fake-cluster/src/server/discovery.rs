@@ -50,13 +50,13 @@ fn document(catalogue: &Catalogue, root: Root, headers: &HeaderMap) -> Option<Ap
     let etag = catalogue.etag(root);
     let known = headers.get(IF_NONE_MATCH);
     let mut reply = if known.is_some_and(|it| it.as_bytes() == etag.as_bytes()) {
-        let mut reply = responses::whole(StatusCode::NOT_MODIFIED, "", "");
+        let mut reply = responses::full(StatusCode::NOT_MODIFIED, "", "");
         reply.headers_mut().remove(CONTENT_TYPE);
         reply
     } else {
         let document = catalogue.document(root, wish.schema)?;
         let bytes = document.write(wish.format, wish.layout);
-        responses::whole(StatusCode::OK, wish.content_type(), bytes)
+        responses::full(StatusCode::OK, wish.content_type(), bytes)
     };
     let fields = reply.headers_mut();
     if let Ok(etag) = HeaderValue::from_str(&etag) {
@@ -75,7 +75,7 @@ fn list<T: Object>(list: &T, headers: &HeaderMap) -> Result<ApiResponse, Status>
         Format::Yaml => "application/yaml",
         Format::Protobuf => "application/vnd.kubernetes.protobuf",
     };
-    let mut reply = responses::whole(StatusCode::OK, media, list.write(format, Layout::Compact));
+    let mut reply = responses::full(StatusCode::OK, media, list.write(format, Layout::Compact));
     let fields = reply.headers_mut();
     fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     Ok(reply)
@@ -100,7 +100,7 @@ fn versions(address: SocketAddr, headers: &HeaderMap) -> Result<ApiResponse, Sta
         "{{\"kind\":\"APIVersions\",\"versions\":[\"v1\"],\"serverAddressByClientCIDRs\":\
          [{{\"clientCIDR\":\"0.0.0.0/0\",\"serverAddress\":\"{address}\"}}]}}\n"
     );
-    let mut reply = responses::whole(StatusCode::OK, "application/json", text);
+    let mut reply = responses::full(StatusCode::OK, "application/json", text);
     let fields = reply.headers_mut();
     fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     Ok(reply)

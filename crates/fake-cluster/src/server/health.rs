@@ -106,7 +106,7 @@ fn metrics(server: &Server) -> ApiResponse {
          # TYPE playground_resource_version counter\n\
          playground_resource_version {version}\n"
     );
-    responses::whole(
+    responses::full(
         StatusCode::OK,
         "text/plain; version=0.0.4; charset=utf-8",
         text,

@@ -6,12 +6,12 @@ use skewbridge_k8s_api::status::Status;
 use skewbridge_peer_directory::{Identity, IdentityLease};
 use tokio::time::interval;
 
-use super::shared::{SharedStore, entropy};
+use super::shared_store::{SharedStore, entropy};
 use crate::catalogue::Release;
 use crate::object::{Object, generate_uid};
+use crate::resource_strategy::Part;
 use crate::status::GroupResource;
 use crate::store::Preconditions;
-use crate::strategy::Part;
 
 /// kube-apiserver's interval.
 const RENEW_INTERVAL: Duration = Duration::from_secs(10);

@@ -155,9 +155,9 @@ fn v3(document: &Document, query: &Query, headers: &HeaderMap) -> ApiResponse {
     let etag = format!("\"{}\"", document.hash);
     let known = headers.get(IF_NONE_MATCH);
     let mut reply = if known.is_some_and(|it| it.as_bytes() == etag.as_bytes()) {
-        responses::whole(StatusCode::NOT_MODIFIED, JSON, "")
+        responses::full(StatusCode::NOT_MODIFIED, JSON, "")
     } else {
-        responses::whole(StatusCode::OK, JSON, document.bytes.clone())
+        responses::full(StatusCode::OK, JSON, document.bytes.clone())
     };
     let fields = reply.headers_mut();
     if let Ok(etag) = HeaderValue::from_str(&etag) {
@@ -185,10 +185,10 @@ fn v2(documents: &Documents, headers: &HeaderMap) -> ApiResponse {
     });
     match wanted {
         Some(Format::Protobuf) => {
-            responses::whole(StatusCode::OK, V2_PROTOBUF_TYPE, documents.v2_protobuf())
+            responses::full(StatusCode::OK, V2_PROTOBUF_TYPE, documents.v2_protobuf())
         }
         None if !ranges.is_empty() => responses::failure(&not_acceptable(&[JSON]), headers),
-        _ => responses::whole(StatusCode::OK, JSON, documents.v2().clone()),
+        _ => responses::full(StatusCode::OK, JSON, documents.v2().clone()),
     }
 }
 

@@ -7,7 +7,7 @@ use skewbridge_k8s_api::status::Status;
 use super::api_request::{ApiRequest, ApiTarget};
 use super::negotiate::Form;
 use super::responses::{self, ApiResponse};
-use super::shared::now;
+use super::shared_store::now;
 use crate::catalogue::Release;
 use crate::conversion;
 use crate::object::Object;

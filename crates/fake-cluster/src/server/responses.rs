@@ -16,7 +16,7 @@ pub(super) fn json(code: StatusCode, value: &Value) -> ApiResponse {
     // A value with string keys does not fail to serialise.
     let mut bytes = serde_json::to_vec(value).unwrap_or_default();
     bytes.push(b'\n');
-    let mut reply = whole(code, "application/json", bytes);
+    let mut reply = full(code, "application/json", bytes);
     let headers = reply.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     reply
@@ -34,11 +34,11 @@ pub(super) fn warn(reply: &mut ApiResponse, warnings: &[String]) {
 
 /// Plain text.
 pub(super) fn text(code: StatusCode, text: impl Into<String>) -> ApiResponse {
-    whole(code, "text/plain; charset=utf-8", text.into())
+    full(code, "text/plain; charset=utf-8", text.into())
 }
 
 /// A body of a media type.
-pub(super) fn whole(code: StatusCode, media: &'static str, body: impl Into<Bytes>) -> ApiResponse {
+pub(super) fn full(code: StatusCode, media: &'static str, body: impl Into<Bytes>) -> ApiResponse {
     let body = body.into();
     let mut reply = Response::new(());
     *reply.status_mut() = code;
@@ -70,7 +70,7 @@ pub(super) fn failure(status: &Status, requested: &HeaderMap) -> ApiResponse {
         Format::Cbor => "application/cbor",
     };
     debug_assert_eq!(content_type(format), media);
-    let mut reply = whole(code, media, status.encode(format));
+    let mut reply = full(code, media, status.encode(format));
     let headers = reply.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     if let Some(seconds) = status.retry_after_seconds {
@@ -88,7 +88,7 @@ fn not_acceptable(status: &Status) -> ApiResponse {
          \"code\": {}\n}}",
         status.reason, status.code
     );
-    let mut reply = whole(StatusCode::NOT_ACCEPTABLE, "application/json", text);
+    let mut reply = full(StatusCode::NOT_ACCEPTABLE, "application/json", text);
     let headers = reply.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     reply

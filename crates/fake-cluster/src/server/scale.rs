@@ -10,8 +10,8 @@ use super::responses::{self, ApiResponse};
 use super::write::change;
 use crate::object::Object;
 use crate::patch::{Patch, PatchKind};
+use crate::resource_strategy::Part;
 use crate::status::{FieldError, invalid};
-use crate::strategy::Part;
 
 /// `GET`
 pub(super) fn get(request: &ApiRequest<'_>, target: &ApiTarget<'_>) -> Result<ApiResponse, Status> {

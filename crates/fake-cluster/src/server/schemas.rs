@@ -7,12 +7,12 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value, json};
 
 use crate::catalogue::{Release, Served};
-use crate::protobuf::{self, Field, Shape};
+use crate::protobuf::{self, Cardinality, Field};
 
 static TEXT: &str = include_str!("../../data/schemas.txt");
 
 /// Descriptions of types and fields, by package and name: `core Pod`, and `core Pod spec`.
-static WORDS: LazyLock<HashMap<String, &'static str>> = LazyLock::new(|| read(TEXT));
+static DESCRIPTIONS: LazyLock<HashMap<String, &'static str>> = LazyLock::new(|| read(TEXT));
 
 /// The metadata of every object.
 const OBJECT_META: &str = "meta.v1.ObjectMeta";
@@ -43,7 +43,7 @@ pub(super) fn schemas<'a>(
         let message = protobuf::message_name(&served.api_version(), served.kind());
         let mut schema = match protobuf::fields(&message) {
             Some(fields) => writer.message(&message, fields),
-            None => writer.anything(&served),
+            None => writer.common_fields(&served),
         };
         let properties = &mut schema["properties"];
         properties["apiVersion"] =
@@ -93,7 +93,7 @@ impl Writer {
         let (mut properties, mut required) = (Map::new(), Vec::new());
         self.fields(message, message, fields, &mut properties, &mut required);
         let mut schema = json!({"type": "object", "properties": properties});
-        describe(&mut schema, words(message, None));
+        describe(&mut schema, description(message, None));
         if !required.is_empty() {
             schema["required"] = json!(required);
         }
@@ -118,12 +118,12 @@ impl Writer {
                 self.fields(whole, &inner, fields, properties, required);
                 continue;
             }
-            let about = words(whole, Some(field.name));
+            let about = description(whole, Some(field.name));
             let kind = self.kind(message, field.kind);
             let schema = match field.shape {
-                Shape::One => self.alone(kind, about),
-                Shape::List => described(json!({"type": "array", "items": kind}), about),
-                Shape::Map => {
+                Cardinality::One => self.with_description(kind, about),
+                Cardinality::List => described(json!({"type": "array", "items": kind}), about),
+                Cardinality::Map => {
                     let map = json!({"type": "object", "additionalProperties": kind});
                     described(map, about)
                 }
@@ -150,12 +150,12 @@ impl Writer {
         if is_list {
             return json!({"type": "array", "items": {"type": "string"}});
         }
-        let place = self.place(&name);
+        let place = self.reference_path(&name);
         self.left.push(name);
         json!({"$ref": place})
     }
 
-    fn place(&self, name: &str) -> String {
+    fn reference_path(&self, name: &str) -> String {
         let name = full_name(name);
         match self.dialect {
             Dialect::V2 => format!("#/definitions/{name}"),
@@ -164,7 +164,7 @@ impl Writer {
     }
 
     /// Siblings of a reference are ignored, so version 3 wraps it.
-    fn alone(&self, schema: Value, about: Option<&str>) -> Value {
+    fn with_description(&self, schema: Value, about: Option<&str>) -> Value {
         if schema.get("$ref").is_some() && self.dialect == Dialect::V3 {
             return described(json!({"allOf": [schema]}), about);
         }
@@ -172,15 +172,15 @@ impl Writer {
     }
 
     /// The common fields of any kind.
-    fn anything(&mut self, served: &Served<'_>) -> Value {
-        let metadata = json!({"$ref": self.place(OBJECT_META)});
+    fn common_fields(&mut self, served: &Served<'_>) -> Value {
+        let metadata = json!({"$ref": self.reference_path(OBJECT_META)});
         let mut properties = json!({
-            "metadata": self.alone(metadata, Some("What every object has.")),
-            "spec": {"type": "object", "description": "What is wanted of it."},
+            "metadata": self.with_description(metadata, Some("Metadata of the object.")),
+            "spec": {"type": "object", "description": "Desired state of the object."},
         });
         if served.has_status() {
             properties["status"] =
-                json!({"type": "object", "description": "What has become of it."});
+                json!({"type": "object", "description": "Observed state of the object."});
         }
         json!({
             "type": "object",
@@ -239,14 +239,14 @@ fn describe(schema: &mut Value, about: Option<&str>) {
 }
 
 /// The description of a message, or of its field.
-fn words(message: &str, field: Option<&str>) -> Option<&'static str> {
+fn description(message: &str, field: Option<&str>) -> Option<&'static str> {
     let package = message.split('.').next()?;
     let name = message.rsplit('.').next()?;
     let key = match field {
         Some(field) => format!("{package} {name} {field}"),
         None => format!("{package} {name}"),
     };
-    WORDS.get(&key).copied()
+    DESCRIPTIONS.get(&key).copied()
 }
 
 /// Parses the descriptions. Invalid lines are ignored; a test shows that there are none.
@@ -282,7 +282,7 @@ mod tests {
         let lines = TEXT
             .lines()
             .filter(|it| !it.is_empty() && !it.starts_with('#'));
-        assert_eq!(WORDS.len(), lines.count());
+        assert_eq!(DESCRIPTIONS.len(), lines.count());
         let schemas = of(Release::V1_36);
         let find_schema = |package: &str, name: &str| {
             let suffix = format!(".{name}");
@@ -291,7 +291,7 @@ mod tests {
             schemas
                 .find_map(|(key, it)| (key.ends_with(&suffix) && key.contains(&part)).then_some(it))
         };
-        for (key, about) in WORDS.iter() {
+        for (key, about) in DESCRIPTIONS.iter() {
             let parts: Vec<_> = key.split(' ').collect();
             let Some(schema) = find_schema(parts[0], parts[1]) else {
                 panic!("{key}");

@@ -15,7 +15,7 @@ use skewbridge_k8s_api::status::Status;
 
 use super::api_request::ApiRequest;
 use super::query::Query;
-use super::{Server, authenticate, discovery, health, objects, openapi, responses};
+use super::{Server, authenticate, discovery, dispatch, health, openapi, responses};
 use crate::object::generate_uid;
 use crate::rbac::Attributes;
 
@@ -42,7 +42,7 @@ impl Service for Requests {
             Ok(answer) => answer,
             Err(status) => ClientResponse::new(responses::failure(&status, &head.headers)),
         };
-        let id = generate_uid(&mut super::shared::entropy);
+        let id = generate_uid(&mut super::shared_store::entropy);
         if let Ok(id) = HeaderValue::from_str(&id) {
             answer.response.headers_mut().insert("audit-id", id);
         }
@@ -67,9 +67,9 @@ impl Requests {
                 info: &info,
                 query: Query::parse(head.uri.query()),
                 user: &user,
-                body: whole(body).await?,
+                body: read_body(body).await?,
             };
-            return objects::answer(&request).await;
+            return dispatch::answer(&request).await;
         }
         let query = Query::parse(head.uri.query());
         if !matches!(head.method, Method::GET | Method::HEAD) {
@@ -85,7 +85,7 @@ impl Requests {
 }
 
 /// Reads the whole body; 413 if it is too large.
-async fn whole(mut body: RequestBody) -> Result<Bytes, Status> {
+async fn read_body(mut body: RequestBody) -> Result<Bytes, Status> {
     let mut whole = BytesMut::new();
     while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
         let frame = frame.map_err(|error| Status::bad_request(error.to_string()))?;

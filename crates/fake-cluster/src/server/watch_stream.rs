@@ -25,7 +25,7 @@ use super::api_request::{ApiRequest, ApiTarget};
 use super::negotiate::Form;
 use super::read::{as_released, include, partial, selection};
 use super::responses::ApiResponse;
-use super::shared::{StoreWatch, entropy, now};
+use super::shared_store::{StoreWatch, entropy, now};
 use crate::catalogue::Release;
 use crate::object::Object;
 use crate::status::{FieldError, GroupResource, invalid};
@@ -51,7 +51,7 @@ pub(super) fn watch(
     target: &ApiTarget<'_>,
 ) -> Result<ApiResponse, Status> {
     let form = Form::of(&request.head.headers)?;
-    let beginning = beginning(request)?;
+    let beginning = watch_start(request)?;
     let lasts = match request.query.number("timeoutSeconds")? {
         Some(seconds) if seconds > 0 => Duration::from_secs(seconds).min(MAX_WATCH_TIME),
         // Jitter, so that watches do not end at the same time.
@@ -106,7 +106,7 @@ fn reply(body: ResponseBody) -> ApiResponse {
 }
 
 /// The start of a watch, by `sendInitialEvents`.
-fn beginning(request: &ApiRequest<'_>) -> Result<WatchStart, Status> {
+fn watch_start(request: &ApiRequest<'_>) -> Result<WatchStart, Status> {
     let wanted = request.query.flag("sendInitialEvents");
     let version_match = request.query.get("resourceVersionMatch");
     let refuse = |field: &str, why: &str| {
@@ -294,7 +294,7 @@ impl fmt::Debug for WatchBody {
 mod tests {
     use skewbridge_http_engine::drain::{DrainTrigger, announcement};
 
-    use super::super::shared::SharedStore;
+    use super::super::shared_store::SharedStore;
     use super::*;
     use crate::test_fixtures::object;
 

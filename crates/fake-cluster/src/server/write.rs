@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use skewbridge_k8s_api::status::Status;
 
-use super::api_request::{ApiRequest, ApiTarget, Typed, yaml};
+use super::api_request::{ApiRequest, ApiTarget, ValidatedObject, yaml};
 use super::negotiate::Form;
 use super::read::{present, versioned};
 use super::responses::{self, ApiResponse};
@@ -16,12 +16,12 @@ use crate::namespaces::admit_creation;
 use crate::object::Object;
 use crate::patch::{Patch, PatchKind};
 use crate::pod_updates;
+use crate::resource_strategy::Part;
 use crate::schema_validation;
 use crate::status::{FieldError, invalid};
 use crate::store::{Store, WriteContext};
-use crate::strategy::Part;
 /// The result of a write.
-pub(super) enum Written {
+pub(super) enum WriteResult {
     Created(Arc<Object>),
     Changed(Arc<Object>),
 }
@@ -33,13 +33,13 @@ pub(super) fn create(
 ) -> Result<ApiResponse, Status> {
     let form = Form::of(&request.head.headers)?;
     let dry_run = request.query.dry_run("CreateOptions")?;
-    let Typed { object, warnings } = request.object(target)?;
+    let ValidatedObject { object, warnings } = request.object(target)?;
     let api_version = target.served.api_version();
     let writer = request.writer(&api_version);
     let made = request.server.store.write(dry_run, |store, context| {
         make(store, target, object, Some(&writer), context)
     })?;
-    let mut reply = reply(request, target, &Written::Created(made), form);
+    let mut reply = reply(request, target, &WriteResult::Created(made), form);
     responses::warn(&mut reply, &warnings);
     Ok(reply)
 }
@@ -52,13 +52,13 @@ pub(super) fn update(
 ) -> Result<ApiResponse, Status> {
     let form = Form::of(&request.head.headers)?;
     let dry_run = request.query.dry_run("UpdateOptions")?;
-    let Typed { object, warnings } = request.object(target)?;
+    let ValidatedObject { object, warnings } = request.object(target)?;
     let api_version = target.served.api_version();
     let writer = request.writer(&api_version);
     let changed = request.server.store.write(dry_run, |store, context| {
         change(store, target, object, part, &writer, context)
     })?;
-    let mut reply = reply(request, target, &Written::Changed(changed), form);
+    let mut reply = reply(request, target, &WriteResult::Changed(changed), form);
     responses::warn(&mut reply, &warnings);
     Ok(reply)
 }
@@ -97,11 +97,11 @@ pub(super) fn patch(
         let (definition, namespace) = (&target.definition, target.namespace);
         let before = store.get(definition, namespace, target.name)?;
         let after = patch.apply(&versioned(target, &before))?;
-        let Typed { object, warnings } = request.typed(target, after)?;
+        let ValidatedObject { object, warnings } = request.typed(target, after)?;
         let changed = change(store, target, object, part, &writer, context)?;
         Ok((changed, warnings))
     })?;
-    let mut reply = reply(request, target, &Written::Changed(changed), form);
+    let mut reply = reply(request, target, &WriteResult::Changed(changed), form);
     responses::warn(&mut reply, &warnings);
     Ok(reply)
 }
@@ -167,7 +167,7 @@ fn apply_to(
     writer: &FieldManager<'_>,
     conflicts: Conflicts,
     context: &mut WriteContext<'_>,
-) -> Result<Written, Status> {
+) -> Result<WriteResult, Status> {
     let live = store.get(&target.definition, target.namespace, target.name);
     let live = match (live, part) {
         (Ok(live), _) => Some(live),
@@ -178,7 +178,7 @@ fn apply_to(
     let mut after = apply::apply(shown.as_ref(), applied, writer, conflicts)?;
     if live.is_none() {
         after.set(&["metadata", "name"], target.name);
-        return make(store, target, after, None, context).map(Written::Created);
+        return make(store, target, after, None, context).map(WriteResult::Created);
     }
     complete(store, target, &mut after, live.as_deref(), context)?;
     if let Some(live) = &live {
@@ -193,7 +193,7 @@ fn apply_to(
         part,
         context,
     )?;
-    Ok(Written::Changed(changed))
+    Ok(WriteResult::Changed(changed))
 }
 
 /// Creates an object in the store. The writer owns its fields.
@@ -316,12 +316,12 @@ fn assign_cluster_ip(
 fn reply(
     request: &ApiRequest<'_>,
     target: &ApiTarget<'_>,
-    written: &Written,
+    written: &WriteResult,
     form: Form,
 ) -> ApiResponse {
     let (code, object) = match written {
-        Written::Created(object) => (StatusCode::CREATED, object),
-        Written::Changed(object) => (StatusCode::OK, object),
+        WriteResult::Created(object) => (StatusCode::CREATED, object),
+        WriteResult::Changed(object) => (StatusCode::OK, object),
     };
     responses::json(code, &present(request, target, object, form))
 }

@@ -93,7 +93,7 @@ impl Store {
                 ));
             }
             let token = Token::read(&options.continue_token)?;
-            (token.version.min(self.version()), Some(token.place()?))
+            (token.version.min(self.version()), Some(token.last_key()?))
         };
         let objects = self.as_of(resource, namespace, version).ok_or_else(|| {
             status::expired(match behind {
@@ -121,7 +121,7 @@ impl Store {
             remaining: None,
         };
         if let (Some((last, _)), true) = (page.last(), left.peek().is_some()) {
-            listed.continue_token = Token::behind(last, version).write();
+            listed.continue_token = Token::after(last, version).write();
             listed.remaining = selection.is_everything().then(|| left.count());
         }
         Ok(listed)
@@ -152,7 +152,7 @@ impl Store {
 }
 
 impl Token {
-    fn behind(key: &Key, version: u64) -> Self {
+    fn after(key: &Key, version: u64) -> Self {
         Self {
             api_version: TOKEN_VERSION.to_owned(),
             version,
@@ -174,7 +174,7 @@ impl Token {
     }
 
     /// The namespace and name that it continues after.
-    fn place(&self) -> Result<(String, String), Status> {
+    fn last_key(&self) -> Result<(String, String), Status> {
         let place = self
             .start
             .strip_suffix('\0')

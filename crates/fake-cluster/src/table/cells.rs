@@ -29,7 +29,7 @@ pub(super) fn cells(
             vec![name(), count.into(), since()]
         }
         ("", "secrets") => {
-            let kind = or(object.text(&["type"]), "Opaque");
+            let kind = text_or(object.text(&["type"]), "Opaque");
             vec![name(), kind.into(), count(object, "data").into(), since()]
         }
         ("apps", "deployments") => deployment(object, now),
@@ -59,7 +59,7 @@ fn count(object: &Object, field: &str) -> usize {
         .map_or(0, Map::len)
 }
 
-pub(super) fn or<'a>(text: &'a str, instead: &'a str) -> &'a str {
+pub(super) fn text_or<'a>(text: &'a str, instead: &'a str) -> &'a str {
     if text.is_empty() { instead } else { text }
 }
 
@@ -102,26 +102,26 @@ fn node(release: Release, object: &Object, now: Time) -> Vec<Value> {
         let found = addresses.find(|it| it["type"] == kind);
         found.and_then(|it| it["address"].as_str()).unwrap_or(NONE)
     };
-    let mut kernel = or(info("kernelVersion"), "<unknown>").to_owned();
+    let mut kernel = text_or(info("kernelVersion"), "<unknown>").to_owned();
     if release >= Release::V1_36 && !info("architecture").is_empty() {
         kernel = format!("{kernel} ({})", info("architecture"));
     }
     vec![
         object.name().into(),
         status.into(),
-        or(&roles.join(","), NONE).into(),
+        text_or(&roles.join(","), NONE).into(),
         age(object.creation_timestamp(), now).into(),
         info("kubeletVersion").into(),
         address("InternalIP").into(),
         address("ExternalIP").into(),
-        or(info("osImage"), "<unknown>").into(),
+        text_or(info("osImage"), "<unknown>").into(),
         kernel.into(),
-        or(info("containerRuntimeVersion"), "<unknown>").into(),
+        text_or(info("containerRuntimeVersion"), "<unknown>").into(),
     ]
 }
 
 fn service(object: &Object, now: Time) -> Vec<Value> {
-    let kind = or(object.text(&["spec", "type"]), "ClusterIP");
+    let kind = text_or(object.text(&["spec", "type"]), "ClusterIP");
     let ports = list(object, &["spec", "ports"]).map(|port| {
         let protocol = port["protocol"].as_str().unwrap_or("TCP");
         match port["nodePort"].as_i64() {
@@ -133,9 +133,9 @@ fn service(object: &Object, now: Time) -> Vec<Value> {
     vec![
         object.name().into(),
         kind.into(),
-        or(object.text(&["spec", "clusterIP"]), NONE).into(),
+        text_or(object.text(&["spec", "clusterIP"]), NONE).into(),
         external_address(object, kind).into(),
-        or(&ports, NONE).into(),
+        text_or(&ports, NONE).into(),
         age(object.creation_timestamp(), now).into(),
         pairs(object.at(&["spec", "selector"])).into(),
     ]
@@ -183,8 +183,9 @@ fn deployment(object: &Object, now: Time) -> Vec<Value> {
 }
 
 fn event(object: &Object, now: Time) -> Vec<Value> {
-    let text =
-        |path: &[&str], instead: &[&str]| or(object.text(path), object.text(instead)).to_owned();
+    let text = |path: &[&str], instead: &[&str]| {
+        text_or(object.text(path), object.text(instead)).to_owned()
+    };
     let moment = |path: &[&str]| Time::parse(object.text(path));
     let first = moment(&["firstTimestamp"])
         .or_else(|| moment(&["deprecatedFirstTimestamp"]))
@@ -205,7 +206,7 @@ fn event(object: &Object, now: Time) -> Vec<Value> {
         target = format!("{target}/{}", about("name"));
     }
     let component = text(&["source", "component"], &["reportingComponent"]);
-    let component = or(&component, object.text(&["reportingController"])).to_owned();
+    let component = text_or(&component, object.text(&["reportingController"])).to_owned();
     let instance = text(&["source", "host"], &["reportingInstance"]);
     let source = match instance.as_str() {
         "" => component,
@@ -230,5 +231,5 @@ fn event(object: &Object, now: Time) -> Vec<Value> {
 pub(super) fn pairs(labels: Option<&Value>) -> String {
     let labels = labels.and_then(Value::as_object).into_iter().flatten();
     let pairs = labels.map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()));
-    or(&pairs.collect::<Vec<_>>().join(","), NONE).to_owned()
+    text_or(&pairs.collect::<Vec<_>>().join(","), NONE).to_owned()
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::age;
-use super::cells::{list, number, or, pairs};
+use super::cells::{list, number, pairs, text_or};
 use crate::catalogue::Release;
 use crate::object::{Object, texts};
 use crate::status::GroupResource;
@@ -13,7 +13,7 @@ const NONE: &str = "<none>";
 const UNSET: &str = "<unset>";
 
 /// How many names are shown before the rest is only counted.
-const NAMED: usize = 3;
+const MAX_NAMES: usize = 3;
 
 /// The columns that are always shown, and those for `-o wide`.
 pub(super) fn columns(
@@ -118,13 +118,13 @@ pub(super) fn cells(
 }
 
 /// The first names, and the number of the others.
-fn some(all: &[String], without: &str) -> String {
-    let first = all.iter().take(NAMED).cloned();
+fn first_names(all: &[String], without: &str) -> String {
+    let first = all.iter().take(MAX_NAMES).cloned();
     let first = first.collect::<Vec<_>>().join(",");
     match all.len() {
         0 => without.to_owned(),
-        1..=NAMED => first,
-        count => format!("{first} + {} more...", count - NAMED),
+        1..=MAX_NAMES => first,
+        count => format!("{first} + {} more...", count - MAX_NAMES),
     }
 }
 
@@ -147,7 +147,7 @@ fn addresses(object: &Object) -> String {
             }));
         }
     }
-    some(&all, NONE)
+    first_names(&all, NONE)
 }
 
 fn ports(object: &Object) -> String {
@@ -155,12 +155,12 @@ fn ports(object: &Object) -> String {
         (Some(number), _) => number.to_string(),
         (None, name) => name.as_str().unwrap_or("*").to_owned(),
     });
-    some(&ports.collect::<Vec<_>>(), UNSET)
+    first_names(&ports.collect::<Vec<_>>(), UNSET)
 }
 
 fn endpoints(object: &Object) -> String {
     let all = list(object, &["endpoints"]).flat_map(|it| texts(it.get("addresses")));
-    some(&all.map(str::to_owned).collect::<Vec<_>>(), UNSET)
+    first_names(&all.map(str::to_owned).collect::<Vec<_>>(), UNSET)
 }
 
 fn claim(object: &Object, name: Value, since: Value) -> Vec<Value> {
@@ -171,7 +171,7 @@ fn claim(object: &Object, name: Value, since: Value) -> Vec<Value> {
     let volume = object.text(&["spec", "volumeName"]);
     let (mut capacity, mut modes) = ("", String::new());
     if !volume.is_empty() {
-        capacity = or(object.text(&["status", "capacity", "storage"]), "0");
+        capacity = text_or(object.text(&["status", "capacity", "storage"]), "0");
         let given = texts(object.at(&["status", "accessModes"]));
         let short = given.iter().map(|it| match *it {
             "ReadWriteOnce" => "RWO",
@@ -182,7 +182,7 @@ fn claim(object: &Object, name: Value, since: Value) -> Vec<Value> {
         });
         modes = short.collect::<Vec<_>>().join(",");
     }
-    let spec = |field: &str, instead| Value::from(or(object.text(&["spec", field]), instead));
+    let spec = |field: &str, instead| Value::from(text_or(object.text(&["spec", field]), instead));
     vec![
         name,
         phase.into(),
@@ -219,7 +219,7 @@ fn scaler(release: Release, object: &Object, name: Value, since: Value) -> Vec<V
     vec![
         name,
         format!("{}/{}", target("kind"), target("name")).into(),
-        or(&metrics, NONE).into(),
+        text_or(&metrics, NONE).into(),
         least.map_or_else(|| json!(UNSET), |least| json!(least.to_string())),
         number(object, &["spec", "maxReplicas"]).into(),
         number(object, &["status", "currentReplicas"]).into(),

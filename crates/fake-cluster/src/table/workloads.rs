@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::age;
-use super::cells::{list, number, or, pairs};
+use super::cells::{list, number, pairs, text_or};
 use crate::object::Object;
 use crate::status::GroupResource;
 use crate::time::{Time, human_duration};
@@ -115,7 +115,7 @@ pub(super) fn cells(resource: &GroupResource, object: &Object, now: Time) -> Vec
             vec![
                 name,
                 object.text(&["spec", "schedule"]).into(),
-                or(object.text(&["spec", "timeZone"]), NONE).into(),
+                text_or(object.text(&["spec", "timeZone"]), NONE).into(),
                 if suspend { "True" } else { "False" }.into(),
                 list(object, &["status", "active"]).count().into(),
                 last.map_or_else(|| NONE.into(), |last| age(Some(last), now).into()),
@@ -149,7 +149,7 @@ pub(super) fn cells(resource: &GroupResource, object: &Object, now: Time) -> Vec
                 number(object, &["value"]).into(),
                 default.into(),
                 since,
-                or(policy, "PreemptLowerPriority").into(),
+                text_or(policy, "PreemptLowerPriority").into(),
             ]
         }
     };
@@ -216,8 +216,8 @@ fn ingress(object: &Object, since: Value) -> Vec<Value> {
     let has_tls = list(object, &["spec", "tls"]).next().is_some();
     vec![
         object.name().into(),
-        or(object.text(&["spec", "ingressClassName"]), NONE).into(),
-        or(&hosts.join(","), "*").into(),
+        text_or(object.text(&["spec", "ingressClassName"]), NONE).into(),
+        text_or(&hosts.join(","), "*").into(),
         addresses.join(",").into(),
         if has_tls { "80, 443" } else { "80" }.into(),
         since,

@@ -3,8 +3,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::resource_strategy::Part;
 use crate::store::{History, Preconditions};
-use crate::strategy::Part;
 use crate::test_fixtures::{config_maps, now, object};
 
 fn write(store: &mut Store, name: &str, app: &str) {
@@ -85,7 +85,7 @@ fn an_object_is_added_and_deleted_as_its_selection_changes() {
     write(&mut store, "a", "y");
     delete(&mut store, "a");
     delete(&mut store, "b");
-    let news = watcher.news(&store).unwrap();
+    let news = watcher.poll_changes(&store).unwrap();
     assert_eq!(
         words(&news),
         ["ADDED a", "ADDED b", "DELETED a", "DELETED b"]
@@ -98,7 +98,7 @@ fn an_object_is_added_and_deleted_as_its_selection_changes() {
         (gone.label("app"), gone.resource_version()),
         (Some("x"), "5")
     );
-    assert_eq!(watcher.news(&store), Ok(Vec::new()));
+    assert_eq!(watcher.poll_changes(&store), Ok(Vec::new()));
     assert_eq!(watcher.bookmark().version(), store.version());
 }
 
@@ -109,7 +109,7 @@ fn a_slow_watcher_gets_410() {
     for name in ["a", "b", "c"] {
         write(&mut store, name, "x");
     }
-    assert_eq!(watcher.news(&store).unwrap_err().code, 410);
+    assert_eq!(watcher.poll_changes(&store).unwrap_err().code, 410);
 }
 
 #[test]
@@ -163,7 +163,7 @@ struct Client {
 
 impl Client {
     fn ask(&mut self, store: &Store) {
-        let news = self.watcher.news(store).unwrap();
+        let news = self.watcher.poll_changes(store).unwrap();
         self.take(news);
     }
 

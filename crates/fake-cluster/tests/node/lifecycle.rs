@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use skewbridge_fake_cluster::resource_strategy::Part;
 use skewbridge_fake_cluster::server::pod_streams::StreamKind::Exec;
 use skewbridge_fake_cluster::status::GroupResource;
-use skewbridge_fake_cluster::strategy::Part;
 use skewbridge_remotecommand::{ExitCode, Outcome, SpdyProtocol};
 
 use crate::commands::is_alive;

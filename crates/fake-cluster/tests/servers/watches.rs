@@ -127,7 +127,7 @@ async fn tables_are_watched_too() {
 #[tokio::test]
 async fn a_watch_from_an_expired_version_gets_410() {
     let pki = Pki::new();
-    let store = SharedStore::over(Store::new(History::of(20))).unwrap();
+    let store = SharedStore::with_store(Store::new(History::of(20))).unwrap();
     let server = pki.start(Release::V1_36, &store, Arc::new(NoNode)).await;
     let client = Client(pki.admin().http2(server.address()).await.unwrap());
     for number in 0..30 {
@@ -158,7 +158,7 @@ async fn a_watch_from_an_expired_version_gets_410() {
 #[tokio::test]
 async fn a_watcher_that_does_not_read_gets_410() {
     let pki = Pki::new();
-    let store = SharedStore::over(Store::new(History::of(10))).unwrap();
+    let store = SharedStore::with_store(Store::new(History::of(10))).unwrap();
     let server = pki.start(Release::V1_36, &store, Arc::new(NoNode)).await;
     let client = Client(pki.admin().http2(server.address()).await.unwrap());
     let watcher = Client(pki.admin().http2(server.address()).await.unwrap());

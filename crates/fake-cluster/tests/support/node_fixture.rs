@@ -15,7 +15,7 @@ use skewbridge_fake_cluster::server::SharedStore;
 use skewbridge_fake_cluster::server::pod_streams::{
     PodStreams as _, StreamAnswer, StreamKind, StreamRequest, Switched,
 };
-use skewbridge_fake_cluster::server::shared::StoreWatch;
+use skewbridge_fake_cluster::server::shared_store::StoreWatch;
 use skewbridge_fake_cluster::status::GroupResource;
 use skewbridge_fake_cluster::store::{DryRun, Preconditions};
 use skewbridge_fake_cluster::watch::Change;

@@ -2,9 +2,9 @@
 //! servers: directly, through a bridge, and through a proxy that supports no upgrade other
 //! than WebSocket.
 
-mod at_a_terminal;
-mod read_late;
+mod late_reader;
 mod targets;
+mod terminal;
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -98,7 +98,7 @@ impl CommandPair<'_> {
     }
 
     /// The output of both, which has to be equal.
-    async fn same(&self, words: &[&str], command: &[&str], stdin: &str) -> Output {
+    async fn equal_output(&self, words: &[&str], command: &[&str], stdin: &str) -> Output {
         let kubectl = run(self.kubectl(words, command), stdin).await;
         let skewbridge = match command {
             [] => self.skewbridge(words),
@@ -146,16 +146,16 @@ async fn run(mut command: Command, stdin: &str) -> Output {
 async fn exit_codes_are_equal(pair: &CommandPair<'_>) {
     let script = "echo out; echo err >&2; exit 7";
     let output = pair
-        .same(&["exec", Node::POD], &["sh", "-c", script], "")
+        .equal_output(&["exec", Node::POD], &["sh", "-c", script], "")
         .await;
     assert_eq!(output.code, Some(7), "{}", output.stderr);
     assert_eq!(output.stdout, "out\n");
     let output = pair
-        .same(&["exec", Node::POD], &["sh", "-c", "kill -9 $$"], "")
+        .equal_output(&["exec", Node::POD], &["sh", "-c", "kill -9 $$"], "")
         .await;
     assert_eq!(output.code, Some(137), "{}", output.stderr);
     let output = pair
-        .same(&["exec", Node::POD], &["seq", "100000"], "")
+        .equal_output(&["exec", Node::POD], &["seq", "100000"], "")
         .await;
     assert_eq!(output.stdout.lines().count(), 100_000);
 }
@@ -164,11 +164,11 @@ async fn stdin_arrives_completely(pair: &CommandPair<'_>) {
     let lines = (0..STDIN_BYTES / 8).map(|number| format!("{number:07}"));
     let stdin = lines.collect::<Vec<_>>().join("\n");
     let counted = pair
-        .same(&["exec", "-i", Node::POD], &["wc", "-c"], &stdin)
+        .equal_output(&["exec", "-i", Node::POD], &["wc", "-c"], &stdin)
         .await;
     assert_eq!(counted.stdout.trim(), stdin.len().to_string());
     let returned = pair
-        .same(&["exec", "-i", Node::POD], &["cat"], &stdin)
+        .equal_output(&["exec", "-i", Node::POD], &["cat"], &stdin)
         .await;
     assert!(returned.stdout == stdin, "{}", returned.stdout.len());
 }

@@ -43,7 +43,7 @@ async fn targets_resolve_to_the_same_pod_as_with_kubectl() {
                 ports_are_forwarded(pair.skewbridge(&words), target).await;
             }
             for row in [["svc/web", ":53"], ["svc/web", ":dns"], ["best", ":53"]] {
-                pair.same(&[forward, row].concat(), &[], "").await;
+                pair.equal_output(&[forward, row].concat(), &[], "").await;
             }
             a_forwarded_port_reaches_the_pod(&pair).await;
         }
@@ -152,8 +152,8 @@ async fn the_same_pod_is_chosen(pair: &CommandPair<'_>) {
             skewbridge.stderr
         );
         let pod = " is not valid for pod best";
-        for (who, said) in [("kubectl", &kubectl.stderr), ("we", &skewbridge.stderr)] {
-            assert!(said.contains(pod), "{named}, {who}: {said}");
+        for (client, stderr) in [("kubectl", &kubectl.stderr), ("we", &skewbridge.stderr)] {
+            assert!(stderr.contains(pod), "{named}, {client}: {stderr}");
         }
         let output = run(
             pair.skewbridge_with(&["exec", named], &["echo", "hello"]),
@@ -166,7 +166,7 @@ async fn the_same_pod_is_chosen(pair: &CommandPair<'_>) {
 
 async fn attach_accepts_a_target_of_two_words(pair: &CommandPair<'_>) {
     let words = ["attach", "-i", "-q", "deployment", "web"];
-    let output = pair.same(&words, &[], "by two words\n").await;
+    let output = pair.equal_output(&words, &[], "by two words\n").await;
     assert_eq!(output.stdout, "by two words\n", "{}", output.stderr);
 }
 

@@ -71,7 +71,7 @@ impl OtherPods {
         fs::remove_dir_all(there).unwrap();
         assert_eq!(fs::read_dir(&self.like.directory).unwrap().count(), 0);
         way.assert_no_leftovers();
-        way.empty();
+        way.remove_all_files();
     }
 
     async fn files_are_copied_with_cat_without_tar(&self, way: &CopyTarget<'_>) {

@@ -55,5 +55,5 @@ cat
         .unwrap();
     assert!(ended.success());
     assert!(same_content(&way.in_pod("large"), &to));
-    way.empty();
+    way.remove_all_files();
 }

@@ -4,10 +4,10 @@
 
 mod discovery;
 mod fixture;
+mod kubectl_version_skew;
 mod kubelet;
 mod namespaces;
 mod objects;
-mod others;
 mod pods;
 mod tables;
 mod tour;
@@ -98,7 +98,7 @@ impl PlaygroundAndReal {
             run_scenarios(server, None),
             run_scenarios(bridge, None),
             pods::differences(&kubelet, &sites, &others),
-            others::differences(&others),
+            kubectl_version_skew::differences(&others),
             discovery::differences(self, number),
             tour::differences(self, number),
         );

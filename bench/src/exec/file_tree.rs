@@ -1,0 +1,81 @@
+//! A tree of small files.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::pattern::Pattern;
+
+/// Files in one directory.
+const FILES_PER_DIRECTORY: u32 = 100;
+/// File sizes are below this, and vary: a prime step yields most of them.
+const MAX_FILE_BYTES: u64 = 4096;
+const SIZE_STEP: u64 = 2027;
+
+/// Writes so many files, a hundred in each directory.
+pub(super) fn write(root: &Path, files: u32) -> Result<()> {
+    for number in 0..files {
+        let directory = root.join(format!("d{}", number / FILES_PER_DIRECTORY));
+        if number % FILES_PER_DIRECTORY == 0 {
+            fs::create_dir_all(&directory)?;
+        }
+        let bytes = u64::from(number) * SIZE_STEP % MAX_FILE_BYTES;
+        let contents = Pattern::default().next(bytes).unwrap_or_default();
+        fs::write(directory.join(format!("f{number}")), contents)?;
+    }
+    Ok(())
+}
+
+/// The copy has to contain the same files with the same bytes, and no others.
+pub(super) fn compare(original: &Path, copy: &Path) -> Result<()> {
+    let (names, copied) = (listed(original)?, listed(copy)?);
+    ensure!(
+        names == copied,
+        "{} has other names than {}: {} missing, {} too many",
+        copy.display(),
+        original.display(),
+        names.difference(&copied).count(),
+        copied.difference(&names).count()
+    );
+    for name in names {
+        let (here, there) = (original.join(&name), copy.join(&name));
+        if here.is_dir() {
+            compare(&here, &there)?;
+            continue;
+        }
+        let there = fs::read(&there).with_context(|| there.display().to_string())?;
+        ensure!(fs::read(&here)? == there, "{} differs", here.display());
+    }
+    Ok(())
+}
+
+fn listed(directory: &Path) -> Result<BTreeSet<OsString>> {
+    let entries = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
+    let names = entries.map(|entry| Ok(entry?.file_name()));
+    names.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch_dir::ScratchDir;
+
+    #[test]
+    fn a_copy_with_a_missing_extra_or_changed_file_differs() {
+        let scratch = ScratchDir::create().unwrap();
+        let [one, other] = ["one", "other"].map(|name| scratch.path(name));
+        write(&one, 250).unwrap();
+        write(&other, 250).unwrap();
+        compare(&one, &other).unwrap();
+        fs::write(other.join("d1/more"), "").unwrap();
+        assert!(compare(&one, &other).is_err());
+        fs::remove_file(other.join("d1/more")).unwrap();
+        fs::write(other.join("d2/f249"), "x").unwrap();
+        assert!(compare(&one, &other).is_err());
+        fs::remove_file(other.join("d2/f249")).unwrap();
+        assert!(compare(&one, &other).is_err());
+    }
+}
