@@ -106,11 +106,11 @@ pub fn route(
         return Route::Local(leg);
     }
     let hopped = bridge.hop_state == HopState::FromPeer;
-    match cluster.place(request, now) {
+    match cluster.served_by(request, now) {
         ServedBy::TooEarly(missing) => Route::Refuse(Refusal::TooEarly(missing)),
         // KEP-4020, Risks 4: at most one hop.
         ServedBy::Peers(_) | ServedBy::Unknown(_) if hopped => Route::Refuse(Refusal::NotHere),
-        ServedBy::Local if hopped && !cluster.is_here(request, now) => {
+        ServedBy::Local if hopped && !cluster.is_served_locally(request, now) => {
             Route::Refuse(Refusal::NotHere)
         }
         ServedBy::Local => Route::Local(leg),

@@ -15,7 +15,7 @@ use crate::body::{RequestBody, ResponseBody};
 use crate::drain::announcement;
 use crate::error_response;
 use crate::frontend::listener::AFTER_FAILURE;
-use crate::health::{self, Health, Question};
+use crate::health::{self, Health, HealthEndpoint};
 use crate::metrics::Metrics;
 use crate::serve::h1::ClientTimeouts;
 use crate::serve::{ClientIo, ClientResponse, Service, h1};
@@ -75,18 +75,20 @@ impl Admin {
         let path = request.uri().path();
         let query = request.uri().query();
         let path = path.strip_prefix('/').unwrap_or_default();
-        let (question, check) = match path.split_once('/').unwrap_or((path, "")) {
-            ("livez", check) => (Question::Livez, check),
-            ("readyz", check) => (Question::Readyz, check),
-            ("healthz", check) => (Question::Healthz, check),
+        let (endpoint, check) = match path.split_once('/').unwrap_or((path, "")) {
+            ("livez", check) => (HealthEndpoint::Livez, check),
+            ("readyz", check) => (HealthEndpoint::Readyz, check),
+            ("healthz", check) => (HealthEndpoint::Healthz, check),
             ("metrics", "") => return self.metrics(),
             ("debug", "peers") => return self.peers(),
             _ => return not_found(request),
         };
-        let checks = self.health.checks(question);
+        let checks = self.health.checks(endpoint);
         match check {
-            "" => health::answer(question, &checks, query),
-            name => health::single(question, &checks, name).unwrap_or_else(|| not_found(request)),
+            "" => health::response(endpoint, &checks, query),
+            name => {
+                health::single_check(endpoint, &checks, name).unwrap_or_else(|| not_found(request))
+            }
         }
     }
 

@@ -13,20 +13,20 @@ use skewbridge_k8s_api::identity::User;
 use crate::authn::Caller;
 
 /// How long a positive result is used. Negative results are not cached.
-const LIFETIME: Duration = Duration::from_secs(10);
+const ENTRY_TTL: Duration = Duration::from_secs(10);
 
 /// Entries at most. A caller without an entry is checked by the local server again.
-const CAPACITY: usize = 4_096;
+const MAX_ENTRIES: usize = 4_096;
 
 /// Remembers whom the local server has let read what.
 #[derive(Debug, Default)]
-pub(crate) struct AuthzCache(Mutex<HashMap<Credential, Instant>>);
+pub(crate) struct AuthzCache(Mutex<HashMap<CredentialDigest, Instant>>);
 
 /// Somebody who wants to read a path, as a digest: no secret is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Credential([u8; 32]);
+pub(crate) struct CredentialDigest([u8; 32]);
 
-impl Credential {
+impl CredentialDigest {
     /// Everything that the local server judges by: who asks, in whose name, for
     /// what. None where the caller is refused anyway.
     pub(crate) fn of(caller: &Caller, head: &Parts) -> Option<Self> {
@@ -98,18 +98,18 @@ impl Fields {
 
 impl AuthzCache {
     /// Whether the local server has said yes lately.
-    pub(crate) fn is_given(&self, credential: &Credential, now: Instant) -> bool {
+    pub(crate) fn is_permitted(&self, credential: &CredentialDigest, now: Instant) -> bool {
         let permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let given = permits.get(credential);
-        given.is_some_and(|at| now.saturating_duration_since(*at) < LIFETIME)
+        given.is_some_and(|at| now.saturating_duration_since(*at) < ENTRY_TTL)
     }
 
     /// The local server has just said yes.
-    pub(crate) fn give(&self, credential: Credential, now: Instant) {
+    pub(crate) fn permit(&self, credential: CredentialDigest, now: Instant) {
         let mut permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if permits.len() >= CAPACITY && !permits.contains_key(&credential) {
-            permits.retain(|_, at| now.saturating_duration_since(*at) < LIFETIME);
-            if permits.len() >= CAPACITY {
+        if permits.len() >= MAX_ENTRIES && !permits.contains_key(&credential) {
+            permits.retain(|_, at| now.saturating_duration_since(*at) < ENTRY_TTL);
+            if permits.len() >= MAX_ENTRIES {
                 return;
             }
         }
@@ -117,7 +117,7 @@ impl AuthzCache {
     }
 
     /// It has just said no.
-    pub(crate) fn withdraw(&self, credential: &Credential) {
+    pub(crate) fn revoke(&self, credential: &CredentialDigest) {
         let mut permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         permits.remove(credential);
     }
@@ -202,27 +202,27 @@ mod tests {
         for (caller, headers, path) in &everybody {
             for method in ["GET", "HEAD"] {
                 let head = head(method, path, headers);
-                let credential = Credential::of(caller, &head).unwrap();
+                let credential = CredentialDigest::of(caller, &head).unwrap();
                 assert!(seen.insert(credential), "{method} {caller:?} {headers:?}");
-                assert_eq!(Credential::of(caller, &head), Some(credential));
+                assert_eq!(CredentialDigest::of(caller, &head), Some(credential));
             }
         }
         let head = head("GET", "/apis", &none);
-        assert_eq!(Credential::of(&Caller::Unauthorized, &head), None);
+        assert_eq!(CredentialDigest::of(&Caller::Unauthorized, &head), None);
     }
 
     #[test]
     fn a_yes_counts_for_a_while_and_can_be_taken_back() {
         let permits = AuthzCache::default();
-        let one = Credential([1; 32]);
+        let one = CredentialDigest([1; 32]);
         let now = Instant::now();
-        assert!(!permits.is_given(&one, now));
-        permits.give(one, now);
-        assert!(permits.is_given(&one, now));
-        assert!(permits.is_given(&one, now + LIFETIME / 2));
-        assert!(!permits.is_given(&one, now + LIFETIME));
-        permits.withdraw(&one);
-        assert!(!permits.is_given(&one, now));
+        assert!(!permits.is_permitted(&one, now));
+        permits.permit(one, now);
+        assert!(permits.is_permitted(&one, now));
+        assert!(permits.is_permitted(&one, now + ENTRY_TTL / 2));
+        assert!(!permits.is_permitted(&one, now + ENTRY_TTL));
+        permits.revoke(&one);
+        assert!(!permits.is_permitted(&one, now));
     }
 
     #[test]
@@ -232,16 +232,16 @@ mod tests {
         let credential = |number: usize| {
             let mut bytes = [0; 32];
             bytes[..8].copy_from_slice(&number.to_be_bytes());
-            Credential(bytes)
+            CredentialDigest(bytes)
         };
-        for number in 0..CAPACITY + 10 {
-            permits.give(credential(number), now);
+        for number in 0..MAX_ENTRIES + 10 {
+            permits.permit(credential(number), now);
         }
-        assert!(permits.is_given(&credential(0), now));
-        assert!(!permits.is_given(&credential(CAPACITY), now));
+        assert!(permits.is_permitted(&credential(0), now));
+        assert!(!permits.is_permitted(&credential(MAX_ENTRIES), now));
         // Those that have run out make room.
-        permits.give(credential(CAPACITY), now + LIFETIME);
-        assert!(permits.is_given(&credential(CAPACITY), now + LIFETIME));
+        permits.permit(credential(MAX_ENTRIES), now + ENTRY_TTL);
+        assert!(permits.is_permitted(&credential(MAX_ENTRIES), now + ENTRY_TTL));
         assert_eq!(permits.0.lock().unwrap().len(), 1);
     }
 }

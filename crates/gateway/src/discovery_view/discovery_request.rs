@@ -9,50 +9,50 @@ use skewbridge_discovery::{DocumentEncoding, Layout, RequestedDiscovery};
 use skewbridge_k8s_api::content_negotiation::{Format, negotiate};
 use skewbridge_openapi::GroupVersion;
 
-use super::{View, Which};
+use super::{DiscoveryRoot, View};
 use crate::config::{Feature, Features};
 use crate::openapi;
 
 /// Whether what KEP-4020 leaves to the local server is complete too: the gate
 /// `CompleteDiscovery`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Complete {
+pub(crate) enum CompleteDiscovery {
     /// Also `/api`, lists and OpenAPI.
-    Yes,
+    Enabled,
     /// `/apis` in its aggregated form.
-    No,
+    Disabled,
 }
 
-impl Complete {
+impl CompleteDiscovery {
     pub(crate) fn of(features: &Features) -> Self {
         if features.enabled(Feature::CompleteDiscovery) {
-            Self::Yes
+            Self::Enabled
         } else {
-            Self::No
+            Self::Disabled
         }
     }
 }
 
 /// A part of the view.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Question {
+pub(crate) enum DiscoveryRequest {
     /// A document of aggregated discovery.
-    Document(Which, DocumentEncoding),
+    Document(DiscoveryRoot, DocumentEncoding),
     /// `/apis` as a list.
-    Groups(Form),
+    Groups(ListEncoding),
     /// `/apis/GROUP`
-    Group(String, Form),
+    Group(String, ListEncoding),
     /// `/apis/GROUP/VERSION` or `/api/VERSION`, which is not whole here.
-    Resources(String, String, Form),
+    Resources(String, String, ListEncoding),
     /// `/openapi/v3`
     OpenApiIndex,
     /// A document of OpenAPI that is not whole here.
-    OpenApi(openapi::Page, openapi::Format),
+    OpenApi(openapi::DocumentId, openapi::Format),
 }
 
 /// How a list is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Form {
+pub(crate) struct ListEncoding {
     pub(crate) format: Format,
     pub(crate) layout: Layout,
 }
@@ -65,47 +65,56 @@ const OFFERS: [Format; 4] = [Format::Json, Format::Yaml, Format::Protobuf, Forma
 /// equals; four are ours, which have to stay the first.
 const MAX_RANGES: usize = 8;
 
-impl Question {
+impl DiscoveryRequest {
     /// Whether a request asks for a part of the view that the local server would
     /// not show whole.
-    pub(crate) fn of(head: &Parts, path: &str, view: &View, complete: Complete) -> Option<Self> {
+    pub(crate) fn of(
+        head: &Parts,
+        path: &str,
+        view: &View,
+        complete: CompleteDiscovery,
+    ) -> Option<Self> {
         if !matches!(head.method, Method::GET | Method::HEAD) {
             return None;
         }
         let mut parts = path.strip_prefix('/')?.split('/');
         let parts = [parts.next(), parts.next(), parts.next(), parts.next()];
         match (parts, complete) {
-            ([Some("apis" | "api"), ..], _) if is_among_peers(head) => None,
+            ([Some("apis" | "api"), ..], _) if is_peer_request(head) => None,
             ([Some("apis"), None, ..], _) => {
                 match RequestedDiscovery::from_headers(&head.headers, |schema| {
-                    view.is_spoken(schema)
+                    view.serves_schema(schema)
                 }) {
-                    RequestedDiscovery::Merged(wish) => {
-                        Some(Self::Document(Which::Apis, laid_out(wish, head)))
-                    }
-                    RequestedDiscovery::Lists if complete == Complete::Yes => {
-                        form(head, &OFFERS[..3]).map(Self::Groups)
+                    RequestedDiscovery::Merged(encoding) => Some(Self::Document(
+                        DiscoveryRoot::Apis,
+                        with_layout(encoding, head),
+                    )),
+                    RequestedDiscovery::Lists if complete == CompleteDiscovery::Enabled => {
+                        list_encoding(head, &OFFERS[..3]).map(Self::Groups)
                     }
                     RequestedDiscovery::Local(_) | RequestedDiscovery::Lists => None,
                 }
             }
-            (_, Complete::No) => None,
+            (_, CompleteDiscovery::Disabled) => None,
             // A list, whatever is accepted.
-            ([Some("apis"), Some(""), None, _], _) => form(head, &OFFERS[..3]).map(Self::Groups),
+            ([Some("apis"), Some(""), None, _], _) => {
+                list_encoding(head, &OFFERS[..3]).map(Self::Groups)
+            }
             ([Some("api"), None, ..], _) => {
                 match RequestedDiscovery::from_headers(&head.headers, |schema| {
-                    view.is_spoken(schema)
+                    view.serves_schema(schema)
                 }) {
-                    RequestedDiscovery::Merged(wish) => {
-                        Some(Self::Document(Which::Api, laid_out(wish, head)))
-                    }
+                    RequestedDiscovery::Merged(encoding) => Some(Self::Document(
+                        DiscoveryRoot::Api,
+                        with_layout(encoding, head),
+                    )),
                     RequestedDiscovery::Local(_) | RequestedDiscovery::Lists => None,
                 }
             }
             ([Some("apis"), Some(group), None, _], _) => {
                 view.group(group).0?;
-                let form = form(head, &OFFERS[..3])?;
-                Some(Self::Group(group.to_owned(), form))
+                let encoding = list_encoding(head, &OFFERS[..3])?;
+                Some(Self::Group(group.to_owned(), encoding))
             }
             ([Some("apis"), Some(group), Some(version), None], _) => {
                 Self::resources(group, version, head, view)
@@ -121,16 +130,20 @@ impl Question {
         if whole? == local.unwrap_or(&skewbridge_discovery::document::Version::default()) {
             return None;
         }
-        let form = form(head, &OFFERS)?;
-        Some(Self::Resources(group.to_owned(), version.to_owned(), form))
+        let encoding = list_encoding(head, &OFFERS)?;
+        Some(Self::Resources(
+            group.to_owned(),
+            version.to_owned(),
+            encoding,
+        ))
     }
 
     fn openapi(path: &str, head: &Parts, view: &View) -> Option<Self> {
         if view.incomplete.is_empty() {
             return None;
         }
-        let page = match path {
-            "/openapi/v2" => openapi::Page::Everything,
+        let document_id = match path {
+            "/openapi/v2" => openapi::DocumentId::V2,
             "/openapi/v3" => return Some(Self::OpenApiIndex),
             _ => {
                 let key = path.strip_prefix("/openapi/v3/")?;
@@ -139,23 +152,23 @@ impl Question {
                 let key = (group, version);
                 view.incomplete.get(&key)?;
                 let (group, version) = key;
-                openapi::Page::GroupVersion { group, version }
+                openapi::DocumentId::GroupVersion { group, version }
             }
         };
-        let format = openapi::negotiate(&head.headers, page.spec())?;
-        Some(Self::OpenApi(page, format))
+        let format = openapi::negotiate(&head.headers, document_id.spec())?;
+        Some(Self::OpenApi(document_id, format))
     }
 
     /// Turns the request into one to the local server that says whether this
     /// caller may read, and what is there beside what we know.
-    pub(crate) fn ask_local(&self, head: &mut Parts, view: &View) {
+    pub(crate) fn prepare_local_request(&self, head: &mut Parts, view: &View) {
         let headers = &mut head.headers;
         for name in [ACCEPT_ENCODING, IF_NONE_MATCH, IF_MODIFIED_SINCE, RANGE] {
             headers.remove(name);
         }
         let accept = match self {
-            Self::Document(which, _) => {
-                if let Some(etag) = view.local_etag(*which) {
+            Self::Document(root, _) => {
+                if let Some(etag) = view.local_etag(*root) {
                     headers.insert(IF_NONE_MATCH, etag.clone());
                 }
                 let accept = local_document(headers);
@@ -163,13 +176,13 @@ impl Question {
                 return;
             }
             // Only the server knows whether it offers that.
-            Self::Resources(_, _, form) if form.format == Format::Cbor => {
+            Self::Resources(_, _, encoding) if encoding.format == Format::Cbor => {
                 match negotiate(headers, &OFFERS[..3]) {
                     Some(_) => "application/cbor,application/json;q=0.5",
                     None => "application/cbor",
                 }
             }
-            Self::OpenApi(page, format) => format.media_type(page.spec()),
+            Self::OpenApi(document_id, format) => format.media_type(document_id.spec()),
             Self::Groups(_) | Self::Group(..) | Self::Resources(..) | Self::OpenApiIndex => {
                 "application/json"
             }
@@ -195,7 +208,7 @@ fn local_document(headers: &HeaderMap) -> HeaderValue {
 }
 
 /// Whether a caller wants the local server's own document, as peers do.
-pub(crate) fn is_for_local_alone(head: &Parts, path: &str) -> bool {
+pub(crate) fn is_local_only(head: &Parts, path: &str) -> bool {
     is_apis(head, path)
         && matches!(
             RequestedDiscovery::from_headers(&head.headers, |_| true),
@@ -205,7 +218,7 @@ pub(crate) fn is_for_local_alone(head: &Parts, path: &str) -> bool {
 
 /// Whether a caller would be given the document of the whole cluster, if there
 /// were one.
-pub(crate) fn is_for_all(head: &Parts, path: &str) -> bool {
+pub(crate) fn is_for_merged(head: &Parts, path: &str) -> bool {
     is_apis(head, path)
         && matches!(
             RequestedDiscovery::from_headers(&head.headers, |_| true),
@@ -219,7 +232,7 @@ pub(crate) fn is_apis(head: &Parts, path: &str) -> bool {
 
 /// A document that is asked for may be one that is not understood: then the lists
 /// that follow it are meant so too.
-fn is_among_peers(head: &Parts) -> bool {
+fn is_peer_request(head: &Parts) -> bool {
     accept::requests_local_only(&head.headers)
         && !matches!(
             RequestedDiscovery::from_headers(&head.headers, |_| true),
@@ -227,44 +240,44 @@ fn is_among_peers(head: &Parts) -> bool {
         )
 }
 
-fn form(head: &Parts, offers: &[Format]) -> Option<Form> {
-    Some(Form {
+fn list_encoding(head: &Parts, offers: &[Format]) -> Option<ListEncoding> {
+    Some(ListEncoding {
         format: negotiate(&head.headers, offers)?,
         layout: layout(head),
     })
 }
 
-fn laid_out(wish: DocumentEncoding, head: &Parts) -> DocumentEncoding {
+fn with_layout(encoding: DocumentEncoding, head: &Parts) -> DocumentEncoding {
     DocumentEncoding {
-        layout: match wish.layout {
+        layout: match encoding.layout {
             Layout::Pretty => Layout::Pretty,
             Layout::Compact => layout(head),
         },
-        ..wish
+        ..encoding
     }
 }
 
 /// kube-apiserver lays JSON out for those who say that they want it, and for
 /// browsers and command lines.
 fn layout(head: &Parts) -> Layout {
-    let said = head.uri.query().and_then(|query| {
+    let pretty = head.uri.query().and_then(|query| {
         let mut pairs = query.split('&');
         pairs.find_map(|pair| pair.strip_prefix("pretty="))
     });
-    let is_for_people = match said {
-        Some(said) if !said.is_empty() => {
-            matches!(said, "1" | "t" | "T" | "true" | "TRUE" | "True")
+    let is_pretty = match pretty {
+        Some(pretty) if !pretty.is_empty() => {
+            matches!(pretty, "1" | "t" | "T" | "true" | "TRUE" | "True")
         }
-        _ => is_read_by_people(&head.headers),
+        _ => is_interactive_client(&head.headers),
     };
-    if is_for_people {
+    if is_pretty {
         Layout::Pretty
     } else {
         Layout::Compact
     }
 }
 
-fn is_read_by_people(headers: &HeaderMap) -> bool {
+fn is_interactive_client(headers: &HeaderMap) -> bool {
     let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes);
     agent.is_some_and(|agent| {
         [&b"curl"[..], b"Wget", b"Mozilla/5.0"]

@@ -17,9 +17,9 @@ use skewbridge_discovery::{Document, merge};
 use skewbridge_k8s_api::version::Version as KubeVersion;
 use skewbridge_peer_directory::{Identity, Peers, ServedApis, SharedGroupVersions};
 
-pub(crate) use authz_cache::{AuthzCache, Credential};
-pub(crate) use discovery_request::{Complete, Question};
-use encoded_document::Page;
+pub(crate) use authz_cache::{AuthzCache, CredentialDigest};
+pub(crate) use discovery_request::{CompleteDiscovery, DiscoveryRequest};
+use encoded_document::EncodedDocument;
 
 /// What all servers serve, ready to be sent.
 #[derive(Debug)]
@@ -28,8 +28,8 @@ pub struct View {
     /// Made of these, in the order of identities.
     sources: Vec<Source>,
     shared: Arc<SharedGroupVersions>,
-    api: Page,
-    apis: Page,
+    api: EncodedDocument,
+    apis: EncodedDocument,
     /// Whether some server that runs has not told yet what it serves.
     partial: bool,
     /// Which schemas clients get from the local server.
@@ -49,7 +49,7 @@ struct Source {
 
 /// The two documents of discovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
+pub(crate) enum DiscoveryRoot {
     /// `/api`: the core group.
     Api,
     /// `/apis`: all others.
@@ -71,9 +71,9 @@ impl View {
         shared: &Arc<SharedGroupVersions>,
         before: Option<&Arc<Self>>,
     ) -> Option<Arc<Self>> {
-        let told =
+        let polled =
             (peers.peers.iter()).filter_map(|peer| Some((&peer.identity, peer.served.as_ref()?)));
-        let mut sources: Vec<_> = (told.chain([(own, local)]))
+        let mut sources: Vec<_> = (polled.chain([(own, local)]))
             .map(|(identity, served)| Source::of(identity, served))
             .collect();
         if sources.len() == 1 {
@@ -82,16 +82,16 @@ impl View {
         sources.sort_by(|one, other| one.identity.cmp(&other.identity));
         let partial = peers.peers.iter().any(|peer| peer.served.is_none());
         if let Some(before) = before
-            && before.is_of(&sources, shared)
+            && before.is_built_from(&sources, shared)
             && before.partial == partial
         {
             return Some(before.clone());
         }
-        let view = Self::made_of(own.clone(), sources, shared.clone(), partial, local.version);
+        let view = Self::build(own.clone(), sources, shared.clone(), partial, local.version);
         Some(Arc::new(view))
     }
 
-    fn made_of(
+    fn build(
         own: Identity,
         sources: Vec<Source>,
         shared: Arc<SharedGroupVersions>,
@@ -99,19 +99,19 @@ impl View {
         local_version: Option<KubeVersion>,
     ) -> Self {
         let now = Instant::now();
-        let page = |which: Which| {
+        let document = |root: DiscoveryRoot| {
             let documents: Vec<_> = (sources.iter())
                 .map(|source| {
-                    source.documents[which as usize].without(|group, version| {
+                    source.documents[root as usize].without(|group, version| {
                         source.identity != own && shared.contains(group, version, now)
                     })
                 })
                 .collect();
-            Page::of(merge(&documents.iter().collect::<Vec<_>>()))
+            EncodedDocument::of(merge(&documents.iter().collect::<Vec<_>>()))
         };
         Self {
-            api: page(Which::Api),
-            apis: page(Which::Apis),
+            api: document(DiscoveryRoot::Api),
+            apis: document(DiscoveryRoot::Apis),
             incomplete: incomplete(&own, &sources, &shared, now),
             own,
             sources,
@@ -122,18 +122,18 @@ impl View {
     }
 
     /// The same with another document of the local server, which has just sent it.
-    pub(crate) fn renewed(
+    pub(crate) fn with_local_document(
         &self,
-        which: Which,
+        root: DiscoveryRoot,
         document: Document,
         etag: Option<HeaderValue>,
     ) -> Self {
         let mut sources = self.sources.clone();
         if let Some(local) = sources.iter_mut().find(|it| it.identity == self.own) {
-            local.documents[which as usize] = Arc::new(document);
-            local.etags[which as usize] = etag;
+            local.documents[root as usize] = Arc::new(document);
+            local.etags[root as usize] = etag;
         }
-        Self::made_of(
+        Self::build(
             self.own.clone(),
             sources,
             self.shared.clone(),
@@ -142,7 +142,7 @@ impl View {
         )
     }
 
-    fn is_of(&self, sources: &[Source], shared: &Arc<SharedGroupVersions>) -> bool {
+    fn is_built_from(&self, sources: &[Source], shared: &Arc<SharedGroupVersions>) -> bool {
         self.sources.len() == sources.len()
             && self.sources.iter().zip(sources).all(Source::is_same)
             && Arc::ptr_eq(&self.shared, shared)
@@ -154,16 +154,16 @@ impl View {
         self.sources.len()
     }
 
-    pub(crate) fn page(&self, which: Which) -> &Page {
-        match which {
-            Which::Api => &self.api,
-            Which::Apis => &self.apis,
+    pub(crate) fn document(&self, root: DiscoveryRoot) -> &EncodedDocument {
+        match root {
+            DiscoveryRoot::Api => &self.api,
+            DiscoveryRoot::Apis => &self.apis,
         }
     }
 
     /// What the local server calls its own document.
-    pub(crate) fn local_etag(&self, which: Which) -> Option<&HeaderValue> {
-        self.local()?.etags[which as usize].as_ref()
+    pub(crate) fn local_etag(&self, root: DiscoveryRoot) -> Option<&HeaderValue> {
+        self.local()?.etags[root as usize].as_ref()
     }
 
     fn local(&self) -> Option<&Source> {
@@ -173,14 +173,14 @@ impl View {
 
     /// A group, in the whole cluster and in the local server.
     pub(crate) fn group(&self, name: &str) -> (Option<&Group>, Option<&Group>) {
-        let which = if name.is_empty() {
-            Which::Api
+        let root = if name.is_empty() {
+            DiscoveryRoot::Api
         } else {
-            Which::Apis
+            DiscoveryRoot::Apis
         };
-        let local = self.local().map(|local| &*local.documents[which as usize]);
+        let local = self.local().map(|local| &*local.documents[root as usize]);
         (
-            self.page(which).document.group(name),
+            self.document(root).document.group(name),
             local.and_then(|local| local.group(name)),
         )
     }
@@ -191,9 +191,9 @@ impl View {
         group: &str,
         version: &str,
     ) -> (Option<&Version>, Option<&Version>) {
-        let (whole, local) = self.group(group);
+        let (merged, local) = self.group(group);
         (
-            whole.and_then(|group| group.version(version)),
+            merged.and_then(|group| group.version(version)),
             local.and_then(|group| group.version(version)),
         )
     }
@@ -202,14 +202,14 @@ impl View {
     /// server does although it is not known here yet. The lists of servers also
     /// have what other servers once registered and nobody serves any more; a client
     /// that asks for that is told 404, and takes all of discovery for broken.
-    pub(crate) fn may_list(&self, group: &str, version: &str) -> bool {
+    pub(crate) fn is_listable(&self, group: &str, version: &str) -> bool {
         self.partial
             || self.version(group, version).0.is_some()
             || self.shared.contains(group, version, Instant::now())
     }
 
     /// Removes versions that all servers share and that the local one does not list.
-    pub(crate) fn leave_out_gone(&self, group: &mut ApiGroup, listed: Option<&ApiGroup>) {
+    pub(crate) fn remove_deleted_versions(&self, group: &mut ApiGroup, listed: Option<&ApiGroup>) {
         let now = Instant::now();
         let name = group.name.clone();
         group.versions.retain(|version| {
@@ -222,9 +222,9 @@ impl View {
     }
 
     /// As the local server: a client gets no other schema through a bridge.
-    fn is_spoken(&self, schema: Schema) -> bool {
+    fn serves_schema(&self, schema: Schema) -> bool {
         // A server that does not aggregate has been asked for lists.
-        if self.local_etag(Which::Apis).is_none() {
+        if self.local_etag(DiscoveryRoot::Apis).is_none() {
             return false;
         }
         let Some(version) = &self.local_version else {
@@ -256,11 +256,12 @@ fn incomplete(
     let mut incomplete = BTreeMap::<_, Vec<Identity>>::new();
     let local = sources.iter().find(|source| source.identity == *own);
     for source in sources.iter().filter(|source| source.identity != *own) {
-        for which in 0..2 {
-            let local = local.map(|local| &*local.documents[which]);
-            for (group, version) in source.documents[which].versions() {
-                let here = local.and_then(|local| local.version(group, &version.version));
-                let adds = here.is_none_or(|here| !version.is_subset_of(here));
+        for root in 0..2 {
+            let local = local.map(|local| &*local.documents[root]);
+            for (group, version) in source.documents[root].versions() {
+                let local_version = local.and_then(|local| local.version(group, &version.version));
+                let adds =
+                    local_version.is_none_or(|local_version| !version.is_subset_of(local_version));
                 if adds && !shared.contains(group, &version.version, now) {
                     let key = (group.to_owned(), version.version.clone());
                     incomplete

@@ -7,7 +7,7 @@ use http::{Response, StatusCode};
 use skewbridge_k8s_api::status::Status;
 
 use super::request_context::RequestContext;
-use crate::bridge_headers::not_processed;
+use crate::bridge_headers::mark_not_processed;
 use crate::error_response;
 use crate::health;
 use crate::routing::Refusal;
@@ -182,7 +182,7 @@ impl ProxyError {
             _ => error_response::status(&context.detail.of_status(&status), context.format),
         };
         if context.from_peer && self.retry == Retry::Safe {
-            not_processed(response.headers_mut());
+            mark_not_processed(response.headers_mut());
         }
         response
     }

@@ -8,7 +8,8 @@ use std::task::Poll;
 use std::time::Instant;
 
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING, UPGRADE};
-use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
+use skewbridge_k8s_api::forwarding_headers::PEER_PROXIED;
 use skewbridge_k8s_api::status::Status;
 use skewbridge_peer_directory::{Peer, order_candidates};
 
@@ -25,9 +26,6 @@ use crate::metrics::peers::PeerError;
 use crate::upstream::{
     PeerConnectionIdentity, ProtocolPreference, Replay, RetryClass, SendError, UpstreamResponse,
 };
-
-/// As it is on the wire; KEP-4020 names another.
-const HOP: HeaderName = HeaderName::from_static("x-kubernetes-peer-proxied");
 
 /// How much of the answer to a read is held back until it is whole: most objects
 /// and most pages of lists.
@@ -147,7 +145,7 @@ async fn try_each(
     }
     request
         .headers_mut()
-        .insert(HOP, HeaderValue::from_static("true"));
+        .insert(PEER_PROXIED, HeaderValue::from_static("true"));
     let mut failures = Vec::new();
     let last = order.len() - 1;
     for (turn, peer) in order.iter().enumerate() {
@@ -404,7 +402,7 @@ async fn unless_silent<T>(
 /// Has discovery of a peer read again.
 fn request_repoll(context: &RequestContext<'_>, peer: &Peer) {
     if let Some(cluster_handle) = &context.bridge.cluster_handle {
-        cluster_handle.hint(ResyncHint::Doubt(peer.identity.clone()));
+        cluster_handle.hint(ResyncHint::PeerChanged(peer.identity.clone()));
     }
 }
 

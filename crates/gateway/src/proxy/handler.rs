@@ -25,7 +25,7 @@ use crate::access_log::AccessLogEntry;
 use crate::authentication_limit::{Attempt, Outcome, TokenHash};
 use crate::authn::{AuthnResult, Caller, ClientCertState, TrustConfig};
 use crate::body::{RequestBody, ResponseBody};
-use crate::bridge_headers::{by_bridge, remove_between_bridges};
+use crate::bridge_headers::{mark_by_bridge, remove_between_bridges};
 use crate::buffer_budget::ClientLimits;
 use crate::client_connection::{ClientConnection, TokenPlace};
 use crate::cluster_state::ResyncHint;
@@ -94,7 +94,7 @@ impl Service for Connection {
                 // These headers are about one hop: those of the server that answered end here.
                 remove_between_bridges(response.headers_mut());
                 if response.extensions_mut().remove::<ToPeer>().is_some() {
-                    by_bridge(response.headers_mut());
+                    mark_by_bridge(response.headers_mut());
                 }
                 // RFC 9110, 6.6.1: an answer that is forwarded has a Date.
                 let headers = response.headers_mut();

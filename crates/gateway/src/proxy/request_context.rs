@@ -97,7 +97,7 @@ impl RequestContext<'_> {
             return ServedBy::Local;
         };
         let cluster = cluster_handle.cluster.load();
-        cluster.elsewhere(&self.info, Instant::now())
+        cluster.served_by_peers(&self.info, Instant::now())
     }
 
     /// The answer, unless it says in a Status that the server knows no such path:

@@ -26,13 +26,13 @@ async fn without_the_gate_or_a_certificate_it_is_a_plain_gateway_that_says_so() 
         ("UnknownVersionInteroperabilityProxy is off", |config| {
             config.features = Features(BTreeSet::new());
         }),
-        ("--peer-ca-file is not given", |config| {
+        ("--peer-ca-file is not set", |config| {
             config.peers.ca = None;
         }),
-        ("--proxy-client-cert-file is not given", |config| {
+        ("--proxy-client-cert-file is not set", |config| {
             config.upstream.front_proxy = None;
         }),
-        ("--requestheader-client-ca-file is not given", |config| {
+        ("--requestheader-client-ca-file is not set", |config| {
             config.callers.request_header = None;
         }),
     ];

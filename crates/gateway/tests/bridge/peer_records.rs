@@ -357,7 +357,7 @@ async fn a_state_dir_that_cannot_be_used_is_an_error_at_the_start() {
     let error = started.await.unwrap().unwrap_err().to_string();
     let expected = format!("--state-dir: {}: ", file.display());
     assert!(error.starts_with(&expected), "{error}");
-    assert!(error.ends_with("give a directory that the bridge may create and write to"));
+    assert!(error.ends_with("set a directory that the bridge may create and write to"));
 }
 
 #[tokio::test]

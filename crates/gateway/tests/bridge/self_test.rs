@@ -156,7 +156,7 @@ async fn a_client_ca_that_is_not_upstreams_is_named_until_the_file_is_replaced()
         &*format!("--client-ca-file {}: ", file.display()),
         "CN=client-ca",
         "CN=cluster-ca",
-        "give the bridge the same file",
+        "configure the same file for the bridge",
     ] {
         assert!(line.contains(part), "{part}: {line}");
     }
@@ -167,7 +167,10 @@ async fn a_client_ca_that_is_not_upstreams_is_named_until_the_file_is_replaced()
     let both = format!("{users}{}", cluster.bed.client_ca.pem());
     cluster.bed.dir.write("client-ca.crt", &both);
     let line = readyz_says(&bridge, 200, "[+]self-test ok: client_ca: warning: ").await;
-    assert!(line.contains("believed by the bridge alone"), "{line}");
+    assert!(
+        line.contains("only the bridge authenticates their users"),
+        "{line}"
+    );
     assert_eq!(metric(&bridge, "client_ca").await, Some(1.0));
     cluster.bed.dir.write("client-ca.crt", &users);
     readyz_says(&bridge, 200, "[+]self-test ok\n").await;

@@ -25,12 +25,12 @@ pub(crate) struct ServerList;
 
 impl ServerList {
     /// Whether a request asks for it.
-    pub(crate) fn is_asked_for(head: &Parts, path: &str) -> bool {
+    pub(crate) fn is_requested(head: &Parts, path: &str) -> bool {
         is_apis(head, path) && head.method == Method::GET && servers::is_requested(&head.headers)
     }
 
     /// Makes the request one to the local server, which says who may read.
-    pub(crate) fn ask_local(head: &mut Parts) {
+    pub(crate) fn prepare_local_request(head: &mut Parts) {
         head.headers.remove(ACCEPT_ENCODING);
         head.headers.remove(IF_NONE_MATCH);
         head.headers
@@ -38,18 +38,18 @@ impl ServerList {
     }
 
     /// Takes the local server's place, if it lets the caller read.
-    pub(crate) fn take_place_of(
-        answer: Response<ResponseBody>,
+    pub(crate) fn replace(
+        response: Response<ResponseBody>,
         own: &LocalIdentity,
         cluster: &Cluster,
     ) -> Response<ResponseBody> {
-        replace(answer, &list(own, cluster))
+        replace(response, &list(own, cluster))
     }
 
     /// The same of a bridge without peering. `is_gate_off` tells its two causes apart; which
     /// flag is missing is for administrators only.
     pub(crate) fn of_local_only(
-        answer: Response<ResponseBody>,
+        response: Response<ResponseBody>,
         is_gate_off: bool,
     ) -> Response<ResponseBody> {
         let reason = if is_gate_off {
@@ -61,7 +61,7 @@ impl ServerList {
             local_only: Some(reason.to_owned()),
             ..ServerDiscoveryList::default()
         };
-        replace(answer, &list)
+        replace(response, &list)
     }
 }
 
@@ -71,14 +71,14 @@ const NOT_CONFIGURED: &str =
     "its flags for peering are incomplete; /debug/peers of the bridge names what is missing";
 
 /// Puts the list in the place of an answer by which the local server permits the caller to read.
-fn replace(answer: Response<ResponseBody>, list: &ServerDiscoveryList) -> Response<ResponseBody> {
-    if answer.status() != StatusCode::OK {
-        return answer;
+fn replace(response: Response<ResponseBody>, list: &ServerDiscoveryList) -> Response<ResponseBody> {
+    if response.status() != StatusCode::OK {
+        return response;
     }
     // A plain structure with string keys does not fail to serialise.
     let list = serde_json::to_vec(list).unwrap_or_default();
     let list = Bytes::from(list);
-    let (mut head, _) = answer.into_parts();
+    let (mut head, _) = response.into_parts();
     head.headers.remove(ETAG);
     head.headers.remove(http::header::CONTENT_ENCODING);
     head.headers
@@ -90,7 +90,7 @@ fn replace(answer: Response<ResponseBody>, list: &ServerDiscoveryList) -> Respon
     Response::from_parts(head, ResponseBody::full(list))
 }
 
-const UNREACHABLE: &str = "it does not answer; /debug/peers of the bridge says why";
+const UNREACHABLE: &str = "it does not response; /debug/peers of the bridge says why";
 
 fn list(own: &LocalIdentity, cluster: &Cluster) -> ServerDiscoveryList {
     let local = ServerDiscovery {
@@ -100,7 +100,7 @@ fn list(own: &LocalIdentity, cluster: &Cluster) -> ServerDiscoveryList {
         ..server(&own.identity, cluster.local.as_ref(), cluster)
     };
     let peers = cluster.peers.peers.iter();
-    let peers = peers.map(|peer| told_by(peer, cluster));
+    let peers = peers.map(|peer| peer_discovery(peer, cluster));
     let mut servers: Vec<_> = peers.chain([local]).collect();
     servers.sort_by(|one, other| one.identity.cmp(&other.identity));
     ServerDiscoveryList {
@@ -110,7 +110,7 @@ fn list(own: &LocalIdentity, cluster: &Cluster) -> ServerDiscoveryList {
 }
 
 /// Whoever may read discovery sees this: no addresses, and no errors that have some.
-fn told_by(peer: &Peer, cluster: &Cluster) -> ServerDiscovery {
+fn peer_discovery(peer: &Peer, cluster: &Cluster) -> ServerDiscovery {
     // Only whether it is reachable counts here, which no registry decides.
     let registry = RegistryStatus::up("none");
     let is_reachable = reachability(peer, &registry, Instant::now()).is_reachable();
