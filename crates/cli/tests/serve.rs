@@ -407,7 +407,7 @@ async fn a_refused_certificate_is_explained_at_the_default_verbosity() {
         assert_eq!(send(&mut client, "GET /version", "").await.status, 401);
     }
     let log = served.whole_log().await;
-    let lines = log.lines().filter(|it| it.contains("certificate refused"));
+    let lines = log.lines().filter(|it| it.contains("certificate rejected"));
     let lines: Vec<_> = lines.collect();
     assert_eq!(lines.len(), 20, "{log}");
     for expected in [

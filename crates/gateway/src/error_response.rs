@@ -13,14 +13,14 @@ use skewbridge_k8s_api::status::Status;
 use crate::authn::Caller;
 use crate::client_connection::ClientConnection;
 
-/// The user that kube-apiserver takes a request without a credential for.
+/// The user of a request without credentials.
 const ANONYMOUS: &str = "system:anonymous";
 
-/// Upstream is usually back within seconds: kube-apiserver restarts, or a
-/// connection was lost.
+/// Upstream is usually available again within seconds: kube-apiserver restarts, or a connection was
+/// lost.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
-/// How much an answer says about the servers behind the bridge.
+/// How much an error response shows about the servers behind the bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Detail {
     /// Names, addresses and causes.
@@ -30,20 +30,24 @@ pub(crate) enum Detail {
 }
 
 impl Detail {
-    /// For a request of this caller. A bearer token counts where kube-apiserver has
-    /// accepted one on this connection; over a peer hop the connection is the peer's, and
-    /// says nothing about the token.
-    pub(crate) fn of(caller: &Caller, connection: &ClientConnection, from_peer: bool) -> Self {
+    /// The detail for this caller. A bearer token counts if kube-apiserver has accepted one on this
+    /// connection. Over a peer hop the connection is that of the peer, so it does not show whether
+    /// the token is valid.
+    pub(crate) fn of(
+        caller: &Caller,
+        connection: &ClientConnection,
+        from_front_proxy: bool,
+    ) -> Self {
         let proven = match caller {
             Caller::Peer(user) => user.name != ANONYMOUS,
             Caller::Certificate(_) | Caller::Signed(_) => true,
-            Caller::Bearer => !from_peer && connection.is_authenticated(),
+            Caller::Bearer => !from_front_proxy && connection.is_authenticated(),
             Caller::Anonymous | Caller::Unauthorized => false,
         };
         if proven { Self::Full } else { Self::Withheld }
     }
 
-    /// The failure as this client may read it.
+    /// The Status as this client may read it.
     pub(crate) fn of_status(self, status: &Status) -> Cow<'_, Status> {
         let message = match (self, status.code) {
             (Self::Withheld, 502) => "the kube-apiserver that serves this did not answer",
@@ -52,7 +56,7 @@ impl Detail {
                  processed"
             }
             (Self::Withheld, 503) => "the kube-apiserver that serves this is not available",
-            // Errors of the request, and of the configuration, have no names in them.
+            // Errors of the request and of the configuration contain no names.
             _ => return Cow::Borrowed(status),
         };
         Cow::Owned(Status {
@@ -63,7 +67,7 @@ impl Detail {
     }
 }
 
-/// A Status as an answer.
+/// A Status as a response.
 pub(crate) fn status(status: &Status, format: Format) -> Response<Bytes> {
     let body = status.encode(format);
     let mut response = Response::new(Bytes::new());
@@ -85,16 +89,15 @@ pub(crate) fn status(status: &Status, format: Format) -> Response<Bytes> {
     response
 }
 
-/// What came was not an HTTP/1.1 request. There are no headers to negotiate
-/// with.
+/// The response to an invalid HTTP/1.1 request. There are no headers for content negotiation.
 pub(crate) fn bad_head(error: HeadError) -> Response<Bytes> {
     let message = error.to_string();
-    let answer = match error {
+    let status = match error {
         HeadError::Malformed(_) => Status::bad_request(message),
         HeadError::TargetTooLong => Status::uri_too_long(message),
         HeadError::TooLarge => Status::header_fields_too_large(message),
     };
-    self::status(&answer, Format::Json)
+    self::status(&status, Format::Json)
 }
 
 /// A request head took too long to arrive.
@@ -109,7 +112,7 @@ pub(crate) fn slow_body(format: Format) -> Response<Bytes> {
     self::status(&Status::client_timeout(message), format)
 }
 
-/// Not now, but soon: nothing has been done.
+/// 503 with `Retry-After`: the request has not been processed and can be retried.
 pub(crate) fn later(message: impl Into<String>) -> Status {
     Status::service_unavailable(message, RETRY_AFTER_SECONDS)
 }
@@ -121,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_proven_callers_read_names_and_addresses() {
+    fn only_authenticated_callers_get_names_and_addresses() {
         let user = |name: &str| {
             Caller::Peer(User {
                 name: name.to_owned(),
@@ -143,14 +146,14 @@ mod tests {
             (Caller::Anonymous, &proven, false, Detail::Withheld),
             (Caller::Unauthorized, &proven, false, Detail::Withheld),
         ];
-        for (caller, connection, from_peer, expected) in rows {
-            let detail = Detail::of(&caller, connection, from_peer);
-            assert_eq!(detail, expected, "{caller:?} {from_peer}");
+        for (caller, connection, from_front_proxy, expected) in rows {
+            let detail = Detail::of(&caller, connection, from_front_proxy);
+            assert_eq!(detail, expected, "{caller:?} {from_front_proxy}");
         }
     }
 
     #[test]
-    fn what_is_withheld_keeps_code_reason_and_time() {
+    fn withheld_details_keep_code_reason_and_retry_after() {
         const SECRET: &str = "cannot connect to 10.0.0.7:6443 of apiserver-b";
         for status in [
             later(SECRET),
@@ -158,15 +161,15 @@ mod tests {
             Status::bad_gateway(SECRET),
         ] {
             assert_eq!(Detail::Full.of_status(&status).message, SECRET);
-            let told = Detail::Withheld.of_status(&status);
-            assert!(!told.message.contains("10.0.0.7"), "{told:?}");
-            assert!(!told.message.contains("apiserver-b"), "{told:?}");
+            let shown = Detail::Withheld.of_status(&status);
+            assert!(!shown.message.contains("10.0.0.7"), "{shown:?}");
+            assert!(!shown.message.contains("apiserver-b"), "{shown:?}");
             assert_eq!(
-                (told.code, told.reason, told.retry_after_seconds),
+                (shown.code, shown.reason, shown.retry_after_seconds),
                 (status.code, status.reason, status.retry_after_seconds)
             );
         }
-        let mine = Status::bad_request("a body that is too long");
-        assert_eq!(*Detail::Withheld.of_status(&mine), mine);
+        let bad_request = Status::bad_request("a body that is too long");
+        assert_eq!(*Detail::Withheld.of_status(&bad_request), bad_request);
     }
 }

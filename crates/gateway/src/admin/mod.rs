@@ -1,4 +1,4 @@
-//! The admin listener: metrics and health, on loopback.
+//! The admin port: metrics, health checks and `/debug/peers`, on loopback.
 
 mod debug_peers;
 
@@ -20,21 +20,20 @@ use crate::metrics::Metrics;
 use crate::serve::h1::ClientTimeouts;
 use crate::serve::{ClientIo, ClientResponse, Service, h1};
 
-/// A scraper, a prober and a person; not a crowd.
+/// The clients are a scraper, a prober and an administrator.
 const MAX_CONNECTIONS: usize = 64;
 
-/// What the admin listener shows.
+/// The service of the admin port.
 #[derive(Debug, Clone)]
 pub(crate) struct Admin {
     pub(crate) metrics: Metrics,
     pub(crate) health: Health,
 }
 
-/// Serves until it is dropped: also while the bridge drains, so that one can
-/// watch it do so.
-pub(crate) async fn run(listener: TcpListener, admin: Admin, patience: ClientTimeouts) {
-    // Connections here do not hear of the end.
-    let (_never, drain) = announcement();
+/// Serves until it is dropped: also while the bridge drains, so that the drain can be observed.
+pub(crate) async fn run(listener: TcpListener, admin: Admin, timeouts: ClientTimeouts) {
+    // A drain that is never triggered.
+    let (_trigger, drain) = announcement();
     let mut connections = JoinSet::new();
     loop {
         while connections.len() >= MAX_CONNECTIONS {
@@ -42,7 +41,7 @@ pub(crate) async fn run(listener: TcpListener, admin: Admin, patience: ClientTim
         }
         if let Ok((tcp, _)) = listener.accept().await {
             let io = ClientIo::Plain(tcp);
-            connections.spawn(h1::serve(io, admin.clone(), patience, drain.clone()));
+            connections.spawn(h1::serve(io, admin.clone(), timeouts, drain.clone()));
         } else {
             tokio::time::sleep(AFTER_FAILURE).await;
         }
@@ -55,7 +54,7 @@ impl Service for Admin {
 
     async fn call(&self, request: Request<RequestBody>) -> ClientResponse {
         ClientResponse {
-            response: self.answer(&request).map(ResponseBody::full),
+            response: self.respond(&request).map(ResponseBody::full),
             switched: None,
             record: AccessLogEntry::none(),
         }
@@ -63,14 +62,14 @@ impl Service for Admin {
 }
 
 impl Admin {
-    fn answer(&self, request: &Request<RequestBody>) -> Response<Bytes> {
+    fn respond(&self, request: &Request<RequestBody>) -> Response<Bytes> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
             let status = Status::method_not_allowed("only GET and HEAD are served here");
-            let mut refused =
+            let mut response =
                 error_response::status(&status, negotiate_error_format(request.headers()));
             let allow = HeaderValue::from_static("GET, HEAD");
-            refused.headers_mut().insert(ALLOW, allow);
-            return refused;
+            response.headers_mut().insert(ALLOW, allow);
+            return response;
         }
         let path = request.uri().path();
         let query = request.uri().query();
@@ -106,7 +105,7 @@ impl Admin {
         let results = self.health.self_test.results();
         let passed = results
             .iter()
-            .filter_map(|(test, verdict)| Some((test.as_str(), verdict.passed()?)));
+            .filter_map(|(test, result)| Some((test.as_str(), result.passed()?)));
         self.metrics.self_test(passed);
         if let Ok(cluster_handle) = &self.health.cluster_handle {
             let cluster = cluster_handle.cluster.load();
@@ -127,6 +126,7 @@ impl Admin {
 }
 
 fn not_found(request: &Request<RequestBody>) -> Response<Bytes> {
-    let status = Status::not_found("here are /metrics, /livez, /readyz, /healthz and /debug/peers");
+    let message = "the paths of this port are /metrics, /livez, /readyz, /healthz and /debug/peers";
+    let status = Status::not_found(message);
     error_response::status(&status, negotiate_error_format(request.headers()))
 }

@@ -212,7 +212,7 @@ impl InternalClient {
         if let InternalTarget::Peer(_) | InternalTarget::PeerAsBridgeUser(_) = target
             && let Some(conflict) = bridge.live.conflicts.of_peering()
         {
-            return Err(format!("peering is switched off: {conflict}"));
+            return Err(format!("peering is disabled: {conflict}"));
         }
         let pool = match target {
             InternalTarget::UpstreamAnonymous => {

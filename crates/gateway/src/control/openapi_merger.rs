@@ -133,7 +133,7 @@ impl State {
                 indexes[position].1 = index;
             }
         }
-        // Documents of a peer that does not response stay in the list.
+        // Documents of a peer that does not answer stay in the list.
         let indexes: Vec<_> = (indexes.into_iter())
             .map(|(peer, index)| {
                 let listed = || {
@@ -334,7 +334,7 @@ impl State {
         })
     }
 
-    /// The part of a peer; the last known one if the peer does not response.
+    /// The part of a peer; the last known one if the peer does not answer.
     async fn part(
         &self,
         peer: &Identity,

@@ -1,4 +1,5 @@
-//! The authorization cache of discovery: callers that the local server has lately allowed to read.
+//! The authorization cache of discovery: callers that the local server has recently permitted to
+//! read.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,23 +13,23 @@ use skewbridge_k8s_api::identity::User;
 
 use crate::authn::Caller;
 
-/// How long a positive result is used. Negative results are not cached.
+/// How long an entry is valid. Only permissions are cached.
 const ENTRY_TTL: Duration = Duration::from_secs(10);
 
-/// Entries at most. A caller without an entry is checked by the local server again.
+/// The maximum number of entries. The local server checks callers without an entry.
 const MAX_ENTRIES: usize = 4_096;
 
-/// Remembers whom the local server has let read what.
+/// The times at which the local server has permitted callers to read a path.
 #[derive(Debug, Default)]
 pub(crate) struct AuthzCache(Mutex<HashMap<CredentialDigest, Instant>>);
 
-/// Somebody who wants to read a path, as a digest: no secret is kept.
+/// A digest of a caller and a path: the cache contains no secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CredentialDigest([u8; 32]);
 
 impl CredentialDigest {
-    /// Everything that the local server judges by: who asks, in whose name, for
-    /// what. None where the caller is refused anyway.
+    /// The digest of all inputs of the local server's decision: the caller, the impersonated user
+    /// and the target. `None` if the caller is rejected anyway.
     pub(crate) fn of(caller: &Caller, head: &Parts) -> Option<Self> {
         let headers = &head.headers;
         let mut digest = Fields(Context::new(&SHA256));
@@ -39,20 +40,20 @@ impl CredentialDigest {
             Caller::Anonymous => digest.add(b"anonymous"),
             Caller::Bearer => digest.add(b"bearer"),
             Caller::Certificate(user) => {
-                // What is said of a certificate to upstream, its fingerprint too.
-                let mut said = HeaderMap::new();
-                user.with_credential.apply(&mut said);
-                digest.headers(&said, |_| true);
+                // The headers that are asserted to upstream, with the fingerprint.
+                let mut asserted = HeaderMap::new();
+                user.with_credential.apply(&mut asserted);
+                digest.headers(&asserted, |_| true);
             }
             Caller::Signed(user) => {
-                let mut said = HeaderMap::new();
-                user.headers.apply(&mut said);
-                digest.headers(&said, |_| true);
+                let mut asserted = HeaderMap::new();
+                user.headers.apply(&mut asserted);
+                digest.headers(&asserted, |_| true);
             }
             Caller::Peer(user) => digest.user(user),
         }
         digest.headers(headers, |name| {
-            // A token can also be among the protocols of a WebSocket.
+            // A WebSocket subprotocol can also carry a token.
             [AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL].contains(name)
                 || name.as_str().starts_with("impersonate-")
         });
@@ -62,7 +63,7 @@ impl CredentialDigest {
     }
 }
 
-/// Fields that cannot run into each other.
+/// A digest over length-prefixed fields, so that adjacent fields cannot be confused.
 struct Fields(Context);
 
 impl Fields {
@@ -97,14 +98,14 @@ impl Fields {
 }
 
 impl AuthzCache {
-    /// Whether the local server has said yes lately.
+    /// Whether there is a valid entry.
     pub(crate) fn is_permitted(&self, credential: &CredentialDigest, now: Instant) -> bool {
         let permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let given = permits.get(credential);
         given.is_some_and(|at| now.saturating_duration_since(*at) < ENTRY_TTL)
     }
 
-    /// The local server has just said yes.
+    /// Adds an entry: the local server has permitted the request.
     pub(crate) fn permit(&self, credential: CredentialDigest, now: Instant) {
         let mut permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if permits.len() >= MAX_ENTRIES && !permits.contains_key(&credential) {
@@ -116,7 +117,7 @@ impl AuthzCache {
         permits.insert(credential, now);
     }
 
-    /// It has just said no.
+    /// Removes the entry: the local server has denied the request.
     pub(crate) fn revoke(&self, credential: &CredentialDigest) {
         let mut permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         permits.remove(credential);
@@ -151,10 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn whoever_the_server_could_judge_differently_is_somebody_else() {
-        let certificate = Caller::Peer;
+    fn all_inputs_of_the_authorization_decision_change_the_digest() {
+        let asserted = Caller::Peer;
         let none = headers(&[]);
-        let everybody = [
+        let callers = [
             (Caller::Anonymous, none.clone(), "/apis"),
             (Caller::Anonymous, none.clone(), "/api"),
             (
@@ -182,24 +183,24 @@ mod tests {
                 headers(&[("sec-websocket-protocol", "token-b")]),
                 "/apis",
             ),
-            (certificate(user("a", &[])), none.clone(), "/apis"),
-            (certificate(user("a", &["b"])), none.clone(), "/apis"),
-            (certificate(user("a", &["b", "c"])), none.clone(), "/apis"),
-            (certificate(user("a", &["bc"])), none.clone(), "/apis"),
-            (certificate(user("ab", &[])), none.clone(), "/apis"),
+            (asserted(user("a", &[])), none.clone(), "/apis"),
+            (asserted(user("a", &["b"])), none.clone(), "/apis"),
+            (asserted(user("a", &["b", "c"])), none.clone(), "/apis"),
+            (asserted(user("a", &["bc"])), none.clone(), "/apis"),
+            (asserted(user("ab", &[])), none.clone(), "/apis"),
             (
-                certificate(user("a", &[])),
+                asserted(user("a", &[])),
                 headers(&[("impersonate-user", "b"), ("impersonate-group", "c")]),
                 "/apis",
             ),
             (
-                certificate(user("a", &[])),
+                asserted(user("a", &[])),
                 headers(&[("impersonate-user", "b"), ("impersonate-group", "d")]),
                 "/apis",
             ),
         ];
         let mut seen = std::collections::HashSet::new();
-        for (caller, headers, path) in &everybody {
+        for (caller, headers, path) in &callers {
             for method in ["GET", "HEAD"] {
                 let head = head(method, path, headers);
                 let credential = CredentialDigest::of(caller, &head).unwrap();
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_yes_counts_for_a_while_and_can_be_taken_back() {
+    fn a_permission_expires_and_can_be_revoked() {
         let permits = AuthzCache::default();
         let one = CredentialDigest([1; 32]);
         let now = Instant::now();
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_remembered_than_there_is_room_for() {
+    fn the_number_of_entries_is_bounded() {
         let permits = AuthzCache::default();
         let now = Instant::now();
         let credential = |number: usize| {
@@ -239,7 +240,7 @@ mod tests {
         }
         assert!(permits.is_permitted(&credential(0), now));
         assert!(!permits.is_permitted(&credential(MAX_ENTRIES), now));
-        // Those that have run out make room.
+        // Expired entries are removed.
         permits.permit(credential(MAX_ENTRIES), now + ENTRY_TTL);
         assert!(permits.is_permitted(&credential(MAX_ENTRIES), now + ENTRY_TTL));
         assert_eq!(permits.0.lock().unwrap().len(), 1);

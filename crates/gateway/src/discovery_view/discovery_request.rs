@@ -1,5 +1,4 @@
-//! Which part of the view a request asks for, and what the local server is asked
-//! in its place. Pure: every row is a test.
+//! Parses requests for discovery and OpenAPI, and derives the request to the local server. Pure.
 
 use http::header::{ACCEPT, ACCEPT_ENCODING, IF_MODIFIED_SINCE, IF_NONE_MATCH, RANGE, USER_AGENT};
 use http::request::Parts;
@@ -13,13 +12,13 @@ use super::{DiscoveryRoot, View};
 use crate::config::{Feature, Features};
 use crate::openapi;
 
-/// Whether what KEP-4020 leaves to the local server is complete too: the gate
-/// `CompleteDiscovery`.
+/// The feature gate `CompleteDiscovery`: whether responses that KEP-4020 leaves to the local server
+/// are merged too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CompleteDiscovery {
-    /// Also `/api`, lists and OpenAPI.
+    /// `/api`, lists and OpenAPI are merged too.
     Enabled,
-    /// `/apis` in its aggregated form.
+    /// Only `/apis` in its aggregated form is merged.
     Disabled,
 }
 
@@ -33,7 +32,7 @@ impl CompleteDiscovery {
     }
 }
 
-/// A part of the view.
+/// A request for a part of the view.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DiscoveryRequest {
     /// A document of aggregated discovery.
@@ -42,32 +41,31 @@ pub(crate) enum DiscoveryRequest {
     Groups(ListEncoding),
     /// `/apis/GROUP`
     Group(String, ListEncoding),
-    /// `/apis/GROUP/VERSION` or `/api/VERSION`, which is not whole here.
+    /// `/apis/GROUP/VERSION` or `/api/VERSION` that the local server does not serve completely.
     Resources(String, String, ListEncoding),
     /// `/openapi/v3`
     OpenApiIndex,
-    /// A document of OpenAPI that is not whole here.
+    /// An OpenAPI document that the local server does not serve completely.
     OpenApi(openapi::DocumentId, openapi::Format),
 }
 
-/// How a list is written.
+/// The encoding of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ListEncoding {
     pub(crate) format: Format,
     pub(crate) layout: Layout,
 }
 
-/// What servers write lists in, the best first. CBOR only some, and only lists
+/// The formats of lists, the preferred one first. Only some servers offer CBOR, and only for lists
 /// of resources.
-const OFFERS: [Format; 4] = [Format::Json, Format::Yaml, Format::Protobuf, Format::Cbor];
+const LIST_FORMATS: [Format; 4] = [Format::Json, Format::Yaml, Format::Protobuf, Format::Cbor];
 
-/// kube-apiserver sorts up to twelve media types without changing the order of
-/// equals; four are ours, which have to stay the first.
-const MAX_RANGES: usize = 8;
+/// kube-apiserver sorts up to twelve media types stably. The bridge adds four, which have to stay
+/// the first.
+const MAX_CLIENT_MEDIA_RANGES: usize = 8;
 
 impl DiscoveryRequest {
-    /// Whether a request asks for a part of the view that the local server would
-    /// not show whole.
+    /// Parses a request for a part of the view that the local server does not serve completely.
     pub(crate) fn of(
         head: &Parts,
         path: &str,
@@ -90,15 +88,15 @@ impl DiscoveryRequest {
                         with_layout(encoding, head),
                     )),
                     RequestedDiscovery::Lists if complete == CompleteDiscovery::Enabled => {
-                        list_encoding(head, &OFFERS[..3]).map(Self::Groups)
+                        list_encoding(head, &LIST_FORMATS[..3]).map(Self::Groups)
                     }
                     RequestedDiscovery::Local(_) | RequestedDiscovery::Lists => None,
                 }
             }
             (_, CompleteDiscovery::Disabled) => None,
-            // A list, whatever is accepted.
+            // `/apis/` is a list for every `Accept` header.
             ([Some("apis"), Some(""), None, _], _) => {
-                list_encoding(head, &OFFERS[..3]).map(Self::Groups)
+                list_encoding(head, &LIST_FORMATS[..3]).map(Self::Groups)
             }
             ([Some("api"), None, ..], _) => {
                 match RequestedDiscovery::from_headers(&head.headers, |schema| {
@@ -113,7 +111,7 @@ impl DiscoveryRequest {
             }
             ([Some("apis"), Some(group), None, _], _) => {
                 view.group(group).0?;
-                let encoding = list_encoding(head, &OFFERS[..3])?;
+                let encoding = list_encoding(head, &LIST_FORMATS[..3])?;
                 Some(Self::Group(group.to_owned(), encoding))
             }
             ([Some("apis"), Some(group), Some(version), None], _) => {
@@ -130,7 +128,7 @@ impl DiscoveryRequest {
         if whole? == local.unwrap_or(&skewbridge_discovery::document::Version::default()) {
             return None;
         }
-        let encoding = list_encoding(head, &OFFERS)?;
+        let encoding = list_encoding(head, &LIST_FORMATS)?;
         Some(Self::Resources(
             group.to_owned(),
             version.to_owned(),
@@ -159,8 +157,8 @@ impl DiscoveryRequest {
         Some(Self::OpenApi(document_id, format))
     }
 
-    /// Turns the request into one to the local server that says whether this
-    /// caller may read, and what is there beside what we know.
+    /// Turns the request into one to the local server. Its response shows whether the caller may
+    /// read, and what the local server serves now.
     pub(crate) fn prepare_local_request(&self, head: &mut Parts, view: &View) {
         let headers = &mut head.headers;
         for name in [ACCEPT_ENCODING, IF_NONE_MATCH, IF_MODIFIED_SINCE, RANGE] {
@@ -175,9 +173,9 @@ impl DiscoveryRequest {
                 headers.insert(ACCEPT, accept);
                 return;
             }
-            // Only the server knows whether it offers that.
+            // Only some servers offer CBOR.
             Self::Resources(_, _, encoding) if encoding.format == Format::Cbor => {
-                match negotiate(headers, &OFFERS[..3]) {
+                match negotiate(headers, &LIST_FORMATS[..3]) {
                     Some(_) => "application/cbor,application/json;q=0.5",
                     None => "application/cbor",
                 }
@@ -191,23 +189,23 @@ impl DiscoveryRequest {
     }
 }
 
-/// The local server's own document; and if it has none for this caller, whatever it
-/// says to one who asks in this way: the form of a refusal is negotiated too.
+/// The `Accept` header for the local server's own document, followed by that of the client, because
+/// the format of an error response is negotiated too.
 fn local_document(headers: &HeaderMap) -> HeaderValue {
     let mut accept = LOCAL_AGGREGATED.as_bytes().to_vec();
     let mut ranges = 0;
-    for asked in headers.get_all(ACCEPT) {
-        ranges += asked.as_bytes().split(|byte| *byte == b',').count();
+    for requested in headers.get_all(ACCEPT) {
+        ranges += requested.as_bytes().split(|byte| *byte == b',').count();
         accept.push(b',');
-        accept.extend(asked.as_bytes());
+        accept.extend(requested.as_bytes());
     }
     match HeaderValue::from_bytes(&accept) {
-        Ok(accept) if ranges <= MAX_RANGES => accept,
+        Ok(accept) if ranges <= MAX_CLIENT_MEDIA_RANGES => accept,
         _ => HeaderValue::from_static(LOCAL_DOCUMENT),
     }
 }
 
-/// Whether a caller wants the local server's own document, as peers do.
+/// Whether the request is for the local server's own document, as requests of peers are.
 pub(crate) fn is_local_only(head: &Parts, path: &str) -> bool {
     is_apis(head, path)
         && matches!(
@@ -216,8 +214,7 @@ pub(crate) fn is_local_only(head: &Parts, path: &str) -> bool {
         )
 }
 
-/// Whether a caller would be given the document of the whole cluster, if there
-/// were one.
+/// Whether the request is for merged discovery.
 pub(crate) fn is_for_merged(head: &Parts, path: &str) -> bool {
     is_apis(head, path)
         && matches!(
@@ -230,8 +227,8 @@ pub(crate) fn is_apis(head: &Parts, path: &str) -> bool {
     matches!(head.method, Method::GET | Method::HEAD) && path == "/apis"
 }
 
-/// A document that is asked for may be one that is not understood: then the lists
-/// that follow it are meant so too.
+/// Whether a peer sends the request. A peer that does not understand the document requests lists,
+/// which have to be those of the local server too.
 fn is_peer_request(head: &Parts) -> bool {
     accept::requests_local_only(&head.headers)
         && !matches!(
@@ -257,8 +254,7 @@ fn with_layout(encoding: DocumentEncoding, head: &Parts) -> DocumentEncoding {
     }
 }
 
-/// kube-apiserver lays JSON out for those who say that they want it, and for
-/// browsers and command lines.
+/// kube-apiserver indents JSON for requests with `?pretty=true`, and for browsers, curl and wget.
 fn layout(head: &Parts) -> Layout {
     let pretty = head.uri.query().and_then(|query| {
         let mut pairs = query.split('&');

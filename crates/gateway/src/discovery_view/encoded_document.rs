@@ -1,5 +1,5 @@
-//! A document of discovery in every form in which it is asked for. The common one
-//! is written when the document is made; the others when somebody wants them, once.
+//! A discovery document in all encodings. The common encoding is written when the document is
+//! built, the others with the first request for them.
 
 use std::sync::OnceLock;
 
@@ -12,7 +12,7 @@ use skewbridge_k8s_api::content_negotiation::Format;
 
 use crate::gzip::{MIN_COMPRESSED_BYTES, gzip};
 
-/// A document, written.
+/// A document and its encodings.
 #[derive(Debug)]
 pub(crate) struct EncodedDocument {
     pub(crate) document: Document,
@@ -24,14 +24,14 @@ pub(crate) struct EncodedDocument {
     protobuf_beta: OnceLock<EncodedForm>,
 }
 
-/// A form that is written when it is first asked for.
+/// An encoding that is written with the first request for it.
 #[derive(Debug)]
 struct EncodedForm {
     plain: Bytes,
     gzip: OnceLock<Bytes>,
 }
 
-/// What is sent.
+/// The body of a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EncodedBody {
     pub(crate) bytes: Bytes,
@@ -52,7 +52,7 @@ impl EncodedDocument {
         }
     }
 
-    /// As a client wishes to have it.
+    /// The document in this encoding.
     pub(crate) fn encoded(&self, encoding: DocumentEncoding, may_gzip: bool) -> EncodedBody {
         let beta = || Document {
             schema: Schema::V2Beta1,
@@ -69,7 +69,7 @@ impl EncodedDocument {
             }),
             (Format::Protobuf, _, Schema::V2Beta1) => (self.protobuf_beta)
                 .get_or_init(|| EncodedForm::of(beta().write(encoding.format, encoding.layout))),
-            // For people, who do not ask often.
+            // Indented JSON and YAML are requested rarely, so they are not stored.
             (Format::Json | Format::Yaml | Format::Cbor, _, Schema::V2) => {
                 return EncodedForm::of(self.document.write(encoding.format, encoding.layout))
                     .sent(may_gzip);
@@ -97,7 +97,7 @@ impl EncodedForm {
 }
 
 impl EncodedBody {
-    /// What is written for this one answer.
+    /// A body that is encoded for one response.
     pub(crate) fn of(bytes: &Bytes, may_gzip: bool) -> Self {
         choose(bytes, &OnceLock::new(), may_gzip)
     }
@@ -116,7 +116,7 @@ fn choose(plain: &Bytes, gzipped: &OnceLock<Bytes>, may_gzip: bool) -> EncodedBo
     }
 }
 
-/// As kube-apiserver computes it: of the document without its kind.
+/// The ETag as kube-apiserver computes it: from the document without its kind.
 fn etag(document: &Document) -> HeaderValue {
     let json = serde_json::to_vec(document).unwrap_or_default();
     quoted_sha512(&json)
@@ -131,6 +131,6 @@ pub(crate) fn quoted_sha512(bytes: &[u8]) -> HeaderValue {
         let _ = write!(etag, "{byte:02X}");
     }
     etag.push('"');
-    // Digits and letters are a header value.
+    // Digits and letters are a valid header value.
     HeaderValue::try_from(etag).unwrap_or_else(|_| HeaderValue::from_static("\"\""))
 }

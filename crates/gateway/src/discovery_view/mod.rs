@@ -1,6 +1,6 @@
-//! What clients see: everything that the cluster serves, as if one server served
-//! it (KEP-4020, Discovery Merging; and what that leaves out). It is made when
-//! something has changed, on the control thread, and requests read the last one.
+//! Merged discovery: the APIs of all servers as if one server served them (KEP-4020, Discovery
+//! Merging, and the parts that the KEP does not cover). The control thread rebuilds the view after
+//! a change; requests read the last one.
 
 mod authz_cache;
 pub(crate) mod discovery_request;
@@ -21,25 +21,25 @@ pub(crate) use authz_cache::{AuthzCache, CredentialDigest};
 pub(crate) use discovery_request::{CompleteDiscovery, DiscoveryRequest};
 use encoded_document::EncodedDocument;
 
-/// What all servers serve, ready to be sent.
+/// Merged discovery, encoded for responses.
 #[derive(Debug)]
 pub struct View {
     own: Identity,
-    /// Made of these, in the order of identities.
+    /// The merged servers, in the order of their identities.
     sources: Vec<Source>,
     shared: Arc<SharedGroupVersions>,
     api: EncodedDocument,
     apis: EncodedDocument,
-    /// Whether some server that runs has not told yet what it serves.
+    /// Whether the APIs of a running server are not known yet.
     partial: bool,
-    /// Which schemas clients get from the local server.
+    /// The version of the local server, which decides the schemas that clients get.
     local_version: Option<KubeVersion>,
-    /// Group-versions that the local server does not serve whole, and who adds to
-    /// them.
+    /// Group-versions that the local server does not serve completely, and the peers that
+    /// contribute to them.
     pub(crate) incomplete: BTreeMap<(String, String), Vec<Identity>>,
 }
 
-/// What one server serves.
+/// The APIs of one server.
 #[derive(Debug, Clone)]
 struct Source {
     identity: Identity,
@@ -52,7 +52,7 @@ struct Source {
 pub(crate) enum DiscoveryRoot {
     /// `/api`: the core group.
     Api,
-    /// `/apis`: all others.
+    /// `/apis`: all other groups.
     Apis,
 }
 
@@ -62,8 +62,8 @@ const SINCE_V2: (u16, u16) = (1, 30);
 const WITHOUT_BETA: (u16, u16) = (1, 33);
 
 impl View {
-    /// Merges what is known; the view from before where that is the same. None
-    /// where there are no peers that have told: the local server's is all.
+    /// Merges the known APIs. Returns the previous view if nothing has changed, and `None` if the
+    /// APIs of no peer are known, because discovery of the local server is complete then.
     pub(crate) fn of(
         own: &Identity,
         local: &Arc<ServedApis>,
@@ -121,7 +121,7 @@ impl View {
         }
     }
 
-    /// The same with another document of the local server, which has just sent it.
+    /// The same view with a newer document of the local server.
     pub(crate) fn with_local_document(
         &self,
         root: DiscoveryRoot,
@@ -148,7 +148,7 @@ impl View {
             && Arc::ptr_eq(&self.shared, shared)
     }
 
-    /// How many servers it is made of.
+    /// The number of merged servers.
     #[cfg(test)]
     pub(crate) fn source_count(&self) -> usize {
         self.sources.len()
@@ -161,7 +161,7 @@ impl View {
         }
     }
 
-    /// What the local server calls its own document.
+    /// The ETag of the local server's document.
     pub(crate) fn local_etag(&self, root: DiscoveryRoot) -> Option<&HeaderValue> {
         self.local()?.etags[root as usize].as_ref()
     }
@@ -171,7 +171,7 @@ impl View {
         sources.find(|source| source.identity == self.own)
     }
 
-    /// A group, in the whole cluster and in the local server.
+    /// A group in merged discovery, and in discovery of the local server.
     pub(crate) fn group(&self, name: &str) -> (Option<&Group>, Option<&Group>) {
         let root = if name.is_empty() {
             DiscoveryRoot::Api
@@ -185,7 +185,7 @@ impl View {
         )
     }
 
-    /// A version of a group, in the whole cluster and in the local server.
+    /// A version of a group in merged discovery, and in discovery of the local server.
     pub(crate) fn version(
         &self,
         group: &str,
@@ -198,17 +198,17 @@ impl View {
         )
     }
 
-    /// Whether a list may name it: the whole cluster serves it, or the local
-    /// server does although it is not known here yet. The lists of servers also
-    /// have what other servers once registered and nobody serves any more; a client
-    /// that asks for that is told 404, and takes all of discovery for broken.
+    /// Whether a list may contain a version: merged discovery has it, or the local server serves it
+    /// although the view does not have it yet. Lists of servers also contain versions that other
+    /// servers once registered and that no server serves any more. A client that requests one of
+    /// them gets 404, and treats all of discovery as failed.
     pub(crate) fn is_listable(&self, group: &str, version: &str) -> bool {
         self.partial
             || self.version(group, version).0.is_some()
             || self.shared.contains(group, version, Instant::now())
     }
 
-    /// Removes versions that all servers share and that the local one does not list.
+    /// Removes shared versions that the local server does not list any more.
     pub(crate) fn remove_deleted_versions(&self, group: &mut ApiGroup, listed: Option<&ApiGroup>) {
         let now = Instant::now();
         let name = group.name.clone();
@@ -221,9 +221,10 @@ impl View {
         }
     }
 
-    /// As the local server: a client gets no other schema through a bridge.
+    /// Whether the local server serves this schema: a client gets the same schemas with and without
+    /// a bridge.
     fn serves_schema(&self, schema: Schema) -> bool {
-        // A server that does not aggregate has been asked for lists.
+        // A server without aggregated discovery was polled by lists, which have no ETag.
         if self.local_etag(DiscoveryRoot::Apis).is_none() {
             return false;
         }
@@ -237,7 +238,7 @@ impl View {
         }
     }
 
-    /// Of what has to be written first, the length.
+    /// The sizes of the JSON documents by path.
     pub(crate) fn sizes(&self) -> [(&'static str, usize); 2] {
         [
             ("/api", self.api.json.len()),
@@ -246,7 +247,7 @@ impl View {
     }
 }
 
-/// Who serves what the local server does not.
+/// The peers that serve APIs that the local server does not serve, by group-version.
 fn incomplete(
     own: &Identity,
     sources: &[Source],

@@ -535,7 +535,7 @@ async fn another_credential_has_to_be_the_same_users() {
     let laptop = gateway.keys.laptop();
     let nobody = gateway.bed.client();
     let bearer = || Message::get(PODS).with("authorization", "Bearer t0ken");
-    let says = "brings another credential";
+    let says = "has another credential";
     gateway
         .assert_refused(&nobody, &bearer().signed(&laptop), 401, says)
         .await;

@@ -1,5 +1,5 @@
-//! Which requests for discovery are answered for the whole cluster, and not by the local server
-//! alone.
+//! Decides which requests for discovery get merged discovery or the server list instead of the
+//! local server's response.
 
 use http::Response;
 use http::request::Parts;
@@ -14,18 +14,18 @@ use crate::metrics::discovery::Fallback;
 use crate::proxy::request_context::RequestContext;
 use crate::state::GatewayState;
 
-/// What is answered in the stead of the local server's discovery.
+/// What replaces the local server's response.
 pub(crate) enum Intercept {
-    /// Nothing: it answers for itself.
+    /// Nothing: its response is forwarded.
     Nothing,
-    /// What the whole cluster serves.
+    /// Merged discovery.
     View(Box<MergedResponse>),
-    /// What each server serves.
+    /// The APIs of each server.
     ServerList,
 }
 
 impl Intercept {
-    /// Whether a request is answered from what is known of the whole cluster.
+    /// Decides by the request and the cluster snapshot.
     pub(crate) fn of(head: &Parts, context: &RequestContext<'_>) -> Self {
         let (bridge, path) = (context.bridge, context.info.path);
         if context.info.kind == Kind::Resource {
@@ -64,8 +64,8 @@ impl Intercept {
         }
     }
 
-    /// A request of a peer, which is for the local server alone. Its discovery polls
-    /// are counted.
+    /// A request of a peer, which always gets the local server's response. Discovery polls are
+    /// counted.
     pub(crate) fn polled_by_peer(head: &Parts, context: &RequestContext<'_>) -> Self {
         if is_local_only(head, context.info.path) {
             context.bridge.metrics.discovery().local_request();
@@ -73,8 +73,8 @@ impl Intercept {
         Self::Nothing
     }
 
-    /// The answer, if nobody has to be asked; else the request becomes one to the
-    /// local server, which says whether the caller may read.
+    /// The response, if the permission of the caller is cached. Otherwise the request is turned
+    /// into one to the local server, whose response shows whether the caller may read.
     pub(crate) async fn begin(
         &mut self,
         head: &mut Parts,
@@ -83,7 +83,7 @@ impl Intercept {
         match (self, &bridge.cluster_handle) {
             (Self::View(merged), Some(cluster_handle)) => {
                 if merged.is_permitted(cluster_handle)
-                    // Boxed: watches are many, and do not come here.
+                    // Boxed to keep the future of the many watches small.
                     && let Some(recalled) = Box::pin(merged.cached_response(cluster_handle)).await
                 {
                     bridge.metrics.discovery().hit();
@@ -100,6 +100,7 @@ impl Intercept {
         }
     }
 
+    /// Replaces the response of the local server.
     pub(crate) async fn end(
         self,
         response: Response<ResponseBody>,

@@ -1,5 +1,5 @@
-//! What is answered in the stead of the local server, once that has said that
-//! the caller may read.
+//! Replaces the local server's response by merged discovery, after the local server has permitted
+//! the caller to read.
 
 use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant};
@@ -30,10 +30,10 @@ use crate::gzip;
 use crate::metrics::discovery::{DiscoveryMetrics, Fallback};
 use crate::openapi::MergedDocument;
 
-/// A document of a cluster with very many custom resources has some 2 MiB.
+/// The document of a cluster with very many custom resources has about 2 MiB.
 const MAX_RESPONSE_BYTES: usize = 32 * 1024 * 1024;
 
-/// How long the local server may take to send it.
+/// The timeout for the body of the local server's response.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A request that is answered from the view.
@@ -42,21 +42,21 @@ pub(crate) struct MergedResponse {
     pub(super) view: Arc<View>,
     request: DiscoveryRequest,
     credential: Option<CredentialDigest>,
-    /// What the client has already.
+    /// The `If-None-Match` header of the client.
     pub(super) known: Option<HeaderValue>,
     pub(super) may_gzip: bool,
     pub(super) head_only: bool,
-    /// Of OpenAPI, the hash under which the client expects to find it.
+    /// The `?hash=` of a request for an OpenAPI document.
     pub(super) hash: Option<String>,
-    /// And what is on the shelf.
+    /// The cached OpenAPI document.
     pub(super) cached: Option<Arc<MergedDocument>>,
 }
 
-/// What became of the local server's answer.
+/// The replaced response.
 pub(crate) type ReplaceResult = Result<Response<ResponseBody>, Status>;
 
 impl MergedResponse {
-    /// Whether a request is to be answered from the view.
+    /// `None` if the response of the local server is complete.
     pub(crate) fn of(
         head: &Parts,
         path: &str,
@@ -77,7 +77,7 @@ impl MergedResponse {
         })
     }
 
-    /// Makes the request one to the local server.
+    /// Turns the request into one to the local server.
     pub(crate) fn prepare_local_request(
         &mut self,
         head: &mut Parts,
@@ -93,7 +93,7 @@ impl MergedResponse {
         }
     }
 
-    /// Whether the local server has lately let this caller read this.
+    /// Whether the local server has recently permitted this caller to read the document.
     pub(crate) fn is_permitted(&self, cluster_handle: &ClusterHandle) -> bool {
         let Some(credential) = &self.credential else {
             return false;
@@ -104,9 +104,9 @@ impl MergedResponse {
                 .is_permitted(credential, Instant::now())
     }
 
-    /// The answer to one who may read. The local server is not asked in the caller's
-    /// name, but what it serves is looked at, for all who ask at that moment: what was
-    /// made a moment ago is there.
+    /// The response to a caller with a cached permission. No request is sent as the caller, but
+    /// discovery of the local server is refreshed, once for all concurrent requests, so that the
+    /// response contains APIs that were created a moment ago.
     pub(crate) async fn cached_response(
         &self,
         cluster_handle: &ClusterHandle,
@@ -122,7 +122,7 @@ impl MergedResponse {
         Some(response)
     }
 
-    /// Takes the local server's place, if it lets the caller read.
+    /// Replaces the local server's response, if it permits the caller to read.
     pub(crate) async fn replace(
         self,
         response: Response<ResponseBody>,
@@ -134,7 +134,7 @@ impl MergedResponse {
             StatusCode::OK
                 | StatusCode::NOT_MODIFIED
                 | StatusCode::NOT_FOUND
-                // A document of OpenAPI that has another hash here.
+                // The local server has the OpenAPI document under another hash.
                 | StatusCode::MOVED_PERMANENTLY
         );
         if let (DiscoveryRequest::Document(..), Some(credential)) = (&self.request, self.credential)
@@ -219,12 +219,11 @@ impl MergedResponse {
             && etag.is_some()
             && etag.as_ref() != self.view.local_etag(root);
         if has_changed {
-            // Something was made or deleted a moment ago, and whoever did it may be
-            // the one who asks.
+            // An API was created or deleted a moment ago, possibly by this caller.
             cluster_handle.hint(ResyncHint::LocalChanged);
             let local = take_body(&mut response).await?;
             let Some(view) = self.renewed(root, &local, etag, cluster_handle, metrics) else {
-                // What the server says, and no more.
+                // The unmodified response of the local server.
                 metrics.fallback(Fallback::NotMerged);
                 *response.body_mut() = ResponseBody::full(local);
                 return Ok(response);
@@ -237,8 +236,8 @@ impl MergedResponse {
         Ok(response)
     }
 
-    /// The view with what the local server has just said. It is made once, however
-    /// many ask at that moment; meanwhile the others get the one from before.
+    /// The view with the document that the local server has just sent. Only one of the concurrent
+    /// requests builds it; the others get the previous view meanwhile.
     fn renewed(
         &self,
         root: DiscoveryRoot,
@@ -296,8 +295,7 @@ impl MergedResponse {
         );
     }
 
-    /// A list, of what the local server says (nothing, where it does not know the
-    /// path) and of what the view has besides.
+    /// Merges a list of the local server (`None` if it answers 404) with the view.
     async fn replace_list<T: Object>(
         self,
         response: Response<ResponseBody>,
@@ -320,14 +318,14 @@ impl MergedResponse {
         };
         let mut response = Response::from_parts(head, ResponseBody::empty());
         let Some(list) = read.ok().flatten() else {
-            // What the server says, and no more.
+            // The unmodified response of the local server.
             if response.status() == StatusCode::OK {
                 metrics.fallback(Fallback::NotMerged);
             }
             *response.body_mut() = ResponseBody::full(local);
             return Ok(response);
         };
-        // In CBOR only where the server has said it so.
+        // CBOR only if the local server has sent CBOR.
         let format = match encoding.format {
             Format::Cbor if !is_cbor => Format::Json,
             format => format,
@@ -365,11 +363,10 @@ impl MergedResponse {
     }
 }
 
-/// All that the view has, and of what the local server says besides that which it
-/// serves itself and which is too new to be known here.
+/// The groups of the view, and those of the local server that are too new for the view.
 fn complete_groups(view: &View, local: ApiGroupList) -> ApiGroupList {
     let mut list = ApiGroupList::from_document(&view.document(DiscoveryRoot::Apis).document);
-    // What all servers share is gone when the local one says so.
+    // A shared API is deleted when the local server does not list it.
     list.groups.retain_mut(|group| {
         let listed = local.groups.iter().find(|it| it.name == group.name);
         view.remove_deleted_versions(group, listed);
@@ -406,7 +403,7 @@ pub(super) async fn read_body(body: ResponseBody, limit: usize) -> Result<Bytes,
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(error)) => Err(Status::bad_gateway(error.to_string())),
         Err(_) => Err(Status::timeout(
-            "the local kube-apiserver did not send discovery whole in time",
+            "the local kube-apiserver did not send discovery completely in time",
         )),
     }
 }
@@ -416,8 +413,8 @@ async fn take_body(response: &mut Response<ResponseBody>) -> Result<Bytes, Statu
     read_body(body, MAX_RESPONSE_BYTES).await
 }
 
-/// Whether an answer says that it is longer than can be dealt with: then it is passed
-/// on as it comes.
+/// Whether the `Content-Length` of a response exceeds the limit. Such a response is forwarded
+/// unmodified.
 pub(super) fn exceeds_limit(response: &Response<ResponseBody>, limit: usize) -> bool {
     let length = response.headers().get(CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
@@ -435,7 +432,7 @@ fn is_cbor(headers: &HeaderMap) -> bool {
     local.is_some_and(|it| it.starts_with(b"application/cbor"))
 }
 
-/// Whether a list of `ETag`s has this one, or all (RFC 9110, 13.1.2).
+/// Whether `If-None-Match` contains this `ETag`, or `*` (RFC 9110, 13.1.2).
 pub(super) fn etag_matches(list: &[u8], etag: &[u8]) -> bool {
     list.split(|byte| *byte == b',')
         .map(<[u8]>::trim_ascii)

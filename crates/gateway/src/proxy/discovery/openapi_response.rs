@@ -1,4 +1,4 @@
-//! OpenAPI in the stead of the local server's.
+//! Replaces OpenAPI responses of the local server by merged ones.
 
 use std::sync::Arc;
 
@@ -20,11 +20,11 @@ use crate::gzip::MIN_COMPRESSED_BYTES;
 use crate::metrics::discovery::{DiscoveryMetrics, Fallback};
 use crate::openapi::{DocumentId, DocumentRequest, Format, LocalDocument, MergedDocument};
 
-/// `/openapi/v2` of a cluster with very many custom resources has some 20 MiB.
+/// `/openapi/v2` of a cluster with very many custom resources has about 20 MiB.
 const MAX_DOCUMENT_BYTES: usize = 64 * 1024 * 1024;
 
 impl MergedResponse {
-    /// The list of documents, with those that peers have or add to.
+    /// Replaces the list of documents by one that includes those of peers.
     pub(super) async fn replace_index(
         self,
         response: Response<ResponseBody>,
@@ -74,7 +74,7 @@ impl MergedResponse {
         Ok(response)
     }
 
-    /// A document.
+    /// Replaces a document by the merged one.
     pub(super) async fn replace_openapi(
         self,
         document_id: DocumentId,
@@ -130,13 +130,13 @@ impl MergedResponse {
         let Some(merged) = pending.await.or_else(|| self.cached.clone()) else {
             metrics.fallback(Fallback::NotMerged);
             if head.status == StatusCode::NOT_FOUND {
-                // It is known to be there.
+                // A peer is known to have the document.
                 return Err(error_response::later(format!(
                     "{} is merged by a peer that cannot be reached now",
                     document_id.path()
                 )));
             }
-            // What the server says, and no more.
+            // The unmodified response of the local server.
             head.headers.remove(ACCEPT_RANGES);
             let body = local_body.map_or_else(ResponseBody::empty, ResponseBody::full);
             return Ok(Response::from_parts(head, body));

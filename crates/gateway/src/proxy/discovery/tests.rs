@@ -518,7 +518,10 @@ async fn what_the_local_server_has_just_begun_to_serve_is_there_at_once() {
     for group in ["a.example.com", "b.example.com", "new.example.com"] {
         assert!(text.contains(group), "{text}");
     }
-    assert_ne!(response.headers[ETAG], view.document(DiscoveryRoot::Apis).etag);
+    assert_ne!(
+        response.headers[ETAG],
+        view.document(DiscoveryRoot::Apis).etag
+    );
 }
 
 #[tokio::test]
