@@ -339,7 +339,7 @@ async fn either_signal_drains_and_then_exits_with_0() {
             .await;
 
         served.signal(signal);
-        served.logs("leaving").await;
+        served.logs("shutting down").await;
         assert_eq!(served.child.try_wait().unwrap(), None);
         fixture.release.notify_one();
         let answer = client.read_response().await.unwrap();
@@ -358,7 +358,7 @@ async fn the_delay_is_served_before_the_drain() {
     let ready = async || send(&mut client, "GET /readyz", "").await.status == 200;
     eventually("readiness", TEST_TIMEOUT, ready).await;
     served.signal(Signal::TERM);
-    served.logs("leaving").await;
+    served.logs("shutting down").await;
     assert_eq!(send(&mut client, "GET /readyz", "").await.status, 500);
     assert_eq!(send(&mut client, "GET /version", "").await.status, 200);
     assert_eq!(served.exit().await.code(), Some(0));
@@ -372,12 +372,16 @@ async fn a_second_signal_ends_it_at_once_with_1() {
         let mut client = fixture.client().http1(served.address).await.unwrap();
         assert_eq!(send(&mut client, "GET /version", "").await.status, 200);
         served.signal(first);
-        served.logs("leaving").await;
+        served.logs("shutting down").await;
         // SIGTERMs within a second are one.
         sleep(Duration::from_millis(1200)).await;
         served.signal(second);
         assert_eq!(served.exit().await.code(), Some(1));
-        assert!(served.log().contains("a second signal"), "{}", served.log());
+        assert!(
+            served.log().contains("second signal received"),
+            "{}",
+            served.log()
+        );
         assert!(client.read_head().await.is_err());
     }
 }
@@ -394,7 +398,7 @@ async fn sigterms_within_a_second_are_one_signal() {
     // After another signal, a SIGTERM is the second one at once.
     let mut served = fixture.serve(&["--shutdown-delay-duration=1h"]).await;
     served.signal(Signal::INT);
-    served.logs("leaving").await;
+    served.logs("shutting down").await;
     served.signal(Signal::TERM);
     assert_eq!(served.exit().await.code(), Some(1), "{}", served.log());
 }
@@ -411,7 +415,7 @@ async fn a_refused_certificate_is_explained_at_the_default_verbosity() {
         assert_eq!(send(&mut client, "GET /version", "").await.status, 401);
     }
     let log = served.whole_log().await;
-    let lines = log.lines().filter(|it| it.contains("certificate refused"));
+    let lines = log.lines().filter(|it| it.contains("certificate rejected"));
     let lines: Vec<_> = lines.collect();
     assert_eq!(lines.len(), 20, "{log}");
     for expected in [

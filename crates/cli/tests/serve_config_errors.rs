@@ -247,7 +247,7 @@ async fn the_wrong_ca_of_upstream() {
         .readyz("[-]upstream failed: --upstream-ca-file")
         .await;
     let address = setup.upstream.addr().to_string();
-    has(&line, &[&beginning, &address, "give the CA that signed"]);
+    has(&line, &[&beginning, &address, "set the CA that signed"]);
     has(&bridge.logs("upstream is not ready").await, &[&beginning]);
 }
 
@@ -352,7 +352,7 @@ async fn the_wrong_port_of_upstream() {
     let bridge = setup.serves().await;
     let expected = format!("[-]upstream failed: --upstream {url}: ");
     let line = bridge.readyz(&expected).await;
-    has(&line, &["no TLS is spoken there", "--secure-port"]);
+    has(&line, &["the port does not use TLS", "--secure-port"]);
 }
 
 #[tokio::test]
@@ -442,10 +442,7 @@ async fn a_requestheader_ca_that_is_missing() {
         ],
     );
     let line = bridge.readyz("[+]peers ok: local only").await;
-    has(
-        &line,
-        &["since --requestheader-client-ca-file is not given"],
-    );
+    has(&line, &["since --requestheader-client-ca-file is not set"]);
 
     // The CA, at upstream.
     let ca = Ca::new("upstream");

@@ -1,5 +1,5 @@
-//! What is kept of a request: a count, a duration and, from `--v=2` on, a line
-//! in the log. Written when the answer has ended, however it ended.
+//! The access log: counts each request and its duration and, from `--v=2` on, writes a log line.
+//! The entry is written when the response has ended in any way.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,19 +11,19 @@ use tokio::time::Instant;
 
 use crate::metrics::Metrics;
 
-/// nginx's name for it: it ended before there was an answer. The client left,
-/// or the bridge had to.
+/// The status code of nginx for a request that ended without a response: the client disconnected,
+/// or the bridge was stopped.
 pub(crate) const CLIENT_LEFT: u16 = 499;
 
-/// kube-apiserver's name of a request in its audit log.
+/// The id of a request in kube-apiserver's audit log.
 const AUDIT_ID: &str = "audit-id";
 const IMPERSONATE_USER: &str = "impersonate-user";
 
-/// The longest text of a client that a line repeats. An Audit-ID is a UUID of 36 letters
+/// The maximum length of a text of a client in a log line. An Audit-ID is a UUID of 36 characters,
 /// and a user name rarely has more than 100.
 const MAX_LOGGED_CHARS: usize = 256;
 
-/// One request.
+/// The log entry of a request, written on drop.
 #[derive(Debug)]
 pub struct AccessLogEntry {
     metrics: Option<Metrics>,
@@ -34,7 +34,7 @@ pub struct AccessLogEntry {
     bytes: u64,
     complete: bool,
     line: Option<Box<Line>>,
-    /// The peer that answers has so much to do while this lasts.
+    /// Counts the request as in flight at the peer that answers it.
     in_flight: Option<InFlightGuard>,
 }
 
@@ -52,7 +52,7 @@ struct Line {
 }
 
 impl AccessLogEntry {
-    /// A request that has just arrived.
+    /// Begins the entry of a request that has just arrived.
     pub(crate) fn begin(metrics: &Metrics) -> Self {
         Self {
             metrics: Some(metrics.clone()),
@@ -67,7 +67,7 @@ impl AccessLogEntry {
         }
     }
 
-    /// A request that is nobody's business: the admin listener's own.
+    /// An entry that is not written.
     #[cfg(test)]
     pub(crate) fn none() -> Self {
         Self {
@@ -83,9 +83,8 @@ impl AccessLogEntry {
         }
     }
 
-    /// Also writes a line. The query stays out of it, and so does whatever
-    /// follows `/proxy/`: both can hold what only the client and a workload
-    /// should know.
+    /// Adds a log line. The query and the part of the path after `/proxy/` are omitted, because
+    /// both can contain secrets of the client and a workload.
     pub(crate) fn log(&mut self, head: &http::request::Parts, client: SocketAddr) {
         let path = head.uri.path();
         let path = match find_proxy(path) {
@@ -105,11 +104,11 @@ impl AccessLogEntry {
         }));
     }
 
-    /// Takes the Audit-ID from an answer: kube-apiserver gives one to each request that
-    /// has none.
-    pub(crate) fn audit_id(&mut self, answer: &HeaderMap) {
+    /// Takes the Audit-ID from a response: kube-apiserver generates one for each request without
+    /// one.
+    pub(crate) fn audit_id(&mut self, response: &HeaderMap) {
         if let Some(line) = &mut self.line
-            && let Some(id) = logged(answer.get(AUDIT_ID))
+            && let Some(id) = logged(response.get(AUDIT_ID))
         {
             line.audit_id = Some(id);
         }
@@ -129,7 +128,7 @@ impl AccessLogEntry {
         self.route = route;
     }
 
-    /// This peer answers.
+    /// Sets the peer that answers the request.
     pub(crate) fn peer(&mut self, peer: &Peer, in_flight: InFlightGuard) {
         self.in_flight = Some(in_flight);
         if let Some(line) = &mut self.line {
@@ -193,7 +192,7 @@ impl Drop for AccessLogEntry {
                 code = self.code,
                 bytes = self.bytes,
                 truncated = !self.complete,
-                // The name of the last release.
+                // The deprecated name of `truncated`.
                 cut = !self.complete,
                 audit_id = line.audit_id.as_deref(),
                 duration_seconds = seconds(took),
@@ -203,18 +202,18 @@ impl Drop for AccessLogEntry {
     }
 }
 
-/// Rounded to microseconds, so that it is short as text.
+/// Seconds, rounded to microseconds to keep the text short.
 fn seconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e6
 }
 
-/// A header as a log line repeats it: bounded, and without control characters.
+/// A header value for a log line: truncated, and without control characters.
 fn logged(value: Option<&HeaderValue>) -> Option<String> {
     let text = String::from_utf8_lossy(value?.as_bytes());
     Some(sanitized(&text))
 }
 
-/// Text of a client as a log line repeats it.
+/// Text of a client for a log line.
 pub(crate) fn sanitized(text: &str) -> String {
     let printable = |letter: char| {
         if letter.is_control() {
@@ -231,8 +230,8 @@ pub(crate) fn sanitized(text: &str) -> String {
     out
 }
 
-/// Where `/proxy/` begins in a path, however it is percent-encoded there:
-/// kube-apiserver looks for it in the decoded path.
+/// The position of `/proxy/` in a path, also if it is percent-encoded: kube-apiserver searches the
+/// decoded path.
 fn find_proxy(path: &str) -> Option<usize> {
     const PROXY: &[u8] = b"/proxy/";
     if !path.contains('%') {
@@ -270,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_the_query_nor_what_follows_proxy_is_kept() {
+    fn the_query_and_the_path_after_proxy_are_not_logged() {
         let table = [
             ("/api/v1/pods?token=s", "/api/v1/pods"),
             ("/api/v1/nodes/a/proxy/s/t?u=s", "/api/v1/nodes/a/proxy/…"),
@@ -291,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn text_of_clients_is_bounded_and_printable() {
+    fn text_of_clients_is_truncated_and_printable() {
         let long = "é".repeat(MAX_LOGGED_CHARS);
         for (text, expected) in [
             ("alice", "alice".to_owned()),
@@ -307,18 +306,18 @@ mod tests {
     }
 
     #[test]
-    fn the_audit_id_of_the_answer_replaces_that_of_the_request() {
-        let request = http::Request::get("/").header(AUDIT_ID, "asked");
+    fn the_audit_id_of_the_response_replaces_that_of_the_request() {
+        let request = http::Request::get("/").header(AUDIT_ID, "from-request");
         let (head, ()) = request.body(()).unwrap().into_parts();
         let mut record = AccessLogEntry::none();
         record.log(&head, ([192, 0, 2, 1], 40_000).into());
         let id = |record: &AccessLogEntry| record.line.as_ref().unwrap().audit_id.clone().unwrap();
         record.audit_id(&HeaderMap::new());
-        assert_eq!(id(&record), "asked");
-        let mut answer = HeaderMap::new();
-        answer.insert(AUDIT_ID, HeaderValue::from_static("given"));
-        record.audit_id(&answer);
-        assert_eq!(id(&record), "given");
+        assert_eq!(id(&record), "from-request");
+        let mut response = HeaderMap::new();
+        response.insert(AUDIT_ID, HeaderValue::from_static("from-response"));
+        record.audit_id(&response);
+        assert_eq!(id(&record), "from-response");
     }
 
     #[test]
@@ -330,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_499_until_it_is_answered() {
+    fn a_request_without_a_response_is_counted_as_499() {
         let metrics = Metrics::new();
         let total = |code: u16| {
             let sample = format!(

@@ -27,31 +27,30 @@ use crate::log_budget::LogBudget;
 use crate::tls::files::CaBundle;
 use crate::tls::timed_roots::{TimedClientVerifier, TimedRoots};
 
-/// A user who signs with a key.
+/// A user that signs requests with a key.
 #[derive(Debug)]
 pub struct SignedUser {
     /// The user's name.
     pub name: String,
-    /// Name, groups and the rest as headers, made once.
+    /// Name, groups and extra fields as headers, built once.
     pub(crate) headers: PreparedIdentity,
     pub(crate) key: VerifyingKey,
 }
 
-/// Who sent a request.
+/// The caller of a request.
 #[derive(Debug, Clone)]
 pub enum Caller {
-    /// Another server of this cluster, or a front proxy, that speaks for this
-    /// user.
+    /// A user that a peer or a front proxy asserts in identity headers.
     Peer(User),
     /// A user with a certificate from the client CA.
     Certificate(Arc<CertificateUser>),
     /// A user whose key has signed the request.
     Signed(Arc<SignedUser>),
-    /// Somebody with a token, which upstream judges.
+    /// A caller with a bearer token, which upstream verifies.
     Bearer,
-    /// Nobody in particular.
+    /// A caller without credentials.
     Anonymous,
-    /// Somebody whose certificate is not good, and who has nothing else.
+    /// A caller whose certificate is not valid, without another credential.
     Unauthorized,
 }
 
@@ -60,42 +59,43 @@ pub enum Caller {
 pub struct CertificateUser {
     /// The common name.
     pub name: String,
-    /// Which share of the connection slots its connections have.
+    /// The class of its connections in the connection slots.
     pub(crate) class: Class,
-    /// Name and groups as headers, made once for each connection.
+    /// Name and groups as headers, built once for each connection.
     pub(crate) headers: PreparedIdentity,
-    /// The same, and by which certificate the user was recognised.
+    /// The same, with the fingerprint of the certificate.
     pub(crate) with_credential: PreparedIdentity,
 }
 
-/// The first kube-apiserver that adds the certificate's fingerprint to a user,
-/// for its audit log.
-const NAMES_CREDENTIALS: Version = Version {
+/// The first kube-apiserver that adds the fingerprint of the certificate to a user, for its audit
+/// log.
+const CREDENTIAL_ID_SINCE: Version = Version {
     major: 1,
     minor: 32,
     patch: 0,
 };
 
-/// Under which key it does so.
-const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+/// The key of the fingerprint in the extra fields of the user.
+const CREDENTIAL_ID_KEY: &str = "authentication.kubernetes.io/credential-id";
 
 impl CertificateUser {
-    /// What upstream would have made of the certificate itself.
+    /// The identity that upstream would derive from the certificate itself.
     pub fn headers(&self, upstream: Option<&Version>) -> &PreparedIdentity {
         match upstream {
-            Some(version) if *version >= NAMES_CREDENTIALS => &self.with_credential,
+            Some(version) if *version >= CREDENTIAL_ID_SINCE => &self.with_credential,
             _ => &self.headers,
         }
     }
 }
 
-/// Whom to believe. Replaced as a whole when its files change.
+/// The CAs of users and front proxies, and the names of identity headers. Replaced as a whole when
+/// files change.
 #[derive(Debug)]
 pub struct TrustConfig {
     client: Option<Arc<dyn ClientCertVerifier>>,
     request_header: Option<FrontProxies>,
     headers: IdentityHeaders,
-    /// Of both bundles: when their CAs begin and end.
+    /// The validity periods of the CAs in both bundles.
     ca_validity: Vec<TimedRoots>,
 }
 
@@ -114,8 +114,8 @@ impl TrailerFilter for TrustConfig {
 }
 
 impl TrustConfig {
-    /// Believes certificates of the client CA, and the word of those from the
-    /// requestheader CA that have an allowed name (no names: any).
+    /// Accepts certificates of the client CA as users. Accepts identity headers on connections with
+    /// a certificate of the requestheader CA that has an allowed name (empty: any name).
     pub fn new(
         client: Option<&CaBundle>,
         request_header: Option<(&CaBundle, &[String])>,
@@ -140,42 +140,41 @@ impl TrustConfig {
         })
     }
 
-    /// The names under which identities travel.
+    /// The names of the identity headers.
     pub fn headers(&self) -> &IdentityHeaders {
         &self.headers
     }
 
-    fn judge(
+    fn verify(
         &self,
         chain: &[CertificateDer<'static>],
         client: Option<SocketAddr>,
         now: UnixTime,
-    ) -> Verdict {
+    ) -> CertVerification {
         let Some((leaf, intermediates)) = chain.split_first() else {
-            return Verdict::none();
+            return CertVerification::none();
         };
         let Ok((_, certificate)) = X509Certificate::from_der(leaf) else {
-            log_refusal(client, None, || "it cannot be parsed".to_owned());
-            return Verdict::none();
+            log_rejection(client, None, || "it cannot be parsed".to_owned());
+            return CertVerification::none();
         };
-        let good = |verifier: &Arc<dyn ClientCertVerifier>| {
+        let is_valid = |verifier: &Arc<dyn ClientCertVerifier>| {
             verifier
                 .verify_client_cert(leaf, intermediates, now)
                 .is_ok()
         };
         let name = common_name(&certificate);
         let proxies = self.request_header.as_ref();
-        let proxies = proxies.filter(|proxies| good(&proxies.verifier));
-        let peer = proxies.is_some_and(|proxies| {
+        let proxies = proxies.filter(|proxies| is_valid(&proxies.verifier));
+        let is_front_proxy = proxies.is_some_and(|proxies| {
             proxies.allowed_names.is_empty()
                 || name.is_some_and(|name| proxies.allowed_names.iter().any(|it| it == name))
         });
         let user = name
-            .filter(|name| !name.is_empty() && self.client.as_ref().is_some_and(good))
+            .filter(|name| !name.is_empty() && self.client.as_ref().is_some_and(is_valid))
             .and_then(|name| self.certificate_user(name, leaf, &certificate));
-        // A chain may hold what it does not need, and what has run out already
-        // took no part in this verdict. A certificate that is not good yet is
-        // judged again with the next connection.
+        // A chain may contain certificates that it does not need; expired ones were not used here.
+        // A certificate that is not valid yet is verified again with the next connection.
         let expires = chain
             .iter()
             .filter_map(|der| X509Certificate::from_der(der).ok())
@@ -187,20 +186,20 @@ impl TrustConfig {
                     .map(|it| it.span(now.as_secs()).until),
             )
             .min();
-        if !peer && user.is_none() {
-            log_refusal(client, Some(&certificate), || {
+        if !is_front_proxy && user.is_none() {
+            log_rejection(client, Some(&certificate), || {
                 self.explain(leaf, intermediates, now)
             });
         }
-        Verdict {
-            peer,
-            of_front_proxy_ca: proxies.is_some(),
+        CertVerification {
+            is_front_proxy,
+            has_front_proxy_ca: proxies.is_some(),
             user,
             expires: expires.unwrap_or(u64::MAX),
         }
     }
 
-    /// Why a certificate is neither a user nor a front proxy, by flag.
+    /// Why a certificate is neither that of a user nor that of a front proxy, by flag.
     fn explain(
         &self,
         leaf: &CertificateDer<'_>,
@@ -249,7 +248,7 @@ impl TrustConfig {
         };
         let headers = self.headers.prepare(&user).ok()?;
         user.extra
-            .insert(CREDENTIAL_ID.to_owned(), vec![credential_id(der)]);
+            .insert(CREDENTIAL_ID_KEY.to_owned(), vec![credential_id(der)]);
         Some(Arc::new(CertificateUser {
             headers,
             with_credential: self.headers.prepare(&user).ok()?,
@@ -263,20 +262,20 @@ impl TrustConfig {
     }
 }
 
-/// Lines about refused certificates. Each connection with one has its line until the
-/// certificate, the CAs or the time change.
-static REFUSED_CERTIFICATES: LogBudget = LogBudget::new(REFUSED_CERTIFICATE_LINES_PER_MINUTE);
+/// Limits log lines about rejected certificates. Every connection with such a certificate causes a
+/// line.
+static REJECTED_CERTIFICATE_LOG: LogBudget = LogBudget::new(REJECTED_CERTIFICATE_LINES_PER_MINUTE);
 
-/// Enough to see which clients are concerned, and few enough not to fill a disk.
-const REFUSED_CERTIFICATE_LINES_PER_MINUTE: u32 = 20;
+/// Enough to see the clients, and few enough not to fill a disk.
+const REJECTED_CERTIFICATE_LINES_PER_MINUTE: u32 = 20;
 
-/// Logs why a certificate was refused, unless there were too many such lines.
-fn log_refusal(
+/// Logs why a certificate was rejected, within the log budget.
+fn log_rejection(
     client: Option<SocketAddr>,
     certificate: Option<&X509Certificate<'_>>,
     cause: impl FnOnce() -> String,
 ) {
-    let Some(suppressed) = REFUSED_CERTIFICATES.take(Instant::now()) else {
+    let Some(suppressed) = REJECTED_CERTIFICATE_LOG.take(Instant::now()) else {
         return;
     };
     let subject = certificate.map(|it| sanitized(&it.subject().to_string()));
@@ -286,7 +285,7 @@ fn log_refusal(
         subject,
         issuer,
         suppressed = (suppressed > 0).then_some(suppressed),
-        "client certificate refused: {}",
+        "client certificate rejected: {}",
         cause()
     );
 }
@@ -301,62 +300,65 @@ fn credential_id(der: &CertificateDer<'_>) -> String {
     id
 }
 
-/// Go takes the last common name where there are several.
+/// The last common name, as Go takes it if there are several.
 fn common_name<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a str> {
     let name = certificate.subject().iter_common_name().last()?;
     name.as_str().ok()
 }
 
-/// What was shown on a connection, judged when it is first used and again when
-/// the trust changes or one of its certificates runs out.
+/// The client certificates of a connection. They are verified with the first request, and again
+/// when the trust changes or one of the certificates expires.
 #[derive(Debug)]
 pub struct ClientCertState {
     client: Option<SocketAddr>,
     chain: Vec<CertificateDer<'static>>,
-    judged: Mutex<Option<(Arc<TrustConfig>, Verdict)>>,
+    verified: Mutex<Option<(Arc<TrustConfig>, CertVerification)>>,
 }
 
+/// The result of verifying a certificate chain.
 #[derive(Debug, Clone)]
-struct Verdict {
-    peer: bool,
-    /// Issued by a requestheader CA, whatever its name.
-    of_front_proxy_ca: bool,
+struct CertVerification {
+    /// The certificate of a peer or front proxy, which may assert users.
+    is_front_proxy: bool,
+    /// Issued by a requestheader CA, also if its name is not allowed.
+    has_front_proxy_ca: bool,
     user: Option<Arc<CertificateUser>>,
-    /// Seconds since 1970.
+    /// When the result expires, in seconds since 1970.
     expires: u64,
 }
 
-impl Verdict {
+impl CertVerification {
     fn none() -> Self {
         Self {
-            peer: false,
-            of_front_proxy_ca: false,
+            is_front_proxy: false,
+            has_front_proxy_ca: false,
             user: None,
             expires: u64::MAX,
         }
     }
 }
 
-/// Who sent a request, and whether another server of this cluster brought it.
+/// The result of authenticating a request.
 #[derive(Debug)]
 pub struct AuthnResult {
-    /// Who.
+    /// The caller.
     pub caller: Caller,
-    /// Whether its hop headers may be believed.
-    pub from_peer: bool,
+    /// Whether the connection has the certificate of a peer or front proxy: then the hop headers
+    /// of the request are valid.
+    pub from_front_proxy: bool,
 }
 
 impl ClientCertState {
-    /// The certificates of a connection; none is fine.
+    /// The certificates of a connection; the chain may be empty.
     pub fn new(chain: Vec<CertificateDer<'static>>) -> Self {
         Self {
             client: None,
             chain,
-            judged: Mutex::new(None),
+            verified: Mutex::new(None),
         }
     }
 
-    /// The same, of a client at this address.
+    /// The certificates of a client at this address.
     pub(crate) fn of_client(client: SocketAddr, chain: Vec<CertificateDer<'static>>) -> Self {
         Self {
             client: Some(client),
@@ -364,44 +366,44 @@ impl ClientCertState {
         }
     }
 
-    /// What the certificates alone prove, before any request.
+    /// The class of the connection by its certificates, before the first request.
     pub(crate) fn class(&self, trust: &Arc<TrustConfig>) -> Class {
         if self.chain.is_empty() {
             return Class::Unauthenticated;
         }
-        let verdict = self.verdict(trust, now());
-        match verdict.user {
-            _ if verdict.peer => Class::Reserved,
+        let verification = self.verify(trust, now());
+        match verification.user {
+            _ if verification.is_front_proxy => Class::Reserved,
             Some(user) => user.class,
             None => Class::Unauthenticated,
         }
     }
 
-    /// Who sent a request with these headers.
-    pub fn caller(&self, trust: &Arc<TrustConfig>, headers: &HeaderMap) -> AuthnResult {
+    /// Authenticates a request with these headers.
+    pub fn authenticate(&self, trust: &Arc<TrustConfig>, headers: &HeaderMap) -> AuthnResult {
         if self.chain.is_empty() {
             return AuthnResult {
                 caller: without_certificate(headers),
-                from_peer: false,
+                from_front_proxy: false,
             };
         }
-        let verdict = self.verdict(trust, now());
-        let asserted = if verdict.peer {
+        let verification = self.verify(trust, now());
+        let asserted = if verification.is_front_proxy {
             trust.headers.read(headers)
         } else {
             None
         };
-        // The certificate of a peer hop authenticates the peer that passed the request on.
-        // It is never the identity of the client that sent the request: its token is
-        // verified alone, and without one it is not authenticated.
-        let over_hop = verdict.of_front_proxy_ca && has_peer_hop(headers);
-        let user = verdict.user.filter(|_| !over_hop);
+        // The certificate of a peer hop authenticates the peer that forwarded the request. It is
+        // never the identity of the client that sent the request: only the token of the client
+        // counts, and without one the client is not authenticated.
+        let over_hop = verification.has_front_proxy_ca && has_peer_hop(headers);
+        let user = verification.user.filter(|_| !over_hop);
         let caller = match (asserted, user) {
             (Some(user), _) => Caller::Peer(user),
             (None, Some(user)) => Caller::Certificate(user),
             (None, None) => match without_certificate(headers) {
                 Caller::Anonymous => {
-                    if verdict.peer {
+                    if verification.is_front_proxy {
                         tracing::debug!("a front proxy asserts no user");
                     }
                     Caller::Unauthorized
@@ -411,21 +413,21 @@ impl ClientCertState {
         };
         AuthnResult {
             caller,
-            from_peer: verdict.peer,
+            from_front_proxy: verification.is_front_proxy,
         }
     }
 
-    fn verdict(&self, trust: &Arc<TrustConfig>, now: UnixTime) -> Verdict {
-        let mut judged = self.judged.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((by, verdict)) = &*judged
+    fn verify(&self, trust: &Arc<TrustConfig>, now: UnixTime) -> CertVerification {
+        let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((by, verification)) = &*verified
             && Arc::ptr_eq(by, trust)
-            && verdict.expires >= now.as_secs()
+            && verification.expires >= now.as_secs()
         {
-            return verdict.clone();
+            return verification.clone();
         }
-        let verdict = trust.judge(&self.chain, self.client, now);
-        *judged = Some((trust.clone(), verdict.clone()));
-        verdict
+        let verification = trust.verify(&self.chain, self.client, now);
+        *verified = Some((trust.clone(), verification.clone()));
+        verification
     }
 }
 
@@ -435,7 +437,7 @@ fn now() -> UnixTime {
 }
 
 fn without_certificate(headers: &HeaderMap) -> Caller {
-    // kube-apiserver looks at the first, and at its second word.
+    // kube-apiserver reads the first header, and its second word.
     let bearer = headers.get(AUTHORIZATION).is_some_and(|value| {
         let mut words = value.as_bytes().trim_ascii().split(|byte| *byte == b' ');
         words
@@ -443,8 +445,8 @@ fn without_certificate(headers: &HeaderMap) -> Caller {
             .is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"bearer"))
             && words.next().is_some_and(|token| !token.is_empty())
     });
-    // Browsers cannot set a header on a WebSocket: kube-apiserver takes the
-    // token from the subprotocol.
+    // Browsers cannot set headers on a WebSocket: kube-apiserver also accepts a token in the
+    // subprotocol.
     let in_subprotocol = || {
         headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().any(|value| {
             value
@@ -465,7 +467,7 @@ fn without_certificate(headers: &HeaderMap) -> Caller {
 }
 
 impl Caller {
-    /// For the log: a name that was proven, or what kind of caller it is.
+    /// For the log: the authenticated name, or the kind of caller.
     pub fn name(&self) -> &str {
         match self {
             Self::Peer(user) => &user.name,
@@ -496,7 +498,7 @@ mod tests {
         UnixTime::since_unix_epoch(Duration::from_secs(years * YEAR))
     }
 
-    /// Believes this CA's users.
+    /// Accepts users of this CA.
     fn trust(ca_pem: &str) -> Arc<TrustConfig> {
         let dir = ScratchDir::new();
         let ca = load_ca(&dir.write("ca.crt", ca_pem)).unwrap();
@@ -504,49 +506,49 @@ mod tests {
     }
 
     fn user(
-        presented: &ClientCertState,
+        client_cert: &ClientCertState,
         trust: &Arc<TrustConfig>,
         now: UnixTime,
     ) -> Option<String> {
-        let user = presented.verdict(trust, now).user?;
+        let user = client_cert.verify(trust, now).user?;
         Some(user.name.clone())
     }
 
     #[test]
-    fn a_certificate_is_believed_until_it_runs_out() {
+    fn a_certificate_is_valid_until_it_expires() {
         let ca = Ca::new("users");
         let (trust, leaf) = (trust(&ca.pem()), ca.client("alice", &[]));
-        let presented = ClientCertState::new(leaf.chain_der);
-        // The testkit's are valid from 1975 to 4096.
+        let client_cert = ClientCertState::new(leaf.chain_der);
+        // Certificates of the testkit are valid from 1975 to 4096.
         for years in [56, 57, 2000] {
-            assert_eq!(user(&presented, &trust, after(years)).unwrap(), "alice");
+            assert_eq!(user(&client_cert, &trust, after(years)).unwrap(), "alice");
         }
         for years in [2200, 2300] {
-            assert_eq!(user(&presented, &trust, after(years)), None);
+            assert_eq!(user(&client_cert, &trust, after(years)), None);
         }
     }
 
-    /// The verdict of a connection that stays open, judged before and after its CA ends.
+    /// The connection stays open: it is verified before and after the end of its CA.
     #[test]
-    fn a_ca_that_expires_ends_the_trust_in_connections_that_are_open() {
+    fn an_expired_ca_is_not_trusted_on_open_connections() {
         let end = after(60).as_secs();
         let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         let expires = std::time::UNIX_EPOCH + Duration::from_secs(end);
         let ca = Ca::new("users").renewed_until(expires);
         let (trust, leaf) = (trust(&ca.pem()), ca.client("alice", &[]));
-        let presented = ClientCertState::new(leaf.chain_der);
-        assert_eq!(user(&presented, &trust, at(end - 1)).unwrap(), "alice");
-        assert_eq!(user(&presented, &trust, at(end)).unwrap(), "alice");
-        assert_eq!(user(&presented, &trust, at(end + 1)), None);
-        // A CA that begins later is used from its first second.
+        let client_cert = ClientCertState::new(leaf.chain_der);
+        assert_eq!(user(&client_cert, &trust, at(end - 1)).unwrap(), "alice");
+        assert_eq!(user(&client_cert, &trust, at(end)).unwrap(), "alice");
+        assert_eq!(user(&client_cert, &trust, at(end + 1)), None);
+        // A CA that becomes valid later is used from its first second.
         let future = Ca::new("users").renewed(Validity::NotYetValid);
         let trust = self::trust(&future.pem());
-        let presented = ClientCertState::new(future.client("bob", &[]).chain_der);
-        assert_eq!(user(&presented, &trust, after(60)), None);
-        assert_eq!(user(&presented, &trust, after(1031)).unwrap(), "bob");
+        let client_cert = ClientCertState::new(future.client("bob", &[]).chain_der);
+        assert_eq!(user(&client_cert, &trust, after(60)), None);
+        assert_eq!(user(&client_cert, &trust, after(1031)).unwrap(), "bob");
     }
 
-    /// One CA for users and front proxies, with allowed names: as kube-apiserver permits.
+    /// One CA for users and front proxies, with allowed names, which kube-apiserver permits.
     #[test]
     fn a_request_over_a_peer_hop_never_becomes_the_user_of_the_hops_certificate() {
         type Field = (&'static str, &'static str);
@@ -569,48 +571,48 @@ mod tests {
             (PROXY, &[HOP, TOKEN], "(bearer)"),
             (PROXY, &[HOP, ASSERTED], "carol"),
             (PROXY, &[HOP, ASSERTED, TOKEN], "carol"),
-            // A front proxy whose name is not allowed here is a user; over a hop it is not.
+            // A front proxy whose name is not allowed is a user, except over a hop.
             ("other-proxy", &[TOKEN], "other-proxy"),
             ("other-proxy", &[HOP, TOKEN], "(bearer)"),
             ("other-proxy", &[HOP, ASSERTED], "(unauthorized)"),
         ];
         for (name, fields, expected) in rows {
-            let presented = ClientCertState::new(ca.client(name, &["system:masters"]).chain_der);
+            let client_cert = ClientCertState::new(ca.client(name, &["system:masters"]).chain_der);
             let mut headers = HeaderMap::new();
             for (name, value) in fields {
                 headers.append(*name, HeaderValue::from_static(value));
             }
-            let recognised = presented.caller(&trust, &headers);
-            assert_eq!(recognised.caller.name(), expected, "{name} {fields:?}");
+            let result = client_cert.authenticate(&trust, &headers);
+            assert_eq!(result.caller.name(), expected, "{name} {fields:?}");
         }
     }
 
-    /// A hop header is believed on the certificate of a front proxy alone.
+    /// A hop header is only valid on a connection with a front-proxy certificate.
     #[test]
-    fn a_user_with_a_forged_hop_header_stays_the_user() {
+    fn a_forged_hop_header_of_a_user_is_ignored() {
         let ca = Ca::new("users");
-        let presented = ClientCertState::new(ca.client("alice", &[]).chain_der);
+        let client_cert = ClientCertState::new(ca.client("alice", &[]).chain_der);
         let mut headers = HeaderMap::new();
         headers.append(
             "x-kubernetes-peer-proxied",
             HeaderValue::from_static("true"),
         );
-        let recognised = presented.caller(&trust(&ca.pem()), &headers);
-        assert_eq!(recognised.caller.name(), "alice");
+        let result = client_cert.authenticate(&trust(&ca.pem()), &headers);
+        assert_eq!(result.caller.name(), "alice");
     }
 
     #[test]
-    fn new_trust_judges_anew() {
+    fn certificates_are_verified_again_when_the_trust_changes() {
         let (ca, other) = (Ca::new("users"), Ca::new("users"));
         let (old, new) = (trust(&ca.pem()), trust(&other.pem()));
-        let presented = ClientCertState::new(ca.client("alice", &[]).chain_der);
-        assert_eq!(user(&presented, &old, after(56)).unwrap(), "alice");
-        assert_eq!(user(&presented, &new, after(56)), None);
-        assert_eq!(user(&presented, &old, after(56)).unwrap(), "alice");
+        let client_cert = ClientCertState::new(ca.client("alice", &[]).chain_der);
+        assert_eq!(user(&client_cert, &old, after(56)).unwrap(), "alice");
+        assert_eq!(user(&client_cert, &new, after(56)), None);
+        assert_eq!(user(&client_cert, &old, after(56)).unwrap(), "alice");
     }
 
     #[test]
-    fn what_cannot_be_parsed_is_nobody() {
+    fn a_chain_that_cannot_be_parsed_is_no_user() {
         let trust = trust(&Ca::new("users").pem());
         for chain in [vec![], vec![CertificateDer::from(b"garbage".to_vec())]] {
             assert_eq!(user(&ClientCertState::new(chain), &trust, after(56)), None);
@@ -618,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_common_name_counts_and_one_has_to_be_there() {
+    fn the_user_is_the_last_common_name_and_none_without_one() {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
@@ -644,14 +646,14 @@ mod tests {
                 params.distinguished_name.push(kind, value);
             }
             let leaf = params.signed_by(&KeyPair::generate().unwrap(), &issuer);
-            let presented = ClientCertState::new(vec![leaf.unwrap().der().clone()]);
-            let found = user(&presented, &trust, after(56));
+            let client_cert = ClientCertState::new(vec![leaf.unwrap().der().clone()]);
+            let found = user(&client_cert, &trust, after(56));
             assert_eq!(found.as_deref(), expected);
         }
     }
 
     #[test]
-    fn a_token_is_where_kube_apiserver_looks_for_one() {
+    fn tokens_are_found_where_kube_apiserver_reads_them() {
         let subprotocol = "base64url.bearer.authorization.k8s.io.dA";
         let rows: [(&[(&str, &str)], bool); 13] = [
             (&[], false),

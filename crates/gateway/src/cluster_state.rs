@@ -15,56 +15,55 @@ use crate::discovery_view::{AuthzCache, View};
 use crate::local_identity::LocalIdentity;
 use crate::openapi::{MergeRequest, OpenApiService};
 
-/// What is known of the cluster.
+/// The state of the cluster.
 #[derive(Debug, Default)]
 pub struct Cluster {
-    /// What the kube-apiserver behind this bridge serves.
+    /// The APIs of the local server.
     pub local: Option<Arc<ServedApis>>,
     /// The other servers.
     pub peers: Peers,
-    /// Whose APIs all servers share, so that no peer is asked for them: custom
-    /// resources and aggregated APIs. `None` until they have been read.
+    /// Group-versions that all servers share, so that no request for them is rerouted: custom
+    /// resources and aggregated APIs. `None` until they have been listed.
     pub shared: Option<Arc<SharedGroupVersions>>,
-    /// What all of them serve, as one; none where that is what the local one does.
+    /// Merged discovery; `None` if it equals that of the local server.
     pub view: Option<Arc<View>>,
-    /// The registry has not been read yet, and may still tell what servers serve that
-    /// do not answer.
+    /// The registry has not been read yet. It may contain served records of servers that do not
+    /// answer.
     pub awaits_registry: bool,
 }
 
-/// Where a request is served, as far as is known.
+/// The servers that serve a request, as far as is known.
 #[derive(Debug, Clone)]
 pub enum ServedBy {
-    /// By the kube-apiserver behind this bridge, which also says 404 to what
-    /// nobody serves.
+    /// The local server, which also answers 404 if no server serves the request.
     Local,
-    /// By these peers, and not here.
+    /// These peers, and not the local server.
     Peers(Vec<Arc<skewbridge_peer_directory::Peer>>),
-    /// Not here, and this peer, which runs, has not said yet whether it does.
+    /// Not the local server. The APIs of this peer, which runs, are not known yet.
     Unknown(Identity),
-    /// It is too early to tell.
+    /// The state of the cluster is not complete yet.
     TooEarly(UnsyncedInput),
 }
 
-/// What has to be known first (KEP-4020, Aggregation Layer: the post-start
-/// hook).
+/// Inputs that must be read before requests can be routed (KEP-4020, Aggregation Layer: the
+/// post-start hook).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnsyncedInput {
-    /// What the local server serves.
+    /// Discovery of the local server.
     LocalDiscovery,
-    /// Which servers there are.
+    /// The identity Leases of all servers.
     Leases,
-    /// What all servers share.
+    /// The APIs that all servers share.
     Extensions,
-    /// What the registry has of servers that do not answer.
+    /// Served records of servers that do not answer.
     Registry,
 }
 
 impl UnsyncedInput {
-    /// What is being waited for.
+    /// The name in error texts, after "the bridge does not know yet".
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::LocalDiscovery => "what the kube-apiserver behind it serves",
+            Self::LocalDiscovery => "the APIs of the kube-apiserver behind it",
             Self::Leases => "the identity Leases",
             Self::Extensions => "CustomResourceDefinitions and APIServices",
             Self::Registry => "the records of other servers in the registry",
@@ -73,7 +72,7 @@ impl UnsyncedInput {
 }
 
 impl Cluster {
-    /// What is not known yet.
+    /// The first input that has not been read yet.
     pub fn missing(&self) -> Option<UnsyncedInput> {
         if self.local.is_none() {
             Some(UnsyncedInput::LocalDiscovery)
@@ -88,20 +87,21 @@ impl Cluster {
         }
     }
 
-    /// Where a request for something of the API is served.
-    pub fn place(&self, request: &RequestInfo<'_>, now: Instant) -> ServedBy {
+    /// The servers that serve a resource request.
+    pub fn served_by(&self, request: &RequestInfo<'_>, now: Instant) -> ServedBy {
         if let Some(missing) = self.missing() {
             return ServedBy::TooEarly(missing);
         }
-        if self.is_here(request, now) {
+        if self.is_served_locally(request, now) {
             return ServedBy::Local;
         }
-        self.elsewhere(request, now)
+        self.served_by_peers(request, now)
     }
 
-    /// Where it is served if the local server does not. What all servers share
-    /// is nowhere then: a peer that still lists it has not noticed its deletion.
-    pub fn elsewhere(&self, request: &RequestInfo<'_>, now: Instant) -> ServedBy {
+    /// The servers that serve a request that the local server does not serve. APIs that all
+    /// servers share are served by none then: a peer that still lists one has not processed its
+    /// deletion yet.
+    pub fn served_by_peers(&self, request: &RequestInfo<'_>, now: Instant) -> ServedBy {
         if self.is_shared(request, now) {
             return ServedBy::Local;
         }
@@ -112,8 +112,8 @@ impl Cluster {
         }
     }
 
-    /// Whether the local server is known to serve it.
-    pub fn is_here(&self, request: &RequestInfo<'_>, now: Instant) -> bool {
+    /// Whether the local server is known to serve a request.
+    pub fn is_served_locally(&self, request: &RequestInfo<'_>, now: Instant) -> bool {
         let local = self.local.as_ref();
         local.is_some_and(|local| local.index.serves(request)) || self.is_shared(request, now)
     }
@@ -127,8 +127,8 @@ impl Cluster {
         shared.is_some_and(|shared| shared.contains(group, version, now))
     }
 
-    /// What a server serves in groups, completed with what all servers share as the local
-    /// server has it: served records leave that out.
+    /// The groups of a server, completed with the shared APIs of the local server, which served
+    /// records omit.
     pub fn with_shared(&self, groups: &Document) -> Document {
         let now = Instant::now();
         let is_shared = |group: &str, version: &str| self.is_shared_version(group, version, now);
@@ -138,8 +138,8 @@ impl Cluster {
         }
     }
 
-    /// What a server serves and none of the others does. What all servers share is no
-    /// difference: served records leave it out.
+    /// The APIs that one server serves and none of the others. Shared APIs do not count, because
+    /// served records omit them.
     pub fn served_alone(&self, server: &Index, others: &[&Index]) -> Vec<String> {
         let now = Instant::now();
         server.difference_without(others, |group, version| {
@@ -148,40 +148,40 @@ impl Cluster {
     }
 }
 
-/// The cluster as it is now, and a way to say that it looks different.
+/// The current cluster snapshot, and requests to the peer controller, which maintains it.
 #[derive(Debug)]
 pub struct ClusterHandle {
-    /// What is known.
+    /// The current snapshot.
     pub cluster: ArcSwap<Cluster>,
-    /// As whom the bridge takes part.
+    /// The server identity and the address of this bridge.
     pub local: LocalIdentity,
     /// Whether addresses of peers can be read and published.
     pub registry: watch::Receiver<RegistryStatus>,
-    /// Whom the local server has lately let read discovery.
+    /// Credentials that the local server has recently permitted to read discovery.
     pub(crate) discovery_authz: AuthzCache,
-    /// A view with news of the local server, and the one it was made of.
+    /// A view with a newer document of the local server, and the view that it was built from.
     pub(crate) renewed: Mutex<Option<(Arc<View>, Arc<View>)>>,
     /// OpenAPI of the whole cluster.
     pub(crate) openapi: OpenApiService,
     hints: mpsc::Sender<ResyncHint>,
-    looks: mpsc::Sender<oneshot::Sender<()>>,
+    refreshes: mpsc::Sender<oneshot::Sender<()>>,
 }
 
-/// Something that a request has found out.
+/// A contradiction to the snapshot that a request has met.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResyncHint {
-    /// The local server does not serve what it is known to serve.
+    /// The local server does not serve an API that the snapshot says it serves.
     LocalChanged,
-    /// This peer does not answer, or not as it should.
-    Doubt(Identity),
+    /// This peer does not answer, or does not serve an API that the snapshot says it serves.
+    PeerChanged(Identity),
 }
 
 /// Requests of the data path to the peer controller.
 #[derive(Debug)]
-pub(crate) struct Requests {
+pub(crate) struct ControllerRequests {
     pub(crate) hints: mpsc::Receiver<ResyncHint>,
-    pub(crate) orders: mpsc::Receiver<MergeRequest>,
-    pub(crate) looks: mpsc::Receiver<oneshot::Sender<()>>,
+    pub(crate) merges: mpsc::Receiver<MergeRequest>,
+    pub(crate) refreshes: mpsc::Receiver<oneshot::Sender<()>>,
 }
 
 /// Requests that wait for discovery of the local server to be read again. One read serves all of
@@ -191,15 +191,15 @@ const MAX_REFRESH_WAITERS: usize = 1_024;
 /// How long a request waits for that. Afterwards the last known state is used.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Hints that wait. They are repeated, so one that does not fit is dropped.
+/// Hints that wait. Further requests send the same hint, so a hint that does not fit is dropped.
 const MAX_HINTS: usize = 64;
 
 impl ClusterHandle {
-    /// Nothing is known yet.
-    pub(crate) fn new(local: LocalIdentity) -> (Self, Requests) {
-        let (hints, heard) = mpsc::channel(MAX_HINTS);
-        let (openapi, orders) = OpenApiService::new();
-        let (looks, looked) = mpsc::channel(MAX_REFRESH_WAITERS);
+    /// A handle with an empty snapshot.
+    pub(crate) fn new(local: LocalIdentity) -> (Self, ControllerRequests) {
+        let (hints, hint_receiver) = mpsc::channel(MAX_HINTS);
+        let (openapi, merge_receiver) = OpenApiService::new();
+        let (refreshes, refresh_receiver) = mpsc::channel(MAX_REFRESH_WAITERS);
         let cluster_handle = Self {
             cluster: ArcSwap::default(),
             local,
@@ -208,12 +208,12 @@ impl ClusterHandle {
             renewed: Mutex::default(),
             openapi,
             hints,
-            looks,
+            refreshes,
         };
-        let requests = Requests {
-            hints: heard,
-            orders,
-            looks: looked,
+        let requests = ControllerRequests {
+            hints: hint_receiver,
+            merges: merge_receiver,
+            refreshes: refresh_receiver,
         };
         (cluster_handle, requests)
     }
@@ -221,15 +221,15 @@ impl ClusterHandle {
     /// The cluster after discovery of the local server has been read again, once for all
     /// requests that wait meanwhile. If the server does not answer, the last known state.
     pub(crate) async fn refresh_local(&self) -> Arc<Cluster> {
-        let (reply, looked) = oneshot::channel();
-        if self.looks.try_send(reply).is_ok() {
-            let _ = timeout(REFRESH_TIMEOUT, looked).await;
+        let (reply, refreshed) = oneshot::channel();
+        if self.refreshes.try_send(reply).is_ok() {
+            let _ = timeout(REFRESH_TIMEOUT, refreshed).await;
         }
         self.cluster.load_full()
     }
 
-    /// What to answer while it is not known whether this peer serves a request. It
-    /// names no address: any client may read it.
+    /// The error text while it is not known whether this peer serves a request. It contains no
+    /// address because any client may read it.
     pub(crate) fn unknown_peer(&self, identity: &Identity) -> String {
         let name = self.name_of(identity);
         let cluster = self.cluster.load();
@@ -241,7 +241,7 @@ impl ClusterHandle {
         format!("not served here, and what {name} serves is not known yet{why}")
     }
 
-    /// Why the addresses of peers may be unknown, without an address in it.
+    /// Why the addresses of peers may be unknown. The text contains no address.
     pub(crate) fn registry_problem(&self) -> Option<&'static str> {
         self.registry.borrow().read_error.as_ref().map(|_| {
             "the registry of peer addresses cannot be read; /readyz?verbose at the bridge's \
@@ -249,7 +249,7 @@ impl ClusterHandle {
         })
     }
 
-    /// Host and identity of a peer, for texts.
+    /// Host and identity of a peer, for error texts and log lines.
     pub(crate) fn name_of(&self, identity: &Identity) -> String {
         match self.cluster.load().peers.get(identity) {
             Some(peer) => peer.name().to_string(),
@@ -257,9 +257,8 @@ impl ClusterHandle {
         }
     }
 
-    /// Why the registry keeps the bridge from being ready: addresses of peers have
-    /// never been read. One that fails later does not, since what was read stays in
-    /// use.
+    /// Why the bridge is not ready: addresses of peers have never been read. If the registry fails
+    /// later the bridge stays ready, because the last addresses stay in use.
     pub(crate) fn registry_unread(&self) -> Option<String> {
         let registry = self.registry.borrow();
         (!registry.read).then(|| match &registry.read_error {
@@ -268,7 +267,7 @@ impl ClusterHandle {
         })
     }
 
-    /// Says what a request has found out.
+    /// Sends a hint to the peer controller.
     pub fn hint(&self, hint: ResyncHint) {
         let _ = self.hints.try_send(hint);
     }

@@ -10,14 +10,14 @@ use crate::client_connection::ClientConnection;
 
 pub(crate) use skewbridge_http_engine::error_response::status;
 
-/// The user that kube-apiserver takes a request without a credential for.
+/// The user of a request without credentials.
 const ANONYMOUS: &str = "system:anonymous";
 
-/// Upstream is usually back within seconds: kube-apiserver restarts, or a
-/// connection was lost.
+/// Upstream is usually available again within seconds: kube-apiserver restarts, or a connection was
+/// lost.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
-/// How much an answer says about the servers behind the bridge.
+/// How much an error response shows about the servers behind the bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Detail {
     /// Names, addresses and causes.
@@ -27,20 +27,24 @@ pub(crate) enum Detail {
 }
 
 impl Detail {
-    /// For a request of this caller. A bearer token counts where kube-apiserver has
-    /// accepted one on this connection; over a peer hop the connection is the peer's, and
-    /// says nothing about the token.
-    pub(crate) fn of(caller: &Caller, connection: &ClientConnection, from_peer: bool) -> Self {
+    /// The detail for this caller. A bearer token counts if kube-apiserver has accepted one on this
+    /// connection. Over a peer hop the connection is that of the peer, so it does not show whether
+    /// the token is valid.
+    pub(crate) fn of(
+        caller: &Caller,
+        connection: &ClientConnection,
+        from_front_proxy: bool,
+    ) -> Self {
         let proven = match caller {
             Caller::Peer(user) => user.name != ANONYMOUS,
             Caller::Certificate(_) | Caller::Signed(_) => true,
-            Caller::Bearer => !from_peer && connection.is_authenticated(),
+            Caller::Bearer => !from_front_proxy && connection.is_authenticated(),
             Caller::Anonymous | Caller::Unauthorized => false,
         };
         if proven { Self::Full } else { Self::Withheld }
     }
 
-    /// The failure as this client may read it.
+    /// The Status as this client may read it.
     pub(crate) fn of_status(self, status: &Status) -> Cow<'_, Status> {
         let message = match (self, status.code) {
             (Self::Withheld, 502) => "the kube-apiserver that serves this did not answer",
@@ -49,7 +53,7 @@ impl Detail {
                  processed"
             }
             (Self::Withheld, 503) => "the kube-apiserver that serves this is not available",
-            // Errors of the request, and of the configuration, have no names in them.
+            // Errors of the request and of the configuration contain no names.
             _ => return Cow::Borrowed(status),
         };
         Cow::Owned(Status {
@@ -73,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_proven_callers_read_names_and_addresses() {
+    fn only_authenticated_callers_get_names_and_addresses() {
         let user = |name: &str| {
             Caller::Peer(User {
                 name: name.to_owned(),
@@ -95,14 +99,14 @@ mod tests {
             (Caller::Anonymous, &proven, false, Detail::Withheld),
             (Caller::Unauthorized, &proven, false, Detail::Withheld),
         ];
-        for (caller, connection, from_peer, expected) in rows {
-            let detail = Detail::of(&caller, connection, from_peer);
-            assert_eq!(detail, expected, "{caller:?} {from_peer}");
+        for (caller, connection, from_front_proxy, expected) in rows {
+            let detail = Detail::of(&caller, connection, from_front_proxy);
+            assert_eq!(detail, expected, "{caller:?} {from_front_proxy}");
         }
     }
 
     #[test]
-    fn what_is_withheld_keeps_code_reason_and_time() {
+    fn withheld_details_keep_code_reason_and_retry_after() {
         const SECRET: &str = "cannot connect to 10.0.0.7:6443 of apiserver-b";
         for status in [
             later(SECRET),
@@ -110,15 +114,15 @@ mod tests {
             Status::bad_gateway(SECRET),
         ] {
             assert_eq!(Detail::Full.of_status(&status).message, SECRET);
-            let told = Detail::Withheld.of_status(&status);
-            assert!(!told.message.contains("10.0.0.7"), "{told:?}");
-            assert!(!told.message.contains("apiserver-b"), "{told:?}");
+            let shown = Detail::Withheld.of_status(&status);
+            assert!(!shown.message.contains("10.0.0.7"), "{shown:?}");
+            assert!(!shown.message.contains("apiserver-b"), "{shown:?}");
             assert_eq!(
-                (told.code, told.reason, told.retry_after_seconds),
+                (shown.code, shown.reason, shown.retry_after_seconds),
                 (status.code, status.reason, status.retry_after_seconds)
             );
         }
-        let mine = Status::bad_request("a body that is too long");
-        assert_eq!(*Detail::Withheld.of_status(&mine), mine);
+        let bad_request = Status::bad_request("a body that is too long");
+        assert_eq!(*Detail::Withheld.of_status(&bad_request), bad_request);
     }
 }

@@ -1,4 +1,4 @@
-//! Compression, where kube-apiserver would compress too.
+//! Gzip compression of responses, under the same conditions as in kube-apiserver.
 
 use std::io::Write as _;
 
@@ -8,8 +8,8 @@ use flate2::write::GzEncoder;
 use http::header::ACCEPT_ENCODING;
 use http::{HeaderMap, HeaderValue};
 
-/// What is shorter is not compressed.
-pub(crate) const WORTH_COMPRESSING: usize = 128 * 1024;
+/// Shorter responses are not compressed.
+pub(crate) const MIN_COMPRESSED_BYTES: usize = 128 * 1024;
 
 pub(crate) fn gzip(plain: &[u8]) -> Bytes {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -18,14 +18,17 @@ pub(crate) fn gzip(plain: &[u8]) -> Bytes {
     encoder.finish().unwrap_or_default().into()
 }
 
-/// Whether a client wants it, as kube-apiserver looks at it.
+/// Whether the client accepts gzip, by the rules of kube-apiserver.
 pub(crate) fn is_accepted(headers: &HeaderMap) -> bool {
-    let said = headers.get(ACCEPT_ENCODING).map(HeaderValue::as_bytes);
-    said.is_some_and(|said| {
-        let mut words = said.split(|byte| *byte == b',');
-        words.any(|word| {
-            let word = word.split(|byte| *byte == b';').next().unwrap_or_default();
-            word.trim_ascii() == b"gzip"
+    let accepted = headers.get(ACCEPT_ENCODING).map(HeaderValue::as_bytes);
+    accepted.is_some_and(|accepted| {
+        let mut codings = accepted.split(|byte| *byte == b',');
+        codings.any(|coding| {
+            let name = coding
+                .split(|byte| *byte == b';')
+                .next()
+                .unwrap_or_default();
+            name.trim_ascii() == b"gzip"
         })
     })
 }

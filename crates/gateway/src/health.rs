@@ -1,4 +1,4 @@
-//! Whether the bridge lives and is ready, in kube-apiserver's words.
+//! Health checks of the bridge, in the format of kube-apiserver.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -17,44 +17,44 @@ use crate::peer_config::PeeringDisabled;
 use crate::self_test::SelfTest;
 use skewbridge_http_engine::drain::Drain;
 
-/// What is known of upstream.
+/// The health of upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UpstreamHealth {
-    /// Not asked yet.
+    /// Not probed yet.
     Unknown,
-    /// It says that it is ready.
+    /// Upstream is ready.
     Ready,
-    /// It does not, or says nothing.
+    /// Upstream is not ready, or does not answer.
     NotReady(String),
 }
 
-/// What the checks look at.
+/// The inputs of the checks.
 #[derive(Debug, Clone)]
 pub struct Health {
-    /// Whether the bridge is leaving.
+    /// Whether the bridge is shutting down.
     pub drain: Drain,
-    /// What upstream last said.
+    /// The result of the last probe of upstream.
     pub upstream: Arc<ArcSwap<UpstreamHealth>>,
-    /// The other servers, or why they are none of our business.
+    /// The cluster snapshot, or why peering is disabled.
     pub cluster_handle: Result<Arc<ClusterHandle>, PeeringDisabled>,
-    /// Whether upstream believes what the bridge asserts.
+    /// Whether upstream accepts users that the bridge asserts.
     pub self_test: Arc<SelfTest>,
     /// Certificates and CAs in use.
     pub live: Arc<LiveConfig>,
 }
 
-/// Which question was asked.
+/// A health endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Question {
-    /// Should the process be restarted?
+pub enum HealthEndpoint {
+    /// Fails if the process must be restarted.
     Livez,
-    /// Should clients come here?
+    /// Fails if clients must not be sent here.
     Readyz,
-    /// The older name for both.
+    /// The older endpoint, with the checks of `Readyz`.
     Healthz,
 }
 
-impl Question {
+impl HealthEndpoint {
     fn as_str(self) -> &'static str {
         match self {
             Self::Livez => "livez",
@@ -64,12 +64,12 @@ impl Question {
     }
 }
 
-/// One check and how it went.
+/// A check and its result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
     name: &'static str,
     problem: Option<String>,
-    /// What is good to know although all is well.
+    /// A note that does not make the check fail.
     note: Option<String>,
 }
 
@@ -84,10 +84,10 @@ impl Check {
 }
 
 impl Health {
-    /// The checks that answer a question.
-    pub fn checks(&self, question: Question) -> Vec<Check> {
+    /// The checks of an endpoint.
+    pub fn checks(&self, endpoint: HealthEndpoint) -> Vec<Check> {
         let mut checks = vec![Check::new("ping", None)];
-        if question == Question::Livez {
+        if endpoint == HealthEndpoint::Livez {
             return checks;
         }
         let upstream = match &**self.upstream.load() {
@@ -123,8 +123,8 @@ impl Health {
                 }
             }
         });
-        // Not a failure: what the local server serves is served, and all bridges of a
-        // cluster would fail at once.
+        // Not a failure: requests to the local server work, and all bridges of a cluster would
+        // fail at the same time.
         let conflicts = &self.live.conflicts;
         let conflicts = [conflicts.of_peering(), conflicts.callers.load_full()];
         let conflicts: Vec<_> = conflicts
@@ -137,21 +137,22 @@ impl Health {
                 ..Check::new("ca-files", None)
             });
         }
-        let leaving = (self.drain.is_leaving()).then(|| "the bridge is shutting down".to_owned());
-        checks.push(Check::new("shutdown", leaving));
+        let shutting_down =
+            (self.drain.is_leaving()).then(|| "the bridge is shutting down".to_owned());
+        checks.push(Check::new("shutdown", shutting_down));
         checks
     }
 
-    /// Whether clients should come here.
+    /// Whether all checks of `/readyz` pass.
     pub fn is_ready(&self) -> bool {
-        self.checks(Question::Readyz)
+        self.checks(HealthEndpoint::Readyz)
             .iter()
             .all(|check| check.problem.is_none())
     }
 }
 
-/// The registry of peer addresses: a problem until it has been read once, and a
-/// note when it fails later.
+/// The check of the peer registry: it fails until addresses have been read once. Later failures are
+/// a note.
 fn registry_check(cluster_handle: &ClusterHandle) -> Check {
     let problem = cluster_handle.registry_unread();
     let registry = cluster_handle.registry.borrow();
@@ -168,11 +169,11 @@ fn registry_check(cluster_handle: &ClusterHandle) -> Check {
     }
 }
 
-/// How many peers are named in a line: more control planes than a cluster has.
+/// How many peers a line lists: more than a cluster has control-plane nodes.
 const MAX_NAMED_PEERS: usize = 10;
 
-/// How many of the known peers can be reached, and why the others cannot. That is
-/// no reason to be not ready: everything else goes on being served.
+/// How many of the known peers are reachable, and why the others are not. An unreachable peer does
+/// not make the bridge unready, because all other requests are still served.
 fn peers_note(peers: &Peers, registry: &RegistryStatus) -> String {
     let now = Instant::now();
     let unreachable: Vec<_> = (peers.peers.iter())
@@ -190,13 +191,16 @@ fn peers_note(peers: &Peers, registry: &RegistryStatus) -> String {
     if unreachable.len() > MAX_NAMED_PEERS {
         let _ = write!(note, "; and {} more", unreachable.len() - MAX_NAMED_PEERS);
     }
-    // One check is one line, whatever an error has in it.
+    // A check is one line, also if an error text has several.
     note.replace(['\n', '\r'], " ")
 }
 
-/// The answer to a health question, with kube-apiserver's `?verbose` and
-/// `?exclude=`.
-pub fn answer(question: Question, checks: &[Check], query: Option<&str>) -> Response<Bytes> {
+/// The response of a health endpoint, with kube-apiserver's `?verbose` and `?exclude=`.
+pub fn response(
+    endpoint: HealthEndpoint,
+    checks: &[Check],
+    query: Option<&str>,
+) -> Response<Bytes> {
     let mut verbose = false;
     let mut excluded = Vec::new();
     for pair in query.unwrap_or_default().split('&') {
@@ -233,31 +237,35 @@ pub fn answer(question: Question, checks: &[Check], query: Option<&str>) -> Resp
             names.join(",")
         );
     }
-    let question = question.as_str();
+    let endpoint = endpoint.as_str();
     if failed {
-        let _ = writeln!(lines, "{question} check failed");
+        let _ = writeln!(lines, "{endpoint} check failed");
         text(StatusCode::INTERNAL_SERVER_ERROR, lines)
     } else if verbose {
-        let _ = writeln!(lines, "{question} check passed");
+        let _ = writeln!(lines, "{endpoint} check passed");
         text(StatusCode::OK, lines)
     } else {
         text(StatusCode::OK, "ok".to_owned())
     }
 }
 
-/// One check alone, as `/readyz/upstream` asks for it.
-pub fn single(question: Question, checks: &[Check], name: &str) -> Option<Response<Bytes>> {
+/// The response for a single check, as in `/readyz/upstream`.
+pub fn single_check(
+    endpoint: HealthEndpoint,
+    checks: &[Check],
+    name: &str,
+) -> Option<Response<Bytes>> {
     let check = checks.iter().find(|check| check.name == name)?;
-    Some(answer(question, std::slice::from_ref(check), None))
+    Some(response(endpoint, std::slice::from_ref(check), None))
 }
 
-/// `/readyz` on the main port while the bridge itself is not ready.
+/// The response of `/readyz` on the main port while the bridge itself is not ready.
 pub(crate) fn not_ready(problem: &str) -> Response<Bytes> {
     let check = Check::new("skewbridge", Some(problem.to_owned()));
-    answer(Question::Readyz, &[check], None)
+    response(HealthEndpoint::Readyz, &[check], None)
 }
 
-/// Plain text, as kube-apiserver answers these questions.
+/// A plain-text response with the headers of kube-apiserver's health endpoints.
 pub(crate) fn text(status: StatusCode, body: String) -> Response<Bytes> {
     let mut response = Response::new(Bytes::new());
     *response.status_mut() = status;
@@ -285,14 +293,14 @@ mod tests {
         Check::new(name, problem.map(str::to_owned))
     }
 
-    fn ask(checks: &[Check], query: &str) -> (u16, String) {
-        let response = answer(Question::Readyz, checks, Some(query));
+    fn get(checks: &[Check], query: &str) -> (u16, String) {
+        let response = response(HealthEndpoint::Readyz, checks, Some(query));
         let body = String::from_utf8(response.body().to_vec()).unwrap();
         (response.status().as_u16(), body)
     }
 
     #[test]
-    fn the_answers_read_like_kube_apiservers() {
+    fn responses_have_the_format_of_kube_apiserver() {
         let good = [check("ping", None), check("upstream", None)];
         let bad = [check("ping", None), check("upstream", Some("refused"))];
         let rows = [
@@ -324,7 +332,7 @@ mod tests {
             ),
         ];
         for (checks, query, code, body) in rows {
-            assert_eq!(ask(checks, query), (code, body.to_owned()), "{query}");
+            assert_eq!(get(checks, query), (code, body.to_owned()), "{query}");
         }
     }
 }

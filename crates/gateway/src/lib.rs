@@ -11,7 +11,7 @@
 //! ```no_run
 //! # use skewbridge_gateway::{Error, config::Config};
 //! # fn example(config: &Config) -> Result<(), Error> {
-//! // Serves until it is told to stop (SIGTERM or SIGINT), and drains.
+//! // Serves until SIGTERM or SIGINT, then drains.
 //! skewbridge_gateway::run(config)?;
 //! # Ok(())
 //! # }

@@ -87,7 +87,7 @@ pub(crate) fn judge_published(
 
 fn log_peering(conflict: Option<&CaConflict>) {
     if let Some(conflict) = conflict {
-        tracing::error!(%conflict, "peering is switched off: requests for APIs of other servers are answered with 503");
+        tracing::error!(%conflict, "peering is disabled: requests for APIs of other servers get 503");
     } else {
         tracing::info!("the front-proxy certificate is not that of a user any more");
     }

@@ -1,5 +1,4 @@
-//! As whom this bridge takes part among the servers, and whether that seems to
-//! be right.
+//! The server identity under which this bridge takes part in peering, and whether it is plausible.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,40 +7,40 @@ use arc_swap::ArcSwap;
 use serde::Serialize;
 use skewbridge_peer_directory::{Identity, PeerName};
 
-/// Whom the bridge speaks for, and where.
+/// The identity of the local server and the address of its bridge.
 #[derive(Debug)]
 pub struct LocalIdentity {
-    /// Of the kube-apiserver behind the bridge, as computed or given.
+    /// The identity of the local server, computed or from `--apiserver-identity`.
     pub identity: Identity,
-    /// The host that the bridge runs on, beside its kube-apiserver.
+    /// The host name of the bridge and its local server.
     pub host: Option<String>,
-    /// Where peers reach the bridge.
+    /// The address at which peers reach the bridge.
     pub address: SocketAddr,
-    lease: ArcSwap<Lease>,
+    lease: ArcSwap<LeaseState>,
 }
 
-/// What is known of the identity Lease of that name.
+/// The state of the identity Lease of that name.
 #[derive(Debug, Clone, Default)]
-struct Lease {
+struct LeaseState {
     kept_by: KeptBy,
     doubt: Option<String>,
 }
 
-/// Who renews an identity Lease.
+/// The component that renews an identity Lease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeptBy {
-    /// Nobody that we have seen, so far.
+    /// Not observed yet.
     #[default]
     Unknown,
-    /// The server whose it is.
+    /// The server itself.
     KubeApiserver,
-    /// The bridge, since the server does not.
+    /// The bridge, because the server does not.
     Skewbridge,
 }
 
 impl LocalIdentity {
-    /// Nothing is known yet of its Lease.
+    /// An identity whose Lease has not been observed yet.
     pub fn new(identity: Identity, address: SocketAddr) -> Self {
         Self {
             identity,
@@ -51,24 +50,24 @@ impl LocalIdentity {
         }
     }
 
-    /// Host and identity, for texts.
+    /// Host and identity, for error texts and log lines.
     pub fn name(&self) -> PeerName<'_> {
         PeerName::new(&self.identity, self.host.as_deref())
     }
 
-    /// Who keeps the Lease of this identity.
+    /// The component that renews the Lease of this identity.
     pub fn kept_by(&self) -> KeptBy {
         self.lease.load().kept_by
     }
 
-    /// Why the identity is probably not that of the server behind the bridge.
+    /// Why the identity is probably not that of the local server.
     pub fn doubt(&self) -> Option<String> {
         self.lease.load().doubt.clone()
     }
 
-    /// Somebody keeps the Lease. If it is the server, the identity is right.
-    pub(crate) fn is_kept_by(&self, kept_by: KeptBy) {
-        self.change(|lease| {
+    /// Sets the component that renews the Lease. If it is the server, the identity is correct.
+    pub(crate) fn set_kept_by(&self, kept_by: KeptBy) {
+        self.update(|lease| {
             lease.kept_by = kept_by;
             if kept_by == KeptBy::KubeApiserver {
                 lease.doubt = None;
@@ -76,14 +75,14 @@ impl LocalIdentity {
         });
     }
 
-    /// The identity is probably wrong.
-    pub(crate) fn doubted(&self, doubt: String) {
-        self.change(|lease| lease.doubt = Some(doubt));
+    /// Sets why the identity is probably wrong.
+    pub(crate) fn set_doubt(&self, doubt: String) {
+        self.update(|lease| lease.doubt = Some(doubt));
     }
 
-    /// One thread changes it: nothing is lost between reading and writing.
-    fn change(&self, with: impl FnOnce(&mut Lease)) {
-        let mut lease = Lease::clone(&self.lease.load());
+    /// Only one thread updates the state, so no update is lost between load and store.
+    fn update(&self, with: impl FnOnce(&mut LeaseState)) {
+        let mut lease = LeaseState::clone(&self.lease.load());
         with(&mut lease);
         self.lease.store(Arc::new(lease));
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 const WINDOW: Duration = Duration::from_mins(1);
 
-/// At most so many lines a minute.
+/// Limits the number of lines per minute.
 #[derive(Debug)]
 pub(crate) struct LogBudget {
     lines_per_minute: u32,
@@ -31,7 +31,8 @@ impl LogBudget {
         }
     }
 
-    /// Whether a line may be written, and how many were not since the last one.
+    /// `None` if no line may be written now, else the number of lines that were suppressed since
+    /// the last one.
     pub(crate) fn take(&self, now: Instant) -> Option<u64> {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let is_over = |begun| now.saturating_duration_since(begun) >= WINDOW;
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_a_minute_are_bounded_and_the_rest_is_counted() {
+    fn lines_per_minute_are_bounded_and_suppressed_lines_are_counted() {
         let budget = LogBudget::new(2);
         let start = Instant::now();
         let rows = [

@@ -1,4 +1,5 @@
-//! Whether this bridge takes part among the servers of its cluster, and as whom.
+//! The peering configuration of this bridge: identity, address and registry, or why peering is
+//! disabled.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -15,59 +16,59 @@ use tokio::sync::watch;
 use crate::config::{ApiServerIdentity, Config, Feature, RegistryKind};
 use crate::live_config::LiveConfig;
 
-/// Who we are among the servers, and where the others are found.
+/// The configuration of peering.
 pub(crate) struct Membership {
-    /// Of the kube-apiserver behind us.
+    /// The identity of the local server.
     pub(crate) identity: Identity,
-    /// Of the machine.
+    /// The host name of this machine.
     pub(crate) hostname: String,
-    /// Where peers reach us.
+    /// The address at which peers reach the bridge.
     pub(crate) address: SocketAddr,
-    /// Where addresses are.
-    pub(crate) whereabouts: PeerRegistry,
-    /// Where the Leases are the registry: what becomes of reading them.
+    /// The registry of addresses.
+    pub(crate) registry: PeerRegistry,
+    /// The status of reading Leases, where Leases are the registry.
     pub(crate) lease_status: Arc<StatusReporter>,
-    /// The address of the kube-apiserver behind us, where other hosts may reach it.
+    /// The address of the local server, if other hosts can reach it.
     pub(crate) server: Option<SocketAddr>,
-    /// `--peer-cidrs`: networks that addresses of peers must be in; none permits any.
+    /// `--peer-cidrs`: networks that addresses of peers must be in; empty permits any address.
     pub(crate) networks: Vec<IpNet>,
 }
 
-/// Where servers tell each other their addresses.
+/// Where servers publish their addresses.
 pub(crate) enum PeerRegistry {
-    /// In a registry, which has served records, too.
+    /// In a registry, which also has served records.
     Registry(Box<dyn Registry>),
-    /// In a file that an administrator keeps. Served records are in annotations of identity
+    /// In a file that an administrator maintains. Served records are in annotations of identity
     /// Leases.
     File(Box<dyn Registry>),
     /// In annotations of identity Leases.
     Leases,
 }
 
-/// Why everything is served by the local kube-apiserver alone (KEP-4020, Risks
-/// 6: the bridge runs, and says so).
+/// Why every request goes to the local server (KEP-4020, Risks 6: the bridge runs nevertheless,
+/// and reports the reason).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeeringDisabled {
     /// The feature gate is off.
     GateOff,
     /// A flag is missing.
-    Missing(&'static str),
-    /// Something else is.
-    Cannot(String),
+    MissingFlag(&'static str),
+    /// Another problem.
+    Invalid(String),
 }
 
 impl fmt::Display for PeeringDisabled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::GateOff => f.write_str("UnknownVersionInteroperabilityProxy is off"),
-            Self::Missing(flag) => write!(f, "{flag} is not given"),
-            Self::Cannot(cause) => f.write_str(cause),
+            Self::MissingFlag(flag) => write!(f, "{flag} is not set"),
+            Self::Invalid(cause) => f.write_str(cause),
         }
     }
 }
 
 impl Membership {
-    /// As the config says; `listening` is the port that was bound.
+    /// Builds it from the config; `listening` is the port that was bound.
     pub(crate) fn of(
         config: &Config,
         live: &Arc<LiveConfig>,
@@ -88,34 +89,34 @@ impl Membership {
             ),
         ];
         if let Some((flag, _)) = needed.into_iter().find(|(_, given)| !given) {
-            return Err(PeeringDisabled::Missing(flag));
+            return Err(PeeringDisabled::MissingFlag(flag));
         }
         let hostname = hostname();
         let identity = match &config.peers.identity {
             ApiServerIdentity::Auto => Identity::of_hostname(&hostname),
             ApiServerIdentity::Named(name) => Identity::named(name).map_err(|error| {
-                PeeringDisabled::Cannot(format!("--apiserver-identity: {error}"))
+                PeeringDisabled::Invalid(format!("--apiserver-identity: {error}"))
             })?,
         };
         let address = address(config, listening).ok_or_else(|| {
-            PeeringDisabled::Cannot(
-                "this machine has no default interface; give --peer-advertise-ip".to_owned(),
+            PeeringDisabled::Invalid(
+                "this machine has no default interface; set --peer-advertise-ip".to_owned(),
             )
         })?;
         Ok(Self {
             identity,
             hostname,
             address,
-            whereabouts: whereabouts(config, live)?,
+            registry: peer_registry(config, live)?,
             lease_status: Arc::new(StatusReporter::new("leases", &[Activity::Read])),
-            server: server(config),
+            server: server_address(config),
             networks: config.peers.cidrs.clone(),
         })
     }
 
-    /// Collects what becomes of the activities of the registry.
+    /// Collects the outcomes of the activities of the registry.
     pub(crate) fn registry_reporter(&self) -> Arc<StatusReporter> {
-        match &self.whereabouts {
+        match &self.registry {
             PeerRegistry::Registry(registry) | PeerRegistry::File(registry) => registry.reporter(),
             PeerRegistry::Leases => self.lease_status.clone(),
         }
@@ -127,15 +128,14 @@ impl Membership {
     }
 }
 
-/// The address of the kube-apiserver in `--upstream`, unless it is one that only this
-/// host can use.
-fn server(config: &Config) -> Option<SocketAddr> {
+/// The address of the local server in `--upstream`, unless only this host can reach it.
+fn server_address(config: &Config) -> Option<SocketAddr> {
     let ip: IpAddr = config.upstream.host.parse().ok()?;
     let is_reachable = !ip.is_loopback() && !ip.is_unspecified();
     is_reachable.then(|| SocketAddr::new(ip, config.upstream.port))
 }
 
-fn whereabouts(config: &Config, live: &Arc<LiveConfig>) -> Result<PeerRegistry, PeeringDisabled> {
+fn peer_registry(config: &Config, live: &Arc<LiveConfig>) -> Result<PeerRegistry, PeeringDisabled> {
     let peers = &config.peers;
     let registry: Box<dyn Registry> = match &peers.registry {
         RegistryKind::Leases => return Ok(PeerRegistry::Leases),
@@ -146,13 +146,13 @@ fn whereabouts(config: &Config, live: &Arc<LiveConfig>) -> Result<PeerRegistry, 
         RegistryKind::Memory(exchange) => Box::new(exchange.registry()),
         RegistryKind::Etcd => {
             if peers.etcd.servers.is_empty() {
-                return Err(PeeringDisabled::Missing("--etcd-servers"));
+                return Err(PeeringDisabled::MissingFlag("--etcd-servers"));
             }
             let endpoints: Result<Vec<Endpoint>, _> = (peers.etcd.servers.iter())
                 .map(|server| server.to_string().parse())
                 .collect();
             let endpoints = endpoints
-                .map_err(|error| PeeringDisabled::Cannot(format!("--etcd-servers: {error}")))?;
+                .map_err(|error| PeeringDisabled::Invalid(format!("--etcd-servers: {error}")))?;
             let live = live.clone();
             let tls = Arc::new(move || live.etcd.load_full());
             let files = EtcdFiles {
@@ -166,7 +166,7 @@ fn whereabouts(config: &Config, live: &Arc<LiveConfig>) -> Result<PeerRegistry, 
     Ok(PeerRegistry::Registry(registry))
 }
 
-/// As kube-apiserver sees it.
+/// The host name as kube-apiserver reads it.
 fn hostname() -> String {
     let name = rustix::system::uname();
     name.nodename().to_string_lossy().into_owned()
@@ -187,9 +187,9 @@ fn address(config: &Config, listening: u16) -> Option<SocketAddr> {
     ))
 }
 
-/// The address from which this machine would speak to the world. No packet is
-/// sent: the kernel only looks at its routes. The addresses are from the ranges
-/// for documentation (RFC 5737, RFC 3849).
+/// The source address of packets that leave this machine by its default route. No packet is sent:
+/// the kernel only looks up the route. The destination addresses are from the ranges for
+/// documentation (RFC 5737, RFC 3849).
 fn default_interface() -> Option<IpAddr> {
     let outward = |from: &str, to: &str| {
         let socket = UdpSocket::bind((from, 0)).ok()?;

@@ -1,4 +1,4 @@
-//! The routing decision: a pure function over plain data, so that every rule is a row of a test.
+//! The routing decision: a pure function over plain data, tested by a table of rules.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,16 +13,16 @@ use crate::upstream::UpstreamIdentity;
 /// Where a request goes.
 #[derive(Debug, Clone)]
 pub enum Route {
-    /// To the kube-apiserver behind this bridge.
+    /// To the local server.
     Local(UpstreamIdentity),
-    /// To one of these, which serve what the local server does not.
+    /// To one of these peers, which serve a request that the local server does not serve.
     Peer(Vec<Arc<Peer>>),
-    /// Nowhere.
+    /// To no server: the bridge rejects it.
     Refuse(Refusal),
 }
 
 impl Route {
-    /// As a metric label.
+    /// The metric label.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Local(_) => "local",
@@ -32,50 +32,49 @@ impl Route {
     }
 }
 
-/// Why a request goes nowhere.
+/// Why the bridge rejects a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// The certificate is not good and there is nothing else.
+    /// The certificate is not valid, and there is no other credential.
     Unauthorized,
-    /// An identity would have to be asserted, and there is no front-proxy
-    /// certificate to do it with.
+    /// An identity must be asserted, but there is no front-proxy certificate.
     CannotAssert,
     /// `/readyz`, while the bridge itself is not ready.
     NotReady,
-    /// The request has been here before.
+    /// The request has passed this bridge before.
     Loop,
-    /// It is too early to tell who serves it.
+    /// The cluster state is not complete yet.
     TooEarly(UnsyncedInput),
-    /// A peer sent it here, and it is not served here.
-    NotHere,
-    /// This peer, which runs, has not told yet what it serves.
+    /// A peer has rerouted the request, and the local server does not serve it.
+    NotServed,
+    /// The APIs of this peer, which runs, are not known yet.
     PeerUnknown(Identity),
 }
 
-/// What the bridge knows of itself, and of the request.
+/// Inputs of the decision besides the request and the caller.
 #[derive(Debug, Clone, Copy)]
 pub struct RouteInput {
-    /// It takes no new clients.
+    /// The bridge is shutting down.
     pub leaving: bool,
-    /// It has a front-proxy certificate.
+    /// The bridge has a front-proxy certificate.
     pub can_assert: bool,
-    /// Where the request has been.
+    /// The previous hops of the request.
     pub hop_state: HopState,
 }
 
-/// Where a request has been.
+/// The previous hops of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HopState {
-    /// Nowhere that matters.
+    /// No bridge has forwarded it.
     First,
-    /// A peer has passed it on already. Said by anybody else it is not so.
+    /// A peer has rerouted it. The hop header only counts on a connection of a peer.
     FromPeer,
-    /// Here: it carries this bridge's own mark.
+    /// This bridge has forwarded it: its `Via` header contains the token of this bridge.
     Loop,
 }
 
-/// Where this request of this caller goes. Without a cluster (the gate is off,
-/// or certificates for peers are missing) everything is local.
+/// Decides where a request goes. Without a cluster (the feature gate is off, or certificates for
+/// peers are missing) every request goes to the local server.
 pub fn route(
     request: &RequestInfo<'_>,
     caller: &Caller,
@@ -98,20 +97,20 @@ pub fn route(
             return Route::Refuse(Refusal::CannotAssert);
         }
     };
-    // KEP-4020, Aggregation Layer, 2: what is handled here, whoever serves it.
+    // KEP-4020, Aggregation Layer, 2: these requests are always handled by the local server.
     let Some((cluster, now)) = cluster else {
         return Route::Local(leg);
     };
     if request.kind == Kind::NonResource {
         return Route::Local(leg);
     }
-    let hopped = bridge.hop_state == HopState::FromPeer;
-    match cluster.place(request, now) {
+    let rerouted = bridge.hop_state == HopState::FromPeer;
+    match cluster.served_by(request, now) {
         ServedBy::TooEarly(missing) => Route::Refuse(Refusal::TooEarly(missing)),
         // KEP-4020, Risks 4: at most one hop.
-        ServedBy::Peers(_) | ServedBy::Unknown(_) if hopped => Route::Refuse(Refusal::NotHere),
-        ServedBy::Local if hopped && !cluster.is_here(request, now) => {
-            Route::Refuse(Refusal::NotHere)
+        ServedBy::Peers(_) | ServedBy::Unknown(_) if rerouted => Route::Refuse(Refusal::NotServed),
+        ServedBy::Local if rerouted && !cluster.is_served_locally(request, now) => {
+            Route::Refuse(Refusal::NotServed)
         }
         ServedBy::Local => Route::Local(leg),
         ServedBy::Peers(peers) => Route::Peer(peers),

@@ -1,4 +1,4 @@
-//! A running bridge: built, started, and brought to its end.
+//! Start, drain and stop of a bridge.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,11 +20,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::admin::{self, Admin};
 use crate::authentication_limit::AuthenticationLimit;
-use crate::cluster_state::{ClusterHandle, Requests};
+use crate::cluster_state::{ClusterHandle, ControllerRequests};
 use crate::config::Config;
 use crate::connection_slots::ConnectionSlots;
 use crate::control::{peer_controller, self_test, upstream_probe};
-use crate::discovery_view::Complete;
+use crate::discovery_view::CompleteDiscovery;
 use crate::frontend::listener;
 use crate::frontend::worker::Worker;
 use crate::health::{Health, UpstreamHealth};
@@ -47,36 +47,36 @@ pub enum Error {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// A port cannot be opened.
-    #[error("{}", unbound(flag, *address, cause))]
+    #[error("{}", bind_error(flag, *address, cause))]
     Bind {
-        /// Which flag named it.
+        /// The flag that sets the address.
         flag: &'static str,
         /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The error of the operating system.
         cause: io::Error,
     },
-    /// The directory for what is to outlive the bridge cannot be used.
+    /// The directory for state that survives a restart cannot be used.
     #[error(
-        "--state-dir: {}: {cause}; give a directory that the bridge may create and write to",
+        "--state-dir: {}: {cause}; set a directory that the bridge may create and write to",
         path.display()
     )]
     StateDir {
         /// The directory.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         cause: io::Error,
     },
-    /// The system gives no thread, or no randomness.
+    /// The operating system provides no thread, or no randomness.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
-    /// Somebody would not wait for the end of draining.
-    #[error("a second signal: what was still running has been cut")]
+    /// A second signal has ended the drain.
+    #[error("second signal received: running requests were aborted")]
     Interrupted,
 }
 
 /// Why a port cannot be opened, and what to do.
-fn unbound(flag: &str, address: SocketAddr, cause: &io::Error) -> String {
+fn bind_error(flag: &str, address: SocketAddr, cause: &io::Error) -> String {
     match cause.kind() {
         io::ErrorKind::AddrInUse => format!(
             "{flag}: {address} is in use by another program (`ss -ltnp` shows which); choose another port"
@@ -100,14 +100,14 @@ fn unbound(flag: &str, address: SocketAddr, cause: &io::Error) -> String {
 /// SIGTERMs within this time are one: service managers and wrappers each send their own.
 const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_secs(1);
 
-/// Serves until SIGTERM or SIGINT, then drains. A second signal ends it at
-/// once and is an error, as with kube-apiserver; a SIGTERM within a second of the first is
-/// no second signal.
+/// Serves until SIGTERM or SIGINT, then drains. A second signal ends the process at once with an
+/// error, as with kube-apiserver. A SIGTERM within a second of the first does not count as a second
+/// signal.
 pub fn run(config: &Config) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    // Before anything serves: whoever sees it serve may ask it to end.
+    // Before the ports are open: a client that sees an open port may send a signal.
     let (mut term, mut int) = {
         let _inside = runtime.enter();
         (
@@ -122,10 +122,10 @@ pub fn run(config: &Config) -> Result<(), Error> {
             _ = int.recv() => "SIGINT",
         };
         let first_at = Instant::now();
-        tracing::info!(signal = name, "leaving");
+        tracing::info!(signal = name, "shutting down");
         let second_term = async {
             while term.recv().await.is_some() {
-                if !is_repeated_term(name, first_at.elapsed()) {
+                if !is_duplicate_term(name, first_at.elapsed()) {
                     return;
                 }
             }
@@ -133,7 +133,7 @@ pub fn run(config: &Config) -> Result<(), Error> {
         };
         tokio::select! {
             () = handle.finish() => {
-                tracing::info!("done");
+                tracing::info!("shutdown complete");
                 Ok(())
             }
             () = second_term => Err(Error::Interrupted),
@@ -142,21 +142,21 @@ pub fn run(config: &Config) -> Result<(), Error> {
     })
 }
 
-/// Whether a SIGTERM so long after the first signal repeats it.
-fn is_repeated_term(first: &str, after: Duration) -> bool {
+/// Whether a SIGTERM this long after the first signal is a duplicate of it.
+fn is_duplicate_term(first: &str, after: Duration) -> bool {
     first == "SIGTERM" && after < DUPLICATE_SIGNAL_WINDOW
 }
 
-/// Starts a bridge in threads of its own.
+/// Starts a bridge in its own threads.
 pub fn start(config: &Config) -> Result<Handle, Error> {
     crate::metrics::process::started_now();
-    raise_open_files();
+    raise_open_file_limit();
     let control = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let metrics = Metrics::new();
     let (files, live) = Files::load(config, metrics.clone())?;
-    let stored = stored(config)?;
+    let stored = stored_records(config)?;
     let ports = {
         let _inside = control.enter();
         Ports::bind(config)?
@@ -164,7 +164,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     let address = ports.main.local_addr()?;
     let admin_address = ports.admin.local_addr()?;
 
-    let (leave, drain) = announcement();
+    let (drain_trigger, drain) = announcement();
     let live = Arc::new(live);
     let membership = Membership::of(config, &live, address.port());
     let (cluster_handle, requests, membership) = match membership {
@@ -173,11 +173,11 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
             (Ok(cluster_handle), Some(requests), Some(membership))
         }
         Err(why) => {
-            tracing::warn!(%why, "no peers: everything is served by the local kube-apiserver alone");
+            tracing::warn!(%why, "peering is disabled: all requests go to the local kube-apiserver");
             (Err(why), None, None)
         }
     };
-    metrics.peers().taking_part(cluster_handle.is_ok());
+    metrics.peers().set_peering_enabled(cluster_handle.is_ok());
     let self_test = Arc::new(SelfTest::default());
     let bridge = Arc::new(GatewayState {
         live: live.clone(),
@@ -191,12 +191,12 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         access_log: config.logs.verbosity >= 2,
         next_drain_slot: AtomicU8::new(0),
         peering_unavailable: matches!(&cluster_handle, Err(why) if *why != PeeringDisabled::GateOff),
-        complete: Complete::of(&config.features),
+        complete_discovery: CompleteDiscovery::of(&config.features),
         cluster_handle: cluster_handle.as_ref().ok().cloned(),
-        turns: AtomicU64::new(random()?),
+        lb_seed: AtomicU64::new(random()?),
         streams: Streams::new(config),
         self_test: self_test.clone(),
-        own_user: config.upstream.bridge_user.clone(),
+        bridge_user: config.upstream.bridge_user.clone(),
         signatures: Signatures::of(config, metrics.signatures()),
         authentication_limit: AuthenticationLimit::of(&config.limits),
         buffers: BufferBudget::new(
@@ -207,7 +207,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     });
     let workers = start_workers(config, &bridge)?;
     let (stop_reload, stopped) = mpsc::channel();
-    let reload = watch_files(files, live.clone(), stopped)?;
+    let reload = spawn_reload(files, live.clone(), stopped)?;
     let health = Health {
         drain: drain.clone(),
         upstream: Arc::new(ArcSwap::from_pointee(UpstreamHealth::Unknown)),
@@ -217,43 +217,44 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     };
     tracing::info!(%address, %admin_address, upstream = %default_host(config).to_str().unwrap_or_default(), workers = workers.len(), "serving");
     let (drained, on_drained) = oneshot::channel();
-    let plan = Plan::of(config, &metrics);
+    let listen = ListenConfig::of(config, &metrics);
     let (stop_control, stop) = oneshot::channel();
-    let (parted, on_parted) = oneshot::channel();
+    let (departed, on_departed) = oneshot::channel();
     let peering = {
         let (bridge, upstream) = (bridge.clone(), health.upstream.clone());
         async move {
             if let (Some(membership), Some(requests)) = (membership, requests) {
-                peer_controller::run(bridge, membership, upstream, requests, stored, parted).await;
+                peer_controller::run(bridge, membership, upstream, requests, stored, departed)
+                    .await;
             } else {
-                let _ = parted.send(());
+                let _ = departed.send(());
             }
         }
     };
     let control = std::thread::Builder::new()
         .name("control".to_owned())
         .spawn(move || {
-            // Ends with the runtime at the latest.
+            // The task ends with the runtime at the latest.
             control.spawn(peering);
-            govern(
-                &control, ports, &plan, bridge, health, workers, drained, stop,
+            run_control(
+                &control, ports, &listen, bridge, health, workers, drained, stop,
             );
         })?;
     Ok(Handle {
         address,
         admin_address,
-        delay: config.shutdown.delay,
-        drain: config.shutdown.drain,
-        leave,
+        shutdown_delay: config.shutdown.delay,
+        drain_timeout: config.shutdown.drain,
+        drain_trigger,
         drained: Some(on_drained),
-        parted: Some(on_parted),
+        departed: Some(on_departed),
         stop_control: Some(stop_control),
         stop_reload: Some(stop_reload),
         threads: vec![control, reload],
     })
 }
 
-fn cluster_handle_of(membership: &Membership) -> (Arc<ClusterHandle>, Requests) {
+fn cluster_handle_of(membership: &Membership) -> (Arc<ClusterHandle>, ControllerRequests) {
     let mut local = LocalIdentity::new(membership.identity.clone(), membership.address);
     local.host = Some(membership.hostname.clone());
     let (mut cluster_handle, requests) = ClusterHandle::new(local);
@@ -267,8 +268,8 @@ fn start_workers(config: &Config, bridge: &Arc<GatewayState>) -> io::Result<Vec<
         .collect()
 }
 
-/// What an earlier process of this bridge has stored.
-fn stored(config: &Config) -> Result<Option<peer_controller::Stored>, Error> {
+/// The records that an earlier process of this bridge has stored.
+fn stored_records(config: &Config) -> Result<Option<peer_controller::StoredRecords>, Error> {
     let Some(path) = &config.peers.state_dir else {
         return Ok(None);
     };
@@ -277,11 +278,11 @@ fn stored(config: &Config) -> Result<Option<peer_controller::Stored>, Error> {
         cause,
     })?;
     let records = state.read();
-    Ok(Some(peer_controller::Stored { state, records }))
+    Ok(Some(peer_controller::StoredRecords { state, records }))
 }
 
-/// Reads files again when they change, in a thread of its own.
-fn watch_files(
+/// Reloads files when they change, in its own thread.
+fn spawn_reload(
     files: Files,
     live: Arc<LiveConfig>,
     stopped: mpsc::Receiver<()>,
@@ -291,7 +292,7 @@ fn watch_files(
         .spawn(move || files.keep_fresh(&live, &stopped))
 }
 
-/// Open ports, on which nobody answers yet.
+/// Open ports that are not served yet.
 struct Ports {
     main: TcpListener,
     admin: TcpListener,
@@ -314,16 +315,17 @@ impl Ports {
     }
 }
 
-struct Plan {
+/// The settings of the listeners.
+struct ListenConfig {
     slots: Arc<ConnectionSlots>,
-    patience: ClientTimeouts,
+    timeouts: ClientTimeouts,
 }
 
-impl Plan {
+impl ListenConfig {
     fn of(config: &Config, metrics: &Metrics) -> Self {
         Self {
             slots: ConnectionSlots::new(&config.limits, metrics.connections().clone()),
-            patience: ClientTimeouts {
+            timeouts: ClientTimeouts {
                 head: config.limits.read_header_timeout,
                 idle: config.limits.idle_timeout,
                 stall: config.limits.stall_timeout,
@@ -332,16 +334,16 @@ impl Plan {
     }
 }
 
-/// How often the end of draining is looked for.
-const COUNT_EVERY: Duration = Duration::from_millis(20);
+/// The interval between two checks whether the drain has ended.
+const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Everything that is not a request: accepting, admin, probing upstream, and
-/// the end.
+/// Runs the control thread: accepts connections, serves the admin port, probes upstream, runs the
+/// self-test, and stops the workers at the end.
 #[allow(clippy::too_many_arguments)] // the owner of all parts
-fn govern(
+fn run_control(
     runtime: &Runtime,
     ports: Ports,
-    plan: &Plan,
+    listen: &ListenConfig,
     bridge: Arc<GatewayState>,
     health: Health,
     workers: Vec<Worker>,
@@ -354,13 +356,13 @@ fn govern(
             metrics: bridge.metrics.clone(),
             health: health.clone(),
         };
-        let serve_admin = admin::run(ports.admin, admin, plan.patience);
+        let serve_admin = admin::run(ports.admin, admin, listen.timeouts);
         let test = self_test::run(bridge.clone(), health.upstream.clone());
-        let ask = upstream_probe::run(bridge, health.upstream);
+        let probe = upstream_probe::run(bridge, health.upstream);
         let serve = async {
-            listener::run(ports.main, &workers, &plan.slots, drain).await;
+            listener::run(ports.main, &workers, &listen.slots, drain).await;
             while workers.iter().any(|worker| worker.connections() > 0) {
-                sleep(COUNT_EVERY).await;
+                sleep(DRAIN_CHECK_INTERVAL).await;
             }
             let _ = drained.send(());
             std::future::pending::<()>().await;
@@ -368,7 +370,7 @@ fn govern(
         tokio::select! {
             () = serve => {}
             () = serve_admin => {}
-            () = ask => {}
+            () = probe => {}
             () = test => {}
             _ = stop => {}
         }
@@ -378,48 +380,49 @@ fn govern(
     }
 }
 
-/// A running bridge. Dropping it ends it at once.
+/// A running bridge. Dropping the handle stops the bridge at once.
 #[derive(Debug)]
 pub struct Handle {
     address: SocketAddr,
     admin_address: SocketAddr,
-    delay: Duration,
-    drain: Duration,
-    leave: DrainTrigger,
+    shutdown_delay: Duration,
+    drain_timeout: Duration,
+    drain_trigger: DrainTrigger,
     drained: Option<oneshot::Receiver<()>>,
-    parted: Option<oneshot::Receiver<()>>,
+    departed: Option<oneshot::Receiver<()>>,
     stop_control: Option<oneshot::Sender<()>>,
     stop_reload: Option<mpsc::Sender<()>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Handle {
-    /// Where clients connect.
+    /// The address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where metrics and health are.
+    /// The address for metrics and health checks.
     pub fn admin_address(&self) -> SocketAddr {
         self.admin_address
     }
 
-    /// Goes away: not ready, and known to peers no more; then after the delay no
-    /// new connections, then waits for what is running, up to the limit.
+    /// Shuts the bridge down: it becomes not ready and announces its departure to peers. After the
+    /// shutdown delay it accepts no new connections. Then it waits for running requests, up to the
+    /// drain timeout.
     pub async fn finish(&mut self) {
-        self.leave.leave();
-        let left = Instant::now();
-        if let Some(parted) = self.parted.take() {
-            // Has a limit of its own.
-            let _ = parted.await;
+        self.drain_trigger.leave();
+        let begun = Instant::now();
+        if let Some(departed) = self.departed.take() {
+            // The departure has its own timeout.
+            let _ = departed.await;
         }
-        sleep_until(left + self.delay).await;
-        let deadline = Instant::now() + self.drain;
-        self.leave.drain(self.drain);
+        sleep_until(begun + self.shutdown_delay).await;
+        let deadline = Instant::now() + self.drain_timeout;
+        self.drain_trigger.drain(self.drain_timeout);
         if let Some(drained) = self.drained.take()
             && tokio::time::timeout_at(deadline, drained).await.is_err()
         {
-            tracing::warn!("some requests were still running at --shutdown-drain-timeout");
+            tracing::warn!("requests were still running at --shutdown-drain-timeout");
         }
     }
 }
@@ -441,11 +444,11 @@ fn default_host(config: &Config) -> HeaderValue {
     } else {
         format!("{}:{}", upstream.host, upstream.port)
     };
-    // A host that came out of a URL is a header value.
+    // A host that was parsed from a URL is a valid header value.
     HeaderValue::try_from(host).unwrap_or_else(|_| HeaderValue::from_static("localhost"))
 }
 
-/// Marks this bridge in Via, and differs from every other's.
+/// A random number, which identifies this bridge in `Via`.
 fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     rustls::crypto::aws_lc_rs::default_provider()
@@ -455,9 +458,9 @@ fn random() -> io::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// As Go does for every program: each connection is a file, and the usual limit
-/// of 1,024 is for programs that use `select`.
-fn raise_open_files() {
+/// Raises the limit of open files, as the Go runtime does: each connection is a file, and the usual
+/// limit of 1,024 exists for programs that use `select`.
+fn raise_open_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -474,7 +477,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sigterm_soon_after_another_repeats_it() {
+    fn a_sigterm_within_a_second_of_another_is_a_duplicate() {
         for (first, millis, expected) in [
             ("SIGTERM", 0, true),
             ("SIGTERM", 999, true),
@@ -482,7 +485,11 @@ mod tests {
             ("SIGINT", 0, false),
         ] {
             let after = Duration::from_millis(millis);
-            assert_eq!(is_repeated_term(first, after), expected, "{first} {millis}");
+            assert_eq!(
+                is_duplicate_term(first, after),
+                expected,
+                "{first} {millis}"
+            );
         }
     }
 }

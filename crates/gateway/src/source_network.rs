@@ -1,4 +1,4 @@
-//! The network that a client connects from, as limits per source count it.
+//! The source network of a client, the unit of limits per source.
 
 use std::net::{IpAddr, Ipv6Addr};
 

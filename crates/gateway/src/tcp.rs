@@ -5,16 +5,15 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 
-/// Go's default: a remote host that vanished is noticed within two minutes, and the watches of a
-/// client end.
-const KEEPALIVE: Duration = Duration::from_secs(15);
+/// Go's default: the loss of a remote host is detected within two minutes, and its watches end.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Sends small writes at once, and notices a dead remote host.
+/// Sets `TCP_NODELAY`, and keepalive probes that detect a dead remote host.
 pub(crate) fn tune(tcp: &TcpStream) {
-    // A socket that refuses an option still works.
+    // A socket that rejects an option still works.
     let _ = tcp.set_nodelay(true);
     let keepalive = TcpKeepalive::new()
-        .with_time(KEEPALIVE)
-        .with_interval(KEEPALIVE);
+        .with_time(KEEPALIVE_INTERVAL)
+        .with_interval(KEEPALIVE_INTERVAL);
     let _ = SockRef::from(tcp).set_tcp_keepalive(&keepalive);
 }

@@ -1,9 +1,9 @@
-//! Why upstream is not reached, by the flags and files of the bridge: for `/readyz` on the
-//! admin port and the log, not for clients.
+//! Explains why upstream cannot be reached, with flags and files of the bridge: for `/readyz` on
+//! the admin port and for the log, not for clients.
 
 use std::path::PathBuf;
 
-/// How the bridge was told to reach upstream.
+/// The flags that configure the connection to upstream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct UpstreamFlags {
     /// `--upstream`
@@ -12,61 +12,60 @@ pub(crate) struct UpstreamFlags {
     pub(crate) ca: PathBuf,
 }
 
-/// What a cause has in it, and what to do about it. The first row that matches
-/// counts.
-const REMEDIES: [(&str, Blame, &str); 6] = [
+/// A text in the cause, the flag at fault, and what to do. The first match applies.
+const REMEDIES: [(&str, FlagAtFault, &str); 6] = [
     (
         "not signed by --upstream-ca-file",
-        Blame::Ca,
-        "give the CA that signed the serving certificate of the kube-apiserver \
+        FlagAtFault::Ca,
+        "set the CA that signed the serving certificate of the kube-apiserver \
          (kubeadm: /etc/kubernetes/pki/ca.crt)",
     ),
     (
         "--upstream-server-name",
-        Blame::Url,
-        "give one of the names of that certificate as --upstream-server-name, or as the host \
+        FlagAtFault::Url,
+        "set one of the names of that certificate as --upstream-server-name, or as the host \
          of --upstream",
     ),
     (
         "certificate expired",
-        Blame::Url,
+        FlagAtFault::Url,
         "renew the serving certificate of the kube-apiserver, or correct the clock of this \
          machine",
     ),
     (
         "corrupt message",
-        Blame::Url,
-        "no TLS is spoken there: --upstream must name the --secure-port of the kube-apiserver",
+        FlagAtFault::Url,
+        "the port does not use TLS: --upstream must be the --secure-port of the kube-apiserver",
     ),
     (
         "Connection refused",
-        Blame::Url,
+        FlagAtFault::Url,
         "start the kube-apiserver, or correct host and port of --upstream",
     ),
     (
         "cannot connect",
-        Blame::Url,
+        FlagAtFault::Url,
         "check that the kube-apiserver runs there, or correct --upstream",
     ),
 ];
 
-/// Which flag is to be looked at.
+/// The flag to check.
 #[derive(Clone, Copy)]
-enum Blame {
+enum FlagAtFault {
     Url,
     Ca,
 }
 
-/// The cause with the flag, what was given for it, and what to do. A cause that is
-/// no fault of a flag, such as a server that is not ready, stays as it is.
-pub(crate) fn explained(cause: &str, flags: &UpstreamFlags) -> String {
+/// The cause with the flag, its value, and what to do. A cause that is not the fault of a flag,
+/// such as a server that is not ready, is returned unchanged.
+pub(crate) fn explain(cause: &str, flags: &UpstreamFlags) -> String {
     let row = REMEDIES.iter().find(|(mark, ..)| cause.contains(mark));
-    let Some((_, blame, remedy)) = row else {
+    let Some((_, flag_at_fault, remedy)) = row else {
         return cause.to_owned();
     };
-    match blame {
-        Blame::Url => format!("--upstream {}: {cause}; {remedy}", flags.url),
-        Blame::Ca => format!(
+    match flag_at_fault {
+        FlagAtFault::Url => format!("--upstream {}: {cause}; {remedy}", flags.url),
+        FlagAtFault::Ca => format!(
             "--upstream-ca-file {}: {cause}; {remedy}",
             flags.ca.display()
         ),
@@ -89,13 +88,13 @@ mod tests {
                 "cannot connect to 10.0.0.1:6443: TLS: invalid peer certificate: UnknownIssuer (it \
                  is not signed by --upstream-ca-file)",
                 "--upstream-ca-file /pki/ca.crt: ",
-                "give the CA that signed",
+                "set the CA that signed",
             ),
             (
                 "cannot connect to 10.0.0.1:6443: TLS: … (--upstream-server-name says which name \
                  to expect)",
                 url,
-                "give one of the names",
+                "set one of the names",
             ),
             (
                 "cannot connect to 10.0.0.1:6443: TLS: invalid peer certificate: certificate \
@@ -107,7 +106,7 @@ mod tests {
                 "cannot connect to 10.0.0.1:6443: TLS: received corrupt message of type \
                  InvalidContentType",
                 url,
-                "no TLS is spoken there",
+                "the port does not use TLS",
             ),
             (
                 "cannot connect to 10.0.0.1:6443: Connection refused (os error 111)",
@@ -121,12 +120,12 @@ mod tests {
             ),
         ];
         for (cause, beginning, remedy) in rows {
-            let text = explained(cause, &flags);
+            let text = explain(cause, &flags);
             assert!(text.starts_with(&format!("{beginning}{cause}; ")), "{text}");
             assert!(text.contains(remedy), "{text}");
         }
         for cause in ["/readyz answered 500", "no answer within 5 s"] {
-            assert_eq!(explained(cause, &flags), cause);
+            assert_eq!(explain(cause, &flags), cause);
         }
     }
 }

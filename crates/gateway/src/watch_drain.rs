@@ -1,4 +1,4 @@
-//! Watches that end because the bridge goes away.
+//! Ends watches while the bridge drains.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,18 +10,17 @@ use tokio::time::{Instant, Sleep};
 use skewbridge_http_engine::body::EarlyEnd;
 use skewbridge_http_engine::drain::Drain;
 
-/// Ends a watch when the bridge goes away, at a moment of its own within the
-/// first half of the time there is: a client then asks elsewhere, and not all
-/// clients at once.
+/// Ends a watch while the bridge drains, at its own time in the first half of the drain, so that
+/// clients reconnect to other servers, and not all at once.
 pub(crate) struct WatchEnd {
     state: State,
-    events: Events,
-    /// 0 to 255: where in the span this watch ends.
-    share: u8,
+    events: EventBoundary,
+    /// 0 to 255: the position in the first half of the drain at which this watch ends.
+    slot: u8,
 }
 
 enum State {
-    Listening(Pin<Box<dyn Future<Output = Instant> + Send>>),
+    Waiting(Pin<Box<dyn Future<Output = Instant> + Send>>),
     Ending(Pin<Box<Sleep>>),
 }
 
@@ -32,23 +31,23 @@ impl std::fmt::Debug for WatchEnd {
 }
 
 impl WatchEnd {
-    pub(crate) fn new(drain: &Drain, share: u8, answer: &HeaderMap) -> Self {
+    pub(crate) fn new(drain: &Drain, slot: u8, response: &HeaderMap) -> Self {
         Self {
-            state: State::Listening(Box::pin(drain.clone().deadline())),
-            events: Events::of(answer),
-            share,
+            state: State::Waiting(Box::pin(drain.clone().deadline())),
+            events: EventBoundary::of(response),
+            slot,
         }
     }
 
     fn poll_time(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             match &mut self.state {
-                State::Listening(deadline) => match deadline.as_mut().poll(cx) {
+                State::Waiting(deadline) => match deadline.as_mut().poll(cx) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(deadline) => {
                         let now = Instant::now();
                         let span = deadline.saturating_duration_since(now) / 2;
-                        let at = now + span * u32::from(self.share) / 255;
+                        let at = now + span * u32::from(self.slot) / 255;
                         self.state = State::Ending(Box::pin(tokio::time::sleep_until(at)));
                     }
                 },
@@ -73,24 +72,24 @@ impl EarlyEnd for WatchEnd {
     }
 }
 
-/// Where in a stream of events we are.
+/// Tracks whether a stream of watch events is between two events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Events {
+enum EventBoundary {
     /// JSON: a newline ends an event.
     Lines { between: bool },
-    /// Protobuf: four bytes, big-endian, say how long the next event is.
+    /// Protobuf: each event has a length prefix of four bytes, big-endian.
     Lengths { head: u32, known: u8, left: u64 },
-    /// Nothing is known of it; upstream writes an event in one piece.
-    Pieces,
+    /// Another encoding: upstream writes each event in one chunk.
+    Chunks,
 }
 
-impl Events {
-    fn of(answer: &HeaderMap) -> Self {
-        let kind = answer
+impl EventBoundary {
+    fn of(response: &HeaderMap) -> Self {
+        let kind = response
             .get(CONTENT_TYPE)
             .map_or(&b""[..], |it| it.as_bytes());
-        if answer.contains_key(CONTENT_ENCODING) {
-            Self::Pieces
+        if response.contains_key(CONTENT_ENCODING) {
+            Self::Chunks
         } else if kind.starts_with(b"application/json") {
             Self::Lines { between: true }
         } else if kind.starts_with(b"application/vnd.kubernetes.protobuf") {
@@ -100,13 +99,13 @@ impl Events {
                 left: 0,
             }
         } else {
-            Self::Pieces
+            Self::Chunks
         }
     }
 
     fn passed(&mut self, bytes: &[u8]) {
         match self {
-            Self::Pieces => {}
+            Self::Chunks => {}
             Self::Lines { between } => {
                 if let Some(last) = bytes.last() {
                     *between = *last == b'\n';
@@ -136,7 +135,7 @@ impl Events {
 
     fn is_between(self) -> bool {
         match self {
-            Self::Pieces => true,
+            Self::Chunks => true,
             Self::Lines { between } => between,
             Self::Lengths { known, left, .. } => known == 0 && left == 0,
         }
@@ -153,17 +152,16 @@ mod tests {
     use super::*;
     use skewbridge_http_engine::drain::announcement;
 
-    /// Long beside any span here.
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-    fn answer(kind: &'static str) -> HeaderMap {
+    fn response_headers(kind: &'static str) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, http::HeaderValue::from_static(kind));
         headers
     }
 
     #[test]
-    fn the_end_of_an_event_is_known_in_any_pieces() {
+    fn the_end_of_an_event_is_found_in_any_split_of_the_bytes() {
         let json = b"{\"type\":\"ADDED\"}\n{}\n";
         let protobuf = b"\0\0\0\x03abc\0\0\0\0\0\0\x01\x02";
         let rows: [(&str, &[u8], &[usize]); 2] = [
@@ -175,14 +173,14 @@ mod tests {
             ),
         ];
         for (kind, stream, ends) in rows {
-            let mut events = Events::of(&answer(kind));
+            let mut events = EventBoundary::of(&response_headers(kind));
             for at in 0..=stream.len() {
                 assert_eq!(events.is_between(), ends.contains(&at), "{kind} at {at}");
                 if at < stream.len() {
                     events.passed(&stream[at..=at]);
                 }
             }
-            let mut at_once = Events::of(&answer(kind));
+            let mut at_once = EventBoundary::of(&response_headers(kind));
             at_once.passed(stream);
             assert_eq!(at_once, events);
         }
@@ -191,38 +189,38 @@ mod tests {
     #[tokio::test]
     async fn watches_end_one_by_one_in_the_first_half_of_the_drain() {
         let span = Duration::from_millis(400);
-        let (leave, drain) = announcement();
-        let json = answer("application/json");
-        let mut ends = [0, 128, 255].map(|share| WatchEnd::new(&drain, share, &json));
-        leave.leave();
+        let (trigger, drain) = announcement();
+        let json = response_headers("application/json");
+        let mut ends = [0, 128, 255].map(|slot| WatchEnd::new(&drain, slot, &json));
+        trigger.leave();
         for end in &mut ends {
             let polled = poll_fn(|cx| Poll::Ready(end.poll_end(cx))).await;
-            assert!(polled.is_pending(), "not while it is only leaving");
+            assert!(polled.is_pending(), "not before the drain begins");
         }
-        leave.drain(span);
+        trigger.drain(span);
         let began = Instant::now();
         let mut after = Vec::new();
         for end in &mut ends {
             let ended = poll_fn(|cx| end.poll_end(cx));
-            timeout(PATIENCE, ended).await.unwrap();
+            timeout(TEST_TIMEOUT, ended).await.unwrap();
             after.push(began.elapsed());
         }
-        // Each is polled when the one before has ended: its own half begins
-        // there, and is shorter by what has passed.
+        // Each watch is first polled when the previous one has ended: its half of the drain begins
+        // then, and is shorter by the elapsed time.
         assert!(after[1] >= span / 5, "{after:?}");
         assert!(after[2] > after[1], "{after:?}");
     }
 
     #[tokio::test]
-    async fn a_watch_does_not_end_in_the_midst_of_an_event() {
-        let (leave, drain) = announcement();
-        let mut end = WatchEnd::new(&drain, 0, &answer("application/json"));
+    async fn a_watch_does_not_end_within_an_event() {
+        let (trigger, drain) = announcement();
+        let mut end = WatchEnd::new(&drain, 0, &response_headers("application/json"));
         end.passed(b"{\"type\":\"AD");
-        leave.drain(Duration::ZERO);
+        trigger.drain(Duration::ZERO);
         let polled = poll_fn(|cx| Poll::Ready(end.poll_end(cx))).await;
         assert!(polled.is_pending());
         end.passed(b"DED\"}\n");
-        timeout(PATIENCE, poll_fn(|cx| end.poll_end(cx)))
+        timeout(TEST_TIMEOUT, poll_fn(|cx| end.poll_end(cx)))
             .await
             .unwrap();
     }

@@ -17,6 +17,10 @@ pub const PEER_HOP_HEADERS: [&str; 2] = [
     "x-kubernetes-apiserver-rerouted",
 ];
 
+/// The header with which a bridge marks a request that it sends to a peer, as kube-apiserver
+/// does.
+pub const PEER_PROXIED: HeaderName = HeaderName::from_static(PEER_HOP_HEADERS[0]);
+
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");

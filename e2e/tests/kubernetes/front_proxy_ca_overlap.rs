@@ -73,15 +73,11 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
     )
     .await;
     let metrics = async |plane: &ControlPlane| plane.admin_page(OLD, "/metrics").await;
-    eventually(
-        "peering is switched off",
-        PEER_DISCOVERY_TIMEOUT,
-        async || {
-            metrics(&plane)
-                .await
-                .contains("skewbridge_peering_enabled 0")
-        },
-    )
+    eventually("peering is disabled", PEER_DISCOVERY_TIMEOUT, async || {
+        metrics(&plane)
+            .await
+            .contains("skewbridge_peering_enabled 0")
+    })
     .await;
 
     let before = front_proxy_requests(&plane, NEW);
@@ -175,7 +171,7 @@ async fn a_directly_contacted_server_gets_tokens_without_the_certificate() {
     plane.stop_bridge(OLD, "TERM");
     plane.start_bridge(OLD);
     plane.wait_until_ready().await;
-    eventually("peering is switched off", RELOAD_TIMEOUT, async || {
+    eventually("peering is disabled", RELOAD_TIMEOUT, async || {
         let answer = send(&admin, &plane, OLD, Via::Bridge, &[]).await;
         let text = answer.text();
         answer.status == 503 && text.contains("kube-system/extension-apiserver-authentication")

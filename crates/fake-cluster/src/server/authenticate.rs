@@ -60,7 +60,7 @@ impl Authenticator {
         presented: &ClientCertState,
         headers: &HeaderMap,
     ) -> Result<User, Status> {
-        let mut user = match presented.caller(&self.trust, headers).caller {
+        let mut user = match presented.authenticate(&self.trust, headers).caller {
             Caller::Peer(user) => user,
             Caller::Certificate(user) => {
                 // A server derives the same user from the certificate as a bridge.

@@ -1,4 +1,4 @@
-//! `/debug/peers`: what this bridge knows of the other servers.
+//! `/debug/peers`: the state of the peers, the registry and the local server.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -15,10 +15,10 @@ use crate::peer_config::PeeringDisabled;
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct View {
-    /// Why there are no peers, where that is so.
+    /// Why peering is disabled.
     #[serde(skip_serializing_if = "Option::is_none")]
     local_only: Option<String>,
-    /// What has to be learnt before anything is routed.
+    /// The input that must be read before requests can be routed.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting_for: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -28,17 +28,17 @@ struct View {
     peers: Vec<PeerView>,
 }
 
-/// Where addresses of peers are read and published.
+/// The registry of peer addresses.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct RegistryView {
     kind: &'static str,
     /// Whether the last attempt to read and to publish succeeded.
     up: bool,
-    /// The last error, also after it is over.
+    /// The last error, also if later attempts succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_error: Option<String>,
-    /// When `up` last changed, as RFC 3339 has it.
+    /// When `up` last changed, in RFC 3339 format.
     since: String,
 }
 
@@ -59,7 +59,7 @@ struct LocalView {
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<String>,
     identity: String,
-    /// Where peers are told to connect.
+    /// The address that is published for peers.
     address: String,
     lease_kept_by: KeptBy,
     /// Why the identity is probably wrong.
@@ -73,7 +73,7 @@ struct LocalView {
 #[serde(rename_all = "camelCase")]
 #[allow(clippy::struct_excessive_bools)] // a JSON document
 struct PeerView {
-    /// By the label `kubernetes.io/hostname` of its identity Lease.
+    /// The label `kubernetes.io/hostname` of its identity Lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<String>,
     identity: String,
@@ -81,24 +81,24 @@ struct PeerView {
     address: Option<String>,
     /// Whether the registry has that address now.
     published: bool,
-    /// `bridge-left`: its bridge announced that it leaves.
+    /// `bridge-left`: its bridge has announced its departure.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<&'static str>,
-    /// Whether its Lease was renewed lately.
+    /// Whether its Lease has not expired.
     alive: bool,
     /// Whether the last poll and the last request were answered.
     reachable: bool,
-    /// Whether it is reachable, and chosen before peers that failed lately.
+    /// Whether it is reachable and has not failed recently, so that it is preferred.
     healthy: bool,
     requests_under_way: usize,
     seconds_since_sync: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
-    /// What no other server of the cluster serves.
+    /// APIs that no other server of the cluster serves.
     serves_alone: Vec<String>,
 }
 
-/// As JSON, for people and programs.
+/// The indented JSON document.
 pub(crate) fn json(cluster_handle: &Result<Arc<ClusterHandle>, PeeringDisabled>) -> String {
     let view = match cluster_handle {
         Err(why) => View {

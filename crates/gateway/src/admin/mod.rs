@@ -1,4 +1,4 @@
-//! The admin listener: metrics and health, on loopback.
+//! The admin port: metrics, health checks and `/debug/peers`, on loopback.
 
 mod debug_peers;
 
@@ -12,28 +12,27 @@ use tokio::task::JoinSet;
 
 use crate::error_response;
 use crate::frontend::listener::AFTER_FAILURE;
-use crate::health::{self, Health, Question};
+use crate::health::{self, Health, HealthEndpoint};
 use crate::metrics::Metrics;
 use skewbridge_http_engine::body::{RequestBody, ResponseBody};
 use skewbridge_http_engine::drain::announcement;
 use skewbridge_http_engine::server::ClientTimeouts;
 use skewbridge_http_engine::server::{ClientIo, ClientResponse, Service, h1};
 
-/// A scraper, a prober and a person; not a crowd.
+/// The clients are a scraper, a prober and an administrator.
 const MAX_CONNECTIONS: usize = 64;
 
-/// What the admin listener shows.
+/// The service of the admin port.
 #[derive(Debug, Clone)]
 pub(crate) struct Admin {
     pub(crate) metrics: Metrics,
     pub(crate) health: Health,
 }
 
-/// Serves until it is dropped: also while the bridge drains, so that one can
-/// watch it do so.
-pub(crate) async fn run(listener: TcpListener, admin: Admin, patience: ClientTimeouts) {
-    // Connections here do not hear of the end.
-    let (_never, drain) = announcement();
+/// Serves until it is dropped: also while the bridge drains, so that the drain can be observed.
+pub(crate) async fn run(listener: TcpListener, admin: Admin, timeouts: ClientTimeouts) {
+    // A drain that is never triggered.
+    let (_trigger, drain) = announcement();
     let mut connections = JoinSet::new();
     loop {
         while connections.len() >= MAX_CONNECTIONS {
@@ -41,7 +40,7 @@ pub(crate) async fn run(listener: TcpListener, admin: Admin, patience: ClientTim
         }
         if let Ok((tcp, _)) = listener.accept().await {
             let io = ClientIo::Plain(tcp);
-            connections.spawn(h1::serve(io, admin.clone(), patience, drain.clone()));
+            connections.spawn(h1::serve(io, admin.clone(), timeouts, drain.clone()));
         } else {
             tokio::time::sleep(AFTER_FAILURE).await;
         }
@@ -56,7 +55,7 @@ impl Service for Admin {
 
     async fn call(&self, request: Request<RequestBody>) -> ClientResponse {
         ClientResponse {
-            response: self.answer(&request).map(ResponseBody::full),
+            response: self.respond(&request).map(ResponseBody::full),
             switched: None,
             record: (),
         }
@@ -64,30 +63,32 @@ impl Service for Admin {
 }
 
 impl Admin {
-    fn answer(&self, request: &Request<RequestBody>) -> Response<Bytes> {
+    fn respond(&self, request: &Request<RequestBody>) -> Response<Bytes> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
             let status = Status::method_not_allowed("only GET and HEAD are served here");
-            let mut refused =
+            let mut response =
                 error_response::status(&status, negotiate_error_format(request.headers()));
             let allow = HeaderValue::from_static("GET, HEAD");
-            refused.headers_mut().insert(ALLOW, allow);
-            return refused;
+            response.headers_mut().insert(ALLOW, allow);
+            return response;
         }
         let path = request.uri().path();
         let query = request.uri().query();
         let path = path.strip_prefix('/').unwrap_or_default();
-        let (question, check) = match path.split_once('/').unwrap_or((path, "")) {
-            ("livez", check) => (Question::Livez, check),
-            ("readyz", check) => (Question::Readyz, check),
-            ("healthz", check) => (Question::Healthz, check),
+        let (endpoint, check) = match path.split_once('/').unwrap_or((path, "")) {
+            ("livez", check) => (HealthEndpoint::Livez, check),
+            ("readyz", check) => (HealthEndpoint::Readyz, check),
+            ("healthz", check) => (HealthEndpoint::Healthz, check),
             ("metrics", "") => return self.metrics(),
             ("debug", "peers") => return self.peers(),
             _ => return not_found(request),
         };
-        let checks = self.health.checks(question);
+        let checks = self.health.checks(endpoint);
         match check {
-            "" => health::answer(question, &checks, query),
-            name => health::single(question, &checks, name).unwrap_or_else(|| not_found(request)),
+            "" => health::response(endpoint, &checks, query),
+            name => {
+                health::single_check(endpoint, &checks, name).unwrap_or_else(|| not_found(request))
+            }
         }
     }
 
@@ -105,7 +106,7 @@ impl Admin {
         let results = self.health.self_test.results();
         let passed = results
             .iter()
-            .filter_map(|(test, verdict)| Some((test.as_str(), verdict.passed()?)));
+            .filter_map(|(test, result)| Some((test.as_str(), result.passed()?)));
         self.metrics.self_test(passed);
         if let Ok(cluster_handle) = &self.health.cluster_handle {
             let cluster = cluster_handle.cluster.load();
@@ -126,6 +127,7 @@ impl Admin {
 }
 
 fn not_found(request: &Request<RequestBody>) -> Response<Bytes> {
-    let status = Status::not_found("here are /metrics, /livez, /readyz, /healthz and /debug/peers");
+    let message = "the paths of this port are /metrics, /livez, /readyz, /healthz and /debug/peers";
+    let status = Status::not_found(message);
     error_response::status(&status, negotiate_error_format(request.headers()))
 }

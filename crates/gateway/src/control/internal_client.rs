@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
-use skewbridge_k8s_api::forwarding_headers::PEER_HOP_HEADERS;
+use skewbridge_k8s_api::forwarding_headers::PEER_PROXIED;
 use skewbridge_k8s_api::identity::User;
 use skewbridge_peer_directory::Peer;
 
@@ -19,41 +19,38 @@ use crate::upstream::{
 };
 use skewbridge_http_engine::body::{Frame, RequestBody, ResponseBody};
 
-/// Who we are in a server's log.
+/// The name of the bridge in the logs of servers.
 const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"));
 
-/// Says that a peer has passed a request on.
-const HOPPED: HeaderName = HeaderName::from_static(PEER_HOP_HEADERS[0]);
+/// More than a page of a list takes. A longer response is an error.
+const MAX_RESPONSE_BYTES: usize = 32 * 1024 * 1024;
 
-/// More than a page of a list takes; what is longer is an error.
-const MAX_ANSWER: usize = 32 * 1024 * 1024;
+/// The message of an error response goes into logs and into `/debug/peers`: it is truncated.
+const MAX_ERROR_MESSAGE_CHARS: usize = 400;
 
-/// How much of a refusal is told: it goes into logs and into `/debug/peers`.
-const MAX_SAID: usize = 400;
+/// A watch event contains one object of any size that kube-apiserver accepts.
+const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
 
-/// A watch event, with everything that one object may hold.
-const MAX_LINE: usize = 8 * 1024 * 1024;
-
-/// Whom to ask, and as whom.
+/// The server that a request goes to, and the user that it is sent as.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum InternalTarget<'a> {
-    /// The kube-apiserver behind us, as nobody in particular.
-    UpstreamAsNobody,
-    /// The same, as kube-apiserver asks itself.
+    /// The local server, without credentials.
+    UpstreamAnonymous,
+    /// The local server, as `--bridge-user`.
     Upstream,
-    /// The same, with a user that the bridge asserts.
+    /// The local server, as a user that the bridge asserts.
     UpstreamAs(&'a User),
-    /// A peer, as kube-apiservers ask each other.
+    /// A peer, as kube-apiservers authenticate to each other.
     Peer(&'a Peer),
-    /// A peer, as kube-apiserver asks itself: for what the server behind us cannot do any
-    /// more.
+    /// A peer, as `--bridge-user`: for requests that the local server cannot process because
+    /// it has ended.
     PeerAsBridgeUser(&'a Peer),
 }
 
 impl InternalTarget<'_> {
     fn user(self, bridge: &BridgeUser) -> Option<User> {
         let groups = match self {
-            Self::UpstreamAsNobody => return None,
+            Self::UpstreamAnonymous => return None,
             Self::UpstreamAs(user) => return Some(user.clone()),
             Self::Upstream | Self::PeerAsBridgeUser(_) => bridge.groups.clone(),
             Self::Peer(_) => vec!["system:authenticated".to_owned()],
@@ -66,15 +63,15 @@ impl InternalTarget<'_> {
     }
 }
 
-/// A question.
+/// A request of the bridge itself.
 #[derive(Debug, Clone)]
 pub(crate) struct InternalRequest<'a> {
     pub(crate) method: Method,
     pub(crate) path: &'a str,
     pub(crate) headers: Vec<(HeaderName, String)>,
     pub(crate) json: Option<Vec<u8>>,
-    /// How long the answer may be.
-    pub(crate) limit: usize,
+    /// The maximum size of the response body.
+    pub(crate) max_response_bytes: usize,
 }
 
 impl<'a> InternalRequest<'a> {
@@ -85,18 +82,18 @@ impl<'a> InternalRequest<'a> {
             path,
             headers: Vec::new(),
             json: None,
-            limit: MAX_ANSWER,
+            max_response_bytes: MAX_RESPONSE_BYTES,
         }
     }
 
-    /// With a shorter answer.
+    /// Limits the size of the response body.
     #[must_use]
-    pub(crate) fn limit(mut self, limit: usize) -> Self {
-        self.limit = limit;
+    pub(crate) fn max_response_bytes(mut self, bytes: usize) -> Self {
+        self.max_response_bytes = bytes;
         self
     }
 
-    /// Sends a document along.
+    /// A request with a JSON body.
     pub(crate) fn json(method: Method, path: &'a str, json: Vec<u8>) -> Self {
         Self {
             method,
@@ -105,7 +102,7 @@ impl<'a> InternalRequest<'a> {
         }
     }
 
-    /// With a header.
+    /// Adds a header.
     #[must_use]
     pub(crate) fn header(mut self, name: HeaderName, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
@@ -113,7 +110,7 @@ impl<'a> InternalRequest<'a> {
     }
 }
 
-/// An answer, read whole.
+/// A response with its complete body.
 #[derive(Debug)]
 pub(crate) struct InternalResponse {
     pub(crate) status: StatusCode,
@@ -122,13 +119,16 @@ pub(crate) struct InternalResponse {
 }
 
 impl InternalResponse {
-    /// What is wrong with it, unless it is a 2xx.
+    /// The response if its status is 2xx, otherwise an error text.
     pub(crate) fn ok(self, path: &str) -> Result<Self, String> {
         if self.status.is_success() {
             return Ok(self);
         }
-        let said: String = said(&self.body).trim().chars().take(MAX_SAID).collect();
-        Err(format!("{path}: {}: {said}", self.status.as_u16()))
+        let message = message(&self.body);
+        let message: String = (message.trim().chars())
+            .take(MAX_ERROR_MESSAGE_CHARS)
+            .collect();
+        Err(format!("{path}: {}: {message}", self.status.as_u16()))
     }
 
     pub(crate) fn header(&self, name: &HeaderName) -> Option<&str> {
@@ -136,7 +136,7 @@ impl InternalResponse {
     }
 }
 
-/// Asks in the bridge's own name.
+/// The HTTP client for requests of the bridge itself.
 #[derive(Debug)]
 pub(crate) struct InternalClient {
     pub(crate) bridge: Arc<GatewayState>,
@@ -151,8 +151,8 @@ impl InternalClient {
         }
     }
 
-    /// Closes connections that are not needed any more.
-    pub(crate) fn tidy(&self) {
+    /// Closes idle connections, and connections to peers that no longer exist.
+    pub(crate) fn close_idle_connections(&self) {
         let cluster = self
             .bridge
             .cluster_handle
@@ -163,38 +163,38 @@ impl InternalClient {
         });
     }
 
-    /// Asks, and reads the whole answer. Whoever asks sets a time limit.
-    pub(crate) async fn ask(
+    /// Sends a request and reads the complete response. The caller sets a timeout.
+    pub(crate) async fn request(
         &self,
-        party: InternalTarget<'_>,
-        ask: InternalRequest<'_>,
+        target: InternalTarget<'_>,
+        request: InternalRequest<'_>,
     ) -> Result<InternalResponse, String> {
-        let limit = ask.limit;
-        let response = self.send(party, ask).await?;
+        let max_bytes = request.max_response_bytes;
+        let response = self.send(target, request).await?;
         let (head, body) = response.into_parts();
         Ok(InternalResponse {
             status: head.status,
             headers: head.headers,
-            body: read(body, limit).await?,
+            body: read(body, max_bytes).await?,
         })
     }
 
-    /// Asks for something that comes in lines.
+    /// Sends a request whose response is a stream of lines.
     pub(crate) async fn watch(
         &self,
-        party: InternalTarget<'_>,
-        ask: InternalRequest<'_>,
+        target: InternalTarget<'_>,
+        request: InternalRequest<'_>,
     ) -> Result<LineReader, String> {
-        let path = ask.path.to_owned();
-        let response = self.send(party, ask).await?;
+        let path = request.path.to_owned();
+        let response = self.send(target, request).await?;
         let (head, body) = response.into_parts();
         if head.status != StatusCode::OK {
-            let answer = InternalResponse {
+            let response = InternalResponse {
                 status: head.status,
                 headers: head.headers,
-                body: read(body, MAX_ANSWER).await?,
+                body: read(body, MAX_RESPONSE_BYTES).await?,
             };
-            answer.ok(&path)?;
+            response.ok(&path)?;
             return Err(format!("{path}: {}", head.status));
         }
         Ok(LineReader {
@@ -205,18 +205,18 @@ impl InternalClient {
 
     async fn send(
         &self,
-        party: InternalTarget<'_>,
-        ask: InternalRequest<'_>,
+        target: InternalTarget<'_>,
+        internal: InternalRequest<'_>,
     ) -> Result<http::Response<ResponseBody>, String> {
         let bridge = &*self.bridge;
         let (targets, metrics) = (&bridge.live.targets, &bridge.metrics);
-        if let InternalTarget::Peer(_) | InternalTarget::PeerAsBridgeUser(_) = party
+        if let InternalTarget::Peer(_) | InternalTarget::PeerAsBridgeUser(_) = target
             && let Some(conflict) = bridge.live.conflicts.of_peering()
         {
-            return Err(format!("peering is switched off: {conflict}"));
+            return Err(format!("peering is disabled: {conflict}"));
         }
-        let pool = match party {
-            InternalTarget::UpstreamAsNobody => {
+        let pool = match target {
+            InternalTarget::UpstreamAnonymous => {
                 self.pools.of(UpstreamIdentity::Plain, targets, metrics)
             }
             InternalTarget::Upstream | InternalTarget::UpstreamAs(_) => {
@@ -232,57 +232,57 @@ impl InternalClient {
             return Err("there is no front-proxy certificate".to_owned());
         };
         let trust = bridge.live.trust.load_full();
-        let (body, repeat) = match ask.json {
+        let (body, retry_class) = match internal.json {
             None => (RequestBody::Empty, RetryClass::Idempotent),
             Some(ref json) => (
                 RequestBody::Full(json.clone().into()),
                 RetryClass::OnlyIfUnsent,
             ),
         };
-        let mut request = Request::new(ReplayBody::new(body, trust.clone(), repeat));
-        *request.method_mut() = ask.method;
-        *request.uri_mut() = ask
+        let mut request = Request::new(ReplayBody::new(body, trust.clone(), retry_class));
+        *request.method_mut() = internal.method;
+        *request.uri_mut() = internal
             .path
             .parse::<Uri>()
-            .map_err(|error| format!("{}: {error}", ask.path))?;
+            .map_err(|error| format!("{}: {error}", internal.path))?;
         let headers = request.headers_mut();
         headers.insert(HOST, bridge.default_host.clone());
         headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
-        if let Some(json) = &ask.json {
+        if let Some(json) = &internal.json {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             headers.insert(CONTENT_LENGTH, json.len().into());
         }
-        if let InternalTarget::Peer(_) | InternalTarget::PeerAsBridgeUser(_) = party {
-            // As a request that has hopped already: a bridge there answers for its own
-            // server, and asks nobody else.
-            headers.insert(HOPPED, HeaderValue::from_static("true"));
+        if let InternalTarget::Peer(_) | InternalTarget::PeerAsBridgeUser(_) = target {
+            // A request has at most one hop: the bridge of the peer answers for its own
+            // server and does not forward this request.
+            headers.insert(PEER_PROXIED, HeaderValue::from_static("true"));
         }
-        for (name, value) in ask.headers {
+        for (name, value) in internal.headers {
             let value = HeaderValue::try_from(value).map_err(|error| error.to_string())?;
             headers.insert(name, value);
         }
-        if let Some(user) = party.user(&bridge.own_user) {
+        if let Some(user) = target.user(&bridge.bridge_user) {
             let written = trust.headers().write(headers, &user);
             written.map_err(|error| error.to_string())?;
         }
         match pool.send(&mut request, ProtocolPreference::H2).await {
             Ok(UpstreamResponse::Response(response)) => Ok(response),
-            Ok(UpstreamResponse::Upgraded(..)) => Err(format!("{} answered 101", ask.path)),
+            Ok(UpstreamResponse::Upgraded(..)) => Err(format!("{} answered 101", internal.path)),
             Err(error) => Err(error.to_string()),
         }
     }
 }
 
-/// What an answer says in words: the message of a Status, else all of it.
-fn said(body: &[u8]) -> Cow<'_, str> {
+/// The message of a Status, or the complete body if it is not a Status.
+fn message(body: &[u8]) -> Cow<'_, str> {
     #[derive(serde::Deserialize)]
-    struct Told<'a> {
+    struct Status<'a> {
         kind: &'a str,
         message: String,
     }
     match serde_json::from_slice(body) {
-        Ok(Told {
+        Ok(Status {
             kind: "Status",
             message,
         }) => message.into(),
@@ -290,13 +290,13 @@ fn said(body: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// Reads a body to its end, so that the connection serves the next question
-/// too.
-async fn read(body: ResponseBody, limit: usize) -> Result<Bytes, String> {
-    body.collect(limit).await.map_err(|error| error.to_string())
+/// Reads a body to its end, so that the connection can be reused.
+async fn read(body: ResponseBody, max_bytes: usize) -> Result<Bytes, String> {
+    let body = body.collect(max_bytes).await;
+    body.map_err(|error| error.to_string())
 }
 
-/// A body that comes in lines.
+/// A body that is a stream of lines.
 #[derive(Debug)]
 pub(crate) struct LineReader {
     body: ResponseBody,
@@ -319,8 +319,8 @@ impl LineReader {
                 Some(Err(error)) => return Err(error.to_string()),
                 Some(Ok(Frame::Trailers(_))) => {}
                 Some(Ok(Frame::Data(data))) => {
-                    if self.buffer.len() + data.len() > MAX_LINE {
-                        return Err(format!("a line is longer than {MAX_LINE} bytes"));
+                    if self.buffer.len() + data.len() > MAX_LINE_BYTES {
+                        return Err(format!("a line is longer than {MAX_LINE_BYTES} bytes"));
                     }
                     self.buffer.extend_from_slice(&data);
                 }

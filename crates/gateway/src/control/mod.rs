@@ -1,5 +1,5 @@
-//! Tasks beside the requests: they learn what the cluster serves, probe upstream, and merge
-//! OpenAPI documents.
+//! Background tasks: they maintain the cluster snapshot, probe upstream, run the self-test and
+//! merge OpenAPI documents.
 
 pub(crate) mod internal_client;
 mod openapi_merger;

@@ -1,5 +1,5 @@
-//! Makes documents of what several servers publish: asks them, merges, and puts
-//! the result on the shelf. Each is made once, however many wait for it.
+//! Fetches OpenAPI documents of several servers, merges them and caches the result. Concurrent
+//! requests for a document share one merge.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,35 +16,40 @@ use tokio::time::timeout;
 
 use super::internal_client::{InternalClient, InternalRequest, InternalTarget};
 use crate::gzip::gzip;
-use crate::openapi::{DocumentRequest, Local, MergeRequest, Page, Part, PeerIds, Published};
+use crate::openapi::{
+    DocumentId, DocumentRequest, LocalDocument, MergeRequest, MergedDocument, Part, PeerIds,
+};
 
-/// How long a server may take to send a document.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The timeout of a request for a document.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// `/openapi/v2` of a cluster with very many custom resources has some 20 MiB.
-const MAX_DOCUMENT: usize = 64 * 1024 * 1024;
+/// `/openapi/v2` of a cluster with very many custom resources has about 20 MiB.
+const MAX_DOCUMENT_BYTES: usize = 64 * 1024 * 1024;
 
-/// Documents of which it is remembered when they were looked at.
-const MAX_CHECKED: usize = 1_024;
+/// Documents whose last revalidation time is stored.
+const MAX_REVALIDATED_DOCUMENTS: usize = 1_024;
 
-/// How long what a peer publishes is not asked for again. It changes only with the
-/// peer's version, which is noticed otherwise.
-const FRESH: Duration = Duration::from_secs(10);
+/// How long documents of peers are used without revalidation. They only change with the version
+/// of the peer, which polling detects.
+const REVALIDATION_INTERVAL: Duration = Duration::from_secs(10);
 
-type Waiting = oneshot::Sender<Option<Arc<Published>>>;
+type ReplySender = oneshot::Sender<Option<Arc<MergedDocument>>>;
 
 /// Handles merge requests until the channel closes.
-pub(crate) async fn run(own: Arc<InternalClient>, mut orders: mpsc::Receiver<MergeRequest>) {
+pub(crate) async fn run(
+    client: Arc<InternalClient>,
+    mut merge_requests: mpsc::Receiver<MergeRequest>,
+) {
     let state = Arc::new(State {
-        own,
+        client,
         indexes: Mutex::default(),
-        checked: Mutex::default(),
+        revalidated: Mutex::default(),
     });
     let mut tasks = JoinSet::new();
-    let mut waiting: HashMap<(Page, Format), Vec<Waiting>> = HashMap::new();
+    let mut waiting: HashMap<(DocumentId, Format), Vec<ReplySender>> = HashMap::new();
     loop {
         tokio::select! {
-            order = orders.recv() => match order {
+            request = merge_requests.recv() => match request {
                 None => return,
                 Some(MergeRequest::Index { local, contributors, reply }) => {
                     let state = state.clone();
@@ -53,57 +58,58 @@ pub(crate) async fn run(own: Arc<InternalClient>, mut orders: mpsc::Receiver<Mer
                         None
                     });
                 }
-                Some(MergeRequest::Document(order)) => {
-                    let DocumentRequest { page, format, local, contributors, incomplete, reply } = *order;
-                    let key = (page, format);
-                    let at_hand = state.at_hand(&key, &local, &contributors);
+                Some(MergeRequest::Document(request)) => {
+                    let DocumentRequest { document_id, format, local, contributors, incomplete, reply } = *request;
+                    let key = (document_id, format);
+                    let cached = state.cached(&key, &local, &contributors);
                     let is_fresh = state.is_fresh(&key, &contributors);
-                    if at_hand.is_some() && is_fresh {
-                        let _ = reply.send(at_hand);
+                    if cached.is_some() && is_fresh {
+                        let _ = reply.send(cached);
                         continue;
                     }
-                    let is_being_made = waiting.contains_key(&key);
+                    let is_in_progress = waiting.contains_key(&key);
                     let others = waiting.entry(key.clone()).or_default();
-                    // What peers add changes seldom: nobody waits for them to say so.
-                    match at_hand {
-                        Some(before) => drop(reply.send(Some(before))),
+                    // Documents of peers change rarely: the cached document is served while it is
+                    // revalidated.
+                    match cached {
+                        Some(cached) => drop(reply.send(Some(cached))),
                         None => others.push(reply),
                     }
-                    if !is_being_made {
+                    if !is_in_progress {
                         let state = state.clone();
                         tasks.spawn(async move {
-                            let made = state.document(&key, local, contributors, incomplete).await;
-                            Some((key, made))
+                            let merged = state.document(&key, local, contributors, incomplete).await;
+                            Some((key, merged))
                         });
                     }
                 }
             },
             Some(done) = tasks.join_next() => {
-                let (key, made) = match done {
-                    Ok(Some(made)) => made,
+                let (key, merged) = match done {
+                    Ok(Some(merged)) => merged,
                     Ok(None) => continue,
-                    // Whoever waits for it gets what the local server has.
+                    // A merge has panicked. ReplySender requests get the document of the local server.
                     Err(_) => {
                         waiting.clear();
                         continue;
                     }
                 };
                 for reply in waiting.remove(&key).unwrap_or_default() {
-                    let _ = reply.send(made.clone());
+                    let _ = reply.send(merged.clone());
                 }
             }
         }
     }
 }
 
-/// When a peer was last asked what it publishes, and what it said.
-type Listed = (Instant, Option<Arc<Index>>);
+/// When the index of a peer was last requested, and the index.
+type FetchedIndex = (Instant, Option<Arc<Index>>);
 
 struct State {
-    own: Arc<InternalClient>,
-    indexes: Mutex<HashMap<Identity, Listed>>,
-    /// When it was last looked whether the parts of a document have changed.
-    checked: Mutex<HashMap<(Page, Format), (Instant, PeerIds)>>,
+    client: Arc<InternalClient>,
+    indexes: Mutex<HashMap<Identity, FetchedIndex>>,
+    /// When the parts of a document were last revalidated, and with which peers.
+    revalidated: Mutex<HashMap<(DocumentId, Format), (Instant, PeerIds)>>,
 }
 
 impl State {
@@ -113,137 +119,144 @@ impl State {
         contributors: &[((String, String), PeerIds)],
     ) -> Option<Vec<u8>> {
         let local = Index::parse(local).ok()?;
-        let mut peers: Vec<&Identity> = contributors.iter().flat_map(|(_, who)| who).collect();
+        let mut peers: Vec<&Identity> = contributors.iter().flat_map(|(_, peers)| peers).collect();
         peers.sort();
         peers.dedup();
-        let mut asked = JoinSet::new();
-        for (place, peer) in peers.iter().enumerate() {
+        let mut fetches = JoinSet::new();
+        for (position, peer) in peers.iter().enumerate() {
             let (state, peer) = (self.clone(), (*peer).clone());
-            asked.spawn(async move { (place, state.index_of(&peer).await) });
+            fetches.spawn(async move { (position, state.index_of(&peer).await) });
         }
         let mut indexes: Vec<_> = peers.iter().map(|peer| (*peer, None)).collect();
-        while let Some(told) = asked.join_next().await {
-            if let Ok((place, index)) = told {
-                indexes[place].1 = index;
+        while let Some(fetched) = fetches.join_next().await {
+            if let Ok((position, index)) = fetched {
+                indexes[position].1 = index;
             }
         }
-        // A document that cannot be had now is still one that there is.
+        // Documents of a peer that does not answer stay in the list.
         let indexes: Vec<_> = (indexes.into_iter())
             .map(|(peer, index)| {
-                let listed = || contributors.iter().filter(|(_, who)| who.contains(peer));
-                let index = index.unwrap_or_else(|| Arc::new(unhashed(listed().map(|it| &it.0))));
+                let listed = || {
+                    contributors
+                        .iter()
+                        .filter(|(_, peers)| peers.contains(peer))
+                };
+                let index = index
+                    .unwrap_or_else(|| Arc::new(index_without_hashes(listed().map(|it| &it.0))));
                 (peer, index)
             })
             .collect();
         let others: Vec<&Index> = indexes.iter().map(|(_, index)| &**index).collect();
-        let merged = local.merge(&others, |asked: GroupVersion<'_>, number| {
+        let merged = local.merge(&others, |requested: GroupVersion<'_>, number| {
             let (peer, _) = indexes[number];
-            contributors.iter().any(|((group, version), who)| {
-                (&**group, &**version) == (asked.group, asked.version) && who.contains(peer)
+            contributors.iter().any(|((group, version), peers)| {
+                (&**group, &**version) == (requested.group, requested.version)
+                    && peers.contains(peer)
             })
         });
         Some(merged.to_json())
     }
 
-    /// What a peer lists: what it last listed, and then it is asked for the next time.
+    /// The index of a peer. An outdated index is served while it is revalidated.
     async fn index_of(self: &Arc<Self>, peer: &Identity) -> Option<Arc<Index>> {
         let known = {
             let indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
             indexes.get(peer).cloned()
         };
         match known {
-            Some((at, index)) if at.elapsed() < FRESH => index,
+            Some((at, index)) if at.elapsed() < REVALIDATION_INTERVAL => index,
             Some((_, Some(index))) => {
-                self.listed(peer, Some(index.clone()));
+                self.store_index(peer, Some(index.clone()));
                 let (state, peer, known) = (self.clone(), peer.clone(), index.clone());
-                tokio::spawn(async move { state.ask_for_index(&peer, Some(known)).await });
+                tokio::spawn(async move { state.fetch_index(&peer, Some(known)).await });
                 Some(index)
             }
-            Some((_, None)) | None => self.ask_for_index(peer, None).await,
+            Some((_, None)) | None => self.fetch_index(peer, None).await,
         }
     }
 
-    async fn ask_for_index(
-        &self,
-        peer: &Identity,
-        known: Option<Arc<Index>>,
-    ) -> Option<Arc<Index>> {
-        let answer = self
-            .ask(peer, "/openapi/v3", "application/json", None)
+    async fn fetch_index(&self, peer: &Identity, known: Option<Arc<Index>>) -> Option<Arc<Index>> {
+        let response = self
+            .fetch(peer, "/openapi/v3", "application/json", None)
             .await;
-        let index = match answer {
-            Ok(Said::News(_, bytes)) => Index::parse(&bytes).ok().map(Arc::new),
-            Ok(Said::Same | Said::Nothing) | Err(_) => None,
+        let index = match response {
+            Ok(FetchResult::Modified(_, bytes)) => Index::parse(&bytes).ok().map(Arc::new),
+            Ok(FetchResult::NotModified | FetchResult::NotFound) | Err(_) => None,
         };
         let index = index.or(known);
-        self.listed(peer, index.clone());
+        self.store_index(peer, index.clone());
         index
     }
 
-    fn listed(&self, peer: &Identity, index: Option<Arc<Index>>) {
+    fn store_index(&self, peer: &Identity, index: Option<Arc<Index>>) {
         let mut indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
         let cluster = self
-            .own
+            .client
             .bridge
             .cluster_handle
             .as_ref()
             .map(|it| it.cluster.load());
         indexes.retain(|peer, _| {
-            let is_there = |it: &crate::cluster_state::Cluster| it.peers.get(peer).is_some();
-            cluster.as_ref().is_some_and(|it| is_there(it))
+            let is_known = |it: &crate::cluster_state::Cluster| it.peers.get(peer).is_some();
+            cluster.as_ref().is_some_and(|it| is_known(it))
         });
         indexes.insert(peer.clone(), (Instant::now(), index));
     }
 
-    /// A document of all parts; without those that cannot be had, if need be.
+    /// Merges all parts of a document. Parts that are not available are omitted.
     async fn document(
         self: &Arc<Self>,
-        key: &(Page, Format),
-        local: Local,
+        key: &(DocumentId, Format),
+        local: LocalDocument,
         contributors: PeerIds,
         incomplete: Vec<(String, String)>,
-    ) -> Option<Arc<Published>> {
-        let (page, format) = key;
-        let openapi = &self.own.bridge.cluster_handle.as_ref()?.openapi;
-        let before = openapi.cache.get(page, *format);
+    ) -> Option<Arc<MergedDocument>> {
+        let (document_id, format) = key;
+        let openapi = &self.client.bridge.cluster_handle.as_ref()?.openapi;
+        let before = openapi.cache.get(document_id, *format);
         let local_etag = match &local {
-            Local::Nothing => None,
-            Local::Tagged(etag, _) => Some(etag.clone()),
+            LocalDocument::Missing => None,
+            LocalDocument::Tagged(etag, _) => Some(etag.clone()),
         };
         let is_fresh = self.is_fresh(key, &contributors);
-        let mut asked = JoinSet::new();
-        for (place, peer) in contributors.iter().enumerate() {
+        let mut fetches = JoinSet::new();
+        for (position, peer) in contributors.iter().enumerate() {
             let known = before.as_ref().and_then(|before| {
                 let mut parts = before.parts.iter();
                 parts.find(|part| part.identity == *peer).cloned()
             });
-            let (state, peer, page) = (self.clone(), peer.clone(), page.clone());
+            let (state, peer, document_id) = (self.clone(), peer.clone(), document_id.clone());
             let format = *format;
-            asked.spawn(async move {
-                let part = state.part(&peer, &page, format, known, is_fresh).await;
-                (place, part)
+            fetches.spawn(async move {
+                let part = state
+                    .part(&peer, &document_id, format, known, is_fresh)
+                    .await;
+                (position, part)
             });
         }
         let mut parts: Vec<_> = contributors.iter().map(|_| None).collect();
-        while let Some(told) = asked.join_next().await {
-            if let Ok((place, part)) = told {
-                parts[place] = part;
+        while let Some(fetched) = fetches.join_next().await {
+            if let Ok((position, part)) = fetched {
+                parts[position] = part;
             }
         }
-        let is_whole = parts.iter().all(Option::is_some);
+        let is_complete = parts.iter().all(Option::is_some);
         let contributors_count = parts.len();
         let parts: Vec<Part> = parts.into_iter().flatten().collect();
         {
-            let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
-            if checked.len() >= MAX_CHECKED {
-                checked.clear();
+            let mut revalidated = self
+                .revalidated
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if revalidated.len() >= MAX_REVALIDATED_DOCUMENTS {
+                revalidated.clear();
             }
-            checked.insert(key.clone(), (Instant::now(), contributors));
+            revalidated.insert(key.clone(), (Instant::now(), contributors));
         }
         if parts.is_empty() {
             return before;
         }
-        let hash = if is_whole {
+        let hash = if is_complete {
             hash(local_etag.as_ref(), &parts)
         } else {
             None
@@ -255,14 +268,15 @@ impl State {
             return Some(before.clone());
         }
         let local = match local {
-            Local::Nothing => None,
-            Local::Tagged(_, Some(bytes)) => Some(bytes),
-            Local::Tagged(..) => Some(self.local(page, *format).await?),
+            LocalDocument::Missing => None,
+            LocalDocument::Tagged(_, Some(bytes)) => Some(bytes),
+            LocalDocument::Tagged(..) => Some(self.local(document_id, *format).await?),
         };
-        let (page, format) = key.clone();
+        let (document_id, format) = key.clone();
         let merged =
-            spawn_blocking(move || merge(&page, format, local.as_ref(), parts, &incomplete)).await;
-        let Merged {
+            spawn_blocking(move || merge(&document_id, format, local.as_ref(), parts, &incomplete))
+                .await;
+        let MergeResult {
             plain,
             gzip,
             parts,
@@ -270,12 +284,17 @@ impl State {
         } = merged.ok()??;
         for (peer, problem) in &unreadable {
             let (peer, path) = (self.name_of(peer), key.0.path());
-            tracing::warn!(problem, peer, path, "OpenAPI of a peer cannot be read");
+            tracing::warn!(
+                problem,
+                peer,
+                path,
+                "the OpenAPI document of a peer cannot be parsed"
+            );
         }
-        // Without some part it must not be kept under the hash of all.
+        // A document without all parts must not be cached under their hash.
         let hash = hash.filter(|_| parts.len() == contributors_count);
-        let published = Arc::new(Published {
-            page: key.0.clone(),
+        let merged = Arc::new(MergedDocument {
+            document_id: key.0.clone(),
             format: key.1,
             plain,
             gzip,
@@ -283,38 +302,43 @@ impl State {
             local_etag,
             parts,
         });
-        openapi.cache.put(published.clone());
-        Some(published)
+        openapi.cache.put(merged.clone());
+        Some(merged)
     }
 
-    /// What is on the shelf, if the local server's part of it is as it was.
-    fn at_hand(
+    /// The cached document, if the document of the local server and the peers are the same.
+    fn cached(
         &self,
-        (page, format): &(Page, Format),
-        local: &Local,
+        (document_id, format): &(DocumentId, Format),
+        local: &LocalDocument,
         contributors: &PeerIds,
-    ) -> Option<Arc<Published>> {
-        let openapi = &self.own.bridge.cluster_handle.as_ref()?.openapi;
-        let before = openapi.cache.get(page, *format)?;
+    ) -> Option<Arc<MergedDocument>> {
+        let openapi = &self.client.bridge.cluster_handle.as_ref()?.openapi;
+        let before = openapi.cache.get(document_id, *format)?;
         let is_same = match local {
-            Local::Nothing => before.local_etag.is_none(),
-            Local::Tagged(etag, _) => before.local_etag.as_ref() == Some(etag),
+            LocalDocument::Missing => before.local_etag.is_none(),
+            LocalDocument::Tagged(etag, _) => before.local_etag.as_ref() == Some(etag),
         };
-        let who = before.parts.iter().map(|part| &part.identity);
-        (is_same && before.hash.is_some() && who.eq(contributors)).then_some(before)
+        let peers = before.parts.iter().map(|part| &part.identity);
+        (is_same && before.hash.is_some() && peers.eq(contributors)).then_some(before)
     }
 
-    fn is_fresh(&self, key: &(Page, Format), contributors: &PeerIds) -> bool {
-        let checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = checked.get(key);
-        last.is_some_and(|(at, who)| at.elapsed() < FRESH && who == contributors)
+    fn is_fresh(&self, key: &(DocumentId, Format), contributors: &PeerIds) -> bool {
+        let revalidated = self
+            .revalidated
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let last = revalidated.get(key);
+        last.is_some_and(|(at, peers)| {
+            at.elapsed() < REVALIDATION_INTERVAL && peers == contributors
+        })
     }
 
-    /// What a peer has of a document; what it last had, if it does not answer.
+    /// The part of a peer; the last known one if the peer does not answer.
     async fn part(
         &self,
         peer: &Identity,
-        page: &Page,
+        document_id: &DocumentId,
         format: Format,
         known: Option<Part>,
         is_fresh: bool,
@@ -322,19 +346,19 @@ impl State {
         if known.is_some() && is_fresh {
             return known;
         }
-        let media = format.media_type(page.spec());
+        let media = format.media_type(document_id.spec());
         let etag = known.as_ref().and_then(|known| known.etag.as_ref());
-        match self.ask(peer, &page.path(), media, etag).await {
-            Ok(Said::News(etag, bytes)) => Some(Part {
+        match self.fetch(peer, &document_id.path(), media, etag).await {
+            Ok(FetchResult::Modified(etag, bytes)) => Some(Part {
                 identity: peer.clone(),
                 etag,
                 bytes,
             }),
-            Ok(Said::Same) => known,
-            Ok(Said::Nothing) => None,
+            Ok(FetchResult::NotModified) => known,
+            Ok(FetchResult::NotFound) => None,
             Err(problem) => {
                 let peer = self.name_of(peer);
-                tracing::debug!(peer, %problem, "a peer does not send OpenAPI");
+                tracing::debug!(peer, %problem, "the OpenAPI document of a peer cannot be fetched");
                 known
             }
         }
@@ -342,65 +366,78 @@ impl State {
 
     /// Host and identity of a peer, for the log.
     fn name_of(&self, peer: &Identity) -> String {
-        match &self.own.bridge.cluster_handle {
+        match &self.client.bridge.cluster_handle {
             Some(cluster_handle) => cluster_handle.name_of(peer),
             None => peer.to_string(),
         }
     }
 
-    async fn local(&self, page: &Page, format: Format) -> Option<Bytes> {
-        let path = page.path();
-        let ask = InternalRequest::get(&path).header(ACCEPT, format.media_type(page.spec()));
-        let answer = timeout(PATIENCE, self.own.ask(InternalTarget::Upstream, ask)).await;
-        let answer = answer.ok()?.ok()?.ok(&path).ok()?;
-        Some(answer.body)
+    async fn local(&self, document_id: &DocumentId, format: Format) -> Option<Bytes> {
+        let path = document_id.path();
+        let request =
+            InternalRequest::get(&path).header(ACCEPT, format.media_type(document_id.spec()));
+        let response = timeout(
+            REQUEST_TIMEOUT,
+            self.client.request(InternalTarget::Upstream, request),
+        )
+        .await;
+        let response = response.ok()?.ok()?.ok(&path).ok()?;
+        Some(response.body)
     }
 
-    async fn ask(
+    async fn fetch(
         &self,
         peer: &Identity,
         path: &str,
         media: &str,
         known: Option<&HeaderValue>,
-    ) -> Result<Said, String> {
+    ) -> Result<FetchResult, String> {
         let cluster = self
-            .own
+            .client
             .bridge
             .cluster_handle
             .as_ref()
             .map(|it| it.cluster.load());
         let peer = cluster.and_then(|cluster| cluster.peers.get(peer).cloned());
-        let peer = peer.ok_or("it is gone")?;
+        let peer = peer.ok_or("the peer does not exist any more")?;
         if let Some(problem) = &peer.problem {
             return Err(problem.clone());
         }
-        let mut ask = InternalRequest::get(path)
+        let mut request = InternalRequest::get(path)
             .header(ACCEPT, media)
-            .limit(MAX_DOCUMENT);
+            .max_response_bytes(MAX_DOCUMENT_BYTES);
         if let Some(etag) = known.and_then(|etag| etag.to_str().ok()) {
-            ask = ask.header(IF_NONE_MATCH, etag);
+            request = request.header(IF_NONE_MATCH, etag);
         }
-        let answer = timeout(PATIENCE, self.own.ask(InternalTarget::Peer(&peer), ask)).await;
-        let answer = answer.map_err(|_| "no answer in time".to_owned())??;
-        match answer.status {
-            StatusCode::NOT_MODIFIED => Ok(Said::Same),
-            StatusCode::NOT_FOUND => Ok(Said::Nothing),
+        let response = timeout(
+            REQUEST_TIMEOUT,
+            self.client.request(InternalTarget::Peer(&peer), request),
+        )
+        .await;
+        let response = response.map_err(|_| "request timed out".to_owned())??;
+        match response.status {
+            StatusCode::NOT_MODIFIED => Ok(FetchResult::NotModified),
+            StatusCode::NOT_FOUND => Ok(FetchResult::NotFound),
             _ => {
-                let answer = answer.ok(path)?;
-                Ok(Said::News(answer.headers.get(ETAG).cloned(), answer.body))
+                let response = response.ok(path)?;
+                Ok(FetchResult::Modified(
+                    response.headers.get(ETAG).cloned(),
+                    response.body,
+                ))
             }
         }
     }
 }
 
-enum Said {
-    Same,
-    Nothing,
-    News(Option<HeaderValue>, Bytes),
+/// The response of a peer to a conditional request.
+enum FetchResult {
+    NotModified,
+    NotFound,
+    /// The ETag and the body.
+    Modified(Option<HeaderValue>, Bytes),
 }
 
-/// Of all parts, in order; the same document counts once. None if one of them does
-/// not say what it is called.
+/// The hash of all parts in request; equal documents count once. `None` if a part has no ETag.
 fn hash(local: Option<&HeaderValue>, parts: &[Part]) -> Option<String> {
     let mut hashes: Vec<&str> = Vec::new();
     let etags = parts.iter().map(|part| part.etag.as_ref());
@@ -419,31 +456,31 @@ fn hash(local: Option<&HeaderValue>, parts: &[Part]) -> Option<String> {
     }
 }
 
-/// A document of several servers.
-struct Merged {
+/// The result of a merge.
+struct MergeResult {
     plain: Bytes,
     gzip: Bytes,
-    /// What it is made of.
+    /// The parts that were merged.
     parts: Vec<Part>,
-    /// Peers whose parts cannot be read, and why.
+    /// Peers whose parts cannot be parsed, and the errors.
     unreadable: Vec<(Identity, String)>,
 }
 
-/// Merges, and compresses. A peer's part that cannot be read is left out.
+/// Merges and compresses. A part that cannot be parsed is omitted.
 fn merge(
-    page: &Page,
+    document_id: &DocumentId,
     format: Format,
     local: Option<&Bytes>,
     mut parts: Vec<Part>,
     incomplete: &[(String, String)],
-) -> Option<Merged> {
+) -> Option<MergeResult> {
     let mut unreadable = Vec::new();
     let take = |path: &str| {
-        let Some(asked) = GroupVersion::from_path(path) else {
+        let Some(requested) = GroupVersion::from_path(path) else {
             return false;
         };
         (incomplete.iter())
-            .any(|(group, version)| (&**group, &**version) == (asked.group, asked.version))
+            .any(|(group, version)| (&**group, &**version) == (requested.group, requested.version))
     };
     loop {
         let documents = local
@@ -453,13 +490,13 @@ fn merge(
         let first = documents.next()?;
         let others: Vec<&[u8]> = documents.collect();
         let merged = match format {
-            Format::Json => json::merge(page.spec(), first, &others, take),
-            Format::Protobuf => protobuf::merge(page.spec(), first, &others, take),
+            Format::Json => json::merge(document_id.spec(), first, &others, take),
+            Format::Protobuf => protobuf::merge(document_id.spec(), first, &others, take),
         };
         let problem = match merged {
             Ok(merged) => {
                 let plain = Bytes::from(merged.into_owned());
-                return Some(Merged {
+                return Some(MergeResult {
                     gzip: gzip(&plain),
                     plain,
                     parts,
@@ -468,20 +505,20 @@ fn merge(
             }
             Err(problem) => problem,
         };
-        // Where the local server has none, the first is a peer's.
-        let whose = match (problem.server(), local) {
+        // If the local server has no document, the first one is that of a peer.
+        let part_index = match (problem.server(), local) {
             (Some(Server::Other(number)), Some(_)) => Some(number),
             (Some(Server::Other(number)), None) => Some(number + 1),
             (Some(Server::Local), None) => Some(0),
             (Some(Server::Local) | None, _) => None,
         };
-        let whose = whose.filter(|at| *at < parts.len())?;
-        unreadable.push((parts.remove(whose).identity, problem.to_string()));
+        let part_index = part_index.filter(|at| *at < parts.len())?;
+        unreadable.push((parts.remove(part_index).identity, problem.to_string()));
     }
 }
 
-/// A list of documents of which no more is known than that they are there.
-fn unhashed<'a>(listed: impl Iterator<Item = &'a (String, String)>) -> Index {
+/// An index of documents whose hashes are not known.
+fn index_without_hashes<'a>(listed: impl Iterator<Item = &'a (String, String)>) -> Index {
     let paths = listed.map(|(group, version)| {
         let group_version = GroupVersion { group, version };
         let url = format!("/openapi/v3/{group_version}");

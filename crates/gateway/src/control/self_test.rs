@@ -1,4 +1,4 @@
-//! Runs the self-test at the start and every few minutes.
+//! Runs the self-test at the start and periodically.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,65 +11,64 @@ use tokio::time::{sleep, timeout};
 use super::internal_client::{InternalClient, InternalRequest, InternalResponse, InternalTarget};
 use crate::health::UpstreamHealth;
 use crate::live_config::judge_published;
-use crate::self_test::judge::{self, GROUP, Published, SeenAs, USER};
-use crate::self_test::{Test, Verdict};
+use crate::self_test::evaluate::{self, AuthenticatedAs, GROUP, PublishedCas, USER};
+use crate::self_test::{Test, TestResult};
 use crate::state::GatewayState;
 use crate::tls::own_certificates::OwnCertificates;
 
-/// How often the tests run while they pass. Files of the bridge that change, and an
-/// upstream that becomes ready, start them at once.
-const INTERVAL: Duration = Duration::from_mins(5);
+/// The interval between two runs while the tests pass. A change of the bridge's files, and an
+/// upstream that becomes ready, start a run at once.
+const RUN_INTERVAL: Duration = Duration::from_mins(5);
 
-/// Between two runs while a test fails or says nothing: doubled each time, up to the
-/// second, so that a correction is seen soon.
+/// The pause between two runs while a test fails or has no result, doubled up to the maximum. It
+/// is short so that a correction takes effect soon.
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// How often it is looked whether a run is due.
-const TICK: Duration = Duration::from_millis(200);
+/// The interval between two checks whether a run is due.
+const TICK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long an answer of upstream may take.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// The timeout of each request to upstream.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A review, or a `ConfigMap` with the CA bundles of a large company.
-const MAX_ANSWER: usize = 4 * 1024 * 1024;
+/// A `SelfSubjectReview`, or a `ConfigMap` with large CA bundles.
+const MAX_RESPONSE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Since 1.28.
-const REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+const REVIEWS_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-/// Of servers that have no such API: no user without rights may read it, and the
-/// refusal names the user.
+/// For servers without `SelfSubjectReview`: a user without permissions may not read this path, and
+/// the 403 response names the user.
 const FORBIDDEN_PATH: &str = "/skewbridge-self-test";
 
-/// Where kube-apiserver publishes which CAs it believes.
-const AUTHENTICATION: &str =
+/// The `ConfigMap` in which kube-apiserver publishes the CAs that it trusts.
+const AUTHENTICATION_CONFIG_MAP_PATH: &str =
     "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
 
-/// When to run again after a run, given how many in a row were without a result or
-/// failed.
-fn pause(unsuccessful: u32) -> Duration {
+/// The pause after a run, given the number of consecutive runs that failed or had no result.
+fn next_run_delay(unsuccessful: u32) -> Duration {
     match unsuccessful.checked_sub(1) {
-        None => INTERVAL,
+        None => RUN_INTERVAL,
         Some(earlier) => FIRST_BACKOFF
             .saturating_mul(1 << earlier.min(16))
             .min(MAX_BACKOFF),
     }
 }
 
-fn is_successful(results: &[(Test, Verdict)]) -> bool {
-    let good = |it: &Verdict| matches!(it, Verdict::Passed | Verdict::Warned(_));
-    results.iter().all(|(_, verdict)| good(verdict))
+fn is_successful(results: &[(Test, TestResult)]) -> bool {
+    let good = |it: &TestResult| matches!(it, TestResult::Passed | TestResult::Warned(_));
+    results.iter().all(|(_, result)| good(result))
 }
 
-/// Runs the tests whenever they are due, until it is dropped.
+/// Runs the tests when they are due, until it is dropped.
 pub(crate) async fn run(bridge: Arc<GatewayState>, upstream: Arc<ArcSwap<UpstreamHealth>>) {
     let mut due = Instant::now();
     let mut unsuccessful = 0;
     let mut tested: Option<Arc<OwnCertificates>> = None;
     loop {
-        sleep(TICK).await;
+        sleep(TICK_INTERVAL).await;
         if **upstream.load() != UpstreamHealth::Ready {
-            // After a restart it may have other flags.
+            // After a restart upstream may have other flags.
             due = Instant::now();
             continue;
         }
@@ -78,7 +77,7 @@ pub(crate) async fn run(bridge: Arc<GatewayState>, upstream: Arc<ArcSwap<Upstrea
         if is_same && Instant::now() < due {
             continue;
         }
-        // Its connection is closed after each run: the next one is minutes away.
+        // A new client for each run closes its connection: the next run is minutes away.
         let results = tests(&InternalClient::new(bridge.clone()), &files).await;
         unsuccessful = if is_successful(&results) {
             0
@@ -86,103 +85,107 @@ pub(crate) async fn run(bridge: Arc<GatewayState>, upstream: Arc<ArcSwap<Upstrea
             unsuccessful + 1
         };
         bridge.self_test.store(results);
-        due = Instant::now() + pause(unsuccessful);
+        due = Instant::now() + next_run_delay(unsuccessful);
         tested = Some(files);
     }
 }
 
-/// All tests that the bridge's files allow.
-async fn tests(own: &InternalClient, files: &OwnCertificates) -> Vec<(Test, Verdict)> {
+/// Runs the tests for the files that are configured.
+async fn tests(client: &InternalClient, files: &OwnCertificates) -> Vec<(Test, TestResult)> {
     let Some(certificate) = &files.front_proxy else {
         return Vec::new();
     };
-    let trust = own.bridge.live.trust.load_full();
-    let (seen, published) = tokio::join!(seen_as(own), published(own));
-    let bridge = &*own.bridge;
+    let trust = client.bridge.live.trust.load_full();
+    let (user, published) = tokio::join!(
+        fetch_authenticated_user(client),
+        fetch_published_cas(client)
+    );
+    let bridge = &*client.bridge;
     if let (Ok(published), true) = (&published, bridge.cluster_handle.is_some()) {
         let client_ca = published.client_ca.as_deref();
         judge_published(&bridge.live, certificate, client_ca, &bridge.metrics);
     }
     let mut results = vec![(
         Test::FrontProxy,
-        judge::front_proxy(&seen, certificate, trust.headers()),
+        evaluate::front_proxy(&user, certificate, trust.headers()),
     )];
     if files.client_ca.is_none() && files.request_header_ca.is_none() {
         return results;
     }
-    let judged = |test: Test, verdict: &dyn Fn(&Published) -> Verdict| {
-        let verdict = match &published {
-            Ok(published) => verdict(published),
-            Err(why) => Verdict::Unknown(why.clone()),
+    let evaluated = |test: Test, result: &dyn Fn(&PublishedCas) -> TestResult| {
+        let result = match &published {
+            Ok(published) => result(published),
+            Err(why) => TestResult::Unknown(why.clone()),
         };
-        (test, verdict)
+        (test, result)
     };
     if let Some(ca) = &files.client_ca {
-        results.push(judged(Test::ClientCa, &|it| {
-            judge::client_ca(ca, it.client_ca.as_deref())
+        results.push(evaluated(Test::ClientCa, &|it| {
+            evaluate::client_ca(ca, it.client_ca.as_deref())
         }));
     }
     if let Some(ca) = &files.request_header_ca {
-        results.push(judged(Test::RequestHeaderCa, &|it| {
-            judge::request_header_ca(ca, it.request_header_ca.as_deref())
+        results.push(evaluated(Test::RequestHeaderCa, &|it| {
+            evaluate::request_header_ca(ca, it.request_header_ca.as_deref())
         }));
     }
     results
 }
 
-/// As whom upstream sees a user that the bridge asserts.
-async fn seen_as(own: &InternalClient) -> SeenAs {
+/// The user that upstream authenticates when the bridge asserts a user.
+async fn fetch_authenticated_user(client: &InternalClient) -> AuthenticatedAs {
     let user = User {
         name: USER.to_owned(),
         groups: vec![GROUP.to_owned()],
         ..User::default()
     };
-    let party = InternalTarget::UpstreamAs(&user);
+    let target = InternalTarget::UpstreamAs(&user);
     let review = br#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
-    let ask = InternalRequest::json(Method::POST, REVIEWS, review.to_vec());
-    let seen = match answer(own, party, ask).await {
-        Ok(answer) => judge::seen_as(answer.status, &answer.body),
-        Err(why) => return SeenAs::Unknown(why),
+    let request = InternalRequest::json(Method::POST, REVIEWS_PATH, review.to_vec());
+    let user = match send(client, target, request).await {
+        Ok(response) => evaluate::authenticated_as(response.status, &response.body),
+        Err(why) => return AuthenticatedAs::Unknown(why),
     };
-    if seen != SeenAs::NotOffered {
-        return seen;
+    if user != AuthenticatedAs::NotOffered {
+        return user;
     }
-    match answer(own, party, InternalRequest::get(FORBIDDEN_PATH)).await {
-        Ok(answer) => judge::seen_as(answer.status, &answer.body),
-        Err(why) => SeenAs::Unknown(why),
+    match send(client, target, InternalRequest::get(FORBIDDEN_PATH)).await {
+        Ok(response) => evaluate::authenticated_as(response.status, &response.body),
+        Err(why) => AuthenticatedAs::Unknown(why),
     }
 }
 
-/// Which CAs upstream believes.
-async fn published(own: &InternalClient) -> Result<Published, String> {
-    let answer = answer(
-        own,
+/// The CAs that upstream trusts.
+async fn fetch_published_cas(client: &InternalClient) -> Result<PublishedCas, String> {
+    let response = send(
+        client,
         InternalTarget::Upstream,
-        InternalRequest::get(AUTHENTICATION),
+        InternalRequest::get(AUTHENTICATION_CONFIG_MAP_PATH),
     )
     .await?;
-    if answer.status == StatusCode::FORBIDDEN {
+    if response.status == StatusCode::FORBIDDEN {
         return Err(format!(
-            "the bridge's own user may not read {AUTHENTICATION}: bind the Role \
+            "the bridge's own user may not read {AUTHENTICATION_CONFIG_MAP_PATH}: bind the Role \
              extension-apiserver-authentication-reader in kube-system"
         ));
     }
-    let answer = answer.ok(AUTHENTICATION)?;
-    Published::parse(&answer.body).map_err(|why| format!("{AUTHENTICATION}: {why}"))
+    let response = response.ok(AUTHENTICATION_CONFIG_MAP_PATH)?;
+    PublishedCas::parse(&response.body)
+        .map_err(|why| format!("{AUTHENTICATION_CONFIG_MAP_PATH}: {why}"))
 }
 
-async fn answer(
-    own: &InternalClient,
-    party: InternalTarget<'_>,
-    ask: InternalRequest<'_>,
+async fn send(
+    client: &InternalClient,
+    target: InternalTarget<'_>,
+    request: InternalRequest<'_>,
 ) -> Result<InternalResponse, String> {
-    let path = ask.path.to_owned();
-    let asked = own.ask(party, ask.limit(MAX_ANSWER));
-    match timeout(ANSWER_TIMEOUT, asked).await {
-        Ok(answered) => answered,
+    let path = request.path.to_owned();
+    let response = client.request(target, request.max_response_bytes(MAX_RESPONSE_BYTES));
+    match timeout(REQUEST_TIMEOUT, response).await {
+        Ok(response) => response,
         Err(_) => Err(format!(
             "{path}: no answer within {} s",
-            ANSWER_TIMEOUT.as_secs()
+            REQUEST_TIMEOUT.as_secs()
         )),
     }
 }
@@ -192,19 +195,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_repeated_soon_and_successes_every_few_minutes() {
+    fn failed_runs_are_retried_with_backoff_and_successful_runs_are_periodic() {
         let seconds = Duration::from_secs;
         let rows = [
-            (0, INTERVAL),
+            (0, RUN_INTERVAL),
             (1, seconds(1)),
             (2, seconds(2)),
             (5, seconds(16)),
         ];
         for (unsuccessful, expected) in rows {
-            assert_eq!(pause(unsuccessful), expected, "{unsuccessful}");
+            assert_eq!(next_run_delay(unsuccessful), expected, "{unsuccessful}");
         }
         for unsuccessful in [6, 40, u32::MAX] {
-            assert_eq!(pause(unsuccessful), MAX_BACKOFF);
+            assert_eq!(next_run_delay(unsuccessful), MAX_BACKOFF);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Asks upstream now and then whether it is ready, and which version it is.
+//! Polls the readiness and the version of upstream.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,48 +14,52 @@ use crate::control::internal_client::{
 };
 use crate::health::UpstreamHealth;
 use crate::state::GatewayState;
-use crate::upstream_problem::explained;
+use crate::upstream_problem::explain;
 
-/// Between two questions: to an upstream that was ready, and to one that was
-/// not; and how long an answer may take.
-const ASK_EVERY: Duration = Duration::from_secs(2);
-const ASK_AGAIN: Duration = Duration::from_millis(500);
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The interval between two probes of an upstream that was ready at the last one.
+const READY_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Ten seconds of them.
-const MANY_DENIALS: u32 = 20;
+/// The interval between two probes of an upstream that was not ready.
+const NOT_READY_PROBE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Asks until it is dropped.
+/// The timeout of each request.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// After so many denied version requests, which take ten seconds, upstream counts as ready
+/// without a version.
+const MAX_VERSION_DENIALS: u32 = 20;
+
+/// Probes until it is dropped.
 pub(crate) async fn run(bridge: Arc<GatewayState>, health: Arc<ArcSwap<UpstreamHealth>>) {
     let (mut upstream_seen_ready, mut denials) = (false, 0);
     let prober = Prober {
-        own: InternalClient::new(bridge),
+        client: InternalClient::new(bridge),
     };
     loop {
-        let answer = timeout(PATIENCE, prober.health()).await;
-        let now = answer.unwrap_or_else(|_| {
-            UpstreamHealth::NotReady(format!("no answer within {} s", PATIENCE.as_secs()))
+        let health_now = timeout(PROBE_TIMEOUT, prober.health()).await;
+        let now = health_now.unwrap_or_else(|_| {
+            UpstreamHealth::NotReady(format!("no answer within {} s", PROBE_TIMEOUT.as_secs()))
         });
         if now == UpstreamHealth::Ready {
-            // Each time: it may have been replaced by another version between
-            // two looks.
-            match timeout(PATIENCE, prober.learn_version()).await {
+            // With each probe: upstream may have been replaced by another version since the
+            // last one.
+            match timeout(PROBE_TIMEOUT, prober.update_version()).await {
                 Ok(Ok(())) => upstream_seen_ready = true,
-                // While kube-apiserver starts, it denies everything for a
-                // moment; one that always does is taken as it is.
+                // A kube-apiserver that starts denies all requests for a moment. One that
+                // keeps denying them counts as ready.
                 Ok(Err(Denied)) => {
                     denials += 1;
-                    upstream_seen_ready |= denials >= MANY_DENIALS;
+                    upstream_seen_ready |= denials >= MAX_VERSION_DENIALS;
                 }
                 Err(_) => {}
             }
-            let known = &prober.own.bridge.upstream_seen_ready;
+            let known = &prober.client.bridge.upstream_seen_ready;
             known.store(upstream_seen_ready, Ordering::Relaxed);
         }
         let now = match now {
             UpstreamHealth::NotReady(cause) => {
-                let files = prober.own.bridge.live.own.load();
-                UpstreamHealth::NotReady(explained(&cause, &files.upstream))
+                let files = prober.client.bridge.live.own.load();
+                UpstreamHealth::NotReady(explain(&cause, &files.upstream))
             }
             now => now,
         };
@@ -68,24 +72,24 @@ pub(crate) async fn run(bridge: Arc<GatewayState>, health: Arc<ArcSwap<UpstreamH
             }
         }
         sleep(if upstream_seen_ready && now == UpstreamHealth::Ready {
-            ASK_EVERY
+            READY_PROBE_INTERVAL
         } else {
-            ASK_AGAIN
+            NOT_READY_PROBE_INTERVAL
         })
         .await;
     }
 }
 
-/// Upstream does not tell us its version.
+/// Upstream has denied the request for its version, or has not answered it.
 struct Denied;
 
 struct Prober {
-    own: InternalClient,
+    client: InternalClient,
 }
 
 impl Prober {
     async fn health(&self) -> UpstreamHealth {
-        match self.get("/readyz", InternalTarget::UpstreamAsNobody).await {
+        match self.get("/readyz", InternalTarget::UpstreamAnonymous).await {
             Ok(InternalResponse { status, .. }) if status.is_success() || is_denied(status) => {
                 UpstreamHealth::Ready
             }
@@ -96,51 +100,52 @@ impl Prober {
         }
     }
 
-    /// Which version upstream is. Where the anonymous may not know, it is asked
-    /// by the name under which kube-apiservers ask each other.
-    async fn learn_version(&self) -> Result<(), Denied> {
-        let denied = |answer: &Result<InternalResponse, String>| {
-            answer.as_ref().is_ok_and(|answer| is_denied(answer.status))
+    /// Stores the version of upstream. If anonymous requests for it are denied, it is
+    /// requested as `--bridge-user`.
+    async fn update_version(&self) -> Result<(), Denied> {
+        let denied = |response: &Result<InternalResponse, String>| {
+            (response.as_ref()).is_ok_and(|response| is_denied(response.status))
         };
-        let mut answer = self.get("/version", InternalTarget::UpstreamAsNobody).await;
-        if denied(&answer) {
-            answer = self.get("/version", InternalTarget::Upstream).await;
+        let mut response = self
+            .get("/version", InternalTarget::UpstreamAnonymous)
+            .await;
+        if denied(&response) {
+            response = self.get("/version", InternalTarget::Upstream).await;
         }
-        if answer.is_err() || denied(&answer) {
+        if response.is_err() || denied(&response) {
             return Err(Denied);
         }
-        if let Ok(answer) = answer
-            && answer.status == StatusCode::OK
-            && let body = answer.body
-            && let Ok(Info { git_version }) = serde_json::from_slice(&body)
+        if let Ok(response) = response
+            && response.status == StatusCode::OK
+            && let body = response.body
+            && let Ok(VersionInfo { git_version }) = serde_json::from_slice(&body)
             && let Ok(version) = git_version.parse::<Version>()
         {
             let version = Some(Arc::new(version));
-            let before = self.own.bridge.upstream_version.swap(version.clone());
+            let before = self.client.bridge.upstream_version.swap(version.clone());
             if before != version {
-                tracing::info!(
-                    version = git_version,
-                    "upstream has said which version it is"
-                );
+                tracing::info!(version = git_version, "the version of upstream is known");
             }
         }
         Ok(())
     }
 
-    /// Without a certificate everybody may read `/readyz` and `/version` on a
-    /// usual cluster; where not, being told so is an answer too.
+    /// By default kube-apiserver permits anonymous requests for `/readyz` and `/version`. A
+    /// denial also shows that it runs.
     async fn get(
         &self,
         path: &'static str,
-        party: InternalTarget<'_>,
+        target: InternalTarget<'_>,
     ) -> Result<InternalResponse, String> {
-        self.own.ask(party, InternalRequest::get(path)).await
+        self.client
+            .request(target, InternalRequest::get(path))
+            .await
     }
 }
 
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Info<'a> {
+struct VersionInfo<'a> {
     git_version: &'a str,
 }
 

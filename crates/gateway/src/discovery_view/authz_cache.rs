@@ -1,4 +1,5 @@
-//! The authorization cache of discovery: callers that the local server has lately allowed to read.
+//! The authorization cache of discovery: callers that the local server has recently permitted to
+//! read.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,23 +13,23 @@ use skewbridge_k8s_api::identity::User;
 
 use crate::authn::Caller;
 
-/// How long a positive result is used. Negative results are not cached.
-const LIFETIME: Duration = Duration::from_secs(10);
+/// How long an entry is valid. Only permissions are cached.
+const ENTRY_TTL: Duration = Duration::from_secs(10);
 
-/// Entries at most. A caller without an entry is checked by the local server again.
-const CAPACITY: usize = 4_096;
+/// The maximum number of entries. The local server checks callers without an entry.
+const MAX_ENTRIES: usize = 4_096;
 
-/// Remembers whom the local server has let read what.
+/// The times at which the local server has permitted callers to read a path.
 #[derive(Debug, Default)]
-pub(crate) struct AuthzCache(Mutex<HashMap<Credential, Instant>>);
+pub(crate) struct AuthzCache(Mutex<HashMap<CredentialDigest, Instant>>);
 
-/// Somebody who wants to read a path, as a digest: no secret is kept.
+/// A digest of a caller and a path: the cache contains no secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Credential([u8; 32]);
+pub(crate) struct CredentialDigest([u8; 32]);
 
-impl Credential {
-    /// Everything that the local server judges by: who asks, in whose name, for
-    /// what. None where the caller is refused anyway.
+impl CredentialDigest {
+    /// The digest of all inputs of the local server's decision: the caller, the impersonated user
+    /// and the target. `None` if the caller is rejected anyway.
     pub(crate) fn of(caller: &Caller, head: &Parts) -> Option<Self> {
         let headers = &head.headers;
         let mut digest = Fields(Context::new(&SHA256));
@@ -39,20 +40,20 @@ impl Credential {
             Caller::Anonymous => digest.add(b"anonymous"),
             Caller::Bearer => digest.add(b"bearer"),
             Caller::Certificate(user) => {
-                // What is said of a certificate to upstream, its fingerprint too.
-                let mut said = HeaderMap::new();
-                user.with_credential.apply(&mut said);
-                digest.headers(&said, |_| true);
+                // The headers that are asserted to upstream, with the fingerprint.
+                let mut asserted = HeaderMap::new();
+                user.with_credential.apply(&mut asserted);
+                digest.headers(&asserted, |_| true);
             }
             Caller::Signed(user) => {
-                let mut said = HeaderMap::new();
-                user.headers.apply(&mut said);
-                digest.headers(&said, |_| true);
+                let mut asserted = HeaderMap::new();
+                user.headers.apply(&mut asserted);
+                digest.headers(&asserted, |_| true);
             }
             Caller::Peer(user) => digest.user(user),
         }
         digest.headers(headers, |name| {
-            // A token can also be among the protocols of a WebSocket.
+            // A WebSocket subprotocol can also carry a token.
             [AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL].contains(name)
                 || name.as_str().starts_with("impersonate-")
         });
@@ -62,7 +63,7 @@ impl Credential {
     }
 }
 
-/// Fields that cannot run into each other.
+/// A digest over length-prefixed fields, so that adjacent fields cannot be confused.
 struct Fields(Context);
 
 impl Fields {
@@ -97,27 +98,27 @@ impl Fields {
 }
 
 impl AuthzCache {
-    /// Whether the local server has said yes lately.
-    pub(crate) fn is_given(&self, credential: &Credential, now: Instant) -> bool {
+    /// Whether there is a valid entry.
+    pub(crate) fn is_permitted(&self, credential: &CredentialDigest, now: Instant) -> bool {
         let permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let given = permits.get(credential);
-        given.is_some_and(|at| now.saturating_duration_since(*at) < LIFETIME)
+        given.is_some_and(|at| now.saturating_duration_since(*at) < ENTRY_TTL)
     }
 
-    /// The local server has just said yes.
-    pub(crate) fn give(&self, credential: Credential, now: Instant) {
+    /// Adds an entry: the local server has permitted the request.
+    pub(crate) fn permit(&self, credential: CredentialDigest, now: Instant) {
         let mut permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if permits.len() >= CAPACITY && !permits.contains_key(&credential) {
-            permits.retain(|_, at| now.saturating_duration_since(*at) < LIFETIME);
-            if permits.len() >= CAPACITY {
+        if permits.len() >= MAX_ENTRIES && !permits.contains_key(&credential) {
+            permits.retain(|_, at| now.saturating_duration_since(*at) < ENTRY_TTL);
+            if permits.len() >= MAX_ENTRIES {
                 return;
             }
         }
         permits.insert(credential, now);
     }
 
-    /// It has just said no.
-    pub(crate) fn withdraw(&self, credential: &Credential) {
+    /// Removes the entry: the local server has denied the request.
+    pub(crate) fn revoke(&self, credential: &CredentialDigest) {
         let mut permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         permits.remove(credential);
     }
@@ -151,10 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn whoever_the_server_could_judge_differently_is_somebody_else() {
-        let certificate = Caller::Peer;
+    fn all_inputs_of_the_authorization_decision_change_the_digest() {
+        let asserted = Caller::Peer;
         let none = headers(&[]);
-        let everybody = [
+        let callers = [
             (Caller::Anonymous, none.clone(), "/apis"),
             (Caller::Anonymous, none.clone(), "/api"),
             (
@@ -182,66 +183,66 @@ mod tests {
                 headers(&[("sec-websocket-protocol", "token-b")]),
                 "/apis",
             ),
-            (certificate(user("a", &[])), none.clone(), "/apis"),
-            (certificate(user("a", &["b"])), none.clone(), "/apis"),
-            (certificate(user("a", &["b", "c"])), none.clone(), "/apis"),
-            (certificate(user("a", &["bc"])), none.clone(), "/apis"),
-            (certificate(user("ab", &[])), none.clone(), "/apis"),
+            (asserted(user("a", &[])), none.clone(), "/apis"),
+            (asserted(user("a", &["b"])), none.clone(), "/apis"),
+            (asserted(user("a", &["b", "c"])), none.clone(), "/apis"),
+            (asserted(user("a", &["bc"])), none.clone(), "/apis"),
+            (asserted(user("ab", &[])), none.clone(), "/apis"),
             (
-                certificate(user("a", &[])),
+                asserted(user("a", &[])),
                 headers(&[("impersonate-user", "b"), ("impersonate-group", "c")]),
                 "/apis",
             ),
             (
-                certificate(user("a", &[])),
+                asserted(user("a", &[])),
                 headers(&[("impersonate-user", "b"), ("impersonate-group", "d")]),
                 "/apis",
             ),
         ];
         let mut seen = std::collections::HashSet::new();
-        for (caller, headers, path) in &everybody {
+        for (caller, headers, path) in &callers {
             for method in ["GET", "HEAD"] {
                 let head = head(method, path, headers);
-                let credential = Credential::of(caller, &head).unwrap();
+                let credential = CredentialDigest::of(caller, &head).unwrap();
                 assert!(seen.insert(credential), "{method} {caller:?} {headers:?}");
-                assert_eq!(Credential::of(caller, &head), Some(credential));
+                assert_eq!(CredentialDigest::of(caller, &head), Some(credential));
             }
         }
         let head = head("GET", "/apis", &none);
-        assert_eq!(Credential::of(&Caller::Unauthorized, &head), None);
+        assert_eq!(CredentialDigest::of(&Caller::Unauthorized, &head), None);
     }
 
     #[test]
-    fn a_yes_counts_for_a_while_and_can_be_taken_back() {
+    fn a_permission_expires_and_can_be_revoked() {
         let permits = AuthzCache::default();
-        let one = Credential([1; 32]);
+        let one = CredentialDigest([1; 32]);
         let now = Instant::now();
-        assert!(!permits.is_given(&one, now));
-        permits.give(one, now);
-        assert!(permits.is_given(&one, now));
-        assert!(permits.is_given(&one, now + LIFETIME / 2));
-        assert!(!permits.is_given(&one, now + LIFETIME));
-        permits.withdraw(&one);
-        assert!(!permits.is_given(&one, now));
+        assert!(!permits.is_permitted(&one, now));
+        permits.permit(one, now);
+        assert!(permits.is_permitted(&one, now));
+        assert!(permits.is_permitted(&one, now + ENTRY_TTL / 2));
+        assert!(!permits.is_permitted(&one, now + ENTRY_TTL));
+        permits.revoke(&one);
+        assert!(!permits.is_permitted(&one, now));
     }
 
     #[test]
-    fn no_more_are_remembered_than_there_is_room_for() {
+    fn the_number_of_entries_is_bounded() {
         let permits = AuthzCache::default();
         let now = Instant::now();
         let credential = |number: usize| {
             let mut bytes = [0; 32];
             bytes[..8].copy_from_slice(&number.to_be_bytes());
-            Credential(bytes)
+            CredentialDigest(bytes)
         };
-        for number in 0..CAPACITY + 10 {
-            permits.give(credential(number), now);
+        for number in 0..MAX_ENTRIES + 10 {
+            permits.permit(credential(number), now);
         }
-        assert!(permits.is_given(&credential(0), now));
-        assert!(!permits.is_given(&credential(CAPACITY), now));
-        // Those that have run out make room.
-        permits.give(credential(CAPACITY), now + LIFETIME);
-        assert!(permits.is_given(&credential(CAPACITY), now + LIFETIME));
+        assert!(permits.is_permitted(&credential(0), now));
+        assert!(!permits.is_permitted(&credential(MAX_ENTRIES), now));
+        // Expired entries are removed.
+        permits.permit(credential(MAX_ENTRIES), now + ENTRY_TTL);
+        assert!(permits.is_permitted(&credential(MAX_ENTRIES), now + ENTRY_TTL));
         assert_eq!(permits.0.lock().unwrap().len(), 1);
     }
 }

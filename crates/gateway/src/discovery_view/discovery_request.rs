@@ -1,5 +1,4 @@
-//! Which part of the view a request asks for, and what the local server is asked
-//! in its place. Pure: every row is a test.
+//! Parses requests for discovery and OpenAPI, and derives the request to the local server. Pure.
 
 use http::header::{ACCEPT, ACCEPT_ENCODING, IF_MODIFIED_SINCE, IF_NONE_MATCH, RANGE, USER_AGENT};
 use http::request::Parts;
@@ -9,103 +8,111 @@ use skewbridge_discovery::{DocumentEncoding, Layout, RequestedDiscovery};
 use skewbridge_k8s_api::content_negotiation::{Format, negotiate};
 use skewbridge_openapi::GroupVersion;
 
-use super::{View, Which};
+use super::{DiscoveryRoot, View};
 use crate::config::{Feature, Features};
 use crate::openapi;
 
-/// Whether what KEP-4020 leaves to the local server is complete too: the gate
-/// `CompleteDiscovery`.
+/// The feature gate `CompleteDiscovery`: whether responses that KEP-4020 leaves to the local server
+/// are merged too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Complete {
-    /// Also `/api`, lists and OpenAPI.
-    Yes,
-    /// `/apis` in its aggregated form.
-    No,
+pub(crate) enum CompleteDiscovery {
+    /// `/api`, lists and OpenAPI are merged too.
+    Enabled,
+    /// Only `/apis` in its aggregated form is merged.
+    Disabled,
 }
 
-impl Complete {
+impl CompleteDiscovery {
     pub(crate) fn of(features: &Features) -> Self {
         if features.enabled(Feature::CompleteDiscovery) {
-            Self::Yes
+            Self::Enabled
         } else {
-            Self::No
+            Self::Disabled
         }
     }
 }
 
-/// A part of the view.
+/// A request for a part of the view.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Question {
+pub(crate) enum DiscoveryRequest {
     /// A document of aggregated discovery.
-    Document(Which, DocumentEncoding),
+    Document(DiscoveryRoot, DocumentEncoding),
     /// `/apis` as a list.
-    Groups(Form),
+    Groups(ListEncoding),
     /// `/apis/GROUP`
-    Group(String, Form),
-    /// `/apis/GROUP/VERSION` or `/api/VERSION`, which is not whole here.
-    Resources(String, String, Form),
+    Group(String, ListEncoding),
+    /// `/apis/GROUP/VERSION` or `/api/VERSION` that the local server does not serve completely.
+    Resources(String, String, ListEncoding),
     /// `/openapi/v3`
     OpenApiIndex,
-    /// A document of OpenAPI that is not whole here.
-    OpenApi(openapi::Page, openapi::Format),
+    /// An OpenAPI document that the local server does not serve completely.
+    OpenApi(openapi::DocumentId, openapi::Format),
 }
 
-/// How a list is written.
+/// The encoding of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Form {
+pub(crate) struct ListEncoding {
     pub(crate) format: Format,
     pub(crate) layout: Layout,
 }
 
-/// What servers write lists in, the best first. CBOR only some, and only lists
+/// The formats of lists, the preferred one first. Only some servers offer CBOR, and only for lists
 /// of resources.
-const OFFERS: [Format; 4] = [Format::Json, Format::Yaml, Format::Protobuf, Format::Cbor];
+const LIST_FORMATS: [Format; 4] = [Format::Json, Format::Yaml, Format::Protobuf, Format::Cbor];
 
-/// kube-apiserver sorts up to twelve media types without changing the order of
-/// equals; four are ours, which have to stay the first.
-const MAX_RANGES: usize = 8;
+/// kube-apiserver sorts up to twelve media types stably. The bridge adds four, which have to stay
+/// the first.
+const MAX_CLIENT_MEDIA_RANGES: usize = 8;
 
-impl Question {
-    /// Whether a request asks for a part of the view that the local server would
-    /// not show whole.
-    pub(crate) fn of(head: &Parts, path: &str, view: &View, complete: Complete) -> Option<Self> {
+impl DiscoveryRequest {
+    /// Parses a request for a part of the view that the local server does not serve completely.
+    pub(crate) fn of(
+        head: &Parts,
+        path: &str,
+        view: &View,
+        complete: CompleteDiscovery,
+    ) -> Option<Self> {
         if !matches!(head.method, Method::GET | Method::HEAD) {
             return None;
         }
         let mut parts = path.strip_prefix('/')?.split('/');
         let parts = [parts.next(), parts.next(), parts.next(), parts.next()];
         match (parts, complete) {
-            ([Some("apis" | "api"), ..], _) if is_among_peers(head) => None,
+            ([Some("apis" | "api"), ..], _) if is_peer_request(head) => None,
             ([Some("apis"), None, ..], _) => {
                 match RequestedDiscovery::from_headers(&head.headers, |schema| {
-                    view.is_spoken(schema)
+                    view.serves_schema(schema)
                 }) {
-                    RequestedDiscovery::Merged(wish) => {
-                        Some(Self::Document(Which::Apis, laid_out(wish, head)))
-                    }
-                    RequestedDiscovery::Lists if complete == Complete::Yes => {
-                        form(head, &OFFERS[..3]).map(Self::Groups)
+                    RequestedDiscovery::Merged(encoding) => Some(Self::Document(
+                        DiscoveryRoot::Apis,
+                        with_layout(encoding, head),
+                    )),
+                    RequestedDiscovery::Lists if complete == CompleteDiscovery::Enabled => {
+                        list_encoding(head, &LIST_FORMATS[..3]).map(Self::Groups)
                     }
                     RequestedDiscovery::Local(_) | RequestedDiscovery::Lists => None,
                 }
             }
-            (_, Complete::No) => None,
-            // A list, whatever is accepted.
-            ([Some("apis"), Some(""), None, _], _) => form(head, &OFFERS[..3]).map(Self::Groups),
+            (_, CompleteDiscovery::Disabled) => None,
+            // `/apis/` is a list for every `Accept` header.
+            ([Some("apis"), Some(""), None, _], _) => {
+                list_encoding(head, &LIST_FORMATS[..3]).map(Self::Groups)
+            }
             ([Some("api"), None, ..], _) => {
                 match RequestedDiscovery::from_headers(&head.headers, |schema| {
-                    view.is_spoken(schema)
+                    view.serves_schema(schema)
                 }) {
-                    RequestedDiscovery::Merged(wish) => {
-                        Some(Self::Document(Which::Api, laid_out(wish, head)))
-                    }
+                    RequestedDiscovery::Merged(encoding) => Some(Self::Document(
+                        DiscoveryRoot::Api,
+                        with_layout(encoding, head),
+                    )),
                     RequestedDiscovery::Local(_) | RequestedDiscovery::Lists => None,
                 }
             }
             ([Some("apis"), Some(group), None, _], _) => {
                 view.group(group).0?;
-                let form = form(head, &OFFERS[..3])?;
-                Some(Self::Group(group.to_owned(), form))
+                let encoding = list_encoding(head, &LIST_FORMATS[..3])?;
+                Some(Self::Group(group.to_owned(), encoding))
             }
             ([Some("apis"), Some(group), Some(version), None], _) => {
                 Self::resources(group, version, head, view)
@@ -121,16 +128,20 @@ impl Question {
         if whole? == local.unwrap_or(&skewbridge_discovery::document::Version::default()) {
             return None;
         }
-        let form = form(head, &OFFERS)?;
-        Some(Self::Resources(group.to_owned(), version.to_owned(), form))
+        let encoding = list_encoding(head, &LIST_FORMATS)?;
+        Some(Self::Resources(
+            group.to_owned(),
+            version.to_owned(),
+            encoding,
+        ))
     }
 
     fn openapi(path: &str, head: &Parts, view: &View) -> Option<Self> {
         if view.incomplete.is_empty() {
             return None;
         }
-        let page = match path {
-            "/openapi/v2" => openapi::Page::Everything,
+        let document_id = match path {
+            "/openapi/v2" => openapi::DocumentId::V2,
             "/openapi/v3" => return Some(Self::OpenApiIndex),
             _ => {
                 let key = path.strip_prefix("/openapi/v3/")?;
@@ -139,37 +150,37 @@ impl Question {
                 let key = (group, version);
                 view.incomplete.get(&key)?;
                 let (group, version) = key;
-                openapi::Page::GroupVersion { group, version }
+                openapi::DocumentId::GroupVersion { group, version }
             }
         };
-        let format = openapi::negotiate(&head.headers, page.spec())?;
-        Some(Self::OpenApi(page, format))
+        let format = openapi::negotiate(&head.headers, document_id.spec())?;
+        Some(Self::OpenApi(document_id, format))
     }
 
-    /// Turns the request into one to the local server that says whether this
-    /// caller may read, and what is there beside what we know.
-    pub(crate) fn ask_local(&self, head: &mut Parts, view: &View) {
+    /// Turns the request into one to the local server. Its response shows whether the caller may
+    /// read, and what the local server serves now.
+    pub(crate) fn prepare_local_request(&self, head: &mut Parts, view: &View) {
         let headers = &mut head.headers;
         for name in [ACCEPT_ENCODING, IF_NONE_MATCH, IF_MODIFIED_SINCE, RANGE] {
             headers.remove(name);
         }
         let accept = match self {
-            Self::Document(which, _) => {
-                if let Some(etag) = view.local_etag(*which) {
+            Self::Document(root, _) => {
+                if let Some(etag) = view.local_etag(*root) {
                     headers.insert(IF_NONE_MATCH, etag.clone());
                 }
                 let accept = local_document(headers);
                 headers.insert(ACCEPT, accept);
                 return;
             }
-            // Only the server knows whether it offers that.
-            Self::Resources(_, _, form) if form.format == Format::Cbor => {
-                match negotiate(headers, &OFFERS[..3]) {
+            // Only some servers offer CBOR.
+            Self::Resources(_, _, encoding) if encoding.format == Format::Cbor => {
+                match negotiate(headers, &LIST_FORMATS[..3]) {
                     Some(_) => "application/cbor,application/json;q=0.5",
                     None => "application/cbor",
                 }
             }
-            Self::OpenApi(page, format) => format.media_type(page.spec()),
+            Self::OpenApi(document_id, format) => format.media_type(document_id.spec()),
             Self::Groups(_) | Self::Group(..) | Self::Resources(..) | Self::OpenApiIndex => {
                 "application/json"
             }
@@ -178,24 +189,24 @@ impl Question {
     }
 }
 
-/// The local server's own document; and if it has none for this caller, whatever it
-/// says to one who asks in this way: the form of a refusal is negotiated too.
+/// The `Accept` header for the local server's own document, followed by that of the client, because
+/// the format of an error response is negotiated too.
 fn local_document(headers: &HeaderMap) -> HeaderValue {
     let mut accept = LOCAL_AGGREGATED.as_bytes().to_vec();
     let mut ranges = 0;
-    for asked in headers.get_all(ACCEPT) {
-        ranges += asked.as_bytes().split(|byte| *byte == b',').count();
+    for requested in headers.get_all(ACCEPT) {
+        ranges += requested.as_bytes().split(|byte| *byte == b',').count();
         accept.push(b',');
-        accept.extend(asked.as_bytes());
+        accept.extend(requested.as_bytes());
     }
     match HeaderValue::from_bytes(&accept) {
-        Ok(accept) if ranges <= MAX_RANGES => accept,
+        Ok(accept) if ranges <= MAX_CLIENT_MEDIA_RANGES => accept,
         _ => HeaderValue::from_static(LOCAL_DOCUMENT),
     }
 }
 
-/// Whether a caller wants the local server's own document, as peers do.
-pub(crate) fn is_for_local_alone(head: &Parts, path: &str) -> bool {
+/// Whether the request is for the local server's own document, as requests of peers are.
+pub(crate) fn is_local_only(head: &Parts, path: &str) -> bool {
     is_apis(head, path)
         && matches!(
             RequestedDiscovery::from_headers(&head.headers, |_| true),
@@ -203,9 +214,8 @@ pub(crate) fn is_for_local_alone(head: &Parts, path: &str) -> bool {
         )
 }
 
-/// Whether a caller would be given the document of the whole cluster, if there
-/// were one.
-pub(crate) fn is_for_all(head: &Parts, path: &str) -> bool {
+/// Whether the request is for merged discovery.
+pub(crate) fn is_for_merged(head: &Parts, path: &str) -> bool {
     is_apis(head, path)
         && matches!(
             RequestedDiscovery::from_headers(&head.headers, |_| true),
@@ -217,9 +227,9 @@ pub(crate) fn is_apis(head: &Parts, path: &str) -> bool {
     matches!(head.method, Method::GET | Method::HEAD) && path == "/apis"
 }
 
-/// A document that is asked for may be one that is not understood: then the lists
-/// that follow it are meant so too.
-fn is_among_peers(head: &Parts) -> bool {
+/// Whether a peer sends the request. A peer that does not understand the document requests lists,
+/// which have to be those of the local server too.
+fn is_peer_request(head: &Parts) -> bool {
     accept::requests_local_only(&head.headers)
         && !matches!(
             RequestedDiscovery::from_headers(&head.headers, |_| true),
@@ -227,44 +237,43 @@ fn is_among_peers(head: &Parts) -> bool {
         )
 }
 
-fn form(head: &Parts, offers: &[Format]) -> Option<Form> {
-    Some(Form {
+fn list_encoding(head: &Parts, offers: &[Format]) -> Option<ListEncoding> {
+    Some(ListEncoding {
         format: negotiate(&head.headers, offers)?,
         layout: layout(head),
     })
 }
 
-fn laid_out(wish: DocumentEncoding, head: &Parts) -> DocumentEncoding {
+fn with_layout(encoding: DocumentEncoding, head: &Parts) -> DocumentEncoding {
     DocumentEncoding {
-        layout: match wish.layout {
+        layout: match encoding.layout {
             Layout::Pretty => Layout::Pretty,
             Layout::Compact => layout(head),
         },
-        ..wish
+        ..encoding
     }
 }
 
-/// kube-apiserver lays JSON out for those who say that they want it, and for
-/// browsers and command lines.
+/// kube-apiserver indents JSON for requests with `?pretty=true`, and for browsers, curl and wget.
 fn layout(head: &Parts) -> Layout {
-    let said = head.uri.query().and_then(|query| {
+    let pretty = head.uri.query().and_then(|query| {
         let mut pairs = query.split('&');
         pairs.find_map(|pair| pair.strip_prefix("pretty="))
     });
-    let is_for_people = match said {
-        Some(said) if !said.is_empty() => {
-            matches!(said, "1" | "t" | "T" | "true" | "TRUE" | "True")
+    let is_pretty = match pretty {
+        Some(pretty) if !pretty.is_empty() => {
+            matches!(pretty, "1" | "t" | "T" | "true" | "TRUE" | "True")
         }
-        _ => is_read_by_people(&head.headers),
+        _ => is_interactive_client(&head.headers),
     };
-    if is_for_people {
+    if is_pretty {
         Layout::Pretty
     } else {
         Layout::Compact
     }
 }
 
-fn is_read_by_people(headers: &HeaderMap) -> bool {
+fn is_interactive_client(headers: &HeaderMap) -> bool {
     let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes);
     agent.is_some_and(|agent| {
         [&b"curl"[..], b"Wget", b"Mozilla/5.0"]

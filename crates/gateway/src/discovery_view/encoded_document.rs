@@ -1,5 +1,5 @@
-//! A document of discovery in every form in which it is asked for. The common one
-//! is written when the document is made; the others when somebody wants them, once.
+//! A discovery document in all encodings. The common encoding is written when the document is
+//! built, the others with the first request for them.
 
 use std::sync::OnceLock;
 
@@ -10,35 +10,35 @@ use skewbridge_discovery::document::Schema;
 use skewbridge_discovery::{Document, DocumentEncoding, Layout, Object as _};
 use skewbridge_k8s_api::content_negotiation::Format;
 
-use crate::gzip::{WORTH_COMPRESSING, gzip};
+use crate::gzip::{MIN_COMPRESSED_BYTES, gzip};
 
-/// A document, written.
+/// A document and its encodings.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub(crate) struct EncodedDocument {
     pub(crate) document: Document,
     pub(crate) etag: HeaderValue,
     pub(crate) json: Bytes,
     json_gzip: OnceLock<Bytes>,
-    json_beta: OnceLock<Form>,
-    protobuf: OnceLock<Form>,
-    protobuf_beta: OnceLock<Form>,
+    json_beta: OnceLock<EncodedForm>,
+    protobuf: OnceLock<EncodedForm>,
+    protobuf_beta: OnceLock<EncodedForm>,
 }
 
-/// A form that is written when it is first asked for.
+/// An encoding that is written with the first request for it.
 #[derive(Debug)]
-struct Form {
+struct EncodedForm {
     plain: Bytes,
     gzip: OnceLock<Bytes>,
 }
 
-/// What is sent.
+/// The body of a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Sent {
+pub(crate) struct EncodedBody {
     pub(crate) bytes: Bytes,
     pub(crate) gzipped: bool,
 }
 
-impl Page {
+impl EncodedDocument {
     pub(crate) fn of(document: Document) -> Self {
         let json = document.write(Format::Json, Layout::Compact);
         Self {
@@ -52,35 +52,38 @@ impl Page {
         }
     }
 
-    /// As a client wishes to have it.
-    pub(crate) fn written(&self, wish: DocumentEncoding, may_gzip: bool) -> Sent {
+    /// The document in this encoding.
+    pub(crate) fn encoded(&self, encoding: DocumentEncoding, may_gzip: bool) -> EncodedBody {
         let beta = || Document {
             schema: Schema::V2Beta1,
             items: self.document.items.clone(),
         };
-        let form = match (wish.format, wish.layout, wish.schema) {
+        let encoded = match (encoding.format, encoding.layout, encoding.schema) {
             (Format::Json, Layout::Compact, Schema::V2) => {
                 return choose(&self.json, &self.json_gzip, may_gzip);
             }
             (Format::Json, Layout::Compact, Schema::V2Beta1) => (self.json_beta)
-                .get_or_init(|| Form::of(beta().write(Format::Json, Layout::Compact))),
-            (Format::Protobuf, _, Schema::V2) => (self.protobuf)
-                .get_or_init(|| Form::of(self.document.write(wish.format, wish.layout))),
+                .get_or_init(|| EncodedForm::of(beta().write(Format::Json, Layout::Compact))),
+            (Format::Protobuf, _, Schema::V2) => (self.protobuf).get_or_init(|| {
+                EncodedForm::of(self.document.write(encoding.format, encoding.layout))
+            }),
             (Format::Protobuf, _, Schema::V2Beta1) => (self.protobuf_beta)
-                .get_or_init(|| Form::of(beta().write(wish.format, wish.layout))),
-            // For people, who do not ask often.
+                .get_or_init(|| EncodedForm::of(beta().write(encoding.format, encoding.layout))),
+            // Indented JSON and YAML are requested rarely, so they are not stored.
             (Format::Json | Format::Yaml | Format::Cbor, _, Schema::V2) => {
-                return Form::of(self.document.write(wish.format, wish.layout)).sent(may_gzip);
+                return EncodedForm::of(self.document.write(encoding.format, encoding.layout))
+                    .sent(may_gzip);
             }
             (Format::Json | Format::Yaml | Format::Cbor, _, Schema::V2Beta1) => {
-                return Form::of(beta().write(wish.format, wish.layout)).sent(may_gzip);
+                return EncodedForm::of(beta().write(encoding.format, encoding.layout))
+                    .sent(may_gzip);
             }
         };
-        form.sent(may_gzip)
+        encoded.sent(may_gzip)
     }
 }
 
-impl Form {
+impl EncodedForm {
     fn of(bytes: Vec<u8>) -> Self {
         Self {
             plain: bytes.into(),
@@ -88,32 +91,32 @@ impl Form {
         }
     }
 
-    fn sent(&self, may_gzip: bool) -> Sent {
+    fn sent(&self, may_gzip: bool) -> EncodedBody {
         choose(&self.plain, &self.gzip, may_gzip)
     }
 }
 
-impl Sent {
-    /// What is written for this one answer.
+impl EncodedBody {
+    /// A body that is encoded for one response.
     pub(crate) fn of(bytes: &Bytes, may_gzip: bool) -> Self {
         choose(bytes, &OnceLock::new(), may_gzip)
     }
 }
 
-fn choose(plain: &Bytes, gzipped: &OnceLock<Bytes>, may_gzip: bool) -> Sent {
-    if may_gzip && plain.len() > WORTH_COMPRESSING {
-        return Sent {
+fn choose(plain: &Bytes, gzipped: &OnceLock<Bytes>, may_gzip: bool) -> EncodedBody {
+    if may_gzip && plain.len() > MIN_COMPRESSED_BYTES {
+        return EncodedBody {
             bytes: gzipped.get_or_init(|| gzip(plain)).clone(),
             gzipped: true,
         };
     }
-    Sent {
+    EncodedBody {
         bytes: plain.clone(),
         gzipped: false,
     }
 }
 
-/// As kube-apiserver computes it: of the document without its kind.
+/// The ETag as kube-apiserver computes it: from the document without its kind.
 fn etag(document: &Document) -> HeaderValue {
     let json = serde_json::to_vec(document).unwrap_or_default();
     quoted_sha512(&json)
@@ -128,6 +131,6 @@ pub(crate) fn quoted_sha512(bytes: &[u8]) -> HeaderValue {
         let _ = write!(etag, "{byte:02X}");
     }
     etag.push('"');
-    // Digits and letters are a header value.
+    // Digits and letters are a valid header value.
     HeaderValue::try_from(etag).unwrap_or_else(|_| HeaderValue::from_static("\"\""))
 }

@@ -1,6 +1,6 @@
-//! What clients see: everything that the cluster serves, as if one server served
-//! it (KEP-4020, Discovery Merging; and what that leaves out). It is made when
-//! something has changed, on the control thread, and requests read the last one.
+//! Merged discovery: the APIs of all servers as if one server served them (KEP-4020, Discovery
+//! Merging, and the parts that the KEP does not cover). The control thread rebuilds the view after
+//! a change; requests read the last one.
 
 mod authz_cache;
 pub(crate) mod discovery_request;
@@ -17,29 +17,29 @@ use skewbridge_discovery::{Document, merge};
 use skewbridge_k8s_api::version::Version as KubeVersion;
 use skewbridge_peer_directory::{Identity, Peers, ServedApis, SharedGroupVersions};
 
-pub(crate) use authz_cache::{AuthzCache, Credential};
-pub(crate) use discovery_request::{Complete, Question};
-use encoded_document::Page;
+pub(crate) use authz_cache::{AuthzCache, CredentialDigest};
+pub(crate) use discovery_request::{CompleteDiscovery, DiscoveryRequest};
+use encoded_document::EncodedDocument;
 
-/// What all servers serve, ready to be sent.
+/// Merged discovery, encoded for responses.
 #[derive(Debug)]
 pub struct View {
     own: Identity,
-    /// Made of these, in the order of identities.
+    /// The merged servers, in the order of their identities.
     sources: Vec<Source>,
     shared: Arc<SharedGroupVersions>,
-    api: Page,
-    apis: Page,
-    /// Whether some server that runs has not told yet what it serves.
+    api: EncodedDocument,
+    apis: EncodedDocument,
+    /// Whether the APIs of a running server are not known yet.
     partial: bool,
-    /// Which schemas clients get from the local server.
+    /// The version of the local server, which decides the schemas that clients get.
     local_version: Option<KubeVersion>,
-    /// Group-versions that the local server does not serve whole, and who adds to
-    /// them.
+    /// Group-versions that the local server does not serve completely, and the peers that
+    /// contribute to them.
     pub(crate) incomplete: BTreeMap<(String, String), Vec<Identity>>,
 }
 
-/// What one server serves.
+/// The APIs of one server.
 #[derive(Debug, Clone)]
 struct Source {
     identity: Identity,
@@ -49,10 +49,10 @@ struct Source {
 
 /// The two documents of discovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
+pub(crate) enum DiscoveryRoot {
     /// `/api`: the core group.
     Api,
-    /// `/apis`: all others.
+    /// `/apis`: all other groups.
     Apis,
 }
 
@@ -62,8 +62,8 @@ const SINCE_V2: (u16, u16) = (1, 30);
 const WITHOUT_BETA: (u16, u16) = (1, 33);
 
 impl View {
-    /// Merges what is known; the view from before where that is the same. None
-    /// where there are no peers that have told: the local server's is all.
+    /// Merges the known APIs. Returns the previous view if nothing has changed, and `None` if the
+    /// APIs of no peer are known, because discovery of the local server is complete then.
     pub(crate) fn of(
         own: &Identity,
         local: &Arc<ServedApis>,
@@ -71,9 +71,9 @@ impl View {
         shared: &Arc<SharedGroupVersions>,
         before: Option<&Arc<Self>>,
     ) -> Option<Arc<Self>> {
-        let told =
+        let polled =
             (peers.peers.iter()).filter_map(|peer| Some((&peer.identity, peer.served.as_ref()?)));
-        let mut sources: Vec<_> = (told.chain([(own, local)]))
+        let mut sources: Vec<_> = (polled.chain([(own, local)]))
             .map(|(identity, served)| Source::of(identity, served))
             .collect();
         if sources.len() == 1 {
@@ -82,16 +82,16 @@ impl View {
         sources.sort_by(|one, other| one.identity.cmp(&other.identity));
         let partial = peers.peers.iter().any(|peer| peer.served.is_none());
         if let Some(before) = before
-            && before.is_of(&sources, shared)
+            && before.is_built_from(&sources, shared)
             && before.partial == partial
         {
             return Some(before.clone());
         }
-        let view = Self::made_of(own.clone(), sources, shared.clone(), partial, local.version);
+        let view = Self::build(own.clone(), sources, shared.clone(), partial, local.version);
         Some(Arc::new(view))
     }
 
-    fn made_of(
+    fn build(
         own: Identity,
         sources: Vec<Source>,
         shared: Arc<SharedGroupVersions>,
@@ -99,19 +99,19 @@ impl View {
         local_version: Option<KubeVersion>,
     ) -> Self {
         let now = Instant::now();
-        let page = |which: Which| {
+        let document = |root: DiscoveryRoot| {
             let documents: Vec<_> = (sources.iter())
                 .map(|source| {
-                    source.documents[which as usize].without(|group, version| {
+                    source.documents[root as usize].without(|group, version| {
                         source.identity != own && shared.contains(group, version, now)
                     })
                 })
                 .collect();
-            Page::of(merge(&documents.iter().collect::<Vec<_>>()))
+            EncodedDocument::of(merge(&documents.iter().collect::<Vec<_>>()))
         };
         Self {
-            api: page(Which::Api),
-            apis: page(Which::Apis),
+            api: document(DiscoveryRoot::Api),
+            apis: document(DiscoveryRoot::Apis),
             incomplete: incomplete(&own, &sources, &shared, now),
             own,
             sources,
@@ -121,19 +121,19 @@ impl View {
         }
     }
 
-    /// The same with another document of the local server, which has just sent it.
-    pub(crate) fn renewed(
+    /// The same view with a newer document of the local server.
+    pub(crate) fn with_local_document(
         &self,
-        which: Which,
+        root: DiscoveryRoot,
         document: Document,
         etag: Option<HeaderValue>,
     ) -> Self {
         let mut sources = self.sources.clone();
         if let Some(local) = sources.iter_mut().find(|it| it.identity == self.own) {
-            local.documents[which as usize] = Arc::new(document);
-            local.etags[which as usize] = etag;
+            local.documents[root as usize] = Arc::new(document);
+            local.etags[root as usize] = etag;
         }
-        Self::made_of(
+        Self::build(
             self.own.clone(),
             sources,
             self.shared.clone(),
@@ -142,28 +142,28 @@ impl View {
         )
     }
 
-    fn is_of(&self, sources: &[Source], shared: &Arc<SharedGroupVersions>) -> bool {
+    fn is_built_from(&self, sources: &[Source], shared: &Arc<SharedGroupVersions>) -> bool {
         self.sources.len() == sources.len()
             && self.sources.iter().zip(sources).all(Source::is_same)
             && Arc::ptr_eq(&self.shared, shared)
     }
 
-    /// How many servers it is made of.
+    /// The number of merged servers.
     #[cfg(test)]
     pub(crate) fn source_count(&self) -> usize {
         self.sources.len()
     }
 
-    pub(crate) fn page(&self, which: Which) -> &Page {
-        match which {
-            Which::Api => &self.api,
-            Which::Apis => &self.apis,
+    pub(crate) fn document(&self, root: DiscoveryRoot) -> &EncodedDocument {
+        match root {
+            DiscoveryRoot::Api => &self.api,
+            DiscoveryRoot::Apis => &self.apis,
         }
     }
 
-    /// What the local server calls its own document.
-    pub(crate) fn local_etag(&self, which: Which) -> Option<&HeaderValue> {
-        self.local()?.etags[which as usize].as_ref()
+    /// The ETag of the local server's document.
+    pub(crate) fn local_etag(&self, root: DiscoveryRoot) -> Option<&HeaderValue> {
+        self.local()?.etags[root as usize].as_ref()
     }
 
     fn local(&self) -> Option<&Source> {
@@ -171,45 +171,45 @@ impl View {
         sources.find(|source| source.identity == self.own)
     }
 
-    /// A group, in the whole cluster and in the local server.
+    /// A group in merged discovery, and in discovery of the local server.
     pub(crate) fn group(&self, name: &str) -> (Option<&Group>, Option<&Group>) {
-        let which = if name.is_empty() {
-            Which::Api
+        let root = if name.is_empty() {
+            DiscoveryRoot::Api
         } else {
-            Which::Apis
+            DiscoveryRoot::Apis
         };
-        let local = self.local().map(|local| &*local.documents[which as usize]);
+        let local = self.local().map(|local| &*local.documents[root as usize]);
         (
-            self.page(which).document.group(name),
+            self.document(root).document.group(name),
             local.and_then(|local| local.group(name)),
         )
     }
 
-    /// A version of a group, in the whole cluster and in the local server.
+    /// A version of a group in merged discovery, and in discovery of the local server.
     pub(crate) fn version(
         &self,
         group: &str,
         version: &str,
     ) -> (Option<&Version>, Option<&Version>) {
-        let (whole, local) = self.group(group);
+        let (merged, local) = self.group(group);
         (
-            whole.and_then(|group| group.version(version)),
+            merged.and_then(|group| group.version(version)),
             local.and_then(|group| group.version(version)),
         )
     }
 
-    /// Whether a list may name it: the whole cluster serves it, or the local
-    /// server does although it is not known here yet. The lists of servers also
-    /// have what other servers once registered and nobody serves any more; a client
-    /// that asks for that is told 404, and takes all of discovery for broken.
-    pub(crate) fn may_list(&self, group: &str, version: &str) -> bool {
+    /// Whether a list may contain a version: merged discovery has it, or the local server serves it
+    /// although the view does not have it yet. Lists of servers also contain versions that other
+    /// servers once registered and that no server serves any more. A client that requests one of
+    /// them gets 404, and treats all of discovery as failed.
+    pub(crate) fn is_listable(&self, group: &str, version: &str) -> bool {
         self.partial
             || self.version(group, version).0.is_some()
             || self.shared.contains(group, version, Instant::now())
     }
 
-    /// Removes versions that all servers share and that the local one does not list.
-    pub(crate) fn leave_out_gone(&self, group: &mut ApiGroup, listed: Option<&ApiGroup>) {
+    /// Removes shared versions that the local server does not list any more.
+    pub(crate) fn remove_deleted_versions(&self, group: &mut ApiGroup, listed: Option<&ApiGroup>) {
         let now = Instant::now();
         let name = group.name.clone();
         group.versions.retain(|version| {
@@ -221,10 +221,11 @@ impl View {
         }
     }
 
-    /// As the local server: a client gets no other schema through a bridge.
-    fn is_spoken(&self, schema: Schema) -> bool {
-        // A server that does not aggregate has been asked for lists.
-        if self.local_etag(Which::Apis).is_none() {
+    /// Whether the local server serves this schema: a client gets the same schemas with and without
+    /// a bridge.
+    fn serves_schema(&self, schema: Schema) -> bool {
+        // A server without aggregated discovery was polled by lists, which have no ETag.
+        if self.local_etag(DiscoveryRoot::Apis).is_none() {
             return false;
         }
         let Some(version) = &self.local_version else {
@@ -237,7 +238,7 @@ impl View {
         }
     }
 
-    /// Of what has to be written first, the length.
+    /// The sizes of the JSON documents by path.
     pub(crate) fn sizes(&self) -> [(&'static str, usize); 2] {
         [
             ("/api", self.api.json.len()),
@@ -246,7 +247,7 @@ impl View {
     }
 }
 
-/// Who serves what the local server does not.
+/// The peers that serve APIs that the local server does not serve, by group-version.
 fn incomplete(
     own: &Identity,
     sources: &[Source],
@@ -256,11 +257,12 @@ fn incomplete(
     let mut incomplete = BTreeMap::<_, Vec<Identity>>::new();
     let local = sources.iter().find(|source| source.identity == *own);
     for source in sources.iter().filter(|source| source.identity != *own) {
-        for which in 0..2 {
-            let local = local.map(|local| &*local.documents[which]);
-            for (group, version) in source.documents[which].versions() {
-                let here = local.and_then(|local| local.version(group, &version.version));
-                let adds = here.is_none_or(|here| !version.is_subset_of(here));
+        for root in 0..2 {
+            let local = local.map(|local| &*local.documents[root]);
+            for (group, version) in source.documents[root].versions() {
+                let local_version = local.and_then(|local| local.version(group, &version.version));
+                let adds =
+                    local_version.is_none_or(|local_version| !version.is_subset_of(local_version));
                 if adds && !shared.contains(group, &version.version, now) {
                     let key = (group.to_owned(), version.version.clone());
                     incomplete

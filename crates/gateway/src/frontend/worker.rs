@@ -23,7 +23,7 @@ use crate::client_connection::ClientConnection;
 use crate::connection_slots::Slot;
 use crate::metrics::Gauge;
 use crate::metrics::connections::EvictionReason;
-use crate::proxy::handler::{Connection, Inner};
+use crate::proxy::handler::{ConnectionHandler, ConnectionState};
 use crate::state::GatewayState;
 use crate::upstream::Pools;
 use skewbridge_http_engine::buffer_budget::ClientLimits;
@@ -234,14 +234,14 @@ async fn serve(
         .unwrap_or_default();
     let is_h2 = session.alpn_protocol() == Some(b"h2");
     let drain = bridge.drain.clone();
-    let presented = ClientCertState::of_client(peer, chain);
-    client.note_certificate(presented.class(&bridge.live.trust.load_full()));
-    let service = Connection(Arc::new(Inner {
+    let client_cert = ClientCertState::of_client(peer, chain);
+    client.note_certificate(client_cert.class(&bridge.live.trust.load_full()));
+    let service = ConnectionHandler(Arc::new(ConnectionState {
         limits: ClientLimits::new(client.clone(), bridge.buffers.clone()),
         bridge,
         pools,
         client,
-        presented,
+        client_cert,
     }));
     let io = ClientIo::Tls(Box::new(tls));
     if is_h2 {

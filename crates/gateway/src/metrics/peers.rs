@@ -31,7 +31,7 @@ pub(crate) struct PeerMetrics {
     up: Family<PeerLabels, Gauge>,
     polls: Family<PollLabels, Counter>,
     registry_up: Gauge,
-    taking_part: Gauge,
+    peering_enabled: Gauge,
     member: AtomicBool,
     without_bridge: Gauge,
     series: Mutex<Series>,
@@ -219,7 +219,7 @@ impl PeerMetrics {
             up: Family::default(),
             polls: Family::default(),
             registry_up: Gauge::default(),
-            taking_part: Gauge::default(),
+            peering_enabled: Gauge::default(),
             member: AtomicBool::new(false),
             without_bridge: Gauge::default(),
             series: Mutex::default(),
@@ -278,12 +278,12 @@ impl PeerMetrics {
         bridge.register(
             "peering_enabled",
             "Whether peers are asked for what the local kube-apiserver does not serve",
-            metrics.taking_part.clone(),
+            metrics.peering_enabled.clone(),
         );
         bridge.register(
             "peering",
             "Deprecated: skewbridge_peering_enabled",
-            metrics.taking_part.clone(),
+            metrics.peering_enabled.clone(),
         );
         bridge.register(
             "peers_without_bridge",
@@ -298,15 +298,15 @@ impl PeerMetrics {
     }
 
     /// Whether the bridge is one of several servers, as far as its flags allow it.
-    pub(crate) fn taking_part(&self, takes_part: bool) {
-        self.member.store(takes_part, Ordering::Relaxed);
-        self.taking_part.set(i64::from(takes_part));
+    pub(crate) fn set_peering_enabled(&self, enabled: bool) {
+        self.member.store(enabled, Ordering::Relaxed);
+        self.peering_enabled.set(i64::from(enabled));
     }
 
     /// Whether CA files keep it from asking peers.
     pub(crate) fn in_conflict(&self, in_conflict: bool) {
-        let takes_part = self.member.load(Ordering::Relaxed) && !in_conflict;
-        self.taking_part.set(i64::from(takes_part));
+        let enabled = self.member.load(Ordering::Relaxed) && !in_conflict;
+        self.peering_enabled.set(i64::from(enabled));
     }
 
     /// How many peers have no bridge any more.

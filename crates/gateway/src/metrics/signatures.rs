@@ -8,7 +8,7 @@ use prometheus_client::registry::Registry;
 /// Counters of signed requests.
 #[derive(Debug)]
 pub(crate) struct SignatureMetrics {
-    judged: Family<ResultLabels, Counter>,
+    verified: Family<ResultLabels, Counter>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -20,27 +20,26 @@ const ACCEPTED: &str = "accepted";
 
 impl SignatureMetrics {
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let judged = Family::default();
+        let verified = Family::default();
         let bridge = registry.sub_registry_with_prefix("skewbridge");
         bridge.register(
             "http_signatures",
-            "Requests with a signature (--http-signature-keys), by what became of them",
-            Family::clone(&judged),
+            "Requests with a signature (--http-signature-keys), by result",
+            Family::clone(&verified),
         );
-        Self { judged }
+        Self { verified }
     }
 
-    /// From now on there are series for all results, so that the first refusal is
-    /// an increase.
-    pub(crate) fn will_judge(&self, rejections: impl Iterator<Item = &'static str>) {
+    /// Creates the series of all results, so that the first rejection is an increase.
+    pub(crate) fn create_series(&self, rejections: impl Iterator<Item = &'static str>) {
         for result in rejections.chain([ACCEPTED]) {
-            drop(self.judged.get_or_create(&ResultLabels { result }));
+            drop(self.verified.get_or_create(&ResultLabels { result }));
         }
     }
 
-    /// Counts a signed request; a rejected one with its reason.
-    pub(crate) fn judged(&self, rejection: Option<&'static str>) {
+    /// Counts a signed request; a rejected one with its error.
+    pub(crate) fn verified(&self, rejection: Option<&'static str>) {
         let result = rejection.unwrap_or(ACCEPTED);
-        self.judged.get_or_create(&ResultLabels { result }).inc();
+        self.verified.get_or_create(&ResultLabels { result }).inc();
     }
 }

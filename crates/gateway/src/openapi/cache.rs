@@ -1,4 +1,4 @@
-//! Completed documents, kept for who asks next.
+//! A least-recently-used cache of merged documents.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,25 +7,25 @@ use http::HeaderValue;
 use skewbridge_openapi::Format;
 use skewbridge_peer_directory::Identity;
 
-use super::Page;
+use super::DocumentId;
 
-/// A document that is made of several servers'.
+/// A document that was merged from several servers.
 #[derive(Debug)]
-pub(crate) struct Published {
-    pub(crate) page: Page,
+pub(crate) struct MergedDocument {
+    pub(crate) document_id: DocumentId,
     pub(crate) format: Format,
     pub(crate) plain: Bytes,
     pub(crate) gzip: Bytes,
-    /// Of all parts: clients keep the document under it, for a year. None if some
-    /// part is missing, so that it must not be kept.
+    /// The hash of all parts. Clients cache the document under it for a year. `None` if a part is
+    /// missing, because the document must not be cached then.
     pub(crate) hash: Option<String>,
-    /// What the local server calls its part.
+    /// The ETag of the local server's document.
     pub(crate) local_etag: Option<HeaderValue>,
-    /// What others have added.
+    /// The documents of peers.
     pub(crate) parts: Vec<Part>,
 }
 
-/// What a peer has added to a document.
+/// The document of a peer, which is a part of a merged document.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     pub(crate) identity: Identity,
@@ -33,39 +33,42 @@ pub(crate) struct Part {
     pub(crate) bytes: Bytes,
 }
 
-impl Published {
+impl MergedDocument {
     fn size(&self) -> usize {
         let parts: usize = self.parts.iter().map(|part| part.bytes.len()).sum();
         self.plain.len() + self.gzip.len() + parts
     }
 }
 
-/// What is kept at most. A cluster in the middle of an upgrade has a handful of
-/// documents of about a megabyte.
-const MAX_BYTES: usize = 64 * 1024 * 1024;
+/// A cluster in the middle of an upgrade has a handful of documents of about 1 MiB.
+const MAX_CACHE_BYTES: usize = 64 * 1024 * 1024;
 
-/// Documents, the one used last at the end.
+/// Merged documents; the most recently used one is the last.
 #[derive(Debug, Default)]
-pub(crate) struct OpenApiCache(Mutex<Vec<Arc<Published>>>);
+pub(crate) struct OpenApiCache(Mutex<Vec<Arc<MergedDocument>>>);
 
 impl OpenApiCache {
-    pub(crate) fn get(&self, page: &Page, format: Format) -> Option<Arc<Published>> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = kept
+    pub(crate) fn get(
+        &self,
+        document_id: &DocumentId,
+        format: Format,
+    ) -> Option<Arc<MergedDocument>> {
+        let mut documents = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = documents
             .iter()
-            .position(|it| it.page == *page && it.format == format)?;
-        let found = kept.remove(at);
-        kept.push(found.clone());
+            .position(|it| it.document_id == *document_id && it.format == format)?;
+        let found = documents.remove(at);
+        documents.push(found.clone());
         Some(found)
     }
 
-    pub(crate) fn put(&self, published: Arc<Published>) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|it| it.page != published.page || it.format != published.format);
-        kept.push(published);
-        let mut total: usize = kept.iter().map(|it| it.size()).sum();
-        while total > MAX_BYTES && kept.len() > 1 {
-            total -= kept.remove(0).size();
+    pub(crate) fn put(&self, merged: Arc<MergedDocument>) {
+        let mut documents = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        documents.retain(|it| it.document_id != merged.document_id || it.format != merged.format);
+        documents.push(merged);
+        let mut total: usize = documents.iter().map(|it| it.size()).sum();
+        while total > MAX_CACHE_BYTES && documents.len() > 1 {
+            total -= documents.remove(0).size();
         }
     }
 }
@@ -74,9 +77,9 @@ impl OpenApiCache {
 mod tests {
     use super::*;
 
-    fn published(version: &str, bytes: usize) -> Arc<Published> {
-        Arc::new(Published {
-            page: page(version),
+    fn merged(version: &str, bytes: usize) -> Arc<MergedDocument> {
+        Arc::new(MergedDocument {
+            document_id: document_id(version),
             format: Format::Json,
             plain: vec![0; bytes].into(),
             gzip: Bytes::new(),
@@ -86,26 +89,26 @@ mod tests {
         })
     }
 
-    fn page(version: &str) -> Page {
-        Page::GroupVersion {
+    fn document_id(version: &str) -> DocumentId {
+        DocumentId::GroupVersion {
             group: "g".to_owned(),
             version: version.to_owned(),
         }
     }
 
     #[test]
-    fn what_was_not_used_for_longest_makes_room() {
-        let shelf = OpenApiCache::default();
-        shelf.put(published("v1", MAX_BYTES / 3));
-        shelf.put(published("v2", MAX_BYTES / 3));
-        assert!(shelf.get(&page("v1"), Format::Json).is_some());
-        assert!(shelf.get(&page("v1"), Format::Protobuf).is_none());
-        shelf.put(published("v3", MAX_BYTES / 2));
-        assert!(shelf.get(&page("v2"), Format::Json).is_none());
-        assert!(shelf.get(&page("v1"), Format::Json).is_some());
-        // One that is too large is kept until the next.
-        shelf.put(published("v4", 2 * MAX_BYTES));
-        assert!(shelf.get(&page("v4"), Format::Json).is_some());
-        assert!(shelf.get(&page("v1"), Format::Json).is_none());
+    fn the_least_recently_used_document_is_evicted() {
+        let cache = OpenApiCache::default();
+        cache.put(merged("v1", MAX_CACHE_BYTES / 3));
+        cache.put(merged("v2", MAX_CACHE_BYTES / 3));
+        assert!(cache.get(&document_id("v1"), Format::Json).is_some());
+        assert!(cache.get(&document_id("v1"), Format::Protobuf).is_none());
+        cache.put(merged("v3", MAX_CACHE_BYTES / 2));
+        assert!(cache.get(&document_id("v2"), Format::Json).is_none());
+        assert!(cache.get(&document_id("v1"), Format::Json).is_some());
+        // A document larger than the cache stays until the next insertion.
+        cache.put(merged("v4", 2 * MAX_CACHE_BYTES));
+        assert!(cache.get(&document_id("v4"), Format::Json).is_some());
+        assert!(cache.get(&document_id("v1"), Format::Json).is_none());
     }
 }

@@ -1,6 +1,6 @@
-//! OpenAPI of the whole cluster: which documents the local server does not have
-//! whole, and the same completed with what peers publish. KEP-4020 leaves this out,
-//! and `kubectl explain` and validation then know half of the cluster.
+//! Merged OpenAPI of the cluster: documents of the local server, completed with those of peers.
+//! KEP-4020 does not cover OpenAPI; without this, `kubectl explain` and validation only know the
+//! APIs of one server.
 
 mod cache;
 
@@ -15,13 +15,13 @@ use skewbridge_peer_directory::Identity;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-pub(crate) use cache::{OpenApiCache, Part, Published};
+pub(crate) use cache::{MergedDocument, OpenApiCache, Part};
 
-/// A document.
+/// An OpenAPI document.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Page {
+pub(crate) enum DocumentId {
     /// `/openapi/v2`
-    Everything,
+    V2,
     /// `/openapi/v3/apis/GROUP/VERSION`
     GroupVersion {
         /// Empty for the core group.
@@ -30,11 +30,11 @@ pub(crate) enum Page {
     },
 }
 
-impl Page {
-    /// Where every server has it.
+impl DocumentId {
+    /// The path of the document on every server.
     pub(crate) fn path(&self) -> String {
         match self {
-            Self::Everything => "/openapi/v2".to_owned(),
+            Self::V2 => "/openapi/v2".to_owned(),
             Self::GroupVersion { group, version } if group.is_empty() => {
                 format!("/openapi/v3/api/{version}")
             }
@@ -44,7 +44,7 @@ impl Page {
 
     pub(crate) fn spec(&self) -> Spec {
         match self {
-            Self::Everything => Spec::V2,
+            Self::V2 => Spec::V2,
             Self::GroupVersion { .. } => Spec::V3,
         }
     }
@@ -59,21 +59,21 @@ pub(crate) fn negotiate(headers: &HeaderMap, spec: Spec) -> Option<Format> {
         .iter()
         .filter_map(|range| match (&*range.kind, &*range.subtype) {
             ("*" | "application", "*") => Some(Format::Json),
-            (kind, subkind) => Format::from_media_type(spec, &format!("{kind}/{subkind}")),
+            (kind, subtype) => Format::from_media_type(spec, &format!("{kind}/{subtype}")),
         });
     formats.next()
 }
 
-/// Who adds something to what the local server has of a document.
+/// The peers that serve parts of a document that the local server lacks.
 pub(crate) type PeerIds = Vec<Identity>;
 
-/// A request to complete a document with what peers publish.
+/// A request to merge a document of the local server with those of peers.
 #[derive(Debug)]
 pub(crate) enum MergeRequest {
-    /// The list of documents; the bytes are the local server's.
+    /// The list of documents; `local` is the list of the local server.
     Index {
         local: Bytes,
-        /// Who adds to which group-version.
+        /// The peers that contribute to each group-version.
         contributors: Vec<((String, String), PeerIds)>,
         reply: oneshot::Sender<Option<Vec<u8>>>,
     },
@@ -84,21 +84,21 @@ pub(crate) enum MergeRequest {
 /// A request for one document.
 #[derive(Debug)]
 pub(crate) struct DocumentRequest {
-    pub(crate) page: Page,
+    pub(crate) document_id: DocumentId,
     pub(crate) format: Format,
-    pub(crate) local: Local,
+    pub(crate) local: LocalDocument,
     pub(crate) contributors: PeerIds,
-    /// Group-versions that peers may add to.
+    /// Group-versions that peers contribute to.
     pub(crate) incomplete: Vec<(String, String)>,
-    pub(crate) reply: oneshot::Sender<Option<std::sync::Arc<Published>>>,
+    pub(crate) reply: oneshot::Sender<Option<std::sync::Arc<MergedDocument>>>,
 }
 
-/// What the local server has of a document, as far as it has just said.
+/// The document of the local server, as far as its response shows.
 #[derive(Debug, Clone)]
-pub(crate) enum Local {
-    /// Nothing.
-    Nothing,
-    /// This one, and if it was sent along, here it is.
+pub(crate) enum LocalDocument {
+    /// The local server does not have the document.
+    Missing,
+    /// The ETag of the document, and its content if the response contained it.
     Tagged(HeaderValue, Option<Bytes>),
 }
 
@@ -106,7 +106,7 @@ pub(crate) enum Local {
 #[derive(Debug)]
 pub(crate) struct OpenApiService {
     pub(crate) cache: OpenApiCache,
-    orders: mpsc::Sender<MergeRequest>,
+    merge_requests: mpsc::Sender<MergeRequest>,
 }
 
 /// How long a request waits for peers and for merging.
@@ -117,38 +117,38 @@ const MAX_MERGE_REQUESTS: usize = 64;
 
 impl OpenApiService {
     pub(crate) fn new() -> (Self, mpsc::Receiver<MergeRequest>) {
-        let (orders, receiver) = mpsc::channel(MAX_MERGE_REQUESTS);
+        let (merge_requests, receiver) = mpsc::channel(MAX_MERGE_REQUESTS);
         let openapi = Self {
             cache: OpenApiCache::default(),
-            orders,
+            merge_requests,
         };
         (openapi, receiver)
     }
 
-    /// The list, completed; none where that is not possible now.
+    /// The merged list; `None` if it is not available in time.
     pub(crate) async fn index(
         &self,
         local: Bytes,
         contributors: Vec<((String, String), PeerIds)>,
     ) -> Option<Vec<u8>> {
-        let (reply, answer) = oneshot::channel();
-        let order = MergeRequest::Index {
+        let (reply, response) = oneshot::channel();
+        let request = MergeRequest::Index {
             local,
             contributors,
             reply,
         };
-        self.orders.try_send(order).ok()?;
-        timeout(MERGE_TIMEOUT, answer).await.ok()?.ok()?
+        self.merge_requests.try_send(request).ok()?;
+        timeout(MERGE_TIMEOUT, response).await.ok()?.ok()?
     }
 
-    /// A document, completed; none where that is not possible now.
+    /// A merged document; `None` if it is not available in time.
     pub(crate) async fn document(
         &self,
-        order: impl FnOnce(oneshot::Sender<Option<std::sync::Arc<Published>>>) -> DocumentRequest,
-    ) -> Option<std::sync::Arc<Published>> {
-        let (reply, answer) = oneshot::channel();
-        let order = MergeRequest::Document(Box::new(order(reply)));
-        self.orders.try_send(order).ok()?;
-        timeout(MERGE_TIMEOUT, answer).await.ok()?.ok()?
+        request: impl FnOnce(oneshot::Sender<Option<std::sync::Arc<MergedDocument>>>) -> DocumentRequest,
+    ) -> Option<std::sync::Arc<MergedDocument>> {
+        let (reply, response) = oneshot::channel();
+        let request = MergeRequest::Document(Box::new(request(reply)));
+        self.merge_requests.try_send(request).ok()?;
+        timeout(MERGE_TIMEOUT, response).await.ok()?.ok()?
     }
 }

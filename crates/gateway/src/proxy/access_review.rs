@@ -78,8 +78,8 @@ fn review_body(info: &RequestInfo<'_>) -> Bytes {
     serde_json::to_vec(&review).unwrap_or_default().into()
 }
 
-/// Asks upstream, as the caller, whether the caller may `create` this stream. If upstream
-/// refuses the review itself (not authenticated, not authorized), its response is returned.
+/// Asks upstream as the caller whether the caller may `create` this stream. If upstream rejects
+/// the review itself (not authenticated, not authorized), its response is returned.
 pub(crate) async fn check_create(
     head: &Parts,
     outbound: &OutboundRequest<'_>,
@@ -104,7 +104,7 @@ pub(crate) async fn check_create(
         .headers
         .insert(CONTENT_LENGTH, review_body.len().into());
     let sent = outbound
-        .ask(request, RequestBody::Full(review_body), record)
+        .send_subrequest(request, RequestBody::Full(review_body), record)
         .await;
     let response =
         match sent.map_err(|error| error.respond(outbound.context).map(ResponseBody::full))? {
@@ -112,8 +112,8 @@ pub(crate) async fn check_create(
                 response
             }
             UpstreamResponse::Response(response) if response.status().is_success() => {
-                let why = "upstream sent no valid response to a SelfSubjectAccessReview";
-                return Err(error_response(&Status::bad_gateway(why)));
+                let message = "upstream sent no valid response to a SelfSubjectAccessReview";
+                return Err(error_response(&Status::bad_gateway(message)));
             }
             UpstreamResponse::Response(response) => return Err(response),
             UpstreamResponse::Upgraded(..) => {
@@ -130,8 +130,8 @@ pub(crate) async fn check_create(
             Err(error_response(&Status::forbidden(denied)))
         }
         Ok(ReviewResponse { status }) => {
-            let why = format!("{denied}: {}", status.reason);
-            Err(error_response(&Status::forbidden(why)))
+            let message = format!("{denied}: {}", status.reason);
+            Err(error_response(&Status::forbidden(message)))
         }
         Err(error) => Err(error_response(&Status::bad_gateway(format!(
             "upstream sent no valid response to a SelfSubjectAccessReview: {error}"
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_review_asks_for_create() {
+    fn the_review_is_for_the_verb_create() {
         let path = DecodedPath::new("/api/v1/namespaces/n/pods/p/exec").unwrap();
         let info = RequestInfo::parse(&Method::POST, &path, None);
         let review_body: serde_json::Value = serde_json::from_slice(&review_body(&info)).unwrap();

@@ -1,4 +1,4 @@
-//! Why a request has no response of a server, and the response that the client gets instead.
+//! Errors of the request path, and their responses to the client.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use http::{Response, StatusCode};
 use skewbridge_k8s_api::status::Status;
 
 use super::request_context::RequestContext;
-use crate::bridge_headers::not_processed;
+use crate::bridge_headers::mark_not_processed;
 use crate::error_response;
 use crate::health;
 use crate::routing::Refusal;
@@ -15,7 +15,7 @@ use crate::state::GatewayState;
 use crate::upstream::SendError;
 
 /// Why a bridge that drains is not ready.
-const LEAVING: &str = "the bridge is shutting down";
+const SHUTTING_DOWN: &str = "the bridge is shutting down";
 
 /// KEP-4020, Aggregation Layer, 5.
 const PEER_FAILED: &str = "Error while proxying request to destination apiserver";
@@ -28,29 +28,29 @@ pub(crate) struct ProxyError {
     source: Option<SendError>,
 }
 
-/// Whether the request may be given to another server, writes included.
+/// Whether the request can be retried at another server, also if it is a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Retry {
-    /// It is certain that no server has processed it.
+    /// No server has processed it.
     Safe,
-    /// A server may have processed it, or another one would refuse it as well.
+    /// A server may have processed it, or another server would reject it as well.
     Unsafe,
 }
 
 #[derive(Debug)]
 enum ErrorKind {
-    /// The request is refused as it is. The Status names no server.
+    /// The request is invalid. The Status names no server.
     Rejected(Box<Status>),
-    /// Routing has refused it.
+    /// Routing has rejected it.
     Refused(Refusal),
     /// The local kube-apiserver gave no response.
     Local,
     /// The local kube-apiserver has been replaced by one that does not serve this.
     LocalReplaced,
-    /// No peer has taken the request.
+    /// No peer has accepted the request.
     NoPeer(String),
-    /// A peer may have processed the request. Told to repeat it, a client would have it
-    /// processed twice.
+    /// A peer may have processed the request. The response has no `Retry-After`, because a retry
+    /// could process it twice.
     PeerLost(String),
     /// The response of a server cannot be used.
     Unusable(Box<Status>),
@@ -67,16 +67,16 @@ impl ProxyError {
         }
     }
 
-    /// The request is refused as it is.
+    /// The request is invalid.
     pub(crate) fn rejected(status: Status) -> Self {
         Self::new(ErrorKind::Rejected(Box::new(status)), Retry::Unsafe)
     }
 
-    /// Routing has refused the request.
+    /// Routing has rejected the request.
     pub(crate) fn refused(refusal: Refusal) -> Self {
-        use Refusal::{NotHere, PeerUnknown, TooEarly};
+        use Refusal::{NotServed, PeerUnknown, TooEarly};
         let retry = match refusal {
-            TooEarly(_) | NotHere | PeerUnknown(_) => Retry::Safe,
+            TooEarly(_) | NotServed | PeerUnknown(_) => Retry::Safe,
             _ => Retry::Unsafe,
         };
         Self::new(ErrorKind::Refused(refusal), retry)
@@ -100,7 +100,7 @@ impl ProxyError {
         Self::new(ErrorKind::LocalReplaced, Retry::Safe)
     }
 
-    /// No peer has taken the request.
+    /// No peer has accepted the request.
     pub(crate) fn no_peer(why: impl Into<String>) -> Self {
         Self::new(ErrorKind::NoPeer(why.into()), Retry::Safe)
     }
@@ -110,7 +110,7 @@ impl ProxyError {
         Self::new(ErrorKind::PeerLost(why.into()), Retry::Unsafe)
     }
 
-    /// A peer gave no response; another one may.
+    /// A peer gave no response; the request can be retried at another one.
     pub(crate) fn peer(error: SendError) -> Self {
         let peer = Self::no_peer(error.to_string());
         Self {
@@ -129,7 +129,7 @@ impl ProxyError {
         Self::new(ErrorKind::Timeout(limit), Retry::Unsafe)
     }
 
-    /// The failure of the connection, or this error where there was none.
+    /// The error of the connection, or this error if there is none.
     pub(crate) fn into_source(self) -> Result<SendError, Self> {
         match self.source {
             Some(source) => Ok(source),
@@ -152,7 +152,7 @@ impl ProxyError {
                 None => Status::bad_gateway("no response"),
             },
             ErrorKind::LocalReplaced => error_response::later(format!(
-                "{} does not serve this any more; which servers do is being found out",
+                "{} does not serve this any more; discovery of other servers is in progress",
                 bridge.upstream_name()
             )),
             ErrorKind::NoPeer(why) => error_response::later(format!("{PEER_FAILED}: {why}")),
@@ -170,19 +170,19 @@ impl ProxyError {
         code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
-    /// The response to the client. For a peer, a header says whether the request may be sent to
+    /// The response to the client. For a peer, a header marks a request that can be retried at
     /// another server.
     pub(crate) fn respond(&self, context: &RequestContext<'_>) -> Response<Bytes> {
         if let ErrorKind::Refused(Refusal::NotReady) = &self.kind {
-            return health::not_ready(LEAVING);
+            return health::not_ready(SHUTTING_DOWN);
         }
         let status = self.status(context.bridge);
         let mut response = match &self.kind {
             ErrorKind::Rejected(_) => error_response::status(&status, context.format),
             _ => error_response::status(&context.detail.of_status(&status), context.format),
         };
-        if context.from_peer && self.retry == Retry::Safe {
-            not_processed(response.headers_mut());
+        if context.from_front_proxy && self.retry == Retry::Safe {
+            mark_not_processed(response.headers_mut());
         }
         response
     }
@@ -190,7 +190,7 @@ impl ProxyError {
 
 fn refusal_status(refusal: &Refusal, bridge: &GatewayState) -> Status {
     match refusal {
-        Refusal::NotReady => Status::unavailable(LEAVING),
+        Refusal::NotReady => Status::unavailable(SHUTTING_DOWN),
         Refusal::Unauthorized => Status::unauthorized(),
         Refusal::CannotAssert => Status::internal(
             "this gateway has no --proxy-client-cert-file to assert an identity with",
@@ -199,17 +199,17 @@ fn refusal_status(refusal: &Refusal, bridge: &GatewayState) -> Status {
             "this request has passed this gateway before: --upstream leads back to it",
         ),
         Refusal::TooEarly(missing) => error_response::later(format!(
-            "the gateway of {} has just started and does not know yet {}",
+            "the gateway of {} has just started and does not know {} yet",
             bridge.upstream_name(),
             missing.as_str()
         )),
-        Refusal::NotHere => error_response::later(format!(
+        Refusal::NotServed => error_response::later(format!(
             "a peer sent this request to {}, which does not serve it any more",
             bridge.upstream_name()
         )),
         Refusal::PeerUnknown(identity) => error_response::later(match &bridge.cluster_handle {
             Some(cluster_handle) => cluster_handle.unknown_peer(identity),
-            None => format!("not served here, nor known of {identity}"),
+            None => format!("not served here, and the APIs of {identity} are not known yet"),
         }),
     }
 }

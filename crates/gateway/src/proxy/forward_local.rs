@@ -1,5 +1,5 @@
-//! Forwards a request to the local kube-apiserver: once, or again if it is certain that the first
-//! attempt had no effect.
+//! Forwards a request to the local server. It is retried if the server has certainly not processed
+//! it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,18 +17,20 @@ use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_http_engine::header_bounds;
 use skewbridge_http_engine::header_bounds::HeaderLimit;
 
-/// A server that refuses connections is often one that is just starting.
-const BEFORE_RECONNECT: Duration = Duration::from_millis(100);
+/// The delay before a retry after a failed connect. A server that refuses connections is often just
+/// starting.
+const RECONNECT_DELAY: Duration = Duration::from_millis(100);
 
-/// How often a request is sent that meets a GOAWAY each time, as Go's own clients do it.
-/// kube-apiserver sends one after each answer to somebody without a name
-/// (`UnauthenticatedHTTP2DOSMitigation`): where several of them ask at once, that is not rare.
-const MOST_GOAWAYS: u32 = 6;
+/// How often a request is sent if each attempt ends with GOAWAY, as in Go's HTTP/2 client.
+/// kube-apiserver sends GOAWAY after each response to an anonymous request
+/// (`UnauthenticatedHTTP2DOSMitigation`), so it is not rare for concurrent anonymous requests.
+const MAX_GOAWAY_ATTEMPTS: u32 = 6;
 
-/// Before the second repetition; twice as long before each further one.
-const BEFORE_REPEATING: Duration = Duration::from_millis(2);
+/// The delay before the second retry, doubled before each further one.
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(2);
 
-/// Sends a request to the local server, or to a peer where the local server does not serve it.
+/// Sends a request to the local server, or to a peer if the local server does not serve it any
+/// more.
 pub(crate) async fn forward(
     context: &RequestContext<'_>,
     pool: &Arc<Pool>,
@@ -36,25 +38,27 @@ pub(crate) async fn forward(
     request: &mut Request<ReplayBody>,
     record: &mut AccessLogEntry,
 ) -> Result<UpstreamResponse, ProxyError> {
-    let introduced = context.set_identity_for_local(request.headers_mut());
-    introduced.map_err(ProxyError::rejected)?;
+    let identity_set = context.set_identity_for_local(request.headers_mut());
+    identity_set.map_err(ProxyError::rejected)?;
     let bytes = header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
         .inspect_err(|_| context.met_header_limit(HeaderLimit::OutgoingTooLarge))
         .map_err(ProxyError::rejected)?;
     request.body_mut().set_header_bytes(bytes);
     let outcome = match send(context, pool, prefer, request).await {
-        Ok(UpstreamResponse::Response(response)) if is_doubtful(context, &response) => {
-            let unmasked = Box::pin(context.detect_unserved_404(response)).await;
+        Ok(UpstreamResponse::Response(response)) if may_be_unserved_404(context, &response) => {
+            let checked = Box::pin(context.detect_unserved_404(response)).await;
             Ok(UpstreamResponse::Response(
-                unmasked.map_err(|_| not_here(context))?,
+                checked.map_err(|_| local_replaced(context))?,
             ))
         }
         outcome => outcome,
     };
     match outcome {
-        Err(SendError::Declined(_)) => Box::pin(elsewhere(context, prefer, request, record)).await,
+        Err(SendError::Declined(_)) => {
+            Box::pin(forward_to_peers(context, prefer, request, record)).await
+        }
         outcome => outcome.map_err(|error| {
-            tracing::debug!(%error, "no answer from upstream");
+            tracing::debug!(%error, "upstream gave no response");
             ProxyError::local(error)
         }),
     }
@@ -66,31 +70,31 @@ async fn send(
     prefer: ProtocolPreference,
     request: &mut Request<ReplayBody>,
 ) -> Result<UpstreamResponse, SendError> {
-    // A false 404: the server has been replaced by one that does not serve this
-    // any more, before we have heard what it does serve.
+    // An unserved 404: the server has been replaced by one that does not serve this any more, and
+    // its discovery has not been polled yet.
     let declines = |status, headers: &_| {
         context.is_unknown_path(status, headers)
-            && (context.hopped || !matches!(context.elsewhere(), ServedBy::Local))
+            && (context.rerouted || !matches!(context.served_by_peers(), ServedBy::Local))
     };
     let error = match pool.send_or_decline(request, prefer, declines).await {
         Err(error @ SendError::Declined(_)) => return Err(error),
         Err(error) if error.is_safe_to_retry() && request.body_mut().rewind() => error,
         outcome => return outcome,
     };
-    let repeating = async {
+    let retries = async {
         let (mut error, mut sent) = (error, 1);
         loop {
-            tracing::debug!(%error, "upstream did not take a request; it is sent once more");
+            tracing::debug!(%error, "upstream did not process a request; it is retried");
             context.bridge.metrics.upstream_retry();
             if matches!(error, SendError::Connect(_)) {
-                sleep(BEFORE_RECONNECT).await;
+                sleep(RECONNECT_DELAY).await;
             } else if sent > 1 {
-                sleep(BEFORE_REPEATING * 2u32.pow(sent - 2)).await;
+                sleep(FIRST_RETRY_DELAY * 2u32.pow(sent - 2)).await;
             }
             sent += 1;
             error = match pool.send_or_decline(request, prefer, declines).await {
                 Err(error @ SendError::GoneAway(_))
-                    if sent < MOST_GOAWAYS && request.body_mut().rewind() =>
+                    if sent < MAX_GOAWAY_ATTEMPTS && request.body_mut().rewind() =>
                 {
                     error
                 }
@@ -98,35 +102,35 @@ async fn send(
             };
         }
     };
-    // Boxed: it happens seldom, and each watch would have room for it.
-    Box::pin(repeating).await
+    // Boxed: retries are rare, and the future of watches should be small.
+    Box::pin(retries).await
 }
 
-/// The local server knows no such path, and another one does.
-async fn elsewhere(
+/// Sends a request that the local server does not serve to the peers that do.
+async fn forward_to_peers(
     context: &RequestContext<'_>,
     prefer: ProtocolPreference,
     request: &mut Request<ReplayBody>,
     record: &mut AccessLogEntry,
 ) -> Result<UpstreamResponse, ProxyError> {
-    let gone = not_here(context);
-    match context.elsewhere() {
-        ServedBy::Peers(peers) if !context.hopped && request.body_mut().rewind() => {
+    let error = local_replaced(context);
+    match context.served_by_peers() {
+        ServedBy::Peers(peers) if !context.rerouted && request.body_mut().rewind() => {
             record.route("peer");
             forward_peer::forward(context, peers, prefer, request, record).await
         }
-        _ => Err(gone),
+        _ => Err(error),
     }
 }
 
-/// A 404 for what another server serves, or what a peer sent here.
-fn is_doubtful(context: &RequestContext<'_>, response: &Response<ResponseBody>) -> bool {
+/// Whether a response is 404 for a request that a peer serves, or that a peer has rerouted.
+fn may_be_unserved_404(context: &RequestContext<'_>, response: &Response<ResponseBody>) -> bool {
     response.status() == StatusCode::NOT_FOUND
-        && (context.hopped || !matches!(context.elsewhere(), ServedBy::Local))
+        && (context.rerouted || !matches!(context.served_by_peers(), ServedBy::Local))
 }
 
-/// The local server has been replaced, and we had not heard of it.
-fn not_here(context: &RequestContext<'_>) -> ProxyError {
+/// The local server has been replaced since its discovery was polled.
+fn local_replaced(context: &RequestContext<'_>) -> ProxyError {
     if let Some(cluster_handle) = &context.bridge.cluster_handle {
         cluster_handle.hint(ResyncHint::LocalChanged);
     }

@@ -1,5 +1,5 @@
-//! Forwards a request to a peer that serves what the local server does not: the best candidate
-//! first, and the next one while it is certain that no server has processed the request.
+//! Forwards a request to a peer that serves it: the best candidate first, then the next ones as
+//! long as no server has processed the request.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -8,7 +8,8 @@ use std::task::Poll;
 use std::time::Instant;
 
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING, UPGRADE};
-use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
+use skewbridge_k8s_api::forwarding_headers::PEER_PROXIED;
 use skewbridge_k8s_api::status::Status;
 use skewbridge_peer_directory::{Peer, order_candidates};
 
@@ -26,12 +27,9 @@ use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_http_engine::header_bounds;
 use skewbridge_http_engine::header_bounds::HeaderLimit;
 
-/// As it is on the wire; KEP-4020 names another.
-const HOP: HeaderName = HeaderName::from_static("x-kubernetes-peer-proxied");
-
-/// How much of the answer to a read is held back until it is whole: most objects
-/// and most pages of lists.
-const HELD: usize = 64 * 1024;
+/// Responses to reads up to this size are buffered until they are complete: most objects and most
+/// pages of lists.
+const MAX_BUFFERED_BYTES: usize = 64 * 1024;
 
 /// Sends a request to one of these peers.
 pub(crate) async fn forward(
@@ -42,13 +40,13 @@ pub(crate) async fn forward(
     record: &mut AccessLogEntry,
 ) -> Result<UpstreamResponse, ProxyError> {
     let mut attempt = Attempt::new(context);
-    let answered = try_each(context, serving, prefer, request, &mut attempt, record).await;
-    attempt.end(&answered);
-    answered
+    let result = try_peers(context, serving, prefer, request, &mut attempt, record).await;
+    attempt.end(&result);
+    result
 }
 
-/// Counts a rerouted request that no peer answers, by the code that the client gets
-/// instead. One that a peer answers is counted with the peer's code.
+/// Counts a rerouted request that no peer answers, with the status code that the client gets. A
+/// request that a peer answers is counted with the status code of the peer.
 struct Attempt<'a> {
     context: &'a RequestContext<'a>,
     began: Instant,
@@ -67,10 +65,10 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    fn end(&mut self, answered: &Result<UpstreamResponse, ProxyError>) {
+    fn end(&mut self, result: &Result<UpstreamResponse, ProxyError>) {
         self.ended = true;
-        if let Err(unanswered) = answered {
-            self.count(unanswered.status(self.context.bridge).code);
+        if let Err(error) = result {
+            self.count(error.status(self.context.bridge).code);
         }
     }
 
@@ -82,7 +80,7 @@ impl<'a> Attempt<'a> {
 }
 
 impl Drop for Attempt<'_> {
-    /// Dropped before its end: at the deadline, or since the client has left.
+    /// Dropped before its end: at the deadline, or because the client has disconnected.
     fn drop(&mut self) {
         if !self.ended {
             let timed_out = self.began.elapsed() >= self.context.bridge.limits.request_timeout;
@@ -95,7 +93,7 @@ impl Drop for Attempt<'_> {
     }
 }
 
-async fn try_each(
+async fn try_peers(
     context: &RequestContext<'_>,
     serving: Vec<Arc<Peer>>,
     prefer: ProtocolPreference,
@@ -105,7 +103,7 @@ async fn try_each(
 ) -> Result<UpstreamResponse, ProxyError> {
     if let Some(conflict) = context.bridge.live.conflicts.of_peering() {
         return Err(ProxyError::no_peer(format!(
-            "peering is switched off: {conflict}"
+            "peering is disabled: {conflict}"
         )));
     }
     if serving.iter().all(|peer| peer.address.is_none()) {
@@ -125,35 +123,35 @@ async fn try_each(
         )));
     }
     let mut order = order_candidates(serving, context.bridge.next_lb_seed(), attempt.began);
-    let mut silent = None;
+    let mut unreachable = None;
     order.retain(|peer| {
         let reachable = peer.health.is_reachable();
-        if !reachable && silent.is_none() {
-            silent = Some(peer.clone());
+        if !reachable && unreachable.is_none() {
+            unreachable = Some(peer.clone());
         }
         reachable
     });
-    if let (Some(silent), true) = (silent, order.is_empty()) {
+    if let (Some(unreachable), true) = (unreachable, order.is_empty()) {
         context.count_error(PeerError::Connect);
         let message = format!(
-            "{} does not answer; requests go there again when it does",
-            silent.name()
+            "{} does not answer; it gets requests again after a successful poll",
+            unreachable.name()
         );
-        attempt.peer = Some(silent);
+        attempt.peer = Some(unreachable);
         return Err(ProxyError::no_peer(message));
     }
-    if let Some(refusal) = refused_here(context, request).await? {
+    if let Some(refusal) = check_anonymous_access(context, request).await? {
         return Ok(refusal);
     }
     request
         .headers_mut()
-        .insert(HOP, HeaderValue::from_static("true"));
+        .insert(PEER_PROXIED, HeaderValue::from_static("true"));
     let mut failures = Vec::new();
     let last = order.len() - 1;
-    for (turn, peer) in order.iter().enumerate() {
+    for (index, peer) in order.iter().enumerate() {
         attempt.peer = Some(peer.clone());
-        let error = match send(context, peer, prefer, request, turn == last, record).await {
-            Ok(reply) => return Ok(reply),
+        let error = match send(context, peer, prefer, request, index == last, record).await {
+            Ok(response) => return Ok(response),
             Err(error) => match error.into_source()? {
                 SendError::Client(cause) => {
                     return Err(ProxyError::rejected(Status::bad_request(cause)));
@@ -161,14 +159,17 @@ async fn try_each(
                 error => error,
             },
         };
-        tracing::warn!(peer = %peer.name(), address = peer.address.map(tracing::field::display), %error, "a peer did not take a request");
+        tracing::warn!(peer = %peer.name(), address = peer.address.map(tracing::field::display), %error, "a peer did not accept a request");
         let certain = error.is_safe_to_retry();
-        let harmless = request.body().retry_class() == RetryClass::Idempotent;
+        let idempotent = request.body().retry_class() == RetryClass::Idempotent;
         failures.push(format!("{}: {error}", peer.name()));
-        if !certain && !harmless {
-            // It may have been done. Told to come again, a client would do it
-            // twice: so it is not told.
-            let why = format!("{}; it may have been done", failures.join("; "));
+        if !certain && !idempotent {
+            // The request may have been processed, so the response does not ask the client to
+            // retry.
+            let why = format!(
+                "{}; the request may have been processed",
+                failures.join("; ")
+            );
             return Err(ProxyError::peer_lost(why));
         }
         if !request.body_mut().rewind() {
@@ -178,20 +179,20 @@ async fn try_each(
     Err(ProxyError::no_peer(failures.join("; ")))
 }
 
-/// What the local server's answer to an anonymous question permits.
+/// Whether the local server accepts anonymous requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AnonymousAccess {
-    /// It has authenticated the request as anonymous: that may be asserted to a peer.
+    /// It has accepted the anonymous request: the anonymous user may be asserted to a peer.
     Permitted,
-    /// Its answer is the answer to the client.
+    /// It has rejected it: its response goes to the client.
     Refused,
-    /// It has not decided; the client may try again.
+    /// The response does not show it; the client may retry.
     Undecided,
 }
 
-/// kube-apiserver answers 2xx, 403 and 404 after it has accepted an anonymous request.
-/// 401 refuses it; 429 and 503 are written before authentication too, and say when to try
-/// again. All other answers say nothing about authentication.
+/// kube-apiserver answers 2xx, 403 and 404 after it has accepted an anonymous request, and 401 if
+/// it rejects it. 429 and 503 are also sent before authentication, with `Retry-After`. All other
+/// responses do not depend on authentication.
 fn anonymous_access(status: StatusCode) -> AnonymousAccess {
     match status {
         status if status.is_success() => AnonymousAccess::Permitted,
@@ -203,10 +204,10 @@ fn anonymous_access(status: StatusCode) -> AnonymousAccess {
     }
 }
 
-/// To peers anonymity has to be asserted, and a peer believes what is asserted: so the
-/// local server is asked first whether it accepts this request without a credential
-/// (`--anonymous-auth`). Gives its answer where that is the answer to the client.
-async fn refused_here(
+/// The anonymous user has to be asserted to peers, and a peer accepts every asserted user. So the
+/// request is first sent to the local server without credentials, which checks
+/// `--anonymous-auth`. Returns its response if that has to go to the client.
+async fn check_anonymous_access(
     context: &RequestContext<'_>,
     request: &Request<ReplayBody>,
 ) -> Result<Option<UpstreamResponse>, ProxyError> {
@@ -215,9 +216,9 @@ async fn refused_here(
     }
     let bridge = context.bridge;
     let pool = (context.pools).anonymous(&bridge.live.targets, &bridge.metrics);
-    let mut question = Request::new(request.body().empty());
-    *question.uri_mut() = request.uri().clone();
-    *question.headers_mut() = request.headers().clone();
+    let mut probe = Request::new(request.body().empty());
+    *probe.uri_mut() = request.uri().clone();
+    *probe.headers_mut() = request.headers().clone();
     for name in [
         CONTENT_LENGTH,
         CONTENT_TYPE,
@@ -225,26 +226,29 @@ async fn refused_here(
         UPGRADE,
         EXPECT,
     ] {
-        question.headers_mut().remove(name);
+        probe.headers_mut().remove(name);
     }
-    let asked = pool.send(&mut question, ProtocolPreference::H2).await;
-    let reply = asked.map_err(|error| undecided(&error.to_string()))?;
-    match anonymous_access(reply.status()) {
+    let response = pool.send(&mut probe, ProtocolPreference::H2).await;
+    let response = response.map_err(|error| anonymous_access_unknown(&error.to_string()))?;
+    match anonymous_access(response.status()) {
         AnonymousAccess::Permitted => Ok(None),
-        AnonymousAccess::Refused => Ok(Some(reply)),
-        AnonymousAccess::Undecided => Err(undecided(&format!("it answered {}", reply.status()))),
+        AnonymousAccess::Refused => Ok(Some(response)),
+        AnonymousAccess::Undecided => Err(anonymous_access_unknown(&format!(
+            "it answered {}",
+            response.status()
+        ))),
     }
 }
 
-fn undecided(cause: &str) -> ProxyError {
+fn anonymous_access_unknown(cause: &str) -> ProxyError {
     ProxyError::no_peer(format!(
-        "the local kube-apiserver did not say whether it accepts anonymous requests: \
+        "it is not known whether the local kube-apiserver accepts anonymous requests: \
          {cause}"
     ))
 }
 
-/// Which connection to a peer a request takes. The front-proxy certificate goes along with
-/// what it asserts, and to bridges.
+/// The identity of the connection to a peer. The front-proxy certificate is presented for asserted
+/// users, and to bridges.
 fn leg(caller: &Caller, is_bridge: bool, is_unproven: bool) -> PeerConnectionIdentity {
     match caller {
         Caller::Peer(_) | Caller::Certificate(_) | Caller::Signed(_) | Caller::Anonymous => {
@@ -268,8 +272,8 @@ async fn send(
 ) -> Result<UpstreamResponse, ProxyError> {
     let bridge = context.bridge;
     let version = peer.served.as_ref().and_then(|it| it.version.as_ref());
-    let introduced = context.set_identity_for_peer(request.headers_mut(), version);
-    introduced.map_err(ProxyError::rejected)?;
+    let identity_set = context.set_identity_for_peer(request.headers_mut(), version);
+    identity_set.map_err(ProxyError::rejected)?;
     let bytes = header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
         .inspect_err(|_| context.met_header_limit(HeaderLimit::OutgoingTooLarge))
         .map_err(ProxyError::rejected)?;
@@ -280,30 +284,30 @@ async fn send(
         context.has_unproven_token,
     );
     let Some(pool) = (context.pools).to(peer, leg, &bridge.live.targets, &bridge.metrics) else {
-        // Certificates went away between two looks at them.
+        // The certificates were removed since the routing decision.
         return Err(ProxyError::peer_lost("there are no certificates for peers"));
     };
     let prefer = match prefer {
         ProtocolPreference::Upgrade => ProtocolPreference::Upgrade,
         ProtocolPreference::H1 | ProtocolPreference::H2 => ProtocolPreference::H2,
     };
-    let harmless = request.body().retry_class() == RetryClass::Idempotent;
-    // A peer that is going away, or whose server is: another one may still serve
-    // it, or the client is told to come again. A read does no harm twice; a write
-    // goes on only if the peer is certain.
+    let idempotent = request.body().retry_class() == RetryClass::Idempotent;
+    // The peer or its server is shutting down: the request is retried at another peer, or the
+    // response asks the client to retry. A read can always be retried, a write only if the peer
+    // has certainly not processed it.
     let declines = |status: StatusCode, headers: &_| {
         context.is_unknown_path(status, headers)
-            || (status == StatusCode::BAD_GATEWAY && harmless)
-            || (status == StatusCode::SERVICE_UNAVAILABLE && harmless && !last)
+            || (status == StatusCode::BAD_GATEWAY && idempotent)
+            || (status == StatusCode::SERVICE_UNAVAILABLE && idempotent && !last)
             || (is_not_processed(status, headers) && !last)
     };
     let in_flight = peer.health.track_request();
     let began = Instant::now();
-    let again = copy(context, request);
+    let retry = retry_copy(context, request);
     let mut outcome = {
         let sending = pin!(pool.send_or_decline(request, prefer, declines));
-        match again {
-            Some(_) => unless_silent(context, peer, began, sending).await,
+        match retry {
+            Some(_) => send_unless_unreachable(context, peer, began, sending).await,
             None => Some(sending.await),
         }
     }
@@ -311,12 +315,12 @@ async fn send(
         let cause = "its server does not answer".to_owned();
         Err(SendError::CutOff(cause))
     });
-    if let (Err(SendError::CutOff(_)), Some(again)) = (&outcome, &again) {
+    if let (Err(SendError::CutOff(_)), Some(retry)) = (&outcome, &retry) {
         // The cancelled send has consumed the request.
-        *request = copy_of(again);
+        *request = copy_request(retry);
     }
     if let Ok(UpstreamResponse::Response(response)) = outcome {
-        outcome = match again {
+        outcome = match retry {
             Some(_) => buffer_short_response(response).await,
             None => Ok(UpstreamResponse::Response(response)),
         };
@@ -326,9 +330,9 @@ async fn send(
                 .await
                 .map(UpstreamResponse::Response);
         }
-        match again {
-            Some(again) => *request = again,
-            // Nothing has been done, and what was sent cannot be sent again.
+        match retry {
+            Some(retry) => *request = retry,
+            // The request has not been processed, but its body has been consumed.
             None if outcome.is_err() => {
                 let why = format!("{} does not serve this any more", peer.name());
                 return Err(ProxyError::no_peer(why));
@@ -337,13 +341,13 @@ async fn send(
         }
     }
     match outcome {
-        Ok(reply) => {
-            let status = match &reply {
+        Ok(response) => {
+            let status = match &response {
                 UpstreamResponse::Response(response) => {
-                    // The response is forwarded, but the server may have been replaced. A
-                    // workload's response says nothing about that.
-                    let its_own = !context.info.reaches_workload();
-                    if its_own && is_not_processed(response.status(), response.headers()) {
+                    // The response is forwarded, but the server may have been replaced, unless
+                    // the response comes from a workload.
+                    let from_apiserver = !context.info.reaches_workload();
+                    if from_apiserver && is_not_processed(response.status(), response.headers()) {
                         request_repoll(context, peer);
                     }
                     response.status()
@@ -354,12 +358,12 @@ async fn send(
             record.peer(peer, in_flight);
             let metrics = bridge.metrics.peers();
             metrics.rerouted(peer, &context.info, status, began.elapsed());
-            Ok(reply)
+            Ok(response)
         }
-        // The client's own body broke off: no fault of the peer's.
+        // The client has not sent its complete body: this is not a failure of the peer.
         Err(error @ SendError::Client(_)) => Err(ProxyError::peer(error)),
         Err(error) => {
-            // One that does not serve this any more may do well otherwise.
+            // A peer that does not serve this any more is healthy otherwise.
             if !matches!(error, SendError::Declined(StatusCode::NOT_FOUND)) {
                 peer.health.record_failure(Instant::now());
             }
@@ -373,44 +377,44 @@ async fn send(
     }
 }
 
-/// Waits for the answer to a read that may be asked for elsewhere. A peer that has not
-/// answered after [`LIVENESS_CHECK_DELAY`] is asked what it serves; if it does not answer that
-/// either, `None`: its bridge lives, and the server behind it does not. The request's deadline
-/// has this polled from time to time.
-async fn unless_silent<T>(
+/// Waits for the response to a read that can be retried. A peer that has not answered after
+/// [`LIVENESS_CHECK_DELAY`] is polled. Returns `None` if the poll fails too: the bridge of the peer
+/// runs, but not the server behind it. The timer of [`super::request_context::Deadline`] polls this
+/// future periodically.
+async fn send_unless_unreachable<T>(
     context: &RequestContext<'_>,
     peer: &Peer,
     began: Instant,
-    mut answer: Pin<&mut impl Future<Output = T>>,
+    mut response: Pin<&mut impl Future<Output = T>>,
 ) -> Option<T> {
-    let mut asked = false;
+    let mut repolled = false;
     poll_fn(|cx| {
-        if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
-            return Poll::Ready(Some(answer));
+        if let Poll::Ready(response) = response.as_mut().poll(cx) {
+            return Poll::Ready(Some(response));
         }
-        if asked {
+        if repolled {
             if !peer.health.is_reachable() {
                 return Poll::Ready(None);
             }
         } else if began.elapsed() >= LIVENESS_CHECK_DELAY {
             request_repoll(context, peer);
-            asked = true;
+            repolled = true;
         }
         Poll::Pending
     })
     .await
 }
 
-/// Has discovery of a peer read again.
+/// Requests a poll of a peer.
 fn request_repoll(context: &RequestContext<'_>, peer: &Peer) {
     if let Some(cluster_handle) = &context.bridge.cluster_handle {
-        cluster_handle.hint(ResyncHint::Doubt(peer.identity.clone()));
+        cluster_handle.hint(ResyncHint::PeerChanged(peer.identity.clone()));
     }
 }
 
-/// A read once more, for when its answer is cut off. Answers that come when
-/// there is something to say are not waited for, so they need none.
-fn copy(
+/// A copy of a read, for a retry if its response is cut off. Long-running requests are not
+/// retried.
+fn retry_copy(
     context: &RequestContext<'_>,
     request: &Request<ReplayBody>,
 ) -> Option<Request<ReplayBody>> {
@@ -418,31 +422,31 @@ fn copy(
     let is_short = body.retry_class() == RetryClass::Idempotent
         && body.is_done()
         && !context.info.is_long_running();
-    is_short.then(|| copy_of(request))
+    is_short.then(|| copy_request(request))
 }
 
-/// A request without a body once more.
-fn copy_of(request: &Request<ReplayBody>) -> Request<ReplayBody> {
-    let mut again = Request::new(request.body().empty());
-    *again.method_mut() = request.method().clone();
-    *again.uri_mut() = request.uri().clone();
-    *again.version_mut() = request.version();
-    *again.headers_mut() = request.headers().clone();
-    again
+/// A copy of a request without a body.
+fn copy_request(request: &Request<ReplayBody>) -> Request<ReplayBody> {
+    let mut retry = Request::new(request.body().empty());
+    *retry.method_mut() = request.method().clone();
+    *retry.uri_mut() = request.uri().clone();
+    *retry.version_mut() = request.version();
+    *retry.headers_mut() = request.headers().clone();
+    retry
 }
 
-/// An answer that is not longer than [`HELD`] only when all of it has arrived:
-/// until then another peer can be asked, and the client knows of nothing.
+/// Buffers a response of up to [`MAX_BUFFERED_BYTES`] until it is complete: until then the request
+/// can be retried at another peer without the client noticing.
 async fn buffer_short_response(
     response: Response<ResponseBody>,
 ) -> Result<UpstreamResponse, SendError> {
     let (head, body) = response.into_parts();
-    let body = body.hold_beginning(HELD).await;
+    let body = body.hold_beginning(MAX_BUFFERED_BYTES).await;
     let body = body.map_err(|error| SendError::CutOff(error.to_string()))?;
     Ok(UpstreamResponse::Response(Response::from_parts(head, body)))
 }
 
-/// A failure to send, as it is counted.
+/// The metric label of a failed send.
 fn peer_error(error: &SendError) -> PeerError {
     match error {
         SendError::Connect(_) => PeerError::Connect,
@@ -458,7 +462,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn anonymity_is_asserted_only_after_the_local_server_accepted_it() {
+    fn the_anonymous_user_is_asserted_only_if_the_local_server_accepts_it() {
         use AnonymousAccess::{Permitted, Refused, Undecided};
         for (status, expected) in [
             (101, Undecided),

@@ -1,5 +1,5 @@
-//! Handles one request: authenticates it, parses its target, routes and sends it, and responds,
-//! in this order.
+//! The request handler: authenticates a request, parses its target, routes it, sends it and
+//! responds.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,14 +24,14 @@ use super::stream_handshake::{self, StreamOutcome};
 use crate::access_log::AccessLogEntry;
 use crate::authentication_limit::{Attempt, Outcome, TokenHash};
 use crate::authn::{AuthnResult, Caller, ClientCertState, TrustConfig};
-use crate::bridge_headers::{by_bridge, remove_between_bridges};
+use crate::bridge_headers::{mark_by_bridge, remove_between_bridges};
 use crate::client_connection::{ClientConnection, TokenPlace};
 use crate::cluster_state::ResyncHint;
 use crate::error_response::{self, Detail};
 use crate::health;
 use crate::metrics::connections::Credential;
 use crate::routing::{self, HopState, Refusal, Route};
-use crate::signatures::{self, Rejected, Signatures};
+use crate::signatures::{self, SignatureError, Signatures};
 use crate::state::GatewayState;
 use crate::streams::{UpgradeRequest, UpgradedStream};
 use crate::upstream::{Pools, ProtocolPreference, RetryClass, UpstreamResponse};
@@ -43,20 +43,20 @@ use skewbridge_http_engine::http_date;
 use skewbridge_http_engine::http_message::CloseConnection;
 use skewbridge_http_engine::server::{ClientResponse, Service, UpgradeHandler};
 
-/// One connection from a client.
+/// Handles the requests of one client connection.
 #[derive(Debug, Clone)]
-pub(crate) struct Connection(pub(crate) Arc<Inner>);
+pub(crate) struct ConnectionHandler(pub(crate) Arc<ConnectionState>);
 
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct ConnectionState {
     pub(crate) bridge: Arc<GatewayState>,
     pub(crate) pools: Arc<Pools>,
     pub(crate) client: Arc<ClientConnection>,
     pub(crate) limits: ClientLimits,
-    pub(crate) presented: ClientCertState,
+    pub(crate) client_cert: ClientCertState,
 }
 
-impl Service for Connection {
+impl Service for ConnectionHandler {
     type Record = AccessLogEntry;
 
     const HEAD_TIMEOUT_FLAG: Option<&'static str> = Some("--read-header-timeout");
@@ -85,7 +85,7 @@ impl Service for Connection {
         if bridge.access_log {
             record.log(&head, self.0.client.source());
         }
-        let handled = match self.changed_by_connection(&head) {
+        let handled = match self.reject_protected_connection_header(&head) {
             None => self.handle(&mut head, body, &mut record).await,
             Some(refused) => {
                 record.route("rejected");
@@ -95,12 +95,12 @@ impl Service for Connection {
         match handled {
             Ok(StreamOutcome::Response(mut response)) => {
                 forwarding_headers::remove_hop_by_hop(response.headers_mut());
-                // These headers are about one hop: those of the server that answered end here.
+                // These headers are valid for one hop: those of the upstream bridge end here.
                 remove_between_bridges(response.headers_mut());
                 if response.extensions_mut().remove::<ToPeer>().is_some() {
-                    by_bridge(response.headers_mut());
+                    mark_by_bridge(response.headers_mut());
                 }
-                // RFC 9110, 6.6.1: an answer that is forwarded has a Date.
+                // RFC 9110, 6.6.1: a forwarded response has a Date.
                 let headers = response.headers_mut();
                 headers.entry(DATE).or_insert_with(http_date::now);
                 record.audit_id(headers);
@@ -137,17 +137,17 @@ impl Service for Connection {
     }
 }
 
-impl Connection {
-    /// Whether kube-apiserver ends HTTP/2 connections of callers without an identity.
+impl ConnectionHandler {
+    /// Whether kube-apiserver ends HTTP/2 connections of anonymous callers.
     fn ends_anonymous(&self) -> bool {
         let bridge = &*self.0.bridge;
         let pool = (self.0.pools).anonymous(&bridge.live.targets, &bridge.metrics);
         pool.ends_anonymous_connections()
     }
 
-    /// The answer to a request that would mean something else without what its
-    /// `Connection` header has removed.
-    fn changed_by_connection(&self, head: &Parts) -> Option<Response<Bytes>> {
+    /// The response to a request whose `Connection` header lists a protected header: without that
+    /// header the request would have another meaning.
+    fn reject_protected_connection_header(&self, head: &Parts) -> Option<Response<Bytes>> {
         if !head.headers.contains_key(CONNECTION) {
             return None;
         }
@@ -172,29 +172,32 @@ impl Connection {
         let trust = bridge.live.trust.load_full();
         let format = negotiate_error_format(&head.headers);
         let switch = UpgradeRequest::parse(&head.method, &head.headers);
-        let upgrade = clean(head);
+        let upgrade = strip_hop_by_hop(head);
         let authenticated = self.authenticate(&trust, head, body).await;
         let Authenticated {
-            recognised,
+            authn,
             body,
             attempt,
         } = authenticated.map_err(|status| {
             record.route("rejected");
             error_response::status(&status, format)
         })?;
-        let AuthnResult { caller, from_peer } = recognised;
+        let AuthnResult {
+            caller,
+            from_front_proxy,
+        } = authn;
         record.caller(caller.name());
         self.0.client.note_caller(&caller);
-        let hopped = from_peer && forwarding_headers::has_peer_hop(&head.headers);
+        let rerouted = from_front_proxy && forwarding_headers::has_peer_hop(&head.headers);
         trust.headers().remove(&mut head.headers);
-        if !from_peer {
+        if !from_front_proxy {
             forwarding_headers::remove_peer_hop_headers(&mut head.headers);
         }
 
-        let detail = Detail::of(&caller, &self.0.client, from_peer);
+        let detail = Detail::of(&caller, &self.0.client, from_front_proxy);
         let token_place = TokenPlace::of(&caller, head);
         let token = self.unproven_token(&caller, head);
-        // The head is sent on; the context keeps what it was parsed from.
+        // The head is forwarded; the context keeps the method and the URI that it was parsed from.
         let (method, uri) = (head.method.clone(), head.uri.clone());
         let path = decoded_path(&method, &uri)
             .map_err(|status| error_response::status(&status, format))?;
@@ -206,8 +209,8 @@ impl Connection {
             trust,
             info: RequestInfo::parse(&method, &path, uri.query()),
             caller,
-            from_peer,
-            hopped,
+            from_front_proxy,
+            rerouted,
             token_place,
             has_unproven_token: token.is_some_and(|it| !bridge.authentication_limit.knows(it)),
             attempt,
@@ -220,7 +223,7 @@ impl Connection {
         proxied.map_err(|error| error.respond(&context))
     }
 
-    /// Routes a request, and gets a response to it.
+    /// Routes a request, sends it and returns the response.
     async fn proxy(
         &self,
         context: &RequestContext<'_>,
@@ -233,30 +236,30 @@ impl Connection {
         let info = &context.info;
         record.verb(info.verb.as_str());
         let destination = route(context, head, record)?;
-        let mut instead = match &destination {
-            Destination::Local(_) if context.hopped => Intercept::polled_by_peer(head, context),
+        let mut intercept = match &destination {
+            Destination::Local(_) if context.rerouted => Intercept::polled_by_peer(head, context),
             Destination::Local(_) => Intercept::of(head, context),
             Destination::Peers(_) => Intercept::Nothing,
         };
-        if let Some(recalled) = instead.begin(head, bridge).await {
+        if let Some(cached) = intercept.begin(head, bridge).await {
             record.route("discovery");
-            let proven = (context.client).note_answer(context.token_place, recalled.status());
+            let proven = (context.client).note_answer(context.token_place, cached.status());
             if let (true, Some(attempt)) = (proven, &context.attempt) {
                 attempt.settle(Outcome::Accepted);
             }
-            return Ok(StreamOutcome::Response(recalled));
+            return Ok(StreamOutcome::Response(cached));
         }
-        self.mark(head);
+        self.add_forwarding_headers(head);
 
         let outbound = OutboundRequest {
             context,
-            going: &destination,
+            destination: &destination,
             prefer: match (&upgrade, head.version) {
                 (Some(_), _) => ProtocolPreference::Upgrade,
                 (None, Version::HTTP_2) => ProtocolPreference::H2,
                 (None, _) => ProtocolPreference::H1,
             },
-            repeat: if info.is_idempotent_read(&head.method) {
+            retry_class: if info.is_idempotent_read(&head.method) {
                 RetryClass::Idempotent
             } else {
                 RetryClass::OnlyIfUnsent
@@ -267,43 +270,44 @@ impl Connection {
             head.headers.insert(UPGRADE, upgrade);
             if let Some(switch) = switch
                 && body.is_done()
-                && let Some(job) = outbound.job(switch)
+                && let Some(stream_request) = outbound.stream_request(switch)
             {
-                // Boxed: watches are many, and do not come here.
-                let handshake = stream_handshake::handshake(job, take(head), &outbound, record);
+                // Boxed to keep the future of the many watches small.
+                let handshake =
+                    stream_handshake::handshake(stream_request, take_head(head), &outbound, record);
                 return Box::pin(handshake).await;
             }
         }
-        let mut reply = outbound.send_with(take(head), body, record).await?;
-        if !matches!(instead, Intercept::Nothing)
-            && let UpstreamResponse::Response(response) = reply
+        let mut upstream_response = outbound.send_with(take_head(head), body, record).await?;
+        if !matches!(intercept, Intercept::Nothing)
+            && let UpstreamResponse::Response(response) = upstream_response
         {
             record.route("discovery");
             // Boxed: watches are many, and do not come here.
-            let replaced = Box::pin(instead.end(response, bridge)).await;
-            reply = UpstreamResponse::Response(replaced.map_err(ProxyError::unusable)?);
+            let replaced = Box::pin(intercept.end(response, bridge)).await;
+            upstream_response = UpstreamResponse::Response(replaced.map_err(ProxyError::unusable)?);
         }
-        Ok(finish(context, reply))
+        Ok(finish(context, upstream_response))
     }
 
-    /// Who sent a request; and its body, which of a signed one is whole then.
+    /// Authenticates a request. The body of a signed request is complete afterwards.
     async fn authenticate(
         &self,
         trust: &Arc<TrustConfig>,
         head: &mut Parts,
         body: RequestBody,
     ) -> Result<Authenticated<'_>, Status> {
-        let recognised = self.0.presented.caller(trust, &head.headers);
+        let authn = self.0.client_cert.authenticate(trust, &head.headers);
         let signatures = self.0.bridge.signatures.as_ref();
-        let signatures = signatures.filter(|_| signatures::must_verify(&recognised.caller, head));
-        let credential = match (&recognised.caller, signatures) {
+        let signatures = signatures.filter(|_| signatures::must_verify(&authn.caller, head));
+        let credential = match (&authn.caller, signatures) {
             (_, Some(_)) => Some(Credential::Signature),
             (Caller::Bearer, None) => Some(Credential::Token),
             (Caller::Unauthorized, None) => Some(Credential::Certificate),
             _ => None,
         };
         let attempt = match credential {
-            Some(credential) => self.attempt(&recognised.caller, credential, head)?,
+            Some(credential) => self.attempt(&authn.caller, credential, head)?,
             None => None,
         };
         let Some(signatures) = signatures else {
@@ -311,22 +315,22 @@ impl Connection {
                 self.note_failure(Credential::Certificate, attempt.as_ref());
             }
             return Ok(Authenticated {
-                recognised,
+                authn,
                 body,
                 attempt,
             });
         };
-        // Boxed: most requests do not come here, and watches are many.
-        let judged = Box::pin(self.judge(signatures, recognised, head, body)).await;
-        match judged {
-            Ok((recognised, body)) => Ok(Authenticated {
-                recognised,
+        // Boxed: few requests are signed, and the future of watches should be small.
+        let verified = Box::pin(self.verify_signature(signatures, authn, head, body)).await;
+        match verified {
+            Ok((authn, body)) => Ok(Authenticated {
+                authn,
                 body,
-                // The signature is valid, and what kube-apiserver answers says no more of it.
+                // The signature is valid, so the response of kube-apiserver does not matter.
                 attempt: None,
             }),
-            Err(rejected) => {
-                let status = rejected.status();
+            Err(error) => {
+                let status = error.status();
                 if status.code == StatusCode::UNAUTHORIZED {
                     self.note_failure(Credential::Signature, attempt.as_ref());
                 }
@@ -336,11 +340,11 @@ impl Connection {
     }
 
     fn note_failure(&self, credential: Credential, attempt: Option<&Attempt<'_>>) {
-        let Inner { bridge, client, .. } = &*self.0;
+        let ConnectionState { bridge, client, .. } = &*self.0;
         bridge.note_authentication_failure(client, credential, attempt);
     }
 
-    /// Refuses a credential of a source that had too many failures. Connections that have
+    /// Rejects a credential of a source that had too many failures. Connections that have
     /// authenticated are not limited.
     fn attempt(
         &self,
@@ -348,7 +352,7 @@ impl Connection {
         credential: Credential,
         head: &Parts,
     ) -> Result<Option<Attempt<'_>>, Status> {
-        let Inner { bridge, client, .. } = &*self.0;
+        let ConnectionState { bridge, client, .. } = &*self.0;
         if client.is_authenticated() {
             return Ok(None);
         }
@@ -367,30 +371,33 @@ impl Connection {
             .then(|| self.0.bridge.authentication_limit.token(&head.headers))
     }
 
-    async fn judge(
+    async fn verify_signature(
         &self,
         signatures: &Signatures,
-        recognised: AuthnResult,
+        authn: AuthnResult,
         head: &mut Parts,
         body: RequestBody,
-    ) -> Result<(AuthnResult, RequestBody), Rejected> {
-        let AuthnResult { caller, from_peer } = recognised;
+    ) -> Result<(AuthnResult, RequestBody), SignatureError> {
+        let AuthnResult {
+            caller,
+            from_front_proxy,
+        } = authn;
         let bridge = &*self.0.bridge;
-        // There are some wherever signatures are judged.
+        // There are keys wherever signatures are verified.
         let keys = bridge.live.signature_keys.load_full();
         let keys = keys.ok_or(VerifyError::UnknownKey)?;
         let metrics = bridge.metrics.signatures();
-        let judged = signatures.judge(&keys, &caller, head, body, metrics);
-        let (user, body) = judged.await?;
-        let recognised = AuthnResult {
+        let verified = signatures.verify(&keys, &caller, head, body, metrics);
+        let (user, body) = verified.await?;
+        let authn = AuthnResult {
             caller: Caller::Signed(user),
-            from_peer,
+            from_front_proxy,
         };
-        Ok((recognised, body))
+        Ok((authn, body))
     }
 
-    /// Who asked, by which way, and that it was here.
-    fn mark(&self, head: &mut Parts) {
+    /// Sets `Host`, adds `X-Forwarded-*` headers and the `Via` token of this bridge.
+    fn add_forwarding_headers(&self, head: &mut Parts) {
         if let Some(authority) = head.uri.authority() {
             // Absolute-form: the target's authority counts (RFC 9112, 3.2.2).
             if let Ok(host) = HeaderValue::from_str(authority.as_str()) {
@@ -417,10 +424,10 @@ fn route(
     record: &mut AccessLogEntry,
 ) -> Result<Destination, ProxyError> {
     let bridge = context.bridge;
-    let facts = routing::RouteInput {
+    let input = routing::RouteInput {
         leaving: bridge.drain.is_leaving(),
         can_assert: bridge.live.targets.load().front_proxy.is_some(),
-        hop_state: match (bridge.via.is_present(&head.headers), context.hopped) {
+        hop_state: match (bridge.via.is_present(&head.headers), context.rerouted) {
             (true, _) => HopState::Loop,
             (false, true) => HopState::FromPeer,
             (false, false) => HopState::First,
@@ -428,7 +435,7 @@ fn route(
     };
     let cluster = bridge.cluster_handle.as_ref().map(|it| it.cluster.load());
     let cluster = cluster.as_deref().map(|it| (&**it, Instant::now()));
-    let route = routing::route(&context.info, &context.caller, facts, cluster);
+    let route = routing::route(&context.info, &context.caller, input, cluster);
     record.route(route.as_str());
     match route {
         Route::Local(leg) => {
@@ -438,16 +445,16 @@ fn route(
             } else {
                 pools.of(leg, targets, &bridge.metrics)
             };
-            // The certificate went away between two looks at it.
+            // The certificate was removed since the routing decision.
             let pool = pool.ok_or_else(|| ProxyError::refused(Refusal::CannotAssert))?;
             Ok(Destination::Local(pool))
         }
         Route::Peer(peers) => Ok(Destination::Peers(peers)),
         Route::Refuse(refusal) => {
-            if refusal == Refusal::NotHere
+            if refusal == Refusal::NotServed
                 && let Some(cluster_handle) = &bridge.cluster_handle
             {
-                // The peer that sent it has heard otherwise from us.
+                // The peer has older discovery of the local server.
                 cluster_handle.hint(ResyncHint::LocalChanged);
             }
             Err(ProxyError::refused(refusal))
@@ -455,16 +462,16 @@ fn route(
     }
 }
 
-/// The reply as it goes to the client: `/readyz` is also about the bridge, and a watch ends
-/// at its share of the drain.
-fn finish(context: &RequestContext<'_>, mut reply: UpstreamResponse) -> StreamOutcome {
+/// Completes the response: `/readyz` also fails if the bridge is not ready, and a watch ends in its
+/// slot of the drain.
+fn finish(context: &RequestContext<'_>, mut response: UpstreamResponse) -> StreamOutcome {
     let bridge = context.bridge;
-    if let UpstreamResponse::Response(response) = &mut reply
-        && context.hopped
+    if let UpstreamResponse::Response(response) = &mut response
+        && context.rerouted
     {
         response.extensions_mut().insert(ToPeer);
     }
-    if let UpstreamResponse::Response(response) = &mut reply
+    if let UpstreamResponse::Response(response) = &mut response
         && response.status().is_success()
     {
         if context.info.is_readyz()
@@ -473,12 +480,12 @@ fn finish(context: &RequestContext<'_>, mut reply: UpstreamResponse) -> StreamOu
             return StreamOutcome::Response(health::not_ready(&problem).map(ResponseBody::full));
         }
         if context.info.verb == Verb::Watch {
-            let share = bridge.next_drain_slot.fetch_add(97, Ordering::Relaxed);
-            let end = WatchEnd::new(&bridge.drain, share, response.headers());
+            let slot = bridge.next_drain_slot.fetch_add(97, Ordering::Relaxed);
+            let end = WatchEnd::new(&bridge.drain, slot, response.headers());
             response.body_mut().end_early(end);
         }
     }
-    match reply {
+    match response {
         UpstreamResponse::Response(response) => StreamOutcome::Response(response),
         UpstreamResponse::Upgraded(response, upgraded) => {
             StreamOutcome::Upgraded(response, UpgradedStream::Tunnel(upgraded, None))
@@ -486,25 +493,25 @@ fn finish(context: &RequestContext<'_>, mut reply: UpstreamResponse) -> StreamOu
     }
 }
 
-/// A request of which it is known who sent it.
+/// An authenticated request.
 struct Authenticated<'a> {
-    recognised: AuthnResult,
+    authn: AuthnResult,
     body: RequestBody,
-    /// kube-apiserver is to verify its credential.
+    /// The attempt, if kube-apiserver has to verify the credential.
     attempt: Option<Attempt<'a>>,
 }
 
-/// Marks an answer to a request that a peer has passed on.
+/// Marks a response to a request that a peer has rerouted.
 #[derive(Debug, Clone, Copy)]
 struct ToPeer;
 
-/// Removes what was meant for this hop only, and gives the protocol that the
-/// client wants to switch to, if there is one that can be passed on.
-fn clean(head: &mut Parts) -> Option<HeaderValue> {
+/// Removes hop-by-hop headers, and returns the protocol of the requested upgrade if it can be
+/// forwarded.
+fn strip_hop_by_hop(head: &mut Parts) -> Option<HeaderValue> {
     let upgrade = (head.version == Version::HTTP_11)
         .then(|| forwarding_headers::requested_upgrade(&head.headers))
         .flatten()
-        // HTTP/2 in a tunnel would carry requests past every check here.
+        // Requests inside an HTTP/2 tunnel would bypass all checks.
         .filter(|protocol| {
             !protocol
                 .as_bytes()
@@ -517,8 +524,8 @@ fn clean(head: &mut Parts) -> Option<HeaderValue> {
     upgrade
 }
 
-/// The path of a request. Its target has to be one that every server reads alike: a path,
-/// perhaps with an authority before it (RFC 9112, 3.2; RFC 9113, 8.3.1).
+/// The path of a request. The target must be a path, optionally with an authority (RFC 9112, 3.2;
+/// RFC 9113, 8.3.1), which every server interprets in the same way.
 fn decoded_path<'a>(method: &Method, uri: &'a Uri) -> Result<DecodedPath<'a>, Status> {
     if method == Method::CONNECT {
         return Err(Status::method_not_allowed("CONNECT is not served here"));
@@ -535,6 +542,6 @@ fn decoded_path<'a>(method: &Method, uri: &'a Uri) -> Result<DecodedPath<'a>, St
     DecodedPath::new(uri.path()).map_err(|error| Status::bad_request(error.to_string()))
 }
 
-fn take(head: &mut Parts) -> Parts {
+fn take_head(head: &mut Parts) -> Parts {
     std::mem::replace(head, Request::new(()).into_parts().0)
 }

@@ -1,5 +1,5 @@
-//! One request through the gateway: authenticated, routed, sent to the local kube-apiserver or to a
-//! peer, and answered.
+//! The request path: a request is authenticated, routed, sent to the local server or to a peer, and
+//! answered.
 
 mod access_review;
 mod discovery;

@@ -1,4 +1,4 @@
-//! A request on its way to a server: sent, answered or failed.
+//! Sends a request to its destination, and records what the response shows about the caller.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,24 +22,24 @@ use crate::streams::{StreamRequest, UpgradeRequest};
 use crate::upstream::{Pool, ProtocolPreference, ReplayBody, RetryClass, UpstreamResponse};
 use skewbridge_http_engine::body::RequestBody;
 
-/// Where a request goes.
+/// The destination of a request.
 pub(super) enum Destination {
     Local(Arc<Pool>),
     Peers(Vec<Arc<Peer>>),
 }
 
-/// A request that is about to be sent.
+/// A routed request.
 #[derive(Clone, Copy)]
 pub(crate) struct OutboundRequest<'a> {
     pub(super) context: &'a RequestContext<'a>,
-    pub(super) going: &'a Destination,
+    pub(super) destination: &'a Destination,
     pub(super) prefer: ProtocolPreference,
-    pub(super) repeat: RetryClass,
+    pub(super) retry_class: RetryClass,
     pub(super) deadline: Deadline,
 }
 
 impl OutboundRequest<'_> {
-    /// The bridge that it passes.
+    /// The state of the bridge.
     pub(crate) fn bridge(&self) -> &GatewayState {
         self.context.bridge
     }
@@ -60,10 +60,10 @@ impl OutboundRequest<'_> {
         record: &mut AccessLogEntry,
     ) -> Result<UpstreamResponse, ProxyError> {
         let has_body = !body.is_done();
-        let mut body = ReplayBody::new(body, self.context.trust.clone(), self.repeat)
+        let mut body = ReplayBody::new(body, self.context.trust.clone(), self.retry_class)
             .anonymous(matches!(self.context.caller, Caller::Anonymous));
         if has_body {
-            // Only a workload may read its request after it has begun to refuse it.
+            // Only a workload may still read its request after it has sent an error response.
             let duplex = self.context.info.reaches_workload();
             body = body
                 .charged_to(self.context.limits.reservation())
@@ -71,12 +71,12 @@ impl OutboundRequest<'_> {
         }
         let mut request = Request::from_parts(head, body);
         let sent = pin!(async {
-            match self.going {
+            match self.destination {
                 Destination::Local(pool) => {
                     forward_local::forward(self.context, pool, self.prefer, &mut request, record)
                         .await
                 }
-                // Boxed: most requests stay here, and watches are many.
+                // Boxed: few requests are rerouted, and the future of watches should be small.
                 Destination::Peers(peers) => {
                     let peers = peers.clone();
                     Box::pin(forward_peer::forward(
@@ -93,22 +93,22 @@ impl OutboundRequest<'_> {
         if let Some(attempt) = &self.context.attempt {
             attempt.sent();
         }
-        let reply = self.deadline.enforce(sent).await.inspect_err(|_| {
+        let response = self.deadline.enforce(sent).await.inspect_err(|_| {
             if let Some(attempt) = &self.context.attempt {
                 attempt.settle(Outcome::Undecided);
             }
         })?;
-        self.note_answer(reply.status());
-        Ok(reply)
+        self.note_status(response.status());
+        Ok(response)
     }
 
-    /// What the status of an answer says of the caller's token.
-    fn note_answer(&self, status: StatusCode) {
+    /// Records whether the status of a response proves or rejects the token of the caller.
+    fn note_status(&self, status: StatusCode) {
         let (client, attempt) = (self.context.client, self.context.attempt.as_ref());
         let proven = client.note_answer(self.context.token_place, status);
         if matches!(self.context.caller, Caller::Bearer)
             && status == StatusCode::UNAUTHORIZED
-            && !self.is_of_workload()
+            && !self.may_be_from_workload()
         {
             let bridge = self.bridge();
             bridge.note_authentication_failure(client, Credential::Token, attempt);
@@ -121,44 +121,43 @@ impl OutboundRequest<'_> {
         }
     }
 
-    /// Whether 401 can be the answer of a workload: what is behind a proxy subresource
-    /// answers so for reasons of its own. The client has to have authenticated before, or
-    /// the path would be a way around the limit.
-    fn is_of_workload(&self) -> bool {
+    /// Whether 401 can be the response of a workload behind a proxy subresource. The client must
+    /// have authenticated before; otherwise such a path would bypass the limit.
+    fn may_be_from_workload(&self) -> bool {
         self.context.client.is_authenticated() && self.context.info.subresource == "proxy"
     }
 
-    /// Asks something else of the same server, for the same caller.
-    pub(crate) async fn ask(
+    /// Sends another request to the same server, as the same caller.
+    pub(crate) async fn send_subrequest(
         &self,
         head: Parts,
         body: RequestBody,
         record: &mut AccessLogEntry,
     ) -> Result<UpstreamResponse, ProxyError> {
-        let asking = OutboundRequest {
+        let subrequest = OutboundRequest {
             prefer: ProtocolPreference::H1,
             deadline: Deadline::of(false, &self.bridge().limits),
             ..*self
         };
-        asking.send_with(head, body, record).await
+        subrequest.send_with(head, body, record).await
     }
 
-    /// The response to a request that is refused as it is.
+    /// The response to an invalid request.
     pub(crate) fn refuse(&self, status: &Status) -> Response<Bytes> {
         error_response::status(status, self.context.format)
     }
 
-    /// What is to be done with a request to switch protocols, if it is for a stream.
-    pub(super) fn job(&self, switch: UpgradeRequest) -> Option<StreamRequest> {
-        let version = match self.going {
+    /// Plans the stream of an upgrade request. `None` if it is not for a stream.
+    pub(super) fn stream_request(&self, upgrade: UpgradeRequest) -> Option<StreamRequest> {
+        let version = match self.destination {
             Destination::Local(_) => self.bridge().upstream_version.load().as_deref().copied(),
-            // Whichever of them will answer: the one that knows least counts.
+            // Any of them may answer, so the lowest version counts.
             Destination::Peers(peers) => {
                 let versions = peers.iter().map(|peer| peer.served.as_ref()?.version);
                 versions.min().flatten()
             }
         };
         let streams = &self.bridge().streams;
-        streams.request(switch, &self.context.info, version)
+        streams.request(upgrade, &self.context.info, version)
     }
 }

@@ -1,4 +1,4 @@
-//! What is known of a request while it is proxied, and its deadline.
+//! The context of a request, and its deadline.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -29,22 +29,21 @@ use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_http_engine::buffer_budget::ClientLimits;
 use skewbridge_http_engine::header_bounds::HeaderLimit;
 
-/// What kube-apiserver says of a path that it does not know. A missing object is
-/// told with its name instead. The words are the same in JSON, protobuf and CBOR.
+/// The message of kube-apiserver's 404 for a path that it does not serve. The message for a missing
+/// object contains its name instead. The text is the same in JSON, protobuf and CBOR.
 const UNKNOWN_PATH: &[u8] = b"the server could not find the requested resource";
 
-/// Longer than any such Status.
-const MAX_STATUS: usize = 16 * 1024;
+/// Larger than any such Status.
+const MAX_STATUS_BYTES: usize = 16 * 1024;
 
-/// How long a peer may take to answer a read before it is asked whether it still answers
-/// at all: longer than nearly all reads take.
+/// The time after which a peer that has not answered a read is polled: longer than nearly all reads
+/// take.
 pub(crate) const LIVENESS_CHECK_DELAY: Duration = Duration::from_secs(2);
 
-/// How often the result of that check is read.
+/// The interval at which the result of that poll is checked.
 const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What is known of a request, from its authentication to its response. Its target is parsed
-/// once.
+/// The context of a request, from its authentication to its response. The target is parsed once.
 pub(crate) struct RequestContext<'a> {
     pub(crate) bridge: &'a GatewayState,
     pub(crate) pools: &'a Pools,
@@ -53,14 +52,14 @@ pub(crate) struct RequestContext<'a> {
     pub(crate) trust: Arc<TrustConfig>,
     pub(crate) info: RequestInfo<'a>,
     pub(crate) caller: Caller,
-    /// It came over a connection with a front-proxy certificate.
-    pub(crate) from_peer: bool,
-    /// A peer has passed it on already.
-    pub(crate) hopped: bool,
+    /// The connection has the certificate of a peer or front proxy.
+    pub(crate) from_front_proxy: bool,
+    /// A peer has rerouted the request.
+    pub(crate) rerouted: bool,
     pub(crate) token_place: Option<TokenPlace>,
-    /// It has a token that kube-apiserver has not accepted before.
+    /// The request has a token that kube-apiserver has not accepted before.
     pub(crate) has_unproven_token: bool,
-    /// Counts its authentication, where kube-apiserver verifies the credential.
+    /// Counts the authentication, if kube-apiserver verifies the credential.
     pub(crate) attempt: Option<Attempt<'a>>,
     /// The media type of errors.
     pub(crate) format: Format,
@@ -68,14 +67,14 @@ pub(crate) struct RequestContext<'a> {
 }
 
 impl RequestContext<'_> {
-    /// Whether kube-apiserver may end the connection with its response: to an anonymous
-    /// request, or to a token that it has not accepted before.
+    /// Whether kube-apiserver may end the connection after its response: for an anonymous request,
+    /// and for a token that it has not accepted before.
     pub(crate) fn is_unproven(&self) -> bool {
         matches!(self.caller, Caller::Anonymous) || self.has_unproven_token
     }
 
-    /// Whether this response says that the server knows no such path. For an object that does
-    /// not exist the response is a Status; responses of nodes and workloads are their own.
+    /// Whether a response means that the server does not serve the path. For an object that does
+    /// not exist the response is a Status. Responses of nodes and workloads do not count.
     pub(crate) fn is_unknown_path(&self, status: StatusCode, headers: &HeaderMap) -> bool {
         let is_text = |value: &HeaderValue| value.as_bytes().starts_with(b"text/plain");
         status == StatusCode::NOT_FOUND
@@ -84,25 +83,25 @@ impl RequestContext<'_> {
     }
 
     fn is_served_by_apiserver(&self) -> bool {
-        let by_a_node = matches!(
+        let served_by_node = matches!(
             self.info.subresource,
             "attach" | "exec" | "log" | "portforward" | "proxy"
         );
-        self.info.kind == Kind::Resource && self.info.verb != Verb::Proxy && !by_a_node
+        self.info.kind == Kind::Resource && self.info.verb != Verb::Proxy && !served_by_node
     }
 
-    /// Where else it is served, as far as is known.
-    pub(crate) fn elsewhere(&self) -> ServedBy {
+    /// The peers that serve the request, as far as is known.
+    pub(crate) fn served_by_peers(&self) -> ServedBy {
         let Some(cluster_handle) = &self.bridge.cluster_handle else {
             return ServedBy::Local;
         };
         let cluster = cluster_handle.cluster.load();
-        cluster.elsewhere(&self.info, Instant::now())
+        cluster.served_by_peers(&self.info, Instant::now())
     }
 
-    /// The answer, unless it says in a Status that the server knows no such path:
-    /// that is how kube-apiserver answers for a resource, or a subresource, that a
-    /// group-version it knows does not have. By then the request is gone.
+    /// Returns the response, or an error if it is a Status for a path that the server does not
+    /// serve. kube-apiserver answers with such a Status if it serves the group-version, but not the
+    /// resource or subresource. The request has been consumed by then.
     pub(crate) async fn detect_unserved_404(
         &self,
         response: Response<ResponseBody>,
@@ -111,7 +110,7 @@ impl RequestContext<'_> {
             return Ok(response);
         }
         let (head, body) = response.into_parts();
-        let body = body.hold_beginning(MAX_STATUS).await;
+        let body = body.hold_beginning(MAX_STATUS_BYTES).await;
         let body = body.map_err(|error| SendError::CutOff(error.to_string()))?;
         if body.beginning_contains(UNKNOWN_PATH) {
             return Err(SendError::Declined(StatusCode::NOT_FOUND));
@@ -119,12 +118,12 @@ impl RequestContext<'_> {
         Ok(Response::from_parts(head, body))
     }
 
-    /// Counts a limit on headers that it has met.
+    /// Counts a header limit that the request has reached.
     pub(crate) fn met_header_limit(&self, limit: HeaderLimit) {
         self.bridge.metrics.headers().met(limit);
     }
 
-    /// Counts why a peer did not take it.
+    /// Counts why a peer did not accept the request.
     pub(crate) fn count_error(&self, cause: PeerError) {
         let metrics = self.bridge.metrics.peers();
         metrics.error(cause, &self.info);
@@ -179,18 +178,18 @@ impl RequestContext<'_> {
     fn assert(&self, headers: &mut HeaderMap, user: &User) -> Result<(), Status> {
         let written = self.trust.headers().write(headers, user);
         written.map_err(|error| Status::bad_request(error.to_string()))?;
-        // What has been asserted is not to be judged a second time.
+        // An asserted user must not be authenticated again by a token.
         headers.remove(AUTHORIZATION);
         Ok(())
     }
 }
 
-/// How long an answer may take to begin.
+/// The deadline for the head of a response.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Deadline {
-    /// Watches, logs and streams begin when there is something to say.
+    /// Watches, logs and streams: their responses may begin late.
     None,
-    /// Everything else.
+    /// All other requests.
     After(Duration),
 }
 
@@ -203,10 +202,10 @@ impl Deadline {
         }
     }
 
-    /// Ends a request that is not answered in time. One timer also has a slow request look
-    /// after [`LIVENESS_CHECK_DELAY`] whether its peer still answers: a second timer for each
-    /// rerouted request would cost more than the check. `sent` stays where it is: it is large, and
-    /// would be copied.
+    /// Ends a request that is not answered in time. The same timer wakes a slow request after
+    /// [`LIVENESS_CHECK_DELAY`], so that it checks whether its peer still answers: a second timer
+    /// for each rerouted request would cost more than the check. `sent` is pinned by the caller,
+    /// because it is large and would be copied.
     pub(crate) async fn enforce<T>(
         self,
         mut sent: Pin<&mut impl Future<Output = Result<T, ProxyError>>>,
@@ -218,8 +217,8 @@ impl Deadline {
         let mut timer = pin!(sleep(limit.min(LIVENESS_CHECK_DELAY)));
         poll_fn(|cx| {
             loop {
-                if let Poll::Ready(answered) = sent.as_mut().poll(cx) {
-                    return Poll::Ready(answered);
+                if let Poll::Ready(result) = sent.as_mut().poll(cx) {
+                    return Poll::Ready(result);
                 }
                 ready!(timer.as_mut().poll(cx));
                 let now = time::Instant::now();

@@ -1,5 +1,5 @@
-//! From a stream request to its 101, or to another response: errors before the stream has
-//! started are HTTP responses, so that a client with a fallback can use it.
+//! Sets up a stream until its 101 response. Errors before 101 are HTTP responses, so that a client
+//! can use its fallback.
 
 use http::request::Parts;
 use http::{Response, StatusCode};
@@ -31,7 +31,7 @@ use crate::upstream::UpstreamResponse;
 use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_http_engine::drain::Drain;
 
-/// How much of a plain-text refusal is quoted.
+/// How much of a plain-text error response is quoted.
 const MAX_QUOTED_BYTES: usize = 1024;
 
 /// The outcome of a stream request.
@@ -233,12 +233,12 @@ impl Handshake<'_> {
         head: Parts,
         record: &mut AccessLogEntry,
     ) -> Result<StreamOutcome, ProxyError> {
-        // Checked before upstream is asked.
+        // Checked before the request is sent upstream.
         match asked {
             ToWebSocket::Command { offers } => {
                 let protocol = negotiate_spdy(offers.iter().map(String::as_str));
                 let protocol = protocol.map_err(|error| match error {
-                    // As kubelets answer.
+                    // The same response as that of a kubelet.
                     SpdyNegotiationError::NoOffer => {
                         ProxyError::rejected(Status::bad_request(error.to_string()))
                     }

@@ -303,9 +303,9 @@ fn what_is_not_served_here_goes_where_it_is() {
             HOPPED,
             "front-proxy",
         ),
-        ("GET", "/apis/new.k8s.io/v1/widgets", HOPPED, "NotHere"),
-        ("GET", "/api/v1/pods?watch=true", HOPPED, "NotHere"),
-        ("GET", "/apis/none.k8s.io/v1/widgets", HOPPED, "NotHere"),
+        ("GET", "/apis/new.k8s.io/v1/widgets", HOPPED, "NotServed"),
+        ("GET", "/api/v1/pods?watch=true", HOPPED, "NotServed"),
+        ("GET", "/apis/none.k8s.io/v1/widgets", HOPPED, "NotServed"),
         // A loop ends before anything is looked up.
         ("GET", "/apis/new.k8s.io/v1/widgets", LOOP, "Loop"),
         // Who leaves still knows the way.
@@ -376,7 +376,7 @@ fn nothing_is_decided_before_everything_is_known() {
 fn a_running_peer_that_has_not_told_yet_makes_no_404() {
     let start = Instant::now();
     let mut peer_table = PeerTable::new(Identity::named("a").unwrap());
-    peer_table.set_leases(vec![seen("silent")], start);
+    peer_table.set_leases(vec![seen("unreachable")], start);
     let cluster = Cluster {
         peers: peer_table.snapshot(),
         ..cluster()
@@ -391,7 +391,7 @@ fn a_running_peer_that_has_not_told_yet_makes_no_404() {
             Some((&cluster, now)),
         ))
     };
-    assert_eq!(at(start), r#"PeerUnknown("silent")"#);
+    assert_eq!(at(start), r#"PeerUnknown("unreachable")"#);
     // One whose Lease is not renewed is dead: it serves nothing that we never
     // heard of.
     assert_eq!(at(start + Duration::from_mins(1)), "front-proxy");

@@ -1,21 +1,21 @@
-//! The self-test: whether upstream believes what the bridge asserts, and whether both believe the
-//! same users. `control::self_test` runs it.
+//! The self-test: whether upstream accepts users that the bridge asserts, and whether both trust
+//! the same CAs. `control::self_test` runs it.
 //!
-//! A bridge whose front-proxy certificate is not believed answers 401 to every
-//! user with a certificate, while all of its own checks pass.
+//! If upstream does not accept the front-proxy certificate of a bridge, every user with a
+//! certificate gets 401 although all other checks of the bridge pass.
 
-pub(crate) mod judge;
+pub(crate) mod evaluate;
 
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-pub(crate) use self::judge::Verdict;
+pub(crate) use self::evaluate::TestResult;
 
 /// One of the tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Test {
-    /// Upstream believes users that the bridge asserts.
+    /// Upstream accepts users that the bridge asserts.
     FrontProxy,
     /// `--client-ca-file` is upstream's.
     ClientCa,
@@ -24,7 +24,7 @@ pub(crate) enum Test {
 }
 
 impl Test {
-    /// The value of the metric's label.
+    /// The value of the metric label.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::FrontProxy => "front_proxy",
@@ -38,41 +38,41 @@ impl Test {
 #[derive(Debug, Default)]
 pub struct SelfTest {
     /// `None` before the first run has ended.
-    results: ArcSwap<Option<Vec<(Test, Verdict)>>>,
+    results: ArcSwap<Option<Vec<(Test, TestResult)>>>,
 }
 
 impl SelfTest {
     /// The results of the last run.
-    pub(crate) fn results(&self) -> Vec<(Test, Verdict)> {
+    pub(crate) fn results(&self) -> Vec<(Test, TestResult)> {
         Option::clone(&self.results.load()).unwrap_or_default()
     }
 
     /// Why the bridge is not ready: a test has failed, or none has run yet.
     pub(crate) fn problem(&self) -> Option<String> {
         match &**self.results.load() {
-            None => Some("it has not run yet".to_owned()),
-            Some(results) => joined(results, |verdict| match verdict {
-                Verdict::Failed(why) => Some(why.clone()),
+            None => Some("the self-test has not run yet".to_owned()),
+            Some(results) => joined(results, |result| match result {
+                TestResult::Failed(why) => Some(why.clone()),
                 _ => None,
             }),
         }
     }
 
-    /// What is good to know although no test has failed.
+    /// Warnings, and tests without a result.
     pub(crate) fn note(&self) -> Option<String> {
-        joined(self.results.load().as_deref()?, |verdict| match verdict {
-            Verdict::Warned(why) => Some(format!("warning: {why}")),
-            Verdict::Unknown(why) => Some(format!("not tested: {why}")),
-            Verdict::Passed | Verdict::Failed(_) => None,
+        joined(self.results.load().as_deref()?, |result| match result {
+            TestResult::Warned(why) => Some(format!("warning: {why}")),
+            TestResult::Unknown(why) => Some(format!("not tested: {why}")),
+            TestResult::Passed | TestResult::Failed(_) => None,
         })
     }
 
-    pub(crate) fn store(&self, results: Vec<(Test, Verdict)>) {
+    pub(crate) fn store(&self, results: Vec<(Test, TestResult)>) {
         let before = self.results();
-        for (test, verdict) in &results {
+        for (test, result) in &results {
             let known = before.iter().find(|(it, _)| it == test);
-            if known.map(|(_, verdict)| verdict) != Some(verdict) {
-                log(*test, verdict);
+            if known.map(|(_, result)| result) != Some(result) {
+                log(*test, result);
             }
         }
         self.results.store(Arc::new(Some(results)));
@@ -80,23 +80,25 @@ impl SelfTest {
 }
 
 fn joined(
-    results: &[(Test, Verdict)],
-    text: impl Fn(&Verdict) -> Option<String>,
+    results: &[(Test, TestResult)],
+    text: impl Fn(&TestResult) -> Option<String>,
 ) -> Option<String> {
     let texts: Vec<_> = results
         .iter()
-        .filter_map(|(test, verdict)| Some(format!("{}: {}", test.as_str(), text(verdict)?)))
+        .filter_map(|(test, result)| Some(format!("{}: {}", test.as_str(), text(result)?)))
         .collect();
     (!texts.is_empty()).then(|| texts.join("; "))
 }
 
-fn log(test: Test, verdict: &Verdict) {
+fn log(test: Test, result: &TestResult) {
     let test = test.as_str();
-    match verdict {
-        Verdict::Passed => tracing::info!(test, "self-test passed"),
-        Verdict::Warned(problem) => tracing::warn!(test, %problem, "self-test found a difference"),
-        Verdict::Failed(problem) => tracing::error!(test, %problem, "self-test failed"),
-        Verdict::Unknown(problem) => tracing::info!(test, %problem, "self-test has no result"),
+    match result {
+        TestResult::Passed => tracing::info!(test, "self-test passed"),
+        TestResult::Warned(problem) => {
+            tracing::warn!(test, %problem, "self-test found a difference")
+        }
+        TestResult::Failed(problem) => tracing::error!(test, %problem, "self-test failed"),
+        TestResult::Unknown(problem) => tracing::info!(test, %problem, "self-test has no result"),
     }
 }
 
@@ -106,27 +108,30 @@ mod tests {
 
     #[test]
     fn only_a_failure_or_a_missing_run_keeps_the_bridge_from_being_ready() {
-        let told = || "why".to_owned();
+        let why = || "why".to_owned();
         let rows = [
-            (Verdict::Passed, None, None),
+            (TestResult::Passed, None, None),
             (
-                Verdict::Warned(told()),
+                TestResult::Warned(why()),
                 None,
                 Some("client_ca: warning: why"),
             ),
             (
-                Verdict::Unknown(told()),
+                TestResult::Unknown(why()),
                 None,
                 Some("client_ca: not tested: why"),
             ),
-            (Verdict::Failed(told()), Some("client_ca: why"), None),
+            (TestResult::Failed(why()), Some("client_ca: why"), None),
         ];
-        for (verdict, problem, note) in rows {
+        for (result, problem, note) in rows {
             let test = SelfTest::default();
-            assert_eq!(test.problem().as_deref(), Some("it has not run yet"));
+            assert_eq!(
+                test.problem().as_deref(),
+                Some("the self-test has not run yet")
+            );
             test.store(vec![
-                (Test::FrontProxy, Verdict::Passed),
-                (Test::ClientCa, verdict),
+                (Test::FrontProxy, TestResult::Passed),
+                (Test::ClientCa, result),
             ]);
             assert_eq!(test.problem().as_deref(), problem);
             assert_eq!(test.note().as_deref(), note);

@@ -1,5 +1,5 @@
-//! Bodies that are held until all of them is here: only then can it be told whether
-//! it is what was signed, and nothing may be acted upon before.
+//! Buffers the bodies of signed requests until they are complete: only then can the digest be
+//! verified, and nothing may be forwarded before.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -12,106 +12,105 @@ use http::header::CONTENT_LENGTH;
 use skewbridge_http_signature::{ExpectedDigest, VerifyError};
 use tokio::time::timeout;
 
-use super::error::Rejected;
+use super::error::SignatureError;
 use skewbridge_http_engine::body::{Frame, RequestBody};
 
-/// The longest body that is held: what kube-apiserver takes of an object.
-pub(super) const MAX_BODY: usize = 3 * 1024 * 1024;
+/// The maximum size of a body: the limit of kube-apiserver for an object.
+pub(super) const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 
-/// What is held of all bodies, until the last byte of each has left for upstream. Only
-/// who has a key comes so far.
-const MAX_HELD: usize = 256 * 1024 * 1024;
+/// The budget of all buffered bodies. A body counts until its last byte has been sent upstream.
+/// Only bodies of requests with a valid signature are buffered.
+const MAX_BUFFERED_BYTES: usize = 256 * 1024 * 1024;
 
-/// Whether a body says of itself that it is longer.
+/// Whether `Content-Length` exceeds the limit.
 pub(super) fn is_too_long(headers: &HeaderMap) -> bool {
     let length = headers.get(CONTENT_LENGTH);
     let length = length.and_then(|it| it.to_str().ok()?.parse::<u64>().ok());
-    length.is_some_and(|it| it > MAX_BODY as u64)
+    length.is_some_and(|it| it > MAX_BODY_BYTES as u64)
 }
 
-/// Counts what is held.
+/// Counts the buffered bytes.
 #[derive(Debug, Default)]
-pub(super) struct Room {
-    held: Arc<AtomicUsize>,
+pub(super) struct BodyBudget {
+    buffered: Arc<AtomicUsize>,
 }
 
-/// A part of the room, given back when it is dropped.
-struct Part {
-    held: Arc<AtomicUsize>,
+/// A part of the budget, released on drop.
+struct BudgetPermit {
+    buffered: Arc<AtomicUsize>,
     bytes: usize,
 }
 
-impl Part {
-    fn grow(&mut self, bytes: usize) -> Result<(), Rejected> {
-        if self.bytes + bytes > MAX_BODY {
-            return Err(Rejected::TooLarge);
+impl BudgetPermit {
+    fn grow(&mut self, bytes: usize) -> Result<(), SignatureError> {
+        if self.bytes + bytes > MAX_BODY_BYTES {
+            return Err(SignatureError::TooLarge);
         }
         self.bytes += bytes;
-        let before = self.held.fetch_add(bytes, Ordering::Relaxed);
-        if before + bytes > MAX_HELD {
-            return Err(Rejected::NoRoom);
+        let before = self.buffered.fetch_add(bytes, Ordering::Relaxed);
+        if before + bytes > MAX_BUFFERED_BYTES {
+            return Err(SignatureError::BodyBudgetExhausted);
         }
         Ok(())
     }
 }
 
-impl Drop for Part {
+impl Drop for BudgetPermit {
     fn drop(&mut self) {
-        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.buffered.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
-/// A whole body and its part of the room, for as long as anybody has some of it.
-struct Held {
+/// A complete body and its permit, which is released with the last reference to the body.
+struct BufferedBody {
     bytes: BytesMut,
-    _part: Part,
+    _permit: BudgetPermit,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for BufferedBody {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Room {
-    /// The same body, whole, if it is what was signed. Trailers are not: they are
-    /// left behind.
-    pub(super) async fn whole(
+impl BodyBudget {
+    /// Buffers the body and verifies its digest. Trailers are not signed: they are dropped.
+    pub(super) async fn verify(
         &self,
         body: RequestBody,
         digest: &ExpectedDigest,
-        patience: Duration,
-    ) -> Result<RequestBody, Rejected> {
-        let collected = timeout(patience, self.collect(body)).await;
-        let whole = collected.map_err(|_| Rejected::BodySlow)??;
-        if !digest.matches(&whole) {
+        body_timeout: Duration,
+    ) -> Result<RequestBody, SignatureError> {
+        let collected = timeout(body_timeout, self.collect(body)).await;
+        let body = collected.map_err(|_| SignatureError::BodySlow)??;
+        if !digest.matches(&body) {
             return Err(VerifyError::WrongDigest.into());
         }
-        Ok(if whole.is_empty() {
+        Ok(if body.is_empty() {
             RequestBody::Empty
         } else {
-            RequestBody::Full(whole)
+            RequestBody::Full(body)
         })
     }
 
-    async fn collect(&self, mut body: RequestBody) -> Result<Bytes, Rejected> {
-        let mut part = Part {
-            held: self.held.clone(),
+    async fn collect(&self, mut body: RequestBody) -> Result<Bytes, SignatureError> {
+        let mut permit = BudgetPermit {
+            buffered: self.buffered.clone(),
             bytes: 0,
         };
-        let mut whole = BytesMut::new();
+        let mut bytes = BytesMut::new();
         while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
-            match frame.map_err(|_| Rejected::BodyLost)? {
+            match frame.map_err(|_| SignatureError::BodyLost)? {
                 Frame::Data(data) => {
-                    part.grow(data.len())?;
-                    whole.extend_from_slice(&data);
+                    permit.grow(data.len())?;
+                    bytes.extend_from_slice(&data);
                 }
                 Frame::Trailers(_) => {}
             }
         }
-        Ok(Bytes::from_owner(Held {
-            bytes: whole,
-            _part: part,
+        Ok(Bytes::from_owner(BufferedBody {
+            bytes,
+            _permit: permit,
         }))
     }
 }
@@ -130,48 +129,60 @@ mod tests {
         ExpectedDigest::of(&headers).unwrap().unwrap()
     }
 
-    async fn whole(room: &Room, body: &[u8], signed: &[u8]) -> Result<(), Rejected> {
+    const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+    async fn verify(budget: &BodyBudget, body: &[u8], signed: &[u8]) -> Result<(), SignatureError> {
         let body = RequestBody::Full(Bytes::copy_from_slice(body));
-        let patience = Duration::from_secs(30);
-        room.whole(body, &digest_of(signed), patience)
-            .await
-            .map(|_| ())
+        let digest = digest_of(signed);
+        let verified = budget.verify(body, &digest, BODY_TIMEOUT).await;
+        verified.map(|_| ())
     }
 
     #[tokio::test]
-    async fn only_what_was_signed_is_passed_on_and_only_if_it_fits() {
-        let room = Room::default();
-        assert_eq!(whole(&room, b"a", b"a").await, Ok(()));
-        let wrong = Err(Rejected::Refused(VerifyError::WrongDigest));
-        assert_eq!(whole(&room, b"a", b"b").await, wrong);
-        let most = vec![1; MAX_BODY];
-        assert_eq!(whole(&room, &most, &most).await, Ok(()));
-        let more = vec![1; MAX_BODY + 1];
-        assert_eq!(whole(&room, &more, &more).await, Err(Rejected::TooLarge));
-        // Full: told, and given back.
-        room.held.store(MAX_HELD, Ordering::Relaxed);
-        assert_eq!(whole(&room, b"a", b"a").await, Err(Rejected::NoRoom));
-        assert_eq!(room.held.load(Ordering::Relaxed), MAX_HELD);
-        room.held.store(MAX_HELD - 1, Ordering::Relaxed);
-        assert_eq!(whole(&room, b"a", b"a").await, Ok(()));
-        assert_eq!(room.held.load(Ordering::Relaxed), MAX_HELD - 1);
+    async fn only_the_signed_body_within_the_limits_is_accepted() {
+        let budget = BodyBudget::default();
+        assert_eq!(verify(&budget, b"a", b"a").await, Ok(()));
+        let wrong = Err(SignatureError::Invalid(VerifyError::WrongDigest));
+        assert_eq!(verify(&budget, b"a", b"b").await, wrong);
+        let most = vec![1; MAX_BODY_BYTES];
+        assert_eq!(verify(&budget, &most, &most).await, Ok(()));
+        let more = vec![1; MAX_BODY_BYTES + 1];
+        assert_eq!(
+            verify(&budget, &more, &more).await,
+            Err(SignatureError::TooLarge)
+        );
+        // A rejected body releases its permit.
+        budget.buffered.store(MAX_BUFFERED_BYTES, Ordering::Relaxed);
+        assert_eq!(
+            verify(&budget, b"a", b"a").await,
+            Err(SignatureError::BodyBudgetExhausted)
+        );
+        assert_eq!(budget.buffered.load(Ordering::Relaxed), MAX_BUFFERED_BYTES);
+        budget
+            .buffered
+            .store(MAX_BUFFERED_BYTES - 1, Ordering::Relaxed);
+        assert_eq!(verify(&budget, b"a", b"a").await, Ok(()));
+        assert_eq!(
+            budget.buffered.load(Ordering::Relaxed),
+            MAX_BUFFERED_BYTES - 1
+        );
     }
 
     #[tokio::test]
-    async fn a_whole_body_counts_until_the_last_of_it_is_gone() {
-        let room = Room::default();
+    async fn a_body_counts_until_its_last_reference_is_dropped() {
+        let budget = BodyBudget::default();
         let (body, digest) = (
             RequestBody::Full(Bytes::from_static(b"abc")),
             digest_of(b"abc"),
         );
-        let patience = Duration::from_secs(30);
-        let RequestBody::Full(whole) = room.whole(body, &digest, patience).await.unwrap() else {
-            panic!("it is whole");
+        let verified = budget.verify(body, &digest, BODY_TIMEOUT).await.unwrap();
+        let RequestBody::Full(bytes) = verified else {
+            panic!("the body is not complete");
         };
-        let piece = whole.slice(1..);
-        drop(whole);
-        assert_eq!(room.held.load(Ordering::Relaxed), 3);
+        let piece = bytes.slice(1..);
+        drop(bytes);
+        assert_eq!(budget.buffered.load(Ordering::Relaxed), 3);
         drop(piece);
-        assert_eq!(room.held.load(Ordering::Relaxed), 0);
+        assert_eq!(budget.buffered.load(Ordering::Relaxed), 0);
     }
 }

@@ -1,105 +1,105 @@
-//! Why a signed request is not passed on, and how that is told.
+//! Errors of signed requests, and their responses.
 
 use skewbridge_http_signature::VerifyError;
 use skewbridge_k8s_api::status::Status;
 
-use super::buffered_body::MAX_BODY;
+use super::buffered_body::MAX_BODY_BYTES;
 use crate::error_response;
 
-/// Why a signed request is not passed on.
+/// Why a signed request is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rejected {
-    /// Its signature is not good.
-    Refused(VerifyError),
-    /// It may have been accepted before we started. Signed in so many seconds, it
-    /// will do.
+pub(crate) enum SignatureError {
+    /// The signature is not valid.
+    Invalid(VerifyError),
+    /// An earlier process may have accepted the same signature. A signature that is created after
+    /// this number of seconds is accepted.
     BeforeStart(u32),
-    /// It brings another credential, of somebody else or of who knows whom.
+    /// The request has another credential, of another user or of an unknown one.
     OtherCredential,
-    /// It could not be remembered, so it could come again.
-    NoMemory,
-    /// Its body is longer than is held.
+    /// The replay cache is full, so a replay could not be detected.
+    ReplayCacheFull,
+    /// The body exceeds the limit.
     TooLarge,
-    /// Too many bodies are being held.
-    NoRoom,
-    /// Its body did not come.
+    /// The budget for buffered bodies is exhausted.
+    BodyBudgetExhausted,
+    /// The body was not received completely.
     BodyLost,
-    /// Its body takes too long.
+    /// The body was not received in time.
     BodySlow,
 }
 
-impl From<VerifyError> for Rejected {
-    fn from(refusal: VerifyError) -> Self {
-        match refusal {
+impl From<VerifyError> for SignatureError {
+    fn from(error: VerifyError) -> Self {
+        match error {
             VerifyError::BeforeStart => Self::BeforeStart(1),
-            refusal => Self::Refused(refusal),
+            error => Self::Invalid(error),
         }
     }
 }
 
-impl Rejected {
-    /// All that there are, for metrics.
+impl SignatureError {
+    /// All errors, for metrics.
     pub(super) const ALL: [Self; 17] = [
-        Self::Refused(VerifyError::Malformed),
-        Self::Refused(VerifyError::UnknownKey),
-        Self::Refused(VerifyError::Ambiguous),
-        Self::Refused(VerifyError::NotCovered),
-        Self::Refused(VerifyError::WrongAuthority),
-        Self::Refused(VerifyError::Expired),
-        Self::Refused(VerifyError::NotYetValid),
+        Self::Invalid(VerifyError::Malformed),
+        Self::Invalid(VerifyError::UnknownKey),
+        Self::Invalid(VerifyError::Ambiguous),
+        Self::Invalid(VerifyError::NotCovered),
+        Self::Invalid(VerifyError::WrongAuthority),
+        Self::Invalid(VerifyError::Expired),
+        Self::Invalid(VerifyError::NotYetValid),
         Self::BeforeStart(1),
-        Self::Refused(VerifyError::Mismatch),
-        Self::Refused(VerifyError::Replayed),
-        Self::Refused(VerifyError::WrongDigest),
+        Self::Invalid(VerifyError::Mismatch),
+        Self::Invalid(VerifyError::Replayed),
+        Self::Invalid(VerifyError::WrongDigest),
         Self::OtherCredential,
-        Self::NoMemory,
+        Self::ReplayCacheFull,
         Self::TooLarge,
-        Self::NoRoom,
+        Self::BodyBudgetExhausted,
         Self::BodyLost,
         Self::BodySlow,
     ];
 
-    /// As a metric label.
+    /// The metric label.
     pub(super) fn as_str(self) -> &'static str {
         match self {
-            Self::Refused(refusal) => refusal.as_str(),
+            Self::Invalid(error) => error.as_str(),
             Self::BeforeStart(_) => VerifyError::BeforeStart.as_str(),
             Self::OtherCredential => "other-credential",
-            Self::NoMemory => "no-memory",
+            Self::ReplayCacheFull => "no-memory",
             Self::TooLarge => "too-large",
-            Self::NoRoom => "no-room",
+            Self::BodyBudgetExhausted => "no-budget",
             Self::BodyLost => "body-lost",
             Self::BodySlow => "body-slow",
         }
     }
 
-    /// As an answer.
+    /// The response.
     pub(crate) fn status(self) -> Status {
         let unauthorized = |message: &str| Status::new(401, "Unauthorized", message);
         match self {
-            // Signed again, it will do; nothing is wrong with who asks.
+            // A new signature is accepted later; the credential is valid.
             Self::BeforeStart(seconds) => {
                 Status::service_unavailable(VerifyError::BeforeStart.message(), seconds)
             }
-            Self::Refused(refusal) => unauthorized(refusal.message()),
+            Self::Invalid(error) => unauthorized(error.message()),
             Self::OtherCredential => unauthorized(
-                "the request is signed and brings another credential: \
+                "the request is signed and has another credential: \
                  a bearer token, or the certificate of another user",
             ),
-            Self::NoMemory => {
-                error_response::later("more signed requests come than this gateway can remember")
+            Self::ReplayCacheFull => {
+                error_response::later("the replay cache of this gateway is full")
             }
             Self::TooLarge => Status::new(
                 413,
                 "RequestEntityTooLarge",
-                format!("the body of a signed request is longer than {MAX_BODY} bytes"),
+                format!("the body of a signed request is longer than {MAX_BODY_BYTES} bytes"),
             ),
-            Self::NoRoom => error_response::later(
-                "more bodies of signed requests come than this gateway can hold",
-            ),
-            Self::BodyLost => Status::bad_request("the body of the signed request did not come"),
+            Self::BodyBudgetExhausted => {
+                error_response::later("this gateway buffers too many bodies of signed requests")
+            }
+            Self::BodyLost => Status::bad_request("the body of the signed request is incomplete"),
             Self::BodySlow => {
-                Status::client_timeout("the body of the signed request did not come in time")
+                Status::client_timeout("the body of the signed request did not arrive in time")
             }
         }
     }
@@ -112,21 +112,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_reason_is_told_with_its_code_and_counted_by_its_name() {
+    fn each_error_has_a_status_code_and_its_own_metric_label() {
         let mut names = HashSet::new();
-        for rejected in Rejected::ALL {
-            let status = rejected.status();
-            let expected = match rejected {
-                Rejected::BeforeStart(_) | Rejected::NoMemory | Rejected::NoRoom => (503, Some(1)),
-                Rejected::TooLarge => (413, None),
-                Rejected::BodyLost => (400, None),
-                Rejected::BodySlow => (408, None),
-                Rejected::Refused(_) | Rejected::OtherCredential => (401, None),
+        for error in SignatureError::ALL {
+            let status = error.status();
+            let expected = match error {
+                SignatureError::BeforeStart(_)
+                | SignatureError::ReplayCacheFull
+                | SignatureError::BodyBudgetExhausted => (503, Some(1)),
+                SignatureError::TooLarge => (413, None),
+                SignatureError::BodyLost => (400, None),
+                SignatureError::BodySlow => (408, None),
+                SignatureError::Invalid(_) | SignatureError::OtherCredential => (401, None),
             };
-            let told = (status.code, status.retry_after_seconds);
-            assert_eq!(told, expected, "{rejected:?}");
+            let actual = (status.code, status.retry_after_seconds);
+            assert_eq!(actual, expected, "{error:?}");
             assert!(!status.message.is_empty());
-            assert!(names.insert(rejected.as_str()), "{rejected:?}");
+            assert!(names.insert(error.as_str()), "{error:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `--http-signature-keys`: whose keys are believed.
+//! `--http-signature-keys`: the keys of users that sign requests.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -15,7 +15,7 @@ use zeroize::{Zeroize as _, Zeroizing};
 use crate::authn::SignedUser;
 use crate::tls::files::{FileProblem, Fingerprint, Problem, read};
 
-/// Keys by their names.
+/// Users by the ids of their keys.
 #[derive(Debug)]
 pub struct SignatureKeys {
     keys: HashMap<String, Arc<SignedUser>>,
@@ -52,32 +52,34 @@ impl Drop for Entry {
 }
 
 impl SignatureKeys {
-    /// Reads the file; its users are to be written in these headers.
+    /// Reads the file. `headers` are the names of the identity headers of its users.
     pub fn load(path: &Path, headers: &IdentityHeaders) -> Result<Self, FileProblem> {
         let in_file = |problem| FileProblem {
             path: path.to_owned(),
             problem,
         };
         let bytes = read(path).map_err(|wrong| match wrong.problem {
-            Problem::Empty => in_file(told("is empty; it must have `keys`")),
-            Problem::TooLarge => in_file(told("is larger than 1 MiB; correct the path")),
+            Problem::Empty => in_file(key_file_problem("is empty; it must have `keys`")),
+            Problem::TooLarge => {
+                in_file(key_file_problem("is larger than 1 MiB; correct the path"))
+            }
             _ => wrong,
         })?;
         let bytes = Zeroizing::new(bytes);
-        let keys = parse(&bytes, headers).map_err(|cause| in_file(told(cause)))?;
+        let keys = parse(&bytes, headers).map_err(|cause| in_file(key_file_problem(cause)))?;
         Ok(Self {
             keys,
             fingerprint: Fingerprint::of(&[&bytes]),
         })
     }
 
-    /// Whose key this is.
+    /// The user of a key.
     pub(crate) fn get(&self, id: &str) -> Option<&Arc<SignedUser>> {
         self.keys.get(id)
     }
 }
 
-fn told(cause: impl Into<String>) -> Problem {
+fn key_file_problem(cause: impl Into<String>) -> Problem {
     Problem::SignatureKeys(cause.into())
 }
 
@@ -86,7 +88,7 @@ fn parse(
     headers: &IdentityHeaders,
 ) -> Result<HashMap<String, Arc<SignedUser>>, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "is not UTF-8")?;
-    // Without the lines around an error: a secret may be among them.
+    // Without the lines around an error, because they may contain a secret.
     let document: Document =
         serde_saphyr::from_str(text).map_err(|error| error.without_snippet().to_string())?;
     let mut keys = HashMap::with_capacity(document.keys.len());
@@ -187,11 +189,11 @@ mod tests {
             ("x-remote-group", "ops"),
             ("x-remote-extra-example.org%2fdevice", "laptop"),
         ];
-        let said: Vec<_> = headers
+        let actual: Vec<_> = headers
             .iter()
             .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
             .collect();
-        assert_eq!(said, expected);
+        assert_eq!(actual, expected);
         let robot = keys.get("robot").unwrap();
         assert_eq!(robot.name, "system:serviceaccount:a:robot");
         assert!(keys.get("nobody").is_none());
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_by_key_and_without_secrets() {
+    fn errors_name_the_key_and_contain_no_secrets() {
         let ed25519 = |rest: &str| format!("keys:\n  k:\n    algorithm: ed25519{PUBLIC}{rest}");
         let hmac =
             |rest: &str| format!("keys:\n  k:\n    algorithm: hmac-sha256\n    user: u\n{rest}");
@@ -257,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn two_keys_of_one_name_are_refused() {
+    fn two_keys_with_the_same_id_are_rejected() {
         let text = format!(
             "keys:\n  k:\n    algorithm: ed25519{PUBLIC}    user: u\n  k:\n    algorithm: ed25519{PUBLIC}    user: v\n"
         );

@@ -1,7 +1,6 @@
-//! Callers who sign their requests (RFC 9421): whose key it is, whether the
-//! signature is over this request, of now, and new, and whether the body is the one
-//! that was signed. What is judged how is in `skewbridge_http_signature`; here it meets
-//! clocks, memory and bodies.
+//! Verifies signed requests (RFC 9421): the key, the coverage and the time of the signature, that
+//! it is not a replay, and that the body is the signed one. The rules are in
+//! `skewbridge_http_signature`; this module adds the clock, the replay cache and the body.
 
 mod buffered_body;
 mod error;
@@ -17,88 +16,91 @@ use skewbridge_http_signature::{
     remove_signatures,
 };
 
-use self::buffered_body::Room;
-pub(crate) use self::error::Rejected;
+use self::buffered_body::BodyBudget;
+pub(crate) use self::error::SignatureError;
 use self::keys::SignatureKeys;
 use crate::authn::{Caller, SignedUser};
 use crate::config;
 use crate::metrics::signatures::SignatureMetrics;
 use skewbridge_http_engine::body::RequestBody;
 
-/// Accepted signatures that are remembered: about 100 bytes each at worst. That is
-/// 3,000 requests a second, if signatures are good for five minutes and a half; of
-/// one key a quarter. Whoever signs for a minute has four times that.
-const MAX_REMEMBERED: usize = 1 << 20;
+/// The size of the replay cache, with up to about 100 bytes an entry. This allows for 3,000 requests
+/// a second if signatures are valid for five and a half minutes, and a quarter of that for one
+/// key. Signatures that are valid for one minute allow four times as many.
+const MAX_REPLAY_ENTRIES: usize = 1 << 20;
 
-/// Judges signatures.
+/// Verifies signed requests.
 #[derive(Debug)]
 pub(crate) struct Signatures {
     verifier: Verifier,
     replays: Mutex<ReplayCache>,
-    room: Room,
-    patience: Duration,
+    bodies: BodyBudget,
+    body_timeout: Duration,
     started: Instant,
 }
 
 impl Signatures {
-    /// Where signatures are to be judged.
+    /// `None` without `--http-signature-keys`.
     pub(crate) fn of(config: &config::Config, metrics: &SignatureMetrics) -> Option<Self> {
-        let told = config.callers.signatures.as_ref()?;
-        metrics.will_judge(Rejected::ALL.iter().map(|it| it.as_str()));
+        let config_signatures = config.callers.signatures.as_ref()?;
+        metrics.create_series(SignatureError::ALL.iter().map(|it| it.as_str()));
         let seconds = |it: Duration| u32::try_from(it.as_secs()).unwrap_or(u32::MAX);
         Some(Self {
             verifier: Verifier {
-                authorities: told.authorities.clone(),
+                authorities: config_signatures.authorities.clone(),
                 window: Window {
-                    max_age: seconds(told.max_age),
-                    skew: seconds(told.clock_skew),
+                    max_age: seconds(config_signatures.max_age),
+                    skew: seconds(config_signatures.clock_skew),
                     since: 0,
                 },
             },
-            replays: Mutex::new(ReplayCache::new(MAX_REMEMBERED)),
-            room: Room::default(),
-            patience: config.limits.request_timeout,
+            replays: Mutex::new(ReplayCache::new(MAX_REPLAY_ENTRIES)),
+            bodies: BodyBudget::default(),
+            body_timeout: config.limits.request_timeout,
             started: Instant::now(),
         })
     }
 
-    /// Who signed it, and its body when all of it is here and is what was signed.
-    pub(crate) async fn judge(
+    /// The user that signed the request, and the complete body, if both are valid.
+    pub(crate) async fn verify(
         &self,
         keys: &SignatureKeys,
         caller: &Caller,
         head: &mut Parts,
         body: RequestBody,
         metrics: &SignatureMetrics,
-    ) -> Result<(Arc<SignedUser>, RequestBody), Rejected> {
-        let judged = async {
-            let (user, digest) = self.recognise(keys, caller, head, &body)?;
+    ) -> Result<(Arc<SignedUser>, RequestBody), SignatureError> {
+        let result = async {
+            let (user, digest) = self.verify_head(keys, caller, head, &body)?;
             let body = match digest {
                 None => body,
-                Some(digest) => self.room.whole(body, &digest, self.patience).await?,
+                Some(digest) => {
+                    let body = self.bodies.verify(body, &digest, self.body_timeout);
+                    body.await?
+                }
             };
             Ok((user, body))
         };
-        let judged = judged.await;
-        metrics.judged(judged.as_ref().err().map(|it: &Rejected| it.as_str()));
+        let result = result.await;
+        metrics.verified(result.as_ref().err().map(|it: &SignatureError| it.as_str()));
         remove_signatures(&mut head.headers);
-        judged
+        result
     }
 
-    fn recognise(
+    fn verify_head(
         &self,
         keys: &SignatureKeys,
         caller: &Caller,
         head: &Parts,
         body: &RequestBody,
-    ) -> Result<(Arc<SignedUser>, Option<ExpectedDigest>), Rejected> {
-        // Nothing is read that is too long anyway.
+    ) -> Result<(Arc<SignedUser>, Option<ExpectedDigest>), SignatureError> {
+        // The body of a request that exceeds the limit is not read.
         if buffered_body::is_too_long(&head.headers) {
-            return Err(Rejected::TooLarge);
+            return Err(SignatureError::TooLarge);
         }
-        // Who a token is, only upstream can tell: it might be somebody else.
+        // Only upstream knows the user of a token: it could be another user.
         if matches!(caller, Caller::Bearer) {
-            return Err(Rejected::OtherCredential);
+            return Err(SignatureError::OtherCredential);
         }
         let request = Request::of("https", &head.method, &head.uri, &head.headers)
             .ok_or(VerifyError::WrongAuthority)?;
@@ -110,39 +112,41 @@ impl Signatures {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.unwrap_or_default();
         let key = |id: &str| keys.get(id).map(|it| &it.key);
-        let judge = self.verifier(now);
+        let verifier = self.verifier(now);
         let now = now.as_secs();
-        let verified = judge.verify(&request, has_body, now, key);
-        let verified = verified.map_err(|refusal| match refusal {
-            VerifyError::BeforeStart => Rejected::BeforeStart(wait(&judge.window, now)),
-            refusal => refusal.into(),
+        let verified = verifier.verify(&request, has_body, now, key);
+        let verified = verified.map_err(|error| match error {
+            VerifyError::BeforeStart => {
+                SignatureError::BeforeStart(retry_after_seconds(&verifier.window, now))
+            }
+            error => error.into(),
         })?;
         let user = keys.get(&verified.key_id).ok_or(VerifyError::UnknownKey)?;
         if matches!(caller, Caller::Certificate(other) if other.name != user.name) {
-            return Err(Rejected::OtherCredential);
+            return Err(SignatureError::OtherCredential);
         }
         let mut replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
         match replays.insert(verified.fingerprint, verified.until, now) {
             ReplayCheck::New => Ok((user.clone(), verified.digest)),
             ReplayCheck::Replayed => Err(VerifyError::Replayed.into()),
-            ReplayCheck::Full => Err(Rejected::NoMemory),
+            ReplayCheck::Full => Err(SignatureError::ReplayCacheFull),
             ReplayCheck::Evicted => Err(VerifyError::Expired.into()),
         }
     }
 
-    /// The start is counted back from now: a clock that is set right later takes it
-    /// along.
+    /// The verifier for this time. The start of the process is computed back from now, so that it
+    /// moves with a clock that is corrected later.
     fn verifier(&self, now: Duration) -> Verifier {
         let mut verifier = self.verifier.clone();
         let start = now.saturating_sub(self.started.elapsed());
-        // Whoever was here before may have used all of the second.
+        // A previous process may have accepted signatures until the end of that second.
         verifier.window.since = start.as_secs() + u64::from(start.subsec_nanos() > 0);
         verifier
     }
 }
 
-/// After how many seconds a signature of then is known to be new.
-fn wait(window: &Window, now: u64) -> u32 {
+/// The seconds until a signature can be known not to be a replay.
+fn retry_after_seconds(window: &Window, now: u64) -> u32 {
     let from = window.is_unknown_until().saturating_add(1);
     u32::try_from(from.saturating_sub(now)).map_or(u32::MAX, |seconds| seconds.max(1))
 }
@@ -154,9 +158,9 @@ pub(crate) fn must_verify(caller: &Caller, head: &mut Parts) -> bool {
     if !is_signed(&head.headers) {
         return false;
     }
-    let spoken_for = matches!(caller, Caller::Peer(_));
-    if spoken_for {
+    let is_asserted = matches!(caller, Caller::Peer(_));
+    if is_asserted {
         remove_signatures(&mut head.headers);
     }
-    !spoken_for
+    !is_asserted
 }

@@ -474,14 +474,14 @@ async fn health_endpoints_answer_in_the_format_of_kube_apiserver() {
             "/readyz?verbose=true",
             200,
             "[+]ping ok\n[+]upstream ok\n[+]self-test ok\n\
-             [+]peers ok: local only, since --peer-ca-file is not given\n\
+             [+]peers ok: local only, since --peer-ca-file is not set\n\
              [+]shutdown ok\nreadyz check passed\n",
         ),
         (
             "/healthz?verbose&exclude=upstream",
             200,
             "[+]ping ok\n[+]upstream excluded: ok\n[+]self-test ok\n\
-             [+]peers ok: local only, since --peer-ca-file is not given\n\
+             [+]peers ok: local only, since --peer-ca-file is not set\n\
              [+]shutdown ok\nhealthz check passed\n",
         ),
         ("/readyz/ping", 200, "ok"),

@@ -27,13 +27,13 @@ async fn without_the_feature_gate_or_a_certificate_peering_is_off_and_reported_a
         ("UnknownVersionInteroperabilityProxy is off", |config| {
             config.features = Features(BTreeSet::new());
         }),
-        ("--peer-ca-file is not given", |config| {
+        ("--peer-ca-file is not set", |config| {
             config.peers.ca = None;
         }),
-        ("--proxy-client-cert-file is not given", |config| {
+        ("--proxy-client-cert-file is not set", |config| {
             config.upstream.front_proxy = None;
         }),
-        ("--requestheader-client-ca-file is not given", |config| {
+        ("--requestheader-client-ca-file is not set", |config| {
             config.callers.request_header = None;
         }),
     ];

@@ -368,7 +368,7 @@ async fn an_unusable_state_dir_is_a_startup_error() {
     let error = started.await.unwrap().unwrap_err().to_string();
     let expected = format!("--state-dir: {}: ", file.display());
     assert!(error.starts_with(&expected), "{error}");
-    assert!(error.ends_with("give a directory that the bridge may create and write to"));
+    assert!(error.ends_with("set a directory that the bridge may create and write to"));
 }
 
 #[tokio::test]

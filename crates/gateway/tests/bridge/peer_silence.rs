@@ -30,7 +30,11 @@ async fn a_peer_that_does_not_answer_gets_no_requests_until_it_answers() {
         answer.status == 503 && answer.text().contains("does not answer")
     })
     .await;
-    assert!(message().await.contains("requests go there again"));
+    assert!(
+        message()
+            .await
+            .contains("it gets requests again after a successful poll")
+    );
     assert_eq!(peer_view(&bridge, B).await["healthy"], false);
 
     let _address = cluster.publish(B, b.apiserver.server.addr());

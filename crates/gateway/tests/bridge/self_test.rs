@@ -162,7 +162,7 @@ async fn a_client_ca_that_differs_from_upstreams_is_named_until_the_file_is_repl
         &*format!("--client-ca-file {}: ", file.display()),
         "CN=client-ca",
         "CN=cluster-ca",
-        "give the bridge the same file",
+        "configure the same file for the bridge",
     ] {
         assert!(line.contains(part), "{part}: {line}");
     }
@@ -173,7 +173,10 @@ async fn a_client_ca_that_differs_from_upstreams_is_named_until_the_file_is_repl
     let both = format!("{users}{}", cluster.pki.client_ca.pem());
     cluster.pki.dir.write("client-ca.crt", &both);
     let line = wait_for_readyz_text(&bridge, 200, "[+]self-test ok: client_ca: warning: ").await;
-    assert!(line.contains("believed by the bridge alone"), "{line}");
+    assert!(
+        line.contains("only the bridge authenticates their users"),
+        "{line}"
+    );
     assert_eq!(metric(&bridge, "client_ca").await, Some(1.0));
     cluster.pki.dir.write("client-ca.crt", &users);
     wait_for_readyz_text(&bridge, 200, "[+]self-test ok\n").await;

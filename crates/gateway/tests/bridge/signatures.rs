@@ -545,7 +545,7 @@ async fn another_credential_must_belong_to_the_same_user() {
     let laptop = fixture.keys.laptop();
     let anonymous = fixture.pki.client();
     let bearer = || Message::get(PODS).with("authorization", "Bearer t0ken");
-    let says = "brings another credential";
+    let says = "has another credential";
     fixture
         .assert_refused(&anonymous, &bearer().signed(&laptop), 401, says)
         .await;

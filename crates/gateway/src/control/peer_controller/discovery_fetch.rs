@@ -1,4 +1,4 @@
-//! Asks a server what it serves.
+//! Fetches discovery of a server.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -18,60 +18,63 @@ use crate::control::internal_client::{
     InternalClient, InternalRequest, InternalResponse, InternalTarget,
 };
 
-/// A document of a cluster with very many custom resources has some 2 MiB.
-const MAX_DOCUMENT: usize = 32 * 1024 * 1024;
+/// The document of a cluster with very many custom resources has about 2 MiB.
+const MAX_DOCUMENT_BYTES: usize = 32 * 1024 * 1024;
 
-/// Group-versions that are asked for one by one: servers before 1.26 have 30.
-const MAX_LISTS: usize = 1_000;
+/// Group-versions whose lists are requested one by one. Servers before 1.26 have about 30.
+const MAX_GROUP_VERSIONS: usize = 1_000;
 
-/// A list of one group-version has some KiB. With [`SHARED_LISTS`] this bounds the memory.
+/// The list of one group-version has a few KiB. Together with the concurrency of
+/// [`SHARED_LISTS`] this bounds the memory.
 const MAX_LIST_BYTES: usize = 2 * 1024 * 1024;
 
-/// Lists of the server's own APIs. One without an answer is as it was known before; if it was
-/// not, it is not known what the server serves.
-const LISTS: ListLimits = ListLimits {
-    each: Duration::from_secs(3),
-    all: Duration::from_secs(6),
+/// Lists of the server's own APIs. If one is not answered, the last known list is used. Without
+/// one, the poll fails.
+const OWN_LISTS: ListLimits = ListLimits {
+    each_timeout: Duration::from_secs(3),
+    total_timeout: Duration::from_secs(6),
     concurrency: 8,
 };
 
-/// Lists of custom and aggregated APIs. The server behind an aggregated API may hang, so one
-/// without an answer is as it was known before, or left out: all servers share these APIs, and
-/// no peer is asked for them. More than a hundred may hang.
+/// Lists of custom and aggregated APIs. The server behind an aggregated API may hang. If a list is
+/// not answered, the last known list is used, or it is omitted: all servers share these APIs, so
+/// no request for them is rerouted. The limits allow for more than a hundred lists that hang.
 const SHARED_LISTS: ListLimits = ListLimits {
-    each: Duration::from_secs(1),
-    all: Duration::from_secs(4),
+    each_timeout: Duration::from_secs(1),
+    total_timeout: Duration::from_secs(4),
     concurrency: 32,
 };
 
-/// What it serves by itself, whatever its peers do: the aggregated documents
-/// where it has them, else one list after the other (before 1.26). Of what is
-/// known already only news are asked for. `version` is its answer to [`ask_version`].
-/// `shared` are the APIs that all servers share.
-pub(crate) async fn discover(
-    own: &InternalClient,
-    party: InternalTarget<'_>,
+/// The APIs that the server itself serves, without those of its peers: from the aggregated
+/// documents, or from lists of each group-version where it has none (before 1.26). Requests for
+/// `known` documents are conditional. `version` is the response to [`fetch_version`]. `shared`
+/// are the APIs that all servers share.
+pub(crate) async fn fetch(
+    client: &InternalClient,
+    target: InternalTarget<'_>,
     version: InternalResponse,
     known: Option<&ServedApis>,
     shared: Option<&SharedGroupVersions>,
 ) -> Result<ServedApis, String> {
     let by_bridge = is_by_bridge(&version.headers);
-    let version = version_in(version)?;
-    // Its ETags are another server's if it has been replaced.
+    let version = parse_version(version)?;
+    // If the server has been replaced, the known ETags are not its own.
     let known = known.filter(|known| known.version == version);
-    let apis = match ask(own, party, "/apis", known, 1).await? {
-        Said::Document(apis) => apis,
-        Said::Legacy(apis) => {
-            let served = legacy(own, party, &apis, version, known, shared).await?;
+    let apis = match fetch_document(client, target, "/apis", known, 1).await? {
+        DiscoveryResponse::Aggregated(apis) => apis,
+        DiscoveryResponse::Legacy(apis) => {
+            let served = fetch_legacy(client, target, &apis, version, known, shared).await?;
             return Ok(ServedApis {
                 by_bridge,
                 ..served
             });
         }
     };
-    let api = match ask(own, party, "/api", known, 0).await? {
-        Said::Document(api) => api,
-        Said::Legacy(_) => return Err("/api: not aggregated, although /apis is".to_owned()),
+    let api = match fetch_document(client, target, "/api", known, 0).await? {
+        DiscoveryResponse::Aggregated(api) => api,
+        DiscoveryResponse::Legacy(_) => {
+            return Err("/api: not aggregated, although /apis is".to_owned());
+        }
     };
     let documents = [api.document, apis.document];
     Ok(ServedApis {
@@ -83,7 +86,7 @@ pub(crate) async fn discover(
     })
 }
 
-/// Of documents that are both known already there is one.
+/// The index of the documents. The known one is reused if neither document has changed.
 fn index(documents: &[Arc<Document>; 2], known: Option<&ServedApis>) -> Arc<Index> {
     let is_known = |known: &&ServedApis| {
         let mut pairs = documents.iter().zip(&known.documents);
@@ -95,120 +98,128 @@ fn index(documents: &[Arc<Document>; 2], known: Option<&ServedApis>) -> Arc<Inde
     }
 }
 
-enum Said {
-    Document(Tagged),
+enum DiscoveryResponse {
+    Aggregated(TaggedDocument),
     Legacy(InternalResponse),
 }
 
-struct Tagged {
+struct TaggedDocument {
     document: Arc<Document>,
     etag: Option<String>,
 }
 
-async fn ask(
-    own: &InternalClient,
-    party: InternalTarget<'_>,
+async fn fetch_document(
+    client: &InternalClient,
+    target: InternalTarget<'_>,
     path: &'static str,
     known: Option<&ServedApis>,
-    which: usize,
-) -> Result<Said, String> {
-    let mut ask = InternalRequest::get(path)
+    document_index: usize,
+) -> Result<DiscoveryResponse, String> {
+    let mut request = InternalRequest::get(path)
         .header(ACCEPT, accept::LOCAL_DOCUMENT)
-        .limit(MAX_DOCUMENT);
+        .max_response_bytes(MAX_DOCUMENT_BYTES);
     let before = known.and_then(|known| {
-        let etag = known.etags[which].clone()?;
-        Some((known.documents[which].clone(), etag))
+        let etag = known.etags[document_index].clone()?;
+        Some((known.documents[document_index].clone(), etag))
     });
     if let Some((_, etag)) = &before {
-        ask = ask.header(IF_NONE_MATCH, etag);
+        request = request.header(IF_NONE_MATCH, etag);
     }
-    let answer = own.ask(party, ask).await?;
-    if let (StatusCode::NOT_MODIFIED, Some((document, etag))) = (answer.status, before) {
-        return Ok(Said::Document(Tagged {
+    let response = client.request(target, request).await?;
+    if let (StatusCode::NOT_MODIFIED, Some((document, etag))) = (response.status, before) {
+        return Ok(DiscoveryResponse::Aggregated(TaggedDocument {
             document,
             etag: Some(etag),
         }));
     }
-    let answer = answer.ok(path)?;
-    match answer
+    let response = response.ok(path)?;
+    match response
         .header(&CONTENT_TYPE)
         .and_then(DiscoveryFormat::from_content_type)
     {
         Some(DiscoveryFormat::V2 | DiscoveryFormat::V2Beta1) => {
             let document =
-                Document::parse(&answer.body).map_err(|error| format!("{path}: {error}"))?;
-            Ok(Said::Document(Tagged {
+                Document::parse(&response.body).map_err(|error| format!("{path}: {error}"))?;
+            Ok(DiscoveryResponse::Aggregated(TaggedDocument {
                 document: Arc::new(document),
-                etag: answer.header(&ETAG).map(str::to_owned),
+                etag: response.header(&ETAG).map(str::to_owned),
             }))
         }
-        Some(DiscoveryFormat::Legacy) => Ok(Said::Legacy(answer)),
-        None => Err(format!("{path}: an answer that is not discovery")),
+        Some(DiscoveryFormat::Legacy) => Ok(DiscoveryResponse::Legacy(response)),
+        None => Err(format!("{path}: the response is not a discovery document")),
     }
 }
 
-async fn legacy(
-    own: &InternalClient,
-    party: InternalTarget<'_>,
+async fn fetch_legacy(
+    client: &InternalClient,
+    target: InternalTarget<'_>,
     apis: &InternalResponse,
     version: Option<Version>,
     known: Option<&ServedApis>,
     shared: Option<&SharedGroupVersions>,
 ) -> Result<ServedApis, String> {
-    let api = own
-        .ask(party, InternalRequest::get("/api").limit(MAX_DOCUMENT))
+    let api = client
+        .request(
+            target,
+            InternalRequest::get("/api").max_response_bytes(MAX_DOCUMENT_BYTES),
+        )
         .await?
         .ok("/api")?;
     let mut legacy =
         LegacyDiscovery::from_groups(&api.body, &apis.body).map_err(|error| error.to_string())?;
-    let paths: Vec<_> = legacy.paths().take(MAX_LISTS + 1).collect();
-    if paths.len() > MAX_LISTS {
-        return Err(format!("it lists more than {MAX_LISTS} group-versions"));
+    let paths: Vec<_> = legacy.paths().take(MAX_GROUP_VERSIONS + 1).collect();
+    if paths.len() > MAX_GROUP_VERSIONS {
+        return Err(format!(
+            "the server lists more than {MAX_GROUP_VERSIONS} group-versions"
+        ));
     }
     let now = Instant::now();
-    let knows_shared = shared.is_some();
+    let shared_is_known = shared.is_some();
     let is_shared = |path: &String| {
-        let of_list = shared.zip(group_version(path));
-        of_list.is_some_and(|(shared, (group, version))| shared.contains(group, version, now))
+        let listed = shared.zip(group_version(path));
+        listed.is_some_and(|(shared, (group, version))| shared.contains(group, version, now))
     };
     let (shared, not_shared): (Vec<_>, Vec<_>) = paths.into_iter().partition(is_shared);
-    let ask = |path: String| async move {
-        let answer = own
-            .ask(party, InternalRequest::get(&path).limit(MAX_LIST_BYTES))
+    let fetch_list = |path: String| async move {
+        let response = client
+            .request(
+                target,
+                InternalRequest::get(&path).max_response_bytes(MAX_LIST_BYTES),
+            )
             .await;
-        (path, answer)
+        (path, response)
     };
-    // At the same time, so that neither takes the time of the other.
+    // Concurrently, so that neither uses up the time of the other.
     let (shared, not_shared) = tokio::join!(
-        SHARED_LISTS.collect(shared, ask),
-        LISTS.collect(not_shared, ask)
+        SHARED_LISTS.collect(shared, fetch_list),
+        OWN_LISTS.collect(not_shared, fetch_list)
     );
-    for (path, answer) in shared {
-        let answer = answer.and_then(Result::ok);
-        match answer.filter(|it| it.status == StatusCode::OK) {
-            // What cannot be read is the fault of the server behind an aggregated API.
-            Some(answer) if legacy.add(&path, &answer.body).is_ok() => {}
+    for (path, response) in shared {
+        let response = response.and_then(Result::ok);
+        match response.filter(|it| it.status == StatusCode::OK) {
+            // A list that cannot be parsed comes from the server behind an aggregated API.
+            Some(response) if legacy.add(&path, &response.body).is_ok() => {}
             _ => {
-                keep_known(&mut legacy, &path, known);
+                keep_last_known(&mut legacy, &path, known);
             }
         }
     }
-    for (path, answer) in not_shared {
-        let Some(answer) = answer else {
-            if keep_known(&mut legacy, &path, known) {
+    for (path, response) in not_shared {
+        let Some(response) = response else {
+            if keep_last_known(&mut legacy, &path, known) {
                 continue;
             }
-            return Err(format!("{path}: no answer"));
+            return Err(format!("{path}: no response"));
         };
-        let answer = answer?;
-        match list_use(answer.status, knows_shared) {
+        let response = response?;
+        match list_use(response.status, shared_is_known) {
             ListUse::Add => legacy
-                .add(&path, &answer.body)
+                .add(&path, &response.body)
                 .map_err(|error| format!("{path}: {error}"))?,
-            ListUse::LeaveOut => {}
-            ListUse::KeepKnown if keep_known(&mut legacy, &path, known) => {}
-            ListUse::KeepKnown | ListUse::Fail => {
-                answer.ok(&path)?;
+            ListUse::Omit => {}
+            ListUse::KeepLastKnown if keep_last_known(&mut legacy, &path, known) => {}
+            ListUse::KeepLastKnown | ListUse::Fail => {
+                response.ok(&path)?;
             }
         }
     }
@@ -228,35 +239,35 @@ async fn legacy(
     })
 }
 
-/// What the answer to the request for a list of the server's own APIs means.
+/// How the response to a request for a list of the server's own APIs is used.
 #[derive(Debug, PartialEq, Eq)]
 enum ListUse {
-    /// It is the list.
+    /// The body is the list.
     Add,
     /// The server does not serve the group-version.
-    LeaveOut,
-    /// The server serves what it served before, and cannot say so now.
-    KeepKnown,
-    /// Nothing is known of the server by this poll.
+    Omit,
+    /// The server is temporarily unavailable: the last known list stays in use.
+    KeepLastKnown,
+    /// The poll of the server fails.
     Fail,
 }
 
-fn list_use(status: StatusCode, knows_shared: bool) -> ListUse {
+fn list_use(status: StatusCode, shared_is_known: bool) -> ListUse {
     match status {
         StatusCode::OK => ListUse::Add,
-        // Registered by another server.
-        StatusCode::NOT_FOUND => ListUse::LeaveOut,
-        // Until it is known which APIs are aggregated, this one may be, and its server away.
-        StatusCode::SERVICE_UNAVAILABLE if !knows_shared => ListUse::LeaveOut,
-        // The server is shutting down, or its bridge does not reach it. Without the list, its
-        // APIs would be 404 for as long as its Lease lives.
-        StatusCode::SERVICE_UNAVAILABLE => ListUse::KeepKnown,
+        // Registered by another server of the cluster.
+        StatusCode::NOT_FOUND => ListUse::Omit,
+        // Until the aggregated APIs are known, this can be one whose server is unavailable.
+        StatusCode::SERVICE_UNAVAILABLE if !shared_is_known => ListUse::Omit,
+        // The server is shutting down, or its bridge cannot reach it. Without the list,
+        // requests for its APIs would get 404 until its Lease expires.
+        StatusCode::SERVICE_UNAVAILABLE => ListUse::KeepLastKnown,
         _ => ListUse::Fail,
     }
 }
 
-/// Adds the list of a path as it was known before. Whether it was.
-fn keep_known(legacy: &mut LegacyDiscovery, path: &str, known: Option<&ServedApis>) -> bool {
+/// Adds the last known list of a path. Returns whether there is one.
+fn keep_last_known(legacy: &mut LegacyDiscovery, path: &str, known: Option<&ServedApis>) -> bool {
     let (group, version) = match group_version(path) {
         Some(group_version) => group_version,
         None => ("", path.trim_start_matches("/api/")),
@@ -266,26 +277,26 @@ fn keep_known(legacy: &mut LegacyDiscovery, path: &str, known: Option<&ServedApi
     list.is_some_and(|list| legacy.keep(path, list))
 }
 
-/// How lists are asked for that are asked for one by one.
+/// Limits for requests for the lists of group-versions.
 struct ListLimits {
-    /// For each of them.
-    each: Duration,
-    /// For all of them together.
-    all: Duration,
-    /// So many at a time.
+    /// The timeout of each request.
+    each_timeout: Duration,
+    /// The timeout of all requests together.
+    total_timeout: Duration,
+    /// The number of concurrent requests.
     concurrency: usize,
 }
 
 impl ListLimits {
-    /// Asks for all lists. One that has not come in time has no answer.
+    /// Fetches all lists. `None` is a list that was not received in time.
     async fn collect<T, F: Future<Output = (String, T)>>(
         &self,
         paths: Vec<String>,
-        ask: impl Fn(String) -> F,
+        fetch: impl Fn(String) -> F,
     ) -> BTreeMap<String, Option<T>> {
-        let mut answers: BTreeMap<_, _> = paths.iter().map(|path| (path.clone(), None)).collect();
+        let mut responses: BTreeMap<_, _> = paths.iter().map(|path| (path.clone(), None)).collect();
         let mut waiting = paths.into_iter();
-        let begin = |path| Box::pin(timeout(self.each, ask(path)));
+        let begin = |path| Box::pin(timeout(self.each_timeout, fetch(path)));
         let mut running: Vec<_> = waiting.by_ref().take(self.concurrency).map(begin).collect();
         let all = poll_fn(|context| {
             let mut at = 0;
@@ -294,11 +305,11 @@ impl ListLimits {
                     at += 1;
                     continue;
                 };
-                if let Ok((path, answer)) = outcome {
-                    answers.insert(path, Some(answer));
+                if let Ok((path, response)) = outcome {
+                    responses.insert(path, Some(response));
                 }
                 match waiting.next() {
-                    // It is polled at once, in the place of the one that has ended.
+                    // The next iteration polls it, in the slot of the request that has ended.
                     Some(path) => running[at] = begin(path),
                     None => drop(running.swap_remove(at)),
                 }
@@ -309,9 +320,9 @@ impl ListLimits {
                 Poll::Pending
             }
         });
-        // Without an answer within that time, the rest have none.
-        let _ = timeout(self.all, all).await;
-        answers
+        // After the timeout, the remaining lists are `None`.
+        let _ = timeout(self.total_timeout, all).await;
+        responses
     }
 }
 
@@ -320,30 +331,30 @@ fn group_version(path: &str) -> Option<(&str, &str)> {
     path.strip_prefix("/apis/")?.split_once('/')
 }
 
-/// The first question of a poll. An error is a server that does not answer.
-pub(crate) async fn ask_version(
-    own: &InternalClient,
-    party: InternalTarget<'_>,
+/// The first request of a poll. An error means that the server does not answer.
+pub(crate) async fn fetch_version(
+    client: &InternalClient,
+    target: InternalTarget<'_>,
 ) -> Result<InternalResponse, String> {
-    let ask = InternalRequest::get("/version").limit(MAX_DOCUMENT);
-    own.ask(party, ask).await
+    let request = InternalRequest::get("/version").max_response_bytes(MAX_DOCUMENT_BYTES);
+    client.request(target, request).await
 }
 
-/// Which version it is, where it tells.
-fn version_in(answer: InternalResponse) -> Result<Option<Version>, String> {
+/// The version in the response. `None` if the server denies the request.
+fn parse_version(response: InternalResponse) -> Result<Option<Version>, String> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Info<'a> {
+    struct VersionInfo<'a> {
         git_version: &'a str,
     }
     if matches!(
-        answer.status,
+        response.status,
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN
     ) {
         return Ok(None);
     }
-    let answer = answer.ok("/version")?;
-    let info: Option<Info<'_>> = serde_json::from_slice(&answer.body).ok();
+    let response = response.ok("/version")?;
+    let info: Option<VersionInfo<'_>> = serde_json::from_slice(&response.body).ok();
     Ok(info.and_then(|info| info.git_version.parse().ok()))
 }
 
@@ -352,38 +363,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_is_away_for_a_moment_keeps_its_apis() {
+    fn a_temporarily_unavailable_server_keeps_its_last_known_apis() {
         let rows = [
             (200, true, ListUse::Add),
-            (404, true, ListUse::LeaveOut),
-            (503, true, ListUse::KeepKnown),
-            (503, false, ListUse::LeaveOut),
+            (404, true, ListUse::Omit),
+            (503, true, ListUse::KeepLastKnown),
+            (503, false, ListUse::Omit),
             (403, true, ListUse::Fail),
             (500, false, ListUse::Fail),
         ];
-        for (status, knows_shared, expected) in rows {
+        for (status, shared_is_known, expected) in rows {
             let status = StatusCode::from_u16(status).unwrap();
-            let list_use = list_use(status, knows_shared);
-            assert_eq!(list_use, expected, "{status} {knows_shared}");
+            let list_use = list_use(status, shared_is_known);
+            assert_eq!(list_use, expected, "{status} {shared_is_known}");
         }
     }
 
     #[test]
-    fn the_group_version_of_a_list_is_in_its_path() {
+    fn the_group_version_is_parsed_from_the_path_of_a_list() {
         let metrics = group_version("/apis/metrics.k8s.io/v1beta1");
         assert_eq!(metrics, Some(("metrics.k8s.io", "v1beta1")));
         assert_eq!(group_version("/api/v1"), None);
     }
 
     #[tokio::test]
-    async fn lists_that_hang_cost_neither_the_others_nor_more_than_their_time() {
+    async fn lists_that_hang_do_not_delay_other_lists_and_are_bounded_by_the_timeouts() {
         use std::cell::Cell;
         const LONG: Duration = Duration::from_mins(10);
         const SHORT: Duration = Duration::from_millis(10);
         const CONCURRENCY: usize = 20;
         let paths: Vec<_> = (0..100).map(|number| number.to_string()).collect();
         let [running, most] = [Cell::new(0_usize), Cell::new(0)];
-        let ask = |path: String| {
+        let fetch_list = |path: String| {
             let (running, most) = (&running, &most);
             async move {
                 running.set(running.get() + 1);
@@ -399,17 +410,17 @@ mod tests {
         for (each, all) in [(SHORT, LONG), (LONG, SHORT)] {
             running.set(0);
             let limits = ListLimits {
-                each,
-                all,
+                each_timeout: each,
+                total_timeout: all,
                 concurrency: CONCURRENCY,
             };
-            let answers = limits.collect(paths.clone(), ask).await;
-            assert_eq!(answers.len(), paths.len());
-            for (path, answer) in &answers {
+            let responses = limits.collect(paths.clone(), fetch_list).await;
+            assert_eq!(responses.len(), paths.len());
+            for (path, response) in &responses {
                 let hangs = path.ends_with('0');
-                assert!(!hangs || answer.is_none(), "{path} {each:?}");
-                // Beside ten that hang there is always room for others.
-                assert!(hangs || answer.is_some() || all == SHORT, "{path}");
+                assert!(!hangs || response.is_none(), "{path} {each:?}");
+                // Ten lists hang: the other concurrent requests remain available.
+                assert!(hangs || response.is_some() || all == SHORT, "{path}");
             }
             assert!(most.get() <= CONCURRENCY, "{}", most.get());
         }

@@ -1,29 +1,29 @@
-//! The clock of the host, which goes on between two processes: the time since its boot, and
-//! which boot that was. Linux has both in `/proc`.
+//! The clock of the host, which continues between two processes: the id of the boot, and the time
+//! since it. Linux has both in `/proc`.
 
 use std::fs;
 use std::time::Instant;
 
 use skewbridge_peer_directory::{HostClock, HostTime};
 
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-const UPTIME: &str = "/proc/uptime";
+const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
+const UPTIME_PATH: &str = "/proc/uptime";
 
-/// The boot of the host; none where it cannot be told from others.
+/// The id of the host's boot; `None` where there is none.
 #[derive(Debug)]
 pub(super) struct HostBoot(Option<String>);
 
 impl HostBoot {
     pub(super) fn read() -> Self {
-        let boot = fs::read_to_string(BOOT_ID).ok();
+        let boot = fs::read_to_string(BOOT_ID_PATH).ok();
         let boot = boot.map(|it| it.trim().to_owned());
         Self(boot.filter(|it| !it.is_empty()))
     }
 
-    /// The clock as it is now.
+    /// The current time.
     pub(super) fn clock(&self) -> Option<HostClock> {
         let boot = self.0.clone()?;
-        let millis = millis(&fs::read_to_string(UPTIME).ok()?)?;
+        let millis = millis(&fs::read_to_string(UPTIME_PATH).ok()?)?;
         Some(HostClock {
             at: Instant::now(),
             time: HostTime { boot, millis },
@@ -31,8 +31,8 @@ impl HostBoot {
     }
 }
 
-/// Milliseconds of `/proc/uptime`: seconds with two digits after the point, and the time that
-/// processors were idle.
+/// Parses `/proc/uptime` (uptime and idle time in seconds with two decimals) into milliseconds of
+/// uptime.
 fn millis(uptime: &str) -> Option<i64> {
     let (seconds, rest) = uptime.split_once('.')?;
     let (hundredths, _) = rest.split_at_checked(2)?;
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_since_the_boot_is_read() {
+    fn the_uptime_is_parsed() {
         assert_eq!(millis("2931.96 5012.33\n"), Some(2_931_960));
         assert_eq!(millis("0.05 0.00\n"), Some(50));
         for text in ["", "1", "1.", "1.x0 2", "x.00 2"] {
@@ -56,7 +56,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn the_clock_of_this_host_goes_on() {
+    fn the_clock_of_this_host_advances() {
         let host = HostBoot::read();
         let first = host.clock().unwrap().time;
         let next = HostBoot::read().clock().unwrap().time;

@@ -1,5 +1,4 @@
-//! Follows all objects of a kind: lists them, watches them, and begins anew
-//! whenever that ends, for ever.
+//! Lists and watches all objects of a resource, and starts over when the watch ends.
 
 use std::time::Duration;
 
@@ -9,59 +8,62 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::control::internal_client::{InternalClient, InternalRequest, InternalTarget};
 
-/// Between two tries: doubled each time, never longer than the second. The
-/// server is beside us and often just starting.
+/// The pause before the next list, doubled up to the maximum. It is short because the server runs
+/// on the same host and is often just starting.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
-/// How long a list may take, and how long a watch may be silent. Bookmarks come
-/// about once a minute.
-const LIST_PATIENCE: Duration = Duration::from_secs(30);
-const WATCH_SECONDS: u64 = 300;
-const WATCH_PATIENCE: Duration = Duration::from_secs(WATCH_SECONDS + 30);
+/// The timeout of a list, and of the response head of a watch.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What to follow.
+/// The `timeoutSeconds` of a watch.
+const WATCH_TIMEOUT_SECONDS: u64 = 300;
+
+/// How long a watch may be silent. Bookmarks are sent about once a minute.
+const WATCH_SILENCE_TIMEOUT: Duration = Duration::from_secs(WATCH_TIMEOUT_SECONDS + 30);
+
+/// The objects to watch.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Kind {
+pub(crate) struct WatchTarget {
     /// The path of the collection.
     pub(crate) path: &'static str,
-    /// Which of them; empty for all.
+    /// Query parameters that select objects; empty selects all.
     pub(crate) selector: &'static str,
-    /// How many of them at once.
-    pub(crate) page: u32,
-    /// In words.
-    pub(crate) what: &'static str,
+    /// The number of objects in a page of a list.
+    pub(crate) page_size: u32,
+    /// The name of the objects in log lines.
+    pub(crate) description: &'static str,
 }
 
-/// What has changed.
+/// A result of the informer.
 #[derive(Debug)]
 pub(crate) enum Change<T> {
-    /// These are all there are.
-    All(Vec<T>),
-    /// One is new, otherwise, or gone.
+    /// The complete list.
+    Listed(Vec<T>),
+    /// An object was added, modified or deleted.
     Event(WatchEvent<T>),
-    /// They cannot be followed at the moment, for this reason.
-    Lost(String),
+    /// The list or the watch failed, with this error.
+    Failed(String),
 }
 
-/// Follows until nobody listens any more.
-pub(crate) async fn follow<T: WatchedObject, E: From<Change<T>>>(
-    own: &InternalClient,
-    kind: Kind,
-    tell: &mpsc::Sender<E>,
+/// Lists and watches until the receiver of `events` is dropped.
+pub(crate) async fn run<T: WatchedObject, E: From<Change<T>>>(
+    client: &InternalClient,
+    target: WatchTarget,
+    events: &mpsc::Sender<E>,
 ) {
     let mut backoff = FIRST_BACKOFF;
-    let mut last = String::new();
-    while !tell.is_closed() {
+    let mut last_problem = String::new();
+    while !events.is_closed() {
         let began = Instant::now();
-        match once(own, kind, tell).await {
-            Ok(()) => last.clear(),
+        match list_and_watch(client, target, events).await {
+            Ok(()) => last_problem.clear(),
             Err(problem) => {
-                if problem != last {
-                    tracing::warn!(%problem, "cannot follow {}; what is known stays known", kind.what);
-                    last.clone_from(&problem);
+                if problem != last_problem {
+                    tracing::warn!(%problem, "cannot watch {}; the last known state stays in use", target.description);
+                    last_problem.clone_from(&problem);
                 }
-                let _ = tell.send(Change::Lost(problem).into()).await;
+                let _ = events.send(Change::Failed(problem).into()).await;
             }
         }
         if began.elapsed() > MAX_BACKOFF {
@@ -72,34 +74,39 @@ pub(crate) async fn follow<T: WatchedObject, E: From<Change<T>>>(
     }
 }
 
-/// One list, and watches from there on, until one cannot go on.
-async fn once<T: WatchedObject, E: From<Change<T>>>(
-    own: &InternalClient,
-    kind: Kind,
-    tell: &mpsc::Sender<E>,
+/// Lists once, then watches until a watch cannot be resumed.
+async fn list_and_watch<T: WatchedObject, E: From<Change<T>>>(
+    client: &InternalClient,
+    target: WatchTarget,
+    events: &mpsc::Sender<E>,
 ) -> Result<(), String> {
-    let listed = timeout(LIST_PATIENCE, list::<T>(own, kind)).await;
-    let (all, mut version) = listed.map_err(|_| format!("{}: no answer", kind.path))??;
-    if tell.send(Change::All(all).into()).await.is_err() {
+    let listed = timeout(LIST_TIMEOUT, list::<T>(client, target)).await;
+    let (all, mut version) = listed.map_err(|_| format!("{}: no answer", target.path))??;
+    if events.send(Change::Listed(all).into()).await.is_err() {
         return Ok(());
     }
     loop {
         let path = format!(
-            "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}{}",
-            kind.path, kind.selector
+            "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_TIMEOUT_SECONDS}&resourceVersion={version}{}",
+            target.path, target.selector
         );
-        let ask = InternalRequest::get(&path);
-        let began = timeout(LIST_PATIENCE, own.watch(InternalTarget::Upstream, ask)).await;
-        let mut lines = began.map_err(|_| format!("{}: no answer", kind.path))??;
-        let mut seen = 0_u64;
+        let request = InternalRequest::get(&path);
+        let began = timeout(
+            LIST_TIMEOUT,
+            client.watch(InternalTarget::Upstream, request),
+        )
+        .await;
+        let mut lines = began.map_err(|_| format!("{}: no answer", target.path))??;
+        let mut event_count = 0_u64;
         loop {
-            let line = timeout(WATCH_PATIENCE, lines.next()).await;
-            let Some(line) = line.map_err(|_| format!("{}: the watch is silent", kind.path))??
+            let line = timeout(WATCH_SILENCE_TIMEOUT, lines.next()).await;
+            let Some(line) =
+                line.map_err(|_| format!("{}: the watch is silent", target.path))??
             else {
                 break;
             };
             let event = WatchEvent::<T>::parse(&line).map_err(|error| error.to_string())?;
-            seen += 1;
+            event_count += 1;
             if let Some(at) = event.resource_version() {
                 at.clone_into(&mut version);
             }
@@ -108,34 +115,37 @@ async fn once<T: WatchedObject, E: From<Change<T>>>(
                 WatchEvent::Error(failure) if failure.is_gone() => return Ok(()),
                 WatchEvent::Error(failure) => return Err(failure.message),
                 event => {
-                    if tell.send(Change::Event(event).into()).await.is_err() {
+                    if events.send(Change::Event(event).into()).await.is_err() {
                         return Ok(());
                     }
                 }
             }
         }
-        if seen == 0 {
-            // A server that ends watches at once is not asked in a circle.
+        if event_count == 0 {
+            // A server that ends watches at once must not cause a busy loop.
             sleep(MAX_BACKOFF).await;
         }
     }
 }
 
 async fn list<T: WatchedObject>(
-    own: &InternalClient,
-    kind: Kind,
+    client: &InternalClient,
+    target: WatchTarget,
 ) -> Result<(Vec<T>, String), String> {
     let mut all = Vec::new();
     let mut next = String::new();
     loop {
-        let path = format!("{}?limit={}{}{next}", kind.path, kind.page, kind.selector);
-        let ask = InternalRequest::get(&path);
-        let answer = own
-            .ask(InternalTarget::Upstream, ask)
+        let path = format!(
+            "{}?limit={}{}{next}",
+            target.path, target.page_size, target.selector
+        );
+        let request = InternalRequest::get(&path);
+        let response = client
+            .request(InternalTarget::Upstream, request)
             .await?
-            .ok(kind.path)?;
-        let page =
-            List::<T>::parse(&answer.body).map_err(|error| format!("{}: {error}", kind.path))?;
+            .ok(target.path)?;
+        let page = List::<T>::parse(&response.body)
+            .map_err(|error| format!("{}: {error}", target.path))?;
         all.extend(page.items);
         match page.next {
             Some(token) => next = format!("&continue={token}"),

@@ -1,46 +1,47 @@
-//! Learns what the cluster is: which servers there are, where, and what each of
-//! them serves; and tells them about the one behind this bridge.
+//! The peer controller maintains the cluster snapshot: which servers exist, their addresses and
+//! the APIs of each. It also publishes the address and the served record of the local server.
 //!
-//! One task owns all of that knowledge. Others ask and listen for it, and tell
-//! it by [`Event`]; what requests need to know is published as a whole.
+//! One task owns this state. Other tasks poll servers and watch objects, and send it an [`Event`]
+//! for each result. The snapshot for requests is replaced as a whole.
 
 mod discovery_fetch;
 mod host_boot;
 mod informer;
+mod leases;
 mod own_lease;
+mod permitted_networks;
 mod records;
 mod state_dir;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
-use skewbridge_peer_directory::peer_table::ROLLOUT_GRACE;
 use skewbridge_peer_directory::refresh_schedule::{ChangeDetection, RefreshSchedule};
-use skewbridge_peer_directory::registry::{
-    Activity, Addresses, AdvertisedAddress, Registry, StatusReporter,
-};
-use skewbridge_peer_directory::served_record::MAX_RECORDS;
+use skewbridge_peer_directory::registry::{Activity, Addresses, Registry, StatusReporter};
 use skewbridge_peer_directory::watch::WatchEvent;
 use skewbridge_peer_directory::{
-    ApiService, CustomResourceDefinition, Identity, IdentityLease, LeaseSnapshot, PeerTable,
-    Records, ServedApis, ServedRecord, SharedGroupVersionTracker, SharedGroupVersions, lease,
+    ApiService, CustomResourceDefinition, Identity, IdentityLease, PeerTable, Records, ServedApis,
+    SharedGroupVersionTracker, SharedGroupVersions, lease,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep, timeout};
 
-use self::discovery_fetch::{ask_version, discover};
+use self::discovery_fetch::fetch_version;
 use self::host_boot::HostBoot;
-use self::informer::{Change, Kind};
+use self::informer::{Change, WatchTarget};
+use self::leases::{EndedLeases, annotated_addresses, lease_snapshot};
 use self::own_lease::{Annotations, OwnLease};
-use self::records::RecordKeeper;
-pub(crate) use self::records::Stored;
+use self::permitted_networks::{
+    is_permitted, keep_permitted_server, partition_permitted, remove_addresses,
+};
+use self::records::RecordStore;
+pub(crate) use self::records::StoredRecords;
 pub(crate) use self::state_dir::StateDir;
-use crate::cluster_state::{Cluster, Requests, ResyncHint};
+use crate::cluster_state::{Cluster, ControllerRequests, ResyncHint};
 use crate::control::internal_client::{InternalClient, InternalTarget};
 use crate::control::openapi_merger;
 use crate::discovery_view::View;
@@ -49,66 +50,68 @@ use crate::metrics::peers::SyncError;
 use crate::peer_config::{Membership, PeerRegistry};
 use crate::state::GatewayState;
 
-/// How often it is looked whether something is due.
-const TICK: Duration = Duration::from_millis(200);
+/// The interval between two checks for due work.
+const TICK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long after an event a server may take to show what was made or deleted, and
-/// how often it is asked meanwhile.
-const SETTLING: Duration = Duration::from_secs(5);
-const SETTLING_LOOK: Duration = Duration::from_secs(1);
+/// How long after the creation or deletion of a CRD or APIService discovery of the local server may
+/// take to show it.
+const SETTLING_PERIOD: Duration = Duration::from_secs(5);
 
-/// Ticks between two times of closing unused connections: 5 s.
-const TIDY_TICKS: u32 = 25;
+/// The interval between two polls of the local server during [`SETTLING_PERIOD`].
+const SETTLING_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a server may take to tell what it serves.
-const FETCH_PATIENCE: Duration = Duration::from_secs(10);
+/// Ticks between two checks for idle connections: 5 s.
+const IDLE_CHECK_TICKS: u32 = 25;
 
-/// The same for a peer that has answered before: it is asked for news only, and a request
-/// may be waiting to be sent elsewhere.
+/// The timeout of a poll of a server.
+const POLL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The timeout of a poll of a peer whose documents are known: its requests are conditional, and a
+/// client request may be waiting for the result.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the registry and the Lease may take to be cleared when we leave.
-const FAREWELL: Duration = Duration::from_secs(4);
+/// The timeout for announcing the departure and for clearing the registry and the Lease.
+const DEPARTURE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How often a bridge that drains looks whether its server has ended.
-const LEFT_LEASE_INTERVAL: Duration = Duration::from_millis(500);
+/// The interval at which a draining bridge checks whether its server has ended.
+const ENDED_SERVER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Events that wait; whoever tells more, waits.
-const EVENTS: usize = 256;
+/// The size of the event queue. Senders wait while it is full.
+const EVENT_QUEUE_LEN: usize = 256;
 
-const LEASES: Kind = Kind {
+const LEASES: WatchTarget = WatchTarget {
     path: lease::LEASES_PATH,
     selector: "&labelSelector=apiserver.kubernetes.io%2Fidentity%3Dkube-apiserver",
-    page: 500,
-    what: "identity Leases",
+    page_size: 500,
+    description: "identity Leases",
 };
-const API_SERVICES: Kind = Kind {
+const API_SERVICES: WatchTarget = WatchTarget {
     path: "/apis/apiregistration.k8s.io/v1/apiservices",
     selector: "",
-    page: 500,
-    what: "APIServices",
+    page_size: 500,
+    description: "APIServices",
 };
-/// Each may be as large as an object can be: a small page bounds the memory.
-const CUSTOM_RESOURCES: Kind = Kind {
+/// Each can have the maximum size of an object: a small page bounds the memory.
+const CUSTOM_RESOURCES: WatchTarget = WatchTarget {
     path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
     selector: "",
-    page: 20,
-    what: "CustomResourceDefinitions",
+    page_size: 20,
+    description: "CustomResourceDefinitions",
 };
 
-/// What has been learnt.
+/// An input of the controller.
 enum Event {
     Lease(Change<IdentityLease>),
     ApiService(Change<ApiService>),
     CustomResource(Change<CustomResourceDefinition>),
-    Peer(Identity, PeerAnswer),
+    Peer(Identity, PeerPoll),
     Local(Result<ServedApis, String>),
 }
 
-/// What came of polling a peer.
-struct PeerAnswer {
+/// The result of polling a peer.
+struct PeerPoll {
     outcome: Result<ServedApis, String>,
-    /// Whether it has answered at all.
+    /// Whether the peer has answered the first request.
     has_answered: bool,
 }
 
@@ -130,55 +133,56 @@ impl From<Change<CustomResourceDefinition>> for Event {
     }
 }
 
-/// Learns until the bridge leaves; then takes back what it has told others.
+/// Maintains the cluster snapshot until the bridge departs. Then it announces the departure and
+/// withdraws the published address; `departed` is notified when that is done.
 pub(crate) async fn run(
     bridge: Arc<GatewayState>,
     membership: Membership,
     health: Arc<ArcSwap<UpstreamHealth>>,
-    requests: Requests,
-    stored: Option<Stored>,
-    parted: oneshot::Sender<()>,
+    requests: ControllerRequests,
+    stored: Option<StoredRecords>,
+    departed: oneshot::Sender<()>,
 ) {
-    tracing::info!(identity = %membership.identity, address = %membership.address, "this bridge is a peer among kube-apiservers");
-    let own = Arc::new(InternalClient::new(bridge.clone()));
-    let (tell, mut events) = mpsc::channel(EVENTS);
+    tracing::info!(identity = %membership.identity, address = %membership.address, "peering is enabled");
+    let client = Arc::new(InternalClient::new(bridge.clone()));
+    let (event_sender, mut events) = mpsc::channel(EVENT_QUEUE_LEN);
     let mut tasks = JoinSet::new();
-    spawn_informers(&mut tasks, &own, &tell);
-    tasks.spawn(openapi_merger::run(own.clone(), requests.orders));
-    let (mut hints, mut looks) = (requests.hints, requests.looks);
+    spawn_informers(&mut tasks, &client, &event_sender);
+    tasks.spawn(openapi_merger::run(client.clone(), requests.merges));
+    let (mut hints, mut refreshes) = (requests.hints, requests.refreshes);
 
     let (publish, published) =
         watch::channel(Some((membership.identity.clone(), membership.address)));
     let (found, mut addresses) = watch::channel(Addresses::new());
     let registry_status = membership.registry_status();
     let registry_reporter = membership.registry_reporter();
-    let stored = stored.map(|stored| stored.permitted(&membership.networks));
-    let (registry, annotations) = kept_in(membership.whereabouts);
-    let with_records = registry.clone();
-    let with_records = with_records.filter(|_| annotations == Annotations::Nothing);
+    let stored = stored.map(|stored| stored.keep_permitted(&membership.networks));
+    let (registry, annotations) = registry_and_annotations(membership.registry);
+    let record_registry = registry.clone();
+    let record_registry = record_registry.filter(|_| annotations == Annotations::Nothing);
     let registry = registry.map(|it| tokio::spawn(async move { it.run(published, found).await }));
     let host = HostBoot::read();
     let mut peer_table = empty_peer_table(&membership.identity, annotations, &host);
-    let (records, mut found_records) = RecordKeeper::start(
+    let (records, mut found_records) = RecordStore::start(
         membership.identity.clone(),
         (membership.server, membership.address),
         bridge.live.serving_keys.load_full(),
-        with_records,
+        record_registry,
         stored,
         &mut peer_table,
     );
     let lease_status = membership.lease_status;
-    let mut learner = PeerController {
+    let mut controller = PeerController {
         peer_table,
         records,
-        exclusions: SharedGroupVersionTracker::new(),
-        read: Read::default(),
+        shared_tracker: SharedGroupVersionTracker::new(),
+        listed: ListedKinds::default(),
         local: None,
         local_schedule: RefreshSchedule::default(),
         leases: BTreeMap::new(),
         ended: EndedLeases::default(),
         own_lease: OwnLease::new(
-            own.clone(),
+            client.clone(),
             &membership.identity,
             &membership.hostname,
             membership.address,
@@ -193,40 +197,40 @@ pub(crate) async fn run(
         identity: membership.identity,
         shared: None,
         view: None,
-        unsettled_until: None,
-        next_settling_look: Instant::now(),
-        looking: Vec::new(),
-        looking_next: Vec::new(),
-        looked: false,
-        telling: BTreeSet::new(),
-        refused: Addresses::new(),
-        own,
-        tell,
+        settling_until: None,
+        next_settling_poll: Instant::now(),
+        refresh_waiters: Vec::new(),
+        next_refresh_waiters: Vec::new(),
+        local_polled: false,
+        discovered: BTreeSet::new(),
+        rejected: Addresses::new(),
+        client,
+        events: event_sender,
     };
     let mut drain = bridge.drain.clone();
-    let mut ticks = interval(TICK);
+    let mut ticks = interval(TICK_INTERVAL);
     let mut count = 0;
     loop {
         tokio::select! {
             () = drain.leaving() => break,
-            Some(event) = events.recv() => learner.learn_all(event, &mut events),
-            Some(hint) = hints.recv() => learner.hear(hint),
-            Some(reply) = looks.recv() => learner.look(reply, &mut looks),
+            Some(event) = events.recv() => controller.handle_events(event, &mut events),
+            Some(hint) = hints.recv() => controller.on_hint(hint),
+            Some(reply) = refreshes.recv() => controller.refresh_local(reply, &mut refreshes),
             Ok(()) = addresses.changed() => {
-                learner.on_addresses(addresses.borrow_and_update().clone());
+                controller.on_addresses(addresses.borrow_and_update().clone());
             }
             Ok(()) = found_records.changed() => {
-                learner.on_records(found_records.borrow_and_update().clone());
+                controller.on_records(found_records.borrow_and_update().clone());
             }
             _ = ticks.tick() => {
                 count += 1;
                 if registry_status.borrow().read {
-                    learner.on_registry_read(&mut addresses, &mut found_records);
+                    controller.on_registry_read(&mut addresses, &mut found_records);
                 }
-                learner.tick(count, &health.load());
+                controller.tick(count, &health.load());
             }
         }
-        learner.fetch(&mut tasks);
+        controller.start_polls(&mut tasks);
         while tasks.try_join_next().is_some() {}
     }
     let withdraw = async move {
@@ -235,19 +239,19 @@ pub(crate) async fn run(
             let _ = registry.await;
         }
     };
-    learner.leave(withdraw, parted).await;
+    controller.depart(withdraw, departed).await;
 }
 
-/// The registry, and what is in annotations of Leases instead.
-fn kept_in(whereabouts: PeerRegistry) -> (Option<Arc<dyn Registry>>, Annotations) {
-    match whereabouts {
+/// The registry, and what is stored in annotations of Leases instead.
+fn registry_and_annotations(registry: PeerRegistry) -> (Option<Arc<dyn Registry>>, Annotations) {
+    match registry {
         PeerRegistry::Registry(registry) => (Some(registry.into()), Annotations::Nothing),
         PeerRegistry::File(registry) => (Some(registry.into()), Annotations::Records),
         PeerRegistry::Leases => (None, Annotations::AddressesAndRecords),
     }
 }
 
-/// A peer table that awaits the registry.
+/// An empty peer table that waits for the registry to be read.
 fn empty_peer_table(own: &Identity, annotations: Annotations, host: &HostBoot) -> PeerTable {
     let peer_table = PeerTable::new(own.clone());
     let mut peer_table = match annotations {
@@ -259,190 +263,196 @@ fn empty_peer_table(own: &Identity, annotations: Annotations, host: &HostBoot) -
     peer_table
 }
 
-fn spawn_informers(tasks: &mut JoinSet<()>, own: &Arc<InternalClient>, tell: &mpsc::Sender<Event>) {
-    let follow = |own: &Arc<InternalClient>| (own.clone(), tell.clone());
-    let (api, to) = follow(own);
-    tasks.spawn(async move { informer::follow::<IdentityLease, _>(&api, LEASES, &to).await });
-    let (api, to) = follow(own);
-    tasks.spawn(async move { informer::follow::<ApiService, _>(&api, API_SERVICES, &to).await });
-    let (api, to) = follow(own);
+fn spawn_informers(
+    tasks: &mut JoinSet<()>,
+    client: &Arc<InternalClient>,
+    events: &mpsc::Sender<Event>,
+) {
+    let handles = || (client.clone(), events.clone());
+    let (api, to) = handles();
+    tasks.spawn(async move { informer::run::<IdentityLease, _>(&api, LEASES, &to).await });
+    let (api, to) = handles();
+    tasks.spawn(async move { informer::run::<ApiService, _>(&api, API_SERVICES, &to).await });
+    let (api, to) = handles();
     tasks.spawn(async move {
-        informer::follow::<CustomResourceDefinition, _>(&api, CUSTOM_RESOURCES, &to).await;
+        informer::run::<CustomResourceDefinition, _>(&api, CUSTOM_RESOURCES, &to).await;
     });
 }
 
-/// Which kinds have been read once.
+/// Which kinds have been listed.
 #[derive(Debug, Default)]
-struct Read {
+struct ListedKinds {
     api_services: bool,
     custom_resources: bool,
 }
 
-/// Owns all that is known.
+/// The state of the controller.
 struct PeerController {
-    own: Arc<InternalClient>,
-    tell: mpsc::Sender<Event>,
+    client: Arc<InternalClient>,
+    events: mpsc::Sender<Event>,
     peer_table: PeerTable,
-    records: RecordKeeper,
-    exclusions: SharedGroupVersionTracker,
-    read: Read,
+    records: RecordStore,
+    shared_tracker: SharedGroupVersionTracker,
+    listed: ListedKinds,
     local: Option<Arc<ServedApis>>,
     local_schedule: RefreshSchedule,
     leases: BTreeMap<Identity, IdentityLease>,
-    /// Leases that were deleted, for what they had in annotations.
+    /// Leases that were deleted recently, for their annotations.
     ended: EndedLeases,
     own_lease: OwnLease,
-    /// What is in annotations of Leases.
+    /// What is stored in annotations of Leases.
     annotations: Annotations,
-    /// The boot of this host, for times that outlive the process.
+    /// The boot of this host, for times that are valid after a restart of the process.
     host: HostBoot,
-    /// Networks that addresses must be in; none permits any.
+    /// Networks that addresses must be in; empty permits any address.
     networks: Vec<IpNet>,
-    /// Where the Leases are the registry.
+    /// The status of reading Leases, where Leases are the registry.
     lease_status: Arc<StatusReporter>,
     was_ready: bool,
     identity: Identity,
     shared: Option<Arc<SharedGroupVersions>>,
     view: Option<Arc<View>>,
-    /// Until when what was made or deleted may still become visible.
-    unsettled_until: Option<Instant>,
-    next_settling_look: Instant,
-    /// Who wait for the look at the local server that is under way, and for the next.
-    looking: Vec<oneshot::Sender<()>>,
-    looking_next: Vec<oneshot::Sender<()>>,
-    /// The look has ended.
-    looked: bool,
-    /// Peers whose last answer was good, to say it once.
-    telling: BTreeSet<Identity>,
-    /// Addresses that were refused, to say it once.
-    refused: Addresses,
+    /// Until when created or deleted APIs may still become visible.
+    settling_until: Option<Instant>,
+    next_settling_poll: Instant,
+    /// Requests that wait for the poll of the local server in progress.
+    refresh_waiters: Vec<oneshot::Sender<()>>,
+    /// Requests that wait for the next poll of the local server.
+    next_refresh_waiters: Vec<oneshot::Sender<()>>,
+    /// The poll of the local server has ended.
+    local_polled: bool,
+    /// Peers whose last poll succeeded, so that changes are logged once.
+    discovered: BTreeSet<Identity>,
+    /// Addresses that were rejected, so that each is logged once.
+    rejected: Addresses,
 }
 
 impl PeerController {
-    /// Announces that the bridge leaves, and takes back what it has published. `parted`
-    /// hears of it. Then, for as long as the bridge drains, deletes the Lease of its server
-    /// if that has ended.
-    async fn leave(&mut self, withdraw: impl Future<Output = ()>, parted: oneshot::Sender<()>) {
-        let farewell = async {
-            // First, so that no peer misses the bridge before it knows why.
-            self.records.leave().await;
-            let lease = self.own_lease.leave(self.records.annotation());
+    /// Announces the departure of the bridge, withdraws what it has published, and notifies
+    /// `departed`. Then, while the bridge drains, deletes the Lease of its server if the server
+    /// ends.
+    async fn depart(&mut self, withdraw: impl Future<Output = ()>, departed: oneshot::Sender<()>) {
+        let withdrawal = async {
+            // First, so that peers know of the departure before the address is withdrawn.
+            self.records.announce_departure().await;
+            let lease = self.own_lease.release(self.records.annotation());
             tokio::join!(withdraw, lease);
         };
-        if timeout(FAREWELL, farewell).await.is_err() {
+        if timeout(DEPARTURE_TIMEOUT, withdrawal).await.is_err() {
             tracing::warn!(
-                "peers were not told that this bridge leaves: its record runs out by itself"
+                "the departure of this bridge was not announced in time; its published address expires by itself"
             );
         }
         let peers = self.peer_table.snapshot();
-        let removal = timeout(FAREWELL, self.own_lease.remove_of_ended_server(&peers));
+        let removal = self.own_lease.remove_if_server_ended(&peers);
+        let removal = timeout(DEPARTURE_TIMEOUT, removal);
         let mut is_removed = removal.await.unwrap_or(false);
-        let _ = parted.send(());
+        let _ = departed.send(());
         while !is_removed {
-            sleep(LEFT_LEASE_INTERVAL).await;
-            is_removed = self.own_lease.remove_of_ended_server(&peers).await;
+            sleep(ENDED_SERVER_CHECK_INTERVAL).await;
+            is_removed = self.own_lease.remove_if_server_ended(&peers).await;
         }
     }
 
-    /// What has come together is published together.
-    fn learn_all(&mut self, first: Event, others: &mut mpsc::Receiver<Event>) {
-        self.learn(first);
+    /// Handles all queued events, then publishes one snapshot.
+    fn handle_events(&mut self, first: Event, others: &mut mpsc::Receiver<Event>) {
+        self.handle_event(first);
         while let Ok(event) = others.try_recv() {
-            self.learn(event);
+            self.handle_event(event);
         }
         self.publish();
-        self.tell_who_looked();
+        self.notify_refresh_waiters();
     }
 
-    fn learn(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         let now = Instant::now();
         let jitter = self.jitter();
         match event {
-            Event::Lease(change) => self.lease(change, now),
+            Event::Lease(change) => self.on_lease_change(change, now),
             Event::ApiService(change) => {
-                self.unsettle(now);
+                self.begin_settling(now);
                 match change {
-                    Change::All(all) => {
-                        self.exclusions.set_api_services(&all, now);
-                        self.read.api_services = true;
+                    Change::Listed(all) => {
+                        self.shared_tracker.set_api_services(&all, now);
+                        self.listed.api_services = true;
                     }
                     Change::Event(event) => {
-                        if !self.exclusions.on_api_service(&event, now) {
-                            // Only its status: every server serves the same.
+                        if !self.shared_tracker.on_api_service(&event, now) {
+                            // Only its status has changed: the set of shared APIs is the same.
                             return self.local_schedule.refresh_now(now);
                         }
                     }
-                    Change::Lost(_) => return,
+                    Change::Failed(_) => return,
                 }
-                self.share();
+                self.update_shared();
                 self.local_schedule.refresh_now(now);
             }
             Event::CustomResource(change) => {
-                self.unsettle(now);
+                self.begin_settling(now);
                 match change {
-                    Change::All(all) => {
-                        self.exclusions.set_crds(&all, now);
-                        self.read.custom_resources = true;
+                    Change::Listed(all) => {
+                        self.shared_tracker.set_crds(&all, now);
+                        self.listed.custom_resources = true;
                     }
                     Change::Event(event) => {
-                        if !self.exclusions.on_crd(&event, now) {
+                        if !self.shared_tracker.on_crd(&event, now) {
                             return self.local_schedule.refresh_now(now);
                         }
                     }
-                    Change::Lost(_) => return,
+                    Change::Failed(_) => return,
                 }
-                self.share();
+                self.update_shared();
                 self.local_schedule.refresh_now(now);
             }
-            Event::Peer(identity, answer) => {
-                let PeerAnswer {
+            Event::Peer(identity, poll) => {
+                let PeerPoll {
                     outcome,
                     has_answered,
-                } = answer;
+                } = poll;
                 let has_failed = outcome.is_err();
-                let metrics = self.own.bridge.metrics.peers();
+                let metrics = self.client.bridge.metrics.peers();
                 let name = self.name_of(&identity);
                 if let Err(problem) = &outcome {
                     metrics.sync_error(SyncError::Fetch);
-                    if self.telling.remove(&identity) {
+                    if self.discovered.remove(&identity) {
                         tracing::warn!(peer = %name, %problem, "discovery of a peer failed; its last result stays in use");
                     } else {
                         tracing::debug!(peer = %name, %problem, "discovery of a peer failed");
                     }
-                } else if self.telling.insert(identity.clone()) {
+                } else if self.discovered.insert(identity.clone()) {
                     tracing::info!(peer = %name, "discovery of a peer succeeded");
                 }
                 if outcome.is_ok() {
-                    self.records.answered(&identity);
+                    self.records.mark_polled(&identity);
                 }
                 self.peer_table
                     .record_poll(&identity, outcome, now, SystemTime::now(), jitter);
                 if has_failed && has_answered {
-                    // Its bridge answers in its server's stead.
+                    // The bridge of the peer answers although its server does not.
                     self.peer_table.record_bridge_answer(&identity, now);
                 }
             }
             Event::Local(outcome) => {
-                self.looked = true;
+                self.local_polled = true;
                 match outcome {
                     Ok(served) => {
-                        // Its health is looked at all the time.
+                        // The readiness probe and watch events detect changes.
                         self.local_schedule
                             .succeeded(now, ChangeDetection::ByEvent, jitter);
                         self.local = Some(Arc::new(served));
                     }
                     Err(problem) => {
                         self.local_schedule.failed(now, jitter);
-                        tracing::debug!(%problem, "upstream does not tell what it serves");
+                        tracing::debug!(%problem, "discovery of upstream failed");
                     }
                 }
             }
         }
     }
 
-    fn lease(&mut self, change: Change<IdentityLease>, now: Instant) {
+    fn on_lease_change(&mut self, change: Change<IdentityLease>, now: Instant) {
         match change {
-            Change::All(mut all) => {
+            Change::Listed(mut all) => {
                 self.lease_status.succeeded(Activity::Read);
                 self.own_lease.remove_stale(&all);
                 for (identity, lease) in &self.leases {
@@ -450,11 +460,11 @@ impl PeerController {
                         self.ended.add(lease.clone(), now);
                     }
                 }
-                // What ran out before we looked is nobody's.
+                // A Lease that had expired before the list belongs to no running server.
                 let wall = SystemTime::now();
                 all.retain(|lease| !lease.is_expired(wall));
                 self.peer_table
-                    .set_leases(all.iter().map(seen).collect(), now);
+                    .set_leases(all.iter().map(lease_snapshot).collect(), now);
                 self.leases = all
                     .into_iter()
                     .map(|lease| (lease.identity().clone(), lease))
@@ -466,48 +476,49 @@ impl PeerController {
                 self.ended.add(lease, now);
             }
             Change::Event(WatchEvent::Added(lease) | WatchEvent::Modified(lease)) => {
-                self.peer_table.update_lease(seen(&lease), now);
+                self.peer_table.update_lease(lease_snapshot(&lease), now);
                 self.leases.insert(lease.identity().clone(), lease);
             }
             Change::Event(_) => {}
-            Change::Lost(problem) => {
+            Change::Failed(problem) => {
                 self.lease_status.failed(Activity::Read, problem);
-                let metrics = self.own.bridge.metrics.peers();
+                let metrics = self.client.bridge.metrics.peers();
                 metrics.sync_error(SyncError::Leases);
             }
         }
         if self.annotations == Annotations::Nothing {
-            // The Lease of a refused address may come after the address.
-            return self.peer_table.set_refused_addresses(&self.refused);
+            // The Lease of a rejected address may be created after the address.
+            return self.peer_table.set_refused_addresses(&self.rejected);
         }
-        let leases = self.ended.with_living(&self.leases, now);
+        let leases = self.ended.with_existing(&self.leases, now);
         let mut records = self.records.annotated(&leases, &self.networks);
         match self.annotations {
             Annotations::AddressesAndRecords => {
-                let addresses = annotated(&leases, &records);
-                self.addresses(addresses, now);
+                let addresses = annotated_addresses(&leases, &records);
+                self.set_addresses(addresses, now);
             }
-            _ => records.values_mut().for_each(without_addresses),
+            _ => records.values_mut().for_each(remove_addresses),
         }
-        self.records.heard(&records);
+        self.records.on_records_read(&records);
         self.peer_table.set_published_records(&records, now);
     }
 
     fn tick(&mut self, count: u32, health: &UpstreamHealth) {
-        if count.is_multiple_of(TIDY_TICKS) {
-            self.own.tidy();
-            // Anew, since the clock that the process counts by stands while a host sleeps.
+        if count.is_multiple_of(IDLE_CHECK_TICKS) {
+            self.client.close_idle_connections();
+            // Periodically, because the monotonic clock of the process stops while the host
+            // sleeps.
             self.peer_table.set_host_clock(self.host.clock());
         }
-        self.look_at_upstream(health);
+        self.reconcile(health);
     }
 
     fn on_addresses(&mut self, all: Addresses) {
-        self.addresses(all, Instant::now());
+        self.set_addresses(all, Instant::now());
         self.publish();
     }
 
-    /// What the registry has of all servers.
+    /// The served records in the registry have changed.
     fn on_records(&mut self, all: Option<Records>) {
         if let Some(mut all) = all {
             for record in all.values_mut() {
@@ -515,14 +526,14 @@ impl PeerController {
                     keep_permitted_server(Arc::make_mut(record), &self.networks);
                 }
             }
-            self.records.heard(&all);
+            self.records.on_records_read(&all);
             self.peer_table.set_published_records(&all, Instant::now());
             self.publish();
         }
     }
 
-    /// The registry has been read. The first time, nothing that was read may be still on
-    /// its way.
+    /// The registry has been read. The first time, addresses and records are taken over before the
+    /// peer table stops waiting for the registry.
     fn on_registry_read(
         &mut self,
         addresses: &mut watch::Receiver<Addresses>,
@@ -541,56 +552,57 @@ impl PeerController {
         self.publish();
     }
 
-    /// All addresses that are published now.
-    fn addresses(&mut self, published: Addresses, now: Instant) {
-        let (permitted, refused) = within(published, &self.networks);
-        for (identity, advertised) in &refused {
-            if self.refused.get(identity) != Some(advertised) {
+    /// Replaces the published addresses.
+    fn set_addresses(&mut self, published: Addresses, now: Instant) {
+        let (permitted, rejected) = partition_permitted(published, &self.networks);
+        for (identity, advertised) in &rejected {
+            if self.rejected.get(identity) != Some(advertised) {
                 let address = advertised.address;
-                tracing::warn!(peer = %self.name_of(identity), %address, "an address outside of --peer-cidrs is refused");
+                tracing::warn!(peer = %self.name_of(identity), %address, "the address of a peer is outside of --peer-cidrs; it is ignored");
             }
         }
         self.peer_table.set_addresses(&permitted, now);
-        self.peer_table.set_refused_addresses(&refused);
-        self.refused = refused;
+        self.peer_table.set_refused_addresses(&rejected);
+        self.rejected = rejected;
     }
 
-    /// Somebody wants to be sure of what the local server serves.
-    fn look(
+    /// Polls the local server on behalf of requests that need its current APIs.
+    fn refresh_local(
         &mut self,
         reply: oneshot::Sender<()>,
         others: &mut mpsc::Receiver<oneshot::Sender<()>>,
     ) {
-        self.looking_next.push(reply);
+        self.next_refresh_waiters.push(reply);
         while let Ok(reply) = others.try_recv() {
-            self.looking_next.push(reply);
+            self.next_refresh_waiters.push(reply);
         }
         self.local_schedule.refresh_now(Instant::now());
     }
 
-    fn tell_who_looked(&mut self) {
-        if std::mem::take(&mut self.looked) {
-            for reply in self.looking.drain(..) {
+    fn notify_refresh_waiters(&mut self) {
+        if std::mem::take(&mut self.local_polled) {
+            for reply in self.refresh_waiters.drain(..) {
                 let _ = reply.send(());
             }
         }
     }
 
-    fn hear(&mut self, hint: ResyncHint) {
+    fn on_hint(&mut self, hint: ResyncHint) {
         let now = Instant::now();
         match hint {
             ResyncHint::LocalChanged => self.local_schedule.recheck(now),
-            ResyncHint::Doubt(identity) => self.peer_table.recheck(&identity, now),
+            ResyncHint::PeerChanged(identity) => self.peer_table.recheck(&identity, now),
         }
     }
 
-    /// What is behind us may be another version after each start.
-    fn look_at_upstream(&mut self, health: &UpstreamHealth) {
+    /// Performs due work. The local server may have another version after each restart, so it is
+    /// polled when it becomes ready.
+    fn reconcile(&mut self, health: &UpstreamHealth) {
         let now = Instant::now();
         let ready = *health == UpstreamHealth::Ready;
-        let is_unsettled = self.unsettled_until.is_some_and(|until| now < until);
-        if is_unsettled && now >= self.next_settling_look {
-            self.next_settling_look = now + SETTLING_LOOK;
+        let is_unsettled = self.settling_until.is_some_and(|until| now < until);
+        if is_unsettled && now >= self.next_settling_poll {
+            self.next_settling_poll = now + SETTLING_POLL_INTERVAL;
             self.local_schedule.refresh_now(now);
         }
         if ready && !self.was_ready {
@@ -599,79 +611,86 @@ impl PeerController {
         self.was_ready = ready;
         if self.peer_table.leases_are_listed() {
             self.own_lease
-                .look(&self.leases, ready, self.records.annotation());
+                .reconcile(&self.leases, ready, self.records.annotation());
         }
         if let (Some(local), Some(shared)) = (&self.local, &self.shared) {
-            self.records.look_at_own(local, shared);
+            self.records.update_own_record(local, shared);
         }
         self.records
-            .look_at_keys(&self.own.bridge.live.serving_keys.load_full());
+            .update_serving_keys(&self.client.bridge.live.serving_keys.load_full());
         self.records
-            .look(&mut self.peer_table, self.shared.as_ref());
-        let expired = self.peer_table.expire(now) | self.records.gives_up(now);
-        if self.exclusions.prune(now) {
-            self.share();
+            .sync(&mut self.peer_table, self.shared.as_ref());
+        let expired = self.peer_table.expire(now) | self.records.expire_registry_wait(now);
+        if self.shared_tracker.prune(now) {
+            self.update_shared();
             self.publish();
         } else if expired {
             self.publish();
         }
     }
 
-    /// Asks whom it is time to ask.
-    fn fetch(&mut self, tasks: &mut JoinSet<()>) {
+    /// Starts the polls that are due.
+    fn start_polls(&mut self, tasks: &mut JoinSet<()>) {
         let now = Instant::now();
         if self.local_schedule.begin_if_due(now) {
-            self.looking.append(&mut self.looking_next);
-            let (own, tell) = (self.own.clone(), self.tell.clone());
+            self.refresh_waiters.append(&mut self.next_refresh_waiters);
+            let (client, events) = (self.client.clone(), self.events.clone());
             let (known, shared) = (self.local.clone(), self.shared.clone());
             tasks.spawn(async move {
-                let party = InternalTarget::Upstream;
-                let first = ask_version(&own, party);
-                let rest =
-                    |version| discover(&own, party, version, known.as_deref(), shared.as_deref());
-                let (outcome, _) = poll(FETCH_PATIENCE, first, rest).await;
-                let _ = tell.send(Event::Local(outcome)).await;
+                let target = InternalTarget::Upstream;
+                let first = fetch_version(&client, target);
+                let rest = |version| {
+                    discovery_fetch::fetch(
+                        &client,
+                        target,
+                        version,
+                        known.as_deref(),
+                        shared.as_deref(),
+                    )
+                };
+                let (outcome, _) = poll(POLL_TIMEOUT, first, rest).await;
+                let _ = events.send(Event::Local(outcome)).await;
             });
         }
         for peer in self.peer_table.take_due(now) {
-            let (own, tell) = (self.own.clone(), self.tell.clone());
+            let (client, events) = (self.client.clone(), self.events.clone());
             let shared = self.shared.clone();
             tasks.spawn(async move {
                 let began = Instant::now();
                 let has_etags = |it: &Arc<ServedApis>| it.etags.iter().all(Option::is_some);
-                let patience = match &peer.served {
+                let poll_timeout = match &peer.served {
                     Some(served) if has_etags(served) => REFRESH_TIMEOUT,
-                    _ => FETCH_PATIENCE,
+                    _ => POLL_TIMEOUT,
                 };
-                let party = InternalTarget::Peer(&peer);
-                let first = ask_version(&own, party);
+                let target = InternalTarget::Peer(&peer);
+                let first = fetch_version(&client, target);
                 let rest = |version| {
-                    // Whatever becomes of the poll, the peer answers requests.
+                    // The peer answers requests even if the rest of the poll fails.
                     peer.health.mark_reachable();
                     let known = peer.served.as_deref();
-                    discover(&own, party, version, known, shared.as_deref())
+                    discovery_fetch::fetch(&client, target, version, known, shared.as_deref())
                 };
-                let (outcome, has_answered) = poll(patience, first, rest).await;
-                let metrics = own.bridge.metrics.peers();
+                let (outcome, has_answered) = poll(poll_timeout, first, rest).await;
+                let metrics = client.bridge.metrics.peers();
                 metrics.polled(&peer, outcome.is_ok());
                 if !has_answered {
                     peer.health.record_timeout(began.elapsed());
                 }
-                let answer = PeerAnswer {
+                let poll = PeerPoll {
                     outcome,
                     has_answered,
                 };
-                let _ = tell.send(Event::Peer(peer.identity.clone(), answer)).await;
+                let _ = events.send(Event::Peer(peer.identity.clone(), poll)).await;
             });
         }
     }
 
     fn publish(&mut self) {
-        let Some(cluster_handle) = &self.own.bridge.cluster_handle else {
+        let Some(cluster_handle) = &self.client.bridge.cluster_handle else {
             return;
         };
         let peers = self.peer_table.snapshot();
-        self.own.bridge.metrics.peers().without_bridge(&peers);
+        self.client.bridge.metrics.peers().without_bridge(&peers);
         self.records.log_departures(&peers);
         let began = Instant::now();
         let view = match (&self.local, &self.shared) {
@@ -685,7 +704,7 @@ impl PeerController {
             (before, view) => before.is_some() != view.is_some(),
         };
         if is_new {
-            let metrics = self.own.bridge.metrics.discovery();
+            let metrics = self.client.bridge.metrics.discovery();
             metrics.recomputed(view.as_deref().map(View::sizes), began.elapsed());
         }
         self.view.clone_from(&view);
@@ -694,130 +713,42 @@ impl PeerController {
             peers,
             shared: self.shared.clone(),
             view,
-            awaits_registry: self.records.is_awaiting(Instant::now()),
+            awaits_registry: self.records.is_awaiting_registry(Instant::now()),
         }));
     }
 
-    /// Something that all servers share was made or deleted. Each of them shows it
-    /// in its own time, and tells nobody when.
-    fn unsettle(&mut self, now: Instant) {
-        self.unsettled_until = Some(now + SETTLING);
+    /// An API that all servers share was created or deleted. Each server serves the change after
+    /// some delay, without an event.
+    fn begin_settling(&mut self, now: Instant) {
+        self.settling_until = Some(now + SETTLING_PERIOD);
     }
 
-    /// After a change of what all servers share.
-    fn share(&mut self) {
-        if self.read.api_services && self.read.custom_resources {
-            self.shared = Some(self.exclusions.snapshot());
+    /// Takes over a change of the APIs that all servers share.
+    fn update_shared(&mut self) {
+        if self.listed.api_services && self.listed.custom_resources {
+            self.shared = Some(self.shared_tracker.snapshot());
         }
     }
 
     /// Host and identity of a peer, for the log.
     fn name_of(&self, identity: &Identity) -> String {
-        match &self.own.bridge.cluster_handle {
+        match &self.client.bridge.cluster_handle {
             Some(cluster_handle) => cluster_handle.name_of(identity),
             None => identity.to_string(),
         }
     }
 
     /// From 0 to 1.
-    #[allow(clippy::cast_precision_loss)] // it only spreads
+    #[allow(clippy::cast_precision_loss)] // any value spreads the polls
     fn jitter(&self) -> f64 {
-        self.own.bridge.next_lb_seed() as f64 / u64::MAX as f64
+        self.client.bridge.next_lb_seed() as f64 / u64::MAX as f64
     }
 }
 
-fn seen(lease: &IdentityLease) -> LeaseSnapshot {
-    use skewbridge_peer_directory::WatchedObject as _;
-    LeaseSnapshot {
-        identity: lease.identity().clone(),
-        host: lease.hostname().map(str::to_owned),
-        holder: lease.holder().unwrap_or_default().to_owned(),
-        resource_version: lease.resource_version().to_owned(),
-    }
-}
-
-/// Addresses in annotations of Leases. A bridge that keeps the Lease itself writes the
-/// annotation that is otherwise the server's: its record names the same address.
-fn annotated(leases: &BTreeMap<Identity, IdentityLease>, records: &Records) -> Addresses {
-    let advertised = |(identity, lease): (&Identity, &IdentityLease)| {
-        let address = lease.peer_address()?;
-        let is_bridge = lease.bridge_address().is_some()
-            || (records.get(identity))
-                .is_some_and(|it| it.bridge_left_at.is_none() && it.bridge == Some(address));
-        let advertised = if is_bridge {
-            AdvertisedAddress::by_bridge(address)
-        } else {
-            AdvertisedAddress::by_server(address)
-        };
-        Some((identity.clone(), advertised))
-    };
-    leases.iter().filter_map(advertised).collect()
-}
-
-/// Leases that were deleted. Where Leases are the registry, the address of a bridge and
-/// the record of its server go with the Lease, but a server since 1.35 that restarts
-/// deletes its Lease, too. The peer table judges how long a server counts without a Lease:
-/// annotations are kept for the longest of these times.
-#[derive(Debug, Default)]
-struct EndedLeases(BTreeMap<Identity, (IdentityLease, Instant)>);
-
-impl EndedLeases {
-    fn add(&mut self, lease: IdentityLease, now: Instant) {
-        // Leases that are made and deleted in a loop would add up.
-        if self.0.len() < MAX_RECORDS || self.0.contains_key(lease.identity()) {
-            self.0.insert(lease.identity().clone(), (lease, now));
-        }
-    }
-
-    /// Living Leases, and those that have ended a short time ago.
-    fn with_living(
-        &mut self,
-        living: &BTreeMap<Identity, IdentityLease>,
-        now: Instant,
-    ) -> BTreeMap<Identity, IdentityLease> {
-        self.0.retain(|identity, (_, ended)| {
-            !living.contains_key(identity) && *ended + ROLLOUT_GRACE > now
-        });
-        let ended = self.0.iter();
-        let ended = ended.map(|(identity, (lease, _))| (identity.clone(), lease.clone()));
-        ended.chain(living.clone()).collect()
-    }
-}
-
-/// Whether an address is in one of these networks. A client that may write to the registry
-/// could point peers anywhere (KEP-4020, Risks 5): only into these networks. No networks
-/// permit every address.
-fn is_permitted(address: SocketAddr, networks: &[IpNet]) -> bool {
-    networks.is_empty() || networks.iter().any(|net| net.contains(&address.ip()))
-}
-
-/// The addresses that are permitted, and those that are refused.
-fn within(published: Addresses, networks: &[IpNet]) -> (Addresses, Addresses) {
-    published
-        .into_iter()
-        .partition(|(_, advertised)| is_permitted(advertised.address, networks))
-}
-
-/// Removes the address of a server that is not permitted from its record.
-fn keep_permitted_server(record: &mut ServedRecord, networks: &[IpNet]) {
-    record.server = record.server.filter(|it| is_permitted(*it, networks));
-}
-
-/// Removes what a record says of where its server is, and with which keys. Where an
-/// administrator keeps the addresses, a writer of Leases has no say in that.
-fn without_addresses(record: &mut Arc<ServedRecord>) {
-    if record.server.is_some() || record.bridge.is_some() || !record.serving_keys.is_empty() {
-        let record = Arc::make_mut(record);
-        record.server = None;
-        record.bridge = None;
-        record.serving_keys.clear();
-    }
-}
-
-/// Asks a server a first question, and then the rest. Gives the outcome, and whether the
-/// first question was answered: a server that fails later does answer requests.
+/// Sends the first request of a poll, then the rest. Returns the outcome, and whether the first
+/// request was answered: a server that fails later still answers requests.
 async fn poll<A, T, F: Future<Output = Result<T, String>>>(
-    patience: Duration,
+    poll_timeout: Duration,
     first: impl Future<Output = Result<A, String>>,
     rest: impl FnOnce(A) -> F,
 ) -> (Result<T, String>, bool) {
@@ -827,22 +758,22 @@ async fn poll<A, T, F: Future<Output = Result<T, String>>>(
         has_answered = true;
         rest(answer).await
     };
-    let outcome = timeout(patience, all).await;
-    let outcome = outcome.unwrap_or_else(|_| Err(no_answer(patience)));
+    let outcome = timeout(poll_timeout, all).await;
+    let outcome = outcome.unwrap_or_else(|_| Err(no_answer(poll_timeout)));
     (outcome, has_answered)
 }
 
-fn no_answer(patience: Duration) -> String {
-    format!("no answer within {} s", patience.as_secs())
+fn no_answer(poll_timeout: Duration) -> String {
+    format!("no answer within {} s", poll_timeout.as_secs())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A peer is closed to requests only if the first question of a poll has no answer.
+    /// A peer gets no requests only if the first request of a poll is not answered.
     #[tokio::test]
-    async fn a_poll_that_fails_after_the_first_answer_is_no_silence() {
+    async fn a_poll_that_fails_after_the_first_response_counts_as_answered() {
         use std::future::{pending, ready};
         const NO_ANSWER: Duration = Duration::from_millis(10);
         const ANSWER: Duration = Duration::from_mins(1);
@@ -860,75 +791,5 @@ mod tests {
         let silent = pending::<Result<(), String>>();
         let (outcome, has_answered) = poll(NO_ANSWER, silent, |()| good()).await;
         assert!(outcome.is_err() && !has_answered);
-    }
-
-    #[test]
-    fn the_number_of_ended_leases_is_bounded() {
-        let now = Instant::now();
-        let mut ended = EndedLeases::default();
-        for number in 0..MAX_RECORDS + 9 {
-            let identity = Identity::named(&format!("apiserver-{number}")).unwrap();
-            let lease = IdentityLease::new(&identity, "host", "holder", SystemTime::UNIX_EPOCH);
-            ended.add(lease, now);
-        }
-        assert_eq!(ended.with_living(&BTreeMap::new(), now).len(), MAX_RECORDS);
-    }
-
-    #[test]
-    fn a_record_beside_a_file_of_addresses_names_none() {
-        let served = ServedApis {
-            index: Arc::default(),
-            documents: [Arc::default(), Arc::default()],
-            etags: [None, None],
-            version: None,
-            by_bridge: false,
-        };
-        let identity = Identity::named("apiserver-a").unwrap();
-        let left = SystemTime::UNIX_EPOCH;
-        let mut record = ServedRecord::new(identity, &served, |_, _| false, left);
-        record.server = "10.0.0.1:6443".parse().ok();
-        record.bridge = "10.0.0.1:7443".parse().ok();
-        record.serving_keys = vec![[7; 32]];
-        record.bridge_left_at = Some(left);
-        let mut record = Arc::new(record);
-        without_addresses(&mut record);
-        assert_eq!((record.server, record.bridge), (None, None));
-        assert!(record.serving_keys.is_empty());
-        assert_eq!(record.bridge_left_at, Some(left), "the announcement counts");
-        let before = record.clone();
-        without_addresses(&mut record);
-        assert!(Arc::ptr_eq(&record, &before), "nothing to remove");
-    }
-
-    #[test]
-    fn addresses_are_permitted_by_network() {
-        let identity = |name: &str| Identity::named(name).unwrap();
-        let published: Addresses = [
-            ("a", "10.0.0.1:6443"),
-            ("b", "10.1.0.1:6443"),
-            ("c", "[fd00::1]:6443"),
-        ]
-        .map(|(name, address)| {
-            let advertised = AdvertisedAddress::by_bridge(address.parse().unwrap());
-            (identity(name), advertised)
-        })
-        .into();
-        let rows: [(&[&str], &[&str]); 4] = [
-            (&[], &["a", "b", "c"]),
-            (&["10.0.0.0/24"], &["a"]),
-            (&["10.0.0.0/8", "fd00::/64"], &["a", "b", "c"]),
-            (&["192.0.2.0/24"], &[]),
-        ];
-        for (networks, expected) in rows {
-            let networks: Vec<IpNet> = networks.iter().map(|net| net.parse().unwrap()).collect();
-            let (permitted, refused) = within(published.clone(), &networks);
-            let names: Vec<_> = permitted.keys().map(ToString::to_string).collect();
-            assert_eq!(names, expected, "{networks:?}");
-            assert_eq!(permitted.len() + refused.len(), published.len());
-            for (identity, advertised) in &published {
-                let permitted = permitted.contains_key(identity);
-                assert_eq!(is_permitted(advertised.address, &networks), permitted);
-            }
-        }
     }
 }

@@ -1,5 +1,5 @@
-//! The identity Lease of the kube-apiserver behind us: kept by that server, or
-//! by us where it keeps none.
+//! The identity Lease of the local server: renewed by that server, or by the bridge if the server
+//! has none.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,25 +22,25 @@ use crate::control::internal_client::{InternalClient, InternalRequest, InternalT
 use crate::local_identity::KeptBy;
 use crate::state::GatewayState;
 
-/// How long a write may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The timeout of a request to the local server, and the pause between two annotations.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The same for what is done through a peer while this bridge leaves.
+/// The timeout of a request that goes through a peer while this bridge departs.
 const PEER_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether servers of this host have left Leases behind.
+/// The interval between two checks for stale Leases of this host.
 const SWEEP_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Renewals of ours after which the server, if it kept this Lease, would have
-/// renewed it too: both do every 10 s.
-const PROBATION: u32 = 2;
+/// After so many renewals by the bridge, the server would have renewed the Lease too if it were
+/// its own: both renew every 10 s. Then the bridge checks whether the server has another Lease.
+const RENEWALS_BEFORE_LEASE_CHECK: u32 = 2;
 
-/// After so many conflicts in a row a Lease cannot be written: one is another process that
-/// was faster.
+/// After so many conflicts in a row a Lease counts as not writable. A single conflict means that
+/// another process has written the Lease first.
 const MAX_CONFLICTS: u32 = 3;
 
-/// How many Leases are named to choose from: more control planes than one has.
-const MAX_NAMED: usize = 10;
+/// How many Leases an error text lists: more than a cluster has control-plane nodes.
+const MAX_LISTED_LEASES: usize = 10;
 
 /// What bridges write in annotations of identity Leases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,63 +53,63 @@ pub(super) enum Annotations {
     AddressesAndRecords,
 }
 
-/// Does to the Lease what [`LeaseController`] decides.
+/// Performs the actions of [`LeaseController`] on the Lease.
 pub(super) struct OwnLease {
-    own: Arc<InternalClient>,
+    client: Arc<InternalClient>,
     identity: Identity,
     hostname: String,
     controller: LeaseController,
     address: SocketAddr,
-    /// Also written into a Lease that its server keeps.
+    /// Also written to a Lease that the server renews.
     annotations: Annotations,
-    /// Hears what becomes of writing the Lease.
+    /// Reports the outcomes of writes.
     status: Arc<StatusReporter>,
-    /// As last seen.
+    /// The Lease as last watched.
     lease: Option<IdentityLease>,
-    look_at: Instant,
+    next_annotation_at: Instant,
     write: Option<JoinHandle<()>>,
     next_sweep: Instant,
-    /// How often we have renewed it in a row.
+    /// Consecutive renewals by the bridge.
     renewals: u32,
-    /// Whether the server has said if it keeps a Lease.
-    asked: Arc<AtomicBool>,
-    /// Conflicts in a row of writes in the server's stead.
+    /// Whether the server has been checked for another Lease.
+    lease_check_done: Arc<AtomicBool>,
+    /// Consecutive conflicts of writes on behalf of the server.
     conflicts: Arc<AtomicU32>,
 }
 
 impl OwnLease {
     pub(super) fn new(
-        own: Arc<InternalClient>,
+        client: Arc<InternalClient>,
         identity: &Identity,
         hostname: &str,
         address: SocketAddr,
         annotations: Annotations,
         status: Arc<StatusReporter>,
     ) -> Self {
-        let life = uuid(own.bridge.via.number(), own.bridge.next_lb_seed());
+        let holder_id = uuid(client.bridge.via.number(), client.bridge.next_lb_seed());
         Self {
-            controller: LeaseController::new(identity.clone(), hostname, &life)
+            controller: LeaseController::new(identity.clone(), hostname, &holder_id)
                 .with_peer_address(address),
-            own,
+            client,
             identity: identity.clone(),
             hostname: hostname.to_owned(),
             address,
             annotations,
             status,
             lease: None,
-            look_at: Instant::now(),
+            next_annotation_at: Instant::now(),
             write: None,
             next_sweep: Instant::now(),
             renewals: 0,
-            asked: Arc::default(),
+            lease_check_done: Arc::default(),
             conflicts: Arc::default(),
         }
     }
 
-    /// Decides, and begins to write if that is the decision. One write at a
-    /// time: the next decision is made when its effect has been seen.
-    /// `served` is the record of what the server serves, as an annotation.
-    pub(super) fn look(
+    /// Starts the write that the controller decides on, if any. There is one write at a time: the
+    /// next decision is made after its end. `served` is the served record of the server as an
+    /// annotation.
+    pub(super) fn reconcile(
         &mut self,
         leases: &BTreeMap<Identity, IdentityLease>,
         ready: bool,
@@ -140,12 +140,12 @@ impl OwnLease {
         let (method, path, lease) = match action {
             LeaseAction::Create(lease) => {
                 self.renewals = 0;
-                tracing::info!(identity = %self.identity, "the kube-apiserver behind this bridge keeps no identity Lease of this name: the bridge does");
+                tracing::info!(identity = %self.identity, "the kube-apiserver behind this bridge has no identity Lease of this name: the bridge creates and renews it");
                 (Method::POST, lease::LEASES_PATH.to_owned(), lease)
             }
             LeaseAction::TakeOver(lease) => {
                 self.renewals = 0;
-                tracing::info!(identity = %self.identity, "nobody keeps the identity Lease any more: the bridge does");
+                tracing::info!(identity = %self.identity, "the identity Lease has expired: the bridge renews it from now on");
                 (Method::PUT, path, lease)
             }
             LeaseAction::Renew(lease) => {
@@ -153,26 +153,26 @@ impl OwnLease {
                 (Method::PUT, path, lease)
             }
             LeaseAction::LeaveAlone { .. } => {
-                self.is_kept_by(KeptBy::KubeApiserver);
+                self.set_kept_by(KeptBy::KubeApiserver);
                 self.status.succeeded(Activity::KeepLease);
                 return self.annotate(path, served);
             }
             LeaseAction::Wait { .. } => return self.annotate(path, served),
         };
-        self.is_kept_by(KeptBy::Skewbridge);
-        self.keep(method, path, lease.to_json(), leases);
+        self.set_kept_by(KeptBy::Skewbridge);
+        self.write_for_server(method, path, lease.to_json(), leases);
     }
 
-    fn is_kept_by(&self, kept_by: KeptBy) {
-        if let Some(cluster_handle) = &self.own.bridge.cluster_handle
+    fn set_kept_by(&self, kept_by: KeptBy) {
+        if let Some(cluster_handle) = &self.client.bridge.cluster_handle
             && cluster_handle.local.kept_by() != kept_by
         {
-            cluster_handle.local.is_kept_by(kept_by);
+            cluster_handle.local.set_kept_by(kept_by);
         }
     }
 
-    /// Writes the annotations on a Lease that its server keeps: what the server serves, and
-    /// our address where Leases are the registry.
+    /// Writes the annotations of a Lease that the server renews: its served record, and the
+    /// address of the bridge where Leases are the registry.
     fn annotate(&mut self, path: String, served: Option<&str>) {
         let Some(lease) = &self.lease else {
             return;
@@ -182,7 +182,7 @@ impl OwnLease {
             Annotations::Records => (None, Activity::PublishRecord),
             Annotations::AddressesAndRecords => (Some(self.address), Activity::Publish),
         };
-        // Before the server has answered, what is written there stays.
+        // Until discovery of the server succeeds, the current annotation stays.
         let served = served.or(lease.served_record()).map(str::to_owned);
         let has_address = match address {
             Some(address) => lease.peer_address() == Some(address),
@@ -190,24 +190,24 @@ impl OwnLease {
         };
         if has_address && lease.served_record() == served.as_deref() {
             self.status.succeeded(activity);
-        } else if self.look_at <= Instant::now() {
-            self.look_at = Instant::now() + PATIENCE;
-            let (own, status) = (self.own.clone(), self.status.clone());
+        } else if self.next_annotation_at <= Instant::now() {
+            self.next_annotation_at = Instant::now() + WRITE_TIMEOUT;
+            let (client, status) = (self.client.clone(), self.status.clone());
             let kind = status.subscribe().borrow().kind;
             self.write = Some(tokio::spawn(async move {
-                let outcome = patch(&own, &path, address, served.as_deref()).await;
+                let outcome = patch(&client, &path, address, served.as_deref()).await;
                 if let Err(problem) = outcome
-                    && let error = not_annotated(kind, &problem)
+                    && let error = annotation_error(kind, &problem)
                     && status.failed_with_new_error(activity, error.clone())
                 {
-                    tracing::warn!(%error, flag = "--peer-registry", "the identity Lease was not annotated; it is tried again");
+                    tracing::warn!(%error, flag = "--peer-registry", "the identity Lease was not annotated; the write will be retried");
                 }
             }));
         }
     }
 
-    /// Removes what an earlier life of this host has left (KEP-4020, Risks 7): at the
-    /// start, and again now and then, for a server that has just crashed.
+    /// Deletes stale Leases of earlier servers on this host (KEP-4020, Risks 7): at the start, and
+    /// periodically for a server that has crashed since.
     pub(super) fn remove_stale<'a>(&mut self, all: impl IntoIterator<Item = &'a IdentityLease>) {
         let now = Instant::now();
         let is_writing = self.write.as_ref().is_some_and(|it| !it.is_finished());
@@ -220,39 +220,39 @@ impl OwnLease {
         if deletions.is_empty() {
             return;
         }
-        let own = self.own.clone();
+        let client = self.client.clone();
         self.write = Some(tokio::spawn(async move {
             for deletion in deletions {
-                delete(&own, &deletion).await;
+                delete(&client, &deletion).await;
             }
         }));
     }
 
-    /// Deletes the Lease if it is ours, takes our address back if it is not. `served` is
-    /// the record that announces that we leave, as an annotation.
-    pub(super) async fn leave(&mut self, served: Option<&str>) {
+    /// Deletes the Lease if the bridge renews it, otherwise removes the address of the bridge from
+    /// it. `served` is the record that announces the departure, as an annotation.
+    pub(super) async fn release(&mut self, served: Option<&str>) {
         if let Some(write) = self.write.take() {
             let _ = write.await;
         }
-        // What was written last may not have come back by the watch yet, and
-        // only the Lease as it is now can be deleted.
+        // The watch may not have reported the last write yet, and a deletion needs the current
+        // resource version.
         let lease = self.read().await;
         if let Some(deletion) = self.controller.on_shutdown(lease.as_ref()) {
-            delete(&self.own, &deletion).await;
+            delete(&self.client, &deletion).await;
         } else if self.annotations != Annotations::Nothing && lease.is_some() {
             let path = format!("{}/{}", lease::LEASES_PATH, self.identity);
-            if let Err(problem) = patch(&self.own, &path, None, served).await {
+            if let Err(problem) = patch(&self.client, &path, None, served).await {
                 tracing::warn!(%problem, "an identity Lease was not written");
             }
         }
     }
 
-    /// Deletes the Lease of a server that has ended and has left it behind, through a peer
-    /// (KEP-4020, Risks 7: before 1.35 a server does not delete its own). The Lease is
-    /// deleted as it was read: one that is renewed meanwhile stays. Whether there is
-    /// nothing left to do.
-    pub(super) async fn remove_of_ended_server(&self, peers: &Peers) -> bool {
-        if !has_ended(&self.own.bridge).await {
+    /// Deletes the Lease of a local server that has ended without deleting it, through a peer
+    /// (KEP-4020, Risks 7: before 1.35 a server does not delete its Lease). The deletion has the
+    /// resource version that was read as a precondition: a Lease that is renewed meanwhile stays.
+    /// Returns whether the Lease does not exist any more.
+    pub(super) async fn remove_if_server_ended(&self, peers: &Peers) -> bool {
+        if !server_has_ended(&self.client.bridge).await {
             return false;
         }
         let path = format!("{}/{}", lease::LEASES_PATH, self.identity);
@@ -260,100 +260,102 @@ impl OwnLease {
             if peer.address.is_none() || !peer.health.is_reachable() {
                 continue;
             }
-            let through = InternalTarget::PeerAsBridgeUser(peer);
-            let asked = self.own.ask(through, InternalRequest::get(&path));
-            let Ok(Ok(answer)) = timeout(PEER_REQUEST_TIMEOUT, asked).await else {
+            let target = InternalTarget::PeerAsBridgeUser(peer);
+            let pending = self.client.request(target, InternalRequest::get(&path));
+            let Ok(Ok(response)) = timeout(PEER_REQUEST_TIMEOUT, pending).await else {
                 continue;
             };
-            if answer.status == StatusCode::NOT_FOUND {
+            if response.status == StatusCode::NOT_FOUND {
                 return true;
             }
-            let lease = answer.ok(&path).ok();
+            let lease = response.ok(&path).ok();
             let lease = lease.and_then(|it| IdentityLease::parse(&it.body).ok());
             let Some(deletion) = lease.and_then(|lease| lease.deletion()) else {
                 continue;
             };
-            // It may have started again meanwhile, and not have renewed its Lease yet.
-            if !has_ended(&self.own.bridge).await {
+            // The server may have restarted meanwhile without having renewed its Lease yet.
+            if !server_has_ended(&self.client.bridge).await {
                 return false;
             }
             let json = deletion.to_json().into_bytes();
-            let ask = InternalRequest::json(Method::DELETE, &path, json);
-            let asked = self.own.ask(through, ask);
-            let deleted = timeout(PEER_REQUEST_TIMEOUT, asked).await;
-            if let Ok(Ok(answer)) = deleted
-                && answer.ok(&path).is_ok()
+            let request = InternalRequest::json(Method::DELETE, &path, json);
+            let pending = self.client.request(target, request);
+            let deleted = timeout(PEER_REQUEST_TIMEOUT, pending).await;
+            if let Ok(Ok(response)) = deleted
+                && response.ok(&path).is_ok()
             {
-                tracing::info!(identity = %self.identity, "the kube-apiserver behind this bridge has ended: its identity Lease is deleted through a peer");
+                tracing::info!(identity = %self.identity, "the kube-apiserver behind this bridge has ended: its identity Lease was deleted through a peer");
                 return true;
             }
         }
         false
     }
 
-    /// The Lease as it is now.
+    /// Reads the Lease.
     async fn read(&self) -> Option<IdentityLease> {
         let path = format!("{}/{}", lease::LEASES_PATH, self.identity);
-        let asked = self
-            .own
-            .ask(InternalTarget::Upstream, InternalRequest::get(&path));
-        let answer = timeout(PATIENCE, asked).await.ok()?.ok()?;
-        IdentityLease::parse(&answer.ok(&path).ok()?.body).ok()
+        let pending = self
+            .client
+            .request(InternalTarget::Upstream, InternalRequest::get(&path));
+        let response = timeout(WRITE_TIMEOUT, pending).await.ok()?.ok()?;
+        IdentityLease::parse(&response.ok(&path).ok()?.body).ok()
     }
 
-    /// Writes the Lease in the server's stead, and finds out once whether the
-    /// server keeps another.
-    fn keep(
+    /// Writes the Lease on behalf of the server, and checks once whether the server has another
+    /// one.
+    fn write_for_server(
         &mut self,
         method: Method,
         path: String,
         json: String,
         leases: &BTreeMap<Identity, IdentityLease>,
     ) {
-        let (own, status) = (self.own.clone(), self.status.clone());
+        let (client, status) = (self.client.clone(), self.status.clone());
         let identity = self.identity.clone();
-        let doubtful = self.renewals >= PROBATION && !self.asked.load(Ordering::Relaxed);
-        let others = doubtful.then(|| others(leases, &identity));
-        let (asked, conflicts) = (self.asked.clone(), self.conflicts.clone());
+        let check_due = self.renewals >= RENEWALS_BEFORE_LEASE_CHECK
+            && !self.lease_check_done.load(Ordering::Relaxed);
+        let other_leases = check_due.then(|| other_leases(leases, &identity));
+        let (lease_check_done, conflicts) = (self.lease_check_done.clone(), self.conflicts.clone());
         self.write = Some(tokio::spawn(async move {
-            let ask = InternalRequest::json(method, &path, json.into_bytes());
-            match write(&own, ask).await {
-                Ok(Written::Yes) => {
+            let request = InternalRequest::json(method, &path, json.into_bytes());
+            match write(&client, request).await {
+                Ok(WriteOutcome::Written) => {
                     conflicts.store(0, Ordering::Relaxed);
                     status.succeeded(Activity::KeepLease);
                 }
-                // Another process was faster, which the next look will see; unless it is a
-                // Lease that is not listed among those of kube-apiservers.
-                Ok(Written::Conflict) => {
+                // Another process has written the Lease first, which the next decision takes into
+                // account. Repeated conflicts: a Lease of this name exists without the label of
+                // kube-apiservers, so the watch does not report it.
+                Ok(WriteOutcome::Conflict) => {
                     if conflicts.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_CONFLICTS {
-                        report_not_kept(&status, &identity, "409 Conflict");
+                        report_write_error(&status, &identity, "409 Conflict");
                     }
                 }
-                Err(problem) => report_not_kept(&status, &identity, &problem),
+                Err(problem) => report_write_error(&status, &identity, &problem),
             }
-            let Some(others) = others else {
+            let Some(other_leases) = other_leases else {
                 return;
             };
-            let Some(keeps) = server_keeps_a_lease(&own).await else {
+            let Some(has_lease) = server_has_lease(&client).await else {
                 return;
             };
-            asked.store(true, Ordering::Relaxed);
-            if let (true, Some(cluster_handle)) = (keeps, &own.bridge.cluster_handle) {
+            lease_check_done.store(true, Ordering::Relaxed);
+            if let (true, Some(cluster_handle)) = (has_lease, &client.bridge.cluster_handle) {
                 let doubt = format!(
-                    "the kube-apiserver behind this bridge keeps an identity Lease, and not \
-                     {identity}: give --apiserver-identity, or the host name of the server; \
-                     the other Leases are {others}"
+                    "the kube-apiserver behind this bridge renews another identity Lease than \
+                     {identity}: set --apiserver-identity, or the host name of the server; \
+                     the other Leases are {other_leases}"
                 );
                 tracing::warn!(%identity, flag = "--apiserver-identity", "{doubt}");
-                cluster_handle.local.doubted(doubt);
+                cluster_handle.local.set_doubt(doubt);
             }
         }));
     }
 }
 
-/// Whether the kube-apiserver behind us has ended: its port refuses connections. One that
-/// is not ready, or does not answer, may still run.
-async fn has_ended(bridge: &GatewayState) -> bool {
+/// Whether the local server has ended: its port refuses connections. A server that is not ready or
+/// does not answer may still run.
+async fn server_has_ended(bridge: &GatewayState) -> bool {
     let target = bridge.live.targets.load().plain.clone();
     let connect = tokio::net::TcpStream::connect((target.host.as_str(), target.port));
     match timeout(PEER_REQUEST_TIMEOUT, connect).await {
@@ -362,28 +364,30 @@ async fn has_ended(bridge: &GatewayState) -> bool {
     }
 }
 
-/// The Leases of other names, with their hosts.
-fn others(leases: &BTreeMap<Identity, IdentityLease>, own: &Identity) -> String {
-    let others = leases.values().filter(|lease| lease.identity() != own);
-    let others = others.map(|lease| {
+/// The names and hosts of all other Leases.
+fn other_leases(leases: &BTreeMap<Identity, IdentityLease>, own: &Identity) -> String {
+    let other_leases = leases.values().filter(|lease| lease.identity() != own);
+    let other_leases = other_leases.map(|lease| {
         let host = lease.hostname().unwrap_or("unknown host");
         format!("{} ({host})", lease.identity())
     });
-    others.take(MAX_NAMED).collect::<Vec<_>>().join(", ")
+    other_leases
+        .take(MAX_LISTED_LEASES)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
-/// Whether the server behind us says that it keeps an identity Lease; `None` if
-/// it does not say.
-async fn server_keeps_a_lease(own: &InternalClient) -> Option<bool> {
-    let asked = own.ask(InternalTarget::Upstream, InternalRequest::get("/metrics"));
-    let answer = timeout(PATIENCE, asked).await.ok()?.ok()?;
-    let text = String::from_utf8_lossy(&answer.body);
-    feature(&text, "APIServerIdentity")
+/// Whether the local server has an identity Lease by its metrics; `None` if they do not show it.
+async fn server_has_lease(client: &InternalClient) -> Option<bool> {
+    let pending = client.request(InternalTarget::Upstream, InternalRequest::get("/metrics"));
+    let response = timeout(WRITE_TIMEOUT, pending).await.ok()?.ok()?;
+    let text = String::from_utf8_lossy(&response.body);
+    feature_enabled(&text, "APIServerIdentity")
 }
 
-/// Whether a feature is on, by kube-apiserver's metrics (since 1.26). One that is
-/// not mentioned is not there.
-fn feature(metrics: &str, name: &str) -> Option<bool> {
+/// Whether a feature gate is enabled, by kube-apiserver's metrics (since 1.26). A gate that is not
+/// listed does not exist.
+fn feature_enabled(metrics: &str, name: &str) -> Option<bool> {
     let mut features = metrics
         .lines()
         .filter_map(|line| line.strip_prefix("kubernetes_feature_enabled{"))
@@ -394,80 +398,87 @@ fn feature(metrics: &str, name: &str) -> Option<bool> {
     Some(found.is_some_and(|line| line.ends_with("} 1")))
 }
 
-/// Says our address on a Lease that its server keeps, or takes it back.
+/// Sets or removes the annotations of a Lease that its server renews.
 async fn patch(
-    own: &InternalClient,
+    client: &InternalClient,
     path: &str,
     address: Option<SocketAddr>,
     served: Option<&str>,
 ) -> Result<(), String> {
     let json = lease::bridge_annotations_patch(address, served).into_bytes();
-    let ask = InternalRequest::json(Method::PATCH, path, json);
+    let request = InternalRequest::json(Method::PATCH, path, json);
     try_send(
-        own,
-        ask.header(CONTENT_TYPE, "application/merge-patch+json"),
+        client,
+        request.header(CONTENT_TYPE, "application/merge-patch+json"),
     )
     .await
 }
 
-/// Reports that the Lease could not be written in the server's stead.
-fn report_not_kept(status: &StatusReporter, identity: &Identity, problem: &str) {
+/// Reports that the Lease could not be written on behalf of the server.
+fn report_write_error(status: &StatusReporter, identity: &Identity, problem: &str) {
     let error = format!(
-        "the identity Lease {identity}, which the bridge keeps for its server, cannot be \
+        "the identity Lease {identity}, which the bridge renews for its server, cannot be \
          written: {problem}; --bridge-user needs the verbs create and update on Leases in \
          kube-system"
     );
     if status.failed_with_new_error(Activity::KeepLease, error.clone()) {
-        tracing::warn!(%error, flag = "--bridge-user", "an identity Lease was not written; it is tried again");
+        tracing::warn!(%error, flag = "--bridge-user", "an identity Lease was not written; the write will be retried");
     }
 }
 
-/// Why the annotations on the own Lease could not be written, and what to do.
-fn not_annotated(registry: &str, problem: &str) -> String {
+/// Why the annotations could not be written, and what to do.
+fn annotation_error(registry: &str, problem: &str) -> String {
     format!(
         "--peer-registry={registry}: the identity Lease cannot be annotated: {problem}; the bridge \
          needs the verb patch on its Lease in kube-system"
     )
 }
 
-async fn delete(own: &InternalClient, deletion: &LeaseDeletion) {
+async fn delete(client: &InternalClient, deletion: &LeaseDeletion) {
     let path = format!("{}/{}", lease::LEASES_PATH, deletion.identity);
-    let ask = InternalRequest::json(Method::DELETE, &path, deletion.to_json().into_bytes());
-    send(own, ask).await;
+    let request = InternalRequest::json(Method::DELETE, &path, deletion.to_json().into_bytes());
+    send(client, request).await;
 }
 
-/// A conflict is somebody else's success; everything is tried again anyhow.
-async fn send(own: &InternalClient, ask: InternalRequest<'_>) {
-    let method = ask.method.clone();
-    if let Err(problem) = try_send(own, ask).await {
+/// Sends a write and logs a failure. The next decision of the controller retries it.
+async fn send(client: &InternalClient, request: InternalRequest<'_>) {
+    let method = request.method.clone();
+    if let Err(problem) = try_send(client, request).await {
         tracing::warn!(%method, %problem, "an identity Lease was not written");
     }
 }
 
-async fn try_send(own: &InternalClient, ask: InternalRequest<'_>) -> Result<(), String> {
-    let path = ask.path.to_owned();
-    match write(own, ask).await? {
-        Written::Yes => Ok(()),
-        Written::Conflict => Err(format!("{path}: 409 Conflict")),
+async fn try_send(client: &InternalClient, request: InternalRequest<'_>) -> Result<(), String> {
+    let path = request.path.to_owned();
+    match write(client, request).await? {
+        WriteOutcome::Written => Ok(()),
+        WriteOutcome::Conflict => Err(format!("{path}: 409 Conflict")),
     }
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Written {
-    Yes,
-    /// The object is another one by now.
+enum WriteOutcome {
+    Written,
+    /// The object has changed since it was read.
     Conflict,
 }
 
-async fn write(own: &InternalClient, ask: InternalRequest<'_>) -> Result<Written, String> {
-    let path = ask.path.to_owned();
-    let answer = timeout(PATIENCE, own.ask(InternalTarget::Upstream, ask)).await;
-    let answer = answer.map_err(|_| "no answer".to_owned())??;
-    if answer.status == StatusCode::CONFLICT {
-        return Ok(Written::Conflict);
+async fn write(
+    client: &InternalClient,
+    request: InternalRequest<'_>,
+) -> Result<WriteOutcome, String> {
+    let path = request.path.to_owned();
+    let response = timeout(
+        WRITE_TIMEOUT,
+        client.request(InternalTarget::Upstream, request),
+    )
+    .await;
+    let response = response.map_err(|_| "no response".to_owned())??;
+    if response.status == StatusCode::CONFLICT {
+        return Ok(WriteOutcome::Conflict);
     }
-    answer.ok(&path).map(|_| Written::Yes)
+    response.ok(&path).map(|_| WriteOutcome::Written)
 }
 
 /// Version 4 (RFC 9562, 5.4).
@@ -489,30 +500,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_that_cannot_be_annotated_takes_the_registry_down() {
+    fn a_lease_that_cannot_be_annotated_marks_the_registry_as_down() {
         let status = StatusReporter::new("leases", &[Activity::Read]);
         status.succeeded(Activity::Read);
-        let seen = status.subscribe();
-        assert!(seen.borrow().up);
+        let subscriber = status.subscribe();
+        assert!(subscriber.borrow().up);
         let fails = |problem| {
-            status.failed_with_new_error(Activity::Publish, not_annotated("leases", problem))
+            status.failed_with_new_error(Activity::Publish, annotation_error("leases", problem))
         };
         assert!(fails("403 Forbidden"));
         assert!(!fails("403 Forbidden"), "logged once");
-        assert!(fails("no answer"), "another error");
-        assert!(status.failed_with_new_error(Activity::KeepLease, "no answer".to_owned()));
-        assert!(!fails("no answer"), "another activity fails as well");
+        assert!(fails("no response"), "another error");
+        assert!(status.failed_with_new_error(Activity::KeepLease, "no response".to_owned()));
+        assert!(!fails("no response"), "another activity fails as well");
         status.succeeded(Activity::KeepLease);
-        let error = seen.borrow().error().unwrap_or_default().to_owned();
+        let error = subscriber.borrow().error().unwrap_or_default().to_owned();
         assert!(error.contains("--peer-registry=leases"), "{error}");
-        assert!(error.contains("no answer"), "{error}");
+        assert!(error.contains("no response"), "{error}");
         status.succeeded(Activity::Publish);
-        assert!(seen.borrow().up);
-        assert!(fails("no answer"), "it had been over");
+        assert!(subscriber.borrow().up);
+        assert!(fails("no response"), "logged again after a success");
     }
 
     #[test]
-    fn a_server_tells_by_its_metrics_whether_a_feature_is_on() {
+    fn feature_gates_are_read_from_metrics() {
         let metrics = |value: &str| {
             format!(
                 "# HELP kubernetes_feature_enabled [BETA] whether it is on\n\
@@ -530,7 +541,11 @@ mod tests {
             ("process_open_fds 7\n".to_owned(), None),
             (String::new(), None),
         ] {
-            assert_eq!(feature(&text, "APIServerIdentity"), expected, "{text}");
+            assert_eq!(
+                feature_enabled(&text, "APIServerIdentity"),
+                expected,
+                "{text}"
+            );
         }
     }
 }

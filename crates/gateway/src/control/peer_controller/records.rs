@@ -1,5 +1,5 @@
-//! Keeps served records in step with what is known: the own server's record in the
-//! registry, and the records of all others in `--state-dir`.
+//! Maintains served records: publishes the record of the local server in the registry, and stores
+//! the records of all other servers in `--state-dir`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -22,66 +22,67 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::keep_permitted_server;
+use super::permitted_networks::keep_permitted_server;
 use super::state_dir::StateDir;
 
-/// How long requests wait at the start for the registry to be read. Afterwards only
-/// `--state-dir` says what servers serve that do not answer.
+/// How long requests wait at the start for the registry to be read. Afterwards the APIs of servers
+/// that do not answer are known from `--state-dir` only.
 const REGISTRY_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the announcement that this bridge leaves may take.
-const LEAVE_RECORD_TIMEOUT: Duration = Duration::from_secs(2);
+/// The timeout for publishing the departure of this bridge.
+const DEPARTURE_RECORD_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// After a failed write to `--state-dir`.
+/// The pause after a failed write to `--state-dir`.
 const SAVE_BACKOFF: Duration = Duration::from_secs(10);
 
-/// Outdated records on their way to the registry; what finds no room is found again.
-const OUTDATED_QUEUE: usize = 16;
+/// Outdated records that wait for their removal from the registry. A record that does not fit is
+/// sent again with the next tick.
+const OUTDATED_QUEUE_LEN: usize = 16;
 
-/// The records of this bridge.
-pub(super) struct RecordKeeper {
+/// The served records that this bridge publishes and stores.
+pub(super) struct RecordStore {
     identity: Identity,
-    /// The address of the own server, where other hosts may reach it.
+    /// The address of the local server, if other hosts can reach it.
     server: Option<SocketAddr>,
     /// The address of this bridge.
     bridge: SocketAddr,
-    /// The keys with which it serves.
+    /// Digests of the serving keys of this bridge.
     keys: Arc<Vec<KeyDigest>>,
     own: watch::Sender<Option<Arc<ServedRecord>>>,
-    /// What the own record was made of.
-    made_of: Option<([Arc<Document>; 2], Arc<SharedGroupVersions>)>,
+    /// The documents that the record of the local server was built from.
+    source_documents: Option<([Arc<Document>; 2], Arc<SharedGroupVersions>)>,
     outdated: mpsc::Sender<Arc<ServedRecord>>,
     task: Option<JoinHandle<()>>,
-    /// The own record as an annotation, where records are in annotations.
+    /// The record of the local server as an annotation, where records are in annotations.
     annotation: Option<String>,
-    /// Records from annotations, by their text.
+    /// Records decoded from annotations.
     annotated: AnnotatedRecords<Arc<ServedRecord>>,
-    /// Until when the registry is waited for. `None` once it has been read.
-    awaited_until: Option<Instant>,
-    /// Peers that have answered since the last look.
-    answered: BTreeSet<Identity>,
-    /// Of what the last record of a peer was made.
+    /// Until when requests wait for the registry. `None` once it has been read.
+    registry_wait_until: Option<Instant>,
+    /// Peers that were polled successfully since the last sync.
+    polled: BTreeSet<Identity>,
+    /// The documents that the last record of each peer was built from.
     recorded: BTreeMap<Identity, [Arc<Document>; 2]>,
     state: Option<StateDir>,
-    /// What is in `--state-dir`.
+    /// The records in `--state-dir`.
     saved: Records,
-    /// Gets the outcome of the write that is under way.
-    saving: Option<oneshot::Receiver<Result<(), String>>>,
+    /// The outcome of the write in progress.
+    pending_write: Option<oneshot::Receiver<Result<(), String>>>,
     next_save: Instant,
-    /// Peers whose bridge has left, by name, and whether they have come to count as servers
-    /// that never had one.
+    /// Peers whose bridge has departed: the name, and whether the peer now counts as a server
+    /// without a bridge.
     departed: BTreeMap<Identity, (String, bool)>,
 }
 
-/// What `--state-dir` gave at the start.
-pub(crate) struct Stored {
+/// The content of `--state-dir` at the start.
+pub(crate) struct StoredRecords {
     pub(crate) state: StateDir,
     pub(crate) records: Vec<ServedRecord>,
 }
 
-impl Stored {
-    /// The same, without addresses outside of `--peer-cidrs`.
-    pub(super) fn permitted(mut self, networks: &[IpNet]) -> Self {
+impl StoredRecords {
+    /// Removes addresses outside of `--peer-cidrs`.
+    pub(super) fn keep_permitted(mut self, networks: &[IpNet]) -> Self {
         for record in &mut self.records {
             keep_permitted_server(record, networks);
         }
@@ -89,21 +90,21 @@ impl Stored {
     }
 }
 
-impl RecordKeeper {
-    /// Begins to follow the records of a registry. Without one, records are in
-    /// annotations of Leases.
+impl RecordStore {
+    /// Starts to publish and read records in a registry. Without one, records are in annotations
+    /// of Leases.
     pub(super) fn start(
         identity: Identity,
         (server, bridge): (Option<SocketAddr>, SocketAddr),
         keys: Arc<Vec<KeyDigest>>,
         registry: Option<Arc<dyn Registry>>,
-        stored: Option<Stored>,
+        stored: Option<StoredRecords>,
         peer_table: &mut PeerTable,
     ) -> (Self, watch::Receiver<Option<Records>>) {
         let (own, published) = watch::channel(None);
         let (found, records) = watch::channel(None);
-        let (outdated, to_remove) = mpsc::channel(OUTDATED_QUEUE);
-        let awaited_until = registry
+        let (outdated, to_remove) = mpsc::channel(OUTDATED_QUEUE_LEN);
+        let registry_wait_until = registry
             .is_some()
             .then(|| Instant::now() + REGISTRY_READ_TIMEOUT);
         let task = registry.map(|registry| {
@@ -116,73 +117,74 @@ impl RecordKeeper {
         });
         if stored.is_none() {
             tracing::info!(
-                "no --state-dir: after a restart, what servers serve that do not answer is known from the registry alone"
+                "no --state-dir: after a restart, the APIs of servers that do not answer are known from the registry only"
             );
         }
         let mut saved = BTreeMap::new();
-        let state = stored.map(|Stored { state, records }| {
+        let state = stored.map(|StoredRecords { state, records }| {
             for record in records.into_iter().map(Arc::new) {
                 saved.insert(record.identity.clone(), record.clone());
                 peer_table.store_record(record);
             }
             state
         });
-        let keeper = Self {
+        let store = Self {
             identity,
             server,
             bridge,
             keys,
             own,
-            made_of: None,
+            source_documents: None,
             outdated,
             task,
             annotation: None,
             annotated: AnnotatedRecords::default(),
-            awaited_until,
-            answered: BTreeSet::new(),
+            registry_wait_until,
+            polled: BTreeSet::new(),
             recorded: BTreeMap::new(),
             state,
             saved,
-            saving: None,
+            pending_write: None,
             next_save: Instant::now(),
             departed: BTreeMap::new(),
         };
-        (keeper, records)
+        (store, records)
     }
 
     /// Whether requests have to wait for the registry.
-    pub(super) fn is_awaiting(&self, now: Instant) -> bool {
-        self.awaited_until.is_some_and(|until| now < until)
+    pub(super) fn is_awaiting_registry(&self, now: Instant) -> bool {
+        self.registry_wait_until.is_some_and(|until| now < until)
     }
 
-    /// The wait is over without an answer of the registry: said once.
-    pub(super) fn gives_up(&mut self, now: Instant) -> bool {
-        let is_over = self.awaited_until.is_some_and(|until| until <= now);
+    /// Ends the wait for the registry if it has timed out, and logs that once. Returns whether it
+    /// has ended now.
+    pub(super) fn expire_registry_wait(&mut self, now: Instant) -> bool {
+        let is_over = self.registry_wait_until.is_some_and(|until| until <= now);
         if is_over {
-            self.awaited_until = None;
+            self.registry_wait_until = None;
             tracing::warn!(
-                "the registry of peers has not answered within {} s; what servers serve that do not answer is known from --state-dir alone",
+                "the registry of peers has not answered within {} s; the APIs of servers that do not answer are known from --state-dir only",
                 REGISTRY_READ_TIMEOUT.as_secs()
             );
         }
         is_over
     }
 
-    /// The registry has been read. A bridge that starts takes back the announcement of
-    /// its predecessor, even while its server does not answer.
-    pub(super) fn heard(&mut self, all: &Records) {
-        self.awaited_until = None;
+    /// The registry has been read. A bridge that starts revokes the departure that its
+    /// predecessor announced, even while its server does not answer.
+    pub(super) fn on_records_read(&mut self, all: &Records) {
+        self.registry_wait_until = None;
         let is_unknown = self.own.borrow().is_none();
         if let Some(record) = all.get(&self.identity)
             && is_unknown
         {
-            let record = self.completed(ServedRecord::clone(record));
+            let record = self.with_own_fields(ServedRecord::clone(record));
             self.publish(record);
         }
     }
 
-    /// With what this bridge says of itself.
-    fn completed(&self, mut record: ServedRecord) -> ServedRecord {
+    /// Sets the fields that describe this bridge.
+    fn with_own_fields(&self, mut record: ServedRecord) -> ServedRecord {
         record.bridge_left_at = None;
         record.server = self.server;
         record.bridge = Some(self.bridge);
@@ -190,21 +192,21 @@ impl RecordKeeper {
         record
     }
 
-    /// The keys with which this bridge serves, or is about to.
-    pub(super) fn look_at_keys(&mut self, keys: &Arc<Vec<KeyDigest>>) {
+    /// Publishes the keys with which this bridge serves, or will serve.
+    pub(super) fn update_serving_keys(&mut self, keys: &Arc<Vec<KeyDigest>>) {
         if self.keys == *keys {
             return;
         }
         self.keys = keys.clone();
         let own = self.own.borrow().clone();
         if let Some(own) = own {
-            let record = self.completed(ServedRecord::clone(&own));
+            let record = self.with_own_fields(ServedRecord::clone(&own));
             self.publish(record);
         }
     }
 
-    /// Records in annotations. An address of a server outside of `networks` is not
-    /// believed, as in every annotation.
+    /// The records in annotations. Addresses of servers outside of `networks` are removed, as from
+    /// every annotation.
     pub(super) fn annotated(
         &mut self,
         leases: &BTreeMap<Identity, IdentityLease>,
@@ -212,29 +214,37 @@ impl RecordKeeper {
     ) -> Records {
         self.annotated.update(leases, |identity, text| {
             let mut record = decode_annotation(identity, text)?;
-            super::keep_permitted_server(&mut record, networks);
+            keep_permitted_server(&mut record, networks);
             Some(Arc::new(record))
         })
     }
 
-    /// The own record as an annotation of the own Lease.
+    /// The record of the local server as an annotation of its Lease.
     pub(super) fn annotation(&self) -> Option<&str> {
         self.annotation.as_deref()
     }
 
-    /// What the own server serves, and what all servers share, as they are now.
-    pub(super) fn look_at_own(&mut self, local: &ServedApis, shared: &Arc<SharedGroupVersions>) {
-        let is_same = self.made_of.as_ref().is_some_and(|(documents, excluded)| {
-            let mut pairs = documents.iter().zip(&local.documents);
-            pairs.all(|(one, other)| Arc::ptr_eq(one, other)) && Arc::ptr_eq(excluded, shared)
-        });
+    /// Publishes the record of the local server if its discovery or the shared APIs have changed.
+    pub(super) fn update_own_record(
+        &mut self,
+        local: &ServedApis,
+        shared: &Arc<SharedGroupVersions>,
+    ) {
+        let is_same = self
+            .source_documents
+            .as_ref()
+            .is_some_and(|(documents, excluded)| {
+                let mut pairs = documents.iter().zip(&local.documents);
+                pairs.all(|(one, other)| Arc::ptr_eq(one, other)) && Arc::ptr_eq(excluded, shared)
+            });
         if is_same {
             return;
         }
-        self.made_of = Some((local.documents.clone(), shared.clone()));
-        let record = self.completed(made(self.identity.clone(), local, shared));
-        let is_news = (self.own.borrow().as_ref()).is_none_or(|own| !own.has_same_content(&record));
-        if is_news {
+        self.source_documents = Some((local.documents.clone(), shared.clone()));
+        let record = self.with_own_fields(build_record(self.identity.clone(), local, shared));
+        let has_changed =
+            (self.own.borrow().as_ref()).is_none_or(|own| !own.has_same_content(&record));
+        if has_changed {
             self.publish(record);
         }
     }
@@ -244,7 +254,7 @@ impl RecordKeeper {
             self.annotation = match record.encode() {
                 Ok(bytes) => Some(STANDARD.encode(bytes)),
                 Err(error) => {
-                    tracing::warn!(%error, "the record of what the own server serves is not published");
+                    tracing::warn!(%error, "the served record of the local server is not published");
                     None
                 }
             };
@@ -252,23 +262,23 @@ impl RecordKeeper {
         self.own.send_replace(Some(Arc::new(record)));
     }
 
-    /// A peer has answered what it serves.
-    pub(super) fn answered(&mut self, identity: &Identity) {
-        self.answered.insert(identity.clone());
+    /// Notes that discovery of a peer succeeded.
+    pub(super) fn mark_polled(&mut self, identity: &Identity) {
+        self.polled.insert(identity.clone());
     }
 
-    /// Makes records of what peers have answered, stores what is new, and has removed
-    /// what is outdated.
-    pub(super) fn look(
+    /// Builds records of polled peers, stores changed records, and requests the removal of
+    /// outdated ones.
+    pub(super) fn sync(
         &mut self,
         peer_table: &mut PeerTable,
         shared: Option<&Arc<SharedGroupVersions>>,
     ) {
         if let Some(shared) = shared
-            && !self.answered.is_empty()
+            && !self.polled.is_empty()
         {
             let peers = peer_table.snapshot();
-            for identity in std::mem::take(&mut self.answered) {
+            for identity in std::mem::take(&mut self.polled) {
                 let Some(peer) = peers.get(&identity) else {
                     self.recorded.remove(&identity);
                     continue;
@@ -283,7 +293,7 @@ impl RecordKeeper {
                     pairs.all(|(one, other)| Arc::ptr_eq(one, other))
                 });
                 if !is_same {
-                    peer_table.store_polled_record(made(identity.clone(), served, shared));
+                    peer_table.store_polled_record(build_record(identity.clone(), served, shared));
                     self.recorded.insert(identity, served.documents.clone());
                 }
             }
@@ -295,22 +305,22 @@ impl RecordKeeper {
         self.save(peer_table, now);
     }
 
-    /// One write at a time, on a thread that may wait for a disk.
+    /// Writes changed records to `--state-dir`: one write at a time, on a thread that may block.
     fn save(&mut self, peer_table: &PeerTable, now: Instant) {
         let Some(state) = &self.state else {
             return;
         };
-        if let Some(saving) = &mut self.saving {
-            match saving.try_recv() {
+        if let Some(pending_write) = &mut self.pending_write {
+            match pending_write.try_recv() {
                 Err(oneshot::error::TryRecvError::Empty) => return,
                 Ok(Err(problem)) => {
-                    tracing::warn!(flag = "--state-dir", %problem, "what peers serve is not stored");
+                    tracing::warn!(flag = "--state-dir", %problem, "served records of peers cannot be stored");
                     self.saved.clear();
                     self.next_save = now + SAVE_BACKOFF;
                 }
                 Ok(Ok(())) | Err(oneshot::error::TryRecvError::Closed) => {}
             }
-            self.saving = None;
+            self.pending_write = None;
         }
         if now < self.next_save {
             return;
@@ -324,31 +334,31 @@ impl RecordKeeper {
             })
             .cloned()
             .collect();
-        let gone: Vec<_> = self
+        let removed_identities: Vec<_> = self
             .saved
             .keys()
             .filter(|identity| !stored.contains_key(*identity))
             .cloned()
             .collect();
-        if changed.is_empty() && gone.is_empty() {
+        if changed.is_empty() && removed_identities.is_empty() {
             return;
         }
         for record in &changed {
             self.saved.insert(record.identity.clone(), record.clone());
         }
-        for identity in &gone {
+        for identity in &removed_identities {
             self.saved.remove(identity);
         }
         let state = state.clone();
         let (done, outcome) = oneshot::channel();
-        self.saving = Some(outcome);
+        self.pending_write = Some(outcome);
         tokio::task::spawn_blocking(move || {
             let mut problem = Ok(());
             for record in changed {
                 let written = state.write(&record);
                 problem = problem.and(written.map_err(|it| format!("{}: {it}", record.identity)));
             }
-            for identity in gone {
+            for identity in removed_identities {
                 let removed = state.remove(&identity);
                 problem = problem.and(removed.map_err(|it| format!("{identity}: {it}")));
             }
@@ -356,7 +366,7 @@ impl RecordKeeper {
         });
     }
 
-    /// Logs which bridges have left, come back, and not come back in time: once each.
+    /// Logs once when a bridge departs, returns, or does not return in time.
     pub(super) fn log_departures(&mut self, peers: &Peers) {
         let mut departed = BTreeMap::new();
         for peer in peers.peers.iter().filter(|peer| peer.record.bridge_left) {
@@ -369,14 +379,14 @@ impl RecordKeeper {
                     tracing::warn!(
                         peer = name,
                         problem,
-                        "the bridge of a peer has left; its kube-apiserver is asked directly where it can be reached"
+                        "the bridge of a peer has departed; requests go to its kube-apiserver directly if it can be reached"
                     );
                 }
                 (None | Some(false), true) => {
                     tracing::warn!(
                         peer = name,
                         problem,
-                        "the bridge of a peer has not come back within {} s, and its kube-apiserver does not answer other hosts: APIs that only this server serves are not found from now on",
+                        "the bridge of a peer has not returned within {} s, and its kube-apiserver does not answer other hosts: requests for APIs that only this server serves get 404 from now on",
                         ROLLOUT_GRACE.as_secs()
                     );
                 }
@@ -393,15 +403,15 @@ impl RecordKeeper {
         for (_, (peer, _)) in before.filter(|(it, _)| !departed.contains_key(*it)) {
             tracing::info!(
                 peer,
-                "a peer whose bridge had left is back, or its Lease has ended"
+                "the bridge of a peer has returned, or the Lease of the peer has ended"
             );
         }
         self.departed = departed;
     }
 
-    /// Announces that this bridge leaves, and waits until that is written. For a Lease
-    /// that keeps the record: the annotation that does.
-    pub(super) async fn leave(&mut self) {
+    /// Announces the departure of this bridge, and waits until the record is written. Where
+    /// records are in annotations, it only updates the annotation.
+    pub(super) async fn announce_departure(&mut self) {
         let record = self.own.borrow().clone();
         if let Some(record) = record {
             let mut record = ServedRecord::clone(&record);
@@ -415,23 +425,27 @@ impl RecordKeeper {
             return task.abort();
         }
         let abort = task.abort_handle();
-        if timeout(LEAVE_RECORD_TIMEOUT, task).await.is_err() {
+        if timeout(DEPARTURE_RECORD_TIMEOUT, task).await.is_err() {
             abort.abort();
             tracing::warn!(
-                "peers could not be told that this bridge leaves; they wait for it to come back"
+                "the departure of this bridge could not be announced; peers wait for its return"
             );
         }
     }
 }
 
-fn made(identity: Identity, served: &ServedApis, shared: &SharedGroupVersions) -> ServedRecord {
+fn build_record(
+    identity: Identity,
+    served: &ServedApis,
+    shared: &SharedGroupVersions,
+) -> ServedRecord {
     let now = Instant::now();
     let is_shared = |group: &str, version: &str| shared.contains(group, version, now);
     ServedRecord::new(identity, served, is_shared, SystemTime::now())
 }
 
-/// Decoded annotations. Every client that may write Leases can add one, with a record of up to
-/// 4 MiB in it, so their number is bounded.
+/// Decoded annotations. Every client that may write Leases can add one with a record of up to
+/// 4 MiB, so their number is bounded.
 #[derive(Debug)]
 struct AnnotatedRecords<T>(BTreeMap<Identity, Annotated<T>>);
 
@@ -458,8 +472,8 @@ impl<T: Clone> AnnotatedRecords<T> {
         decode: impl Fn(&Identity, &str) -> Option<T>,
     ) -> BTreeMap<Identity, T> {
         self.0.retain(|identity, _| leases.contains_key(identity));
-        let held = self.0.values().filter(|it| it.record.is_some());
-        let mut room = MAX_RECORDS.saturating_sub(held.count());
+        let records_held = self.0.values().filter(|it| it.record.is_some());
+        let mut free_slots = MAX_RECORDS.saturating_sub(records_held.count());
         for (identity, lease) in leases {
             let text = lease.served_record().unwrap_or_default();
             let text_hash = hash(text);
@@ -467,12 +481,12 @@ impl<T: Clone> AnnotatedRecords<T> {
             if known.is_some_and(|it| it.text_hash == text_hash) {
                 continue;
             }
-            room += usize::from(known.is_some_and(|it| it.record.is_some()));
-            if room == 0 {
+            free_slots += usize::from(known.is_some_and(|it| it.record.is_some()));
+            if free_slots == 0 {
                 continue;
             }
             let record = decode(identity, text);
-            room -= usize::from(record.is_some());
+            free_slots -= usize::from(record.is_some());
             let annotated = Annotated { text_hash, record };
             self.0.insert(identity.clone(), annotated);
         }
@@ -500,7 +514,7 @@ fn decode_annotation(identity: &Identity, text: &str) -> Option<ServedRecord> {
     match record {
         Ok(record) if record.identity == *identity => Some(record),
         Ok(record) => {
-            tracing::warn!(%identity, named = %record.identity, "the served record on a Lease names another server, and is ignored");
+            tracing::warn!(%identity, named = %record.identity, "the served record on a Lease names another server; it is ignored");
             None
         }
         Err(problem) => {
@@ -532,15 +546,15 @@ mod tests {
         leases.extend([lease(many, "")]);
         let mut records = AnnotatedRecords::default();
         assert_eq!(records.update(&leases, decode).len(), MAX_RECORDS);
-        // A record that is held can change.
+        // A known record can change.
         leases.extend([lease(0, "b"), lease(many - 1, "b")]);
-        let held = records.update(&leases, decode);
-        assert_eq!(held.len(), MAX_RECORDS);
-        assert_eq!(held.values().filter(|it| *it == "b").count(), 1);
-        // Where one goes, another has room.
+        let records_held = records.update(&leases, decode);
+        assert_eq!(records_held.len(), MAX_RECORDS);
+        assert_eq!(records_held.values().filter(|it| *it == "b").count(), 1);
+        // The removal of a record makes room for another.
         leases.remove(&lease(1, "").0);
-        let held = records.update(&leases, decode);
-        assert_eq!(held.len(), MAX_RECORDS);
-        assert!(!held.contains_key(&lease(1, "").0));
+        let records_held = records.update(&leases, decode);
+        assert_eq!(records_held.len(), MAX_RECORDS);
+        assert!(!records_held.contains_key(&lease(1, "").0));
     }
 }

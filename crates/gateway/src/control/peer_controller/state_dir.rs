@@ -1,7 +1,7 @@
-//! `--state-dir`: what other servers serve, in files that outlive this process.
+//! `--state-dir`: the served records of other servers, in files that survive a restart.
 //!
-//! One file per server, under `served/`. A file that cannot be read is ignored: it
-//! costs knowledge, and never the start.
+//! There is one file per server under `served/`. A file that cannot be read is ignored: it must
+//! not prevent the start.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -12,34 +12,33 @@ use skewbridge_peer_directory::served_record::MAX_ENCODED_BYTES;
 use skewbridge_peer_directory::served_record::MAX_RECORDS;
 use skewbridge_peer_directory::{Identity, ServedRecord};
 
-/// The directory of the records.
-const SERVED: &str = "served";
+/// The subdirectory of the records.
+const RECORDS_DIR: &str = "served";
 
-/// What is being written. No server has such a name.
-const TEMPORARY: &str = ".new";
+/// The file that is being written. No server identity begins with a dot.
+const TEMPORARY_FILE: &str = ".new";
 
-/// The directory in which this bridge keeps what it knows.
+/// The directory in which this bridge stores served records.
 #[derive(Debug, Clone)]
 pub(crate) struct StateDir {
     served: PathBuf,
 }
 
 impl StateDir {
-    /// Opens the directory, makes it if there is none, and finds out whether it can
-    /// be written to.
+    /// Opens the directory, creates it if it does not exist, and checks that it is writable.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let served = path.join(SERVED);
+        let served = path.join(RECORDS_DIR);
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&served)?;
         let state = Self { served };
         state.write_temporary(b"")?;
-        fs::remove_file(state.served.join(TEMPORARY))?;
+        fs::remove_file(state.served.join(TEMPORARY_FILE))?;
         Ok(state)
     }
 
-    /// The records that can be read.
+    /// All records that can be read.
     pub(crate) fn read(&self) -> Vec<ServedRecord> {
         let entries = match fs::read_dir(&self.served) {
             Ok(entries) => entries,
@@ -68,12 +67,12 @@ impl StateDir {
         records
     }
 
-    /// Writes a record in place of the one before it. A reader sees one or the other.
+    /// Replaces the record of a server atomically.
     pub(crate) fn write(&self, record: &ServedRecord) -> io::Result<()> {
         let bytes = record.encode().map_err(io::Error::other)?;
         self.write_temporary(&bytes)?;
         let file = self.file(&record.identity);
-        fs::rename(self.served.join(TEMPORARY), file)
+        fs::rename(self.served.join(TEMPORARY_FILE), file)
     }
 
     /// Removes the record of a server.
@@ -84,7 +83,7 @@ impl StateDir {
         }
     }
 
-    /// A name of Kubernetes is a DNS subdomain: neither a path nor hidden.
+    /// An identity is a DNS subdomain, so it is neither a path nor a hidden file.
     fn file(&self, identity: &Identity) -> PathBuf {
         self.served.join(identity.as_str())
     }
@@ -95,7 +94,7 @@ impl StateDir {
             .create(true)
             .truncate(true)
             .mode(0o600)
-            .open(self.served.join(TEMPORARY))?;
+            .open(self.served.join(TEMPORARY_FILE))?;
         file.write_all(bytes)?;
         file.sync_all()
     }
@@ -110,7 +109,7 @@ fn read(path: &Path, name: &str) -> Result<ServedRecord, String> {
         .map_err(|error| error.to_string())?;
     let record = ServedRecord::decode(&bytes).map_err(|error| error.to_string())?;
     if record.identity.as_str() != name {
-        return Err(format!("it is the record of {}", record.identity));
+        return Err(format!("the file is the record of {}", record.identity));
     }
     Ok(record)
 }
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_ignored() {
+    fn files_that_are_not_records_are_ignored() {
         let dir = ScratchDir::new();
         let state = StateDir::open(dir.path()).unwrap();
         let served = dir.path().join("served");
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_made_is_an_error() {
+    fn a_directory_that_cannot_be_created_is_an_error() {
         let dir = ScratchDir::new();
         fs::write(dir.path().join("file"), "").unwrap();
         assert!(StateDir::open(&dir.path().join("file")).is_err());

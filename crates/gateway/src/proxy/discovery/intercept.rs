@@ -1,5 +1,5 @@
-//! Which requests for discovery are answered for the whole cluster, and not by the local server
-//! alone.
+//! Decides which requests for discovery get merged discovery or the server list instead of the
+//! local server's response.
 
 use http::Response;
 use http::request::Parts;
@@ -8,24 +8,24 @@ use skewbridge_k8s_api::status::Status;
 
 use super::merged_response::MergedResponse;
 use super::server_list::ServerList;
-use crate::discovery_view::discovery_request::{is_for_all, is_for_local_alone};
+use crate::discovery_view::discovery_request::{is_for_merged, is_local_only};
 use crate::metrics::discovery::Fallback;
 use crate::proxy::request_context::RequestContext;
 use crate::state::GatewayState;
 use skewbridge_http_engine::body::ResponseBody;
 
-/// What is answered in the stead of the local server's discovery.
+/// What replaces the local server's response.
 pub(crate) enum Intercept {
-    /// Nothing: it answers for itself.
+    /// Nothing: its response is forwarded.
     Nothing,
-    /// What the whole cluster serves.
+    /// Merged discovery.
     View(Box<MergedResponse>),
-    /// What each server serves.
+    /// The APIs of each server.
     ServerList,
 }
 
 impl Intercept {
-    /// Whether a request is answered from what is known of the whole cluster.
+    /// Decides by the request and the cluster snapshot.
     pub(crate) fn of(head: &Parts, context: &RequestContext<'_>) -> Self {
         let (bridge, path) = (context.bridge, context.info.path);
         if context.info.kind == Kind::Resource {
@@ -33,96 +33,97 @@ impl Intercept {
         }
         let metrics = bridge.metrics.discovery();
         let Some(cluster_handle) = &bridge.cluster_handle else {
-            if ServerList::is_asked_for(head, path) {
+            if ServerList::is_requested(head, path) {
                 return Self::ServerList;
             }
-            if bridge.peering_unavailable && is_for_all(head, path) {
+            if bridge.peering_unavailable && is_for_merged(head, path) {
                 metrics.fallback(Fallback::NoPeering);
             }
-            if is_for_local_alone(head, path) {
+            if is_local_only(head, path) {
                 metrics.local_request();
             }
             return Self::Nothing;
         };
         let cluster = cluster_handle.cluster.load();
-        if ServerList::is_asked_for(head, path) {
+        if ServerList::is_requested(head, path) {
             return Self::ServerList;
         }
-        if is_for_local_alone(head, path) {
+        if is_local_only(head, path) {
             metrics.local_request();
             return Self::Nothing;
         }
-        if cluster.missing().is_some() && is_for_all(head, path) {
+        if cluster.missing().is_some() && is_for_merged(head, path) {
             metrics.fallback(Fallback::NotSynced);
         }
         let view = cluster.view.as_ref();
-        match view
-            .and_then(|view| MergedResponse::of(head, path, &context.caller, view, bridge.complete))
-        {
-            Some(stead) => Self::View(Box::new(stead)),
+        match view.and_then(|view| {
+            MergedResponse::of(head, path, &context.caller, view, bridge.complete_discovery)
+        }) {
+            Some(merged) => Self::View(Box::new(merged)),
             None => Self::Nothing,
         }
     }
 
-    /// A request of a peer, which is for the local server alone. Its discovery polls
-    /// are counted.
+    /// A request of a peer, which always gets the local server's response. Discovery polls are
+    /// counted.
     pub(crate) fn polled_by_peer(head: &Parts, context: &RequestContext<'_>) -> Self {
-        if is_for_local_alone(head, context.info.path) {
+        if is_local_only(head, context.info.path) {
             context.bridge.metrics.discovery().local_request();
         }
         Self::Nothing
     }
 
-    /// The answer, if nobody has to be asked; else the request becomes one to the
-    /// local server, which says whether the caller may read.
+    /// The response, if the permission of the caller is cached. Otherwise the request is turned
+    /// into one to the local server, whose response shows whether the caller may read.
     pub(crate) async fn begin(
         &mut self,
         head: &mut Parts,
         bridge: &GatewayState,
     ) -> Option<Response<ResponseBody>> {
         match (self, &bridge.cluster_handle) {
-            (Self::View(stead), Some(cluster_handle)) => {
-                if stead.is_permitted(cluster_handle)
-                    // Boxed: watches are many, and do not come here.
-                    && let Some(recalled) = Box::pin(stead.recall(cluster_handle)).await
+            (Self::View(merged), Some(cluster_handle)) => {
+                if merged.is_permitted(cluster_handle)
+                    // Boxed to keep the future of the many watches small.
+                    && let Some(recalled) = Box::pin(merged.cached_response(cluster_handle)).await
                 {
                     bridge.metrics.discovery().hit();
                     return Some(recalled);
                 }
-                stead.ask_local(head, cluster_handle);
+                merged.prepare_local_request(head, cluster_handle);
                 None
             }
             (Self::ServerList, _) => {
-                ServerList::ask_local(head);
+                ServerList::prepare_local_request(head);
                 None
             }
             (Self::Nothing | Self::View(_), _) => None,
         }
     }
 
+    /// Replaces the response of the local server.
     pub(crate) async fn end(
         self,
-        answer: Response<ResponseBody>,
+        response: Response<ResponseBody>,
         bridge: &GatewayState,
     ) -> Result<Response<ResponseBody>, Status> {
         match (self, &bridge.cluster_handle) {
-            (Self::View(stead), Some(cluster_handle)) => {
+            (Self::View(merged), Some(cluster_handle)) => {
                 let metrics = bridge.metrics.discovery();
-                stead.take_place_of(answer, cluster_handle, metrics).await
+                merged.replace(response, cluster_handle, metrics).await
             }
             (Self::ServerList, Some(cluster_handle)) => {
                 let cluster = cluster_handle.cluster.load();
-                Ok(ServerList::take_place_of(
-                    answer,
+                Ok(ServerList::replace(
+                    response,
                     &cluster_handle.local,
                     &cluster,
                 ))
             }
             (Self::ServerList, None) => Ok(ServerList::of_local_only(
-                answer,
+                response,
                 !bridge.peering_unavailable,
             )),
-            (Self::Nothing | Self::View(_), _) => Ok(answer),
+            (Self::Nothing | Self::View(_), _) => Ok(response),
         }
     }
 }

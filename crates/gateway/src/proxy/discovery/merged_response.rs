@@ -1,5 +1,5 @@
-//! What is answered in the stead of the local server, once that has said that
-//! the caller may read.
+//! Replaces the local server's response by merged discovery, after the local server has permitted
+//! the caller to read.
 
 use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant};
@@ -20,169 +20,178 @@ use tokio::time::timeout;
 
 use crate::authn::Caller;
 use crate::cluster_state::{ClusterHandle, ResyncHint};
-use crate::discovery_view::discovery_request::Form;
-use crate::discovery_view::encoded_document::Sent;
-use crate::discovery_view::{Complete, Credential, Question, View, Which};
+use crate::discovery_view::discovery_request::ListEncoding;
+use crate::discovery_view::encoded_document::EncodedBody;
+use crate::discovery_view::{
+    CompleteDiscovery, CredentialDigest, DiscoveryRequest, DiscoveryRoot, View,
+};
 use crate::gzip;
 use crate::metrics::discovery::{DiscoveryMetrics, Fallback};
-use crate::openapi::Published;
+use crate::openapi::MergedDocument;
 use skewbridge_http_engine::body::ResponseBody;
 
-/// A document of a cluster with very many custom resources has some 2 MiB.
-const MAX_ANSWER: usize = 32 * 1024 * 1024;
+/// The document of a cluster with very many custom resources has about 2 MiB.
+const MAX_RESPONSE_BYTES: usize = 32 * 1024 * 1024;
 
-/// How long the local server may take to send it.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The timeout for the body of the local server's response.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A request that is answered from the view.
 #[derive(Debug)]
 pub(crate) struct MergedResponse {
     pub(super) view: Arc<View>,
-    question: Question,
-    credential: Option<Credential>,
-    /// What the client has already.
+    request: DiscoveryRequest,
+    credential: Option<CredentialDigest>,
+    /// The `If-None-Match` header of the client.
     pub(super) known: Option<HeaderValue>,
     pub(super) may_gzip: bool,
     pub(super) head_only: bool,
-    /// Of OpenAPI, the hash under which the client expects to find it.
+    /// The `?hash=` of a request for an OpenAPI document.
     pub(super) hash: Option<String>,
-    /// And what is on the shelf.
-    pub(super) before: Option<Arc<Published>>,
+    /// The cached OpenAPI document.
+    pub(super) cached: Option<Arc<MergedDocument>>,
 }
 
-/// What became of the local server's answer.
-pub(crate) type Replaced = Result<Response<ResponseBody>, Status>;
+/// The replaced response.
+pub(crate) type ReplaceResult = Result<Response<ResponseBody>, Status>;
 
 impl MergedResponse {
-    /// Whether a request is to be answered from the view.
+    /// `None` if the response of the local server is complete.
     pub(crate) fn of(
         head: &Parts,
         path: &str,
         caller: &Caller,
         view: &Arc<View>,
-        complete: Complete,
+        complete: CompleteDiscovery,
     ) -> Option<Self> {
-        let question = Question::of(head, path, view, complete)?;
+        let request = DiscoveryRequest::of(head, path, view, complete)?;
         Some(Self {
             view: view.clone(),
-            question,
-            credential: Credential::of(caller, head),
+            request,
+            credential: CredentialDigest::of(caller, head),
             known: head.headers.get(IF_NONE_MATCH).cloned(),
             may_gzip: gzip::is_accepted(&head.headers),
             head_only: head.method == Method::HEAD,
             hash: hash(head.uri.query()),
-            before: None,
+            cached: None,
         })
     }
 
-    /// Makes the request one to the local server.
-    pub(crate) fn ask_local(&mut self, head: &mut Parts, cluster_handle: &ClusterHandle) {
-        self.question.ask_local(head, &self.view);
-        if let Question::OpenApi(page, format) = &self.question {
-            self.before = cluster_handle.openapi.cache.get(page, *format);
-            let before = self.before.as_ref();
-            if let Some(etag) = before.and_then(|before| before.local_etag.clone()) {
+    /// Turns the request into one to the local server.
+    pub(crate) fn prepare_local_request(
+        &mut self,
+        head: &mut Parts,
+        cluster_handle: &ClusterHandle,
+    ) {
+        self.request.prepare_local_request(head, &self.view);
+        if let DiscoveryRequest::OpenApi(document_id, format) = &self.request {
+            self.cached = cluster_handle.openapi.cache.get(document_id, *format);
+            let cached = self.cached.as_ref();
+            if let Some(etag) = cached.and_then(|cached| cached.local_etag.clone()) {
                 head.headers.insert(IF_NONE_MATCH, etag);
             }
         }
     }
 
-    /// Whether the local server has lately let this caller read this.
+    /// Whether the local server has recently permitted this caller to read the document.
     pub(crate) fn is_permitted(&self, cluster_handle: &ClusterHandle) -> bool {
         let Some(credential) = &self.credential else {
             return false;
         };
-        matches!(self.question, Question::Document(..))
+        matches!(self.request, DiscoveryRequest::Document(..))
             && cluster_handle
                 .discovery_authz
-                .is_given(credential, Instant::now())
+                .is_permitted(credential, Instant::now())
     }
 
-    /// The answer to one who may read. The local server is not asked in the caller's
-    /// name, but what it serves is looked at, for all who ask at that moment: what was
-    /// made a moment ago is there.
-    pub(crate) async fn recall(
+    /// The response to a caller with a cached permission. No request is sent as the caller, but
+    /// discovery of the local server is refreshed, once for all concurrent requests, so that the
+    /// response contains APIs that were created a moment ago.
+    pub(crate) async fn cached_response(
         &self,
         cluster_handle: &ClusterHandle,
     ) -> Option<Response<ResponseBody>> {
-        let Question::Document(which, wish) = self.question else {
+        let DiscoveryRequest::Document(root, encoding) = self.request else {
             return None;
         };
         let cluster = cluster_handle.refresh_local().await;
         let view = cluster.view.as_ref().unwrap_or(&self.view);
-        let mut answer = Response::new(ResponseBody::empty());
-        answer
+        let mut response = Response::new(ResponseBody::empty());
+        response
             .headers_mut()
             .insert(DATE, skewbridge_http_engine::http_date::now());
-        self.document(view, which, wish, &mut answer);
-        Some(answer)
+        self.document(view, root, encoding, &mut response);
+        Some(response)
     }
 
-    /// Takes the local server's place, if it lets the caller read.
-    pub(crate) async fn take_place_of(
+    /// Replaces the local server's response, if it permits the caller to read.
+    pub(crate) async fn replace(
         self,
-        answer: Response<ResponseBody>,
+        response: Response<ResponseBody>,
         cluster_handle: &ClusterHandle,
         metrics: &DiscoveryMetrics,
-    ) -> Replaced {
+    ) -> ReplaceResult {
         let allowed = matches!(
-            answer.status(),
+            response.status(),
             StatusCode::OK
                 | StatusCode::NOT_MODIFIED
                 | StatusCode::NOT_FOUND
-                // A document of OpenAPI that has another hash here.
+                // The local server has the OpenAPI document under another hash.
                 | StatusCode::MOVED_PERMANENTLY
         );
-        if let (Question::Document(..), Some(credential)) = (&self.question, self.credential) {
-            match answer.status() {
+        if let (DiscoveryRequest::Document(..), Some(credential)) = (&self.request, self.credential)
+        {
+            match response.status() {
                 StatusCode::OK | StatusCode::NOT_MODIFIED => {
                     cluster_handle
                         .discovery_authz
-                        .give(credential, Instant::now());
+                        .permit(credential, Instant::now());
                 }
-                _ => cluster_handle.discovery_authz.withdraw(&credential),
+                _ => cluster_handle.discovery_authz.revoke(&credential),
             }
         }
         if !allowed {
-            return Ok(answer);
+            return Ok(response);
         }
-        match &self.question {
-            Question::OpenApiIndex => self.replace_index(answer, cluster_handle, metrics).await,
-            Question::OpenApi(page, format) => {
-                let (page, format) = (page.clone(), *format);
-                self.replace_openapi(page, format, answer, cluster_handle, metrics)
+        match &self.request {
+            DiscoveryRequest::OpenApiIndex => {
+                self.replace_index(response, cluster_handle, metrics).await
+            }
+            DiscoveryRequest::OpenApi(document_id, format) => {
+                let (document_id, format) = (document_id.clone(), *format);
+                self.replace_openapi(document_id, format, response, cluster_handle, metrics)
                     .await
             }
-            Question::Document(which, wish) => {
-                let (which, wish) = (*which, *wish);
-                self.replace_document(which, wish, answer, cluster_handle, metrics)
+            DiscoveryRequest::Document(root, encoding) => {
+                let (root, encoding) = (*root, *encoding);
+                self.replace_document(root, encoding, response, cluster_handle, metrics)
                     .await
             }
-            Question::Groups(form) => {
-                let (form, view) = (*form, self.view.clone());
-                self.replace_list(answer, form, metrics, |said| {
-                    let said = ApiGroupList::parse(said?).ok()?;
-                    Some(complete_groups(&view, said))
+            DiscoveryRequest::Groups(encoding) => {
+                let (encoding, view) = (*encoding, self.view.clone());
+                self.replace_list(response, encoding, metrics, |local| {
+                    let local = ApiGroupList::parse(local?).ok()?;
+                    Some(complete_groups(&view, local))
                 })
                 .await
             }
-            Question::Group(name, form) => {
-                let (form, view, name) = (*form, self.view.clone(), name.clone());
-                self.replace_list(answer, form, metrics, |said| {
-                    let said = said.map(ApiGroup::parse).transpose().ok()?;
-                    complete_group(&view, &name, said)
+            DiscoveryRequest::Group(name, encoding) => {
+                let (encoding, view, name) = (*encoding, self.view.clone(), name.clone());
+                self.replace_list(response, encoding, metrics, |local| {
+                    let local = local.map(ApiGroup::parse).transpose().ok()?;
+                    complete_group(&view, &name, local)
                 })
                 .await
             }
-            Question::Resources(group, version, form) => {
-                let (form, view) = (*form, self.view.clone());
+            DiscoveryRequest::Resources(group, version, encoding) => {
+                let (encoding, view) = (*encoding, self.view.clone());
                 let (group, version) = (group.clone(), version.clone());
-                self.replace_list(answer, form, metrics, |said| {
+                self.replace_list(response, encoding, metrics, |local| {
                     let whole = view.version(&group, &version).0?;
-                    let Some(said) = said else {
+                    let Some(local) = local else {
                         return Some(ApiResourceList::from_version(&group, whole));
                     };
-                    let mut list = ApiResourceList::parse(said).ok()?;
+                    let mut list = ApiResourceList::parse(local).ok()?;
                     list.merge_version(whole);
                     Some(list)
                 })
@@ -193,49 +202,48 @@ impl MergedResponse {
 
     async fn replace_document(
         self,
-        which: Which,
-        wish: DocumentEncoding,
-        mut answer: Response<ResponseBody>,
+        root: DiscoveryRoot,
+        encoding: DocumentEncoding,
+        mut response: Response<ResponseBody>,
         cluster_handle: &ClusterHandle,
         metrics: &DiscoveryMetrics,
-    ) -> Replaced {
-        if answer.status() == StatusCode::NOT_FOUND {
-            return Ok(answer);
+    ) -> ReplaceResult {
+        if response.status() == StatusCode::NOT_FOUND {
+            return Ok(response);
         }
-        if is_longer(&answer, MAX_ANSWER) {
+        if exceeds_limit(&response, MAX_RESPONSE_BYTES) {
             metrics.fallback(Fallback::NotMerged);
-            return Ok(answer);
+            return Ok(response);
         }
-        let etag = answer.headers().get(ETAG).cloned();
-        let is_news = answer.status() == StatusCode::OK
+        let etag = response.headers().get(ETAG).cloned();
+        let has_changed = response.status() == StatusCode::OK
             && !self.head_only
             && etag.is_some()
-            && etag.as_ref() != self.view.local_etag(which);
-        if is_news {
-            // Something was made or deleted a moment ago, and whoever did it may be
-            // the one who asks.
+            && etag.as_ref() != self.view.local_etag(root);
+        if has_changed {
+            // An API was created or deleted a moment ago, possibly by this caller.
             cluster_handle.hint(ResyncHint::LocalChanged);
-            let said = take_whole(&mut answer).await?;
-            let Some(view) = self.renewed(which, &said, etag, cluster_handle, metrics) else {
-                // What the server says, and no more.
+            let local = take_body(&mut response).await?;
+            let Some(view) = self.renewed(root, &local, etag, cluster_handle, metrics) else {
+                // The unmodified response of the local server.
                 metrics.fallback(Fallback::NotMerged);
-                *answer.body_mut() = ResponseBody::full(said);
-                return Ok(answer);
+                *response.body_mut() = ResponseBody::full(local);
+                return Ok(response);
             };
-            self.document(&view, which, wish, &mut answer);
+            self.document(&view, root, encoding, &mut response);
         } else {
             metrics.hit();
-            self.document(&self.view, which, wish, &mut answer);
+            self.document(&self.view, root, encoding, &mut response);
         }
-        Ok(answer)
+        Ok(response)
     }
 
-    /// The view with what the local server has just said. It is made once, however
-    /// many ask at that moment; meanwhile the others get the one from before.
+    /// The view with the document that the local server has just sent. Only one of the concurrent
+    /// requests builds it; the others get the previous view meanwhile.
     fn renewed(
         &self,
-        which: Which,
-        said: &[u8],
+        root: DiscoveryRoot,
+        local: &[u8],
         etag: Option<HeaderValue>,
         cluster_handle: &ClusterHandle,
         metrics: &DiscoveryMetrics,
@@ -247,14 +255,14 @@ impl MergedResponse {
         };
         if let Some((of, view)) = &*renewed
             && Arc::ptr_eq(of, &self.view)
-            && view.local_etag(which) == etag.as_ref()
+            && view.local_etag(root) == etag.as_ref()
         {
             metrics.hit();
             return Some(view.clone());
         }
         metrics.miss();
-        let document = Document::parse(said).ok()?;
-        let view = Arc::new(self.view.renewed(which, document, etag));
+        let document = Document::parse(local).ok()?;
+        let view = Arc::new(self.view.with_local_document(root, document, etag));
         *renewed = Some((self.view.clone(), view.clone()));
         Some(view)
     }
@@ -262,112 +270,114 @@ impl MergedResponse {
     fn document(
         &self,
         view: &View,
-        which: Which,
-        wish: DocumentEncoding,
-        answer: &mut Response<ResponseBody>,
+        root: DiscoveryRoot,
+        encoding: DocumentEncoding,
+        response: &mut Response<ResponseBody>,
     ) {
-        let page = view.page(which);
+        let document = view.document(root);
         let is_known = (self.known.as_ref())
-            .is_some_and(|known| names(known.as_bytes(), page.etag.as_bytes()));
-        let headers = answer.headers_mut();
-        headers.insert(ETAG, page.etag.clone());
+            .is_some_and(|known| etag_matches(known.as_bytes(), document.etag.as_bytes()));
+        let headers = response.headers_mut();
+        headers.insert(ETAG, document.etag.clone());
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("public"));
         headers.insert(VARY, HeaderValue::from_static("Accept"));
         if is_known {
             for name in [CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE] {
                 headers.remove(name);
             }
-            *answer.status_mut() = StatusCode::NOT_MODIFIED;
-            *answer.body_mut() = ResponseBody::empty();
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            *response.body_mut() = ResponseBody::empty();
             return;
         }
-        let content_type = HeaderValue::from_static(wish.content_type());
-        self.send(page.written(wish, self.may_gzip), content_type, answer);
+        let content_type = HeaderValue::from_static(encoding.content_type());
+        self.send(
+            document.encoded(encoding, self.may_gzip),
+            content_type,
+            response,
+        );
     }
 
-    /// A list, of what the local server says (nothing, where it does not know the
-    /// path) and of what the view has besides.
+    /// Merges a list of the local server (`None` if it answers 404) with the view.
     async fn replace_list<T: Object>(
         self,
-        answer: Response<ResponseBody>,
-        form: Form,
+        response: Response<ResponseBody>,
+        encoding: ListEncoding,
         metrics: &DiscoveryMetrics,
         make: impl FnOnce(Option<&[u8]>) -> Option<T>,
-    ) -> Replaced {
-        let (head, body) = answer.into_parts();
-        let answer = Response::from_parts(head, body);
-        if self.head_only || is_longer(&answer, MAX_ANSWER) {
-            return Ok(answer);
+    ) -> ReplaceResult {
+        let (head, body) = response.into_parts();
+        let response = Response::from_parts(head, body);
+        if self.head_only || exceeds_limit(&response, MAX_RESPONSE_BYTES) {
+            return Ok(response);
         }
-        let (head, body) = answer.into_parts();
-        let said = whole(body, MAX_ANSWER).await?;
+        let (head, body) = response.into_parts();
+        let local = read_body(body, MAX_RESPONSE_BYTES).await?;
         let is_cbor = is_cbor(&head.headers);
         let read = match (head.status, is_cbor) {
             (StatusCode::NOT_FOUND, _) => Ok(make(None)),
-            (_, false) => Ok(make(Some(&said))),
-            (_, true) => cbor::read(&said).map(|value| make(Some(value.to_string().as_bytes()))),
+            (_, false) => Ok(make(Some(&local))),
+            (_, true) => cbor::read(&local).map(|value| make(Some(value.to_string().as_bytes()))),
         };
-        let mut answer = Response::from_parts(head, ResponseBody::empty());
+        let mut response = Response::from_parts(head, ResponseBody::empty());
         let Some(list) = read.ok().flatten() else {
-            // What the server says, and no more.
-            if answer.status() == StatusCode::OK {
+            // The unmodified response of the local server.
+            if response.status() == StatusCode::OK {
                 metrics.fallback(Fallback::NotMerged);
             }
-            *answer.body_mut() = ResponseBody::full(said);
-            return Ok(answer);
+            *response.body_mut() = ResponseBody::full(local);
+            return Ok(response);
         };
-        // In CBOR only where the server has said it so.
-        let format = match form.format {
+        // CBOR only if the local server has sent CBOR.
+        let format = match encoding.format {
             Format::Cbor if !is_cbor => Format::Json,
             format => format,
         };
         for name in [LAST_MODIFIED, ETAG] {
-            answer.headers_mut().remove(name);
+            response.headers_mut().remove(name);
         }
-        let bytes: Bytes = list.write(format, form.layout).into();
-        let sent = Sent::of(&bytes, self.may_gzip);
-        *answer.status_mut() = StatusCode::OK;
-        self.send(sent, content_type(format), &mut answer);
-        Ok(answer)
+        let bytes: Bytes = list.write(format, encoding.layout).into();
+        let body = EncodedBody::of(&bytes, self.may_gzip);
+        *response.status_mut() = StatusCode::OK;
+        self.send(body, content_type(format), &mut response);
+        Ok(response)
     }
 
     pub(super) fn send(
         &self,
-        sent: Sent,
+        body: EncodedBody,
         content_type: HeaderValue,
-        answer: &mut Response<ResponseBody>,
+        response: &mut Response<ResponseBody>,
     ) {
-        let headers = answer.headers_mut();
+        let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, content_type);
-        headers.insert(CONTENT_LENGTH, sent.bytes.len().into());
+        headers.insert(CONTENT_LENGTH, body.bytes.len().into());
         headers.remove(CONTENT_ENCODING);
-        if sent.gzipped {
+        if body.gzipped {
             headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             headers.append(VARY, HeaderValue::from_static("Accept-Encoding"));
         }
-        *answer.status_mut() = StatusCode::OK;
-        *answer.body_mut() = if self.head_only {
+        *response.status_mut() = StatusCode::OK;
+        *response.body_mut() = if self.head_only {
             ResponseBody::empty()
         } else {
-            ResponseBody::full(sent.bytes)
+            ResponseBody::full(body.bytes)
         };
     }
 }
 
-/// All that the view has, and of what the local server says besides that which it
-/// serves itself and which is too new to be known here.
-fn complete_groups(view: &View, said: ApiGroupList) -> ApiGroupList {
-    let mut list = ApiGroupList::from_document(&view.page(Which::Apis).document);
-    // What all servers share is gone when the local one says so.
+/// The groups of the view, and those of the local server that are too new for the view.
+fn complete_groups(view: &View, local: ApiGroupList) -> ApiGroupList {
+    let mut list = ApiGroupList::from_document(&view.document(DiscoveryRoot::Apis).document);
+    // A shared API is deleted when the local server does not list it.
     list.groups.retain_mut(|group| {
-        let listed = said.groups.iter().find(|it| it.name == group.name);
-        view.leave_out_gone(group, listed);
+        let listed = local.groups.iter().find(|it| it.name == group.name);
+        view.remove_deleted_versions(group, listed);
         !group.versions.is_empty()
     });
-    for mut group in said.groups {
-        let may_list = |version: &str| view.may_list(&group.name, version);
+    for mut group in local.groups {
+        let is_listable = |version: &str| view.is_listable(&group.name, version);
         let mut versions = std::mem::take(&mut group.versions);
-        versions.retain(|it| may_list(&it.version));
+        versions.retain(|it| is_listable(&it.version));
         match list.groups.iter_mut().find(|it| it.name == group.name) {
             Some(known) => known.add(versions),
             None if versions.is_empty() => {}
@@ -380,35 +390,35 @@ fn complete_groups(view: &View, said: ApiGroupList) -> ApiGroupList {
     list
 }
 
-fn complete_group(view: &View, name: &str, said: Option<ApiGroup>) -> Option<ApiGroup> {
+fn complete_group(view: &View, name: &str, local: Option<ApiGroup>) -> Option<ApiGroup> {
     let mut group = ApiGroup::from_group(view.group(name).0?);
-    view.leave_out_gone(&mut group, said.as_ref());
-    let mut versions = said.map(|said| said.versions).unwrap_or_default();
-    versions.retain(|it| view.may_list(name, &it.version));
+    view.remove_deleted_versions(&mut group, local.as_ref());
+    let mut versions = local.map(|local| local.versions).unwrap_or_default();
+    versions.retain(|it| view.is_listable(name, &it.version));
     group.add(versions);
     (!group.versions.is_empty()).then_some(group)
 }
 
-pub(super) async fn whole(body: ResponseBody, limit: usize) -> Result<Bytes, Status> {
-    let read = timeout(PATIENCE, body.collect(limit)).await;
+pub(super) async fn read_body(body: ResponseBody, limit: usize) -> Result<Bytes, Status> {
+    let read = timeout(BODY_TIMEOUT, body.collect(limit)).await;
     match read {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(error)) => Err(Status::bad_gateway(error.to_string())),
         Err(_) => Err(Status::timeout(
-            "the local kube-apiserver did not send discovery whole in time",
+            "the local kube-apiserver did not send discovery completely in time",
         )),
     }
 }
 
-async fn take_whole(answer: &mut Response<ResponseBody>) -> Result<Bytes, Status> {
-    let body = std::mem::replace(answer.body_mut(), ResponseBody::empty());
-    whole(body, MAX_ANSWER).await
+async fn take_body(response: &mut Response<ResponseBody>) -> Result<Bytes, Status> {
+    let body = std::mem::replace(response.body_mut(), ResponseBody::empty());
+    read_body(body, MAX_RESPONSE_BYTES).await
 }
 
-/// Whether an answer says that it is longer than can be dealt with: then it is passed
-/// on as it comes.
-pub(super) fn is_longer(answer: &Response<ResponseBody>, limit: usize) -> bool {
-    let length = answer.headers().get(CONTENT_LENGTH);
+/// Whether the `Content-Length` of a response exceeds the limit. Such a response is forwarded
+/// unmodified.
+pub(super) fn exceeds_limit(response: &Response<ResponseBody>, limit: usize) -> bool {
+    let length = response.headers().get(CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     length.is_some_and(|length| length > limit)
 }
@@ -420,12 +430,12 @@ fn hash(query: Option<&str>) -> Option<String> {
 }
 
 fn is_cbor(headers: &HeaderMap) -> bool {
-    let said = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
-    said.is_some_and(|it| it.starts_with(b"application/cbor"))
+    let local = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    local.is_some_and(|it| it.starts_with(b"application/cbor"))
 }
 
-/// Whether a list of `ETag`s has this one, or all (RFC 9110, 13.1.2).
-pub(super) fn names(list: &[u8], etag: &[u8]) -> bool {
+/// Whether `If-None-Match` contains this `ETag`, or `*` (RFC 9110, 13.1.2).
+pub(super) fn etag_matches(list: &[u8], etag: &[u8]) -> bool {
     list.split(|byte| *byte == b',')
         .map(<[u8]>::trim_ascii)
         .any(|it| it == b"*" || it.strip_prefix(b"W/").unwrap_or(it) == etag)

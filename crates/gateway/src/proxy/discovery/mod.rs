@@ -1,4 +1,4 @@
-//! Answers to requests for discovery and OpenAPI, where they are about the whole cluster.
+//! Responses to requests for discovery and OpenAPI of the cluster.
 
 mod intercept;
 mod merged_response;

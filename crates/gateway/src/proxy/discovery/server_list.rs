@@ -1,5 +1,5 @@
-//! Every server of the cluster by itself, for `skewbridge skew`: asked for at `/apis`
-//! by a media type that kube-apiserver passes over.
+//! The APIs of each server of the cluster, for `skewbridge skew`: requested at `/apis` with a media
+//! type that kube-apiserver ignores.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -19,37 +19,38 @@ use crate::discovery_view::discovery_request::is_apis;
 use crate::local_identity::LocalIdentity;
 use skewbridge_http_engine::body::ResponseBody;
 
-/// The list, to be sent to whom the local server lets read discovery.
+/// The list, for callers that the local server permits to read discovery.
 #[derive(Debug)]
 pub(crate) struct ServerList;
 
 impl ServerList {
-    /// Whether a request asks for it.
-    pub(crate) fn is_asked_for(head: &Parts, path: &str) -> bool {
+    /// Whether a request is for the list.
+    pub(crate) fn is_requested(head: &Parts, path: &str) -> bool {
         is_apis(head, path) && head.method == Method::GET && servers::is_requested(&head.headers)
     }
 
-    /// Makes the request one to the local server, which says who may read.
-    pub(crate) fn ask_local(head: &mut Parts) {
+    /// Turns the request into one to the local server, whose response shows whether the caller may
+    /// read.
+    pub(crate) fn prepare_local_request(head: &mut Parts) {
         head.headers.remove(ACCEPT_ENCODING);
         head.headers.remove(IF_NONE_MATCH);
         head.headers
             .insert(ACCEPT, HeaderValue::from_static(LOCAL_DOCUMENT));
     }
 
-    /// Takes the local server's place, if it lets the caller read.
-    pub(crate) fn take_place_of(
-        answer: Response<ResponseBody>,
+    /// Replaces the local server's response, if it permits the caller to read.
+    pub(crate) fn replace(
+        response: Response<ResponseBody>,
         own: &LocalIdentity,
         cluster: &Cluster,
     ) -> Response<ResponseBody> {
-        replace(answer, &list(own, cluster))
+        replace(response, &list(own, cluster))
     }
 
-    /// The same of a bridge without peering. `is_gate_off` tells its two causes apart; which
-    /// flag is missing is for administrators only.
+    /// The list of a bridge without peering. `is_gate_off` distinguishes the two reasons; only
+    /// administrators see which flag is missing.
     pub(crate) fn of_local_only(
-        answer: Response<ResponseBody>,
+        response: Response<ResponseBody>,
         is_gate_off: bool,
     ) -> Response<ResponseBody> {
         let reason = if is_gate_off {
@@ -61,7 +62,7 @@ impl ServerList {
             local_only: Some(reason.to_owned()),
             ..ServerDiscoveryList::default()
         };
-        replace(answer, &list)
+        replace(response, &list)
     }
 }
 
@@ -70,15 +71,15 @@ const GATE_OFF: &str = "the feature gate UnknownVersionInteroperabilityProxy is 
 const NOT_CONFIGURED: &str =
     "its flags for peering are incomplete; /debug/peers of the bridge names what is missing";
 
-/// Puts the list in the place of an answer by which the local server permits the caller to read.
-fn replace(answer: Response<ResponseBody>, list: &ServerDiscoveryList) -> Response<ResponseBody> {
-    if answer.status() != StatusCode::OK {
-        return answer;
+/// Replaces a 200 response of the local server by the list.
+fn replace(response: Response<ResponseBody>, list: &ServerDiscoveryList) -> Response<ResponseBody> {
+    if response.status() != StatusCode::OK {
+        return response;
     }
-    // A plain structure with string keys does not fail to serialise.
+    // Serialising a plain structure with string keys cannot fail.
     let list = serde_json::to_vec(list).unwrap_or_default();
     let list = Bytes::from(list);
-    let (mut head, _) = answer.into_parts();
+    let (mut head, _) = response.into_parts();
     head.headers.remove(ETAG);
     head.headers.remove(http::header::CONTENT_ENCODING);
     head.headers
@@ -90,7 +91,7 @@ fn replace(answer: Response<ResponseBody>, list: &ServerDiscoveryList) -> Respon
     Response::from_parts(head, ResponseBody::full(list))
 }
 
-const UNREACHABLE: &str = "it does not answer; /debug/peers of the bridge says why";
+const UNREACHABLE: &str = "it does not answer; /debug/peers of the bridge shows the error";
 
 fn list(own: &LocalIdentity, cluster: &Cluster) -> ServerDiscoveryList {
     let local = ServerDiscovery {
@@ -100,7 +101,7 @@ fn list(own: &LocalIdentity, cluster: &Cluster) -> ServerDiscoveryList {
         ..server(&own.identity, cluster.local.as_ref(), cluster)
     };
     let peers = cluster.peers.peers.iter();
-    let peers = peers.map(|peer| told_by(peer, cluster));
+    let peers = peers.map(|peer| peer_discovery(peer, cluster));
     let mut servers: Vec<_> = peers.chain([local]).collect();
     servers.sort_by(|one, other| one.identity.cmp(&other.identity));
     ServerDiscoveryList {
@@ -109,9 +110,10 @@ fn list(own: &LocalIdentity, cluster: &Cluster) -> ServerDiscoveryList {
     }
 }
 
-/// Whoever may read discovery sees this: no addresses, and no errors that have some.
-fn told_by(peer: &Peer, cluster: &Cluster) -> ServerDiscovery {
-    // Only whether it is reachable counts here, which no registry decides.
+/// The entry of a peer. Every caller that may read discovery sees it, so it contains no addresses
+/// and no error texts with addresses.
+fn peer_discovery(peer: &Peer, cluster: &Cluster) -> ServerDiscovery {
+    // Only the reachability is used, which does not depend on the registry.
     let registry = RegistryStatus::up("none");
     let is_reachable = reachability(peer, &registry, Instant::now()).is_reachable();
     ServerDiscovery {

@@ -24,7 +24,7 @@ use skewbridge_peer_directory::{
 use super::merged_response::MergedResponse;
 use crate::authn::Caller;
 use crate::cluster_state::ClusterHandle;
-use crate::discovery_view::{Complete, Question, View, Which};
+use crate::discovery_view::{CompleteDiscovery, DiscoveryRequest, DiscoveryRoot, View};
 use crate::local_identity::LocalIdentity;
 use crate::metrics::discovery::DiscoveryMetrics;
 use skewbridge_http_engine::body::ResponseBody;
@@ -181,20 +181,20 @@ impl Answered {
 }
 
 /// What a client gets where the local server says this.
-async fn answer(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>) -> Answered {
+async fn response(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>) -> Answered {
     let (cluster_handle, _) = ClusterHandle::new(own());
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
-    let mut stead = MergedResponse::of(
+    let mut merged = MergedResponse::of(
         &head,
         head.uri.path(),
         &Caller::Anonymous,
         view,
-        Complete::Yes,
+        CompleteDiscovery::Enabled,
     )
     .unwrap();
-    stead.ask_local(&mut head, &cluster_handle);
-    let answer = stead.take_place_of(local, &cluster_handle, &metrics).await;
-    let (head, body) = answer.unwrap().into_parts();
+    merged.prepare_local_request(&mut head, &cluster_handle);
+    let response = merged.replace(local, &cluster_handle, &metrics).await;
+    let (head, body) = response.unwrap().into_parts();
     Answered {
         status: head.status,
         headers: head.headers,
@@ -203,16 +203,16 @@ async fn answer(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>
 }
 
 fn not_modified() -> Response<ResponseBody> {
-    let mut answer = said(304, "x", "");
-    answer.headers_mut().clear();
-    answer
+    let mut response = said(304, "x", "");
+    response.headers_mut().clear();
+    response
 }
 
 #[test]
 fn every_server_makes_the_same_of_it() {
     for peer in ["a", "z"] {
         let view = view(36, peer, &["a.example.com/v1:x", "d.example.com/v1:things"]).unwrap();
-        let items = view.page(Which::Apis).document.items.iter();
+        let items = view.document(DiscoveryRoot::Apis).document.items.iter();
         let groups: Vec<_> = items.map(Group::name).collect();
         let expected = ["a.example.com", "b.example.com", "d.example.com"];
         assert_eq!(groups, expected, "{peer}");
@@ -264,7 +264,7 @@ fn the_order_of_arrival_does_not_matter() {
         )
         .unwrap();
         assert_eq!(view.source_count(), 4);
-        seen.insert(view.page(Which::Apis).json.clone());
+        seen.insert(view.document(DiscoveryRoot::Apis).json.clone());
     }
     assert_eq!(seen.len(), 1);
 }
@@ -278,24 +278,29 @@ fn without_a_peer_that_has_told_the_local_document_is_all() {
 fn only_what_is_not_whole_here_is_answered_from_the_view() {
     let view = mixed();
     let beta_first = format!("{V2_BETA1},{V2}");
-    let document = |which, schema| {
-        let wish = skewbridge_discovery::DocumentEncoding {
+    let document = |root, schema| {
+        let encoding = skewbridge_discovery::DocumentEncoding {
             schema,
             format: Format::Json,
             layout: Layout::Compact,
         };
-        Some(Question::Document(which, wish))
+        Some(DiscoveryRequest::Document(root, encoding))
     };
-    let rows: &[(&str, &str, Option<Question>, bool)] = &[
-        ("/apis", V2, document(Which::Apis, Schema::V2), true),
-        ("/api%73", V2, document(Which::Apis, Schema::V2), true),
+    let rows: &[(&str, &str, Option<DiscoveryRequest>, bool)] = &[
+        ("/apis", V2, document(DiscoveryRoot::Apis, Schema::V2), true),
+        (
+            "/api%73",
+            V2,
+            document(DiscoveryRoot::Apis, Schema::V2),
+            true,
+        ),
         (
             "/apis",
             &beta_first,
-            document(Which::Apis, Schema::V2),
+            document(DiscoveryRoot::Apis, Schema::V2),
             true,
         ),
-        ("/api", V2, document(Which::Api, Schema::V2), false),
+        ("/api", V2, document(DiscoveryRoot::Api, Schema::V2), false),
         ("/apis", V2_NOPEER, None, true),
         ("/api", V2_NOPEER, None, false),
         ("/api", LEGACY, None, false),
@@ -310,14 +315,14 @@ fn only_what_is_not_whole_here_is_answered_from_the_view() {
         let head = get(path, accept);
         let decoded = DecodedPath::new(head.uri.path()).unwrap();
         assert_eq!(
-            Question::of(&head, decoded.as_str(), &view, Complete::Yes),
+            DiscoveryRequest::of(&head, decoded.as_str(), &view, CompleteDiscovery::Enabled),
             *expected,
             "{path}"
         );
         // With the gate off, no more than KEP-4020 has.
         let kep = expected.clone().filter(|_| *is_kep);
         assert_eq!(
-            Question::of(&head, decoded.as_str(), &view, Complete::No),
+            DiscoveryRequest::of(&head, decoded.as_str(), &view, CompleteDiscovery::Disabled),
             kep,
             "{path}"
         );
@@ -330,15 +335,20 @@ fn only_what_is_not_whole_here_is_answered_from_the_view() {
     ] {
         let head = get(path, LEGACY);
         assert!(
-            Question::of(&head, head.uri.path(), &view, Complete::Yes).is_some(),
+            DiscoveryRequest::of(&head, head.uri.path(), &view, CompleteDiscovery::Enabled)
+                .is_some(),
             "{path}"
         );
         assert!(
-            Question::of(&head, head.uri.path(), &view, Complete::No).is_none(),
+            DiscoveryRequest::of(&head, head.uri.path(), &view, CompleteDiscovery::Disabled)
+                .is_none(),
             "{path}"
         );
         let post = super::tests::head(&Method::POST, path, LEGACY);
-        assert!(Question::of(&post, post.uri.path(), &view, Complete::Yes).is_none());
+        assert!(
+            DiscoveryRequest::of(&post, post.uri.path(), &view, CompleteDiscovery::Enabled)
+                .is_none()
+        );
     }
 }
 
@@ -353,9 +363,14 @@ fn a_client_gets_the_schemas_of_the_local_server() {
         (31, &beta_first, Some(Schema::V2Beta1)),
     ] {
         let view = view(minor, "a", &["a.example.com/v1:things"]).unwrap();
-        let question = Question::of(&get("/apis", accept), "/apis", &view, Complete::No);
-        let schema = question.map(|question| match question {
-            Question::Document(_, wish) => wish.schema,
+        let request = DiscoveryRequest::of(
+            &get("/apis", accept),
+            "/apis",
+            &view,
+            CompleteDiscovery::Disabled,
+        );
+        let schema = request.map(|request| match request {
+            DiscoveryRequest::Document(_, encoding) => encoding.schema,
             other => panic!("{other:?}"),
         });
         assert_eq!(schema, expected, "1.{minor} {accept}");
@@ -369,8 +384,9 @@ fn a_peer_is_always_told_of_the_local_server_alone() {
         let view = view(minor, "a", &["a.example.com/v1:things"]).unwrap();
         for path in ["/api", "/apis"] {
             let head = get(path, LOCAL_DOCUMENT);
-            let question = Question::of(&head, head.uri.path(), &view, Complete::No);
-            assert!(question.is_none(), "1.{minor}");
+            let request =
+                DiscoveryRequest::of(&head, head.uri.path(), &view, CompleteDiscovery::Disabled);
+            assert!(request.is_none(), "1.{minor}");
         }
     }
 }
@@ -384,14 +400,15 @@ async fn the_local_server_says_who_may_read_it() {
         ("/apis/a.example.com", LEGACY),
     ] {
         for status in [401, 403, 429, 503] {
-            let answer = answer(&view, get(path, accept), said(status, "text/plain", "no")).await;
+            let response =
+                response(&view, get(path, accept), said(status, "text/plain", "no")).await;
             assert_eq!(
-                (answer.status.as_u16(), &*answer.body),
+                (response.status.as_u16(), &*response.body),
                 (status, &b"no"[..])
             );
         }
     }
-    let whole = answer(&view, get("/apis", V2), not_modified()).await;
+    let whole = response(&view, get("/apis", V2), not_modified()).await;
     assert_eq!(whole.status, StatusCode::OK);
     assert_eq!(whole.content_type(), V2);
     assert_eq!(whole.headers["vary"], "Accept");
@@ -401,7 +418,7 @@ async fn the_local_server_says_who_may_read_it() {
         whole.body.len().to_string()
     );
     assert_eq!(whole.json()["items"].as_array().unwrap().len(), 3);
-    let core = answer(&view, get("/api", V2), not_modified()).await;
+    let core = response(&view, get("/api", V2), not_modified()).await;
     let resources = &core.json()["items"][0]["versions"][0]["resources"];
     assert_eq!(resources.as_array().unwrap().len(), 2);
 }
@@ -414,15 +431,15 @@ fn the_local_server_is_asked_on_a_condition() {
     head.headers
         .insert(ACCEPT_ENCODING, "gzip".parse().unwrap());
     let (cluster_handle, _) = ClusterHandle::new(own());
-    let mut stead = MergedResponse::of(
+    let mut merged = MergedResponse::of(
         &head,
         head.uri.path(),
         &Caller::Anonymous,
         &view,
-        Complete::Yes,
+        CompleteDiscovery::Enabled,
     )
     .unwrap();
-    stead.ask_local(&mut head, &cluster_handle);
+    merged.prepare_local_request(&mut head, &cluster_handle);
     assert_eq!(head.headers[IF_NONE_MATCH], "\"ours\"");
     // Also a server that merges by itself is asked for what it serves alone.
     assert_eq!(head.headers[ACCEPT], format!("{LOCAL_AGGREGATED},{V2}"));
@@ -439,15 +456,15 @@ fn a_refusal_is_asked_for_in_the_form_that_the_caller_takes() {
         for more in &accept[1..] {
             head.headers.append(ACCEPT, more.parse().unwrap());
         }
-        let mut stead = MergedResponse::of(
+        let mut merged = MergedResponse::of(
             &head,
             head.uri.path(),
             &Caller::Anonymous,
             &view,
-            Complete::Yes,
+            CompleteDiscovery::Enabled,
         )
         .unwrap();
-        stead.ask_local(&mut head, &cluster_handle);
+        merged.prepare_local_request(&mut head, &cluster_handle);
         let all = head.headers.get_all(ACCEPT).iter().collect::<Vec<_>>();
         assert_eq!(all.len(), 1);
         all[0].to_str().unwrap().to_owned()
@@ -464,7 +481,12 @@ fn a_refusal_is_asked_for_in_the_form_that_the_caller_takes() {
 #[tokio::test]
 async fn who_has_it_already_is_told_so() {
     let view = mixed();
-    let etag = view.page(Which::Apis).etag.to_str().unwrap().to_owned();
+    let etag = view
+        .document(DiscoveryRoot::Apis)
+        .etag
+        .to_str()
+        .unwrap()
+        .to_owned();
     assert_eq!(etag.len(), 130);
     for (known, status) in [
         (etag.clone(), 304),
@@ -474,10 +496,10 @@ async fn who_has_it_already_is_told_so() {
     ] {
         let mut head = get("/apis", V2);
         head.headers.insert(IF_NONE_MATCH, known.parse().unwrap());
-        let answer = answer(&view, head, not_modified()).await;
-        assert_eq!(answer.status.as_u16(), status);
-        assert_eq!(answer.headers[ETAG], etag);
-        assert_eq!(answer.body.is_empty(), status == 304);
+        let response = response(&view, head, not_modified()).await;
+        assert_eq!(response.status.as_u16(), status);
+        assert_eq!(response.headers[ETAG], etag);
+        assert_eq!(response.body.is_empty(), status == 304);
     }
 }
 
@@ -491,12 +513,15 @@ async fn what_the_local_server_has_just_begun_to_serve_is_there_at_once() {
     local
         .headers_mut()
         .insert(ETAG, "\"news\"".parse().unwrap());
-    let answer = answer(&view, get("/apis", V2), local).await;
-    let text = String::from_utf8_lossy(&answer.body);
+    let response = response(&view, get("/apis", V2), local).await;
+    let text = String::from_utf8_lossy(&response.body);
     for group in ["a.example.com", "b.example.com", "new.example.com"] {
         assert!(text.contains(group), "{text}");
     }
-    assert_ne!(answer.headers[ETAG], view.page(Which::Apis).etag);
+    assert_ne!(
+        response.headers[ETAG],
+        view.document(DiscoveryRoot::Apis).etag
+    );
 }
 
 #[tokio::test]
@@ -508,13 +533,13 @@ async fn a_document_comes_in_every_format_and_compressed_when_it_is_long() {
         (Format::Protobuf, "application/vnd.kubernetes.protobuf"),
     ] {
         let accept = V2.replace("application/json", media);
-        let answer = answer(&view, get("/apis", &accept), not_modified()).await;
-        assert_eq!(answer.content_type(), accept);
+        let response = response(&view, get("/apis", &accept), not_modified()).await;
+        assert_eq!(response.content_type(), accept);
         let expected = view
-            .page(Which::Apis)
+            .document(DiscoveryRoot::Apis)
             .document
             .write(format, Layout::Compact);
-        assert_eq!(answer.body, expected, "{media}");
+        assert_eq!(response.body, expected, "{media}");
     }
 
     let many: Vec<_> = (0..2_000)
@@ -527,15 +552,15 @@ async fn a_document_comes_in_every_format_and_compressed_when_it_is_long() {
         let encodings = "deflate, gzip;q=1.0";
         head.headers
             .insert(ACCEPT_ENCODING, encodings.parse().unwrap());
-        let answer = answer(view, head, not_modified()).await;
-        assert_eq!(answer.headers.contains_key(CONTENT_ENCODING), compressed);
+        let response = response(view, head, not_modified()).await;
+        assert_eq!(response.headers.contains_key(CONTENT_ENCODING), compressed);
         if compressed {
             use std::io::Read as _;
             let mut text = Vec::new();
-            let mut decoder = flate2::read::GzDecoder::new(&*answer.body);
+            let mut decoder = flate2::read::GzDecoder::new(&*response.body);
             decoder.read_to_end(&mut text).unwrap();
-            assert_eq!(text, view.page(Which::Apis).json);
-            assert!(answer.body.len() < text.len() / 4);
+            assert_eq!(text, view.document(DiscoveryRoot::Apis).json);
+            assert!(response.body.len() < text.len() / 4);
         }
     }
 }
@@ -545,29 +570,39 @@ async fn a_yes_of_the_local_server_is_remembered() {
     let view = mixed();
     let (cluster_handle, _) = ClusterHandle::new(own());
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
-    let stead = |path: &str, caller: &Caller| {
-        MergedResponse::of(&get(path, V2), path, caller, &view, Complete::Yes).unwrap()
+    let merged = |path: &str, caller: &Caller| {
+        MergedResponse::of(
+            &get(path, V2),
+            path,
+            caller,
+            &view,
+            CompleteDiscovery::Enabled,
+        )
+        .unwrap()
     };
-    let anonymous = || stead("/apis", &Caller::Anonymous);
+    let anonymous = || merged("/apis", &Caller::Anonymous);
     assert!(!anonymous().is_permitted(&cluster_handle));
     let refused = said(403, "text/plain", "no");
     let _ = anonymous()
-        .take_place_of(refused, &cluster_handle, &metrics)
+        .replace(refused, &cluster_handle, &metrics)
         .await;
     assert!(!anonymous().is_permitted(&cluster_handle));
-    let allowed = anonymous().take_place_of(not_modified(), &cluster_handle, &metrics);
+    let allowed = anonymous().replace(not_modified(), &cluster_handle, &metrics);
     let _ = allowed.await;
     assert!(anonymous().is_permitted(&cluster_handle));
-    let answer = anonymous().recall(&cluster_handle).await.unwrap();
-    assert_eq!(answer.headers()[ETAG], view.page(Which::Apis).etag);
-    assert!(answer.headers().contains_key("date"));
+    let response = anonymous().cached_response(&cluster_handle).await.unwrap();
+    assert_eq!(
+        response.headers()[ETAG],
+        view.document(DiscoveryRoot::Apis).etag
+    );
+    assert!(response.headers().contains_key("date"));
     // Not of somebody else, and not for something else.
-    assert!(!stead("/api", &Caller::Anonymous).is_permitted(&cluster_handle));
-    assert!(!stead("/apis", &Caller::Bearer).is_permitted(&cluster_handle));
+    assert!(!merged("/api", &Caller::Anonymous).is_permitted(&cluster_handle));
+    assert!(!merged("/apis", &Caller::Bearer).is_permitted(&cluster_handle));
     // A no takes it back.
     let refused = said(403, "text/plain", "no");
     let _ = anonymous()
-        .take_place_of(refused, &cluster_handle, &metrics)
+        .replace(refused, &cluster_handle, &metrics)
         .await;
     assert!(!anonymous().is_permitted(&cluster_handle));
 }

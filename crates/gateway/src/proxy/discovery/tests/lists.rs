@@ -5,7 +5,7 @@ use serde_json::json;
 use skewbridge_discovery::accept::LEGACY;
 use skewbridge_k8s_api::cbor;
 
-use super::{answer, get, mixed, said};
+use super::{get, mixed, response, said};
 
 #[tokio::test]
 async fn groups_are_listed_that_any_server_serves_and_none_that_nobody_does() {
@@ -18,7 +18,7 @@ async fn groups_are_listed_that_any_server_serves_and_none_that_nobody_does() {
         {"name": "dead.example.com", "versions": [
             {"groupVersion": "dead.example.com/v1", "version": "v1"}]}]});
     let local = || said(200, "application/json", local.to_string());
-    let list = answer(&view, get("/apis", LEGACY), local()).await;
+    let list = response(&view, get("/apis", LEGACY), local()).await;
     assert_eq!(
         list.names("groups", "name"),
         ["a.example.com", "b.example.com", "d.example.com"]
@@ -28,11 +28,11 @@ async fn groups_are_listed_that_any_server_serves_and_none_that_nobody_does() {
     assert_eq!(list.content_type(), "application/json");
 
     let protobuf = "application/vnd.kubernetes.protobuf";
-    let list = answer(&view, get("/apis", protobuf), local()).await;
+    let list = response(&view, get("/apis", protobuf), local()).await;
     assert_eq!(list.content_type(), protobuf);
     assert!(list.body.starts_with(b"k8s\0"));
 
-    let pretty = answer(&view, get("/apis?pretty=true", LEGACY), local()).await;
+    let pretty = response(&view, get("/apis?pretty=true", LEGACY), local()).await;
     assert!(pretty.body.starts_with(b"{\n  \"kind\""));
 }
 
@@ -40,7 +40,7 @@ async fn groups_are_listed_that_any_server_serves_and_none_that_nobody_does() {
 async fn a_group_that_only_a_peer_has_is_shown() {
     let view = mixed();
     let local = said(404, "text/plain", "404 page not found\n");
-    let group = answer(&view, get("/apis/a.example.com", LEGACY), local).await;
+    let group = response(&view, get("/apis/a.example.com", LEGACY), local).await;
     assert_eq!(group.status, StatusCode::OK);
     assert_eq!(group.json()["name"], "a.example.com");
     assert_eq!(group.names("versions", "version"), ["v1"]);
@@ -53,7 +53,7 @@ async fn resources_of_a_version_are_completed() {
         "groupVersion": "b.example.com/v1", "resources": [{"name": "things", "singularName": "",
         "namespaced": false, "kind": "Thing", "verbs": ["list"], "storageVersionHash": "x="}]});
     let path = "/apis/b.example.com/v1";
-    let list = answer(
+    let list = response(
         &view,
         get(path, LEGACY),
         said(200, "application/json", local.to_string()),
@@ -63,7 +63,7 @@ async fn resources_of_a_version_are_completed() {
     assert_eq!(list.json()["resources"][0]["storageVersionHash"], "x=");
 
     // A server that offers CBOR is answered for in CBOR, another one in JSON.
-    let list = answer(
+    let list = response(
         &view,
         get(path, "application/cbor,application/json;q=0.8"),
         said(200, "application/cbor", cbor::write(&local)),
@@ -72,7 +72,7 @@ async fn resources_of_a_version_are_completed() {
     assert_eq!(list.content_type(), "application/cbor");
     let value = cbor::read(&list.body).unwrap();
     assert_eq!(value["resources"].as_array().unwrap().len(), 2);
-    let list = answer(
+    let list = response(
         &view,
         get(path, "application/cbor,application/json;q=0.8"),
         said(200, "application/json", local.to_string()),
@@ -82,7 +82,7 @@ async fn resources_of_a_version_are_completed() {
 
     // A version that only a peer has.
     let local = said(404, "text/plain", "404 page not found\n");
-    let list = answer(&view, get("/apis/b.example.com/v2", LEGACY), local).await;
+    let list = response(&view, get("/apis/b.example.com/v2", LEGACY), local).await;
     assert_eq!(list.status, StatusCode::OK);
     assert_eq!(list.json()["groupVersion"], "b.example.com/v2");
     assert_eq!(list.names("resources", "name"), ["things"]);
@@ -93,7 +93,7 @@ async fn what_cannot_be_read_is_passed_on() {
     let view = mixed();
     for (path, accept) in [("/apis", LEGACY), ("/apis/b.example.com/v1", LEGACY)] {
         let local = said(200, "application/json", "nonsense");
-        let answer = answer(&view, get(path, accept), local).await;
-        assert_eq!(&*answer.body, b"nonsense");
+        let response = response(&view, get(path, accept), local).await;
+        assert_eq!(&*response.body, b"nonsense");
     }
 }

@@ -1,4 +1,5 @@
-//! What answers of upstream say about the bridge's own files: pure.
+//! Evaluates responses of upstream: whether the certificate and CA files of the bridge match those
+//! of upstream. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,28 +13,28 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::tls::files::certificates;
 use crate::tls::own_certificates::{CaFile, FrontProxy};
 
-/// The user and the group that the bridge asserts for the test. They have no
-/// rights; that upstream believes them is all that is tested.
+/// The user and the group that the bridge asserts for the test. They need no permissions: the test
+/// only checks that upstream authenticates them.
 pub(crate) const USER: &str = "skewbridge:self-test";
 pub(crate) const GROUP: &str = "skewbridge:self-tests";
 
-/// How many subjects of CAs are named.
+/// How many CA subjects an error text lists.
 const MAX_NAMED_CAS: usize = 5;
 
-/// How a test ended.
+/// The result of a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum TestResult {
     /// Upstream and the bridge agree.
     Passed,
-    /// Some clients are refused, or believed by the bridge alone.
+    /// Some clients are rejected, or authenticated by the bridge only.
     Warned(String),
-    /// Certificate users are refused.
+    /// Certificate users are rejected.
     Failed(String),
-    /// The answer says neither.
+    /// The response is inconclusive.
     Unknown(String),
 }
 
-impl Verdict {
+impl TestResult {
     /// Whether the test passed, if it has a result.
     pub(crate) fn passed(&self) -> Option<bool> {
         match self {
@@ -44,22 +45,22 @@ impl Verdict {
     }
 }
 
-/// As whom upstream sees a request that asserts [`USER`].
+/// The user that upstream authenticates for a request that asserts [`USER`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum SeenAs {
-    /// As this user; the groups, where the answer tells them.
+pub(crate) enum AuthenticatedAs {
+    /// The user, and the groups if the response contains them.
     User(String, Option<Vec<String>>),
     /// 401.
     Unauthorized,
-    /// Upstream does not offer the API that was asked.
+    /// Upstream does not serve the requested API.
     NotOffered,
-    /// Something else.
+    /// Any other response.
     Unknown(String),
 }
 
-/// Reads the answer to a `SelfSubjectReview`, or to a request for a path that the
-/// user has no right to: then the refusal names the user.
-pub(crate) fn seen_as(status: StatusCode, body: &[u8]) -> SeenAs {
+/// Parses the response to a `SelfSubjectReview`, or the 403 response to a request for a path that
+/// the user may not read, which names the user.
+pub(crate) fn authenticated_as(status: StatusCode, body: &[u8]) -> AuthenticatedAs {
     #[derive(Deserialize)]
     struct Review {
         status: ReviewStatus,
@@ -80,19 +81,20 @@ pub(crate) fn seen_as(status: StatusCode, body: &[u8]) -> SeenAs {
     struct Failure {
         message: String,
     }
-    let unknown = || SeenAs::Unknown(format!("the kube-apiserver answered {}", status.as_u16()));
+    let unknown =
+        || AuthenticatedAs::Unknown(format!("the kube-apiserver answered {}", status.as_u16()));
     match status {
-        StatusCode::UNAUTHORIZED => SeenAs::Unauthorized,
-        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => SeenAs::NotOffered,
+        StatusCode::UNAUTHORIZED => AuthenticatedAs::Unauthorized,
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => AuthenticatedAs::NotOffered,
         StatusCode::FORBIDDEN => {
             let failure: Option<Failure> = serde_json::from_slice(body).ok();
             let user = failure.as_ref().and_then(|it| refused_user(&it.message));
-            user.map_or_else(unknown, |user| SeenAs::User(user.to_owned(), None))
+            user.map_or_else(unknown, |user| AuthenticatedAs::User(user.to_owned(), None))
         }
         status if status.is_success() => match serde_json::from_slice::<Review>(body) {
             Ok(review) => {
                 let UserInfo { username, groups } = review.status.user_info;
-                SeenAs::User(username, Some(groups))
+                AuthenticatedAs::User(username, Some(groups))
             }
             Err(_) => unknown(),
         },
@@ -106,8 +108,12 @@ fn refused_user(message: &str) -> Option<&str> {
     rest.split_once('"').map(|(user, _)| user)
 }
 
-/// Whether upstream believes what the bridge asserts.
-pub(crate) fn front_proxy(seen: &SeenAs, own: &FrontProxy, headers: &IdentityHeaders) -> Verdict {
+/// Whether upstream accepts users that the bridge asserts.
+pub(crate) fn front_proxy(
+    user: &AuthenticatedAs,
+    own: &FrontProxy,
+    headers: &IdentityHeaders,
+) -> TestResult {
     let flag = format!("--proxy-client-cert-file {}", own.path.display());
     let first = |names: &[http::HeaderName]| names.first().map(ToString::to_string);
     let remedy = || {
@@ -120,43 +126,43 @@ pub(crate) fn front_proxy(seen: &SeenAs, own: &FrontProxy, headers: &IdentityHea
             first(&headers.username).unwrap_or_default(),
         )
     };
-    match seen {
-        SeenAs::User(user, Some(groups))
+    match user {
+        AuthenticatedAs::User(user, Some(groups))
             if user == USER && !groups.iter().any(|it| it == GROUP) =>
         {
-            Verdict::Failed(format!(
+            TestResult::Failed(format!(
                 "{flag}: the kube-apiserver drops the groups that the bridge asserts; its \
                  --requestheader-group-headers must contain {}",
                 first(&headers.group).unwrap_or_default()
             ))
         }
-        SeenAs::User(user, _) if user == USER => Verdict::Passed,
-        SeenAs::User(user, _) => Verdict::Failed(format!(
-            "{flag}: the kube-apiserver does not believe the front-proxy certificate: it takes a \
-             user that the bridge asserts for {user:?}; {}",
+        AuthenticatedAs::User(user, _) if user == USER => TestResult::Passed,
+        AuthenticatedAs::User(user, _) => TestResult::Failed(format!(
+            "{flag}: the kube-apiserver does not accept the front-proxy certificate: it \
+             authenticates a user that the bridge asserts as {user:?}; {}",
             remedy()
         )),
-        SeenAs::Unauthorized => Verdict::Failed(format!(
-            "{flag}: the kube-apiserver does not believe the front-proxy certificate: it answers \
+        AuthenticatedAs::Unauthorized => TestResult::Failed(format!(
+            "{flag}: the kube-apiserver does not accept the front-proxy certificate: it answers \
              401 to a user that the bridge asserts; {}",
             remedy()
         )),
-        SeenAs::NotOffered => {
-            Verdict::Unknown("the kube-apiserver does not say whom it sees".to_owned())
-        }
-        SeenAs::Unknown(why) => Verdict::Unknown(why.clone()),
+        AuthenticatedAs::NotOffered => TestResult::Unknown(
+            "the kube-apiserver does not report the authenticated user".to_owned(),
+        ),
+        AuthenticatedAs::Unknown(why) => TestResult::Unknown(why.clone()),
     }
 }
 
-/// What upstream believes: its `extension-apiserver-authentication`.
+/// The CAs that upstream trusts, from its `extension-apiserver-authentication` `ConfigMap`.
 #[derive(Debug, Default)]
-pub(crate) struct Published {
+pub(crate) struct PublishedCas {
     pub(crate) client_ca: Option<Vec<CertificateDer<'static>>>,
     pub(crate) request_header_ca: Option<Vec<CertificateDer<'static>>>,
 }
 
-impl Published {
-    /// Reads the `ConfigMap`.
+impl PublishedCas {
+    /// Parses the `ConfigMap`.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct ConfigMap {
@@ -166,7 +172,7 @@ impl Published {
         }
         let map: ConfigMap = serde_json::from_slice(body).map_err(|error| error.to_string())?;
         if map.kind != "ConfigMap" {
-            return Err(format!("it is a {}", map.kind));
+            return Err(format!("the object is a {}", map.kind));
         }
         let data = map.data.unwrap_or_default();
         let bundle = |key: &str| match data.get(key).map(|pem| pem.trim()) {
@@ -183,20 +189,20 @@ impl Published {
     }
 }
 
-/// Whether the CA of certificate users is upstream's. Where upstream has none, the
-/// bridge alone authenticates them.
-pub(crate) fn client_ca(own: &CaFile, theirs: Option<&[CertificateDer<'static>]>) -> Verdict {
+/// Whether the CA of certificate users is upstream's. If upstream has none, only the bridge
+/// authenticates them.
+pub(crate) fn client_ca(own: &CaFile, theirs: Option<&[CertificateDer<'static>]>) -> TestResult {
     let Some(theirs) = theirs else {
-        return Verdict::Passed;
+        return TestResult::Passed;
     };
     let flag = format!("--client-ca-file {}", own.path.display());
     let missing = missing(theirs, &own.certificates);
     let added = self::missing(&own.certificates, theirs);
     if added.len() == own.certificates.len() {
-        return Verdict::Failed(format!(
+        return TestResult::Failed(format!(
             "{flag}: is not the kube-apiserver's: none of its CAs ({}) is in the \
-             --client-ca-file of the kube-apiserver ({}), so that users with certificates of the \
-             cluster get 401; give the bridge the same file",
+             --client-ca-file of the kube-apiserver ({}), so users with certificates of the \
+             cluster get 401; configure the same file for the bridge",
             subjects(&added),
             subjects(&missing)
         ));
@@ -206,23 +212,24 @@ pub(crate) fn client_ca(own: &CaFile, theirs: Option<&[CertificateDer<'static>]>
         let _ = write!(
             text,
             "{flag}: lacks CAs that are in the --client-ca-file of the kube-apiserver ({}): their \
-             users get 401 here; give the bridge the same file",
+             users get 401 here; configure the same file for the bridge",
             subjects(&missing)
         );
     }
     if !added.is_empty() {
-        let gap = if text.is_empty() { "" } else { "; " };
+        let separator = if text.is_empty() { "" } else { "; " };
         let _ = write!(
             text,
-            "{gap}{flag}: holds CAs that are not in the --client-ca-file of the kube-apiserver \
-             ({}): their users are believed by the bridge alone; give the bridge the same file",
+            "{separator}{flag}: holds CAs that are not in the --client-ca-file of the kube-apiserver \
+             ({}): only the bridge authenticates their users; configure the same file for the \
+             bridge",
             subjects(&added)
         );
     }
     if text.is_empty() {
-        Verdict::Passed
+        TestResult::Passed
     } else {
-        Verdict::Warned(text)
+        TestResult::Warned(text)
     }
 }
 
@@ -230,37 +237,37 @@ pub(crate) fn client_ca(own: &CaFile, theirs: Option<&[CertificateDer<'static>]>
 pub(crate) fn request_header_ca(
     own: &CaFile,
     theirs: Option<&[CertificateDer<'static>]>,
-) -> Verdict {
+) -> TestResult {
     let Some(theirs) = theirs else {
-        return Verdict::Passed;
+        return TestResult::Passed;
     };
     let missing = missing(theirs, &own.certificates);
     if missing.is_empty() {
-        return Verdict::Passed;
+        return TestResult::Passed;
     }
-    Verdict::Warned(format!(
+    TestResult::Warned(format!(
         "--requestheader-client-ca-file {}: lacks CAs that are in the file of the kube-apiserver \
-         ({}): front proxies and peers that the kube-apiserver believes are refused here; give \
-         the bridge the same file",
+         ({}): front proxies and peers that the kube-apiserver accepts are rejected here; \
+         configure the same file for the bridge",
         own.path.display(),
         subjects(&missing)
     ))
 }
 
-/// Those of the first that the second lacks. A CA that was issued again with its
-/// key is the same: it verifies the same certificates.
+/// The certificates in `of` that `from` lacks. A CA that was reissued with the same key is the
+/// same: it verifies the same certificates.
 fn missing<'a>(
     of: &'a [CertificateDer<'static>],
     from: &[CertificateDer<'static>],
 ) -> Vec<&'a CertificateDer<'static>> {
-    let known: Vec<_> = from.iter().filter_map(|der| anchor(der)).collect();
+    let known: Vec<_> = from.iter().filter_map(|der| trust_anchor(der)).collect();
     let is_known =
-        |der: &&CertificateDer<'static>| anchor(der).is_some_and(|it| known.contains(&it));
+        |der: &&CertificateDer<'static>| trust_anchor(der).is_some_and(|it| known.contains(&it));
     of.iter().filter(|der| !is_known(der)).collect()
 }
 
-/// What makes a trust anchor: subject and public key.
-fn anchor<'a>(der: &'a CertificateDer<'static>) -> Option<(&'a [u8], &'a [u8])> {
+/// The subject and the public key, which make a trust anchor.
+fn trust_anchor<'a>(der: &'a CertificateDer<'static>) -> Option<(&'a [u8], &'a [u8])> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let (subject, key) = (
         &certificate.tbs_certificate.subject,
@@ -297,8 +304,8 @@ mod tests {
     }
 
     #[test]
-    fn the_user_that_upstream_sees_is_read_from_any_answer() {
-        let user = |name: &str| SeenAs::User(name.to_owned(), None);
+    fn the_authenticated_user_is_parsed_from_reviews_and_403_responses() {
+        let user = |name: &str| AuthenticatedAs::User(name.to_owned(), None);
         let review = json!({"kind": "SelfSubjectReview", "status": {"userInfo":
             {"username": "a", "groups": ["b", "system:authenticated"]}}});
         let refused = |text: &str| json!({"kind": "Status", "message": text}).to_string();
@@ -306,14 +313,18 @@ mod tests {
             (
                 201,
                 review.to_string(),
-                SeenAs::User(
+                AuthenticatedAs::User(
                     "a".to_owned(),
                     Some(vec!["b".to_owned(), "system:authenticated".to_owned()]),
                 ),
             ),
-            (401, refused("Unauthorized"), SeenAs::Unauthorized),
-            (404, "404 page not found".to_owned(), SeenAs::NotOffered),
-            (405, String::new(), SeenAs::NotOffered),
+            (401, refused("Unauthorized"), AuthenticatedAs::Unauthorized),
+            (
+                404,
+                "404 page not found".to_owned(),
+                AuthenticatedAs::NotOffered,
+            ),
+            (405, String::new(), AuthenticatedAs::NotOffered),
             (
                 403,
                 refused(
@@ -329,48 +340,58 @@ mod tests {
         ];
         for (code, body, expected) in rows {
             let status = StatusCode::from_u16(code).unwrap();
-            assert_eq!(seen_as(status, body.as_bytes()), expected, "{body}");
+            assert_eq!(
+                authenticated_as(status, body.as_bytes()),
+                expected,
+                "{body}"
+            );
         }
         for (code, body) in [(200, "\"/apis\""), (403, "no"), (500, ""), (503, "{}")] {
             let status = StatusCode::from_u16(code).unwrap();
-            let seen = seen_as(status, body.as_bytes());
-            assert!(matches!(seen, SeenAs::Unknown(_)), "{code} {body}");
+            let user = authenticated_as(status, body.as_bytes());
+            assert!(matches!(user, AuthenticatedAs::Unknown(_)), "{code} {body}");
         }
     }
 
     #[test]
-    fn a_front_proxy_certificate_that_is_not_believed_fails_by_flag() {
+    fn a_front_proxy_certificate_that_upstream_does_not_accept_fails_with_the_flag() {
         let user = |name: &str, groups: Option<&[&str]>| {
             let groups = groups.map(|it| it.iter().map(|it| (*it).to_owned()).collect());
-            SeenAs::User(name.to_owned(), groups)
+            AuthenticatedAs::User(name.to_owned(), groups)
         };
         let headers = IdentityHeaders::default();
-        let judge = |seen: &SeenAs| front_proxy(seen, &own(), &headers);
-        assert_eq!(judge(&user(USER, Some(&[GROUP]))), Verdict::Passed);
-        assert_eq!(judge(&user(USER, None)), Verdict::Passed);
-        for seen in [SeenAs::NotOffered, SeenAs::Unknown("500".to_owned())] {
-            assert!(matches!(judge(&seen), Verdict::Unknown(_)), "{seen:?}");
+        let evaluate = |user: &AuthenticatedAs| front_proxy(user, &own(), &headers);
+        assert_eq!(evaluate(&user(USER, Some(&[GROUP]))), TestResult::Passed);
+        assert_eq!(evaluate(&user(USER, None)), TestResult::Passed);
+        for user in [
+            AuthenticatedAs::NotOffered,
+            AuthenticatedAs::Unknown("500".to_owned()),
+        ] {
+            assert!(
+                matches!(evaluate(&user), TestResult::Unknown(_)),
+                "{user:?}"
+            );
         }
         let rows = [
-            (SeenAs::Unauthorized, "answers 401"),
+            (AuthenticatedAs::Unauthorized, "answers 401"),
             (
                 user("front-proxy-client", None),
-                "for \"front-proxy-client\";",
+                "as \"front-proxy-client\";",
             ),
             (
                 user(USER, Some(&[])),
                 "--requestheader-group-headers must contain x-remote-group",
             ),
         ];
-        for (seen, text) in rows {
-            let Verdict::Failed(message) = judge(&seen) else {
-                panic!("{seen:?} passes");
+        for (user, text) in rows {
+            let TestResult::Failed(message) = evaluate(&user) else {
+                panic!("{user:?} passes");
             };
             let flag = "--proxy-client-cert-file /pki/front-proxy.crt: ";
             assert!(message.starts_with(flag), "{message}");
             assert!(message.contains(text), "{message}");
         }
-        let Verdict::Failed(message) = judge(&SeenAs::Unauthorized) else {
+        let TestResult::Failed(message) = evaluate(&AuthenticatedAs::Unauthorized) else {
             panic!("it passes");
         };
         for part in [
@@ -396,11 +417,11 @@ mod tests {
     #[test]
     fn a_client_ca_that_is_not_upstreams_fails_and_one_in_rotation_warns() {
         let [old, new, foreign] = ["old-ca", "new-ca", "foreign-ca"].map(Ca::new);
-        let judge = |own: &[&Ca], theirs: &[&Ca]| client_ca(&file(own), Some(&bundle(theirs)));
-        assert_eq!(judge(&[&old], &[&old]), Verdict::Passed);
-        assert_eq!(judge(&[&new, &old], &[&old, &new]), Verdict::Passed);
-        assert_eq!(client_ca(&file(&[&old]), None), Verdict::Passed);
-        let Verdict::Failed(message) = judge(&[&foreign], &[&old, &new]) else {
+        let evaluate = |own: &[&Ca], theirs: &[&Ca]| client_ca(&file(own), Some(&bundle(theirs)));
+        assert_eq!(evaluate(&[&old], &[&old]), TestResult::Passed);
+        assert_eq!(evaluate(&[&new, &old], &[&old, &new]), TestResult::Passed);
+        assert_eq!(client_ca(&file(&[&old]), None), TestResult::Passed);
+        let TestResult::Failed(message) = evaluate(&[&foreign], &[&old, &new]) else {
             panic!("it passes");
         };
         let parts = [
@@ -416,7 +437,7 @@ mod tests {
             (&[&old][..], &[&old, &new][..], "lacks CAs"),
             (&[&old, &foreign], &[&old], "holds CAs"),
         ] {
-            let Verdict::Warned(message) = judge(own, theirs) else {
+            let TestResult::Warned(message) = evaluate(own, theirs) else {
                 panic!("{text}");
             };
             assert!(message.contains(text), "{message}");
@@ -424,13 +445,16 @@ mod tests {
     }
 
     #[test]
-    fn a_requestheader_ca_that_lacks_upstreams_warns() {
+    fn a_requestheader_ca_file_that_lacks_cas_of_upstream_warns() {
         let [one, other] = ["one-ca", "other-ca"].map(Ca::new);
         let theirs = bundle(&[&one]);
-        let judge = |own: &[&Ca]| request_header_ca(&file(own), Some(&theirs));
-        assert_eq!(judge(&[&other, &one]), Verdict::Passed);
-        assert_eq!(request_header_ca(&file(&[&other]), None), Verdict::Passed);
-        let Verdict::Warned(message) = judge(&[&other]) else {
+        let evaluate = |own: &[&Ca]| request_header_ca(&file(own), Some(&theirs));
+        assert_eq!(evaluate(&[&other, &one]), TestResult::Passed);
+        assert_eq!(
+            request_header_ca(&file(&[&other]), None),
+            TestResult::Passed
+        );
+        let TestResult::Warned(message) = evaluate(&[&other]) else {
             panic!("it passes");
         };
         let flag = "--requestheader-client-ca-file /pki/ca.crt";
@@ -441,22 +465,22 @@ mod tests {
     }
 
     #[test]
-    fn what_upstream_believes_is_read_from_its_config_map() {
+    fn the_cas_that_upstream_trusts_are_read_from_its_config_map() {
         let ca = Ca::new("ca");
         let map = json!({"kind": "ConfigMap", "data": {
             "client-ca-file": ca.pem(), "requestheader-client-ca-file": "",
             "requestheader-allowed-names": "[]"}});
-        let published = Published::parse(map.to_string().as_bytes()).unwrap();
+        let published = PublishedCas::parse(map.to_string().as_bytes()).unwrap();
         assert_eq!(published.client_ca, Some(bundle(&[&ca])));
         assert_eq!(published.request_header_ca, None);
-        let bare = Published::parse(br#"{"kind": "ConfigMap"}"#).unwrap();
+        let bare = PublishedCas::parse(br#"{"kind": "ConfigMap"}"#).unwrap();
         assert!(bare.client_ca.is_none());
         for body in [
             "\"x\"",
             r#"{"kind": "Status"}"#,
             r#"{"kind": "ConfigMap", "data": {"client-ca-file": "no PEM"}}"#,
         ] {
-            assert!(Published::parse(body.as_bytes()).is_err(), "{body}");
+            assert!(PublishedCas::parse(body.as_bytes()).is_err(), "{body}");
         }
     }
 }
