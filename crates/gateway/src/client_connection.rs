@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use http::{Method, StatusCode};
+use skewbridge_http_engine::buffer_budget::ClientAuthentication;
 
 use crate::authn::Caller;
 use crate::connection_slots::{Class, Promotion};
-use skewbridge_http_engine::buffer_budget::ClientAuthentication;
 
 /// Shared by the listener, which decides who keeps a slot, and the tasks that serve the
 /// connection.

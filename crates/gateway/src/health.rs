@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, DATE};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
+use skewbridge_http_engine::drain::Drain;
 use skewbridge_peer_directory::registry::RegistryStatus;
 use skewbridge_peer_directory::{Peers, reachability};
 
@@ -15,7 +16,6 @@ use crate::cluster_state::ClusterHandle;
 use crate::live_config::LiveConfig;
 use crate::peer_config::PeeringDisabled;
 use crate::self_test::SelfTest;
-use skewbridge_http_engine::drain::Drain;
 
 /// The health of upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use rustls::{ClientConfig, ServerConfig};
 use rustls_pki_types::{CertificateDer, ServerName};
+use skewbridge_http_engine::client::Keepalive;
 use skewbridge_peer_directory::KeyDigest;
 
 use crate::authn::TrustConfig;
@@ -27,7 +28,6 @@ use crate::tls::files::{CaBundle, FileProblem, Fingerprint, KeyPair, load_ca};
 use crate::tls::own_certificates::{CaFile, Flagged, FrontProxy, OwnCertificates, warnings};
 use crate::tls::serving_key::{key_digest, rotated};
 use crate::tls::{ca_overlap, client_config, server_config};
-use skewbridge_http_engine::client::Keepalive;
 
 use crate::upstream::{Dialer, PeerTarget, Proxy, Role, Target, UpstreamTargets, authority};
 use crate::upstream_problem::UpstreamFlags;

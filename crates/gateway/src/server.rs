@@ -11,6 +11,9 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::HeaderValue;
+use skewbridge_http_engine::buffer_budget::BufferBudget;
+use skewbridge_http_engine::drain::{Drain, DrainTrigger, announcement};
+use skewbridge_http_engine::server::ClientTimeouts;
 use skewbridge_k8s_api::forwarding_headers::ViaToken;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -36,9 +39,6 @@ use crate::self_test::SelfTest;
 use crate::signatures::Signatures;
 use crate::state::GatewayState;
 use crate::streams::Streams;
-use skewbridge_http_engine::buffer_budget::BufferBudget;
-use skewbridge_http_engine::drain::{Drain, DrainTrigger, announcement};
-use skewbridge_http_engine::server::ClientTimeouts;
 
 /// Why a bridge does not run.
 #[derive(Debug, thiserror::Error)]

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
 use http::HeaderValue;
+use skewbridge_http_engine::buffer_budget::BufferBudget;
+use skewbridge_http_engine::drain::Drain;
 use skewbridge_k8s_api::forwarding_headers::ViaToken;
 use skewbridge_k8s_api::version::Version as KubeVersion;
 
@@ -20,8 +22,6 @@ use crate::metrics::connections::Credential;
 use crate::self_test::SelfTest;
 use crate::signatures::Signatures;
 use crate::streams::Streams;
-use skewbridge_http_engine::buffer_budget::BufferBudget;
-use skewbridge_http_engine::drain::Drain;
 
 /// Where an administrator finds the details that responses to clients omit.
 const ADMIN_HINT: &str = "/readyz?verbose at --admin-address says why";

@@ -5,6 +5,10 @@ mod debug_peers;
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
+use skewbridge_http_engine::body::{RequestBody, ResponseBody};
+use skewbridge_http_engine::drain::announcement;
+use skewbridge_http_engine::server::ClientTimeouts;
+use skewbridge_http_engine::server::{ClientIo, ClientResponse, Service, h1};
 use skewbridge_k8s_api::content_negotiation::negotiate_error_format;
 use skewbridge_k8s_api::status::Status;
 use tokio::net::TcpListener;
@@ -14,10 +18,6 @@ use crate::error_response;
 use crate::frontend::listener::AFTER_FAILURE;
 use crate::health::{self, Health, HealthEndpoint};
 use crate::metrics::Metrics;
-use skewbridge_http_engine::body::{RequestBody, ResponseBody};
-use skewbridge_http_engine::drain::announcement;
-use skewbridge_http_engine::server::ClientTimeouts;
-use skewbridge_http_engine::server::{ClientIo, ClientResponse, Service, h1};
 
 /// The clients are a scraper, a prober and an administrator.
 const MAX_CONNECTIONS: usize = 64;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
+use skewbridge_http_engine::body::{Frame, RequestBody, ResponseBody};
 use skewbridge_k8s_api::forwarding_headers::PEER_PROXIED;
 use skewbridge_k8s_api::identity::User;
 use skewbridge_peer_directory::Peer;
@@ -17,7 +18,6 @@ use crate::upstream::{
     PeerConnectionIdentity, Pools, ProtocolPreference, ReplayBody, RetryClass, UpstreamIdentity,
     UpstreamResponse,
 };
-use skewbridge_http_engine::body::{Frame, RequestBody, ResponseBody};
 
 /// The name of the bridge in the logs of servers.
 const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"));

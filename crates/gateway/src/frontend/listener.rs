@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use skewbridge_http_engine::drain::Drain;
 use socket2::{Domain, Socket, Type};
 use tokio::net::TcpListener;
 
 use crate::connection_slots::ConnectionSlots;
 use crate::frontend::worker::{Arrival, Worker};
 use crate::tcp;
-use skewbridge_http_engine::drain::Drain;
 
 /// Connections that the kernel holds for us: Linux's own limit.
 const BACKLOG: i32 = 4096;

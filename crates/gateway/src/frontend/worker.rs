@@ -12,6 +12,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustls::ServerConfig;
+use skewbridge_http_engine::buffer_budget::ClientLimits;
+use skewbridge_http_engine::drain::InFlight;
+use skewbridge_http_engine::server::ClientTimeouts;
+use skewbridge_http_engine::server::h2::H2Limits;
+use skewbridge_http_engine::server::{ClientIo, h1, h2};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -26,11 +31,6 @@ use crate::metrics::connections::EvictionReason;
 use crate::proxy::handler::{ConnectionHandler, ConnectionState};
 use crate::state::GatewayState;
 use crate::upstream::Pools;
-use skewbridge_http_engine::buffer_budget::ClientLimits;
-use skewbridge_http_engine::drain::InFlight;
-use skewbridge_http_engine::server::ClientTimeouts;
-use skewbridge_http_engine::server::h2::H2Limits;
-use skewbridge_http_engine::server::{ClientIo, h1, h2};
 use skewbridge_stream_io::ReadAhead;
 
 const TIDY_EVERY: Duration = Duration::from_secs(5);

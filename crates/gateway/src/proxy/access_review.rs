@@ -7,6 +7,7 @@ use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, UPGRAD
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode, Uri};
 use serde::{Deserialize, Serialize};
+use skewbridge_http_engine::body::{RequestBody, ResponseBody};
 use skewbridge_k8s_api::request_info::RequestInfo;
 use skewbridge_k8s_api::status::Status;
 
@@ -14,7 +15,6 @@ use super::outbound::OutboundRequest;
 use crate::access_log::AccessLogEntry;
 use crate::streams::translation_plan::STREAM_PROTOCOL_HEADER;
 use crate::upstream::UpstreamResponse;
-use skewbridge_http_engine::body::{RequestBody, ResponseBody};
 
 const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 

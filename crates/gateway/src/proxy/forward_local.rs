@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
+use skewbridge_http_engine::body::ResponseBody;
+use skewbridge_http_engine::header_bounds;
+use skewbridge_http_engine::header_bounds::HeaderLimit;
 use tokio::time::sleep;
 
 use super::error::ProxyError;
@@ -13,9 +16,6 @@ use super::request_context::RequestContext;
 use crate::access_log::AccessLogEntry;
 use crate::cluster_state::{ResyncHint, ServedBy};
 use crate::upstream::{Pool, ProtocolPreference, ReplayBody, SendError, UpstreamResponse};
-use skewbridge_http_engine::body::ResponseBody;
-use skewbridge_http_engine::header_bounds;
-use skewbridge_http_engine::header_bounds::HeaderLimit;
 
 /// The delay before a retry after a failed connect. A server that refuses connections is often just
 /// starting.

@@ -9,6 +9,9 @@ use std::time::Instant;
 
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode};
+use skewbridge_http_engine::body::ResponseBody;
+use skewbridge_http_engine::header_bounds;
+use skewbridge_http_engine::header_bounds::HeaderLimit;
 use skewbridge_k8s_api::forwarding_headers::PEER_PROXIED;
 use skewbridge_k8s_api::status::Status;
 use skewbridge_peer_directory::{Peer, order_candidates};
@@ -23,9 +26,6 @@ use crate::metrics::peers::PeerError;
 use crate::upstream::{
     PeerConnectionIdentity, ProtocolPreference, ReplayBody, RetryClass, SendError, UpstreamResponse,
 };
-use skewbridge_http_engine::body::ResponseBody;
-use skewbridge_http_engine::header_bounds;
-use skewbridge_http_engine::header_bounds::HeaderLimit;
 
 /// Responses to reads up to this size are buffered until they are complete: most objects and most
 /// pages of lists.

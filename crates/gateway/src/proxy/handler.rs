@@ -10,6 +10,12 @@ use http::header::{CONNECTION, DATE, HOST, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
+use skewbridge_http_engine::body::{RequestBody, ResponseBody};
+use skewbridge_http_engine::buffer_budget::ClientLimits;
+use skewbridge_http_engine::header_bounds::HeaderLimit;
+use skewbridge_http_engine::http_date;
+use skewbridge_http_engine::http_message::CloseConnection;
+use skewbridge_http_engine::server::{ClientResponse, Service, UpgradeHandler};
 use skewbridge_http_signature::VerifyError;
 use skewbridge_k8s_api::content_negotiation::negotiate_error_format;
 use skewbridge_k8s_api::forwarding_headers::{self, ForwardedFor};
@@ -36,12 +42,6 @@ use crate::state::GatewayState;
 use crate::streams::{UpgradeRequest, UpgradedStream};
 use crate::upstream::{Pools, ProtocolPreference, RetryClass, UpstreamResponse};
 use crate::watch_drain::WatchEnd;
-use skewbridge_http_engine::body::{RequestBody, ResponseBody};
-use skewbridge_http_engine::buffer_budget::ClientLimits;
-use skewbridge_http_engine::header_bounds::HeaderLimit;
-use skewbridge_http_engine::http_date;
-use skewbridge_http_engine::http_message::CloseConnection;
-use skewbridge_http_engine::server::{ClientResponse, Service, UpgradeHandler};
 
 /// Handles the requests of one client connection.
 #[derive(Debug, Clone)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
+use skewbridge_http_engine::body::RequestBody;
 use skewbridge_k8s_api::status::Status;
 use skewbridge_peer_directory::Peer;
 
@@ -20,7 +21,6 @@ use crate::metrics::connections::Credential;
 use crate::state::GatewayState;
 use crate::streams::{StreamRequest, UpgradeRequest};
 use crate::upstream::{Pool, ProtocolPreference, ReplayBody, RetryClass, UpstreamResponse};
-use skewbridge_http_engine::body::RequestBody;
 
 /// The destination of a request.
 pub(super) enum Destination {

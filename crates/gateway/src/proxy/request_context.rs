@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use skewbridge_http_engine::body::ResponseBody;
+use skewbridge_http_engine::buffer_budget::ClientLimits;
+use skewbridge_http_engine::header_bounds::HeaderLimit;
 use skewbridge_k8s_api::content_negotiation::Format;
 use skewbridge_k8s_api::identity::User;
 use skewbridge_k8s_api::request_info::{Kind, RequestInfo, Verb};
@@ -25,9 +28,6 @@ use crate::error_response::Detail;
 use crate::metrics::peers::PeerError;
 use crate::state::GatewayState;
 use crate::upstream::{Pools, SendError};
-use skewbridge_http_engine::body::ResponseBody;
-use skewbridge_http_engine::buffer_budget::ClientLimits;
-use skewbridge_http_engine::header_bounds::HeaderLimit;
 
 /// The message of kube-apiserver's 404 for a path that it does not serve. The message for a missing
 /// object contains its name instead. The text is the same in JSON, protobuf and CBOR.

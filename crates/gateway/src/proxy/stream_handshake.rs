@@ -3,6 +3,8 @@
 
 use http::request::Parts;
 use http::{Response, StatusCode};
+use skewbridge_http_engine::body::ResponseBody;
+use skewbridge_http_engine::drain::Drain;
 use skewbridge_k8s_api::status::Status;
 use skewbridge_remotecommand::port_forward::tunnel::{
     PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled_protocols,
@@ -28,8 +30,6 @@ use crate::streams::ws_to_spdy::WsToSpdyExec;
 use crate::streams::{StreamRequest, StreamTimeouts, UpgradedStream, upgrade_headers};
 use crate::upstream::Upgraded;
 use crate::upstream::UpstreamResponse;
-use skewbridge_http_engine::body::ResponseBody;
-use skewbridge_http_engine::drain::Drain;
 
 /// How much of a plain-text error response is quoted.
 const MAX_QUOTED_BYTES: usize = 1024;

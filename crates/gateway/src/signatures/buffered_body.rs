@@ -9,11 +9,11 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
+use skewbridge_http_engine::body::{Frame, RequestBody};
 use skewbridge_http_signature::{ExpectedDigest, VerifyError};
 use tokio::time::timeout;
 
 use super::error::SignatureError;
-use skewbridge_http_engine::body::{Frame, RequestBody};
 
 /// The maximum size of a body: the limit of kube-apiserver for an object.
 pub(super) const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;

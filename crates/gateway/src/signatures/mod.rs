@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use http::request::Parts;
+use skewbridge_http_engine::body::RequestBody;
 use skewbridge_http_signature::Request;
 use skewbridge_http_signature::{
     ExpectedDigest, HasBody, ReplayCache, ReplayCheck, Verifier, VerifyError, Window, is_signed,
@@ -22,7 +23,6 @@ use self::keys::SignatureKeys;
 use crate::authn::{Caller, SignedUser};
 use crate::config;
 use crate::metrics::signatures::SignatureMetrics;
-use skewbridge_http_engine::body::RequestBody;
 
 /// The size of the replay cache, with up to about 100 bytes an entry. This allows for 3,000 requests
 /// a second if signatures are valid for five and a half minutes, and a quarter of that for one

@@ -25,6 +25,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use skewbridge_http_engine::server::ClientIo;
 use skewbridge_k8s_api::request_info::RequestInfo;
 use skewbridge_k8s_api::version::Version;
 use skewbridge_stream_io::{KeepaliveConfig, PingPolicy, WebSocketKeepalive};
@@ -40,7 +41,6 @@ use crate::upstream::Upgraded;
 use busy_poll::BusyPollArbiter;
 use port_forward::{SpdyToWsPortForward, WsToSpdyPortForward};
 use refusal_cache::{RefusalCache, StreamProtocol};
-use skewbridge_http_engine::server::ClientIo;
 use spdy_to_ws::SpdyToWsExec;
 use translation_plan::{TranslationPlan, TranslationRules, UpstreamCaps};
 use ws_to_spdy::WsToSpdyExec;

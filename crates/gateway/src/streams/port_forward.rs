@@ -6,6 +6,8 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use skewbridge_http_engine::drain::Drain;
+use skewbridge_http_engine::server::ClientIo;
 use skewbridge_stream_io::{DisconnectReason, PingPolicy, WebSocketConn};
 use skewbridge_websocket::{CloseCode, Role};
 use tokio::io::{AsyncWrite as _, AsyncWriteExt as _};
@@ -17,8 +19,6 @@ use super::port_forward_relay::{Direction, Relay, RelayEnd, close_for};
 use crate::access_log::AccessLogEntry;
 use crate::metrics::streams::{StreamEnd, StreamMetricsGuard};
 use crate::upstream::Upgraded;
-use skewbridge_http_engine::drain::Drain;
-use skewbridge_http_engine::server::ClientIo;
 
 /// How long upstream may take to receive the close after the client has disconnected.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use skewbridge_http_engine::drain::Drain;
 use skewbridge_remotecommand::port_forward::tunnel::tunnel_payload;
 use skewbridge_stream_io::{Buffered, DisconnectReason, FrameScanner, WebSocketConn};
 use skewbridge_websocket::{Close, CloseCode};
@@ -15,7 +16,6 @@ use tokio::time::Instant;
 
 use super::injected_pings::InjectedPings;
 use super::timer::{StreamTimer, TimerEvent};
-use skewbridge_http_engine::drain::Drain;
 
 /// Two TLS records.
 const READ_CHUNK_BYTES: usize = 32 * 1024;

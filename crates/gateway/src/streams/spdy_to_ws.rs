@@ -7,6 +7,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use skewbridge_http_engine::drain::Drain;
+use skewbridge_http_engine::server::ClientIo;
 use skewbridge_remotecommand::{
     ChannelEvent, ErrorChannel, ErrorChannelEnd, FromServer, Input, Options, Outcome, Output,
     Protocol, SpdyProtocol, ToServer, Version,
@@ -25,8 +27,6 @@ use crate::access_log::AccessLogEntry;
 use crate::metrics::streams::{StreamEnd, StreamMetricsGuard};
 use crate::upstream::Upgraded;
 use crate::upstream::UpstreamIo;
-use skewbridge_http_engine::drain::Drain;
-use skewbridge_http_engine::server::ClientIo;
 
 /// How long the input of a client may take to reach upstream after the client has
 /// disconnected.

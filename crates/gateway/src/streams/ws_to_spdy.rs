@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use http::StatusCode;
+use skewbridge_http_engine::drain::Drain;
+use skewbridge_http_engine::server::ClientIo;
 use skewbridge_remotecommand::{
     ChannelEvent, FromClient, Input, Options, Outcome, Output, Protocol, ReaderError, ToClient,
 };
@@ -25,8 +27,6 @@ use crate::metrics::Metrics;
 use crate::metrics::streams::{StreamEnd, StreamMetricsGuard};
 use crate::stream_kind::StreamKind;
 use crate::upstream::{ConnectionGuard, UpstreamIo};
-use skewbridge_http_engine::drain::Drain;
-use skewbridge_http_engine::server::ClientIo;
 
 /// How long the input of a client may take to reach the node after the client has
 /// disconnected.

@@ -10,12 +10,12 @@ use bytes::BytesMut;
 use http::StatusCode;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
+use skewbridge_http_engine::http_connect::{ConnectError, NotHttp, http_connect};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use super::transport::Transport;
-use skewbridge_http_engine::http_connect::{ConnectError, NotHttp, http_connect};
 use skewbridge_stream_io::ReadAhead;
 
 /// How a byte stream to a server is opened.

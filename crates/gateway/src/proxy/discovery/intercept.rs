@@ -3,6 +3,7 @@
 
 use http::Response;
 use http::request::Parts;
+use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_k8s_api::request_info::Kind;
 use skewbridge_k8s_api::status::Status;
 
@@ -12,7 +13,6 @@ use crate::discovery_view::discovery_request::{is_for_merged, is_local_only};
 use crate::metrics::discovery::Fallback;
 use crate::proxy::request_context::RequestContext;
 use crate::state::GatewayState;
-use skewbridge_http_engine::body::ResponseBody;
 
 /// What replaces the local server's response.
 pub(crate) enum Intercept {

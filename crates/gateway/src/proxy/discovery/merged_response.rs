@@ -13,6 +13,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use skewbridge_discovery::lists::{ApiGroup, ApiGroupList, ApiResourceList};
 use skewbridge_discovery::{Document, DocumentEncoding, Object};
+use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_k8s_api::cbor;
 use skewbridge_k8s_api::content_negotiation::{Format, content_type};
 use skewbridge_k8s_api::status::Status;
@@ -28,7 +29,6 @@ use crate::discovery_view::{
 use crate::gzip;
 use crate::metrics::discovery::{DiscoveryMetrics, Fallback};
 use crate::openapi::MergedDocument;
-use skewbridge_http_engine::body::ResponseBody;
 
 /// The document of a cluster with very many custom resources has about 2 MiB.
 const MAX_RESPONSE_BYTES: usize = 32 * 1024 * 1024;

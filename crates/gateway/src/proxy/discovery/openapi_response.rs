@@ -7,6 +7,8 @@ use http::header::{
     LAST_MODIFIED, LOCATION, VARY,
 };
 use http::{HeaderValue, Response, StatusCode};
+use skewbridge_http_engine::body::ResponseBody;
+use skewbridge_http_engine::http_date;
 
 use super::merged_response::{
     MergedResponse, ReplaceResult, etag_matches, exceeds_limit, read_body,
@@ -17,8 +19,6 @@ use crate::error_response;
 use crate::gzip::MIN_COMPRESSED_BYTES;
 use crate::metrics::discovery::{DiscoveryMetrics, Fallback};
 use crate::openapi::{DocumentId, DocumentRequest, Format, LocalDocument, MergedDocument};
-use skewbridge_http_engine::body::ResponseBody;
-use skewbridge_http_engine::http_date;
 
 /// `/openapi/v2` of a cluster with very many custom resources has about 20 MiB.
 const MAX_DOCUMENT_BYTES: usize = 64 * 1024 * 1024;

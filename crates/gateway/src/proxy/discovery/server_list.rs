@@ -11,13 +11,13 @@ use http::{HeaderValue, Method, Response, StatusCode};
 use skewbridge_discovery::accept::LOCAL_DOCUMENT;
 use skewbridge_discovery::servers::{self, MEDIA_TYPE};
 use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList};
+use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_peer_directory::registry::RegistryStatus;
 use skewbridge_peer_directory::{Identity, MicroTime, Peer, ServedApis, reachability};
 
 use crate::cluster_state::Cluster;
 use crate::discovery_view::discovery_request::is_apis;
 use crate::local_identity::LocalIdentity;
-use skewbridge_http_engine::body::ResponseBody;
 
 /// The list, for callers that the local server permits to read discovery.
 #[derive(Debug)]

@@ -13,6 +13,7 @@ use skewbridge_discovery::accept::{
 };
 use skewbridge_discovery::document::{Group, Schema};
 use skewbridge_discovery::{Document, Index, Layout, Object as _};
+use skewbridge_http_engine::body::ResponseBody;
 use skewbridge_k8s_api::content_negotiation::Format;
 use skewbridge_k8s_api::request_info::DecodedPath;
 use skewbridge_k8s_api::version::Version as KubeVersion;
@@ -27,7 +28,6 @@ use crate::cluster_state::ClusterHandle;
 use crate::discovery_view::{CompleteDiscovery, DiscoveryRequest, DiscoveryRoot, View};
 use crate::local_identity::LocalIdentity;
 use crate::metrics::discovery::DiscoveryMetrics;
-use skewbridge_http_engine::body::ResponseBody;
 
 /// `GROUP/VERSION:RESOURCE`, and nothing before the version for the core group.
 fn document(words: &[&str], core: bool) -> Arc<Document> {
