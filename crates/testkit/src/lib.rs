@@ -30,6 +30,8 @@ mod h2io;
 mod memory;
 pub mod pki;
 pub mod pods;
+pub mod protocols;
+pub mod proxy_suites;
 mod soft_token;
 mod stopwatch;
 mod task;

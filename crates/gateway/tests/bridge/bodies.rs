@@ -15,8 +15,8 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::support::protocols::Proto::{H1, H2};
 use crate::support::protocols::{
-    ApiServerFixture, COMBINATIONS, Client, Exchange, Proto, ScriptedFixture, Truncated,
-    lower_case_names, owned, request, with_timeout,
+    ApiServerFixture, COMBINATIONS, Client, Exchange, Proto, ScriptedFixture, lower_case_names,
+    owned, request, with_timeout,
 };
 
 /// Around the sizes of TLS records, DATA frames and windows, and larger than all of them.
@@ -524,117 +524,6 @@ async fn a_client_that_disconnects_while_both_bodies_are_open_cancels_the_respon
         let _connection = upload.disconnect();
         body.cancelled().await;
     }
-}
-
-#[tokio::test]
-async fn a_response_truncated_by_upstream_never_looks_complete() {
-    for (client, upstream) in COMBINATIONS {
-        let (fixture, mut bodies) = ApiServerFixture::streaming(upstream).await;
-        let mut exchange = fixture
-            .client(client)
-            .await
-            .begin(request("GET", "/"))
-            .await;
-        let body = with_timeout(bodies.recv()).await.unwrap();
-        body.send("half").await.unwrap();
-        assert_eq!(exchange.head().await, 200);
-        exchange.expect(b"half").await;
-        drop(body);
-        assert_eq!(exchange.read_to_end().await, Err(Truncated));
-    }
-}
-
-#[tokio::test]
-async fn a_response_whose_connection_is_reset_never_looks_complete() {
-    for (client, upstream) in COMBINATIONS {
-        let (fixture, mut bodies) = ApiServerFixture::streaming(upstream).await;
-        let mut exchange = fixture
-            .client(client)
-            .await
-            .begin(request("GET", "/"))
-            .await;
-        let body = with_timeout(bodies.recv()).await.unwrap();
-        body.send("half").await.unwrap();
-        assert_eq!(exchange.head().await, 200);
-        exchange.expect(b"half").await;
-        fixture.upstream.kill_connections().await;
-        assert_eq!(exchange.read_to_end().await, Err(Truncated));
-    }
-}
-
-#[tokio::test]
-async fn a_response_shorter_than_its_content_length_never_looks_complete() {
-    for client in [H1, H2] {
-        let cut = Arc::new(Notify::new());
-        let script_cut = Arc::clone(&cut);
-        let fixture = ScriptedFixture::new(H1, move |mut conn| {
-            let cut = Arc::clone(&script_cut);
-            async move {
-                conn.read_head().await;
-                let answer = "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf";
-                conn.write(answer).await;
-                cut.notified().await;
-                conn.half_close().await;
-            }
-        })
-        .await;
-        let mut exchange = fixture
-            .client(client)
-            .await
-            .begin(request("GET", "/"))
-            .await;
-        assert_eq!(exchange.head().await, 200);
-        exchange.expect(b"half").await;
-        cut.notify_one();
-        assert_eq!(exchange.read_to_end().await, Err(Truncated));
-    }
-}
-
-#[tokio::test]
-async fn a_response_delimited_by_close_is_complete_only_after_close_notify() {
-    for client in [H1, H2] {
-        let end = Arc::new(Notify::new());
-        let script_end = Arc::clone(&end);
-        let fixture = ScriptedFixture::new(H1, move |mut conn| {
-            let end = Arc::clone(&script_end);
-            async move {
-                let head = conn.read_head().await;
-                conn.write("HTTP/1.1 200 OK\r\n\r\nall of it").await;
-                end.notified().await;
-                if head.starts_with("GET /whole") {
-                    conn.half_close().await;
-                } else {
-                    conn.truncate().await;
-                }
-                conn.read_to_end().await;
-            }
-        })
-        .await;
-        for (path, rest) in [("/whole", Ok(Vec::new())), ("/cut", Err(Truncated))] {
-            let mut exchange = fixture
-                .client(client)
-                .await
-                .begin(request("GET", path))
-                .await;
-            assert_eq!(exchange.head().await, 200);
-            exchange.expect(b"all of it").await;
-            end.notify_one();
-            assert_eq!(exchange.read_to_end().await, rest);
-        }
-    }
-}
-
-#[tokio::test]
-async fn an_http_1_0_client_sees_that_a_response_was_truncated() {
-    let (fixture, mut bodies) = ApiServerFixture::streaming(H1).await;
-    let mut client = fixture.h1().await;
-    client.send("GET / HTTP/1.0\r\n\r\n").await.unwrap();
-    let body = with_timeout(bodies.recv()).await.unwrap();
-    body.send("half").await.unwrap();
-    drop(body);
-    let mut connection = client.into_connection();
-    let end = with_timeout(connection.read_to_end(&mut Vec::new())).await;
-    assert!(end.is_err(), "TLS ended with close_notify");
 }
 
 #[tokio::test]

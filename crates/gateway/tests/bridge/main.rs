@@ -28,6 +28,7 @@ mod peer_records;
 mod peer_silence;
 mod peer_skew;
 mod peers;
+mod proxy_suites;
 mod reload;
 mod retries;
 mod self_test;
