@@ -105,6 +105,14 @@ pub enum Error {
         /// The cause, with advice.
         cause: String,
     },
+    /// The server speaks none of the protocols that were offered by ALPN.
+    #[error("unable to connect to the server {server}: {cause}")]
+    NoCommonProtocol {
+        /// The server.
+        server: String,
+        /// The cause.
+        cause: String,
+    },
     /// The server did not react in time.
     #[error(
         "the server {server} did not {what} within {} s; is it reachable from here?",

@@ -17,7 +17,10 @@ use tokio_rustls::TlsConnector;
 
 use crate::Error;
 use crate::client_key::{ClientKey, ClientKeyResolver, HandshakeKey, Versions};
-use crate::forward::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol, Standing};
+use crate::forward::{
+    BoxFuture, ConnectError, CredentialState, Dial, DialedStream, Protocol, ProtocolOffer,
+    connect_error,
+};
 
 /// For TCP, proxy and TLS together, like Go's dialer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -70,8 +73,8 @@ impl Cluster {
         &self.authority
     }
 
-    async fn connect(&self, offer: Offer) -> Result<Dialled, DialError> {
-        let failed = |cause: &dyn std::fmt::Display| DialError::new(cause.to_string());
+    async fn connect(&self, offer: ProtocolOffer) -> Result<DialedStream, ConnectError> {
+        let failed = |cause: &dyn std::fmt::Display| ConnectError::new(cause.to_string());
         let stream = timeout(CONNECT_TIMEOUT, self.dialer.dial()).await;
         let stream = stream
             .map_err(|_| self.timed_out(CONNECT_TIMEOUT))?
@@ -114,18 +117,18 @@ impl Cluster {
         }
         let tls = handshake
             .map_err(|_| self.timed_out(limit))?
-            .map_err(|error| failed(&self.dialer.handshake_error(&error)))?;
+            .map_err(|error| connect_error(&self.dialer.handshake_error(&error)))?;
         let protocol = Protocol::from_alpn(tls.get_ref().1.alpn_protocol());
         let expires = key.and_then(|key| key.expires());
-        Ok(Dialled {
+        Ok(DialedStream {
             stream: Box::new(tls),
             protocol,
-            standing: expires.map(|expires| Arc::new(CertificateExpiry(expires)) as _),
+            credential: expires.map(|expires| Arc::new(CertificateExpiry(expires)) as _),
         })
     }
 
-    fn timed_out(&self, limit: Duration) -> DialError {
-        DialError::new(format!(
+    fn timed_out(&self, limit: Duration) -> ConnectError {
+        ConnectError::new(format!(
             "the server {} did not accept a connection within {} s; is it reachable from here?",
             self.dialer.server(),
             limit.as_secs()
@@ -160,14 +163,14 @@ async fn handshake_on_blocking_thread(
 /// each request, and the key may have a new certificate already.
 struct CertificateExpiry(SystemTime);
 
-impl Standing for CertificateExpiry {
-    fn is_good(&self) -> bool {
+impl CredentialState for CertificateExpiry {
+    fn is_valid(&self) -> bool {
         SystemTime::now() < self.0
     }
 }
 
 impl Dial for Cluster {
-    fn dial(&self, offer: Offer) -> BoxFuture<'_, Result<Dialled, DialError>> {
+    fn dial(&self, offer: ProtocolOffer) -> BoxFuture<'_, Result<DialedStream, ConnectError>> {
         Box::pin(self.connect(offer))
     }
 }

@@ -20,7 +20,7 @@ use skewbridge_k8s_api::secret::SecretString;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::Error;
-use crate::forward::Offer;
+use crate::forward::ProtocolOffer;
 
 /// Both ends use the same clock, but it may be set back.
 const CLOCK_SKEW: Duration = Duration::from_hours(1);
@@ -124,7 +124,7 @@ impl EphemeralCa {
             .map_err(Error::certificate)?
             .with_client_cert_verifier(clients)
             .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified_key)));
-        config.alpn_protocols = Offer::Either.alpn();
+        config.alpn_protocols = ProtocolOffer::Either.alpn();
         Ok(Arc::new(config))
     }
 }

@@ -11,7 +11,7 @@ use crate::client_key::ClientKey;
 use crate::cluster::Cluster;
 use crate::ephemeral_ca::EphemeralCa;
 use crate::exec_info::ExecInfo;
-use crate::forward::{Apart, Forwarder, Listener};
+use crate::forward::{Forwarder, Listener, ServerThread};
 use crate::modifier::RequestModifier;
 use crate::shared_instance::{InstancePath, READY_LINE, serve_credentials};
 use crate::shutdown_watcher::{LockFile, ShutdownReason, ShutdownWatcher};
@@ -256,7 +256,7 @@ impl Instance {
         let Some(listener) = lock(&self.listener).take() else {
             return Ok(ShutdownReason::Signal);
         };
-        let server = Apart::begin(listener, self.tls.clone(), self.forwarder.clone());
+        let server = ServerThread::start(listener, self.tls.clone(), self.forwarder.clone());
         let mut server = server.map_err(|cause| Error::Listen {
             at: lock(&self.address).url.clone(),
             cause,
@@ -269,7 +269,7 @@ impl Instance {
             () = self.forwarder.activity().idle(idle_timeout) => ShutdownReason::Idle(idle_timeout),
         };
         lock(&self.address).remove();
-        server.end(ABORT_TIMEOUT).await;
+        server.stop(ABORT_TIMEOUT).await;
         Ok(reason)
     }
 }

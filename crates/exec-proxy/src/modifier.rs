@@ -1,9 +1,12 @@
 //! Request modifiers: how a plugin changes requests.
 
+use std::pin::Pin;
+
 use bytes::Bytes;
 use http::{HeaderMap, Method, Uri};
 
-use crate::forward::BoxFuture;
+/// A future on the heap.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Changes requests on their way to the cluster: signs them, adds headers.
 ///

@@ -10,7 +10,8 @@ use http::uri::Authority as HostAndPort;
 use skewbridge_client::Endpoint;
 use skewbridge_client::exec_plugin::ConnectionCredential;
 use skewbridge_exec_proxy::forward::{
-    Apart, BoxFuture, Dial, DialError, Dialled, Forwarder, Listener, Offer, Protocol, Standing,
+    BoxFuture, ConnectError, CredentialState, Dial, DialedStream, Forwarder, Listener, Protocol,
+    ProtocolOffer, ServerThread, connect_error,
 };
 use skewbridge_exec_proxy::{EphemeralCa, ModifyError, Outgoing, RequestModifier};
 use tokio::net::TcpListener;
@@ -29,7 +30,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct LoopbackProxy {
     access: Access,
-    serving: Apart,
+    serving: ServerThread,
 }
 
 impl LoopbackProxy {
@@ -55,7 +56,7 @@ impl LoopbackProxy {
         };
         let credentials = Box::new(Credentials(endpoint.clone()));
         let forwarder = Forwarder::new(Upstream(endpoint), host, vec![credentials]);
-        let serving = Apart::begin(Listener::Tcp(listener), tls, Arc::new(forwarder))
+        let serving = ServerThread::start(Listener::Tcp(listener), tls, Arc::new(forwarder))
             .map_err(|error| format!("cannot serve the command: {error}"))?;
         Ok(Self { access, serving })
     }
@@ -63,7 +64,7 @@ impl LoopbackProxy {
     /// Closes it, and ends the plugin. Requests in flight are dropped, because the command has
     /// ended.
     pub(super) async fn close(self) {
-        self.serving.end(SHUTDOWN_TIMEOUT).await;
+        self.serving.stop(SHUTDOWN_TIMEOUT).await;
     }
 
     /// The kubeconfig data for the command.
@@ -77,17 +78,17 @@ impl LoopbackProxy {
 struct Upstream(Arc<Endpoint>);
 
 impl Dial for Upstream {
-    fn dial(&self, offer: Offer) -> BoxFuture<'_, Result<Dialled, DialError>> {
+    fn dial(&self, offer: ProtocolOffer) -> BoxFuture<'_, Result<DialedStream, ConnectError>> {
         Box::pin(async move {
             let opened = self.0.open(&offer.alpn()).await;
-            let opened = opened.map_err(|error| DialError::new(error.to_string()))?;
-            let standing = opened
+            let opened = opened.map_err(|error| connect_error(&error))?;
+            let credential = opened
                 .credential
                 .map(|credential| Arc::new(ByPlugin(credential)) as _);
-            Ok(Dialled {
+            Ok(DialedStream {
                 stream: opened.stream,
                 protocol: Protocol::from_alpn(opened.protocol.as_deref()),
-                standing,
+                credential,
             })
         })
     }
@@ -96,16 +97,16 @@ impl Dial for Upstream {
 /// The credential of the plugin is used until it expires, or until the cluster answers 401.
 struct ByPlugin(ConnectionCredential);
 
-impl Standing for ByPlugin {
-    fn is_good(&self) -> bool {
+impl CredentialState for ByPlugin {
+    fn is_valid(&self) -> bool {
         self.0.is_valid()
     }
 
-    fn is_passed_on(&self, path: &str) -> bool {
+    fn reaches_workload(&self, path: &str) -> bool {
         self.0.reaches_workload(path)
     }
 
-    fn refused(&self, request: &HeaderMap) {
+    fn mark_unauthorized(&self, request: &HeaderMap) {
         self.0.mark_unauthorized(request);
     }
 }

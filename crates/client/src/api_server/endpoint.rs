@@ -21,7 +21,7 @@ use crate::exec_plugin::{
 use crate::kubeconfig::{PemSource, Target};
 use crate::transport::{
     ALPN_HTTP1, Address, CaRoots, Certificate, Proxy, ProxyRoute, Scheme, Stream, StreamWithGuard,
-    TlsTarget, connect_tcp, secret_header, tls_config,
+    TlsTarget, connect_tcp, handshake_error, secret_header, tls_config,
 };
 
 /// For TCP, proxy and TLS together, like Go's dialer.
@@ -421,7 +421,7 @@ impl Endpoint {
             }
             Some(tls) => match tls.handshake(stream, alpn).await {
                 Ok(handshake) => handshake,
-                Err(cause) => return Err(Error::Tls { server, cause }),
+                Err(error) => return Err(handshake_error(server, &error)),
             },
         };
         Ok(OpenedTransport {

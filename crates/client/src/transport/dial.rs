@@ -117,9 +117,6 @@ impl Dialer {
 
     /// Describes a failed handshake in Go's words.
     pub fn handshake_error(&self, error: &std::io::Error) -> Error {
-        Error::Tls {
-            server: self.server(),
-            cause: tls::explain(error),
-        }
+        tls::handshake_error(self.server(), error)
     }
 }

@@ -40,5 +40,5 @@ pub(crate) use proxy_route::{ProxyRoute, TlsTarget};
 pub(crate) use tcp::connect as connect_tcp;
 pub(crate) use tls::{
     ALPN_HTTP1, Certificate, ServerTrust, config as tls_config, connector as tls_connector,
-    explain as explain_tls_error,
+    explain as explain_tls_error, handshake_error,
 };

@@ -1,7 +1,7 @@
 //! The route to a server through a proxy, and TLS handshakes.
 
-use std::fmt;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use bytes::BytesMut;
 use rustls::ClientConfig;
@@ -63,8 +63,8 @@ impl ProxyRoute {
             None => Box::new(tcp),
             Some(tls) => {
                 let handshake = tls.handshake(Box::new(tcp), &tls::ALPN_HTTP1).await;
-                let handshake = handshake.map_err(|cause| format!("cannot be trusted: {cause}"))?;
-                handshake.0
+                let untrusted = |error| format!("cannot be trusted: {}", tls::explain(&error));
+                handshake.map_err(untrusted)?.0
             }
         };
         let leftover = self.proxy.tunnel(&mut stream, to).await?;
@@ -82,7 +82,7 @@ impl TlsTarget {
         &self,
         stream: Stream,
         alpn: &[Vec<u8>],
-    ) -> Result<(Stream, Option<Vec<u8>>), String> {
+    ) -> io::Result<(Stream, Option<Vec<u8>>)> {
         let connector = tls::connector(&self.config, alpn);
         match connector
             .connect(self.name.clone(), ReadAhead::new(stream))
@@ -93,7 +93,7 @@ impl TlsTarget {
                 let alpn_protocol = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
                 Ok((Box::new(stream), alpn_protocol))
             }
-            Err(error) => Err(tls::explain(&error)),
+            Err(error) => Err(error),
         }
     }
 }

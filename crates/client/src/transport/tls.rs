@@ -8,8 +8,8 @@ use rustls::client::{WantsClientCert, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{
-    CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, Error as TlsError,
-    InconsistentKeys, RootCertStore, SignatureScheme, SupportedProtocolVersion,
+    AlertDescription, CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct,
+    Error as TlsError, InconsistentKeys, RootCertStore, SignatureScheme, SupportedProtocolVersion,
 };
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
@@ -17,6 +17,7 @@ use skewbridge_k8s_api::pem::PrivateKey;
 use tokio_rustls::TlsConnector;
 
 use crate::Secret;
+use crate::error::Error;
 
 /// Where systems keep their trusted CAs: Go's list.
 const SYSTEM_BUNDLES: [&str; 7] = [
@@ -136,6 +137,19 @@ pub(crate) fn connector(config: &Arc<ClientConfig>, alpn: &[Vec<u8>]) -> TlsConn
     let mut config = ClientConfig::clone(config);
     config.alpn_protocols = alpn.to_vec();
     TlsConnector::from(Arc::new(config))
+}
+
+/// The error of a failed handshake with this server.
+pub(crate) fn handshake_error(server: String, error: &std::io::Error) -> Error {
+    let cause = explain(error);
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+    match inner {
+        Some(
+            TlsError::AlertReceived(AlertDescription::NoApplicationProtocol)
+            | TlsError::NoApplicationProtocol,
+        ) => Error::NoCommonProtocol { server, cause },
+        _ => Error::Tls { server, cause },
+    }
 }
 
 /// Describes a failed handshake in Go's words.

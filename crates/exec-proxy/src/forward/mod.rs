@@ -1,7 +1,7 @@
 //! Forwards requests of clients, changed by modifiers, to one server.
 //!
 //! It knows nothing of plugins. A [`Forwarder`] has where requests go ([`Dial`]), as which host,
-//! and the modifiers; [`serve()`] accepts clients for it, and [`Apart`] does so on a dedicated
+//! and the modifiers; [`serve()`] accepts clients for it, and [`ServerThread`] does so on a dedicated
 //! thread. HTTP itself is `http-engine`'s: HTTP/1.1, HTTP/2 and upgrades pass, bodies and watches
 //! as they arrive. No request that could have an effect is sent twice, and a response that is cut
 //! is cut for the client as well.
@@ -39,11 +39,14 @@ use skewbridge_k8s_api::forwarding_headers;
 use skewbridge_k8s_api::request_info::DecodedPath;
 use tokio::time::timeout;
 
+pub use crate::modifier::BoxFuture;
 pub use activity::Activity;
-pub use dial::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol, Standing};
+pub use dial::{
+    ConnectError, CredentialState, Dial, DialedStream, Protocol, ProtocolOffer, connect_error,
+};
 pub(crate) use serve::is_same_user;
 pub use serve::{Listener, serve};
-pub use server_thread::Apart;
+pub use server_thread::ServerThread;
 
 use crate::modifier::{NeedsBody, Outgoing, RequestModifier};
 use activity::ActivityGuard;
@@ -67,9 +70,10 @@ const MAX_BUFFERED_BYTES: usize = 64 * 1024 * 1024;
 /// Unused HTTP/1.1 connections that are kept: client-go keeps 25 a host.
 const MAX_IDLE_CONNECTIONS: usize = 32;
 
-/// How often a request that the server has not processed is sent at most. Go's client sends one
-/// that meets GOAWAYs six times.
-const MAX_ATTEMPTS: usize = 6;
+/// How often a request that meets GOAWAYs is sent at most, as by Go's client. A request that the
+/// server has not processed for another reason is retried once.
+const MAX_GOAWAY_ATTEMPTS: usize = 6;
+const MAX_ATTEMPTS: usize = 2;
 
 /// Forwards requests to one server.
 pub struct Forwarder {
@@ -118,13 +122,13 @@ impl Forwarder {
     #[must_use]
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
-        self.held_limit(bytes.max(MAX_BUDGET_BYTES))
+        self.total_body_limit(bytes.max(MAX_BUDGET_BYTES))
     }
 
     /// With another limit for all such bodies together at one time. Requests for which there is
     /// no memory wait, and are refused with a 503 Status if that takes too long.
     #[must_use]
-    pub fn held_limit(mut self, bytes: usize) -> Self {
+    pub fn total_body_limit(mut self, bytes: usize) -> Self {
         self.body_budget = BodyBudget::new(bytes);
         self
     }
@@ -205,14 +209,15 @@ impl Forwarder {
             let bytes = check_outgoing(request.method(), request.uri(), request.headers())
                 .map_err(|status| ForwardError::HeadersTooLarge(status.message))?;
             request.body_mut().set_header_bytes(bytes);
-            let cause = match self.pool.send(&mut request, prefer).await {
+            let (cause, max_attempts) = match self.pool.send(&mut request, prefer).await {
                 Ok(response) => break response,
-                Err(SendError::NotProcessed(cause) | SendError::GoneAway(cause)) => cause,
+                Err(SendError::NotProcessed(cause)) => (cause, MAX_ATTEMPTS),
+                Err(SendError::GoneAway(cause)) => (cause, MAX_GOAWAY_ATTEMPTS),
                 Err(error) => return Err(error.into()),
             };
             attempts += 1;
             let can_resend = signed_body.is_some() || request.body_mut().rewind();
-            if attempts > MAX_ATTEMPTS || !can_resend {
+            if attempts > max_attempts || !can_resend {
                 return Err(ForwardError::NotProcessed(cause));
             }
             tracing::debug!(%cause, "a request is retried");
@@ -492,8 +497,8 @@ mod tests {
     struct Nowhere;
 
     impl Dial for Nowhere {
-        fn dial(&self, _: Offer) -> BoxFuture<'_, Result<Dialled, DialError>> {
-            Box::pin(async { Err(DialError::new("nobody there")) })
+        fn dial(&self, _: ProtocolOffer) -> BoxFuture<'_, Result<DialedStream, ConnectError>> {
+            Box::pin(async { Err(ConnectError::new("nobody there")) })
         }
     }
 

@@ -85,7 +85,7 @@ pub(crate) fn is_same_user(stream: &tokio::net::UnixStream) -> bool {
 /// Serves clients until `shutdown` is ready; then all requests in flight are cut.
 ///
 /// `tls` has the serving certificate and the CA of client certificates. Its ALPN protocols
-/// decide what is spoken: [`Offer::alpn`](super::Offer::alpn) has them.
+/// decide what is spoken: [`ProtocolOffer::alpn`](super::ProtocolOffer::alpn) has them.
 pub async fn serve(
     listener: Listener,
     tls: Arc<ServerConfig>,

@@ -17,15 +17,15 @@ use super::{Forwarder, Listener, serve};
 /// Serves clients on a dedicated thread, which is enough for one user's requests. What blocks it
 /// (a secret on a disk that hangs, say) does not block the task that waits for shutdown.
 #[derive(Debug)]
-pub struct Apart {
-    /// Dropped, it ends.
+pub struct ServerThread {
+    /// Stops the thread when it is dropped.
     stop: oneshot::Sender<()>,
     ended: oneshot::Receiver<()>,
 }
 
-impl Apart {
-    /// Begins.
-    pub fn begin(
+impl ServerThread {
+    /// Starts the thread.
+    pub fn start(
         listener: Listener,
         tls: Arc<ServerConfig>,
         forwarder: Arc<Forwarder>,
@@ -54,19 +54,19 @@ impl Apart {
         Ok(Self { stop, ended })
     }
 
-    /// Returns if it has ended by itself.
+    /// Returns when the thread has ended by itself.
     pub async fn ended(&mut self) {
         let _ = (&mut self.ended).await;
     }
 
-    /// Ends it, and waits until nothing of it is left, but no longer than this.
-    pub async fn end(self, patience: Duration) {
+    /// Stops the thread, and waits for its end, but no longer than this.
+    pub async fn stop(self, max_wait: Duration) {
         drop(self.stop);
-        let _ = timeout(patience, self.ended).await;
+        let _ = timeout(max_wait, self.ended).await;
     }
 }
 
-/// A listener on its way from one runtime to another.
+/// A listener that moves from one runtime to another.
 enum Bound {
     Unix(unix::UnixListener),
     Tcp(net::TcpListener),

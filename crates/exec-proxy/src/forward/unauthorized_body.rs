@@ -8,7 +8,7 @@ use http::{HeaderMap, StatusCode};
 use skewbridge_client::ErrorResponse;
 use skewbridge_http_engine::body::{BodySource, Frame, PollFrame, ResponseBody};
 
-use super::dial::Standing;
+use super::dial::CredentialState;
 
 /// More than the Status of any 401.
 const MAX_STATUS_BYTES: usize = 16 * 1024;
@@ -17,7 +17,7 @@ const MAX_STATUS_BYTES: usize = 16 * 1024;
 /// request learns of it before the client has the end.
 pub(super) fn inspect_unauthorized(
     body: ResponseBody,
-    credential: Arc<dyn Standing>,
+    credential: Arc<dyn CredentialState>,
     request_headers: HeaderMap,
 ) -> ResponseBody {
     ResponseBody::stream(UnauthorizedBodyInspector {
@@ -38,7 +38,7 @@ struct UnauthorizedBodyInspector {
 
 struct Inspection {
     received: BytesMut,
-    credential: Arc<dyn Standing>,
+    credential: Arc<dyn CredentialState>,
     /// With which the request was sent.
     request_headers: HeaderMap,
 }
@@ -56,7 +56,9 @@ impl UnauthorizedBodyInspector {
             && ErrorResponse::parse(StatusCode::UNAUTHORIZED.as_u16(), &inspection.received)
                 .is_unauthorized()
         {
-            inspection.credential.refused(&inspection.request_headers);
+            inspection
+                .credential
+                .mark_unauthorized(&inspection.request_headers);
         }
     }
 }

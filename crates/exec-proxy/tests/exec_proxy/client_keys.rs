@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use rcgen::{PKCS_ECDSA_P384_SHA384, PKCS_RSA_SHA256};
 use rustls::{SignatureAlgorithm, SignatureScheme};
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
-use skewbridge_exec_proxy::forward::{BoxFuture, Dial, DialError, Dialled, Offer};
+use skewbridge_exec_proxy::forward::{BoxFuture, ConnectError, Dial, DialedStream, ProtocolOffer};
 use skewbridge_exec_proxy::{Certificate, ClientKey, Cluster, KeyError};
 use skewbridge_testkit::{
     ApiServer, Ca, ClientAuth, Options, Reply, ScriptedServer, TEST_TIMEOUT, eventually,
@@ -168,7 +168,7 @@ struct TouchDial {
 }
 
 impl Dial for TouchDial {
-    fn dial(&self, offer: Offer) -> BoxFuture<'_, Result<Dialled, DialError>> {
+    fn dial(&self, offer: ProtocolOffer) -> BoxFuture<'_, Result<DialedStream, ConnectError>> {
         Box::pin(async move {
             self.dials.fetch_add(1, Ordering::Relaxed);
             self.touch.acquire().await.unwrap().forget();

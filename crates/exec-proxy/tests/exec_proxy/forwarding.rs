@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::{HeaderValue, Request, StatusCode};
-use skewbridge_exec_proxy::forward::{BoxFuture, Dial, DialError, Dialled, Offer, Standing};
+use skewbridge_exec_proxy::forward::{
+    BoxFuture, ConnectError, CredentialState, Dial, DialedStream, ProtocolOffer,
+};
 use skewbridge_exec_proxy::{Cluster, ModifyError, NeedsBody, Outgoing, RequestModifier};
 use skewbridge_testkit::{
     ApiServer, Ca, Options, Reply, ReservedPort, ScriptedServer, TEST_TIMEOUT, eventually,
@@ -241,16 +243,16 @@ struct ExpiringCredential {
     refused: std::sync::atomic::AtomicUsize,
 }
 
-impl Standing for ExpiringCredential {
-    fn is_good(&self) -> bool {
+impl CredentialState for ExpiringCredential {
+    fn is_valid(&self) -> bool {
         !self.expired.load(Ordering::Relaxed)
     }
 
-    fn is_passed_on(&self, path: &str) -> bool {
+    fn reaches_workload(&self, path: &str) -> bool {
         path.starts_with("/workload/")
     }
 
-    fn refused(&self, request: &http::HeaderMap) {
+    fn mark_unauthorized(&self, request: &http::HeaderMap) {
         assert!(request.contains_key("host"));
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
@@ -266,13 +268,13 @@ struct ExpiringDial {
 }
 
 impl Dial for ExpiringDial {
-    fn dial(&self, offer: Offer) -> BoxFuture<'_, Result<Dialled, DialError>> {
+    fn dial(&self, offer: ProtocolOffer) -> BoxFuture<'_, Result<DialedStream, ConnectError>> {
         Box::pin(async move {
-            let mut dialled = self.cluster.dial(offer).await?;
+            let mut dialed = self.cluster.dial(offer).await?;
             let credential = Arc::new(ExpiringCredential::default());
             *self.credential.lock().unwrap() = credential.clone();
-            dialled.standing = Some(credential);
-            Ok(dialled)
+            dialed.credential = Some(credential);
+            Ok(dialed)
         })
     }
 }

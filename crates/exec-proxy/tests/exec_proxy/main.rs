@@ -7,4 +7,5 @@ mod connection_limits;
 mod forwarder_fixture;
 mod forwarding;
 mod proxies;
+mod proxy_suites;
 mod upgrades;

@@ -53,7 +53,7 @@ impl ForwarderFixture {
     }
 
     async fn serve(forwarder: Forwarder) -> Self {
-        let forwarder = forwarder.body_limit(100_000).held_limit(150_000);
+        let forwarder = forwarder.body_limit(100_000).total_body_limit(150_000);
         let forwarder = Arc::new(forwarder);
         let ca = Ca::new("clients");
         let tls = ca

@@ -122,6 +122,13 @@ impl ConnectError {
             no_common_protocol: false,
         }
     }
+
+    /// The server speaks none of the offered protocols.
+    #[must_use]
+    pub fn no_common_protocol(mut self) -> Self {
+        self.no_common_protocol = true;
+        self
+    }
 }
 
 /// Keepalive of HTTP/2 connections that have requests in flight.
