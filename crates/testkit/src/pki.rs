@@ -12,6 +12,7 @@ use rcgen::{
 use rustls::crypto::CryptoProvider;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use crate::der::{Subject, with_subject};
@@ -237,6 +238,17 @@ impl Validity {
 }
 
 impl Leaf {
+    /// A certificate and its key in PEM.
+    pub fn from_pem(cert_pem: String, key_pem: String) -> Self {
+        let chain = CertificateDer::pem_slice_iter(cert_pem.as_bytes());
+        Self {
+            chain_der: chain.collect::<Result<_, _>>().unwrap(),
+            key_der: PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).unwrap(),
+            cert_pem,
+            key_pem,
+        }
+    }
+
     /// The configuration of a server that presents this certificate and offers `alpn`, in
     /// order of preference.
     pub fn server_config(&self, clients: ClientAuth<'_>, alpn: &[&str]) -> Arc<ServerConfig> {

@@ -6,6 +6,7 @@
 mod credentials;
 mod lifecycle;
 mod listener;
+mod proxy_suites;
 #[path = "../support/run_fixture.rs"]
 mod run_fixture;
 mod terminal;

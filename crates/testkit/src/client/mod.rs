@@ -28,6 +28,8 @@ pub struct TlsClient {
     pub identity: Option<Leaf>,
     /// The protocols that it offers, in order of preference.
     pub alpn: Vec<&'static str>,
+    /// The name that the server's certificate has to have.
+    pub server_name: &'static str,
 }
 
 /// A complete response.
@@ -52,6 +54,7 @@ impl TlsClient {
             roots: ca.roots(),
             identity: None,
             alpn: Vec::new(),
+            server_name: "localhost",
         }
     }
 
@@ -81,16 +84,18 @@ impl TlsClient {
         Ok(BufReader::new(TlsStream::from(tls)))
     }
 
-    /// Connects to `localhost`, offering only HTTP/1.1.
+    /// Connects with HTTP/1.1.
     pub async fn http1(&self, addr: SocketAddr) -> io::Result<H1Client> {
         let client = self.clone().alpn(&["http/1.1"]);
-        Ok(H1Client::over(client.connect(addr, "localhost").await?))
+        Ok(H1Client::over(
+            client.connect(addr, client.server_name).await?,
+        ))
     }
 
-    /// Connects to `localhost`, offering only HTTP/2.
+    /// Connects with HTTP/2.
     pub async fn http2(&self, addr: SocketAddr) -> io::Result<H2Client> {
         let client = self.clone().alpn(&["h2"]);
-        H2Client::over(client.connect(addr, "localhost").await?)
+        H2Client::over(client.connect(addr, client.server_name).await?)
             .await
             .map_err(io::Error::other)
     }

@@ -103,7 +103,7 @@ impl<P: ProxyFixture> ApiProxy<P> {
     pub(crate) async fn raw_h2(&self) -> Connection {
         let client = self.fixture.client().alpn(&["h2"]);
         let address = self.fixture.address();
-        let mut io = client.connect(address, "localhost").await.unwrap();
+        let mut io = client.connect(address, client.server_name).await.unwrap();
         h2frames::open(&mut io, &[]).await.unwrap();
         io
     }
