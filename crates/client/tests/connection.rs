@@ -269,7 +269,7 @@ async fn after_an_upgrade_the_stream_and_the_read_bytes_are_handed_over() {
     let answer = connection.send(&request).await.unwrap();
     assert_eq!(answer.status, 101);
     assert!(!connection.is_ready());
-    let (mut stream, early) = connection.into_parts();
+    let (mut stream, early) = connection.into_parts().unwrap();
     stream.write_all(b"ping").await.unwrap();
     let mut received = early.to_vec();
     while received.len() < 9 {

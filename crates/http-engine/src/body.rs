@@ -29,6 +29,9 @@ pub enum BodyError {
     /// The server went away, or sent something that is no body.
     #[error("upstream's answer ended early: {0}")]
     Upstream(String),
+    /// The server sent something that is not HTTP.
+    #[error("upstream's answer is not HTTP: {0}")]
+    Malformed(String),
 }
 
 /// What polling a body gives: `None` is its end.

@@ -87,7 +87,7 @@ fn a_command() {
                 .header("upgrade", "SPDY/3.1");
             let answer = connection.send(&request).await.unwrap();
             assert_eq!(answer.status, StatusCode::SWITCHING_PROTOCOLS);
-            let (mut stream, early) = connection.into_parts();
+            let (mut stream, early) = connection.into_parts().unwrap();
             assert!(early.is_empty());
             stream.write_all(b"ping").await.unwrap();
             stream.flush().await.unwrap();

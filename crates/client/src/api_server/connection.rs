@@ -1,15 +1,17 @@
 //! An HTTP/1.1 connection that carries one request after the other, or becomes a raw stream
 //! after an upgrade.
 
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
-use skewbridge_http_engine::http1::{
-    BodyEvent, HeadTerminator, ResponseHead, parse_response, write_headers, write_request_line,
-};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use skewbridge_http_engine::body::{BodyError, Frame, RequestBody, ResponseBody};
+use skewbridge_http_engine::client::h1::{ConnectionHome, H1Connection};
+use skewbridge_http_engine::client::{ReplayBody, RetryClass, SendError, UpstreamResponse};
 
 use crate::error::{Error, ErrorResponse};
 use crate::exec_plugin::ConnectionCredential;
@@ -18,31 +20,40 @@ use crate::transport::Stream;
 /// Default limit of a response body: more than any discovery document.
 const DEFAULT_MAX_RESPONSE_BYTES: usize = 32 * 1024 * 1024;
 
-/// How much is read from the socket at once.
-const READ_CHUNK_BYTES: usize = 16 * 1024;
-
-/// How many interim responses (such as 100 Continue) may precede the final one.
-const MAX_INTERIM_RESPONSES: usize = 16;
-
 /// A connection to a server. It carries one request at a time.
 pub struct Connection {
-    stream: Stream,
-    buffer: BytesMut,
+    state: State,
     server: String,
     prefix: String,
     headers: HeaderMap,
     /// The credential that a plugin issued for this connection.
     credential: Option<ConnectionCredential>,
     timeout: Option<Duration>,
-    state: State,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Ready for a request.
-    Ready,
-    /// A request is in progress or was aborted, or the server allows no further request.
-    Finished,
+    /// The connection is here between requests, unless the server allows no further one.
+    Http(Arc<Idle>),
+    /// After 101.
+    Upgraded(Stream, BytesMut),
+}
+
+/// Where the connection is between requests. A request that is in progress or was aborted has
+/// taken it.
+#[derive(Debug, Default)]
+struct Idle(Mutex<Option<H1Connection<Stream>>>);
+
+impl Idle {
+    fn lock(&self) -> MutexGuard<'_, Option<H1Connection<Stream>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ConnectionHome<Stream> for Idle {
+    fn give_back(&self, mut connection: H1Connection<Stream>) {
+        connection.park();
+        *self.lock() = Some(connection);
+    }
 }
 
 /// A request.
@@ -127,21 +138,24 @@ impl Connection {
         credential: Option<ConnectionCredential>,
         timeout: Option<Duration>,
     ) -> Self {
+        let connection = H1Connection::new(stream, None, None).with_input(buffer);
+        let idle = Idle(Mutex::new(Some(connection)));
         Self {
-            stream,
-            buffer,
+            state: State::Http(Arc::new(idle)),
             server,
             prefix,
             headers,
             credential,
             timeout,
-            state: State::Ready,
         }
     }
 
     /// Whether it is ready for another request.
     pub fn is_ready(&self) -> bool {
-        self.state == State::Ready
+        match &self.state {
+            State::Http(idle) => idle.lock().is_some(),
+            State::Upgraded(..) => false,
+        }
     }
 
     /// Whether the credential it was opened with is still valid, as far as the client knows.
@@ -154,10 +168,6 @@ impl Connection {
     /// Sends a request and reads the response. If this is cancelled, the connection accepts no
     /// further request.
     pub async fn send(&mut self, request: &Request) -> Result<Response, Error> {
-        if self.state != State::Ready {
-            return Err(self.connection_lost("the connection accepts no further request"));
-        }
-        self.state = State::Finished;
         let Some(timeout) = self.timeout else {
             return self.exchange(request).await;
         };
@@ -172,13 +182,20 @@ impl Connection {
     }
 
     /// After 101: the stream, and the bytes of it that have been read already.
-    pub fn into_parts(self) -> (Stream, Bytes) {
-        (self.stream, self.buffer.freeze())
+    pub fn into_parts(self) -> Result<(Stream, Bytes), Error> {
+        let (stream, input) = self.into_buffered()?;
+        Ok((stream, input.freeze()))
     }
 
     /// Like [`Connection::into_parts`], for a reader that continues with the buffer.
-    pub(crate) fn into_buffered(self) -> (Stream, BytesMut) {
-        (self.stream, self.buffer)
+    pub(crate) fn into_buffered(self) -> Result<(Stream, BytesMut), Error> {
+        match self.state {
+            State::Upgraded(stream, input) => Ok((stream, input)),
+            State::Http(_) => Err(Error::ConnectionLost {
+                server: self.server,
+                cause: "it was not upgraded".to_owned(),
+            }),
+        }
     }
 
     /// `HOST:PORT`
@@ -187,42 +204,41 @@ impl Connection {
     }
 
     async fn exchange(&mut self, request: &Request) -> Result<Response, Error> {
-        let head = self.encode_head(request)?;
-        // A server may respond and close before it has read the whole request: its response is
-        // still read.
-        let written = async {
-            self.stream.write_all(&head).await?;
-            self.stream.write_all(&request.body).await?;
-            self.stream.flush().await
+        let idle = match &self.state {
+            State::Http(idle) => idle.clone(),
+            State::Upgraded(..) => Arc::default(),
         };
-        let written = written.await;
-        let head = match (self.read_head(&request.method).await, written) {
-            (Ok(head), _) => head,
-            (Err(Error::ConnectionLost { .. }), Err(error)) => {
-                return Err(self.connection_lost(error));
-            }
-            (Err(error), _) => return Err(error),
+        let connection = idle.lock().take();
+        let Some(connection) = connection else {
+            return Err(self.connection_lost("the connection accepts no further request"));
         };
-        let is_unauthorized = head.status == StatusCode::UNAUTHORIZED;
+        let head = self.head(request)?;
+        let body = RequestBody::from(request.body.clone());
+        let mut body = ReplayBody::new(body, Arc::new(()), RetryClass::OnlyIfUnsent);
+        let sent = connection.send(&head, &mut body, idle).await;
+        let response = sent.map_err(|error| self.send_error(error))?;
+        let is_unauthorized = response.status() == StatusCode::UNAUTHORIZED;
         let may_be_from_workload = is_unauthorized && self.reaches_workload(request);
         if is_unauthorized && !may_be_from_workload {
             self.mark_unauthorized();
         }
-        if head.status == StatusCode::SWITCHING_PROTOCOLS {
-            return Ok(Response {
-                status: head.status,
-                headers: head.headers,
-                body: Bytes::new(),
-            });
-        }
-        let body = self.read_body(&head, request).await?;
+        let response = match response.into_response(body) {
+            UpstreamResponse::Response(response) => response,
+            UpstreamResponse::Upgraded(response, upgraded) => {
+                self.state = State::Upgraded(upgraded.io, upgraded.input);
+                return Ok(Response {
+                    status: response.status(),
+                    headers: response.headers().clone(),
+                    body: Bytes::new(),
+                });
+            }
+        };
+        let (head, body) = response.into_parts();
+        let body = read_body(body, &self.server, request).await?;
         if may_be_from_workload
             && ErrorResponse::parse(head.status.as_u16(), &body).is_unauthorized()
         {
             self.mark_unauthorized();
-        }
-        if head.keep_alive {
-            self.state = State::Ready;
         }
         Ok(Response {
             status: head.status,
@@ -245,17 +261,12 @@ impl Connection {
         (self.credential.as_ref()).is_some_and(|credential| credential.reaches_workload(&path))
     }
 
-    fn encode_head(&self, request: &Request) -> Result<BytesMut, Error> {
+    fn head(&self, request: &Request) -> Result<Parts, Error> {
         let target = format!("{}{}", self.prefix, request.path);
-        let is_path = target.starts_with('/')
-            && target.bytes().all(|byte| byte.is_ascii_graphic())
-            && target.parse::<Uri>().is_ok();
-        if !is_path {
-            return Err(Error::InvalidRequest(format!(
-                "the path {:?}",
-                request.path
-            )));
-        }
+        let is_path = target.starts_with('/') && target.bytes().all(|byte| byte.is_ascii_graphic());
+        let uri = target.parse::<Uri>().ok().filter(|_| is_path);
+        let uri =
+            uri.ok_or_else(|| Error::InvalidRequest(format!("the path {:?}", request.path)))?;
         let mut headers = self.headers.clone();
         for (name, value) in &request.headers {
             let unsendable = || Error::InvalidRequest(format!("the header {name:?}"));
@@ -266,97 +277,29 @@ impl Connection {
         if !request.body.is_empty() || request.method == Method::POST {
             headers.insert(CONTENT_LENGTH, HeaderValue::from(request.body.len()));
         }
-        let mut out = BytesMut::new();
-        write_request_line(&mut out, &request.method, &target);
-        write_headers(&mut out, &headers);
-        out.extend_from_slice(b"\r\n");
-        Ok(out)
+        let (mut head, ()) = http::Request::new(()).into_parts();
+        head.method = request.method.clone();
+        head.uri = uri;
+        head.headers = headers;
+        Ok(head)
     }
 
-    async fn read_head(&mut self, method: &Method) -> Result<ResponseHead, Error> {
-        let mut interim = 0;
-        let mut end = HeadTerminator::default();
-        loop {
-            if end.reached(&self.buffer) {
-                let head =
-                    parse_response(&mut self.buffer, method).map_err(|error| Error::NotHttp {
-                        server: self.server.clone(),
-                        cause: error.to_string(),
-                    })?;
-                match head {
-                    Some(head)
-                        if head.status.is_informational()
-                            && head.status != StatusCode::SWITCHING_PROTOCOLS =>
-                    {
-                        interim += 1;
-                        end = HeadTerminator::default();
-                        if interim > MAX_INTERIM_RESPONSES {
-                            return Err(Error::NotHttp {
-                                server: self.server.clone(),
-                                cause: "too many interim responses".to_owned(),
-                            });
-                        }
-                        continue;
-                    }
-                    Some(head) => return Ok(head),
-                    None => {}
-                }
-            }
-            // Anything but HTTP is detected at once, even if no blank line ever comes.
-            let prefix_pairs = b"HTTP/1.".iter().zip(&self.buffer);
-            if !prefix_pairs
-                .into_iter()
-                .all(|(expected, byte)| expected == byte)
-            {
-                return Err(Error::NotHttp {
-                    server: self.server.clone(),
-                    cause: "the response does not begin with HTTP/1.".to_owned(),
-                });
-            }
-            if self.fill().await? == 0 {
-                return Err(self.connection_lost("no response came"));
-            }
+    fn send_error(&self, error: SendError) -> Error {
+        match error {
+            SendError::BadAnswer(cause) => self.not_http(cause),
+            SendError::NotProcessed(cause)
+            | SendError::GoneAway(cause)
+            | SendError::CutOff(cause)
+            | SendError::Client(cause) => self.connection_lost(cause),
+            SendError::Connect(_) | SendError::Declined(_) => self.connection_lost(error),
         }
     }
 
-    async fn read_body(&mut self, head: &ResponseHead, request: &Request) -> Result<Bytes, Error> {
-        let mut decoder = head.framing.decoder();
-        let mut body = BytesMut::new();
-        loop {
-            match decoder.decode(&mut self.buffer) {
-                Ok(Some(BodyEvent::Data(data))) => {
-                    if body.len() + data.len() > request.limit {
-                        return Err(Error::TooLarge {
-                            server: self.server.clone(),
-                            path: request.path.clone(),
-                            limit: request.limit,
-                        });
-                    }
-                    body.extend_from_slice(&data);
-                }
-                Ok(Some(BodyEvent::Trailers(_) | BodyEvent::End)) => return Ok(body.freeze()),
-                Ok(None) => {
-                    if self.fill().await? == 0 {
-                        decoder
-                            .end_of_input()
-                            .map_err(|error| self.connection_lost(error))?;
-                        return Ok(body.freeze());
-                    }
-                }
-                Err(error) => {
-                    return Err(Error::NotHttp {
-                        server: self.server.clone(),
-                        cause: error.to_string(),
-                    });
-                }
-            }
+    fn not_http(&self, cause: String) -> Error {
+        Error::NotHttp {
+            server: self.server.clone(),
+            cause,
         }
-    }
-
-    async fn fill(&mut self) -> Result<usize, Error> {
-        self.buffer.reserve(READ_CHUNK_BYTES);
-        let read = self.stream.read_buf(&mut self.buffer).await;
-        read.map_err(|error| self.connection_lost(error))
     }
 
     fn connection_lost(&self, cause: impl std::fmt::Display) -> Error {
@@ -367,12 +310,47 @@ impl Connection {
     }
 }
 
+async fn read_body(
+    mut body: ResponseBody,
+    server: &str,
+    request: &Request,
+) -> Result<Bytes, Error> {
+    let server = || server.to_owned();
+    let mut complete = BytesMut::new();
+    while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
+        match frame {
+            Ok(Frame::Data(data)) if complete.len() + data.len() > request.limit => {
+                return Err(Error::TooLarge {
+                    server: server(),
+                    path: request.path.clone(),
+                    limit: request.limit,
+                });
+            }
+            Ok(Frame::Data(data)) => complete.extend_from_slice(&data),
+            Ok(Frame::Trailers(_)) => {}
+            Err(BodyError::Malformed(cause)) => {
+                return Err(Error::NotHttp {
+                    server: server(),
+                    cause,
+                });
+            }
+            Err(BodyError::Client(cause) | BodyError::Upstream(cause)) => {
+                return Err(Error::ConnectionLost {
+                    server: server(),
+                    cause,
+                });
+            }
+        }
+    }
+    Ok(complete.freeze())
+}
+
 /// Headers contain credentials, so only the server and the state are shown.
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connection")
             .field("server", &self.server)
-            .field("state", &self.state)
+            .field("is_ready", &self.is_ready())
             .finish_non_exhaustive()
     }
 }

@@ -44,7 +44,7 @@ pub(crate) async fn websocket(
     let server = connection.server().to_owned();
     match check_response(response.status, &response.headers, &key, &[offer]) {
         Ok(Some(selected)) => {
-            let (io, input) = connection.into_buffered();
+            let (io, input) = connection.into_buffered()?;
             let protocol = Some(selected.to_owned());
             Ok(Upgraded {
                 io,
@@ -94,7 +94,7 @@ pub(crate) async fn spdy(
     let protocol = protocol
         .and_then(|value| value.to_str().ok())
         .map(str::to_owned);
-    let (io, input) = connection.into_buffered();
+    let (io, input) = connection.into_buffered()?;
     Ok(Upgraded {
         io,
         input,

@@ -146,7 +146,7 @@ async fn all_requests_use_the_proxy_including_watches_and_upgrades() {
             .header("upgrade", protocol);
         let answer = connection.send(&request).await.unwrap();
         assert_eq!(answer.status, StatusCode::SWITCHING_PROTOCOLS);
-        let (mut near, early) = connection.into_parts();
+        let (mut near, early) = connection.into_parts().unwrap();
         assert!(early.is_empty());
         let mut far = far.connection().await;
         near.write_all(b"ping").await.unwrap();

@@ -100,6 +100,13 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Connection<Io> {
         }
     }
 
+    /// With bytes that have been read of it already.
+    #[must_use]
+    pub fn with_input(mut self, input: BytesMut) -> Self {
+        self.stream.input = input;
+        self
+    }
+
     /// Whether the credential it was opened with is valid.
     pub(super) fn is_valid(&self) -> bool {
         self.credential.as_ref().is_none_or(|it| it.is_valid())
@@ -466,7 +473,7 @@ impl ResponseReader {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(0)) => {
                     let cause = sending.failed.take();
-                    let cause = cause.unwrap_or_else(|| "end of stream".to_owned());
+                    let cause = cause.unwrap_or_else(|| "no response came".to_owned());
                     return Poll::Ready(Err(NoResponse::Closed(cause)));
                 }
                 Poll::Ready(Ok(_)) => sending.response_begun = true,
@@ -524,7 +531,7 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> BodySource for H1Body<
                     return Poll::Ready(None);
                 }
                 Ok(None) => {}
-                Err(error) => return self.broken(error.to_string()),
+                Err(error) => return self.broken(BodyError::Malformed(error.to_string())),
             }
             match stream.poll_fill(cx) {
                 Poll::Pending => return Poll::Pending,
@@ -533,10 +540,12 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> BodySource for H1Body<
                         self.connection = None;
                         return Poll::Ready(None);
                     }
-                    Err(error) => return self.broken(error.to_string()),
+                    Err(error) => return self.broken(BodyError::Upstream(error.to_string())),
                 },
                 Poll::Ready(Ok(_)) => {}
-                Poll::Ready(Err(error)) => return self.broken(error.to_string()),
+                Poll::Ready(Err(error)) => {
+                    return self.broken(BodyError::Upstream(error.to_string()));
+                }
             }
         }
     }
@@ -567,11 +576,11 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> H1Body<Io> {
         self.request = None;
     }
 
-    fn broken(&mut self, cause: String) -> PollFrame {
+    fn broken(&mut self, error: BodyError) -> PollFrame {
         self.connection = None;
         self.keep = false;
         self.drop_request();
-        Poll::Ready(Some(Err(BodyError::Upstream(cause))))
+        Poll::Ready(Some(Err(error)))
     }
 
     /// The response is complete: the connection goes back to the pool if it can carry another
