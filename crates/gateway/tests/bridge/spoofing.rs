@@ -36,7 +36,7 @@ const SPOOFED_HEADERS: [&str; 29] = [
     "x-other-group",
     "X-More-Scopes",
     "X_More_Scopes",
-    "X-NonPeer-Extra-A",
+    "X-Other-Extra-A",
     "x_other-extra_a",
     "X-Kubernetes-Peer-Proxied",
     "x_kubernetes_peer_proxied",

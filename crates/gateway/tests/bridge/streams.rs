@@ -8,6 +8,7 @@ use skewbridge_gateway::config::TranslateStreams;
 use skewbridge_remotecommand::{Input, Output, Protocol};
 use skewbridge_testkit::{Reply, TEST_TIMEOUT, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
 
 use crate::support::pki::PkiFixture;
 use crate::support::spdy_upstream::{
@@ -267,13 +268,14 @@ async fn idle_streams_are_pinged() {
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let node = cluster.next_command(4).await;
     client.next_message().await.unwrap();
-    let ending = tokio::spawn(async move {
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        node.end(SUCCESS).await;
-    });
+    let pinged = async {
+        while client.pings < 3 {
+            client.answer_next_ping().await;
+        }
+    };
+    timeout(TEST_TIMEOUT, pinged).await.expect("three pings");
+    node.end(SUCCESS).await;
     assert!(client.read_to_end().await.looks_successful());
-    assert!(client.pings >= 3, "{}", client.pings);
-    ending.await.unwrap();
 }
 
 #[tokio::test]

@@ -301,7 +301,8 @@ async fn a_slow_spdy_client_does_not_disconnect_upstream() {
         server.write(Output::Error, SUCCESS).await;
         server.close().await;
     });
-    // One and a half ping intervals are 0.6 s.
+    // The sleep proves an absence: upstream is not disconnected while the client does not read. One
+    // and a half ping intervals are 0.6 s.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let (stdout, _) = client.read_to_end("stdout").await;
     let (error, _) = client.read_to_end("error").await;
@@ -337,7 +338,8 @@ async fn a_process_that_reads_late_keeps_its_spdy_client() {
     });
     let mut server = WebSocketServer::accept(upstream.next_connection().await);
     let _ = streams[1].sender.send(vec![7; BYTES_SENT].into());
-    // Six ping intervals are 1.8 s.
+    // The sleep proves an absence: the client is not disconnected after six ping intervals, which
+    // are 1.8 s.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let mut read = 0;
     while read < BYTES_SENT {
@@ -362,6 +364,7 @@ async fn a_spdy_client_that_pauses_at_the_end_loses_no_output() {
         server.write(Output::Error, SUCCESS).await;
         server.close().await;
     });
+    // The sleep proves an absence: the client is not disconnected during its pause.
     tokio::time::sleep(Duration::from_secs(8)).await;
     let (stdout, _) = client.read_to_end("stdout").await;
     let (error, _) = client.read_to_end("error").await;
