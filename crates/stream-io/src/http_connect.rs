@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_and_a_closed_connection_are_told_apart() {
+    async fn a_refusal_is_distinguished_from_a_closed_connection() {
         let (_, result) = exchange(None, b"HTTP/1.1 407 Who?\r\n\r\n").await;
         let status = StatusCode::PROXY_AUTHENTICATION_REQUIRED;
         assert!(matches!(result, Err(ConnectError::Refused(found)) if found == status));

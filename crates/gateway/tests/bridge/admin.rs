@@ -428,8 +428,8 @@ async fn closing_an_idle_connection_leaves_upstream_ready() {
     let upstream = upstream(&pki, |_| Reply::json("{}")).await;
     let bridge = pki.start_bridge(upstream.addr());
     wait_until_ready(&bridge).await;
-    let stays_ready = async |asked: usize| {
-        let recorded = upstream.requests().len() + asked;
+    let stays_ready = async |request_count: usize| {
+        let recorded = upstream.requests().len() + request_count;
         eventually("the next probe", TEST_TIMEOUT, async || {
             assert_eq!(get(bridge.admin_address(), "/readyz").await.status, 200);
             upstream.requests().len() >= recorded

@@ -62,7 +62,7 @@ async fn wait_until_stalled(sent: &AtomicUsize) -> usize {
 /// Upper bound of the bytes buffered between both ends. HTTP/2 is bounded by its windows; HTTP/1.1
 /// adds the kernel's socket buffers, which grow to several MiB each.
 fn max_buffered_bytes(client: Proto, upstream: Proto) -> usize {
-    let kernel = |leg| if leg == H1 { 12 << 20 } else { 0 };
+    let kernel = |certificate| if certificate == H1 { 12 << 20 } else { 0 };
     (1 << 20) + kernel(client) + kernel(upstream)
 }
 
@@ -149,10 +149,10 @@ async fn late_reader(
         let mut tail = Vec::new();
         while !tail.ends_with(b"\r\n0\r\n\r\n") {
             let mut piece = vec![0; CHUNK_BYTES];
-            let got = conn.io.read(&mut piece).await.unwrap();
-            tail = [&tail, &piece[..got]].concat();
+            let read_bytes = conn.io.read(&mut piece).await.unwrap();
+            tail = [&tail, &piece[..read_bytes]].concat();
             tail = tail.split_off(tail.len().saturating_sub(7));
-            length += got;
+            length += read_bytes;
         }
         conn.write("HTTP/1.1 204 No Content\r\n\r\n").await;
         read.send(length).unwrap();
@@ -565,15 +565,15 @@ async fn a_response_whose_connection_is_reset_never_looks_complete() {
 #[tokio::test]
 async fn a_response_shorter_than_its_content_length_never_looks_complete() {
     for client in [H1, H2] {
-        let cut = Arc::new(Notify::new());
-        let script_cut = Arc::clone(&cut);
+        let truncated_at = Arc::new(Notify::new());
+        let script_cut = Arc::clone(&truncated_at);
         let fixture = ScriptedFixture::new(H1, move |mut conn| {
-            let cut = Arc::clone(&script_cut);
+            let truncated_at = Arc::clone(&script_cut);
             async move {
                 conn.read_head().await;
                 let answer = "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf";
                 conn.write(answer).await;
-                cut.notified().await;
+                truncated_at.notified().await;
                 conn.half_close().await;
             }
         })
@@ -585,7 +585,7 @@ async fn a_response_shorter_than_its_content_length_never_looks_complete() {
             .await;
         assert_eq!(exchange.head().await, 200);
         exchange.expect(b"half").await;
-        cut.notify_one();
+        truncated_at.notify_one();
         assert_eq!(exchange.read_to_end().await, Err(Truncated));
     }
 }

@@ -412,9 +412,12 @@ async fn the_bridge_sends_its_own_requests_as_the_configured_user() {
         );
         assert_eq!(recorded.all("x-remote-group"), ["bridges", "readers"]);
     }
-    let question = b.apiserver.gateway_requests("/apis").remove(0);
-    assert_eq!(question.all("x-remote-user"), ["skewbridge"]);
-    assert_eq!(question.all("x-remote-group"), ["system:authenticated"]);
+    let conditional_request = b.apiserver.gateway_requests("/apis").remove(0);
+    assert_eq!(conditional_request.all("x-remote-user"), ["skewbridge"]);
+    assert_eq!(
+        conditional_request.all("x-remote-group"),
+        ["system:authenticated"]
+    );
 }
 
 #[tokio::test]

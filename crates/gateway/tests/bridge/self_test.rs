@@ -109,11 +109,11 @@ async fn a_front_proxy_certificate_that_upstream_rejects_is_named_by_flag() {
     for (answer, text) in rows {
         let cluster = ClusterFixture::new(&[]).await;
         let corrected = Arc::new(AtomicBool::new(false));
-        let believes = corrected.clone();
+        let accepts = corrected.clone();
         cluster
             .local
             .set_hook(move |recorded| match recorded.path() {
-                REVIEWS_PATH if believes.load(Ordering::Relaxed) => Some(review(recorded)),
+                REVIEWS_PATH if accepts.load(Ordering::Relaxed) => Some(review(recorded)),
                 REVIEWS_PATH => Some(answer(recorded)),
                 _ => None,
             });

@@ -22,13 +22,13 @@ async fn start_bridge(pki: &PkiFixture, alpn: &[&'static str]) -> (ApiServer, Ha
 
 /// The requests that upstream has received completely.
 fn received_requests(upstream: &ApiServer, after: usize) -> Vec<(String, String)> {
-    let whole = |recorded: &RecordedRequest| recorded.body_state == Body::Complete;
+    let complete = |recorded: &RecordedRequest| recorded.body_state == Body::Complete;
     let text = |recorded: RecordedRequest| {
         let body = String::from_utf8_lossy(&recorded.body).into_owned();
         (format!("{} {}", recorded.method, recorded.target), body)
     };
     let new = client_requests(upstream).into_iter().skip(after);
-    new.filter(whole).map(text).collect()
+    new.filter(complete).map(text).collect()
 }
 
 #[allow(clippy::too_many_lines)] // a table
@@ -484,13 +484,15 @@ async fn http2_requests_that_http1_would_misread_are_rejected() {
                 client_requests(&upstream).len() <= before + 1,
                 "{alpn}: {name}"
             );
-            let got = received_requests(&upstream, before);
+            let forwarded = received_requests(&upstream, before);
             match expected {
                 H2Outcome::Passed => {
                     let body = body.unwrap_or_default().to_owned();
-                    assert_eq!(got, [("POST /x".to_owned(), body)], "{alpn}: {name}");
+                    assert_eq!(forwarded, [("POST /x".to_owned(), body)], "{alpn}: {name}");
                 }
-                H2Outcome::Reset | H2Outcome::Refused => assert_eq!(got, [], "{alpn}: {name}"),
+                H2Outcome::Reset | H2Outcome::Refused => {
+                    assert_eq!(forwarded, [], "{alpn}: {name}")
+                }
             }
         }
     }

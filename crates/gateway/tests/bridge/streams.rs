@@ -70,16 +70,20 @@ async fn a_command_runs_over_websocket_on_a_node_that_supports_only_spdy() {
     );
     assert_eq!((&*transcript.error, transcript.code), (SUCCESS, Some(1000)));
 
-    let asked = cluster.stream_requests();
-    assert_eq!(asked.len(), 1, "no other request was tried before");
-    assert_eq!(asked[0].method, "POST");
-    assert_eq!(asked[0].target, EXEC);
-    assert_eq!(asked[0].header("x-remote-user"), Some("alice"));
+    let recorded_requests = cluster.stream_requests();
     assert_eq!(
-        asked[0].all("x-stream-protocol-version"),
+        recorded_requests.len(),
+        1,
+        "no other request was tried before"
+    );
+    assert_eq!(recorded_requests[0].method, "POST");
+    assert_eq!(recorded_requests[0].target, EXEC);
+    assert_eq!(recorded_requests[0].header("x-remote-user"), Some("alice"));
+    assert_eq!(
+        recorded_requests[0].all("x-stream-protocol-version"),
         ["v4.channel.k8s.io"]
     );
-    assert_eq!(asked[0].header("sec-websocket-key"), None);
+    assert_eq!(recorded_requests[0].header("sec-websocket-key"), None);
     drop(client);
     eventually("metrics", TEST_TIMEOUT, async || {
         has_metric(&bridge, r#"apiserver_stream_translator_requests_total{code="200"} 1"#).await
@@ -147,18 +151,24 @@ async fn older_protocols_are_used_where_the_node_rejects_newer_ones() {
     }
     // Each protocol is rejected once, and the result is cached.
     let each = Protocol::ALL.len();
-    let asked = |method| {
-        let asked = cluster.stream_requests();
-        asked
+    let recorded_requests = |method| {
+        let recorded_requests = cluster.stream_requests();
+        recorded_requests
             .iter()
             .filter(|recorded| recorded.method == method)
             .count()
     };
-    assert_eq!((asked("GET"), asked("POST")), (each, each));
+    assert_eq!(
+        (recorded_requests("GET"), recorded_requests("POST")),
+        (each, each)
+    );
     for protocol in Protocol::ALL {
         WebSocket::open(&pki.client(), bridge.address(), EXEC, protocol).await;
     }
-    assert_eq!((asked("GET"), asked("POST")), (each, 2 * each));
+    assert_eq!(
+        (recorded_requests("GET"), recorded_requests("POST")),
+        (each, 2 * each)
+    );
 }
 
 #[tokio::test]
@@ -172,8 +182,14 @@ async fn an_upstream_that_translates_itself_gets_the_websocket_request() {
         .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
     let server_io = cluster.next_connection().await;
-    let asked = cluster.stream_requests();
-    assert_eq!((asked.len(), asked[0].method.as_str()), (1, "GET"));
+    let recorded_requests = cluster.stream_requests();
+    assert_eq!(
+        (
+            recorded_requests.len(),
+            recorded_requests[0].method.as_str()
+        ),
+        (1, "GET")
+    );
     drop((server_io, http));
     eventually("metrics", TEST_TIMEOUT, async || {
         let text = metrics(&bridge).await;
@@ -294,13 +310,16 @@ async fn a_port_forward_is_unwrapped_from_its_websocket() {
     );
     let mut client = WebSocket::accept(http.into_connection(), Protocol::V5);
     let mut server_io = cluster.next_connection().await;
-    let asked = &cluster.stream_requests()[0];
+    let recorded_requests = &cluster.stream_requests()[0];
     assert_eq!(
-        (asked.method.as_str(), asked.header("upgrade")),
+        (
+            recorded_requests.method.as_str(),
+            recorded_requests.header("upgrade")
+        ),
         ("POST", Some("SPDY/3.1"))
     );
     assert_eq!(
-        asked.header("x-stream-protocol-version"),
+        recorded_requests.header("x-stream-protocol-version"),
         Some("portforward.k8s.io")
     );
 

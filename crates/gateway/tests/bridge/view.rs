@@ -380,10 +380,10 @@ async fn openapi_is_merged_and_fetched_from_a_peer_once() {
     assert_eq!(paths["/apis/apps/v1/fleets"]["get"]["description"], B);
 
     let path = "/openapi/v3/apis/apps/v1";
-    let questions = b.apiserver.gateway_requests(path);
-    assert_eq!(questions.len(), 1, "{questions:#?}");
+    let later_requests = b.apiserver.gateway_requests(path);
+    assert_eq!(later_requests.len(), 1, "{later_requests:#?}");
     // So that a bridge there does not fetch from other peers in turn.
-    assert_eq!(questions[0].all("x-kubernetes-peer-proxied"), ["true"]);
+    assert_eq!(later_requests[0].all("x-kubernetes-peer-proxied"), ["true"]);
 
     let many = (0..20).map(|_| get(&cluster, &bridge, "/openapi/v2", LEGACY_LIST));
     for answer in join_all(many).await {
@@ -470,8 +470,8 @@ async fn openapi_log_lines_name_a_peer_by_its_host() {
         (200, "OpenAPI of a peer cannot be read"),
     ] {
         b.apiserver.set_hook(move |recorded| {
-            let is_asked = recorded.path() == path;
-            is_asked.then(|| {
+            let is_requested = recorded.path() == path;
+            is_requested.then(|| {
                 Reply::new(reply)
                     .header("ETag", "\"new\"")
                     .body("no document")
@@ -503,8 +503,11 @@ async fn bridges_of_old_servers_serve_unmerged_lists_to_peers() {
         !b.apiserver.gateway_requests("/apis/apps/v1").is_empty()
     })
     .await;
-    for question in b.apiserver.gateway_requests("/apis/apps/v1") {
-        assert_eq!(question.all("x-kubernetes-peer-proxied"), ["true"]);
+    for conditional_request in b.apiserver.gateway_requests("/apis/apps/v1") {
+        assert_eq!(
+            conditional_request.all("x-kubernetes-peer-proxied"),
+            ["true"]
+        );
     }
     let proxy = cluster.pki.peer();
     let headers = [

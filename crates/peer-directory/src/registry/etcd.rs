@@ -690,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_flag_and_what_to_do() {
+    fn an_error_names_the_flag_and_a_remedy() {
         let endpoint: Endpoint = "https://127.0.0.1:2379".parse().unwrap();
         let connection = |cause: &str| {
             RegistryError::from(Error::Connection {
