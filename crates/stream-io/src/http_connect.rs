@@ -11,11 +11,11 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 /// send much.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
 
-/// Room for one read of the response.
+/// The capacity for one read of the response.
 const READ_BYTES: usize = 1024;
 
 /// How each response begins. Anything else is detected at once, and not after a blank line
-/// that may never come.
+/// that may never arrive.
 const BEGINNING: &[u8] = b"HTTP/1.";
 
 /// Why there is no tunnel.
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(http10, Ok(Some((StatusCode::OK, Vec::new()))));
     }
 
-    /// The request that a proxy gets, and what becomes of its response.
+    /// The request that a proxy gets, and the result of its response.
     async fn exchange(
         authorization: Option<&[u8]>,
         response: &[u8],
