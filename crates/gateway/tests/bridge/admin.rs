@@ -14,9 +14,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 
-use crate::self_test;
 use crate::support::admin_client::{self, get, request, scrape};
 use crate::support::pki::{PkiFixture, start};
+use crate::support::self_test_responses;
 
 /// An upstream that is ready; `answer` handles all requests but the probes.
 async fn upstream(
@@ -28,7 +28,9 @@ async fn upstream(
         move |recorded| match recorded.path() {
             "/readyz" => Reply::new(200).body("ok"),
             "/version" => Reply::json("{}"),
-            _ => self_test::passing_response(&recorded).unwrap_or_else(|| answer(recorded)),
+            _ => {
+                self_test_responses::passing_response(&recorded).unwrap_or_else(|| answer(recorded))
+            }
         },
     )
     .await

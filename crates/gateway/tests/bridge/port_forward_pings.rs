@@ -11,8 +11,8 @@ use skewbridge_websocket::{Control, Encoder, Event, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
-use crate::stream_pings::{Frame, PING};
 use crate::support::pki::PkiFixture;
+use crate::support::spdy_frame::{Frame, PING};
 use crate::support::spdy_upstream::{
     FORWARD, SpdyUpstream, VERSION_WITHOUT_TRANSLATION, WebSocket, has_metric, start_bridge,
     upgrade_request,
