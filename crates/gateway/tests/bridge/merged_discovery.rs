@@ -176,10 +176,10 @@ async fn concurrent_requests_share_one_refresh_and_one_merge() {
         goes_on.notify_one();
     };
     let (first, many, ()) = tokio::join!(get_discovery(), many, conduct);
-    for served in many.iter().chain([&first]) {
+    for document in many.iter().chain([&first]) {
         assert!(
-            served.contains("daemons") && served.contains("fleets"),
-            "{served}"
+            document.contains("daemons") && document.contains("fleets"),
+            "{document}"
         );
     }
     // One refresh for the first request, and one for all others; all get the same document.
@@ -225,21 +225,21 @@ async fn a_new_resource_is_in_discovery_at_once() {
         "example.com/v1 widgets",
     ]);
     // Whether or not its watch event has arrived.
-    let served = discovery(&alice, &bridge).await.text();
+    let document = discovery(&alice, &bridge).await.text();
     assert!(
-        served.contains("widgets") && served.contains("fleets"),
-        "{served}"
+        document.contains("widgets") && document.contains("fleets"),
+        "{document}"
     );
     // Without an event, for a client without a cached permission.
     let mut serves = vec![cluster::SHARED, "v1 pods", "apps/v1 deployments"];
     serves.push("example.com/v1 contraptions");
     cluster.local.serve(&serves);
-    let served = discovery(&cluster.pki.user("dora", &[]), &bridge)
+    let document = discovery(&cluster.pki.user("dora", &[]), &bridge)
         .await
         .text();
     assert!(
-        served.contains("contraptions") && served.contains("fleets"),
-        "{served}"
+        document.contains("contraptions") && document.contains("fleets"),
+        "{document}"
     );
 }
 
@@ -342,9 +342,9 @@ async fn without_certificates_for_peers_discovery_is_local_and_counted() {
         get(&cluster, &alone, "/readyz", "*/*").await.status == 200
     })
     .await;
-    let served = discovery(&alice, &alone).await;
-    assert_eq!(served.status, 200);
-    assert!(!served.text().contains("fleets"));
+    let document = discovery(&alice, &alone).await;
+    assert_eq!(document.status, 200);
+    assert!(!document.text().contains("fleets"));
     let nopeer = format!("{V2};profile=nopeer");
     get(&cluster, &alone, "/apis", &nopeer).await;
     let metrics = metrics(&alone).await;

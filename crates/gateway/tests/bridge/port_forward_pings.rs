@@ -31,7 +31,7 @@ fn data(length: u8) -> Vec<u8> {
 }
 
 const GO_AWAY: &[u8] = &[0x80, 3, 0, 7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0];
-/// A SYN_STREAM; its header block is never decoded here.
+/// A `SYN_STREAM`; its header block is never decoded here.
 const SYN_STREAM: &[u8] = &[0x80, 3, 0, 1, 0, 0, 0, 11, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 9];
 /// The first ping of kubectl.
 const CLIENT_PING: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];

@@ -491,7 +491,7 @@ async fn http2_requests_that_http1_would_misread_are_rejected() {
                     assert_eq!(forwarded, [("POST /x".to_owned(), body)], "{alpn}: {name}");
                 }
                 H2Outcome::Reset | H2Outcome::Refused => {
-                    assert_eq!(forwarded, [], "{alpn}: {name}")
+                    assert_eq!(forwarded, [], "{alpn}: {name}");
                 }
             }
         }

@@ -404,13 +404,13 @@ impl WebSocket {
         loop {
             match self.next_message().await {
                 Ok(ClientMessage::Data(Output::Stdout, data)) => {
-                    transcript.stdout.extend_from_slice(&data)
+                    transcript.stdout.extend_from_slice(&data);
                 }
                 Ok(ClientMessage::Data(Output::Stderr, data)) => {
-                    transcript.stderr.extend_from_slice(&data)
+                    transcript.stderr.extend_from_slice(&data);
                 }
                 Ok(ClientMessage::Data(Output::Error, data)) => {
-                    transcript.error.push_str(text(&data))
+                    transcript.error.push_str(text(&data));
                 }
                 Ok(ClientMessage::Closed(code, _)) => {
                     transcript.code = Some(code);
