@@ -191,9 +191,9 @@ async fn requests_are_counted_by_route_verb_and_code() {
     let h2 = pki.client().http2(bridge.address()).await.unwrap();
     assert_eq!(h2.get("/api/v1/pods").await.unwrap().status, 200);
     // A certificate of an untrusted CA, and no token.
-    let stranger = pki.client().identity(&pki.upstream_ca.client("eve", &[]));
-    let mut stranger = stranger.http1(bridge.address()).await.unwrap();
-    assert_eq!(send(&mut stranger, "GET /api/v1/pods").await, 401);
+    let untrusted_client = pki.client().identity(&pki.upstream_ca.client("eve", &[]));
+    let mut untrusted_client = untrusted_client.http1(bridge.address()).await.unwrap();
+    assert_eq!(send(&mut untrusted_client, "GET /api/v1/pods").await, 401);
 
     wait_for_request_count(&bridge, "list", "200", 2.0).await;
     wait_for_request_count(&bridge, "get", "404", 1.0).await;

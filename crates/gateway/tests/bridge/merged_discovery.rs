@@ -130,18 +130,19 @@ async fn concurrent_requests_share_one_refresh_and_one_merge() {
     let alice = cluster.alice();
     // From now on her permission is cached.
     assert_eq!(discovery(&alice, &bridge).await.status, 200);
-    let (asked_before, looks_before) = (discovery_request_count(&cluster), refresh_count(&cluster));
-    let made_before = merge_count(&bridge).await;
+    let (requests_before, refreshes_before) =
+        (discovery_request_count(&cluster), refresh_count(&cluster));
+    let merges_before = merge_count(&bridge).await;
 
-    let goes_on = Arc::new(Notify::new());
-    let held = goes_on.clone();
+    let release = Arc::new(Notify::new());
+    let released = release.clone();
     cluster.local.set_hook(move |recorded: &RecordedRequest| {
-        let is_look = recorded.is_probe() && recorded.path() == "/version";
-        is_look.then(|| Reply::json(r#"{"gitVersion": "v1.36.4"}"#).after(&held))
+        let is_refresh = recorded.is_probe() && recorded.path() == "/version";
+        is_refresh.then(|| Reply::json(r#"{"gitVersion": "v1.36.4"}"#).after(&released))
     });
-    let looked = async |times: usize| {
+    let wait_for_refreshes = async |times: usize| {
         eventually("a refresh", TEST_TIMEOUT, async || {
-            refresh_count(&cluster) == looks_before + times
+            refresh_count(&cluster) == refreshes_before + times
         })
         .await;
     };
@@ -152,11 +153,11 @@ async fn concurrent_requests_share_one_refresh_and_one_merge() {
         answer.unwrap().text()
     };
     let many = async {
-        looked(1).await;
+        wait_for_refreshes(1).await;
         // That refresh has already begun, so these requests need another one.
         join_all((0..CONCURRENT_REQUESTS).map(|_| get_discovery())).await
     };
-    let conduct = async {
+    let coordinator = async {
         eventually("all requests have arrived", TEST_TIMEOUT, async || {
             connection.open_streams() == 1 + CONCURRENT_REQUESTS
         })
@@ -171,11 +172,11 @@ async fn concurrent_requests_share_one_refresh_and_one_merge() {
         // The requests before this one on the same connection are waiting now.
         let other = connection.get(cluster::SHARED_PATH).await.unwrap();
         assert_eq!(other.status, 200);
-        goes_on.notify_one();
-        looked(2).await;
-        goes_on.notify_one();
+        release.notify_one();
+        wait_for_refreshes(2).await;
+        release.notify_one();
     };
-    let (first, many, ()) = tokio::join!(get_discovery(), many, conduct);
+    let (first, many, ()) = tokio::join!(get_discovery(), many, coordinator);
     for document in many.iter().chain([&first]) {
         assert!(
             document.contains("daemons") && document.contains("fleets"),
@@ -183,9 +184,9 @@ async fn concurrent_requests_share_one_refresh_and_one_merge() {
         );
     }
     // One refresh for the first request, and one for all others; all get the same document.
-    assert_eq!(refresh_count(&cluster), looks_before + 2);
-    assert_eq!(discovery_request_count(&cluster), asked_before);
-    assert_eq!(merge_count(&bridge).await, made_before + 1);
+    assert_eq!(refresh_count(&cluster), refreshes_before + 2);
+    assert_eq!(discovery_request_count(&cluster), requests_before);
+    assert_eq!(merge_count(&bridge).await, merges_before + 1);
 }
 
 #[tokio::test]
@@ -503,11 +504,8 @@ async fn bridges_of_old_servers_serve_unmerged_lists_to_peers() {
         !b.apiserver.gateway_requests("/apis/apps/v1").is_empty()
     })
     .await;
-    for conditional_request in b.apiserver.gateway_requests("/apis/apps/v1") {
-        assert_eq!(
-            conditional_request.all("x-kubernetes-peer-proxied"),
-            ["true"]
-        );
+    for list_request in b.apiserver.gateway_requests("/apis/apps/v1") {
+        assert_eq!(list_request.all("x-kubernetes-peer-proxied"), ["true"]);
     }
     let proxy = cluster.pki.peer();
     let headers = [

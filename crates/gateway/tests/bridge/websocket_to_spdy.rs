@@ -21,7 +21,7 @@ const TTY_EXEC: &str =
     "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&tty=true";
 
 #[tokio::test]
-async fn attach_and_exec_are_counted_separately() {
+async fn attach_is_translated_and_counted_as_attach() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
@@ -100,7 +100,7 @@ async fn an_exit_code_is_forwarded_verbatim() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
-    // An exit code beyond i32: exit codes of Windows are larger.
+    // An exit code above `i32::MAX`, as on Windows.
     let status = r#"{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3221225786"}],"x":1}}"#;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     cluster.next_command(4).await.end(status).await;
@@ -203,8 +203,8 @@ async fn an_upstream_that_translates_itself_gets_the_websocket_request() {
 async fn translate_always_and_never_override_the_version() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with(&pki, VERSION_WITH_TRANSLATION, Arc::new(|_| None)).await;
-    let eager = start_bridge(&pki, &cluster, always_translate).await;
-    let mut client = WebSocket::open(&pki.client(), eager.address(), EXEC, Protocol::V5).await;
+    let always = start_bridge(&pki, &cluster, always_translate).await;
+    let mut client = WebSocket::open(&pki.client(), always.address(), EXEC, Protocol::V5).await;
     cluster.next_command(4).await.end(SUCCESS).await;
     assert!(client.read_to_end().await.looks_successful());
 
@@ -357,7 +357,7 @@ async fn a_node_that_rejects_v3_may_still_support_other_protocols() {
     )
     .await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
-    let _odd = WebSocket::open(
+    let _client_v3 = WebSocket::open(
         &pki.client(),
         bridge.address(),
         EXEC,
