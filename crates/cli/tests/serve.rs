@@ -571,7 +571,7 @@ async fn below_verbosity_2_requests_are_not_logged() {
 }
 
 #[tokio::test]
-async fn no_secret_reaches_the_log_however_verbose() {
+async fn no_secret_is_logged_at_any_verbosity() {
     const HEADERS: &str = "Authorization: Bearer SECRET-TOKEN\r\n\
         Cookie: session=SECRET-COOKIE\r\n\
         X-Remote-User: SECRET-USER\r\n\

@@ -379,7 +379,7 @@ A client pinned to new would miss nothing: its bridge serves what any of 2 serve
 }
 
 #[tokio::test]
-async fn what_bridges_of_two_clusters_cannot_reach_is_missed() {
+async fn apis_that_bridges_of_two_clusters_cannot_reach_are_reported_as_missing() {
     let bench = Bench::new();
     let mut away = server_entry("apiserver-c", &json!([group("y.io", "v1", &["gone"])]));
     away["reachable"] = json!(false);

@@ -112,7 +112,7 @@ fn merging_is_idempotent() {
 }
 
 #[test]
-fn the_merge_has_what_only_a_newer_server_has() {
+fn the_merge_includes_apis_of_a_newer_server() {
     let all = real();
     let merged = merge(&[&all[2], &all[3]]);
     let content = content(&[&merged]);

@@ -131,7 +131,7 @@ fn compare(names: &[&str]) -> Skew {
 }
 
 #[test]
-fn two_versions_differ_in_what_only_one_of_them_serves() {
+fn two_versions_differ_in_the_apis_that_only_one_of_them_serves() {
     for (one, first) in SERVERS.iter().enumerate() {
         for second in &SERVERS[one..] {
             let skew = compare(&[first.name, second.name]);

@@ -166,7 +166,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_encoded_is_decoded(value in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn encoded_messages_are_decoded(value in prop::collection::vec(any::<u8>(), 0..200)) {
             let sent = put(value);
             let mut decoder = Decoder::default();
             decoder.push(&encode(&sent).unwrap());
@@ -175,7 +175,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..8)) {
+        fn arbitrary_bytes_never_panic(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..8)) {
             let mut decoder = Decoder::default();
             'chunks: for chunk in chunks {
                 decoder.push(&chunk);

@@ -12,11 +12,11 @@ use crate::http1::{HeadError, HeadTerminator, parse_response};
 /// send much.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
 
-/// Room for one read of the response.
+/// The capacity for one read of the response.
 const READ_BYTES: usize = 1024;
 
 /// How each response begins. Anything else is detected at once, and not after a blank line
-/// that may never come.
+/// that may never arrive.
 const BEGINNING: &[u8] = b"HTTP/1.";
 
 /// Why there is no tunnel.
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(http10, Ok(Some((StatusCode::OK, Vec::new()))));
     }
 
-    /// The request that a proxy gets, and what becomes of its response.
+    /// The request that a proxy gets, and the result of its response.
     async fn exchange(
         authorization: Option<&[u8]>,
         response: &[u8],
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_and_a_closed_connection_are_told_apart() {
+    async fn a_refusal_is_distinguished_from_a_closed_connection() {
         let (_, result) = exchange(None, b"HTTP/1.1 407 Who?\r\n\r\n").await;
         let status = StatusCode::PROXY_AUTHENTICATION_REQUIRED;
         assert!(matches!(result, Err(ConnectError::Refused(found)) if found == status));

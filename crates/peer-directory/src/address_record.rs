@@ -18,8 +18,8 @@ pub struct AddressRecord {
     pub identity: Identity,
     /// Its address.
     pub address: SocketAddr,
-    /// Counts how often the record was written: kube-apiserver adds one each
-    /// time, because its storage does not write what has not changed.
+    /// Counts the writes of the record: kube-apiserver increments it each time, because its storage
+    /// skips writes that change nothing.
     pub generation: i64,
 }
 
@@ -72,7 +72,7 @@ impl AddressRecord {
         envelope("v1", "Endpoints", endpoints)
     }
 
-    /// Reads a record: protobuf, or the JSON of a kube-apiserver that is
+    /// Decodes a record: protobuf, or the JSON of a kube-apiserver that is
     /// configured to store JSON. The label names the server, as for kube-apiserver; without a label
     /// the last part of the key does.
     pub fn decode(key: &str, value: &[u8]) -> Result<Self, Error> {
@@ -257,9 +257,9 @@ mod tests {
 
     use super::*;
 
-    /// Read from etcd: kube-apiserver 1.36.4 under the host name
-    /// `kube-apiserver-0-1-36-4`, on 127.0.0.1:58175, its third writing. (What
-    /// 1.34.4 wrote there differed in nothing but the generation.)
+    /// Captured from etcd: the third write of kube-apiserver 1.36.4 under the host name
+    /// `kube-apiserver-0-1-36-4`, on 127.0.0.1:58175. (1.34.4 wrote the same except for the
+    /// generation.)
     const CAPTURED: &str = "\
         6b3873000a0f0a0276311209456e64706f696e747312700a4b0a0012001a0022002a0032\
         00380342005a390a116170697365727665724964656e7469747912246170697365727665\
@@ -283,12 +283,12 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_written_as_kube_apiserver_writes_it() {
+    fn an_encoded_record_equals_that_of_kube_apiserver() {
         assert_eq!(captured().encode(), bytes(CAPTURED));
     }
 
     #[test]
-    fn a_record_of_kube_apiserver_is_read() {
+    fn a_record_of_kube_apiserver_is_decoded() {
         assert_eq!(
             AddressRecord::decode(KEY, &bytes(CAPTURED)).unwrap(),
             captured()

@@ -1,5 +1,5 @@
-//! The identity Lease of a kube-apiserver (`coordination.k8s.io/v1`): that it
-//! lives, and under which name.
+//! The identity Lease of a kube-apiserver (`coordination.k8s.io/v1`), which shows that the server
+//! runs and under which identity.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
@@ -10,12 +10,12 @@ use serde_json::{Map, Value, json};
 use crate::watch::WatchedObject;
 use crate::{Error, Identity, MicroTime};
 
-/// The Leases of all kube-apiservers, as a path of the API.
+/// The API path of the Leases of all kube-apiservers.
 pub const LEASES_PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
-/// Of all Leases there, those of kube-apiservers.
+/// Selects the Leases of kube-apiservers.
 pub const LABEL_SELECTOR: &str = "apiserver.kubernetes.io/identity=kube-apiserver";
 
-/// For how long a Lease counts after it was renewed.
+/// How long a Lease is valid after its renewal.
 const DURATION_SECONDS: u32 = 3600;
 
 const NAMESPACE: &str = "kube-system";
@@ -23,14 +23,14 @@ const COMPONENT_LABEL: &str = "apiserver.kubernetes.io/identity";
 const COMPONENT: &str = "kube-apiserver";
 const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 const ADDRESS_ANNOTATION: &str = "kubernetes.io/peer-advertise-address";
-/// What a bridge writes on a Lease that its server keeps: from 1.36 on a server
-/// writes the other one itself, every 10 s.
+/// Written by a bridge on a Lease that its server maintains: since 1.36 a server writes the other
+/// annotation itself, every 10 s.
 const BRIDGE_ANNOTATION: &str = "skewbridge.io/peer-advertise-address";
 /// The served record of the server, in base64, where Leases are the registry.
 const SERVED_ANNOTATION: &str = "skewbridge.io/served";
 
-/// A Lease in kube-system. It keeps the whole object, so that what we do not
-/// know is still there when it is written back.
+/// A Lease in kube-system. It holds the complete object, so that unknown fields are preserved when
+/// it is written back.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(try_from = "Value")]
 pub struct IdentityLease {
@@ -59,7 +59,7 @@ impl WatchedObject for IdentityLease {
 }
 
 impl IdentityLease {
-    /// A Lease to be created, as kube-apiserver would.
+    /// A new Lease with the fields that kube-apiserver sets.
     pub fn new(identity: &Identity, hostname: &str, holder: &str, now: SystemTime) -> Self {
         let object = json!({
             "kind": "Lease",
@@ -81,47 +81,46 @@ impl IdentityLease {
         }
     }
 
-    /// Reads a Lease.
+    /// Parses a Lease.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         Ok(serde_json::from_slice(json)?)
     }
 
-    /// The whole object, to be written.
+    /// The complete object as JSON.
     pub fn to_json(&self) -> String {
         self.object.to_string()
     }
 
-    /// Whose it is.
+    /// The server whose Lease it is.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Of this object, not of another with the same name.
+    /// The UID, which distinguishes the object from others of the same name.
     pub fn uid(&self) -> Option<&str> {
         self.metadata("uid")
     }
 
-    /// Whether it is that of a kube-apiserver, and not of something else that
-    /// keeps Leases there.
+    /// Whether the Lease belongs to a kube-apiserver and not to another component.
     pub fn is_kube_apiserver(&self) -> bool {
         self.label(COMPONENT_LABEL) == Some(COMPONENT)
     }
 
-    /// The host on which it runs.
+    /// The host on which the server runs.
     pub fn hostname(&self) -> Option<&str> {
         self.label(HOSTNAME_LABEL)
     }
 
-    /// Where its bridge, or else its kube-apiserver, says that peers reach it.
-    /// Users with the right to write Leases can write this too (KEP-4020, Risks
-    /// 5): not for routing unless an administrator asked for that.
+    /// The address for peers that its bridge, or else its kube-apiserver, has written. Every user
+    /// with permission to write Leases can write it (KEP-4020, Risks 5), so it is used for routing
+    /// only if an administrator has configured that.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         let annotations = &self.object["metadata"]["annotations"];
         let address = |name| annotations[name].as_str()?.parse().ok();
         address(BRIDGE_ANNOTATION).or_else(|| address(ADDRESS_ANNOTATION))
     }
 
-    /// Where its bridge says that peers reach it. A bridge that keeps the Lease itself
+    /// The address for peers that its bridge has written. A bridge that maintains the Lease itself
     /// writes no such address.
     pub fn bridge_address(&self) -> Option<SocketAddr> {
         let annotations = &self.object["metadata"]["annotations"];
@@ -133,13 +132,13 @@ impl IdentityLease {
         self.object["metadata"]["annotations"][SERVED_ANNOTATION].as_str()
     }
 
-    /// The process that keeps it: mostly new at each start of a server, but
-    /// kube-apiserver before 1.35 goes on with the holder that it finds.
+    /// The process that maintains it. It changes at each start of a server, except that
+    /// kube-apiserver before 1.35 keeps the holder that it finds.
     pub fn holder(&self) -> Option<&str> {
         self.object["spec"]["holderIdentity"].as_str()
     }
 
-    /// For how long it counts after `renew_time`.
+    /// How long it is valid after `renew_time`.
     pub fn duration(&self) -> Option<Duration> {
         let seconds = self.object["spec"]["leaseDurationSeconds"].as_u64()?;
         // An int32 in the API.
@@ -148,28 +147,28 @@ impl IdentityLease {
             .map(|seconds| Duration::from_secs(seconds.into()))
     }
 
-    /// When it was last renewed, by its holder's clock.
+    /// When it was last renewed, by the clock of its holder.
     pub fn renew_time(&self) -> Option<MicroTime> {
         self.time("renewTime")
     }
 
-    /// When its holder took it; kube-apiserver does not say.
+    /// When its holder acquired it; kube-apiserver does not set this.
     pub fn acquire_time(&self) -> Option<MicroTime> {
         self.time("acquireTime")
     }
 
-    /// Whether it no longer counts, by our clock and its holder's. Without a
-    /// time or a duration it never did, as for kube-apiserver.
+    /// Whether it has expired, by the local clock and that of its holder. Without a time or a
+    /// duration it is expired, as in kube-apiserver.
     pub fn is_expired(&self, now: SystemTime) -> bool {
         let end = self.renew_time().zip(self.duration());
         end.is_none_or(|(renewed, duration)| SystemTime::from(renewed) + duration < now)
     }
 
-    /// The same, renewed.
+    /// A renewed copy.
     #[must_use]
     pub fn renewed(&self, now: SystemTime) -> Self {
         let mut renewed = self.clone();
-        // Items of a list do not say what they are.
+        // Items of a list have no kind.
         renewed.object["kind"] = "Lease".into();
         renewed.object["apiVersion"] = "coordination.k8s.io/v1".into();
         let spec = map(&mut renewed.object, &["spec"]);
@@ -178,8 +177,8 @@ impl IdentityLease {
         renewed
     }
 
-    /// The same, kept from now on by another holder. Written with its resource
-    /// version, it fails if another client was faster.
+    /// A copy with another holder. Its resource version makes the write fail if another client
+    /// was faster.
     #[must_use]
     pub fn taken_over(&self, hostname: &str, holder: &str, now: SystemTime) -> Self {
         let mut taken = self.renewed(now);
@@ -190,7 +189,7 @@ impl IdentityLease {
         taken
     }
 
-    /// The same, with the address at which peers reach the server.
+    /// A copy with the address at which peers reach the server.
     #[must_use]
     pub fn with_peer_address(mut self, address: SocketAddr) -> Self {
         map(&mut self.object, &["metadata", "annotations"])
@@ -198,8 +197,7 @@ impl IdentityLease {
         self
     }
 
-    /// How to delete this Lease as we have seen it, and no later one. None if
-    /// it was never stored.
+    /// The deletion of this Lease in exactly this version. `None` if it was never stored.
     pub fn deletion(&self) -> Option<LeaseDeletion> {
         Some(LeaseDeletion {
             identity: self.identity.clone(),
@@ -222,19 +220,19 @@ impl IdentityLease {
     }
 }
 
-/// A merge patch (RFC 7396) by which a bridge says its address on a Lease that
-/// its server keeps, or takes it back; beside it the served record, in base64.
+/// A merge patch (RFC 7396) by which a bridge sets or removes its address on a Lease that its
+/// server maintains, and sets the served record in base64.
 pub fn bridge_annotations_patch(address: Option<SocketAddr>, served: Option<&str>) -> String {
     let address = address.map(|it| it.to_string());
     let mut annotations = json!({ BRIDGE_ANNOTATION: address });
-    // A bridge without a record of its own leaves the one that is there.
+    // A bridge without its own record keeps the existing one.
     if let Some(served) = served {
         annotations[SERVED_ANNOTATION] = served.into();
     }
     json!({ "metadata": { "annotations": annotations } }).to_string()
 }
 
-/// The map at this path, made where there is none.
+/// The map at this path, which is created if it does not exist.
 fn map<'a>(mut value: &'a mut Value, path: &[&str]) -> &'a mut Map<String, Value> {
     for key in path {
         value = as_map(value).entry(*key).or_insert(Value::Null);
@@ -248,24 +246,24 @@ fn as_map(value: &mut Value) -> &mut Map<String, Value> {
     }
     match value {
         Value::Object(map) => map,
-        // It has just been made one.
+        // It has just been replaced by an object.
         _ => unreachable!(),
     }
 }
 
-/// A Lease to be deleted, if it still is what was seen.
+/// The deletion of a Lease, unless it has changed since it was observed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseDeletion {
-    /// Its name.
+    /// The name of the Lease.
     pub identity: Identity,
-    /// Of the object that was seen.
+    /// The UID of the observed object.
     pub uid: String,
-    /// Of the state that was seen.
+    /// The resource version of the observed object.
     pub resource_version: String,
 }
 
 impl LeaseDeletion {
-    /// The `DeleteOptions` that go with the request.
+    /// The `DeleteOptions` of the request.
     pub fn to_json(&self) -> String {
         json!({
             "kind": "DeleteOptions",
@@ -296,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_of_kube_apiserver_is_read() {
+    fn a_lease_of_kube_apiserver_is_parsed() {
         let lease = captured();
         assert_eq!(lease.name(), "apiserver-ihqvzrdal7px3zqf5s6ecqs5ei");
         assert_eq!(lease.resource_version(), "243");
@@ -313,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_bridge_says_counts_before_what_its_server_says() {
+    fn the_address_of_the_bridge_takes_precedence_over_that_of_the_server() {
         let mut lease = captured();
         let bridge = "10.0.0.1:7443".parse().unwrap();
         let patch: Value =
@@ -329,7 +327,7 @@ mod tests {
         assert_eq!(lease.peer_address(), Some(bridge));
         assert_eq!(lease.bridge_address(), Some(bridge));
         assert_eq!(lease.served_record(), Some("c2VydmVk"));
-        // A server renews its Lease with what it finds there, and its own.
+        // A server renews its Lease with the existing annotations and its own.
         let server: SocketAddr = "127.0.0.1:58175".parse().unwrap();
         let renewed = lease.clone().with_peer_address(server);
         assert_eq!(renewed, lease);
@@ -342,17 +340,17 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_lease_is_what_kube_apiserver_writes() {
-        let seen = captured();
+    fn a_new_lease_equals_that_of_kube_apiserver() {
+        let expected_lease = captured();
         let fresh = IdentityLease::new(
             &Identity::of_hostname("kube-apiserver-0-1-36-4"),
             "kube-apiserver-0-1-36-4",
-            seen.holder().unwrap(),
+            expected_lease.holder().unwrap(),
             at("2026-11-15T12:12:48.097568Z"),
         )
         .with_peer_address("127.0.0.1:58175".parse().unwrap());
-        // Without what the server adds to every object.
-        let mut expected = seen.object;
+        // Without the fields that the server adds to every object.
+        let mut expected = expected_lease.object;
         let metadata = map(&mut expected, &["metadata"]);
         for field in [
             "uid",
@@ -377,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_over_keeps_what_we_do_not_know() {
+    fn a_takeover_preserves_unknown_fields() {
         let mut lease = captured();
         let version = lease.resource_version().to_owned();
         lease.object["spec"]["strategy"] = "OldestEmulationVersion".into();
@@ -395,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_from_a_list_can_be_written() {
+    fn a_lease_from_a_list_can_be_written() {
         let mut item = captured().object;
         let map = item.as_object_mut().unwrap();
         map.remove("kind").unwrap();
@@ -412,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_ends_after_its_duration() {
+    fn a_lease_expires_after_its_duration() {
         let spec = |renewed: &str, seconds: i64| json!({ "renewTime": renewed, "leaseDurationSeconds": seconds });
         let start = "2026-11-15T12:00:00Z";
         for (spec, now, expected) in [
@@ -437,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_leases_are_read_and_can_be_taken_over() {
+    fn incomplete_leases_are_parsed_and_can_be_taken_over() {
         for (metadata, spec) in [
             (json!({ "name": "a" }), json!(null)),
             (
@@ -469,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deletion_is_of_what_was_seen() {
+    fn a_deletion_has_the_observed_version_as_precondition() {
         let options: Value =
             serde_json::from_str(&captured().deletion().unwrap().to_json()).unwrap();
         assert_eq!(

@@ -296,13 +296,13 @@ impl LeaseController {
     }
 }
 
-/// A Lease of another identity on this host that has not been renewed for so long belongs
-/// to a server that has ended: a server renews every 10 s, by the clock of this host.
+/// A Lease of another identity on this host that has not been renewed for this long belongs to a
+/// stopped server: a server renews every 10 s, by the clock of this host.
 const STALE_LEASE_AGE: Duration = Duration::from_mins(5);
 
-/// Leases that a server of this host has left behind, to be deleted (KEP-4020, Risks 7):
-/// run out, and under our name or of a kube-apiserver with our host name; or of a
-/// kube-apiserver with our host name and another identity, and not renewed for minutes.
+/// Stale Leases of servers on this host, to be deleted (KEP-4020, Risks 7): expired Leases of the
+/// own identity or of a kube-apiserver with the own host name, and Leases of a kube-apiserver with
+/// the own host name and another identity that have not been renewed for minutes.
 pub fn stale_leases<'a>(
     all: impl IntoIterator<Item = &'a IdentityLease>,
     own: &Identity,

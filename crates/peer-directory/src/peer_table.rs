@@ -2,9 +2,9 @@
 //! Leases, addresses, records and poll results; the output is which servers to poll and the
 //! snapshot for routing.
 //!
-//! Leases, addresses and discovery documents come from three sources and in any order. A real
-//! kube-apiserver drops a peer for good when its Lease comes first (it gives up after some
-//! retries). Here a peer is kept while its Lease is valid, and its last successful poll counts
+//! Leases, addresses and discovery documents arrive from three sources and in any order. A real
+//! kube-apiserver drops a peer for good when its Lease arrives first (it gives up after some
+//! retries). This table keeps a peer while its Lease is valid, and uses its last successful poll
 //! until then.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,12 +65,12 @@ pub struct PeerTable {
     stored: Records,
     /// Since when servers with a record have no Lease.
     unleased: BTreeMap<Identity, Instant>,
-    /// Bridges that have left.
+    /// Departures of bridges.
     departures: BTreeMap<Identity, Departure>,
     registry: RegistryRead,
-    /// An administrator keeps the addresses in a file.
+    /// Whether an administrator maintains the addresses in a file.
     addresses_in_file: bool,
-    /// That file has been read.
+    /// Whether that file has been read.
     file_is_read: bool,
     /// The clock by which departures are stored. Without it they restart with each process.
     host_clock: Option<HostClock>,
@@ -104,7 +104,7 @@ struct Entry {
     last_success: Option<SystemTime>,
     /// The `observed_at` of the record that was known when the current poll began.
     fetch_supersedes: Option<SystemTime>,
-    /// The same for the last answer: a published record with another value came later.
+    /// The same for the last answer: a published record with another value is later.
     superseded: Option<SystemTime>,
     problem: Option<String>,
     health: Arc<PeerHealth>,
@@ -116,11 +116,11 @@ struct Entry {
     next_fetch_is_direct: bool,
     /// The current poll goes to the server itself.
     fetch_is_direct: bool,
-    /// The result of polling the server itself since its bridge left.
+    /// The result of polling the server itself since its bridge departed.
     direct: DirectPoll,
 }
 
-/// The result of polling a server itself since its bridge left.
+/// The result of polling a server itself since its bridge departed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum DirectPoll {
     /// No result yet.
@@ -176,8 +176,8 @@ impl PeerTable {
         }
     }
 
-    /// An administrator keeps the addresses in a file. Nothing else names addresses, and a
-    /// server that is not in the file has no bridge.
+    /// Takes addresses only from a file that an administrator maintains. A server that is not in
+    /// the file has no bridge.
     #[must_use]
     pub fn with_addresses_in_file(mut self) -> Self {
         self.addresses_in_file = true;
@@ -265,7 +265,7 @@ impl PeerTable {
             None => published.clone(),
         };
         record.supersedes = Some(learnt);
-        // Only what this host has stored.
+        // Only departures that this host has stored.
         record.departure = None;
         self.store_record(Arc::new(record));
     }
@@ -283,8 +283,8 @@ impl PeerTable {
         })
     }
 
-    /// Sets all records in the registry. A record counts if it arrived later than other data: the
-    /// clocks of other hosts do not decide that.
+    /// Sets all records in the registry. A record is used if it arrived later than other data,
+    /// regardless of the clocks of other hosts.
     pub fn set_published_records(&mut self, all: &Records, at: Instant) {
         let before = std::mem::replace(&mut self.published, all.clone());
         self.published.remove(&self.own);
@@ -532,8 +532,8 @@ impl PeerTable {
                     entry.direct = DirectPoll::Untried;
                 }
                 // Its bridge has crashed, or the registry has lost its address, or the file
-                // still has the address of a bridge that has left: both addresses are tried in
-                // turn.
+                // still has the address of a departed bridge: both addresses are tried
+                // alternately.
                 let has_two = (!entry.published && !has_left) || (entry.is_in_file() && has_left);
                 if has_two && direct.is_some() {
                     entry.next_fetch_is_direct = !entry.next_fetch_is_direct;
@@ -546,7 +546,7 @@ impl PeerTable {
     }
 
     /// A peer answered a poll, but without discovery: its server may be unavailable, but its bridge
-    /// has not left.
+    /// has not departed.
     pub fn record_bridge_answer(&mut self, identity: &Identity, at: Instant) {
         let has_left = self.departures.contains_key(identity);
         if let Some(entry) = self.entries.get_mut(identity)
@@ -613,7 +613,7 @@ impl PeerTable {
         });
     }
 
-    /// The record that counts if the server has not been polled: the published one, unless a later
+    /// The record that is used if the server has not been polled: the published one, unless a later
     /// answer is stored.
     fn record(&self, identity: &Identity) -> Option<(&Arc<ServedRecord>, ApiSource)> {
         match (self.published.get(identity), self.stored.get(identity)) {
@@ -647,8 +647,8 @@ impl PeerTable {
         }
     }
 
-    /// The address of a server: the published one; after its bridge has left, that of the server
-    /// itself; after a crash of the bridge, both in turn.
+    /// The address of a server: the published one; after its bridge has departed, that of the server
+    /// itself; after a crash of the bridge, both alternately.
     fn address(&self, identity: &Identity) -> Option<AdvertisedAddress> {
         let entry = self.entries.get(identity)?;
         let direct = self
@@ -670,8 +670,8 @@ impl PeerTable {
         }
     }
 
-    /// The address of the server itself. Where an administrator keeps the addresses, a
-    /// writer of records cannot name others.
+    /// The address of the server itself. With addresses in a file, a writer of records cannot set
+    /// others.
     fn direct_address(&self, identity: &Identity) -> Option<SocketAddr> {
         if self.addresses_in_file {
             let entry = self.entries.get(identity)?;
@@ -718,7 +718,7 @@ impl PeerTable {
         let departure = departure.filter(|_| !answers);
         let bridge_left = departure.is_some();
         let departure_problem = departure.filter(|_| entry.direct != DirectPoll::ServerAnswers);
-        // A kube-apiserver may have taken over the address of a bridge that was killed.
+        // A kube-apiserver may use the address of a killed bridge now.
         let is_bridge = advertised.is_some_and(|it| {
             it.origin != AddressOrigin::Server && entry.bridge_at == Some(it.address)
         });
@@ -772,13 +772,13 @@ impl Entry {
         self.published && (self.address).is_some_and(|it| it.origin == AddressOrigin::Bridge)
     }
 
-    /// Whether its address comes from a registry file.
+    /// Whether its address is from a registry file.
     fn is_in_file(&self) -> bool {
         let origin = self.address.map(|it| it.origin);
         self.published && matches!(origin, Some(AddressOrigin::File { .. }))
     }
 
-    /// Counts a server whose bridge left long ago as one that never had a bridge.
+    /// Treats a server whose bridge departed long ago as one that never had a bridge.
     /// Returns whether that changed.
     fn give_up_after_grace(&mut self, departure: Option<&Departure>, at: Instant) -> bool {
         let has_left = departure.is_some_and(|it| !it.is_recent(at)) && !self.has_bridge();

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use crate::peer::Peer;
 use crate::registry::RegistryStatus;
 
-/// A poll that succeeded within this time outweighs a Lease that was not seen
-/// renewed: the longest interval between two polls (30 s) and a slow answer.
-/// The watch on Leases may be what is broken.
+/// A poll that succeeded within this time takes precedence over a missing renewal of the Lease: the
+/// longest interval between two polls (30 s) plus a slow answer. The watch of Leases may have
+/// failed instead.
 const RECENT_POLL: Duration = Duration::from_secs(45);
 
 /// Whether a peer can be reached.
@@ -28,7 +28,7 @@ impl Reachability {
         *self == Self::Reachable
     }
 
-    /// Why it is not.
+    /// Why the peer is not reachable.
     pub fn problem(&self) -> Option<&str> {
         match self {
             Self::Reachable => None,
@@ -105,8 +105,8 @@ mod tests {
         type Change = fn(&mut Peer, Instant);
         let later = Duration::from_millis(10);
         let table: [(&str, Change, RegistryStatus, Option<&str>); 11] = [
-            ("all is well", |_, _| {}, up(), None),
-            ("the registry is away", |_, _| {}, down(), None),
+            ("everything works", |_, _| {}, up(), None),
+            ("the registry is down", |_, _| {}, down(), None),
             (
                 "the last poll failed",
                 |it, _| it.problem = Some("connect timed out".to_owned()),
@@ -120,7 +120,7 @@ mod tests {
                 Some("it has published no address"),
             ),
             (
-                "no address, and the registry is away",
+                "no address, and the registry is down",
                 |it, _| it.address = None,
                 down(),
                 Some("the registry cannot be read: --etcd-servers: refused"),

@@ -71,18 +71,18 @@ pub struct ServedRecord {
     /// Only in `--state-dir`: the `observed_at` of the published record that this one is as
     /// late as, or later than. It makes the order of records independent of clocks.
     pub supersedes: Option<SystemTime>,
-    /// Only in `--state-dir`: since when the bridge of the server has left.
+    /// Only in `--state-dir`: when the departure of the server's bridge began.
     pub departure: Option<StoredDeparture>,
 }
 
-/// Since when the bridge of a server has left, as a bridge has stored it.
+/// A stored departure of the bridge of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredDeparture {
     /// The announcement, as [`ServedRecord::bridge_left_at`].
     pub announced: Option<SystemTime>,
-    /// The file of addresses does not have the server.
+    /// Whether the file of addresses has no entry for the server.
     pub is_missing_in_file: bool,
-    /// By the clock of the host that has stored it.
+    /// When it began, by the clock of the host that has stored it.
     pub since: HostTime,
 }
 
@@ -175,7 +175,7 @@ impl ServedRecord {
         Self {
             identity,
             served: Arc::new(served_apis(documents, served.version)),
-            // As a record that was encoded has it.
+            // The precision of an encoded record.
             observed_at: SystemTime::UNIX_EPOCH + Duration::from_millis(unix_millis(learnt)),
             server: None,
             bridge: None,
@@ -249,8 +249,7 @@ impl ServedRecord {
         Ok(bytes)
     }
 
-    /// Reads a record. Memory is bounded by [`MAX_DECODED_BYTES`], whatever the bytes
-    /// are.
+    /// Decodes a record. Memory is bounded by [`MAX_DECODED_BYTES`] for any input.
     pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
         if bytes.len() > MAX_ENCODED_BYTES {
             return Err(RecordError::TooLarge(MAX_ENCODED_BYTES as u64));
@@ -316,7 +315,7 @@ impl ServedRecord {
     }
 }
 
-/// Without entity tags: the server is asked for whole documents.
+/// Without entity tags: complete documents are requested from the server.
 fn served_apis(
     documents: [Arc<Document>; 2],
     version: Option<skewbridge_k8s_api::version::Version>,
@@ -419,9 +418,9 @@ pub(crate) mod tests {
         assert_eq!(names(&record), ["apps"]);
     }
 
-    /// With all its APIs turned on.
+    /// With all APIs enabled.
     #[test]
-    fn the_record_of_a_real_server_has_some_kib() {
+    fn the_record_of_a_real_server_has_a_few_kib() {
         let document = |bytes: &[u8]| Arc::new(Document::parse(bytes).unwrap());
         let documents = [
             document(include_bytes!(
@@ -463,7 +462,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_decompression_bomb_is_refused() {
+    fn a_decompression_bomb_is_rejected() {
         let mut encoder = ZlibEncoder::new([MAGIC.as_slice(), &[1]].concat(), Compression::best());
         let spaces = vec![b' '; 1024 * 1024];
         for _ in 0..=MAX_DECODED_BYTES / (1024 * 1024) {

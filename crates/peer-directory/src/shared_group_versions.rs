@@ -14,7 +14,7 @@ use crate::watch::{Metadata, WatchEvent, WatchedObject};
 /// peers to notice.
 pub const DELETION_GRACE: Duration = Duration::from_mins(5);
 
-/// As much of a `CustomResourceDefinition` as says what it serves.
+/// The part of a `CustomResourceDefinition` that declares the served versions.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct CustomResourceDefinition {
     metadata: Metadata,
@@ -33,7 +33,7 @@ struct CustomResourceVersion {
     served: bool,
 }
 
-/// As much of an `APIService` as says what it serves, and where.
+/// The part of an `APIService` that declares the served version and its backend.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ApiService {
     metadata: Metadata,
@@ -46,7 +46,7 @@ struct ApiServiceSpec {
     group: Box<str>,
     #[serde(default)]
     version: Box<str>,
-    /// Every server registers what it serves itself, without a service.
+    /// Every server registers its own APIs without a service.
     service: Option<serde_json::Value>,
 }
 
@@ -426,15 +426,15 @@ mod tests {
         assert!(tracker.on_crd(&WatchEvent::Deleted(gadgets), later));
         assert!(tracker.on_crd(&WatchEvent::Added(widgets.clone()), later));
         assert!(tracker.contains("a.io", "v1", later + DELETION_GRACE));
-        // The same again, and what says nothing about objects.
+        // The same event again, and events without objects.
         assert!(!tracker.on_crd(&WatchEvent::Modified(widgets), later));
         let failure = WatchEvent::Error(crate::WatchError::default());
         assert!(!tracker.on_crd(&failure, later));
     }
 
     proptest! {
-        /// However it came about, what is declared now is left out, and after the
-        /// grace nothing else is.
+        /// Regardless of the sequence of events, the currently declared group-versions are
+        /// excluded from routing, and after the grace period no others.
         #[test]
         fn events_and_lists_agree(
             events in prop::collection::vec((0..4_usize, 0..3_usize, prop::collection::vec(any::<bool>(), 3)), 0..30),

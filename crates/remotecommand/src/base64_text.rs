@@ -71,7 +71,7 @@ fn is_line_end(byte: u8) -> bool {
 pub(crate) fn append(bytes: &[u8], out: &mut BytesMut) {
     let mut text = [0; BLOCK_BYTES / 3 * 4];
     for block in bytes.chunks(BLOCK_BYTES) {
-        // The buffer has room for the text of a block.
+        // The buffer fits the text of a block.
         let length = ENGINE.encode_slice(block, &mut text).unwrap_or_default();
         out.extend_from_slice(&text[..length]);
     }

@@ -15,7 +15,7 @@ const BULK_READ_BYTES: usize = 4 * 1024;
 #[derive(Debug)]
 pub struct CoalescingReader<T> {
     io: T,
-    /// An error that came after bytes that are returned first.
+    /// An error that followed bytes that are returned first.
     deferred_error: Option<io::Error>,
 }
 

@@ -7,7 +7,7 @@
 //! ([`WebSocketKeepalive`]) and of SPDY ([`SpdyKeepalive`], fed by [`FrameScanner`] or
 //! [`ObservedIo`], acted on by [`SpdyPinger`]).
 //!
-//! Nothing local spawns a task: the owner polls.
+//! No type of this crate spawns a task: the owner polls.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {

@@ -312,7 +312,7 @@ impl SpdyKeepalive {
         }
     }
 
-    /// Whether pings wait in a queue: each further one takes room there.
+    /// Whether pings wait in a queue: each further one uses capacity there.
     fn has_unanswered_pings(&self) -> bool {
         self.queues.iter().any(|queue| queue.own_pings > 0)
     }
@@ -397,7 +397,7 @@ impl SpdyKeepalive {
         SpdyKeepaliveAction::SendPings
     }
 
-    /// Whether each queue has room for one more ping, given this limit of unconfirmed frames.
+    /// Whether each queue has capacity for one more ping, given this limit of unconfirmed frames.
     fn has_room_for_ping(&self, limit: u64) -> bool {
         self.queues
             .iter()

@@ -70,7 +70,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
         }
     }
 
-    /// The next chunk of a message. To be called when there is room for it: until then the
+    /// The next chunk of a message. To be called when there is capacity for it: until then the
     /// other end is not read.
     pub fn poll_chunk(
         &mut self,

@@ -37,7 +37,7 @@ pub struct WebSocketKeepalive {
 /// buffer, the smallest on the path.
 const MAX_UNCONFIRMED_BYTES: u64 = 2 * 1024;
 
-/// What a short message counts: buffers on the path may have room for a number of messages,
+/// What a short message counts: buffers on the path may hold a number of messages,
 /// not of bytes.
 const MIN_MESSAGE_WEIGHT: u64 = 64;
 

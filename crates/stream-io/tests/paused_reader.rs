@@ -22,7 +22,7 @@ fn client(io: DuplexStream) -> WebSocketConn<DuplexStream> {
     WebSocketConn::new(io, BytesMut::new(), Role::Client, keepalive)
 }
 
-/// The client has no room for more.
+/// The client has no capacity for more.
 async fn check_while_not_reading(client: &mut WebSocketConn<DuplexStream>) {
     assert!(
         client.check_keepalive(Instant::now(), false),

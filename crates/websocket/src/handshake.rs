@@ -208,7 +208,7 @@ mod tests {
     const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
 
     #[test]
-    fn requests_are_parsed_as_the_rfc_says() {
+    fn requests_are_parsed_according_to_rfc_6455() {
         let good = "Connection: keep-alive, upgrade\nUpgrade: WebSocket\nSec-WebSocket-Version: 13";
         let rows = [
             (format!("{good}\n{KEY}"), None),

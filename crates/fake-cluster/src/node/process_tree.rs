@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stat_lines_are_parsed_whatever_the_process_name() {
+    fn stat_lines_are_parsed_with_any_process_name() {
         assert_eq!(parent("12 (sh) S 11 12 12 0 -1"), Some(11));
         assert_eq!(parent("12 (a) S 1 (b) R 7 12"), Some(7));
         assert_eq!(parent("12 (sh) Z 11 12 12 0 -1"), Some(11));

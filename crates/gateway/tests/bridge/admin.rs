@@ -14,9 +14,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 
-use crate::self_test;
 use crate::support::admin_client::{self, get, request, scrape};
 use crate::support::pki::{PkiFixture, start};
+use crate::support::self_test_responses;
 
 /// An upstream that is ready; `answer` handles all requests but the probes.
 async fn upstream(
@@ -28,7 +28,9 @@ async fn upstream(
         move |recorded| match recorded.path() {
             "/readyz" => Reply::new(200).body("ok"),
             "/version" => Reply::json("{}"),
-            _ => self_test::passing_response(&recorded).unwrap_or_else(|| answer(recorded)),
+            _ => {
+                self_test_responses::passing_response(&recorded).unwrap_or_else(|| answer(recorded))
+            }
         },
     )
     .await
@@ -189,9 +191,9 @@ async fn requests_are_counted_by_route_verb_and_code() {
     let h2 = pki.client().http2(bridge.address()).await.unwrap();
     assert_eq!(h2.get("/api/v1/pods").await.unwrap().status, 200);
     // A certificate of an untrusted CA, and no token.
-    let stranger = pki.client().identity(&pki.upstream_ca.client("eve", &[]));
-    let mut stranger = stranger.http1(bridge.address()).await.unwrap();
-    assert_eq!(send(&mut stranger, "GET /api/v1/pods").await, 401);
+    let untrusted_client = pki.client().identity(&pki.upstream_ca.client("eve", &[]));
+    let mut untrusted_client = untrusted_client.http1(bridge.address()).await.unwrap();
+    assert_eq!(send(&mut untrusted_client, "GET /api/v1/pods").await, 401);
 
     wait_for_request_count(&bridge, "list", "200", 2.0).await;
     wait_for_request_count(&bridge, "get", "404", 1.0).await;
@@ -428,8 +430,8 @@ async fn closing_an_idle_connection_leaves_upstream_ready() {
     let upstream = upstream(&pki, |_| Reply::json("{}")).await;
     let bridge = pki.start_bridge(upstream.addr());
     wait_until_ready(&bridge).await;
-    let stays_ready = async |asked: usize| {
-        let recorded = upstream.requests().len() + asked;
+    let stays_ready = async |request_count: usize| {
+        let recorded = upstream.requests().len() + request_count;
         eventually("the next probe", TEST_TIMEOUT, async || {
             assert_eq!(get(bridge.admin_address(), "/readyz").await.status, 200);
             upstream.requests().len() >= recorded

@@ -85,7 +85,7 @@ async fn guessed_tokens_are_answered_with_429_and_other_requests_pass() {
     assert_eq!(get(&mut earlier, &good).await.status, 200);
     let mut guesser = fixture.anonymous().await;
     assert_eq!(get(&mut guesser, &bearer("guess")).await.status, 401);
-    let asked = client_requests(&fixture.upstream).len();
+    let request_count = client_requests(&fixture.upstream).len();
     let mut guesser = fixture.anonymous().await;
     for guess in 0..10 {
         let answer = get(&mut guesser, &bearer(&guess.to_string())).await;
@@ -94,7 +94,7 @@ async fn guessed_tokens_are_answered_with_429_and_other_requests_pass() {
     }
     assert_eq!(
         client_requests(&fixture.upstream).len(),
-        asked,
+        request_count,
         "limited requests do not reach upstream"
     );
 

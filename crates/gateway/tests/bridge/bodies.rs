@@ -62,7 +62,7 @@ async fn wait_until_stalled(sent: &AtomicUsize) -> usize {
 /// Upper bound of the bytes buffered between both ends. HTTP/2 is bounded by its windows; HTTP/1.1
 /// adds the kernel's socket buffers, which grow to several MiB each.
 fn max_buffered_bytes(client: Proto, upstream: Proto) -> usize {
-    let kernel = |leg| if leg == H1 { 12 << 20 } else { 0 };
+    let kernel = |certificate| if certificate == H1 { 12 << 20 } else { 0 };
     (1 << 20) + kernel(client) + kernel(upstream)
 }
 
@@ -149,10 +149,10 @@ async fn late_reader(
         let mut tail = Vec::new();
         while !tail.ends_with(b"\r\n0\r\n\r\n") {
             let mut piece = vec![0; CHUNK_BYTES];
-            let got = conn.io.read(&mut piece).await.unwrap();
-            tail = [&tail, &piece[..got]].concat();
+            let read_bytes = conn.io.read(&mut piece).await.unwrap();
+            tail = [&tail, &piece[..read_bytes]].concat();
             tail = tail.split_off(tail.len().saturating_sub(7));
-            length += got;
+            length += read_bytes;
         }
         conn.write("HTTP/1.1 204 No Content\r\n\r\n").await;
         read.send(length).unwrap();

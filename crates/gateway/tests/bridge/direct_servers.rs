@@ -12,7 +12,6 @@ use skewbridge_testkit::{
     ClientAuth, Options, RecordedRequest, Reply, TEST_TIMEOUT, TlsClient, eventually,
 };
 
-use crate::peer_records::{record_of_b, records};
 use crate::support::admin_client;
 use crate::support::cluster::{
     ClusterFixture, NEW, NEW_PATH, SHARED, SHARED_PATH, peer_view, send_request, status_message,
@@ -20,6 +19,7 @@ use crate::support::cluster::{
 use crate::support::fake_apiserver::FakeApiServer;
 use crate::support::identity::{BEARER, FRONT_PROXY, IdentityFixture, PLAIN};
 use crate::support::pki::start;
+use crate::support::served_records::{record_of_b, records};
 
 const B: &str = "apiserver-b";
 const HOP: &str = "x-kubernetes-peer-proxied";
@@ -219,7 +219,7 @@ async fn peering_is_off_when_upstream_accepts_the_front_proxy_certificate_as_a_u
             .local
             .set_hook(move |recorded| match recorded.path() {
                 AUTHENTICATION => Some(Reply::json(map.clone())),
-                _ => crate::self_test::passing_response(recorded),
+                _ => crate::support::self_test_responses::passing_response(recorded),
             });
     };
     publishes(proxies);

@@ -374,9 +374,9 @@ async fn over_http2_a_target_that_is_too_long_resets_only_its_stream() {
         frames.extend(h2frames::continuation(1, flag::NONE, piece));
     }
     frames.extend(h2frames::continuation(1, flag::END_HEADERS, &[]));
-    let whole = flag::END_HEADERS | flag::END_STREAM;
+    let complete = flag::END_HEADERS | flag::END_STREAM;
     let next = h2frames::request_block("GET", "k", "/api");
-    frames.extend(h2frames::headers(3, whole, &next));
+    frames.extend(h2frames::headers(3, complete, &next));
     io.write_all(&frames).await.unwrap();
     io.flush().await.unwrap();
     let reset = h2frames::read_until(&mut io, kind::RST_STREAM).await;

@@ -412,9 +412,12 @@ async fn the_bridge_sends_its_own_requests_as_the_configured_user() {
         );
         assert_eq!(recorded.all("x-remote-group"), ["bridges", "readers"]);
     }
-    let question = b.apiserver.gateway_requests("/apis").remove(0);
-    assert_eq!(question.all("x-remote-user"), ["skewbridge"]);
-    assert_eq!(question.all("x-remote-group"), ["system:authenticated"]);
+    let conditional_request = b.apiserver.gateway_requests("/apis").remove(0);
+    assert_eq!(conditional_request.all("x-remote-user"), ["skewbridge"]);
+    assert_eq!(
+        conditional_request.all("x-remote-group"),
+        ["system:authenticated"]
+    );
 }
 
 #[tokio::test]
@@ -423,7 +426,7 @@ async fn responses_to_unauthenticated_clients_contain_no_addresses_or_names_of_s
     let address = b.apiserver.server.addr().to_string();
     b.shut_down().await;
     let anonymous = [("x-remote-user", "system:anonymous"), HOP];
-    let strangers = [
+    let unauthenticated_clients = [
         (cluster.pki.client(), &[][..]),
         (cluster.pki.client(), &[BEARER]),
     ];
@@ -432,7 +435,7 @@ async fn responses_to_unauthenticated_clients_contain_no_addresses_or_names_of_s
         assert!(!message.contains("127.0.0.1"), "{message}");
         assert!(!message.contains("apiserver-"), "{message}");
     };
-    for (client, headers) in strangers {
+    for (client, headers) in unauthenticated_clients {
         let answer = send_request(&client, &bridge, "GET", NEW_PATH, headers, "").await;
         let message = status_message(&answer, 503);
         says_nothing(&message, &address);

@@ -466,8 +466,8 @@ async fn a_client_that_does_not_read_does_not_block_others() {
         slow_h2.push(stream);
     }
     fixture.assert_serves_others().await;
-    let whole = h2.get("/big").await.unwrap();
-    assert_eq!((whole.status, whole.body.len()), (200, 8 << 20));
+    let complete = h2.get("/big").await.unwrap();
+    assert_eq!((complete.status, complete.body.len()), (200, 8 << 20));
     // The stalled response is still complete.
     let response = slow_h1.pop().unwrap().read_response().await.unwrap();
     assert_eq!(response.body.len(), 8 << 20);

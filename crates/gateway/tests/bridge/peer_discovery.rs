@@ -125,12 +125,18 @@ async fn hanging_aggregated_apis_do_not_hide_the_apis_of_an_old_server() {
 async fn peer_discovery_requests_look_like_those_of_kube_apiserver() {
     let (_cluster, [b], _bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
     for path in ["/api", "/apis"] {
-        let question = b.apiserver.gateway_requests(path).remove(0);
-        let client = question.client.as_ref().unwrap();
+        let conditional_request = b.apiserver.gateway_requests(path).remove(0);
+        let client = conditional_request.client.as_ref().unwrap();
         assert_eq!(client.common_name, "front-proxy-client");
-        assert_eq!(question.all("x-remote-user"), ["system:apiserver"]);
-        assert_eq!(question.all("x-remote-group"), ["system:authenticated"]);
-        let accept = question.header("accept").unwrap();
+        assert_eq!(
+            conditional_request.all("x-remote-user"),
+            ["system:apiserver"]
+        );
+        assert_eq!(
+            conditional_request.all("x-remote-group"),
+            ["system:authenticated"]
+        );
+        let accept = conditional_request.header("accept").unwrap();
         let offers: Vec<_> = accept.split(',').map(str::trim).collect();
         let nopeer = format!("{V2};profile=nopeer");
         let beta_nopeer = format!("{V2_BETA1};profile=nopeer");
@@ -138,36 +144,42 @@ async fn peer_discovery_requests_look_like_those_of_kube_apiserver() {
             offers,
             [&nopeer, V2, &beta_nopeer, V2_BETA1, "application/json"]
         );
-        assert_eq!(question.header("if-none-match"), None);
+        assert_eq!(conditional_request.header("if-none-match"), None);
     }
 }
 
 #[tokio::test]
 async fn discovery_of_a_restarted_peer_is_conditional() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
-    let asked = b.apiserver.gateway_requests("/apis").len();
+    let request_count = b.apiserver.gateway_requests("/apis").len();
     cluster.local.lease(B, "two");
     for path in ["/apis", "/api"] {
         eventually(
             "discovery of the peer is requested again",
             TEST_TIMEOUT,
-            async || b.apiserver.gateway_requests(path).len() > asked,
+            async || b.apiserver.gateway_requests(path).len() > request_count,
         )
         .await;
-        let question = b.apiserver.gateway_requests(path).remove(asked);
-        assert!(question.header("if-none-match").is_some(), "{question:#?}");
+        let conditional_request = b.apiserver.gateway_requests(path).remove(request_count);
+        assert!(
+            conditional_request.header("if-none-match").is_some(),
+            "{conditional_request:#?}"
+        );
     }
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
 
     // Another version, whose ETags differ from those of the version before.
-    let asked = b.apiserver.gateway_requests("/apis").len();
+    let request_count = b.apiserver.gateway_requests("/apis").len();
     b.apiserver.set_version("v1.37.0", DiscoveryFormat::V2);
     b.apiserver.serve(&[SHARED]);
     cluster.local.lease(B, "three");
     cluster.wait_for_status(&bridge, NEW_PATH, 404).await;
-    let questions = b.apiserver.gateway_requests("/apis").split_off(asked);
+    let later_requests = b
+        .apiserver
+        .gateway_requests("/apis")
+        .split_off(request_count);
     let anew = |it: &RecordedRequest| it.header("if-none-match").is_none();
-    assert!(questions.iter().any(anew), "{questions:#?}");
+    assert!(later_requests.iter().any(anew), "{later_requests:#?}");
     assert_eq!(peer_view(&bridge, B).await["version"], "1.37.0");
 }
 

@@ -195,13 +195,16 @@ async fn a_peer_that_keeps_failing_gets_fewer_and_fewer_requests() {
     let (cluster, [b, _c], bridge) = two_peers().await;
     // Its discovery still succeeds.
     reply_to_all(&b, || Reply::reset(Reason::REFUSED_STREAM));
-    let turns = 64;
-    for _ in 0..turns {
+    let attempts = 64;
+    for _ in 0..attempts {
         assert_eq!(served_by(&cluster.post(&bridge, NEW_PATH, "{}").await), C);
     }
     // Half of the requests without a backoff; with it, a handful however long the loop takes.
-    let asked = b.client_requests().len();
-    assert!(asked > 0 && asked < turns / 4, "{asked} of {turns}");
+    let request_count = b.client_requests().len();
+    assert!(
+        request_count > 0 && request_count < attempts / 4,
+        "{request_count} of {attempts}"
+    );
 }
 
 #[tokio::test]
@@ -218,7 +221,7 @@ async fn a_write_whose_connection_breaks_is_not_retried() {
             .map(|it| it.client_requests().len())
             .sum::<usize>()
     };
-    let cut = async {
+    let truncated_at = async {
         eventually("the request has been sent", TEST_TIMEOUT, async || {
             sent() == 1
         })
@@ -227,7 +230,7 @@ async fn a_write_whose_connection_breaks_is_not_retried() {
             server.shut_down().await;
         }
     };
-    let (answer, ()) = tokio::join!(cluster.post(&bridge, NEW_PATH, "{}"), cut);
+    let (answer, ()) = tokio::join!(cluster.post(&bridge, NEW_PATH, "{}"), truncated_at);
     let message = status_message(&answer, 503);
     assert!(message.starts_with(PROXY_ERROR), "{message}");
     assert_eq!(
@@ -253,7 +256,7 @@ async fn a_read_whose_connection_breaks_goes_to_the_next_peer() {
         reply_to_all(server, move || Reply::json("{}").after(&first));
     }
     let sent = |server: &PeerServer| server.client_requests().len();
-    let cut = async {
+    let truncated_at = async {
         eventually("the request has been sent", TEST_TIMEOUT, async || {
             servers.iter().any(|it| sent(it) == 1)
         })
@@ -264,7 +267,7 @@ async fn a_read_whose_connection_breaks_goes_to_the_next_peer() {
         first.shut_down().await;
         second.name
     };
-    let (answer, second) = tokio::join!(cluster.get(&bridge, NEW_PATH), cut);
+    let (answer, second) = tokio::join!(cluster.get(&bridge, NEW_PATH), truncated_at);
     assert_eq!(served_by(&answer), second);
 }
 
@@ -408,11 +411,13 @@ async fn a_response_truncated_by_a_peer_is_visible_as_truncated() {
     assert_eq!(h1.read_chunk().await.unwrap().unwrap(), "half");
 
     b.shut_down().await;
-    let cut = async {
+    let truncated_at = async {
         assert!(stream.chunk().await.unwrap().is_err());
         assert!(h1.read_chunk().await.is_err());
     };
-    tokio::time::timeout(TEST_TIMEOUT, cut).await.unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, truncated_at)
+        .await
+        .unwrap();
     assert_eq!(b.client_requests().len(), 2, "the request is not retried");
 }
 

@@ -12,14 +12,14 @@ use skewbridge_gateway::config::{Config, RegistryKind};
 use skewbridge_peer_directory::ServedRecord;
 use skewbridge_testkit::{RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 
-use crate::peer_records::{
-    B, SERVED_ANNOTATION, age_departure_of_b, record_of_b, wait_until_b_is_known, with_state_dir,
-};
 use crate::support::cluster::{
     ClusterFixture, NEW, NEW_PATH, OWN, peer_view, peers, served_by, status_message,
 };
 use crate::support::fake_apiserver::{FakeApiServer, LEASES};
 use crate::support::pki::start;
+use crate::support::served_records::{
+    B, SERVED_ANNOTATION, age_departure_of_b, record_of_b, wait_until_b_is_known, with_state_dir,
+};
 
 /// An address without a listener.
 const CLOSED_ADDRESS: &str = "127.0.0.1:1";

@@ -137,11 +137,11 @@ async fn discovery_polls_are_counted_by_peer_and_result_and_at_the_polled_bridge
         let metrics = scrape(&bridge).await;
         metrics.value("skewbridge_peer_discovery_polls_total", &labels)
     };
-    let asked = b.apiserver.gateway_requests("/apis").len();
-    assert!(asked > 0);
+    let request_count = b.apiserver.gateway_requests("/apis").len();
+    assert!(request_count > 0);
     #[allow(clippy::cast_precision_loss)] // a handful
-    let asked = asked as f64;
-    assert_eq!(polls("ok").await, Some(asked));
+    let request_count = request_count as f64;
+    assert_eq!(polls("ok").await, Some(request_count));
     b.shut_down().await;
     status_message(&cluster.get(&bridge, NEW_PATH).await, 503);
     eventually("a poll has failed", TEST_TIMEOUT, async || {

@@ -7,11 +7,9 @@ use std::time::{Duration, SystemTime};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use skewbridge_discovery::{ServerDiscoveryList, servers};
-use skewbridge_gateway::config::{Config, RegistryKind};
-use skewbridge_peer_directory::registry::{RecordChannels, Registry};
-use skewbridge_peer_directory::{Identity, Records, ServedRecord};
+use skewbridge_gateway::config::RegistryKind;
+use skewbridge_peer_directory::{Records, ServedRecord};
 use skewbridge_testkit::{TEST_TIMEOUT, eventually};
-use tokio::sync::{mpsc, watch};
 
 use crate::support::cluster::{
     ClusterFixture, NEW, NEW_PATH, OWN, SHARED_PATH, UNSERVED_PATH, peer_view, peers, send_request,
@@ -19,69 +17,10 @@ use crate::support::cluster::{
 };
 use crate::support::fake_apiserver::{API_SERVICES, CRDS, LEASES, api_service, crd};
 use crate::support::pki::start;
-
-pub(crate) const B: &str = "apiserver-b";
-
-/// All records in the registry, as they change, and a sender that publishes one.
-pub(crate) fn records(
-    cluster: &ClusterFixture,
-) -> (
-    watch::Receiver<Option<Records>>,
-    watch::Sender<Option<Arc<ServedRecord>>>,
-) {
-    let (publish, own) = watch::channel(None);
-    let (found, recorded) = watch::channel(None);
-    let registry = cluster.exchange.registry();
-    tokio::spawn(async move {
-        let (_keep, outdated) = mpsc::channel(1);
-        let channels = RecordChannels {
-            own,
-            found,
-            outdated,
-        };
-        registry.run_records(channels).await;
-    });
-    (recorded, publish)
-}
-
-pub(crate) fn record_of<'a>(all: Option<&'a Records>, name: &str) -> Option<&'a Arc<ServedRecord>> {
-    all?.get(&Identity::named(name).unwrap())
-}
-
-/// Waits until a bridge knows the APIs of B without discovery of B.
-pub(crate) async fn wait_until_b_is_known(bridge: &skewbridge_gateway::Handle) {
-    eventually("the APIs of B are known", TEST_TIMEOUT, async || {
-        let b = peer_view(bridge, B).await;
-        let serves = b["servesAlone"].as_array().cloned().unwrap_or_default();
-        let resource = "storage.k8s.io/v1alpha1 volumeattributesclasses";
-        serves
-            .iter()
-            .any(|it| it.as_str().is_some_and(|it| it.starts_with(resource)))
-    })
-    .await;
-}
-
-pub(crate) fn with_state_dir(cluster: &ClusterFixture) -> Config {
-    let mut config = cluster.config();
-    config.peers.state_dir = Some(cluster.pki.path().join("state"));
-    config
-}
-
-/// The record of B, derived from what a bridge in front of B would publish.
-pub(crate) async fn record_of_b(cluster: &ClusterFixture) -> ServedRecord {
-    // A bridge in front of a server like B publishes under its own name.
-    let other = ClusterFixture::new(&[NEW]).await;
-    let (mut recorded, _publish) = records(&other);
-    let bridge = other.start().await;
-    let all = recorded
-        .wait_for(|all| record_of(all.as_ref(), OWN).is_some())
-        .await;
-    let mut record = ServedRecord::clone(record_of(all.unwrap().as_ref(), OWN).unwrap());
-    drop(bridge);
-    record.identity = Identity::named(B).unwrap();
-    cluster.local.lease(B, "one");
-    record
-}
+use crate::support::served_records::{
+    B, SERVED_ANNOTATION, age_departure_of_b, record_of, record_of_b, records,
+    wait_until_b_is_known, with_state_dir,
+};
 
 #[tokio::test]
 async fn a_restarted_bridge_knows_the_apis_of_a_dead_peer() {
@@ -222,20 +161,6 @@ async fn a_server_whose_bridge_has_departed_is_reached_directly() {
     assert_eq!(peer_view(&bridge, B).await["state"], "bridge-left");
 }
 
-/// Makes the departure of B in `--state-dir` older.
-pub(crate) async fn age_departure_of_b(cluster: &ClusterFixture, age: Duration) {
-    let file = cluster.pki.path().join("state/served").join(B);
-    let stored = || ServedRecord::decode(&std::fs::read(&file).ok()?).ok();
-    eventually("the departure is stored", TEST_TIMEOUT, async || {
-        stored().is_some_and(|it| it.departure.is_some())
-    })
-    .await;
-    let mut record = stored().unwrap();
-    let departure = record.departure.as_mut().unwrap();
-    departure.since = departure.since.before(age);
-    std::fs::write(&file, record.encode().unwrap()).unwrap();
-}
-
 /// The clocks of hosts may differ by hours in either direction, so the time in a record does not
 /// tell how long ago a bridge departed.
 #[cfg(target_os = "linux")]
@@ -267,8 +192,6 @@ async fn the_apis_of_an_unreachable_server_whose_bridge_has_departed_are_503_dur
         }
     }
 }
-
-pub(crate) const SERVED_ANNOTATION: &str = "skewbridge.io/served";
 
 #[tokio::test]
 async fn with_leases_as_the_registry_served_records_are_annotations() {

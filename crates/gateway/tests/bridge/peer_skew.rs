@@ -198,8 +198,9 @@ async fn two_bridges_serve_the_apis_of_both_servers() {
     assert_eq!(recorded.all("x-remote-user"), ["alice"]);
     assert_eq!(recorded.all("x-remote-group"), ["dev"]);
     assert_eq!(recorded.all(HOP), ["true"]);
-    let nobody = send_request(&cluster.pki.client(), &a, "GET", NEW_PATH, &[], "").await;
-    assert_eq!(served_by(&nobody), B);
+    let anonymous_response =
+        send_request(&cluster.pki.client(), &a, "GET", NEW_PATH, &[], "").await;
+    assert_eq!(served_by(&anonymous_response), B);
     let recorded = server_b.client_requests().pop().unwrap();
     assert_eq!(recorded.all("x-remote-user"), ["system:anonymous"]);
     assert_eq!(recorded.all("x-remote-group"), ["system:unauthenticated"]);
@@ -280,8 +281,8 @@ async fn a_404_of_a_node_is_not_taken_for_one_of_a_server() {
 #[tokio::test]
 async fn anonymous_requests_that_the_local_server_rejects_are_not_sent_to_peers() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
-    let nobody = cluster.pki.client();
-    let answer = send_request(&nobody, &bridge, "GET", NEW_PATH, &[], "").await;
+    let anonymous_client = cluster.pki.client();
+    let answer = send_request(&anonymous_client, &bridge, "GET", NEW_PATH, &[], "").await;
     assert_eq!(served_by(&answer), B);
     let before = b.client_requests().len();
     let denied = |recorded: &RecordedRequest| {
@@ -290,7 +291,7 @@ async fn anonymous_requests_that_the_local_server_rejects_are_not_sent_to_peers(
     };
     cluster.local.set_hook(denied);
     for method in ["GET", "POST"] {
-        let answer = send_request(&nobody, &bridge, method, NEW_PATH, &[], "").await;
+        let answer = send_request(&anonymous_client, &bridge, method, NEW_PATH, &[], "").await;
         assert_eq!(answer.status, 401);
     }
     assert_eq!(b.client_requests().len(), before);

@@ -164,12 +164,12 @@ async fn a_request_from_a_peer_is_served_locally_and_never_answered_with_404() {
 #[tokio::test]
 async fn a_forged_hop_header_is_ignored() {
     let (cluster, [b], bridge) = ClusterFixture::with_peers(&[], [(B, &[NEW])]).await;
-    let nobody = cluster.pki.client();
+    let anonymous_client = cluster.pki.client();
     for hop in [HOP, KEP_HOP_HEADER] {
         for (client, more) in [
             (cluster.alice(), ("x-any", "thing")),
-            (nobody.clone(), ("x-any", "thing")),
-            (nobody.clone(), BEARER),
+            (anonymous_client.clone(), ("x-any", "thing")),
+            (anonymous_client.clone(), BEARER),
         ] {
             let headers = [(hop, "true"), more];
             let remote = send_request(&client, &bridge, "GET", NEW_PATH, &headers, "").await;
@@ -256,11 +256,11 @@ async fn a_peer_gets_the_identity_of_the_client() {
 async fn requests_are_distributed_over_peers_that_serve_the_same_resource() {
     let (cluster, [b, c], bridge) =
         ClusterFixture::with_peers(&[], [(B, &[NEW]), (C, &[NEW])]).await;
-    let mut asked = BTreeSet::new();
+    let mut recorded_requests = BTreeSet::new();
     for _ in 0..64 {
-        asked.insert(served_by(&cluster.get(&bridge, NEW_PATH).await));
+        recorded_requests.insert(served_by(&cluster.get(&bridge, NEW_PATH).await));
     }
-    assert_eq!(asked.len(), 2, "{asked:?}");
+    assert_eq!(recorded_requests.len(), 2, "{recorded_requests:?}");
     assert_eq!(b.client_requests().len() + c.client_requests().len(), 64);
 }
 

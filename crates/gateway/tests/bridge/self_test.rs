@@ -11,29 +11,10 @@ use skewbridge_testkit::{Ca, RecordedRequest, Reply, TEST_TIMEOUT, eventually};
 use crate::support::admin_client;
 use crate::support::cluster::{ClusterFixture, SHARED_PATH};
 use crate::support::pki::start;
+use crate::support::self_test_responses::{AUTHENTICATION, REVIEWS_PATH, review};
 
-const REVIEWS_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const FORBIDDEN_PATH: &str = "/skewbridge-self-test";
-const AUTHENTICATION: &str =
-    "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
 const TESTS: [&str; 3] = ["front_proxy", "client_ca", "requestheader_ca"];
-
-/// The responses to a self-test of an upstream whose configuration matches every bridge.
-pub(crate) fn passing_response(recorded: &RecordedRequest) -> Option<Reply> {
-    match recorded.path() {
-        REVIEWS_PATH => Some(review(recorded)),
-        AUTHENTICATION => Some(Reply::json(r#"{"kind":"ConfigMap"}"#)),
-        _ => None,
-    }
-}
-
-/// kube-apiserver's response to a review: the user it has authenticated.
-fn review(recorded: &RecordedRequest) -> Reply {
-    let groups = [recorded.all("x-remote-group"), vec!["system:authenticated"]].concat();
-    let user = json!({"username": recorded.header("x-remote-user"), "groups": groups});
-    let review = json!({"kind": "SelfSubjectReview", "status": {"userInfo": user}});
-    Reply::json(review.to_string()).status(201)
-}
 
 fn authentication(client_ca: &str, request_header_ca: &str) -> Reply {
     let data = json!({"client-ca-file": client_ca,
@@ -109,11 +90,11 @@ async fn a_front_proxy_certificate_that_upstream_rejects_is_named_by_flag() {
     for (answer, text) in rows {
         let cluster = ClusterFixture::new(&[]).await;
         let corrected = Arc::new(AtomicBool::new(false));
-        let believes = corrected.clone();
+        let accepts = corrected.clone();
         cluster
             .local
             .set_hook(move |recorded| match recorded.path() {
-                REVIEWS_PATH if believes.load(Ordering::Relaxed) => Some(review(recorded)),
+                REVIEWS_PATH if accepts.load(Ordering::Relaxed) => Some(review(recorded)),
                 REVIEWS_PATH => Some(answer(recorded)),
                 _ => None,
             });

@@ -57,14 +57,14 @@ impl Upstream {
     }
 
     async fn wait_for_requests(&self, path: &str, count: usize) {
-        let asked = |recorded: &[skewbridge_testkit::RecordedRequest]| {
+        let recorded_requests = |recorded: &[skewbridge_testkit::RecordedRequest]| {
             recorded
                 .iter()
                 .filter(|recorded| recorded.path() == path)
                 .count()
                 >= count
         };
-        self.server.wait_for(asked, TEST_TIMEOUT).await;
+        self.server.wait_for(recorded_requests, TEST_TIMEOUT).await;
     }
 
     /// Sends an event on the next opened stream.

@@ -163,16 +163,25 @@ impl Fixture {
     }
 
     /// The message is rejected with this code and this text, and never arrives.
-    async fn assert_refused(&self, client: &TlsClient, message: &Message, code: u16, says: &str) {
+    async fn assert_refused(
+        &self,
+        client: &TlsClient,
+        message: &Message,
+        code: u16,
+        expected_text: &str,
+    ) {
         for version in VERSIONS {
             let before = self.client_requests().len();
             let response = self.send(client, version, message).await;
-            let what = format!("{says} {version:?} {}", response.text());
+            let what = format!("{expected_text} {version:?} {}", response.text());
             assert_eq!(response.status, code, "{what}");
             let status: serde_json::Value = serde_json::from_slice(&response.body).unwrap();
             assert_eq!(status["kind"], "Status", "{what}");
             assert_eq!(status["code"], code, "{what}");
-            assert!(status["message"].as_str().unwrap().contains(says), "{what}");
+            assert!(
+                status["message"].as_str().unwrap().contains(expected_text),
+                "{what}"
+            );
             assert_eq!(self.client_requests().len(), before, "{what}");
         }
     }
@@ -347,10 +356,10 @@ async fn an_altered_request_is_rejected() {
     let laptop = fixture.keys.laptop();
     let signed = || Message::post(&format!("{PODS}?dryRun=All"), "{}").signed(&laptop);
     let mut altered = Vec::new();
-    let mut alter = |change: &dyn Fn(&mut Message), says| {
+    let mut alter = |change: &dyn Fn(&mut Message), expected_text| {
         let mut message = signed();
         change(&mut message);
-        altered.push((message, says));
+        altered.push((message, expected_text));
     };
     let set = |message: &mut Message, name: &'static str, value: &'static str| {
         message
@@ -389,8 +398,10 @@ async fn an_altered_request_is_rejected() {
         &|it| drop(it.headers.remove("content-digest")),
         "does not match the request",
     );
-    for (message, says) in altered {
-        fixture.assert_refused(&client, &message, 401, says).await;
+    for (message, expected_text) in altered {
+        fixture
+            .assert_refused(&client, &message, 401, expected_text)
+            .await;
     }
     for version in VERSIONS {
         for body in ["{ }", "", "{}{}"] {
@@ -398,8 +409,12 @@ async fn an_altered_request_is_rejected() {
             message.body = Bytes::from(body);
             let response = fixture.send(&client, version, &message).await;
             assert_eq!(response.status, 401);
-            let says = "does not match its signed digest";
-            assert!(response.text().contains(says), "{}", response.text());
+            let expected_text = "does not match its signed digest";
+            assert!(
+                response.text().contains(expected_text),
+                "{}",
+                response.text()
+            );
         }
     }
     assert!(fixture.client_requests().is_empty());
@@ -432,8 +447,10 @@ async fn a_wrong_time_key_or_server_is_rejected() {
         (get().signed(&robot(&[7; 32])), "does not match"),
         (elsewhere.signed(&laptop), "for another server"),
     ];
-    for (message, says) in rows {
-        fixture.assert_refused(&client, &message, 401, says).await;
+    for (message, expected_text) in rows {
+        fixture
+            .assert_refused(&client, &message, 401, expected_text)
+            .await;
     }
     for (result, count) in [
         ("late", 2.0),
@@ -545,20 +562,22 @@ async fn another_credential_must_belong_to_the_same_user() {
     let laptop = fixture.keys.laptop();
     let anonymous = fixture.pki.client();
     let bearer = || Message::get(PODS).with("authorization", "Bearer t0ken");
-    let says = "has another credential";
+    let expected_text = "has another credential";
     fixture
-        .assert_refused(&anonymous, &bearer().signed(&laptop), 401, says)
+        .assert_refused(&anonymous, &bearer().signed(&laptop), 401, expected_text)
         .await;
     let in_protocol = Message::get(PODS).with(
         "sec-websocket-protocol",
         "base64url.bearer.authorization.k8s.io.dDBrZW4",
     );
     fixture
-        .assert_refused(&anonymous, &in_protocol.signed(&laptop), 401, says)
+        .assert_refused(&anonymous, &in_protocol.signed(&laptop), 401, expected_text)
         .await;
     let other = fixture.pki.user("mallory", &["dev"]);
     let message = Message::get(PODS).signed(&laptop);
-    fixture.assert_refused(&other, &message, 401, says).await;
+    fixture
+        .assert_refused(&other, &message, 401, expected_text)
+        .await;
 
     for version in VERSIONS {
         // The groups of the key are used, not those of the certificate.
@@ -643,12 +662,12 @@ async fn a_signed_exec_request_becomes_a_tunnel() {
     assert_eq!(h1.read_head().await.unwrap().status, 101);
     let mut local_io = h1.into_connection();
     let mut remote_io = fixture.tunnels.recv().await.unwrap().connection().await;
-    let mut got = [0; 4];
+    let mut received_bytes = [0; 4];
     for _ in 0..2 {
         local_io.write_all(b"ping").await.unwrap();
         local_io.flush().await.unwrap();
-        remote_io.read_exact(&mut got).await.unwrap();
-        assert_eq!(&got, b"ping");
+        remote_io.read_exact(&mut received_bytes).await.unwrap();
+        assert_eq!(&received_bytes, b"ping");
         std::mem::swap(&mut local_io, &mut remote_io);
     }
     let recorded = fixture.client_requests().pop().unwrap();

@@ -36,7 +36,7 @@ const SPOOFED_HEADERS: [&str; 29] = [
     "x-other-group",
     "X-More-Scopes",
     "X_More_Scopes",
-    "X-NonPeer-Extra-A",
+    "X-Other-Extra-A",
     "x_other-extra_a",
     "X-Kubernetes-Peer-Proxied",
     "x_kubernetes_peer_proxied",
@@ -49,15 +49,15 @@ const SPOOFED_HEADERS: [&str; 29] = [
 struct NonPeer {
     client: TlsClient,
     brings: &'static [(&'static str, &'static str)],
-    leg: Option<&'static str>,
+    certificate: Option<&'static str>,
     arrives: &'static [(&'static str, &'static str)],
 }
 
 fn non_peers(pki: &PkiFixture) -> [NonPeer; 3] {
-    let other = |client, brings, leg, arrives| NonPeer {
+    let other = |client, brings, certificate, arrives| NonPeer {
         client,
         brings,
-        leg,
+        certificate,
         arrives,
     };
     [
@@ -86,13 +86,13 @@ async fn peer_headers_of_other_clients_are_not_forwarded_in_any_spelling() {
             let twice = [(name, "evil"), (name, "evil,evil")];
             let headers = [&twice[..1], other.brings, &twice[1..]].concat();
             fixture
-                .assert_arrives(&other.client, &headers, other.leg, other.arrives)
+                .assert_arrives(&other.client, &headers, other.certificate, other.arrives)
                 .await;
         }
         let all: Vec<_> = SPOOFED_HEADERS.iter().map(|name| (*name, "evil")).collect();
         let headers = [&all, other.brings].concat();
         fixture
-            .assert_arrives(&other.client, &headers, other.leg, other.arrives)
+            .assert_arrives(&other.client, &headers, other.certificate, other.arrives)
             .await;
     }
     for recorded in fixture.client_requests() {

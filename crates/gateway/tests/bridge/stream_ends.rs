@@ -106,13 +106,16 @@ async fn a_stream_disconnected_at_any_byte_looks_successful_only_if_it_is_comple
     assert!(client.read_to_end().await.looks_successful());
     let recorded_bytes = std::mem::take(&mut *written.lock().unwrap());
 
-    let mut well = 0;
-    for cut in 0..=recorded_bytes.len() {
+    let mut successes = 0;
+    for truncated_at in 0..=recorded_bytes.len() {
         let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
         let mut server_io = cluster.next_connection().await;
-        server_io.write_all(&recorded_bytes[..cut]).await.unwrap();
+        server_io
+            .write_all(&recorded_bytes[..truncated_at])
+            .await
+            .unwrap();
         server_io.flush().await.unwrap();
-        if cut % 2 == 0 {
+        if truncated_at % 2 == 0 {
             // Like kube-apiserver when the node is lost; otherwise like a lost kube-apiserver.
             server_io.shutdown().await.unwrap();
         }
@@ -124,20 +127,24 @@ async fn a_stream_disconnected_at_any_byte_looks_successful_only_if_it_is_comple
             assert_eq!(
                 text(&transcript.stdout),
                 "all of it",
-                "cut after {cut} bytes"
+                "truncated after {truncated_at} bytes"
             );
-            well += 1;
+            successes += 1;
         } else {
             assert!(
                 !transcript.error.is_empty(),
-                "cut after {cut} bytes: {transcript:?}"
+                "truncated after {truncated_at} bytes: {transcript:?}"
             );
-            assert_eq!(transcript.code, Some(1011), "cut after {cut} bytes");
+            assert_eq!(
+                transcript.code,
+                Some(1011),
+                "truncated after {truncated_at} bytes"
+            );
         }
     }
     assert!(
-        (1..recorded_bytes.len()).contains(&well),
-        "{well} of {}",
+        (1..recorded_bytes.len()).contains(&successes),
+        "{successes} of {}",
         recorded_bytes.len()
     );
 }
@@ -228,10 +235,10 @@ async fn a_client_that_disconnects_resets_the_streams_of_its_command() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
-    for politely in [true, false] {
+    for with_close_frame in [true, false] {
         let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
         let mut node = cluster.next_command(4).await;
-        if politely {
+        if with_close_frame {
             let close = Close::new(CloseCode::NORMAL, "");
             client.control(&Control::Close(Some(close))).await;
         } else {

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_testkit::{Connection, TEST_TIMEOUT, eventually};
-use tokio::io::{
-    AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadHalf, WriteHalf,
-};
+use tokio::io::{AsyncWriteExt as _, DuplexStream, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 
 use crate::support::pki::PkiFixture;
+use crate::support::spdy_frame::{Frame, PING};
 use crate::support::spdy_upstream::{
     EXEC, Node, SUCCESS, SpdyUpstream, VERSION_WITHOUT_TRANSLATION, WebSocket, start_bridge,
 };
@@ -22,28 +21,7 @@ const WORKERS: usize = 5;
 const STDIN_WORKER: usize = 3;
 
 const SETTINGS: u16 = 4;
-pub(crate) const PING: u16 = 6;
 const WINDOW_UPDATE: u16 = 9;
-
-/// A raw frame.
-pub(crate) struct Frame(pub(crate) Vec<u8>);
-
-impl Frame {
-    pub(crate) async fn read(io: &mut (impl AsyncRead + Unpin)) -> Option<Self> {
-        let mut frame = vec![0; 8];
-        io.read_exact(&mut frame).await.ok()?;
-        let length = u32::from_be_bytes([0, frame[5], frame[6], frame[7]]) as usize;
-        frame.resize(8 + length, 0);
-        io.read_exact(&mut frame[8..]).await.ok()?;
-        Some(Self(frame))
-    }
-
-    /// The type of a control frame; `None` for data.
-    pub(crate) fn control_type(&self) -> Option<u16> {
-        let kind = u16::from_be_bytes([self.0[2], self.0[3]]);
-        (self.0[0] & 0x80 != 0).then_some(kind)
-    }
-}
 
 /// Emulates the workers of spdystream between a bridge and a node.
 #[derive(Clone)]

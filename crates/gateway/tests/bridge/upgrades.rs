@@ -70,9 +70,9 @@ async fn write_flushed(io: &mut Connection, bytes: &[u8]) {
 }
 
 async fn expect_bytes(io: &mut Connection, expected: &[u8]) {
-    let mut got = vec![0; expected.len()];
-    io.read_exact(&mut got).await.unwrap();
-    assert_eq!(got, expected);
+    let mut received_bytes = vec![0; expected.len()];
+    io.read_exact(&mut received_bytes).await.unwrap();
+    assert_eq!(received_bytes, expected);
 }
 
 async fn expect_end(io: &mut Connection) {
@@ -149,18 +149,18 @@ async fn bytes_immediately_after_the_101_reach_the_client() {
 #[tokio::test]
 async fn client_bytes_before_the_101_are_delayed_until_it() {
     let pki = PkiFixture::new();
-    let (asked, mut is_asked) = mpsc::unbounded_channel();
+    let (recorded_requests, mut is_requested) = mpsc::unbounded_channel();
     let go = Arc::new(Notify::new());
     let (go_on, done) = (go.clone(), Arc::new(Notify::new()));
     let finished = done.clone();
     let upstream = start_scripted(&pki, move |head, mut conn| {
-        let (asked, go, done) = (asked.clone(), go.clone(), done.clone());
+        let (recorded_requests, go, done) = (recorded_requests.clone(), go.clone(), done.clone());
         async move {
             if !head.contains("Upgrade") {
                 conn.write("HTTP/1.1 204 No Content\r\n\r\n").await;
                 return;
             }
-            asked.send(()).unwrap();
+            recorded_requests.send(()).unwrap();
             go.notified().await;
             let readable = poll_fn(|cx| {
                 std::task::Poll::Ready(Pin::new(&mut conn.io).poll_fill_buf(cx).is_ready())
@@ -176,7 +176,7 @@ async fn client_bytes_before_the_101_are_delayed_until_it() {
     let bridge = pki.start_bridge(upstream.addr());
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC) + "early").await.unwrap();
-    is_asked.recv().await.unwrap();
+    is_requested.recv().await.unwrap();
     // The only worker has answered this request, so it has processed the bytes above, whatever it
     // did with them.
     let mut other = pki.client().http1(bridge.address()).await.unwrap();
@@ -236,10 +236,15 @@ async fn ten_mebibytes_each_way_arrive_unchanged() {
             writer.write_all(sends).await.unwrap();
             writer.shutdown().await.unwrap();
         };
-        let mut got = Vec::new();
-        let ((), read) = tokio::join!(write, reader.read_to_end(&mut got));
+        let mut received_bytes = Vec::new();
+        let ((), read) = tokio::join!(write, reader.read_to_end(&mut received_bytes));
         read.unwrap();
-        assert!(got == expects, "{} of {}", got.len(), expects.len());
+        assert!(
+            received_bytes == expects,
+            "{} of {}",
+            received_bytes.len(),
+            expects.len()
+        );
     };
     tokio::join!(side(client, &up, &down), side(server, &down, &up));
 }
@@ -514,12 +519,12 @@ async fn the_last_output_of_an_upstream_that_has_stopped_reading_arrives() {
 #[tokio::test]
 async fn a_client_that_disconnects_before_the_101_ends_the_upgrade() {
     let pki = PkiFixture::new();
-    let (asked, mut is_asked) = mpsc::unbounded_channel();
+    let (recorded_requests, mut is_requested) = mpsc::unbounded_channel();
     let (gone, mut is_gone) = mpsc::unbounded_channel();
     let upstream = start_scripted(&pki, move |_, mut conn| {
-        let (asked, gone) = (asked.clone(), gone.clone());
+        let (recorded_requests, gone) = (recorded_requests.clone(), gone.clone());
         async move {
-            asked.send(()).unwrap();
+            recorded_requests.send(()).unwrap();
             assert_eq!(next_request(&mut conn).await, None);
             gone.send(()).unwrap();
         }
@@ -528,7 +533,7 @@ async fn a_client_that_disconnects_before_the_101_ends_the_upgrade() {
     let bridge = pki.start_bridge(upstream.addr());
     let mut client = pki.client().http1(bridge.address()).await.unwrap();
     client.send(spdy(EXEC)).await.unwrap();
-    is_asked.recv().await.unwrap();
+    is_requested.recv().await.unwrap();
     drop(client);
     is_gone.recv().await.unwrap();
 }

@@ -138,8 +138,8 @@ impl ClusterFixture {
 
     /// All published addresses, as they change.
     pub(crate) fn addresses(&self) -> watch::Receiver<Addresses> {
-        let anonymous = Identity::named("apiserver-nobody").unwrap();
-        let (stays, own) = watch::channel(Some((anonymous, SocketAddr::from(([127, 0, 0, 1], 1)))));
+        let observer = Identity::named("apiserver-observer").unwrap();
+        let (stays, own) = watch::channel(Some((observer, SocketAddr::from(([127, 0, 0, 1], 1)))));
         let registry = self.exchange.registry();
         let (found, recorded) = watch::channel(Addresses::new());
         tokio::spawn(async move {

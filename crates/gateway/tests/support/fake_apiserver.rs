@@ -367,10 +367,10 @@ impl State {
         if recorded.header("if-none-match") == Some(&etag) {
             return Reply::new(304).header("ETag", &etag);
         }
-        let asked = recorded
+        let recorded_requests = recorded
             .query()
             .and_then(|query| query.strip_prefix("hash="));
-        if asked.is_some_and(|asked| asked != hash) {
+        if recorded_requests.is_some_and(|recorded_requests| recorded_requests != hash) {
             return Reply::new(301).header("ETag", &etag);
         }
         Reply::json(document.to_string()).header("ETag", &etag)
@@ -487,8 +487,10 @@ impl Objects {
             ("DELETE", name) => {
                 let key = (collection.to_owned(), name.to_owned());
                 let is = &self.all.get(&key)?["metadata"];
-                let asked = &body()["preconditions"];
-                let same = |field: &str| asked[field].is_null() || asked[field] == is[field];
+                let recorded_requests = &body()["preconditions"];
+                let same = |field: &str| {
+                    recorded_requests[field].is_null() || recorded_requests[field] == is[field]
+                };
                 if !same("uid") || !same("resourceVersion") {
                     return Some(Reply::new(409).body("precondition failed"));
                 }

@@ -99,12 +99,12 @@ impl IdentityFixture {
         &self,
         client: &TlsClient,
         headers: &[(&str, &str)],
-        leg: Option<&str>,
+        certificate: Option<&str>,
         expected: &[(&str, &str)],
     ) {
         for version in VERSIONS {
             let outcome = self.send_request(client, version, headers).await;
-            outcome.assert_arrived(leg, expected, &format!("{version:?} {headers:?}"));
+            outcome.assert_arrived(certificate, expected, &format!("{version:?} {headers:?}"));
         }
     }
 
@@ -133,13 +133,18 @@ impl IdentityFixture {
 
 impl Outcome {
     #[track_caller]
-    pub(crate) fn assert_arrived(&self, leg: Option<&str>, expected: &[(&str, &str)], what: &str) {
+    pub(crate) fn assert_arrived(
+        &self,
+        certificate: Option<&str>,
+        expected: &[(&str, &str)],
+        what: &str,
+    ) {
         let Some(recorded) = &self.recorded else {
             panic!("{what}: never arrived: {:#?}", self.response);
         };
         assert_eq!(self.response.status, 200, "{what}");
         let presented = recorded.client.as_ref().map(|it| it.common_name.as_str());
-        assert_eq!(presented, leg, "{what}");
+        assert_eq!(presented, certificate, "{what}");
         assert_eq!(identity_headers(recorded), owned(expected), "{what}");
     }
 }

@@ -10,5 +10,8 @@ pub(crate) mod log_capture;
 pub(crate) mod pki;
 pub(crate) mod protocols;
 pub(crate) mod scripted_upstream;
+pub(crate) mod self_test_responses;
+pub(crate) mod served_records;
+pub(crate) mod spdy_frame;
 pub(crate) mod spdy_upstream;
 pub(crate) mod websocket_upstream;

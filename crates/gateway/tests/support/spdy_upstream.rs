@@ -338,14 +338,29 @@ impl WebSocket {
     /// The next event except pings.
     pub(crate) async fn event(&mut self) -> io::Result<Event> {
         loop {
+            if let Some(event) = self.event_or_ping().await? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// Waits for a ping, before which no other event may arrive.
+    pub(crate) async fn answer_next_ping(&mut self) {
+        assert_eq!(self.event_or_ping().await.unwrap(), None);
+    }
+
+    /// The next event; `None` is a ping, which has been counted and answered.
+    async fn event_or_ping(&mut self) -> io::Result<Option<Event>> {
+        loop {
             match self.decoder.decode(&mut self.input).unwrap() {
                 Some(Event::Control(Control::Ping(payload))) => {
                     self.pings += 1;
                     if self.answers_pings {
                         self.control(&Control::Pong(payload)).await;
                     }
+                    return Ok(None);
                 }
-                Some(event) => return Ok(event),
+                Some(event) => return Ok(Some(event)),
                 None => {
                     if self.io.read_buf(&mut self.input).await? == 0 {
                         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -389,13 +404,13 @@ impl WebSocket {
         loop {
             match self.next_message().await {
                 Ok(ClientMessage::Data(Output::Stdout, data)) => {
-                    transcript.stdout.extend_from_slice(&data)
+                    transcript.stdout.extend_from_slice(&data);
                 }
                 Ok(ClientMessage::Data(Output::Stderr, data)) => {
-                    transcript.stderr.extend_from_slice(&data)
+                    transcript.stderr.extend_from_slice(&data);
                 }
                 Ok(ClientMessage::Data(Output::Error, data)) => {
-                    transcript.error.push_str(text(&data))
+                    transcript.error.push_str(text(&data));
                 }
                 Ok(ClientMessage::Closed(code, _)) => {
                     transcript.code = Some(code);

@@ -16,7 +16,7 @@ fn start() -> ClockReading {
     }
 }
 
-/// What the API holds: what we last wrote, or what a server did.
+/// The stored Lease, as written by the controller or by a server.
 struct Api {
     controller: LeaseController,
     start: ClockReading,
@@ -27,13 +27,13 @@ struct Api {
 /// The change since the last observation.
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    /// Nothing.
+    /// No change.
     Same,
-    /// The server creates it or goes on with it, with a holder of its own.
+    /// The server creates or renews it with its own holder.
     Server,
     /// The server renews it with the holder that it finds, as before 1.35.
     ServerKeepsHolder,
-    /// It was left behind more than an hour ago.
+    /// It was abandoned more than an hour ago.
     Expired,
     /// Another client annotates it.
     Annotated,
@@ -41,7 +41,7 @@ enum Step {
 }
 use Step::*;
 
-/// What is to be done. Writes succeed.
+/// The expected action. Writes succeed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Expected {
     /// Until this second.
@@ -118,7 +118,7 @@ impl Api {
         }
     }
 
-    /// An update is of what is stored, by its resource version.
+    /// An update must have the resource version of the stored Lease.
     fn update(&mut self, lease: &IdentityLease) {
         let stored = self.stored.as_ref().unwrap();
         assert_eq!(lease.resource_version(), stored.resource_version());
@@ -128,7 +128,7 @@ impl Api {
     }
 }
 
-/// Second, what happened, whether upstream is ready, what is to be done.
+/// Second, change, whether upstream is ready, expected action.
 type Row = (u64, Step, Upstream, Expected);
 
 const READY: Upstream = Upstream::Ready;
@@ -170,7 +170,7 @@ const RULES: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        "upstream has to be ready for 10 s on end",
+        "upstream has to be ready for 10 s without interruption",
         &[
             (0, Same, READY, Wait(10)),
             (9, Same, AWAY, Wait(19)),
@@ -179,7 +179,7 @@ const RULES: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        "a create that fails is tried again after 10 s",
+        "a failed create is retried after 10 s",
         &[
             (0, Same, READY, Wait(10)),
             (10, Same, READY, CreateFails),
@@ -188,7 +188,7 @@ const RULES: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        "our Lease is renewed even while upstream is not ready",
+        "the bridge's Lease is renewed even while upstream is not ready",
         &[
             (0, Same, READY, Wait(10)),
             (10, Same, READY, Create),
@@ -251,7 +251,7 @@ const RULES: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        "a Lease that has run out is as good as none",
+        "an expired Lease is treated as absent",
         &[
             (0, Expired, AWAY, Wait(10)),
             (1, Same, READY, Wait(11)),
@@ -260,7 +260,7 @@ const RULES: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        "unless it is being renewed by a clock that is an hour late",
+        "unless it is renewed by a clock that is an hour slow",
         &[
             (0, Expired, READY, Wait(10)),
             (9, Expired, READY, LeaveAlone(49)),
@@ -268,7 +268,7 @@ const RULES: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        "a take-over that fails is tried again after 10 s",
+        "a failed takeover is retried after 10 s",
         &[
             (0, Server, READY, Wait(40)),
             (40, Same, READY, TakeOverFails),
@@ -285,7 +285,7 @@ const RULES: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        "a server that begins to keep our Lease keeps it",
+        "a server that starts to renew the bridge's Lease keeps it",
         &[
             (0, Same, READY, Wait(10)),
             (10, Same, READY, Create),
@@ -294,7 +294,7 @@ const RULES: &[(&str, &[Row])] = &[
         ],
     ),
     (
-        "also one that goes on with our holder",
+        "also if the server keeps the bridge's holder",
         &[
             (0, Same, READY, Wait(10)),
             (10, Same, READY, Create),
@@ -401,7 +401,7 @@ fn leases_of_ended_servers_of_this_host_are_stale() {
     ];
     let stale = stale_leases(&all, &own, HOST, now);
     assert_eq!(stale, [&all[0], &all[1]]);
-    // Not renewed for minutes: the host has another server now. Its own stays.
+    // Not renewed for minutes: the host has another server now, whose Lease is kept.
     let silent = now - Duration::from_secs(301);
     let minutes = [
         lease("apiserver-before", HOST, silent),

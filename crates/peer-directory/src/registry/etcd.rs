@@ -1,5 +1,5 @@
-//! kube-apiserver's own records in etcd: servers and bridges find each other here without
-//! distinguishing them.
+//! kube-apiserver's own records in etcd, through which servers and bridges find each other without
+//! distinguishing between the two.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -119,16 +119,15 @@ impl FoundAddresses {
 
 /// A directory of address records.
 ///
-/// From 1.36 on every kube-apiserver writes an address for its identity every
-/// 10 s, also if it does not take part in peering, and the address may be unreachable for peers:
-/// behind a bridge a server often listens on loopback. So bridges write a second
-/// record where no server does, and go by that first. If the bridge ends, its
-/// record goes, and the server's own counts.
+/// Since 1.36 every kube-apiserver writes an address for its identity every 10 s, even if it does
+/// not take part in peering, and the address may be unreachable for peers: behind a bridge a server
+/// often listens on loopback. So bridges write a second record in a directory of their own, which
+/// takes precedence. When a bridge stops, its record is removed and the server's own is used.
 #[derive(Debug, Clone, Copy)]
 enum RecordDirectory {
-    /// kube-apiserver's own.
+    /// The directory of kube-apiserver.
     Servers,
-    /// The bridges' own.
+    /// The directory of bridges.
     Bridges,
 }
 
@@ -215,7 +214,7 @@ impl EtcdRegistry {
         }
     }
 
-    /// A record counts for the server that its key names, and for no other.
+    /// A record applies only to the server that its key names.
     fn apply_record(&self, directory: &str, key: &[u8], value: &[u8], revision: Revision) {
         let Some(identity) = identity_from_key(directory, key) else {
             return;
@@ -306,7 +305,7 @@ impl EtcdRegistry {
         }
     }
 
-    /// Removes a record unless it has been written again since it was judged.
+    /// Removes a record unless it has been written again since it was found to be outdated.
     async fn remove_record(&self, outdated: &ServedRecord) -> Result<(), RegistryError> {
         let identity = &outdated.identity;
         let known = self.records().get(identity).cloned();
@@ -451,9 +450,9 @@ impl EtcdRegistry {
         match timeout(WITHDRAWAL_TIMEOUT, revoke).await {
             Ok(Ok(())) => tracing::info!("withdrawn from etcd"),
             Ok(Err(error)) => {
-                tracing::warn!(%error, "not withdrawn from etcd: the record runs out by itself");
+                tracing::warn!(%error, "not withdrawn from etcd: the record expires with its lease");
             }
-            Err(_) => tracing::warn!("not withdrawn from etcd: the record runs out by itself"),
+            Err(_) => tracing::warn!("not withdrawn from etcd: the record expires with its lease"),
         }
     }
 }
@@ -533,7 +532,7 @@ impl Registry for EtcdRegistry {
 }
 
 impl EtcdRegistry {
-    /// Publishes served records again whenever that fails, until the last one is written.
+    /// Retries publishing served records after failures, until the last one is written.
     async fn retry_until_published<F: Future<Output = Result<(), RegistryError>>>(
         &self,
         mut start: impl FnMut() -> F,
@@ -560,7 +559,7 @@ impl EtcdRegistry {
         }
     }
 
-    /// Starts an activity again whenever it fails, without end.
+    /// Restarts an activity after each failure, forever.
     async fn retry_forever<F: Future<Output = Result<(), RegistryError>>>(
         &self,
         activity: Activity,
@@ -574,7 +573,7 @@ impl EtcdRegistry {
                 let error = describe_error(&failure, &self.files);
                 if began.elapsed() > MAX_BACKOFF || error != last {
                     let what = activity.as_str();
-                    tracing::warn!(%error, flag = "--etcd-servers", "cannot {what}; what was read before stays in use");
+                    tracing::warn!(%error, flag = "--etcd-servers", "cannot {what}; the last read values stay in use");
                     last.clone_from(&error);
                 }
                 self.reporter.failed(activity, error);
@@ -588,7 +587,7 @@ impl EtcdRegistry {
     }
 }
 
-/// The error with the flag, and what to do about it.
+/// The error with the flag and a remedy.
 fn describe_error(failure: &RegistryError, files: &EtcdFiles) -> String {
     let error = failure.to_string();
     let is_tls = ["TLS", "certificate", "alert"];
@@ -649,7 +648,7 @@ fn identity_from_key(directory: &str, key: &[u8]) -> Option<Identity> {
 mod tests {
     use super::*;
 
-    /// Since 1.36 a server behind a bridge writes its own address beside that of the bridge.
+    /// Since 1.36 a server behind a bridge writes its own address in addition to that of the bridge.
     #[test]
     fn the_origin_of_an_address_is_its_directory() {
         let identity = Identity::named("apiserver-a").unwrap();
@@ -690,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_flag_and_what_to_do() {
+    fn an_error_names_the_flag_and_a_remedy() {
         let endpoint: Endpoint = "https://127.0.0.1:2379".parse().unwrap();
         let connection = |cause: &str| {
             RegistryError::from(Error::Connection {

@@ -7,9 +7,9 @@
 //!   server: 10.0.0.10:6444
 //! ```
 //!
-//! `server` is optional: the kube-apiserver itself, polled after its bridge has left. Records
-//! and announcements are in annotations of identity Leases, which may not name addresses
-//! here.
+//! `server` is optional: the kube-apiserver itself, which is polled after its bridge has departed.
+//! Records and announcements are annotations of identity Leases, whose addresses are ignored with
+//! this registry.
 
 use std::fs::File;
 use std::future::Future;
@@ -35,7 +35,7 @@ use crate::identity::Identity;
 /// file.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// More than a thousand servers need.
+/// Enough for more than a thousand servers.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Reads the file. Addresses must be in one of the networks, if there are any.
@@ -99,7 +99,7 @@ fn parse(text: &str, networks: &[IpNet]) -> Result<Addresses, Vec<String>> {
                 )
                 .is_some()
         {
-            wrong.push(format!("peers[{index}]: {identity} is there twice"));
+            wrong.push(format!("peers[{index}]: {identity} is listed twice"));
         }
     }
     if wrong.is_empty() {
@@ -151,7 +151,7 @@ impl FileRegistry {
             match read(&self.path, &self.networks) {
                 Ok(addresses) => {
                     last_problem.clear();
-                    // First, so that a registry that has been read has its addresses.
+                    // First, so that the addresses are available when the registry counts as read.
                     send_if_changed(found, addresses);
                     self.reporter.succeeded(Activity::Read);
                 }
@@ -159,7 +159,7 @@ impl FileRegistry {
                     let path = self.path.display();
                     let error = format!("--peer-registry {path}: {}", problem.join("; "));
                     self.reporter.failed(Activity::Read, error);
-                    tracing::error!(flag = "--peer-registry", %path, problem = problem.join("; "), "the file cannot be used; the old one stays");
+                    tracing::error!(flag = "--peer-registry", %path, problem = problem.join("; "), "the file is invalid; the last valid one stays in use");
                     last_problem = problem;
                 }
                 Err(_) => {}
@@ -229,7 +229,7 @@ mod tests {
             "peers[1].address: \"1.1.1.1:0\" has no port",
             "peers[2].address: clients cannot connect to 0.0.0.0",
             "peers[3].address: 2.2.2.2 is in none of",
-            "peers[5]: d is there twice",
+            "peers[5]: d is listed twice",
         ];
         assert_eq!(wrong.len(), expected.len(), "{wrong:?}");
         for (wrong, expected) in wrong.iter().zip(expected) {
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_changed_file_is_read_again_and_a_broken_one_changes_nothing() {
+    async fn a_changed_file_is_reloaded_and_an_invalid_one_changes_nothing() {
         let dir = skewbridge_testkit::ScratchDir::new();
         let write = |text: &str| dir.write("peers.yaml", text);
         let path = write("peers: [{identity: a, address: '10.0.0.1:6443'}]");

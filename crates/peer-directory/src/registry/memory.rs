@@ -142,7 +142,7 @@ mod tests {
     use crate::served_record::tests::record;
 
     #[tokio::test]
-    async fn a_record_stays_when_its_bridge_leaves_and_goes_when_it_is_outdated() {
+    async fn a_record_is_kept_when_its_bridge_departs_and_removed_when_it_is_outdated() {
         let shared = SharedMemoryRegistry::default();
         let run = |shared: &SharedMemoryRegistry, own| {
             let registry = shared.registry();

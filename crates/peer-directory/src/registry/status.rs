@@ -6,25 +6,25 @@ use std::time::SystemTime;
 
 use tokio::sync::watch;
 
-/// How it goes with a registry.
+/// The status of a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistryStatus {
     /// `etcd`, `leases`, `file` or `memory`.
     pub kind: &'static str,
-    /// Whether the last attempt of everything that it does succeeded.
+    /// Whether the last attempt of each activity succeeded.
     pub up: bool,
     /// Whether all addresses have been read at least once.
     pub read: bool,
     /// Why addresses cannot be read now.
     pub read_error: Option<String>,
-    /// The last error, also after it is over: with the flag and what to do.
+    /// The last error, even after recovery: it names the flag and a remedy.
     pub last_error: Option<String>,
     /// When `up` last changed.
     pub since: SystemTime,
 }
 
 impl RegistryStatus {
-    /// One that works.
+    /// The status of a working registry.
     pub fn up(kind: &'static str) -> Self {
         Self {
             kind,
@@ -36,7 +36,7 @@ impl RegistryStatus {
         }
     }
 
-    /// The error that keeps it from working, where there is one.
+    /// The current error, if there is one.
     pub fn error(&self) -> Option<&str> {
         (!self.up).then(|| self.last_error.as_deref().unwrap_or("no answer yet"))
     }
@@ -51,7 +51,7 @@ impl RegistryStatus {
     }
 }
 
-/// What a registry does, each of which can fail by itself.
+/// The activities of a registry, which fail independently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Activity {
     /// Reads the addresses of all servers.
@@ -64,12 +64,12 @@ pub enum Activity {
     Publish,
     /// Publishes the served record of the own server.
     PublishRecord,
-    /// Keeps the identity Lease of the own server, where that keeps none.
+    /// Maintains the identity Lease of the own server, if the server does not.
     KeepLease,
 }
 
 impl Activity {
-    /// For messages, after "cannot".
+    /// The verb phrase for messages, after "cannot".
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Publish => "publish peer addresses",
@@ -88,7 +88,7 @@ impl Activity {
     }
 }
 
-/// Collects what becomes of each activity of a registry.
+/// Collects the outcome of each activity of a registry.
 #[derive(Debug)]
 pub struct StatusReporter {
     status: watch::Sender<RegistryStatus>,
@@ -97,7 +97,7 @@ pub struct StatusReporter {
 }
 
 impl StatusReporter {
-    /// A registry that does these, none of which has been tried yet.
+    /// A reporter for these activities, none of which has been tried yet.
     pub fn new(kind: &'static str, activities: &[Activity]) -> Self {
         let outcomes = activities.iter().map(|activity| (*activity, None));
         let status = RegistryStatus {
@@ -121,7 +121,7 @@ impl StatusReporter {
         self.record(activity, Ok(()));
     }
 
-    /// An activity failed. The error names the flag and says what to do.
+    /// An activity failed. The error names the flag and a remedy.
     pub fn failed(&self, activity: Activity, error: String) {
         self.record(activity, Err(error));
     }
@@ -138,7 +138,7 @@ impl StatusReporter {
         let is_new = outcomes.get(&activity) != Some(&Some(outcome.clone()));
         outcomes.insert(activity, Some(outcome));
         let up = outcomes.values().all(|it| matches!(it, Some(Ok(()))));
-        // What still fails, rather than what has just been tried.
+        // An activity that still fails takes precedence over the one that was just tried.
         let failing = outcomes.values().find_map(|it| it.clone()?.err());
         let reads = || outcomes.iter().filter(|(it, _)| it.is_read());
         let read = reads().all(|(_, outcome)| matches!(outcome, Some(Ok(()))));
@@ -214,9 +214,9 @@ mod tests {
         }
     }
 
-    /// There is nothing to write before the own server has answered.
+    /// No record is written before the own server has answered.
     #[test]
-    fn a_record_that_is_not_written_takes_the_registry_down() {
+    fn a_record_that_cannot_be_written_makes_the_registry_unhealthy() {
         const RECORD: Activity = Activity::PublishRecord;
         let reporter = StatusReporter::new("etcd", &[READ, PUBLISH]);
         let seen = reporter.subscribe();

@@ -218,7 +218,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(bytes: Vec<u8>) {
+    fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {
         for version in ALL {
             let outcome = Outcome::decode(version, &bytes);
             prop_assert!(bytes.is_empty() || outcome != Outcome::Success);

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_parse_to_what_was_written() {
+    fn encoded_headers_are_parsed_to_the_same_headers() {
         for stream in [Stream::Error, Stream::Data] {
             let headers = Headers {
                 stream,

@@ -193,7 +193,7 @@ fn decoded_events<C: ChannelId>(
 
 proptest! {
     #[test]
-    fn servers_read_what_clients_write(
+    fn servers_decode_messages_of_clients(
         protocol in prop::sample::select(&Protocol::ALL[..]),
         messages in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..300)), 0..6),
         closes: bool, cut in 1..400usize,
@@ -213,7 +213,7 @@ proptest! {
     }
 
     #[test]
-    fn clients_read_what_servers_write(
+    fn clients_decode_messages_of_servers(
         protocol in prop::sample::select(&Protocol::ALL[..]),
         messages in prop::collection::vec((1..4u8, prop::collection::vec(any::<u8>(), 0..300)), 0..6),
         cut in 1..400usize,

@@ -65,7 +65,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Waits until there is room, and queues `data`. It may be of any size and is not copied.
+    /// Waits for capacity, and queues `data`. It may be of any size and is not copied.
     ///
     /// Cancelled while it waits, it has written nothing.
     pub async fn write(&mut self, data: Bytes) -> Result<(), StreamError> {
@@ -77,7 +77,7 @@ impl Sender {
         .await
     }
 
-    /// Whether there is room for more.
+    /// Whether there is capacity for more.
     pub fn poll_ready(&mut self, context: &Context<'_>) -> Poll<Result<(), StreamError>> {
         let mut state = self.shared.lock();
         let room = state.session.poll_capacity(self.id);
@@ -101,7 +101,7 @@ impl Sender {
         .await
     }
 
-    /// Queues `data` even if there is no room. A caller that does not use
+    /// Queues `data` even without capacity. A caller that does not use
     /// [`Sender::poll_ready`] is responsible for the memory.
     pub fn send(&mut self, data: Bytes) -> Result<(), StreamError> {
         self.shared
@@ -157,7 +157,7 @@ pub struct Receiver {
 impl Receiver {
     /// The next bytes, never empty; `None` at the end of the stream.
     ///
-    /// Only `None` is a clean end. Data that came before a reset or a failure is returned
+    /// Only `None` is a clean end. Data received before a reset or a failure is returned
     /// first, then the error. Kubernetes' servers end all streams of an exec with
     /// [`ResetStatus::Cancel`] after they have reported its result.
     ///

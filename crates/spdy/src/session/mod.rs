@@ -263,7 +263,7 @@ impl Session {
 
     /// The next bytes of a stream, or `None` at its end.
     ///
-    /// Data that came before a reset or the end of the connection is read before the error:
+    /// Data received before a reset or the end of the connection is read before the error:
     /// Kubernetes ends streams by resetting them.
     pub fn poll_read(&mut self, id: StreamId) -> Poll<Result<Option<Bytes>, StreamError>> {
         let limit = self.config.receive_window as usize;

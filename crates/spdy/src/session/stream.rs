@@ -67,7 +67,7 @@ pub(super) struct Stream {
     pub(super) pending_credit: PendingCredit,
     /// Whether it is queued to be sent.
     pub(super) is_scheduled: bool,
-    /// Whether its writer waits for room.
+    /// Whether its writer waits for capacity.
     pub(super) awaiting_capacity: bool,
     pub(super) held_halves: HeldHalves,
 }

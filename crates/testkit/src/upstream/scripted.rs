@@ -166,7 +166,7 @@ impl ScriptedConn {
         h2frames::read_until(&mut self.io, kind).await.unwrap()
     }
 
-    /// Closes the sending direction cleanly; reading goes on.
+    /// Closes the sending direction cleanly; reading continues.
     pub async fn half_close(&mut self) {
         self.io.shutdown().await.unwrap();
     }

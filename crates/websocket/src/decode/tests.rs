@@ -264,7 +264,7 @@ fn chunks<'a>(mut bytes: &'a [u8], sizes: &[usize]) -> Vec<&'a [u8]> {
 
 proptest! {
     #[test]
-    fn what_one_end_writes_the_other_reads_however_it_is_split(
+    fn encoded_messages_are_decoded_at_any_split(
         (writes, reads) in any_role(),
         sends in prop::collection::vec(any_send(), 0..8),
         sizes in prop::collection::vec(0..40usize, 0..60),
@@ -276,7 +276,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_read_the_same_however_they_are_split(
+    fn arbitrary_bytes_decode_equally_at_any_split(
         role in prop_oneof![Just(Role::Client), Just(Role::Server)],
         bytes in prop::collection::vec(
             prop_oneof![3 => any::<u8>(), 1 => 0x80..0x8bu8, 2 => 0..6u8, 1 => 0x80..0x86u8], 0..120),

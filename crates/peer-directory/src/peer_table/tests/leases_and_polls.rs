@@ -17,7 +17,7 @@ enum Step {
 proptest! {
     /// kube-apiserver drops a peer whose Lease appears before its address.
     #[test]
-    fn a_peer_is_polled_in_whatever_order_lease_and_address_appear(
+    fn a_peer_is_polled_regardless_of_the_order_of_lease_and_address(
         steps in proptest::collection::vec(
             prop_oneof![Just(Step::Lease), Just(Step::Address), Just(Step::Tick)], 0..40),
     ) {

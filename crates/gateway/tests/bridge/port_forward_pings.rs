@@ -11,8 +11,8 @@ use skewbridge_websocket::{Control, Encoder, Event, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
-use crate::stream_pings::{Frame, PING};
 use crate::support::pki::PkiFixture;
+use crate::support::spdy_frame::{Frame, PING};
 use crate::support::spdy_upstream::{
     FORWARD, SpdyUpstream, VERSION_WITHOUT_TRANSLATION, WebSocket, has_metric, start_bridge,
     upgrade_request,
@@ -31,7 +31,7 @@ fn data(length: u8) -> Vec<u8> {
 }
 
 const GO_AWAY: &[u8] = &[0x80, 3, 0, 7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0];
-/// A SYN_STREAM; its header block is never decoded here.
+/// A `SYN_STREAM`; its header block is never decoded here.
 const SYN_STREAM: &[u8] = &[0x80, 3, 0, 1, 0, 0, 0, 11, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 9];
 /// The first ping of kubectl.
 const CLIENT_PING: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];

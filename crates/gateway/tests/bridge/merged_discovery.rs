@@ -130,18 +130,19 @@ async fn concurrent_requests_share_one_refresh_and_one_merge() {
     let alice = cluster.alice();
     // From now on her permission is cached.
     assert_eq!(discovery(&alice, &bridge).await.status, 200);
-    let (asked_before, looks_before) = (discovery_request_count(&cluster), refresh_count(&cluster));
-    let made_before = merge_count(&bridge).await;
+    let (requests_before, refreshes_before) =
+        (discovery_request_count(&cluster), refresh_count(&cluster));
+    let merges_before = merge_count(&bridge).await;
 
-    let goes_on = Arc::new(Notify::new());
-    let held = goes_on.clone();
+    let release = Arc::new(Notify::new());
+    let released = release.clone();
     cluster.local.set_hook(move |recorded: &RecordedRequest| {
-        let is_look = recorded.is_probe() && recorded.path() == "/version";
-        is_look.then(|| Reply::json(r#"{"gitVersion": "v1.36.4"}"#).after(&held))
+        let is_refresh = recorded.is_probe() && recorded.path() == "/version";
+        is_refresh.then(|| Reply::json(r#"{"gitVersion": "v1.36.4"}"#).after(&released))
     });
-    let looked = async |times: usize| {
+    let wait_for_refreshes = async |times: usize| {
         eventually("a refresh", TEST_TIMEOUT, async || {
-            refresh_count(&cluster) == looks_before + times
+            refresh_count(&cluster) == refreshes_before + times
         })
         .await;
     };
@@ -152,11 +153,11 @@ async fn concurrent_requests_share_one_refresh_and_one_merge() {
         answer.unwrap().text()
     };
     let many = async {
-        looked(1).await;
+        wait_for_refreshes(1).await;
         // That refresh has already begun, so these requests need another one.
         join_all((0..CONCURRENT_REQUESTS).map(|_| get_discovery())).await
     };
-    let conduct = async {
+    let coordinator = async {
         eventually("all requests have arrived", TEST_TIMEOUT, async || {
             connection.open_streams() == 1 + CONCURRENT_REQUESTS
         })
@@ -171,21 +172,21 @@ async fn concurrent_requests_share_one_refresh_and_one_merge() {
         // The requests before this one on the same connection are waiting now.
         let other = connection.get(cluster::SHARED_PATH).await.unwrap();
         assert_eq!(other.status, 200);
-        goes_on.notify_one();
-        looked(2).await;
-        goes_on.notify_one();
+        release.notify_one();
+        wait_for_refreshes(2).await;
+        release.notify_one();
     };
-    let (first, many, ()) = tokio::join!(get_discovery(), many, conduct);
-    for served in many.iter().chain([&first]) {
+    let (first, many, ()) = tokio::join!(get_discovery(), many, coordinator);
+    for document in many.iter().chain([&first]) {
         assert!(
-            served.contains("daemons") && served.contains("fleets"),
-            "{served}"
+            document.contains("daemons") && document.contains("fleets"),
+            "{document}"
         );
     }
     // One refresh for the first request, and one for all others; all get the same document.
-    assert_eq!(refresh_count(&cluster), looks_before + 2);
-    assert_eq!(discovery_request_count(&cluster), asked_before);
-    assert_eq!(merge_count(&bridge).await, made_before + 1);
+    assert_eq!(refresh_count(&cluster), refreshes_before + 2);
+    assert_eq!(discovery_request_count(&cluster), requests_before);
+    assert_eq!(merge_count(&bridge).await, merges_before + 1);
 }
 
 #[tokio::test]
@@ -225,21 +226,21 @@ async fn a_new_resource_is_in_discovery_at_once() {
         "example.com/v1 widgets",
     ]);
     // Whether or not its watch event has arrived.
-    let served = discovery(&alice, &bridge).await.text();
+    let document = discovery(&alice, &bridge).await.text();
     assert!(
-        served.contains("widgets") && served.contains("fleets"),
-        "{served}"
+        document.contains("widgets") && document.contains("fleets"),
+        "{document}"
     );
     // Without an event, for a client without a cached permission.
     let mut serves = vec![cluster::SHARED, "v1 pods", "apps/v1 deployments"];
     serves.push("example.com/v1 contraptions");
     cluster.local.serve(&serves);
-    let served = discovery(&cluster.pki.user("dora", &[]), &bridge)
+    let document = discovery(&cluster.pki.user("dora", &[]), &bridge)
         .await
         .text();
     assert!(
-        served.contains("contraptions") && served.contains("fleets"),
-        "{served}"
+        document.contains("contraptions") && document.contains("fleets"),
+        "{document}"
     );
 }
 
@@ -342,9 +343,9 @@ async fn without_certificates_for_peers_discovery_is_local_and_counted() {
         get(&cluster, &alone, "/readyz", "*/*").await.status == 200
     })
     .await;
-    let served = discovery(&alice, &alone).await;
-    assert_eq!(served.status, 200);
-    assert!(!served.text().contains("fleets"));
+    let document = discovery(&alice, &alone).await;
+    assert_eq!(document.status, 200);
+    assert!(!document.text().contains("fleets"));
     let nopeer = format!("{V2};profile=nopeer");
     get(&cluster, &alone, "/apis", &nopeer).await;
     let metrics = metrics(&alone).await;
@@ -380,10 +381,10 @@ async fn openapi_is_merged_and_fetched_from_a_peer_once() {
     assert_eq!(paths["/apis/apps/v1/fleets"]["get"]["description"], B);
 
     let path = "/openapi/v3/apis/apps/v1";
-    let questions = b.apiserver.gateway_requests(path);
-    assert_eq!(questions.len(), 1, "{questions:#?}");
+    let later_requests = b.apiserver.gateway_requests(path);
+    assert_eq!(later_requests.len(), 1, "{later_requests:#?}");
     // So that a bridge there does not fetch from other peers in turn.
-    assert_eq!(questions[0].all("x-kubernetes-peer-proxied"), ["true"]);
+    assert_eq!(later_requests[0].all("x-kubernetes-peer-proxied"), ["true"]);
 
     let many = (0..20).map(|_| get(&cluster, &bridge, "/openapi/v2", LEGACY_LIST));
     for answer in join_all(many).await {
@@ -470,8 +471,8 @@ async fn openapi_log_lines_name_a_peer_by_its_host() {
         (200, "OpenAPI of a peer cannot be read"),
     ] {
         b.apiserver.set_hook(move |recorded| {
-            let is_asked = recorded.path() == path;
-            is_asked.then(|| {
+            let is_requested = recorded.path() == path;
+            is_requested.then(|| {
                 Reply::new(reply)
                     .header("ETag", "\"new\"")
                     .body("no document")
@@ -503,8 +504,8 @@ async fn bridges_of_old_servers_serve_unmerged_lists_to_peers() {
         !b.apiserver.gateway_requests("/apis/apps/v1").is_empty()
     })
     .await;
-    for question in b.apiserver.gateway_requests("/apis/apps/v1") {
-        assert_eq!(question.all("x-kubernetes-peer-proxied"), ["true"]);
+    for list_request in b.apiserver.gateway_requests("/apis/apps/v1") {
+        assert_eq!(list_request.all("x-kubernetes-peer-proxied"), ["true"]);
     }
     let proxy = cluster.pki.peer();
     let headers = [

@@ -85,8 +85,9 @@ async fn the_lease_of_a_stopped_server_is_deleted_through_a_peer() {
         assert_eq!(lease.is_none(), has_ended, "{lease:?}");
         if has_ended {
             let path = format!("{LEASES}/{OWN}");
-            let asked = b.apiserver.server.requests().into_iter();
-            let mut asked = asked.filter(|recorded| recorded.path() == path);
+            let recorded_requests = b.apiserver.server.requests().into_iter();
+            let mut recorded_requests =
+                recorded_requests.filter(|recorded| recorded.path() == path);
             let groups = |recorded: &skewbridge_testkit::RecordedRequest| {
                 recorded
                     .all("x-remote-group")
@@ -94,7 +95,7 @@ async fn the_lease_of_a_stopped_server_is_deleted_through_a_peer() {
                     .map(ToString::to_string)
                     .collect::<Vec<_>>()
             };
-            assert!(asked.all(|recorded| groups(&recorded) == ["system:masters"]));
+            assert!(recorded_requests.all(|recorded| groups(&recorded) == ["system:masters"]));
         }
     }
 }

@@ -62,20 +62,20 @@ async fn a_spdy_command_runs_over_a_websocket_only_path() {
         (SUCCESS.to_owned(), true)
     );
 
-    let asked = &upstream.requests_to(EXEC)[0];
-    assert_eq!(asked.method.as_str(), "GET");
-    assert_eq!(asked.target, EXEC);
+    let recorded_requests = &upstream.requests_to(EXEC)[0];
+    assert_eq!(recorded_requests.method.as_str(), "GET");
+    assert_eq!(recorded_requests.target, EXEC);
     assert_eq!(
-        asked.header("sec-websocket-protocol"),
+        recorded_requests.header("sec-websocket-protocol"),
         Some("v5.channel.k8s.io")
     );
-    assert_eq!(asked.header("x-stream-protocol-version"), None);
-    assert_eq!(asked.header("x-remote-user"), Some("alice"));
+    assert_eq!(recorded_requests.header("x-stream-protocol-version"), None);
+    assert_eq!(recorded_requests.header("x-remote-user"), Some("alice"));
     let review = &upstream.requests_to(ACCESS_REVIEWS_PATH)[0];
     assert_eq!(review.header("x-remote-user"), Some("alice"));
     assert_eq!(review.header("upgrade"), None);
-    let question: serde_json::Value = serde_json::from_slice(&review.body).unwrap();
-    let attributes = &question["spec"]["resourceAttributes"];
+    let conditional_request: serde_json::Value = serde_json::from_slice(&review.body).unwrap();
+    let attributes = &conditional_request["spec"]["resourceAttributes"];
     assert_eq!(attributes["verb"], "create");
     assert_eq!(attributes["subresource"], "exec");
     assert_eq!(attributes["name"], "p");
@@ -219,9 +219,9 @@ async fn a_reset_stdin_does_not_look_complete() {
     // No more data, and no close signal.
     let end = timeout(TEST_TIMEOUT, server.next_event()).await.unwrap();
     assert!(end.is_none(), "{end:?}");
-    let (received, well) = client.read_to_end("error").await;
+    let (received, successes) = client.read_to_end("error").await;
     assert!(
-        !well || !received.is_empty(),
+        !successes || !received.is_empty(),
         "the client would take it for success"
     );
 }
@@ -301,7 +301,8 @@ async fn a_slow_spdy_client_does_not_disconnect_upstream() {
         server.write(Output::Error, SUCCESS).await;
         server.close().await;
     });
-    // One and a half ping intervals are 0.6 s.
+    // The sleep proves an absence: upstream is not disconnected while the client does not read. One
+    // and a half ping intervals are 0.6 s.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let (stdout, _) = client.read_to_end("stdout").await;
     let (error, _) = client.read_to_end("error").await;
@@ -337,7 +338,8 @@ async fn a_process_that_reads_late_keeps_its_spdy_client() {
     });
     let mut server = WebSocketServer::accept(upstream.next_connection().await);
     let _ = streams[1].sender.send(vec![7; BYTES_SENT].into());
-    // Six ping intervals are 1.8 s.
+    // The sleep proves an absence: the client is not disconnected after six ping intervals, which
+    // are 1.8 s.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let mut read = 0;
     while read < BYTES_SENT {
@@ -362,6 +364,7 @@ async fn a_spdy_client_that_pauses_at_the_end_loses_no_output() {
         server.write(Output::Error, SUCCESS).await;
         server.close().await;
     });
+    // The sleep proves an absence: the client is not disconnected during its pause.
     tokio::time::sleep(Duration::from_secs(8)).await;
     let (stdout, _) = client.read_to_end("stdout").await;
     let (error, _) = client.read_to_end("error").await;

@@ -316,7 +316,7 @@ async fn configured_header_names_are_read_in_order_and_written_under_the_first()
 #[tokio::test]
 async fn impersonation_headers_are_forwarded_for_every_client() {
     let fixture = IdentityFixture::new().await;
-    let asked = [
+    let recorded_requests = [
         ("Impersonate-User", "carol"),
         ("Impersonate-Group", "a"),
         ("Impersonate-Group", "b"),
@@ -334,18 +334,18 @@ async fn impersonation_headers_are_forwarded_for_every_client() {
     let alice = fixture.pki.user("alice", &[]);
     let as_alice = [&passed[..], &[("x-remote-user", "alice")]].concat();
     fixture
-        .assert_arrives(&alice, &asked, FRONT_PROXY, &as_alice)
+        .assert_arrives(&alice, &recorded_requests, FRONT_PROXY, &as_alice)
         .await;
     let anonymous = fixture.pki.client();
     fixture
-        .assert_arrives(&anonymous, &asked, PLAIN, &passed)
+        .assert_arrives(&anonymous, &recorded_requests, PLAIN, &passed)
         .await;
-    let (asked, passed) = (
-        [&asked[..], &[BEARER]].concat(),
+    let (recorded_requests, passed) = (
+        [&recorded_requests[..], &[BEARER]].concat(),
         [&[token], &passed[..]].concat(),
     );
     fixture
-        .assert_arrives(&anonymous, &asked, PLAIN, &passed)
+        .assert_arrives(&anonymous, &recorded_requests, PLAIN, &passed)
         .await;
 }
 
@@ -389,11 +389,11 @@ async fn newer_servers_get_the_id_of_the_client_certificate() {
                 recorded.header(name).map(str::to_owned)
             };
             eventually("the version is known", TEST_TIMEOUT, async || {
-                let asked = upstream.requests();
-                let mut asked = asked
+                let recorded_requests = upstream.requests();
+                let mut recorded_requests = recorded_requests
                     .iter()
                     .filter(|recorded| recorded.path() == "/version");
-                asked.any(|recorded| !denied || recorded.client.is_some())
+                recorded_requests.any(|recorded| !denied || recorded.client.is_some())
             })
             .await;
             if received {

@@ -7,10 +7,10 @@ use skewbridge_gateway::config::{ApiServerIdentity, Config};
 use skewbridge_peer_directory::KeyDigest;
 use skewbridge_testkit::{ClientAuth, Options, TEST_TIMEOUT, TlsClient, eventually};
 
-use crate::peer_records::{record_of, record_of_b, records};
 use crate::support::cluster::{ClusterFixture, NEW, NEW_PATH, OWN, served_by, status_message};
 use crate::support::fake_apiserver::FakeApiServer;
 use crate::support::pki::start;
+use crate::support::served_records::{record_of, record_of_b, records};
 
 const B: &str = "apiserver-b";
 

@@ -8,6 +8,7 @@ use skewbridge_gateway::config::TranslateStreams;
 use skewbridge_remotecommand::{Input, Output, Protocol};
 use skewbridge_testkit::{Reply, TEST_TIMEOUT, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
 
 use crate::support::pki::PkiFixture;
 use crate::support::spdy_upstream::{
@@ -20,7 +21,7 @@ const TTY_EXEC: &str =
     "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&tty=true";
 
 #[tokio::test]
-async fn attach_and_exec_are_counted_separately() {
+async fn attach_is_translated_and_counted_as_attach() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
@@ -69,16 +70,20 @@ async fn a_command_runs_over_websocket_on_a_node_that_supports_only_spdy() {
     );
     assert_eq!((&*transcript.error, transcript.code), (SUCCESS, Some(1000)));
 
-    let asked = cluster.stream_requests();
-    assert_eq!(asked.len(), 1, "no other request was tried before");
-    assert_eq!(asked[0].method, "POST");
-    assert_eq!(asked[0].target, EXEC);
-    assert_eq!(asked[0].header("x-remote-user"), Some("alice"));
+    let recorded_requests = cluster.stream_requests();
     assert_eq!(
-        asked[0].all("x-stream-protocol-version"),
+        recorded_requests.len(),
+        1,
+        "no other request was tried before"
+    );
+    assert_eq!(recorded_requests[0].method, "POST");
+    assert_eq!(recorded_requests[0].target, EXEC);
+    assert_eq!(recorded_requests[0].header("x-remote-user"), Some("alice"));
+    assert_eq!(
+        recorded_requests[0].all("x-stream-protocol-version"),
         ["v4.channel.k8s.io"]
     );
-    assert_eq!(asked[0].header("sec-websocket-key"), None);
+    assert_eq!(recorded_requests[0].header("sec-websocket-key"), None);
     drop(client);
     eventually("metrics", TEST_TIMEOUT, async || {
         has_metric(&bridge, r#"apiserver_stream_translator_requests_total{code="200"} 1"#).await
@@ -95,7 +100,7 @@ async fn an_exit_code_is_forwarded_verbatim() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with_version(&pki, VERSION_WITHOUT_TRANSLATION).await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
-    // An exit code beyond i32: exit codes of Windows are larger.
+    // An exit code above `i32::MAX`, as on Windows.
     let status = r#"{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3221225786"}],"x":1}}"#;
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     cluster.next_command(4).await.end(status).await;
@@ -146,18 +151,24 @@ async fn older_protocols_are_used_where_the_node_rejects_newer_ones() {
     }
     // Each protocol is rejected once, and the result is cached.
     let each = Protocol::ALL.len();
-    let asked = |method| {
-        let asked = cluster.stream_requests();
-        asked
+    let recorded_requests = |method| {
+        let recorded_requests = cluster.stream_requests();
+        recorded_requests
             .iter()
             .filter(|recorded| recorded.method == method)
             .count()
     };
-    assert_eq!((asked("GET"), asked("POST")), (each, each));
+    assert_eq!(
+        (recorded_requests("GET"), recorded_requests("POST")),
+        (each, each)
+    );
     for protocol in Protocol::ALL {
         WebSocket::open(&pki.client(), bridge.address(), EXEC, protocol).await;
     }
-    assert_eq!((asked("GET"), asked("POST")), (each, 2 * each));
+    assert_eq!(
+        (recorded_requests("GET"), recorded_requests("POST")),
+        (each, 2 * each)
+    );
 }
 
 #[tokio::test]
@@ -171,8 +182,14 @@ async fn an_upstream_that_translates_itself_gets_the_websocket_request() {
         .unwrap();
     assert_eq!(http.read_head().await.unwrap().status, 101);
     let server_io = cluster.next_connection().await;
-    let asked = cluster.stream_requests();
-    assert_eq!((asked.len(), asked[0].method.as_str()), (1, "GET"));
+    let recorded_requests = cluster.stream_requests();
+    assert_eq!(
+        (
+            recorded_requests.len(),
+            recorded_requests[0].method.as_str()
+        ),
+        (1, "GET")
+    );
     drop((server_io, http));
     eventually("metrics", TEST_TIMEOUT, async || {
         let text = metrics(&bridge).await;
@@ -186,8 +203,8 @@ async fn an_upstream_that_translates_itself_gets_the_websocket_request() {
 async fn translate_always_and_never_override_the_version() {
     let pki = PkiFixture::new();
     let mut cluster = SpdyUpstream::with(&pki, VERSION_WITH_TRANSLATION, Arc::new(|_| None)).await;
-    let eager = start_bridge(&pki, &cluster, always_translate).await;
-    let mut client = WebSocket::open(&pki.client(), eager.address(), EXEC, Protocol::V5).await;
+    let always = start_bridge(&pki, &cluster, always_translate).await;
+    let mut client = WebSocket::open(&pki.client(), always.address(), EXEC, Protocol::V5).await;
     cluster.next_command(4).await.end(SUCCESS).await;
     assert!(client.read_to_end().await.looks_successful());
 
@@ -267,13 +284,14 @@ async fn idle_streams_are_pinged() {
     let mut client = WebSocket::open(&pki.client(), bridge.address(), EXEC, Protocol::V5).await;
     let node = cluster.next_command(4).await;
     client.next_message().await.unwrap();
-    let ending = tokio::spawn(async move {
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        node.end(SUCCESS).await;
-    });
+    let pinged = async {
+        while client.pings < 3 {
+            client.answer_next_ping().await;
+        }
+    };
+    timeout(TEST_TIMEOUT, pinged).await.expect("three pings");
+    node.end(SUCCESS).await;
     assert!(client.read_to_end().await.looks_successful());
-    assert!(client.pings >= 3, "{}", client.pings);
-    ending.await.unwrap();
 }
 
 #[tokio::test]
@@ -292,13 +310,16 @@ async fn a_port_forward_is_unwrapped_from_its_websocket() {
     );
     let mut client = WebSocket::accept(http.into_connection(), Protocol::V5);
     let mut server_io = cluster.next_connection().await;
-    let asked = &cluster.stream_requests()[0];
+    let recorded_requests = &cluster.stream_requests()[0];
     assert_eq!(
-        (asked.method.as_str(), asked.header("upgrade")),
+        (
+            recorded_requests.method.as_str(),
+            recorded_requests.header("upgrade")
+        ),
         ("POST", Some("SPDY/3.1"))
     );
     assert_eq!(
-        asked.header("x-stream-protocol-version"),
+        recorded_requests.header("x-stream-protocol-version"),
         Some("portforward.k8s.io")
     );
 
@@ -336,7 +357,7 @@ async fn a_node_that_rejects_v3_may_still_support_other_protocols() {
     )
     .await;
     let bridge = start_bridge(&pki, &cluster, |_| ()).await;
-    let _odd = WebSocket::open(
+    let _client_v3 = WebSocket::open(
         &pki.client(),
         bridge.address(),
         EXEC,
