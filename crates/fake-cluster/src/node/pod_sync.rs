@@ -86,7 +86,10 @@ impl PodSync {
             loop {
                 if let Err(status) = self.work().await {
                     // The watch fell behind: resync.
-                    tracing::debug!(message = status.message, "the node begins again");
+                    tracing::debug!(
+                        message = status.message,
+                        "the node restarts its synchronization"
+                    );
                 }
             }
         };
@@ -278,7 +281,10 @@ impl PodSync {
         if object.at(&["status"]) != Some(&status) {
             let written = self.modify(object, Part::Status, |pod| pod.set(&["status"], status));
             if let Err(status) = written {
-                tracing::debug!(message = status.message, "a pod's status is not written");
+                tracing::debug!(
+                    message = status.message,
+                    "the status of a pod cannot be written"
+                );
             }
         }
     }

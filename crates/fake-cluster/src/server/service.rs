@@ -31,7 +31,7 @@ pub(super) struct Requests {
 
 impl Service for Requests {
     fn refused(&self, status: StatusCode) {
-        tracing::debug!(%status, "what came was no request");
+        tracing::debug!(%status, "the request is malformed");
     }
 
     async fn call(&self, request: Request<RequestBody>) -> ClientResponse {
