@@ -376,7 +376,7 @@ impl PodSync {
         for pod in pods {
             self.remove_pod(&pod).await;
         }
-        // Commands beside containers as well. None else is kept waiting here any more.
+        // Including commands beside containers.
         self.launcher.end_all(KILL_TIMEOUT);
         self.remove_unused_directories();
     }
