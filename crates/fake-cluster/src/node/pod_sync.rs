@@ -376,7 +376,7 @@ impl PodSync {
         for pod in pods {
             self.remove_pod(&pod).await;
         }
-        // Including commands beside containers.
+        // Including commands beside containers. It may block: no other task runs on this thread.
         self.launcher.end_all(KILL_TIMEOUT);
         self.remove_unused_directories();
     }
