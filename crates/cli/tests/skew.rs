@@ -1,4 +1,4 @@
-//! `skewbridge skew`, run as its users run it, against stand-ins over loopback.
+//! `skewbridge skew`, run as its users run it, against fake servers over loopback.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 

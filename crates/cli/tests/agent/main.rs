@@ -1,4 +1,4 @@
-//! `skewbridge agent`, started as clients start it, between stand-ins over loopback.
+//! `skewbridge agent`, started as clients start it, with a fake client and a fake cluster over loopback.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
