@@ -248,7 +248,7 @@ async fn clients_of_one_configuration_share_an_instance_that_outlives_them() {
     let mut first = fixture.start(server.addr(), &client, &["--shared"]);
     assert!(
         first.ended().await.success(),
-        "the process that requests a credential exits"
+        "the requesting process exits"
     );
     let mut second = fixture.start(server.addr(), &client, &["--shared"]);
     assert!(second.ended().await.success());

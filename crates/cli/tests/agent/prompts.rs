@@ -23,20 +23,20 @@ fn parent_of(process: i32) -> i32 {
 }
 
 /// A kubeconfig with an interactive plugin, and `skewbridge run` as its client.
-struct PromptFixture {
-    agent: AgentFixture,
+struct Desk {
+    fixture: AgentFixture,
     server: ApiServer,
 }
 
-impl PromptFixture {
+impl Desk {
     async fn new() -> Self {
-        let agent = AgentFixture::new();
-        let server = agent.server().await;
-        Self { agent, server }
+        let fixture = AgentFixture::new();
+        let server = fixture.server().await;
+        Self { fixture, server }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.agent.dir.path().join(name)
+        self.fixture.dir.path().join(name)
     }
 
     /// `skewbridge run` with a plugin of this script, whose pid is in `plugin`, and a command
@@ -55,7 +55,7 @@ impl PromptFixture {
             .iter()
             .map(|(name, value)| json!({"name": name, "value": value}))
             .collect();
-        let ca = self.agent.dir.write("ca.crt", self.agent.ca.pem());
+        let ca = self.fixture.dir.write("ca.crt", self.fixture.ca.pem());
         let config = json!({
             "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
@@ -72,7 +72,7 @@ impl PromptFixture {
                 "provideClusterInfo": true,
             }}}],
         });
-        let config = self.agent.dir.write("kubeconfig", config.to_string());
+        let config = self.fixture.dir.write("kubeconfig", config.to_string());
         if !self.path("go").exists() {
             let made = Command::new("mkfifo").arg(self.path("go")).status();
             assert!(made.unwrap().success());
@@ -85,7 +85,7 @@ impl PromptFixture {
             .arg("cp \"$KUBECONFIG\" copy.new; mv copy.new copy; read line < go")
             .env("XDG_RUNTIME_DIR", self.path("run"))
             .env_remove("KUBECONFIG")
-            .current_dir(self.agent.dir.path());
+            .current_dir(self.fixture.dir.path());
         client
     }
 
@@ -106,7 +106,7 @@ impl PromptFixture {
     fn token(&self) -> Option<SoftToken> {
         let token = SoftToken::new("jane", PIN)?;
         let key = token.generate("EC:prime256v1", "kubernetes", "01");
-        let certificate = self.agent.ca.client_with_key(&key, "token-jane", &[]);
+        let certificate = self.fixture.ca.client_with_key(&key, "token-jane", &[]);
         token.store(&certificate, "kubernetes", "01");
         Some(token)
     }
@@ -123,10 +123,10 @@ impl PromptFixture {
 
 #[tokio::test]
 async fn a_pin_is_prompted_for_without_echo_and_can_be_retried() {
-    let fixture = PromptFixture::new().await;
-    let Some(token) = fixture.token() else { return };
+    let desk = Desk::new().await;
+    let Some(token) = desk.token() else { return };
     let terminal = Terminal::open(80, 24);
-    let _shell = terminal.run_in_shell(&fixture.with_token(&token));
+    let _shell = terminal.run_in_shell(&desk.with_token(&token));
     terminal.shows("PIN of token \"jane\": ").await;
     terminal.becomes_raw().await;
     terminal.type_keys("111111\r");
@@ -136,21 +136,21 @@ async fn a_pin_is_prompted_for_without_echo_and_can_be_retried() {
     // With erased characters.
     terminal.type_keys("24x\x7f6810\r");
     eventually("the command", TEST_TIMEOUT, async || {
-        fixture.path("copy").exists()
+        desk.path("copy").exists()
     })
     .await;
     assert!(!terminal.is_raw());
-    let config = Kubeconfig::load(Some(&fixture.path("copy"))).unwrap();
+    let config = Kubeconfig::load(Some(&desk.path("copy"))).unwrap();
     let target = config.target(None).unwrap();
     let endpoint = Endpoint::prepare(&target, Some(TEST_TIMEOUT))
         .await
         .unwrap();
     let answer = endpoint.send(&Request::get("/")).await.unwrap();
     assert_eq!(answer.body, "token-jane");
-    std::fs::write(fixture.path("go"), "go\n").unwrap();
+    std::fs::write(desk.path("go"), "go\n").unwrap();
     terminal.shows("ended 0.").await;
     eventually("the end of the plugin", TEST_TIMEOUT, async || {
-        fixture.plugin_is_gone() && fixture.agent.left().is_empty()
+        desk.plugin_is_gone() && desk.fixture.left().is_empty()
     })
     .await;
     let shown = terminal.shown();
@@ -161,18 +161,18 @@ async fn a_pin_is_prompted_for_without_echo_and_can_be_retried() {
 
 #[tokio::test]
 async fn a_replaced_token_causes_no_prompt_during_a_command() {
-    let fixture = PromptFixture::new().await;
-    let Some(token) = fixture.token() else { return };
+    let desk = Desk::new().await;
+    let Some(token) = desk.token() else { return };
     let terminal = Terminal::open(80, 24);
-    let _shell = terminal.run_in_shell(&fixture.with_token(&token));
+    let _shell = terminal.run_in_shell(&desk.with_token(&token));
     terminal.shows("PIN of token \"jane\": ").await;
     terminal.becomes_raw().await;
     terminal.type_keys(&format!("{PIN}\r"));
     eventually("the command", TEST_TIMEOUT, async || {
-        fixture.path("copy").exists()
+        desk.path("copy").exists()
     })
     .await;
-    let config = Kubeconfig::load(Some(&fixture.path("copy"))).unwrap();
+    let config = Kubeconfig::load(Some(&desk.path("copy"))).unwrap();
     let target = config.target(None).unwrap();
     let endpoint = Endpoint::prepare(&target, Some(TEST_TIMEOUT))
         .await
@@ -187,12 +187,12 @@ async fn a_replaced_token_causes_no_prompt_during_a_command() {
     answers("token-jane").await;
     // The same label, another serial number, and another PIN.
     token.replace("jane", "13579");
-    fixture.server.kill_connections().await;
+    desk.server.kill_connections().await;
     answers("the plugin does not prompt while a command uses the terminal; insert the token").await;
     assert!(!terminal.is_raw());
     token.insert_again();
     answers("token-jane").await;
-    std::fs::write(fixture.path("go"), "go\n").unwrap();
+    std::fs::write(desk.path("go"), "go\n").unwrap();
     terminal.shows("ended 0.").await;
     let shown = terminal.shown();
     assert_eq!(shown.matches("PIN").count(), 1, "{shown}");
@@ -200,10 +200,10 @@ async fn a_replaced_token_causes_no_prompt_during_a_command() {
 
 #[tokio::test]
 async fn a_cancelled_prompt_restores_the_terminal() {
-    let fixture = PromptFixture::new().await;
-    let Some(token) = fixture.token() else { return };
+    let desk = Desk::new().await;
+    let Some(token) = desk.token() else { return };
     let terminal = Terminal::open(80, 24);
-    let _shell = terminal.run_in_shell(&fixture.with_token(&token));
+    let _shell = terminal.run_in_shell(&desk.with_token(&token));
     terminal.becomes_raw().await;
     terminal.type_keys("\x03");
     terminal.shows("ended 125.").await;
@@ -213,26 +213,22 @@ async fn a_cancelled_prompt_restores_the_terminal() {
         terminal.shown()
     );
     assert!(!terminal.is_raw());
-    assert!(
-        fixture.agent.left().is_empty(),
-        "{:?}",
-        fixture.agent.left()
-    );
+    assert!(desk.fixture.left().is_empty(), "{:?}", desk.fixture.left());
 }
 
 #[tokio::test]
 async fn a_prompting_plugin_ends_with_a_killed_client() {
-    let fixture = PromptFixture::new().await;
-    let Some(token) = fixture.token() else { return };
+    let desk = Desk::new().await;
+    let Some(token) = desk.token() else { return };
     for signal in [Signal::KILL, Signal::TERM] {
         let terminal = Terminal::open(80, 24);
-        let _shell = terminal.run_in_shell(&fixture.with_token(&token));
+        let _shell = terminal.run_in_shell(&desk.with_token(&token));
         terminal.shows("PIN of token \"jane\": ").await;
         terminal.becomes_raw().await;
-        let client = parent_of(fixture.plugin());
+        let client = parent_of(desk.plugin());
         let watch = Stopwatch::start();
         kill_process(Pid::from_raw(client).unwrap(), signal).unwrap();
-        let gone = async || fixture.plugin_is_gone() && fixture.agent.left().is_empty();
+        let gone = async || desk.plugin_is_gone() && desk.fixture.left().is_empty();
         watch.within(LIMIT, "the end of the plugin", gone).await;
         // The shell runs, and echoes.
         assert!(!terminal.is_raw(), "{signal:?}");
@@ -244,10 +240,10 @@ async fn a_prompting_plugin_ends_with_a_killed_client() {
 
 #[tokio::test]
 async fn a_plugin_that_times_out_restores_the_terminal() {
-    let fixture = PromptFixture::new().await;
+    let desk = Desk::new().await;
     let terminal = Terminal::open(80, 24);
     let script = "stty -echo -icanon; exec sleep 300";
-    let _shell = terminal.run_in_shell(&fixture.client("3s", script, &[], &[]));
+    let _shell = terminal.run_in_shell(&desk.client("3s", script, &[], &[]));
     terminal.shows("ended 125.").await;
     assert!(
         terminal
@@ -261,8 +257,8 @@ async fn a_plugin_that_times_out_restores_the_terminal() {
 
 #[tokio::test]
 async fn without_a_terminal_a_needed_prompt_is_reported() {
-    let fixture = PromptFixture::new().await;
-    let mut client = fixture.client("1m", "exit 1", &[], &[]);
+    let desk = Desk::new().await;
+    let mut client = desk.client("1m", "exit 1", &[], &[]);
     client.stdin(std::process::Stdio::null());
     let ran = tokio::task::spawn_blocking(move || client.output());
     let ran = ran.await.unwrap().unwrap();
@@ -271,5 +267,5 @@ async fn without_a_terminal_a_needed_prompt_is_reported() {
     let expected = "exec: sh (user \"u\"): exec plugin cannot support interactive mode: standard \
                     input is not a terminal";
     assert!(printed.contains(expected), "{printed}");
-    assert!(!fixture.path("plugin").exists(), "it is not even started");
+    assert!(!desk.path("plugin").exists(), "it is not even started");
 }

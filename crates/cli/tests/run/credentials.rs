@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use skewbridge_testkit::{PATIENCE, Reply, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::run_fixture::{PLUGIN_HEADER, RunFixture, is_gone, output, stderr, token};
+use crate::run_fixture::{BADGE, RunFixture, is_gone, output, stderr, token};
 
 #[tokio::test]
 async fn requests_go_through_the_proxy_of_the_plugin_and_nothing_is_left() {
@@ -28,7 +28,7 @@ async fn the_reference_plugin_needs_no_more_than_its_name() {
     let fixture = RunFixture::new().await;
     let headers = fixture
         .dir
-        .write("headers", format!("{PLUGIN_HEADER}: from-a-file\n"));
+        .write("headers", format!("{BADGE}: from-a-file\n"));
     std::fs::set_permissions(&headers, std::fs::Permissions::from_mode(0o600)).unwrap();
     let user = json!({"exec": {
         "apiVersion": "client.authentication.k8s.io/v1",

@@ -11,8 +11,7 @@ use skewbridge_testkit::{PATIENCE, Stopwatch, eventually, unprivileged_user};
 use tokio::signal::unix::SignalKind;
 
 use crate::run_fixture::{
-    COMMAND_TIMEOUT, PLUGIN_HEADER, RunFixture, is_gone, output, parent_of, started_by, stderr,
-    token,
+    BADGE, PATIENT, RunFixture, is_gone, output, parent_of, started_by, stderr, token,
 };
 
 #[tokio::test]
@@ -198,9 +197,7 @@ async fn an_exited_plugin_is_restarted_by_the_next_request() {
     };
     for is_killed in [true, false] {
         let fixture = RunFixture::new().await;
-        let headers = fixture
-            .dir
-            .write("headers", format!("{PLUGIN_HEADER}: 4711\n"));
+        let headers = fixture.dir.write("headers", format!("{BADGE}: 4711\n"));
         let user = if is_killed {
             fixture.plugin()
         } else {
@@ -215,7 +212,7 @@ async fn an_exited_plugin_is_restarted_by_the_next_request() {
         .await;
         let config = Kubeconfig::load(Some(&fixture.dir.path().join("copy"))).unwrap();
         let target = config.target(None).unwrap();
-        let endpoint = Endpoint::prepare(&target, COMMAND_TIMEOUT).await.unwrap();
+        let endpoint = Endpoint::prepare(&target, PATIENT).await.unwrap();
         // A request during the end of its connection may fail.
         let answers = async || {
             let answer = endpoint.send(&Request::get("/asked")).await;

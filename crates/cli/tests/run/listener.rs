@@ -10,7 +10,7 @@ use skewbridge_client::kubeconfig::PemSource;
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_testkit::{Ca, PATIENCE, eventually};
 
-use crate::run_fixture::{COMMAND_TIMEOUT, RunFixture, output, token};
+use crate::run_fixture::{PATIENT, RunFixture, output, token};
 
 #[tokio::test]
 async fn only_the_command_can_authenticate_to_the_listener() {
@@ -28,7 +28,7 @@ async fn only_the_command_can_authenticate_to_the_listener() {
     let config = Kubeconfig::parse(&fixture.read("copy"), Path::new("/nonexistent/x")).unwrap();
     let mut target = config.target(None).unwrap();
     let get = async |target: &skewbridge_client::Target| {
-        let endpoint = Endpoint::prepare(target, COMMAND_TIMEOUT).await?;
+        let endpoint = Endpoint::prepare(target, PATIENT).await?;
         let mut connection = endpoint.connect().await?;
         connection.send(&Request::get("/")).await
     };

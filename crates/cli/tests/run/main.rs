@@ -20,20 +20,20 @@ use skewbridge_exec_proxy::forward::BoxFuture;
 use skewbridge_exec_proxy::{Asked, Harness, ModifyError, Outgoing, RequestModifier};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::run_fixture::{COMMAND_TIMEOUT, PLUGIN_HEADER};
+use crate::run_fixture::{BADGE, PATIENT};
 
 #[test]
 #[ignore = "it is executed by the other tests"]
 fn a_plugin() {
-    struct AddHeader;
-    impl RequestModifier for AddHeader {
+    struct Badge;
+    impl RequestModifier for Badge {
         fn name(&self) -> &'static str {
             "badge"
         }
         fn modify<'a>(&'a self, request: Outgoing<'a>) -> BoxFuture<'a, Result<(), ModifyError>> {
             Box::pin(async move {
                 let badge = http::HeaderValue::from_static("4711");
-                request.headers.insert(PLUGIN_HEADER, badge);
+                request.headers.insert(BADGE, badge);
                 Ok(())
             })
         }
@@ -58,7 +58,7 @@ fn a_plugin() {
         .unwrap();
     let asked = Asked::from_environment().unwrap();
     runtime
-        .block_on(Harness::new().modifier(AddHeader).run(&asked))
+        .block_on(Harness::new().modifier(Badge).run(&asked))
         .unwrap();
     std::process::exit(0);
 }
@@ -78,7 +78,7 @@ fn a_command() {
         let target = Kubeconfig::load(None).unwrap().target(None).unwrap();
         assert_eq!(target.context, "c");
         assert_eq!(target.namespace.as_deref(), Some("shop"));
-        let endpoint = Endpoint::prepare(&target, COMMAND_TIMEOUT).await.unwrap();
+        let endpoint = Endpoint::prepare(&target, PATIENT).await.unwrap();
         let mut connection = endpoint.connect().await.unwrap();
         if asks == "upgrade" {
             let request = Request::new(Method::POST, "/upgrade")

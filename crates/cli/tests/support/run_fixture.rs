@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use skewbridge_testkit::{ApiServer, Ca, Options, RecordedRequest, Reply, ScratchDir};
 
 /// Longer than any of the commands takes.
-pub(crate) const COMMAND_TIMEOUT: Option<Duration> = Some(Duration::from_mins(1));
+pub(crate) const PATIENT: Option<Duration> = Some(Duration::from_mins(1));
 
 /// The header that the plugin adds to each request.
-pub(crate) const PLUGIN_HEADER: &str = "x-badge";
+pub(crate) const BADGE: &str = "x-badge";
 
 pub(crate) struct RunFixture {
     pub(crate) dir: ScratchDir,
@@ -28,7 +28,7 @@ impl RunFixture {
                 "{} {} {}",
                 seen.target,
                 header("authorization"),
-                header(PLUGIN_HEADER)
+                header(BADGE)
             ))
         })
         .await

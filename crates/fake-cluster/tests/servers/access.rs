@@ -115,7 +115,7 @@ async fn a_front_proxy_asserts_users() {
     let other = cluster
         .pki
         .anonymous()
-        .identity(&proxies.client("unknown-proxy", &[]));
+        .identity(&proxies.client("somebody", &[]));
     assert_eq!(ask(&other, &cluster, PODS, &headers).await.code, 401);
     // Headers without the front-proxy certificate are ignored.
     let anonymous = cluster.pki.anonymous();
