@@ -229,8 +229,8 @@ fn a_key_in_place_of_a_ca_is_reported_with_advice() {
     let output = serve(&flags);
     assert_eq!(output.status.code(), USAGE);
     let expected = format!(
-        "skewbridge: --upstream-ca-file {}: contains a private key instead of a PEM certificate; \
-         set the certificate, often the .crt file beside it\n",
+        "skewbridge: --upstream-ca-file {}: holds no PEM certificate, but a private key; give \
+         the certificate, often the .crt beside it\n",
         files.path("tls.key").display()
     );
     let stderr = text(&output.stderr);

@@ -38,8 +38,8 @@ impl Diagnostics {
                 let message = match wrong.problem {
                     // There is no second flag that it could be swapped with.
                     Problem::NoCertificate(Found::PrivateKey) => {
-                        "contains a private key instead of a PEM certificate; set the \
-                         certificate, often the .crt file beside it"
+                        "holds no PEM certificate, but a private key; give the certificate, \
+                         often the .crt beside it"
                             .to_owned()
                     }
                     problem => problem.to_string(),
