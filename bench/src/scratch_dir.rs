@@ -44,8 +44,8 @@ impl ScratchDir {
         Ok(path)
     }
 
-    /// Whether this run is root's: nginx would then run its worker as a user who cannot
-    /// read the directory.
+    /// Whether root runs this program: nginx would then run its worker as another user, which
+    /// cannot read the directory.
     pub(crate) fn owned_by_root(&self) -> Result<bool> {
         Ok(fs::metadata(&self.path)?.uid() == 0)
     }

@@ -16,10 +16,10 @@ use crate::scratch_dir::ScratchDir;
 
 const PACKAGE: &str = "skewbridge";
 
-/// What it is called where there is one.
+/// The name of the bridge in results.
 pub(crate) const NAME: &str = "bridge";
 
-/// As many as the proxies that it is compared with.
+/// The number of workers of the compared proxies.
 pub(crate) const ONE_WORKER: &str = "--worker-threads=1";
 
 /// The program to run, built first when asked to; `None` to leave it out.

@@ -45,7 +45,7 @@ impl Failure {
         let message = match (response.is_status(), message.is_empty()) {
             (true, _) => format!("Error from server ({reason}): {message}"),
             (false, false) => format!("error: unable to upgrade connection: {message}"),
-            (false, true) => format!("error: the server answered {code} without a word"),
+            (false, true) => format!("error: the server answered {code} without a message"),
         };
         let (hints, code) = (Vec::new(), EXIT_FAILURE);
         Self {
@@ -121,7 +121,7 @@ pub(crate) fn pod_running_timeout(text: &str) -> Result<Duration, Failure> {
 
 /// The earlier attempt, for a message about the later one.
 pub(crate) fn refused_before(websocket: &str) -> String {
-    format!("that was by SPDY; a WebSocket had been refused before: {websocket}")
+    format!("the request used SPDY, because WebSocket was refused: {websocket}")
 }
 
 /// Runs a command to its end on one thread, since it mostly waits. Blocking reads and writes of
@@ -195,7 +195,7 @@ mod tests {
                 "container not found (\"app\")",
                 "error: unable to upgrade connection: container not found (\"app\")",
             ),
-            (502, "", "error: the server answered 502 without a word"),
+            (502, "", "error: the server answered 502 without a message"),
             (
                 400,
                 "\u{1b}[2J",

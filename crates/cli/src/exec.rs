@@ -196,8 +196,8 @@ pub(crate) fn explain(
         }
         error @ Error::ConnectionLost { .. } if resource != "pods/portforward" => {
             Failure::from(error).hint(format!(
-                "whether the server has heard it is not known; if something on the way breaks \
-             WebSockets, {WEBSOCKET_SWITCH}=false has them left out"
+                "it is not known whether the server received the request; if a proxy on the path \
+             breaks WebSockets, {WEBSOCKET_SWITCH}=false disables them"
             ))
         }
         error => error.into(),

@@ -121,9 +121,9 @@ impl Session {
             Err(SessionEnd::Input(error)) => Err(Failure::new(format!(
                 "standard input cannot be read: {error}"
             ))
-            .hint("the command was left before the end of its input")),
+            .hint("the command was disconnected before the end of its input")),
             Err(SessionEnd::Output(error)) => Err(Failure::new(format!(
-                "what the command writes cannot be written here: {error}"
+                "the output of the command cannot be written: {error}"
             ))),
         }
     }
@@ -154,24 +154,25 @@ fn disconnected(cut: &Disconnected) -> Failure {
     } = cut;
     let more = match unsent {
         0 => String::new(),
-        unsent => format!(", and {unsent} more that were read here had not"),
+        unsent => format!(", and {unsent} more bytes that were read here were not"),
     };
     Failure::new(format!("lost connection to the container: {cause}")).hint(format!(
-        "how the command ended is not known, and it may still run; {received} bytes of its \
-         output had come, {sent} bytes of its input had been sent (not all need have arrived){more}"
+        "the result of the command is not known, and it may still run; {received} bytes of its \
+         output were received, {sent} bytes of its input were sent (some of it may not have \
+         arrived){more}"
     ))
 }
 
 /// The stream protocol, for verbose output. Printed before raw mode.
 pub(crate) fn describe_transport(transport: &Transport) -> String {
     match transport {
-        Transport::WebSocket => "skewbridge: by WebSocket".to_owned(),
+        Transport::WebSocket => "skewbridge: using WebSocket".to_owned(),
         Transport::Spdy {
             fallback_reason: None,
-        } => "skewbridge: by SPDY".to_owned(),
+        } => "skewbridge: using SPDY".to_owned(),
         Transport::Spdy {
             fallback_reason: Some(reason),
-        } => format!("skewbridge: by SPDY, because a WebSocket was refused: {reason}"),
+        } => format!("skewbridge: using SPDY, because WebSocket was refused: {reason}"),
     }
 }
 
@@ -269,13 +270,13 @@ mod tests {
         assert_eq!(
             disconnected(&cut(0)).to_string(),
             "error: lost connection to the container: reset\n\
-             how the command ended is not known, and it may still run; 7 bytes of its output had \
-             come, 5 bytes of its input had been sent (not all need have arrived)"
+             the result of the command is not known, and it may still run; 7 bytes of its output \
+             were received, 5 bytes of its input were sent (some of it may not have arrived)"
         );
         assert!(
             disconnected(&cut(9))
                 .to_string()
-                .ends_with(", and 9 more that were read here had not")
+                .ends_with(", and 9 more bytes that were read here were not")
         );
     }
 }

@@ -430,15 +430,15 @@ async fn a_requestheader_ca_that_is_missing() {
     let etcd = format!("http://{}", closed_port());
     let setup = Setup::new().await.peers(&etcd);
     let bridge = setup.without("requestheader-client-ca-file").serves().await;
-    let line = bridge.logs("there will be no peers").await;
-    let missing = "of no use without --requestheader-client-ca-file";
+    let line = bridge.logs("peering is off").await;
+    let missing = "has no effect without --requestheader-client-ca-file";
     has(
         &line,
         &[
             "WARN",
             "--peer-ca-file",
             missing,
-            "give --requestheader-client-ca-file",
+            "set --requestheader-client-ca-file",
         ],
     );
     let line = bridge.readyz("[+]peers ok: local only").await;

@@ -69,12 +69,12 @@ fn every_wrong_value_is_reported_at_once() {
         "--advertise-address: clients cannot connect to 0.0.0.0",
         "--tls-cert-file /nonexistent/tls.crt: no such file",
         "--tls-private-key-file /nonexistent/tls.key: no such file",
-        "--tls-min-version: VersionTLS10 is not offered",
+        "--tls-min-version: VersionTLS10 is insecure",
         "--client-ca-file /nonexistent/ca.crt: no such file",
         "--requestheader-client-ca-file /nonexistent/front-proxy-ca.crt: no such file",
         "--requestheader-username-headers: \"a b\" is not a header name",
         "--requestheader-extra-headers-prefix: \"X-\" is too short",
-        "--upstream: \"http://10.0.0.1\" is not https, and identities do not travel in the clear; \
+        "--upstream: \"http://10.0.0.1\" is not https; identities must not be sent unencrypted: \
          use https://",
         "--upstream-ca-file /nonexistent/upstream.crt: no such file",
         "--upstream-server-name: \"a b\" is neither",
@@ -131,7 +131,7 @@ fn missing_flags_are_listed() {
     assert_eq!(output.status.code(), USAGE);
     let stderr = text(&output.stderr);
     for flag in [
-        "--tls-cert-file: required: the certificate shown to clients",
+        "--tls-cert-file: required: the serving certificate",
         "--tls-private-key-file: required: the private key of --tls-cert-file",
         "--upstream: required: https://HOST",
         "--upstream-ca-file: required: the CA",

@@ -1,4 +1,4 @@
-//! `skewbridge skew`, run as its users run it, against stand-ins over loopback.
+//! `skewbridge skew`, run as its users run it, against fake servers over loopback.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
@@ -413,7 +413,7 @@ async fn a_bridge_that_runs_local_only_is_recognised() {
     let ran = bench.skew(&[&config]).await;
     assert_eq!(ran.code, FAILED, "{ran:?}");
     let expected = format!(
-        "skewbridge: lone: the bridge {} runs local-only (the gate is off), so it knows of no",
+        "skewbridge: lone: the bridge {} runs local-only (the gate is off), so there is no",
         first.addr()
     );
     assert!(ran.stderr.starts_with(&expected), "{}", ran.stderr);
@@ -473,7 +473,7 @@ async fn a_server_without_a_bridge_is_reported_with_advice() {
     assert_eq!(ran.stdout, "");
     assert!(ran.stderr.contains("has no bridge"), "{}", ran.stderr);
     assert!(
-        ran.stderr.contains("give several --context"),
+        ran.stderr.contains("use several --context"),
         "{}",
         ran.stderr
     );
@@ -591,7 +591,7 @@ async fn failures_have_kubectls_messages() {
         ),
         (
             "forbidden",
-            "forbidden: the server does not let you read /apis: users \"me\"",
+            "forbidden: you are not allowed to read /apis: users \"me\"",
         ),
         (
             "broken",

@@ -7,7 +7,7 @@ pub enum NameRule {
     Subdomain,
     /// `b-c`: namespaces and services.
     Label,
-    /// `system:node`: whatever fits in a path.
+    /// `system:node`: any valid path segment.
     PathSegment,
 }
 

@@ -263,7 +263,7 @@ fn first_text(message: &[u8]) -> Result<String, DecodeError> {
     text(first_bytes(message)?)
 }
 
-/// Seconds and nanoseconds; nothing at all is no time.
+/// Seconds and nanoseconds; an empty message is an unset time.
 fn time(message: &[u8], micro: bool) -> Result<Option<Value>, DecodeError> {
     let (mut seconds, mut nanos) = (None, 0);
     for field in Fields::of(message) {

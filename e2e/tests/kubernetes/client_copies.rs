@@ -323,7 +323,7 @@ async fn copies_work_through_a_proxy_that_supports_only_websocket(
         assert!(!way.in_pod("by-nginx").exists());
         return;
     }
-    let expected = (Some(0), "skewbridge: by WebSocket\n".to_owned());
+    let expected = (Some(0), "skewbridge: using WebSocket\n".to_owned());
     assert_eq!((code, said), expected, "{version} {:?}", way.via);
     assert_eq!(copy(&remote, &back.display().to_string()).await, expected);
     let whole = listing(&tree);

@@ -25,45 +25,45 @@ const WITHOUT_CLAIMS: &str = "api/all=true,resource.k8s.io/v1=false,\
     resource.k8s.io/v1beta2=false,resource.k8s.io/v1beta1=false,resource.k8s.io/v1alpha3=false";
 
 const NAMESPACES: &str = "/api/v1/namespaces";
-const CONFIG_MAPS: &str = "/api/v1/namespaces/story/configmaps";
-const CLAIMS: &str = "/apis/resource.k8s.io/v1/namespaces/story/resourceclaims";
+const CONFIG_MAPS: &str = "/api/v1/namespaces/controllers/configmaps";
+const CLAIMS: &str = "/apis/resource.k8s.io/v1/namespaces/controllers/resourceclaims";
 
-const PRECIOUS: &str = "/apis/resource.k8s.io/v1/namespaces/story/resourceclaims/precious";
-const OWNER: &str = "/apis/resource.k8s.io/v1/namespaces/story/resourceclaims/owner";
-const DEPENDANT: &str = "/api/v1/namespaces/story/configmaps/dependant";
+const CLAIM: &str = "/apis/resource.k8s.io/v1/namespaces/controllers/resourceclaims/claim";
+const OWNER: &str = "/apis/resource.k8s.io/v1/namespaces/controllers/resourceclaims/owner";
+const DEPENDANT: &str = "/api/v1/namespaces/controllers/configmaps/dependant";
 
 /// The keys in etcd.
-const PRECIOUS_KEY: &str = "/registry/resourceclaims/story/precious";
-const NAMESPACE_KEY: &str = "/registry/namespaces/story";
+const CLAIM_KEY: &str = "/registry/resourceclaims/controllers/claim";
+const NAMESPACE_KEY: &str = "/registry/namespaces/controllers";
 
 /// KEP-4020, Namespace Lifecycle Controller: "the garbage will reappear if a
 /// namespace of the same name is recreated".
 #[tokio::test]
 async fn with_an_old_server_a_deleted_namespace_leaves_garbage_that_reappears() {
     for versions in mixed_control_planes() {
-        let story = ControllerFixture::start(&versions).await;
-        let _controllers = story.controllers(Via::Server);
-        let precious = story.create(CLAIMS, &claim("precious")).await;
-        assert_eq!(story.delete_the_namespace().await, [NAMESPACE_KEY]);
-        let left = story.etcd.get(PRECIOUS_KEY.as_bytes()).await.unwrap();
+        let fixture = ControllerFixture::start(&versions).await;
+        let _controllers = fixture.controllers(Via::Server);
+        let uid = fixture.create(CLAIMS, &claim("claim")).await;
+        assert_eq!(fixture.delete_the_namespace().await, [NAMESPACE_KEY]);
+        let left = fixture.etcd.get(CLAIM_KEY.as_bytes()).await.unwrap();
         assert!(left.is_some());
 
-        story.create(NAMESPACES, &named("story")).await;
-        assert_eq!(story.uid(PRECIOUS).await, Some(precious));
+        fixture.create(NAMESPACES, &named("controllers")).await;
+        assert_eq!(fixture.uid(CLAIM).await, Some(uid));
     }
 }
 
 #[tokio::test]
 async fn with_its_bridge_a_namespace_is_emptied_and_then_deleted() {
     for versions in mixed_control_planes() {
-        let story = ControllerFixture::start(&versions).await;
-        let _controllers = story.controllers(Via::Bridge);
-        story.create(CLAIMS, &claim("precious")).await;
-        let gone = story.delete_the_namespace().await;
-        assert_eq!(gone, [PRECIOUS_KEY, NAMESPACE_KEY]);
+        let fixture = ControllerFixture::start(&versions).await;
+        let _controllers = fixture.controllers(Via::Bridge);
+        fixture.create(CLAIMS, &claim("claim")).await;
+        let gone = fixture.delete_the_namespace().await;
+        assert_eq!(gone, [CLAIM_KEY, NAMESPACE_KEY]);
 
-        story.create(NAMESPACES, &named("story")).await;
-        assert_eq!(story.uid(PRECIOUS).await, None);
+        fixture.create(NAMESPACES, &named("controllers")).await;
+        assert_eq!(fixture.uid(CLAIM).await, None);
     }
 }
 
@@ -78,46 +78,50 @@ const RETRY_TIMEOUT: Duration = Duration::from_mins(3);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_its_bridge_a_namespace_waits_while_the_server_of_its_contents_is_down() {
     for versions in mixed_control_planes() {
-        let mut story = ControllerFixture::start(&versions).await;
-        story.create(CLAIMS, &claim("precious")).await;
-        let identity = Identity::of_hostname(&story.plane.servers[story.newest].host);
+        let mut fixture = ControllerFixture::start(&versions).await;
+        fixture.create(CLAIMS, &claim("claim")).await;
+        let identity = Identity::of_hostname(&fixture.plane.servers[fixture.newest].host);
         let record = format!("/registry/skewbridge/served/{identity}");
         eventually(
             "what it serves is recorded",
             CONTROLLER_TIMEOUT,
-            async || story.is_in_etcd(&record).await,
+            async || fixture.is_in_etcd(&record).await,
         )
         .await;
-        let (newest, oldest) = (story.newest, story.oldest);
-        story.plane.stop_server(newest, "KILL");
-        story.plane.stop_bridge(newest, "KILL");
-        story.plane.stop_bridge(oldest, "KILL");
-        story.plane.start_bridge(oldest);
-        let bridge = story.plane.servers[oldest].bridge;
-        story
+        let (newest, oldest) = (fixture.newest, fixture.oldest);
+        fixture.plane.stop_server(newest, "KILL");
+        fixture.plane.stop_bridge(newest, "KILL");
+        fixture.plane.stop_bridge(oldest, "KILL");
+        fixture.plane.start_bridge(oldest);
+        let bridge = fixture.plane.servers[oldest].bridge;
+        fixture
             .plane
             .wait_for_ready("the bridge of the oldest", bridge)
             .await;
-        let _controllers = story.controllers(Via::Bridge);
-        let delete = Request::new("DELETE", &format!("{NAMESPACES}/story"));
-        let (status, answer) = story.send(bridge, &delete).await;
+        let _controllers = fixture.controllers(Via::Bridge);
+        let delete = Request::new("DELETE", &format!("{NAMESPACES}/controllers"));
+        let (status, answer) = fixture.send(bridge, &delete).await;
         assert_eq!(status, 200, "{answer}");
         let deleted = Instant::now();
         while deleted.elapsed() < OUTAGE {
-            for key in [NAMESPACE_KEY, PRECIOUS_KEY] {
-                assert!(story.is_in_etcd(key).await, "{key} {:?}", deleted.elapsed());
+            for key in [NAMESPACE_KEY, CLAIM_KEY] {
+                assert!(
+                    fixture.is_in_etcd(key).await,
+                    "{key} {:?}",
+                    deleted.elapsed()
+                );
             }
             sleep(Duration::from_secs(1)).await;
         }
 
-        story.plane.start_server(newest);
-        story.plane.start_bridge(newest);
-        story.plane.wait_until_ready().await;
+        fixture.plane.start_server(newest);
+        fixture.plane.start_bridge(newest);
+        fixture.plane.wait_until_ready().await;
         eventually("the namespace goes", RETRY_TIMEOUT, async || {
-            !story.is_in_etcd(NAMESPACE_KEY).await
+            !fixture.is_in_etcd(NAMESPACE_KEY).await
         })
         .await;
-        assert!(!story.is_in_etcd(PRECIOUS_KEY).await, "an orphan");
+        assert!(!fixture.is_in_etcd(CLAIM_KEY).await, "an orphan");
         println!("gone {:.1?} after it was deleted", deleted.elapsed());
     }
 }
@@ -126,16 +130,16 @@ async fn with_its_bridge_a_namespace_waits_while_the_server_of_its_contents_is_d
 #[tokio::test]
 async fn with_an_old_server_dependants_of_a_deleted_owner_are_never_collected() {
     for versions in mixed_control_planes() {
-        let story = ControllerFixture::start(&versions).await;
-        let controllers = story.controllers(Via::Server);
-        let owner = story.create_owner_and_dependant().await;
+        let fixture = ControllerFixture::start(&versions).await;
+        let controllers = fixture.controllers(Via::Server);
+        let owner = fixture.create_owner_and_dependant().await;
         let unknown = unknown_kind(&owner);
         eventually("the owner is looked for", CONTROLLER_TIMEOUT, async || {
             log_lines(&controllers, &unknown) > 0
         })
         .await;
 
-        story.delete(OWNER).await;
+        fixture.delete(OWNER).await;
         let times = log_lines(&controllers, &unknown);
         eventually(
             "the owner is looked for again",
@@ -143,17 +147,17 @@ async fn with_an_old_server_dependants_of_a_deleted_owner_are_never_collected() 
             async || log_lines(&controllers, &unknown) > times,
         )
         .await;
-        story.wait_until_garbage_is_collected().await;
-        assert!(story.uid(DEPENDANT).await.is_some());
+        fixture.wait_until_garbage_is_collected().await;
+        assert!(fixture.uid(DEPENDANT).await.is_some());
     }
 }
 
 #[tokio::test]
 async fn with_its_bridge_dependants_are_kept_and_collected_with_their_owner() {
     for versions in mixed_control_planes() {
-        let story = ControllerFixture::start(&versions).await;
-        let controllers = story.controllers(Via::Bridge);
-        story.check_owner_and_dependant(&controllers).await;
+        let fixture = ControllerFixture::start(&versions).await;
+        let controllers = fixture.controllers(Via::Bridge);
+        fixture.check_owner_and_dependant(&controllers).await;
     }
 }
 
@@ -166,22 +170,22 @@ async fn with_an_old_server_dependants_of_a_live_owner_are_collected() {
     const ATTEMPTS: usize = 3;
 
     for versions in mixed_control_planes() {
-        let story = ControllerFixture::start(&versions).await;
+        let fixture = ControllerFixture::start(&versions).await;
         let mut harmed = false;
         for _ in 0..ATTEMPTS {
-            let (_vip, controllers) = story.redirected_controllers(Via::Server).await;
-            let owner = story.create_owner_and_dependant().await;
+            let (_vip, controllers) = fixture.redirected_controllers(Via::Server).await;
+            let owner = fixture.create_owner_and_dependant().await;
             eventually("the collector decides", CONTROLLER_TIMEOUT, async || {
-                harmed = story.uid(DEPENDANT).await.is_none();
+                harmed = fixture.uid(DEPENDANT).await.is_none();
                 harmed || log_lines(&controllers, &unknown_kind(&owner)) > 0
             })
             .await;
             if harmed {
-                assert_eq!(story.uid(OWNER).await, Some(owner), "the owner lives");
+                assert_eq!(fixture.uid(OWNER).await, Some(owner), "the owner lives");
                 break;
             }
-            story.delete(DEPENDANT).await;
-            story.delete(OWNER).await;
+            fixture.delete(DEPENDANT).await;
+            fixture.delete(OWNER).await;
         }
         assert!(harmed);
     }
@@ -190,9 +194,9 @@ async fn with_an_old_server_dependants_of_a_live_owner_are_collected() {
 #[tokio::test]
 async fn with_its_bridge_dependants_of_a_live_owner_are_kept() {
     for versions in mixed_control_planes() {
-        let story = ControllerFixture::start(&versions).await;
-        let (_vip, controllers) = story.redirected_controllers(Via::Bridge).await;
-        story.check_owner_and_dependant(&controllers).await;
+        let fixture = ControllerFixture::start(&versions).await;
+        let (_vip, controllers) = fixture.redirected_controllers(Via::Bridge).await;
+        fixture.check_owner_and_dependant(&controllers).await;
     }
 }
 
@@ -226,26 +230,26 @@ impl ControllerFixture {
         let mut plane = ControlPlane::start(&servers.collect::<Vec<_>>()).await;
         let endpoint = format!("http://{}", plane.etcd().address);
         let position = |version| versions.iter().position(|it| it == version).unwrap();
-        let story = Self {
+        let fixture = Self {
             plane,
             oldest: position(oldest(versions)),
             newest: position(newest(versions)),
             etcd: Client::new(vec![endpoint.parse().unwrap()], None).unwrap(),
         };
-        story.create(NAMESPACES, &named("story")).await;
-        let oldest = &story.plane.servers[story.oldest];
-        let (status, _) = story.send(oldest.address, &Request::get(CLAIMS)).await;
+        fixture.create(NAMESPACES, &named("controllers")).await;
+        let oldest = &fixture.plane.servers[fixture.oldest];
+        let (status, _) = fixture.send(oldest.address, &Request::get(CLAIMS)).await;
         assert_eq!(status, 404);
         eventually(
             "the bridges know each other",
             CONTROLLER_TIMEOUT,
             async || {
-                let (status, _) = story.send(oldest.bridge, &Request::get(CLAIMS)).await;
+                let (status, _) = fixture.send(oldest.bridge, &Request::get(CLAIMS)).await;
                 status == 200
             },
         )
         .await;
-        story
+        fixture
     }
 
     /// Starts controllers that know only the oldest server or its bridge.
@@ -270,14 +274,14 @@ impl ControllerFixture {
         (vip, controllers)
     }
 
-    /// kubectl deletes the namespace and waits until it is gone. Returns whether the
-    /// namespace or the precious claim was deleted from etcd, in order.
+    /// kubectl deletes the namespace and waits until it is gone. Returns the keys
+    /// of the namespace and the claim that were deleted from etcd, in order.
     async fn delete_the_namespace(&self) -> Vec<String> {
         let now = self.etcd.range_prefix(NAMESPACE_KEY.as_bytes()).await;
         let from = now.unwrap().revision.next();
         let mut watch = self.etcd.watch_prefix(b"/registry/", from).await.unwrap();
 
-        let words = ["delete", "namespace", "story", "--timeout=1m"];
+        let words = ["delete", "namespace", "controllers", "--timeout=1m"];
         let server = self.newest;
         let output = self.plane.kubectl(server, Via::Server, User::Admin, &words);
         let output = output.await;
@@ -291,7 +295,7 @@ impl ControllerFixture {
                 .unwrap()
             {
                 if let Event::Delete { key, .. } = event
-                    && (key == PRECIOUS_KEY || key == NAMESPACE_KEY)
+                    && (key == CLAIM_KEY || key == NAMESPACE_KEY)
                 {
                     gone.push(String::from_utf8_lossy(&key).into_owned());
                 }

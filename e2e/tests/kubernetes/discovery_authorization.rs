@@ -132,7 +132,7 @@ impl Reader {
 /// An authorized user precedes each unauthorized one.
 async fn responses_are_equal(plane: &ControlPlane, server: usize, path: &str, readers: &[Reader]) {
     let mut allowed = readers[1].client(plane, server, Via::Bridge);
-    // The bridge responds to her by itself: servers add an audit ID to their own responses.
+    // The bridge itself responds to this user: servers add an audit ID to their own responses.
     eventually("alice is remembered", CACHE_TIMEOUT, async || {
         let answer = allowed.send(&readers[1].request(path)).await.unwrap();
         answer.status == 200 && answer.header("audit-id").is_none()

@@ -55,7 +55,7 @@ const ATTACK_SLACK: Duration = Duration::from_millis(25);
 /// counted next: until then the budget can be exceeded.
 const LATE_EVICTIONS: u64 = BUDGET / 8;
 
-/// What an attacker wants to send on a connection, and the size of its frames.
+/// The amount of data that an attacker sends on a connection, and its frame size.
 const BODY_BYTES: u32 = 4 << 20;
 const FRAME_BYTES: u32 = 16 * 1024;
 

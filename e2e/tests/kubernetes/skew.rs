@@ -105,7 +105,7 @@ async fn servers_of_two_versions_are_compared_without_a_bridge() {
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.contains("has no bridge"), "{ran:?}");
 
-    // Nor does a bridge without peers, which says that it is one.
+    // Nor does a bridge without peers. It reports that it runs local-only.
     let ran = skew(&plane, &config, &["lone"], &[]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.contains(" runs local-only ("), "{ran:?}");

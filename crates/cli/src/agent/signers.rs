@@ -55,7 +55,7 @@ pub(super) fn signers(flags: &Flags, exec_info: &ExecInfo) -> Result<Signers, Pr
         .idle_timeout(flags.idle_timeout)
         .body_limit(flags.max_signed_body);
     if flags.idle_timeout.is_zero() {
-        problems.push("--idle-timeout: has to be longer than 0".to_owned());
+        problems.push("--idle-timeout: must be more than 0".to_owned());
     }
     let (mut token, mut aws) = (None, None);
     for signer in &flags.signer {
@@ -164,20 +164,20 @@ fn misplaced(flags: &Flags) -> Vec<String> {
     let mut problems = Vec::new();
     for (flag, given, signer, name) in rows {
         if given && !has(signer) {
-            problems.push(format!("{flag}: goes with --signer={name}"));
+            problems.push(format!("{flag}: requires --signer={name}"));
         }
     }
     if flags.client_certificate.is_some() && !has(Signer::File) && !has(Signer::Pkcs11) {
-        problems.push("--client-certificate: goes with --signer=file or pkcs11".to_owned());
+        problems.push("--client-certificate: requires --signer=file or pkcs11".to_owned());
     }
     if has(Signer::File) && has(Signer::Pkcs11) {
         problems.push(
-            "--signer: of pkcs11 and file there can be one: a handshake has one key".to_owned(),
+            "--signer: pkcs11 and file cannot be combined: a TLS handshake has one key".to_owned(),
         );
     }
     for (place, signer) in flags.signer.iter().enumerate() {
         if flags.signer[..place].contains(signer) {
-            problems.push("--signer: each can be named once".to_owned());
+            problems.push("--signer: each signer can be given only once".to_owned());
         }
     }
     problems
@@ -202,7 +202,7 @@ fn token_config(flags: &Flags, exec_info: &ExecInfo) -> Result<TokenConfig, Stri
     };
     let which = named.or(uri);
     let module = which.module.clone().ok_or(
-        "--signer=pkcs11: needs --pkcs11-module=FILE, such as /usr/lib/x86_64-linux-gnu/\
+        "--signer=pkcs11: requires --pkcs11-module=FILE, such as /usr/lib/x86_64-linux-gnu/\
          opensc-pkcs11.so",
     )?;
     let pin = match (&flags.pkcs11_askpass, &which.pin_file) {
@@ -229,7 +229,7 @@ fn token_config(flags: &Flags, exec_info: &ExecInfo) -> Result<TokenConfig, Stri
 fn file(flags: &Flags) -> Result<FileKey, String> {
     let (Some(certificate), Some(key)) = (&flags.client_certificate, &flags.client_key) else {
         return Err(
-            "--signer=file: needs --client-certificate=FILE and --client-key=FILE".to_owned(),
+            "--signer=file: requires --client-certificate=FILE and --client-key=FILE".to_owned(),
         );
     };
     FileKey::new(certificate.clone(), key.clone())
@@ -245,10 +245,9 @@ fn headers(flags: &Flags) -> Result<Headers, String> {
             max_age: flags.headers_refresh,
         },
         _ => {
-            return Err(
-                "--signer=headers: needs one of --headers-file=FILE and --headers-command=PROGRAM"
-                    .to_owned(),
-            );
+            return Err("--signer=headers: requires one of --headers-file=FILE and \
+                 --headers-command=PROGRAM"
+                .to_owned());
         }
     };
     Ok(Headers::new(source))
@@ -263,9 +262,8 @@ fn sigv4(flags: &Flags) -> Result<SigV4, String> {
             .region()
             .map_err(|error| format!("--signer=sigv4: {error}"))?,
     };
-    let region = region.ok_or(
-        "--signer=sigv4: there is no region; give --sigv4-region=NAME, or set $AWS_REGION",
-    )?;
+    let region = region
+        .ok_or("--signer=sigv4: no region is configured; set --sigv4-region=NAME or $AWS_REGION")?;
     let signer = sigv4::Signer::new(region, &*flags.sigv4_service);
     Ok(SigV4::new(signer, chain))
 }
@@ -276,15 +274,15 @@ fn http_signature(flags: &Flags) -> Result<HttpSignature, String> {
         (None, Some(path)) => (path, KeyFile::Secret, "--http-signature-secret"),
         _ => {
             return Err(
-                "--signer=http-signature: needs one of --http-signature-key=FILE and \
+                "--signer=http-signature: requires one of --http-signature-key=FILE and \
                         --http-signature-secret=FILE"
                     .to_owned(),
             );
         }
     };
     let id = flags.http_signature_key_id.as_ref().ok_or(
-        "--signer=http-signature: needs --http-signature-key-id=NAME, by which the server knows \
-         the key",
+        "--signer=http-signature: requires --http-signature-key-id=NAME, the name of the key at \
+         the server",
     )?;
     let key = HttpSignature::read_key(path, kind).map_err(|cause| format!("{flag}: {cause}"))?;
     let mut also = Vec::new();

@@ -31,7 +31,7 @@ impl DetachKeys {
             };
             keys.push(key.ok_or_else(|| {
                 format!(
-                    "{word:?} is no key; write letters, or ctrl- with a letter, like ctrl-p,ctrl-q"
+                    "{word:?} is not a key; use letters, or ctrl- with a letter, like ctrl-p,ctrl-q"
                 )
             })?);
         }

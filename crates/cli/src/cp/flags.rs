@@ -122,7 +122,7 @@ fn size(text: &str) -> Result<u64, String> {
     let bytes = number.parse::<u64>().ok();
     bytes
         .and_then(|number| number.checked_mul(factor))
-        .ok_or_else(|| format!("{text:?} is no size; write 500Mi or 10G"))
+        .ok_or_else(|| format!("{text:?} is not a size; write it like 500Mi or 10G"))
 }
 
 #[cfg(test)]

@@ -155,11 +155,14 @@ impl Control {
         if !host.is_some_and(|host| ours.iter().any(|it| it == host)) {
             return Err(refuse(
                 StatusCode::MISDIRECTED_REQUEST,
-                "ask for 127.0.0.1 or localhost",
+                "the Host header must be 127.0.0.1 or localhost",
             ));
         }
         if headers.contains_key(ORIGIN) {
-            return Err(refuse(StatusCode::FORBIDDEN, "not from a web page"));
+            return Err(refuse(
+                StatusCode::FORBIDDEN,
+                "requests from web pages are refused",
+            ));
         }
         let expected = format!("Bearer {}", self.token);
         let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
@@ -207,8 +210,8 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
 }
 
 fn control_request(method: &Method, path: &str) -> Result<ControlRequest, Refusal> {
-    let known = "here are GET /servers and POST /servers/VERSION/kill (or stop, start, upgrade, \
-                 downgrade)";
+    let known = "unknown path; there are GET /servers and POST /servers/VERSION/kill (or stop, \
+                 start, upgrade, downgrade)";
     let words: Vec<_> = path.trim_matches('/').split('/').collect();
     match (method, &words[..]) {
         (&Method::GET, ["servers"]) => Ok(ControlRequest::Show),

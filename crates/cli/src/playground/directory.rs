@@ -71,10 +71,10 @@ impl Directory {
                 Ok(()) => return Self::absolute(&path, true),
                 // It exists already.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => bail!("cannot make {}: {error}; give --directory", path.display()),
+                Err(error) => bail!("cannot create {}: {error}; set --directory", path.display()),
             }
         }
-        bail!("no free name for a directory; give --directory")
+        bail!("no free name for a directory; set --directory")
     }
 
     /// Its path.

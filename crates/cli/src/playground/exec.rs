@@ -54,7 +54,7 @@ pub(super) async fn exec(endpoint: Endpoint, pod: &str, words: &[&str]) -> Resul
         })
     };
     let ran = timeout(EXEC_TIMEOUT, running).await;
-    ran.context("the command does not end")?
+    ran.context("the command did not exit in time")?
 }
 
 async fn read(mut stdout: ProcessOutput) -> Result<String> {

@@ -185,7 +185,7 @@ pub(crate) fn explain_refusal(
 fn read<T: DeserializeOwned>(body: &[u8], path: &str) -> Result<T, Failure> {
     serde_json::from_slice(body).map_err(|error| {
         Failure::new(format!(
-            "the server's answer to {path} is not read: {error}"
+            "the server's answer to {path} cannot be read: {error}"
         ))
     })
 }

@@ -43,7 +43,7 @@ impl Manifest {
             "-" => text(io::stdin().lock()),
             url if url.starts_with("http://") || url.starts_with("https://") => {
                 return Err(format!(
-                    "{path}: URLs are not read; write --filename=- behind a pipe"
+                    "{path}: URLs are not supported; pipe the file into --filename=-"
                 ));
             }
             path => File::open(Path::new(path)).and_then(text),
@@ -85,7 +85,7 @@ impl Manifest {
             return other(format!("is no object: it has no {missing}"));
         }
         let Some(known) = Kind::of_object(&api_version, &kind) else {
-            return other(format!("{kind} of {api_version} is nothing that runs pods"));
+            return other(format!("{kind} of {api_version} does not run pods"));
         };
         if metadata.name.is_empty() {
             return other("resource name may not be empty".to_owned());
@@ -169,11 +169,11 @@ mod tests {
             ),
             (
                 "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n",
-                other("ConfigMap of v1 is nothing that runs pods"),
+                other("ConfigMap of v1 does not run pods"),
             ),
             (
                 "apiVersion: v1\nkind: Deployment\nmetadata: {name: a}\n",
-                other("Deployment of v1 is nothing that runs pods"),
+                other("Deployment of v1 does not run pods"),
             ),
             (
                 "apiVersion: v1\nkind: Pod\nmetadata: {generateName: a}\n",

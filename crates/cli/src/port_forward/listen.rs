@@ -298,13 +298,13 @@ mod tests {
     #[test]
     fn only_one_of_several_concurrent_processes_listens() {
         /// Number of threads.
-        const MANY: usize = 4;
+        const THREADS: usize = 4;
         let dir = ScratchDir::new();
         let path = dir.path().join("s");
         for _ in 0..50 {
             // Its owner was killed.
             drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-            let all = std::sync::Barrier::new(MANY);
+            let all = std::sync::Barrier::new(THREADS);
             let listening = || {
                 let runtime = tokio::runtime::Builder::new_current_thread()
                     .enable_all()
@@ -317,7 +317,7 @@ mod tests {
                 listener.is_ok()
             };
             let ours = std::thread::scope(|scope| {
-                let threads: Vec<_> = (0..MANY).map(|_| scope.spawn(listening)).collect();
+                let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(listening)).collect();
                 let ended = threads.into_iter().map(|it| it.join().unwrap());
                 ended.filter(|listens| *listens).count()
             });

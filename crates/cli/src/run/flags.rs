@@ -75,7 +75,7 @@ impl Flags {
         let mut problems = Vec::new();
         let what = match (self.command.split_first(), self.shell) {
             (Some(_), true) => {
-                problems.push("--shell: give it or a command, not both".to_owned());
+                problems.push("--shell: cannot be combined with a command".to_owned());
                 None
             }
             (Some((program, arguments)), false) => {
@@ -83,12 +83,12 @@ impl Flags {
             }
             (None, true) => Some(What::Shell),
             (None, false) => {
-                problems.push("give a command behind --, or --shell".to_owned());
+                problems.push("a command after --, or --shell, is required".to_owned());
                 None
             }
         };
         let plugin_timeout = match parse::duration(&self.plugin_timeout) {
-            Ok(time) if time.is_zero() => Err("0 leaves no time at all".to_owned()),
+            Ok(time) if time.is_zero() => Err("must be more than 0".to_owned()),
             other => other,
         };
         let plugin_timeout =

@@ -39,7 +39,7 @@ impl LoopbackProxy {
         let host: HostAndPort = endpoint
             .authority()
             .parse()
-            .map_err(|_| format!("{} is no host", endpoint.authority()))?;
+            .map_err(|_| format!("{} is not a host", endpoint.authority()))?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
         let listener = listener.map_err(|error| format!("cannot listen on 127.0.0.1: {error}"))?;
         let address = listener

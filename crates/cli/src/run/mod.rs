@@ -104,8 +104,8 @@ async fn run_command(
     // replace it, and a path below `/proc` means nothing in another namespace of processes.
     let directory = PrivateDir::create_locked(DIRECTORY_PREFIX).map_err(|error| {
         format!(
-            "no private directory for a kubeconfig can be made: {error}; set $TMPDIR to one where \
-             files can be locked"
+            "cannot create a private directory for the kubeconfig: {error}; set $TMPDIR to one \
+             where files can be locked"
         )
     })?;
     let text = kubeconfig::text(target, options.namespace.as_deref(), proxy.access());

@@ -36,7 +36,7 @@ pub(super) fn command(
             let shell = shell.unwrap_or_else(|| OsString::from("/bin/sh"));
             let _ = writeln!(
                 std::io::stderr(),
-                "skewbridge: a shell for the context {context:?}; it ends with exit"
+                "skewbridge: a shell for the context {context:?}; `exit` ends it"
             );
             let mut command = Command::new(&shell);
             if Path::new(&shell).file_name() == Some("bash".as_ref()) {

@@ -103,7 +103,7 @@ fn serving(flags: &ServingFlags, diagnostics: &mut Diagnostics) -> Option<Servin
         non_empty(flags.tls_private_key_file.as_ref()),
     );
     if cert.1.is_none() && key.1.is_none() {
-        diagnostics.problem(cert.0, None, "required: the certificate shown to clients");
+        diagnostics.problem(cert.0, None, "required: the serving certificate");
         diagnostics.problem(key.0, None, "required: the private key of --tls-cert-file");
     }
     let key_pair = diagnostics.key_pair(cert, key);
@@ -117,7 +117,7 @@ fn serving(flags: &ServingFlags, diagnostics: &mut Diagnostics) -> Option<Servin
 fn tls_version(text: &str) -> Parsed<TlsVersion> {
     if matches!(text, "VersionTLS10" | "VersionTLS11") {
         return Err(format!(
-            "{text} is not offered, being insecure (RFC 8996); use VersionTLS12 or VersionTLS13"
+            "{text} is insecure (RFC 8996) and not supported; use VersionTLS12 or VersionTLS13"
         ));
     }
     parse::keyword(
@@ -205,7 +205,7 @@ fn identity_headers(flags: &AuthenticationFlags, diagnostics: &mut Diagnostics) 
             diagnostics.problem(
                 "--requestheader-extra-headers-prefix",
                 None,
-                format!("{prefix:?} is too short: it would take {name} for itself"),
+                format!("{prefix:?} is too short: it would also match {name}"),
             );
         }
     }
@@ -266,7 +266,7 @@ fn https_endpoint(text: &str) -> Parsed<Endpoint> {
         Ok(endpoint)
     } else {
         Err(format!(
-            "{text:?} is not https, and identities do not travel in the clear; use https://"
+            "{text:?} is not https; identities must not be sent unencrypted: use https://"
         ))
     }
 }
@@ -302,7 +302,7 @@ fn bridge_user(flags: &UpstreamFlags, diagnostics: &mut Diagnostics) -> Option<B
 fn bridge_user_name(text: &str) -> Parsed<String> {
     match asserted(text)?.as_str() {
         "system:anonymous" => {
-            Err("system:anonymous has no rights of its own; give another user".to_owned())
+            Err("system:anonymous has no rights of its own; set another user".to_owned())
         }
         name => Ok(name.to_owned()),
     }
@@ -311,8 +311,7 @@ fn bridge_user_name(text: &str) -> Parsed<String> {
 fn bridge_group(text: &str) -> Parsed<String> {
     match asserted(text)?.as_str() {
         "system:unauthenticated" => Err(
-            "system:unauthenticated is the group of requests without a user; leave it out"
-                .to_owned(),
+            "system:unauthenticated is the group of requests without a user; omit it".to_owned(),
         ),
         name => Ok(name.to_owned()),
     }
@@ -324,7 +323,7 @@ fn asserted(text: &str) -> Parsed<String> {
         .bytes()
         .all(|byte| byte.is_ascii_graphic() || byte == b' ');
     if text.trim().is_empty() {
-        Err("is empty; give a name".to_owned())
+        Err("is empty; set a name".to_owned())
     } else if !is_plain || text.trim() != text {
         Err(format!(
             "{text:?} cannot be sent in a header; use ASCII without surrounding spaces"
@@ -479,8 +478,8 @@ fn streams(flags: &StreamFlags, diagnostics: &mut Diagnostics) -> Option<Streams
             if upstream == UpstreamStreams::WebSocket && translate == Some(TranslateStreams::Always)
             {
                 return Err(
-                    "\"websocket\" says that upstream gets no SPDY, and --translate-streams=always \
-                     that it gets nothing else: leave one of them out"
+                    "\"websocket\" means that upstream gets no SPDY streams, and \
+                     --translate-streams=always that it gets only SPDY streams: omit one of them"
                         .to_owned(),
                 );
             }
@@ -670,7 +669,7 @@ fn warn_of_incomplete_peering(flags: &PeerFlags, config: &Config, diagnostics: &
         diagnostics.warning(
             &given.join(", "),
             None,
-            format!("of no use without {missing}: there will be no peers; give {missing}"),
+            format!("has no effect without {missing}: peering is off; set {missing}"),
         );
     }
 }
@@ -692,8 +691,8 @@ fn check_upstream_is_not_self(
             "--upstream",
             None,
             format!(
-                "{host}:{port} is where this bridge listens; give the kube-apiserver another port, \
-                 or the bridge another --secure-port",
+                "{host}:{port} is where this bridge listens; use another port for kube-apiserver, \
+                 or another --secure-port for the bridge",
             ),
         );
     }
@@ -709,7 +708,9 @@ fn check_upstream_is_not_admin(
         diagnostics.problem(
             "--upstream",
             None,
-            format!("{host}:{port} is this bridge's --admin-address; give the kube-apiserver's"),
+            format!(
+                "{host}:{port} is this bridge's --admin-address; set the address of kube-apiserver"
+            ),
         );
     }
 }
@@ -725,7 +726,7 @@ fn ip_of(host: &str) -> Option<IpAddr> {
 fn check_listeners_differ(listen: &Listen, admin: SocketAddr, diagnostics: &mut Diagnostics) {
     let same_ip = listen.bind_address == admin.ip() || listen.bind_address.is_unspecified();
     if same_ip && admin.port() != 0 && admin.port() == listen.secure_port {
-        let message = format!("{admin} is taken by --secure-port; choose another port");
+        let message = format!("{admin} is used by --secure-port; choose another port");
         diagnostics.problem("--admin-address", None, message);
     }
 }

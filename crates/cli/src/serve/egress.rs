@@ -176,7 +176,7 @@ fn parse(document: Document) -> Result<EgressSelector, Vec<String>> {
             }
         };
         if !seen.insert(name) {
-            wrong.push(at(format!("name: {:?} is there twice", selection.name)));
+            wrong.push(at(format!("name: {:?} is duplicated", selection.name)));
         }
         if name != Destination::ControlPlane {
             // A direct connection is the default.
@@ -217,13 +217,13 @@ fn connection(raw: RawConnection) -> Parsed<Egress> {
     let wrong = |message: &str| Err(format!("connection.{message}"));
     match (raw.proxy_protocol.as_str(), raw.transport) {
         ("Direct", None) => Ok(Egress::Direct),
-        ("Direct", Some(_)) => wrong("transport: has no place in a Direct connection"),
+        ("Direct", Some(_)) => wrong("transport: is not allowed in a Direct connection"),
         ("HTTPConnect", Some(raw)) => transport(raw)
             .map(Egress::HttpConnect)
             .or_else(|message| wrong(&format!("transport.{message}"))),
         ("HTTPConnect", None) => wrong("transport: required with HTTPConnect"),
         ("GRPC", _) => wrong(
-            "proxyProtocol: GRPC is not spoken by skewbridge; run the proxy server with \
+            "proxyProtocol: GRPC is not supported by skewbridge; run the proxy server with \
              --mode=http-connect and write HTTPConnect",
         ),
         (other, _) => wrong(&format!(
@@ -253,7 +253,7 @@ fn tcp(raw: RawTcp) -> Parsed<ProxyTransport> {
                 host: endpoint.host,
             });
         }
-        (false, Some(_)) => return Err("tlsConfig: has no place with an http URL".into()),
+        (false, Some(_)) => return Err("tlsConfig: is not allowed with an http URL".into()),
         (true, None) => return Err("tlsConfig: required with an https URL".into()),
         (true, Some(tls)) => tls,
     };
@@ -261,7 +261,7 @@ fn tcp(raw: RawTcp) -> Parsed<ProxyTransport> {
         (
             "clientCert",
             &tls.client_cert,
-            "the certificate shown to the proxy",
+            "the client certificate for the proxy",
         ),
         (
             "clientKey",
@@ -357,7 +357,7 @@ mod tests {
             ),
             (
                 "{proxyProtocol: Direct, transport: {}}",
-                "connection.transport: has no place",
+                "connection.transport: is not allowed",
             ),
             (
                 "{proxyProtocol: HTTPConnect}",
@@ -385,7 +385,7 @@ mod tests {
             ),
             (
                 "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'http://a', tlsConfig: {}}}}",
-                "connection.transport.tcp.tlsConfig: has no place",
+                "connection.transport.tcp.tlsConfig: is not allowed",
             ),
             (
                 "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://a', tlsConfig: {}}}}",
@@ -402,7 +402,7 @@ mod tests {
             ),
             (
                 "{proxyProtocol: GRPC, transport: {uds: {udsName: /a}}}",
-                "connection.proxyProtocol: GRPC is not spoken",
+                "connection.proxyProtocol: GRPC is not supported",
             ),
         ];
         for (text, expected) in table {
@@ -444,7 +444,7 @@ mod tests {
         let direct = "connection: {proxyProtocol: Direct}";
         let twice = format!("{HEAD}- {{name: etcd, {direct}}}\n- {{name: Etcd, {direct}}}\n");
         let old = format!("{HEAD}- {{name: master, {direct}}}\n");
-        assert!(parsed(&twice).unwrap_err()[0].contains("is there twice"));
+        assert!(parsed(&twice).unwrap_err()[0].contains("is duplicated"));
         assert!(parsed(&old).unwrap_err()[0].contains("not one of cluster"));
         assert!(parsed(&old.replace("v1beta1", "v1alpha1")).is_ok());
         let foreign = "apiVersion: v1\nkind: Pod\negressSelections: []\n";

@@ -53,7 +53,7 @@ pub(crate) fn duration(text: &str) -> Parsed<Duration> {
             "h" => 3_600_000_000_000,
             _ => return Err(wrong()),
         };
-        let too_long = || format!("{text:?} is too long a time");
+        let too_long = || format!("{text:?} is too long");
         let whole: u128 = parse_digits(whole).ok_or_else(too_long)?;
         // Digits beyond a nanosecond are dropped.
         let fraction = &fraction[..fraction.len().min(16)];
@@ -203,7 +203,7 @@ pub(crate) fn advertised_ip(text: &str) -> Parsed<IpAddr> {
     let ip = ip(text)?;
     if ip.is_unspecified() || ip.is_multicast() {
         return Err(format!(
-            "clients cannot connect to {ip}; give one address of this machine"
+            "clients cannot connect to {ip}; set one address of this machine"
         ));
     }
     Ok(ip)
@@ -252,7 +252,7 @@ pub(crate) fn endpoint(text: &str) -> Parsed<Endpoint> {
     let wrong = |what: &str| Err(format!("{text:?} {what}; write it like https://HOST:PORT"));
     // A URL may contain a password, so it is never printed.
     if text.contains('@') {
-        return Err("a user or password has no place in this URL".into());
+        return Err("a user or password is not allowed in this URL".into());
     }
     if !text.contains("://") {
         return wrong("has no scheme");
@@ -316,7 +316,7 @@ pub(crate) fn identity_header(text: &str) -> Parsed<HeaderName> {
         .map_err(|_| format!("{text:?} is not a header name"))?;
     if RESERVED_HEADERS.contains(&name.as_str()) {
         return Err(format!(
-            "{name} means something else; an identity cannot travel in it"
+            "{name} has another meaning and cannot carry an identity"
         ));
     }
     Ok(name)
@@ -327,13 +327,13 @@ pub(crate) fn identity_header(text: &str) -> Parsed<HeaderName> {
 pub(crate) fn identity_prefix(text: &str) -> Parsed<String> {
     let name: HeaderName = text
         .parse()
-        .map_err(|_| format!("{text:?} cannot begin a header name"))?;
+        .map_err(|_| format!("{text:?} is not a valid prefix of a header name"))?;
     let swallowed = RESERVED_HEADERS
         .iter()
         .find(|other| other.starts_with(name.as_str()));
     match swallowed {
         Some(other) => Err(format!(
-            "{text:?} is too short: it would take {other} for itself"
+            "{text:?} is too short: it would also match {other}"
         )),
         None => Ok(name.as_str().to_owned()),
     }

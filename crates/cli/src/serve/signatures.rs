@@ -40,7 +40,7 @@ pub(super) fn read(
     let keys = flags.http_signature_keys.as_deref();
     let Some(keys) = keys.filter(|it| !it.is_empty()).map(PathBuf::from) else {
         if !authorities.is_empty() {
-            diagnostics.problem(AUTHORITIES, None, format!("of no use without {KEYS}"));
+            diagnostics.problem(AUTHORITIES, None, format!("has no effect without {KEYS}"));
         }
         return None;
     };
@@ -56,8 +56,8 @@ pub(super) fn read(
             AUTHORITIES,
             None,
             format!(
-                "required with {KEYS}: without it a request that was signed for another \
-                 server would be taken here"
+                "required with {KEYS}: without it a request that was signed for another server \
+                 would be accepted here"
             ),
         );
     }

@@ -69,8 +69,8 @@ async fn of_bridge(target: &Target, timeout: Option<Duration>) -> Result<Report,
     match requested {
         Err(cause) => failed(&cause),
         Ok((server, FetchResult::NoBridge)) => failed(&format!(
-            "the server {server} has no bridge (skewbridge serve), so it knows of no other server \
-             to compare with; give several --context, or several --server"
+            "the server {server} has no bridge (skewbridge serve), so there is no other server to \
+             compare with; use several --context, or several --server"
         )),
         Ok((
             server,
@@ -79,11 +79,11 @@ async fn of_bridge(target: &Target, timeout: Option<Duration>) -> Result<Report,
                 ..
             }),
         )) => failed(&format!(
-            "the bridge {server} runs local-only ({reason}), so it knows of no other server to \
-             compare with; give several --context, or several --server"
+            "the bridge {server} runs local-only ({reason}), so there is no other server to \
+             compare with; use several --context, or several --server"
         )),
         Ok((_, FetchResult::Bridge(list))) if list.servers.is_empty() => {
-            failed("the bridge knows of no server yet; try again")
+            failed("the bridge does not know any server yet; try again")
         }
         Ok((_, FetchResult::Bridge(list))) => Ok(Report::new(
             list.servers.into_iter().map(from_bridge).collect(),
@@ -163,7 +163,7 @@ async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -
             ),
             Some(Err(problem)) => (None, ServedState::Nothing(problem), None),
             None => {
-                let problem = "it could not be asked".to_owned();
+                let problem = "it could not be queried".to_owned();
                 (None, ServedState::Nothing(problem), None)
             }
         };

@@ -229,7 +229,7 @@ fn refusal(path: &str, answer: &Response) -> String {
              expired?"
                 .to_owned()
         }
-        StatusCode::FORBIDDEN => format!("the server does not let you read {path}: {words}"),
+        StatusCode::FORBIDDEN => format!("you are not allowed to read {path}: {words}"),
         status if words.is_empty() => format!("the server answered {status} to {path}"),
         status => format!("the server answered {status} to {path}: {words}"),
     }

@@ -110,13 +110,13 @@ impl Flags {
         }
         if self.context.len() > 1 && !self.server.is_empty() {
             problems.push(
-                "--server: goes with one --context, whose user it is asked as; give several of \
-                 one or of the other"
+                "--server: can be combined with one --context, whose user is used; give several \
+                 of one or of the other"
                     .to_owned(),
             );
         }
         if self.tls_server_name.is_some() && self.server.is_empty() {
-            problems.push("--tls-server-name: goes with --server".to_owned());
+            problems.push("--tls-server-name: requires --server".to_owned());
         }
         match (format, timeout) {
             (Ok(format), Ok(timeout)) if problems.is_empty() => Ok(Options {

@@ -124,7 +124,7 @@ async fn the_stream_protocol_is_printed_once_if_requested() {
     let remote = format!("web:{}/copy", cluster.dir.path().display());
     let output = cluster.run(&["cp", "-v=1", &file, &remote]).await;
     assert_eq!(output.code, Some(0), "{output:?}");
-    let count = output.stderr.matches("skewbridge: by SPDY").count();
+    let count = output.stderr.matches("skewbridge: using SPDY").count();
     assert_eq!(count, 1, "{output:?}");
 }
 

@@ -257,7 +257,7 @@ async fn the_reason_for_spdy_is_printed_if_requested() {
     assert_eq!((output.code, &*output.stderr), (Some(0), ""));
     let output = cluster.run(&["exec", "-v=1", "web", "--", "true"]).await;
     let expected =
-        "skewbridge: by SPDY, because a WebSocket was refused: no WebSockets here (400)\n";
+        "skewbridge: using SPDY, because WebSocket was refused: no WebSockets here (400)\n";
     assert_eq!((output.code, &*output.stderr), (Some(0), expected));
     // WebSocket can be disabled.
     let mut command = cluster.command(&["exec", "-v=1", "web", "--", "true"]);
@@ -266,14 +266,14 @@ async fn the_reason_for_spdy_is_printed_if_requested() {
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(output.stderr, b"skewbridge: by SPDY\n");
+    assert_eq!(output.stderr, b"skewbridge: using SPDY\n");
     // If the fallback is refused too, both reasons are printed.
     cluster
         .pods
         .spdy(UpgradeResponse::Reject(502, "nor SPDY".to_owned()));
     let output = cluster.run(&["exec", "web", "--", "true"]).await;
     let expected = "error: unable to upgrade connection: nor SPDY\n\
-                    that was by SPDY; a WebSocket had been refused before: no WebSockets here (400)\n";
+                    the request used SPDY, because WebSocket was refused: no WebSockets here (400)\n";
     assert_eq!((output.code, &*output.stderr), (Some(1), expected));
 }
 
@@ -299,7 +299,7 @@ async fn a_lost_stream_is_never_a_success() {
             "{output:?}"
         );
         assert!(
-            output.stderr.contains("bytes of its output had come"),
+            output.stderr.contains("bytes of its output were received"),
             "{output:?}"
         );
     }

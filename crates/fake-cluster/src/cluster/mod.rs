@@ -107,7 +107,7 @@ pub enum ClusterError {
     #[error(transparent)]
     Store(#[from] SharedStoreError),
     /// The objects in it.
-    #[error("the samples cannot be made: {}", .0.message)]
+    #[error("the sample objects cannot be created: {}", .0.message)]
     Samples(Status),
     /// A server.
     #[error("the server {0} does not start: {1}")]

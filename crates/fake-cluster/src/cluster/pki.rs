@@ -66,7 +66,7 @@ impl fmt::Debug for Credentials {
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// Generating them failed.
-    #[error("cannot make certificates: {0}")]
+    #[error("cannot create certificates: {0}")]
     Make(#[from] rcgen::Error),
     /// The system has no random numbers.
     #[error("no randomness")]

@@ -27,7 +27,7 @@ pub(super) struct ClientEnd {
     pub(super) outputs: Outputs,
 }
 
-/// Direction the process.
+/// Towards the process.
 #[derive(Debug)]
 pub(super) struct Inputs {
     pub(super) stdin: Option<mpsc::Sender<Bytes>>,

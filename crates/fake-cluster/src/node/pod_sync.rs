@@ -86,7 +86,10 @@ impl PodSync {
             loop {
                 if let Err(status) = self.work().await {
                     // The watch fell behind: resync.
-                    tracing::debug!(message = status.message, "the node begins again");
+                    tracing::debug!(
+                        message = status.message,
+                        "the node restarts its synchronization"
+                    );
                 }
             }
         };
@@ -278,7 +281,10 @@ impl PodSync {
         if object.at(&["status"]) != Some(&status) {
             let written = self.modify(object, Part::Status, |pod| pod.set(&["status"], status));
             if let Err(status) = written {
-                tracing::debug!(message = status.message, "a pod's status is not written");
+                tracing::debug!(
+                    message = status.message,
+                    "the status of a pod cannot be written"
+                );
             }
         }
     }
@@ -370,7 +376,7 @@ impl PodSync {
         for pod in pods {
             self.remove_pod(&pod).await;
         }
-        // Commands beside containers as well. None else is kept waiting here any more.
+        // Including commands beside containers. It may block: no other task runs on this thread.
         self.launcher.end_all(KILL_TIMEOUT);
         self.remove_unused_directories();
     }

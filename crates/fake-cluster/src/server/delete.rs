@@ -101,7 +101,7 @@ pub(super) fn delete(
             )
         })?;
     Ok(match &deletion {
-        Deletion::Removed(object) if !returns_deleted_object(&target.definition) => {
+        Deletion::Removed(object) if !responds_with_object(&target.definition) => {
             responses::json(StatusCode::OK, &success(&target.definition, object))
         }
         Deletion::Removed(object) | Deletion::Pending(object) => {
@@ -172,7 +172,7 @@ pub(super) fn end(
 }
 
 /// Whether the response to a deletion is the object.
-fn returns_deleted_object(definition: &Definition) -> bool {
+fn responds_with_object(definition: &Definition) -> bool {
     let resource = &definition.resource;
     resource.group.is_empty()
         && matches!(

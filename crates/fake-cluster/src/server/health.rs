@@ -113,7 +113,7 @@ fn metrics(server: &Server) -> ApiResponse {
     )
 }
 
-/// `/`: where to go from here.
+/// `/`: the list of paths.
 fn paths(server: &Server) -> ApiResponse {
     let mut paths = vec!["/api".to_owned(), "/api/v1".to_owned(), "/apis".to_owned()];
     for group in server.catalogue.groups().groups {

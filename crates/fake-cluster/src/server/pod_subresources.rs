@@ -167,7 +167,7 @@ pub(super) fn bind(
     ))
 }
 
-/// `pods/eviction`: a deletion that budgets could forbid; here are none.
+/// `pods/eviction`: a deletion that disruption budgets could forbid; the playground has none.
 pub(super) fn evict(
     request: &ApiRequest<'_>,
     target: &ApiTarget<'_>,

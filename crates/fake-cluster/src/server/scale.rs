@@ -1,4 +1,4 @@
-//! `/scale`: how many there are to be, the same for everything that can be scaled.
+//! The subresource `/scale`, which is the same for all scalable resources.
 
 use http::StatusCode;
 use serde_json::{Value, json};

@@ -47,8 +47,8 @@ pub(super) fn schemas<'a>(
         };
         let properties = &mut schema["properties"];
         properties["apiVersion"] =
-            text("The group and the version in which the object is written, such as apps/v1.");
-        properties["kind"] = text("What the object is, such as Pod.");
+            text("The API group and version of the object, such as apps/v1.");
+        properties["kind"] = text("The kind of the object, such as Pod.");
         schema["x-kubernetes-group-version-kind"] = json!([gvk(&served)]);
         schemas.insert(kind_name(&served), schema);
     }

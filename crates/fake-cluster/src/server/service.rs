@@ -33,7 +33,7 @@ impl Service for Requests {
     type Record = ();
 
     fn refused(&self, status: StatusCode) {
-        tracing::debug!(%status, "what came was no request");
+        tracing::debug!(%status, "the request is malformed");
     }
 
     async fn call(&self, request: Request<RequestBody>) -> ClientResponse {

@@ -46,7 +46,7 @@ pub enum SharedStoreError {
     #[error("the discovery documents of the playground cannot be read: {0}")]
     Catalogue(#[from] ParseError),
     /// The program's own objects.
-    #[error("the first objects of the cluster cannot be made: {}", .0.message)]
+    #[error("the initial objects of the cluster cannot be created: {}", .0.message)]
     Initial(Status),
 }
 

@@ -229,9 +229,9 @@ async fn the_transport_matches_the_server(pair: &CommandPair<'_>) {
     let version = &pair.plane.servers[pair.server].version;
     // A bridge supports WebSockets even if its server does not.
     let by = if is_since(version, 30) || pair.via == Via::Bridge {
-        "skewbridge: by WebSocket\n"
+        "skewbridge: using WebSocket\n"
     } else {
-        "skewbridge: by SPDY, because a WebSocket was refused: "
+        "skewbridge: using SPDY, because WebSocket was refused: "
     };
     assert!(
         output.stderr.starts_with(by),
@@ -361,9 +361,7 @@ async fn commands_work_through_a_proxy_that_supports_only_websocket() {
                         assert_eq!(output.code, Some(1), "{}", output.stderr);
                         // Both attempts are reported.
                         assert!(
-                            output
-                                .stderr
-                                .contains("a WebSocket had been refused before"),
+                            output.stderr.contains("because WebSocket was refused"),
                             "{}",
                             output.stderr
                         );
@@ -373,11 +371,11 @@ async fn commands_work_through_a_proxy_that_supports_only_websocket() {
                 assert_eq!(output.code, Some(7), "{version} {via:?}: {}", output.stderr);
                 assert_eq!(output.stdout, "through\n");
                 let expected =
-                    "skewbridge: by WebSocket\nerr\ncommand terminated with exit code 7\n";
+                    "skewbridge: using WebSocket\nerr\ncommand terminated with exit code 7\n";
                 assert_eq!(output.stderr, expected);
                 assert_eq!(attached.code, Some(0), "{via:?}: {}", attached.stderr);
                 assert_eq!(attached.stdout, "attached\n");
-                let by = "skewbridge: by WebSocket\n";
+                let by = "skewbridge: using WebSocket\n";
                 assert!(attached.stderr.ends_with(by), "{}", attached.stderr);
                 ports_are_forwarded(skewbridge(&forward), target).await;
             }

@@ -180,7 +180,7 @@ fn incomplete_peer_flags_are_reported() {
     let fronts = "--proxy-client-cert-file, --requestheader-client-ca-file";
     let no_peers = |given: &str, missing: &str| {
         vec![format!(
-            "{given}: of no use without {missing}: there will be no peers; give {missing}"
+            "{given}: has no effect without {missing}: peering is off; set {missing}"
         )]
     };
     for (flags, expected) in [
@@ -378,8 +378,8 @@ fn the_admin_address_is_not_the_upstream() {
         assert_eq!(
             messages(&problems.0),
             [format!(
-                "--upstream: {host}:10270 is this bridge's --admin-address; give the \
-                 kube-apiserver's"
+                "--upstream: {host}:10270 is this bridge's --admin-address; set the address of \
+                 kube-apiserver"
             )]
         );
         let apart = [flags[0].clone(), "--admin-address=127.0.0.1:10271".into()];
@@ -422,7 +422,10 @@ fn signed_requests_need_keys_and_authorities() {
     let absent = "--http-signature-keys=/nonexistent/keys.yaml".to_owned();
     let rows: [(&[&String], &str); 5] = [
         (&[&keys], "--http-signature-authorities: required with"),
-        (&[&authorities], "--http-signature-authorities: of no use"),
+        (
+            &[&authorities],
+            "--http-signature-authorities: has no effect",
+        ),
         (
             &[&absent, &authorities],
             "/nonexistent/keys.yaml: no such file",
