@@ -285,7 +285,7 @@ fn spawn_reload(
 ) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new()
         .name("reload".to_owned())
-        .spawn(move || files.keep_fresh(&live, &stopped))
+        .spawn(move || files.watch(&live, &stopped))
 }
 
 /// Open ports that are not served yet.

@@ -14,7 +14,7 @@ use crate::access_log::AccessLogEntry;
 use crate::body::{RequestBody, ResponseBody};
 use crate::drain::announcement;
 use crate::error_response;
-use crate::frontend::listener::AFTER_FAILURE;
+use crate::frontend::listener::ACCEPT_RETRY_DELAY;
 use crate::health::{self, Health, HealthEndpoint};
 use crate::metrics::Metrics;
 use crate::serve::h1::ClientTimeouts;
@@ -43,7 +43,7 @@ pub(crate) async fn run(listener: TcpListener, admin: Admin, timeouts: ClientTim
             let io = ClientIo::Plain(tcp);
             connections.spawn(h1::serve(io, admin.clone(), timeouts, drain.clone()));
         } else {
-            tokio::time::sleep(AFTER_FAILURE).await;
+            tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
         }
         while connections.try_join_next().is_some() {}
     }

@@ -13,7 +13,7 @@ use skewbridge_k8s_api::identity::{IdentityHeaders, User};
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::authn::SignedUser;
-use crate::tls::files::{FileProblem, Fingerprint, Problem, read};
+use crate::tls::files::{FileError, Fingerprint, PemError, read};
 
 /// Users by the ids of their keys.
 #[derive(Debug)]
@@ -53,14 +53,14 @@ impl Drop for Entry {
 
 impl SignatureKeys {
     /// Reads the file. `headers` are the names of the identity headers of its users.
-    pub fn load(path: &Path, headers: &IdentityHeaders) -> Result<Self, FileProblem> {
-        let in_file = |problem| FileProblem {
+    pub fn load(path: &Path, headers: &IdentityHeaders) -> Result<Self, FileError> {
+        let in_file = |problem| FileError {
             path: path.to_owned(),
             problem,
         };
         let bytes = read(path).map_err(|wrong| match wrong.problem {
-            Problem::Empty => in_file(key_file_problem("is empty; it must have `keys`")),
-            Problem::TooLarge => {
+            PemError::Empty => in_file(key_file_problem("is empty; it must have `keys`")),
+            PemError::TooLarge => {
                 in_file(key_file_problem("is larger than 1 MiB; correct the path"))
             }
             _ => wrong,
@@ -79,8 +79,8 @@ impl SignatureKeys {
     }
 }
 
-fn key_file_problem(cause: impl Into<String>) -> Problem {
-    Problem::SignatureKeys(cause.into())
+fn key_file_problem(cause: impl Into<String>) -> PemError {
+    PemError::SignatureKeys(cause.into())
 }
 
 fn parse(

@@ -1,4 +1,4 @@
-//! After 101: bytes both ways, until both sides have said their last.
+//! A tunnel: copies bytes in both directions after 101, until both have ended.
 
 use std::io;
 use std::pin::pin;
@@ -15,19 +15,18 @@ use crate::metrics::streams::{StreamEnd, StreamMetricsGuard};
 use crate::serve::ClientIo;
 use crate::upstream::h1::Upgraded;
 
-/// As many TLS records as are read ahead: a system call for each of them is what bulk
-/// would mostly wait for.
-const BUFFER: usize = READ_AHEAD_BYTES;
+/// As many TLS records as are read ahead: bulk transfers would mostly wait for a system call per
+/// record otherwise.
+const BUFFER_BYTES: usize = READ_AHEAD_BYTES;
 
-/// How long a client may take for the last bytes, and to close, when upstream
-/// is gone. Closing on what it still sends would reset the connection, and the
-/// last bytes with it.
-const LINGER: Duration = Duration::from_secs(5);
+/// How long a client may take to read the last bytes and to close after upstream has ended. Closing
+/// the connection while the client still sends would reset it, and the last bytes would be lost.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Copies until both directions have ended; an end in one is passed on as an
-/// end in that one (exec's stdin ends long before its output). An upstream that
-/// no longer listens may still have much to say (a command that ends before its
-/// stdin does): what the client sends then goes nowhere, and the rest comes down.
+/// Copies until both directions have ended. The end of one direction is forwarded as a half-close:
+/// stdin of exec ends long before its output. An upstream that reads no more may still send data (a
+/// command that ends before its stdin): then input of the client is discarded, and the output is
+/// still copied.
 pub(crate) async fn run(
     client: ClientIo,
     sent: BytesMut,
@@ -50,15 +49,15 @@ pub(crate) async fn run(
     };
     let ended = {
         let mut up = pin!(async {
-            match pass(&mut client_reader, &mut upstream_writer, count_up).await {
-                Err(Broken::Write(_)) => {
-                    let bound = async {
+            match copy(&mut client_reader, &mut upstream_writer, count_up).await {
+                Err(CopyError::Write(_)) => {
+                    let lingered = async {
                         upstream_ended.notified().await;
-                        sleep(LINGER).await;
+                        sleep(LINGER_TIMEOUT).await;
                     };
                     tokio::select! {
-                        swallowed = swallow(&mut client_reader) => swallowed,
-                        () = bound => Ok(()),
+                        discarded = discard(&mut client_reader) => discarded,
+                        () = lingered => Ok(()),
                     }
                 }
                 ended => ended,
@@ -71,18 +70,18 @@ pub(crate) async fn run(
                     stream_metrics.down(bytes);
                 }
             };
-            let ended = pass(&mut upstream_reader, &mut client_writer, count).await;
+            let ended = copy(&mut upstream_reader, &mut client_writer, count).await;
             upstream_ended.notify_one();
             ended
         });
         tokio::select! {
             ended = &mut up => match ended {
                 Ok(()) => down.await,
-                gone => gone,
+                failed => failed,
             },
             ended = &mut down => match ended {
                 Ok(()) => up.await,
-                cut => cut,
+                failed => failed,
             },
         }
     };
@@ -96,13 +95,13 @@ pub(crate) async fn run(
     }
     match ended {
         Ok(()) => record.complete(),
-        Err(Broken::Read(error) | Broken::Write(error)) => {
-            tracing::debug!(%error, "a tunnel was cut");
-            // Behind all that came down, and without a clean end of TLS.
+        Err(CopyError::Read(error) | CopyError::Write(error)) => {
+            tracing::debug!(%error, "a tunnel was disconnected");
+            // After all copied output, without a TLS close_notify.
             let mut client = client_reader.unsplit(client_writer);
-            let _ = timeout(LINGER, async {
+            let _ = timeout(LINGER_TIMEOUT, async {
                 if client.io.cut().await.is_ok() {
-                    let _ = swallow(&mut client).await;
+                    let _ = discard(&mut client).await;
                 }
             })
             .await;
@@ -111,35 +110,35 @@ pub(crate) async fn run(
     drop(slot);
 }
 
-/// Which end of a direction has failed.
-enum Broken {
+/// The side of a direction that has failed.
+enum CopyError {
     Read(io::Error),
     Write(io::Error),
 }
 
-/// One direction, to its end.
-async fn pass(
+/// Copies one direction to its end.
+async fn copy(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
     mut count: impl FnMut(usize),
-) -> Result<(), Broken> {
+) -> Result<(), CopyError> {
     let mut from = CoalescingReader::new(from);
-    let mut buffer = vec![0; BUFFER];
+    let mut buffer = vec![0; BUFFER_BYTES];
     loop {
-        let length = from.read(&mut buffer).await.map_err(Broken::Read)?;
+        let length = from.read(&mut buffer).await.map_err(CopyError::Read)?;
         if length == 0 {
-            return to.shutdown().await.map_err(Broken::Write);
+            return to.shutdown().await.map_err(CopyError::Write);
         }
         let piece = &buffer[..length];
-        write_chunked(to, piece).await.map_err(Broken::Write)?;
-        to.flush().await.map_err(Broken::Write)?;
+        write_chunked(to, piece).await.map_err(CopyError::Write)?;
+        to.flush().await.map_err(CopyError::Write)?;
         count(length);
     }
 }
 
-/// One direction, to nowhere.
-async fn swallow(from: &mut (impl AsyncRead + Unpin)) -> Result<(), Broken> {
-    let mut buffer = vec![0; BUFFER];
-    while from.read(&mut buffer).await.map_err(Broken::Read)? > 0 {}
+/// Reads and discards to the end.
+async fn discard(from: &mut (impl AsyncRead + Unpin)) -> Result<(), CopyError> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    while from.read(&mut buffer).await.map_err(CopyError::Read)? > 0 {}
     Ok(())
 }
