@@ -1,4 +1,4 @@
-//! Metrics of bytes held for clients.
+//! Metrics of bytes that are buffered for clients.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -7,10 +7,10 @@ use prometheus_client::registry::Registry;
 
 use super::Gauge;
 
-/// What the bridge counts about its buffers.
+/// Metrics of buffers.
 #[derive(Debug, Clone)]
 pub(crate) struct BufferMetrics {
-    /// Also the number that the budget is compared with.
+    /// Also the value that is compared with the budget.
     pub(crate) held: Gauge,
     evictions: Family<EvictionLabels, Counter>,
 }
@@ -23,14 +23,14 @@ struct EvictionLabels {
 /// Why a stream was reset, or its connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Eviction {
-    /// The client took, or sent, nothing for too long.
+    /// The client read, or sent, nothing for too long.
     TimedOut,
-    /// The process holds more than its budget, or the connection more than its own.
+    /// The process or the connection has exceeded its budget.
     OverBudget,
 }
 
 impl Eviction {
-    /// As a metric label.
+    /// The metric label.
     fn as_str(self) -> &'static str {
         match self {
             Self::TimedOut => "stalled",
@@ -52,8 +52,8 @@ impl BufferMetrics {
         let bridge = registry.sub_registry_with_prefix("skewbridge");
         bridge.register(
             "buffered_bytes",
-            "Bytes held for clients: stalled answers, request bodies that upstream has not \
-             taken, and request bodies kept for a second try",
+            "Bytes buffered for clients: stalled responses, request bodies that upstream has not \
+             read, and request bodies kept for a retry",
             metrics.held.clone(),
         );
         bridge.register(

@@ -5,24 +5,24 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// A limit on headers that a request or a connection has met.
+/// A limit on headers that a request or a connection has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeaderLimit {
     /// The headers that a client has sent are too large: 431.
     RequestTooLarge,
-    /// With what the bridge adds they are too large for the receiver: 431.
+    /// With the headers that the bridge adds they are too large for upstream: 431.
     OutgoingTooLarge,
     /// The joined `Cookie` is too large: 431.
     CookieTooLarge,
-    /// The oldest hops of `X-Forwarded-For` were left out.
+    /// The oldest hops of `X-Forwarded-For` were removed.
     ForwardedForShortened,
-    /// A request was delayed, since HPACK expanded too much on its connection.
+    /// A request was delayed, because HPACK expanded too much on its connection.
     ExpansionDelayed,
     /// A connection was ended for the same reason (`ENHANCE_YOUR_CALM`).
     ExpansionEnded,
     /// A request was too large to share an HTTP/2 connection, and got its own.
     OwnConnection,
-    /// The same, but there were as many such requests as there may be: 503.
+    /// The same, but the limit of such requests was reached: 503.
     OwnConnectionRefused,
 }
 
@@ -38,7 +38,7 @@ impl HeaderLimit {
         Self::OwnConnectionRefused,
     ];
 
-    /// As a metric label.
+    /// The metric label.
     fn as_str(self) -> &'static str {
         match self {
             Self::RequestTooLarge => "request-too-large",
@@ -67,7 +67,7 @@ impl HeaderMetrics {
         let metrics = Self(Family::default());
         registry.sub_registry_with_prefix("skewbridge").register(
             "header_limits",
-            "Requests and connections that met a limit on headers, by limit",
+            "Requests and connections that reached a limit on headers, by limit",
             Family::clone(&metrics.0),
         );
         // All series exist from the start, so that the first event is an increase.
