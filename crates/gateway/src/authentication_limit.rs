@@ -33,7 +33,7 @@ const MAX_TOKENS: usize = 4096;
 const ACCEPTED_TOKEN_TTL: Duration = Duration::from_hours(1);
 
 /// How long a rejected token is stored: as long as an empty budget takes to refill.
-const REFUSED_TOKEN_TTL: Duration = REFILL_PERIOD;
+const REJECTED_TOKEN_TTL: Duration = REFILL_PERIOD;
 
 /// The time in which an empty budget refills: the flag is in failures per minute.
 const REFILL_PERIOD: Duration = Duration::from_mins(1);
@@ -211,7 +211,7 @@ impl AuthenticationLimit {
             Mutex::new(Shared {
                 budgets: Budgets::new(failures_per_minute),
                 accepted: Tokens::with_ttl(ACCEPTED_TOKEN_TTL),
-                refused: Tokens::with_ttl(REFUSED_TOKEN_TTL),
+                refused: Tokens::with_ttl(REJECTED_TOKEN_TTL),
             })
         });
         Self {
@@ -429,7 +429,7 @@ mod tests {
     fn the_last_tenth_is_reserved_for_first_attempts() {
         let now = Instant::now();
         let key = (source(1), Credential::Token);
-        for (allowed, repeated, first) in [(600, 540, 60), (10, 9, 1), (2, 1, 1), (1, 1, 0)] {
+        for (allowed, retries, first) in [(600, 540, 60), (10, 9, 1), (2, 1, 1), (1, 1, 0)] {
             let mut budgets = Budgets::new(allowed);
             let mut admitted = |attempt| {
                 let mut count = 0;
@@ -438,7 +438,7 @@ mod tests {
                 }
                 count
             };
-            assert_eq!(admitted(AttemptKind::Retry), repeated, "{allowed}");
+            assert_eq!(admitted(AttemptKind::Retry), retries, "{allowed}");
             assert_eq!(admitted(AttemptKind::First), first, "{allowed}");
         }
     }

@@ -55,7 +55,7 @@ pub enum Refusal {
 #[derive(Debug, Clone, Copy)]
 pub struct RouteInput {
     /// The bridge is shutting down.
-    pub leaving: bool,
+    pub shutting_down: bool,
     /// The bridge has a front-proxy certificate.
     pub can_assert: bool,
     /// The previous hops of the request.
@@ -84,7 +84,7 @@ pub fn route(
     if bridge.hop_state == HopState::Loop {
         return Route::Refuse(Refusal::Loop);
     }
-    if bridge.leaving && request.is_readyz() {
+    if bridge.shutting_down && request.is_readyz() {
         return Route::Refuse(Refusal::NotReady);
     }
     let leg = match caller {

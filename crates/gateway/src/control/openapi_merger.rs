@@ -88,7 +88,7 @@ pub(crate) async fn run(
                 let (key, merged) = match done {
                     Ok(Some(merged)) => merged,
                     Ok(None) => continue,
-                    // A merge has panicked. ReplySender requests get the document of the local server.
+                    // A merge has panicked. Waiting requests get the document of the local server.
                     Err(_) => {
                         waiting.clear();
                         continue;

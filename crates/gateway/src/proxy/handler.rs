@@ -421,7 +421,7 @@ fn route(
 ) -> Result<Destination, ProxyError> {
     let bridge = context.bridge;
     let input = routing::RouteInput {
-        leaving: bridge.drain.is_leaving(),
+        shutting_down: bridge.drain.is_leaving(),
         can_assert: bridge.live.targets.load().front_proxy.is_some(),
         hop_state: match (bridge.via.is_present(&head.headers), context.rerouted) {
             (true, _) => HopState::Loop,

@@ -16,15 +16,15 @@ use crate::authn::SignedUser;
 use crate::connection_slots::Class;
 
 const READY: RouteInput = RouteInput {
-    leaving: false,
+    shutting_down: false,
     can_assert: true,
     hop_state: HopState::First,
 };
-const LEAVING: RouteInput = RouteInput {
-    leaving: true,
+const SHUTTING_DOWN: RouteInput = RouteInput {
+    shutting_down: true,
     ..READY
 };
-const MUTE: RouteInput = RouteInput {
+const CANNOT_ASSERT: RouteInput = RouteInput {
     can_assert: false,
     ..READY
 };
@@ -32,7 +32,7 @@ const LOOP: RouteInput = RouteInput {
     hop_state: HopState::Loop,
     ..READY
 };
-const HOPPED: RouteInput = RouteInput {
+const REROUTED: RouteInput = RouteInput {
     hop_state: HopState::FromPeer,
     ..READY
 };
@@ -113,28 +113,33 @@ fn requests_of_all_callers_are_routed() {
         ("/healthz", &Anonymous, READY, "anonymous-or-token"),
         ("/", &Unauthorized, READY, "Unauthorized"),
         // Without a front-proxy certificate no caller becomes anonymous.
-        ("/api/v1/pods", &peer, MUTE, "CannotAssert"),
-        ("/api/v1/pods", &certificate, MUTE, "CannotAssert"),
-        ("/api/v1/pods", &signed, MUTE, "CannotAssert"),
-        ("/readyz", &certificate, MUTE, "CannotAssert"),
-        ("/api/v1/pods", &Bearer, MUTE, "anonymous-or-token"),
-        ("/api/v1/pods", &Anonymous, MUTE, "anonymous-or-token"),
-        ("/api/v1/pods", &Unauthorized, MUTE, "Unauthorized"),
+        ("/api/v1/pods", &peer, CANNOT_ASSERT, "CannotAssert"),
+        ("/api/v1/pods", &certificate, CANNOT_ASSERT, "CannotAssert"),
+        ("/api/v1/pods", &signed, CANNOT_ASSERT, "CannotAssert"),
+        ("/readyz", &certificate, CANNOT_ASSERT, "CannotAssert"),
+        ("/api/v1/pods", &Bearer, CANNOT_ASSERT, "anonymous-or-token"),
+        (
+            "/api/v1/pods",
+            &Anonymous,
+            CANNOT_ASSERT,
+            "anonymous-or-token",
+        ),
+        ("/api/v1/pods", &Unauthorized, CANNOT_ASSERT, "Unauthorized"),
         // While the bridge shuts down, only `/readyz` is rejected.
         ("/readyz", &Anonymous, READY, "anonymous-or-token"),
-        ("/readyz", &Anonymous, LEAVING, "NotReady"),
-        ("/readyz", &certificate, LEAVING, "NotReady"),
-        ("/readyz", &Unauthorized, LEAVING, "NotReady"),
-        ("/readyz/", &Anonymous, LEAVING, "NotReady"),
-        ("/readyz/etcd", &Bearer, LEAVING, "NotReady"),
-        ("/readyzs", &Anonymous, LEAVING, "anonymous-or-token"),
-        ("/livez", &Anonymous, LEAVING, "anonymous-or-token"),
-        ("/healthz", &Anonymous, LEAVING, "anonymous-or-token"),
-        ("/api/v1/pods", &peer, LEAVING, "front-proxy"),
+        ("/readyz", &Anonymous, SHUTTING_DOWN, "NotReady"),
+        ("/readyz", &certificate, SHUTTING_DOWN, "NotReady"),
+        ("/readyz", &Unauthorized, SHUTTING_DOWN, "NotReady"),
+        ("/readyz/", &Anonymous, SHUTTING_DOWN, "NotReady"),
+        ("/readyz/etcd", &Bearer, SHUTTING_DOWN, "NotReady"),
+        ("/readyzs", &Anonymous, SHUTTING_DOWN, "anonymous-or-token"),
+        ("/livez", &Anonymous, SHUTTING_DOWN, "anonymous-or-token"),
+        ("/healthz", &Anonymous, SHUTTING_DOWN, "anonymous-or-token"),
+        ("/api/v1/pods", &peer, SHUTTING_DOWN, "front-proxy"),
         (
             "/api/v1/namespaces/readyz",
             &Bearer,
-            LEAVING,
+            SHUTTING_DOWN,
             "anonymous-or-token",
         ),
         // A loop is rejected for all callers.
@@ -300,21 +305,21 @@ fn requests_that_the_local_server_does_not_serve_go_to_peers_that_do() {
             "front-proxy",
         ),
         // Rerouted by a peer: local or rejected, and not 404.
-        ("GET", "/api/v1/pods", HOPPED, "front-proxy"),
-        ("GET", "/apis", HOPPED, "front-proxy"),
+        ("GET", "/api/v1/pods", REROUTED, "front-proxy"),
+        ("GET", "/apis", REROUTED, "front-proxy"),
         (
             "GET",
             "/apis/custom.example.com/v1/widgets",
-            HOPPED,
+            REROUTED,
             "front-proxy",
         ),
-        ("GET", "/apis/new.k8s.io/v1/widgets", HOPPED, "NotServed"),
-        ("GET", "/api/v1/pods?watch=true", HOPPED, "NotServed"),
-        ("GET", "/apis/none.k8s.io/v1/widgets", HOPPED, "NotServed"),
+        ("GET", "/apis/new.k8s.io/v1/widgets", REROUTED, "NotServed"),
+        ("GET", "/api/v1/pods?watch=true", REROUTED, "NotServed"),
+        ("GET", "/apis/none.k8s.io/v1/widgets", REROUTED, "NotServed"),
         // A loop is rejected before the cluster is looked up.
         ("GET", "/apis/new.k8s.io/v1/widgets", LOOP, "Loop"),
         // Requests are still routed while the bridge shuts down.
-        ("GET", "/apis/new.k8s.io/v1/widgets", LEAVING, "b+c"),
+        ("GET", "/apis/new.k8s.io/v1/widgets", SHUTTING_DOWN, "b+c"),
     ];
     for (method, path, bridge, expected) in rows {
         let method = method.parse().unwrap();
@@ -370,7 +375,7 @@ fn requests_are_rejected_until_all_inputs_are_read() {
     ];
     for (cluster, expected) in rows {
         for path in ["/api/v1/pods", "/apis/new.k8s.io/v1/widgets"] {
-            for bridge in [READY, HOPPED] {
+            for bridge in [READY, REROUTED] {
                 let went = route_of(&Method::GET, path, &certificate(), bridge, &cluster);
                 assert_eq!(went, expected, "{path}");
             }

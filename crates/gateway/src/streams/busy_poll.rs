@@ -20,7 +20,7 @@ const POLL_DURATION: Duration = Duration::from_micros(200);
 /// Longer messages are not interactive traffic: copying them costs more than a wake-up.
 const MAX_INTERACTIVE_BYTES: usize = 1024;
 
-/// Which way a message goes.
+/// The direction of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Up,

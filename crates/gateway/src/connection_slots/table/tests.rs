@@ -159,7 +159,7 @@ fn the_oldest_connection_that_has_not_authenticated_loses_its_slot() {
             [0, 0, 0, 1],
         ),
         (
-            "what was evicted is neither promoted nor released again",
+            "an evicted connection is neither promoted nor released twice",
             table(1, 0, 1),
             vec![
                 Admit(1, None),

@@ -759,11 +759,11 @@ async fn poll<A, T, F: Future<Output = Result<T, String>>>(
         rest(answer).await
     };
     let outcome = timeout(poll_timeout, all).await;
-    let outcome = outcome.unwrap_or_else(|_| Err(no_answer(poll_timeout)));
+    let outcome = outcome.unwrap_or_else(|_| Err(timeout_error(poll_timeout)));
     (outcome, has_answered)
 }
 
-fn no_answer(poll_timeout: Duration) -> String {
+fn timeout_error(poll_timeout: Duration) -> String {
     format!("no answer within {} s", poll_timeout.as_secs())
 }
 
@@ -775,21 +775,21 @@ mod tests {
     #[tokio::test]
     async fn a_poll_that_fails_after_the_first_response_counts_as_answered() {
         use std::future::{pending, ready};
-        const NO_ANSWER: Duration = Duration::from_millis(10);
-        const ANSWER: Duration = Duration::from_mins(1);
+        const SHORT_TIMEOUT: Duration = Duration::from_millis(10);
+        const LONG_TIMEOUT: Duration = Duration::from_mins(1);
         let fails = || ready(Err::<(), _>("500".to_owned()));
         let good = || ready(Ok::<(), String>(()));
-        let outcome = poll(ANSWER, good(), |()| good()).await;
+        let outcome = poll(LONG_TIMEOUT, good(), |()| good()).await;
         assert_eq!(outcome, (Ok(()), true));
-        let outcome = poll(ANSWER, good(), |()| fails()).await;
+        let outcome = poll(LONG_TIMEOUT, good(), |()| fails()).await;
         assert_eq!(outcome, (Err("500".to_owned()), true));
         let (outcome, has_answered) =
-            poll(NO_ANSWER, good(), |()| pending::<Result<(), _>>()).await;
+            poll(SHORT_TIMEOUT, good(), |()| pending::<Result<(), _>>()).await;
         assert!(outcome.is_err() && has_answered);
-        let outcome = poll(ANSWER, fails(), |()| good()).await;
+        let outcome = poll(LONG_TIMEOUT, fails(), |()| good()).await;
         assert_eq!(outcome, (Err("500".to_owned()), false));
         let silent = pending::<Result<(), String>>();
-        let (outcome, has_answered) = poll(NO_ANSWER, silent, |()| good()).await;
+        let (outcome, has_answered) = poll(SHORT_TIMEOUT, silent, |()| good()).await;
         assert!(outcome.is_err() && !has_answered);
     }
 }

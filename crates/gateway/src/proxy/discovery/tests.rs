@@ -107,8 +107,8 @@ fn view(minor: u16, peer: &str, apis: &[&str]) -> Option<Arc<View>> {
     peer_table.set_addresses(&[(identity(peer), address)].into(), now);
     if !apis.is_empty() {
         peer_table.take_due(now);
-        let told = Ok(served(apis, "theirs", 36));
-        peer_table.record_poll(&identity(peer), told, now, SystemTime::now(), 0.0);
+        let polled = Ok(served(apis, "theirs", 36));
+        peer_table.record_poll(&identity(peer), polled, now, SystemTime::now(), 0.0);
     }
     let local = Arc::new(served(&LOCAL, "\"ours\"", minor));
     let shared = SharedGroupVersionTracker::new().snapshot();
@@ -225,7 +225,7 @@ fn every_server_builds_the_same_document() {
 
 #[test]
 fn the_order_in_which_peers_are_polled_does_not_matter() {
-    let told = [
+    let polled = [
         ("a", ["a.example.com/v1:x", "b.example.com/v1:y"]),
         ("k", ["b.example.com/v1:z", "c.example.com/v1:x"]),
         ("z", ["c.example.com/v2:x", "a.example.com/v1:y"]),
@@ -242,7 +242,7 @@ fn the_order_in_which_peers_are_polled_does_not_matter() {
         let now = Instant::now();
         let mut peer_table = PeerTable::new(identity("m"));
         for at in order {
-            let (name, apis) = &told[at];
+            let (name, apis) = &polled[at];
             let lease = LeaseSnapshot {
                 identity: identity(name),
                 host: None,
@@ -253,8 +253,8 @@ fn the_order_in_which_peers_are_polled_does_not_matter() {
             let address = AdvertisedAddress::by_bridge(([127, 0, 0, 1], 1).into());
             peer_table.set_addresses(&[(identity(name), address)].into(), now);
             peer_table.take_due(now);
-            let told = Ok(served(apis, "theirs", 36));
-            peer_table.record_poll(&identity(name), told, now, SystemTime::now(), 0.0);
+            let polled = Ok(served(apis, "theirs", 36));
+            peer_table.record_poll(&identity(name), polled, now, SystemTime::now(), 0.0);
         }
         let local = Arc::new(served(&LOCAL, "\"ours\"", 36));
         let shared = SharedGroupVersionTracker::new().snapshot();
