@@ -95,12 +95,12 @@ impl Budgets {
 
     /// Takes a unit, or returns how long the source has to wait for one.
     fn take(&mut self, key: Key, attempt: AttemptKind, now: Instant) -> Result<(), Duration> {
-        let kept = match attempt {
+        let reserved = match attempt {
             AttemptKind::First => 0.0,
             AttemptKind::Retry => (self.allowed * FIRST_ATTEMPT_SHARE).max(1.0),
         };
         let left = self.left(key, now);
-        let missing = (1.0 + kept).min(self.allowed) - left;
+        let missing = (1.0 + reserved).min(self.allowed) - left;
         if missing > 0.0 {
             return Err(Duration::from_secs_f64(missing / self.rate()));
         }

@@ -433,11 +433,11 @@ impl State {
 enum FetchResult {
     NotModified,
     NotFound,
-    /// The ETag and the body.
+    /// The `ETag` and the body.
     Modified(Option<HeaderValue>, Bytes),
 }
 
-/// The hash of all parts in request; equal documents count once. `None` if a part has no ETag.
+/// The hash of all parts in order; equal documents count once. `None` if a part has no `ETag`.
 fn hash(local: Option<&HeaderValue>, parts: &[Part]) -> Option<String> {
     let mut hashes: Vec<&str> = Vec::new();
     let etags = parts.iter().map(|part| part.etag.as_ref());

@@ -161,7 +161,7 @@ impl View {
         }
     }
 
-    /// The ETag of the local server's document.
+    /// The `ETag` of the local server's document.
     pub(crate) fn local_etag(&self, root: DiscoveryRoot) -> Option<&HeaderValue> {
         self.local()?.etags[root as usize].as_ref()
     }

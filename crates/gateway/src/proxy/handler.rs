@@ -434,12 +434,12 @@ fn route(
     let route = routing::route(&context.info, &context.caller, input, cluster);
     record.route(route.as_str());
     match route {
-        Route::Local(leg) => {
+        Route::Local(identity) => {
             let (pools, targets) = (context.pools, &bridge.live.targets);
             let pool = if context.is_unproven() {
                 Some(pools.anonymous(targets, &bridge.metrics))
             } else {
-                pools.of(leg, targets, &bridge.metrics)
+                pools.of(identity, targets, &bridge.metrics)
             };
             // The certificate was removed since the routing decision.
             let pool = pool.ok_or_else(|| ProxyError::refused(Refusal::CannotAssert))?;

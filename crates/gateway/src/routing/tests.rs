@@ -342,33 +342,33 @@ fn requests_that_the_local_server_does_not_serve_go_to_peers_that_do() {
 
 #[test]
 fn requests_are_rejected_until_all_inputs_are_read() {
-    let whole = cluster;
+    let complete = cluster;
     let rows = [
         (
             Cluster {
                 local: None,
-                ..whole()
+                ..complete()
             },
             "TooEarly(LocalDiscovery)",
         ),
         (
             Cluster {
                 peers: skewbridge_peer_directory::Peers::default(),
-                ..whole()
+                ..complete()
             },
             "TooEarly(Leases)",
         ),
         (
             Cluster {
                 shared: None,
-                ..whole()
+                ..complete()
             },
             "TooEarly(Extensions)",
         ),
         (
             Cluster {
                 awaits_registry: true,
-                ..whole()
+                ..complete()
             },
             "TooEarly(Registry)",
         ),

@@ -242,8 +242,8 @@ mod tests {
         for (number, (serving, allowed, now, expected)) in rows.into_iter().enumerate() {
             let found = warnings(serving, Some(proxy), &[etcd], allowed, now);
             let flags: Vec<_> = found.iter().map(|it| it.flag).collect();
-            let wanted: Vec<_> = expected.iter().map(|(flag, _)| *flag).collect();
-            assert_eq!(flags, wanted, "row {number}: {found:?}");
+            let expected_flags: Vec<_> = expected.iter().map(|(flag, _)| *flag).collect();
+            assert_eq!(flags, expected_flags, "row {number}: {found:?}");
             for (found, (_, text)) in found.iter().zip(expected) {
                 assert!(found.message.contains(text), "{found:?}");
                 assert_eq!(found.path, path);

@@ -53,7 +53,7 @@ use crate::state::GatewayState;
 /// The interval between two checks for due work.
 const TICK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long after the creation or deletion of a CRD or APIService discovery of the local server may
+/// How long after the creation or deletion of a CRD or `APIService` discovery of the local server may
 /// take to show it.
 const SETTLING_PERIOD: Duration = Duration::from_secs(5);
 

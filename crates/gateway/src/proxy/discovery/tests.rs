@@ -415,16 +415,16 @@ async fn the_local_server_authorizes_discovery() {
             );
         }
     }
-    let whole = response(&view, get("/apis", V2), not_modified()).await;
-    assert_eq!(whole.status, StatusCode::OK);
-    assert_eq!(whole.content_type(), V2);
-    assert_eq!(whole.headers["vary"], "Accept");
-    assert_eq!(whole.headers["cache-control"], "public");
+    let merged = response(&view, get("/apis", V2), not_modified()).await;
+    assert_eq!(merged.status, StatusCode::OK);
+    assert_eq!(merged.content_type(), V2);
+    assert_eq!(merged.headers["vary"], "Accept");
+    assert_eq!(merged.headers["cache-control"], "public");
     assert_eq!(
-        whole.headers["content-length"],
-        whole.body.len().to_string()
+        merged.headers["content-length"],
+        merged.body.len().to_string()
     );
-    assert_eq!(whole.json()["items"].as_array().unwrap().len(), 3);
+    assert_eq!(merged.json()["items"].as_array().unwrap().len(), 3);
     let core = response(&view, get("/api", V2), not_modified()).await;
     let resources = &core.json()["items"][0]["versions"][0]["resources"];
     assert_eq!(resources.as_array().unwrap().len(), 2);
@@ -458,7 +458,7 @@ fn the_request_to_the_local_server_is_conditional() {
 fn error_responses_are_requested_in_the_formats_that_the_client_accepts() {
     let view = mixed();
     let (cluster_handle, _) = ClusterHandle::new(own());
-    let asked = |accept: &[&str]| {
+    let requested_formats = |accept: &[&str]| {
         let mut head = get("/apis", accept[0]);
         for more in &accept[1..] {
             head.headers.append(ACCEPT, more.parse().unwrap());
@@ -478,11 +478,11 @@ fn error_responses_are_requested_in_the_formats_that_the_client_accepts() {
     };
     let protobuf = "application/vnd.kubernetes.protobuf;q=0.5";
     assert_eq!(
-        asked(&[V2, protobuf]),
+        requested_formats(&[V2, protobuf]),
         format!("{LOCAL_AGGREGATED},{V2},{protobuf}")
     );
     // kube-apiserver would reorder more media types, and those of the bridge have to be the first.
-    assert_eq!(asked(&[&[V2; 9].join(",")]), LOCAL_DOCUMENT);
+    assert_eq!(requested_formats(&[&[V2; 9].join(",")]), LOCAL_DOCUMENT);
 }
 
 #[tokio::test]
