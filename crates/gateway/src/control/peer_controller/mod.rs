@@ -47,7 +47,7 @@ use crate::control::openapi_merger;
 use crate::discovery_view::View;
 use crate::health::UpstreamHealth;
 use crate::metrics::peers::SyncError;
-use crate::peer_config::{Membership, PeerRegistry};
+use crate::peer_config::{PeerRegistry, PeeringConfig};
 use crate::state::GatewayState;
 
 /// The interval between two checks for due work.
@@ -137,13 +137,13 @@ impl From<Change<CustomResourceDefinition>> for Event {
 /// withdraws the published address; `departed` is notified when that is done.
 pub(crate) async fn run(
     bridge: Arc<GatewayState>,
-    membership: Membership,
+    peering_config: PeeringConfig,
     health: Arc<ArcSwap<UpstreamHealth>>,
     requests: ControllerRequests,
     stored: Option<StoredRecords>,
     departed: oneshot::Sender<()>,
 ) {
-    tracing::info!(identity = %membership.identity, address = %membership.address, "peering is enabled");
+    tracing::info!(identity = %peering_config.identity, address = %peering_config.address, "peering is enabled");
     let client = Arc::new(InternalClient::new(bridge.clone()));
     let (event_sender, mut events) = mpsc::channel(EVENT_QUEUE_LEN);
     let mut tasks = JoinSet::new();
@@ -151,27 +151,29 @@ pub(crate) async fn run(
     tasks.spawn(openapi_merger::run(client.clone(), requests.merges));
     let (mut hints, mut refreshes) = (requests.hints, requests.refreshes);
 
-    let (publish, published) =
-        watch::channel(Some((membership.identity.clone(), membership.address)));
+    let (publish, published) = watch::channel(Some((
+        peering_config.identity.clone(),
+        peering_config.address,
+    )));
     let (found, mut addresses) = watch::channel(Addresses::new());
-    let registry_status = membership.registry_status();
-    let registry_reporter = membership.registry_reporter();
-    let stored = stored.map(|stored| stored.keep_permitted(&membership.networks));
-    let (registry, annotations) = registry_and_annotations(membership.registry);
+    let registry_status = peering_config.registry_status();
+    let registry_reporter = peering_config.registry_reporter();
+    let stored = stored.map(|stored| stored.keep_permitted(&peering_config.networks));
+    let (registry, annotations) = registry_and_annotations(peering_config.registry);
     let record_registry = registry.clone();
     let record_registry = record_registry.filter(|_| annotations == Annotations::Nothing);
     let registry = registry.map(|it| tokio::spawn(async move { it.run(published, found).await }));
     let host = HostBoot::read();
-    let mut peer_table = empty_peer_table(&membership.identity, annotations, &host);
+    let mut peer_table = empty_peer_table(&peering_config.identity, annotations, &host);
     let (records, mut found_records) = RecordStore::start(
-        membership.identity.clone(),
-        (membership.server, membership.address),
+        peering_config.identity.clone(),
+        (peering_config.server, peering_config.address),
         bridge.live.serving_keys.load_full(),
         record_registry,
         stored,
         &mut peer_table,
     );
-    let lease_status = membership.lease_status;
+    let lease_status = peering_config.lease_status;
     let mut controller = PeerController {
         peer_table,
         records,
@@ -183,18 +185,18 @@ pub(crate) async fn run(
         ended: EndedLeases::default(),
         own_lease: OwnLease::new(
             client.clone(),
-            &membership.identity,
-            &membership.hostname,
-            membership.address,
+            &peering_config.identity,
+            &peering_config.hostname,
+            peering_config.address,
             annotations,
             registry_reporter,
         ),
         annotations,
         host,
-        networks: membership.networks,
+        networks: peering_config.networks,
         lease_status,
         was_ready: false,
-        identity: membership.identity,
+        identity: peering_config.identity,
         shared: None,
         view: None,
         settling_until: None,
