@@ -268,7 +268,7 @@ async fn peering_with_a_front_proxy_that_is_a_user_is_refused_at_the_start() {
         "/front-proxy.crt: this certificate also authenticates as a user",
         "--client-ca-file ",
         "/users-ca.crt",
-        "from a CA of its own",
+        "from its own CA",
     ] {
         assert!(first.contains(part), "{part}: {stderr}");
     }

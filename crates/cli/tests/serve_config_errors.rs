@@ -480,7 +480,7 @@ async fn certificates_that_peers_would_not_accept() {
     let bridge = setup.serves().await;
     let line = bridge.logs("is not for kubernetes.default.svc").await;
     let flag = format!("--tls-cert-file {}: ", setup.given("tls-cert-file"));
-    has(&line, &["WARN", &flag, "subject alternative names"]);
+    has(&line, &["WARN", &flag, "subject alternative name"]);
     let line = bridge.logs("is not in --requestheader-allowed-names").await;
     let flag = format!(
         "--proxy-client-cert-file {}: ",

@@ -1,12 +1,11 @@
 //! Limits failed authentications per source.
 //!
-//! Each failure costs the bridge a signature check or kube-apiserver a token check, with
-//! its webhook where there is one. A source that fails too often is answered 429 until its
-//! budget has recovered. Load balancers and NAT give many clients one source address, so the
-//! limit spares all that have succeeded: connections that have authenticated, and tokens
-//! that kube-apiserver has accepted lately. A new token is tried before those that have
-//! failed: a tenth of each budget is kept for first tries, and a try that succeeds costs
-//! nothing.
+//! Each failure costs the bridge a signature check, or kube-apiserver a token check, possibly with a
+//! webhook. A source that fails too often gets 429 until its budget has recovered. Behind a load
+//! balancer or NAT many clients have one source address, so the limit does not apply to connections
+//! that have authenticated, and to tokens that kube-apiserver has accepted recently. New tokens take
+//! precedence over those that have failed: a tenth of each budget is reserved for first attempts,
+//! and an attempt that succeeds costs nothing.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
@@ -23,46 +22,45 @@ use crate::config::Limits;
 use crate::metrics::connections::Credential;
 use crate::source_network::SourceNetwork;
 
-/// Budgets that are remembered: 100 bytes each. A source that is forgotten begins with a
-/// whole budget, which costs less than a table without a bound.
+/// The number of stored budgets, 100 bytes each. A source whose budget is evicted begins with a full
+/// one, which is better than an unbounded table.
 const MAX_BUDGETS: usize = 4096;
 
-/// Accepted tokens that are remembered, and as many refused ones: 100 bytes each.
+/// The number of stored accepted tokens, and of rejected ones, 100 bytes each.
 const MAX_TOKENS: usize = 4096;
 
-/// How long an accepted token is remembered: service account tokens are renewed each hour.
+/// How long an accepted token is stored: service account tokens are renewed every hour.
 const ACCEPTED_TOKEN_TTL: Duration = Duration::from_hours(1);
 
-/// How long a refused token is remembered: as long as an empty budget takes to be filled.
-const REFUSED_TOKEN_TTL: Duration = REFILL_PERIOD;
+/// How long a rejected token is stored: as long as an empty budget takes to refill.
+const REJECTED_TOKEN_TTL: Duration = REFILL_PERIOD;
 
-/// The period in which an empty budget is filled: the flag counts failures per minute.
+/// The time in which an empty budget refills: the flag is in failures per minute.
 const REFILL_PERIOD: Duration = Duration::from_mins(1);
 
-/// The share of a budget that is kept for first tries, at least one of them.
-const FIRST_TRY_SHARE: f64 = 0.1;
+/// The share of a budget that is reserved for first attempts, at least one of them.
+const FIRST_ATTEMPT_SHARE: f64 = 0.1;
 
-/// Clients that are refused together are told to come back within this time after the
-/// first that may, each at another time.
+/// `Retry-After` of clients that are rejected together is spread over this time.
 const RETRY_SPREAD_SECONDS: u64 = 10;
 
-/// Whether a client tries to authenticate for the first time, as far as is known.
+/// Whether an attempt to authenticate is the first one of a client, as far as is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Try {
-    /// On its connection nothing has failed, and its token has not failed lately.
+pub(crate) enum AttemptKind {
+    /// Neither its connection nor its token has failed recently.
     First,
-    /// It has failed before.
-    Repeated,
+    /// A previous attempt has failed.
+    Retry,
 }
 
-/// The budgets of all sources and kinds of credentials, over plain data. A try takes a
-/// unit of its budget, and gives it back unless it fails.
+/// The budgets of all sources and kinds of credentials, over plain data. An attempt takes a unit of
+/// its budget, and returns it unless it fails.
 #[derive(Debug)]
 struct Budgets {
-    /// Failures a minute, and at once.
+    /// The failures per minute, and the size of a budget.
     allowed: f64,
     by_source: HashMap<Key, Budget>,
-    /// By the time of the last try, for the bound.
+    /// By the time of the last attempt, for eviction.
     by_age: BTreeSet<(Instant, Key)>,
 }
 
@@ -95,14 +93,14 @@ impl Budgets {
         })
     }
 
-    /// Takes a unit, or says how long the source has to wait for one.
-    fn take(&mut self, key: Key, attempt: Try, now: Instant) -> Result<(), Duration> {
-        let kept = match attempt {
-            Try::First => 0.0,
-            Try::Repeated => (self.allowed * FIRST_TRY_SHARE).max(1.0),
+    /// Takes a unit, or returns how long the source has to wait for one.
+    fn take(&mut self, key: Key, attempt: AttemptKind, now: Instant) -> Result<(), Duration> {
+        let reserved = match attempt {
+            AttemptKind::First => 0.0,
+            AttemptKind::Retry => (self.allowed * FIRST_ATTEMPT_SHARE).max(1.0),
         };
         let left = self.left(key, now);
-        let missing = (1.0 + kept).min(self.allowed) - left;
+        let missing = (1.0 + reserved).min(self.allowed) - left;
         if missing > 0.0 {
             return Err(Duration::from_secs_f64(missing / self.rate()));
         }
@@ -110,13 +108,13 @@ impl Budgets {
         Ok(())
     }
 
-    /// Takes a unit for a failure that was not foreseen.
+    /// Takes a unit for the failure of a token that had been accepted before.
     fn charge(&mut self, key: Key, now: Instant) {
         self.set(key, (self.left(key, now) - 1.0).max(0.0), now);
     }
 
-    /// A try has not failed.
-    fn give_back(&mut self, key: Key, now: Instant) {
+    /// Returns the unit of an attempt that has not failed.
+    fn refund(&mut self, key: Key, now: Instant) {
         if self.by_source.contains_key(&key) {
             self.set(key, self.left(key, now) + 1.0, now);
         }
@@ -127,7 +125,7 @@ impl Budgets {
             self.by_age.remove(&(before.at, key));
         }
         if left >= self.allowed {
-            // As one that is not known.
+            // A full budget is not stored.
             return;
         }
         self.by_source.insert(key, Budget { left, at: now });
@@ -140,8 +138,8 @@ impl Budgets {
     }
 }
 
-/// Tokens that kube-apiserver has accepted, or refused, as keyed hashes: a hash that
-/// collides spares a token the limit, or the first try, and proves nothing.
+/// Tokens that kube-apiserver has accepted or rejected, as keyed hashes. A collision only affects
+/// the limit: it authenticates nothing.
 #[derive(Debug)]
 struct Tokens {
     ttl: Duration,
@@ -150,7 +148,7 @@ struct Tokens {
 }
 
 impl Tokens {
-    fn remembered_for(ttl: Duration) -> Self {
+    fn with_ttl(ttl: Duration) -> Self {
         Self {
             ttl,
             until: HashMap::new(),
@@ -181,11 +179,11 @@ impl Tokens {
     }
 }
 
-/// The limit as all connections share it. It is asked only for requests on connections
-/// that have not authenticated.
+/// The limit, shared by all connections. It only applies to requests on connections that have not
+/// authenticated.
 #[derive(Debug)]
 pub(crate) struct AuthenticationLimit {
-    /// None: there is no limit.
+    /// `None` without a limit.
     shared: Option<Mutex<Shared>>,
     hasher: RandomState,
 }
@@ -197,23 +195,23 @@ struct Shared {
     refused: Tokens,
 }
 
-/// The token of a request, as the limit knows it.
+/// The hash of the token of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TokenHash(u64);
 
 impl AuthenticationLimit {
-    /// As the flags say.
+    /// The limit of the flags.
     pub(crate) fn of(limits: &Limits) -> Self {
         Self::new(limits.max_authentication_failures_per_source)
     }
 
-    /// This many failures a minute of one source; 0 is no limit.
+    /// A limit of failures per minute and source; 0 disables it.
     fn new(failures_per_minute: u32) -> Self {
         let shared = (failures_per_minute > 0).then(|| {
             Mutex::new(Shared {
                 budgets: Budgets::new(failures_per_minute),
-                accepted: Tokens::remembered_for(ACCEPTED_TOKEN_TTL),
-                refused: Tokens::remembered_for(REFUSED_TOKEN_TTL),
+                accepted: Tokens::with_ttl(ACCEPTED_TOKEN_TTL),
+                refused: Tokens::with_ttl(REJECTED_TOKEN_TTL),
             })
         });
         Self {
@@ -222,7 +220,7 @@ impl AuthenticationLimit {
         }
     }
 
-    /// What the headers bring where kube-apiserver looks for a token.
+    /// The hash of the headers in which kube-apiserver accepts a token.
     pub(crate) fn token(&self, headers: &HeaderMap) -> TokenHash {
         let values = headers.get_all(AUTHORIZATION).iter();
         let values = values.chain(headers.get_all(SEC_WEBSOCKET_PROTOCOL));
@@ -230,16 +228,15 @@ impl AuthenticationLimit {
         TokenHash(self.hasher.hash_one(values))
     }
 
-    /// Begins to authenticate a request, or gives the answer to it if its source has failed
-    /// too often. `has_failed`: an authentication on this connection has failed. `chance`
-    /// spreads the time at which refused clients come back.
+    /// Begins an attempt, or returns the response if the source has failed too often. `has_failed`:
+    /// an authentication on this connection has failed. `seed` spreads `Retry-After`.
     pub(crate) fn begin(
         &self,
         source: IpAddr,
         credential: Credential,
         token: Option<TokenHash>,
         has_failed: bool,
-        chance: u64,
+        seed: u64,
     ) -> Result<Attempt<'_>, Status> {
         let key = (SourceNetwork::of(source), credential);
         let mut attempt = Attempt {
@@ -256,16 +253,16 @@ impl AuthenticationLimit {
         let now = Instant::now();
         let is_known = |tokens: &Tokens| token.is_some_and(|it| tokens.contains(it.0, now));
         if !is_known(&shared.accepted) {
-            let is_repeated = has_failed || is_known(&shared.refused);
-            let attempted = if is_repeated {
-                Try::Repeated
+            let is_retry = has_failed || is_known(&shared.refused);
+            let attempted = if is_retry {
+                AttemptKind::Retry
             } else {
-                Try::First
+                AttemptKind::First
             };
             if let Err(wait) = shared.budgets.take(key, attempted, now) {
-                // Dropped with nothing to give back.
+                // The attempt is dropped below and has no unit to return.
                 drop(shared);
-                return Err(too_many(retry_after(wait, chance)));
+                return Err(too_many_failures(retry_after_seconds(wait, seed)));
             }
             attempt.holds_unit = true;
         }
@@ -273,7 +270,7 @@ impl AuthenticationLimit {
         Ok(attempt)
     }
 
-    /// Whether kube-apiserver has accepted this token lately. Not known without a limit.
+    /// Whether kube-apiserver has accepted this token recently. Always false without a limit.
     pub(crate) fn knows(&self, TokenHash(token): TokenHash) -> bool {
         let shared = self.lock();
         shared.is_some_and(|it| it.accepted.contains(token, Instant::now()))
@@ -285,21 +282,21 @@ impl AuthenticationLimit {
     }
 }
 
-/// What came of a try to authenticate.
+/// The outcome of an attempt to authenticate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// The credential was accepted.
     Accepted,
-    /// The credential was refused.
+    /// The credential was rejected.
     Refused,
-    /// Neither: it has not been looked at, as far as is known.
+    /// The credential has not been verified, as far as is known.
     Undecided,
 }
 
-/// A request that is being authenticated, on a connection that has not authenticated. A
-/// request that was sent to kube-apiserver and given up before its answer counts as a
-/// failure: kube-apiserver has had the work. So does one whose connection the bridge evicts:
-/// otherwise a source that opens too many connections would have its tokens tried for free.
+/// The authentication of a request on a connection that has not authenticated. A request that was
+/// sent to kube-apiserver and cancelled before its response counts as a failure, because
+/// kube-apiserver has done the work. So does a request whose connection the bridge evicts:
+/// otherwise a source with too many connections could try tokens for free.
 #[derive(Debug)]
 pub(crate) struct Attempt<'a> {
     limit: &'a AuthenticationLimit,
@@ -316,7 +313,7 @@ impl Attempt<'_> {
         self.is_sent.store(true, Ordering::Relaxed);
     }
 
-    /// What came of it. The first outcome counts.
+    /// Sets the outcome. The first one counts.
     pub(crate) fn settle(&self, outcome: Outcome) {
         if self.is_settled.swap(true, Ordering::Relaxed) {
             return;
@@ -329,7 +326,7 @@ impl Attempt<'_> {
             Outcome::Refused if self.holds_unit => {}
             Outcome::Refused => shared.budgets.charge(self.key, now),
             Outcome::Accepted | Outcome::Undecided if self.holds_unit => {
-                shared.budgets.give_back(self.key, now);
+                shared.budgets.refund(self.key, now);
             }
             Outcome::Accepted | Outcome::Undecided => {}
         }
@@ -355,16 +352,16 @@ impl Drop for Attempt<'_> {
     }
 }
 
-/// When a client that has to wait this long is told to come back: clients that are refused
-/// together come at different times.
-fn retry_after(wait: Duration, chance: u64) -> u32 {
+/// `Retry-After` for a client that has to wait this long, spread so that clients that are rejected
+/// together retry at different times.
+fn retry_after_seconds(wait: Duration, seed: u64) -> u32 {
     let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
     // The high bits: the low ones of a multiplied counter have a short period.
-    let spread = (chance >> 32) % RETRY_SPREAD_SECONDS;
+    let spread = (seed >> 32) % RETRY_SPREAD_SECONDS;
     u32::try_from(seconds.max(1) + spread).unwrap_or(u32::MAX)
 }
 
-fn too_many(seconds: u32) -> Status {
+fn too_many_failures(seconds: u32) -> Status {
     Status {
         retry_after_seconds: Some(seconds),
         ..Status::new(
@@ -402,33 +399,37 @@ mod tests {
         // Two a second.
         let mut budgets = Budgets::new(120);
         for _ in 0..120 {
-            assert_eq!(budgets.take(key, Try::First, start), Ok(()));
+            assert_eq!(budgets.take(key, AttemptKind::First, start), Ok(()));
         }
         let half = Err(Duration::from_millis(500));
-        assert_eq!(budgets.take(key, Try::First, start), half);
+        assert_eq!(budgets.take(key, AttemptKind::First, start), half);
         for other in [
             (source(2), Credential::Token),
             (source(1), Credential::Certificate),
         ] {
-            assert_eq!(budgets.take(other, Try::First, start), Ok(()), "{other:?}");
+            assert_eq!(
+                budgets.take(other, AttemptKind::First, start),
+                Ok(()),
+                "{other:?}"
+            );
         }
         let later = after(1, start);
-        assert_eq!(budgets.take(key, Try::First, later), Ok(()));
-        assert_eq!(budgets.take(key, Try::First, later), Ok(()));
-        assert_eq!(budgets.take(key, Try::First, later), half);
+        assert_eq!(budgets.take(key, AttemptKind::First, later), Ok(()));
+        assert_eq!(budgets.take(key, AttemptKind::First, later), Ok(()));
+        assert_eq!(budgets.take(key, AttemptKind::First, later), half);
         // A budget does not grow beyond its size.
         let later = after(1000, start);
         for _ in 0..120 {
-            assert_eq!(budgets.take(key, Try::First, later), Ok(()));
+            assert_eq!(budgets.take(key, AttemptKind::First, later), Ok(()));
         }
-        assert_eq!(budgets.take(key, Try::First, later), half);
+        assert_eq!(budgets.take(key, AttemptKind::First, later), half);
     }
 
     #[test]
-    fn the_last_tenth_is_for_first_tries() {
+    fn the_last_tenth_is_reserved_for_first_attempts() {
         let now = Instant::now();
         let key = (source(1), Credential::Token);
-        for (allowed, repeated, first) in [(600, 540, 60), (10, 9, 1), (2, 1, 1), (1, 1, 0)] {
+        for (allowed, retries, first) in [(600, 540, 60), (10, 9, 1), (2, 1, 1), (1, 1, 0)] {
             let mut budgets = Budgets::new(allowed);
             let mut admitted = |attempt| {
                 let mut count = 0;
@@ -437,32 +438,32 @@ mod tests {
                 }
                 count
             };
-            assert_eq!(admitted(Try::Repeated), repeated, "{allowed}");
-            assert_eq!(admitted(Try::First), first, "{allowed}");
+            assert_eq!(admitted(AttemptKind::Retry), retries, "{allowed}");
+            assert_eq!(admitted(AttemptKind::First), first, "{allowed}");
         }
     }
 
     #[test]
-    fn a_try_that_does_not_fail_costs_nothing() {
+    fn an_attempt_that_does_not_fail_costs_nothing() {
         let now = Instant::now();
         let key = (source(1), Credential::Token);
         let mut budgets = Budgets::new(2);
         for _ in 0..100 {
-            assert_eq!(budgets.take(key, Try::First, now), Ok(()));
-            budgets.give_back(key, now);
+            assert_eq!(budgets.take(key, AttemptKind::First, now), Ok(()));
+            budgets.refund(key, now);
         }
         assert!(budgets.by_source.is_empty() && budgets.by_age.is_empty());
     }
 
-    /// One event of a source: milliseconds since the one before it, and whether the try is
-    /// a first one and fails.
+    /// One event of a source: milliseconds since the previous one, whether the attempt is a first
+    /// one, and whether it fails.
     fn events() -> impl Strategy<Value = Vec<(u64, bool, bool)>> {
         let event = (0_u64..2000, any::<bool>(), any::<bool>());
         prop::collection::vec(event, 0..400)
     }
 
     proptest! {
-        /// Guessing stays limited, however tries and successes are mixed.
+        /// Guessing stays limited for any mix of attempts and successes.
         #[test]
         fn no_sequence_fails_more_often_than_the_budget_allows(
             allowed in 1_u32..100,
@@ -474,12 +475,12 @@ mod tests {
             for (millis, is_first, fails) in events {
                 passed += millis;
                 let now = start + Duration::from_millis(passed);
-                let attempt = if is_first { Try::First } else { Try::Repeated };
+                let attempt = if is_first { AttemptKind::First } else { AttemptKind::Retry };
                 if budgets.take(key, attempt, now).is_ok() {
                     if fails {
                         failures += 1;
                     } else {
-                        budgets.give_back(key, now);
+                        budgets.refund(key, now);
                     }
                 }
             }
@@ -488,10 +489,9 @@ mod tests {
             prop_assert!(f64::from(failures) <= f64::from(allowed) + refilled + 1e-6);
         }
 
-        /// A legitimate token that is new is tried at once, whatever those do that have
-        /// failed before.
+        /// A new token is tried at once, whatever number of retries there is.
         #[test]
-        fn repeated_failures_never_keep_a_first_try_from_being_made(
+        fn retries_never_prevent_a_first_attempt(
             allowed in 2_u32..100,
             events in events(),
         ) {
@@ -502,18 +502,18 @@ mod tests {
                 passed += millis;
                 let now = start + Duration::from_millis(passed);
                 if is_first {
-                    prop_assert_eq!(budgets.take(key, Try::First, now), Ok(()));
-                    budgets.give_back(key, now);
+                    prop_assert_eq!(budgets.take(key, AttemptKind::First, now), Ok(()));
+                    budgets.refund(key, now);
                 } else {
-                    // It fails, if it is tried at all.
-                    let _ = budgets.take(key, Try::Repeated, now);
+                    // It fails, if it is admitted.
+                    let _ = budgets.take(key, AttemptKind::Retry, now);
                 }
             }
         }
     }
 
     #[test]
-    fn sources_are_bounded_and_the_oldest_is_forgotten() {
+    fn sources_are_bounded_and_the_oldest_is_evicted() {
         let start = Instant::now();
         let mut budgets = Budgets::new(1);
         let bound = u32::try_from(MAX_BUDGETS).unwrap();
@@ -531,9 +531,9 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_bounded_and_forgotten() {
+    fn tokens_are_bounded_and_expire() {
         let start = Instant::now();
-        let mut tokens = Tokens::remembered_for(ACCEPTED_TOKEN_TTL);
+        let mut tokens = Tokens::with_ttl(ACCEPTED_TOKEN_TTL);
         let count = u64::try_from(MAX_TOKENS).unwrap();
         for token in 0..=count {
             tokens.insert(token, start + Duration::from_nanos(token));
@@ -549,14 +549,14 @@ mod tests {
     }
 
     #[test]
-    fn refused_clients_come_back_at_different_times() {
+    fn retry_after_is_spread() {
         let wait = Duration::from_millis(1500);
         let mut seconds: Vec<_> = (0..RETRY_SPREAD_SECONDS)
-            .map(|chance| retry_after(wait, chance << 32))
+            .map(|seed| retry_after_seconds(wait, seed << 32))
             .collect();
         seconds.sort_unstable();
         assert_eq!(seconds, (2..12).collect::<Vec<_>>());
-        assert_eq!(retry_after(Duration::from_nanos(1), 0), 1);
+        assert_eq!(retry_after_seconds(Duration::from_nanos(1), 0), 1);
     }
 
     fn token(limit: &AuthenticationLimit, value: &'static str) -> TokenHash {
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_was_accepted_is_not_limited_until_it_is_refused() {
+    fn an_accepted_token_is_not_limited_until_it_is_rejected() {
         let limit = AuthenticationLimit::new(1);
         settles(&limit, "Bearer good", Outcome::Accepted);
         settles(&limit, "Bearer bad", Outcome::Refused);
@@ -588,17 +588,17 @@ mod tests {
         assert!(begin(&limit, "Bearer other", false).is_none());
         let certificate = limit.begin(ADDRESS, Credential::Certificate, None, false, 0);
         assert!(certificate.is_ok());
-        // It was revoked.
+        // The token was revoked.
         settles(&limit, "Bearer good", Outcome::Refused);
         assert!(begin(&limit, "Bearer good", false).is_none());
-        // Without a limit, everything passes.
+        // Without a limit, all attempts are admitted.
         let unlimited = AuthenticationLimit::new(0);
         settles(&unlimited, "Bearer bad", Outcome::Refused);
         assert!(begin(&unlimited, "Bearer bad", true).is_some());
     }
 
     #[test]
-    fn a_first_try_has_neither_a_connection_nor_a_token_that_has_failed() {
+    fn an_attempt_is_a_retry_if_its_connection_or_its_token_has_failed() {
         let limit = AuthenticationLimit::new(2);
         settles(&limit, "Bearer expired", Outcome::Refused);
         assert!(begin(&limit, "Bearer expired", false).is_none());
@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_and_given_up_is_a_failure_and_what_was_not_is_none() {
+    fn an_attempt_that_was_sent_and_cancelled_is_a_failure_and_one_that_was_not_sent_is_none() {
         let limit = AuthenticationLimit::new(2);
         for _ in 0..10 {
             drop(begin(&limit, "Bearer a", false).unwrap());

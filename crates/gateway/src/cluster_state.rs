@@ -60,7 +60,7 @@ pub enum UnsyncedInput {
 }
 
 impl UnsyncedInput {
-    /// The name in error texts, after "the bridge does not know yet".
+    /// The name in error texts such as "the bridge does not know … yet".
     pub fn as_str(self) -> &'static str {
         match self {
             Self::LocalDiscovery => "the APIs of the kube-apiserver behind it",

@@ -1,8 +1,7 @@
-//! What the gateway was told to do: plain data, parsed and checked once.
+//! The configuration of the gateway: plain data, parsed and validated once.
 //!
-//! The command line turns flags into this (`skewbridge serve --help`), tests
-//! write it down directly. Nothing in here is a string that still has to be
-//! understood.
+//! The command line builds it from flags (`skewbridge serve --help`), tests build it directly.
+//! Strings are parsed into types before.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +14,7 @@ use rustls_pki_types::ServerName;
 use skewbridge_k8s_api::identity::IdentityHeaders;
 use skewbridge_peer_directory::registry::SharedMemoryRegistry;
 
-/// Where a certificate chain and its private key are.
+/// The files of a certificate chain and its private key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyPairFiles {
     /// The chain in PEM, leaf first.
@@ -24,47 +23,47 @@ pub struct KeyPairFiles {
     pub key: PathBuf,
 }
 
-/// Everything `skewbridge serve` was told.
+/// The configuration of `skewbridge serve`.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where clients connect.
+    /// The address for clients.
     pub listen: Listen,
-    /// What the bridge shows to clients.
+    /// TLS to clients.
     pub serving: Serving,
-    /// Whose client certificates are believed.
+    /// Authentication of callers.
     pub callers: Callers,
     /// The kube-apiserver behind this bridge.
     pub upstream: Upstream,
-    /// The other servers of the cluster (read now, used by peer routing).
+    /// Peering.
     pub peers: Peers,
     /// Exec, attach and port-forward.
     pub streams: Streams,
     /// Feature gates.
     pub features: Features,
-    /// Bounds on what one client, or all of them, may take.
+    /// Limits for clients.
     pub limits: Limits,
-    /// Metrics and health.
+    /// Metrics and health checks.
     pub admin: Admin,
-    /// How to go away.
+    /// Shutdown delay and drain.
     pub shutdown: Shutdown,
-    /// Log lines.
+    /// Logging.
     pub logs: Logs,
-    /// Threads that carry requests.
+    /// The number of worker threads.
     pub workers: NonZeroUsize,
 }
 
-/// Where clients connect.
+/// The address for clients.
 #[derive(Debug, Clone)]
 pub struct Listen {
     /// `--bind-address`
     pub bind_address: IpAddr,
-    /// `--secure-port`; 0 lets the system choose.
+    /// `--secure-port`; 0 is any free port.
     pub secure_port: u16,
     /// `--advertise-address`
     pub advertise_address: Option<IpAddr>,
 }
 
-/// What the bridge shows to clients.
+/// TLS to clients.
 #[derive(Debug, Clone)]
 pub struct Serving {
     /// `--tls-cert-file` and `--tls-private-key-file`
@@ -73,7 +72,7 @@ pub struct Serving {
     pub min_version: TlsVersion,
 }
 
-/// The oldest TLS a client may speak.
+/// The minimum TLS version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TlsVersion {
     /// `VersionTLS12`
@@ -82,26 +81,26 @@ pub enum TlsVersion {
     Tls13,
 }
 
-/// Whose client certificates are believed.
+/// Authentication of callers.
 #[derive(Debug, Clone)]
 pub struct Callers {
     /// `--client-ca-file`: its certificates are users.
     pub client_ca: Option<PathBuf>,
-    /// `--requestheader-client-ca-file`: its certificates are peers.
+    /// `--requestheader-client-ca-file`: its certificates are peers and front proxies.
     pub request_header: Option<RequestHeader>,
-    /// `--requestheader-*-headers*`: the names that carry an identity.
+    /// `--requestheader-*-headers*`: the names of the identity headers.
     pub headers: IdentityHeaders,
-    /// `--http-signature-*`: whose signatures are believed.
+    /// `--http-signature-*`: signed requests.
     pub signatures: Option<Signatures>,
 }
 
-/// Whose signatures over requests (RFC 9421) are believed.
+/// Verification of signed requests (RFC 9421).
 #[derive(Debug, Clone)]
 pub struct Signatures {
     /// `--http-signature-keys`
     pub keys: PathBuf,
-    /// `--http-signature-authorities`: for whom requests may be signed, in lower
-    /// case and without port 443.
+    /// `--http-signature-authorities`: accepted authorities of signed requests, in lower case and
+    /// without port 443.
     pub authorities: Vec<String>,
     /// `--http-signature-max-age`
     pub max_age: Duration,
@@ -109,7 +108,7 @@ pub struct Signatures {
     pub clock_skew: Duration,
 }
 
-/// Who may assert an identity by header.
+/// Front proxies, which may assert users in headers.
 #[derive(Debug, Clone)]
 pub struct RequestHeader {
     /// `--requestheader-client-ca-file`
@@ -129,27 +128,26 @@ pub struct Upstream {
     pub ca: PathBuf,
     /// `--upstream-server-name`, else the host of `--upstream`.
     pub server_name: ServerName<'static>,
-    /// `--proxy-client-cert-file` and `--proxy-client-key-file`: what lets the
-    /// bridge assert an identity.
+    /// `--proxy-client-cert-file` and `--proxy-client-key-file`: the certificate with which the
+    /// bridge asserts users.
     pub front_proxy: Option<KeyPairFiles>,
     /// `--bridge-user` and `--bridge-groups`: the user of the bridge's own requests.
     pub bridge_user: BridgeUser,
 }
 
-/// The user as which the bridge makes requests of its own: it reads Leases, `APIServices`,
-/// `CustomResourceDefinitions` and discovery, and keeps the identity Lease.
+/// The user of the bridge's own requests: it reads Leases, `APIServices`,
+/// `CustomResourceDefinitions` and discovery, and renews the identity Lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BridgeUser {
     /// The name.
     pub name: String,
-    /// The groups, to the kube-apiserver behind the bridge, and to a peer when the Lease of
-    /// a server that has ended is deleted. Peers are else asked for what every
-    /// authenticated user may read.
+    /// The groups in requests to the local server, and to a peer when the Lease of a server that has
+    /// ended is deleted. All other requests to peers have the group `system:authenticated` only.
     pub groups: Vec<String>,
 }
 
 impl Default for BridgeUser {
-    /// As kube-apiserver makes requests to itself.
+    /// The user of kube-apiserver's requests to itself.
     fn default() -> Self {
         Self {
             name: "system:apiserver".to_owned(),
@@ -177,73 +175,73 @@ pub struct Peers {
     pub state_dir: Option<PathBuf>,
     /// `--etcd-*`
     pub etcd: Etcd,
-    /// `--egress-selector-config-file`: what it says for `controlplane`.
+    /// `--egress-selector-config-file`: the selection `controlplane`.
     pub egress: Egress,
 }
 
-/// How connections leave this machine.
+/// How connections to peers are opened.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Egress {
-    /// By themselves.
+    /// Directly.
     #[default]
     Direct,
-    /// Through a proxy that is asked by HTTP CONNECT.
+    /// Through an HTTP CONNECT proxy.
     HttpConnect(ProxyTransport),
 }
 
-/// How that proxy is reached.
+/// The transport to that proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProxyTransport {
-    /// By TCP.
+    /// TCP.
     Tcp {
         /// A name or an address, without brackets.
         host: String,
         /// The port.
         port: u16,
     },
-    /// By TCP with TLS.
+    /// TCP with TLS.
     Tls {
         /// A name or an address, without brackets.
         host: String,
         /// The port.
         port: u16,
-        /// What its certificate must be for.
+        /// The name that the certificate of the proxy must have.
         server_name: ServerName<'static>,
-        /// What signs that.
+        /// The CA of that certificate.
         ca: PathBuf,
-        /// What we show.
+        /// The client certificate of the bridge.
         key_pair: KeyPairFiles,
     },
-    /// By the socket at this path.
+    /// A Unix domain socket.
     Uds(PathBuf),
 }
 
-/// Which identity Lease the bridge speaks for.
+/// The identity of the local server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ApiServerIdentity {
     /// Computed from the host name, as kube-apiserver does.
     Auto,
-    /// Told by name.
+    /// The name of its Lease.
     Named(String),
 }
 
-/// Where peers find each other's addresses.
+/// The registry of peer addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RegistryKind {
     /// kube-apiserver's own records in etcd.
     Etcd,
-    /// An annotation on the identity Lease.
+    /// Annotations of identity Leases.
     Leases,
     /// A YAML file.
     File(PathBuf),
-    /// The memory of this process: the playground, tests.
+    /// The memory of this process, for the playground and tests.
     Memory(SharedMemoryRegistry),
 }
 
-/// How to reach etcd.
+/// The connection to etcd.
 #[derive(Debug, Clone, Default)]
 pub struct Etcd {
-    /// `--etcd-servers`: checked URLs.
+    /// `--etcd-servers`: validated URLs.
     pub servers: Vec<http::Uri>,
     /// `--etcd-cafile`
     pub ca: Option<PathBuf>,
@@ -266,7 +264,7 @@ pub struct Streams {
     pub idle_timeout: Duration,
 }
 
-/// What the way to upstream carries.
+/// The stream protocols that the path to upstream supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UpstreamStreams {
     /// WebSocket and SPDY.
@@ -275,10 +273,10 @@ pub enum UpstreamStreams {
     WebSocket,
 }
 
-/// When WebSocket streams are carried upstream as SPDY.
+/// When WebSocket streams are translated to SPDY.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TranslateStreams {
-    /// Where the upstream does not do it itself.
+    /// If upstream does not do it itself.
     Auto,
     /// For every such request.
     Always,
@@ -286,13 +284,12 @@ pub enum TranslateStreams {
     Never,
 }
 
-/// A feature that can be switched off.
+/// A feature gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Feature {
     /// Peer routing and merged discovery (KEP-4020).
     UnknownVersionInteroperabilityProxy,
-    /// Beyond KEP-4020 also `/api`, lists and OpenAPI are those of the whole
-    /// cluster.
+    /// `/api`, lists and OpenAPI are merged too, beyond KEP-4020.
     CompleteDiscovery,
     /// The stream translator (KEP-4006).
     TranslateStreamCloseWebsocketRequests,
@@ -300,19 +297,19 @@ pub enum Feature {
     PortForwardWebsockets,
 }
 
-/// The feature gates that are on.
+/// The feature gates that are enabled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Features(pub BTreeSet<Feature>);
 
 impl Features {
-    /// Whether a gate is on.
+    /// Whether a gate is enabled.
     pub fn enabled(&self, feature: Feature) -> bool {
         self.0.contains(&feature)
     }
 }
 
 impl Default for Features {
-    /// All on: that is what the bridge is for.
+    /// All gates are enabled.
     fn default() -> Self {
         Self(
             [
@@ -326,19 +323,18 @@ impl Default for Features {
     }
 }
 
-/// Bounds on what one client, or all of them, may take.
+/// Limits for one client, or for all of them.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// `--max-connections`: open client connections. Further ones evict connections that
-    /// have not authenticated, else they wait in the listen backlog.
+    /// `--max-connections`: open client connections. Further ones evict connections that have not
+    /// authenticated, otherwise they wait in the accept backlog.
     pub max_connections: usize,
-    /// `--reserved-connections`: of these, for peers, nodes and control-plane
-    /// components; a tenth unless given.
+    /// `--reserved-connections`: the part of them for peers, nodes and control-plane components; a
+    /// tenth by default.
     pub reserved_connections: Option<usize>,
-    /// `--max-unauthenticated-connections-per-source`; a quarter of `max_connections`
-    /// unless given.
+    /// `--max-unauthenticated-connections-per-source`; a quarter of `max_connections` by default.
     pub max_unauthenticated_connections_per_source: Option<usize>,
-    /// `--max-authentication-failures-per-source`, a minute; 0 is no limit.
+    /// `--max-authentication-failures-per-source`, per minute; 0 is no limit.
     pub max_authentication_failures_per_source: u32,
     /// `--http2-max-streams-per-connection`
     pub max_streams_per_connection: u32,
@@ -352,19 +348,17 @@ pub struct Limits {
     /// `--request-timeout`: kube-apiserver's own limit for requests that are
     /// not long-running.
     pub request_timeout: Duration,
-    /// What the bridge waits beyond `request_timeout`. kube-apiserver enforces
-    /// that one itself, and its own answer is better than ours: it gets a
-    /// little more time to say it. No flag.
+    /// How long the bridge waits beyond `request_timeout`. kube-apiserver enforces `request_timeout`
+    /// itself, and its response is more precise than that of the bridge. No flag.
     pub answer_grace: Duration,
-    /// How long a client may take nothing of an answer that waits for it; no
-    /// flag.
+    /// How long a client may read nothing of a response that waits for it; no flag.
     pub stall_timeout: Duration,
-    /// `--max-buffered-bytes`: what the process holds for all clients.
+    /// `--max-buffered-bytes`: buffered bytes of all clients.
     pub max_buffered_bytes: usize,
-    /// The same as `stall_timeout` for a client that has not authenticated; no flag.
+    /// `stall_timeout` for clients that have not authenticated; no flag.
     pub unauthenticated_stall_timeout: Duration,
-    /// How often an HTTP/2 connection to upstream that is in use is asked
-    /// whether it lives, and how long it may take to say so; no flag.
+    /// The ping interval of HTTP/2 connections to upstream that are in use, and the timeout of a
+    /// ping; no flag.
     pub upstream_ping: Duration,
 }
 
@@ -374,7 +368,7 @@ impl Default for Limits {
             max_connections: 16_384,
             reserved_connections: None,
             max_unauthenticated_connections_per_source: None,
-            // Far more than clients with expired tokens, far less than a guesser.
+            // Far more than clients with expired tokens need, far less than guessing needs.
             max_authentication_failures_per_source: 600,
             // kube-apiserver's own default since CVE-2023-44487.
             max_streams_per_connection: 100,
@@ -383,37 +377,36 @@ impl Default for Limits {
             read_header_timeout: Duration::from_secs(32),
             idle_timeout: Duration::from_secs(90),
             request_timeout: Duration::from_mins(1),
-            // Longer than somebody looks at a page of `kubectl logs -f | less`
-            // without leaving it for good.
+            // Longer than a user usually reads a page of `kubectl logs -f | less`.
             stall_timeout: Duration::from_mins(10),
-            // More than a thousand stalled answers, and less than kube-apiserver itself
-            // needs in a small cluster.
+            // More than a thousand stalled responses, and less memory than kube-apiserver needs in
+            // a small cluster.
             max_buffered_bytes: 256 << 20,
             unauthenticated_stall_timeout: Duration::from_secs(10),
-            // client-go waits 30 s and 15 s; upstream is nearer to us.
+            // client-go uses 30 s and 15 s; upstream is nearer to the bridge.
             upstream_ping: Duration::from_secs(15),
             answer_grace: Duration::from_secs(10),
         }
     }
 }
 
-/// Metrics and health.
+/// Metrics and health checks.
 #[derive(Debug, Clone)]
 pub struct Admin {
     /// `--admin-address`; loopback only, for now.
     pub address: SocketAddr,
 }
 
-/// How to go away.
+/// Shutdown delay and drain.
 #[derive(Debug, Clone)]
 pub struct Shutdown {
-    /// `--shutdown-delay-duration`: not ready, but still serving.
+    /// `--shutdown-delay-duration`: the time in which the bridge is not ready but still serves.
     pub delay: Duration,
-    /// `--shutdown-drain-timeout`: what is still running after this is cut.
+    /// `--shutdown-drain-timeout`: requests that are still running after it are aborted.
     pub drain: Duration,
 }
 
-/// Log lines.
+/// Logging.
 #[derive(Debug, Clone, Copy)]
 pub struct Logs {
     /// `--v`
@@ -422,11 +415,11 @@ pub struct Logs {
     pub format: LogFormat,
 }
 
-/// How a log line is written.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Plain text.
     Text,
-    /// For machines.
+    /// One JSON object per line.
     Json,
 }

@@ -1,9 +1,8 @@
 //! The configuration that changes while the bridge runs: certificates, keys and CA bundles.
 //!
-//! Files are looked at once a second: it costs a handful of `stat` calls, and
-//! unlike notifications it sees every way in which files are replaced,
-//! Kubernetes' symlink swaps and network file systems included. A new file that
-//! is not good leaves the old one in use.
+//! Files are checked once a second. This costs a few `stat` calls and, unlike notifications, detects
+//! every way of replacing a file, including Kubernetes' symlink swaps and network file systems. If
+//! a new file is not valid, the old one stays in use.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -24,49 +23,52 @@ use crate::signatures::keys::SignatureKeys;
 use crate::tls::ca_conflict::{
     CaConflict, Conflicts, front_proxy_conflict, request_header_conflict,
 };
-use crate::tls::files::{CaBundle, FileProblem, Fingerprint, KeyPair, load_ca};
-use crate::tls::own_certificates::{CaFile, Flagged, FrontProxy, OwnCertificates, warnings};
+use crate::tls::files::{CaBundle, FileError, Fingerprint, KeyPair, load_ca};
+use crate::tls::own_certificates::{
+    CaFile, FlagCertificate, FrontProxy, OwnCertificates, warnings,
+};
 use crate::tls::serving_key::{key_digest, rotated};
 use crate::tls::{ca_overlap, client_config, server_config};
 
 use crate::upstream::{Dialer, PeerTarget, Proxy, Role, Target, UpstreamTargets, authority};
 use crate::upstream_problem::UpstreamFlags;
 
-const SIGNATURE_KEYS: &str = "--http-signature-keys";
+const SIGNATURE_KEYS_FLAG: &str = "--http-signature-keys";
 
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The interval between two checks of the files.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Files are read even if nothing seems to have changed, for file systems
-/// whose clocks are too coarse.
-const READ_EVERY: Duration = Duration::from_mins(1);
+/// Files are read at this interval even if they seem unchanged, for file systems with coarse
+/// timestamps.
+const READ_INTERVAL: Duration = Duration::from_mins(1);
 
-/// How often warnings about certificates are repeated while the files stay as they are.
-const WARN_EVERY: Duration = Duration::from_hours(24);
+/// The interval between two warnings about certificates while the files do not change.
+const WARNING_INTERVAL: Duration = Duration::from_hours(24);
 
-/// What the running bridge uses. Each part is replaced as a whole.
+/// The configuration of the running bridge. Each field is replaced as a whole.
 #[derive(Debug)]
 pub struct LiveConfig {
-    /// For new connections; those that are open keep theirs.
+    /// For new client connections; open connections keep theirs.
     pub server: ArcSwap<ServerConfig>,
-    /// For every request.
+    /// For authenticating requests.
     pub trust: ArcSwap<TrustConfig>,
     /// For new connections to upstream and to peers.
     pub targets: ArcSwap<UpstreamTargets>,
-    /// For new connections to etcd, where they are encrypted.
+    /// For new connections to etcd, if they use TLS.
     pub etcd: ArcSwapOption<ClientConfig>,
-    /// For every signed request, where signatures are believed.
+    /// For signed requests, with `--http-signature-keys`.
     pub signature_keys: ArcSwapOption<SignatureKeys>,
     /// For the self-test.
     pub own: ArcSwap<OwnCertificates>,
-    /// Digests of the keys with which the bridge serves: the current one, or the one that
-    /// is about to be, first.
+    /// Digests of the serving keys of the bridge. The first one is the current key, or the next
+    /// one.
     pub serving_keys: ArcSwap<Vec<KeyDigest>>,
-    /// Why files that were read again are not used as they are, where that is so.
+    /// Why reloaded files are not used.
     pub conflicts: Conflicts,
 }
 
-/// Judges the front-proxy certificate by the client CA that upstream publishes.
-pub(crate) fn judge_published(
+/// Checks the front-proxy certificate against the client CA that upstream publishes.
+pub(crate) fn check_published_ca(
     live: &LiveConfig,
     front_proxy: &FrontProxy,
     client_ca: Option<&[CertificateDer<'static>]>,
@@ -78,48 +80,50 @@ pub(crate) fn judge_published(
     });
     let before = live.conflicts.published.load_full();
     if before.as_deref() != conflict.as_ref() {
-        log_peering(conflict.as_ref());
+        log_peering_conflict(conflict.as_ref());
         live.conflicts.published.store(conflict.map(Arc::new));
         let metrics = metrics.peers();
         metrics.in_conflict(live.conflicts.of_peering().is_some());
     }
 }
 
-fn log_peering(conflict: Option<&CaConflict>) {
+fn log_peering_conflict(conflict: Option<&CaConflict>) {
     if let Some(conflict) = conflict {
         tracing::error!(%conflict, "peering is disabled: requests for APIs of other servers get 503");
     } else {
-        tracing::info!("the front-proxy certificate is not that of a user any more");
+        tracing::info!(
+            "peering is enabled again: the front-proxy certificate does not authenticate as a user"
+        );
     }
 }
 
-/// How long a new serving key is announced to peers before it is used: they pin the keys
-/// that are published, and hear of a change within milliseconds where the registry works.
-const KEY_ANNOUNCEMENT: Duration = Duration::from_secs(3);
+/// How long a new serving key is published before it is used. Peers pin the published keys; with a
+/// working registry they get a change within milliseconds.
+const KEY_ANNOUNCEMENT_PERIOD: Duration = Duration::from_secs(3);
 
-/// Why files cannot be used together or alone.
+/// Why files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// One is not good.
+    /// A file is not valid.
     #[error("{flag} {problem}")]
     File {
-        /// Which flag named it.
+        /// The flag of the file.
         flag: &'static str,
         /// What is wrong with it.
-        problem: FileProblem,
+        problem: FileError,
     },
-    /// rustls does not take them.
+    /// rustls rejects them.
     #[error("TLS: {0}")]
     Tls(#[from] rustls::Error),
     /// Two files cannot be used together.
     #[error(transparent)]
     Conflict(#[from] CaConflict),
-    /// No certificate of a CA bundle can be an anchor.
+    /// A CA bundle has no usable trust anchor.
     #[error("CA bundle: {0}")]
     Ca(#[from] rustls::server::VerifierBuilderError),
 }
 
-/// All files, as last read.
+/// All watched files.
 pub struct Files {
     config: Config,
     serving: Watched<KeyPair>,
@@ -131,18 +135,18 @@ pub struct Files {
     etcd_ca: Option<Watched<CaBundle>>,
     etcd_pair: Option<Watched<KeyPair>>,
     signature_keys: Option<Watched<Arc<SignatureKeys>>>,
-    egress: Way,
+    egress: EgressRoute,
     metrics: Metrics,
     warned_at: Instant,
-    /// A new serving key has been announced to peers, and is used from then on.
+    /// When the new serving key, which has been published, will be used.
     serve_with_new_key_at: Option<Instant>,
 }
 
-/// By which way peers are reached, with the files that it takes.
-enum Way {
-    /// It takes none.
+/// How connections to peers are opened, with the files that this needs.
+enum EgressRoute {
+    /// Needs no files.
     Plain(Dialer),
-    /// Through a proxy that is met with TLS.
+    /// Through a proxy that uses TLS.
     Tls(Box<TlsProxy>),
 }
 
@@ -154,7 +158,7 @@ struct TlsProxy {
     pair: Watched<KeyPair>,
 }
 
-impl Way {
+impl EgressRoute {
     fn dialer(&self) -> Result<Dialer, LoadError> {
         let proxy = match self {
             Self::Plain(dialer) => return Ok(dialer.clone()),
@@ -168,7 +172,7 @@ impl Way {
         })))
     }
 
-    /// Whether it is another now.
+    /// Reloads the files. Returns whether one has changed.
     fn refresh(&mut self, metrics: &Metrics) -> bool {
         match self {
             Self::Plain(_) => false,
@@ -188,7 +192,7 @@ impl Way {
 }
 
 impl Files {
-    /// Reads them all.
+    /// Reads all files.
     pub fn load(config: &Config, metrics: Metrics) -> Result<(Self, LiveConfig), LoadError> {
         let ca = |flag, path: &PathBuf| {
             let path = path.clone();
@@ -234,21 +238,21 @@ impl Files {
             signature_keys: (callers.signatures.as_ref())
                 .map(|it| {
                     let (path, headers) = (it.keys.clone(), callers.headers.clone());
-                    Watched::new(SIGNATURE_KEYS, vec![path.clone()], move || {
+                    Watched::new(SIGNATURE_KEYS_FLAG, vec![path.clone()], move || {
                         SignatureKeys::load(&path, &headers).map(Arc::new)
                     })
                 })
                 .transpose()?,
             egress: match &config.peers.egress {
-                Egress::Direct => Way::Plain(Dialer::Direct),
+                Egress::Direct => EgressRoute::Plain(Dialer::Direct),
                 Egress::HttpConnect(ProxyTransport::Tcp { host, port }) => {
-                    Way::Plain(Dialer::HttpConnect(Arc::new(Proxy::Tcp {
+                    EgressRoute::Plain(Dialer::HttpConnect(Arc::new(Proxy::Tcp {
                         host: host.clone(),
                         port: *port,
                     })))
                 }
                 Egress::HttpConnect(ProxyTransport::Uds(path)) => {
-                    Way::Plain(Dialer::HttpConnect(Arc::new(Proxy::Uds(path.clone()))))
+                    EgressRoute::Plain(Dialer::HttpConnect(Arc::new(Proxy::Uds(path.clone()))))
                 }
                 Egress::HttpConnect(ProxyTransport::Tls {
                     host,
@@ -256,7 +260,7 @@ impl Files {
                     server_name,
                     ca: bundle,
                     key_pair,
-                }) => Way::Tls(Box::new(TlsProxy {
+                }) => EgressRoute::Tls(Box::new(TlsProxy {
                     host: host.clone(),
                     port: *port,
                     server_name: server_name.clone(),
@@ -283,21 +287,25 @@ impl Files {
             serving_keys: ArcSwap::from_pointee(files.serving_key().into_iter().collect()),
         };
         if files.signature_keys.is_some() {
-            files.metrics.will_reload(SIGNATURE_KEYS);
+            files.metrics.will_reload(SIGNATURE_KEYS_FLAG);
         }
         files.report_expiry();
-        files.warn();
+        files.log_warnings();
         Ok((files, live))
     }
 
     fn server(&self) -> Result<ServerConfig, LoadError> {
-        let asked: Vec<_> = [&self.client_ca, &self.request_header_ca]
+        let requested_cas: Vec<_> = [&self.client_ca, &self.request_header_ca]
             .into_iter()
             .flatten()
             .map(|ca| &ca.value)
             .collect();
         let min_version = self.config.serving.min_version;
-        Ok(server_config(&self.serving.value, &asked, min_version)?)
+        Ok(server_config(
+            &self.serving.value,
+            &requested_cas,
+            min_version,
+        )?)
     }
 
     fn peering_conflict(&self) -> Option<CaConflict> {
@@ -371,9 +379,9 @@ impl Files {
         self.signature_keys.as_ref().map(|it| it.value.clone())
     }
 
-    /// Looks at the files until `stop` is dropped.
-    pub fn keep_fresh(mut self, live: &LiveConfig, stop: &Receiver<()>) {
-        while stop.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+    /// Watches the files until `stop` is dropped.
+    pub fn watch(mut self, live: &LiveConfig, stop: &Receiver<()>) {
+        while stop.recv_timeout(CHECK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
             self.refresh(live);
         }
     }
@@ -394,7 +402,7 @@ impl Files {
         let targets = upstream_ca || front_proxy || peer_ca || egress;
         let etcd = etcd_ca || etcd_pair;
         if serving && self.announce_key(live) {
-            self.serve_with_new_key_at = Some(Instant::now() + KEY_ANNOUNCEMENT);
+            self.serve_with_new_key_at = Some(Instant::now() + KEY_ANNOUNCEMENT_PERIOD);
         }
         let server = serving || callers;
         if is_server_due(server, self.serve_with_new_key_at, Instant::now()) {
@@ -407,8 +415,8 @@ impl Files {
                 .store(self.callers_conflict().map(Arc::new));
             self.swap("callers", self.trust(), &live.trust);
         }
-        // Before connections with the new files: none of them may go to a peer.
-        let peering_changed = (client_ca || front_proxy) && self.judge_peering(live);
+        // Before the new files are used, so that no connection with them goes to a peer.
+        let peering_changed = (client_ca || front_proxy) && self.update_peering_conflict(live);
         if targets || peering_changed {
             self.swap("upstream", self.targets(), &live.targets);
         }
@@ -423,9 +431,9 @@ impl Files {
             self.report_expiry();
         }
         let changed = serving || front_proxy || etcd_pair || egress;
-        if changed || self.warned_at.elapsed() >= WARN_EVERY {
+        if changed || self.warned_at.elapsed() >= WARNING_INTERVAL {
             self.warned_at = Instant::now();
-            self.warn();
+            self.log_warnings();
         }
     }
 
@@ -433,7 +441,7 @@ impl Files {
         key_digest(self.serving.value.certified.cert.first()?)
     }
 
-    /// Tells peers of a new serving key. Whether they have to be given time to hear of it.
+    /// Publishes a new serving key. Returns whether the bridge has to wait before it uses the key.
     fn announce_key(&self, live: &LiveConfig) -> bool {
         let Some(new) = self.serving_key() else {
             return false;
@@ -446,9 +454,9 @@ impl Files {
         is_new && self.peer_ca.is_some()
     }
 
-    /// Switches peering off where the new files do not permit it, and on again where they
-    /// do. Whether that has changed.
-    fn judge_peering(&self, live: &LiveConfig) -> bool {
+    /// Disables peering if the new files conflict, and enables it again if they do not. Returns
+    /// whether that has changed.
+    fn update_peering_conflict(&self, live: &LiveConfig) -> bool {
         let conflict = self.peering_conflict();
         let before = live.conflicts.peering.load_full();
         if before.as_deref() == conflict.as_ref() {
@@ -457,7 +465,7 @@ impl Files {
         if conflict.is_some() {
             self.metrics.reload_failed("peering");
         }
-        log_peering(conflict.as_ref());
+        log_peering_conflict(conflict.as_ref());
         live.conflicts.peering.store(conflict.map(Arc::new));
         let metrics = self.metrics.peers();
         metrics.in_conflict(live.conflicts.of_peering().is_some());
@@ -469,7 +477,7 @@ impl Files {
             Ok(new) => live.store(Arc::new(new)),
             Err(error) => {
                 self.metrics.reload_failed(part);
-                tracing::error!(%error, part, "new files cannot be used; the old ones stay");
+                tracing::error!(%error, part, "new files cannot be used; the old ones stay in use");
             }
         }
     }
@@ -495,16 +503,16 @@ impl Files {
         }
     }
 
-    /// Logs what an administrator should change in time.
-    fn warn(&self) {
-        fn flagged(watched: &Watched<KeyPair>) -> Option<Flagged<'_>> {
-            Some(Flagged {
+    /// Logs warnings about certificates.
+    fn log_warnings(&self) {
+        fn flag_certificate(watched: &Watched<KeyPair>) -> Option<FlagCertificate<'_>> {
+            Some(FlagCertificate {
                 flag: watched.flag,
                 path: watched.paths.first()?,
                 pair: &watched.value,
             })
         }
-        let Some(serving) = flagged(&self.serving) else {
+        let Some(serving) = flag_certificate(&self.serving) else {
             return;
         };
         let others: Vec<_> = [
@@ -513,11 +521,11 @@ impl Files {
         ]
         .into_iter()
         .flatten()
-        .filter_map(flagged)
+        .filter_map(flag_certificate)
         .collect();
         let names = self.config.callers.request_header.as_ref();
         let names = names.map_or(&[][..], |it| &it.allowed_names);
-        let front_proxy = self.front_proxy.as_ref().and_then(flagged);
+        let front_proxy = self.front_proxy.as_ref().and_then(flag_certificate);
         for it in warnings(serving, front_proxy, &others, names, SystemTime::now()) {
             tracing::warn!("{} {}: {}", it.flag, it.path.display(), it.message);
         }
@@ -555,57 +563,56 @@ impl Files {
     }
 }
 
-fn refresh<T: Read>(watched: &mut Option<Watched<T>>, metrics: &Metrics) -> bool {
+fn refresh<T: Reloadable>(watched: &mut Option<Watched<T>>, metrics: &Metrics) -> bool {
     watched
         .as_mut()
         .is_some_and(|watched| watched.refresh(metrics))
 }
 
-/// What was read from one or two files that belong together.
+/// The value of one file, or of two files that belong together.
 struct Watched<T> {
     flag: &'static str,
     paths: Vec<PathBuf>,
-    load: Box<dyn Fn() -> Result<T, FileProblem> + Send>,
+    load: Box<dyn Fn() -> Result<T, FileError> + Send>,
     value: T,
     stamp: Stamp,
     read_at: Instant,
-    /// Said once, not every second.
-    last_problem: Option<FileProblem>,
+    /// So that it is logged once.
+    last_problem: Option<FileError>,
 }
 
-/// Tells whether a file may have changed: device, inode, size, time, through
-/// all symlinks.
+/// Detects a change of a file: device, inode, size and modification time, after resolving symlinks.
 type Stamp = Vec<Option<(u64, u64, u64, i64, i64)>>;
 
-trait Read {
+trait Reloadable {
     fn fingerprint(&self) -> Fingerprint;
 }
 
-impl Read for KeyPair {
+impl Reloadable for KeyPair {
     fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 }
 
-impl Read for CaBundle {
+impl Reloadable for CaBundle {
     fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 }
 
-impl Read for Arc<SignatureKeys> {
+impl Reloadable for Arc<SignatureKeys> {
     fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 }
 
-impl<T: Read> Watched<T> {
+impl<T: Reloadable> Watched<T> {
     fn new(
         flag: &'static str,
         paths: Vec<PathBuf>,
-        load: impl Fn() -> Result<T, FileProblem> + Send + 'static,
+        load: impl Fn() -> Result<T, FileError> + Send + 'static,
     ) -> Result<Self, LoadError> {
-        // Before reading: a change in between is then seen at the next look.
+        // Before reading, so that the next check detects a change in between.
         let stamp = stamp(&paths);
         Ok(Self {
             value: load().map_err(|problem| LoadError::File { flag, problem })?,
@@ -618,32 +625,32 @@ impl<T: Read> Watched<T> {
         })
     }
 
-    /// Whether there is a new value.
+    /// Reloads the value. Returns whether it has changed.
     fn refresh(&mut self, metrics: &Metrics) -> bool {
         let stamp = stamp(&self.paths);
-        if stamp == self.stamp && self.read_at.elapsed() < READ_EVERY {
+        if stamp == self.stamp && self.read_at.elapsed() < READ_INTERVAL {
             return false;
         }
         self.stamp = stamp;
         self.read_at = Instant::now();
         match (self.load)() {
             Ok(value) => {
-                let was_bad = self.last_problem.take().is_some();
+                let was_invalid = self.last_problem.take().is_some();
                 let changed = value.fingerprint() != self.value.fingerprint();
                 self.value = value;
-                if was_bad && !changed {
-                    tracing::info!(flag = self.flag, paths = ?self.paths, "good again, and as before");
+                if was_invalid && !changed {
+                    tracing::info!(flag = self.flag, paths = ?self.paths, "the file is valid again and unchanged");
                 }
                 if changed {
                     metrics.reloaded(self.flag);
-                    tracing::info!(flag = self.flag, paths = ?self.paths, "read again");
+                    tracing::info!(flag = self.flag, paths = ?self.paths, "file reloaded");
                 }
                 changed
             }
             Err(problem) => {
                 if self.last_problem.as_ref() != Some(&problem) {
                     metrics.reload_failed(self.flag);
-                    tracing::error!(flag = self.flag, %problem, "the new file cannot be used; the old one stays");
+                    tracing::error!(flag = self.flag, %problem, "the new file cannot be used; the old one stays in use");
                     self.last_problem = Some(problem);
                 }
                 false
@@ -667,8 +674,9 @@ fn stamp(paths: &[PathBuf]) -> Stamp {
         })
         .collect()
 }
-/// Whether the listener takes its new files now. It waits for peers to learn a new key,
-/// whatever else has changed meanwhile: they refuse a key that was not announced.
+
+/// Whether the listener uses its new files now. It waits until a new key has been announced, also
+/// if other files change meanwhile: peers reject a key that was not announced.
 fn is_server_due(changed: bool, serve_with_new_key_at: Option<Instant>, now: Instant) -> bool {
     match serve_with_new_key_at {
         Some(at) => at <= now,
@@ -681,14 +689,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_key_is_not_served_before_it_was_announced() {
+    fn a_new_key_is_not_used_before_it_has_been_announced() {
         let now = Instant::now();
-        let (past, later) = (Some(now), Some(now + KEY_ANNOUNCEMENT));
+        let (past, later) = (Some(now), Some(now + KEY_ANNOUNCEMENT_PERIOD));
         for (changed, serve_with_new_key_at, due) in [
             (false, None, false),
             (true, None, true),
             (false, later, false),
-            // A CA file changes while the announcement lasts.
+            // A CA file changes during the announcement period.
             (true, later, false),
             (false, past, true),
             (true, past, true),

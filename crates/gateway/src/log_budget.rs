@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-const WINDOW: Duration = Duration::from_mins(1);
+const WINDOW_DURATION: Duration = Duration::from_mins(1);
 
 /// Limits the number of lines per minute.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl LogBudget {
     /// the last one.
     pub(crate) fn take(&self, now: Instant) -> Option<u64> {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_over = |begun| now.saturating_duration_since(begun) >= WINDOW;
+        let is_over = |begun| now.saturating_duration_since(begun) >= WINDOW_DURATION;
         if window.begun.is_none_or(is_over) {
             window.begun = Some(now);
             window.written = 0;

@@ -17,7 +17,7 @@ use crate::config::{ApiServerIdentity, Config, Feature, RegistryKind};
 use crate::live_config::LiveConfig;
 
 /// The configuration of peering.
-pub(crate) struct Membership {
+pub(crate) struct PeeringConfig {
     /// The identity of the local server.
     pub(crate) identity: Identity,
     /// The host name of this machine.
@@ -67,7 +67,7 @@ impl fmt::Display for PeeringDisabled {
     }
 }
 
-impl Membership {
+impl PeeringConfig {
     /// Builds it from the config; `listening` is the port that was bound.
     pub(crate) fn of(
         config: &Config,

@@ -55,7 +55,7 @@ pub enum Refusal {
 #[derive(Debug, Clone, Copy)]
 pub struct RouteInput {
     /// The bridge is shutting down.
-    pub leaving: bool,
+    pub shutting_down: bool,
     /// The bridge has a front-proxy certificate.
     pub can_assert: bool,
     /// The previous hops of the request.
@@ -84,10 +84,10 @@ pub fn route(
     if bridge.hop_state == HopState::Loop {
         return Route::Refuse(Refusal::Loop);
     }
-    if bridge.leaving && request.is_readyz() {
+    if bridge.shutting_down && request.is_readyz() {
         return Route::Refuse(Refusal::NotReady);
     }
-    let leg = match caller {
+    let identity = match caller {
         Caller::Unauthorized => return Route::Refuse(Refusal::Unauthorized),
         Caller::Bearer | Caller::Anonymous => UpstreamIdentity::Plain,
         Caller::Peer(_) | Caller::Certificate(_) | Caller::Signed(_) if bridge.can_assert => {
@@ -99,10 +99,10 @@ pub fn route(
     };
     // KEP-4020, Aggregation Layer, 2: these requests are always handled by the local server.
     let Some((cluster, now)) = cluster else {
-        return Route::Local(leg);
+        return Route::Local(identity);
     };
     if request.kind == Kind::NonResource {
-        return Route::Local(leg);
+        return Route::Local(identity);
     }
     let rerouted = bridge.hop_state == HopState::FromPeer;
     match cluster.served_by(request, now) {
@@ -112,7 +112,7 @@ pub fn route(
         ServedBy::Local if rerouted && !cluster.is_served_locally(request, now) => {
             Route::Refuse(Refusal::NotServed)
         }
-        ServedBy::Local => Route::Local(leg),
+        ServedBy::Local => Route::Local(identity),
         ServedBy::Peers(peers) => Route::Peer(peers),
         ServedBy::Unknown(identity) => Route::Refuse(Refusal::PeerUnknown(identity)),
     }

@@ -34,7 +34,7 @@ use crate::health::{Health, UpstreamHealth};
 use crate::live_config::{Files, LiveConfig, LoadError};
 use crate::local_identity::LocalIdentity;
 use crate::metrics::Metrics;
-use crate::peer_config::{Membership, PeeringDisabled};
+use crate::peer_config::{PeeringConfig, PeeringDisabled};
 use crate::self_test::SelfTest;
 use crate::signatures::Signatures;
 use crate::state::GatewayState;
@@ -166,11 +166,11 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
 
     let (drain_trigger, drain) = announcement();
     let live = Arc::new(live);
-    let membership = Membership::of(config, &live, address.port());
-    let (cluster_handle, requests, membership) = match membership {
-        Ok(membership) => {
-            let (cluster_handle, requests) = cluster_handle_of(&membership);
-            (Ok(cluster_handle), Some(requests), Some(membership))
+    let peering_config = PeeringConfig::of(config, &live, address.port());
+    let (cluster_handle, requests, peering_config) = match peering_config {
+        Ok(peering_config) => {
+            let (cluster_handle, requests) = cluster_handle_of(&peering_config);
+            (Ok(cluster_handle), Some(requests), Some(peering_config))
         }
         Err(why) => {
             tracing::warn!(%why, "peering is disabled: all requests go to the local kube-apiserver");
@@ -223,8 +223,8 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     let peering = {
         let (bridge, upstream) = (bridge.clone(), health.upstream.clone());
         async move {
-            if let (Some(membership), Some(requests)) = (membership, requests) {
-                peer_controller::run(bridge, membership, upstream, requests, stored, departed)
+            if let (Some(peering_config), Some(requests)) = (peering_config, requests) {
+                peer_controller::run(bridge, peering_config, upstream, requests, stored, departed)
                     .await;
             } else {
                 let _ = departed.send(());
@@ -254,11 +254,11 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     })
 }
 
-fn cluster_handle_of(membership: &Membership) -> (Arc<ClusterHandle>, ControllerRequests) {
-    let mut local = LocalIdentity::new(membership.identity.clone(), membership.address);
-    local.host = Some(membership.hostname.clone());
+fn cluster_handle_of(peering_config: &PeeringConfig) -> (Arc<ClusterHandle>, ControllerRequests) {
+    let mut local = LocalIdentity::new(peering_config.identity.clone(), peering_config.address);
+    local.host = Some(peering_config.hostname.clone());
     let (mut cluster_handle, requests) = ClusterHandle::new(local);
-    cluster_handle.registry = membership.registry_status();
+    cluster_handle.registry = peering_config.registry_status();
     (Arc::new(cluster_handle), requests)
 }
 
@@ -289,7 +289,7 @@ fn spawn_reload(
 ) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new()
         .name("reload".to_owned())
-        .spawn(move || files.keep_fresh(&live, &stopped))
+        .spawn(move || files.watch(&live, &stopped))
 }
 
 /// Open ports that are not served yet.

@@ -116,7 +116,7 @@ async fn check_unreachable(plane: &mut ControlPlane, others: &[usize], what: &st
         assert!(metrics.contains("skewbridge_peers_without_bridge 1"));
         let bridge = plane.servers[*server].bridge_process.as_ref().unwrap();
         let log = bridge.log();
-        assert!(log.contains("are not found from now on"), "{log}");
+        assert!(log.contains("get 404 from now on"), "{log}");
     }
     plane.start_bridge(OLD);
     plane.wait_until_ready().await;

@@ -136,7 +136,7 @@ async fn a_bridge_leaves(plane: &mut ControlPlane) {
     let metrics = plane.admin_page(NEW, "/metrics").await;
     assert!(metrics.contains("skewbridge_peers_without_bridge 1"));
     let log = plane.servers[NEW].bridge_process.as_ref().unwrap().log();
-    assert!(log.contains("the bridge of a peer has left"), "{log}");
+    assert!(log.contains("the bridge of a peer has departed"), "{log}");
     plane.start_bridge(OLD);
     plane.wait_until_ready().await;
     wait_until_served_by(

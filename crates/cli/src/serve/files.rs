@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::de::DeserializeOwned;
-use skewbridge_gateway::tls::files::{self, CaBundle, FileProblem, Found, KeyPairFiles, Problem};
+use skewbridge_gateway::tls::files::{
+    self, CaBundle, FileError, KeyPairFiles, PemContent, PemError,
+};
 
 use super::diagnostics::Diagnostics;
 use super::parse::Parsed;
@@ -25,10 +27,10 @@ impl Diagnostics {
         let path = PathBuf::from(path?);
         match files::load_ca(&path) {
             Ok(bundle) => {
-                if let Some(untimely) = bundle.untimely(SystemTime::now()) {
-                    self.warning(flag, Some(&path), untimely.to_string());
+                if let Some(validity_error) = bundle.validity_error(SystemTime::now()) {
+                    self.warning(flag, Some(&path), validity_error.to_string());
                 }
-                for subject in bundle.not_cas() {
+                for subject in bundle.non_ca_subjects() {
                     let message = format!("is not a CA certificate ({subject})");
                     self.warning(flag, Some(&path), message);
                 }
@@ -37,7 +39,7 @@ impl Diagnostics {
             Err(wrong) => {
                 let message = match wrong.problem {
                     // There is no second flag that it could be swapped with.
-                    Problem::NoCertificate(Found::PrivateKey) => {
+                    PemError::NoCertificate(PemContent::PrivateKey) => {
                         "holds no PEM certificate, but a private key; give the certificate, \
                          often the .crt beside it"
                             .to_owned()
@@ -69,8 +71,8 @@ impl Diagnostics {
         };
         let problems = match files.load() {
             Ok(pair) => {
-                if let Some(untimely) = pair.untimely(SystemTime::now()) {
-                    self.warning(cert.0, Some(&files.cert), untimely.to_string());
+                if let Some(validity_error) = pair.validity_error(SystemTime::now()) {
+                    self.warning(cert.0, Some(&files.cert), validity_error.to_string());
                 }
                 return Some(files);
             }
@@ -95,13 +97,13 @@ impl Diagnostics {
 
 /// Whether the only problem of two files is about the certificate. Both paths may be the same,
 /// so the path counts only if the problem itself does not show it.
-fn is_of_cert(wrong: &FileProblem, files: &KeyPairFiles) -> bool {
+fn is_of_cert(wrong: &FileError, files: &KeyPairFiles) -> bool {
     match wrong.problem {
-        Problem::NoCertificate(_) | Problem::MalformedCertificate { .. } => true,
-        Problem::NoKey(_)
-        | Problem::EncryptedKey
-        | Problem::UnusableKey(_)
-        | Problem::KeyMismatch { .. } => false,
+        PemError::NoCertificate(_) | PemError::MalformedCertificate { .. } => true,
+        PemError::NoKey(_)
+        | PemError::EncryptedKey
+        | PemError::UnusableKey(_)
+        | PemError::KeyMismatch { .. } => false,
         _ => wrong.path == files.cert,
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use skewbridge_gateway::Handle;
-use skewbridge_gateway::tls::files::{FileProblem, load_ca};
+use skewbridge_gateway::tls::files::{FileError, load_ca};
 use skewbridge_k8s_api::identity::User;
 use skewbridge_k8s_api::status::Status;
 use skewbridge_peer_directory::registry::SharedMemoryRegistry;
@@ -102,7 +102,7 @@ pub enum ClusterError {
     Pki(#[from] PkiError),
     /// Files that were just written.
     #[error(transparent)]
-    File(#[from] FileProblem),
+    File(#[from] FileError),
     /// The store.
     #[error(transparent)]
     Store(#[from] SharedStoreError),

@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::error_response;
-use crate::frontend::listener::AFTER_FAILURE;
+use crate::frontend::listener::ACCEPT_RETRY_DELAY;
 use crate::health::{self, Health, HealthEndpoint};
 use crate::metrics::Metrics;
 
@@ -42,7 +42,7 @@ pub(crate) async fn run(listener: TcpListener, admin: Admin, timeouts: ClientTim
             let io = ClientIo::Plain(tcp);
             connections.spawn(h1::serve(io, admin.clone(), timeouts, drain.clone()));
         } else {
-            tokio::time::sleep(AFTER_FAILURE).await;
+            tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
         }
         while connections.try_join_next().is_some() {}
     }

@@ -1,7 +1,7 @@
 //! Slots of client connections: at most `--max-connections` are open, and when all slots
 //! are taken, the oldest connection that has not authenticated loses its slot.
 //!
-//! [`table`] has the rules. This is the table as the listener and the workers share it.
+//! [`table`] has the rules. This module shares the table between the listener and the workers.
 
 mod table;
 
@@ -36,7 +36,7 @@ struct Shared {
 }
 
 impl ConnectionSlots {
-    /// No connection so far.
+    /// Slots without connections.
     pub(crate) fn new(limits: &Limits, metrics: ConnectionMetrics) -> Arc<Self> {
         Arc::new(Self {
             shared: Mutex::new(Shared {
@@ -49,14 +49,14 @@ impl ConnectionSlots {
     }
 
     /// Waits until a connection may be accepted.
-    pub(crate) async fn room(&self) {
+    pub(crate) async fn wait_for_room(&self) {
         while !self.lock().table.has_room() {
             self.closed.notified().await;
         }
     }
 
-    /// Waits for a slot for a connection from this address, and evicts another one for it
-    /// where that is the rule.
+    /// Waits for a slot for a connection from this address, and evicts another connection if the
+    /// rules require it.
     pub(crate) async fn admit(self: &Arc<Self>, source: IpAddr) -> Slot {
         let source = SourceNetwork::of(source);
         loop {
@@ -137,8 +137,8 @@ impl Drop for Slot {
     }
 }
 
-/// The end of a connection that loses its slot. To abort its task costs the connection
-/// nothing until then.
+/// Ends a connection that loses its slot by aborting its task, which needs no check while the
+/// connection is served.
 #[derive(Debug)]
 pub(crate) struct Eviction {
     slots: Arc<ConnectionSlots>,
@@ -146,8 +146,9 @@ pub(crate) struct Eviction {
 }
 
 impl Eviction {
-    /// This task serves the connection. It is aborted at once if the slot is lost already.
-    pub(crate) fn by(self, task: AbortHandle) {
+    /// Sets the task that serves the connection. It is aborted at once if the slot is already
+    /// lost.
+    pub(crate) fn set_task(self, task: AbortHandle) {
         match self.slots.lock().tasks.get_mut(&self.id) {
             Some(place) => *place = Some(task),
             None => task.abort(),

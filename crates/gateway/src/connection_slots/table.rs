@@ -14,14 +14,14 @@ const DEFAULT_RESERVED_FRACTION: usize = 10;
 /// restart all of them are in their TLS handshakes at once.
 const DEFAULT_SOURCE_FRACTION: usize = 4;
 
-/// The least that the default gives a source: one kubectl opens several connections.
+/// The minimum of that default: one kubectl opens several connections.
 const MIN_DEFAULT_PER_SOURCE: usize = 16;
 
-/// Evicted connections whose sockets are still open. The listener waits at this number,
-/// so that it does not accept faster than the workers close.
+/// The maximum number of evicted connections whose sockets are still open. At this number the
+/// listener waits, so that it does not accept faster than the workers close.
 pub(super) const MAX_CLOSING_CONNECTIONS: usize = 128;
 
-/// Users of control-plane and node components. Their connections have the reserved share.
+/// Users of control-plane and node components. Their connections use the reserved share.
 const COMPONENT_USERS: [&str; 5] = [
     "system:apiserver",
     "system:cloud-controller-manager",
@@ -30,40 +30,40 @@ const COMPONENT_USERS: [&str; 5] = [
     "system:kube-scheduler",
 ];
 
-/// Groups with the reserved share. `system:masters` is the administrators' way in when
-/// nothing else works; API Priority and Fairness exempts it for the same reason.
+/// Groups with the reserved share. Administrators in `system:masters` need access when nothing else
+/// works; API Priority and Fairness exempts the group for the same reason.
 const COMPONENT_GROUPS: [&str; 2] = ["system:nodes", "system:masters"];
 
-/// Whether connections of this user have the reserved share.
+/// Whether connections of this user use the reserved share.
 pub(crate) fn is_component(user: &str, groups: &[String]) -> bool {
     COMPONENT_USERS.contains(&user)
         || (groups.iter()).any(|group| COMPONENT_GROUPS.contains(&group.as_str()))
 }
 
-/// What the client of a connection has proven.
+/// The class of a connection, by the identity that its client has proven.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
-    /// Nothing so far.
+    /// None so far.
     Unauthenticated,
-    /// An identity.
+    /// Any identity.
     Authenticated,
-    /// To be a peer, a node, or a component of the control plane.
+    /// A peer, a node, or a component of the control plane.
     Reserved,
 }
 
-/// How many connections of each class there may be.
+/// The limits of the classes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Policy {
-    /// Of all classes together.
+    /// All classes together.
     pub(super) max_connections: usize,
-    /// Slots that authenticated connections do not hold.
+    /// Slots that authenticated connections cannot use.
     pub(super) reserved: usize,
-    /// Unauthenticated ones of one source.
+    /// Unauthenticated connections of one source.
     pub(super) max_unauthenticated_per_source: usize,
 }
 
 impl Policy {
-    /// As the flags say, and a fraction of `--max-connections` where they do not.
+    /// The limits of the flags; the defaults are fractions of `--max-connections`.
     pub(super) fn of(limits: &Limits) -> Self {
         let max = limits.max_connections;
         let reserved = limits.reserved_connections;
@@ -77,10 +77,10 @@ impl Policy {
     }
 }
 
-/// In the order of arrival.
+/// Ids are in the order of arrival.
 pub(super) type ConnectionId = u64;
 
-/// The answer to a new connection.
+/// The result of admitting a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     /// It has a slot.
@@ -89,13 +89,13 @@ pub(super) enum Admission {
         /// The connection that loses its slot for it.
         evicted: Option<(ConnectionId, EvictionReason)>,
     },
-    /// It has to wait until a connection ends.
+    /// The connection has to wait until another one ends.
     Full,
 }
 
-/// How a connection holds its slot.
+/// The share in which a connection has its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Hold {
+enum Share {
     Unauthenticated,
     /// Authenticated, while all slots for authenticated connections are taken. It is
     /// served, and evicted after the unauthenticated ones.
@@ -109,7 +109,7 @@ enum Hold {
 pub(super) struct SlotTable {
     policy: Policy,
     next: ConnectionId,
-    open: HashMap<ConnectionId, (SourceNetwork, Hold)>,
+    open: HashMap<ConnectionId, (SourceNetwork, Share)>,
     unauthenticated: BTreeSet<ConnectionId>,
     /// The same by source.
     sources: HashMap<SourceNetwork, BTreeSet<ConnectionId>>,
@@ -158,24 +158,24 @@ impl SlotTable {
         }
         let id = self.next;
         self.next += 1;
-        self.insert(id, source, Hold::Unauthenticated);
+        self.insert(id, source, Share::Unauthenticated);
         Admission::Admitted { id, evicted }
     }
 
-    /// The client of a connection has proven what it is. Classes only rise.
+    /// Raises the class of a connection. Classes are never lowered.
     pub(super) fn promote(&mut self, id: ConnectionId, class: Class) {
-        let Some(&(source, hold)) = self.open.get(&id) else {
+        let Some(&(source, share)) = self.open.get(&id) else {
             return;
         };
-        let to = match (class, hold) {
-            (_, Hold::Reserved) => return,
-            (Class::Reserved, _) => Hold::Reserved,
-            (Class::Authenticated, Hold::Unauthenticated)
+        let to = match (class, share) {
+            (_, Share::Reserved) => return,
+            (Class::Reserved, _) => Share::Reserved,
+            (Class::Authenticated, Share::Unauthenticated)
                 if self.authenticated < self.authenticated_share() =>
             {
-                Hold::Authenticated
+                Share::Authenticated
             }
-            (Class::Authenticated, Hold::Unauthenticated) => Hold::Overflow,
+            (Class::Authenticated, Share::Unauthenticated) => Share::Overflow,
             _ => return,
         };
         self.remove(id);
@@ -191,15 +191,14 @@ impl SlotTable {
         }
     }
 
-    /// An authenticated slot that has become free goes to the oldest connection that
-    /// waits for one.
+    /// Assigns a free authenticated slot to the oldest connection that waits for one.
     fn fill(&mut self) {
         if self.authenticated < self.authenticated_share()
             && let Some(&waiting) = self.overflow.first()
             && let Some(&(source, _)) = self.open.get(&waiting)
         {
             self.remove(waiting);
-            self.insert(waiting, source, Hold::Authenticated);
+            self.insert(waiting, source, Share::Authenticated);
         }
     }
 
@@ -231,27 +230,27 @@ impl SlotTable {
         ids.first().copied()
     }
 
-    fn insert(&mut self, id: ConnectionId, source: SourceNetwork, hold: Hold) {
-        self.open.insert(id, (source, hold));
-        match hold {
-            Hold::Unauthenticated => {
+    fn insert(&mut self, id: ConnectionId, source: SourceNetwork, share: Share) {
+        self.open.insert(id, (source, share));
+        match share {
+            Share::Unauthenticated => {
                 self.unauthenticated.insert(id);
                 self.sources.entry(source).or_default().insert(id);
             }
-            Hold::Overflow => {
+            Share::Overflow => {
                 self.overflow.insert(id);
             }
-            Hold::Authenticated => self.authenticated += 1,
-            Hold::Reserved => self.reserved += 1,
+            Share::Authenticated => self.authenticated += 1,
+            Share::Reserved => self.reserved += 1,
         }
     }
 
     fn remove(&mut self, id: ConnectionId) {
-        let Some((source, hold)) = self.open.remove(&id) else {
+        let Some((source, share)) = self.open.remove(&id) else {
             return;
         };
-        match hold {
-            Hold::Unauthenticated => {
+        match share {
+            Share::Unauthenticated => {
                 self.unauthenticated.remove(&id);
                 if let Some(ids) = self.sources.get_mut(&source) {
                     ids.remove(&id);
@@ -260,11 +259,11 @@ impl SlotTable {
                     }
                 }
             }
-            Hold::Overflow => {
+            Share::Overflow => {
                 self.overflow.remove(&id);
             }
-            Hold::Authenticated => self.authenticated -= 1,
-            Hold::Reserved => self.reserved -= 1,
+            Share::Authenticated => self.authenticated -= 1,
+            Share::Reserved => self.reserved -= 1,
         }
     }
 }

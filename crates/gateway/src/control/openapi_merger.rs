@@ -88,7 +88,7 @@ pub(crate) async fn run(
                 let (key, merged) = match done {
                     Ok(Some(merged)) => merged,
                     Ok(None) => continue,
-                    // A merge has panicked. ReplySender requests get the document of the local server.
+                    // A merge has panicked. Waiting requests get the document of the local server.
                     Err(_) => {
                         waiting.clear();
                         continue;
@@ -433,11 +433,11 @@ impl State {
 enum FetchResult {
     NotModified,
     NotFound,
-    /// The ETag and the body.
+    /// The `ETag` and the body.
     Modified(Option<HeaderValue>, Bytes),
 }
 
-/// The hash of all parts in request; equal documents count once. `None` if a part has no ETag.
+/// The hash of all parts in order; equal documents count once. `None` if a part has no `ETag`.
 fn hash(local: Option<&HeaderValue>, parts: &[Part]) -> Option<String> {
     let mut hashes: Vec<&str> = Vec::new();
     let etags = parts.iter().map(|part| part.etag.as_ref());

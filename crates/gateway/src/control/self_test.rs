@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use super::internal_client::{InternalClient, InternalRequest, InternalResponse, InternalTarget};
 use crate::health::UpstreamHealth;
-use crate::live_config::judge_published;
+use crate::live_config::check_published_ca;
 use crate::self_test::evaluate::{self, AuthenticatedAs, GROUP, PublishedCas, USER};
 use crate::self_test::{Test, TestResult};
 use crate::state::GatewayState;
@@ -103,7 +103,7 @@ async fn tests(client: &InternalClient, files: &OwnCertificates) -> Vec<(Test, T
     let bridge = &*client.bridge;
     if let (Ok(published), true) = (&published, bridge.cluster_handle.is_some()) {
         let client_ca = published.client_ca.as_deref();
-        judge_published(&bridge.live, certificate, client_ca, &bridge.metrics);
+        check_published_ca(&bridge.live, certificate, client_ca, &bridge.metrics);
     }
     let mut results = vec![(
         Test::FrontProxy,

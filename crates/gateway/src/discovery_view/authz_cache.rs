@@ -199,12 +199,15 @@ mod tests {
                 "/apis",
             ),
         ];
-        let mut seen = std::collections::HashSet::new();
+        let mut digests = std::collections::HashSet::new();
         for (caller, headers, path) in &callers {
             for method in ["GET", "HEAD"] {
                 let head = head(method, path, headers);
                 let credential = CredentialDigest::of(caller, &head).unwrap();
-                assert!(seen.insert(credential), "{method} {caller:?} {headers:?}");
+                assert!(
+                    digests.insert(credential),
+                    "{method} {caller:?} {headers:?}"
+                );
                 assert_eq!(CredentialDigest::of(caller, &head), Some(credential));
             }
         }

@@ -124,8 +124,8 @@ impl DiscoveryRequest {
     }
 
     fn resources(group: &str, version: &str, head: &Parts, view: &View) -> Option<Self> {
-        let (whole, local) = view.version(group, version);
-        if whole? == local.unwrap_or(&skewbridge_discovery::document::Version::default()) {
+        let (merged, local) = view.version(group, version);
+        if merged? == local.unwrap_or(&skewbridge_discovery::document::Version::default()) {
             return None;
         }
         let encoding = list_encoding(head, &LIST_FORMATS)?;

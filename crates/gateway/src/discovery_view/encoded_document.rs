@@ -116,7 +116,7 @@ fn choose(plain: &Bytes, gzipped: &OnceLock<Bytes>, may_gzip: bool) -> EncodedBo
     }
 }
 
-/// The ETag as kube-apiserver computes it: from the document without its kind.
+/// The `ETag` as kube-apiserver computes it: from the document without its kind.
 fn etag(document: &Document) -> HeaderValue {
     let json = serde_json::to_vec(document).unwrap_or_default();
     quoted_sha512(&json)

@@ -57,9 +57,9 @@ pub(crate) enum DiscoveryRoot {
 }
 
 /// The first servers with v2beta1, with v2, and without v2beta1.
-const SINCE_BETA: (u16, u16) = (1, 26);
-const SINCE_V2: (u16, u16) = (1, 30);
-const WITHOUT_BETA: (u16, u16) = (1, 33);
+const V2BETA1_SINCE: (u16, u16) = (1, 26);
+const V2_SINCE: (u16, u16) = (1, 30);
+const V2BETA1_REMOVED_IN: (u16, u16) = (1, 33);
 
 impl View {
     /// Merges the known APIs. Returns the previous view if nothing has changed, and `None` if the
@@ -161,7 +161,7 @@ impl View {
         }
     }
 
-    /// The ETag of the local server's document.
+    /// The `ETag` of the local server's document.
     pub(crate) fn local_etag(&self, root: DiscoveryRoot) -> Option<&HeaderValue> {
         self.local()?.etags[root as usize].as_ref()
     }
@@ -233,8 +233,8 @@ impl View {
         };
         let version = (version.major, version.minor);
         match schema {
-            Schema::V2 => version >= SINCE_V2,
-            Schema::V2Beta1 => (SINCE_BETA..WITHOUT_BETA).contains(&version),
+            Schema::V2 => version >= V2_SINCE,
+            Schema::V2Beta1 => (V2BETA1_SINCE..V2BETA1_REMOVED_IN).contains(&version),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Accepts connections, gives each a slot, and hands it to the worker with the fewest.
+//! Accepts connections, assigns a slot, and sends each to the worker with the fewest connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,15 +10,14 @@ use socket2::{Domain, Socket, Type};
 use tokio::net::TcpListener;
 
 use crate::connection_slots::ConnectionSlots;
-use crate::frontend::worker::{Arrival, Worker};
+use crate::frontend::worker::{AcceptedConnection, Worker};
 use crate::tcp;
 
-/// Connections that the kernel holds for us: Linux's own limit.
+/// The accept backlog: the limit of Linux.
 const BACKLOG: i32 = 4096;
 
-/// When the process is out of file descriptors, accepting fails at once, again
-/// and again.
-pub(crate) const AFTER_FAILURE: Duration = Duration::from_millis(100);
+/// The pause after a failed accept: without file descriptors, `accept` fails at once every time.
+pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Accepts until the bridge drains.
 pub(crate) async fn run(
@@ -31,29 +30,29 @@ pub(crate) async fn run(
         let accepted = async {
             // While all slots are held by authenticated clients, connections stay in the
             // accept backlog.
-            slots.room().await;
-            let (tcp, peer) = listener.accept().await?;
-            io::Result::Ok((tcp, peer, slots.admit(peer.ip()).await))
+            slots.wait_for_room().await;
+            let (tcp, client) = listener.accept().await?;
+            io::Result::Ok((tcp, client, slots.admit(client.ip()).await))
         };
         let accepted = tokio::select! {
             biased;
             () = drain.draining() => return,
             accepted = accepted => accepted,
         };
-        let Ok((tcp, peer, slot)) = accepted else {
-            tokio::time::sleep(AFTER_FAILURE).await;
+        let Ok((tcp, client, slot)) = accepted else {
+            tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
         tcp::tune(&tcp);
         if let Ok(tcp) = tcp.into_std()
             && let Some(worker) = workers.iter().min_by_key(|worker| worker.connections())
         {
-            worker.take(Arrival { tcp, peer, slot });
+            worker.serve(AcceptedConnection { tcp, client, slot });
         }
     }
 }
 
-/// Opens a port. Must be called inside the runtime that will use it.
+/// Opens a port. Must be called in the context of the runtime that uses it.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;

@@ -1,4 +1,4 @@
-//! Client connections: accepted, given a slot and a worker, and served over TLS.
+//! Accepts client connections, assigns a slot and a worker, and serves them over TLS.
 
 pub(crate) mod listener;
 mod plain_http;

@@ -8,19 +8,19 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Byte for byte what Go writes.
-const ANSWER: &[u8] =
+/// The same bytes as Go.
+const RESPONSE: &[u8] =
     b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
 
-/// The header of a TLS record, in whose place a request begins.
+/// The size of a TLS record header.
 const RECORD_HEADER_BYTES: usize = 5;
 
-/// Room for a usual `ClientHello`, which is read together with its header.
+/// Enough for a usual `ClientHello`, which is read together with its header.
 const FIRST_READ_BYTES: usize = 2048;
 
-/// What the client still sends is read, so that a reset does not destroy the answer.
+/// Data that the client still sends is read, so that a reset does not discard the response.
 const LINGER_BYTES: usize = 64 * 1024;
-const LINGER_TIME: Duration = Duration::from_secs(1);
+const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Reads the first bytes of a connection; fewer than a record header only at its end.
 pub(crate) async fn first_bytes(tcp: &mut TcpStream) -> io::Result<BytesMut> {
@@ -37,15 +37,15 @@ pub(crate) fn is_request(bytes: &[u8]) -> bool {
     )
 }
 
-/// Answers it, and ends the connection.
-pub(crate) async fn refuse(mut tcp: TcpStream) {
+/// Sends the response and closes the connection.
+pub(crate) async fn reject(mut tcp: TcpStream) {
     let ended = async {
-        tcp.write_all(ANSWER).await?;
+        tcp.write_all(RESPONSE).await?;
         tcp.shutdown().await?;
         let mut rest = tcp.take(LINGER_BYTES as u64);
         tokio::io::copy(&mut rest, &mut tokio::io::sink()).await
     };
-    let _ = timeout(LINGER_TIME, ended).await;
+    let _ = timeout(LINGER_TIMEOUT, ended).await;
 }
 
 #[cfg(test)]
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_told_from_a_tls_record() {
+    fn requests_are_distinguished_from_tls_records() {
         for (bytes, expected) in [
             (&b"GET / HTTP/1.1\r\n"[..], true),
             (b"POST /api", true),

@@ -1,6 +1,5 @@
-//! The threads that carry requests. Each has its own runtime, its own
-//! connections to upstream and shares nothing with the others that would have
-//! to be locked; a request never changes threads.
+//! Worker threads. Each has its own runtime and its own connections to upstream, and shares nothing
+//! with the others that would need a lock. A request never changes threads.
 
 use std::future::poll_fn;
 use std::io;
@@ -33,29 +32,29 @@ use crate::state::GatewayState;
 use crate::upstream::Pools;
 use skewbridge_stream_io::ReadAhead;
 
-const TIDY_EVERY: Duration = Duration::from_secs(5);
+/// The interval between two checks for idle upstream connections.
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// One thread.
+/// A worker thread.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    arrivals: mpsc::UnboundedSender<(Arrival, InFlight)>,
+    connections: mpsc::UnboundedSender<(AcceptedConnection, InFlight)>,
     running: InFlight,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A connection that has been accepted. How many there can be is bounded by the
-/// connection slots, so the channel needs no bound of its own.
+/// An accepted connection. The connection slots bound their number, so the channel needs no bound.
 #[derive(Debug)]
-pub(crate) struct Arrival {
+pub(crate) struct AcceptedConnection {
     pub(crate) tcp: std::net::TcpStream,
-    pub(crate) peer: SocketAddr,
+    pub(crate) client: SocketAddr,
     pub(crate) slot: Slot,
 }
 
 impl Worker {
-    /// Starts a thread.
+    /// Starts the thread.
     pub(crate) fn start(number: usize, bridge: Arc<GatewayState>) -> io::Result<Self> {
-        let (arrivals, receiver) = mpsc::unbounded_channel();
+        let (connections, receiver) = mpsc::unbounded_channel();
         let running = InFlight::default();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -64,26 +63,26 @@ impl Worker {
             .name(format!("worker-{number}"))
             .spawn(move || runtime.block_on(run(bridge, receiver)))?;
         Ok(Self {
-            arrivals,
+            connections,
             running,
             thread: Some(thread),
         })
     }
 
-    /// Takes a connection over.
-    pub(crate) fn take(&self, arrival: Arrival) {
-        // A worker that is gone has been told to go.
-        let _ = self.arrivals.send((arrival, self.running.one()));
+    /// Serves a connection.
+    pub(crate) fn serve(&self, accepted: AcceptedConnection) {
+        // A worker only ends when it is stopped.
+        let _ = self.connections.send((accepted, self.running.one()));
     }
 
-    /// How many connections it has.
+    /// The number of its connections.
     pub(crate) fn connections(&self) -> usize {
         self.running.count()
     }
 
-    /// Ends the thread, and with it every connection that is still open.
+    /// Ends the thread and all of its open connections.
     pub(crate) fn stop(mut self) {
-        drop(self.arrivals);
+        drop(self.connections);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -92,37 +91,36 @@ impl Worker {
 
 async fn run(
     bridge: Arc<GatewayState>,
-    mut arrivals: mpsc::UnboundedReceiver<(Arrival, InFlight)>,
+    mut connections: mpsc::UnboundedReceiver<(AcceptedConnection, InFlight)>,
 ) {
     let pools = Arc::new(Pools::default());
-    let mut tidy = tokio::time::interval(TIDY_EVERY);
+    let mut idle_check = tokio::time::interval(IDLE_CHECK_INTERVAL);
     let timeouts = ClientTimeouts {
         head: bridge.limits.read_header_timeout,
         idle: bridge.limits.idle_timeout,
         stall: bridge.limits.stall_timeout,
     };
-    let bounds = H2Limits {
+    let limits = H2Limits {
         max_streams: bridge.limits.max_streams_per_connection,
         timeouts,
     };
     loop {
         tokio::select! {
             biased;
-            arrival = arrivals.recv() => {
-                // The end of this future drops the runtime, and with it all
-                // tasks.
-                let Some((arrival, running)) = arrival else { return };
+            accepted = connections.recv() => {
+                // The end of this future drops the runtime and all tasks.
+                let Some((accepted, running)) = accepted else { return };
                 let bridge = bridge.clone();
                 let pools = pools.clone();
-                let open = Open::new(bridge.metrics.client_connections());
-                let eviction = arrival.slot.eviction();
+                let open = OpenConnectionGuard::new(bridge.metrics.client_connections());
+                let eviction = accepted.slot.eviction();
                 let task = tokio::spawn(async move {
-                    connection(arrival, bridge, pools, bounds).await;
+                    connection(accepted, bridge, pools, limits).await;
                     drop((running, open));
                 });
-                eviction.by(task.abort_handle());
+                eviction.set_task(task.abort_handle());
             }
-            _ = tidy.tick() => {
+            _ = idle_check.tick() => {
                 let cluster = bridge.cluster_handle.as_ref().map(|it| it.cluster.load());
                 pools.evict_idle(|identity| {
                     cluster.as_ref().is_some_and(|it| it.peers.get(identity).is_some())
@@ -133,43 +131,46 @@ async fn run(
 }
 
 /// Counts a connection while it is open.
-struct Open(Gauge);
+struct OpenConnectionGuard(Gauge);
 
-impl Open {
+impl OpenConnectionGuard {
     fn new(gauge: Gauge) -> Self {
         gauge.inc();
         Self(gauge)
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnectionGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
 }
 
-/// One connection from its first byte to its last. An eviction aborts its task: dropping
-/// what serves it closes it.
+/// Serves one connection. An eviction aborts this task, which drops and closes the connection.
 async fn connection(
-    arrival: Arrival,
+    accepted: AcceptedConnection,
     bridge: Arc<GatewayState>,
     pools: Arc<Pools>,
-    bounds: H2Limits,
+    limits: H2Limits,
 ) {
-    let Arrival { tcp, peer, slot } = arrival;
+    let AcceptedConnection {
+        tcp,
+        client: source,
+        slot,
+    } = accepted;
     let Ok(tcp) = TcpStream::from_std(tcp) else {
         return;
     };
-    let client = Arc::new(ClientConnection::new(peer).with_slot(slot.promotion()));
-    // kube-apiserver waits for the first request head of a connection as for any other.
+    let client = Arc::new(ClientConnection::new(source).with_slot(slot.promotion()));
+    // As in kube-apiserver, the first request head has the same timeout as later ones.
     let first_request = bridge.limits.handshake_timeout + bridge.limits.read_header_timeout;
     let mut timer = Some(Box::pin(sleep(first_request)));
-    let mut serving = pin!(serve(tcp, client.clone(), bridge, pools, bounds));
+    let mut serving = pin!(serve(tcp, client.clone(), bridge, pools, limits));
     let ended = poll_fn(|cx| {
         if serving.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Ended::Served);
+            return Poll::Ready(ConnectionEnd::Served);
         }
-        // This runs for each message of a stream: the timer goes with the first request.
+        // This runs for each message of a stream, so the timer is dropped with the first request.
         let Some(waiting) = &mut timer else {
             return Poll::Pending;
         };
@@ -177,15 +178,15 @@ async fn connection(
             timer = None;
             return Poll::Pending;
         }
-        waiting.as_mut().poll(cx).map(|()| Ended::NoRequest)
+        waiting.as_mut().poll(cx).map(|()| ConnectionEnd::NoRequest)
     });
-    if let Ended::NoRequest = ended.await {
+    if let ConnectionEnd::NoRequest = ended.await {
         slot.evict(EvictionReason::NoRequest);
     }
 }
 
 /// How a connection ended.
-enum Ended {
+enum ConnectionEnd {
     Served,
     /// The client has neither authenticated nor sent a request in time.
     NoRequest,
@@ -196,15 +197,15 @@ async fn serve(
     client: Arc<ClientConnection>,
     bridge: Arc<GatewayState>,
     pools: Arc<Pools>,
-    bounds: H2Limits,
+    limits: H2Limits,
 ) {
-    let peer = client.source();
+    let source = client.source();
     let config: Arc<ServerConfig> = bridge.live.server.load_full();
     let accept = async {
         let mut tcp = tcp;
         let first = plain_http::first_bytes(&mut tcp).await?;
         if plain_http::is_request(&first) {
-            plain_http::refuse(tcp).await;
+            plain_http::reject(tcp).await;
             return Ok(None);
         }
         let tls = TlsAcceptor::from(config).accept(ReadAhead::with_buffered(first, tcp));
@@ -214,12 +215,12 @@ async fn serve(
         Ok(Ok(Some(tls))) => tls,
         Ok(Ok(None)) => {
             bridge.metrics.handshake_failed("not-tls");
-            tracing::debug!(%peer, "HTTP without TLS");
+            tracing::debug!(client = %source, "HTTP without TLS");
             return;
         }
         Ok(Err(error)) => {
             bridge.metrics.handshake_failed(reason(&error));
-            tracing::debug!(%peer, %error, "TLS handshake failed");
+            tracing::debug!(client = %source, %error, "TLS handshake failed");
             return;
         }
         Err(_) => {
@@ -234,7 +235,7 @@ async fn serve(
         .unwrap_or_default();
     let is_h2 = session.alpn_protocol() == Some(b"h2");
     let drain = bridge.drain.clone();
-    let client_cert = ClientCertState::of_client(peer, chain);
+    let client_cert = ClientCertState::of_client(source, chain);
     client.note_certificate(client_cert.class(&bridge.live.trust.load_full()));
     let service = ConnectionHandler(Arc::new(ConnectionState {
         limits: ClientLimits::new(client.clone(), bridge.buffers.clone()),
@@ -245,13 +246,13 @@ async fn serve(
     }));
     let io = ClientIo::Tls(Box::new(tls));
     if is_h2 {
-        h2::serve(io, service, bounds, drain).await;
+        h2::serve(io, service, limits, drain).await;
     } else {
-        h1::serve(io, service, bounds.timeouts, drain).await;
+        h1::serve(io, service, limits.timeouts, drain).await;
     }
 }
 
-/// As a metric label.
+/// The metric label.
 fn reason(error: &io::Error) -> &'static str {
     let tls = error
         .get_ref()

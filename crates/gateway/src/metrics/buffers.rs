@@ -1,4 +1,4 @@
-//! Metrics of bytes held for clients.
+//! Metrics of bytes that are buffered for clients.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -8,7 +8,7 @@ use skewbridge_http_engine::buffer_budget::{self, Eviction};
 
 use super::Gauge;
 
-/// What the bridge counts about its buffers.
+/// Metrics of buffers.
 #[derive(Debug, Clone)]
 pub(crate) struct BufferMetrics {
     held: Gauge,
@@ -41,8 +41,8 @@ impl BufferMetrics {
         let bridge = registry.sub_registry_with_prefix("skewbridge");
         bridge.register(
             "buffered_bytes",
-            "Bytes held for clients: stalled answers, request bodies that upstream has not \
-             taken, and request bodies kept for a second try",
+            "Bytes buffered for clients: stalled responses, request bodies that upstream has not \
+             read, and request bodies kept for a retry",
             metrics.held.clone(),
         );
         bridge.register(

@@ -7,8 +7,8 @@ use prometheus_client::registry::Registry;
 
 use super::Gauge;
 
-/// The kind of a credential. Each has a budget of its own in
-/// [`crate::authentication_limit`], so that refused certificates do not slow down tokens.
+/// The kind of a credential. Each has its own budget in [`crate::authentication_limit`], so that
+/// rejected certificates do not limit tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Credential {
     Token,
@@ -19,7 +19,7 @@ pub(crate) enum Credential {
 impl Credential {
     pub(crate) const ALL: [Self; 3] = [Self::Token, Self::Signature, Self::Certificate];
 
-    /// As a metric label.
+    /// The metric label.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Token => "token",
@@ -34,7 +34,7 @@ impl Credential {
 pub(crate) enum EvictionReason {
     /// All slots were taken.
     SlotsFull,
-    /// Its source had as many unauthenticated connections as it may.
+    /// Its source had reached its limit of unauthenticated connections.
     SourceLimit,
     /// It sent no request in time.
     NoRequest,
@@ -43,7 +43,7 @@ pub(crate) enum EvictionReason {
 impl EvictionReason {
     pub(crate) const ALL: [Self; 3] = [Self::SlotsFull, Self::SourceLimit, Self::NoRequest];
 
-    /// As a metric label.
+    /// The metric label.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::SlotsFull => "slots-full",
@@ -65,7 +65,7 @@ pub(crate) struct ConnectionMetrics {
     reserved: Gauge,
 }
 
-/// How many connections hold slots in which way.
+/// The number of connections with a slot, by share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct SlotCounts {
     pub(crate) unauthenticated: usize,
@@ -98,12 +98,12 @@ impl ConnectionMetrics {
         );
         bridge.register(
             "connection_slots",
-            "Client connections that hold a slot of --max-connections, by class",
+            "Client connections with a slot of --max-connections, by class",
             Family::clone(&slots),
         );
         bridge.register(
             "authentication_failures",
-            "Requests whose credential was refused, by the bridge or with 401 by kube-apiserver",
+            "Requests whose credential was rejected by the bridge, or with 401 by kube-apiserver",
             Family::clone(&authentication_failures),
         );
         bridge.register(

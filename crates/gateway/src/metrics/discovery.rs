@@ -1,5 +1,5 @@
-//! What is counted of discovery: under kube-apiserver's names where it has one,
-//! under those of KEP-4020, and under our own.
+//! Metrics of discovery: with kube-apiserver's names where it has one, with those of KEP-4020, and
+//! with names of the bridge.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(crate) struct DiscoveryMetrics {
     bytes: Family<PathLabels, Gauge>,
     recompute: Histogram,
     staleness: Gauge,
-    /// So that it is said once, and again after it was over.
+    /// So that a fallback is logged once, and again after a hit.
     fell_back: AtomicBool,
 }
 
@@ -40,9 +40,9 @@ struct PathLabels {
 pub(crate) enum Fallback {
     /// Certificates for peers, or something else that peering needs, is missing.
     NoPeering,
-    /// It is not known yet what there is.
+    /// The cluster state is not complete yet.
     NotSynced,
-    /// What a server said cannot be merged.
+    /// The response of a server cannot be merged.
     NotMerged,
 }
 
@@ -73,12 +73,12 @@ impl DiscoveryMetrics {
         };
         registry.register(
             "aggregator_discovery_peer_aggregated_cache_hits",
-            "Requests for discovery answered with the document of the whole cluster as it was",
+            "Requests for discovery answered with the cached merged document",
             metrics.hits.clone(),
         );
         registry.register(
             "aggregator_discovery_peer_aggregated_cache_misses",
-            "How often the document of the whole cluster was made anew",
+            "Rebuilds of the merged discovery document",
             metrics.misses.clone(),
         );
         for name in [
@@ -94,44 +94,44 @@ impl DiscoveryMetrics {
         let bridge = registry.sub_registry_with_prefix("skewbridge");
         bridge.register(
             "discovery_fallbacks",
-            "Requests answered with the local kube-apiserver's discovery instead of the cluster's",
+            "Requests answered with discovery of the local kube-apiserver instead of merged discovery",
             metrics.fallbacks.clone(),
         );
         bridge.register(
             "discovery_document_bytes",
-            "Size of the document of the whole cluster, as JSON",
+            "Size of the merged discovery document as JSON",
             metrics.bytes.clone(),
         );
         bridge.register(
             "discovery_recompute_seconds",
-            "Time to make the document of the whole cluster",
+            "Time to rebuild the merged discovery document",
             metrics.recompute.clone(),
         );
         bridge.register(
             "discovery_staleness_seconds",
-            "How long ago the peer told what it serves that has not done so for longest",
+            "Time since the oldest successful discovery poll of a peer",
             metrics.staleness.clone(),
         );
         metrics
     }
 
-    /// A request was answered with the document as it was.
+    /// A request was answered with the cached document.
     pub(crate) fn hit(&self) {
         self.hits.inc();
         self.fell_back.store(false, Ordering::Relaxed);
     }
 
-    /// A request had it made anew, with news of the local server.
+    /// A request rebuilt the document with a newer document of the local server.
     pub(crate) fn miss(&self) {
         self.misses.inc();
     }
 
-    /// A request was for the local server alone.
+    /// A request was for discovery of the local server.
     pub(crate) fn local_request(&self) {
         self.local_requests.inc();
     }
 
-    /// A client got less than there is.
+    /// A client got discovery of the local server instead of merged discovery.
     pub(crate) fn fallback(&self, why: Fallback) {
         let labels = ReasonLabels {
             reason: why.as_str(),
@@ -140,7 +140,7 @@ impl DiscoveryMetrics {
         if !self.fell_back.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 reason = why.as_str(),
-                "clients are shown what the local kube-apiserver serves, not the whole cluster"
+                "clients get discovery of the local kube-apiserver instead of merged discovery"
             );
         }
     }
@@ -164,7 +164,7 @@ impl DiscoveryMetrics {
         }
     }
 
-    /// How old the oldest of what it is made of is.
+    /// Sets the age of the oldest merged document.
     pub(crate) fn staleness(&self, oldest: Option<Duration>) {
         let seconds = oldest.unwrap_or_default().as_secs();
         self.staleness

@@ -20,7 +20,7 @@ impl HeaderMetrics {
         let metrics = Self(Family::default());
         registry.sub_registry_with_prefix("skewbridge").register(
             "header_limits",
-            "Requests and connections that met a limit on headers, by limit",
+            "Requests and connections that reached a limit on headers, by limit",
             Family::clone(&metrics.0),
         );
         // All series exist from the start, so that the first event is an increase.

@@ -1,5 +1,5 @@
-//! All metrics of the bridge. Each metric has its help line here and one place that feeds it;
-//! labels are bounded. The modules that feed metrics are above this one.
+//! All metrics of the bridge. Each metric has a help line here and one owner that updates it; labels
+//! are bounded.
 
 pub(crate) mod buffers;
 pub(crate) mod connections;
@@ -32,7 +32,7 @@ use process::ProcessMetrics;
 use signatures::SignatureMetrics;
 use streams::StreamMetrics;
 
-/// A gauge, kept by the code that changes it.
+/// A gauge, owned by the code that changes it.
 pub type Gauge = gauge::Gauge<i64, AtomicI64>;
 
 /// All metrics of a bridge; cheap to clone.
@@ -65,7 +65,7 @@ struct Inner {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
-    /// The label of the last release, with values that `destination` renames.
+    /// The deprecated label; `destination` has other names for some values.
     route: &'static str,
     destination: &'static str,
     verb: &'static str,
@@ -74,7 +74,7 @@ struct RequestLabels {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ConnectionLabels {
-    /// The label of the last release, with a value that `identity` renames.
+    /// The deprecated label; `identity` has another name for one value.
     leg: &'static str,
     identity: &'static str,
     protocol: &'static str,
@@ -125,7 +125,7 @@ fn deprecated_leg(identity: &'static str) -> &'static str {
     }
 }
 
-/// From a cached read to a slow list; kube-apiserver's own edges are as wide.
+/// From a cached read to a slow list, a range as wide as that of kube-apiserver.
 const DURATION_BUCKETS: [f64; 14] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0,
 ];
@@ -141,7 +141,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All at zero.
+    /// Metrics with the value zero.
     #[allow(clippy::too_many_lines)] // a few lines for each metric
     pub fn new() -> Self {
         let requests = Family::default();
@@ -167,17 +167,17 @@ impl Metrics {
         );
         bridge.register(
             "requests",
-            "Requests answered, by destination, verb and code (499: the client left first)",
+            "Requests, by destination, verb and code (499: the client disconnected first)",
             Family::clone(&requests),
         );
         bridge.register(
             "request_duration_seconds",
-            "Time from a request's head to the end of its answer",
+            "Time from the head of a request to the end of its response",
             Family::clone(&duration),
         );
         bridge.register(
             "response_bytes",
-            "Bytes of answers' bodies sent to clients",
+            "Bytes of response bodies sent to clients",
             response_bytes.clone(),
         );
         bridge.register(
@@ -192,12 +192,12 @@ impl Metrics {
         );
         bridge.register(
             "upstream_streams",
-            "Requests under way on HTTP/2 connections to upstream",
+            "Requests in flight on HTTP/2 connections to upstream",
             Family::clone(&upstream_streams),
         );
         bridge.register(
             "upstream_retries",
-            "Requests that upstream had not taken and that were sent again",
+            "Requests that upstream had not processed and that were retried",
             upstream_retries.clone(),
         );
         bridge.register(
@@ -207,12 +207,12 @@ impl Metrics {
         );
         bridge.register(
             "file_reloads",
-            "Times that changed files were read again, by flag and result",
+            "Reloads of changed files, by flag and result",
             Family::clone(&reloads),
         );
         bridge.register(
             "certificate_expiration_timestamp_seconds",
-            "When the first certificate named by a flag runs out",
+            "When the first certificate of a flag expires",
             Family::clone(&certificate_expiry),
         );
         bridge.register(
@@ -222,7 +222,7 @@ impl Metrics {
         );
         bridge.register(
             "self_test_up",
-            "Whether a self-test passed when it last ran; none where it had no result",
+            "Whether a self-test passed in its last run; no series without a result",
             Family::clone(&self_test),
         );
         let peers = PeerMetrics::register(&mut registry);
@@ -265,21 +265,22 @@ impl Metrics {
         text
     }
 
-    /// What concerns other servers.
+    /// Metrics of discovery.
     pub(crate) fn discovery(&self) -> &DiscoveryMetrics {
         &self.0.discovery
     }
 
+    /// Metrics of peers.
     pub(crate) fn peers(&self) -> &PeerMetrics {
         &self.0.peers
     }
 
-    /// What concerns exec, attach and port-forward.
+    /// Metrics of exec, attach and port-forward.
     pub(crate) fn streams(&self) -> &StreamMetrics {
         &self.0.streams
     }
 
-    /// What concerns signatures over requests.
+    /// Metrics of signed requests.
     pub(crate) fn signatures(&self) -> &SignatureMetrics {
         &self.0.signatures
     }
@@ -289,12 +290,12 @@ impl Metrics {
         &self.0.connections
     }
 
-    /// Bytes held for clients.
+    /// Metrics of buffered bytes.
     pub(crate) fn buffers(&self) -> &BufferMetrics {
         &self.0.buffers
     }
 
-    /// Limits on headers.
+    /// Metrics of header limits.
     pub(crate) fn headers(&self) -> &HeaderMetrics {
         &self.0.headers
     }
@@ -354,8 +355,7 @@ impl Metrics {
         self.0.handshake_failures.get_or_create(&labels).inc();
     }
 
-    /// From now on there are series for this flag, so that the first failure is
-    /// an increase.
+    /// Creates the series of a flag, so that the first failure is an increase.
     pub(crate) fn will_reload(&self, flag: &'static str) {
         for result in ["ok", "failed"] {
             let labels = ReloadLabels { flag, result };

@@ -1,5 +1,5 @@
-//! What is counted of peers: under the names of KEP-4020, under those that
-//! kube-apiserver uses on the wire, and under our own where neither has one.
+//! Metrics of peers: with the names of KEP-4020, with those of kube-apiserver, and with names of the
+//! bridge where neither has one.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -37,20 +37,20 @@ pub(crate) struct PeerMetrics {
     series: Mutex<Series>,
 }
 
-/// Which series there are of peers.
+/// The existing series of peers.
 #[derive(Debug, Default)]
 struct Series {
-    /// Peers that have series, with the codes of their answers.
+    /// Peers with series, and the status codes of their responses.
     peers: HashMap<PeerLabels, BTreeSet<u16>>,
-    /// The series of the last rerouted requests, oldest first: to find one by its labels
-    /// takes seven strings.
+    /// A cache of the series of recent rerouted requests, oldest first: a lookup by labels
+    /// allocates seven strings.
     recent: Vec<Recent>,
 }
 
-/// More than a control plane reroutes at a time: some resources, some codes.
+/// More combinations of resource and code than a control plane usually reroutes at a time.
 const MAX_RECENT: usize = 32;
 
-/// The series of rerouted requests of one kind.
+/// The series of rerouted requests with the same labels.
 #[derive(Debug)]
 struct Recent {
     identity: Identity,
@@ -75,7 +75,7 @@ impl Recent {
 }
 
 impl Series {
-    /// A peer has series, so that they can end with the peer.
+    /// Notes that a peer has series, so that they can be removed with the peer.
     fn note(&mut self, labels: PeerLabels, code: Option<u16>) {
         self.peers.entry(labels).or_default().extend(code);
     }
@@ -85,7 +85,7 @@ impl Series {
 const POLL_OK: &str = "ok";
 const POLL_FAILED: &str = "failed";
 
-/// The resource is one that a peer has announced: the labels are bounded.
+/// The labels are bounded, because the resource is one that a peer serves.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReroutedLabels {
     code: u16,
@@ -114,7 +114,7 @@ struct PeerLabels {
 }
 
 impl PeerLabels {
-    /// The host is empty where it is not known.
+    /// The host is empty if it is not known.
     fn of(peer: &Peer) -> Self {
         Self {
             peer: peer.identity.to_string(),
@@ -137,16 +137,16 @@ struct PollLabels {
     result: &'static str,
 }
 
-/// Why a peer did not take a request. The first two are kube-apiserver's names.
+/// Why a peer did not accept a request. The labels of the first two are those of kube-apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PeerError {
     /// No peer that serves it has an address.
     NoAddress,
     /// No connection.
     Connect,
-    /// It would not take it.
+    /// The peer declined it.
     Declined,
-    /// It broke off.
+    /// The connection was lost.
     CutOff,
 }
 
@@ -161,12 +161,12 @@ impl PeerError {
     }
 }
 
-/// Why it is not known what a peer serves, in kube-apiserver's words.
+/// Why discovery of peers failed. The labels are those of kube-apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SyncError {
-    /// The Leases cannot be read.
+    /// Leases cannot be listed or watched.
     Leases,
-    /// A peer did not tell.
+    /// A poll of a peer failed.
     Fetch,
 }
 
@@ -181,8 +181,7 @@ impl SyncError {
     }
 }
 
-/// A family that is described before it has its first sample, so that who looks
-/// for it finds it.
+/// A family that is described before its first sample, so that it can be found in a scrape.
 #[derive(Debug)]
 struct Announced<M>(M);
 
@@ -196,7 +195,7 @@ impl<M: EncodeMetric> EncodeMetric for Announced<M> {
     }
 }
 
-/// From the next rack to a slow list.
+/// From a peer in the next rack to a slow list.
 const DURATION_BUCKETS: [f64; 12] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 60.0,
 ];
@@ -230,34 +229,34 @@ impl PeerMetrics {
         ] {
             registry.register(
                 name,
-                "Requests sent to peers because the local kube-apiserver does not serve them, by the code of the answer: the peer's, or the bridge's own where no peer answered",
+                "Requests sent to peers because the local kube-apiserver does not serve them, by the code of the response: that of the peer, or that of the bridge if no peer answered",
                 Announced(metrics.rerouted.clone()),
             );
         }
         registry.register(
             "apiserver_peer_proxy_errors",
-            "Requests that a peer did not take, by cause",
+            "Requests that a peer did not accept, by cause",
             Announced(metrics.errors.clone()),
         );
         registry.register(
             "apiserver_peer_discovery_sync_errors",
-            "Failures to learn what peers serve, by cause",
+            "Failed discovery of peers, by cause",
             Announced(metrics.sync_errors.clone()),
         );
         let bridge = registry.sub_registry_with_prefix("skewbridge");
         bridge.register(
             "rerouted_requests",
-            "Requests sent to peers, by the peer that answered or was tried last (empty: none had an address) and by the code of the answer",
+            "Requests sent to peers, by the peer that answered or was tried last (empty: none had an address) and by the code of the response",
             Announced(metrics.rerouted_to.clone()),
         );
         bridge.register(
             "peer_request_duration_seconds",
-            "Time from sending a request to a peer to the head of its answer",
+            "Time from sending a request to a peer to the head of its response",
             Announced(metrics.duration.clone()),
         );
         bridge.register(
             "peer_discovery_age_seconds",
-            "How long ago a peer last told what it serves",
+            "Time since the last successful discovery poll of a peer",
             Announced(metrics.age.clone()),
         );
         bridge.register(
@@ -277,7 +276,7 @@ impl PeerMetrics {
         );
         bridge.register(
             "peering_enabled",
-            "Whether peers are asked for what the local kube-apiserver does not serve",
+            "Whether requests that the local kube-apiserver does not serve are sent to peers",
             metrics.peering_enabled.clone(),
         );
         bridge.register(
@@ -287,29 +286,29 @@ impl PeerMetrics {
         );
         bridge.register(
             "peers_without_bridge",
-            "Peers whose bridge announced that it leaves, and has not come back",
+            "Peers whose bridge announced its departure and has not returned",
             metrics.without_bridge.clone(),
         );
-        // All there can be: an alert sees them begin at zero.
+        // All series exist from the start, so that the first error is an increase.
         for cause in [SyncError::Leases, SyncError::Fetch] {
             metrics.sync_errors.get_or_create(&cause.labels()).inc_by(0);
         }
         metrics
     }
 
-    /// Whether the bridge is one of several servers, as far as its flags allow it.
+    /// Sets whether peering is enabled by flags.
     pub(crate) fn set_peering_enabled(&self, enabled: bool) {
         self.member.store(enabled, Ordering::Relaxed);
         self.peering_enabled.set(i64::from(enabled));
     }
 
-    /// Whether CA files keep it from asking peers.
+    /// Sets whether a conflict of CA files disables peering.
     pub(crate) fn in_conflict(&self, in_conflict: bool) {
         let enabled = self.member.load(Ordering::Relaxed) && !in_conflict;
         self.peering_enabled.set(i64::from(enabled));
     }
 
-    /// How many peers have no bridge any more.
+    /// Sets the number of peers whose bridge has departed.
     pub(crate) fn without_bridge(&self, peers: &Peers) {
         let left = peers.peers.iter().filter(|peer| peer.record.bridge_left);
         self.without_bridge
@@ -411,7 +410,7 @@ impl PeerMetrics {
             if present.contains(labels) {
                 return true;
             }
-            // Counted once more, it would be a series that nobody reads.
+            // A cached counter of a removed series would not be exported any more.
             recent.clear();
             self.duration.remove(labels);
             let PeerLabels { peer, host } = labels;
@@ -428,7 +427,7 @@ impl PeerMetrics {
         });
     }
 
-    /// A peer was polled for what it serves.
+    /// A peer was polled.
     pub(crate) fn polled(&self, peer: &Peer, succeeded: bool) {
         let series = PeerLabels::of(peer);
         let PeerLabels { peer, host } = series.clone();
@@ -452,7 +451,7 @@ impl PeerMetrics {
         self.sync_errors.get_or_create(&cause.labels()).inc();
     }
 
-    /// What holds at the moment of a scrape. Series of peers that are gone end.
+    /// Updates the gauges for a scrape, and removes the series of peers that no longer exist.
     pub(crate) fn observe(&self, peers: &Peers, registry: &RegistryStatus) {
         self.registry_up.set(i64::from(registry.up));
         let now = Instant::now();
@@ -485,18 +484,18 @@ mod tests {
 
     fn peers(names: &[&str]) -> Peers {
         let mut peer_table = PeerTable::new(Identity::named("apiserver-me").unwrap());
-        let seen = names.iter().map(|name| LeaseSnapshot {
+        let leases = names.iter().map(|name| LeaseSnapshot {
             identity: Identity::named(name).unwrap(),
             host: Some(format!("host-of-{name}")),
             holder: "h".to_owned(),
             resource_version: "1".to_owned(),
         });
-        peer_table.set_leases(seen.collect(), Instant::now());
+        peer_table.set_leases(leases.collect(), Instant::now());
         peer_table.snapshot()
     }
 
     #[test]
-    fn all_series_of_a_peer_end_when_it_leaves() {
+    fn all_series_of_a_peer_are_removed_with_the_peer() {
         let mut registry = Registry::default();
         let metrics = PeerMetrics::register(&mut registry);
         let path = DecodedPath::new("/apis/example.io/v1/things").unwrap();

@@ -1,5 +1,4 @@
-//! What the operating system knows about this process, under the names that
-//! every Prometheus client uses.
+//! Metrics of the process, with the names that all Prometheus clients use.
 
 use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,11 +8,11 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-/// Linux counts CPU time in hundredths of a second for every program
-/// (`USER_HZ`), whatever the kernel's own clock.
+/// Linux reports CPU time in hundredths of a second (`USER_HZ`), independent of the clock of the
+/// kernel.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// x86-64 and most arm64 systems. A wrong guess shows in one gauge only.
+/// The page size of x86-64 and most arm64 systems. It only affects one gauge.
 const PAGE_BYTES: u64 = 4096;
 
 static STARTED: LazyLock<f64> = LazyLock::new(|| {
@@ -22,7 +21,7 @@ static STARTED: LazyLock<f64> = LazyLock::new(|| {
         .map_or(0.0, |since| since.as_secs_f64())
 });
 
-/// Reads `/proc/self` when it is asked.
+/// Reads `/proc/self` with each scrape.
 #[derive(Debug)]
 pub(crate) struct ProcessMetrics;
 
@@ -59,7 +58,7 @@ impl Collector for ProcessMetrics {
             gauge("process_open_fds", "Open file descriptors", open)?;
         }
         if let Some(max) = max_fds() {
-            gauge("process_max_fds", "Most file descriptors allowed", max)?;
+            gauge("process_max_fds", "Maximum number of file descriptors", max)?;
         }
         let cpu = ConstCounter::new(stat.cpu_seconds);
         let metric = encoder.encode_descriptor(
@@ -72,7 +71,7 @@ impl Collector for ProcessMetrics {
     }
 }
 
-/// Called once at the start, so that the start time is right.
+/// Called once at the start, so that the start time is correct.
 pub(crate) fn started_now() {
     LazyLock::force(&STARTED);
 }
@@ -84,8 +83,8 @@ struct Stat {
 }
 
 impl Stat {
-    /// proc(5): fields are counted from behind the command name, which may
-    /// contain spaces and parentheses.
+    /// proc(5): fields are counted from the end of the command name, which may contain spaces and
+    /// parentheses.
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     fn parse(stat: &str) -> Option<Self> {
         let rest = stat.rsplit_once(')')?.1;
@@ -94,7 +93,7 @@ impl Stat {
             .skip(1)
             .map(|field| field.parse().unwrap_or(0))
             .collect();
-        // Field 4 (ppid) is the first here.
+        // The first element is field 4 (ppid).
         let field = |number: usize| fields.get(number - 4).copied();
         Some(Self {
             cpu_seconds: (field(14)? + field(15)?) as f64 / TICKS_PER_SECOND,

@@ -1,5 +1,4 @@
-//! Metrics of streams: under kube-apiserver's names where it has one, and under names of the
-//! bridge.
+//! Metrics of streams: with kube-apiserver's names where it has one, and with names of the bridge.
 
 use http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -42,7 +41,7 @@ struct EndLabels {
     kind: &'static str,
     client: &'static str,
     upstream: &'static str,
-    /// The label of the last release, with a value that `result` renames.
+    /// The deprecated label; `result` has another name for one value.
     outcome: &'static str,
     result: &'static str,
 }

@@ -19,7 +19,7 @@ pub(crate) struct MergedDocument {
     /// The hash of all parts. Clients cache the document under it for a year. `None` if a part is
     /// missing, because the document must not be cached then.
     pub(crate) hash: Option<String>,
-    /// The ETag of the local server's document.
+    /// The `ETag` of the local server's document.
     pub(crate) local_etag: Option<HeaderValue>,
     /// The documents of peers.
     pub(crate) parts: Vec<Part>,

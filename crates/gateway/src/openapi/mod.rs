@@ -98,7 +98,7 @@ pub(crate) struct DocumentRequest {
 pub(crate) enum LocalDocument {
     /// The local server does not have the document.
     Missing,
-    /// The ETag of the document, and its content if the response contained it.
+    /// The `ETag` of the document, and its content if the response contained it.
     Tagged(HeaderValue, Option<Bytes>),
 }
 

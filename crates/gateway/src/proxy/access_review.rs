@@ -16,7 +16,7 @@ use crate::access_log::AccessLogEntry;
 use crate::streams::translation_plan::STREAM_PROTOCOL_HEADER;
 use crate::upstream::UpstreamResponse;
 
-const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+const REVIEWS_PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 /// Larger than any such response.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
@@ -93,7 +93,7 @@ pub(crate) async fn check_create(
     let (review_body, denied) = (review_body(info), denied(info));
     let mut request = head.clone();
     request.method = Method::POST;
-    request.uri = Uri::from_static(PATH);
+    request.uri = Uri::from_static(REVIEWS_PATH);
     for name in [UPGRADE, STREAM_PROTOCOL_HEADER, ACCEPT_ENCODING] {
         request.headers.remove(name);
     }

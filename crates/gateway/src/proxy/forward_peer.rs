@@ -249,7 +249,11 @@ fn anonymous_access_unknown(cause: &str) -> ProxyError {
 
 /// The identity of the connection to a peer. The front-proxy certificate is presented for asserted
 /// users, and to bridges.
-fn leg(caller: &Caller, is_bridge: bool, is_unproven: bool) -> PeerConnectionIdentity {
+fn connection_identity(
+    caller: &Caller,
+    is_bridge: bool,
+    is_unproven: bool,
+) -> PeerConnectionIdentity {
     match caller {
         Caller::Peer(_) | Caller::Certificate(_) | Caller::Signed(_) | Caller::Anonymous => {
             PeerConnectionIdentity::FrontProxy
@@ -278,12 +282,13 @@ async fn send(
         .inspect_err(|_| context.met_header_limit(HeaderLimit::OutgoingTooLarge))
         .map_err(ProxyError::rejected)?;
     request.body_mut().set_header_bytes(bytes);
-    let leg = leg(
+    let identity = connection_identity(
         &context.caller,
         peer.record.is_bridge,
         context.has_unproven_token,
     );
-    let Some(pool) = (context.pools).to(peer, leg, &bridge.live.targets, &bridge.metrics) else {
+    let Some(pool) = (context.pools).to(peer, identity, &bridge.live.targets, &bridge.metrics)
+    else {
         // The certificates were removed since the routing decision.
         return Err(ProxyError::peer_lost("there are no certificates for peers"));
     };

@@ -425,7 +425,7 @@ fn route(
 ) -> Result<Destination, ProxyError> {
     let bridge = context.bridge;
     let input = routing::RouteInput {
-        leaving: bridge.drain.is_leaving(),
+        shutting_down: bridge.drain.is_leaving(),
         can_assert: bridge.live.targets.load().front_proxy.is_some(),
         hop_state: match (bridge.via.is_present(&head.headers), context.rerouted) {
             (true, _) => HopState::Loop,
@@ -438,12 +438,12 @@ fn route(
     let route = routing::route(&context.info, &context.caller, input, cluster);
     record.route(route.as_str());
     match route {
-        Route::Local(leg) => {
+        Route::Local(identity) => {
             let (pools, targets) = (context.pools, &bridge.live.targets);
             let pool = if context.is_unproven() {
                 Some(pools.anonymous(targets, &bridge.metrics))
             } else {
-                pools.of(leg, targets, &bridge.metrics)
+                pools.of(identity, targets, &bridge.metrics)
             };
             // The certificate was removed since the routing decision.
             let pool = pool.ok_or_else(|| ProxyError::refused(Refusal::CannotAssert))?;

@@ -44,12 +44,12 @@ pub(crate) enum StreamOutcome {
 
 /// Requests a stream as planned.
 pub(crate) async fn handshake(
-    job: StreamRequest,
+    stream_request: StreamRequest,
     head: Parts,
     outbound: &OutboundRequest<'_>,
     record: &mut AccessLogEntry,
 ) -> Result<StreamOutcome, ProxyError> {
-    let StreamRequest { kind, client, plan } = job;
+    let StreamRequest { kind, client, plan } = stream_request;
     let handshake = Handshake {
         kind,
         client,
@@ -63,11 +63,11 @@ pub(crate) async fn handshake(
         TranslationPlan::TunnelOrSpdy(to_spdy) => {
             let protocol = to_spdy.stream.protocol();
             let retry_head = head.clone();
-            let reply = outbound.send(head, record).await?;
-            if !is_refused(&reply) {
-                return Ok(handshake.tunnel(reply));
+            let response = outbound.send(head, record).await?;
+            if !is_refused(&response) {
+                return Ok(handshake.tunnel(response));
             }
-            drop(reply);
+            drop(response);
             let translation = Translation::ToSpdy(to_spdy);
             let outcome = handshake.translate(translation, retry_head, record).await?;
             if matches!(outcome, StreamOutcome::Upgraded(..)) {
@@ -83,8 +83,8 @@ pub(crate) async fn handshake(
     }
 }
 
-fn is_refused(reply: &UpstreamResponse) -> bool {
-    match reply {
+fn is_refused(response: &UpstreamResponse) -> bool {
+    match response {
         UpstreamResponse::Response(response) => {
             upgrade_headers::is_refusal(response.status(), response.headers())
         }
@@ -114,8 +114,8 @@ impl Handshake<'_> {
     }
 
     /// The same protocol on both sides.
-    fn tunnel(&self, reply: UpstreamResponse) -> StreamOutcome {
-        match reply {
+    fn tunnel(&self, response: UpstreamResponse) -> StreamOutcome {
+        match response {
             UpstreamResponse::Response(response) => StreamOutcome::Response(response),
             UpstreamResponse::Upgraded(response, upgraded) => {
                 let stream_metrics = self.stream_metrics(self.client);
@@ -135,8 +135,8 @@ impl Handshake<'_> {
     ) -> Result<StreamOutcome, ProxyError> {
         record.route("stream");
         match translation {
-            Translation::ToSpdy(asked) => {
-                let outcome = self.to_spdy(asked, head, record).await;
+            Translation::ToSpdy(request) => {
+                let outcome = self.to_spdy(request, head, record).await;
                 let code = match &outcome {
                     Ok(StreamOutcome::Response(response)) => Some(response.status()),
                     Err(error) => Some(error.code(self.outbound.bridge())),
@@ -150,19 +150,19 @@ impl Handshake<'_> {
                 }
                 outcome
             }
-            Translation::ToWebSocket(asked) => self.to_websocket(&asked, head, record).await,
+            Translation::ToWebSocket(request) => self.to_websocket(&request, head, record).await,
         }
     }
 
     /// WebSocket to the client, SPDY upstream.
     async fn to_spdy(
         &self,
-        asked: ToSpdy,
+        request: ToSpdy,
         mut head: Parts,
         record: &mut AccessLogEntry,
     ) -> Result<StreamOutcome, ProxyError> {
-        let token = asked.token.as_ref();
-        match &asked.stream {
+        let token = request.token.as_ref();
+        match &request.stream {
             WebSocketStream::Command(_) => {
                 upgrade_headers::to_spdy(&mut head, [SpdyProtocol::V4.name()], token);
             }
@@ -177,7 +177,7 @@ impl Handshake<'_> {
             UpstreamResponse::Response(response) => return Ok(StreamOutcome::Response(response)),
         };
         let unexpected = |error: upgrade_headers::UnexpectedUpgrade| bad_gateway(error.to_string());
-        match &asked.stream {
+        match &request.stream {
             WebSocketStream::Command(agreement) => {
                 let protocol =
                     upgrade_headers::command_protocol(response.headers()).map_err(unexpected)?;
@@ -205,9 +205,9 @@ impl Handshake<'_> {
                     stream_metrics: self.stream_metrics("spdy"),
                 };
                 let response =
-                    upgrade_headers::websocket_response(&asked.request, agreement.header);
-                let switched = UpgradedStream::WsToSpdyExec(Box::new(command));
-                Ok(StreamOutcome::Upgraded(response, switched))
+                    upgrade_headers::websocket_response(&request.request, agreement.header);
+                let upgraded_stream = UpgradedStream::WsToSpdyExec(Box::new(command));
+                Ok(StreamOutcome::Upgraded(response, upgraded_stream))
             }
             WebSocketStream::PortForward { offers } => {
                 let offers = offers.iter().map(String::as_str);
@@ -219,9 +219,10 @@ impl Handshake<'_> {
                     drain: self.drain(),
                     stream_metrics: self.stream_metrics("spdy"),
                 };
-                let response = upgrade_headers::websocket_response(&asked.request, Some(accepted));
-                let switched = UpgradedStream::WsToSpdyPortForward(Box::new(port_forward));
-                Ok(StreamOutcome::Upgraded(response, switched))
+                let response =
+                    upgrade_headers::websocket_response(&request.request, Some(accepted));
+                let upgraded_stream = UpgradedStream::WsToSpdyPortForward(Box::new(port_forward));
+                Ok(StreamOutcome::Upgraded(response, upgraded_stream))
             }
         }
     }
@@ -229,12 +230,12 @@ impl Handshake<'_> {
     /// SPDY to the client, WebSocket upstream.
     async fn to_websocket(
         &self,
-        asked: &ToWebSocket,
+        request: &ToWebSocket,
         head: Parts,
         record: &mut AccessLogEntry,
     ) -> Result<StreamOutcome, ProxyError> {
         // Checked before the request is sent upstream.
-        match asked {
+        match request {
             ToWebSocket::Command { offers } => {
                 let protocol = negotiate_spdy(offers.iter().map(String::as_str));
                 let protocol = protocol.map_err(|error| match error {
@@ -247,7 +248,7 @@ impl Handshake<'_> {
                 let options = Options::from_query(QueryDialect::Api, head.uri.query());
                 let offer = Protocol::V5.name();
                 self.request_websocket(head, offer, record, |upstream| {
-                    let switched = UpgradedStream::SpdyToWsExec(Box::new(SpdyToWsExec {
+                    let upgraded_stream = UpgradedStream::SpdyToWsExec(Box::new(SpdyToWsExec {
                         protocol,
                         options,
                         upstream,
@@ -255,7 +256,10 @@ impl Handshake<'_> {
                         drain: self.drain(),
                         stream_metrics: self.stream_metrics("websocket"),
                     }));
-                    (upgrade_headers::spdy_response(protocol.name()), switched)
+                    (
+                        upgrade_headers::spdy_response(protocol.name()),
+                        upgraded_stream,
+                    )
                 })
                 .await
             }
@@ -266,14 +270,17 @@ impl Handshake<'_> {
                     return Err(forbidden(why));
                 }
                 self.request_websocket(head, TUNNELLED_PORT_FORWARD, record, |upstream| {
-                    let switched =
+                    let upgraded_stream =
                         UpgradedStream::SpdyToWsPortForward(Box::new(SpdyToWsPortForward {
                             upstream,
                             timeouts: self.timeouts(),
                             drain: self.drain(),
                             stream_metrics: self.stream_metrics("websocket"),
                         }));
-                    (upgrade_headers::spdy_response(PORT_FORWARD), switched)
+                    (
+                        upgrade_headers::spdy_response(PORT_FORWARD),
+                        upgraded_stream,
+                    )
                 })
                 .await
             }
@@ -293,9 +300,9 @@ impl Handshake<'_> {
         }
         let key = Key::random();
         upgrade_headers::to_websocket(&mut head, &key, offer);
-        let reply = self.outbound.send(head, record).await?;
-        let refused = is_refused(&reply);
-        let (response, upgraded) = match reply {
+        let response = self.outbound.send(head, record).await?;
+        let refused = is_refused(&response);
+        let (response, upgraded) = match response {
             UpstreamResponse::Upgraded(response, upgraded) => (response, upgraded),
             UpstreamResponse::Response(response) if refused => {
                 let code = response.status().as_u16();
@@ -312,8 +319,8 @@ impl Handshake<'_> {
         };
         match check_response(response.status(), response.headers(), &key, &[offer]) {
             Ok(Some(_)) => {
-                let (response, switched) = switch(upgraded);
-                Ok(StreamOutcome::Upgraded(response, switched))
+                let (response, upgraded_stream) = switch(upgraded);
+                Ok(StreamOutcome::Upgraded(response, upgraded_stream))
             }
             Ok(None) => Err(bad_gateway(format!(
                 "upstream did not accept the subprotocol {offer}"

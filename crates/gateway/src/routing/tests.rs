@@ -16,15 +16,15 @@ use crate::authn::SignedUser;
 use crate::connection_slots::Class;
 
 const READY: RouteInput = RouteInput {
-    leaving: false,
+    shutting_down: false,
     can_assert: true,
     hop_state: HopState::First,
 };
-const LEAVING: RouteInput = RouteInput {
-    leaving: true,
+const SHUTTING_DOWN: RouteInput = RouteInput {
+    shutting_down: true,
     ..READY
 };
-const MUTE: RouteInput = RouteInput {
+const CANNOT_ASSERT: RouteInput = RouteInput {
     can_assert: false,
     ..READY
 };
@@ -32,7 +32,7 @@ const LOOP: RouteInput = RouteInput {
     hop_state: HopState::Loop,
     ..READY
 };
-const HOPPED: RouteInput = RouteInput {
+const REROUTED: RouteInput = RouteInput {
     hop_state: HopState::FromPeer,
     ..READY
 };
@@ -67,8 +67,8 @@ fn alice() -> User {
     }
 }
 
-/// A route in few words.
-fn words(route: &Route) -> String {
+/// A route as text.
+fn describe(route: &Route) -> String {
     match route {
         Route::Local(leg) => leg.as_str().to_owned(),
         Route::Peer(peers) => {
@@ -79,7 +79,7 @@ fn words(route: &Route) -> String {
     }
 }
 
-fn ask(
+fn route_of(
     method: &Method,
     path: &str,
     caller: &Caller,
@@ -89,7 +89,7 @@ fn ask(
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     let decoded = DecodedPath::new(path).unwrap();
     let request = RequestInfo::parse(method, &decoded, Some(query));
-    words(&route(
+    describe(&route(
         &request,
         caller,
         bridge,
@@ -98,11 +98,11 @@ fn ask(
 }
 
 #[test]
-fn every_request_of_every_caller_has_its_way() {
+fn requests_of_all_callers_are_routed() {
     use Caller::{Anonymous, Bearer, Unauthorized};
     let (peer, certificate, signed) = (peer(), certificate(), signed());
     let rows = [
-        // Who asks decides on the leg.
+        // The caller decides on the upstream identity.
         ("/api/v1/pods", &peer, READY, "front-proxy"),
         ("/api/v1/pods", &certificate, READY, "front-proxy"),
         ("/api/v1/pods", &signed, READY, "front-proxy"),
@@ -112,32 +112,37 @@ fn every_request_of_every_caller_has_its_way() {
         ("/apis", &certificate, READY, "front-proxy"),
         ("/healthz", &Anonymous, READY, "anonymous-or-token"),
         ("/", &Unauthorized, READY, "Unauthorized"),
-        // Without a front-proxy certificate nobody is made anonymous.
-        ("/api/v1/pods", &peer, MUTE, "CannotAssert"),
-        ("/api/v1/pods", &certificate, MUTE, "CannotAssert"),
-        ("/api/v1/pods", &signed, MUTE, "CannotAssert"),
-        ("/readyz", &certificate, MUTE, "CannotAssert"),
-        ("/api/v1/pods", &Bearer, MUTE, "anonymous-or-token"),
-        ("/api/v1/pods", &Anonymous, MUTE, "anonymous-or-token"),
-        ("/api/v1/pods", &Unauthorized, MUTE, "Unauthorized"),
-        // Who asks whether it is ready is told; all others are served on.
+        // Without a front-proxy certificate no caller becomes anonymous.
+        ("/api/v1/pods", &peer, CANNOT_ASSERT, "CannotAssert"),
+        ("/api/v1/pods", &certificate, CANNOT_ASSERT, "CannotAssert"),
+        ("/api/v1/pods", &signed, CANNOT_ASSERT, "CannotAssert"),
+        ("/readyz", &certificate, CANNOT_ASSERT, "CannotAssert"),
+        ("/api/v1/pods", &Bearer, CANNOT_ASSERT, "anonymous-or-token"),
+        (
+            "/api/v1/pods",
+            &Anonymous,
+            CANNOT_ASSERT,
+            "anonymous-or-token",
+        ),
+        ("/api/v1/pods", &Unauthorized, CANNOT_ASSERT, "Unauthorized"),
+        // While the bridge shuts down, only `/readyz` is rejected.
         ("/readyz", &Anonymous, READY, "anonymous-or-token"),
-        ("/readyz", &Anonymous, LEAVING, "NotReady"),
-        ("/readyz", &certificate, LEAVING, "NotReady"),
-        ("/readyz", &Unauthorized, LEAVING, "NotReady"),
-        ("/readyz/", &Anonymous, LEAVING, "NotReady"),
-        ("/readyz/etcd", &Bearer, LEAVING, "NotReady"),
-        ("/readyzs", &Anonymous, LEAVING, "anonymous-or-token"),
-        ("/livez", &Anonymous, LEAVING, "anonymous-or-token"),
-        ("/healthz", &Anonymous, LEAVING, "anonymous-or-token"),
-        ("/api/v1/pods", &peer, LEAVING, "front-proxy"),
+        ("/readyz", &Anonymous, SHUTTING_DOWN, "NotReady"),
+        ("/readyz", &certificate, SHUTTING_DOWN, "NotReady"),
+        ("/readyz", &Unauthorized, SHUTTING_DOWN, "NotReady"),
+        ("/readyz/", &Anonymous, SHUTTING_DOWN, "NotReady"),
+        ("/readyz/etcd", &Bearer, SHUTTING_DOWN, "NotReady"),
+        ("/readyzs", &Anonymous, SHUTTING_DOWN, "anonymous-or-token"),
+        ("/livez", &Anonymous, SHUTTING_DOWN, "anonymous-or-token"),
+        ("/healthz", &Anonymous, SHUTTING_DOWN, "anonymous-or-token"),
+        ("/api/v1/pods", &peer, SHUTTING_DOWN, "front-proxy"),
         (
             "/api/v1/namespaces/readyz",
             &Bearer,
-            LEAVING,
+            SHUTTING_DOWN,
             "anonymous-or-token",
         ),
-        // A loop ends, whoever runs in it.
+        // A loop is rejected for all callers.
         ("/api/v1/pods", &peer, LOOP, "Loop"),
         ("/api/v1/pods", &certificate, LOOP, "Loop"),
         ("/api/v1/pods", &Anonymous, LOOP, "Loop"),
@@ -148,7 +153,7 @@ fn every_request_of_every_caller_has_its_way() {
         let decoded = DecodedPath::new(path).unwrap();
         for method in [Method::GET, Method::POST, Method::DELETE] {
             let request = RequestInfo::parse(&method, &decoded, None);
-            let went = words(&route(&request, caller, bridge, None));
+            let went = describe(&route(&request, caller, bridge, None));
             assert_eq!(went, expected, "{method} {path} {caller:?} {bridge:?}");
         }
     }
@@ -188,7 +193,7 @@ fn resource(text: &str) -> Value {
     }
 }
 
-fn seen(name: &str) -> LeaseSnapshot {
+fn lease_snapshot(name: &str) -> LeaseSnapshot {
     LeaseSnapshot {
         identity: Identity::named(name).unwrap(),
         host: None,
@@ -200,13 +205,19 @@ fn seen(name: &str) -> LeaseSnapshot {
 const PODS: &str = "pods:get,list,create";
 const NEW: &str = "widgets:get,list,watch,create,update,patch,delete,deletecollection";
 
-/// The local server serves pods. Peer `b` serves pods with a subresource and a
-/// verb more, and an API that is new; `c` the new API as well; `gone` has not
-/// told and has an old Lease.
+/// The local server serves pods. Peer `b` serves pods with one more subresource and one more verb,
+/// and a new API; `c` serves the new API too; `gone` has not been polled and has an old Lease.
 fn cluster() -> Cluster {
     let now = Instant::now();
     let mut peer_table = PeerTable::new(Identity::named("a").unwrap());
-    peer_table.set_leases(vec![seen("a"), seen("b"), seen("c")], now);
+    peer_table.set_leases(
+        vec![
+            lease_snapshot("a"),
+            lease_snapshot("b"),
+            lease_snapshot("c"),
+        ],
+        now,
+    );
     let addresses = ["a", "b", "c"].map(|name| {
         let address = "127.0.0.1:6443".parse().unwrap();
         let advertised = skewbridge_peer_directory::registry::AdvertisedAddress::by_bridge(address);
@@ -246,20 +257,19 @@ fn custom_resource() -> CustomResourceDefinition {
     .unwrap()
 }
 
-/// KEP-4020, Aggregation Layer, rule by rule; and beyond it by subresource and
-/// verb.
+/// The rules of KEP-4020, Aggregation Layer, and beyond them by subresource and verb.
 #[test]
-fn what_is_not_served_here_goes_where_it_is() {
+fn requests_that_the_local_server_does_not_serve_go_to_peers_that_do() {
     let cluster = cluster();
     let rows = [
-        // Locally served: local.
+        // The local server serves it: local.
         ("GET", "/api/v1/pods", READY, "front-proxy"),
         ("POST", "/api/v1/namespaces/n/pods", READY, "front-proxy"),
-        // Not a resource: local, whoever else has it.
+        // Not a resource: always local.
         ("GET", "/apis", READY, "front-proxy"),
         ("GET", "/apis/new.k8s.io/v1", READY, "front-proxy"),
         ("GET", "/version", READY, "front-proxy"),
-        // A peer serves it: there.
+        // A peer serves it: peer.
         ("GET", "/apis/new.k8s.io/v1/widgets", READY, "b+c"),
         ("DELETE", "/apis/new.k8s.io/v1/widgets", READY, "b+c"),
         ("GET", "/apis/new.k8s.io/v1/widgets?watch=1", READY, "b+c"),
@@ -269,7 +279,7 @@ fn what_is_not_served_here_goes_where_it_is() {
             READY,
             "b+c",
         ),
-        // The resource is here, its subresource or the verb is not.
+        // The local server serves the resource, but not the subresource or the verb.
         ("PATCH", "/api/v1/namespaces/n/pods/p/resize", READY, "b"),
         ("GET", "/api/v1/pods?watch=true", READY, "b"),
         (
@@ -284,36 +294,36 @@ fn what_is_not_served_here_goes_where_it_is() {
             READY,
             "front-proxy",
         ),
-        // Nobody serves it: local, which says 404.
+        // No server serves it: local, which answers 404.
         ("GET", "/apis/new.k8s.io/v2/widgets", READY, "front-proxy"),
         ("GET", "/apis/none.k8s.io/v1/widgets", READY, "front-proxy"),
-        // Custom resources are every server's own: they never travel.
+        // All servers share custom resources: they are never rerouted.
         (
             "GET",
             "/apis/custom.example.com/v1/widgets",
             READY,
             "front-proxy",
         ),
-        // Passed on by a peer: here or nowhere, and not 404.
-        ("GET", "/api/v1/pods", HOPPED, "front-proxy"),
-        ("GET", "/apis", HOPPED, "front-proxy"),
+        // Rerouted by a peer: local or rejected, and not 404.
+        ("GET", "/api/v1/pods", REROUTED, "front-proxy"),
+        ("GET", "/apis", REROUTED, "front-proxy"),
         (
             "GET",
             "/apis/custom.example.com/v1/widgets",
-            HOPPED,
+            REROUTED,
             "front-proxy",
         ),
-        ("GET", "/apis/new.k8s.io/v1/widgets", HOPPED, "NotServed"),
-        ("GET", "/api/v1/pods?watch=true", HOPPED, "NotServed"),
-        ("GET", "/apis/none.k8s.io/v1/widgets", HOPPED, "NotServed"),
-        // A loop ends before anything is looked up.
+        ("GET", "/apis/new.k8s.io/v1/widgets", REROUTED, "NotServed"),
+        ("GET", "/api/v1/pods?watch=true", REROUTED, "NotServed"),
+        ("GET", "/apis/none.k8s.io/v1/widgets", REROUTED, "NotServed"),
+        // A loop is rejected before the cluster is looked up.
         ("GET", "/apis/new.k8s.io/v1/widgets", LOOP, "Loop"),
-        // Who leaves still knows the way.
-        ("GET", "/apis/new.k8s.io/v1/widgets", LEAVING, "b+c"),
+        // Requests are still routed while the bridge shuts down.
+        ("GET", "/apis/new.k8s.io/v1/widgets", SHUTTING_DOWN, "b+c"),
     ];
     for (method, path, bridge, expected) in rows {
         let method = method.parse().unwrap();
-        let went = ask(&method, path, &certificate(), bridge, &cluster);
+        let went = route_of(&method, path, &certificate(), bridge, &cluster);
         assert_eq!(went, expected, "{method} {path} {bridge:?}");
     }
     let path = "/apis/new.k8s.io/v1/widgets";
@@ -323,60 +333,63 @@ fn what_is_not_served_here_goes_where_it_is() {
         (Caller::Anonymous, "b+c"),
         (Caller::Unauthorized, "Unauthorized"),
     ] {
-        assert_eq!(ask(&Method::GET, path, &caller, READY, &cluster), expected);
+        assert_eq!(
+            route_of(&Method::GET, path, &caller, READY, &cluster),
+            expected
+        );
     }
 }
 
 #[test]
-fn nothing_is_decided_before_everything_is_known() {
-    let whole = cluster;
+fn requests_are_rejected_until_all_inputs_are_read() {
+    let complete = cluster;
     let rows = [
         (
             Cluster {
                 local: None,
-                ..whole()
+                ..complete()
             },
             "TooEarly(LocalDiscovery)",
         ),
         (
             Cluster {
                 peers: skewbridge_peer_directory::Peers::default(),
-                ..whole()
+                ..complete()
             },
             "TooEarly(Leases)",
         ),
         (
             Cluster {
                 shared: None,
-                ..whole()
+                ..complete()
             },
             "TooEarly(Extensions)",
         ),
         (
             Cluster {
                 awaits_registry: true,
-                ..whole()
+                ..complete()
             },
             "TooEarly(Registry)",
         ),
     ];
     for (cluster, expected) in rows {
         for path in ["/api/v1/pods", "/apis/new.k8s.io/v1/widgets"] {
-            for bridge in [READY, HOPPED] {
-                let went = ask(&Method::GET, path, &certificate(), bridge, &cluster);
+            for bridge in [READY, REROUTED] {
+                let went = route_of(&Method::GET, path, &certificate(), bridge, &cluster);
                 assert_eq!(went, expected, "{path}");
             }
         }
-        let went = ask(&Method::GET, "/version", &certificate(), READY, &cluster);
+        let went = route_of(&Method::GET, "/version", &certificate(), READY, &cluster);
         assert_eq!(went, "front-proxy");
     }
 }
 
 #[test]
-fn a_running_peer_that_has_not_told_yet_makes_no_404() {
+fn a_running_peer_with_unknown_apis_causes_503_instead_of_404() {
     let start = Instant::now();
     let mut peer_table = PeerTable::new(Identity::named("a").unwrap());
-    peer_table.set_leases(vec![seen("unreachable")], start);
+    peer_table.set_leases(vec![lease_snapshot("unreachable")], start);
     let cluster = Cluster {
         peers: peer_table.snapshot(),
         ..cluster()
@@ -384,7 +397,7 @@ fn a_running_peer_that_has_not_told_yet_makes_no_404() {
     let decoded = DecodedPath::new("/apis/none.k8s.io/v1/widgets").unwrap();
     let request = RequestInfo::parse(&Method::GET, &decoded, None);
     let at = |now| {
-        words(&route(
+        describe(&route(
             &request,
             &certificate(),
             READY,
@@ -392,10 +405,9 @@ fn a_running_peer_that_has_not_told_yet_makes_no_404() {
         ))
     };
     assert_eq!(at(start), r#"PeerUnknown("unreachable")"#);
-    // One whose Lease is not renewed is dead: it serves nothing that we never
-    // heard of.
+    // A peer whose Lease has expired is not running.
     assert_eq!(at(start + Duration::from_mins(1)), "front-proxy");
-    let pods = ask(
+    let pods = route_of(
         &Method::GET,
         "/api/v1/pods",
         &certificate(),
@@ -406,7 +418,7 @@ fn a_running_peer_that_has_not_told_yet_makes_no_404() {
 }
 
 #[test]
-fn a_route_is_one_of_few_labels() {
+fn routes_have_metric_labels() {
     assert_eq!(Route::Local(UpstreamIdentity::Plain).as_str(), "local");
     assert_eq!(Route::Peer(Vec::new()).as_str(), "peer");
     assert_eq!(Route::Refuse(Refusal::Loop).as_str(), "rejected");

@@ -95,7 +95,7 @@ fn log(test: Test, result: &TestResult) {
     match result {
         TestResult::Passed => tracing::info!(test, "self-test passed"),
         TestResult::Warned(problem) => {
-            tracing::warn!(test, %problem, "self-test found a difference")
+            tracing::warn!(test, %problem, "self-test found a difference");
         }
         TestResult::Failed(problem) => tracing::error!(test, %problem, "self-test failed"),
         TestResult::Unknown(problem) => tracing::info!(test, %problem, "self-test has no result"),

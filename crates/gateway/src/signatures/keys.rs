@@ -13,7 +13,7 @@ use skewbridge_k8s_api::identity::{IdentityHeaders, User};
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::authn::SignedUser;
-use crate::tls::files::{FileProblem, Fingerprint, Problem, read};
+use crate::tls::files::{FileError, Fingerprint, PemError, read};
 
 /// Users by the ids of their keys.
 #[derive(Debug)]
@@ -53,17 +53,17 @@ impl Drop for Entry {
 
 impl SignatureKeys {
     /// Reads the file. `headers` are the names of the identity headers of its users.
-    pub fn load(path: &Path, headers: &IdentityHeaders) -> Result<Self, FileProblem> {
-        let in_file = |problem| FileProblem {
+    pub fn load(path: &Path, headers: &IdentityHeaders) -> Result<Self, FileError> {
+        let in_file = |problem| FileError {
             path: path.to_owned(),
             problem,
         };
-        let bytes = read(path).map_err(|wrong| match wrong.problem {
-            Problem::Empty => in_file(key_file_problem("is empty; it must have `keys`")),
-            Problem::TooLarge => {
+        let bytes = read(path).map_err(|error| match error.problem {
+            PemError::Empty => in_file(key_file_problem("is empty; it must have `keys`")),
+            PemError::TooLarge => {
                 in_file(key_file_problem("is larger than 1 MiB; correct the path"))
             }
-            _ => wrong,
+            _ => error,
         })?;
         let bytes = Zeroizing::new(bytes);
         let keys = parse(&bytes, headers).map_err(|cause| in_file(key_file_problem(cause)))?;
@@ -79,8 +79,8 @@ impl SignatureKeys {
     }
 }
 
-fn key_file_problem(cause: impl Into<String>) -> Problem {
-    Problem::SignatureKeys(cause.into())
+fn key_file_problem(cause: impl Into<String>) -> PemError {
+    PemError::SignatureKeys(cause.into())
 }
 
 fn parse(
@@ -159,7 +159,7 @@ mod tests {
         let dir = ScratchDir::new();
         let path = dir.write("keys.yaml", text);
         let loaded = SignatureKeys::load(&path, &IdentityHeaders::default());
-        loaded.map_err(|wrong| wrong.to_string())
+        loaded.map_err(|error| error.to_string())
     }
 
     #[test]
@@ -246,14 +246,14 @@ mod tests {
             ),
         ];
         for (text, expected) in rows {
-            let wrong = load(&text).map(|_| ()).unwrap_err();
+            let error = load(&text).map(|_| ()).unwrap_err();
             assert!(
-                wrong.contains("keys.yaml") && wrong.contains(expected),
-                "{wrong}"
+                error.contains("keys.yaml") && error.contains(expected),
+                "{error}"
             );
             assert!(
-                !wrong.contains(SECRET) && !wrong.contains("*secret*"),
-                "{wrong}"
+                !error.contains(SECRET) && !error.contains("*secret*"),
+                "{error}"
             );
         }
     }

@@ -112,12 +112,12 @@ impl Signatures {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.unwrap_or_default();
         let key = |id: &str| keys.get(id).map(|it| &it.key);
-        let verifier = self.verifier(now);
+        let verifier_now = self.verifier(now);
         let now = now.as_secs();
-        let verified = verifier.verify(&request, has_body, now, key);
+        let verified = verifier_now.verify(&request, has_body, now, key);
         let verified = verified.map_err(|error| match error {
             VerifyError::BeforeStart => {
-                SignatureError::BeforeStart(retry_after_seconds(&verifier.window, now))
+                SignatureError::BeforeStart(retry_after_seconds(&verifier_now.window, now))
             }
             error => error.into(),
         })?;

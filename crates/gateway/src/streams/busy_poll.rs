@@ -17,10 +17,10 @@ use tokio::time::Instant;
 /// the same rack and back.
 const POLL_DURATION: Duration = Duration::from_micros(200);
 
-/// Longer messages are no interactive traffic: copying them costs more than any wake-up.
+/// Longer messages are not interactive traffic: copying them costs more than a wake-up.
 const MAX_INTERACTIVE_BYTES: usize = 1024;
 
-/// Which way a message goes.
+/// The direction of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Up,

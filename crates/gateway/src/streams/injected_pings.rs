@@ -15,7 +15,7 @@ const FIRST_ID: u32 = 0xc000_0000;
 /// The number of ids; then they start over.
 const ID_COUNT: u64 = 1 << 29;
 
-/// Whose pings they imitate.
+/// The role whose pings they imitate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PingRole {
     /// Odd ids (SPDY/3.1, 2.6.5), for pings to a server.

@@ -104,7 +104,7 @@ where
         cx: &mut Context<'_>,
         mut count: impl FnMut(Direction, usize),
     ) -> Poll<RelayEnd> {
-        // What is left of a side that has ended comes first.
+        // The remaining data of a side that has ended is relayed first.
         let raw = self.poll_inwards(cx, &mut count);
         let socket = self.poll_outwards(cx, &mut count);
         let was_full = (!self.raw.has_room(), !self.socket.has_room());
@@ -305,7 +305,7 @@ pub(crate) fn close_for(end: &RelayEnd) -> Option<Close> {
         ),
         RelayEnd::NotBinary => (
             CloseCode::UNSUPPORTED_DATA,
-            "a tunnel has_non_ping binary messages only".to_owned(),
+            "a tunnel carries binary messages only".to_owned(),
         ),
         RelayEnd::Idle => (CloseCode::GOING_AWAY, "idle timeout".to_owned()),
         RelayEnd::Shutdown => (

@@ -120,7 +120,7 @@ impl SpdyToWsExec {
         let stream_end = end_reason.stream_end(&outcome);
         let client_left = matches!(end_reason, ExchangeEnd::ClientLeft);
         if client_left {
-            // Input that was sent is for the command, whatever happened to the rest.
+            // The command still gets the input that was sent.
             let _ = timeout(INPUT_FLUSH_TIMEOUT, poll_fn(|cx| upstream.poll_flush(cx))).await;
         }
         // Drops the connection like a client that is killed: kube-apiserver continues the
@@ -184,7 +184,7 @@ impl ExchangeEnd {
         }
     }
 
-    /// The error channel for the client, from the result and what upstream sent of it.
+    /// The content of the error channel for the client, from the result and the received bytes.
     fn error_bytes(
         &self,
         outcome: Outcome,
@@ -202,7 +202,7 @@ impl ExchangeEnd {
         }
     }
 
-    /// How it is counted, given the result of the command.
+    /// The metric label, given the result of the command.
     fn stream_end(&self, outcome: &Outcome) -> StreamEnd {
         match (self, outcome) {
             (Self::ClientLeft, _) => StreamEnd::ClientLeft,
@@ -322,7 +322,7 @@ impl Exchange<'_> {
             let chunk = match self.upstream.poll_chunk(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(chunk)) => chunk,
-                Poll::Ready(Err(left)) => return Poll::Ready(ExchangeEnd::Upstream(left)),
+                Poll::Ready(Err(reason)) => return Poll::Ready(ExchangeEnd::Upstream(reason)),
             };
             match self.reader.read_chunk(chunk) {
                 Ok(event) => self.pending = event,
@@ -413,7 +413,7 @@ impl Exchange<'_> {
         Poll::Pending
     }
 
-    /// When either side is to be checked.
+    /// When the next keepalive check of either side is due.
     fn next_deadline(&self) -> Instant {
         self.upstream
             .next_deadline()

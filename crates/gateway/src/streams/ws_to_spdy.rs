@@ -103,7 +103,7 @@ impl WsToSpdyExec {
             ..
         } = exchange;
         if matches!(end, ExchangeEnd::ClientClosed(_) | ExchangeEnd::ClientLost) {
-            // Input that was sent before is for the command.
+            // The command still gets the input that was sent before.
             let _ = timeout(INPUT_FLUSH_TIMEOUT, node.disconnect()).await;
         } else {
             // Open upstream streams are reset, which ends the command.
@@ -137,8 +137,8 @@ impl WsToSpdyExec {
 }
 
 /// Writes the result to the client, and returns the close frame; `None` if the client is gone.
-/// A Kubernetes client takes a normal close for success unless the error channel reports
-/// otherwise: an interrupted stream therefore shows in both.
+/// A Kubernetes client treats a normal close as success unless the error channel reports a failure:
+/// therefore both show an interrupted stream.
 fn write_result(
     end: ExchangeEnd,
     protocol: Protocol,
@@ -186,7 +186,7 @@ fn disconnected_close() -> Close {
     Close::new(CloseCode::INTERNAL_ERROR, reason)
 }
 
-/// As kube-apiserver counts: an exit code is no failure of the translator.
+/// The metric labels. As in kube-apiserver, an exit code is not a failure of the translator.
 fn stream_end(outcome: &Outcome) -> (StreamEnd, StatusCode) {
     let internal = StatusCode::INTERNAL_SERVER_ERROR;
     match outcome {
@@ -230,7 +230,7 @@ impl Exchange<'_> {
         if let Poll::Ready(Err(_)) = self.client.poll_flush(cx) {
             return Poll::Ready(ExchangeEnd::ClientLost);
         }
-        // Sends in this turn what was just written upstream.
+        // Sends the data that was just written upstream without waiting for the next poll.
         self.node.drive(cx);
         let end = self.poll_timer(cx);
         if was_full && self.client.has_room() {
@@ -338,7 +338,7 @@ impl Exchange<'_> {
         Poll::Pending
     }
 
-    /// When either side is to be checked.
+    /// When the next keepalive check of either side is due.
     fn next_deadline(&self) -> Instant {
         self.client
             .next_deadline()

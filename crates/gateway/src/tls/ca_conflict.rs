@@ -1,4 +1,5 @@
-//! CA files that cannot be used together: a certificate would prove more than it should.
+//! Conflicts of CA files: CA files that cannot be used together, because a certificate would
+//! authenticate in two roles.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,15 +10,15 @@ use super::ca_overlap;
 use super::files::{CaBundle, KeyPair};
 use crate::config::{Callers, Config, Feature};
 
-/// CA files that cannot be used together. The bridge starts with none; a file that is
-/// replaced while it runs can bring one about.
+/// The current conflicts. The bridge does not start with one; a file that is replaced later can
+/// cause one.
 #[derive(Debug, Default)]
 pub struct Conflicts {
-    /// Why no request is sent to peers, by the bridge's own files.
+    /// Why no request is sent to peers, by the files of the bridge.
     pub peering: ArcSwapOption<CaConflict>,
     /// The same by the client CA that upstream publishes.
     pub published: ArcSwapOption<CaConflict>,
-    /// Why client certificates are judged by the CAs that were read before.
+    /// Why client certificates are verified by the CAs that were read before.
     pub callers: ArcSwapOption<CaConflict>,
 }
 
@@ -32,22 +33,21 @@ impl Conflicts {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{} {}: {}", self.flag(), self.file().display(), self.message())]
 pub enum CaConflict {
-    /// The front-proxy certificate is a user's certificate too. A peer would take a
-    /// request with a bearer token for a request of that user, whatever the token is.
+    /// The front-proxy certificate also authenticates as a user. A peer would treat every request
+    /// with a bearer token as a request of that user.
     FrontProxyIsUser {
         /// `--proxy-client-cert-file`
         front_proxy: PathBuf,
         /// `--client-ca-file`
         client_ca: PathBuf,
     },
-    /// The same by the client CA of the kube-apiserver behind this bridge, as it publishes
-    /// it. Peers have the same one.
+    /// The same, by the client CA that the local server publishes. Peers have the same CA.
     FrontProxyIsUpstreamUser {
         /// `--proxy-client-cert-file`
         front_proxy: PathBuf,
     },
-    /// Every user is a front proxy. kube-apiserver refuses this too (1.36), where both
-    /// files have the same certificate.
+    /// Every user is a front proxy. kube-apiserver rejects this too (1.36) if both files have the
+    /// same certificate.
     UsersAreFrontProxies {
         /// `--requestheader-client-ca-file`
         request_header_ca: PathBuf,
@@ -83,23 +83,23 @@ impl CaConflict {
         match self {
             Self::FrontProxyIsUser { client_ca, .. } => format!(
                 "this certificate also authenticates as a user under --client-ca-file {}: a \
-                 peer would take every request with a bearer token for a request of that \
-                 user; issue the front-proxy certificate from a CA of its own, or leave out \
+                 peer would treat every request with a bearer token as a request of that \
+                 user; issue the front-proxy certificate from its own CA, or omit \
                  --peer-ca-file to run without peers",
                 client_ca.display()
             ),
             Self::FrontProxyIsUpstreamUser { .. } => format!(
                 "this certificate also authenticates as a user under the --client-ca-file of \
                  the kube-apiserver, which is published as {PUBLISHED_CLIENT_CA}: a peer would \
-                 take every request with a bearer token for a request of that user; issue the \
-                 front-proxy certificate from a CA of its own, or leave out --peer-ca-file to \
+                 treat every request with a bearer token as a request of that user; issue the \
+                 front-proxy certificate from its own CA, or omit --peer-ca-file to \
                  run without peers"
             ),
             Self::UsersAreFrontProxies { client_ca, .. } => format!(
                 "has a CA in common with --client-ca-file {} while \
                  --requestheader-allowed-names is empty: every user with a client \
-                 certificate could act as any other user; give \
-                 --requestheader-allowed-names, or use a CA of its own for front proxies",
+                 certificate could act as any other user; set \
+                 --requestheader-allowed-names, or use a separate CA for front proxies",
                 client_ca.display()
             ),
         }

@@ -1,9 +1,9 @@
 //! Whether one certificate can be authenticated by two CA bundles.
 //!
-//! The answer follows signatures, not file contents: a CA that was renewed with the same
-//! key, that is cross-signed, or that stands below a CA of the other bundle overlaps
-//! with it. Validity dates are ignored. A certificate that is expired here may be valid
-//! on a machine with another clock, and a renewed one has the same issuer.
+//! The check follows signatures, not file contents: a CA that was renewed with the same key, that
+//! is cross-signed, or that was issued by a CA of the other bundle overlaps with it. Validity dates
+//! are ignored: a certificate that is expired here may be valid on a machine with another clock,
+//! and a renewed one has the same issuer.
 
 use rustls::crypto::aws_lc_rs;
 use rustls_pki_types::CertificateDer;
@@ -26,8 +26,8 @@ pub fn authenticates(cas: &[CertificateDer<'_>], chain: &[CertificateDer<'_>]) -
     leads_to_root(leaf, &intermediates, &roots, MAX_PATH_LENGTH)
 }
 
-/// Whether a certificate exists, or could be issued, that both bundles authenticate: a
-/// CA of one is a CA of the other, or stands below one.
+/// Whether a certificate exists, or could be issued, that both bundles authenticate: a CA of one
+/// bundle is also in the other, or was issued by a CA of the other.
 pub fn overlap(one: &CaBundle, other: &CaBundle) -> bool {
     let (one, other) = (parse(&one.certificates), parse(&other.certificates));
     // A client may present any of them as an intermediate.
@@ -68,7 +68,7 @@ fn leads_to_root(
         })
 }
 
-/// Path building looks at a CA's subject and key, not at the rest of its certificate.
+/// Path building uses the subject and the key of a CA, not the rest of its certificate.
 fn is_same_key(one: &X509Certificate<'_>, other: &X509Certificate<'_>) -> bool {
     one.subject().as_raw() == other.subject().as_raw()
         && one.public_key().raw == other.public_key().raw
@@ -81,7 +81,7 @@ fn is_issued_by(certificate: &X509Certificate<'_>, issuer: &X509Certificate<'_>)
     let key = &issuer.public_key().subject_public_key.data;
     let signed = certificate.tbs_certificate.as_ref();
     let signature = &certificate.signature_value.data;
-    // A signature is valid under the one algorithm that made it.
+    // A signature is only valid under the algorithm that created it.
     aws_lc_rs::default_provider()
         .signature_verification_algorithms
         .all
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn bundles_overlap_where_one_certificate_can_pass_both() {
+    fn bundles_overlap_if_both_can_authenticate_one_certificate() {
         let (root, other) = (Ca::new("root"), Ca::new("other"));
         let (users, proxies) = (root.intermediate("users"), root.intermediate("proxies"));
         let below_users = users.intermediate("below-users");

@@ -1,8 +1,7 @@
 //! Certificates, keys and CA bundles, read from files.
 //!
-//! Every way in which a file can be wrong has its own [`Problem`], so that the
-//! command line before the start and the watcher after it say the same thing
-//! about the same mistake: what is wrong, and what to do.
+//! Each kind of invalid file has its own [`PemError`], so that the command line before the start
+//! and the reload after it report the same error text: what is wrong, and what to do.
 
 use std::fmt;
 use std::fs::File;
@@ -21,27 +20,27 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 pub use crate::config::KeyPairFiles;
 
-/// The largest file that is read: the CA bundle of a whole operating system is
-/// a quarter of it, so a larger one is a wrong path (a device, a log).
-pub const MAX_FILE_SIZE: u64 = 1024 * 1024;
+/// The largest file that is read. The CA bundle of an operating system has a quarter of this size,
+/// so a larger file is a wrong path, such as a device or a log.
+pub const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// A certificate chain with the private key of its leaf.
 #[derive(Clone)]
 pub struct KeyPair {
-    /// What rustls presents.
+    /// The chain and the key for rustls.
     pub certified: Arc<CertifiedKey>,
     /// The first moment at which the leaf is valid.
     pub not_before: SystemTime,
     /// The last moment at which the leaf is valid.
     pub not_after: SystemTime,
-    /// Of both files.
+    /// The fingerprint of both files.
     pub fingerprint: Fingerprint,
 }
 
-/// Certificates that sign others.
+/// CA certificates.
 #[derive(Clone)]
 pub struct CaBundle {
-    /// As they stand in the file.
+    /// The certificates in the order of the file.
     pub certificates: Vec<CertificateDer<'static>>,
     /// The same, as trust anchors.
     pub roots: Arc<RootCertStore>,
@@ -49,33 +48,33 @@ pub struct CaBundle {
     pub not_before: SystemTime,
     /// The last moment at which all of them are valid.
     pub not_after: SystemTime,
-    /// Of the file.
+    /// The fingerprint of the file.
     pub fingerprint: Fingerprint,
 }
 
-/// Tells whether a file's bytes have changed since it was last read. It means
-/// nothing outside this process, so it betrays nothing about a key.
+/// Detects a change of the content of a file. It is a keyed hash with a key of this process, so it
+/// discloses nothing about a private key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint(u64);
 
 /// A file that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {problem}", path.display())]
-pub struct FileProblem {
+pub struct FileError {
     /// The file.
     pub path: PathBuf,
     /// What is wrong with it.
-    pub problem: Problem,
+    pub problem: PemError,
 }
 
 /// What is wrong with a file, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
-    /// Nothing is there.
+pub enum PemError {
+    /// The file does not exist.
     #[error("no such file; correct the path, or create the file")]
     NotFound,
     /// It may not be read.
-    #[error("permission denied; let the user that runs skewbridge read it")]
+    #[error("permission denied; give read permission to the user that runs skewbridge")]
     PermissionDenied,
     /// It is a directory.
     #[error("is a directory; name the file in it")]
@@ -83,47 +82,47 @@ pub enum Problem {
     /// It has no content.
     #[error("is empty; it must hold PEM certificates or a PEM private key")]
     Empty,
-    /// It is larger than [`MAX_FILE_SIZE`].
+    /// It is larger than [`MAX_FILE_BYTES`].
     #[error("is larger than 1 MiB, which no certificate, key or CA bundle is; correct the path")]
     TooLarge,
-    /// The system could not read it.
+    /// The operating system could not read it.
     #[error("cannot be read: {0}")]
     Unreadable(String),
-    /// PEM that is damaged.
+    /// The PEM is damaged.
     #[error("is not valid PEM: {0}; write the file again from its source")]
     MalformedPem(&'static str),
     /// No certificate is in it.
     #[error("holds no PEM certificate{}", hint_for_certificate(*.0))]
-    NoCertificate(Found),
+    NoCertificate(PemContent),
     /// No key is in it.
     #[error("holds no PEM private key{}", hint_for_key(*.0))]
-    NoKey(Found),
+    NoKey(PemContent),
     /// The key has a passphrase.
     #[error(
-        "the private key is encrypted, and nobody is there to type its passphrase; \
+        "the private key is encrypted, and skewbridge cannot ask for its passphrase; \
          decrypt it with `openssl pkey -in ENCRYPTED -out DECRYPTED`"
     )]
     EncryptedKey,
-    /// A key of a kind, or in a form, that cannot be used.
+    /// The algorithm or the encoding of the key is not supported.
     #[error(
         "the private key cannot be used ({0}); use RSA of 2048 bits or more, ECDSA P-256, \
          P-384 or P-521, or Ed25519"
     )]
     UnusableKey(String),
-    /// A file of keys for signatures that has no reading.
+    /// A file of keys for signatures is not valid.
     #[error("{0}")]
     SignatureKeys(String),
-    /// A certificate that is not one.
+    /// A certificate cannot be parsed.
     #[error("certificate {number} in it cannot be read: {reason}")]
     MalformedCertificate {
         /// Its place in the file, from 1.
         number: usize,
-        /// What the parser says.
+        /// The error of the parser.
         reason: String,
     },
     /// The key belongs to another certificate.
     #[error(
-        "the private key does not match the certificate in {}; give the two that were \
+        "the private key does not match the certificate in {}; use the two that were \
          issued together",
         cert.display()
     )]
@@ -133,9 +132,9 @@ pub enum Problem {
     },
 }
 
-/// What a file holds in place of what was looked for.
+/// The content of a file that does not have the expected PEM section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum PemContent {
     /// No PEM at all.
     NoPem,
     /// Binary DER.
@@ -152,39 +151,39 @@ pub enum Found {
     OtherPem,
 }
 
-/// A certificate outside the time it is valid in. No reason not to start: it
-/// is for clients to refuse, and the file may be replaced at any moment.
+/// A certificate outside of its validity period. The bridge starts nevertheless: clients reject the
+/// certificate, and the file may be replaced at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ValidityError {
     /// It has ended.
-    #[error("the certificate expired {} ago; renew it", Rough(*.0))]
+    #[error("the certificate expired {} ago; renew it", LargestUnit(*.0))]
     Expired(Duration),
     /// It has not begun.
-    #[error("the certificate is not valid for another {}; check this machine's clock", Rough(*.0))]
+    #[error("the certificate is not valid for another {}; check this machine's clock", LargestUnit(*.0))]
     NotYet(Duration),
 }
 
 impl KeyPairFiles {
     /// Reads both files and checks that they belong together.
-    pub fn load(&self) -> Result<KeyPair, FileProblem> {
+    pub fn load(&self) -> Result<KeyPair, FileError> {
         let (cert, key) = self.read()?;
         let first = self.parse(&cert, &key);
-        if !matches!(&first, Err(problem) if matches!(problem.problem, Problem::KeyMismatch { .. }))
+        if !matches!(&first, Err(problem) if matches!(problem.problem, PemError::KeyMismatch { .. }))
         {
             return first;
         }
-        // Kubernetes swaps the whole directory at once: one file may have been
-        // read before the swap and the other after it. A second look is enough.
-        let (cert_again, key_again) = self.read()?;
-        if (&cert, &key) == (&cert_again, &key_again) {
+        // Kubernetes replaces the directory atomically: one file may have been read before the
+        // swap and the other after it. One retry is enough.
+        let (retry_cert, retry_key) = self.read()?;
+        if (&cert, &key) == (&retry_cert, &retry_key) {
             return first;
         }
-        self.parse(&cert_again, &key_again)
+        self.parse(&retry_cert, &retry_key)
     }
 
-    /// Everything that is wrong with the two files, each looked at for itself
-    /// first: whoever corrects a command line wants to do it once.
-    pub fn problems(&self) -> Vec<FileProblem> {
+    /// All problems of the two files. Each file is checked separately first, so that all problems
+    /// are reported at once.
+    pub fn problems(&self) -> Vec<FileError> {
         let chain = read(&self.cert).and_then(|bytes| self.chain(&bytes));
         let key = read(&self.key).and_then(|bytes| self.signing_key(&bytes));
         match (chain, key) {
@@ -193,22 +192,22 @@ impl KeyPairFiles {
         }
     }
 
-    fn read(&self) -> Result<(Vec<u8>, Vec<u8>), FileProblem> {
+    fn read(&self) -> Result<(Vec<u8>, Vec<u8>), FileError> {
         Ok((read(&self.cert)?, read(&self.key)?))
     }
 
-    fn parse(&self, cert: &[u8], key: &[u8]) -> Result<KeyPair, FileProblem> {
+    fn parse(&self, cert: &[u8], key: &[u8]) -> Result<KeyPair, FileError> {
         let (chain, not_before, not_after) = self.chain(cert)?;
         let certified = CertifiedKey::new(chain, self.signing_key(key)?);
         match certified.keys_match() {
             Ok(()) => {}
             Err(TlsError::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
                 let cert = self.cert.clone();
-                return Err(in_file(&self.key)(Problem::KeyMismatch { cert }));
+                return Err(in_file(&self.key)(PemError::KeyMismatch { cert }));
             }
             Err(error) => {
                 let reason = reason(error);
-                let problem = Problem::MalformedCertificate { number: 1, reason };
+                let problem = PemError::MalformedCertificate { number: 1, reason };
                 return Err(in_file(&self.cert)(problem));
             }
         }
@@ -220,20 +219,20 @@ impl KeyPairFiles {
         })
     }
 
-    /// The chain, and from when until when its leaf is valid.
-    fn chain(&self, bytes: &[u8]) -> Result<(Chain, SystemTime, SystemTime), FileProblem> {
+    /// The chain, and the validity period of its leaf.
+    fn chain(&self, bytes: &[u8]) -> Result<(Chain, SystemTime, SystemTime), FileError> {
         let chain = certificates(bytes).map_err(in_file(&self.cert))?;
         let leaf = chain.get(..1).unwrap_or_default();
         let (not_before, not_after) = validity(leaf).map_err(in_file(&self.cert))?;
         Ok((chain, not_before, not_after))
     }
 
-    fn signing_key(&self, bytes: &[u8]) -> Result<Arc<dyn SigningKey>, FileProblem> {
+    fn signing_key(&self, bytes: &[u8]) -> Result<Arc<dyn SigningKey>, FileError> {
         let usable = |key| {
             aws_lc_rs::default_provider()
                 .key_provider
                 .load_private_key(key)
-                .map_err(|error| Problem::UnusableKey(reason(error)))
+                .map_err(|error| PemError::UnusableKey(reason(error)))
         };
         private_key(bytes)
             .and_then(usable)
@@ -244,9 +243,9 @@ impl KeyPairFiles {
 type Chain = Vec<CertificateDer<'static>>;
 
 impl KeyPair {
-    /// What is wrong with using it at that moment, if anything is.
-    pub fn untimely(&self, now: SystemTime) -> Option<ValidityError> {
-        untimely(self.not_before, self.not_after, now)
+    /// The error if it is not valid at this time.
+    pub fn validity_error(&self, now: SystemTime) -> Option<ValidityError> {
+        validity_error(self.not_before, self.not_after, now)
     }
 }
 
@@ -261,17 +260,16 @@ impl fmt::Debug for KeyPair {
     }
 }
 
-/// Reads a CA bundle. One certificate that cannot be read spoils the file: a
-/// bundle that silently lacks a CA is found out much later.
-pub fn load_ca(path: &Path) -> Result<CaBundle, FileProblem> {
+/// Reads a CA bundle. If one certificate cannot be parsed, the file is rejected: a CA that is missing
+/// silently would be noticed much later.
+pub fn load_ca(path: &Path) -> Result<CaBundle, FileError> {
     let bytes = read(path)?;
     parse_ca(&bytes).map_err(in_file(path))
 }
 
 impl CaBundle {
-    /// The subjects of those that say of themselves, or by saying nothing,
-    /// that they sign no others: most likely the wrong file.
-    pub fn not_cas(&self) -> Vec<String> {
+    /// The subjects of certificates without the CA flag: the file is most likely the wrong one.
+    pub fn non_ca_subjects(&self) -> Vec<String> {
         self.certificates
             .iter()
             .filter_map(|der| X509Certificate::from_der(der).ok())
@@ -280,9 +278,9 @@ impl CaBundle {
             .collect()
     }
 
-    /// What is wrong with using it at that moment, if anything is.
-    pub fn untimely(&self, now: SystemTime) -> Option<ValidityError> {
-        untimely(self.not_before, self.not_after, now)
+    /// The error if it is not valid at this time.
+    pub fn validity_error(&self, now: SystemTime) -> Option<ValidityError> {
+        validity_error(self.not_before, self.not_after, now)
     }
 }
 
@@ -297,7 +295,7 @@ impl fmt::Debug for CaBundle {
     }
 }
 
-fn untimely(
+fn validity_error(
     not_before: SystemTime,
     not_after: SystemTime,
     now: SystemTime,
@@ -318,44 +316,44 @@ impl Fingerprint {
     }
 }
 
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>, FileProblem> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     read_bounded(path).map_err(in_file(path))
 }
 
-fn read_bounded(path: &Path) -> Result<Vec<u8>, Problem> {
+fn read_bounded(path: &Path) -> Result<Vec<u8>, PemError> {
     let unreadable = |error: std::io::Error| match error.kind() {
-        ErrorKind::NotFound => Problem::NotFound,
-        ErrorKind::PermissionDenied => Problem::PermissionDenied,
-        ErrorKind::IsADirectory => Problem::Directory,
-        _ => Problem::Unreadable(error.to_string()),
+        ErrorKind::NotFound => PemError::NotFound,
+        ErrorKind::PermissionDenied => PemError::PermissionDenied,
+        ErrorKind::IsADirectory => PemError::Directory,
+        _ => PemError::Unreadable(error.to_string()),
     };
     let file = File::open(path).map_err(unreadable)?;
     let mut bytes = Vec::new();
-    file.take(MAX_FILE_SIZE + 1)
+    file.take(MAX_FILE_BYTES + 1)
         .read_to_end(&mut bytes)
         .map_err(unreadable)?;
     match bytes.len() as u64 {
-        0 => Err(Problem::Empty),
-        size if size > MAX_FILE_SIZE => Err(Problem::TooLarge),
+        0 => Err(PemError::Empty),
+        size if size > MAX_FILE_BYTES => Err(PemError::TooLarge),
         _ => Ok(bytes),
     }
 }
 
-fn in_file(path: &Path) -> impl Fn(Problem) -> FileProblem {
-    move |problem| FileProblem {
+fn in_file(path: &Path) -> impl Fn(PemError) -> FileError {
+    move |problem| FileError {
         path: path.to_owned(),
         problem,
     }
 }
 
-fn parse_ca(bytes: &[u8]) -> Result<CaBundle, Problem> {
+fn parse_ca(bytes: &[u8]) -> Result<CaBundle, PemError> {
     let certificates = certificates(bytes)?;
     let (not_before, not_after) = validity(&certificates)?;
     let mut roots = RootCertStore::empty();
     for (index, certificate) in certificates.iter().enumerate() {
         roots
             .add(certificate.clone())
-            .map_err(|error| Problem::MalformedCertificate {
+            .map_err(|error| PemError::MalformedCertificate {
                 number: index + 1,
                 reason: reason(error),
             })?;
@@ -369,7 +367,7 @@ fn parse_ca(bytes: &[u8]) -> Result<CaBundle, Problem> {
     })
 }
 
-pub(crate) fn certificates(bytes: &[u8]) -> Result<Chain, Problem> {
+pub(crate) fn certificates(bytes: &[u8]) -> Result<Chain, PemError> {
     let mut certificates = Vec::new();
     let mut found = None;
     for (kind, der) in sections(bytes)? {
@@ -379,20 +377,20 @@ pub(crate) fn certificates(bytes: &[u8]) -> Result<Chain, Problem> {
         }
     }
     if certificates.is_empty() {
-        return Err(Problem::NoCertificate(Found::instead(found, bytes)));
+        return Err(PemError::NoCertificate(PemContent::detect(found, bytes)));
     }
     Ok(certificates)
 }
 
-fn private_key(bytes: &[u8]) -> Result<PrivateKeyDer<'static>, Problem> {
-    // The encrypted forms: a section of its own (PKCS #8), and a header inside
-    // a plain one (OpenSSL's old form), which would only look like bad base64.
+fn private_key(bytes: &[u8]) -> Result<PrivateKeyDer<'static>, PemError> {
+    // The two encrypted formats: a separate section (PKCS #8), and a header inside a plain section
+    // (the old format of OpenSSL), which would be reported as invalid base64.
     const ENCRYPTED: [&[u8]; 2] = [
         b"-----BEGIN ENCRYPTED PRIVATE KEY-----",
         b"Proc-Type: 4,ENCRYPTED",
     ];
     if ENCRYPTED.iter().any(|mark| contains(bytes, mark)) {
-        return Err(Problem::EncryptedKey);
+        return Err(PemError::EncryptedKey);
     }
     let mut found = None;
     for (kind, der) in sections(bytes)? {
@@ -401,15 +399,15 @@ fn private_key(bytes: &[u8]) -> Result<PrivateKeyDer<'static>, Problem> {
             None => found = found.or(Some(kind)),
         }
     }
-    Err(Problem::NoKey(Found::instead(found, bytes)))
+    Err(PemError::NoKey(PemContent::detect(found, bytes)))
 }
 
-fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, Problem> {
+fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, PemError> {
     <(SectionKind, Vec<u8>)>::pem_slice_iter(bytes)
         .collect::<Result<_, _>>()
         .map_err(|error| {
-            // The parser's own words quote the file; this one may be a key.
-            Problem::MalformedPem(match error {
+            // The error text of the parser quotes the file, which may be a key.
+            PemError::MalformedPem(match error {
                 pem::Error::MissingSectionEnd { .. } => "a section has no END line",
                 pem::Error::IllegalSectionStart { .. } => "a BEGIN line is damaged",
                 pem::Error::Base64Decode(_) => "a section is not base64",
@@ -418,12 +416,12 @@ fn sections(bytes: &[u8]) -> Result<Vec<(SectionKind, Vec<u8>)>, Problem> {
         })
 }
 
-/// The time in which all of these are valid.
-fn validity(certificates: &[CertificateDer<'_>]) -> Result<(SystemTime, SystemTime), Problem> {
+/// The period in which all of these certificates are valid.
+fn validity(certificates: &[CertificateDer<'_>]) -> Result<(SystemTime, SystemTime), PemError> {
     let (mut not_before, mut not_after) = (moment(0), moment(i64::MAX));
     for (index, der) in certificates.iter().enumerate() {
         let (_, certificate) =
-            X509Certificate::from_der(der).map_err(|error| Problem::MalformedCertificate {
+            X509Certificate::from_der(der).map_err(|error| PemError::MalformedCertificate {
                 number: index + 1,
                 reason: error.to_string(),
             })?;
@@ -434,8 +432,8 @@ fn validity(certificates: &[CertificateDer<'_>]) -> Result<(SystemTime, SystemTi
     Ok((not_before, not_after))
 }
 
-/// Seconds since 1970 as a time; what no clock can show becomes the epoch or
-/// the year 9999, after which no certificate can be dated.
+/// Seconds since 1970 as a time, clamped to the range from 1970 to the end of 9999, which is the
+/// latest date of a certificate.
 fn moment(seconds: i64) -> SystemTime {
     const END_OF_9999: u64 = 253_402_300_799;
     let seconds = u64::try_from(seconds).unwrap_or(0).min(END_OF_9999);
@@ -453,8 +451,8 @@ fn reason(error: TlsError) -> String {
     }
 }
 
-impl Found {
-    fn instead(kind: Option<SectionKind>, bytes: &[u8]) -> Self {
+impl PemContent {
+    fn detect(kind: Option<SectionKind>, bytes: &[u8]) -> Self {
         match kind {
             Some(SectionKind::Certificate) => Self::Certificate,
             Some(
@@ -465,39 +463,43 @@ impl Found {
             Some(_) => Self::OtherPem,
             None if contains(bytes, b"-----BEGIN ENCRYPTED PRIVATE KEY-----") => Self::PrivateKey,
             None if contains(bytes, b"-----BEGIN ") => Self::OtherPem,
-            // A DER SEQUENCE of more than 255 bytes, as certificates and keys are.
+            // A DER SEQUENCE of more than 255 bytes: a certificate or a key.
             None if bytes.starts_with(&[0x30, 0x82]) => Self::Der,
             None => Self::NoPem,
         }
     }
 }
 
-fn hint_for_certificate(found: Found) -> &'static str {
+fn hint_for_certificate(found: PemContent) -> &'static str {
     match found {
-        Found::PrivateKey => ", but a private key; two files may be swapped",
-        Found::Der => ", but binary DER; convert it with `openssl x509 -inform der`",
-        Found::SigningRequest => ", but a signing request; have it signed first",
-        Found::PublicKey => ", but a public key; give the certificate that holds it",
-        Found::OtherPem => ", but PEM of another kind",
-        Found::NoPem | Found::Certificate => "; it must have a line -----BEGIN CERTIFICATE-----",
+        PemContent::PrivateKey => ", but a private key; two files may be swapped",
+        PemContent::Der => ", but binary DER; convert it with `openssl x509 -inform der`",
+        PemContent::SigningRequest => ", but a signing request; have it signed first",
+        PemContent::PublicKey => ", but a public key; use the certificate that contains it",
+        PemContent::OtherPem => ", but PEM of another kind",
+        PemContent::NoPem | PemContent::Certificate => {
+            "; it must have a line -----BEGIN CERTIFICATE-----"
+        }
     }
 }
 
-fn hint_for_key(found: Found) -> &'static str {
+fn hint_for_key(found: PemContent) -> &'static str {
     match found {
-        Found::Certificate => ", but a certificate; two files may be swapped",
-        Found::Der => ", but binary DER; convert it with `openssl pkey -inform der`",
-        Found::PublicKey => ", but a public key; give the private one",
-        Found::SigningRequest => ", but a signing request; give the key that made it",
-        Found::OtherPem => ", but PEM of another kind",
-        Found::NoPem | Found::PrivateKey => "; it must have a line -----BEGIN PRIVATE KEY-----",
+        PemContent::Certificate => ", but a certificate; two files may be swapped",
+        PemContent::Der => ", but binary DER; convert it with `openssl pkey -inform der`",
+        PemContent::PublicKey => ", but a public key; use the private key",
+        PemContent::SigningRequest => ", but a signing request; use the key that created it",
+        PemContent::OtherPem => ", but PEM of another kind",
+        PemContent::NoPem | PemContent::PrivateKey => {
+            "; it must have a line -----BEGIN PRIVATE KEY-----"
+        }
     }
 }
 
-/// A duration in its largest unit, which is all that a reader needs.
-pub(crate) struct Rough(pub(crate) Duration);
+/// Formats a duration in its largest unit.
+pub(crate) struct LargestUnit(pub(crate) Duration);
 
-impl fmt::Display for Rough {
+impl fmt::Display for LargestUnit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (count, unit) = match self.0.as_secs() {
             seconds @ 0..60 => (seconds, "second"),

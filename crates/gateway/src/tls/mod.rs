@@ -1,4 +1,4 @@
-//! TLS towards clients and servers: key pairs, CA bundles, verification.
+//! TLS to clients and servers: key pairs, CA bundles and verification.
 
 pub mod ca_conflict;
 pub mod ca_overlap;

@@ -1,5 +1,5 @@
-//! The bridge's own certificates and CA files: what the self-test compares with
-//! upstream, and what an administrator is warned of before it stops working.
+//! The certificates and CA files of the bridge, which the self-test compares with those of
+//! upstream, and warnings about them for administrators.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -9,14 +9,14 @@ use rustls::server::ParsedCertificate;
 use rustls_pki_types::{CertificateDer, ServerName};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::files::{KeyPair, Rough};
+use super::files::{KeyPair, LargestUnit};
 use crate::upstream_problem::UpstreamFlags;
 
-/// A certificate that expires sooner is warned of: enough time for a ticket and
-/// a maintenance window.
-pub(crate) const EXPIRY_WARNING: Duration = Duration::from_hours(30 * 24);
+/// The time before the expiry of a certificate from which on warnings are logged: enough for a
+/// ticket and a maintenance window.
+pub(crate) const EXPIRY_WARNING_PERIOD: Duration = Duration::from_hours(30 * 24);
 
-/// What a peer verifies the serving certificate for.
+/// The name for which peers verify the serving certificate.
 const PEER_NAME: &str = "kubernetes.default.svc";
 
 /// The files that upstream has to agree with.
@@ -32,21 +32,21 @@ pub struct OwnCertificates {
     pub(crate) upstream: UpstreamFlags,
 }
 
-/// A CA bundle and where it is.
+/// A CA bundle and its path.
 #[derive(Debug, Clone)]
 pub(crate) struct CaFile {
     pub(crate) path: PathBuf,
     pub(crate) certificates: Vec<CertificateDer<'static>>,
 }
 
-/// The front-proxy certificate and where it is.
+/// The front-proxy certificate and its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FrontProxy {
     pub(crate) path: PathBuf,
     pub(crate) common_name: String,
     /// The subject of the CA that issued it.
     pub(crate) issuer: String,
-    /// With its intermediates.
+    /// The chain with its intermediates.
     pub(crate) chain: Vec<CertificateDer<'static>>,
 }
 
@@ -64,21 +64,21 @@ impl FrontProxy {
     }
 }
 
-/// Go takes the last common name where there are several.
+/// The last common name, as Go takes it if there are several.
 fn common_name<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a str> {
     let name = certificate.subject().iter_common_name().last()?;
     name.as_str().ok()
 }
 
-/// A certificate with the flag that names its file.
+/// A certificate and the flag of its file.
 #[derive(Clone, Copy)]
-pub(crate) struct Flagged<'a> {
+pub(crate) struct FlagCertificate<'a> {
     pub(crate) flag: &'static str,
     pub(crate) path: &'a Path,
     pub(crate) pair: &'a KeyPair,
 }
 
-/// Something that an administrator should change, although the bridge works now.
+/// A problem that an administrator should correct, although the bridge works now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CertificateWarning {
     pub(crate) flag: &'static str,
@@ -86,17 +86,16 @@ pub(crate) struct CertificateWarning {
     pub(crate) message: String,
 }
 
-/// Everything to warn of. An expired certificate is reported elsewhere, as a
-/// problem of its file.
+/// All warnings. An expired certificate is reported as a problem of its file instead.
 pub(crate) fn warnings(
-    serving: Flagged<'_>,
-    front_proxy: Option<Flagged<'_>>,
-    others: &[Flagged<'_>],
+    serving: FlagCertificate<'_>,
+    front_proxy: Option<FlagCertificate<'_>>,
+    others: &[FlagCertificate<'_>],
     allowed_names: &[String],
     now: SystemTime,
 ) -> Vec<CertificateWarning> {
     let mut found = Vec::new();
-    let mut warn = |of: Flagged<'_>, message: String| {
+    let mut warn = |of: FlagCertificate<'_>, message: String| {
         found.push(CertificateWarning {
             flag: of.flag,
             path: of.path.to_owned(),
@@ -109,18 +108,18 @@ pub(crate) fn warnings(
         .chain(others.iter().copied())
     {
         if let Ok(left) = it.pair.not_after.duration_since(now)
-            && left < EXPIRY_WARNING
+            && left < EXPIRY_WARNING_PERIOD
         {
             warn(
                 it,
-                format!("the certificate expires in {}; renew it", Rough(left)),
+                format!("the certificate expires in {}; renew it", LargestUnit(left)),
             );
         }
     }
     if !is_for_peers(serving.pair) {
         let message = format!(
             "the certificate is not for {PEER_NAME}, the name that peers and pods verify: they \
-             refuse this bridge; issue it with {PEER_NAME} among its subject alternative names"
+             reject this bridge; issue it with {PEER_NAME} as a subject alternative name"
         );
         warn(serving, message);
     }
@@ -129,8 +128,8 @@ pub(crate) fn warnings(
         if !allowed_names.is_empty() && !allowed_names.contains(&common_name) {
             let message = format!(
                 "the common name {common_name:?} is not in --requestheader-allowed-names ({}): \
-                 servers with the same flags refuse what this bridge asserts; add it there, or \
-                 give a certificate with one of these names",
+                 servers with the same flags reject users that this bridge asserts; add it there, \
+                 or use a certificate with one of these names",
                 allowed_names.join(",")
             );
             warn(it, message);
@@ -139,7 +138,7 @@ pub(crate) fn warnings(
     found
 }
 
-/// Whether peers accept it, by their own verification.
+/// Whether the certificate is valid for the name that peers verify.
 fn is_for_peers(pair: &KeyPair) -> bool {
     let Some(leaf) = pair.certified.cert.first() else {
         return false;
@@ -177,13 +176,17 @@ mod tests {
         files.load().unwrap()
     }
 
-    fn flagged<'a>(flag: &'static str, path: &'a Path, pair: &'a KeyPair) -> Flagged<'a> {
-        Flagged { flag, path, pair }
+    fn flag_certificate<'a>(
+        flag: &'static str,
+        path: &'a Path,
+        pair: &'a KeyPair,
+    ) -> FlagCertificate<'a> {
+        FlagCertificate { flag, path, pair }
     }
 
     /// Serving certificate, allowed names, time; flags and texts of the warnings.
     type Row<'a> = (
-        Flagged<'a>,
+        FlagCertificate<'a>,
         &'a [String],
         SystemTime,
         &'a [(&'static str, &'a str)],
@@ -197,12 +200,12 @@ mod tests {
         let wildcard = pair(&dir, &["*.default.svc"], "");
         let other = pair(&dir, &["localhost"], "");
         let now = good.not_after - 90 * DAY;
-        let serving = |pair| flagged("--tls-cert-file", path, pair);
-        let proxy = flagged("--proxy-client-cert-file", path, &good);
-        let etcd = flagged("--etcd-certfile", path, &good);
+        let serving = |pair| flag_certificate("--tls-cert-file", path, pair);
+        let proxy = flag_certificate("--proxy-client-cert-file", path, &good);
+        let etcd = flag_certificate("--etcd-certfile", path, &good);
         let allowed = ["aggregator".to_owned()];
         let expected = ["front-proxy-client".to_owned()];
-        let before_end = good.not_after - EXPIRY_WARNING;
+        let before_end = good.not_after - EXPIRY_WARNING_PERIOD;
         let moment = Duration::from_secs(1);
         let rows: [Row<'_>; 7] = [
             (serving(&good), &[], now, &[]),
@@ -211,7 +214,7 @@ mod tests {
                 serving(&other),
                 &[],
                 now,
-                &[("--tls-cert-file", "subject alternative names")],
+                &[("--tls-cert-file", "subject alternative name")],
             ),
             (
                 serving(&good),
@@ -233,14 +236,14 @@ mod tests {
                     ("--etcd-certfile", "expires in 29 days; renew it"),
                 ],
             ),
-            // Said elsewhere.
+            // An expired certificate is reported elsewhere.
             (serving(&good), &[], good.not_after + DAY, &[]),
         ];
         for (number, (serving, allowed, now, expected)) in rows.into_iter().enumerate() {
             let found = warnings(serving, Some(proxy), &[etcd], allowed, now);
             let flags: Vec<_> = found.iter().map(|it| it.flag).collect();
-            let wanted: Vec<_> = expected.iter().map(|(flag, _)| *flag).collect();
-            assert_eq!(flags, wanted, "row {number}: {found:?}");
+            let expected_flags: Vec<_> = expected.iter().map(|(flag, _)| *flag).collect();
+            assert_eq!(flags, expected_flags, "row {number}: {found:?}");
             for (found, (_, text)) in found.iter().zip(expected) {
                 assert!(found.message.contains(text), "{found:?}");
                 assert_eq!(found.path, path);

@@ -1,4 +1,4 @@
-//! From certificates to what rustls needs, for both legs.
+//! Builds the rustls configurations for client and upstream connections.
 
 use std::sync::Arc;
 
@@ -19,8 +19,7 @@ use super::files::{CaBundle, KeyPair};
 use super::timed_roots::TimedServerVerifier;
 use crate::config::TlsVersion;
 
-/// aws-lc, with the suites in Go's order: AES-128 first, as kube-apiserver
-/// itself would choose.
+/// aws-lc with the cipher suites in the order of Go, AES-128 first, as in kube-apiserver.
 fn provider() -> Arc<CryptoProvider> {
     use aws_lc_rs::cipher_suite as suite;
     Arc::new(CryptoProvider {
@@ -39,11 +38,11 @@ fn provider() -> Arc<CryptoProvider> {
     })
 }
 
-/// The TLS configuration towards clients. `asked` are the CAs whose certificates clients are
-/// asked for; none: no certificate is asked for.
+/// The TLS configuration of the listener. Client certificates are requested with `requested_cas` as
+/// hints; if it is empty, none are requested.
 pub fn server_config(
     key_pair: &KeyPair,
-    asked: &[&CaBundle],
+    requested_cas: &[&CaBundle],
     min_version: TlsVersion,
 ) -> Result<ServerConfig, rustls::Error> {
     let provider = provider();
@@ -53,11 +52,14 @@ pub fn server_config(
     };
     let builder =
         ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions)?;
-    let builder = if asked.is_empty() {
+    let builder = if requested_cas.is_empty() {
         builder.with_no_client_auth()
     } else {
-        let hints = asked.iter().flat_map(|ca| ca.roots.subjects()).collect();
-        builder.with_client_cert_verifier(Arc::new(AskOnly {
+        let hints = requested_cas
+            .iter()
+            .flat_map(|ca| ca.roots.subjects())
+            .collect();
+        builder.with_client_cert_verifier(Arc::new(RequestOnlyVerifier {
             hints,
             algorithms: provider.signature_verification_algorithms,
         }))
@@ -66,18 +68,17 @@ pub fn server_config(
         CertifiedKey::clone(&key_pair.certified),
     )));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    // The server chooses, in the order above.
+    // The server chooses in the order above.
     config.ignore_client_order = true;
-    // A ticketer of its own: a session that was begun under other files cannot
-    // be resumed under these.
+    // A new ticketer, so that sessions with other files cannot be resumed with these.
     config.ticketer = aws_lc_rs::Ticketer::new()?;
-    // Half of them would never be used.
+    // rustls sends two tickets by default; clients use one.
     config.send_tls13_tickets = 1;
     Ok(config)
 }
 
-/// The TLS configuration towards servers: their certificates are verified by the CAs of `bundle`
-/// that are valid at that time.
+/// The TLS configuration of connections to servers. Their certificates are verified by the CAs of
+/// `bundle` that are valid at that time.
 pub fn client_config(
     bundle: &CaBundle,
     identity: Option<&KeyPair>,
@@ -96,16 +97,16 @@ pub fn client_config(
     })
 }
 
-/// Asks for a certificate and has the client prove that it holds the key; `authn` judges the
-/// certificate. kube-apiserver does the same: a client with an unknown certificate may still
-/// have a valid token.
+/// Requests a certificate and verifies that the client has the key; `authn` verifies the
+/// certificate. kube-apiserver does the same: a client with an unknown certificate may still have a
+/// valid token.
 #[derive(Debug)]
-struct AskOnly {
+struct RequestOnlyVerifier {
     hints: Vec<DistinguishedName>,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl ClientCertVerifier for AskOnly {
+impl ClientCertVerifier for RequestOnlyVerifier {
     fn client_auth_mandatory(&self) -> bool {
         false
     }

@@ -14,8 +14,8 @@ pub(crate) fn key_digest(certificate: &CertificateDer<'_>) -> Option<KeyDigest> 
     digest.as_ref().try_into().ok()
 }
 
-/// The digests to publish when the bridge begins to serve with `new`: the new one, and the
-/// one before it, with which connections may still be opened.
+/// The digests to publish when the bridge begins to serve with `new`: the new one, and the previous
+/// one, with which connections may still be opened.
 pub(crate) fn rotated(before: &[KeyDigest], new: KeyDigest) -> Vec<KeyDigest> {
     let others = before.iter().copied().filter(|digest| *digest != new);
     [new]
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rotation_keeps_the_key_before() {
+    fn rotation_keeps_the_previous_key() {
         let [a, b, c] = [1, 2, 3].map(|byte| [byte; 32]);
         for (before, new, expected) in [
             (vec![], a, vec![a]),
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_pinned_key_is_believed() {
+    fn only_a_pinned_key_is_accepted() {
         let ca = Ca::new("ca");
         let der = |pem: &str| {
             use rustls_pki_types::pem::PemObject as _;

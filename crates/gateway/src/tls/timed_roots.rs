@@ -1,9 +1,8 @@
 //! Verification of certificates by CAs that are valid at that time.
 //!
-//! rustls takes a trust anchor for valid at any time. Go, and so kube-apiserver, checks
-//! the dates of the root too: an expired CA authenticates nothing. The verifiers here use
-//! the CAs that are valid at the time of the question, and change with the clock while
-//! the bridge runs.
+//! rustls treats a trust anchor as valid at any time. Go, and therefore kube-apiserver, also checks
+//! the dates of the root: an expired CA authenticates nothing. The verifiers here use the CAs that
+//! are valid at the time of the verification.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -38,7 +37,7 @@ impl TimedRoot {
     }
 }
 
-/// From when until when the same CAs are valid: seconds since 1970, both inclusive.
+/// A period in which the same CAs are valid: seconds since 1970, both inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     from: u64,
@@ -47,12 +46,12 @@ pub struct Span {
 }
 
 impl TimedRoots {
-    /// Those of a bundle.
+    /// The CAs of a bundle.
     pub fn of(bundle: &CaBundle) -> Self {
         let timed = |der: &CertificateDer<'static>| {
             let (_, certificate) = X509Certificate::from_der(der).ok()?;
             let validity = certificate.validity();
-            // Before 1970 is always; an end before 1970 is never.
+            // A start before 1970 is 0; a CA that ended before 1970 is never valid.
             let not_after = u64::try_from(validity.not_after.timestamp()).ok()?;
             Some(TimedRoot {
                 certificate: der.clone(),
@@ -82,7 +81,7 @@ impl TimedRoots {
         span
     }
 
-    /// Those that are valid at this moment.
+    /// The CAs that are valid at this time.
     fn valid(&self, now: u64) -> RootCertStore {
         let mut roots = RootCertStore::empty();
         for root in self.0.iter().filter(|root| root.is_valid(now)) {
@@ -98,7 +97,7 @@ impl TimedRoots {
 struct Timed<V: ?Sized> {
     roots: TimedRoots,
     build: fn(Arc<RootCertStore>) -> Result<Arc<V>, VerifierBuilderError>,
-    /// By all CAs at any time: verifies signatures, and tells an expired CA from an
+    /// Uses all CAs at any time: verifies signatures, and distinguishes an expired CA from an
     /// unknown one.
     timeless: Arc<V>,
     current: Mutex<Option<Current<V>>>,
@@ -144,8 +143,8 @@ impl<V: ?Sized> Timed<V> {
         verifier
     }
 
-    /// Verifies by the CAs that are valid now. Where only an expired one would do, the
-    /// error says so.
+    /// Verifies by the CAs that are valid now. If only an expired CA would match, the error says
+    /// so.
     fn verify<T>(
         &self,
         now: UnixTime,
@@ -282,7 +281,7 @@ mod tests {
     use super::*;
     use crate::tls::files::load_ca;
 
-    /// The end of the CAs here: the first second of 2033 is the last one.
+    /// The last valid second of the CAs here: the first second of 2033.
     const END: u64 = 1_988_150_400;
 
     fn bundle(cas: &[&Ca]) -> CaBundle {
@@ -310,7 +309,7 @@ mod tests {
         let verifier = TimedClientVerifier::new(&bundle(&[&ca])).unwrap();
         let below = ca.intermediate("issuing").client("alice", &[]);
         for leaf in [ca.client("alice", &[]), below] {
-            // The clock may also go back.
+            // The clock may also be set back.
             for (now, valid) in [
                 (END - 1, true),
                 (END, true),
@@ -341,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewed_certificate_of_the_same_ca_counts() {
+    fn a_renewed_certificate_of_the_same_ca_is_used() {
         let old = ending("users");
         let leaf = old.client("alice", &[]);
         let renewed = old.renewed(Validity::Current);
@@ -350,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_verified_by_valid_cas_alone() {
+    fn servers_are_verified_by_valid_cas_only() {
         let ca = ending("serving");
         let verifier = TimedServerVerifier::new(&bundle(&[&ca])).unwrap();
         let leaf = ca.server(&["localhost"]);

@@ -467,8 +467,8 @@ async fn openapi_log_lines_name_a_peer_by_its_host() {
     let name = format!("host-of-{PEER_NAME} ({PEER_NAME})");
     let path = "/openapi/v3/apis/apps/v1";
     for (reply, line) in [
-        (500, "a peer does not send OpenAPI"),
-        (200, "OpenAPI of a peer cannot be read"),
+        (500, "the OpenAPI document of a peer cannot be fetched"),
+        (200, "the OpenAPI document of a peer cannot be parsed"),
     ] {
         b.apiserver.set_hook(move |recorded| {
             let is_requested = recorded.path() == path;

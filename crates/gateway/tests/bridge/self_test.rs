@@ -85,7 +85,7 @@ async fn a_front_proxy_certificate_that_upstream_rejects_is_named_by_flag() {
     };
     let rows: [(Answer, &str); 2] = [
         (|_| unauthorized(), "answers 401 to a user"),
-        (other, "for \"front-proxy-client\""),
+        (other, "as \"front-proxy-client\""),
     ];
     for (answer, text) in rows {
         let cluster = ClusterFixture::new(&[]).await;

@@ -16,7 +16,7 @@ fn table(max: usize, reserved: usize, per_source: usize) -> SlotTable {
     })
 }
 
-/// One thing that happens; connections are numbered from 0 in the order of arrival.
+/// An event; connections are numbered from 0 in the order of arrival.
 enum Step {
     /// A connection of this source, and which one is evicted for it.
     Admit(u8, Option<(ConnectionId, EvictionReason)>),
@@ -159,7 +159,7 @@ fn the_oldest_connection_that_has_not_authenticated_loses_its_slot() {
             [0, 0, 0, 1],
         ),
         (
-            "what was evicted is neither promoted nor released again",
+            "an evicted connection is neither promoted nor released twice",
             table(1, 0, 1),
             vec![
                 Admit(1, None),
@@ -290,7 +290,7 @@ proptest! {
                                     prop_assert!(before.overflow > 0);
                                     prop_assert_eq!(before.authenticated, max - reserved);
                                 }
-                                // The workers close it at once here.
+                                // In this test, workers close it at once.
                                 table.release(victim);
                             }
                             alive.push((id, Unauthenticated));

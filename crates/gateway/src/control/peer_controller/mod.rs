@@ -47,13 +47,13 @@ use crate::control::openapi_merger;
 use crate::discovery_view::View;
 use crate::health::UpstreamHealth;
 use crate::metrics::peers::SyncError;
-use crate::peer_config::{Membership, PeerRegistry};
+use crate::peer_config::{PeerRegistry, PeeringConfig};
 use crate::state::GatewayState;
 
 /// The interval between two checks for due work.
 const TICK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long after the creation or deletion of a CRD or APIService discovery of the local server may
+/// How long after the creation or deletion of a CRD or `APIService` discovery of the local server may
 /// take to show it.
 const SETTLING_PERIOD: Duration = Duration::from_secs(5);
 
@@ -137,13 +137,13 @@ impl From<Change<CustomResourceDefinition>> for Event {
 /// withdraws the published address; `departed` is notified when that is done.
 pub(crate) async fn run(
     bridge: Arc<GatewayState>,
-    membership: Membership,
+    peering_config: PeeringConfig,
     health: Arc<ArcSwap<UpstreamHealth>>,
     requests: ControllerRequests,
     stored: Option<StoredRecords>,
     departed: oneshot::Sender<()>,
 ) {
-    tracing::info!(identity = %membership.identity, address = %membership.address, "peering is enabled");
+    tracing::info!(identity = %peering_config.identity, address = %peering_config.address, "peering is enabled");
     let client = Arc::new(InternalClient::new(bridge.clone()));
     let (event_sender, mut events) = mpsc::channel(EVENT_QUEUE_LEN);
     let mut tasks = JoinSet::new();
@@ -151,27 +151,29 @@ pub(crate) async fn run(
     tasks.spawn(openapi_merger::run(client.clone(), requests.merges));
     let (mut hints, mut refreshes) = (requests.hints, requests.refreshes);
 
-    let (publish, published) =
-        watch::channel(Some((membership.identity.clone(), membership.address)));
+    let (publish, published) = watch::channel(Some((
+        peering_config.identity.clone(),
+        peering_config.address,
+    )));
     let (found, mut addresses) = watch::channel(Addresses::new());
-    let registry_status = membership.registry_status();
-    let registry_reporter = membership.registry_reporter();
-    let stored = stored.map(|stored| stored.keep_permitted(&membership.networks));
-    let (registry, annotations) = registry_and_annotations(membership.registry);
+    let registry_status = peering_config.registry_status();
+    let registry_reporter = peering_config.registry_reporter();
+    let stored = stored.map(|stored| stored.keep_permitted(&peering_config.networks));
+    let (registry, annotations) = registry_and_annotations(peering_config.registry);
     let record_registry = registry.clone();
     let record_registry = record_registry.filter(|_| annotations == Annotations::Nothing);
     let registry = registry.map(|it| tokio::spawn(async move { it.run(published, found).await }));
     let host = HostBoot::read();
-    let mut peer_table = empty_peer_table(&membership.identity, annotations, &host);
+    let mut peer_table = empty_peer_table(&peering_config.identity, annotations, &host);
     let (records, mut found_records) = RecordStore::start(
-        membership.identity.clone(),
-        (membership.server, membership.address),
+        peering_config.identity.clone(),
+        (peering_config.server, peering_config.address),
         bridge.live.serving_keys.load_full(),
         record_registry,
         stored,
         &mut peer_table,
     );
-    let lease_status = membership.lease_status;
+    let lease_status = peering_config.lease_status;
     let mut controller = PeerController {
         peer_table,
         records,
@@ -183,18 +185,18 @@ pub(crate) async fn run(
         ended: EndedLeases::default(),
         own_lease: OwnLease::new(
             client.clone(),
-            &membership.identity,
-            &membership.hostname,
-            membership.address,
+            &peering_config.identity,
+            &peering_config.hostname,
+            peering_config.address,
             annotations,
             registry_reporter,
         ),
         annotations,
         host,
-        networks: membership.networks,
+        networks: peering_config.networks,
         lease_status,
         was_ready: false,
-        identity: membership.identity,
+        identity: peering_config.identity,
         shared: None,
         view: None,
         settling_until: None,
@@ -759,11 +761,11 @@ async fn poll<A, T, F: Future<Output = Result<T, String>>>(
         rest(answer).await
     };
     let outcome = timeout(poll_timeout, all).await;
-    let outcome = outcome.unwrap_or_else(|_| Err(no_answer(poll_timeout)));
+    let outcome = outcome.unwrap_or_else(|_| Err(timeout_error(poll_timeout)));
     (outcome, has_answered)
 }
 
-fn no_answer(poll_timeout: Duration) -> String {
+fn timeout_error(poll_timeout: Duration) -> String {
     format!("no answer within {} s", poll_timeout.as_secs())
 }
 
@@ -775,21 +777,21 @@ mod tests {
     #[tokio::test]
     async fn a_poll_that_fails_after_the_first_response_counts_as_answered() {
         use std::future::{pending, ready};
-        const NO_ANSWER: Duration = Duration::from_millis(10);
-        const ANSWER: Duration = Duration::from_mins(1);
+        const SHORT_TIMEOUT: Duration = Duration::from_millis(10);
+        const LONG_TIMEOUT: Duration = Duration::from_mins(1);
         let fails = || ready(Err::<(), _>("500".to_owned()));
         let good = || ready(Ok::<(), String>(()));
-        let outcome = poll(ANSWER, good(), |()| good()).await;
+        let outcome = poll(LONG_TIMEOUT, good(), |()| good()).await;
         assert_eq!(outcome, (Ok(()), true));
-        let outcome = poll(ANSWER, good(), |()| fails()).await;
+        let outcome = poll(LONG_TIMEOUT, good(), |()| fails()).await;
         assert_eq!(outcome, (Err("500".to_owned()), true));
         let (outcome, has_answered) =
-            poll(NO_ANSWER, good(), |()| pending::<Result<(), _>>()).await;
+            poll(SHORT_TIMEOUT, good(), |()| pending::<Result<(), _>>()).await;
         assert!(outcome.is_err() && has_answered);
-        let outcome = poll(ANSWER, fails(), |()| good()).await;
+        let outcome = poll(LONG_TIMEOUT, fails(), |()| good()).await;
         assert_eq!(outcome, (Err("500".to_owned()), false));
         let silent = pending::<Result<(), String>>();
-        let (outcome, has_answered) = poll(NO_ANSWER, silent, |()| good()).await;
+        let (outcome, has_answered) = poll(SHORT_TIMEOUT, silent, |()| good()).await;
         assert!(outcome.is_err() && !has_answered);
     }
 }

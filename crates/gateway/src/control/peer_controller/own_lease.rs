@@ -23,7 +23,7 @@ use crate::local_identity::KeptBy;
 use crate::state::GatewayState;
 
 /// The timeout of a request to the local server, and the pause between two annotations.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The timeout of a request that goes through a peer while this bridge departs.
 const PEER_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
@@ -191,7 +191,7 @@ impl OwnLease {
         if has_address && lease.served_record() == served.as_deref() {
             self.status.succeeded(activity);
         } else if self.next_annotation_at <= Instant::now() {
-            self.next_annotation_at = Instant::now() + WRITE_TIMEOUT;
+            self.next_annotation_at = Instant::now() + REQUEST_TIMEOUT;
             let (client, status) = (self.client.clone(), self.status.clone());
             let kind = status.subscribe().borrow().kind;
             self.write = Some(tokio::spawn(async move {
@@ -297,7 +297,7 @@ impl OwnLease {
         let pending = self
             .client
             .request(InternalTarget::Upstream, InternalRequest::get(&path));
-        let response = timeout(WRITE_TIMEOUT, pending).await.ok()?.ok()?;
+        let response = timeout(REQUEST_TIMEOUT, pending).await.ok()?.ok()?;
         IdentityLease::parse(&response.ok(&path).ok()?.body).ok()
     }
 
@@ -380,7 +380,7 @@ fn other_leases(leases: &BTreeMap<Identity, IdentityLease>, own: &Identity) -> S
 /// Whether the local server has an identity Lease by its metrics; `None` if they do not show it.
 async fn server_has_lease(client: &InternalClient) -> Option<bool> {
     let pending = client.request(InternalTarget::Upstream, InternalRequest::get("/metrics"));
-    let response = timeout(WRITE_TIMEOUT, pending).await.ok()?.ok()?;
+    let response = timeout(REQUEST_TIMEOUT, pending).await.ok()?.ok()?;
     let text = String::from_utf8_lossy(&response.body);
     feature_enabled(&text, "APIServerIdentity")
 }
@@ -470,7 +470,7 @@ async fn write(
 ) -> Result<WriteOutcome, String> {
     let path = request.path.to_owned();
     let response = timeout(
-        WRITE_TIMEOUT,
+        REQUEST_TIMEOUT,
         client.request(InternalTarget::Upstream, request),
     )
     .await;

@@ -472,8 +472,8 @@ impl<T: Clone> AnnotatedRecords<T> {
         decode: impl Fn(&Identity, &str) -> Option<T>,
     ) -> BTreeMap<Identity, T> {
         self.0.retain(|identity, _| leases.contains_key(identity));
-        let records_held = self.0.values().filter(|it| it.record.is_some());
-        let mut free_slots = MAX_RECORDS.saturating_sub(records_held.count());
+        let stored = self.0.values().filter(|it| it.record.is_some());
+        let mut free_slots = MAX_RECORDS.saturating_sub(stored.count());
         for (identity, lease) in leases {
             let text = lease.served_record().unwrap_or_default();
             let text_hash = hash(text);

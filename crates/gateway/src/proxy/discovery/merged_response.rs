@@ -187,12 +187,12 @@ impl MergedResponse {
                 let (encoding, view) = (*encoding, self.view.clone());
                 let (group, version) = (group.clone(), version.clone());
                 self.replace_list(response, encoding, metrics, |local| {
-                    let whole = view.version(&group, &version).0?;
+                    let merged = view.version(&group, &version).0?;
                     let Some(local) = local else {
-                        return Some(ApiResourceList::from_version(&group, whole));
+                        return Some(ApiResourceList::from_version(&group, merged));
                     };
                     let mut list = ApiResourceList::parse(local).ok()?;
-                    list.merge_version(whole);
+                    list.merge_version(merged);
                     Some(list)
                 })
                 .await

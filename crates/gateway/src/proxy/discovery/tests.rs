@@ -29,10 +29,10 @@ use crate::discovery_view::{CompleteDiscovery, DiscoveryRequest, DiscoveryRoot, 
 use crate::local_identity::LocalIdentity;
 use crate::metrics::discovery::DiscoveryMetrics;
 
-/// `GROUP/VERSION:RESOURCE`, and nothing before the version for the core group.
-fn document(words: &[&str], core: bool) -> Arc<Document> {
+/// Parses `GROUP/VERSION:RESOURCE`; the core group has no `GROUP/`.
+fn document(apis: &[&str], core: bool) -> Arc<Document> {
     let mut items: Vec<Value> = Vec::new();
-    for word in words {
+    for word in apis {
         let (path, resource) = word.split_once(':').unwrap();
         let (group, version) = path.split_once('/').unwrap_or(("", path));
         if group.is_empty() != core {
@@ -63,8 +63,8 @@ fn document(words: &[&str], core: bool) -> Arc<Document> {
     Arc::new(Document::parse(text.to_string().as_bytes()).unwrap())
 }
 
-fn served(words: &[&str], etag: &str, minor: u16) -> ServedApis {
-    let documents = [document(words, true), document(words, false)];
+fn served(apis: &[&str], etag: &str, minor: u16) -> ServedApis {
+    let documents = [document(apis, true), document(apis, false)];
     ServedApis {
         index: Arc::new(Index::new(&[&documents[0], &documents[1]])),
         documents,
@@ -92,8 +92,8 @@ const LOCAL: [&str; 3] = [
     "d.example.com/v1:things",
 ];
 
-/// A local server `m` and a peer of this name, which has told this.
-fn view(minor: u16, peer: &str, words: &[&str]) -> Option<Arc<View>> {
+/// The view of a local server `m` and a peer of this name with these APIs.
+fn view(minor: u16, peer: &str, apis: &[&str]) -> Option<Arc<View>> {
     let now = Instant::now();
     let mut peer_table = PeerTable::new(identity("m"));
     let lease = LeaseSnapshot {
@@ -105,10 +105,10 @@ fn view(minor: u16, peer: &str, words: &[&str]) -> Option<Arc<View>> {
     peer_table.set_leases(vec![lease], now);
     let address = AdvertisedAddress::by_bridge("127.0.0.1:1".parse().unwrap());
     peer_table.set_addresses(&[(identity(peer), address)].into(), now);
-    if !words.is_empty() {
+    if !apis.is_empty() {
         peer_table.take_due(now);
-        let told = Ok(served(words, "theirs", 36));
-        peer_table.record_poll(&identity(peer), told, now, SystemTime::now(), 0.0);
+        let polled = Ok(served(apis, "theirs", 36));
+        peer_table.record_poll(&identity(peer), polled, now, SystemTime::now(), 0.0);
     }
     let local = Arc::new(served(&LOCAL, "\"ours\"", minor));
     let shared = SharedGroupVersionTracker::new().snapshot();
@@ -121,7 +121,7 @@ fn view(minor: u16, peer: &str, words: &[&str]) -> Option<Arc<View>> {
     )
 }
 
-/// With a newer peer.
+/// A view with a newer peer.
 fn mixed() -> Arc<View> {
     let peer = [
         "v1:pods",
@@ -147,7 +147,11 @@ fn get(path: &str, accept: &str) -> Parts {
     head(&Method::GET, path, accept)
 }
 
-fn said(status: u16, content_type: &str, body: impl Into<bytes::Bytes>) -> Response<ResponseBody> {
+fn local_response(
+    status: u16,
+    content_type: &str,
+    body: impl Into<bytes::Bytes>,
+) -> Response<ResponseBody> {
     Response::builder()
         .status(status)
         .header(CONTENT_TYPE, content_type)
@@ -155,13 +159,13 @@ fn said(status: u16, content_type: &str, body: impl Into<bytes::Bytes>) -> Respo
         .unwrap()
 }
 
-struct Answered {
+struct ClientView {
     status: StatusCode,
     headers: HeaderMap,
     body: bytes::Bytes,
 }
 
-impl Answered {
+impl ClientView {
     fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap()
     }
@@ -170,7 +174,7 @@ impl Answered {
         self.headers[CONTENT_TYPE].to_str().unwrap()
     }
 
-    /// Names in a list, by path of the field.
+    /// The names in a list, by the path of the field.
     fn names(&self, list: &str, name: &str) -> Vec<String> {
         let json = self.json();
         let items = json[list].as_array().unwrap().iter();
@@ -180,8 +184,8 @@ impl Answered {
     }
 }
 
-/// What a client gets where the local server says this.
-async fn response(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>) -> Answered {
+/// The response to the client for this response of the local server.
+async fn response(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>) -> ClientView {
     let (cluster_handle, _) = ClusterHandle::new(own());
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
     let mut merged = MergedResponse::of(
@@ -195,7 +199,7 @@ async fn response(view: &Arc<View>, mut head: Parts, local: Response<ResponseBod
     merged.prepare_local_request(&mut head, &cluster_handle);
     let response = merged.replace(local, &cluster_handle, &metrics).await;
     let (head, body) = response.unwrap().into_parts();
-    Answered {
+    ClientView {
         status: head.status,
         headers: head.headers,
         body: body.collect(usize::MAX).await.unwrap(),
@@ -203,13 +207,13 @@ async fn response(view: &Arc<View>, mut head: Parts, local: Response<ResponseBod
 }
 
 fn not_modified() -> Response<ResponseBody> {
-    let mut response = said(304, "x", "");
+    let mut response = local_response(304, "x", "");
     response.headers_mut().clear();
     response
 }
 
 #[test]
-fn every_server_makes_the_same_of_it() {
+fn every_server_builds_the_same_document() {
     for peer in ["a", "z"] {
         let view = view(36, peer, &["a.example.com/v1:x", "d.example.com/v1:things"]).unwrap();
         let items = view.document(DiscoveryRoot::Apis).document.items.iter();
@@ -219,15 +223,14 @@ fn every_server_makes_the_same_of_it() {
     }
 }
 
-/// Whoever is heard of first.
 #[test]
-fn the_order_of_arrival_does_not_matter() {
-    let told = [
+fn the_order_in_which_peers_are_polled_does_not_matter() {
+    let polled = [
         ("a", ["a.example.com/v1:x", "b.example.com/v1:y"]),
         ("k", ["b.example.com/v1:z", "c.example.com/v1:x"]),
         ("z", ["c.example.com/v2:x", "a.example.com/v1:y"]),
     ];
-    let mut seen = std::collections::BTreeSet::new();
+    let mut documents = std::collections::BTreeSet::new();
     for order in [
         [0, 1, 2],
         [0, 2, 1],
@@ -239,7 +242,7 @@ fn the_order_of_arrival_does_not_matter() {
         let now = Instant::now();
         let mut peer_table = PeerTable::new(identity("m"));
         for at in order {
-            let (name, words) = &told[at];
+            let (name, apis) = &polled[at];
             let lease = LeaseSnapshot {
                 identity: identity(name),
                 host: None,
@@ -250,8 +253,8 @@ fn the_order_of_arrival_does_not_matter() {
             let address = AdvertisedAddress::by_bridge(([127, 0, 0, 1], 1).into());
             peer_table.set_addresses(&[(identity(name), address)].into(), now);
             peer_table.take_due(now);
-            let told = Ok(served(words, "theirs", 36));
-            peer_table.record_poll(&identity(name), told, now, SystemTime::now(), 0.0);
+            let polled = Ok(served(apis, "theirs", 36));
+            peer_table.record_poll(&identity(name), polled, now, SystemTime::now(), 0.0);
         }
         let local = Arc::new(served(&LOCAL, "\"ours\"", 36));
         let shared = SharedGroupVersionTracker::new().snapshot();
@@ -264,18 +267,18 @@ fn the_order_of_arrival_does_not_matter() {
         )
         .unwrap();
         assert_eq!(view.source_count(), 4);
-        seen.insert(view.document(DiscoveryRoot::Apis).json.clone());
+        documents.insert(view.document(DiscoveryRoot::Apis).json.clone());
     }
-    assert_eq!(seen.len(), 1);
+    assert_eq!(documents.len(), 1);
 }
 
 #[test]
-fn without_a_peer_that_has_told_the_local_document_is_all() {
+fn there_is_no_view_without_a_polled_peer() {
     assert!(view(36, "a", &[]).is_none());
 }
 
 #[test]
-fn only_what_is_not_whole_here_is_answered_from_the_view() {
+fn only_incomplete_responses_are_replaced() {
     let view = mixed();
     let beta_first = format!("{V2_BETA1},{V2}");
     let document = |root, schema| {
@@ -319,7 +322,7 @@ fn only_what_is_not_whole_here_is_answered_from_the_view() {
             *expected,
             "{path}"
         );
-        // With the gate off, no more than KEP-4020 has.
+        // With the gate off, only the responses of KEP-4020 are merged.
         let kep = expected.clone().filter(|_| *is_kep);
         assert_eq!(
             DiscoveryRequest::of(&head, decoded.as_str(), &view, CompleteDiscovery::Disabled),
@@ -377,9 +380,9 @@ fn a_client_gets_the_schemas_of_the_local_server() {
     }
 }
 
-/// Or two of them could keep telling each other of an API that neither has.
+/// Otherwise two servers could keep listing an API to each other that neither serves.
 #[test]
-fn a_peer_is_always_told_of_the_local_server_alone() {
+fn a_peer_always_gets_discovery_of_the_local_server() {
     for minor in 24..40 {
         let view = view(minor, "a", &["a.example.com/v1:things"]).unwrap();
         for path in ["/api", "/apis"] {
@@ -392,7 +395,7 @@ fn a_peer_is_always_told_of_the_local_server_alone() {
 }
 
 #[tokio::test]
-async fn the_local_server_says_who_may_read_it() {
+async fn the_local_server_authorizes_discovery() {
     let view = mixed();
     for (path, accept) in [
         ("/apis", V2),
@@ -400,31 +403,35 @@ async fn the_local_server_says_who_may_read_it() {
         ("/apis/a.example.com", LEGACY),
     ] {
         for status in [401, 403, 429, 503] {
-            let response =
-                response(&view, get(path, accept), said(status, "text/plain", "no")).await;
+            let response = response(
+                &view,
+                get(path, accept),
+                local_response(status, "text/plain", "no"),
+            )
+            .await;
             assert_eq!(
                 (response.status.as_u16(), &*response.body),
                 (status, &b"no"[..])
             );
         }
     }
-    let whole = response(&view, get("/apis", V2), not_modified()).await;
-    assert_eq!(whole.status, StatusCode::OK);
-    assert_eq!(whole.content_type(), V2);
-    assert_eq!(whole.headers["vary"], "Accept");
-    assert_eq!(whole.headers["cache-control"], "public");
+    let merged = response(&view, get("/apis", V2), not_modified()).await;
+    assert_eq!(merged.status, StatusCode::OK);
+    assert_eq!(merged.content_type(), V2);
+    assert_eq!(merged.headers["vary"], "Accept");
+    assert_eq!(merged.headers["cache-control"], "public");
     assert_eq!(
-        whole.headers["content-length"],
-        whole.body.len().to_string()
+        merged.headers["content-length"],
+        merged.body.len().to_string()
     );
-    assert_eq!(whole.json()["items"].as_array().unwrap().len(), 3);
+    assert_eq!(merged.json()["items"].as_array().unwrap().len(), 3);
     let core = response(&view, get("/api", V2), not_modified()).await;
     let resources = &core.json()["items"][0]["versions"][0]["resources"];
     assert_eq!(resources.as_array().unwrap().len(), 2);
 }
 
 #[test]
-fn the_local_server_is_asked_on_a_condition() {
+fn the_request_to_the_local_server_is_conditional() {
     let view = mixed();
     let mut head = get("/apis", V2);
     head.headers.insert(IF_NONE_MATCH, "\"x\"".parse().unwrap());
@@ -441,17 +448,17 @@ fn the_local_server_is_asked_on_a_condition() {
     .unwrap();
     merged.prepare_local_request(&mut head, &cluster_handle);
     assert_eq!(head.headers[IF_NONE_MATCH], "\"ours\"");
-    // Also a server that merges by itself is asked for what it serves alone.
+    // A server that merges discovery itself is requested for its own APIs only.
     assert_eq!(head.headers[ACCEPT], format!("{LOCAL_AGGREGATED},{V2}"));
     assert!(!head.headers.contains_key(ACCEPT_ENCODING));
 }
 
-/// kube-apiserver writes a refusal in a form that the caller takes.
+/// kube-apiserver negotiates the format of error responses.
 #[test]
-fn a_refusal_is_asked_for_in_the_form_that_the_caller_takes() {
+fn error_responses_are_requested_in_the_formats_that_the_client_accepts() {
     let view = mixed();
     let (cluster_handle, _) = ClusterHandle::new(own());
-    let asked = |accept: &[&str]| {
+    let requested_formats = |accept: &[&str]| {
         let mut head = get("/apis", accept[0]);
         for more in &accept[1..] {
             head.headers.append(ACCEPT, more.parse().unwrap());
@@ -471,15 +478,15 @@ fn a_refusal_is_asked_for_in_the_form_that_the_caller_takes() {
     };
     let protobuf = "application/vnd.kubernetes.protobuf;q=0.5";
     assert_eq!(
-        asked(&[V2, protobuf]),
+        requested_formats(&[V2, protobuf]),
         format!("{LOCAL_AGGREGATED},{V2},{protobuf}")
     );
-    // Of more the server would change the order, and ours has to be the first.
-    assert_eq!(asked(&[&[V2; 9].join(",")]), LOCAL_DOCUMENT);
+    // kube-apiserver would reorder more media types, and those of the bridge have to be the first.
+    assert_eq!(requested_formats(&[&[V2; 9].join(",")]), LOCAL_DOCUMENT);
 }
 
 #[tokio::test]
-async fn who_has_it_already_is_told_so() {
+async fn a_matching_etag_gets_304() {
     let view = mixed();
     let etag = view
         .document(DiscoveryRoot::Apis)
@@ -504,12 +511,12 @@ async fn who_has_it_already_is_told_so() {
 }
 
 #[tokio::test]
-async fn what_the_local_server_has_just_begun_to_serve_is_there_at_once() {
+async fn new_apis_of_the_local_server_are_visible_at_once() {
     let view = mixed();
-    let mut words = LOCAL.to_vec();
-    words.push("new.example.com/v1:things");
-    let now = document(&words, false).write(Format::Json, Layout::Compact);
-    let mut local = said(200, V2, now);
+    let mut apis = LOCAL.to_vec();
+    apis.push("new.example.com/v1:things");
+    let now = document(&apis, false).write(Format::Json, Layout::Compact);
+    let mut local = local_response(200, V2, now);
     local
         .headers_mut()
         .insert(ETAG, "\"news\"".parse().unwrap());
@@ -525,7 +532,7 @@ async fn what_the_local_server_has_just_begun_to_serve_is_there_at_once() {
 }
 
 #[tokio::test]
-async fn a_document_comes_in_every_format_and_compressed_when_it_is_long() {
+async fn a_document_is_served_in_all_formats_and_long_documents_are_compressed() {
     let view = mixed();
     for (format, media) in [
         (Format::Json, "application/json"),
@@ -566,7 +573,7 @@ async fn a_document_comes_in_every_format_and_compressed_when_it_is_long() {
 }
 
 #[tokio::test]
-async fn a_yes_of_the_local_server_is_remembered() {
+async fn permissions_of_the_local_server_are_cached() {
     let view = mixed();
     let (cluster_handle, _) = ClusterHandle::new(own());
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
@@ -582,7 +589,7 @@ async fn a_yes_of_the_local_server_is_remembered() {
     };
     let anonymous = || merged("/apis", &Caller::Anonymous);
     assert!(!anonymous().is_permitted(&cluster_handle));
-    let refused = said(403, "text/plain", "no");
+    let refused = local_response(403, "text/plain", "no");
     let _ = anonymous()
         .replace(refused, &cluster_handle, &metrics)
         .await;
@@ -596,11 +603,11 @@ async fn a_yes_of_the_local_server_is_remembered() {
         view.document(DiscoveryRoot::Apis).etag
     );
     assert!(response.headers().contains_key("date"));
-    // Not of somebody else, and not for something else.
+    // Not for another caller, and not for another path.
     assert!(!merged("/api", &Caller::Anonymous).is_permitted(&cluster_handle));
     assert!(!merged("/apis", &Caller::Bearer).is_permitted(&cluster_handle));
-    // A no takes it back.
-    let refused = said(403, "text/plain", "no");
+    // A denial revokes the permission.
+    let refused = local_response(403, "text/plain", "no");
     let _ = anonymous()
         .replace(refused, &cluster_handle, &metrics)
         .await;

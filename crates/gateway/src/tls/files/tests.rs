@@ -8,7 +8,7 @@ use rcgen::{CertificateParams, KeyPair as Generated, SignatureAlgorithm};
 use super::*;
 
 #[test]
-fn every_kind_of_key_is_loaded_in_every_form() {
+fn all_key_algorithms_are_loaded_in_all_encodings() {
     let dir = Dir::new();
     let algorithms: [(&str, &SignatureAlgorithm); 5] = [
         ("p256", &rcgen::PKCS_ECDSA_P256_SHA256),
@@ -34,7 +34,7 @@ fn every_kind_of_key_is_loaded_in_every_form() {
 }
 
 #[test]
-fn one_file_may_hold_both() {
+fn one_file_may_contain_the_certificate_and_the_key() {
     let dir = Dir::new();
     let key = Generated::generate().unwrap();
     let path = dir.file("both.pem", key.serialize_pem() + &self_signed(&key));
@@ -46,7 +46,7 @@ fn one_file_may_hold_both() {
 }
 
 #[test]
-fn a_key_of_another_certificate_is_refused_and_both_files_are_named() {
+fn a_key_of_another_certificate_is_rejected_with_both_file_names() {
     let dir = Dir::new();
     let (one, other) = (
         Generated::generate().unwrap(),
@@ -62,7 +62,7 @@ fn a_key_of_another_certificate_is_refused_and_both_files_are_named() {
 }
 
 #[test]
-fn each_wrong_certificate_file_says_what_it_is_instead() {
+fn errors_of_certificate_files_name_the_actual_content() {
     let key = Generated::generate().unwrap();
     let request = CertificateParams::new(vec!["a".into()])
         .unwrap()
@@ -106,7 +106,7 @@ fn each_wrong_certificate_file_says_what_it_is_instead() {
 }
 
 #[test]
-fn each_wrong_key_file_says_what_it_is_instead() {
+fn errors_of_key_files_name_the_actual_content() {
     let key = Generated::generate().unwrap();
     let old_form = key
         .serialize_pem()
@@ -138,7 +138,7 @@ fn each_wrong_key_file_says_what_it_is_instead() {
 }
 
 #[test]
-fn what_is_wrong_with_both_files_is_told_at_once() {
+fn problems_of_both_files_are_reported_at_once() {
     let key = Generated::generate().unwrap();
     let dir = Dir::new();
     let swapped = dir.pair("x", key.serialize_pem(), self_signed(&key));
@@ -153,20 +153,20 @@ fn what_is_wrong_with_both_files_is_told_at_once() {
 }
 
 #[test]
-fn files_that_are_none_are_told_apart() {
+fn missing_unreadable_and_empty_files_have_different_errors() {
     let dir = Dir::new();
     let missing = load_ca(&dir.0.join("missing")).unwrap_err();
-    assert_eq!(missing.problem, Problem::NotFound);
-    assert_eq!(load_ca(&dir.0).unwrap_err().problem, Problem::Directory);
+    assert_eq!(missing.problem, PemError::NotFound);
+    assert_eq!(load_ca(&dir.0).unwrap_err().problem, PemError::Directory);
     let endless = load_ca(Path::new("/dev/zero")).unwrap_err();
-    assert_eq!(endless.problem, Problem::TooLarge);
+    assert_eq!(endless.problem, PemError::TooLarge);
     let below_a_file = dir.file("file", "x").join("ca.crt");
     let problem = load_ca(&below_a_file).unwrap_err().problem;
-    assert!(matches!(problem, Problem::Unreadable(_)), "{problem:?}");
+    assert!(matches!(problem, PemError::Unreadable(_)), "{problem:?}");
 }
 
 #[test]
-fn a_bundle_holds_every_certificate_and_its_shortest_validity() {
+fn a_bundle_has_all_certificates_and_the_shortest_validity() {
     let key = Generated::generate().unwrap();
     let year = |last: i32| {
         let mut params = CertificateParams::default();
@@ -188,7 +188,7 @@ fn a_bundle_holds_every_certificate_and_its_shortest_validity() {
 fn an_untimely_certificate_loads_and_says_so() {
     let day = Duration::from_hours(24);
     let start = moment(1_000_000_000);
-    let at = |now| untimely(start, start + day, now);
+    let at = |now| validity_error(start, start + day, now);
     assert_eq!(at(start), None);
     assert_eq!(at(start + day), None);
     let late = at(start + day * 3).unwrap();
@@ -212,12 +212,12 @@ fn an_untimely_certificate_loads_and_says_so() {
         .pair("old", expired, key.serialize_pem())
         .load()
         .unwrap();
-    let untimely = pair.untimely(SystemTime::now());
-    assert!(matches!(untimely, Some(ValidityError::Expired(_))));
+    let validity_error = pair.validity_error(SystemTime::now());
+    assert!(matches!(validity_error, Some(ValidityError::Expired(_))));
 }
 
 #[test]
-fn the_fingerprint_follows_either_file() {
+fn the_fingerprint_changes_with_either_file() {
     let key = Generated::generate().unwrap();
     let dir = Dir::new();
     let files = dir.pair("x", self_signed(&key), key.serialize_pem());

@@ -1,14 +1,14 @@
-//! Lists of groups, and of what is in one: what clients ask for that take no document.
+//! Lists of groups and resources, for clients that do not accept aggregated discovery.
 
 use http::StatusCode;
 use serde_json::json;
 use skewbridge_discovery::accept::LEGACY;
 use skewbridge_k8s_api::cbor;
 
-use super::{get, mixed, response, said};
+use super::{get, local_response, mixed, response};
 
 #[tokio::test]
-async fn groups_are_listed_that_any_server_serves_and_none_that_nobody_does() {
+async fn the_list_has_exactly_the_groups_that_a_server_serves() {
     let view = mixed();
     let local = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [
         {"name": "b.example.com", "versions": [
@@ -17,7 +17,7 @@ async fn groups_are_listed_that_any_server_serves_and_none_that_nobody_does() {
          "preferredVersion": {"groupVersion": "b.example.com/v1", "version": "v1"}},
         {"name": "dead.example.com", "versions": [
             {"groupVersion": "dead.example.com/v1", "version": "v1"}]}]});
-    let local = || said(200, "application/json", local.to_string());
+    let local = || local_response(200, "application/json", local.to_string());
     let list = response(&view, get("/apis", LEGACY), local()).await;
     assert_eq!(
         list.names("groups", "name"),
@@ -37,9 +37,9 @@ async fn groups_are_listed_that_any_server_serves_and_none_that_nobody_does() {
 }
 
 #[tokio::test]
-async fn a_group_that_only_a_peer_has_is_shown() {
+async fn a_group_that_only_a_peer_serves_is_listed() {
     let view = mixed();
-    let local = said(404, "text/plain", "404 page not found\n");
+    let local = local_response(404, "text/plain", "404 page not found\n");
     let group = response(&view, get("/apis/a.example.com", LEGACY), local).await;
     assert_eq!(group.status, StatusCode::OK);
     assert_eq!(group.json()["name"], "a.example.com");
@@ -47,7 +47,7 @@ async fn a_group_that_only_a_peer_has_is_shown() {
 }
 
 #[tokio::test]
-async fn resources_of_a_version_are_completed() {
+async fn resources_of_a_version_are_merged() {
     let view = mixed();
     let local = json!({"kind": "APIResourceList", "apiVersion": "v1",
         "groupVersion": "b.example.com/v1", "resources": [{"name": "things", "singularName": "",
@@ -56,17 +56,17 @@ async fn resources_of_a_version_are_completed() {
     let list = response(
         &view,
         get(path, LEGACY),
-        said(200, "application/json", local.to_string()),
+        local_response(200, "application/json", local.to_string()),
     )
     .await;
     assert_eq!(list.names("resources", "name"), ["things", "others"]);
     assert_eq!(list.json()["resources"][0]["storageVersionHash"], "x=");
 
-    // A server that offers CBOR is answered for in CBOR, another one in JSON.
+    // The response is CBOR if the local server offers it, otherwise JSON.
     let list = response(
         &view,
         get(path, "application/cbor,application/json;q=0.8"),
-        said(200, "application/cbor", cbor::write(&local)),
+        local_response(200, "application/cbor", cbor::write(&local)),
     )
     .await;
     assert_eq!(list.content_type(), "application/cbor");
@@ -75,13 +75,13 @@ async fn resources_of_a_version_are_completed() {
     let list = response(
         &view,
         get(path, "application/cbor,application/json;q=0.8"),
-        said(200, "application/json", local.to_string()),
+        local_response(200, "application/json", local.to_string()),
     )
     .await;
     assert_eq!(list.content_type(), "application/json");
 
     // A version that only a peer has.
-    let local = said(404, "text/plain", "404 page not found\n");
+    let local = local_response(404, "text/plain", "404 page not found\n");
     let list = response(&view, get("/apis/b.example.com/v2", LEGACY), local).await;
     assert_eq!(list.status, StatusCode::OK);
     assert_eq!(list.json()["groupVersion"], "b.example.com/v2");
@@ -89,10 +89,10 @@ async fn resources_of_a_version_are_completed() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_passed_on() {
+async fn a_list_that_cannot_be_parsed_is_forwarded_unmodified() {
     let view = mixed();
     for (path, accept) in [("/apis", LEGACY), ("/apis/b.example.com/v1", LEGACY)] {
-        let local = said(200, "application/json", "nonsense");
+        let local = local_response(200, "application/json", "nonsense");
         let response = response(&view, get(path, accept), local).await;
         assert_eq!(&*response.body, b"nonsense");
     }
