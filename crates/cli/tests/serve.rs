@@ -281,7 +281,7 @@ async fn peering_with_a_front_proxy_that_is_a_user_is_refused_at_the_start() {
         "--requestheader-client-ca-file ",
         "/front-proxies-ca.crt: has a CA in common with --client-ca-file ",
         "/users-ca.crt",
-        "give --requestheader-allowed-names",
+        "set --requestheader-allowed-names",
     ] {
         assert!(stderr.contains(part), "{part}: {stderr}");
     }

@@ -291,7 +291,7 @@ async fn a_key_of_another_certificate() {
     let other = setup.serving.server(&["localhost"]);
     let setup = setup.file("tls-private-key-file", "other.key", &other.key_pem);
     let expected = format!(
-        "--tls-private-key-file {}: the private key does not match the certificate in {}; give \
+        "--tls-private-key-file {}: the private key does not match the certificate in {}; use \
          the two that were issued together",
         setup.given("tls-private-key-file"),
         setup.given("tls-cert-file")
