@@ -89,7 +89,7 @@ impl ClientConnection {
     /// The bridge has verified the caller's certificate or signature.
     pub(crate) fn note_caller(&self, caller: &Caller) {
         match caller {
-            Caller::Peer(_) => self.authenticate(Class::Reserved),
+            Caller::Asserted(_) => self.authenticate(Class::Reserved),
             Caller::Certificate(user) => self.authenticate(user.class),
             Caller::Signed(_) => self.authenticate(Class::Authenticated),
             Caller::Bearer | Caller::Anonymous | Caller::Unauthorized => {}
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn a_connection_stays_authenticated() {
         let connection = connection();
-        connection.note_caller(&Caller::Peer(User::default()));
+        connection.note_caller(&Caller::Asserted(User::default()));
         connection.note_answer(Some(TokenPlace::Header), StatusCode::UNAUTHORIZED);
         assert!(connection.is_authenticated());
     }

@@ -36,7 +36,7 @@ impl Detail {
         from_front_proxy: bool,
     ) -> Self {
         let proven = match caller {
-            Caller::Peer(user) => user.name != ANONYMOUS,
+            Caller::Asserted(user) => user.name != ANONYMOUS,
             Caller::Certificate(_) | Caller::Signed(_) => true,
             Caller::Bearer => !from_front_proxy && connection.is_authenticated(),
             Caller::Anonymous | Caller::Unauthorized => false,
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn only_authenticated_callers_get_names_and_addresses() {
         let user = |name: &str| {
-            Caller::Peer(User {
+            Caller::Asserted(User {
                 name: name.to_owned(),
                 ..User::default()
             })

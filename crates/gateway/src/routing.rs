@@ -90,10 +90,10 @@ pub fn route(
     let identity = match caller {
         Caller::Unauthorized => return Route::Refuse(Refusal::Unauthorized),
         Caller::Bearer | Caller::Anonymous => UpstreamIdentity::Plain,
-        Caller::Peer(_) | Caller::Certificate(_) | Caller::Signed(_) if bridge.can_assert => {
+        Caller::Asserted(_) | Caller::Certificate(_) | Caller::Signed(_) if bridge.can_assert => {
             UpstreamIdentity::FrontProxy
         }
-        Caller::Peer(_) | Caller::Certificate(_) | Caller::Signed(_) => {
+        Caller::Asserted(_) | Caller::Certificate(_) | Caller::Signed(_) => {
             return Route::Refuse(Refusal::CannotAssert);
         }
     };

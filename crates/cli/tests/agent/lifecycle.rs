@@ -311,7 +311,10 @@ async fn an_instance_that_cannot_be_started_leaves_nothing() {
     let args = ["--shared", "--signer=headers"];
     let (ended, printed) = failed(fixture.agent(&info, &args));
     assert_eq!(ended, Some(1), "{printed}");
-    assert!(printed.contains("needs one of --headers-file"), "{printed}");
+    assert!(
+        printed.contains("requires one of --headers-file"),
+        "{printed}"
+    );
     assert!(
         printed.contains("it did not start: exit status: 64"),
         "{printed}"
@@ -555,18 +558,23 @@ fn missing_inputs_are_reported_with_advice() {
         (&with_lock, &FILE, 1, "none: No such file"),
         (&plain, &FILE, 1, "is not https"),
         (&plain, &[], 64, "--signer"),
-        (&plain, &["--signer=file"], 64, "needs --client-certificate"),
+        (
+            &plain,
+            &["--signer=file"],
+            64,
+            "requires --client-certificate",
+        ),
         (
             &plain,
             &["--signer=headers", "--client-key=x", "--headers-file=x"],
             64,
-            "--client-key: goes with --signer=file",
+            "--client-key: requires --signer=file",
         ),
         (
             &plain,
             &["--signer=http-signature", "--http-signature-key=jane.key"],
             64,
-            "needs --http-signature-key-id",
+            "requires --http-signature-key-id",
         ),
     ];
     for (info, args, code, expected) in rows {

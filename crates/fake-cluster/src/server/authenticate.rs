@@ -61,7 +61,7 @@ impl Authenticator {
         headers: &HeaderMap,
     ) -> Result<User, Status> {
         let mut user = match presented.authenticate(&self.trust, headers).caller {
-            Caller::Peer(user) => user,
+            Caller::Asserted(user) => user,
             Caller::Certificate(user) => {
                 // A server derives the same user from the certificate as a bridge.
                 let mut said = HeaderMap::new();

@@ -325,7 +325,7 @@ impl ClientCertState {
         let over_hop = verification.has_front_proxy_ca && has_peer_hop(headers);
         let user = verification.user.filter(|_| !over_hop);
         let caller = match (asserted, user) {
-            (Some(user), _) => Caller::Peer(user),
+            (Some(user), _) => Caller::Asserted(user),
             (None, Some(user)) => Caller::Certificate(user),
             (None, None) => match without_certificate(headers) {
                 Caller::Anonymous => {

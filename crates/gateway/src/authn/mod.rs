@@ -31,7 +31,7 @@ pub struct SignedUser {
 #[derive(Debug, Clone)]
 pub enum Caller {
     /// A user that a peer or a front proxy asserts in identity headers.
-    Peer(User),
+    Asserted(User),
     /// A user with a certificate from the client CA.
     Certificate(Arc<CertificateUser>),
     /// A user whose key has signed the request.
@@ -119,7 +119,7 @@ impl Caller {
     /// For the log: the authenticated name, or the kind of caller.
     pub fn name(&self) -> &str {
         match self {
-            Self::Peer(user) => &user.name,
+            Self::Asserted(user) => &user.name,
             Self::Certificate(user) => &user.name,
             Self::Signed(user) => &user.name,
             Self::Bearer => "(bearer)",

@@ -50,7 +50,7 @@ impl CredentialDigest {
                 user.headers.apply(&mut asserted);
                 digest.headers(&asserted, |_| true);
             }
-            Caller::Peer(user) => digest.user(user),
+            Caller::Asserted(user) => digest.user(user),
         }
         digest.headers(headers, |name| {
             // A WebSocket subprotocol can also carry a token.
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn all_inputs_of_the_authorization_decision_change_the_digest() {
-        let asserted = Caller::Peer;
+        let asserted = Caller::Asserted;
         let none = headers(&[]);
         let callers = [
             (Caller::Anonymous, none.clone(), "/apis"),

@@ -255,7 +255,7 @@ fn connection_identity(
     is_unproven: bool,
 ) -> PeerConnectionIdentity {
     match caller {
-        Caller::Peer(_) | Caller::Certificate(_) | Caller::Signed(_) | Caller::Anonymous => {
+        Caller::Asserted(_) | Caller::Certificate(_) | Caller::Signed(_) | Caller::Anonymous => {
             PeerConnectionIdentity::FrontProxy
         }
         Caller::Bearer if is_bridge => PeerConnectionIdentity::FrontProxy,

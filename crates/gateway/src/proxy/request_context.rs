@@ -161,7 +161,7 @@ impl RequestContext<'_> {
         version: Option<&Version>,
     ) -> Result<(), Status> {
         match &self.caller {
-            Caller::Peer(user) => self.assert(headers, user)?,
+            Caller::Asserted(user) => self.assert(headers, user)?,
             Caller::Certificate(user) => {
                 user.headers(version).apply(headers);
                 headers.remove(AUTHORIZATION);

@@ -38,7 +38,7 @@ const REROUTED: RouteInput = RouteInput {
 };
 
 fn peer() -> Caller {
-    Caller::Peer(alice())
+    Caller::Asserted(alice())
 }
 
 fn certificate() -> Caller {

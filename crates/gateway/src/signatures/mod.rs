@@ -158,7 +158,7 @@ pub(crate) fn must_verify(caller: &Caller, head: &mut Parts) -> bool {
     if !is_signed(&head.headers) {
         return false;
     }
-    let is_asserted = matches!(caller, Caller::Peer(_));
+    let is_asserted = matches!(caller, Caller::Asserted(_));
     if is_asserted {
         remove_signatures(&mut head.headers);
     }
