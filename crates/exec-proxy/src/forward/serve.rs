@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::handshakes::{Ends, Handshakes};
+use super::pending_handshakes::{PendingHandshakes, SocketAddrs};
 use super::{ConnectionService, Forwarder};
 
 /// Clients with a certificate at one time: one user's programs. More wait.
@@ -35,7 +35,7 @@ pub enum Listener {
 
 impl Listener {
     /// The next client of the same user. Cancel safe.
-    async fn accept(&self) -> (Stream, Option<Ends>) {
+    async fn accept(&self) -> (Stream, Option<SocketAddrs>) {
         loop {
             let accepted: std::io::Result<(Stream, _)> = match self {
                 Self::Unix(listener) => match listener.accept().await {
@@ -43,12 +43,12 @@ impl Listener {
                     Ok(_) => continue,
                     Err(error) => Err(error),
                 },
-                Self::Tcp(listener) => listener.accept().await.map(|(stream, theirs)| {
+                Self::Tcp(listener) => listener.accept().await.map(|(stream, client)| {
                     // A socket that refuses the option still works.
                     let _ = stream.set_nodelay(true);
-                    let ours = stream.local_addr().ok();
-                    let ends = ours.map(|ours| Ends { theirs, ours });
-                    (Box::new(stream) as Stream, ends)
+                    let server = stream.local_addr().ok();
+                    let addrs = server.map(|server| SocketAddrs { client, server });
+                    (Box::new(stream) as Stream, addrs)
                 }),
             };
             match accepted {
@@ -65,9 +65,9 @@ impl Listener {
 /// Whether the process at the other end runs as the same user. A client of another or an unknown
 /// user is rejected.
 pub(crate) fn is_same_user(stream: &tokio::net::UnixStream) -> bool {
-    let ours = rustix::process::geteuid().as_raw();
+    let own_uid = rustix::process::geteuid().as_raw();
     match stream.peer_cred() {
-        Ok(client) if client.uid() == ours => true,
+        Ok(client) if client.uid() == own_uid => true,
         Ok(client) => {
             tracing::warn!(
                 uid = client.uid(),
@@ -92,14 +92,14 @@ pub async fn serve(
     forwarder: Arc<Forwarder>,
     shutdown: impl Future<Output = ()>,
 ) {
-    let mut handshakes = Handshakes::new(TlsAcceptor::from(tls));
+    let mut handshakes = PendingHandshakes::new(TlsAcceptor::from(tls));
     let mut connections = JoinSet::new();
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
         tokio::select! {
             () = &mut shutdown => return,
-            (stream, ends) = listener.accept(), if connections.len() < MAX_CONNECTIONS => {
-                handshakes.begin(stream, ends).await;
+            (stream, addrs) = listener.accept(), if connections.len() < MAX_CONNECTIONS => {
+                handshakes.begin(stream, addrs).await;
             }
             stream = handshakes.next() => {
                 connections.spawn(serve_connection(stream, forwarder.clone()));

@@ -8,6 +8,7 @@ mod cluster_fixture;
 mod concurrency;
 mod conversions;
 mod discovery;
+mod http_rules;
 mod lifecycle;
 mod objects;
 mod patches;

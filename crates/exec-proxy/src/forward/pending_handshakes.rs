@@ -1,6 +1,6 @@
-//! Handshakes that are under way. A port of loopback can be reached by every user of the
-//! machine: whoever begins handshakes and does not end them must not keep out the one who
-//! has a certificate.
+//! TLS handshakes that are pending. Every user of the machine can reach a port of loopback:
+//! clients that begin handshakes and do not complete them must not keep out the client that has a
+//! certificate.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -14,59 +14,59 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 /// How long a handshake may take: the client is on this machine.
-const PATIENCE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// At one time. When there are more, the oldest is given up: that of a client who means it
-/// takes milliseconds.
-const MAX: usize = 256;
+/// Pending handshakes at one time. When there are more, the oldest is aborted: a handshake takes
+/// milliseconds.
+const MAX_PENDING_HANDSHAKES: usize = 256;
 
-/// From so many on it is looked at whose they are: more than a client with all its
-/// threads begins at once, as a rule.
-const CROWDED: usize = 32;
+/// Above this number the owners of the connections are looked up. It is more than a client with
+/// all its threads usually begins at once.
+const OWNER_CHECK_THRESHOLD: usize = 32;
 
-/// Between two such looks: the kernel's list may be long.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Between two such checks: the kernel's list may be long.
+const MIN_OWNER_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Both ends of a TCP connection.
+/// The addresses of a TCP connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ends {
-    pub(super) theirs: SocketAddr,
-    pub(super) ours: SocketAddr,
+pub(super) struct SocketAddrs {
+    pub(super) client: SocketAddr,
+    pub(super) server: SocketAddr,
 }
 
-/// Handshakes that are under way, in the order of their beginning.
-pub(super) struct Handshakes {
+/// Pending handshakes, oldest first.
+pub(super) struct PendingHandshakes {
     acceptor: TlsAcceptor,
     tasks: JoinSet<Option<TlsStream<Stream>>>,
-    begun: VecDeque<Begun>,
-    /// From when on it may be looked again whose they are.
-    look_from: Instant,
-    /// Whether there are some at which nobody has looked.
-    has_news: bool,
+    pending: VecDeque<PendingHandshake>,
+    /// The next time at which the owners may be looked up.
+    next_owner_check: Instant,
+    /// Whether a handshake was added since the last check.
+    has_unchecked: bool,
 }
 
-struct Begun {
+struct PendingHandshake {
     task: AbortHandle,
-    ends: Option<Ends>,
+    addrs: Option<SocketAddrs>,
 }
 
-impl Handshakes {
+impl PendingHandshakes {
     pub(super) fn new(acceptor: TlsAcceptor) -> Self {
         Self {
             acceptor,
             tasks: JoinSet::new(),
-            begun: VecDeque::new(),
-            look_from: Instant::now(),
-            has_news: false,
+            pending: VecDeque::new(),
+            next_owner_check: Instant::now(),
+            has_unchecked: false,
         }
     }
 
-    /// Begins one, and gives up others if there are too many.
-    pub(super) async fn begin(&mut self, stream: Stream, ends: Option<Ends>) {
+    /// Begins a handshake, and aborts others if there are too many.
+    pub(super) async fn begin(&mut self, stream: Stream, addrs: Option<SocketAddrs>) {
         let stream: Stream = Box::new(ReadAhead::new(stream));
         let handshake = self.acceptor.accept(stream);
         let task = self.tasks.spawn(async move {
-            match timeout(PATIENCE, handshake).await {
+            match timeout(HANDSHAKE_TIMEOUT, handshake).await {
                 Ok(Ok(stream)) => Some(stream),
                 Ok(Err(error)) => {
                     tracing::debug!(%error, "a client failed its handshake");
@@ -75,109 +75,109 @@ impl Handshakes {
                 Err(_) => None,
             }
         });
-        self.begun.push_back(Begun { task, ends });
-        self.has_news = true;
-        if self.is_to_look() && self.look_from <= Instant::now() {
-            self.turn_strangers_away().await;
+        self.pending.push_back(PendingHandshake { task, addrs });
+        self.has_unchecked = true;
+        if self.needs_owner_check() && self.next_owner_check <= Instant::now() {
+            self.abort_other_users().await;
         }
-        if self.begun.len() > MAX
-            && let Some(oldest) = self.begun.pop_front()
+        if self.pending.len() > MAX_PENDING_HANDSHAKES
+            && let Some(oldest) = self.pending.pop_front()
         {
             oldest.task.abort();
         }
     }
 
-    /// The next client who has shown a certificate. It can be given up and asked again.
+    /// The next client that has presented a certificate. Cancel safe.
     pub(super) async fn next(&mut self) -> TlsStream<Stream> {
         loop {
-            let is_to_look = self.is_to_look();
+            let needs_owner_check = self.needs_owner_check();
             let (id, ended) = tokio::select! {
                 joined = self.tasks.join_next_with_id() => match joined {
                     Some(Ok((id, stream))) => (id, stream),
                     Some(Err(error)) => (error.id(), None),
                     None => std::future::pending().await,
                 },
-                () = sleep_until(self.look_from), if is_to_look => {
-                    self.turn_strangers_away().await;
+                () = sleep_until(self.next_owner_check), if needs_owner_check => {
+                    self.abort_other_users().await;
                     continue;
                 }
             };
-            self.begun.retain(|begun| begun.task.id() != id);
+            self.pending.retain(|it| it.task.id() != id);
             if let Some(stream) = ended {
                 return stream;
             }
         }
     }
 
-    /// In a crowd other users' processes are not talked to. Where it cannot be told whose
-    /// they are they stay.
-    async fn turn_strangers_away(&mut self) {
-        let ours = self.begun.iter().find_map(|begun| Some(begun.ends?.ours));
-        let Some(SocketAddr::V4(ours)) = ours else {
+    /// Aborts the handshakes of other users' processes. Those of unknown owners stay.
+    async fn abort_other_users(&mut self) {
+        let server = self.pending.iter().find_map(|it| Some(it.addrs?.server));
+        let Some(SocketAddr::V4(server)) = server else {
             return;
         };
-        let begun = Instant::now();
+        let started = Instant::now();
         let owners = tokio::task::spawn_blocking(move || {
             let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-            let mut owners = Owners::default();
-            owners.read(&read("/proc/self/net/tcp"), &hex(ours, ""));
+            let mut owners = SocketOwners::default();
+            owners.read(&read("/proc/self/net/tcp"), &hex(server, ""));
             // A client may use a socket for both families.
-            owners.read(&read("/proc/self/net/tcp6"), &hex(ours, MAPPED));
+            owners.read(&read("/proc/self/net/tcp6"), &hex(server, MAPPED));
             owners
         });
         let owners = owners.await.unwrap_or_default();
-        let us = rustix::process::geteuid().as_raw();
-        self.begun.retain(|begun| {
-            let owner = begun.ends.and_then(|ends| owners.of(ends.theirs));
-            // Root could do anything, and is not kept away.
-            let is_stranger = owner.is_some_and(|uid| uid != us && uid != 0);
-            if is_stranger {
-                begun.task.abort();
+        let own_uid = rustix::process::geteuid().as_raw();
+        self.pending.retain(|it| {
+            let owner = it.addrs.and_then(|addrs| owners.of(addrs.client));
+            // Root is not kept out: it could read the keys anyway.
+            let is_other_user = owner.is_some_and(|uid| uid != own_uid && uid != 0);
+            if is_other_user {
+                it.task.abort();
             }
-            !is_stranger
+            !is_other_user
         });
-        // The longer the list, the more seldom it is read.
-        self.look_from = Instant::now() + LOOK_EVERY.max(begun.elapsed() * 4);
-        self.has_news = false;
+        // The longer the list, the less often it is read.
+        self.next_owner_check =
+            Instant::now() + MIN_OWNER_CHECK_INTERVAL.max(started.elapsed() * 4);
+        self.has_unchecked = false;
     }
 
-    fn is_to_look(&self) -> bool {
-        self.has_news && self.begun.len() > CROWDED
+    fn needs_owner_check(&self) -> bool {
+        self.has_unchecked && self.pending.len() > OWNER_CHECK_THRESHOLD
     }
 }
 
-/// Whose sockets are connected to one of ours, by the port that they have.
+/// The users whose sockets are connected to the server's address, by the client's address.
 #[derive(Debug, Default)]
-struct Owners(HashMap<String, u32>);
+struct SocketOwners(HashMap<String, u32>);
 
-impl Owners {
+impl SocketOwners {
     /// Reads one of the kernel's lists:
     /// `sl local_address rem_address st queues timer retrnsmt uid ...`
-    fn read(&mut self, list: &str, ours: &str) {
+    fn read(&mut self, list: &str, server: &str) {
         for line in list.lines() {
             let mut fields = line.split_ascii_whitespace().skip(1);
-            if let (Some(theirs), Some(remote)) = (fields.next(), fields.next())
-                && remote == ours
+            if let (Some(client), Some(remote)) = (fields.next(), fields.next())
+                && remote == server
                 && let Some(uid) = fields.nth(4).and_then(|uid| uid.parse().ok())
             {
-                self.0.insert(theirs.to_owned(), uid);
+                self.0.insert(client.to_owned(), uid);
             }
         }
     }
 
-    fn of(&self, theirs: SocketAddr) -> Option<u32> {
-        let SocketAddr::V4(theirs) = theirs else {
+    fn of(&self, client: SocketAddr) -> Option<u32> {
+        let SocketAddr::V4(client) = client else {
             return None;
         };
-        let found = self.0.get(&hex(theirs, ""));
-        found.or_else(|| self.0.get(&hex(theirs, MAPPED))).copied()
+        let found = self.0.get(&hex(client, ""));
+        found.or_else(|| self.0.get(&hex(client, MAPPED))).copied()
     }
 }
 
 /// How the kernel writes `::ffff:` in front of an IPv4 address.
 const MAPPED: &str = "0000000000000000FFFF0000";
 
-/// As the kernel writes it: bytes as the machine has them, the port as people do.
+/// As the kernel writes it: the address in native byte order, the port in network order.
 fn hex(address: SocketAddrV4, before: &str) -> String {
     let ip = u32::from_ne_bytes(Ipv4Addr::octets(address.ip()));
     format!("{before}{ip:08X}:{:04X}", address.port())
@@ -199,12 +199,12 @@ mod tests {
 ";
 
     #[test]
-    fn the_owner_of_the_other_end_is_in_the_kernels_lists() {
+    fn the_owner_of_a_client_socket_is_found_in_the_lists_of_the_kernel() {
         if cfg!(target_endian = "big") {
             return;
         }
         let ours = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8080);
-        let mut owners = Owners::default();
+        let mut owners = SocketOwners::default();
         owners.read(V4, &hex(ours, ""));
         owners.read(V6, &hex(ours, MAPPED));
         let of = |port| owners.of(SocketAddr::from(([127, 0, 0, 1], port)));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn our_own_connections_are_found() {
+    async fn connections_of_this_process_are_found() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let ours = listener.local_addr().unwrap();
         let client = tokio::net::TcpStream::connect(ours).await.unwrap();
@@ -224,7 +224,7 @@ mod tests {
         let Ok(v4) = std::fs::read_to_string("/proc/self/net/tcp") else {
             return;
         };
-        let mut owners = Owners::default();
+        let mut owners = SocketOwners::default();
         owners.read(&v4, &hex(ours, ""));
         let us = rustix::process::geteuid().as_raw();
         assert_eq!(owners.of(client.local_addr().unwrap()), Some(us));
