@@ -46,7 +46,7 @@ pub(crate) async fn forward(
     request.body_mut().set_header_bytes(bytes);
     let outcome = match send(context, pool, prefer, request).await {
         Ok(UpstreamResponse::Response(response)) if may_be_unserved_404(context, &response) => {
-            let checked = Box::pin(context.detect_unserved_404(response)).await;
+            let checked = Box::pin(context.detect_false_404(response)).await;
             Ok(UpstreamResponse::Response(
                 checked.map_err(|_| local_replaced(context))?,
             ))
@@ -70,7 +70,7 @@ async fn send(
     prefer: ProtocolPreference,
     request: &mut Request<ReplayBody>,
 ) -> Result<UpstreamResponse, SendError> {
-    // An unserved 404: the server has been replaced by one that does not serve this any more, and
+    // An false 404: the server has been replaced by one that does not serve this any more, and
     // its discovery has not been polled yet.
     let declines = |status, headers: &_| {
         context.is_unknown_path(status, headers)

@@ -331,7 +331,7 @@ async fn send(
         };
         if let Ok(UpstreamResponse::Response(response)) = outcome {
             outcome = context
-                .detect_unserved_404(response)
+                .detect_false_404(response)
                 .await
                 .map(UpstreamResponse::Response);
         }

@@ -102,7 +102,7 @@ impl RequestContext<'_> {
     /// Returns the response, or an error if it is a Status for a path that the server does not
     /// serve. kube-apiserver answers with such a Status if it serves the group-version, but not the
     /// resource or subresource. The request has been consumed by then.
-    pub(crate) async fn detect_unserved_404(
+    pub(crate) async fn detect_false_404(
         &self,
         response: Response<ResponseBody>,
     ) -> Result<Response<ResponseBody>, SendError> {
