@@ -199,11 +199,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         bridge_user: config.upstream.bridge_user.clone(),
         signatures: Signatures::of(config, metrics.signatures()),
         authentication_limit: AuthenticationLimit::of(&config.limits),
-        buffers: BufferBudget::new(
-            config.limits.max_buffered_bytes,
-            config.limits.unauthenticated_stall_timeout,
-            Some(Box::new(metrics.buffers().clone())),
-        ),
+        buffers: buffer_budget(config, &metrics),
     });
     let workers = start_workers(config, &bridge)?;
     let (stop_reload, stopped) = mpsc::channel();
@@ -260,6 +256,13 @@ fn cluster_handle_of(peering_config: &PeeringConfig) -> (Arc<ClusterHandle>, Con
     let (mut cluster_handle, requests) = ClusterHandle::new(local);
     cluster_handle.registry = peering_config.registry_status();
     (Arc::new(cluster_handle), requests)
+}
+
+fn buffer_budget(config: &Config, metrics: &Metrics) -> Arc<BufferBudget> {
+    let limits = &config.limits;
+    let buffers = Box::new(metrics.buffers().clone());
+    let stall_timeout = limits.unauthenticated_stall_timeout;
+    BufferBudget::new(limits.max_buffered_bytes, stall_timeout, Some(buffers))
 }
 
 fn start_workers(config: &Config, bridge: &Arc<GatewayState>) -> io::Result<Vec<Worker>> {

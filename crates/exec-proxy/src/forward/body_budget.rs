@@ -31,7 +31,7 @@ impl BodyBudget {
         }
     }
 
-    /// BodyBudget for so much, if it is free now.
+    /// This many bytes, if they are free now.
     #[cfg(test)]
     pub(super) fn try_acquire(&self, bytes: usize) -> Option<BudgetPermit> {
         let bytes = self.wanted(bytes);
@@ -42,8 +42,8 @@ impl BodyBudget {
             .map(BudgetPermit)
     }
 
-    /// BodyBudget for so much, all of it at once, or two that have half of what they need would
-    /// wait for each other. None if it does not become free in time.
+    /// This many bytes, all at once: two requests that each have half of what they need would wait
+    /// for each other. None if they do not become free in time.
     pub(super) async fn acquire(&self, bytes: usize) -> Option<BudgetPermit> {
         let free = self.free.clone().acquire_many_owned(self.wanted(bytes));
         match timeout(ACQUIRE_TIMEOUT, free).await {
@@ -65,19 +65,19 @@ impl BudgetPermit {
         // What is not needed is free again.
         let rest = self.0.num_permits().saturating_sub(bytes.len());
         drop(self.0.split(rest));
-        Bytes::from_owner(Held {
+        Bytes::from_owner(HeldBytes {
             bytes,
             _permit: self,
         })
     }
 }
 
-struct Held {
+struct HeldBytes {
     bytes: Bytes,
     _permit: BudgetPermit,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for HeldBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }

@@ -90,7 +90,7 @@ pub(super) async fn stream(
         }
         StreamAnswer::Switch(head, takeover) => Ok(ClientResponse::switching(
             head,
-            UpgradeHandler::new(|io, input, _| {
+            UpgradeHandler::new(|io, input, ()| {
                 takeover.run(Switched {
                     io: Box::new(io),
                     input,
