@@ -12,12 +12,22 @@ use http::HeaderMap;
 use tokio::time::{Instant, timeout_at};
 
 /// A frame of a body.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub enum Frame {
     /// Some bytes.
     Data(Bytes),
     /// Fields after the last byte.
     Trailers(HeaderMap),
+}
+
+/// Bodies contain secrets: only their sizes are shown.
+impl std::fmt::Debug for Frame {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Data(data) => write!(f, "Data({} bytes)", data.len()),
+            Self::Trailers(trailers) => write!(f, "Trailers({} fields)", trailers.len()),
+        }
+    }
 }
 
 /// Why a body did not arrive whole.
@@ -79,7 +89,6 @@ pub trait BodySource: std::fmt::Debug + Send {
 }
 
 /// The body of a request.
-#[derive(Debug)]
 pub enum RequestBody {
     /// Nothing.
     Empty,
@@ -87,6 +96,16 @@ pub enum RequestBody {
     Full(Bytes),
     /// From a client.
     Stream(Box<dyn BodySource + Sync>),
+}
+
+impl std::fmt::Debug for RequestBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Empty => f.write_str("Empty"),
+            Self::Full(bytes) => write!(f, "Full({} bytes)", bytes.len()),
+            Self::Stream(_) => f.write_str("Stream"),
+        }
+    }
 }
 
 /// A body that is at hand as a whole.
@@ -159,7 +178,6 @@ pub trait ChunkProducer: std::fmt::Debug + Send {
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>>;
 }
 
-#[derive(Debug)]
 enum Source {
     Empty,
     Full(Bytes),
@@ -307,6 +325,19 @@ impl ResponseBody {
             Source::Empty => true,
             Source::Full(_) | Source::Held(_) | Source::Generated(_) | Source::Failed(_) => false,
             Source::Stream(body) => body.is_done(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Empty => f.write_str("Empty"),
+            Self::Full(bytes) => write!(f, "Full({} bytes)", bytes.len()),
+            Self::Generated(_) => f.write_str("Generated"),
+            Self::Stream(_) => f.write_str("Stream"),
+            Self::Held(held) => held.fmt(f),
+            Self::Failed(error) => error.fmt(f),
         }
     }
 }

@@ -29,8 +29,8 @@ pub enum Direction {
     Down,
 }
 
-/// Copies until both directions have ended, and says whether both ended cleanly. `count` is
-/// called with the bytes that were passed on.
+/// Copies until both directions have ended. `count` is called with the bytes that were passed on.
+/// If a stream breaks, the client's connection is still to be closed ([`CutTunnel::close`]).
 ///
 /// An end in one direction is passed on as an end in that one: exec's stdin ends long before its
 /// output. A server that no longer reads may still have much to send (a command that ends before
@@ -42,15 +42,13 @@ pub async fn relay<Io: AsyncRead + AsyncWrite + Unpin>(
     input: BytesMut,
     upstream: Upgraded<Io>,
     count: impl Fn(Direction, usize) + Sync,
-) -> bool {
+) -> Result<(), CutTunnel> {
     let (mut client_reader, mut client_writer) = split(Rewind {
         prefix: input,
         io: client,
     });
-    let (mut upstream_reader, mut upstream_writer) = split(Rewind {
-        prefix: upstream.input,
-        io: upstream.io,
-    });
+    let Upgraded { io, input, guard } = upstream;
+    let (mut upstream_reader, mut upstream_writer) = split(Rewind { prefix: input, io });
     let upstream_ended = Notify::new();
     let ended = {
         let mut up = pin!(async {
@@ -86,20 +84,36 @@ pub async fn relay<Io: AsyncRead + AsyncWrite + Unpin>(
             },
         }
     };
-    drop((upstream_reader, upstream_writer));
+    drop((upstream_reader, upstream_writer, guard));
     let Err(Broken::Read(error) | Broken::Write(error)) = ended else {
-        return true;
+        return Ok(());
     };
     tracing::debug!(%error, "a tunnel was cut");
-    // Behind all that came from the server, and without a clean end of TLS.
-    let mut client = client_reader.unsplit(client_writer);
-    let _ = timeout(LINGER_TIMEOUT, async {
-        if client.io.cut().await.is_ok() {
-            let _ = discard(&mut client).await;
-        }
-    })
-    .await;
-    false
+    Err(CutTunnel(client_reader.unsplit(client_writer)))
+}
+
+/// The client of a tunnel that was cut.
+#[must_use = "the client has to learn that the tunnel was cut"]
+pub struct CutTunnel(Rewind<ClientIo>);
+
+impl CutTunnel {
+    /// Ends the client's connection behind all that came from the server, without a clean end of
+    /// TLS.
+    pub async fn close(self) {
+        let Self(mut client) = self;
+        let _ = timeout(LINGER_TIMEOUT, async {
+            if client.io.cut().await.is_ok() {
+                let _ = discard(&mut client).await;
+            }
+        })
+        .await;
+    }
+}
+
+impl std::fmt::Debug for CutTunnel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CutTunnel").finish_non_exhaustive()
+    }
 }
 
 /// Which end of a direction has failed.

@@ -37,7 +37,7 @@ use skewbridge_http_engine::server::{ClientResponse, Service, UpgradeHandler};
 use skewbridge_http_engine::tunnel;
 use skewbridge_k8s_api::forwarding_headers;
 use skewbridge_k8s_api::request_info::DecodedPath;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 pub use crate::modifier::BoxFuture;
 pub use activity::Activity;
@@ -72,8 +72,18 @@ const MAX_IDLE_CONNECTIONS: usize = 32;
 
 /// How often a request that meets GOAWAYs is sent at most, as by Go's client. A request that the
 /// server has not processed for another reason is retried once.
-const MAX_GOAWAY_ATTEMPTS: usize = 6;
-const MAX_ATTEMPTS: usize = 2;
+const MAX_GOAWAY_ATTEMPTS: u32 = 6;
+const MAX_ATTEMPTS: u32 = 2;
+
+/// Before the second retry; doubled for each further one.
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(2);
+
+/// The stall timeout of clients that have not authenticated. There are none.
+const UNAUTHENTICATED_STALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the server may send on one HTTP/2 stream before the client has taken it. Servers may be
+/// far away.
+const H2_STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 
 /// Forwards requests to one server.
 pub struct Forwarder {
@@ -103,6 +113,8 @@ impl Forwarder {
             max_idle_connections: MAX_IDLE_CONNECTIONS,
             // A hardware key may have been touched for it.
             finish_cancelled_connects: true,
+            h2_stream_window_bytes: H2_STREAM_WINDOW_BYTES,
+            mirrors_close: false,
         };
         Self {
             authority,
@@ -112,8 +124,7 @@ impl Forwarder {
             activity: Activity::default(),
             body_limit: BODY_LIMIT,
             body_budget: BodyBudget::new(MAX_BUDGET_BYTES),
-            // All clients have authenticated.
-            buffers: BufferBudget::new(MAX_BUFFERED_BYTES, Duration::MAX, None),
+            buffers: BufferBudget::new(MAX_BUFFERED_BYTES, UNAUTHENTICATED_STALL_TIMEOUT, None),
             failures: LoggedFailure::default(),
         }
     }
@@ -153,8 +164,11 @@ impl Forwarder {
             Ok(UpstreamResponse::Upgraded(response, upgraded)) => ClientResponse {
                 response: response.map(|()| ResponseBody::empty()),
                 switched: Some(UpgradeHandler::new(|io, input, guard| async move {
-                    tunnel::relay(io, input, upgraded, |_, _| {}).await;
+                    let ended = tunnel::relay(io, input, upgraded, |_, _| {}).await;
                     drop(guard);
+                    if let Err(cut) = ended {
+                        cut.close().await;
+                    }
                 })),
                 record: guard,
             },
@@ -186,17 +200,22 @@ impl Forwarder {
         forwarding_headers::remove_hop_by_hop(&mut head.headers);
         // Reading the body sends `100 Continue` to the client.
         head.headers.remove(EXPECT);
-        // The original headers, should the request have to be signed again.
-        let unsigned = (!self.modifiers.is_empty()).then(|| head.headers.clone());
-        let body = self.modify(&mut head, body, upgrade.as_ref()).await?;
-        let signed_body = match &body {
+        let body = self.body_for_modifiers(body, &mut head).await?;
+        let whole_body = match &body {
             RequestBody::Full(bytes) => Some(bytes.clone()),
             RequestBody::Empty => Some(Bytes::new()),
             RequestBody::Stream(_) => None,
         };
+        // The original headers, should the request have to be signed again.
+        let unsigned = (!self.modifiers.is_empty()).then(|| head.headers.clone());
+        self.modify(&mut head, whole_body.as_ref(), upgrade.as_ref())
+            .await?;
         let retry_class = retry_class(&head, upgrade.is_some());
+        let reaches_workload = may_reach_workload(head.uri.path());
         let replay = |body| {
-            ReplayBody::new(body, Arc::new(()), retry_class).charged_to(limits.reservation())
+            ReplayBody::new(body, Arc::new(()), retry_class)
+                .charged_to(limits.reservation())
+                .duplex(reaches_workload)
         };
         let prefer = match upgrade {
             None => ProtocolPreference::H2,
@@ -215,26 +234,29 @@ impl Forwarder {
                 Err(SendError::GoneAway(cause)) => (cause, MAX_GOAWAY_ATTEMPTS),
                 Err(error) => return Err(error.into()),
             };
-            attempts += 1;
-            let can_resend = signed_body.is_some() || request.body_mut().rewind();
-            if attempts > max_attempts || !can_resend {
+            let can_resend = whole_body.is_some() || request.body_mut().rewind();
+            if attempts >= max_attempts || !can_resend {
                 return Err(ForwardError::NotProcessed(cause));
             }
             tracing::debug!(%cause, "a request is retried");
             // Boxed: it happens seldom, and each watch would have room for it.
             request = Box::pin(async {
+                if attempts > 1 {
+                    sleep(FIRST_RETRY_DELAY * 2u32.pow(attempts - 2)).await;
+                }
                 let (mut head, mut body) = request.into_parts();
-                if let Some(bytes) = &signed_body {
+                if let Some(bytes) = &whole_body {
                     body = replay(RequestBody::from(bytes.clone()));
                 }
                 if let Some(headers) = &unsigned {
                     head.headers = headers.clone();
-                    let seen = signed_body.clone().map_or(RequestBody::Empty, Into::into);
-                    self.modify(&mut head, seen, upgrade.as_ref()).await?;
+                    self.modify(&mut head, whole_body.as_ref(), upgrade.as_ref())
+                        .await?;
                 }
                 Ok::<_, ForwardError>(Request::from_parts(head, body))
             })
             .await?;
+            attempts += 1;
         };
         Ok(match response {
             UpstreamResponse::Response(mut response) => {
@@ -248,16 +270,17 @@ impl Forwarder {
         })
     }
 
-    /// All of a body, for a modifier that needs to see it.
-    async fn collect(
+    /// The body, collected if a modifier needs to see all of it.
+    async fn body_for_modifiers(
         &self,
         body: RequestBody,
-        modifier: &dyn RequestModifier,
         head: &mut Parts,
     ) -> Result<RequestBody, ForwardError> {
-        if !matches!(body, RequestBody::Stream(_)) {
+        let mut modifiers = self.modifiers.iter();
+        let modifier = modifiers.find(|it| it.needs_body() == NeedsBody::Whole);
+        let (Some(modifier), RequestBody::Stream(_)) = (modifier, &body) else {
             return Ok(body);
-        }
+        };
         let limit = self.body_limit;
         let too_long = || ForwardError::BodyTooLong {
             modifier: modifier.name().to_owned(),
@@ -290,13 +313,14 @@ impl Forwarder {
         }
     }
 
-    /// Runs each modifier. Headers of the connection are not theirs to set.
+    /// Runs each modifier. Headers of the connection are not theirs to set. `body` is none where
+    /// it is streamed.
     async fn modify(
         &self,
         head: &mut Parts,
-        mut body: RequestBody,
+        body: Option<&Bytes>,
         upgrade: Option<&HeaderValue>,
-    ) -> Result<RequestBody, ForwardError> {
+    ) -> Result<(), ForwardError> {
         let target = head.uri.path_and_query().cloned();
         let target = target.unwrap_or_else(|| PathAndQuery::from_static("/"));
         let mut url = http::uri::Parts::default();
@@ -307,19 +331,11 @@ impl Forwarder {
             Uri::from_parts(url).map_err(|error| ForwardError::NotARequest(error.to_string()))?;
         head.headers.insert(HOST, self.host.clone());
         for modifier in &self.modifiers {
-            if modifier.needs_body() == NeedsBody::Whole {
-                body = self.collect(body, modifier.as_ref(), head).await?;
-            }
-            let seen = match &body {
-                RequestBody::Full(bytes) => Some(bytes.clone()),
-                RequestBody::Empty => Some(Bytes::new()),
-                RequestBody::Stream(_) => None,
-            };
             let outgoing = Outgoing {
                 method: &head.method,
                 url: &head.uri,
                 headers: &mut head.headers,
-                body: seen.as_ref(),
+                body,
                 upgrade: upgrade.and_then(|protocol| protocol.to_str().ok()),
             };
             modifier
@@ -335,21 +351,18 @@ impl Forwarder {
             head.headers.remove(EXPECT);
             head.headers.insert(HOST, self.host.clone());
         }
-        match &body {
-            RequestBody::Full(bytes) => {
-                head.headers.insert(CONTENT_LENGTH, bytes.len().into());
-            }
-            RequestBody::Empty if head.headers.contains_key(CONTENT_LENGTH) => {
-                head.headers.insert(CONTENT_LENGTH, 0.into());
-            }
-            RequestBody::Empty | RequestBody::Stream(_) => {}
+        // The length of a streamed body is the client's.
+        if let Some(bytes) = body
+            && (!bytes.is_empty() || head.headers.contains_key(CONTENT_LENGTH))
+        {
+            head.headers.insert(CONTENT_LENGTH, bytes.len().into());
         }
         if let Some(protocol) = upgrade {
             let connection = HeaderValue::from_static("Upgrade");
             head.headers.insert(CONNECTION, connection);
             head.headers.insert(UPGRADE, protocol.clone());
         }
-        Ok(body)
+        Ok(())
     }
 }
 

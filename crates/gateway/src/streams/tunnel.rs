@@ -19,7 +19,7 @@ pub(crate) async fn run(
     stream_metrics: Option<StreamMetricsGuard>,
 ) {
     let down_bytes = AtomicUsize::new(0);
-    let is_complete = relay(client, sent, upstream, |direction, bytes| {
+    let count = |direction, bytes| {
         if direction == Direction::Down {
             down_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
@@ -28,17 +28,17 @@ pub(crate) async fn run(
             (Some(metrics), Direction::Down) => metrics.down(bytes),
             (None, _) => {}
         }
-    })
-    .await;
+    };
+    let ended = relay(client, sent, upstream, count).await;
     record.add_bytes(down_bytes.into_inner());
     if let Some(stream_metrics) = stream_metrics {
-        stream_metrics.end(if is_complete {
-            StreamEnd::Complete
-        } else {
-            StreamEnd::Disconnected
+        stream_metrics.end(match &ended {
+            Ok(()) => StreamEnd::Complete,
+            Err(_) => StreamEnd::Disconnected,
         });
     }
-    if is_complete {
-        record.complete();
+    match ended {
+        Ok(()) => record.complete(),
+        Err(cut) => cut.close().await,
     }
 }

@@ -502,8 +502,9 @@ impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> BodySource for H1Body<
             return Poll::Ready(None);
         };
         let stream = &mut connection.stream;
+        // The last bytes of the body may still wait when all of it has been handed over.
         if let (Some(sending), Some(request)) = (&mut self.sending, &mut self.request)
-            && !sending.is_over()
+            && (!sending.is_over() || (sending.failed.is_none() && !stream.is_flushed()))
         {
             sending.poll(stream, request, cx);
             if let Some(cause) = sending.client.take() {

@@ -25,7 +25,7 @@ use crate::body::{BodyError, BodySource, Frame, PollFrame, ResponseBody, poll_st
 use crate::http_message::expects_continue;
 
 /// Requests on one connection: what kube-apiserver allows.
-const MAX_STREAMS: usize = 100;
+const MAX_STREAMS: u32 = 100;
 
 /// What the h2 crate reports while the server's SETTINGS have not come. SETTINGS cannot have
 /// this value: they have 32 bits, and no limit is `usize::MAX`.
@@ -33,15 +33,6 @@ const SETTINGS_PENDING: usize = usize::MAX - 1;
 
 /// How long the server's SETTINGS, its first frame (RFC 9113, 3.4), may take.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// What the server may send on one stream before the client has taken it. This much of a
-/// stalled client's response waits in the process.
-const STREAM_WINDOW_BYTES: u32 = 128 * 1024;
-
-/// As much as all streams of a connection may hold together, so that stalled
-/// clients cannot take the window away from the others.
-#[allow(clippy::cast_possible_truncation)] // 100 × 128 KiB
-const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * MAX_STREAMS as u32;
 
 /// The h2 crate ends a connection on which many small DATA frames wait, to defend itself
 /// against the other end. Watch events are small and clients stall, and the server is
@@ -120,12 +111,12 @@ impl H2Connection {
         credential: Option<Arc<dyn ConnectionCredential>>,
         guard: ConnectionGuard,
         metrics: Arc<dyn PoolMetrics>,
-        keepalive: Keepalive,
+        (keepalive, stream_window): (Keepalive, u32),
     ) -> Result<Self, StartError> {
         let (send, mut connection) = Builder::new()
             .enable_push(false)
-            .initial_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .initial_window_size(stream_window)
+            .initial_connection_window_size(stream_window.saturating_mul(MAX_STREAMS))
             .initial_max_send_streams(SETTINGS_PENDING)
             .max_header_list_size(MAX_HEADER_LIST_BYTES)
             .max_send_buffer_size(MAX_SEND_BUFFER_BYTES)
@@ -176,7 +167,10 @@ impl H2Connection {
         if self.is_over() {
             return None;
         }
-        let room = self.send.current_max_send_streams().min(MAX_STREAMS);
+        let room = self
+            .send
+            .current_max_send_streams()
+            .min(MAX_STREAMS as usize);
         if self.active() >= room {
             return None;
         }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode};
-use tokio::sync::{OwnedMutexGuard, Semaphore, oneshot};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, sleep};
 
 use super::connector::{
@@ -41,6 +42,13 @@ pub struct PoolConfig {
     /// Completes a connection whose request was cancelled, and keeps it: opening it may have
     /// cost a touch of a hardware key.
     pub finish_cancelled_connects: bool,
+    /// What the server may send on one HTTP/2 stream before the client has taken it. This much of
+    /// a stalled client's response waits in the process; a connection may hold as much for each of
+    /// its streams, so that stalled clients cannot take the window away from the others.
+    pub h2_stream_window_bytes: u32,
+    /// Whether the client's connection ends with a response to a caller without an identity, if
+    /// the server's connection does.
+    pub mirrors_close: bool,
 }
 
 impl Default for PoolConfig {
@@ -48,6 +56,8 @@ impl Default for PoolConfig {
         Self {
             max_idle_connections: 256,
             finish_cancelled_connects: false,
+            h2_stream_window_bytes: 128 * 1024,
+            mirrors_close: true,
         }
     }
 }
@@ -137,7 +147,8 @@ impl<C: Connector> Pool<C> {
                     }
                     Ok(answered) => {
                         body.stop_recording();
-                        let closes = body.is_anonymous(answered.status()) && answered.closes();
+                        let closes =
+                            self.mirrors_close(&body, answered.status()) && answered.closes();
                         let response = match answered.into_response(body) {
                             UpstreamResponse::Response(response) => UpstreamResponse::Response(
                                 finished(response, closes, &head, credential),
@@ -157,7 +168,7 @@ impl<C: Connector> Pool<C> {
                     }
                     Ok(mut answered) => {
                         body.stop_recording();
-                        let closes = body.is_anonymous(answered.status())
+                        let closes = self.mirrors_close(&body, answered.status())
                             // Boxed: watches are many, and do not come here.
                             && Box::pin(self.is_ended_with(&mut answered)).await;
                         let response = answered.into_response(body);
@@ -170,6 +181,10 @@ impl<C: Connector> Pool<C> {
         };
         *request = Request::from_parts(head, body);
         Err(error)
+    }
+
+    fn mirrors_close(&self, body: &ReplayBody, status: StatusCode) -> bool {
+        self.config.mirrors_close && body.is_anonymous(status)
     }
 
     async fn channel(
@@ -213,7 +228,7 @@ impl<C: Connector> Pool<C> {
     /// A connection for one request alone: HTTP/1.1, or HTTP/2 where the server speaks nothing
     /// else.
     async fn exclusive_channel(
-        &self,
+        self: &Arc<Self>,
         retry_class: RetryClass,
     ) -> Result<Channel<C::Io>, ConnectError> {
         let Ok(permit) = self.exclusive.clone().try_acquire_owned() else {
@@ -231,20 +246,16 @@ impl<C: Connector> Pool<C> {
             {
                 return Ok(Channel::H1(connection.holding(permit)));
             }
-            match self.connector.connect(ProtocolOffer::Http1).await {
-                Ok(connected) => {
-                    let connection = self.start_h1(connected);
-                    return Ok(Channel::H1(connection.holding(permit)));
-                }
+            match self.connect(ProtocolOffer::Http1, None).await {
+                Ok(channel) => return Ok(channel.holding(permit)),
                 Err(error) if error.no_common_protocol => {
                     self.h2_only.store(true, Ordering::Relaxed);
                 }
                 Err(error) => return Err(error),
             }
         }
-        let connected = self.connector.connect(ProtocolOffer::Http2).await?;
-        let (_, stream) = self.start_h2(connected).await?;
-        Ok(Channel::H2(stream.holding(permit)))
+        let channel = self.connect(ProtocolOffer::Http2, None).await?;
+        Ok(channel.holding(permit))
     }
 
     async fn open(
@@ -273,7 +284,12 @@ impl<C: Connector> Pool<C> {
         {
             return Ok(Channel::H1(connection));
         }
-        match self.connect(ProtocolOffer::Http1, None).await {
+        // The server may have been replaced by one that speaks HTTP/2.
+        let offer = match prefer {
+            ProtocolPreference::H2 => ProtocolOffer::Either,
+            ProtocolPreference::H1 | ProtocolPreference::Upgrade => ProtocolOffer::Http1,
+        };
+        match self.connect(offer, None).await {
             Err(error) if error.no_common_protocol && prefer == ProtocolPreference::H1 => {
                 self.h2_only.store(true, Ordering::Relaxed);
                 self.h2().await
@@ -301,8 +317,9 @@ impl<C: Connector> Pool<C> {
         if let Some(stream) = self.reserve() {
             return Ok(Channel::H2(stream));
         }
-        // The server spoke HTTP/1.1 to the request that had the turn.
-        if self.h1_only.load(Ordering::Relaxed)
+        // The server spoke HTTP/1.1 to the request that had the turn, or a connection was opened
+        // for a request that was cancelled.
+        if (self.h1_only.load(Ordering::Relaxed) || self.config.finish_cancelled_connects)
             && let Some(connection) = self.take_idle()
         {
             return Ok(Channel::H1(connection));
@@ -327,18 +344,20 @@ impl<C: Connector> Pool<C> {
             if let (Some(turn), Err(error)) = (&mut turn, &opened) {
                 **turn = Some((Instant::now(), error.clone()));
             }
-            opened
+            (opened, turn)
         };
         if !self.config.finish_cancelled_connects {
-            return open.await;
+            return open.await.0;
         }
-        let (opened, result) = oneshot::channel();
+        let (sender, result) = oneshot::channel();
         let pool = self.clone();
         tokio::spawn(async move {
+            let (opened, turn) = open.await;
             // A connection for many requests is in the pool already.
-            if let Err(Ok(Channel::H1(connection))) = opened.send(open.await) {
+            if let Err(Ok(Channel::H1(connection))) = sender.send(opened) {
                 pool.give_back(connection);
             }
+            drop(turn);
         });
         let aborted = || ConnectError::new("opening a connection was aborted");
         result.await.unwrap_or_else(|_| Err(aborted()))
@@ -346,14 +365,18 @@ impl<C: Connector> Pool<C> {
 
     async fn open_channel(&self, offer: ProtocolOffer) -> Result<Channel<C::Io>, ConnectError> {
         let connected = self.connector.connect(offer).await?;
+        if offer == ProtocolOffer::Either {
+            let h1_only = connected.protocol == Protocol::Http1;
+            self.h1_only.store(h1_only, Ordering::Relaxed);
+        }
         if connected.protocol == Protocol::Http1 {
-            if offer == ProtocolOffer::Either {
-                self.h1_only.store(true, Ordering::Relaxed);
-            }
             return Ok(Channel::H1(self.start_h1(connected)));
         }
         let (connection, stream) = self.start_h2(connected).await?;
-        lock(&self.shared).push((Instant::now(), connection));
+        // HTTP/2 alone is offered for a request that shares its connection with no other.
+        if offer != ProtocolOffer::Http2 {
+            lock(&self.shared).push((Instant::now(), connection));
+        }
         Ok(Channel::H2(stream))
     }
 
@@ -372,7 +395,10 @@ impl<C: Connector> Pool<C> {
             connected.credential,
             guard,
             self.metrics.clone(),
-            self.connector.keepalive(),
+            (
+                self.connector.keepalive(),
+                self.config.h2_stream_window_bytes,
+            ),
         )
         .await
         .map_err(|error| self.connector.error(&format_args!("HTTP/2: {error}")))?;
@@ -429,6 +455,16 @@ impl<C: Connector> std::fmt::Debug for Pool<C> {
 enum Channel<Io> {
     H1(H1Connection<Io>),
     H2(Stream),
+}
+
+impl<Io: AsyncRead + AsyncWrite + Send + Unpin + 'static> Channel<Io> {
+    /// Holds this for as long as its request lasts.
+    fn holding(self, permit: OwnedSemaphorePermit) -> Self {
+        match self {
+            Self::H1(connection) => Self::H1(connection.holding(permit)),
+            Self::H2(stream) => Self::H2(stream.holding(permit)),
+        }
+    }
 }
 
 /// Has the client's connection end with this response where the server's does, and reports a 401

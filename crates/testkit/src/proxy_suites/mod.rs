@@ -176,6 +176,7 @@ macro_rules! proxy_suites {
             requests_recover_from_a_restart_of_upstream,
             connections_closed_by_upstream_are_replaced_without_an_error,
             a_request_in_flight_is_not_retried_when_upstream_dies,
+            a_retried_write_has_the_same_length_and_body,
         );
         $crate::proxy_suites!(@suite $fixture, truncation,
             a_response_truncated_by_upstream_never_looks_complete,
@@ -183,6 +184,7 @@ macro_rules! proxy_suites {
             a_response_shorter_than_its_content_length_never_looks_complete,
             a_response_delimited_by_close_is_complete_only_after_close_notify,
             an_http_1_0_client_sees_that_a_response_was_truncated,
+            a_workload_that_responds_early_gets_the_complete_body,
         );
         $crate::proxy_suites!(@suite $fixture, limits,
             oversized_heads_are_414_or_431,

@@ -9,6 +9,7 @@ use super::{ApiProxy, ProxyFixture, ScriptedProxy};
 use crate::h2frames::{self, code, flag, kind, setting};
 use crate::protocols::Proto::{self, H1, H2};
 use crate::protocols::{Client, assert_status, request, with_timeout};
+use crate::upstream::Body;
 use crate::{Reply, ScriptedConn, TEST_TIMEOUT, eventually};
 
 const LAST_HEADERS: u8 = flag::END_HEADERS | flag::END_STREAM;
@@ -643,6 +644,37 @@ pub async fn a_request_in_flight_is_not_retried_when_upstream_dies<P: ProxyFixtu
             fixture.upstream.kill_connections().await;
             assert_eq!(waiting.head().await, 502);
             assert_eq!(fixture.upstream.requests().len(), 1);
+        }
+    }
+}
+
+/// A retried write has the same length and the same body.
+pub async fn a_retried_write_has_the_same_length_and_body<P: ProxyFixture>() {
+    for client in [H1, H2] {
+        for length in [0_usize, 1, 10_000, 90_000] {
+            let fixture = ApiProxy::<P>::new(H2, |recorded| match recorded.ordinal {
+                0 => Reply::reset(h2::Reason::REFUSED_STREAM),
+                _ => Reply::json("{}"),
+            })
+            .await;
+            let body = vec![b'x'; length];
+            let sent = request("DELETE", "/api/v1/namespaces/a/pods/b")
+                .header("content-type", "application/json");
+            let sent = match client {
+                H1 => sent,
+                H2 => sent.header("content-length", length),
+            };
+            let mut sender = fixture.client(client).await;
+            let response = sender.request(sent, body.clone()).await;
+            assert_eq!(response.status, 200, "{client:?} {length}");
+            let recorded = fixture.upstream.requests();
+            assert_eq!(recorded.len(), 2, "{client:?} {length}");
+            assert_eq!(recorded[1].body, body, "{client:?} {length}");
+            assert_eq!(recorded[1].body_state, Body::Complete);
+            for recorded in &recorded {
+                let announced = recorded.header("content-length").unwrap_or("0");
+                assert_eq!(announced, length.to_string(), "{client:?} {length}");
+            }
         }
     }
 }

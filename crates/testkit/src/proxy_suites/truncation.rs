@@ -121,3 +121,31 @@ pub async fn an_http_1_0_client_sees_that_a_response_was_truncated<P: ProxyFixtu
     let end = with_timeout(connection.read_to_end(&mut Vec::new())).await;
     assert!(end.is_err(), "TLS ended with close_notify");
 }
+
+/// A workload that responds early, with any status, still gets the complete request body.
+pub async fn a_workload_that_responds_early_gets_the_complete_body<P: ProxyFixture>() {
+    const PATH: &str = "/api/v1/namespaces/a/services/b/proxy/upload";
+    for client in [H1, H2] {
+        for status in ["200 OK", "404 Not Found", "500 Internal Server Error"] {
+            let fixture = ScriptedProxy::<P>::new(H1, move |mut conn| async move {
+                conn.read_head().await;
+                conn.read(b"5\r\nfirst\r\n".len()).await;
+                let head = format!("HTTP/1.1 {status}\r\nTransfer-Encoding: chunked\r\n\r\n");
+                conn.write(head + "5\r\nearly\r\n").await;
+                let rest = b"4\r\nlast\r\n0\r\n\r\n";
+                assert_eq!(conn.read(rest.len()).await, rest);
+                conn.write("3\r\nend\r\n0\r\n\r\n").await;
+                conn.stall().await;
+            })
+            .await;
+            let sender = fixture.client(client).await;
+            let mut upload = sender.upload(request("POST", PATH)).await;
+            upload.send(b"first").await;
+            assert_eq!(upload.head().await.to_string(), status[..3]);
+            upload.expect(b"early").await;
+            upload.send(b"last").await;
+            upload.finish(&[]).await;
+            assert_eq!(upload.read_to_end().await.unwrap(), b"end");
+        }
+    }
+}
