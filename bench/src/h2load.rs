@@ -93,7 +93,7 @@ impl Load {
         let text = process::output_of(&mut command, limit).await?;
         Summary::parse(&text)
             .and_then(|summary| summary.check(protocol, self.size))
-            .map_err(|error| anyhow!("{error:#}; h2load said:\n{}", end_of(&text)))
+            .map_err(|error| anyhow!("{error:#}; output of h2load:\n{}", end_of(&text)))
     }
 }
 

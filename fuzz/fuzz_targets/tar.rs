@@ -1,5 +1,5 @@
-//! Any bytes as an archive, in any pieces: the same is understood, no panic, no name
-//! that leads out of the target; and what is read can be written and read again.
+//! Any bytes as an archive, in any chunks: the same events, no panic, no name outside of the
+//! target; and entries that were read can be written and read again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -52,8 +52,8 @@ fuzz_target!(|input: &[u8]| {
         if let Ok(parts) = path_containment::relative_parts(&RequestedRoot::Contents, &entry.name) {
             assert!(parts.iter().all(|part| !matches!(*part, b"" | b"." | b"..")));
         }
-        // What was cut off is written as long as it is; numbers that no system has
-        // are not written as they were read.
+        // A truncated entry is written with its actual length; numbers out of range are not written
+        // as they were read.
         if contents.len() as u64 != entry.size
             || entry.uid.max(entry.gid) > u32::MAX.into()
             || entry.mtime_nanos != 0

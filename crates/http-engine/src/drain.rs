@@ -1,4 +1,4 @@
-//! Graceful shutdown: tells all tasks that the process drains, and until when.
+//! Graceful shutdown: announces the drain and its deadline to all tasks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,39 +6,39 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Where the process is in its life.
+/// The shutdown phase of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Serving,
-    /// Not ready for new clients, and still serving.
+    /// Reports not ready, and still accepts clients.
     Leaving,
-    /// Takes nothing new, and cuts what still runs at this time.
+    /// Accepts nothing new, and aborts requests at this deadline.
     Draining {
         deadline: Instant,
     },
 }
 
-/// Announces the end.
+/// Starts the shutdown phases.
 #[derive(Debug)]
 pub struct DrainTrigger(watch::Sender<Phase>);
 
-/// Learns of the end.
+/// Observes the shutdown phases.
 #[derive(Debug, Clone)]
 pub struct Drain(watch::Receiver<Phase>);
 
-/// The two ends of one announcement.
+/// A trigger and its observer.
 pub fn announcement() -> (DrainTrigger, Drain) {
     let (sender, receiver) = watch::channel(Phase::Serving);
     (DrainTrigger(sender), Drain(receiver))
 }
 
 impl DrainTrigger {
-    /// Not ready any more.
+    /// Reports not ready from now on.
     pub fn leave(&self) {
         self.0.send_replace(Phase::Leaving);
     }
 
-    /// Finish what is running.
+    /// Starts the drain: requests in flight have this much time.
     pub fn drain(&self, within: Duration) {
         let deadline = Instant::now() + within;
         self.0.send_replace(Phase::Draining { deadline });
@@ -46,7 +46,7 @@ impl DrainTrigger {
 }
 
 impl Drain {
-    /// Never drains: for a server that is cut when it ends.
+    /// Never drains: for a server that is stopped abruptly.
     pub fn never() -> Self {
         announcement().1
     }
@@ -95,7 +95,7 @@ impl Drain {
     }
 }
 
-/// Counts what is still running, so that leaving can end early.
+/// Counts requests in flight, so that the drain can end early.
 #[derive(Debug, Clone, Default)]
 pub struct InFlight(Arc<()>);
 

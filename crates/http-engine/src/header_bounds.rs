@@ -1,5 +1,5 @@
-//! Bounds on request headers: how large a list may leave a proxy, which requests may
-//! share a connection, and how much HPACK may expand on a client connection.
+//! Limits on request headers: the maximum size that a proxy forwards, which requests may share a
+//! connection, and how much HPACK may expand on a client connection.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use http::{HeaderMap, Method, Uri};
 use skewbridge_k8s_api::status::Status;
 use tokio::time::Instant;
 
-/// What RFC 9113, 6.5.2 adds to the letters of each field.
+/// The overhead per field in RFC 9113, 6.5.2.
 const FIELD_OVERHEAD_BYTES: usize = 32;
 
-/// The largest header list that leaves a proxy, counted as the receiver counts it. Go's
-/// `net/http` accepts 1 MiB and 320 bytes. Behind that it answers 431, and it ends the
-/// whole connection where one value alone is longer or where more frames follow.
+/// Maximum header list that a proxy forwards, counted as the receiver counts it. Go's `net/http`
+/// accepts 1 MiB and 320 bytes. Above that it responds 431, and closes the connection if one value
+/// alone is longer or if more frames follow.
 pub const MAX_HEADER_LIST_BYTES: usize = 1 << 20;
 
 /// A request with a larger header list never shares an HTTP/2 connection with others. A
@@ -115,9 +115,9 @@ pub fn may_share(head: &Parts, known_bytes: Option<usize>) -> bool {
     bytes <= MAX_SHARED_HEADER_LIST_BYTES
 }
 
-/// How much a client's decoded headers may exceed what it sends. HPACK turns a token that
-/// is sent again into one byte, so the ratio alone says nothing: what counts is how many
-/// bytes a connection makes of nothing, as a rate with a burst.
+/// How much the decoded headers of a client may exceed the received bytes. HPACK encodes a repeated
+/// token in one byte, so a ratio is meaningless: the limit is a rate of expanded bytes with a
+/// burst.
 #[derive(Debug, Clone, Copy)]
 struct Allowance {
     burst: i64,
@@ -140,7 +140,7 @@ const AUTHENTICATED: Allowance = Allowance {
 /// A request that would have to wait longer ends its connection instead.
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
-/// When a request may go on.
+/// Whether and when a request is processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
     /// At once.
@@ -151,7 +151,7 @@ pub enum Pace {
     End,
 }
 
-/// What one connection may still expand.
+/// The remaining expansion of one connection.
 #[derive(Debug)]
 pub struct HeaderCredit {
     level: i64,
@@ -162,7 +162,7 @@ pub struct HeaderCredit {
 }
 
 impl HeaderCredit {
-    /// Of a new connection.
+    /// The credit of a new connection.
     pub fn new(now: Instant) -> Self {
         Self {
             level: UNAUTHENTICATED.burst,
@@ -194,7 +194,7 @@ impl HeaderCredit {
         let millis = i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX);
         let refill = millis.saturating_mul(allowance.bytes_per_second) / 1_000;
         let sent = i64::try_from(received.saturating_sub(self.received)).unwrap_or(i64::MAX);
-        // Less than a byte's worth is not lost: the clock moves on with the refill.
+        // The clock advances with the refill, so that fractions of a byte are not lost.
         if refill > 0 {
             self.updated = now;
         }
@@ -257,7 +257,7 @@ mod tests {
         let mut now = Instant::now();
         let mut credit = HeaderCredit::new(now);
         let mut received = 4_000;
-        // The first requests come before any answer has proved the token.
+        // The first requests arrive before a response has proved the token.
         for _ in 0..100 {
             let pace = credit.charge(25 << 10, received, false, now);
             assert_eq!(pace, Pace::Now);
@@ -296,7 +296,7 @@ mod tests {
             received += 1 << 20;
             assert_eq!(credit.charge(1 << 20, received, false, now), Pace::Now);
         }
-        // And it is no credit for later.
+        // Unused credit does not accumulate.
         let paces: Vec<_> = (0..8)
             .map(|_| credit.charge(1 << 20, received, false, now))
             .collect();

@@ -1,4 +1,4 @@
-//! HTTP CONNECT (RFC 9110, 9.3.6): asks a proxy for a tunnel.
+//! HTTP CONNECT (RFC 9110, 9.3.6): requests a tunnel from a proxy.
 
 use std::io;
 
@@ -8,11 +8,10 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use crate::http1::{HeadError, HeadTerminator, parse_response};
 
-/// The longest response head that is read. A proxy sends little; a server that is no proxy may
-/// send much.
+/// Maximum size of the response head. A server that is not a proxy may send a large one.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
 
-/// The capacity for one read of the response.
+/// Read size for the response.
 const READ_BYTES: usize = 1024;
 
 /// How each response begins. Anything else is detected at once, and not after a blank line
@@ -50,9 +49,9 @@ pub enum NotHttp {
     Head(HeadError),
 }
 
-/// Asks the proxy at the other end of `io` for a tunnel to `to` (`host:port`), with this value
-/// of `Proxy-Authorization`. Returns the bytes of the tunnel that followed the response. The
-/// caller sets a time limit.
+/// Requests a tunnel to `to` (`host:port`) from the proxy at the other end of `io`, with this value
+/// of `Proxy-Authorization`. Returns the tunnel bytes that followed the response head. The caller
+/// sets a timeout.
 pub async fn http_connect(
     io: &mut (impl AsyncRead + AsyncWrite + Unpin),
     to: &str,
@@ -89,7 +88,7 @@ struct Response {
 }
 
 impl Response {
-    /// The status and the bytes behind the head, once the head is complete.
+    /// The status and the bytes after the head, once the head is complete.
     fn parse(&mut self) -> Result<Option<(StatusCode, BytesMut)>, NotHttp> {
         let before = self.bytes.len();
         if !(BEGINNING.iter().zip(&self.bytes)).all(|(expected, byte)| expected == byte) {

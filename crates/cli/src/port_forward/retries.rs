@@ -160,7 +160,7 @@ mod tests {
             ],
         ),
         (
-            "lost after the end of our patience",
+            "lost after the retry timeout",
             MINUTE,
             &[
                 Lost(0, MINUTE),

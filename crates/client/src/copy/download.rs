@@ -263,7 +263,7 @@ pub(super) enum ExtractOutcome {
     Failed(Error),
 }
 
-/// Whether the archive's prefix is unchanged. Reads exactly the line that says so.
+/// Whether the prefix of the archive is unchanged. Reads exactly the line with the checksum result.
 async fn prefix_matches(
     stdout: &mut (impl AsyncRead + Unpin),
     prefix_cksum: Cksum,

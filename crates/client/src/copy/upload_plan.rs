@@ -61,7 +61,7 @@ impl UploadPlan {
         Ok(plan)
     }
 
-    /// The plan for a source in another container: its archive will tell what it is.
+    /// The plan for a source in another container: its archive determines the type.
     pub(super) async fn for_remote(
         container: &dyn Container,
         from: &RemotePath,

@@ -1,4 +1,4 @@
-//! Counts requests in flight, and since when there are none.
+//! Counts requests in flight, and records when the last one ended.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// All bodies together: 16 of the longest that are held as a rule.
+/// Total of all buffered bodies: 16 bodies of the default maximum size.
 pub(super) const MAX_BUDGET_BYTES: usize = 64 * 1024 * 1024;
 
-/// How long a request waits for memory. Others are read and sent in far less.
+/// How long a request waits for memory. Other requests release theirs much sooner.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How many bytes may be held.
@@ -48,7 +48,7 @@ impl BodyBudget {
         let free = self.free.clone().acquire_many_owned(self.wanted(bytes));
         match timeout(ACQUIRE_TIMEOUT, free).await {
             Ok(Ok(permit)) => Some(BudgetPermit(permit)),
-            // It is never closed.
+            // The semaphore is never closed.
             Ok(Err(_)) | Err(_) => None,
         }
     }
@@ -62,7 +62,7 @@ impl BodyBudget {
 impl BudgetPermit {
     /// Keeps the permit until the last clone of these bytes is dropped.
     pub(super) fn hold(mut self, bytes: Bytes) -> Bytes {
-        // What is not needed is free again.
+        // Returns the unused part.
         let rest = self.0.num_permits().saturating_sub(bytes.len());
         drop(self.0.split(rest));
         Bytes::from_owner(HeldBytes {
@@ -95,11 +95,14 @@ mod tests {
         let shared = bytes.clone();
         drop(bytes);
         assert!(budget.try_acquire(6).is_none());
-        assert!(budget.acquire(6).await.is_none(), "in vain");
+        assert!(budget.acquire(6).await.is_none(), "acquiring times out");
         let waiting = budget.acquire(6);
         drop(shared);
         assert!(waiting.await.is_some());
-        assert!(budget.acquire(100).await.is_some(), "all of it is enough");
+        assert!(
+            budget.acquire(100).await.is_some(),
+            "a request above the budget gets the whole budget"
+        );
         assert_eq!(budget.free.available_permits(), 10);
     }
 }

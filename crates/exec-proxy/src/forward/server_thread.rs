@@ -45,11 +45,11 @@ impl ServerThread {
                     Err(error) => tracing::error!(%error, "cannot listen"),
                 }
             });
-            // Cuts what is in flight. Blocked threads are not waited for.
+            // Aborts requests in flight, and does not wait for blocked threads.
             runtime.shutdown_background();
             let _ = end.send(());
         };
-        let name = "serving".to_owned();
+        let name = "forwarder".to_owned();
         std::thread::Builder::new().name(name).spawn(serving)?;
         Ok(Self { stop, ended })
     }
@@ -66,7 +66,7 @@ impl ServerThread {
     }
 }
 
-/// A listener that moves from one runtime to another.
+/// A bound listener that is not registered with a runtime.
 enum Bound {
     Unix(unix::UnixListener),
     Tcp(net::TcpListener),

@@ -1,5 +1,5 @@
-//! The way to a server, before TLS: straight, or through the proxy that
-//! `--egress-selector-config-file` names.
+//! Opens byte streams to a server, below TLS: directly, or through the proxy of
+//! `--egress-selector-config-file`.
 
 use std::fmt;
 use std::io;
@@ -43,12 +43,12 @@ pub enum Proxy {
         host: String,
         /// The port.
         port: u16,
-        /// What its certificate must be for.
+        /// The server name that its certificate must match.
         server_name: ServerName<'static>,
         /// Its CA and our certificate. Replaced when the files change.
         tls: Arc<ClientConfig>,
     },
-    /// By a socket of this machine.
+    /// A Unix socket.
     Uds(PathBuf),
 }
 
@@ -68,7 +68,7 @@ pub(crate) enum DialError {
     /// The server itself cannot be reached.
     #[error(transparent)]
     Direct(io::Error),
-    /// The proxy does not do what it is there for.
+    /// The proxy failed or refused the tunnel.
     #[error("--egress-selector-config-file: the proxy at {proxy} {cause}")]
     Proxy {
         proxy: Arc<Proxy>,
@@ -76,23 +76,23 @@ pub(crate) enum DialError {
     },
 }
 
-/// What is wrong with a proxy.
+/// Why a proxy opened no tunnel.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProxyError {
     #[error("cannot be reached: {0}")]
     Unreachable(io::Error),
-    #[error("broke off before it answered CONNECT {to}: {cause}")]
+    #[error("closed the connection before it responded to CONNECT {to}: {cause}")]
     BrokeOff { to: String, cause: io::Error },
     #[error("answered {} to CONNECT {to}", status.as_u16())]
     Refused { to: String, status: StatusCode },
-    #[error("answered what is not HTTP/1.1 to CONNECT {to}: {cause}")]
+    #[error("sent an invalid HTTP/1.1 response to CONNECT {to}: {cause}")]
     NotHttp { to: String, cause: NotHttp },
     #[error("did not answer CONNECT {to} within {seconds} s")]
     Silent { to: String, seconds: u64 },
 }
 
 impl Dialer {
-    /// Opens a byte stream. Whoever asks sets a time limit.
+    /// Opens a byte stream. The caller sets the timeout.
     pub(crate) async fn dial(
         &self,
         host: &str,
@@ -103,7 +103,7 @@ impl Dialer {
                 Ok(tcp) => Ok(ReadAhead::new(Transport::Tcp(tcp))),
                 Err(error) => Err(DialError::Direct(error)),
             },
-            // Boxed: its state is large, and most connections do without it.
+            // Boxed: its state is large, and most connections are direct.
             Self::HttpConnect(proxy) => match Box::pin(proxy.dial(host, port)).await {
                 Ok(tunnel) => Ok(tunnel),
                 Err(cause) => Err(DialError::Proxy {
@@ -114,12 +114,12 @@ impl Dialer {
         }
     }
 
-    /// Says that the limit has passed.
+    /// The error after the timeout.
     pub(crate) fn timed_out(&self, host: &str, port: u16, seconds: u64) -> DialError {
         match self {
             Self::Direct => DialError::Direct(io::Error::new(
                 io::ErrorKind::TimedOut,
-                format!("no answer within {seconds} s"),
+                format!("no response within {seconds} s"),
             )),
             Self::HttpConnect(proxy) => DialError::Proxy {
                 proxy: proxy.clone(),
@@ -166,7 +166,7 @@ async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     Ok(tcp)
 }
 
-/// Asks for a tunnel, and gives what came behind the answer.
+/// Requests a tunnel; returns the bytes that followed the response head.
 async fn connect(
     io: &mut (impl AsyncRead + AsyncWrite + Unpin),
     to: String,
@@ -217,7 +217,7 @@ mod tests {
         drop(ours);
         let (asked, sent) = proxy.await.unwrap();
         assert_eq!(String::from_utf8(asked).unwrap(), expected);
-        let expected = "answered what is not HTTP/1.1 to CONNECT [fd00::1]:6443: its head is \
+        let expected = "sent an invalid HTTP/1.1 response to CONNECT [fd00::1]:6443: its head is \
                         longer than 16384 bytes";
         assert_eq!(answered.unwrap_err().to_string(), expected);
         assert!(sent < 16 * 1024 + 2048, "{sent}");

@@ -1,4 +1,4 @@
-//! One thread's connections: to upstream on both legs, and to peers.
+//! The connection pools of one worker: to upstream with each identity, and to peers.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ struct Current {
     peers: HashMap<(Identity, PeerConnectionIdentity), PeerPool>,
 }
 
-/// A pool, with the address and the pinned keys for which it was made.
+/// A pool, and the address and pinned keys that it uses.
 #[derive(Debug)]
 struct PeerPool {
     address: SocketAddr,
@@ -33,11 +33,11 @@ struct PeerPool {
     pool: Arc<Pool>,
 }
 
-/// As a metric label, beside those of the legs.
+/// The metric label of peers, beside those of upstream identities.
 const PEER: &str = "peer";
 
 impl Pools {
-    /// The pool of a leg.
+    /// The pool of an identity.
     pub(crate) fn of(
         &self,
         leg: UpstreamIdentity,
@@ -52,9 +52,9 @@ impl Pools {
         }
     }
 
-    /// The pool of anonymous callers, and of tokens that kube-apiserver has not accepted
-    /// yet, on the plain leg. kube-apiserver ends a connection after it has answered an
-    /// anonymous request, or any with 401, so they share none with accepted tokens.
+    /// The pool of anonymous callers and of tokens that kube-apiserver has not accepted yet,
+    /// without a certificate. kube-apiserver closes a connection after an anonymous request or a
+    /// 401, so accepted tokens use other connections.
     pub(crate) fn anonymous(
         &self,
         targets: &ArcSwap<UpstreamTargets>,
@@ -64,7 +64,7 @@ impl Pools {
         refresh(&mut current, targets, metrics).anonymous.clone()
     }
 
-    /// The pool of a peer, where it has an address and we have certificates.
+    /// The pool of a peer, if its address is known and there is a front-proxy certificate.
     pub(crate) fn to(
         &self,
         peer: &Peer,
@@ -96,8 +96,7 @@ impl Pools {
         }
     }
 
-    /// Closes what has not been used for a while, and forgets peers that are
-    /// gone.
+    /// Closes idle connections, and removes pools of former peers.
     pub(crate) fn evict_idle(&self, is_peer: impl Fn(&Identity) -> bool) {
         if let Some(current) = &mut *self.lock() {
             current.plain.evict_idle();

@@ -1,4 +1,4 @@
-//! HTTP/2 towards a client: a task per stream, and one for the connection, which outlives them.
+//! HTTP/2 server connection: a task per stream, and one for the connection, which outlives them.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -30,43 +30,39 @@ use crate::header_bounds::{
 use crate::http_message::{CloseConnection, expects_continue};
 use crate::http1::MAX_FIELDS;
 
-/// What a client may send on one stream before upstream has taken it: what
-/// kube-apiserver allows (its 99th percentile of object sizes).
+/// Flow-control window of a stream: kube-apiserver's (its 99th percentile of object sizes).
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 
-/// What a client may send on all streams together.
+/// Flow-control window of a connection.
 const CONNECTION_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 
-/// The same before the client has authenticated: the protocol's own default, and the least
-/// that it allows. It bounds what unauthenticated clients can have the process hold.
+/// The same for an unauthenticated client: the default and minimum of the protocol. It bounds the
+/// memory that unauthenticated clients can use.
 const UNAUTHENTICATED_CONNECTION_WINDOW_BYTES: u32 = 65_535;
 
-/// What a stream takes beside its buffers: its task, its state in the h2 crate and its access
-/// log entry. Many streams that stall with short responses hold little else.
+/// Memory of a stream besides its buffers: its task, its state in the h2 crate and its access log
+/// entry. Stalled streams with short responses use little else.
 const STREAM_STATE_BYTES: usize = 4 * 1024;
 
-/// What waits in one stream for the client to take it.
+/// Send buffer of a stream.
 const MAX_SEND_BUFFER_BYTES: usize = 64 * 1024;
 
-/// What the h2 crate reads before it refuses by itself. It is above the limit, so that a list
-/// that is a little too large is answered with a Status.
+/// The h2 crate's own limit on header lists. It is above ours, so that a slightly too large list is
+/// answered with a Status.
 const MAX_READ_HEADER_LIST_BYTES: u32 = 2 << 20;
 
-/// Streams that a client opened and reset before they were looked at. More
-/// than this at once is the rapid reset attack (CVE-2023-44487), and the
-/// connection is ended.
+/// Maximum number of streams that the client has reset and that were not accepted yet. More is the
+/// rapid reset attack (CVE-2023-44487), and the connection is closed.
 const MAX_PENDING_RESETS: usize = 20;
 
-/// Streams that were reset because the client broke the protocol, over the
-/// life of a connection.
+/// Maximum number of streams reset because of protocol errors, per connection.
 const MAX_ERROR_RESETS: usize = 256;
 
-/// Streams that a client opened and reset before they were answered, over the
-/// life of a connection: the same attack at a slower pace. Ended when there are
-/// this many, and more of them than of others.
+/// Streams that a client reset before the response, per connection: a slow rapid reset attack. The
+/// connection is closed at this number, if they are the majority.
 const MAX_EARLY_RESETS: usize = 500;
 
-/// Bounds on one connection.
+/// Limits of one connection.
 #[derive(Debug, Clone, Copy)]
 pub struct H2Limits {
     /// Streams at one time.
@@ -165,7 +161,7 @@ pub async fn serve<S: Service>(
                 let closes = quiet_since.unwrap_or_else(Instant::now) + connection_limits.timeouts.idle;
                 if quiet_since.is_some() && closes <= Instant::now() {
                     if goaway_sent {
-                        // GOAWAY comes with a ping, and the client did not answer that.
+                        // GOAWAY is sent with a ping, which the client did not answer.
                         return;
                     }
                     goaway_sent = true;
@@ -179,7 +175,7 @@ pub async fn serve<S: Service>(
     }
 }
 
-/// What a client may send on all streams together.
+/// Flow-control window of a connection.
 fn connection_window(limits: &ClientLimits) -> u32 {
     if limits.is_authenticated() {
         CONNECTION_WINDOW_BYTES
@@ -188,10 +184,10 @@ fn connection_window(limits: &ClientLimits) -> u32 {
     }
 }
 
-/// How exactly the idle limit is kept while streams come and go.
+/// Precision of the idle timeout.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Counts the streams of a connection, to know since when it has none.
+/// Counts the streams of a connection, and records since when there are none.
 #[derive(Debug, Clone)]
 struct Active(Arc<ActiveStreams>);
 
@@ -203,14 +199,14 @@ struct ActiveStreams {
     quiet_since: Mutex<Instant>,
     /// A stream has found that the client has authenticated.
     authenticated: AtomicBool,
-    /// The connection ends after the answers that are under way.
+    /// The connection closes after the responses in flight.
     closing: AtomicBool,
     /// Wakes the connection's own task.
     changed: Change,
 }
 
-/// Wakes the connection's task. It is polled for each frame and notified twice in the life
-/// of a connection, so the task registers once, and an unset flag costs one load.
+/// Wakes the task of the connection. The task polls it for each frame and is notified twice per
+/// connection, so it registers once, and an unset flag costs one load.
 #[derive(Debug, Default)]
 struct Change {
     is_set: AtomicBool,
@@ -366,11 +362,11 @@ async fn answer<S: Service>(
         incoming = Some(Incoming::new(&body, limits, &head.headers));
         RequestBody::Stream(Box::new(body))
     };
-    // Boxed: what it takes to get a response is not kept while the response lasts.
+    // Boxed: the state that produces a response is freed while the response is sent.
     let mut call = Box::pin(service.call(Request::from_parts(head, body)));
     let answered = poll_fn(|cx| {
-        // The client reset the stream, or disconnected: checked first, or the end of its body
-        // would be answered as a malformed request.
+        // A reset or disconnect of the client is checked first: the end of its body would otherwise
+        // be answered as a malformed request.
         if lock(&respond).send.poll_reset(cx).is_ready() {
             return Poll::Ready(Err(NoResponse::Reset));
         }
@@ -415,8 +411,8 @@ async fn answer<S: Service>(
     };
     if bodiless {
         record.complete();
-        // Bodies of upstream connections want to be read to their end, so that
-        // the connection can be used again; there is nothing in this one.
+        // A body of an upstream connection must be read to its end, so that the connection can be
+        // reused; this one is empty.
         return;
     }
     drop(respond);
@@ -438,8 +434,8 @@ fn check_header_size(fields: usize, size: usize) -> Result<(), Status> {
     Ok(())
 }
 
-/// RFC 9113, 8.3.1: `:authority` stands for Host; both, and different, is an
-/// attack or a mistake.
+/// RFC 9113, 8.3.1: `:authority` replaces Host; if both are present and differ, the request is
+/// rejected.
 fn check_authority(head: &mut http::request::Parts) -> Result<(), &'static str> {
     let mut hosts = head.headers.get_all(HOST).iter();
     match (head.uri.authority(), hosts.next(), hosts.next()) {
@@ -458,7 +454,7 @@ fn check_authority(head: &mut http::request::Parts) -> Result<(), &'static str> 
     Ok(())
 }
 
-/// RFC 9113, 8.2.3: the fields of `Cookie` are joined for the HTTP/1.1 behind us.
+/// RFC 9113, 8.2.3: joins the fields of `Cookie`, as HTTP/1.1 requires.
 fn join_cookies<S: Service>(head: &mut http::request::Parts, service: &S) -> Result<(), Status> {
     let crumbs: Vec<_> = head.headers.get_all(COOKIE).iter().collect();
     if crumbs.len() > 1 {
@@ -481,8 +477,8 @@ fn join_cookies<S: Service>(head: &mut http::request::Parts, service: &S) -> Res
     Ok(())
 }
 
-/// The h2 crate accepts what an HTTP/1.1 server behind the proxy might refuse or read
-/// otherwise: the same length twice, and an empty one for 0.
+/// Rejects values that the h2 crate accepts and an HTTP/1.1 server may interpret differently: a
+/// repeated Content-Length, and an empty one.
 fn check_length(head: &http::request::Parts) -> Result<(), &'static str> {
     let mut lengths = head.headers.get_all(CONTENT_LENGTH).iter();
     match (lengths.next(), lengths.next()) {
@@ -494,7 +490,7 @@ fn check_length(head: &http::request::Parts) -> Result<(), &'static str> {
 
 type SharedRespond = Arc<Mutex<Responder>>;
 
-/// A stream's answer, which its body may precede with `100 Continue`.
+/// Sends the response of a stream, and `100 Continue` before it.
 struct Responder {
     send: SendResponse<Bytes>,
     answered: bool,
@@ -516,7 +512,7 @@ fn send_head(
 
 struct WriteAborted;
 
-/// Moves a body into a stream, no faster than the client takes it.
+/// Forwards a body to a stream, within the client's flow-control window.
 async fn pump(
     body: &mut ResponseBody,
     stream: &mut SendStream<Bytes>,
@@ -533,7 +529,7 @@ async fn pump(
             let Some(data) = &mut waiting else {
                 match body.poll_frame(cx) {
                     Poll::Pending => {
-                        // The client has taken all: a watch may stay so for hours.
+                        // The client has received everything: a watch may stay idle for hours.
                         stall.over();
                         return Poll::Pending;
                     }
@@ -566,7 +562,7 @@ async fn pump(
                 Poll::Pending => {
                     body.poll_request(cx);
                     let sample = || Sample {
-                        // Of what the stream has taken, no more than this can still wait.
+                        // At most this much of the accepted data is still unsent.
                         bytes: data.len()
                             + body.buffered()
                             + output_bytes(taken)
@@ -601,7 +597,7 @@ async fn pump(
     .await
 }
 
-/// Ends a stream whose request is not answered.
+/// Resets a stream, or responds with a Status, before the request is answered.
 fn evict(respond: &SharedRespond, eviction: Eviction, format: Format) {
     match eviction {
         Eviction::OverBudget => lock(respond).send.send_reset(Reason::ENHANCE_YOUR_CALM),
@@ -614,7 +610,7 @@ fn evict(respond: &SharedRespond, eviction: Eviction, format: Format) {
     }
 }
 
-/// What of the bytes that a stream has taken can wait to be sent.
+/// The maximum of the accepted bytes that can be unsent.
 fn output_bytes(taken: u64) -> usize {
     usize::try_from(taken).map_or(MAX_SEND_BUFFER_BYTES, |taken| {
         taken.min(MAX_SEND_BUFFER_BYTES)
@@ -623,18 +619,18 @@ fn output_bytes(taken: u64) -> usize {
 
 /// Why a request has no answer.
 enum NoResponse {
-    /// The client reset the stream, or left.
+    /// The client reset the stream or disconnected.
     Reset,
-    /// The client reads a Status about it in this form.
+    /// Evicted; the client gets a Status in this format.
     Evicted(Eviction, Format),
 }
 
-/// A request body while its answer is waited for.
+/// The request body while the response is pending.
 struct Incoming<'a> {
     stream: IncomingStream,
     limits: &'a ClientLimits,
     guard: Option<StallGuard<'a>>,
-    /// In which form the client reads a Status about it.
+    /// The negotiated format of error responses.
     format: Format,
 }
 
@@ -653,7 +649,7 @@ impl<'a> Incoming<'a> {
             self.guard = None;
             return Poll::Pending;
         }
-        // Not before the caller is known: then a client certificate counts.
+        // Not before the caller is authenticated, by its client certificate or otherwise.
         let guard = self.guard.get_or_insert_with(|| {
             StallGuard::new(self.limits, self.limits.request_body_timeout())
         });
@@ -661,7 +657,7 @@ impl<'a> Incoming<'a> {
             let bytes = self.stream.buffered();
             Sample {
                 bytes,
-                // Otherwise it is upstream that does not take what has arrived.
+                // Otherwise upstream does not read the received data.
                 waits_for_client: bytes == 0,
             }
         };
@@ -723,7 +719,7 @@ impl BodySource for StreamBody {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
         if let Some(respond) = self.continues.take() {
             let mut respond = lock(&respond);
-            // An interim answer behind the final one breaks the protocol.
+            // An interim response after the final one violates the protocol.
             if !respond.answered {
                 let mut interim = Response::new(());
                 *interim.status_mut() = StatusCode::CONTINUE;

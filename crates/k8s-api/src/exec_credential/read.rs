@@ -1,6 +1,5 @@
-//! Reading an `ExecCredential`. By hand, since serde's errors repeat what they do not
-//! understand, and that may be a token; and value by value, since the copies that serde
-//! makes on its way are not overwritten when they are dropped.
+//! Parses an `ExecCredential`. By hand, because serde's errors quote unexpected input, which may be
+//! a token, and because serde's intermediate copies are not zeroized.
 
 mod unescape;
 
@@ -17,14 +16,14 @@ use super::{Cluster, ExecCredential, KIND, ParseError, ProxyConfig, Spec, Status
 use crate::secret::SecretString;
 use crate::time::Time;
 
-/// Fields as they stand in a document. Of what is in them nothing has been copied.
+/// Fields of a document, not yet decoded.
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
-/// How much of a kind or a version is repeated: more than any of Kubernetes has.
+/// How much of an unknown kind or version an error quotes.
 const SHOWN: usize = 80;
 
 impl ExecCredential {
-    /// Reads a whole document. Behind it there may be only white space.
+    /// Parses a document. Only white space may follow it.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         match Self::parse_first(bytes)? {
             Some((credential, length)) => {
@@ -39,9 +38,8 @@ impl ExecCredential {
         }
     }
 
-    /// Reads the first document of what has come so far, and says how long it is;
-    /// none if it is not whole yet. So a plugin that goes on running is understood as
-    /// soon as it has said what it has to say.
+    /// Parses the first document of a stream, and returns its length; `None` if it is incomplete.
+    /// So the output of a plugin that keeps running can be used as soon as it is complete.
     pub fn parse_first(bytes: &[u8]) -> Result<Option<(Self, usize)>, ParseError> {
         let documents = serde_json::Deserializer::from_slice(bytes);
         let mut documents = documents.into_iter::<&RawValue>();
@@ -70,7 +68,7 @@ fn not_json_at(bytes: &[u8], at: usize) -> ParseError {
     }
 }
 
-/// None if it is no object.
+/// `None` if it is not an object.
 fn fields(raw: &RawValue) -> Option<Fields<'_>> {
     serde_json::from_str(raw.get()).ok()
 }
@@ -163,8 +161,7 @@ fn status(mut fields: Fields<'_>) -> Result<Status, ParseError> {
 
 fn proxy(mut fields: Fields<'_>) -> Result<ProxyConfig, ParseError> {
     const URL: &str = "status.proxyConfig.url";
-    // The tag in the KEP's Go (`json: "url"`, with a space) is none to Go, which then
-    // writes the field by its name.
+    // The KEP's Go tag (`json: "url"`, with a space) is invalid, so Go uses the field name.
     let url = match text(&mut fields, "url", URL)? {
         Some(url) => Some(url),
         None => text(&mut fields, "URL", URL)?,
@@ -182,7 +179,7 @@ fn proxy(mut fields: Fields<'_>) -> Result<ProxyConfig, ParseError> {
     })
 }
 
-/// What is empty or null is not given, as with Go's `omitempty`.
+/// Empty or null means absent, as with Go's `omitempty`.
 fn secret(
     fields: &mut Fields<'_>,
     name: &str,
@@ -195,11 +192,12 @@ fn secret(
     let quoted = raw.strip_prefix('"').and_then(|raw| raw.strip_suffix('"'));
     let quoted = quoted.ok_or_else(|| wrong("is not a string"))?;
     let text = unescape::text(quoted);
-    let mut text: Zeroizing<String> = text.ok_or_else(|| wrong("holds half a character"))?;
+    let mut text: Zeroizing<String> =
+        text.ok_or_else(|| wrong("contains an unpaired surrogate"))?;
     Ok((!text.is_empty()).then(|| SecretString::new(std::mem::take(&mut *text))))
 }
 
-/// The same, of what anybody may see.
+/// The same for a value that is not secret.
 fn text(
     fields: &mut Fields<'_>,
     name: &str,
@@ -258,7 +256,7 @@ fn whatever(
 
 const NULL: &str = "null";
 
-/// What stands in a field; null is nothing.
+/// Removes a field and returns its JSON; `None` for null.
 fn given<'a>(fields: &mut Fields<'a>, name: &str) -> Option<&'a str> {
     let raw = fields.remove(name).map(RawValue::get);
     raw.filter(|raw| *raw != NULL)
