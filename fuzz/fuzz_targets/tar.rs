@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use skewbridge_client::copy::path_containment::{self, RequestedRoot};
 use skewbridge_client::copy::tar::{
-    Entry, Event, MAX_NAME, Reader, Violation, padding, write_end, write_entry,
+    Entry, Event, MAX_NAME_BYTES, Reader, Violation, padding, write_end, write_entry,
 };
 
 #[derive(Debug, PartialEq)]
@@ -48,7 +48,7 @@ fuzz_target!(|input: &[u8]| {
         let Said::Entry(mut entry, contents) = event else {
             continue;
         };
-        assert!(entry.name.len() <= MAX_NAME && contents.len() as u64 <= entry.size);
+        assert!(entry.name.len() <= MAX_NAME_BYTES && contents.len() as u64 <= entry.size);
         if let Ok(parts) = path_containment::relative_parts(&RequestedRoot::Contents, &entry.name) {
             assert!(parts.iter().all(|part| !matches!(*part, b"" | b"." | b"..")));
         }
@@ -57,7 +57,7 @@ fuzz_target!(|input: &[u8]| {
         if contents.len() as u64 != entry.size
             || entry.uid.max(entry.gid) > u32::MAX.into()
             || entry.mtime_nanos != 0
-            || entry.name.len().max(entry.link.len()) == MAX_NAME
+            || entry.name.len().max(entry.link.len()) == MAX_NAME_BYTES
             || entry.name.ends_with(b"/")
         {
             return;

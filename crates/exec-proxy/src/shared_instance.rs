@@ -33,7 +33,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_RESPONSE_BYTES: u64 = 256 * 1024;
 
 /// More than most credentials need: a buffer that grows leaves copies of secrets behind.
-const RESPONSE_CAPACITY: usize = 32 * 1024;
+const RESPONSE_CAPACITY_BYTES: usize = 32 * 1024;
 
 /// The longest request: an API version.
 const MAX_REQUEST_BYTES: usize = 64;
@@ -164,7 +164,7 @@ impl InstancePath {
         if !is_same_user(&stream) {
             return Err(self.failed("it belongs to another user"));
         }
-        let mut response = Zeroizing::new(Vec::with_capacity(RESPONSE_CAPACITY));
+        let mut response = Zeroizing::new(Vec::with_capacity(RESPONSE_CAPACITY_BYTES));
         let request = async {
             stream.write_all(version.as_str().as_bytes()).await?;
             stream.shutdown().await?;

@@ -125,20 +125,20 @@ struct Allowance {
 }
 
 /// 100 requests at once with a token and 200 impersonated groups are 2.5 MiB.
-const UNAUTHENTICATED: Allowance = Allowance {
+const UNAUTHENTICATED_RATE: Allowance = Allowance {
     burst: 4 << 20,
     bytes_per_second: 256 << 10,
 };
 
 /// A peer's connection with 10,000 requests a second, each with a token, needs 25 MiB a
 /// second; one with 1,000, each with 200 impersonated groups, needs as much.
-const AUTHENTICATED: Allowance = Allowance {
+const AUTHENTICATED_RATE: Allowance = Allowance {
     burst: 64 << 20,
     bytes_per_second: 32 << 20,
 };
 
 /// A request that would have to wait longer ends its connection instead.
-const MAX_DELAY: Duration = Duration::from_secs(5);
+const MAX_EXPANSION_DELAY: Duration = Duration::from_secs(5);
 
 /// Whether and when a request is processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,7 +165,7 @@ impl HeaderCredit {
     /// The credit of a new connection.
     pub fn new(now: Instant) -> Self {
         Self {
-            level: UNAUTHENTICATED.burst,
+            level: UNAUTHENTICATED_RATE.burst,
             updated: now,
             received: 0,
             authenticated: false,
@@ -183,12 +183,12 @@ impl HeaderCredit {
     ) -> Pace {
         if authenticated && !self.authenticated {
             self.authenticated = true;
-            self.level += AUTHENTICATED.burst - UNAUTHENTICATED.burst;
+            self.level += AUTHENTICATED_RATE.burst - UNAUTHENTICATED_RATE.burst;
         }
         let allowance = if self.authenticated {
-            AUTHENTICATED
+            AUTHENTICATED_RATE
         } else {
-            UNAUTHENTICATED
+            UNAUTHENTICATED_RATE
         };
         let elapsed = now.saturating_duration_since(self.updated);
         let millis = i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX);
@@ -210,7 +210,7 @@ impl HeaderCredit {
         }
         let millis = self.level.saturating_neg().saturating_mul(1_000) / allowance.bytes_per_second;
         let delay = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
-        if delay > MAX_DELAY {
+        if delay > MAX_EXPANSION_DELAY {
             Pace::End
         } else {
             Pace::After(delay)
@@ -283,7 +283,7 @@ mod tests {
             paces.push(credit.charge(1 << 20, received, false, now));
         }
         assert_eq!(paces[..4], [Pace::Now; 4]);
-        assert!(matches!(paces[4], Pace::After(delay) if delay <= MAX_DELAY));
+        assert!(matches!(paces[4], Pace::After(delay) if delay <= MAX_EXPANSION_DELAY));
         assert_eq!(paces[6..], [Pace::End; 2]);
     }
 

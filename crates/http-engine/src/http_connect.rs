@@ -12,7 +12,7 @@ use crate::http1::{HeadError, HeadTerminator, parse_response};
 const MAX_HEAD_BYTES: usize = 16 * 1024;
 
 /// Read size for the response.
-const READ_BYTES: usize = 1024;
+const READ_CHUNK_BYTES: usize = 1024;
 
 /// How each response begins. Anything else is detected at once, and not after a blank line
 /// that may never arrive.
@@ -73,7 +73,7 @@ pub async fn http_connect(
             Some((StatusCode::OK, rest)) => return Ok(rest),
             Some((status, _)) => return Err(ConnectError::Refused(status)),
         }
-        response.bytes.reserve(READ_BYTES);
+        response.bytes.reserve(READ_CHUNK_BYTES);
         if io.read_buf(&mut response.bytes).await? == 0 {
             return Err(ConnectError::Closed);
         }

@@ -13,7 +13,7 @@ use super::Credentials;
 use crate::{Error, Secret};
 
 /// How long the program may run: the user may have to touch a key or type a code.
-const TIMEOUT: Duration = Duration::from_mins(1);
+const PROCESS_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The longest output: longer than any credential.
 const MAX_OUTPUT_BYTES: usize = 64 * 1024;
@@ -55,7 +55,7 @@ pub(super) async fn run(
         }
         Ok(None)
     };
-    let timeout = timeout.unwrap_or(TIMEOUT);
+    let timeout = timeout.unwrap_or(PROCESS_TIMEOUT);
     let ended = match tokio::time::timeout(timeout, running).await {
         Err(_) => {
             let limit = timeout.as_secs();

@@ -537,10 +537,10 @@ fn same_content(one: &Path, other: &Path) -> bool {
 /// unique number at the beginning of each page. A gigabyte takes a second.
 fn write_noise(path: &Path, length: u64) {
     use std::io::Write as _;
-    const BLOCK: usize = 1 << 20;
-    const PAGE: usize = 4 << 10;
+    const BLOCK_BYTES: usize = 1 << 20;
+    const PAGE_BYTES: usize = 4 << 10;
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let words = (0..BLOCK / 8).map(|_| {
+    let words = (0..BLOCK_BYTES / 8).map(|_| {
         // Marsaglia's xorshift64.
         state ^= state << 13;
         state ^= state >> 7;
@@ -551,11 +551,11 @@ fn write_noise(path: &Path, length: u64) {
     let mut file = fs::File::create(path).unwrap();
     let (mut number, mut left) = (0_u64, length);
     while left > 0 {
-        for page in block.chunks_exact_mut(PAGE) {
+        for page in block.chunks_exact_mut(PAGE_BYTES) {
             page[..8].copy_from_slice(&number.to_le_bytes());
             number += 1;
         }
-        let wanted = usize::try_from(left).map_or(BLOCK, |left| left.min(BLOCK));
+        let wanted = usize::try_from(left).map_or(BLOCK_BYTES, |left| left.min(BLOCK_BYTES));
         file.write_all(&block[..wanted]).unwrap();
         left -= wanted as u64;
     }

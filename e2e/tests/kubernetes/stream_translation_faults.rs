@@ -27,7 +27,7 @@ const DETECTION_TIMEOUT: Duration = Duration::from_secs(15);
 const OUTPUT_BYTES: u64 = 1 << 30;
 
 /// How much of the output, or of an input, is transferred before the kill.
-const TRANSFERRED_BEFORE_KILL: u64 = 32 << 20;
+const TRANSFERRED_BEFORE_KILL_BYTES: u64 = 32 << 20;
 
 #[tokio::test]
 async fn a_kill_of_either_end_is_detected_by_the_other() {
@@ -366,7 +366,7 @@ impl Command {
         let enough = match self.state {
             CommandState::Asked | CommandState::Started => 0,
             CommandState::Idle => 1,
-            CommandState::Output | CommandState::Input => TRANSFERRED_BEFORE_KILL,
+            CommandState::Output | CommandState::Input => TRANSFERRED_BEFORE_KILL_BYTES,
         };
         let what = format!("a command is at {:?}", self.state);
         eventually(&what, Duration::from_mins(1), async || {
@@ -411,7 +411,7 @@ async fn read_output(mut stdout: ChildStdout, received: Arc<AtomicU64>, resume: 
     while let Ok(length @ 1..) = stdout.read(&mut buffer).await {
         total += length as u64;
         received.fetch_add(length as u64, Ordering::Relaxed);
-        if total >= TRANSFERRED_BEFORE_KILL {
+        if total >= TRANSFERRED_BEFORE_KILL_BYTES {
             // There is nothing to acquire: the semaphore is closed when the time has come.
             let _ = resume.acquire().await;
         }

@@ -15,7 +15,7 @@ use skewbridge_client::private_dir::create_private_dir;
 const PRIVATE_MODE: u32 = 0o700;
 
 /// The uid of root.
-const ROOT: u32 = 0;
+const ROOT_UID: u32 = 0;
 
 /// Mode bits: group or others may write.
 const OTHERS_WRITE_MODE: u32 = 0o022;
@@ -99,7 +99,7 @@ fn judge_owner(us: u32, owner: u32, mode: u32) -> Result<(), String> {
              does not exist"
         ));
     }
-    if us == ROOT && mode & OTHERS_WRITE_MODE != 0 {
+    if us == ROOT_UID && mode & OTHERS_WRITE_MODE != 0 {
         return Err(format!(
             "can be written to by others (mode {:03o}); `chmod go-w` it, or name one that does \
              not exist",

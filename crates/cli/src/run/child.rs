@@ -12,8 +12,8 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::SignalKind;
 
 /// Exit codes of shells for a program that does not exist or cannot be executed.
-const NOT_FOUND: u8 = 127;
-const NOT_EXECUTABLE: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;
+const EXIT_NOT_EXECUTABLE: u8 = 126;
 
 /// The result of the command.
 #[derive(Debug, PartialEq, Eq)]
@@ -81,8 +81,8 @@ pub(super) async fn run(mut command: Command, mut signals: Signals) -> Ended {
         Ok(child) => child,
         Err(error) => {
             let (code, cause) = match error.kind() {
-                ErrorKind::NotFound => (NOT_FOUND, "command not found".to_owned()),
-                _ => (NOT_EXECUTABLE, error.to_string()),
+                ErrorKind::NotFound => (EXIT_NOT_FOUND, "command not found".to_owned()),
+                _ => (EXIT_NOT_EXECUTABLE, error.to_string()),
             };
             return Ended {
                 code,

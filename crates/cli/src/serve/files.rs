@@ -16,7 +16,7 @@ use super::parse::Parsed;
 
 /// The largest YAML file: enough for thousands of peers, not for a wrong path such as a device
 /// or a log.
-const MAX_DOCUMENT_SIZE: u64 = 1024 * 1024;
+const MAX_DOCUMENT_BYTES: u64 = 1024 * 1024;
 
 /// A flag and its value.
 pub(crate) type Given<'a> = (&'static str, Option<&'a str>);
@@ -116,9 +116,9 @@ pub(crate) fn yaml<T: DeserializeOwned>(path: &Path) -> Parsed<T> {
     };
     let mut text = String::new();
     File::open(path)
-        .and_then(|file| file.take(MAX_DOCUMENT_SIZE + 1).read_to_string(&mut text))
+        .and_then(|file| file.take(MAX_DOCUMENT_BYTES + 1).read_to_string(&mut text))
         .map_err(unreadable)?;
-    if text.len() as u64 > MAX_DOCUMENT_SIZE {
+    if text.len() as u64 > MAX_DOCUMENT_BYTES {
         return Err("is larger than 1 MiB; correct the path".into());
     }
     if text.trim().is_empty() {

@@ -88,7 +88,7 @@ struct Idle {
 
 impl Idle {
     fn is_reusable(&self) -> bool {
-        self.since.elapsed() < MAX_IDLE && self.connection.has_valid_credential()
+        self.since.elapsed() < MAX_IDLE_TIME && self.connection.has_valid_credential()
     }
 }
 
@@ -100,7 +100,7 @@ impl fmt::Debug for Idle {
 
 /// How long an idle connection is kept. The server or a middlebox closes idle connections, and
 /// the outcome of a request that is sent meanwhile is unknown.
-const MAX_IDLE: Duration = Duration::from_secs(3);
+const MAX_IDLE_TIME: Duration = Duration::from_secs(3);
 
 impl Endpoint {
     /// Reads the target's files and runs its credential plugin. Requests fail after `timeout`;

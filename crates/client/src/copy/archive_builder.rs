@@ -21,7 +21,7 @@ pub(super) const CHUNK_BYTES: usize = 64 << 10;
 
 /// When a chunk is flushed, so that the padding of a file still fits: growing a chunk would
 /// double its memory.
-const FLUSH_THRESHOLD: usize = CHUNK_BYTES - tar::BLOCK;
+const FLUSH_THRESHOLD: usize = CHUNK_BYTES - tar::BLOCK_BYTES;
 
 /// The receiver of the chunks was closed.
 #[derive(Debug)]

@@ -49,7 +49,7 @@ pub(crate) enum ForwardError {
 }
 
 /// `Retry-After` of a request that was not processed.
-const RETRY_SECONDS: u32 = 1;
+const RETRY_AFTER_SECONDS: u32 = 1;
 
 impl From<SendError> for ForwardError {
     fn from(error: SendError) -> Self {
@@ -79,7 +79,7 @@ impl ForwardError {
             Self::Modifier { .. } => Status::internal(message),
             Self::Unreachable(_) => Status::unavailable(message),
             Self::NoRoom { .. } | Self::NotProcessed(_) => {
-                Status::service_unavailable(message, RETRY_SECONDS)
+                Status::service_unavailable(message, RETRY_AFTER_SECONDS)
             }
             Self::CutOff(_) | Self::BadAnswer(_) => Status::bad_gateway(message),
         }

@@ -113,7 +113,7 @@ pub async fn serve(
 const MAX_STREAMS: u32 = 250;
 
 /// Timeouts of clients, which are on this machine. A pager may leave a log unread for hours.
-const TIMEOUTS: ClientTimeouts = ClientTimeouts {
+const CLIENT_TIMEOUTS: ClientTimeouts = ClientTimeouts {
     head: Duration::from_secs(30),
     idle: Duration::from_mins(10),
     stall: Duration::from_hours(24),
@@ -126,10 +126,10 @@ async fn serve_connection(stream: TlsStream<Stream>, forwarder: Arc<Forwarder>) 
     if is_h2 {
         let limits = H2Limits {
             max_streams: MAX_STREAMS,
-            timeouts: TIMEOUTS,
+            timeouts: CLIENT_TIMEOUTS,
         };
         h2::serve(io, service, limits, Drain::never()).await;
     } else {
-        h1::serve(io, service, TIMEOUTS, Drain::never()).await;
+        h1::serve(io, service, CLIENT_TIMEOUTS, Drain::never()).await;
     }
 }

@@ -20,7 +20,7 @@ use super::pki::{FRONT_PROXY, Pki};
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Time for requests in flight when the playground ends.
-const DRAIN: Duration = Duration::from_millis(500);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A bridge in front of a server; ports may be 0.
 pub(super) fn config(
@@ -83,7 +83,7 @@ pub(super) fn config(
         },
         shutdown: Shutdown {
             delay: Duration::ZERO,
-            drain: DRAIN,
+            drain: DRAIN_TIMEOUT,
         },
         logs: Logs {
             verbosity: 0,

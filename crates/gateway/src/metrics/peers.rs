@@ -48,7 +48,7 @@ struct Series {
 }
 
 /// More combinations of resource and code than a control plane usually reroutes at a time.
-const MAX_RECENT: usize = 32;
+const MAX_CACHED_SERIES: usize = 32;
 
 /// The series of rerouted requests with the same labels.
 #[derive(Debug)]
@@ -328,7 +328,7 @@ impl PeerMetrics {
         let mut recent = series.recent.iter();
         let known = recent.position(|it| it.is(peer, request, code));
         let index = known.unwrap_or_else(|| {
-            if series.recent.len() == MAX_RECENT {
+            if series.recent.len() == MAX_CACHED_SERIES {
                 series.recent.remove(0);
             }
             let found = self.find_series(&mut series, peer, request, code);

@@ -282,7 +282,7 @@ mod tests {
     use crate::tls::files::load_ca;
 
     /// The last valid second of the CAs here: the first second of 2033.
-    const END: u64 = 1_988_150_400;
+    const CA_NOT_AFTER_SECONDS: u64 = 1_988_150_400;
 
     fn bundle(cas: &[&Ca]) -> CaBundle {
         let pem: String = cas.iter().map(|ca| ca.pem()).collect();
@@ -290,7 +290,8 @@ mod tests {
     }
 
     fn ending(name: &str) -> Ca {
-        Ca::new(name).renewed_until(SystemTime::UNIX_EPOCH + Duration::from_secs(END))
+        Ca::new(name)
+            .renewed_until(SystemTime::UNIX_EPOCH + Duration::from_secs(CA_NOT_AFTER_SECONDS))
     }
 
     fn at(seconds: u64) -> UnixTime {
@@ -311,13 +312,13 @@ mod tests {
         for leaf in [ca.client("alice", &[]), below] {
             // The clock may also be set back.
             for (now, valid) in [
-                (END - 1, true),
-                (END, true),
-                (END + 1, false),
-                (END + 100, false),
-                (END, true),
+                (CA_NOT_AFTER_SECONDS - 1, true),
+                (CA_NOT_AFTER_SECONDS, true),
+                (CA_NOT_AFTER_SECONDS + 1, false),
+                (CA_NOT_AFTER_SECONDS + 100, false),
+                (CA_NOT_AFTER_SECONDS, true),
                 (900_000_000, false),
-                (END, true),
+                (CA_NOT_AFTER_SECONDS, true),
             ] {
                 let outcome = client(&verifier, &leaf, now);
                 assert_eq!(outcome.is_ok(), valid, "{now}: {outcome:?}");
@@ -332,10 +333,24 @@ mod tests {
     fn other_cas_of_the_bundle_stay_valid() {
         let (old, new) = (ending("users"), Ca::new("users"));
         let verifier = TimedClientVerifier::new(&bundle(&[&old, &new])).unwrap();
-        assert!(client(&verifier, &new.client("alice", &[]), END + 1).is_ok());
-        assert!(client(&verifier, &old.client("alice", &[]), END + 1).is_err());
+        assert!(
+            client(
+                &verifier,
+                &new.client("alice", &[]),
+                CA_NOT_AFTER_SECONDS + 1
+            )
+            .is_ok()
+        );
+        assert!(
+            client(
+                &verifier,
+                &old.client("alice", &[]),
+                CA_NOT_AFTER_SECONDS + 1
+            )
+            .is_err()
+        );
         let unknown = Ca::new("users").client("alice", &[]);
-        let cause = client(&verifier, &unknown, END + 1).unwrap_err();
+        let cause = client(&verifier, &unknown, CA_NOT_AFTER_SECONDS + 1).unwrap_err();
         assert!(!cause.contains("has expired"), "{cause}");
     }
 
@@ -345,7 +360,7 @@ mod tests {
         let leaf = old.client("alice", &[]);
         let renewed = old.renewed(Validity::Current);
         let verifier = TimedClientVerifier::new(&bundle(&[&old, &renewed])).unwrap();
-        assert!(client(&verifier, &leaf, END + 1).is_ok());
+        assert!(client(&verifier, &leaf, CA_NOT_AFTER_SECONDS + 1).is_ok());
     }
 
     #[test]
@@ -358,8 +373,8 @@ mod tests {
             let (leaf, rest) = leaf.chain_der.split_first().unwrap();
             verifier.verify_server_cert(leaf, rest, &name, &[], at(now))
         };
-        assert!(verify(END).is_ok());
-        assert!(verify(END + 1).is_err());
+        assert!(verify(CA_NOT_AFTER_SECONDS).is_ok());
+        assert!(verify(CA_NOT_AFTER_SECONDS + 1).is_err());
     }
 
     #[test]
@@ -369,16 +384,16 @@ mod tests {
         let begin = roots.0[1].not_before;
         let rows = [
             (
-                END,
+                CA_NOT_AFTER_SECONDS,
                 Span {
                     from: roots.0[0].not_before,
-                    until: END,
+                    until: CA_NOT_AFTER_SECONDS,
                 },
             ),
             (
-                END + 1,
+                CA_NOT_AFTER_SECONDS + 1,
                 Span {
-                    from: END + 1,
+                    from: CA_NOT_AFTER_SECONDS + 1,
                     until: begin - 1,
                 },
             ),
@@ -393,6 +408,6 @@ mod tests {
         for (now, span) in rows {
             assert_eq!(roots.span(now), span, "{now}");
         }
-        assert_eq!(roots.valid(END + 1).len(), 0);
+        assert_eq!(roots.valid(CA_NOT_AFTER_SECONDS + 1).len(), 0);
     }
 }

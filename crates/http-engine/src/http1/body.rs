@@ -7,7 +7,7 @@ use super::line::has_bare_lf;
 
 /// Maximum length of a chunk size line, extensions included. Extensions are ignored; Kubernetes
 /// clients and servers send none.
-const MAX_CHUNK_LINE: usize = 256;
+const MAX_CHUNK_LINE_BYTES: usize = 256;
 
 /// Maximum size of the trailer section. It is parsed again for each received chunk, so it is small;
 /// Kubernetes clients and servers send at most one field.
@@ -179,9 +179,9 @@ fn take(buffer: &mut BytesMut, left: u64) -> Option<(Bytes, u64)> {
 }
 
 fn chunk_size(buffer: &mut BytesMut) -> Result<Option<u64>, FramingError> {
-    let window = &buffer[..buffer.len().min(MAX_CHUNK_LINE)];
+    let window = &buffer[..buffer.len().min(MAX_CHUNK_LINE_BYTES)];
     let Some(end) = window.iter().position(|byte| *byte == b'\n') else {
-        return if buffer.len() >= MAX_CHUNK_LINE {
+        return if buffer.len() >= MAX_CHUNK_LINE_BYTES {
             Err(FramingError::Chunk("a chunk size line without an end"))
         } else {
             Ok(None)
@@ -310,7 +310,7 @@ mod tests {
         ] {
             assert!(decode(Framing::Chunked, &[wire]).is_err(), "{wire:?}");
         }
-        let endless = vec![b'1'; MAX_CHUNK_LINE];
+        let endless = vec![b'1'; MAX_CHUNK_LINE_BYTES];
         assert!(decode(Framing::Chunked, &[&endless]).is_err());
     }
 

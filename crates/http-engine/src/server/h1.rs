@@ -35,7 +35,7 @@ const MAX_PIPELINED_BYTES: usize = 64 * 1024;
 
 /// After a response that closes the connection, this much further input is read and discarded, so
 /// that a TCP reset does not destroy the response in transit (RFC 9112, 9.6).
-const LINGER_BYTES: usize = 256 * 1024;
+const MAX_LINGER_BYTES: usize = 256 * 1024;
 const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Timeout for the first request of a new connection while the server drains. Clients send it right
@@ -616,7 +616,7 @@ async fn close(connection: &Connection) {
 async fn linger(connection: &Connection) {
     let ended = async {
         poll_fn(|cx| Pin::new(&mut connection.lock().stream.io).poll_shutdown(cx)).await?;
-        let mut left = LINGER_BYTES;
+        let mut left = MAX_LINGER_BYTES;
         loop {
             connection.lock().stream.input.clear();
             match fill(connection).await? {

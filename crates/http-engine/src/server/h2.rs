@@ -49,7 +49,7 @@ const MAX_SEND_BUFFER_BYTES: usize = 64 * 1024;
 
 /// The h2 crate's own limit on header lists. It is above ours, so that a slightly too large list is
 /// answered with a Status.
-const MAX_READ_HEADER_LIST_BYTES: u32 = 2 << 20;
+const MAX_DECODED_HEADER_LIST_BYTES: u32 = 2 << 20;
 
 /// Maximum number of streams that the client has reset and that were not accepted yet. More is the
 /// rapid reset attack (CVE-2023-44487), and the connection is closed.
@@ -84,7 +84,7 @@ pub async fn serve<S: Service>(
         io,
         limits,
         connection_limits.timeouts.head,
-        MAX_READ_HEADER_LIST_BYTES as usize,
+        MAX_DECODED_HEADER_LIST_BYTES as usize,
     );
     let received = io.counter();
     let mut credit = HeaderCredit::new(Instant::now());
@@ -92,7 +92,7 @@ pub async fn serve<S: Service>(
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(window)
         .max_concurrent_streams(connection_limits.max_streams)
-        .max_header_list_size(MAX_READ_HEADER_LIST_BYTES)
+        .max_header_list_size(MAX_DECODED_HEADER_LIST_BYTES)
         .max_send_buffer_size(MAX_SEND_BUFFER_BYTES)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
         .max_local_error_reset_streams(Some(MAX_ERROR_RESETS))

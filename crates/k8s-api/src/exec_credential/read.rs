@@ -20,7 +20,7 @@ use crate::time::Time;
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
 /// How much of an unknown kind or version an error quotes.
-const SHOWN: usize = 80;
+const MAX_QUOTED_CHARS: usize = 80;
 
 impl ExecCredential {
     /// Parses a document. Only white space may follow it.
@@ -76,11 +76,13 @@ fn fields(raw: &RawValue) -> Option<Fields<'_>> {
 fn credential(mut fields: Fields<'_>) -> Result<ExecCredential, ParseError> {
     let kind = text(&mut fields, "kind", "kind")?.unwrap_or_default();
     if kind != KIND {
-        return Err(ParseError::Kind(kind.chars().take(SHOWN).collect()));
+        return Err(ParseError::Kind(
+            kind.chars().take(MAX_QUOTED_CHARS).collect(),
+        ));
     }
     let version = text(&mut fields, "apiVersion", "apiVersion")?.unwrap_or_default();
     let Some(version) = Version::of(&version) else {
-        let found = version.chars().take(SHOWN).collect();
+        let found = version.chars().take(MAX_QUOTED_CHARS).collect();
         return Err(ParseError::Version { found });
     };
     Ok(ExecCredential {

@@ -20,7 +20,7 @@ impl ExecCredential {
             status: self.status.as_ref().map(WrittenStatus::of),
         };
         // Usually the whole size: a buffer that grows leaves copies in memory.
-        let mut json = Vec::with_capacity(ROOM);
+        let mut json = Vec::with_capacity(CREDENTIAL_CAPACITY_BYTES);
         // Strings, numbers and maps with string keys always serialize, and JSON is UTF-8.
         let _ = serde_json::to_writer(&mut json, &written);
         SecretString::new(String::from_utf8(json).unwrap_or_default())
@@ -28,7 +28,7 @@ impl ExecCredential {
 }
 
 /// More than most certificates with a key and a token.
-const ROOM: usize = 32 * 1024;
+const CREDENTIAL_CAPACITY_BYTES: usize = 32 * 1024;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
