@@ -316,14 +316,14 @@ fn window_increment(frame: &Frame) -> u32 {
 }
 
 /// A connection of the attack that has been answered.
-struct Pinned {
+struct AttackConnection {
     io: Connection,
     /// What it may still send.
     room: u32,
 }
 
 /// Opens 16 POSTs, and receives responses without a window for them.
-async fn hold_buffers(client: TlsClient, address: SocketAddr) -> Option<Pinned> {
+async fn hold_buffers(client: TlsClient, address: SocketAddr) -> Option<AttackConnection> {
     let client = client.alpn(&["h2"]);
     let mut io = client.connect(address, "localhost").await.ok()?;
     let settings = [(setting::INITIAL_WINDOW_SIZE, 0)];
@@ -351,14 +351,14 @@ async fn hold_buffers(client: TlsClient, address: SocketAddr) -> Option<Pinned> 
         room += window_increment(&frame);
         answers += usize::from(frame.header.kind == kind::HEADERS);
     }
-    (answers > 0).then_some(Pinned { io, room })
+    (answers > 0).then_some(AttackConnection { io, room })
 }
 
 fn streams() -> impl Iterator<Item = u32> + Clone {
     (0..16).map(|number| 2 * number + 1)
 }
 
-impl Pinned {
+impl AttackConnection {
     /// Sends on, as much and as soon as the windows allow, up to [`BODY_BYTES`].
     async fn fill(&mut self, sent: &AtomicU64) -> Option<()> {
         for stream in streams().cycle().take((BODY_BYTES / FRAME_BYTES) as usize) {
