@@ -384,7 +384,7 @@ mod tests {
             stream.read_to_end(&mut response).await.unwrap();
             assert_eq!(!response.is_empty(), is_answered, "{request}");
         }
-        activity.idle(Duration::from_mins(1)).await;
+        activity.wait_until_idle(Duration::from_mins(1)).await;
         assert_eq!(start.elapsed().as_secs(), 100);
     }
 

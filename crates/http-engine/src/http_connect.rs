@@ -32,15 +32,15 @@ pub enum ConnectError {
     Refused(StatusCode),
     /// The response is not HTTP/1.1.
     #[error(transparent)]
-    NotHttp(#[from] NotHttp),
+    InvalidResponse(#[from] InvalidResponse),
 }
 
 /// Why a response is not HTTP/1.1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotHttp {
+pub enum InvalidResponse {
     /// It is another protocol.
     #[error("it does not begin with HTTP/1.")]
-    Beginning,
+    NotHttp1,
     /// Its head does not end.
     #[error("its head is longer than {MAX_HEAD_BYTES} bytes")]
     TooLong,
@@ -89,16 +89,17 @@ struct Response {
 
 impl Response {
     /// The status and the bytes after the head, once the head is complete.
-    fn parse(&mut self) -> Result<Option<(StatusCode, BytesMut)>, NotHttp> {
+    fn parse(&mut self) -> Result<Option<(StatusCode, BytesMut)>, InvalidResponse> {
         let before = self.bytes.len();
         if !(BEGINNING.iter().zip(&self.bytes)).all(|(expected, byte)| expected == byte) {
-            return Err(NotHttp::Beginning);
+            return Err(InvalidResponse::NotHttp1);
         }
         if self.end.reached(&self.bytes) {
             // No body follows, as after HEAD: a 200 is followed by the tunnel, whatever length
             // it claims (RFC 9110, 9.3.6), and after any other status the connection is
             // dropped.
-            let head = parse_response(&mut self.bytes, &Method::HEAD).map_err(NotHttp::Head)?;
+            let head =
+                parse_response(&mut self.bytes, &Method::HEAD).map_err(InvalidResponse::Head)?;
             if let Some(head) = head
                 && before - self.bytes.len() <= MAX_HEAD_BYTES
             {
@@ -106,7 +107,7 @@ impl Response {
             }
         }
         if before > MAX_HEAD_BYTES {
-            return Err(NotHttp::TooLong);
+            return Err(InvalidResponse::TooLong);
         }
         Ok(None)
     }
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     /// The result for bytes that arrive in these pieces.
-    fn read(pieces: &[&[u8]]) -> Result<Option<(StatusCode, Vec<u8>)>, NotHttp> {
+    fn read(pieces: &[&[u8]]) -> Result<Option<(StatusCode, Vec<u8>)>, InvalidResponse> {
         let mut response = Response::default();
         for (at, piece) in pieces.iter().enumerate() {
             response.bytes.extend_from_slice(piece);
@@ -135,7 +136,7 @@ mod tests {
     }
 
     /// Cuts bytes into pieces of these lengths and a last one.
-    fn cut<'a>(mut bytes: &'a [u8], lengths: &[usize]) -> Vec<&'a [u8]> {
+    fn split_at_lengths<'a>(mut bytes: &'a [u8], lengths: &[usize]) -> Vec<&'a [u8]> {
         let mut pieces = Vec::new();
         for length in lengths {
             let (piece, rest) = bytes.split_at((*length).min(bytes.len()));
@@ -169,7 +170,7 @@ mod tests {
             bytes in responses(),
             lengths in prop::collection::vec(0_usize..3000, 0..20),
         ) {
-            prop_assert_eq!(read(&cut(&bytes, &lengths)), read(&[&bytes]));
+            prop_assert_eq!(read(&split_at_lengths(&bytes, &lengths)), read(&[&bytes]));
         }
 
         #[test]
@@ -179,7 +180,7 @@ mod tests {
         ) {
             let head = b"HTTP/1.1 200 Connection established\r\nContent-Length: 3\r\n\r\n";
             let bytes = [head.as_slice(), &rest].concat();
-            prop_assert_eq!(read(&cut(&bytes, &lengths)), Ok(Some((StatusCode::OK, rest))));
+            prop_assert_eq!(read(&split_at_lengths(&bytes, &lengths)), Ok(Some((StatusCode::OK, rest))));
         }
     }
 
@@ -193,17 +194,23 @@ mod tests {
             (b"", Ok(None)),
             (b"HTT", Ok(None)),
             (b"HTTP/1.1 200 OK\r\n", Ok(None)),
-            (b"SSH-2.0-OpenSSH_9.6\r\n", Err(NotHttp::Beginning)),
+            (b"SSH-2.0-OpenSSH_9.6\r\n", Err(InvalidResponse::NotHttp1)),
             // An alert of TLS.
-            (b"\x15\x03\x01\x00\x02\x02\x46", Err(NotHttp::Beginning)),
-            (b"HTTP/2 200\r\n\r\n", Err(NotHttp::Beginning)),
-            (long.as_bytes(), Err(NotHttp::TooLong)),
+            (
+                b"\x15\x03\x01\x00\x02\x02\x46",
+                Err(InvalidResponse::NotHttp1),
+            ),
+            (b"HTTP/2 200\r\n\r\n", Err(InvalidResponse::NotHttp1)),
+            (long.as_bytes(), Err(InvalidResponse::TooLong)),
         ];
         for (bytes, expected) in table {
             assert_eq!(read(&[bytes]), expected, "{}", bytes.escape_ascii());
         }
         let malformed = read(&[b"HTTP/1.1 2x0 OK\r\n\r\n"]);
-        assert!(matches!(malformed, Err(NotHttp::Head(_))), "{malformed:?}");
+        assert!(
+            matches!(malformed, Err(InvalidResponse::Head(_))),
+            "{malformed:?}"
+        );
         let http10 = read(&[b"HTTP/1.0 200 OK\r\n\r\n"]);
         assert_eq!(http10, Ok(Some((StatusCode::OK, Vec::new()))));
     }
@@ -245,7 +252,7 @@ mod tests {
         let (_, result) = exchange(None, b"SSH-2.0-OpenSSH_9.6\r\n").await;
         assert!(matches!(
             result,
-            Err(ConnectError::NotHttp(NotHttp::Beginning))
+            Err(ConnectError::InvalidResponse(InvalidResponse::NotHttp1))
         ));
     }
 }

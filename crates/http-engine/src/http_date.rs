@@ -11,7 +11,7 @@ pub fn now() -> HeaderValue {
 }
 
 /// The time in one year, for `Expires` of immutable documents.
-pub fn in_a_year() -> HeaderValue {
+pub fn one_year_from_now() -> HeaderValue {
     after(Duration::from_hours(365 * 24))
 }
 

@@ -8,12 +8,12 @@
 //! ```
 //! use skewbridge_k8s_api::exec_credential::{ExecCredential, Spec, Version};
 //!
-//! let asked = ExecCredential::request(Version::V1, Spec {
+//! let request = ExecCredential::request(Version::V1, Spec {
 //!     lock_file_path: Some("/run/user/1000/skewbridge-1/lock".into()),
 //!     ..Spec::default()
 //! });
-//! let told = ExecCredential::parse(asked.to_json().expose().as_bytes()).unwrap();
-//! assert_eq!(told.spec, asked.spec);
+//! let parsed = ExecCredential::parse(request.to_json().expose().as_bytes()).unwrap();
+//! assert_eq!(parsed.spec, request.spec);
 //! ```
 
 mod read;
@@ -124,7 +124,7 @@ pub enum ParseError {
     },
     /// Truncated input.
     #[error("it ends before its JSON does; an {KIND} is expected")]
-    CutOff,
+    Truncated,
     /// Another kind of document.
     #[error("its kind is {0:?}, not {KIND}")]
     Kind(String),

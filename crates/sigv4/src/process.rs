@@ -73,7 +73,7 @@ pub(super) async fn run(
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Printed<'a> {
+struct ProcessOutput<'a> {
     version: u32,
     access_key_id: &'a str,
     secret_access_key: &'a str,
@@ -85,7 +85,7 @@ struct Printed<'a> {
 
 /// Errors must not repeat the output. Its text is borrowed: text with escapes is no key.
 fn parse_output(printed: &[u8]) -> Result<Credentials, &'static str> {
-    let printed: Printed<'_> =
+    let printed: ProcessOutput<'_> =
         serde_json::from_slice(printed).map_err(|_| "it does not print a credential in JSON")?;
     if printed.version != 1 {
         return Err("it prints another Version than 1");

@@ -71,7 +71,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
             format: LogFormat::Text,
         });
     }
-    match play(flags) {
+    match run_playground(flags) {
         Ok(code) => code,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "skewbridge playground: {error:#}");
@@ -80,7 +80,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     }
 }
 
-fn play(flags: &Flags) -> Result<ExitCode> {
+fn run_playground(flags: &Flags) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -35,7 +35,7 @@ impl Retries {
     }
 
     /// A connection is lost.
-    pub(super) fn lost(&mut self, uptime: Uptime, now: Instant) {
+    pub(super) fn on_disconnect(&mut self, uptime: Uptime, now: Instant) {
         if uptime.time >= self.stable_uptime(uptime.served) {
             *self = Self::new(self.max_wait, now);
         }
@@ -189,8 +189,8 @@ mod tests {
             let mut retries = Retries::new(millis(max_wait), start);
             for event in events {
                 match *event {
-                    Lost(time, uptime) => retries.lost(after(uptime, false), at(time)),
-                    LostInUse(time, uptime) => retries.lost(after(uptime, true), at(time)),
+                    Lost(time, uptime) => retries.on_disconnect(after(uptime, false), at(time)),
+                    LostInUse(time, uptime) => retries.on_disconnect(after(uptime, true), at(time)),
                     Attempt(time, expected) => {
                         let pause = retries.next(at(time));
                         assert_eq!(pause, expected.map(millis), "{what}, at {time}");

@@ -19,11 +19,11 @@ use super::parse::Parsed;
 const MAX_DOCUMENT_BYTES: u64 = 1024 * 1024;
 
 /// A flag and its value.
-pub(crate) type Given<'a> = (&'static str, Option<&'a str>);
+pub(crate) type FlagValue<'a> = (&'static str, Option<&'a str>);
 
 impl Diagnostics {
     /// A CA bundle, if one was given.
-    pub(crate) fn ca(&mut self, (flag, path): Given<'_>) -> Option<(PathBuf, CaBundle)> {
+    pub(crate) fn ca(&mut self, (flag, path): FlagValue<'_>) -> Option<(PathBuf, CaBundle)> {
         let path = PathBuf::from(path?);
         match files::load_ca(&path) {
             Ok(bundle) => {
@@ -53,7 +53,11 @@ impl Diagnostics {
     }
 
     /// A certificate and its key, both or neither.
-    pub(crate) fn key_pair(&mut self, cert: Given<'_>, key: Given<'_>) -> Option<KeyPairFiles> {
+    pub(crate) fn key_pair(
+        &mut self,
+        cert: FlagValue<'_>,
+        key: FlagValue<'_>,
+    ) -> Option<KeyPairFiles> {
         let files = match (cert.1, key.1) {
             (Some(cert), Some(key)) => KeyPairFiles {
                 cert: cert.into(),

@@ -65,10 +65,10 @@ impl Table<'_> {
                 Some(text) => text.clone(),
                 None => "-".to_owned(),
             };
-            let tally = self.report.index(number);
-            let tally = tally.map(|index| self.report.skew.servers[index]);
-            let mut resources = tally.map_or("?".to_owned(), |it| it.resources.to_string());
-            if server.problem().is_some() && tally.is_some() {
+            let counts = self.report.index(number);
+            let counts = counts.map(|index| self.report.skew.servers[index]);
+            let mut resources = counts.map_or("?".to_owned(), |it| it.resources.to_string());
+            if server.problem().is_some() && counts.is_some() {
                 resources.push_str(" (before)");
             }
             let mut row = vec![
@@ -80,7 +80,7 @@ impl Table<'_> {
                 row.insert(0, (number + 1).to_string());
             }
             if long {
-                row.push(tally.map_or("?".to_owned(), |it| it.subresources.to_string()));
+                row.push(counts.map_or("?".to_owned(), |it| it.subresources.to_string()));
                 row.push(or_unknown(server.address.as_ref()));
                 row.push(or_unknown(server.last_sync.as_ref()));
             }

@@ -140,7 +140,7 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
         loop {
             let (child, kind) = match stack.next() {
                 Step::Entry(child, kind) => (child, kind),
-                Step::Left => {
+                Step::LeaveDirectory => {
                     pop_component(&mut path, &mut name);
                     continue;
                 }

@@ -15,8 +15,8 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How many bytes may be held.
 pub(super) struct BodyBudget {
-    free: Arc<Semaphore>,
-    all: usize,
+    available: Arc<Semaphore>,
+    total: usize,
 }
 
 /// A part of the budget, returned when it is dropped.
@@ -24,18 +24,18 @@ pub(super) struct BudgetPermit(OwnedSemaphorePermit);
 
 impl BodyBudget {
     pub(super) fn new(bytes: usize) -> Self {
-        let all = bytes.min(Semaphore::MAX_PERMITS);
+        let total = bytes.min(Semaphore::MAX_PERMITS);
         Self {
-            free: Arc::new(Semaphore::new(all)),
-            all,
+            available: Arc::new(Semaphore::new(total)),
+            total,
         }
     }
 
     /// This many bytes, if they are free now.
     #[cfg(test)]
     pub(super) fn try_acquire(&self, bytes: usize) -> Option<BudgetPermit> {
-        let bytes = self.wanted(bytes);
-        self.free
+        let bytes = self.clamp_to_budget(bytes);
+        self.available
             .clone()
             .try_acquire_many_owned(bytes)
             .ok()
@@ -45,8 +45,11 @@ impl BodyBudget {
     /// This many bytes, all at once: two requests that each have half of what they need would wait
     /// for each other. None if they do not become free in time.
     pub(super) async fn acquire(&self, bytes: usize) -> Option<BudgetPermit> {
-        let free = self.free.clone().acquire_many_owned(self.wanted(bytes));
-        match timeout(ACQUIRE_TIMEOUT, free).await {
+        let available = self
+            .available
+            .clone()
+            .acquire_many_owned(self.clamp_to_budget(bytes));
+        match timeout(ACQUIRE_TIMEOUT, available).await {
             Ok(Ok(permit)) => Some(BudgetPermit(permit)),
             // The semaphore is never closed.
             Ok(Err(_)) | Err(_) => None,
@@ -54,8 +57,8 @@ impl BodyBudget {
     }
 
     /// A request that needs more than the whole budget gets the whole budget.
-    fn wanted(&self, bytes: usize) -> u32 {
-        u32::try_from(bytes.min(self.all)).unwrap_or(u32::MAX)
+    fn clamp_to_budget(&self, bytes: usize) -> u32 {
+        u32::try_from(bytes.min(self.total)).unwrap_or(u32::MAX)
     }
 }
 
@@ -103,6 +106,6 @@ mod tests {
             budget.acquire(100).await.is_some(),
             "a request above the budget gets the whole budget"
         );
-        assert_eq!(budget.free.available_permits(), 10);
+        assert_eq!(budget.available.available_permits(), 10);
     }
 }

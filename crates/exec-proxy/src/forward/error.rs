@@ -126,9 +126,9 @@ mod tests {
             ("application/json", "application/json"),
             (discovery, "text/plain; charset=utf-8"),
         ] {
-            let mut asked = HeaderMap::new();
-            asked.insert(ACCEPT, HeaderValue::from_static(accept));
-            let response = error.response(&asked);
+            let mut request_headers = HeaderMap::new();
+            request_headers.insert(ACCEPT, HeaderValue::from_static(accept));
+            let response = error.response(&request_headers);
             assert_eq!(response.status(), 500);
             assert_eq!(response.headers()[CONTENT_TYPE], kind);
             let text = String::from_utf8(response.body().to_vec()).unwrap();

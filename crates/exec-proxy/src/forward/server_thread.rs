@@ -30,7 +30,7 @@ impl ServerThread {
         tls: Arc<ServerConfig>,
         forwarder: Arc<Forwarder>,
     ) -> io::Result<Self> {
-        let listener = Bound::from(listener)?;
+        let listener = DetachedListener::from(listener)?;
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = oneshot::channel();
@@ -67,12 +67,12 @@ impl ServerThread {
 }
 
 /// A bound listener that is not registered with a runtime.
-enum Bound {
+enum DetachedListener {
     Unix(unix::UnixListener),
     Tcp(net::TcpListener),
 }
 
-impl Bound {
+impl DetachedListener {
     fn from(listener: Listener) -> io::Result<Self> {
         Ok(match listener {
             Listener::Unix(listener) => Self::Unix(listener.into_std()?),

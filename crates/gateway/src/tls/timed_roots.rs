@@ -94,23 +94,23 @@ impl TimedRoots {
 
 /// Verifiers by the CAs that are valid now, built again when that set changes.
 #[derive(Debug)]
-struct Timed<V: ?Sized> {
+struct TimedVerifier<V: ?Sized> {
     roots: TimedRoots,
     build: fn(Arc<RootCertStore>) -> Result<Arc<V>, VerifierBuilderError>,
     /// Uses all CAs at any time: verifies signatures, and distinguishes an expired CA from an
     /// unknown one.
     timeless: Arc<V>,
-    current: Mutex<Option<Current<V>>>,
+    current: Mutex<Option<CachedVerifier<V>>>,
 }
 
 #[derive(Debug)]
-struct Current<V: ?Sized> {
+struct CachedVerifier<V: ?Sized> {
     span: Span,
     /// None: no CA is valid.
     verifier: Option<Arc<V>>,
 }
 
-impl<V: ?Sized> Timed<V> {
+impl<V: ?Sized> TimedVerifier<V> {
     fn new(
         bundle: &CaBundle,
         build: fn(Arc<RootCertStore>) -> Result<Arc<V>, VerifierBuilderError>,
@@ -136,7 +136,7 @@ impl<V: ?Sized> Timed<V> {
             tracing::warn!(valid, all, "a CA has expired, or has become valid");
         }
         let verifier = (self.build)(Arc::new(roots)).ok();
-        *current = Some(Current {
+        *current = Some(CachedVerifier {
             span: self.roots.span(now),
             verifier: verifier.clone(),
         });
@@ -170,12 +170,12 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
 
 /// Verifies the certificates of clients.
 #[derive(Debug)]
-pub struct TimedClientVerifier(Timed<dyn ClientCertVerifier>);
+pub struct TimedClientVerifier(TimedVerifier<dyn ClientCertVerifier>);
 
 impl TimedClientVerifier {
     /// By the CAs of this bundle.
     pub fn new(bundle: &CaBundle) -> Result<Self, VerifierBuilderError> {
-        Timed::new(bundle, |roots| {
+        TimedVerifier::new(bundle, |roots| {
             WebPkiClientVerifier::builder_with_provider(roots, provider()).build()
         })
         .map(Self)
@@ -223,12 +223,12 @@ impl ClientCertVerifier for TimedClientVerifier {
 
 /// Verifies the certificates of servers: upstream, peers, etcd, an egress proxy.
 #[derive(Debug)]
-pub struct TimedServerVerifier(Timed<WebPkiServerVerifier>);
+pub struct TimedServerVerifier(TimedVerifier<WebPkiServerVerifier>);
 
 impl TimedServerVerifier {
     /// By the CAs of this bundle.
     pub fn new(bundle: &CaBundle) -> Result<Self, VerifierBuilderError> {
-        Timed::new(bundle, |roots| {
+        TimedVerifier::new(bundle, |roots| {
             WebPkiServerVerifier::builder_with_provider(roots, provider()).build()
         })
         .map(Self)

@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use http::StatusCode;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
-use skewbridge_http_engine::http_connect::{ConnectError, NotHttp, http_connect};
+use skewbridge_http_engine::http_connect::{ConnectError, InvalidResponse, http_connect};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -82,13 +82,13 @@ pub(crate) enum ProxyError {
     #[error("cannot be reached: {0}")]
     Unreachable(io::Error),
     #[error("closed the connection before it responded to CONNECT {to}: {cause}")]
-    BrokeOff { to: String, cause: io::Error },
+    ConnectionLost { to: String, cause: io::Error },
     #[error("answered {} to CONNECT {to}", status.as_u16())]
     Refused { to: String, status: StatusCode },
     #[error("sent an invalid HTTP/1.1 response to CONNECT {to}: {cause}")]
-    NotHttp { to: String, cause: NotHttp },
+    InvalidResponse { to: String, cause: InvalidResponse },
     #[error("did not answer CONNECT {to} within {seconds} s")]
-    Silent { to: String, seconds: u64 },
+    Timeout { to: String, seconds: u64 },
 }
 
 impl Dialer {
@@ -123,7 +123,7 @@ impl Dialer {
             )),
             Self::HttpConnect(proxy) => DialError::Proxy {
                 proxy: proxy.clone(),
-                cause: ProxyError::Silent {
+                cause: ProxyError::Timeout {
                     to: authority(host, port),
                     seconds,
                 },
@@ -134,12 +134,15 @@ impl Dialer {
 
 impl Proxy {
     async fn dial(&self, host: &str, port: u16) -> Result<ReadAhead<Transport>, ProxyError> {
-        let mut transport = self.reach().await.map_err(ProxyError::Unreachable)?;
+        let mut transport = self
+            .connect_to_proxy()
+            .await
+            .map_err(ProxyError::Unreachable)?;
         let rest = connect(&mut transport, authority(host, port)).await?;
         Ok(ReadAhead::with_buffered(rest, transport))
     }
 
-    async fn reach(&self) -> io::Result<Transport> {
+    async fn connect_to_proxy(&self) -> io::Result<Transport> {
         match self {
             Self::Tcp { host, port } => Ok(Transport::Tcp(tcp(host, *port).await?)),
             Self::Uds(path) => Ok(Transport::Unix(UnixStream::connect(path).await?)),
@@ -173,13 +176,13 @@ async fn connect(
 ) -> Result<BytesMut, ProxyError> {
     match http_connect(io, &to, None).await {
         Ok(rest) => Ok(rest),
-        Err(ConnectError::Io(cause)) => Err(ProxyError::BrokeOff { to, cause }),
-        Err(ConnectError::Closed) => Err(ProxyError::BrokeOff {
+        Err(ConnectError::Io(cause)) => Err(ProxyError::ConnectionLost { to, cause }),
+        Err(ConnectError::Closed) => Err(ProxyError::ConnectionLost {
             to,
             cause: io::ErrorKind::UnexpectedEof.into(),
         }),
         Err(ConnectError::Refused(status)) => Err(ProxyError::Refused { to, status }),
-        Err(ConnectError::NotHttp(cause)) => Err(ProxyError::NotHttp { to, cause }),
+        Err(ConnectError::InvalidResponse(cause)) => Err(ProxyError::InvalidResponse { to, cause }),
     }
 }
 
@@ -235,15 +238,15 @@ mod tests {
             io.write_all(b"HTTP/1.1 200 OK\r\n\r\nfirst").await.unwrap();
             io.write_all(b" and later").await.unwrap();
         };
-        let heard = async {
+        let received = async {
             let dialer = Dialer::HttpConnect(Arc::new(proxy));
             let mut tunnel = dialer.dial("192.0.2.1", 6443).await.unwrap();
-            let mut heard = [0; 15];
-            tunnel.read_exact(&mut heard).await.unwrap();
-            heard
+            let mut received = [0; 15];
+            tunnel.read_exact(&mut received).await.unwrap();
+            received
         };
-        let ((), heard) = tokio::join!(said, heard);
-        assert_eq!(heard.escape_ascii().to_string(), "first and later");
+        let ((), received) = tokio::join!(said, received);
+        assert_eq!(received.escape_ascii().to_string(), "first and later");
     }
 
     #[test]

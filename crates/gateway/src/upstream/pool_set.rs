@@ -14,10 +14,10 @@ use crate::metrics::Metrics;
 
 /// Replaced when the files of a target change. Requests in flight on the old pools end there.
 #[derive(Debug, Default)]
-pub struct Pools(Mutex<Option<Current>>);
+pub struct Pools(Mutex<Option<CurrentPools>>);
 
 #[derive(Debug)]
-struct Current {
+struct CurrentPools {
     targets: Arc<UpstreamTargets>,
     plain: Arc<Pool>,
     anonymous: Arc<Pool>,
@@ -40,13 +40,13 @@ impl Pools {
     /// The pool of an identity.
     pub(crate) fn of(
         &self,
-        leg: UpstreamIdentity,
+        identity: UpstreamIdentity,
         targets: &ArcSwap<UpstreamTargets>,
         metrics: &Metrics,
     ) -> Option<Arc<Pool>> {
         let mut current = self.lock();
         let current = refresh(&mut current, targets, metrics);
-        match leg {
+        match identity {
             UpstreamIdentity::Plain => Some(current.plain.clone()),
             UpstreamIdentity::FrontProxy => current.front_proxy.clone(),
         }
@@ -68,12 +68,12 @@ impl Pools {
     pub(crate) fn to(
         &self,
         peer: &Peer,
-        leg: PeerConnectionIdentity,
+        identity: PeerConnectionIdentity,
         targets: &ArcSwap<UpstreamTargets>,
         metrics: &Metrics,
     ) -> Option<Arc<Pool>> {
         let address = peer.address?;
-        let key = (peer.identity.clone(), leg);
+        let key = (peer.identity.clone(), identity);
         let pins = &peer.record.serving_keys;
         let mut current = self.lock();
         let current = refresh(&mut current, targets, metrics);
@@ -83,7 +83,7 @@ impl Pools {
             }
             _ => {
                 let target = current.targets.peer.as_ref()?;
-                let target = target.at(address, pins.clone(), leg)?;
+                let target = target.at(address, pins.clone(), identity)?;
                 let pool = pool(target, PEER, metrics);
                 let known = PeerPool {
                     address,
@@ -111,18 +111,18 @@ impl Pools {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Current>> {
+    fn lock(&self) -> MutexGuard<'_, Option<CurrentPools>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn refresh<'a>(
-    current: &'a mut Option<Current>,
+    current: &'a mut Option<CurrentPools>,
     targets: &ArcSwap<UpstreamTargets>,
     metrics: &Metrics,
-) -> &'a mut Current {
+) -> &'a mut CurrentPools {
     let targets = targets.load();
-    let fresh = || Current {
+    let fresh = || CurrentPools {
         plain: pool(
             targets.plain.clone(),
             UpstreamIdentity::Plain.as_str(),

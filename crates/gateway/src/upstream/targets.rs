@@ -70,14 +70,14 @@ impl PeerTarget {
         &self,
         address: SocketAddr,
         pins: Vec<KeyDigest>,
-        leg: PeerConnectionIdentity,
+        identity: PeerConnectionIdentity,
     ) -> Option<Target> {
         Some(Target {
             host: address.ip().to_string(),
             port: address.port(),
             dialer: self.dialer.clone(),
             server_name: ServerName::try_from(PEER_NAME).ok()?,
-            tls: match leg {
+            tls: match identity {
                 PeerConnectionIdentity::FrontProxy => self.tls.clone(),
                 PeerConnectionIdentity::Token | PeerConnectionIdentity::UnprovenToken => {
                     self.token_tls.clone()
@@ -92,8 +92,8 @@ impl PeerTarget {
 
 impl UpstreamTargets {
     /// The target of an identity.
-    pub fn of(&self, leg: UpstreamIdentity) -> Option<&Target> {
-        match leg {
+    pub fn of(&self, identity: UpstreamIdentity) -> Option<&Target> {
+        match identity {
             UpstreamIdentity::Plain => Some(&self.plain),
             UpstreamIdentity::FrontProxy => self.front_proxy.as_ref(),
         }

@@ -74,7 +74,7 @@ pub enum FramingError {
     Chunk(&'static str),
     /// The connection ended before the body did.
     #[error("the connection ended before the body was complete")]
-    CutOff,
+    Incomplete,
 }
 
 impl Decoder {
@@ -165,7 +165,7 @@ impl Decoder {
                 self.0 = State::Done;
                 Ok(())
             }
-            _ => Err(FramingError::CutOff),
+            _ => Err(FramingError::Incomplete),
         }
     }
 }
@@ -318,7 +318,7 @@ mod tests {
     fn a_body_that_is_cut_off_is_not_complete() {
         for framing in [Framing::Length(2), Framing::Chunked] {
             let mut decoder = framing.decoder();
-            assert_eq!(decoder.end_of_input(), Err(FramingError::CutOff));
+            assert_eq!(decoder.end_of_input(), Err(FramingError::Incomplete));
         }
         assert_eq!(Framing::UntilClose.decoder().end_of_input(), Ok(()));
         assert_eq!(Framing::Empty.decoder().end_of_input(), Ok(()));

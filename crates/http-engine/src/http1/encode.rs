@@ -74,11 +74,11 @@ impl Encoder {
         length: usize,
     ) -> Result<(), FramingError> {
         match self {
-            Self::Empty => Err(FramingError::CutOff),
+            Self::Empty => Err(FramingError::Incomplete),
             Self::Length(left) => {
                 *left = left
                     .checked_sub(length as u64)
-                    .ok_or(FramingError::CutOff)?;
+                    .ok_or(FramingError::Incomplete)?;
                 Ok(())
             }
             Self::Chunked => {
@@ -144,7 +144,7 @@ impl Encoder {
     ) -> Result<(), FramingError> {
         match self {
             Self::Length(0) | Self::Empty | Self::UntilClose => Ok(()),
-            Self::Length(_) => Err(FramingError::CutOff),
+            Self::Length(_) => Err(FramingError::Incomplete),
             Self::Chunked => {
                 out.put_slice(b"0\r\n");
                 if let Some(trailers) = trailers {

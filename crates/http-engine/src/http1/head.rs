@@ -131,7 +131,7 @@ pub fn parse_request(buffer: &mut BytesMut) -> Result<Option<RequestHead>, HeadE
         })
     })?
     else {
-        return partial(buffer);
+        return need_more(buffer);
     };
     let (method, target, minor) = line;
     let head = buffer.split_to(spans.length).freeze();
@@ -185,7 +185,7 @@ pub fn parse_response(
         })
     })?
     else {
-        return partial(buffer);
+        return need_more(buffer);
     };
     let (status, minor) = line;
     let head = buffer.split_to(spans.length).freeze();
@@ -208,7 +208,7 @@ fn line_too_long(buffer: &[u8]) -> bool {
 }
 
 /// More bytes are needed: allowed until the head would be too large.
-fn partial<T>(buffer: &BytesMut) -> Result<Option<T>, HeadError> {
+fn need_more<T>(buffer: &BytesMut) -> Result<Option<T>, HeadError> {
     if buffer.len() > MAX_HEAD_BYTES {
         Err(HeadError::TooLarge)
     } else {

@@ -103,7 +103,7 @@ pub async fn serve<S: Service>(
                 }
                 return;
             }
-            NextStep::Cut => return,
+            NextStep::Abort => return,
         }
     }
 }
@@ -196,8 +196,8 @@ impl Shared {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(0)) => {
                     self.disconnected = true;
-                    let gone = "the connection was closed".to_owned();
-                    return Poll::Ready(Some(Err(BodyError::Client(gone))));
+                    let closed = "the connection was closed".to_owned();
+                    return Poll::Ready(Some(Err(BodyError::Client(closed))));
                 }
                 Poll::Ready(Ok(read)) => self.received += read as u64,
                 Poll::Ready(Err(error)) => {
@@ -409,7 +409,7 @@ async fn response_or_disconnect<R: ResponseRecord>(
 enum NextStep<R> {
     NextRequest,
     Close,
-    Cut,
+    Abort,
     Switch(UpgradeHandler<R>, R),
 }
 
@@ -430,10 +430,10 @@ async fn reply<R: ResponseRecord>(
         write_head(connection, Version::HTTP_11, &head);
         return match poll_fn(|cx| connection.lock().stream.poll_flush(cx)).await {
             Ok(()) => NextStep::Switch(switched, record),
-            Err(_) => NextStep::Cut,
+            Err(_) => NextStep::Abort,
         };
     }
-    let mut encoder = frame(&mut head, meta);
+    let mut encoder = choose_framing(&mut head, meta);
     let closes = head.extensions.remove::<CloseConnection>().is_some();
     let keep = {
         let shared = connection.lock();
@@ -481,7 +481,7 @@ async fn reply<R: ResponseRecord>(
             }
         }
         // Without its framed end the client detects that the response is truncated.
-        Err(WriteAborted) => NextStep::Cut,
+        Err(WriteAborted) => NextStep::Abort,
     }
 }
 
@@ -572,7 +572,7 @@ fn poll_send(
 }
 
 /// Chooses the framing of the response body.
-fn frame(head: &mut http::response::Parts, meta: &RequestMeta) -> Encoder {
+fn choose_framing(head: &mut http::response::Parts, meta: &RequestMeta) -> Encoder {
     head.headers.remove(TRANSFER_ENCODING);
     if meta.method == Method::HEAD
         || head.status == StatusCode::NO_CONTENT

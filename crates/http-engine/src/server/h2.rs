@@ -25,7 +25,8 @@ use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
 use crate::drain::Drain;
 use crate::error_response;
 use crate::header_bounds::{
-    HeaderCredit, HeaderLimit, MAX_HEADER_LIST_BYTES, MAX_JOINED_COOKIE_BYTES, Pace, list_bytes,
+    ExpansionDecision, HeaderCredit, HeaderLimit, MAX_HEADER_LIST_BYTES, MAX_JOINED_COOKIE_BYTES,
+    list_bytes,
 };
 use crate::http_message::{CloseConnection, expects_continue};
 use crate::http1::MAX_FIELDS;
@@ -100,7 +101,7 @@ pub async fn serve<S: Service>(
     let Ok(Ok(mut connection)) = timeout(connection_limits.timeouts.head, handshake).await else {
         return;
     };
-    let active = Active::default();
+    let active = StreamCounter::default();
     let mut registered = None;
     let mut goaway_sent = false;
     let mut is_ended = false;
@@ -120,14 +121,14 @@ pub async fn serve<S: Service>(
                     Instant::now(),
                 );
                 match pace {
-                    Pace::After(_) => service.met_header_limit(HeaderLimit::ExpansionDelayed),
-                    Pace::End if !is_ended => {
+                    ExpansionDecision::Delay(_) => service.met_header_limit(HeaderLimit::ExpansionDelayed),
+                    ExpansionDecision::Close if !is_ended => {
                         is_ended = true;
                         service.met_header_limit(HeaderLimit::ExpansionEnded);
                     }
-                    Pace::Now | Pace::End => {}
+                    ExpansionDecision::Allow | ExpansionDecision::Close => {}
                 }
-                if active.is_abused() || pace == Pace::End {
+                if active.is_reset_flood() || pace == ExpansionDecision::Close {
                     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                     continue;
                 }
@@ -157,9 +158,9 @@ pub async fn serve<S: Service>(
                 idle.as_mut().reset(Instant::now() + connection_limits.timeouts.idle);
             }
             () = idle.as_mut() => {
-                let quiet_since = active.quiet_since();
-                let closes = quiet_since.unwrap_or_else(Instant::now) + connection_limits.timeouts.idle;
-                if quiet_since.is_some() && closes <= Instant::now() {
+                let idle_since = active.idle_since();
+                let closes = idle_since.unwrap_or_else(Instant::now) + connection_limits.timeouts.idle;
+                if idle_since.is_some() && closes <= Instant::now() {
                     if goaway_sent {
                         // GOAWAY is sent with a ping, which the client did not answer.
                         return;
@@ -189,31 +190,31 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Counts the streams of a connection, and records since when there are none.
 #[derive(Debug, Clone)]
-struct Active(Arc<ActiveStreams>);
+struct StreamCounter(Arc<ActiveStreams>);
 
 #[derive(Debug)]
 struct ActiveStreams {
     count: AtomicUsize,
-    all: AtomicUsize,
+    opened: AtomicUsize,
     reset_early: AtomicUsize,
-    quiet_since: Mutex<Instant>,
+    idle_since: Mutex<Instant>,
     /// A stream has found that the client has authenticated.
     authenticated: AtomicBool,
     /// The connection closes after the responses in flight.
     closing: AtomicBool,
     /// Wakes the connection's own task.
-    changed: Change,
+    changed: ConnectionWaker,
 }
 
 /// Wakes the task of the connection. The task polls it for each frame and is notified twice per
 /// connection, so it registers once, and an unset flag costs one load.
 #[derive(Debug, Default)]
-struct Change {
+struct ConnectionWaker {
     is_set: AtomicBool,
     task: Mutex<Option<Waker>>,
 }
 
-impl Change {
+impl ConnectionWaker {
     fn notify(&self) {
         self.is_set.store(true, Ordering::Release);
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
@@ -237,41 +238,41 @@ impl Change {
     }
 }
 
-impl Default for Active {
+impl Default for StreamCounter {
     fn default() -> Self {
         Self(Arc::new(ActiveStreams {
             count: AtomicUsize::new(0),
-            all: AtomicUsize::new(0),
+            opened: AtomicUsize::new(0),
             reset_early: AtomicUsize::new(0),
-            quiet_since: Mutex::new(Instant::now()),
+            idle_since: Mutex::new(Instant::now()),
             authenticated: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            changed: Change::default(),
+            changed: ConnectionWaker::default(),
         }))
     }
 }
 
-impl Active {
+impl StreamCounter {
     fn begin(&self) -> ActiveStream {
         self.0.count.fetch_add(1, Ordering::Relaxed);
-        self.0.all.fetch_add(1, Ordering::Relaxed);
+        self.0.opened.fetch_add(1, Ordering::Relaxed);
         ActiveStream(self.clone())
     }
 
-    fn is_abused(&self) -> bool {
+    fn is_reset_flood(&self) -> bool {
         let early = self.0.reset_early.load(Ordering::Relaxed);
-        early >= MAX_EARLY_RESETS && early > self.0.all.load(Ordering::Relaxed) / 2
+        early >= MAX_EARLY_RESETS && early > self.0.opened.load(Ordering::Relaxed) / 2
     }
 
     fn is_closing(&self) -> bool {
         self.0.closing.load(Ordering::Relaxed)
     }
 
-    fn quiet_since(&self) -> Option<Instant> {
+    fn idle_since(&self) -> Option<Instant> {
         (self.0.count.load(Ordering::Relaxed) == 0).then(|| {
             *self
                 .0
-                .quiet_since
+                .idle_since
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
         })
@@ -279,7 +280,7 @@ impl Active {
 }
 
 #[derive(Debug)]
-struct ActiveStream(Active);
+struct ActiveStream(StreamCounter);
 
 impl ActiveStream {
     /// The connection's task widens the window once the client has authenticated.
@@ -308,7 +309,7 @@ impl Drop for ActiveStream {
         let streams = &self.0.0;
         if streams.count.fetch_sub(1, Ordering::Relaxed) == 1 {
             *streams
-                .quiet_since
+                .idle_since
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner) = Instant::now();
         }
@@ -317,7 +318,7 @@ impl Drop for ActiveStream {
 
 /// Answers one stream.
 async fn answer<S: Service>(
-    (request, size, pace): (Request<RecvStream>, usize, Pace),
+    (request, size, pace): (Request<RecvStream>, usize, ExpansionDecision),
     respond: SendResponse<Bytes>,
     service: S,
     active: ActiveStream,
@@ -328,7 +329,7 @@ async fn answer<S: Service>(
         send: respond,
         answered: false,
     }));
-    if let Pace::After(delay) = pace {
+    if let ExpansionDecision::Delay(delay) = pace {
         sleep(delay).await;
     }
     let (mut head, stream) = request.into_parts();
@@ -520,7 +521,7 @@ async fn pump(
     mut stall: StallGuard<'_>,
 ) -> Result<(), WriteAborted> {
     let mut waiting: Option<Bytes> = None;
-    let mut taken = 0;
+    let mut accepted = 0;
     poll_fn(|cx| {
         loop {
             if stream.poll_reset(cx).is_ready() {
@@ -565,11 +566,11 @@ async fn pump(
                         // At most this much of the accepted data is still unsent.
                         bytes: data.len()
                             + body.buffered()
-                            + output_bytes(taken)
+                            + output_bytes(accepted)
                             + STREAM_STATE_BYTES,
                         waits_for_client: true,
                     };
-                    return stall.poll_evicted(taken, sample, cx).map(|eviction| {
+                    return stall.poll_evicted(accepted, sample, cx).map(|eviction| {
                         stream.send_reset(match eviction {
                             Eviction::TimedOut => Reason::CANCEL,
                             Eviction::OverBudget => Reason::ENHANCE_YOUR_CALM,
@@ -581,7 +582,7 @@ async fn pump(
                 Poll::Ready(_) => return Poll::Ready(Err(WriteAborted)),
             };
             let now = data.split_to(room.min(data.len()));
-            taken += now.len() as u64;
+            accepted += now.len() as u64;
             let last = data.is_empty() && body.is_done();
             if data.is_empty() {
                 waiting = None;
@@ -611,9 +612,9 @@ fn evict(respond: &SharedRespond, eviction: Eviction, format: Format) {
 }
 
 /// The maximum of the accepted bytes that can be unsent.
-fn output_bytes(taken: u64) -> usize {
-    usize::try_from(taken).map_or(MAX_SEND_BUFFER_BYTES, |taken| {
-        taken.min(MAX_SEND_BUFFER_BYTES)
+fn output_bytes(accepted: u64) -> usize {
+    usize::try_from(accepted).map_or(MAX_SEND_BUFFER_BYTES, |accepted| {
+        accepted.min(MAX_SEND_BUFFER_BYTES)
     })
 }
 
@@ -661,7 +662,7 @@ impl<'a> Incoming<'a> {
                 waits_for_client: bytes == 0,
             }
         };
-        let evicted = guard.poll_evicted(self.stream.passed(), sample, cx);
+        let evicted = guard.poll_evicted(self.stream.bytes_read(), sample, cx);
         evicted.map(|eviction| NoResponse::Evicted(eviction, self.format))
     }
 }
@@ -688,7 +689,7 @@ impl IncomingStream {
     }
 
     /// Bytes that have been read.
-    fn passed(&self) -> u64 {
+    fn bytes_read(&self) -> u64 {
         self.0.1.load(Ordering::Relaxed)
     }
 

@@ -27,14 +27,14 @@ impl ExecCredential {
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         match Self::parse_first(bytes)? {
             Some((credential, length)) => {
-                let behind = &bytes[length..];
-                match behind.iter().position(|byte| !byte.is_ascii_whitespace()) {
+                let rest = &bytes[length..];
+                match rest.iter().position(|byte| !byte.is_ascii_whitespace()) {
                     None => Ok(credential),
                     Some(at) => Err(not_json_at(bytes, length + at)),
                 }
             }
             None if bytes.iter().all(u8::is_ascii_whitespace) => Err(ParseError::Empty),
-            None => Err(ParseError::CutOff),
+            None => Err(ParseError::Truncated),
         }
     }
 
@@ -131,7 +131,7 @@ fn cluster(mut fields: Fields<'_>) -> Result<Cluster, ParseError> {
             "disable-compression",
             "spec.cluster.disable-compression",
         )?,
-        config: whatever(&mut fields, "config", "spec.cluster.config")?,
+        config: json_value(&mut fields, "config", "spec.cluster.config")?,
     })
 }
 
@@ -187,15 +187,15 @@ fn secret(
     name: &str,
     field: &'static str,
 ) -> Result<Option<SecretString>, ParseError> {
-    let wrong = |cause| ParseError::Field { field, cause };
-    let Some(raw) = given(fields, name) else {
+    let invalid = |cause| ParseError::Field { field, cause };
+    let Some(raw) = take_non_null(fields, name) else {
         return Ok(None);
     };
     let quoted = raw.strip_prefix('"').and_then(|raw| raw.strip_suffix('"'));
-    let quoted = quoted.ok_or_else(|| wrong("is not a string"))?;
+    let quoted = quoted.ok_or_else(|| invalid("is not a string"))?;
     let text = unescape::text(quoted);
     let mut text: Zeroizing<String> =
-        text.ok_or_else(|| wrong("contains an unpaired surrogate"))?;
+        text.ok_or_else(|| invalid("contains an unpaired surrogate"))?;
     Ok((!text.is_empty()).then(|| SecretString::new(std::mem::take(&mut *text))))
 }
 
@@ -210,7 +210,7 @@ fn text(
 }
 
 fn flag(fields: &mut Fields<'_>, name: &str, field: &'static str) -> Result<bool, ParseError> {
-    match given(fields, name) {
+    match take_non_null(fields, name) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
         Some(_) => Err(ParseError::Field {
@@ -244,12 +244,12 @@ fn object<'a>(
     })
 }
 
-fn whatever(
+fn json_value(
     fields: &mut Fields<'_>,
     name: &str,
     field: &'static str,
 ) -> Result<Option<Value>, ParseError> {
-    let value = given(fields, name).map(serde_json::from_str);
+    let value = take_non_null(fields, name).map(serde_json::from_str);
     value.transpose().map_err(|_| ParseError::Field {
         field,
         cause: "is nested too deeply",
@@ -259,7 +259,7 @@ fn whatever(
 const NULL: &str = "null";
 
 /// Removes a field and returns its JSON; `None` for null.
-fn given<'a>(fields: &mut Fields<'a>, name: &str) -> Option<&'a str> {
+fn take_non_null<'a>(fields: &mut Fields<'a>, name: &str) -> Option<&'a str> {
     let raw = fields.remove(name).map(RawValue::get);
     raw.filter(|raw| *raw != NULL)
 }
