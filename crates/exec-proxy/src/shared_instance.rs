@@ -19,8 +19,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use zeroize::Zeroizing;
 
-use crate::file_identity::is_same_file;
 use crate::forward::{Activity, is_same_user};
+use crate::same_file::is_same_file;
 use crate::{Error, socket, stdio};
 
 /// The line that an instance prints when it accepts requests.

@@ -31,7 +31,7 @@ use crate::tls::serving_key::{key_digest, rotated};
 use crate::tls::{ca_overlap, client_config, server_config};
 
 use crate::upstream::{Dialer, PeerTarget, Proxy, Role, Target, UpstreamTargets, authority};
-use crate::upstream_problem::UpstreamFlags;
+use crate::upstream_error_hint::UpstreamFlags;
 
 const SIGNATURE_KEYS_FLAG: &str = "--http-signature-keys";
 

@@ -13,7 +13,7 @@ use super::backoff::Backoff;
 use super::cat_download;
 use super::cksum::Cksum;
 use super::commands;
-use super::container::{CommandEnd, Container, Process, Stdin, read_stderr, run_alongside};
+use super::container_exec::{CommandEnd, Container, Process, Stdin, read_stderr, run_alongside};
 use super::copy_spec::{Destination, RemotePath};
 use super::error::Error;
 use super::extract::Extractor;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use super::cksum::Cksum;
 use super::commands;
-use super::container::{CommandEnd, Container, for_each_line};
+use super::container_exec::{CommandEnd, Container, for_each_line};
 use super::error::Error;
 use super::options::{Options, Preserve};
 use super::progress::Progress;

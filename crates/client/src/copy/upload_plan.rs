@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::cat_upload;
 use super::commands::{self, reply};
-use super::container::{CommandEnd, CommandOutput, Container, capture_output};
+use super::container_exec::{CommandEnd, CommandOutput, Container, capture_output};
 use super::copy_spec::{self, RemotePath};
 use super::error::Error;
 use super::options::Options;

@@ -14,7 +14,7 @@ use crate::control::internal_client::{
 };
 use crate::health::UpstreamHealth;
 use crate::state::GatewayState;
-use crate::upstream_problem::explain;
+use crate::upstream_error_hint::explain;
 
 /// The interval between two probes of an upstream that was ready at the last one.
 const READY_PROBE_INTERVAL: Duration = Duration::from_secs(2);

@@ -3,7 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::line::has_bare_lf;
+use super::line_ending::has_bare_lf;
 
 /// Maximum length of a chunk size line, extensions included. Extensions are ignored; Kubernetes
 /// clients and servers send none.

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version}
 use httparse::{Header, ParserConfig};
 
 use super::body::Framing;
-use super::line::has_bare_lf;
+use super::line_ending::has_bare_lf;
 
 /// Maximum size of a head: Go's `http.DefaultMaxHeaderBytes`, which kube-apiserver uses.
 pub const MAX_HEAD_BYTES: usize = 1 << 20;

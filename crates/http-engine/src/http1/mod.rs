@@ -19,7 +19,7 @@
 mod body;
 mod encode;
 mod head;
-mod line;
+mod line_ending;
 
 pub use body::{BodyEvent, Decoder, Framing, FramingError};
 pub use encode::{Encoder, write_headers, write_request_line, write_status_line};
